@@ -1,0 +1,50 @@
+//! The core's own costs, in one run and one table; `cargo xtask bench blkmq` is the door.
+//!
+//! Ratios within one run are what counts. Every figure is the median of several short rounds that
+//! take turns, so that a machine which slows down slows all variants down. `--instructions CASE N`
+//! runs one case N times and nothing else, for an instruction counter to watch.
+
+#![allow(clippy::print_stdout, reason = "this program's output is its table")]
+
+mod cases;
+mod quiesce;
+mod second_look;
+
+use std::time::Duration;
+
+/// Length of one round of one variant.
+const ROUND: Duration = Duration::from_millis(120);
+/// Rounds per variant.
+const ROUNDS: usize = 5;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| a != "--bench")
+        .collect();
+    if let [flag, case, count] = &arguments[..]
+        && flag == "--instructions"
+    {
+        let count = count.parse().expect("a number of iterations");
+        return cases::repeat(case, count);
+    }
+    if blkmq::Barrier::membarrier().is_none() {
+        println!("membarrier: skipped: this kernel or sandbox refuses membarrier(2)");
+    }
+    second_look::table();
+    cases::table();
+    quiesce::table();
+}
+
+/// The middle one of several figures.
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// The two forms of the barriers, as far as they are granted.
+fn barriers() -> Vec<(&'static str, blkmq::Barrier)> {
+    let mut barriers = vec![("fences", blkmq::Barrier::fences())];
+    barriers.extend(blkmq::Barrier::membarrier().map(|barrier| ("membarrier", barrier)));
+    barriers
+}

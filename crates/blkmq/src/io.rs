@@ -1,0 +1,217 @@
+//! The shared vocabulary: operations, extents, plans, and the [`Backend`] a transport serves.
+//!
+//! Every request on every transport takes the same four steps: *admit* (a tag in a hardware
+//! queue), *plan* ([`Backend::begin`]: which file extents hold or take the bytes), *move* (the
+//! transport's own way of carrying bytes between the request and the extents) and *commit*
+//! ([`Backend::written`]). What an operation means is decided in `begin` alone, so all transports
+//! share one dispatch table (R8). Nothing here does I/O or waits: where a backend cannot go on it
+//! answers [`Step::Park`] or [`Step::Sync`] and wakes the given [`Waker`] later, from any thread.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Waker;
+
+use crate::error::ErrorKind;
+
+/// Bytes in a sector, the unit of all addresses, whatever the logical block size.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// What a client asks of a device. Addresses and lengths are in 512-byte sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Read `sectors` from `sector` on.
+    Read {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        sectors: u32,
+    },
+    /// Write `sectors` from `sector` on; with `fua` complete only once durable (S2).
+    Write {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        sectors: u32,
+        /// Complete only once durable.
+        fua: bool,
+    },
+    /// Make every write that completed before this was issued durable (S2).
+    Flush,
+    /// The range's content is no longer needed; it reads as zeroes afterwards.
+    Discard {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        sectors: u64,
+        /// Complete only once durable.
+        fua: bool,
+    },
+    /// The range reads as zeroes afterwards.
+    WriteZeroes {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        sectors: u64,
+        /// Complete only once durable.
+        fua: bool,
+    },
+}
+
+/// A file that a plan may name. The transport holds the open file; the backend only its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileId(pub u16);
+
+impl FileId {
+    /// The write-back log.
+    pub const LOG: FileId = FileId(0);
+    /// The read cache on the local disk.
+    pub const CACHE: FileId = FileId(1);
+    /// Fetched bytes on their way: an anonymous memory file.
+    pub const MEMORY: FileId = FileId(2);
+}
+
+/// Where the bytes of a [`Piece`] live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Nowhere: the bytes are zeroes. Only in read plans.
+    Hole,
+    /// At this byte offset of this file.
+    At {
+        /// The file.
+        file: FileId,
+        /// Offset in bytes.
+        offset: u64,
+    },
+}
+
+/// One contiguous part of a request and the place of its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Offset in the request's buffer, in bytes.
+    pub at: u32,
+    /// Length in bytes.
+    pub len: u32,
+    /// Where the bytes are, or are to go.
+    pub place: Place,
+}
+
+/// A plan: pieces in ascending `at` that cover the request without gap or overlap.
+///
+/// While the plan lives, nothing that it names is recycled, evicted or moved.
+pub trait Plan: Send + fmt::Debug {
+    /// The pieces.
+    fn pieces(&self) -> &[Piece];
+}
+
+/// A count of plans that name a segment or a slot; whoever recycles it first sees zero.
+#[derive(Clone, Debug, Default)]
+pub struct PinCount(Arc<AtomicU32>);
+
+impl PinCount {
+    /// Takes a pin. Callers do so under the lock under which the owner decides to recycle, so a
+    /// recycle that saw zero cannot be followed by a pin of the old content.
+    pub fn pin(&self) -> Pin {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        Pin(Arc::clone(&self.0))
+    }
+
+    /// How many plans hold a pin. `Acquire`: who sees zero also sees all those plans' I/O done.
+    pub fn count(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Held by a plan for each segment or slot that it names; released on drop.
+#[derive(Debug)]
+pub struct Pin(Arc<AtomicU32>);
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `PinCount::count`.
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Why a request is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Park {
+    /// The log or the index ring has no room for it yet.
+    Space,
+    /// Its bytes are being fetched from the store.
+    Fetch,
+}
+
+/// What a request does next.
+#[derive(Debug)]
+pub enum Step<R, W, S> {
+    /// Move these bytes into the request, then call [`Backend::read`].
+    Read(R),
+    /// Move the request's bytes to these extents, then call [`Backend::written`].
+    Write(W),
+    /// Nothing was done. The waker is woken when it is worth calling [`Backend::begin`] again.
+    Park(Park),
+    /// Done but for durability. When the waker is woken, call [`Backend::poll_sync`].
+    Sync(S),
+    /// Complete the request with this result.
+    Done(Result<(), ErrorKind>),
+}
+
+/// The step type of a backend.
+pub type StepOf<B> = Step<<B as Backend>::Read, <B as Backend>::Write, <B as Backend>::Sync>;
+
+/// What a device looks like to its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size in bytes; a multiple of the logical block size.
+    pub bytes: u64,
+    /// Smallest unit of addressing in bytes: 512 or 4096.
+    pub logical_block: u32,
+    /// Unit that is written without partial updates, in bytes: 4096.
+    pub physical_block: u32,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
+/// What a transport serves: a volume, or in tests anything that keeps these promises.
+///
+/// All methods answer from memory: they never wait, and hold locks only for bounded work. They
+/// may be called from any thread, and from several at once.
+pub trait Backend: Send + Sync + 'static {
+    /// Plan of a read.
+    type Read: Plan;
+    /// Plan of a write. Dropped without [`Backend::written`], it gives back what it reserved.
+    type Write: Plan;
+    /// A wait for durability.
+    type Sync: Send + fmt::Debug;
+
+    /// Size and block sizes. May grow while the device is live.
+    fn geometry(&self) -> Geometry;
+
+    /// The one dispatch table: what `op` means, and its first step.
+    fn begin(&self, op: &Op, waker: &Waker) -> StepOf<Self>
+    where
+        Self: Sized;
+
+    /// The bytes of a read are in place, or could not be moved. Answers `Done`, or `Park` where
+    /// another copy of the bytes is worth trying (then begin again).
+    fn read(&self, plan: Self::Read, moved: Result<(), ErrorKind>, waker: &Waker) -> StepOf<Self>
+    where
+        Self: Sized;
+
+    /// The bytes of a write are in place: commit. Or they could not be moved: then a new plan at
+    /// another place is answered as long as that makes sense (R10), else the error.
+    fn written(
+        &self,
+        plan: Self::Write,
+        moved: Result<(), ErrorKind>,
+        waker: &Waker,
+    ) -> StepOf<Self>
+    where
+        Self: Sized;
+
+    /// Is it durable now? Answers `Sync` again (the waker is kept) or `Done`.
+    fn poll_sync(&self, sync: Self::Sync, waker: &Waker) -> StepOf<Self>
+    where
+        Self: Sized;
+}

@@ -1,0 +1,129 @@
+//! The multi-queue core, and the words that every room of firn shares.
+//!
+//! [`io`] holds the vocabulary (operations, extents, plans, the backend that a transport serves)
+//! and [`error`] the kinds of failure with their one mapping to errno, NBD and HTTP codes.
+//! The rest is the core through which every transport admits its requests. It does no I/O, owns
+//! no thread and no clock, and never waits on the path of a request:
+//!
+//! - a [`Device`] owns the state that changes rarely (quiesced, cancelled), once for all queues;
+//! - a [`Queue`] is the owner's end of one hardware queue, used by one thread: it *admits* new
+//!   requests and *runs* parked ones; others hold a [`QueueHandle`] and kick;
+//! - an [`Admitted`] is a request in flight. It completes exactly once, or parks;
+//! - [`may_block`], [`SmallLock`] and [`SleepLock`] keep ring threads from waiting.
+//!
+//! What a transport does, with `T` its own request type:
+//!
+//! ```
+//! use std::sync::{Arc, mpsc};
+//! use blkmq::{Admit, Admitted, Cause, Completer, Device, DeviceOptions, Kick, Queue};
+//! use blkmq::error::ErrorKind;
+//!
+//! /// The transport's own part of a request: here a number and what the engine said last.
+//! struct Request { id: u64, tries: u32 }
+//!
+//! /// Where completions go that the owner does not answer in place.
+//! struct Replies(mpsc::Sender<(u64, Result<(), ErrorKind>)>);
+//! impl Completer<Request> for Replies {
+//!     fn complete(&self, request: Request, result: Result<(), ErrorKind>) {
+//!         let _ = self.0.send((request.id, result));
+//!     }
+//! }
+//!
+//! /// Wakes the owner: an eventfd in a real transport.
+//! struct Doorbell(mpsc::Sender<()>);
+//! impl Kick for Doorbell {
+//!     fn kick(&self) { let _ = self.0.send(()); }
+//! }
+//!
+//! /// The next step of a request: ask the engine, move bytes, complete or park.
+//! fn go(mut request: Admitted<Request>) {
+//!     request.payload_mut().tries += 1;
+//!     // engine.begin(&op, request.waker()) answers a Step; here the first try finds no data.
+//!     if request.payload().tries == 1 {
+//!         let waker = request.waker().clone();    // the engine keeps it,
+//!         request.park(Cause::Fetch);             // Step::Park(cause) => park(cause)
+//!         waker.wake();                           // and wakes it from any thread
+//!     } else {
+//!         request.complete(Ok(()));               // Step::Done(result) => complete(result)
+//!     }
+//! }
+//!
+//! let (replies, answered) = mpsc::channel();
+//! let (bell, rang) = mpsc::channel();
+//! let device = Device::new("vol0", DeviceOptions::default());
+//! let mut queue: Queue<Request> =
+//!     device.add_queue(128, Arc::new(Replies(replies)), Arc::new(Doorbell(bell)));
+//!
+//! // The owner's loop: admit what the socket or the ring brought, run after every kick.
+//! match queue.admit(Request { id: 7, tries: 0 }) {
+//!     Admit::Run(request) => go(request),
+//!     Admit::Parked | Admit::Refused => {}
+//! }
+//! while rang.try_recv().is_ok() {
+//!     queue.run(go);
+//! }
+//! assert_eq!(answered.try_recv().unwrap(), (7, Ok(())));
+//!
+//! // The control side: nothing is admitted while the guard lives.
+//! let quiesced = device.quiesce();
+//! quiesced.wait(std::time::Duration::from_secs(1)).expect("nothing is in flight");
+//! assert!(matches!(queue.admit(Request { id: 8, tries: 1 }), Admit::Parked));
+//! drop(quiesced);
+//! while rang.try_recv().is_ok() {
+//!     queue.run(go);
+//! }
+//! assert_eq!(answered.try_recv().unwrap(), (8, Ok(())));
+//! ```
+//!
+//! Rules for transports:
+//! 1. A kick means: call [`Queue::run`], soon. Calling it at other times is allowed and cheap.
+//! 2. `depth` bounds the requests that hold a tag, parked ones included: choose it as large as
+//!    what the client may have outstanding. A transport stops reading from a client whose
+//!    requests come back [`Admit::Parked`] in numbers; the dispatch list has no bound of its own.
+//! 3. `Step::Sync` parks with [`Cause::Sync`]: the request stays in flight, and when it is handed
+//!    out again the transport calls `poll_sync`.
+//! 4. A wake too many is possible: be ready to `begin` (or `poll_sync`) again and park again.
+
+//!
+//! Nothing rare is tested under a lock: the pairings of the barriers that allow it are listed in
+//! `gate.rs` (P1 to P3), argued in words beside both sides, and chosen in `barrier.rs`
+//! (`docs/adr/0001-asymmetric-barriers.md` says why). They are proved, not believed:
+//!
+//! | what | proves |
+//! |---|---|
+//! | `src/models/` (loom) | every interleaving, with weak memory, of small programs |
+//! | `src/models/plants.rs` | each of 18 planted bugs makes its named model fail |
+//! | `tests/shuttle_mix.rs` | larger mixes with live owners, under two schedulers |
+//! | `tests/reference_model.rs` | ten million random steps agree with a sequential model |
+//! | `src/barrier.rs`, `tests/barriers.rs` | both forms of the barriers, alone and in place, under real threads |
+//! | `tests/contract.rs` | the sentences above, one by one |
+//!
+//! `cargo xtask models` runs them all, `cargo xtask bench blkmq` measures
+//! (`docs/benchmarks/blkmq.md`).
+
+mod admitted;
+mod barrier;
+mod device;
+mod drain;
+pub mod error;
+mod gate;
+pub mod io;
+mod may_block;
+#[cfg(all(test, loom))]
+mod models;
+mod parked;
+mod plant;
+mod queue;
+mod sync;
+mod tags;
+
+pub use admitted::Admitted;
+pub use barrier::Barrier;
+pub use device::{Control, Device, DeviceCounts, DeviceOptions, QueueLoad, Work};
+pub use drain::{Drained, Quiesced};
+pub use may_block::{
+    RingThread, SleepGuard, SleepLock, SmallGuard, SmallLock, enter_ring_thread, may_block,
+};
+pub use parked::Cause;
+pub use queue::{Admit, Completer, Kick, Queue, QueueHandle};
+pub use tags::{DEPTH_MAX, Tag};

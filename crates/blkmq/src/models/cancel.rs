@@ -1,0 +1,242 @@
+//! Cancel and re-arm, and how requests end: exactly once, by nobody who sleeps.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use loom::thread;
+
+use super::{Rig, check, finish};
+use crate::error::ErrorKind;
+use crate::{Admit, Cause, Control, Device, DeviceOptions, Work, enter_ring_thread};
+
+/// Two queues die at the same moment and both call for the cancel.
+#[test]
+fn a_cancel_is_decided_once_however_many_call_for_it() {
+    check(None, || {
+        let device = Rig::device();
+        let (_first, _queue) = Rig::queue(&device, 1);
+        let other = {
+            let device = Arc::clone(&device);
+            thread::spawn(move || device.cancel(ErrorKind::Io))
+        };
+        let mine = device.cancel(ErrorKind::Closed);
+        let theirs = other.join().unwrap();
+        assert!(mine ^ theirs, "one of the two did it");
+        let counts = device.counts();
+        assert_eq!((counts.cancels, counts.grace_periods), (1, 1));
+    });
+}
+
+/// The control thread, which takes what ring threads post.
+#[derive(Default)]
+struct Posted(Mutex<Vec<Work>>);
+
+impl Control for Posted {
+    fn post(&self, work: Work) {
+        self.0.lock().unwrap().push(work);
+    }
+}
+
+#[test]
+fn ring_threads_hand_a_cancel_over_once_and_do_not_sleep() {
+    check(None, || {
+        let control = Arc::new(Posted::default());
+        let options = DeviceOptions {
+            control: Some(Arc::clone(&control) as _),
+            ..Default::default()
+        };
+        let device = Device::new("model", options);
+        let ask = |device: &Arc<Device>| {
+            let device = Arc::clone(device);
+            thread::spawn(move || {
+                let _ring = enter_ring_thread();
+                device.request_cancel(ErrorKind::Io)
+            })
+        };
+        let (one, two) = (ask(&device), ask(&device));
+        let direct = device.cancel(ErrorKind::Closed);
+        let (one, two) = (one.join().unwrap(), two.join().unwrap());
+        assert!(!(one && two), "both ring threads won");
+        std::mem::take(&mut *control.0.lock().unwrap())
+            .into_iter()
+            .for_each(Work::perform);
+        assert!(direct, "nothing was performed before it");
+        assert_eq!(
+            (device.counts().cancels, device.counts().grace_periods),
+            (1, 1)
+        );
+    });
+}
+
+#[test]
+fn a_cancel_that_was_asked_for_before_a_rearm_is_void() {
+    check(None, || {
+        let control = Arc::new(Posted::default());
+        let options = DeviceOptions {
+            control: Some(Arc::clone(&control) as _),
+            ..Default::default()
+        };
+        let device = Device::new("model", options);
+        assert!(device.request_cancel(ErrorKind::Io));
+        assert!(device.cancel(ErrorKind::Closed) && device.rearm());
+        std::mem::take(&mut *control.0.lock().unwrap())
+            .into_iter()
+            .for_each(Work::perform);
+        assert_eq!(device.counts().cancels, 1);
+        assert!(
+            device.request_cancel(ErrorKind::Io),
+            "a new one may be asked for"
+        );
+    });
+}
+
+/// What parks and what arrives during a cancel completes with its error, on two queues.
+#[test]
+fn a_cancel_completes_what_is_parked_and_what_arrives() {
+    check(Some(2), || {
+        let device = Rig::device();
+        let (first, mut one) = Rig::queue(&device, 1);
+        let (second, mut two) = Rig::queue(&device, 1);
+        let Admit::Run(request) = one.admit(1) else {
+            panic!("the gate is open")
+        };
+        let parker = thread::spawn(move || {
+            request.park(Cause::Fetch);
+            one
+        });
+        let arriver = thread::spawn(move || {
+            if let Admit::Run(request) = two.admit(2) {
+                finish(request);
+            }
+            two
+        });
+        device.cancel(ErrorKind::Closed);
+        let (mut one, mut two) = (parker.join().unwrap(), arriver.join().unwrap());
+        first.serve(&mut one, finish);
+        second.serve(&mut two, finish);
+        assert_eq!(first.done(), [(1, Err(ErrorKind::Closed))]);
+        let done = second.done();
+        assert!(
+            done == [(2, Ok(()))] || done == [(2, Err(ErrorKind::Closed))],
+            "{done:?}"
+        );
+    });
+}
+
+#[test]
+fn a_rearm_opens_the_device_and_every_queue() {
+    check(None, || {
+        let device = Rig::device();
+        let (rig, mut queue) = Rig::queue(&device, 1);
+        device.cancel(ErrorKind::Closed);
+        let owner = thread::spawn(move || {
+            if let Admit::Run(request) = queue.admit(1) {
+                finish(request);
+            }
+            queue
+        });
+        device.rearm();
+        let mut queue = owner.join().unwrap();
+        rig.serve(&mut queue, finish);
+        let done = rig.done();
+        assert!(
+            done == [(1, Ok(()))] || done == [(1, Err(ErrorKind::Closed))],
+            "{done:?}"
+        );
+        assert!(
+            matches!(queue.admit(2), Admit::Run(_)),
+            "the copy of the flag was left behind"
+        );
+    });
+}
+
+#[test]
+fn a_dropped_request_completes_once_and_is_counted() {
+    check(None, || {
+        let device = Rig::device();
+        let (rig, mut queue) = Rig::queue(&device, 1);
+        let Admit::Run(request) = queue.admit(1) else {
+            panic!("the gate is open")
+        };
+        let holder = thread::spawn(move || drop(request));
+        holder.join().unwrap();
+        assert_eq!(rig.done(), [(1, Err(ErrorKind::Io))]);
+        assert_eq!(device.counts().dropped, 1);
+        assert!(
+            device.quiesce().is_drained(),
+            "its place in flight is given back"
+        );
+    });
+}
+
+/// The whole path of a request on a ring thread, with every rare state set, takes small locks
+/// only, and none of them is held across something that may sleep.
+#[test]
+fn no_request_path_sleeps_or_holds_a_small_lock_across_a_sleep() {
+    check(None, || {
+        let device = Rig::device();
+        let (rig, mut queue) = Rig::queue(&device, 2);
+        let (a, b) = match (queue.admit(1), queue.admit(2)) {
+            (Admit::Run(a), Admit::Run(b)) => (a, b),
+            _ => panic!("the gate is open"),
+        };
+        let quiesced = device.quiesce();
+        let owner = thread::spawn(move || {
+            let _ring = enter_ring_thread();
+            finish(a);
+            b.park(Cause::Space);
+            assert!(matches!(queue.admit(3), Admit::Parked));
+            queue.run(finish);
+            queue
+        });
+        let mut queue = owner.join().unwrap();
+        drop(quiesced);
+        device.cancel(ErrorKind::Closed);
+        rig.serve(&mut queue, finish);
+        let closed = Err(ErrorKind::Closed);
+        assert_eq!(rig.done(), [(1, Ok(())), (2, closed), (3, closed)]);
+    });
+}
+
+/// Everything at once on two queues, to a bound.
+#[test]
+fn two_queues_live_through_quiesce_and_cancel() {
+    check(Some(1), || {
+        let device = Rig::device();
+        let (first, mut one) = Rig::queue(&device, 1);
+        let (second, mut two) = Rig::queue(&device, 1);
+        let handle = one.handle();
+        let owner_one = thread::spawn(move || {
+            if let Admit::Run(request) = one.admit(1) {
+                finish(request);
+            }
+            one.run(finish);
+            one
+        });
+        let owner_two = thread::spawn(move || {
+            if let Admit::Run(request) = two.admit(3) {
+                finish(request);
+            }
+            two
+        });
+        let submitter = thread::spawn(move || handle.submit(2));
+        let quiesced = device.quiesce();
+        loom::future::block_on(quiesced.drained());
+        let (before_one, before_two) = (first.done(), second.done());
+        thread::yield_now();
+        assert_eq!(
+            (first.done(), second.done()),
+            (before_one, before_two),
+            "run while quiesced"
+        );
+        drop(quiesced);
+        device.cancel(ErrorKind::Closed);
+        submitter.join().unwrap();
+        let (mut one, mut two) = (owner_one.join().unwrap(), owner_two.join().unwrap());
+        first.serve(&mut one, finish);
+        second.serve(&mut two, finish);
+        let numbers = |rig: &Rig| rig.done().iter().map(|(n, _)| *n).collect::<Vec<_>>();
+        assert_eq!((numbers(&first), numbers(&second)), (vec![1, 2], vec![3]));
+        assert_eq!(device.counts().grace_periods, 2);
+    });
+}

@@ -1,0 +1,751 @@
+//! Devices and queues driven step by step, and the model they are compared with.
+//!
+//! The model knows each request by its number and keeps it in exactly one place. It never looks
+//! into the queues; it hears of them through the transport's own interfaces.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::time::Duration;
+
+use blkmq::error::ErrorKind;
+use blkmq::{
+    Admit, Admitted, Cause, Completer, Control, Device, DeviceOptions, Kick, Queue, Quiesced, Work,
+};
+
+type Id = u64;
+type Outcome = Result<(), ErrorKind>;
+
+const PARK_TIMEOUT: Duration = Duration::from_secs(30);
+const QUEUES_MAX: usize = 3;
+
+/// A small generator (splitmix64): the same numbers on every machine.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// How often each kind of event happened.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(BTreeMap<&'static str, u64>);
+
+impl Seen {
+    const KINDS: [&'static str; 15] = [
+        "admitted",
+        "parked at the gate",
+        "refused",
+        "run from the gate",
+        "run after a fetch",
+        "run after space",
+        "run after a sync",
+        "completed",
+        "dropped",
+        "cancelled",
+        "timed out",
+        "quiesced",
+        "rearmed",
+        "queue removed",
+        "device removed",
+    ];
+
+    fn note(&mut self, kind: &'static str) {
+        debug_assert!(Seen::KINDS.contains(&kind), "{kind} is on the list");
+        *self.0.entry(kind).or_default() += 1;
+    }
+
+    pub(crate) fn never(&self) -> Vec<&'static str> {
+        Seen::KINDS
+            .into_iter()
+            .filter(|kind| !self.0.contains_key(kind))
+            .collect()
+    }
+}
+
+#[derive(Default)]
+struct Transport {
+    kicks: AtomicU64,
+    done: Mutex<Vec<(Id, Outcome)>>,
+}
+
+impl Completer<Id> for Transport {
+    fn complete(&self, id: Id, result: Outcome) {
+        self.done.lock().unwrap().push((id, result));
+    }
+}
+
+impl Kick for Transport {
+    fn kick(&self) {
+        self.kicks.fetch_add(1, SeqCst);
+    }
+}
+
+#[derive(Default)]
+struct ControlThread(Mutex<Vec<Work>>);
+
+impl Control for ControlThread {
+    fn post(&self, work: Work) {
+        self.0.lock().unwrap().push(work);
+    }
+}
+
+/// A request that the engine parked, as the model sees it.
+#[derive(Debug)]
+struct HeldModel {
+    tag: u16,
+    cause: Cause,
+    woken: bool,
+    order: u64,
+    since: Option<Duration>,
+}
+
+/// What the model knows of a queue.
+#[derive(Debug, Default)]
+struct QueueModel {
+    depth: usize,
+    waiting: VecDeque<(Id, Option<Duration>)>,
+    held: BTreeMap<Id, HeldModel>,
+    /// In flight, in somebody's hands: the order of admission and the clock.
+    running: BTreeMap<Id, (u64, Option<Duration>)>,
+    early: BTreeSet<u16>,
+    space_open: bool,
+    /// The last one let through for space, while nobody was woken since.
+    probe: Option<Id>,
+    admissions: u64,
+}
+
+impl QueueModel {
+    fn tags_free(&self) -> bool {
+        self.running.len() + self.held.len() < self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.running.len()
+            + self
+                .held
+                .values()
+                .filter(|h| h.cause == Cause::Sync)
+                .count()
+    }
+
+    fn space(&self) -> impl Iterator<Item = (&Id, &HeldModel)> {
+        self.held
+            .iter()
+            .filter(|(_, held)| held.cause == Cause::Space)
+    }
+
+    /// Whether the owner has something to do on a device in this state.
+    fn must_run(&self, quiesced: bool, cancelled: bool) -> bool {
+        let woken = |cause| self.held.values().any(|h| h.cause == cause && h.woken);
+        let space = self.space_open && self.space().next().is_some();
+        let probing = self.probe.is_some_and(|id| {
+            self.held
+                .get(&id)
+                .is_some_and(|held| held.cause == Cause::Space)
+        });
+        if woken(Cause::Sync) {
+            return true;
+        }
+        if cancelled {
+            return !self.waiting.is_empty()
+                || self.held.values().any(|held| held.cause != Cause::Sync);
+        }
+        !quiesced
+            && (woken(Cause::Fetch)
+                || space && !probing
+                || !self.waiting.is_empty() && self.tags_free())
+    }
+
+    fn open_space(&mut self) {
+        self.space_open = self.held.values().any(|held| held.cause == Cause::Space);
+        self.probe = None;
+    }
+
+    fn wake(&mut self, tag: u16) {
+        match self.held.values_mut().find(|held| held.tag == tag) {
+            Some(held) if held.cause == Cause::Space => self.open_space(),
+            Some(held) => held.woken = true,
+            None => {
+                self.early.insert(tag);
+            }
+        }
+    }
+}
+
+struct QueueUnderTest {
+    queue: Queue<Id>,
+    transport: Arc<Transport>,
+    model: QueueModel,
+    /// Requests in flight that somebody has in hand.
+    hands: Vec<Admitted<Id>>,
+    /// Wakers that the engine may still use, rightly or not.
+    wakers: VecDeque<(u16, Waker)>,
+}
+
+pub(crate) struct World {
+    device: Arc<Device>,
+    control: Arc<ControlThread>,
+    queues: Vec<QueueUnderTest>,
+    guards: Vec<Quiesced>,
+    cancelled: Option<ErrorKind>,
+    gone: bool,
+    asked: bool,
+    grace_periods: u64,
+    dropped: u64,
+    now: Duration,
+    next_id: Id,
+    seen: Seen,
+}
+
+fn make_device() -> (Arc<Device>, Arc<ControlThread>) {
+    let control = Arc::new(ControlThread::default());
+    let options = DeviceOptions {
+        park_timeout: Some(PARK_TIMEOUT),
+        control: Some(Arc::clone(&control) as _),
+        ..Default::default()
+    };
+    (Device::new("under test", options), control)
+}
+
+impl World {
+    pub(crate) fn new() -> World {
+        let (device, control) = make_device();
+        World {
+            device,
+            control,
+            queues: Vec::new(),
+            guards: Vec::new(),
+            cancelled: None,
+            gone: false,
+            asked: false,
+            grace_periods: 0,
+            dropped: 0,
+            now: Duration::ZERO,
+            next_id: 0,
+            seen: Seen::default(),
+        }
+    }
+
+    /// One step: what, and to whom, is in `choice`.
+    pub(crate) fn step(&mut self, choice: u64) {
+        let mut random = Random(choice);
+        let what = random.below(1000);
+        if self.queues.is_empty() {
+            return self.add_queue(&mut random);
+        }
+        let which = random.below(self.queues.len());
+        match what {
+            0..220 => self.admit(which, &mut random),
+            220..300 => self.submit(which),
+            300..600 => self.use_hand(which, &mut random),
+            600..720 => self.wake(which, &mut random),
+            720..920 => self.run(which, &mut random),
+            920..932 => self.quiesce(),
+            932..970 => self.unquiesce(&mut random),
+            970..973 => self.cancel(&mut random),
+            973..985 => self.rearm(),
+            985..990 => self.expire(which, &mut random),
+            990..994 => self.add_queue(&mut random),
+            994..997 => self.remove_queue(which),
+            997..998 => self.remove_device(),
+            _ => self.compare_counts(),
+        }
+        self.check();
+    }
+
+    /// Completes everything, and says what was seen.
+    pub(crate) fn finish(mut self) -> Seen {
+        self.remove_device();
+        self.check();
+        self.seen
+    }
+
+    fn add_queue(&mut self, random: &mut Random) {
+        if self.queues.len() == QUEUES_MAX {
+            return;
+        }
+        let depth = if random.one_in(8) {
+            70
+        } else {
+            1 + random.below(4) as u16
+        };
+        let transport = Arc::new(Transport::default());
+        let queue = self.device.add_queue(
+            depth,
+            Arc::clone(&transport) as _,
+            Arc::clone(&transport) as _,
+        );
+        let model = QueueModel {
+            depth: depth.into(),
+            ..Default::default()
+        };
+        let (hands, wakers) = (Vec::new(), VecDeque::new());
+        self.queues.push(QueueUnderTest {
+            queue,
+            transport,
+            model,
+            hands,
+            wakers,
+        });
+    }
+
+    fn fresh_id(&mut self) -> Id {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn admit(&mut self, which: usize, random: &mut Random) {
+        let id = self.fresh_id();
+        let shut = !self.guards.is_empty() || self.cancelled.is_some();
+        let q = &mut self.queues[which];
+        match q.queue.admit(id) {
+            Admit::Run(request) => {
+                assert!(!shut, "{id} was admitted through a shut gate");
+                assert!(
+                    q.model.waiting.is_empty(),
+                    "{id} overtook a waiting request"
+                );
+                self.seen.note("admitted");
+                q.take_in_hand(request, None, random);
+            }
+            Admit::Parked => {
+                self.seen.note("parked at the gate");
+                assert!(
+                    self.cancelled.is_none(),
+                    "{id} was parked on a cancelled device"
+                );
+                q.model.waiting.push_back((id, None));
+            }
+            Admit::Refused => {
+                self.seen.note("refused");
+                let error = self.cancelled.expect("only a cancelled device refuses");
+                assert_eq!(q.take_done(), [(id, Err(error))]);
+            }
+        }
+    }
+
+    fn submit(&mut self, which: usize) {
+        let id = self.fresh_id();
+        let q = &mut self.queues[which];
+        q.queue.handle().submit(id);
+        q.model.waiting.push_back((id, None));
+    }
+
+    /// Does something with a request in hand.
+    fn use_hand(&mut self, which: usize, random: &mut Random) {
+        let q = &mut self.queues[which];
+        if q.hands.is_empty() {
+            return;
+        }
+        let index = random.below(q.hands.len());
+        let request = q.hands.swap_remove(index);
+        let id = *request.payload();
+        match random.below(10) {
+            0 => {
+                self.dropped += 1;
+                self.seen.note("dropped");
+                q.model.running.remove(&id);
+                drop(request);
+                assert_eq!(q.take_done(), [(id, Err(ErrorKind::Io))]);
+            }
+            1..=4 => q.park(request, random),
+            5 => {
+                q.model.running.remove(&id);
+                assert_eq!(request.complete_with(|payload| payload), id);
+            }
+            _ => {
+                self.seen.note("completed");
+                q.model.running.remove(&id);
+                request.complete(Ok(()));
+                assert_eq!(q.take_done(), [(id, Ok(()))]);
+            }
+        }
+    }
+
+    fn wake(&mut self, which: usize, random: &mut Random) {
+        let q = &mut self.queues[which];
+        if q.wakers.is_empty() {
+            return;
+        }
+        let index = random.below(q.wakers.len());
+        let (tag, waker) = q.wakers[index].clone();
+        if random.one_in(2) {
+            q.wakers.remove(index);
+        }
+        q.model.wake(tag);
+        waker.wake();
+    }
+
+    fn run(&mut self, which: usize, random: &mut Random) {
+        let (quiesced, cancelled) = (!self.guards.is_empty(), self.cancelled);
+        let seen = &mut self.seen;
+        let QueueUnderTest {
+            queue,
+            transport,
+            model,
+            hands,
+            wakers,
+        } = &mut self.queues[which];
+        // A pass is bounded, and kicks for what it leaves. On a cancelled device go on until
+        // there is nothing more, so that all that was parked is complete.
+        loop {
+            transport.kicks.store(0, SeqCst);
+            queue.run(|request| {
+                seen.note(model.hand_out(&request, quiesced || cancelled.is_some()));
+                // Park again at once, as an engine does that has no room yet; or keep it in hand.
+                if random.one_in(2) {
+                    wakers.push_back((request.tag().number(), request.waker().clone()));
+                    let cause = [Cause::Space, Cause::Fetch, Cause::Sync][random.below(3)];
+                    model.park(&request, cause);
+                    request.park(cause);
+                } else {
+                    hands.push(request);
+                }
+            });
+            model.settle();
+            if cancelled.is_none() || transport.kicks.load(SeqCst) == 0 {
+                break;
+            }
+        }
+        if let Some(error) = cancelled {
+            self.expect_parked_done(which, error, "cancelled");
+        }
+    }
+
+    /// Everything that was parked, but for syncs, is complete with this error.
+    fn expect_parked_done(&mut self, which: usize, error: ErrorKind, kind: &'static str) {
+        let q = &mut self.queues[which];
+        let mut expected: Vec<Id> = q.model.waiting.drain(..).map(|(id, _)| id).collect();
+        q.model.held.retain(|id, held| {
+            let kept = held.cause == Cause::Sync;
+            if !kept {
+                expected.push(*id);
+            }
+            kept
+        });
+        q.model.space_open = false;
+        self.expect_done(which, expected, error, kind);
+    }
+
+    fn expect_done(&mut self, which: usize, ids: Vec<Id>, error: ErrorKind, kind: &'static str) {
+        let mut done = self.queues[which].take_done();
+        let mut expected: Vec<_> = ids.into_iter().map(|id| (id, Err(error))).collect();
+        done.sort_by_key(|(id, _)| *id);
+        expected.sort_by_key(|(id, _)| *id);
+        assert_eq!(done, expected, "completed by {kind}");
+        done.iter().for_each(|_| self.seen.note(kind));
+    }
+
+    fn quiesce(&mut self) {
+        if self.guards.is_empty() {
+            self.grace_periods += 1;
+        }
+        self.seen.note("quiesced");
+        self.guards.push(self.device.quiesce());
+    }
+
+    fn unquiesce(&mut self, random: &mut Random) {
+        if !self.guards.is_empty() {
+            let index = random.below(self.guards.len());
+            drop(self.guards.swap_remove(index));
+        }
+    }
+
+    fn cancel(&mut self, random: &mut Random) {
+        let error = [ErrorKind::Closed, ErrorKind::Fenced][random.below(2)];
+        let applies = self.cancelled.is_none() && !self.gone;
+        if random.one_in(2) {
+            assert_eq!(self.device.request_cancel(error), !self.asked);
+            let posted = std::mem::take(&mut *self.control.0.lock().unwrap());
+            assert_eq!(posted.len(), usize::from(!self.asked));
+            posted.into_iter().for_each(Work::perform);
+        } else {
+            assert_eq!(self.device.cancel(error), applies);
+        }
+        if applies {
+            self.asked = true;
+            self.cancelled = Some(error);
+            self.grace_periods += 1;
+        }
+    }
+
+    fn rearm(&mut self) {
+        let applies = self.cancelled.is_some() && !self.gone;
+        assert_eq!(self.device.rearm(), applies);
+        if applies {
+            self.cancelled = None;
+            self.asked = false;
+            self.seen.note("rearmed");
+        }
+    }
+
+    fn expire(&mut self, which: usize, random: &mut Random) {
+        self.now += Duration::from_secs(random.below(20) as u64);
+        let now = self.now;
+        let q = &mut self.queues[which];
+        q.queue.expire(now);
+        let due = |since: &mut Option<Duration>| now - *since.get_or_insert(now) >= PARK_TIMEOUT;
+        let mut expected = Vec::new();
+        q.model.waiting.retain_mut(|(id, since)| {
+            let due = due(since);
+            expected.extend(due.then_some(*id));
+            !due
+        });
+        let mut reopen = false;
+        q.model.held.retain(|id, held| {
+            let due = held.cause != Cause::Sync && due(&mut held.since);
+            expected.extend(due.then_some(*id));
+            reopen |= due && held.cause == Cause::Space;
+            !due
+        });
+        if reopen {
+            q.model.open_space();
+        }
+        self.expect_done(which, expected, ErrorKind::TimedOut, "timed out");
+    }
+
+    fn remove_queue(&mut self, which: usize) {
+        let error = self.cancelled.unwrap_or(ErrorKind::Closed);
+        let mut q = self.queues.swap_remove(which);
+        let mut expected: Vec<Id> = q.model.waiting.drain(..).map(|(id, _)| id).collect();
+        expected.extend(std::mem::take(&mut q.model.held).into_keys());
+        expected.sort_unstable();
+        let handle = q.queue.handle();
+        drop(q.queue);
+        let mut done = std::mem::take(&mut *q.transport.done.lock().unwrap());
+        done.sort_by_key(|(id, _)| *id);
+        let expected: Vec<_> = expected.into_iter().map(|id| (id, Err(error))).collect();
+        assert_eq!(done, expected, "completed when its queue went");
+        // What is in flight outlives the owner's end, and completes or parks with an answer.
+        for (n, request) in q.hands.drain(..).enumerate() {
+            let id = *request.payload();
+            let expected = if n % 2 == 0 { Ok(()) } else { Err(error) };
+            match expected {
+                Ok(()) => request.complete(Ok(())),
+                Err(_) => request.park(Cause::Fetch),
+            }
+            let done = std::mem::take(&mut *q.transport.done.lock().unwrap());
+            assert_eq!(done, [(id, expected)]);
+        }
+        assert_eq!(handle.in_flight(), 0);
+        q.wakers.into_iter().for_each(|(_, waker)| waker.wake());
+        self.seen.note("queue removed");
+    }
+
+    fn remove_device(&mut self) {
+        if self.cancelled.is_none() {
+            self.grace_periods += 1;
+            self.cancelled = Some(ErrorKind::Closed);
+        }
+        self.device.remove();
+        assert!(
+            !self.device.cancel(ErrorKind::Io) && !self.device.rearm(),
+            "it is gone"
+        );
+        self.compare_counts();
+        for which in (0..self.queues.len()).rev() {
+            self.remove_queue(which);
+        }
+        self.guards.clear();
+        let fresh = World::new();
+        self.device = fresh.device;
+        self.control = fresh.control;
+        (self.cancelled, self.gone, self.asked) = (None, false, false);
+        (self.grace_periods, self.dropped) = (0, 0);
+        self.seen.note("device removed");
+    }
+
+    /// The device's own figures against the model's.
+    fn compare_counts(&self) {
+        let counts = self.device.counts();
+        assert_eq!(
+            counts.grace_periods, self.grace_periods,
+            "one per quiesce and per cancel"
+        );
+        assert_eq!(counts.dropped, self.dropped);
+        for q in &self.queues {
+            let load = q.queue.handle().load();
+            assert_eq!(load.in_flight, q.model.in_flight() as u64);
+            assert_eq!(
+                load.tags.len(),
+                q.model.in_flight(),
+                "the report names what is in flight"
+            );
+            let syncs = q
+                .model
+                .held
+                .values()
+                .filter(|held| held.cause == Cause::Sync)
+                .count();
+            assert_eq!(
+                load.parked,
+                q.model.waiting.len() + q.model.held.len() - syncs
+            );
+        }
+        if let Some(guard) = self.guards.first() {
+            // A guard knows the queues that were there when it was made; the rest never opened.
+            let drained = self.queues.iter().all(|q| q.model.in_flight() == 0);
+            assert!(
+                !drained || guard.is_drained(),
+                "{:?}",
+                guard.still_in_flight()
+            );
+        }
+    }
+
+    /// Nothing is complete that the step did not expect, and who has something to do is kicked.
+    fn check(&self) {
+        let (quiesced, cancelled) = (!self.guards.is_empty(), self.cancelled.is_some());
+        for q in &self.queues {
+            assert!(
+                q.transport.done.lock().unwrap().is_empty(),
+                "an unexpected completion"
+            );
+            let due = q.model.must_run(quiesced, cancelled);
+            let kicked = q.transport.kicks.load(SeqCst) > 0;
+            assert!(
+                !due || kicked,
+                "something can run, and nobody kicked the owner: {:?}, {:?}",
+                q.model,
+                q.queue.handle().load(),
+            );
+        }
+    }
+}
+
+impl QueueUnderTest {
+    fn take_done(&self) -> Vec<(Id, Outcome)> {
+        std::mem::take(&mut *self.transport.done.lock().unwrap())
+    }
+
+    fn take_in_hand(
+        &mut self,
+        request: Admitted<Id>,
+        since: Option<Duration>,
+        random: &mut Random,
+    ) {
+        let order = self.model.admissions;
+        self.model.admissions += 1;
+        self.model
+            .running
+            .insert(*request.payload(), (order, since));
+        if random.one_in(2) {
+            self.wakers
+                .push_back((request.tag().number(), request.waker().clone()));
+            self.wakers.truncate(8);
+        }
+        self.hands.push(request);
+    }
+
+    fn park(&mut self, request: Admitted<Id>, random: &mut Random) {
+        let cause = [Cause::Space, Cause::Fetch, Cause::Sync][random.below(3)];
+        self.wakers
+            .push_back((request.tag().number(), request.waker().clone()));
+        self.model.park(&request, cause);
+        request.park(cause);
+    }
+}
+
+impl QueueModel {
+    fn park(&mut self, request: &Admitted<Id>, cause: Cause) {
+        let (id, tag) = (*request.payload(), request.tag().number());
+        let (order, since) = self.running.remove(&id).expect("it was in flight");
+        let woken = self.early.remove(&tag);
+        self.held.insert(
+            id,
+            HeldModel {
+                tag,
+                cause,
+                woken,
+                order,
+                since,
+            },
+        );
+        if cause == Cause::Space && woken {
+            self.open_space();
+        }
+    }
+
+    /// The queue handed this request out: it must have been its turn.
+    fn hand_out(&mut self, request: &Admitted<Id>, shut: bool) -> &'static str {
+        let (id, tag) = (*request.payload(), request.tag().number());
+        let Some(held) = self.held.get(&id) else {
+            assert!(!shut, "{id} ran through a shut gate");
+            let (first, since) = self.waiting.pop_front().expect("nobody else can run");
+            assert_eq!(id, first, "first in, first out");
+            self.running.insert(id, (self.admissions, since));
+            self.admissions += 1;
+            self.settle();
+            let line = self.space_open && self.space().next().is_some();
+            assert!(
+                !line,
+                "{id} ran before older requests that may try for space"
+            );
+            return "run from the gate";
+        };
+        assert_eq!(held.tag, tag, "a parked request keeps its tag");
+        assert!(
+            !shut || held.cause == Cause::Sync,
+            "{id} ran through a shut gate"
+        );
+        let kind = match held.cause {
+            Cause::Fetch => {
+                assert!(held.woken, "{id} was not woken");
+                "run after a fetch"
+            }
+            Cause::Sync => {
+                assert!(held.woken, "{id} was not woken");
+                "run after a sync"
+            }
+            Cause::Space => {
+                let oldest = self.space().map(|(_, other)| other.order).min();
+                assert_eq!(
+                    oldest,
+                    Some(held.order),
+                    "{id} overtook another that waits for space"
+                );
+                self.settle();
+                assert!(
+                    self.space_open,
+                    "{id} was let through, and nobody was woken"
+                );
+                self.probe = Some(id);
+                "run after space"
+            }
+        };
+        let held = self.held.remove(&id).expect("seen above");
+        // The door stands open for those who wait, not for those who come later.
+        let anybody = self.space().next().is_some();
+        self.space_open &= anybody;
+        self.running.insert(id, (held.order, held.since));
+        kind
+    }
+
+    /// If the last one let through for space is parked for it again, the door is closed.
+    fn settle(&mut self) {
+        if let Some(id) = self.probe
+            && self
+                .held
+                .get(&id)
+                .is_some_and(|held| held.cause == Cause::Space)
+        {
+            self.space_open = false;
+            self.probe = None;
+        }
+    }
+}
