@@ -1,0 +1,216 @@
+//! Any `object_store::ObjectStore` as a [`Store`].
+//!
+//! Owns the translation of keys, versions and errors, nothing else. What it must never do is call
+//! an outcome certain that is not: an error it does not know is [`Kind::Unknown`] for a write.
+//! Whoever builds the inner store turns the crate's own retries off for writes, because it
+//! repeats conditional PUTs and so may tell the winner that it lost.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutResult, UpdateVersion};
+
+use crate::key::check_prefix;
+use crate::{Error, Kind, Op, Result, Store, Version, check_key};
+
+/// A [`Store`] made of an `object_store` store.
+#[derive(Clone, Debug)]
+pub struct ObjectStoreAdapter {
+    inner: Arc<dyn ObjectStore>,
+    name: String,
+}
+
+impl ObjectStoreAdapter {
+    /// Wraps `inner`, which messages will call `name`.
+    pub fn new(inner: Arc<dyn ObjectStore>, name: impl Into<String>) -> Self {
+        ObjectStoreAdapter {
+            inner,
+            name: name.into(),
+        }
+    }
+
+    async fn write(&self, op: Op, key: &str, bytes: Bytes, mode: PutMode) -> Result<Version> {
+        let path = path(op, key)?;
+        match self.inner.put_opts(&path, bytes.into(), mode.into()).await {
+            Ok(done) => Ok(written_version(done)),
+            Err(source) => Err(error(op, key, source)),
+        }
+    }
+}
+
+#[async_trait]
+impl Store for ObjectStoreAdapter {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
+        let path = path(Op::Get, key)?;
+        let failed = |source| error(Op::Get, key, source);
+        let found = self.inner.get(&path).await.map_err(failed)?;
+        let version = join_tags(found.meta.e_tag.clone(), found.meta.version.clone());
+        let bytes = found.bytes().await.map_err(failed)?;
+        Ok((bytes, version))
+    }
+
+    async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
+        let path = path(Op::GetRange, key)?;
+        let end = offset
+            .checked_add(len)
+            .ok_or_else(|| outside(key, offset, len))?;
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        let range: Range<u64> = offset..end;
+        let failed = |source| error(Op::GetRange, key, source);
+        let options = GetOptions::new().with_range(Some(range));
+        let found = self.inner.get_opts(&path, options).await.map_err(failed)?;
+        let bytes = found.bytes().await.map_err(failed)?;
+        // Stores cut a range at the object's end and answer success.
+        if u64::try_from(bytes.len()).ok() == Some(len) {
+            Ok(bytes)
+        } else {
+            Err(outside(key, offset, len))
+        }
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        self.write(Op::Put, key, bytes, PutMode::Overwrite).await
+    }
+
+    async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        self.write(Op::Create, key, bytes, PutMode::Create).await
+    }
+
+    async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
+        let mode = PutMode::Update(split_tags(version));
+        self.write(Op::Update, key, bytes, mode).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        let path = path(Op::Delete, key)?;
+        match self.inner.delete(&path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(source) => Err(error(Op::Delete, key, source)),
+        }
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
+        check_prefix(Op::List, prefix)?;
+        let under = match prefix.strip_suffix('/') {
+            Some(dir) => Some(path(Op::List, dir)?),
+            None => None,
+        };
+        let mut found = Vec::new();
+        let mut stream = self.inner.list(under.as_ref());
+        while let Some(meta) = stream
+            .try_next()
+            .await
+            .map_err(|source| error(Op::List, prefix, source))?
+        {
+            found.push((meta.location.to_string(), meta.size));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+}
+
+fn path(op: Op, key: &str) -> Result<Path> {
+    check_key(op, key)?;
+    Path::parse(key).map_err(|source| {
+        Error::new(Kind::Invalid, op, key, "the store cannot hold this key").with_source(source)
+    })
+}
+
+fn outside(key: &str, offset: u64, len: u64) -> Error {
+    let detail = format!("bytes {offset}+{len} are not all inside the object");
+    Error::new(Kind::Invalid, Op::GetRange, key, detail)
+}
+
+fn written_version(done: PutResult) -> Version {
+    join_tags(done.e_tag, done.version)
+}
+
+/// Some services condition on the ETag, some on a version number: both travel in one [`Version`].
+fn join_tags(e_tag: Option<String>, version: Option<String>) -> Version {
+    let mut text = e_tag.unwrap_or_default();
+    if let Some(version) = version {
+        text.push('\n');
+        text.push_str(&version);
+    }
+    Version(text)
+}
+
+fn split_tags(version: &Version) -> UpdateVersion {
+    let (e_tag, number) = match version.0.split_once('\n') {
+        Some((e_tag, number)) => (e_tag, Some(number.to_owned())),
+        None => (version.0.as_str(), None),
+    };
+    let e_tag = (!e_tag.is_empty()).then(|| e_tag.to_owned());
+    UpdateVersion {
+        e_tag,
+        version: number,
+    }
+}
+
+fn error(op: Op, key: &str, source: object_store::Error) -> Error {
+    use object_store::Error as Inner;
+    let (kind, detail) = match &source {
+        Inner::NotFound { .. } => (Kind::NotFound, "there is no such object"),
+        // In create mode a 409 (another conditional request is in progress) arrives as
+        // `AlreadyExists`, and one service answered 304 for 412: all are the loser's outcome.
+        Inner::AlreadyExists { .. } | Inner::Precondition { .. } | Inner::NotModified { .. } => {
+            (Kind::Lost, "somebody else wrote it first")
+        }
+        Inner::NotImplemented { .. } | Inner::NotSupported { .. } => {
+            (Kind::Unsupported, "the store does not offer this operation")
+        }
+        Inner::PermissionDenied { .. } | Inner::Unauthenticated { .. } => (
+            Kind::Denied,
+            "the store refuses the credentials; check the key and the bucket's policy",
+        ),
+        Inner::InvalidPath { .. } | Inner::UnknownConfigurationKey { .. } => {
+            (Kind::Invalid, "the store cannot hold this key")
+        }
+        _ if op.writes() => (Kind::Unknown, "the store gave no certain answer"),
+        _ => (
+            Kind::Unavailable,
+            "the store did not answer; check its address and the network",
+        ),
+    };
+    Error::new(kind, op, key, detail).with_source(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_tags_of_a_version_survive_the_round_trip() {
+        for (e_tag, number) in [
+            (Some("\"e\""), None),
+            (Some("\"e\""), Some("7")),
+            (None, Some("7")),
+            (None, None),
+        ] {
+            let version = join_tags(e_tag.map(str::to_owned), number.map(str::to_owned));
+            let split = split_tags(&version);
+            assert_eq!(split.e_tag.as_deref(), e_tag);
+            assert_eq!(split.version.as_deref(), number);
+        }
+    }
+
+    #[test]
+    fn an_unrecognised_failure_of_a_write_is_unknown_and_of_a_read_unavailable() {
+        let generic = || object_store::Error::Generic {
+            store: "S3",
+            source: "reset".into(),
+        };
+        assert_eq!(error(Op::Update, "k", generic()).kind(), Kind::Unknown);
+        assert_eq!(error(Op::Get, "k", generic()).kind(), Kind::Unavailable);
+    }
+}

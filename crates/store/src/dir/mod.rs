@@ -1,0 +1,376 @@
+//! The directory store: objects are plain files, with a conditional update of its own.
+//!
+//! Owns one directory, which any number of processes may use at once and in which each may be
+//! killed at any moment. What it must never do is show a torn object, let two conditional writers
+//! both win, or answer a write that a power cut could undo.
+//!
+//! Layout: the object `a/b` is the file `a/b`, byte for byte, so that a store can be inspected and
+//! copied with ordinary tools. `.firn-store/` holds what is private: `format` (says what this
+//! directory is), `lock/` (see `lock`) and `tmp/` (see `temp`). A version is the content's hash
+//! and the file's modification time, which every write sets to the nanosecond: so versions need no
+//! second file that could disagree with the first, and identical content does not alias.
+//!
+//! A write makes a complete, synced file in `tmp/`, then takes the key's lock, checks its
+//! condition, moves the file into place in one step (`link(2)` or `rename(2)`) and syncs the
+//! directory before it lets go. Readers take no lock: they open one file, old or new.
+
+mod format;
+mod lock;
+mod temp;
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind as Io};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::UNIX_EPOCH;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::sync::Semaphore;
+
+use crate::key::check_prefix;
+use crate::{Error, Kind, Op, Result, Store, Version, check_key};
+use temp::Temp;
+
+/// Calls at a time. Whoever gives up waiting for one leaves its thread behind in the call, for as
+/// long as a file system that has gone away (NFS) keeps it there: those must not become all the
+/// threads that the runtime has for calls that block.
+const CALLS_MAX: usize = 96;
+
+/// A store in a directory.
+#[derive(Clone, Debug)]
+pub struct DirStore {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    root: PathBuf,
+    /// Directories whose own entry this process has seen made durable.
+    durable_dirs: Mutex<HashSet<PathBuf>>,
+    calls: Arc<Semaphore>,
+}
+
+/// What must hold for a write to go in.
+enum Condition {
+    None,
+    Absent,
+    Is(Version),
+}
+
+impl DirStore {
+    /// Opens the store in `root`, which is created when missing. A directory that holds anything
+    /// else, or a store of a newer format, is refused. Blocks on file-system calls.
+    pub fn open(root: &Path) -> Result<Self> {
+        let failed = |source| io_error(Op::Open, &format!("store {}", root.display()), source);
+        fs::create_dir_all(root).map_err(failed)?;
+        let root = root.canonicalize().map_err(failed)?;
+        format::check_or_create(&root)?;
+        temp::remove_leftovers(&root);
+        Ok(DirStore {
+            shared: Arc::new(Shared {
+                root,
+                durable_dirs: Mutex::new(HashSet::new()),
+                calls: Arc::new(Semaphore::new(CALLS_MAX)),
+            }),
+        })
+    }
+
+    /// The directory.
+    pub fn root(&self) -> &Path {
+        &self.shared.root
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        op: Op,
+        key: &str,
+        work: impl FnOnce(&Shared, &str) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = Arc::clone(&self.shared);
+        let owned = key.to_owned();
+        // Never closed; were it, going on without a permit is right.
+        let permit = Arc::clone(&self.shared.calls).acquire_owned().await;
+        let call = move || {
+            // Given back by the call itself, however long it takes.
+            let _permit = permit;
+            shared.present(op, &owned)?;
+            let result = work(&shared, &owned);
+            // It may have gone away meanwhile; then what seemed missing or changed was not.
+            if let Err(error) = &result
+                && matches!(error.kind(), Kind::NotFound | Kind::Lost)
+            {
+                shared.present(op, &owned)?;
+            }
+            result
+        };
+        match tokio::task::spawn_blocking(call).await {
+            Ok(result) => result,
+            Err(source) => {
+                let kind = if op.writes() {
+                    Kind::Unknown
+                } else {
+                    Kind::Unavailable
+                };
+                Err(Error::new(kind, op, key, "the task did not finish").with_source(source))
+            }
+        }
+    }
+
+    async fn write(&self, op: Op, key: &str, bytes: Bytes, on: Condition) -> Result<Version> {
+        check_key(op, key)?;
+        self.blocking(op, key, move |shared, key| {
+            shared.write(op, key, &bytes, &on)
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl Store for DirStore {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
+        check_key(Op::Get, key)?;
+        self.blocking(Op::Get, key, |shared, key| {
+            read(&shared.path(key)).map_err(|source| io_error(Op::Get, key, source))
+        })
+        .await
+    }
+
+    async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
+        check_key(Op::GetRange, key)?;
+        self.blocking(Op::GetRange, key, move |shared, key| {
+            shared.read_range(key, offset, len)
+        })
+        .await
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        self.write(Op::Put, key, bytes, Condition::None).await
+    }
+
+    async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        self.write(Op::Create, key, bytes, Condition::Absent).await
+    }
+
+    async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
+        self.write(Op::Update, key, bytes, Condition::Is(version.clone()))
+            .await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        check_key(Op::Delete, key)?;
+        self.blocking(Op::Delete, key, |shared, key| shared.delete(key))
+            .await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
+        check_prefix(Op::List, prefix)?;
+        self.blocking(Op::List, prefix, |shared, prefix| {
+            let mut found = Vec::new();
+            let dir = prefix.trim_end_matches('/');
+            walk(&shared.path(dir), dir, &mut found)
+                .map_err(|source| io_error(Op::List, prefix, source))?;
+            found.sort_unstable();
+            Ok(found)
+        })
+        .await
+    }
+
+    fn name(&self) -> String {
+        format!("directory {}", self.shared.root.display())
+    }
+}
+
+impl Shared {
+    /// The file of a checked key: checking is what keeps it inside the root.
+    fn path(&self, key: &str) -> PathBuf {
+        self.root.join(key)
+    }
+
+    /// Is the store there at all? An unmounted or moved directory must look like an outage, never
+    /// like a store without objects: its volumes would seem lost to somebody else.
+    fn present(&self, op: Op, key: &str) -> Result<()> {
+        let marker = self.root.join(format::PRIVATE_DIR).join("format");
+        fs::metadata(marker).map(drop).map_err(|source| {
+            let detail = format!(
+                "the store's directory {} is not there: was it unmounted or moved?",
+                self.root.display()
+            );
+            Error::new(Kind::Unavailable, op, key, detail).with_source(source)
+        })
+    }
+
+    fn read_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
+        let failed = |source| io_error(Op::GetRange, key, source);
+        let file = File::open(self.path(key)).map_err(failed)?;
+        let size = file.metadata().map_err(failed)?.len();
+        let inside = offset.checked_add(len).is_some_and(|end| end <= size);
+        let buffer = usize::try_from(len).ok().filter(|_| inside);
+        let Some(buffer) = buffer else {
+            let detail = format!("bytes {offset}+{len} leave the object, which has {size}");
+            return Err(Error::new(Kind::Invalid, Op::GetRange, key, detail));
+        };
+        let mut bytes = vec![0; buffer];
+        file.read_exact_at(&mut bytes, offset).map_err(failed)?;
+        Ok(bytes.into())
+    }
+
+    fn write(&self, op: Op, key: &str, bytes: &[u8], on: &Condition) -> Result<Version> {
+        let path = self.path(key);
+        let failed = |source| io_error(op, key, source);
+        let mut temp = Temp::create(&self.root).map_err(failed)?;
+        let version = temp.fill(bytes).map_err(failed)?;
+        let parent = path.parent().unwrap_or(&self.root);
+        self.make_dirs(parent).map_err(failed)?;
+
+        let _lock = lock::take(&self.root, key).map_err(failed)?;
+        let lost = |detail| Error::new(Kind::Lost, op, key, detail);
+        match on {
+            Condition::None => temp.rename_to(&path).map_err(failed)?,
+            Condition::Absent => match temp.link_to(&path) {
+                Err(source) if source.kind() == Io::AlreadyExists => {
+                    return Err(lost("the object exists"));
+                }
+                linked => linked.map_err(failed)?,
+            },
+            Condition::Is(expected) => {
+                let (_, now) = read(&path).map_err(failed)?;
+                if now != *expected {
+                    return Err(lost("somebody else wrote it first"));
+                }
+                temp.rename_to(&path).map_err(failed)?;
+            }
+        }
+        sync_dir(parent).map_err(|source| applied_but_unsynced(op, key, source))?;
+        Ok(version)
+    }
+
+    fn delete(&self, key: &str) -> Result<()> {
+        let path = self.path(key);
+        let failed = |source| io_error(Op::Delete, key, source);
+        let _lock = lock::take(&self.root, key).map_err(failed)?;
+        match fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(source) => {
+                let error = failed(source);
+                return if error.kind() == Kind::NotFound {
+                    Ok(())
+                } else {
+                    Err(error)
+                };
+            }
+        }
+        let parent = path.parent().unwrap_or(&self.root);
+        sync_dir(parent).map_err(|source| applied_but_unsynced(Op::Delete, key, source))
+    }
+
+    /// Makes `dir` and the directories above it, durably. A directory that was there already
+    /// counts as durable only once this process has synced its parent: who made it may have been
+    /// killed before it could.
+    fn make_dirs(&self, dir: &Path) -> io::Result<()> {
+        let known = || {
+            self.durable_dirs
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+        };
+        if dir == self.root || known().contains(dir) {
+            return Ok(());
+        }
+        let parent = dir.parent().unwrap_or(&self.root);
+        self.make_dirs(parent)?;
+        match fs::create_dir(dir) {
+            Err(source) if source.kind() == Io::AlreadyExists && dir.is_dir() => {}
+            made => made?,
+        }
+        sync_dir(parent)?;
+        known().insert(dir.to_owned());
+        Ok(())
+    }
+}
+
+/// Reads a whole object. The file is open throughout, so a writer cannot mix two contents.
+fn read(path: &Path) -> io::Result<(Bytes, Version)> {
+    let file = File::open(path)?;
+    let metadata = file.metadata()?;
+    let len = usize::try_from(metadata.len()).map_err(io::Error::other)?;
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, 0)?;
+    let version = version_of(&bytes, metadata.modified()?);
+    Ok((bytes.into(), version))
+}
+
+fn version_of(bytes: &[u8], written: std::time::SystemTime) -> Version {
+    let hash = blake3::hash(bytes).to_hex();
+    let nanos = written
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    Version(format!("{}-{nanos:x}", &hash[..32]))
+}
+
+fn walk(dir: &Path, key: &str, found: &mut Vec<(String, u64)>) -> io::Result<()> {
+    let entries = match fs::read_dir(dir) {
+        Err(source) if matches!(source.kind(), Io::NotFound | Io::NotADirectory) => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let Some(name) = entry.file_name().to_str().map(str::to_owned) else {
+            continue;
+        };
+        let below = if key.is_empty() {
+            name
+        } else {
+            format!("{key}/{name}")
+        };
+        // Private names, and anything else that no key could have made, are not objects.
+        if check_key(Op::List, &below).is_err() {
+            continue;
+        }
+        match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => walk(&entry.path(), &below, found)?,
+            Ok(metadata) => found.push((below, metadata.len())),
+            Err(source) if source.kind() == Io::NotFound => {}
+            Err(source) => return Err(source),
+        }
+    }
+    Ok(())
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// The step that makes the change visible was done, the sync after it failed.
+fn applied_but_unsynced(op: Op, key: &str, source: io::Error) -> Error {
+    Error::new(Kind::Unknown, op, key, "the directory could not be synced").with_source(source)
+}
+
+/// An error before the change became visible: it was certainly not applied.
+fn io_error(op: Op, object: &str, source: io::Error) -> Error {
+    let (kind, detail) = match source.kind() {
+        Io::NotFound => (Kind::NotFound, "there is no such object"),
+        // A key whose name is a prefix of others, or has another as its prefix.
+        Io::NotADirectory | Io::IsADirectory if !matches!(op, Op::Open | Op::Put | Op::Create) => {
+            (Kind::NotFound, "there is no such object")
+        }
+        Io::PermissionDenied | Io::ReadOnlyFilesystem => (
+            Kind::Denied,
+            "no permission; check the owner and mode of the store's directory",
+        ),
+        Io::StorageFull | Io::QuotaExceeded => (
+            Kind::Unavailable,
+            "the store's file system is full; free space or move the store (nothing was lost)",
+        ),
+        Io::NotADirectory | Io::IsADirectory | Io::AlreadyExists => (
+            Kind::Invalid,
+            "a name in the path is already used for another kind of file",
+        ),
+        _ => (
+            Kind::Unavailable,
+            "the store's file system reported an error",
+        ),
+    };
+    Error::new(kind, op, object, detail).with_source(source)
+}

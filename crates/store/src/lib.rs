@@ -1,0 +1,128 @@
+//! Object-store access: one narrow trait, its stores, and the decorators that stack on them.
+//!
+//! Owns every request to the object store: what its outcome means ([`Kind`]), when it may be
+//! repeated ([`Retry`]), and whether a store can be trusted with a volume at all ([`probe`]). It must never repeat a conditional PUT whose outcome is unknown:
+//! the first attempt may have won, and the second would then report a loss to the winner. Only
+//! the engine, which knows its own nonce, can read back and tell.
+//!
+//! Why a trait of our own above the `object_store` crate: firn needs seven operations with three
+//! outcomes each (done, certainly not done, unknown), and a directory store with a conditional
+//! update, which the crate's local store lacks. Reading order: this file, [`Error`], `dir`.
+
+#![forbid(unsafe_code)]
+
+mod adapter;
+mod dir;
+mod error;
+mod faults;
+mod key;
+mod probe;
+mod retry;
+mod single;
+mod url;
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+pub use adapter::ObjectStoreAdapter;
+pub use dir::DirStore;
+pub use error::{Error, Kind, Op};
+pub use faults::{FaultKind, FaultPlan, Faults, Rate};
+pub use key::check_key;
+pub use probe::{ProbeReport, probe};
+pub use retry::{Retry, RetryPolicy};
+pub use single::SingleWriter;
+pub use url::open_url;
+
+/// The result of a store operation.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A store that can be shared between tasks and stacked under decorators.
+pub type SharedStore = Arc<dyn Store>;
+
+/// What a store calls one content of one object: an ETag, opaque to everybody else.
+///
+/// Two contents of a key that follow each other have different versions. Identical content
+/// written again *may* have the same version (S3 takes the ETag from the content alone), so
+/// whoever relies on versions embeds a sequence number and a nonce in the content.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Version(pub String);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A version may hold a line break between two tags; it must not break a log line.
+        write!(f, "{}", self.0.escape_debug())
+    }
+}
+
+/// The operations firn needs of an object store.
+///
+/// Keys are `/`-separated names (see [`check_key`]). Objects appear whole or not at all, whatever
+/// dies meanwhile, and a write that was answered is durable. Every method is safe to cancel by
+/// dropping its future; what was asked may then still happen.
+#[async_trait]
+pub trait Store: fmt::Debug + Send + Sync + 'static {
+    /// The whole object and its version.
+    async fn get(&self, key: &str) -> Result<(Bytes, Version)>;
+
+    /// Exactly `len` bytes from `offset` on; a range that leaves the object is
+    /// [`Kind::Invalid`].
+    async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes>;
+
+    /// Writes unconditionally. Only for names that are never reused: then repeating it is safe.
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<Version>;
+
+    /// Writes if there is no such object (`If-None-Match: *`), else [`Kind::Lost`].
+    async fn create(&self, key: &str, bytes: Bytes) -> Result<Version>;
+
+    /// Writes if the object still has this version (`If-Match`), else [`Kind::Lost`], or
+    /// [`Kind::NotFound`] where it is gone and the store says so.
+    async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version>;
+
+    /// Removes the object. A missing one is a success: the outcome is the same.
+    async fn delete(&self, key: &str) -> Result<()>;
+
+    /// Keys below `prefix` (empty, or ending in `/`) with their sizes, in ascending order.
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>>;
+
+    /// What messages call this store, for example `directory /srv/firn/store`.
+    fn name(&self) -> String;
+}
+
+#[async_trait]
+impl<S: Store + ?Sized> Store for Arc<S> {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
+        (**self).get(key).await
+    }
+
+    async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
+        (**self).get_range(key, offset, len).await
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        (**self).put(key, bytes).await
+    }
+
+    async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        (**self).create(key, bytes).await
+    }
+
+    async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
+        (**self).update(key, bytes, version).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        (**self).delete(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
+        (**self).list(prefix).await
+    }
+
+    fn name(&self) -> String {
+        (**self).name()
+    }
+}

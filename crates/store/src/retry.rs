@@ -1,0 +1,197 @@
+//! Repeats what may be repeated, with exponential back-off, full jitter and deadlines.
+//!
+//! Reads, plain puts (their names are never reused) and deletes are repeated after
+//! [`Kind::Unavailable`] and [`Kind::Unknown`]. Conditional writes are repeated only after
+//! [`Kind::Unavailable`], which says that nothing was applied: after an unknown outcome the first
+//! attempt may have won, and a second would lose against it. An attempt that outlives its
+//! time-out is abandoned, and so for a write unknown.
+
+use std::future::Future;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::{Error, Kind, Op, Result, Store, Version};
+
+/// How long and how often to try.
+#[derive(Clone, Copy, Debug)]
+pub struct RetryPolicy {
+    /// Upper bound of the first pause; each further bound doubles.
+    pub pause_first: Duration,
+    /// Largest upper bound of a pause.
+    pub pause_max: Duration,
+    /// Time-out of one attempt that carries no bytes.
+    pub attempt: Duration,
+    /// An attempt that carries bytes gets this much longer per MiB.
+    pub attempt_per_mib: Duration,
+    /// No attempt starts later than this after the first.
+    pub deadline: Duration,
+}
+
+impl Default for RetryPolicy {
+    /// For a service over a network: 10 s per attempt and a second per MiB (a line of 8 Mbit/s
+    /// still carries a pack), half a minute in all. Longer outages are the caller's to wait
+    /// for: it knows what has become stale meanwhile.
+    fn default() -> Self {
+        RetryPolicy {
+            pause_first: Duration::from_millis(50),
+            pause_max: Duration::from_secs(5),
+            attempt: Duration::from_secs(10),
+            attempt_per_mib: Duration::from_secs(1),
+            deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+impl RetryPolicy {
+    fn attempt_timeout(&self, bytes: u64) -> Duration {
+        let mib = u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
+        self.attempt
+            .saturating_add(self.attempt_per_mib.saturating_mul(mib))
+    }
+
+    /// A random pause before attempt `n` (the first retry is 1): anything up to the bound, so
+    /// that many hosts that failed together do not return together.
+    fn pause(&self, n: u32) -> Duration {
+        let bound = self
+            .pause_first
+            .saturating_mul(1_u32.checked_shl(n.saturating_sub(1)).unwrap_or(u32::MAX))
+            .min(self.pause_max);
+        bound.mul_f64(fastrand::f64())
+    }
+}
+
+/// A [`Store`] that repeats the operations of another where that is safe.
+#[derive(Debug)]
+pub struct Retry<S> {
+    inner: S,
+    policy: RetryPolicy,
+}
+
+impl<S: Store> Retry<S> {
+    /// Wraps `inner`.
+    pub fn new(inner: S, policy: RetryPolicy) -> Self {
+        Retry { inner, policy }
+    }
+
+    async fn run<T, F>(&self, op: Op, key: &str, bytes: u64, attempt: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let started = Instant::now();
+        let limit = self.policy.attempt_timeout(bytes);
+        for n in 1.. {
+            let error = match timeout(limit, attempt()).await {
+                Ok(Ok(done)) => return Ok(done),
+                Ok(Err(error)) => error,
+                Err(_) => timed_out(op, key, limit),
+            };
+            let pause = self.policy.pause(n);
+            if !repeatable(op, error.kind())
+                || started.elapsed().saturating_add(pause) > self.policy.deadline
+            {
+                return Err(error);
+            }
+            tracing::debug!(attempt = n, ?pause, error = %error.chain(), "store request repeated");
+            sleep(pause).await;
+        }
+        unreachable!("the loop is left by its deadline")
+    }
+}
+
+fn repeatable(op: Op, kind: Kind) -> bool {
+    match kind {
+        Kind::Unavailable => true,
+        Kind::Unknown => !matches!(op, Op::Create | Op::Update),
+        _ => false,
+    }
+}
+
+fn timed_out(op: Op, key: &str, limit: Duration) -> Error {
+    let kind = if op.writes() {
+        Kind::Unknown
+    } else {
+        Kind::Unavailable
+    };
+    Error::new(kind, op, key, format!("no answer within {limit:?}"))
+}
+
+#[async_trait]
+impl<S: Store> Store for Retry<S> {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
+        self.run(Op::Get, key, 64 << 20, || self.inner.get(key))
+            .await
+    }
+
+    async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
+        self.run(Op::GetRange, key, len, || {
+            self.inner.get_range(key, offset, len)
+        })
+        .await
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        let len = bytes.len() as u64;
+        self.run(Op::Put, key, len, || self.inner.put(key, bytes.clone()))
+            .await
+    }
+
+    async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        let len = bytes.len() as u64;
+        self.run(Op::Create, key, len, || {
+            self.inner.create(key, bytes.clone())
+        })
+        .await
+    }
+
+    async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
+        let len = bytes.len() as u64;
+        self.run(Op::Update, key, len, || {
+            self.inner.update(key, bytes.clone(), version)
+        })
+        .await
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.run(Op::Delete, key, 0, || self.inner.delete(key))
+            .await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
+        self.run(Op::List, prefix, 1 << 20, || self.inner.list(prefix))
+            .await
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_bounded_and_spread() {
+        let policy = RetryPolicy::default();
+        for n in 1..200 {
+            assert!(policy.pause(n) <= policy.pause_max);
+        }
+        assert!(policy.pause(1) <= policy.pause_first);
+        let pauses: std::collections::HashSet<_> = (0..50).map(|_| policy.pause(20)).collect();
+        assert!(pauses.len() > 40, "full jitter spreads the pauses");
+    }
+
+    #[test]
+    fn a_conditional_write_of_unknown_outcome_is_never_repeated() {
+        for op in [Op::Create, Op::Update] {
+            assert!(!repeatable(op, Kind::Unknown));
+            assert!(repeatable(op, Kind::Unavailable));
+            assert!(!repeatable(op, Kind::Lost));
+        }
+        assert!(repeatable(Op::Put, Kind::Unknown));
+        assert!(repeatable(Op::Delete, Kind::Unknown));
+    }
+}

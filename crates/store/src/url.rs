@@ -1,0 +1,97 @@
+//! From what the user wrote after `--store` to a store.
+//!
+//! A URL of a service that this build lacks is refused by name, with what it does have; a typo
+//! must never silently become a directory.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use object_store::memory::InMemory;
+
+use crate::{DirStore, Error, Kind, ObjectStoreAdapter, Op, Result, SharedStore};
+
+const SUPPORTED: &str = "this build supports a directory (a path or file:///absolute/path) \
+                         and memory:// (for tests)";
+
+/// Opens the store at `url`: a path, `file:///path` or `memory://`.
+///
+/// A directory that does not exist is created. Blocks on file-system calls: call it at start, or
+/// from a thread that may block.
+pub fn open_url(url: &str) -> Result<SharedStore> {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return if url.is_empty() {
+            Err(refused(url, Kind::Invalid, "the URL is empty".to_owned()))
+        } else {
+            Ok(Arc::new(DirStore::open(Path::new(url))?))
+        };
+    };
+    match scheme {
+        "file" if rest.starts_with('/') => Ok(Arc::new(DirStore::open(Path::new(rest))?)),
+        "file" => Err(refused(
+            url,
+            Kind::Invalid,
+            "a file URL needs an absolute path, as in file:///srv/firn/store; \
+             write a relative path without file://"
+                .to_owned(),
+        )),
+        "memory" if rest.is_empty() => Ok(Arc::new(ObjectStoreAdapter::new(
+            Arc::new(InMemory::new()),
+            "memory://",
+        ))),
+        "s3" | "s3a" | "gs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https" => Err(refused(
+            url,
+            Kind::Unsupported,
+            format!("{scheme}:// is not built in yet; {SUPPORTED}"),
+        )),
+        _ => Err(refused(
+            url,
+            Kind::Invalid,
+            format!("{scheme:?} is not a known kind of store; {SUPPORTED}"),
+        )),
+    }
+}
+
+fn refused(url: &str, kind: Kind, detail: String) -> Error {
+    Error::new(kind, Op::Open, format!("store {url:?}"), detail)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absolute_file_url_and_a_path_open_the_same_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let by_path = open_url(path.to_str().unwrap()).unwrap();
+        let by_url = open_url(&format!("file://{}", path.display())).unwrap();
+        assert_eq!(by_path.name(), by_url.name());
+    }
+
+    #[test]
+    fn a_service_that_is_not_built_in_is_refused_by_name_with_what_is() {
+        for url in [
+            "s3://bucket/x",
+            "gs://bucket",
+            "az://c",
+            "https://host/bucket",
+        ] {
+            let error = open_url(url).unwrap_err();
+            assert_eq!(error.kind(), Kind::Unsupported, "{url}");
+            assert!(
+                error.to_string().contains("file:///absolute/path"),
+                "{error}"
+            );
+            assert!(error.to_string().contains(url), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_mistyped_url_never_becomes_a_directory() {
+        for url in ["", "file://relative/x", "fiel:///srv/x", "memory://x"] {
+            let error = open_url(url).unwrap_err();
+            assert_eq!(error.kind(), Kind::Invalid, "{url}");
+        }
+        assert!(!Path::new("fiel:").exists());
+    }
+}
