@@ -1,0 +1,182 @@
+//! Checkpoints: the whole dirty state of all tails, written to the journal half not in use.
+//!
+//! Taken when the current half is full, and by recovery before anything is served. The old half
+//! stays the truth until the last frame of the checkpoint is durable, so a crash in between
+//! loses nothing. The tails' layers are frozen (a pointer swap) and then read without a lock.
+
+use std::sync::Arc;
+
+use blkmq::io::FileId;
+
+use crate::log::committer::Journal;
+use crate::log::entry::Entry;
+use crate::log::frame::{FrameWriter, Record};
+use crate::log::layout::Superblock;
+use crate::map::ExtentMap;
+use crate::map::layers::{Dirty, merge};
+use crate::request::DiskError;
+use crate::shared::Shared;
+use crate::tail::Tail;
+use crate::units::{Lsn, Span};
+
+/// Entries per frame: about a megabyte, so that reading them back needs no large buffers.
+const ENTRIES_PER_FRAME: usize = 24 * 1024;
+
+/// A checkpoint in place of a round that did not fit.
+pub(crate) async fn run(shared: &Arc<Shared>) {
+    match write(shared, shared.committer().journal()).await {
+        Ok((journal, cuts)) => shared.committer().checkpointed(shared, journal, cuts),
+        Err(error) => shared.committer().checkpoint_failed(shared, &error),
+    }
+}
+
+/// Writes a checkpoint to the half that `before` does not use; durable when it returns.
+pub(crate) async fn write(
+    shared: &Arc<Shared>,
+    before: Journal,
+) -> Result<(Journal, Vec<(Arc<Tail>, Lsn)>), DiskError> {
+    // Freeze first: what is frozen was moved before, so the sync covers its bytes.
+    let mut frozen = Vec::new();
+    for tail in shared.tails() {
+        let (cut, layers) = tail.freeze();
+        frozen.push((tail, cut, layers));
+    }
+    shared.port.sync(FileId::LOG).await?;
+    let mut out = Output::new(shared, before);
+    out.frame.record(&Record::Home(shared.home.0));
+    let mut cuts = Vec::new();
+    for (tail, cut, layers) in frozen {
+        let mut dead = Vec::new();
+        let merged = merge(layers.iter().map(|layer| &*layer.map), |addr, sectors| {
+            dead.push((addr, sectors));
+        });
+        out.frame.record(&Record::Tail(tail.record()));
+        out.extents(&tail, cut, &merged).await?;
+        // Many small layers would make reads slow; equal content in one is a pointer swap.
+        if layers.len() > 4 {
+            tail.replace_frozen(shared, &layers, merged, &dead);
+        }
+        cuts.push((tail, cut));
+    }
+    let journal = out.finish().await?;
+    shared.port.sync(FileId::LOG).await?;
+    Ok((journal, cuts))
+}
+
+/// The lap of the checkpoint after lap `before`: a count in the upper half, `drawn` bits below.
+///
+/// An attempt that was cut short may have left frames of its lap on disk, out of order. The next
+/// attempt has the same count; without bits of its own, a leftover frame that happens to stand
+/// where the new checkpoint ends would be replayed as if it followed.
+fn next_lap(before: u64, drawn: u64) -> u64 {
+    ((before >> 32) + 1) << 32 | drawn >> 32
+}
+
+/// Frames of one checkpoint on their way to disk.
+struct Output<'a> {
+    shared: &'a Shared,
+    frame: FrameWriter,
+    journal: Journal,
+}
+
+impl<'a> Output<'a> {
+    fn new(shared: &'a Shared, before: Journal) -> Output<'a> {
+        let journal = Journal {
+            half: 1 - before.half,
+            used: 0,
+            lap: next_lap(before.lap, shared.next_nonce()),
+            number: 0,
+        };
+        Output {
+            shared,
+            frame: FrameWriter::new(shared.host),
+            journal,
+        }
+    }
+
+    async fn extents(
+        &mut self,
+        tail: &Tail,
+        cut: Lsn,
+        merged: &ExtentMap<Dirty>,
+    ) -> Result<(), DiskError> {
+        let entry = |(span, dirty): (Span, &Dirty)| Entry {
+            lsn: dirty.lsn,
+            span,
+            addr: dirty.addr,
+            generation: dirty
+                .addr
+                .and_then(|addr| self.shared.segments.generation_of(addr.sector()))
+                .unwrap_or(0),
+        };
+        let entries: Vec<Entry> = merged.iter().map(entry).collect();
+        let mut rest = entries.as_slice();
+        loop {
+            let (part, more) = rest.split_at(rest.len().min(ENTRIES_PER_FRAME));
+            self.frame.entries(tail.id(), cut, part.iter().copied());
+            rest = more;
+            if self.frame.len() >= ENTRIES_PER_FRAME * 40 {
+                self.write(false).await?;
+            }
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn write(&mut self, last: bool) -> Result<(), DiskError> {
+        let frame = std::mem::replace(&mut self.frame, FrameWriter::new(self.shared.host));
+        let journal = &mut self.journal;
+        let data = frame.finish(journal.number == 0, last, journal.lap, journal.number);
+        let offset = self.shared.layout.half(journal.half) + journal.used;
+        journal.used += data.len() as u64;
+        journal.number += 1;
+        if journal.used > self.shared.layout.half_bytes {
+            // Unreachable while writers are parked at `Layout::extents_max`; never overwrite.
+            return Err(DiskError("a checkpoint outgrew its journal half".into()));
+        }
+        self.shared.port.write(FileId::LOG, offset, data).await
+    }
+
+    async fn finish(mut self) -> Result<Journal, DiskError> {
+        self.write(true).await?;
+        Ok(self.journal)
+    }
+}
+
+/// Writes the mark that survives restarts. Best effort: the disk has just failed.
+pub(crate) async fn mark_poisoned(shared: &Arc<Shared>) {
+    let block = Superblock {
+        host: shared.host,
+        log_bytes: shared.layout.log_bytes,
+        segment_bytes: shared.layout.segment_bytes,
+        poisoned: true,
+    }
+    .encode();
+    for copy in 0..2 {
+        if let Err(error) = shared
+            .port
+            .write(FileId::LOG, copy * 4096, block.clone())
+            .await
+        {
+            tracing::error!(error = error.0, "the poison mark could not be written");
+        }
+    }
+    if let Err(error) = shared.port.sync(FileId::LOG).await {
+        tracing::error!(error = error.0, "the poison mark may not be durable");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_lap;
+
+    #[test]
+    fn two_attempts_at_one_lap_differ_and_every_lap_is_newer_than_the_one_before() {
+        let (first, second) = (next_lap(7 << 32, 5 << 32), next_lap(7 << 32, 6 << 32));
+        assert_ne!(first, second);
+        assert!(first > (7 << 32 | u64::from(u32::MAX)));
+        assert!(next_lap(first, 0) > first.max(second));
+        assert!(next_lap(0, 0) > 0, "a new log has lap 0 and no checkpoint");
+    }
+}

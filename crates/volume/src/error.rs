@@ -1,0 +1,123 @@
+//! What can go wrong outside the request path: opening, creating, uploading.
+//!
+//! Each error names the object and the remedy; requests themselves end with an
+//! [`blkmq::error::ErrorKind`].
+
+use std::fmt;
+
+/// Why a host or a volume could not be opened, created or brought to the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The options make no sense; nothing was touched.
+    Options(String),
+    /// A file or object is not firn's.
+    Foreign(String),
+    /// A structure of a newer format.
+    Newer {
+        /// Which structure.
+        what: &'static str,
+        /// Its version.
+        found: u16,
+        /// The newest version known here.
+        known: u16,
+    },
+    /// A structure fails its checksum or contradicts itself.
+    Corrupt(String),
+    /// The local disk failed.
+    Disk(String),
+    /// The store failed, and trying again will not help.
+    Store(String),
+    /// No volume of this name.
+    NoSuchVolume(String),
+    /// The name is taken.
+    Exists(String),
+    /// Another host holds the volume and has not let go.
+    Held {
+        /// The volume.
+        volume: String,
+        /// The host that holds it.
+        owner: String,
+        /// The newest commit known to be in the store.
+        stored_lsn: u64,
+    },
+    /// Another host has taken the volume over; this one completes no more writes.
+    Fenced(String),
+    /// The volume is open here.
+    InUse(String),
+    /// A name or size that is not allowed.
+    Invalid(String),
+    /// The log's sync failed once; it is not written any more.
+    Poisoned,
+}
+
+impl OpenError {
+    /// A stable word for each kind, for problem documents and scripts.
+    pub fn code(&self) -> &'static str {
+        match self {
+            OpenError::Options(_) => "bad-options",
+            OpenError::Foreign(_) => "foreign-format",
+            OpenError::Newer { .. } => "newer-format",
+            OpenError::Corrupt(_) => "corrupt",
+            OpenError::Disk(_) => "disk-failed",
+            OpenError::Store(_) => "store-failed",
+            OpenError::NoSuchVolume(_) => "no-such-volume",
+            OpenError::Exists(_) => "volume-exists",
+            OpenError::Held { .. } => "volume-held",
+            OpenError::Fenced(_) => "volume-fenced",
+            OpenError::InUse(_) => "volume-in-use",
+            OpenError::Invalid(_) => "invalid",
+            OpenError::Poisoned => "log-poisoned",
+        }
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Options(why) | OpenError::Corrupt(why) | OpenError::Invalid(why) => {
+                f.write_str(why)
+            }
+            OpenError::Foreign(what) => {
+                write!(
+                    f,
+                    "{what}; firn leaves it alone: choose another directory or prefix"
+                )
+            }
+            OpenError::Newer { what, found, known } => write!(
+                f,
+                "{what} has format version {found}, this firn knows up to {known}: \
+                 use a newer firn"
+            ),
+            OpenError::Disk(why) | OpenError::Store(why) => f.write_str(why),
+            OpenError::NoSuchVolume(name) => {
+                write!(f, "no volume named {name}: see `firn volume list`")
+            }
+            OpenError::Exists(name) => write!(f, "a volume named {name} exists already"),
+            OpenError::Held {
+                volume,
+                owner,
+                stored_lsn,
+            } => write!(
+                f,
+                "volume {volume} is held by host {owner}, which has not let go; what it has not \
+                 uploaded (after LSN {stored_lsn}) would be lost here: stop that server, or \
+                 declare the loss with --take-over"
+            ),
+            OpenError::Fenced(name) => write!(
+                f,
+                "volume {name} was taken over by another host; what this host had not uploaded \
+                 stays in its log"
+            ),
+            OpenError::InUse(name) => {
+                write!(f, "volume {name} is attached: detach it first")
+            }
+            OpenError::Poisoned => f.write_str(
+                "a sync of the log failed: writes are refused, reads go on; what was flushed is \
+                 still uploaded. Replace the disk and start with a new cache directory",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}

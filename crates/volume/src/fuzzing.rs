@@ -1,0 +1,282 @@
+//! The door for fuzzers: one call decodes given bytes as one structure of the store or the log,
+//! and asserts what must hold whatever they are. It panics only where a decoder is wrong.
+//!
+//! A fuzzer does not guess checksums. So each call decodes its input twice: as it is, and as the
+//! body of a structure whose header and checksum are right.
+
+use std::sync::Arc;
+
+use crate::codec::{Reader, Writer, crc64};
+use crate::log::entry::Entry;
+use crate::log::frame::{self, Found, FrameWriter, Record};
+use crate::log::layout::{SegmentHeader, Superblock};
+use crate::log::ring::TailId;
+use crate::map::layers::LogAddr;
+use crate::object::ObjectId;
+use crate::object::pack::{self, ChunkPart, Item, PackWriter};
+use crate::object::page;
+use crate::object::root::{DeltaRef, Root};
+use crate::units::{Epoch, HostId, Lsn, Span, VolumeId};
+
+const VOLUME: VolumeId = VolumeId([9; 16]);
+const HOST: HostId = HostId([2; 16]);
+const PACK: ObjectId = ObjectId {
+    session: 5,
+    number: 6,
+};
+
+/// A pack: its footer alone, the whole object, and each chunk that the footer names.
+pub fn pack(input: &[u8]) {
+    let _ = pack::decode_footer(PACK, input);
+    let _ = pack::decode(input);
+
+    let empty = PackWriter::new(PACK).finish().bytes;
+    let mut object = Writer::new();
+    object.raw(&empty[..pack::HEADER_BYTES]).raw(input);
+    let count = u32::try_from(input.len() / pack::ENTRY_BYTES).expect("inputs are short");
+    object.u64(pack::HEADER_BYTES as u64).u32(count).u32(0);
+    let crc = crc64(&[&object.bytes()[pack::HEADER_BYTES..]]);
+    object.u64(crc).raw(&empty[empty.len() - 8..]);
+    let object = object.finish();
+    let Ok((id, items)) = pack::decode(&object) else {
+        return;
+    };
+    assert_eq!(id, PACK, "the pack is the one that was asked for");
+    assert_eq!(items.len() as u64, u64::from(count), "one item per entry");
+    for item in items {
+        let (Item::Chunk(pack::Chunk { span, .. }) | Item::Zeroes { span, .. }) = item;
+        assert!(span.start < span.end, "an empty extent");
+        if let Item::Chunk(chunk) = item {
+            assert!(chunk.span.bytes() <= pack::CHUNK_BYTES_MAX, "a long chunk");
+            // Wrong bytes for this checksum, except by a chance that no one has.
+            assert!(chunk.open(&object).is_err(), "content out of thin air");
+        }
+    }
+}
+
+/// A block of an index object: a page or a node.
+pub fn index_block(input: &[u8]) {
+    let _ = page::decode_page(VOLUME, 0, input);
+    let _ = page::decode_node(VOLUME, 0, input);
+
+    let models = [
+        page::encode_page(VOLUME, 0, std::iter::empty()),
+        page::encode_node(VOLUME, 0, std::iter::empty()),
+    ];
+    for model in models {
+        let stored = zstd::bulk::compress(input, 1).expect("compression into memory cannot fail");
+        let mut block = Writer::new();
+        block
+            .raw(&model[..12])
+            .u32(u32::try_from(input.len()).expect("inputs are short"))
+            .raw(&model[16..40]);
+        let crc = crc64(&[block.bytes(), &stored]);
+        block.u64(crc).raw(&stored);
+        let block = block.finish();
+        if let Ok(map) = page::decode_page(VOLUME, 0, &block) {
+            let extents: Vec<_> = map
+                .iter()
+                .map(|(span, part)| (span, part.clone()))
+                .collect();
+            let mut free = 0;
+            for (span, part) in &extents {
+                assert!(
+                    free <= span.start && span.end <= page::PAGE_SECTORS,
+                    "{span:?}"
+                );
+                let end = u64::from(part.skip) + span.sectors();
+                assert!(end <= part.chunk.span.sectors(), "outside of its chunk");
+                free = span.end;
+            }
+            let again = page::encode_page(VOLUME, 0, extents.iter().map(|(s, p)| (*s, p)));
+            let again = page::decode_page(VOLUME, 0, &again).expect("it was just written");
+            assert!(
+                again.iter().eq(extents.iter().map(|(s, p)| (*s, p))),
+                "changed on its way"
+            );
+        }
+        if let Ok(pages) = page::decode_node(VOLUME, 0, &block) {
+            assert!(pages.iter().all(|(page, _)| *page < page::NODE_PAGES));
+            let again = page::encode_node(VOLUME, 0, pages.iter().copied());
+            assert_eq!(page::decode_node(VOLUME, 0, &again), Ok(pages));
+        }
+    }
+}
+
+/// A volume's root.
+pub fn root(input: &[u8]) {
+    let _ = Root::decode(input);
+    let mut object = Writer::new();
+    object.raw(b"FIRNROOT").u16(1).u16(0);
+    object.u32(u32::try_from(input.len()).expect("inputs are short"));
+    let crc = crc64(&[object.bytes(), input]);
+    object.u64(crc).raw(input);
+    if let Ok(root) = Root::decode(object.bytes()) {
+        assert_eq!(Root::decode(&root.encode()), Ok(root));
+    }
+}
+
+/// The log's blocks: a frame, the superblock, a segment header, an entry of the ring.
+pub fn log(input: &[u8]) {
+    let _ = Superblock::decode(input);
+    let _ = SegmentHeader::generation(input, HOST, 0);
+    check_frame(input);
+    let mut block = input.to_vec();
+    block.resize(input.len().max(56), 0);
+    let model = FrameWriter::new(HOST).finish(false, false, 1, 1);
+    block[..8].copy_from_slice(&model[..8]);
+    block[16..32].copy_from_slice(&HOST.0);
+    check_frame(&block);
+
+    let model = FrameWriter::new(HOST).finish(true, false, 7, 8);
+    let mut sealed = model[..64].to_vec();
+    let len = u32::try_from(input.len()).expect("inputs are short");
+    sealed[12..16].copy_from_slice(&len.to_le_bytes());
+    let crc = crc64(&[&sealed[..48], input]);
+    sealed[48..56].copy_from_slice(&crc.to_le_bytes());
+    sealed.extend(input);
+    if let Some(frame) = check_frame(&sealed) {
+        let mut writer = FrameWriter::new(HOST);
+        frame
+            .records
+            .iter()
+            .for_each(|record| writer.record(record));
+        let again = writer.finish(true, false, 7, 8);
+        assert_eq!(frame::decode(&again, HOST), Found::Frame(frame));
+    }
+
+    let mut r = Reader::new(input);
+    while let Ok(entry) = Entry::decode(&mut r) {
+        let Some(entry) = entry else { continue };
+        assert!(entry.span.start < entry.span.end && entry.lsn.0 > 0);
+        assert_eq!(Entry::from_words(entry.words()), Some(entry));
+    }
+}
+
+fn check_frame(bytes: &[u8]) -> Option<frame::Frame> {
+    match frame::decode(bytes, HOST) {
+        Found::Frame(frame) => {
+            for record in &frame.records {
+                if let Record::Entries { entries, .. } = record {
+                    assert!(
+                        entries
+                            .iter()
+                            .all(|entry| entry.span.start < entry.span.end)
+                    );
+                }
+            }
+            Some(frame)
+        }
+        Found::Needs(bytes_needed) => {
+            assert!(bytes_needed > bytes.len(), "it asks for what it has");
+            None
+        }
+        Found::Nothing | Found::Newer(_) => None,
+    }
+}
+
+/// Valid inputs to begin with, by the name of the function that takes them.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let mut seeds = object_seeds();
+    seeds.extend(log_seeds());
+    seeds
+}
+
+fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let mut writer = PackWriter::new(PACK);
+    writer.add(VOLUME, Span::new(0, 8), Lsn(1), &[7; 4096]);
+    writer.add_zeroes(VOLUME, Span::new(64, 8), Lsn(2));
+    let pack = writer.finish();
+    let at = usize::try_from(pack.footer_offset).expect("it is in memory");
+    let footer = at..at + pack.footer_bytes as usize;
+    let parts: Vec<_> = pack
+        .items
+        .iter()
+        .filter_map(|item| match item {
+            Item::Chunk(chunk) => Some(Arc::new(chunk.clone())),
+            Item::Zeroes { .. } => None,
+        })
+        .map(|chunk| (chunk.span, ChunkPart { chunk, skip: 0 }))
+        .collect();
+    let page = page::encode_page(VOLUME, 0, parts.iter().map(|(span, part)| (*span, part)));
+    let page_body = zstd::bulk::decompress(&page[48..], 1 << 20).expect("it was just written");
+    let root = Root {
+        volume: VOLUME,
+        name: "demo".into(),
+        bytes: 10 << 30,
+        block: 512,
+        epoch: Epoch(3),
+        since: Epoch(2),
+        sequence: 7,
+        nonce: 11,
+        owner: None,
+        deleted: false,
+        lsn: Lsn(99),
+        unix_ms: 123,
+        deltas: vec![DeltaRef {
+            pack: PACK,
+            footer_offset: 8,
+            footer_bytes: 80,
+        }],
+        nodes: Vec::new(),
+        extensions: Vec::new(),
+    }
+    .encode();
+    vec![
+        ("pack", pack.bytes[footer].to_vec()),
+        ("pack", pack.bytes),
+        ("index_block", page_body),
+        ("index_block", page),
+        ("root", root[24..].to_vec()),
+        ("root", root),
+    ]
+}
+
+fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let tail = TailId {
+        volume: VOLUME,
+        since: Epoch(3),
+    };
+    let mut writer = FrameWriter::new(HOST);
+    writer.record(&Record::Home(5));
+    writer.record(&Record::Tail(frame::TailRecord {
+        tail,
+        name: "demo".into(),
+        stored: Lsn(4),
+        rescue: false,
+    }));
+    let entry = Entry {
+        lsn: Lsn(5),
+        span: Span::new(8, 8),
+        addr: LogAddr::new(64),
+        generation: 1,
+    };
+    writer.record(&Record::Entries {
+        tail,
+        cut: Lsn(5),
+        entries: vec![entry],
+    });
+    writer.record(&Record::Gone(tail));
+    let frame = writer.finish(false, false, 1, 1);
+    let superblock = Superblock {
+        host: HOST,
+        log_bytes: 1 << 20,
+        segment_bytes: 1 << 16,
+        poisoned: false,
+    };
+    let segment = SegmentHeader {
+        host: HOST,
+        segment: 0,
+        generation: 1,
+    };
+    let records = usize::try_from(u32::from_le_bytes([
+        frame[12], frame[13], frame[14], frame[15],
+    ]))
+    .expect("a frame is short");
+    vec![
+        ("log", frame[64..64 + records].to_vec()),
+        ("log", frame[..64 + records].to_vec()),
+        ("log", superblock.encode()[..56].to_vec()),
+        ("log", segment.encode()[..48].to_vec()),
+    ]
+}

@@ -1,0 +1,358 @@
+//! Golden tests: the bytes of every structure, as docs/format.md gives them, kept for ever.
+//!
+//! The fixtures in `tests/fixtures/` were encoded from the document, not by this crate. Each is
+//! decoded, compared with what it stands for, and encoded again to the same bytes (of compressed
+//! bodies: to the same body, since compressors change). Every single byte of a fixture matters:
+//! one that is changed must not decode to the same.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::log::entry::Entry;
+use crate::log::frame::{self, Found, FrameWriter, Record, TailRecord};
+use crate::log::layout::{SegmentHeader, Superblock};
+use crate::log::ring::{HeapRegion, Home, Ring, RingRegion, TailId};
+use crate::map::layers::LogAddr;
+use crate::object::ObjectId;
+use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter};
+use crate::object::page::{self, BlockRef};
+use crate::object::root::{DeltaRef, Extension, Owner, Root};
+use crate::units::{Epoch, HostId, Lsn, Span, VolumeId};
+
+/// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
+fn fixture(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for line in text.lines() {
+        let line = line.split('#').next().unwrap_or_default().trim();
+        if let Some(len) = line.strip_prefix("pad ") {
+            bytes.resize(len.parse().expect("a number"), 0);
+            continue;
+        }
+        let byte = |word: &str| u8::from_str_radix(word, 16).expect("two hexadecimal digits");
+        bytes.extend(line.split_whitespace().map(byte));
+    }
+    bytes
+}
+
+macro_rules! fixture {
+    ($name:literal) => {
+        fixture(include_str!(concat!("../tests/fixtures/", $name, ".hex")))
+    };
+}
+
+/// `same` tells whether bytes still decode to what the fixture stands for. Bytes in `ignored`
+/// may be anything: the document says that readers do not look at them.
+fn every_byte_matters(bytes: &[u8], ignored: &[usize], same: impl Fn(&[u8]) -> bool) {
+    assert!(same(bytes));
+    for at in (0..bytes.len()).filter(|at| !ignored.contains(at)) {
+        let mut changed = bytes.to_vec();
+        changed[at] ^= 0x40;
+        assert!(!same(&changed), "byte {at} may be anything");
+    }
+}
+
+fn ascending<const N: usize>(first: u8) -> [u8; N] {
+    std::array::from_fn(|i| first + i as u8)
+}
+
+fn host() -> HostId {
+    HostId(ascending(0xa0))
+}
+
+fn volume() -> VolumeId {
+    VolumeId(ascending(0x10))
+}
+
+fn other() -> VolumeId {
+    VolumeId(ascending(0x30))
+}
+
+fn tail() -> TailId {
+    TailId {
+        volume: volume(),
+        since: Epoch(3),
+    }
+}
+
+const OBJECT: ObjectId = ObjectId {
+    session: 0x1122_3344_5566_7788,
+    number: 5,
+};
+
+fn entries() -> [Entry; 2] {
+    [
+        Entry {
+            lsn: Lsn(5),
+            span: Span::new(8, 16),
+            addr: LogAddr::new(1000),
+            generation: 9,
+        },
+        Entry {
+            lsn: Lsn(6),
+            span: Span::new(64, 128),
+            addr: None,
+            generation: 0,
+        },
+    ]
+}
+
+#[test]
+fn the_superblock_is_as_documented() {
+    let bytes = fixture!("superblock");
+    let value = Superblock {
+        host: host(),
+        log_bytes: 4 << 20,
+        segment_bytes: 64 << 10,
+        poisoned: true,
+    };
+    assert!(value.encode() == bytes);
+    every_byte_matters(&bytes[..56], &[], |bytes| {
+        Superblock::decode(bytes) == Ok(Some(value))
+    });
+}
+
+#[test]
+fn the_segment_header_is_as_documented() {
+    let bytes = fixture!("segment_header");
+    let value = SegmentHeader {
+        host: host(),
+        segment: 3,
+        generation: 9,
+    };
+    assert!(value.encode() == bytes);
+    every_byte_matters(&bytes[..48], &[], |bytes| {
+        SegmentHeader::generation(bytes, host(), 3) == Some(9)
+    });
+}
+
+fn region(bytes: &[u8]) -> Arc<HeapRegion> {
+    let region = HeapRegion::new(bytes.len() / 8);
+    for (word, bytes) in region.words().iter().zip(bytes.chunks_exact(8)) {
+        let value = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        word.store(value, Ordering::Relaxed);
+    }
+    Arc::new(region)
+}
+
+#[test]
+fn the_index_ring_is_as_documented() {
+    let bytes = fixture!("ring");
+    let home = Home::new(&[0xb0; 16], 7);
+    let found = |bytes: &[u8]| {
+        let ring = Ring::trust(region(bytes), tail(), host(), home)?;
+        Some([ring.read(Lsn(5))?, ring.read(Lsn(6))?])
+    };
+    every_byte_matters(&bytes, &[], |bytes| found(bytes) == Some(entries()));
+    let empty = Arc::new(HeapRegion::new(bytes.len() / 8));
+    let ring = Ring::format(empty.clone(), tail(), host(), home);
+    entries().iter().for_each(|entry| ring.write(entry));
+    let word = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
+    let written: Vec<u8> = empty.words().iter().flat_map(word).collect();
+    assert_eq!(written, bytes);
+}
+
+#[test]
+fn frames_and_their_records_are_as_documented() {
+    let bytes = fixture!("frame");
+    let old = TailId {
+        volume: other(),
+        since: Epoch(1),
+    };
+    let state = |tail, name: &str, stored, rescue| {
+        Record::Tail(TailRecord {
+            tail,
+            name: name.into(),
+            stored: Lsn(stored),
+            rescue,
+        })
+    };
+    let records = vec![
+        Record::Home(Home::new(&[0xb0; 16], 7).0),
+        state(tail(), "demo", 4, false),
+        Record::Entries {
+            tail: tail(),
+            cut: Lsn(6),
+            entries: entries().to_vec(),
+        },
+        state(old, "old", 2, true),
+        Record::Gone(old),
+    ];
+    let lap = (7 << 32) | 0x0102_0304;
+    let mut writer = FrameWriter::new(host());
+    records.iter().for_each(|record| writer.record(record));
+    assert!(writer.finish(true, true, lap, 0) == bytes);
+    // The reserved word of the header is outside the checksum.
+    let ignored: Vec<usize> = (56..64).collect();
+    let length = u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
+    every_byte_matters(&bytes[..64 + length], &ignored, |bytes| {
+        matches!(frame::decode(bytes, host()), Found::Frame(found) if found.records == records
+            && (found.lap, found.number, found.bytes) == (lap, 0, 4096)
+            && found.begins_checkpoint && found.ends_checkpoint)
+    });
+}
+
+fn noise() -> Vec<u8> {
+    (0..512_u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect()
+}
+
+#[test]
+fn packs_are_as_documented() {
+    let bytes = fixture!("pack");
+    let mut writer = PackWriter::new(OBJECT);
+    writer.add(volume(), Span::new(8, 1), Lsn(5), &noise());
+    writer.add_zeroes(other(), Span::new(1 << 33, 1 << 32), Lsn(6));
+    let written = writer.finish();
+    assert_eq!(written.bytes, bytes);
+    assert_eq!((written.footer_offset, written.footer_bytes), (544, 160));
+    // Readers do not look at the header's reserved bytes.
+    let ignored: Vec<usize> = (10..16).collect();
+    every_byte_matters(&bytes, &ignored, |bytes| {
+        let Ok((id, items)) = pack::decode(bytes) else {
+            return false;
+        };
+        let content = match &items[0] {
+            Item::Chunk(chunk) => chunk.open(&bytes[32..544]),
+            Item::Zeroes { .. } => return false,
+        };
+        id == OBJECT && items == written.items && content == Ok(noise())
+    });
+}
+
+#[test]
+fn compressed_chunks_are_as_documented() {
+    let bytes = fixture!("pack_zstd");
+    let (_, items) = pack::decode(&bytes).expect("a pack");
+    let [Item::Chunk(chunk)] = items.as_slice() else {
+        panic!("one chunk: {items:?}")
+    };
+    let stored = &bytes[chunk.offset as usize..][..chunk.stored as usize];
+    let mut content = vec![7; 512];
+    content[0] = 1;
+    every_byte_matters(stored, &[], |stored| {
+        chunk.open(stored).as_ref() == Ok(&content)
+    });
+    assert_eq!((chunk.codec, chunk.origin), (Codec::Zstd, volume()));
+    assert_eq!((chunk.span, chunk.lsn), (Span::new(16, 1), Lsn(7)));
+}
+
+#[test]
+fn index_pages_are_as_documented() {
+    let bytes = fixture!("page");
+    let chunk = Arc::new(Chunk {
+        pack: OBJECT,
+        offset: 32,
+        stored: 99,
+        origin: other(),
+        span: Span::new(8, 16),
+        lsn: Lsn(5),
+        codec: Codec::Zstd,
+        checksum: 0x0102_0304_0506_0708,
+    });
+    let part = |skip| ChunkPart {
+        chunk: Arc::clone(&chunk),
+        skip,
+    };
+    let base = 2 * page::PAGE_SECTORS;
+    let value = [
+        (Span::new(base, 4), part(0)),
+        (Span::new(base + 40, 8), part(8)),
+    ];
+    let same = |bytes: &[u8]| {
+        page::decode_page(volume(), 2, bytes).is_ok_and(|map| {
+            map.iter()
+                .map(|(span, part)| (span, part.clone()))
+                .eq(value.clone())
+        })
+    };
+    every_byte_matters(&bytes, &[], same);
+    let again = page::encode_page(volume(), 2, value.iter().map(|(span, part)| (*span, part)));
+    assert!(same(&again));
+    assert_eq!(again[..40], bytes[..40], "the header, but for the checksum");
+    assert_eq!(page::body_of(&again), page::body_of(&bytes));
+}
+
+#[test]
+fn index_nodes_are_as_documented() {
+    let bytes = fixture!("node");
+    let at = |offset| BlockRef {
+        object: OBJECT,
+        offset,
+        bytes: 777,
+    };
+    let value = vec![(1024, at(0)), (2047, at(4096))];
+    every_byte_matters(&bytes, &[], |bytes| {
+        page::decode_node(volume(), 1, bytes).as_ref() == Ok(&value)
+    });
+    let again = page::encode_node(volume(), 1, value.iter().copied());
+    assert_eq!(again[..40], bytes[..40], "the header, but for the checksum");
+    assert_eq!(page::body_of(&again), page::body_of(&bytes));
+}
+
+#[test]
+fn roots_are_as_documented() {
+    let bytes = fixture!("root");
+    let value = Root {
+        volume: volume(),
+        name: "demo".into(),
+        bytes: 10 << 30,
+        block: 512,
+        epoch: Epoch(3),
+        since: Epoch(2),
+        sequence: 7,
+        nonce: 11,
+        owner: Some(Owner {
+            host: host(),
+            label: "here".into(),
+        }),
+        deleted: false,
+        lsn: Lsn(99),
+        unix_ms: 1_234_567_890_123,
+        deltas: vec![DeltaRef {
+            pack: OBJECT,
+            footer_offset: 544,
+            footer_bytes: 160,
+        }],
+        nodes: vec![(
+            0,
+            BlockRef {
+                object: OBJECT,
+                offset: 48,
+                bytes: 777,
+            },
+        )],
+        extensions: vec![Extension {
+            tag: 77,
+            bytes: vec![1, 2, 3],
+        }],
+    };
+    assert_eq!(value.encode(), bytes);
+    every_byte_matters(&bytes, &[], |bytes| {
+        Root::decode(bytes).as_ref() == Ok(&value)
+    });
+}
+
+#[test]
+fn an_extension_that_must_be_understood_is_refused_as_a_newer_format() {
+    let mut bytes = fixture!("root");
+    let flags = bytes.len() - 3 - 4 - 2;
+    bytes[flags] = 1;
+    let crc = crate::codec::crc64(&[&bytes[..16], &bytes[24..]]);
+    bytes[16..24].copy_from_slice(&crc.to_le_bytes());
+    let refused = Root::decode(&bytes).expect_err("not known here");
+    assert!(
+        matches!(refused, crate::object::FormatError::Newer(_)),
+        "{refused}"
+    );
+}
+
+#[test]
+fn keys_are_as_documented() {
+    assert_eq!(OBJECT.pack_key(), "packs/1122334455667788-0000000000000005");
+    assert_eq!(
+        OBJECT.index_key(),
+        "indexes/1122334455667788-0000000000000005"
+    );
+    assert_eq!(crate::object::root_key("demo"), "volumes/demo/root");
+}

@@ -1,0 +1,135 @@
+//! What procedures and their callers wait for: answers, signals, several futures at once.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+use super::lock;
+
+/// The result of a control operation, when it is there: a future, and pollable by hand.
+pub struct Answer<T>(Arc<Mutex<AnswerState<T>>>);
+
+struct AnswerState<T> {
+    value: Option<T>,
+    given: bool,
+    waker: Option<Waker>,
+}
+
+impl<T> fmt::Debug for Answer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer")
+            .field("given", &lock(&self.0).given)
+            .finish()
+    }
+}
+
+/// Gives the result of a control operation, once.
+pub(crate) struct Answerer<T>(Arc<Mutex<AnswerState<T>>>);
+
+impl<T> Answer<T> {
+    pub(crate) fn pair() -> (Answerer<T>, Answer<T>) {
+        let state = Arc::new(Mutex::new(AnswerState {
+            value: None,
+            given: false,
+            waker: None,
+        }));
+        (Answerer(Arc::clone(&state)), Answer(state))
+    }
+
+    /// Takes the result if it is there.
+    pub fn try_take(&self) -> Option<T> {
+        lock(&self.0).value.take()
+    }
+}
+
+impl<T> Answerer<T> {
+    pub(crate) fn give(self, value: T) {
+        let waker = {
+            let mut state = lock(&self.0);
+            state.value = Some(value);
+            state.given = true;
+            state.waker.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+impl<T> Future for Answer<T> {
+    type Output = T;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        let mut state = lock(&self.0);
+        match state.value.take() {
+            Some(value) => Poll::Ready(value),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// Wakes everyone who waits for something to change. Waiters must look again themselves.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    waiters: Mutex<Vec<Waker>>,
+}
+
+impl Signal {
+    /// Keeps the waker until the next [`Signal::raise`]. Callers look at the condition *after*
+    /// this, so a raise between look and wait is not missed.
+    pub(crate) fn wait(&self, waker: &Waker) {
+        let mut waiters = lock(&self.waiters);
+        if !waiters.iter().any(|w| w.will_wake(waker)) {
+            waiters.push(waker.clone());
+        }
+    }
+
+    pub(crate) fn raise(&self) {
+        let waiters = std::mem::take(&mut *lock(&self.waiters));
+        waiters.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) fn is_awaited(&self) -> bool {
+        !lock(&self.waiters).is_empty()
+    }
+
+    /// A future that ends when `condition` gives a value; looked at after each raise.
+    pub(crate) async fn until<T>(&self, mut condition: impl FnMut() -> Option<T>) -> T {
+        std::future::poll_fn(|cx| {
+            if let Some(value) = condition() {
+                return Poll::Ready(value);
+            }
+            self.wait(cx.waker());
+            condition().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+}
+
+/// Runs the futures side by side and gives their results in order.
+pub(crate) async fn join_all<F: Future + Unpin>(mut futures: Vec<F>) -> Vec<F::Output> {
+    let mut results: Vec<Option<F::Output>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|cx| {
+        let mut pending = false;
+        for (future, result) in futures.iter_mut().zip(&mut results) {
+            if result.is_none() {
+                match Pin::new(future).poll(cx) {
+                    Poll::Ready(value) => *result = Some(value),
+                    Poll::Pending => pending = true,
+                }
+            }
+        }
+        if pending {
+            Poll::Pending
+        } else {
+            Poll::Ready(())
+        }
+    })
+    .await;
+    results.into_iter().flatten().collect()
+}

@@ -1,0 +1,160 @@
+//! How a procedure asks for I/O and time.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use blkmq::io::FileId;
+
+use super::{Jobs, ReplyCell, lock};
+use crate::request::{DiskError, DiskOp, Outcome, RequestOp, StoreError, StoreOp, StoreReply};
+use crate::units::Now;
+
+/// The outcome of a request, when it is there. Dropping it leaves the request to run its course.
+pub(super) struct Reply(pub(super) Arc<ReplyCell>);
+
+impl Future for Reply {
+    type Output = Outcome;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let mut state = lock(&self.0.state);
+        match state.0.take() {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                state.1 = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// How a procedure asks for I/O and time.
+#[derive(Clone, Debug)]
+pub(crate) struct Port(pub(crate) Arc<Jobs>);
+
+impl Port {
+    /// Asks for a disk operation; it is emitted by this call, awaited by the future.
+    pub(crate) fn disk(
+        &self,
+        op: DiskOp,
+    ) -> impl Future<Output = Result<Vec<u8>, DiskError>> + Send + use<> {
+        let reply = self.0.emit(RequestOp::Disk(op));
+        async move {
+            match reply.await {
+                Outcome::Disk(result) => result,
+                Outcome::Store(_) => Err(DiskError("a store outcome for a disk request".into())),
+            }
+        }
+    }
+
+    /// Asks for a store operation; it is emitted by this call, awaited by the future.
+    pub(crate) fn store(
+        &self,
+        op: StoreOp,
+    ) -> impl Future<Output = Result<StoreReply, StoreError>> + Send + use<> {
+        let reply = self.0.emit(RequestOp::Store(op));
+        async move {
+            match reply.await {
+                Outcome::Store(result) => result,
+                Outcome::Disk(_) => Err(StoreError::Unavailable(
+                    "a disk outcome for a store request".into(),
+                )),
+            }
+        }
+    }
+
+    /// Reads exactly `len` bytes.
+    pub(crate) async fn read(
+        &self,
+        file: FileId,
+        offset: u64,
+        len: usize,
+    ) -> Result<Vec<u8>, DiskError> {
+        let data = self.disk(DiskOp::Read { file, offset, len }).await?;
+        if data.len() == len {
+            return Ok(data);
+        }
+        Err(DiskError(format!(
+            "read of {len} bytes at {offset} gave {}",
+            data.len()
+        )))
+    }
+
+    pub(crate) async fn write(
+        &self,
+        file: FileId,
+        offset: u64,
+        data: Vec<u8>,
+    ) -> Result<(), DiskError> {
+        self.disk(DiskOp::Write { file, offset, data })
+            .await
+            .map(drop)
+    }
+
+    pub(crate) async fn sync(&self, file: FileId) -> Result<(), DiskError> {
+        self.disk(DiskOp::Sync { file }).await.map(drop)
+    }
+
+    pub(crate) fn now(&self) -> Now {
+        self.0.now()
+    }
+
+    /// Lets everything else that is ready go first, and its requests go out: for procedures that
+    /// compute for long (packing), so that a fetch or a new segment does not wait for them.
+    pub(crate) async fn pause(&self) {
+        let mut paused = false;
+        std::future::poll_fn(|cx| {
+            if std::mem::replace(&mut paused, true) {
+                return Poll::Ready(());
+            }
+            lock(&self.0.inner).pausing.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Sleeps for `ns`.
+    pub(crate) fn sleep(&self, ns: u64) -> Sleep {
+        Sleep {
+            jobs: Arc::clone(&self.0),
+            until: self.now().mono_ns + ns,
+            timer: None,
+        }
+    }
+}
+
+/// Ends when time has passed. Dropping it takes the timer back.
+pub(crate) struct Sleep {
+    jobs: Arc<Jobs>,
+    until: u64,
+    timer: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let jobs = Arc::clone(&self.jobs);
+        let mut inner = lock(&jobs.inner);
+        if let Some(timer) = self.timer.take() {
+            inner.timers.remove(&(self.until, timer));
+        }
+        if inner.now.mono_ns >= self.until {
+            return Poll::Ready(());
+        }
+        let timer = inner.next_timer;
+        inner.next_timer += 1;
+        inner.timers.insert((self.until, timer), cx.waker().clone());
+        self.timer = Some(timer);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(timer) = self.timer {
+            lock(&self.jobs.inner).timers.remove(&(self.until, timer));
+        }
+    }
+}

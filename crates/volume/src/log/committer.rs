@@ -1,0 +1,379 @@
+//! Group commit: one round at a time makes everything committed so far durable (S2).
+//!
+//! A round takes each tail's newest LSN as its cut, syncs the log (so the bytes of those commits
+//! are durable), writes one frame with every entry up to the cuts, syncs again, and wakes the
+//! waiters. Whoever comes after the cut waits for the next round. A full journal half turns the
+//! round into a checkpoint (see [`super::super::checkpoint`]). A failed sync poisons the log for
+//! good: it is never retried (R10).
+//!
+//! The machine is driven by outcomes, inline, on whatever thread they arrive, because a FLUSH
+//! waits for it; it does bounded memory work only.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use blkmq::io::FileId;
+
+use super::frame::{FrameWriter, Record};
+use crate::canary::{self, Canary};
+use crate::jobs::{Signal, lock};
+use crate::request::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
+use crate::shared::Shared;
+use crate::tail::Tail;
+use crate::units::Lsn;
+
+/// Where a round is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    /// The log is being synced: the bytes of all commits up to the cuts.
+    SyncData,
+    WriteFrame,
+    /// The log is being synced again: the frame.
+    SyncFrame,
+    /// The round goes on as a checkpoint, which is a job.
+    Checkpoint,
+    /// A sync or a frame write failed; there will be no more rounds.
+    Poisoned,
+}
+
+/// The tails of a round and how far it brings each.
+type Cuts = Vec<(Arc<Tail>, Lsn)>;
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// Rounds started, and rounds whose frame is durable.
+    started: u64,
+    durable: u64,
+    /// Somebody wants another round after this one.
+    wanted: bool,
+    cuts: Cuts,
+    /// Records that the next frame takes along.
+    records: Vec<Record>,
+    /// Records that the frame in flight takes along.
+    written: Vec<Record>,
+    journal: Journal,
+    awaited: Option<RequestId>,
+    out: VecDeque<Request>,
+}
+
+/// Where the next frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Journal {
+    pub(crate) half: usize,
+    /// Bytes used in the half.
+    pub(crate) used: u64,
+    pub(crate) lap: u64,
+    pub(crate) number: u64,
+}
+
+/// The one committer of a host.
+#[derive(Debug)]
+pub(crate) struct Committer {
+    state: Mutex<State>,
+    /// Raised whenever a round becomes durable, and when the log is poisoned.
+    changed: Signal,
+}
+
+impl Committer {
+    /// Begins after a checkpoint that recovery wrote.
+    pub(crate) fn new(journal: Journal, poisoned: bool) -> Committer {
+        let phase = if poisoned {
+            Phase::Poisoned
+        } else {
+            Phase::Idle
+        };
+        Committer {
+            state: Mutex::new(State {
+                phase,
+                started: 0,
+                durable: 0,
+                wanted: false,
+                cuts: Cuts::new(),
+                records: Vec::new(),
+                written: Vec::new(),
+                journal,
+                awaited: None,
+                out: VecDeque::new(),
+            }),
+            changed: Signal::default(),
+        }
+    }
+
+    /// Asks for a round that begins after this call.
+    pub(crate) fn want(&self, shared: &Arc<Shared>) {
+        let mut state = lock(&self.state);
+        state.wanted = true;
+        let emitted = self.start(&mut state, shared);
+        drop(state);
+        if emitted {
+            shared.jobs.notifier().commit_ready();
+        }
+    }
+
+    /// Asks for whatever is still needed to make `lsn` of a tail durable: nothing if the round
+    /// that is going on covers it.
+    pub(crate) fn want_up_to(&self, shared: &Arc<Shared>, tail: &Arc<Tail>, lsn: Lsn) {
+        let covered = lock(&self.state)
+            .cuts
+            .iter()
+            .any(|(other, cut)| Arc::ptr_eq(other, tail) && *cut >= lsn);
+        if !covered {
+            self.want(shared);
+        }
+    }
+
+    /// Puts a record into the next round's frame, and asks for that round.
+    pub(crate) fn record(&self, shared: &Arc<Shared>, record: Record) {
+        lock(&self.state).records.push(record);
+        self.want(shared);
+    }
+
+    /// The round that will cover everything committed before this call: the next to start.
+    pub(crate) fn next_round(&self) -> u64 {
+        lock(&self.state).started + 1
+    }
+
+    /// The newest durable round.
+    pub(crate) fn durable_round(&self) -> u64 {
+        lock(&self.state).durable
+    }
+
+    pub(crate) fn is_poisoned(&self) -> bool {
+        lock(&self.state).phase == Phase::Poisoned
+    }
+
+    /// Lets all waiters look again.
+    pub(crate) fn wake(&self) {
+        self.changed.raise();
+    }
+
+    /// Wakes `waker` when the next round becomes durable or the log is poisoned.
+    pub(crate) fn wait(&self, waker: &Waker) {
+        self.changed.wait(waker);
+    }
+
+    /// Ends when `round` is durable; false if the log is poisoned.
+    pub(crate) async fn durable(&self, shared: &Arc<Shared>, round: u64) -> bool {
+        self.changed
+            .until(|| {
+                let state = lock(&self.state);
+                if state.durable >= round {
+                    return Some(true);
+                }
+                if state.phase == Phase::Poisoned {
+                    return Some(false);
+                }
+                // Once it has started it ends by itself: another one would be a sync for nothing.
+                let start = !state.wanted && state.started < round;
+                drop(state);
+                if start {
+                    self.want(shared);
+                }
+                None
+            })
+            .await
+    }
+
+    pub(crate) fn take_requests(&self) -> Vec<Request> {
+        lock(&self.state).out.drain(..).collect()
+    }
+
+    /// Takes the outcome of a request if it is this machine's.
+    pub(crate) fn complete(
+        &self,
+        shared: &Arc<Shared>,
+        id: RequestId,
+        outcome: Outcome,
+    ) -> Result<(), Outcome> {
+        let mut state = lock(&self.state);
+        if state.awaited != Some(id) {
+            return Err(outcome);
+        }
+        state.awaited = None;
+        let result = match outcome {
+            Outcome::Disk(result) => result.map(drop),
+            Outcome::Store(_) => Err(DiskError("a store outcome for a disk request".into())),
+        };
+        let mut finished = Cuts::new();
+        if let Err(error) = result {
+            self.poison(&mut state, shared, &error);
+        } else {
+            match state.phase {
+                Phase::SyncData => self.write_frame(&mut state, shared, &mut finished),
+                Phase::WriteFrame => {
+                    state.phase = Phase::SyncFrame;
+                    emit(&mut state, shared, DiskOp::Sync { file: FileId::LOG });
+                }
+                Phase::SyncFrame => finished = finish(&mut state),
+                Phase::Idle | Phase::Checkpoint | Phase::Poisoned => {}
+            }
+        }
+        self.start(&mut state, shared);
+        drop(state);
+        shared.jobs.notifier().commit_ready();
+        self.tell(shared, finished);
+        Ok(())
+    }
+
+    /// Tells tails and waiters, with no lock held.
+    fn tell(&self, shared: &Shared, finished: Cuts) {
+        for (tail, cut) in finished {
+            tail.set_framed(cut);
+        }
+        self.changed.raise();
+        // Ring slots are free again, and what was dying may be buried.
+        if shared.space.has_waiters() {
+            shared.call_reclaim();
+            shared.space.raise();
+        }
+    }
+
+    /// Starts a round if one is wanted and none is going on.
+    fn start(&self, state: &mut State, shared: &Arc<Shared>) -> bool {
+        if state.phase != Phase::Idle || !state.wanted {
+            return false;
+        }
+        state.wanted = false;
+        state.started += 1;
+        state.cuts = shared
+            .tails()
+            .into_iter()
+            .map(|tail| {
+                let cut = tail.newest();
+                (tail, cut)
+            })
+            .filter(|(tail, cut)| *cut > tail.framed())
+            .collect();
+        state.written = std::mem::take(&mut state.records);
+        state.phase = Phase::SyncData;
+        if canary::active(Canary::SkipSegmentSync) {
+            let mut finished = Cuts::new();
+            self.write_frame(state, shared, &mut finished);
+            finished
+                .into_iter()
+                .for_each(|(tail, cut)| tail.set_framed(cut));
+        } else {
+            emit(state, shared, DiskOp::Sync { file: FileId::LOG });
+        }
+        true
+    }
+
+    /// The bytes up to the cuts are durable: write the frame that says so.
+    fn write_frame(&self, state: &mut State, shared: &Arc<Shared>, finished: &mut Cuts) {
+        let mut frame = FrameWriter::new(shared.host);
+        for record in &state.written {
+            frame.record(record);
+        }
+        for (tail, cut) in &state.cuts {
+            if let Err(error) = tail.write_entries(&mut frame, *cut) {
+                return self.poison(state, shared, &error);
+            }
+            if canary::active(Canary::PerRingFrames) {
+                break;
+            }
+        }
+        if frame.is_empty() {
+            // Nothing new, but the waiters' earlier bytes are durable now.
+            *finished = finish(state);
+            return;
+        }
+        let journal = state.journal;
+        let room = shared.layout.half_bytes - journal.used;
+        if frame.len() as u64 + 4096 > room {
+            state.phase = Phase::Checkpoint;
+            let shared = Arc::clone(shared);
+            shared
+                .clone()
+                .jobs
+                .spawn(async move { crate::checkpoint::run(&shared).await });
+            return;
+        }
+        let data = frame.finish(false, false, journal.lap, journal.number);
+        let offset = shared.layout.half(journal.half) + journal.used;
+        state.journal.used += data.len() as u64;
+        state.journal.number += 1;
+        state.phase = Phase::WriteFrame;
+        emit(
+            state,
+            shared,
+            DiskOp::Write {
+                file: FileId::LOG,
+                offset,
+                data,
+            },
+        );
+    }
+
+    /// Where the journal stands, for a checkpoint.
+    pub(crate) fn journal(&self) -> Journal {
+        lock(&self.state).journal
+    }
+
+    /// The checkpoint is durable: it stands for the round that it took over, and for all records
+    /// that were waiting.
+    pub(crate) fn checkpointed(
+        &self,
+        shared: &Arc<Shared>,
+        journal: Journal,
+        cuts: Vec<(Arc<Tail>, Lsn)>,
+    ) {
+        let mut state = lock(&self.state);
+        state.journal = journal;
+        state.cuts = cuts;
+        let finished = finish(&mut state);
+        self.start(&mut state, shared);
+        drop(state);
+        shared.jobs.notifier().commit_ready();
+        self.tell(shared, finished);
+    }
+
+    /// The checkpoint could not be written.
+    pub(crate) fn checkpoint_failed(&self, shared: &Arc<Shared>, error: &DiskError) {
+        self.failed(shared, error);
+    }
+
+    /// A sync of the log failed outside a round: the log is poisoned all the same.
+    pub(crate) fn failed(&self, shared: &Arc<Shared>, error: &DiskError) {
+        self.poison(&mut lock(&self.state), shared, error);
+        self.tell(shared, Cuts::new());
+    }
+
+    fn poison(&self, state: &mut State, shared: &Arc<Shared>, error: &DiskError) {
+        if state.phase == Phase::Poisoned {
+            return;
+        }
+        tracing::error!(
+            error = error.0,
+            "the log could not be made durable: it is poisoned"
+        );
+        state.phase = Phase::Poisoned;
+        state.cuts.clear();
+        shared.poisoned.store(true, Ordering::Release);
+        let shared = Arc::clone(shared);
+        shared
+            .clone()
+            .jobs
+            .spawn(async move { crate::checkpoint::mark_poisoned(&shared).await });
+    }
+}
+
+fn emit(state: &mut State, shared: &Shared, op: DiskOp) {
+    let id = shared.jobs.next_request_id();
+    state.awaited = Some(id);
+    state.out.push_back(Request {
+        id,
+        op: RequestOp::Disk(op),
+    });
+}
+
+/// The round is durable.
+fn finish(state: &mut State) -> Cuts {
+    state.durable = state.started;
+    state.phase = Phase::Idle;
+    state.written.clear();
+    std::mem::take(&mut state.cuts)
+}

@@ -1,0 +1,349 @@
+//! Frames: the durable record of commits, in the log's two journal halves.
+//!
+//! A half begins with a checkpoint (everything that is dirty, in one or more frames) and goes on
+//! with one frame per group commit. When a half is full, a checkpoint is written to the other
+//! half under the next lap number; until that is whole, the old half is the truth. Frames of a
+//! lap are numbered without gap: the first one that is missing or damaged ends the replay.
+//!
+//! | offset | bytes | field |
+//! |---|---|---|
+//! | 0 | 8 | magic `FIRNFRM\0` |
+//! | 8 | 2 | version, 1 |
+//! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends |
+//! | 12 | 4 | length of the records in bytes |
+//! | 16 | 16 | host id |
+//! | 32 | 8 | lap: a count in the upper 32 bits, bits drawn for this lap in the lower |
+//! | 40 | 8 | number within the lap, from 0 |
+//! | 48 | 8 | CRC-64/NVME of bytes 0..48 and the records |
+//! | 56 | 8 | zero |
+//! | 64 | | records, then zeroes up to a multiple of 4096 |
+//!
+//! Records: docs/format.md "Frame records".
+
+use super::entry::{ENTRY_BYTES, Entry};
+use super::layout::BLOCK;
+use super::ring::TailId;
+use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::units::{Epoch, HostId, Lsn, VolumeId};
+
+const MAGIC: [u8; 8] = *b"FIRNFRM\0";
+/// The version of frames that this code writes and reads.
+pub(crate) const VERSION: u16 = 1;
+const HEADER: usize = 64;
+
+const CHECKPOINT_BEGINS: u16 = 1;
+const CHECKPOINT_ENDS: u16 = 2;
+
+const TAG_TAIL: u8 = 1;
+const TAG_ENTRIES: u8 = 2;
+const TAG_HOME: u8 = 3;
+const TAG_GONE: u8 = 4;
+
+/// What a frame says about a tail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TailRecord {
+    pub(crate) tail: TailId,
+    pub(crate) name: String,
+    /// Everything up to here is in the store, by a committed root.
+    pub(crate) stored: Lsn,
+    /// Kept only to be rescued: another host took the volume over.
+    pub(crate) rescue: bool,
+}
+
+/// One record of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Record {
+    /// A tail exists, and this is known of it.
+    Tail(TailRecord),
+    /// Commits of a tail. In a checkpoint: its dirty extents, with `cut` the newest commit they
+    /// stand for. In a group commit: all commits from the last cut to `cut`, without gap.
+    Entries {
+        tail: TailId,
+        cut: Lsn,
+        entries: Vec<Entry>,
+    },
+    /// Where the rings live.
+    Home(u64),
+    /// The tail is empty and closed.
+    Gone(TailId),
+}
+
+/// A frame as found on disk.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) begins_checkpoint: bool,
+    pub(crate) ends_checkpoint: bool,
+    pub(crate) lap: u64,
+    pub(crate) number: u64,
+    pub(crate) records: Vec<Record>,
+    /// Bytes on disk, padding included.
+    pub(crate) bytes: u64,
+}
+
+/// Builds one frame.
+#[derive(Debug)]
+pub(crate) struct FrameWriter {
+    w: Writer,
+    empty: bool,
+}
+
+impl FrameWriter {
+    pub(crate) fn new(host: HostId) -> FrameWriter {
+        let mut w = Writer::new();
+        w.raw(&MAGIC)
+            .u16(VERSION)
+            .u16(0)
+            .u32(0)
+            .raw(&host.0)
+            .u64(0)
+            .u64(0)
+            .u64(0)
+            .u64(0);
+        FrameWriter { w, empty: true }
+    }
+
+    /// Nothing was put into it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.empty
+    }
+
+    /// Bytes so far.
+    pub(crate) fn len(&self) -> usize {
+        self.w.len()
+    }
+
+    fn tail_id(&mut self, tail: TailId) {
+        self.w.raw(&tail.volume.0).u64(tail.since.0);
+    }
+
+    pub(crate) fn record(&mut self, record: &Record) {
+        self.empty = false;
+        match record {
+            Record::Tail(tail) => {
+                self.w.u8(TAG_TAIL);
+                self.tail_id(tail.tail);
+                self.w
+                    .text(&tail.name)
+                    .u64(tail.stored.0)
+                    .u8(u8::from(tail.rescue));
+            }
+            Record::Entries { tail, cut, entries } => {
+                self.entries(*tail, *cut, entries.iter().copied());
+            }
+            Record::Home(home) => {
+                self.w.u8(TAG_HOME).u64(*home);
+            }
+            Record::Gone(tail) => {
+                self.w.u8(TAG_GONE);
+                self.tail_id(*tail);
+            }
+        }
+    }
+
+    /// Writes an `Entries` record without collecting it first.
+    pub(crate) fn entries(&mut self, tail: TailId, cut: Lsn, entries: impl Iterator<Item = Entry>) {
+        self.empty = false;
+        self.w.u8(TAG_ENTRIES);
+        self.tail_id(tail);
+        self.w.u64(cut.0);
+        let count_at = self.w.len();
+        self.w.u32(0);
+        let mut count = 0;
+        for entry in entries {
+            entry.encode(&mut self.w);
+            count += 1;
+        }
+        self.w.put_u32_at(count_at, count);
+    }
+
+    /// The frame's bytes, a multiple of 4096.
+    pub(crate) fn finish(mut self, begins: bool, ends: bool, lap: u64, number: u64) -> Vec<u8> {
+        let records = self.w.len() - HEADER;
+        let flags = (u16::from(begins) * CHECKPOINT_BEGINS) | (u16::from(ends) * CHECKPOINT_ENDS);
+        let len = u32::try_from(records).expect("a frame is bounded by a journal half");
+        self.w
+            .put_u32_at(8, u32::from(VERSION) | u32::from(flags) << 16);
+        self.w.put_u32_at(12, len);
+        self.w.put_u64_at(32, lap);
+        self.w.put_u64_at(40, number);
+        let bytes = self.w.bytes();
+        let crc = crc64(&[&bytes[..48], &bytes[HEADER..]]);
+        self.w.put_u64_at(48, crc);
+        self.w.pad_to_multiple(BLOCK as usize);
+        self.w.finish()
+    }
+}
+
+/// What stands where a frame may begin.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Frame(Frame),
+    /// Not a whole frame of this host.
+    Nothing,
+    /// It may be one, but it needs this many bytes from its begin to tell.
+    Needs(usize),
+    /// A whole frame of another format version.
+    Newer(u16),
+}
+
+/// Looks for a frame at the beginning of `bytes`.
+pub(crate) fn decode(bytes: &[u8], host: HostId) -> Found {
+    match decode_header(bytes, host) {
+        Ok(found) => found,
+        Err(Truncated) => Found::Nothing,
+    }
+}
+
+fn decode_header(bytes: &[u8], host: HostId) -> Result<Found, Truncated> {
+    let mut r = Reader::new(bytes);
+    let magic = r.array::<8>()? == MAGIC;
+    let version = r.u16()?;
+    let flags = r.u16()?;
+    let len = r.u32()? as usize;
+    let ours = r.array::<16>()? == host.0;
+    let (lap, number, crc) = (r.u64()?, r.u64()?, r.u64()?);
+    r.u64()?;
+    if !magic || !ours {
+        return Ok(Found::Nothing);
+    }
+    if r.remaining() < len {
+        return Ok(Found::Needs(HEADER + len));
+    }
+    let records = r.raw(len)?;
+    if crc != crc64(&[&bytes[..48], records]) {
+        return Ok(Found::Nothing);
+    }
+    if version != VERSION {
+        return Ok(Found::Newer(version));
+    }
+    let Some(records) = decode_records(records)? else {
+        return Ok(Found::Nothing);
+    };
+    Ok(Found::Frame(Frame {
+        begins_checkpoint: flags & CHECKPOINT_BEGINS != 0,
+        ends_checkpoint: flags & CHECKPOINT_ENDS != 0,
+        lap,
+        number,
+        records,
+        bytes: (HEADER + len).next_multiple_of(BLOCK as usize) as u64,
+    }))
+}
+
+fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, Truncated> {
+    let mut r = Reader::new(bytes);
+    let mut records = Vec::new();
+    while r.remaining() > 0 {
+        let tag = r.u8()?;
+        records.push(match tag {
+            TAG_TAIL => Record::Tail(TailRecord {
+                tail: tail_id(&mut r)?,
+                name: r.text()?,
+                stored: Lsn(r.u64()?),
+                rescue: r.u8()? != 0,
+            }),
+            TAG_ENTRIES => {
+                let (tail, cut, count) = (tail_id(&mut r)?, Lsn(r.u64()?), r.u32()? as usize);
+                // Checked before anything is allocated for them.
+                let mut body = Reader::new(r.raw(count.saturating_mul(ENTRY_BYTES))?);
+                let mut entries = Vec::with_capacity(count);
+                for _ in 0..count {
+                    let Some(entry) = Entry::decode(&mut body)? else {
+                        return Ok(None);
+                    };
+                    entries.push(entry);
+                }
+                Record::Entries { tail, cut, entries }
+            }
+            TAG_HOME => Record::Home(r.u64()?),
+            TAG_GONE => Record::Gone(tail_id(&mut r)?),
+            _ => return Ok(None),
+        });
+    }
+    Ok(Some(records))
+}
+
+fn tail_id(r: &mut Reader<'_>) -> Result<TailId, Truncated> {
+    Ok(TailId {
+        volume: VolumeId(r.array()?),
+        since: Epoch(r.u64()?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::layers::LogAddr;
+    use crate::units::Span;
+
+    const HOST: HostId = HostId([2; 16]);
+
+    fn records() -> Vec<Record> {
+        let tail = TailId {
+            volume: VolumeId([1; 16]),
+            since: Epoch(3),
+        };
+        let entry = |lsn| Entry {
+            lsn: Lsn(lsn),
+            span: Span::new(8 * lsn, 8),
+            addr: LogAddr::new(lsn % 2 * 64),
+            generation: 1,
+        };
+        vec![
+            Record::Home(5),
+            Record::Tail(TailRecord {
+                tail,
+                name: "demo".into(),
+                stored: Lsn(4),
+                rescue: false,
+            }),
+            Record::Entries {
+                tail,
+                cut: Lsn(6),
+                entries: vec![entry(5), entry(6)],
+            },
+            Record::Gone(tail),
+        ]
+    }
+
+    fn frame() -> Vec<u8> {
+        let mut writer = FrameWriter::new(HOST);
+        records().iter().for_each(|record| writer.record(record));
+        writer.finish(true, false, 7, 8)
+    }
+
+    #[test]
+    fn a_frame_is_read_back_as_it_was_written() {
+        let bytes = frame();
+        let Found::Frame(found) = decode(&bytes, HOST) else {
+            panic!("no frame")
+        };
+        assert_eq!(found.records, records());
+        assert_eq!((found.lap, found.number, found.bytes), (7, 8, 4096));
+        assert!(found.begins_checkpoint && !found.ends_checkpoint);
+    }
+
+    #[test]
+    fn a_frame_with_any_flipped_bit_is_no_frame() {
+        let bytes = frame();
+        let used = bytes
+            .iter()
+            .rposition(|byte| *byte != 0)
+            .expect("not empty");
+        for bit in (0..56 * 8).chain(64 * 8..used * 8) {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(
+                !matches!(decode(&damaged, HOST), Found::Frame(_) | Found::Newer(_)),
+                "{bit}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_frame_cut_short_or_of_another_host_is_no_frame() {
+        let bytes = frame();
+        assert_eq!(decode(&bytes, HostId([3; 16])), Found::Nothing);
+        assert!(matches!(decode(&bytes[..100], HOST), Found::Needs(_)));
+        assert_eq!(decode(&bytes[..50], HOST), Found::Nothing);
+    }
+}

@@ -1,0 +1,13 @@
+//! The write-back log: one preallocated file per cache directory.
+//!
+//! [`layout`] says which bytes are what, [`segments`] owns which segment is free, open, sealed or
+//! dying and who may write where, [`entry`] is one commit as ring and frames record it, [`ring`]
+//! the memory that outlives the process, [`frame`] the record on disk, and [`committer`] the
+//! group commit that makes both meet.
+
+pub(crate) mod committer;
+pub(crate) mod entry;
+pub(crate) mod frame;
+pub(crate) mod layout;
+pub(crate) mod ring;
+pub(crate) mod segments;

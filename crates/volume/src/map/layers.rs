@@ -1,0 +1,219 @@
+//! The layers of a volume above the store.
+//!
+//! Newest first: `top` takes all writes; `frozen` layers no longer change and await upload;
+//! `clean` holds log extents whose content the store has too. A point in time is taken by
+//! pushing `top` onto `frozen`: a pointer swap, whatever its size.
+//!
+//! Invariants: an extent of a newer layer hides all older ones; LSNs ascend from layer to layer;
+//! a clean extent equals the store's content for its sectors unless something above hides it.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use super::{Cut, ExtentMap};
+use crate::units::{Lsn, Span};
+
+/// A position in the log, in sectors. Never zero: the log begins with its superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LogAddr(NonZeroU64);
+
+impl LogAddr {
+    pub(crate) fn new(sector: u64) -> Option<LogAddr> {
+        NonZeroU64::new(sector).map(LogAddr)
+    }
+
+    pub(crate) fn sector(self) -> u64 {
+        self.0.get()
+    }
+
+    pub(crate) fn skip(self, sectors: u64) -> LogAddr {
+        LogAddr(self.0.saturating_add(sectors))
+    }
+}
+
+/// Content that the store may not have yet. 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dirty {
+    /// Where the bytes are; none for zeroes (a discard or a write of zeroes).
+    pub(crate) addr: Option<LogAddr>,
+    /// The commit that put it there.
+    pub(crate) lsn: Lsn,
+}
+
+impl Dirty {
+    fn found(&self) -> Found {
+        self.addr.map_or(Found::Zero, Found::Log)
+    }
+}
+
+impl Cut for Dirty {
+    fn skip(&self, sectors: u64) -> Dirty {
+        Dirty {
+            addr: self.addr.map(|addr| addr.skip(sectors)),
+            lsn: self.lsn,
+        }
+    }
+}
+
+/// Log bytes that the store has too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Clean(pub(crate) LogAddr);
+
+impl Cut for Clean {
+    fn skip(&self, sectors: u64) -> Clean {
+        Clean(self.0.skip(sectors))
+    }
+}
+
+/// A layer that no longer changes.
+#[derive(Clone, Debug)]
+pub(crate) struct Frozen {
+    pub(crate) map: Arc<ExtentMap<Dirty>>,
+    /// The newest commit when it was frozen.
+    pub(crate) last: Lsn,
+}
+
+/// What the layers know about some sectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// In the log, and perhaps nowhere else.
+    Log(LogAddr),
+    /// In the log, and in the store too.
+    Clean(LogAddr),
+    Zero,
+    /// Nothing: the store decides.
+    Below,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Layers {
+    pub(crate) top: ExtentMap<Dirty>,
+    /// Oldest first.
+    pub(crate) frozen: Vec<Frozen>,
+    pub(crate) clean: ExtentMap<Clean>,
+}
+
+impl Layers {
+    /// Commits `value` at `span`. Log bytes of the top layer that it hides are given to `dead`.
+    pub(crate) fn commit(&mut self, span: Span, value: Dirty, mut dead: impl FnMut(LogAddr, u64)) {
+        self.top.insert(span, value, |part, old| {
+            if let Some(addr) = old.addr {
+                dead(addr, part.sectors());
+            }
+        });
+    }
+
+    /// Freezes the top layer as of `last`. An empty one leaves nothing to freeze.
+    pub(crate) fn freeze(&mut self, last: Lsn) {
+        if !self.top.is_empty() {
+            let map = Arc::new(std::mem::take(&mut self.top));
+            self.frozen.push(Frozen { map, last });
+        }
+    }
+
+    /// Walks `span` in order and tells what is found; every sector is told once.
+    pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, Found)) {
+        self.top.walk(span, |part, dirty| match dirty {
+            Some(dirty) => visit(part, dirty.found()),
+            None => self.lookup_frozen(self.frozen.len(), part, visit),
+        });
+    }
+
+    /// The newest `depth` frozen layers are above; looks at the next one down.
+    fn lookup_frozen(&self, depth: usize, span: Span, visit: &mut dyn FnMut(Span, Found)) {
+        let Some(below) = depth.checked_sub(1) else {
+            self.clean.walk(span, |part, clean| {
+                visit(
+                    part,
+                    clean.map_or(Found::Below, |clean| Found::Clean(clean.0)),
+                );
+            });
+            return;
+        };
+        self.frozen[below]
+            .map
+            .walk(span, |part, dirty| match dirty {
+                Some(dirty) => visit(part, dirty.found()),
+                None => self.lookup_frozen(below, part, visit),
+            });
+    }
+
+    /// Drops dirty extents that the store has as of `stored`; tells the log bytes that they held.
+    pub(crate) fn drop_stored(&mut self, stored: Lsn) -> Vec<(LogAddr, u64)> {
+        let mut dead = Vec::new();
+        for layer in &mut self.frozen {
+            let old: Vec<Span> = layer
+                .map
+                .iter()
+                .filter(|(_, dirty)| dirty.lsn <= stored)
+                .map(|(span, _)| span)
+                .collect();
+            if old.is_empty() {
+                continue;
+            }
+            let map = Arc::make_mut(&mut layer.map);
+            for span in old {
+                map.remove(span, |part, dirty| {
+                    dead.extend(dirty.addr.map(|addr| (addr, part.sectors())));
+                });
+            }
+        }
+        self.frozen.retain(|layer| !layer.map.is_empty());
+        dead
+    }
+
+    /// Empties all layers; tells the log bytes that they held and whether as clean ones.
+    pub(crate) fn clear(&mut self) -> Vec<(LogAddr, u64, bool)> {
+        let mut dead = Vec::new();
+        let frozen = std::mem::take(&mut self.frozen);
+        let top = std::mem::take(&mut self.top);
+        for map in frozen.iter().map(|layer| &*layer.map).chain([&top]) {
+            dead.extend(
+                map.iter().filter_map(|(span, dirty)| {
+                    dirty.addr.map(|addr| (addr, span.sectors(), false))
+                }),
+            );
+        }
+        let clean = std::mem::take(&mut self.clean);
+        dead.extend(
+            clean
+                .iter()
+                .map(|(span, clean)| (clean.0, span.sectors(), true)),
+        );
+        dead
+    }
+
+    /// Dirty extents of all layers (their number bounds checkpoint frames).
+    pub(crate) fn dirty_extents(&self) -> usize {
+        self.top.len()
+            + self
+                .frozen
+                .iter()
+                .map(|frozen| frozen.map.len())
+                .sum::<usize>()
+    }
+}
+
+/// One map that equals `layers` (oldest first) seen from above. Log bytes hidden on the way are
+/// given to `dead`.
+pub(crate) fn merge<'a>(
+    layers: impl Iterator<Item = &'a ExtentMap<Dirty>>,
+    mut dead: impl FnMut(LogAddr, u64),
+) -> ExtentMap<Dirty> {
+    let mut merged: Option<ExtentMap<Dirty>> = None;
+    for layer in layers {
+        match &mut merged {
+            None => merged = Some(layer.clone()),
+            Some(merged) => {
+                for (span, value) in layer.iter() {
+                    merged.insert(span, *value, |part, old| {
+                        if let Some(addr) = old.addr {
+                            dead(addr, part.sectors());
+                        }
+                    });
+                }
+            }
+        }
+    }
+    merged.unwrap_or_default()
+}

@@ -1,0 +1,325 @@
+//! Roots: the one mutable object of a volume, replaced only by conditional update (S7).
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 8 | magic `FIRNROOT` |
+//! | 2 | version, 1 |
+//! | 2 | zero |
+//! | 4 | bytes of the body |
+//! | 8 | CRC-64/NVME of the 16 bytes before and the body |
+//! | | body, see docs/format.md "Root" |
+//!
+//! The body ends with a list of extensions (tag, flags, length, bytes). A reader skips those it
+//! does not know, unless bit 0 of the flags says that it must not: snapshots, lineage and the
+//! like will be such extensions, so that this version refuses what it would damage.
+
+use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
+use super::{FormatError, ObjectId};
+use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::units::{Epoch, HostId, Lsn, VolumeId};
+
+const MAGIC: [u8; 8] = *b"FIRNROOT";
+/// The version that this code writes and reads.
+pub const VERSION: u16 = 1;
+const HEADER_BYTES: usize = 24;
+const MUST_UNDERSTAND: u16 = 1;
+/// The largest size that is accepted, an exbibyte; what can be created is far smaller.
+const BYTES_MAX: u64 = 1 << 60;
+/// The nodes of that many bytes.
+const NODES_MAX: u64 = BYTES_MAX / 512 / PAGE_SECTORS / NODE_PAGES;
+
+/// A footer whose extents lie over the base pages; later ones over earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaRef {
+    /// The pack.
+    pub pack: ObjectId,
+    /// Where its footer begins.
+    pub footer_offset: u64,
+    /// Bytes of the footer, without the trailer.
+    pub footer_bytes: u32,
+}
+
+/// Who may write to the volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Owner {
+    /// The host.
+    pub host: HostId,
+    /// What to call it in messages.
+    pub label: String,
+}
+
+/// What an extension holds; kept as found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// What it is.
+    pub tag: u16,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// The state of a volume in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Its logical block size in bytes, 512 or 4096.
+    pub block: u32,
+    /// Counts openings: who opened last may commit.
+    pub epoch: Epoch,
+    /// The epoch in which the owner's unbroken hold began.
+    pub since: Epoch,
+    /// Counts commits of this object.
+    pub sequence: u64,
+    /// Drawn for each commit: who wrote it recognises it after an unknown outcome.
+    pub nonce: u64,
+    /// Who holds it; none after it was given back.
+    pub owner: Option<Owner>,
+    /// It is being deleted.
+    pub deleted: bool,
+    /// Everything up to here is in it.
+    pub lsn: Lsn,
+    /// When this was written, milliseconds since 1970, for display.
+    pub unix_ms: u64,
+    /// Oldest first.
+    pub deltas: Vec<DeltaRef>,
+    /// Directory nodes by number, ascending.
+    pub nodes: Vec<(u64, BlockRef)>,
+    /// Extensions that may be ignored, kept.
+    pub extensions: Vec<Extension>,
+}
+
+impl Root {
+    /// The object's bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Writer::new();
+        body.raw(&self.volume.0)
+            .text(&self.name)
+            .u64(self.bytes)
+            .u32(self.block);
+        body.u64(self.epoch.0)
+            .u64(self.since.0)
+            .u64(self.sequence)
+            .u64(self.nonce);
+        body.u8(u8::from(self.owner.is_some()) | u8::from(self.deleted) << 1);
+        if let Some(owner) = &self.owner {
+            body.raw(&owner.host.0).text(&owner.label);
+        }
+        body.u64(self.lsn.0).u64(self.unix_ms);
+        body.u32(self.deltas.len() as u32);
+        for delta in &self.deltas {
+            body.u64(delta.pack.session).u64(delta.pack.number);
+            body.u64(delta.footer_offset).u32(delta.footer_bytes);
+        }
+        body.u32(self.nodes.len() as u32);
+        for (node, block) in &self.nodes {
+            body.u64(*node);
+            block.encode(&mut body);
+        }
+        body.u16(self.extensions.len() as u16);
+        for extension in &self.extensions {
+            body.u16(extension.tag)
+                .u16(0)
+                .u32(extension.bytes.len() as u32)
+                .raw(&extension.bytes);
+        }
+        let mut w = Writer::new();
+        w.raw(&MAGIC).u16(VERSION).u16(0).u32(body.len() as u32);
+        let crc = crc64(&[w.bytes(), body.bytes()]);
+        w.u64(crc).raw(body.bytes());
+        w.finish()
+    }
+
+    /// Reads a root.
+    ///
+    /// # Errors
+    /// If it is damaged, of a newer format, or no root.
+    pub fn decode(bytes: &[u8]) -> Result<Root, FormatError> {
+        let mut r = Reader::new(bytes);
+        if r.array().map_err(|Truncated| FormatError::Foreign)? != MAGIC {
+            return Err(FormatError::Foreign);
+        }
+        let version = r.u16()?;
+        if version != VERSION {
+            return Err(FormatError::Newer(version));
+        }
+        r.u16()?;
+        let (len, crc) = (r.u32()? as usize, r.u64()?);
+        if r.remaining() != len || crc != crc64(&[&bytes[..16], &bytes[HEADER_BYTES..]]) {
+            return Err(FormatError::Corrupt("the root fails its checksum"));
+        }
+        Root::decode_body(&mut r)
+    }
+
+    fn decode_body(r: &mut Reader<'_>) -> Result<Root, FormatError> {
+        let (volume, name) = (VolumeId(r.array()?), r.text()?);
+        let (bytes, block) = (r.u64()?, r.u32()?);
+        if !matches!(block, 512 | 4096) || !bytes.is_multiple_of(4096) || bytes > BYTES_MAX {
+            return Err(FormatError::Corrupt("an impossible size"));
+        }
+        let (epoch, since) = (Epoch(r.u64()?), Epoch(r.u64()?));
+        let (sequence, nonce) = (r.u64()?, r.u64()?);
+        let flags = r.u8()?;
+        let owner = match flags & 1 {
+            0 => None,
+            _ => Some(Owner {
+                host: HostId(r.array()?),
+                label: r.text()?,
+            }),
+        };
+        let (lsn, unix_ms) = (Lsn(r.u64()?), r.u64()?);
+        let deltas = (0..r.u32()?)
+            .map(|_| decode_delta(r))
+            .collect::<Result<_, _>>()?;
+        let nodes = (0..r.u32()?)
+            .map(|_| match r.u64()? {
+                node if node < NODES_MAX => Ok((node, BlockRef::decode(r)?)),
+                _ => Err(FormatError::Corrupt("an impossible index node")),
+            })
+            .collect::<Result<_, FormatError>>()?;
+        let extensions = (0..r.u16()?)
+            .map(|_| decode_extension(r))
+            .collect::<Result<_, _>>()?;
+        let deleted = flags & 2 != 0;
+        Ok(Root {
+            volume,
+            name,
+            bytes,
+            block,
+            epoch,
+            since,
+            sequence,
+            nonce,
+            owner,
+            deleted,
+            lsn,
+            unix_ms,
+            deltas,
+            nodes,
+            extensions,
+        })
+    }
+}
+
+fn decode_delta(r: &mut Reader<'_>) -> Result<DeltaRef, FormatError> {
+    let pack = ObjectId {
+        session: r.u64()?,
+        number: r.u64()?,
+    };
+    Ok(DeltaRef {
+        pack,
+        footer_offset: r.u64()?,
+        footer_bytes: r.u32()?,
+    })
+}
+
+fn decode_extension(r: &mut Reader<'_>) -> Result<Extension, FormatError> {
+    let (tag, flags, len) = (r.u16()?, r.u16()?, r.u32()? as usize);
+    if flags & MUST_UNDERSTAND != 0 {
+        return Err(FormatError::Newer(VERSION));
+    }
+    Ok(Extension {
+        tag,
+        bytes: r.raw(len)?.to_vec(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn root() -> Root {
+        let object = ObjectId {
+            session: 5,
+            number: 6,
+        };
+        Root {
+            volume: VolumeId([9; 16]),
+            name: "demo".into(),
+            bytes: 10 << 30,
+            block: 512,
+            epoch: Epoch(3),
+            since: Epoch(2),
+            sequence: 7,
+            nonce: 11,
+            owner: Some(Owner {
+                host: HostId([1; 16]),
+                label: "here".into(),
+            }),
+            deleted: false,
+            lsn: Lsn(99),
+            unix_ms: 123,
+            deltas: vec![DeltaRef {
+                pack: object,
+                footer_offset: 8,
+                footer_bytes: 80,
+            }],
+            nodes: vec![(
+                4,
+                BlockRef {
+                    object,
+                    offset: 0,
+                    bytes: 9,
+                },
+            )],
+            extensions: vec![Extension {
+                tag: 77,
+                bytes: vec![1, 2, 3],
+            }],
+        }
+    }
+
+    #[test]
+    fn a_root_is_read_back_as_it_was_written() {
+        let root = root();
+        assert_eq!(Root::decode(&root.encode()), Ok(root.clone()));
+        let released = Root {
+            owner: None,
+            deleted: true,
+            ..root
+        };
+        assert_eq!(Root::decode(&released.encode()), Ok(released));
+    }
+
+    #[test]
+    fn a_root_that_cannot_be_true_is_refused_whatever_its_checksum() {
+        let object = root().deltas[0].pack;
+        let block = BlockRef {
+            object,
+            offset: 0,
+            bytes: 9,
+        };
+        for wrong in [
+            Root { block: 0, ..root() },
+            Root {
+                bytes: u64::MAX - 4095,
+                ..root()
+            },
+            Root {
+                nodes: vec![(u64::MAX, block)],
+                ..root()
+            },
+        ] {
+            let refused = Root::decode(&wrong.encode());
+            assert!(matches!(refused, Err(FormatError::Corrupt(_))));
+        }
+    }
+
+    #[test]
+    fn a_root_that_is_damaged_foreign_or_newer_is_refused() {
+        let bytes = root().encode();
+        assert_eq!(Root::decode(b"hello"), Err(FormatError::Foreign));
+        assert!(Root::decode(&bytes[..bytes.len() - 1]).is_err());
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Root::decode(&damaged).is_err(), "{bit}");
+        }
+        let mut newer = bytes;
+        newer[8] = 2;
+        assert_eq!(Root::decode(&newer), Err(FormatError::Newer(2)));
+    }
+}

@@ -1,0 +1,62 @@
+//! Limits and intervals of a host, with the reasons for their defaults.
+//!
+//! Tests and the simulator shrink all of them, so that every boundary is met often.
+
+use crate::units::SECOND_NS;
+
+/// How a host is set up. All sizes in bytes.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Size of the log file. Segments and frames live in it.
+    pub log_bytes: u64,
+    /// Size of one log segment, a multiple of 4096. Larger ones make reclaiming coarse, smaller
+    /// ones cost a header write and sync each.
+    pub segment_bytes: u64,
+    /// Entries of each volume's index ring, a power of two. A full ring forces a frame.
+    pub ring_entries: u32,
+    /// Bytes of the disk cache file; zero switches it off.
+    pub cache_bytes: u64,
+    /// Bytes of the memory file in which fetched chunks land. Exceeded only by reads that are
+    /// waiting for more than fits, so that they always make progress.
+    pub memory_bytes: u64,
+    /// Uncompressed bytes of one chunk, the unit of compression and checksum in a pack.
+    pub chunk_bytes: u32,
+    /// A pack is closed when its stored bytes reach this.
+    pub pack_bytes: u64,
+    /// Deltas that a root may list before they are folded into base pages. Bounds the requests
+    /// of an open.
+    pub deltas_max: usize,
+    /// Index extents in deltas before a fold. Bounds memory and the bytes of an open.
+    pub delta_extents_max: usize,
+    /// Index pages kept in memory per volume.
+    pub pages_max: usize,
+    /// Everything older than this is uploaded.
+    pub rpo_ns: u64,
+    /// A frame is written at least this often while there is something to put in it.
+    pub seal_ns: u64,
+    /// First delay after a failed upload; doubles up to thirty times this.
+    pub retry_ns: u64,
+    /// Take over volumes whose last holder has not let go (a declared loss, S7).
+    pub take_over: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            log_bytes: 4 << 30,
+            segment_bytes: 16 << 20,
+            ring_entries: 4096,
+            cache_bytes: 4 << 30,
+            memory_bytes: 128 << 20,
+            chunk_bytes: 64 << 10,
+            pack_bytes: 32 << 20,
+            deltas_max: 32,
+            delta_extents_max: 1 << 18,
+            pages_max: 256,
+            rpo_ns: 30 * SECOND_NS,
+            seal_ns: SECOND_NS,
+            retry_ns: SECOND_NS,
+            take_over: false,
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What all parts of the engine share: the log, the cache, the tails, and where to find them.
+//!
+//! Owns the registry of tails and the drawing of names and nonces; everything else is owned by
+//! the part it belongs to. It must never do a part's work: procedures take it as an argument.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use crate::cache::Cache;
+use crate::fetch::Fetches;
+use crate::jobs::{Jobs, Port, Signal, lock};
+use crate::log::committer::Committer;
+use crate::log::layout::Layout;
+use crate::log::ring::{Home, Rings, TailId};
+use crate::log::segments::Segments;
+use crate::maintenance::Maintenance;
+use crate::object::ObjectId;
+use crate::options::Options;
+use crate::space::Space;
+use crate::tail::Tail;
+use crate::units::{HostId, VolumeId};
+
+/// What recovery and the driver give to make a host.
+pub(crate) struct Parts {
+    pub(crate) options: Options,
+    pub(crate) layout: Layout,
+    pub(crate) host: HostId,
+    pub(crate) label: String,
+    pub(crate) home: Home,
+    pub(crate) segments: Segments,
+    pub(crate) rings: Arc<dyn Rings>,
+    pub(crate) poisoned: bool,
+    pub(crate) entropy: [u8; 32],
+}
+
+/// What all parts of the engine share.
+pub(crate) struct Shared {
+    pub(crate) options: Options,
+    pub(crate) layout: Layout,
+    pub(crate) host: HostId,
+    pub(crate) label: String,
+    pub(crate) home: Home,
+    pub(crate) jobs: Arc<Jobs>,
+    pub(crate) port: Port,
+    pub(crate) segments: Segments,
+    committer: OnceLock<Committer>,
+    tails: Mutex<BTreeMap<TailId, Arc<Tail>>>,
+    pub(crate) rings: Arc<dyn Rings>,
+    pub(crate) cache: Cache,
+    pub(crate) fetches: Fetches,
+    pub(crate) space: Space,
+    pub(crate) reclaim: Signal,
+    reclaim_calls: AtomicU64,
+    /// Volume names whose opening, closing or deletion is going on.
+    pub(crate) busy: Mutex<BTreeSet<String>>,
+    pub(crate) poisoned: AtomicBool,
+    stopping: AtomicBool,
+    /// Dirty extents of all tails, as of the last tick.
+    pub(crate) extents: AtomicU64,
+    entropy: [u8; 32],
+    drawn: AtomicU64,
+    session: u64,
+    objects: AtomicU64,
+    pub(crate) maintenance: Mutex<Maintenance>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared")
+            .field("host", &self.host)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(jobs: Arc<Jobs>, parts: Parts) -> Shared {
+        let Parts {
+            options,
+            layout,
+            host,
+            label,
+            home,
+            segments,
+            rings,
+            poisoned,
+            entropy,
+        } = parts;
+        let mut session = [0; 8];
+        session.copy_from_slice(&blake3::keyed_hash(&entropy, b"session").as_bytes()[..8]);
+        Shared {
+            layout,
+            host,
+            label,
+            home,
+            port: Port(Arc::clone(&jobs)),
+            jobs,
+            segments,
+            committer: OnceLock::new(),
+            tails: Mutex::default(),
+            rings,
+            cache: Cache::new(options.memory_bytes, options.cache_bytes),
+            fetches: Fetches::default(),
+            space: Space::default(),
+            reclaim: Signal::default(),
+            reclaim_calls: AtomicU64::new(0),
+            busy: Mutex::default(),
+            poisoned: AtomicBool::new(poisoned),
+            stopping: AtomicBool::new(false),
+            extents: AtomicU64::new(0),
+            entropy,
+            drawn: AtomicU64::new(0),
+            session: u64::from_le_bytes(session),
+            objects: AtomicU64::new(0),
+            maintenance: Mutex::default(),
+            options,
+        }
+    }
+
+    /// The host's one committer; false if it has one.
+    pub(crate) fn begin_commits(&self, committer: Committer) -> bool {
+        self.committer.set(committer).is_ok()
+    }
+
+    /// The host goes: procedures end at their next look.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn committer(&self) -> &Committer {
+        self.committer
+            .get()
+            .expect("set before anything else may see the host")
+    }
+
+    pub(crate) fn tails(&self) -> Vec<Arc<Tail>> {
+        lock(&self.tails).values().cloned().collect()
+    }
+
+    pub(crate) fn tail(&self, id: TailId) -> Option<Arc<Tail>> {
+        lock(&self.tails).get(&id).cloned()
+    }
+
+    pub(crate) fn add_tail(&self, tail: Arc<Tail>) {
+        lock(&self.tails).insert(tail.id(), tail);
+    }
+
+    pub(crate) fn remove_tail(&self, id: TailId) {
+        lock(&self.tails).remove(&id);
+    }
+
+    /// Wakes every parked request and every waiter: something ended for good.
+    pub(crate) fn wake_parked(&self) {
+        self.space.raise();
+        self.fetches.wake();
+        self.committer().wake();
+    }
+
+    /// Asks the reclaimer to look.
+    pub(crate) fn call_reclaim(&self) {
+        self.reclaim_calls.fetch_add(1, Ordering::AcqRel);
+        self.reclaim.raise();
+    }
+
+    pub(crate) fn reclaim_calls(&self) -> u64 {
+        self.reclaim_calls.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Is there room for more dirty extents in a checkpoint?
+    pub(crate) fn has_extent_room(&self) -> bool {
+        self.extents.load(Ordering::Relaxed) < self.layout.extents_max()
+    }
+
+    fn draw(&self) -> [u8; 32] {
+        let counter = self.drawn.fetch_add(1, Ordering::Relaxed);
+        *blake3::keyed_hash(&self.entropy, &counter.to_le_bytes()).as_bytes()
+    }
+
+    pub(crate) fn next_nonce(&self) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&self.draw()[..8]);
+        u64::from_le_bytes(word)
+    }
+
+    pub(crate) fn next_volume_id(&self) -> VolumeId {
+        let mut id = [0; 16];
+        id.copy_from_slice(&self.draw()[..16]);
+        VolumeId(id)
+    }
+
+    pub(crate) fn next_object(&self) -> ObjectId {
+        let number = self.objects.fetch_add(1, Ordering::Relaxed);
+        ObjectId {
+            session: self.session,
+            number,
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Space in the log: who is slowed, who is parked, and who wakes them.
+//!
+//! Below 70 % of the log nobody notices. Above, volumes that hold more than their share pay for
+//! each byte from a bucket that refills more slowly the fuller the log is; so the rate falls
+//! gently to what the store drains, never off a cliff. When there is no segment left, writers
+//! are parked until an upload or the cleaner frees one. Space is never an error.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+
+use crate::jobs::{Signal, lock};
+
+/// Thousandths of the log above which writers are slowed.
+const SLOW_AT: u64 = 700;
+/// The rate just above [`SLOW_AT`], in bytes per second.
+const RATE_MAX: u64 = 1 << 30;
+/// The rate of a full log. Writers creep, so that clients see progress while anything drains.
+const RATE_MIN: u64 = 1 << 20;
+/// Nobody may save up more than this many nanoseconds of the rate.
+const BURST_NS: u64 = 20_000_000;
+
+#[derive(Debug, Default)]
+struct Bucket {
+    /// Bytes; negative after a large request.
+    tokens: i64,
+    filled_ns: u64,
+}
+
+/// The gate before the log, and the waiting room.
+#[derive(Debug, Default)]
+pub(crate) struct Space {
+    bucket: Mutex<Bucket>,
+    pressure: AtomicU64,
+    /// Sectors that each volume may hold without being slowed.
+    share: AtomicU64,
+    room: Signal,
+}
+
+/// Bytes per second at this pressure.
+fn rate(pressure: u64) -> u64 {
+    let left = 1000_u64.saturating_sub(pressure);
+    let scale = 1000 - SLOW_AT;
+    RATE_MIN + RATE_MAX / (scale * scale) * left * left
+}
+
+impl Space {
+    /// May `bytes` more be written by a volume that holds `held` sectors?
+    pub(crate) fn admit(&self, bytes: u64, held: u64) -> bool {
+        let pressure = self.pressure.load(Ordering::Relaxed);
+        if pressure < SLOW_AT || held < self.share.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut bucket = lock(&self.bucket);
+        if bucket.tokens <= 0 {
+            return false;
+        }
+        bucket.tokens -= bytes.min(1 << 40) as i64;
+        true
+    }
+
+    /// Keeps the waker until there may be room.
+    pub(crate) fn wait(&self, waker: &Waker) {
+        self.room.wait(waker);
+    }
+
+    /// There may be room now.
+    pub(crate) fn raise(&self) {
+        self.room.raise();
+    }
+
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.room.is_awaited()
+    }
+
+    /// Time passes: the bucket fills. Wakes who waits for it.
+    pub(crate) fn tick(&self, now_ns: u64, pressure: u64, share: u64) {
+        self.pressure.store(pressure, Ordering::Relaxed);
+        self.share.store(share, Ordering::Relaxed);
+        {
+            let mut bucket = lock(&self.bucket);
+            let elapsed = now_ns.saturating_sub(bucket.filled_ns).min(BURST_NS);
+            bucket.filled_ns = now_ns;
+            let gain = (rate(pressure) as u128 * u128::from(elapsed) / 1_000_000_000) as i64;
+            let most = (rate(pressure) as u128 * u128::from(BURST_NS) / 1_000_000_000) as i64;
+            bucket.tokens = (bucket.tokens + gain).min(most.max(1));
+        }
+        if self.has_waiters() {
+            self.raise();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_falls_steadily_and_never_to_nothing() {
+        let rates: Vec<u64> = (SLOW_AT..=1000).map(rate).collect();
+        assert!(rates.windows(2).all(|pair| pair[0] >= pair[1]));
+        let steepest = rates
+            .windows(2)
+            .map(|pair| pair[0] - pair[1])
+            .max()
+            .expect("not empty");
+        assert!(steepest < RATE_MAX / 100, "no cliff");
+        assert_eq!(rates.last(), Some(&RATE_MIN));
+    }
+
+    #[test]
+    fn only_volumes_above_their_share_are_slowed() {
+        let space = Space::default();
+        space.tick(0, 900, 100);
+        assert!(space.admit(4096, 99), "below its share");
+        while space.admit(1 << 20, 100) {}
+        assert!(!space.admit(4096, 100), "above its share");
+        assert!(space.admit(4096, 99));
+        space.tick(10_000_000, 900, 100);
+        space.tick(1_000_000_000, 600, 100);
+        assert!(space.admit(4096, 1 << 30), "below 70 % nobody is slowed");
+    }
+}

@@ -1,0 +1,353 @@
+//! The local tail of a volume: its layers, its newest LSN and its ring, under one short lock.
+//!
+//! A tail exists for every volume that is open here, and for every volume that a dead server
+//! left here. It is *dormant* until it is opened (its index is not loaded), *live* while it
+//! serves, *fenced* once another host has taken the volume over, *closed* at the end.
+//!
+//! Invariants, under the lock: LSNs are dense (`newest` counts commits); an entry is in the ring
+//! before its extent is in the map, so whatever a reader sees survives the process; a ring slot
+//! is not written before its former entry is framed: `newest + reserved <= framed + entries`.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use blkmq::error::ErrorKind;
+use blkmq::io::Geometry;
+
+use crate::canary::{self, Canary};
+use crate::index::Index;
+use crate::jobs::lock;
+use crate::log::entry::Entry;
+use crate::log::frame::{FrameWriter, TailRecord};
+use crate::log::ring::{Ring, TailId};
+use crate::log::segments::Lots;
+use crate::map::ExtentMap;
+use crate::map::layers::{Dirty, Frozen, Layers, LogAddr};
+use crate::request::DiskError;
+use crate::shared::Shared;
+use crate::units::{Lsn, Now, Span};
+use crate::uploader::UploadState;
+use crate::watermark::Ages;
+
+/// Extents that one commit takes out of the top layer under the lock, at most.
+const HIDDEN_MAX: usize = 4096;
+
+/// What a tail may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    /// Recovered, not opened yet.
+    Dormant,
+    Live,
+    /// Another host holds the volume: nothing is completed any more, the tail is kept (S7).
+    Fenced,
+    /// Being given back, or gone.
+    Closed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) status: Status,
+    pub(crate) geometry: Geometry,
+    pub(crate) layers: Layers,
+    /// The store's extents; empty while dormant.
+    pub(crate) index: Index,
+    pub(crate) newest: Lsn,
+    /// Ring slots promised to plans that have not committed.
+    pub(crate) reserved: u64,
+    pub(crate) ring: Option<Ring>,
+    /// An upload holds the frozen layers: they must not be merged.
+    pub(crate) uploading: bool,
+    pub(crate) ages: Ages,
+    /// The planted bug's entry that is written one commit too late.
+    #[cfg(canary)]
+    pub(crate) late: Option<Entry>,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    id: TailId,
+    name: String,
+    inner: Mutex<Inner>,
+    framed: AtomicU64,
+    stored: AtomicU64,
+    rescue: AtomicBool,
+    /// Sectors of log that this tail's dirty extents and plans hold: its share of the log.
+    dirty_sectors: AtomicU64,
+    pub(crate) upload: UploadState,
+}
+
+impl Tail {
+    pub(crate) fn new(id: TailId, name: String, rescue: bool, inner: Inner, stored: Lsn) -> Tail {
+        let framed = inner.newest;
+        Tail {
+            id,
+            name,
+            inner: Mutex::new(inner),
+            framed: AtomicU64::new(framed.0),
+            stored: AtomicU64::new(stored.0),
+            rescue: AtomicBool::new(rescue),
+            dirty_sectors: AtomicU64::new(0),
+            upload: UploadState::default(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> TailId {
+        self.id
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn is_rescue(&self) -> bool {
+        self.rescue.load(Ordering::Acquire)
+    }
+
+    /// Another host's history has overtaken this tail: it is kept and never replayed.
+    pub(crate) fn keep_for_rescue(&self) {
+        self.rescue.store(true, Ordering::Release);
+    }
+
+    /// The volume's short lock: memory work only, never across a wait.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        lock(&self.inner)
+    }
+
+    pub(crate) fn newest(&self) -> Lsn {
+        self.lock().newest
+    }
+
+    /// Everything up to here survives loss of power.
+    pub(crate) fn framed(&self) -> Lsn {
+        Lsn(self.framed.load(Ordering::Acquire))
+    }
+
+    /// Everything up to here is in the store.
+    pub(crate) fn stored(&self) -> Lsn {
+        Lsn(self.stored.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_stored(&self, lsn: Lsn) {
+        self.stored.fetch_max(lsn.0, Ordering::AcqRel);
+    }
+
+    /// A frame up to `cut` is durable: ring slots up to there may be used again.
+    pub(crate) fn set_framed(&self, cut: Lsn) {
+        self.framed.fetch_max(cut.0, Ordering::AcqRel);
+    }
+
+    pub(crate) fn record(&self) -> TailRecord {
+        let (tail, name, rescue) = (self.id, self.name.clone(), self.is_rescue());
+        TailRecord {
+            tail,
+            name,
+            stored: self.stored(),
+            rescue,
+        }
+    }
+
+    /// Puts the entries after the last frame up to `cut` into a frame.
+    ///
+    /// # Errors
+    /// If the ring does not hold one of them: then something has written to its memory.
+    pub(crate) fn write_entries(&self, frame: &mut FrameWriter, cut: Lsn) -> Result<(), DiskError> {
+        let inner = self.lock();
+        let Some(ring) = &inner.ring else {
+            return Ok(());
+        };
+        #[cfg(canary)]
+        if let Some(late) = inner.late {
+            ring.write(&late);
+        }
+        // Slots up to `cut` cannot be overwritten before they are framed; the lock is held only
+        // because the ring itself may be exchanged when the volume is opened or closed.
+        let mut reached = self.framed();
+        let entries = (reached.0 + 1..=cut.0).map_while(|lsn| {
+            let entry = ring.read(Lsn(lsn));
+            reached = entry.map_or(reached, |entry| entry.lsn);
+            entry
+        });
+        frame.entries(self.id, cut, entries);
+        if reached == cut {
+            return Ok(());
+        }
+        Err(DiskError(format!(
+            "the index ring of {} lost the commits after LSN {}: its memory was overwritten",
+            self.name, reached.0
+        )))
+    }
+
+    /// Freezes the top layer: a point in time.
+    pub(crate) fn freeze(&self) -> (Lsn, Vec<Frozen>) {
+        let mut inner = self.lock();
+        let cut = inner.newest;
+        inner.layers.freeze(cut);
+        (cut, inner.layers.frozen.clone())
+    }
+
+    /// Puts one equal layer in place of the oldest `layers`, unless an upload works on them or
+    /// they are not the oldest any more.
+    pub(crate) fn replace_frozen(
+        &self,
+        shared: &Shared,
+        layers: &[Frozen],
+        merged: ExtentMap<Dirty>,
+        dead: &[(LogAddr, u64)],
+    ) {
+        let Some(last) = layers.last().map(|layer| layer.last) else {
+            return;
+        };
+        let mut inner = self.lock();
+        // While `merged` was made, an upload may have begun, or have ended and taken layers away.
+        let same = inner.layers.frozen.len() >= layers.len()
+            && layers
+                .iter()
+                .zip(&inner.layers.frozen)
+                .all(|(a, b)| Arc::ptr_eq(&a.map, &b.map));
+        if inner.uploading || !same {
+            return;
+        }
+        let layer = Frozen {
+            map: Arc::new(merged),
+            last,
+        };
+        let old: Vec<Frozen> = inner
+            .layers
+            .frozen
+            .splice(..layers.len(), [layer])
+            .collect();
+        drop(inner);
+        drop(old);
+        for (addr, sectors) in dead {
+            self.dirty_dead(shared, *addr, *sectors);
+        }
+    }
+
+    pub(crate) fn dirty_sectors(&self) -> u64 {
+        self.dirty_sectors.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn dirty_born(&self, sectors: u64) {
+        self.dirty_sectors.fetch_add(sectors, Ordering::Relaxed);
+    }
+
+    /// Dirty sectors are named no more: by supersession, upload or a plan given up.
+    pub(crate) fn dirty_dead(&self, shared: &Shared, addr: LogAddr, sectors: u64) {
+        self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
+        shared.segments.dirty_dead(addr, sectors);
+    }
+
+    /// Promises `slots` ring slots to a plan. False: the ring is full until a frame is durable.
+    pub(crate) fn reserve(&self, inner: &mut Inner, slots: u64) -> bool {
+        let Some(ring) = &inner.ring else {
+            return false;
+        };
+        let taken = inner.newest.0 + inner.reserved + slots;
+        if taken > self.framed().0 + ring.entries() {
+            return false;
+        }
+        inner.reserved += slots;
+        true
+    }
+
+    /// Slots that a plan did not need.
+    pub(crate) fn give_back_slots(&self, slots: u64) {
+        let mut inner = self.lock();
+        debug_assert!(inner.reserved >= slots, "slots are given back once");
+        inner.reserved = inner.reserved.saturating_sub(slots);
+    }
+
+    /// Commits a write whose bytes are in place, one entry per lot.
+    pub(crate) fn commit_lots(
+        &self,
+        shared: &Shared,
+        lots: &Lots,
+        now: Now,
+    ) -> Result<Lsn, ErrorKind> {
+        let mut inner = self.lock();
+        inner.writable()?;
+        for lot in lots {
+            let (addr, generation) = (Some(lot.addr), lot.generation);
+            self.commit(shared, &mut inner, lot.span, addr, generation);
+        }
+        let newest = inner.newest;
+        inner.ages.acked(newest, now);
+        Ok(newest)
+    }
+
+    /// Commits zeroes over `span`.
+    pub(crate) fn commit_zeroes(
+        &self,
+        shared: &Shared,
+        inner: &mut Inner,
+        span: Span,
+        now: Now,
+    ) -> Lsn {
+        // What the range hides would be taken out of the top layer one by one, under the lock.
+        // Where that is much, the layer is frozen instead, and hidden as a whole.
+        if inner.layers.top.count_up_to(span, HIDDEN_MAX) == HIDDEN_MAX {
+            let newest = inner.newest;
+            inner.layers.freeze(newest);
+        }
+        self.commit(shared, inner, span, None, 0);
+        let newest = inner.newest;
+        inner.ages.acked(newest, now);
+        newest
+    }
+
+    /// The commit: number, ring entry and map in one step, under the lock. It uses up one
+    /// reserved ring slot.
+    pub(crate) fn commit(
+        &self,
+        shared: &Shared,
+        inner: &mut Inner,
+        span: Span,
+        addr: Option<LogAddr>,
+        generation: u32,
+    ) {
+        let lsn = inner.newest.next();
+        inner.newest = lsn;
+        inner.reserved = inner.reserved.saturating_sub(1);
+        #[cfg_attr(not(canary), allow(unused_mut, reason = "the planted bug swaps it"))]
+        let mut entry = Some(Entry {
+            lsn,
+            span,
+            addr,
+            generation,
+        });
+        if canary::active(Canary::AckBeforeRingEntry) {
+            #[cfg(canary)]
+            std::mem::swap(&mut entry, &mut inner.late);
+        }
+        if let (Some(ring), Some(entry)) = (&inner.ring, entry) {
+            ring.write(&entry);
+        }
+        inner
+            .layers
+            .commit(span, Dirty { addr, lsn }, |addr, sectors| {
+                self.dirty_dead(shared, addr, sectors);
+            });
+    }
+}
+
+impl Inner {
+    /// May a request complete here?
+    pub(crate) fn serving(&self) -> Result<(), ErrorKind> {
+        match self.status {
+            Status::Live => Ok(()),
+            Status::Fenced => Err(ErrorKind::Fenced),
+            Status::Dormant | Status::Closed => Err(ErrorKind::Closed),
+        }
+    }
+
+    /// May a write complete here?
+    pub(crate) fn writable(&self) -> Result<(), ErrorKind> {
+        self.serving()?;
+        if self.geometry.read_only {
+            Err(ErrorKind::ReadOnly)
+        } else {
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Bringing a tail to the store (S3): freeze, coalesce, write packs, then one root.
+//!
+//! Per volume one upload at a time. The order is what makes a crash anywhere harmless:
+//!
+//! 1. freeze the top layer as of a cut;
+//! 2. wait until a frame up to the cut is durable, so that the local state never falls behind the
+//!    store's and its LSNs are never given out twice;
+//! 3. write packs (and, when deltas have piled up, folded index pages): all of it unreferenced;
+//! 4. replace the root by conditional update: the commit. An unknown outcome is read back;
+//! 5. note it in the log, turn the uploaded extents into clean ones, and let the layers go.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use blkmq::io::FileId;
+
+use crate::canary::{self, Canary};
+use crate::error::OpenError;
+use crate::fold;
+use crate::index::delta_of;
+use crate::jobs::{Signal, lock};
+use crate::log::frame::Record;
+use crate::log::layout::BLOCK_SECTORS;
+use crate::map::ExtentMap;
+use crate::map::layers::{Clean, Dirty, LogAddr, merge};
+use crate::object::pack::{Pack, PackWriter};
+use crate::object::root::DeltaRef;
+use crate::request::StoreOp;
+use crate::roots::{Head, commit_root, store_error};
+use crate::shared::Shared;
+use crate::tail::{Status, Tail};
+use crate::units::{Lsn, Span};
+
+/// Content gathered before it is compressed into the pack at hand.
+const BATCH_BYTES: u64 = 8 << 20;
+/// Content compressed between two pauses: about a millisecond's worth.
+const PAUSE_BYTES: usize = 512 << 10;
+/// The longest read of the log.
+const READ_BYTES: u64 = 1 << 20;
+/// Extents applied under one hold of the volume's lock.
+pub(crate) const HOLD_EXTENTS: usize = 256;
+
+/// A tail's upload side.
+#[derive(Debug, Default)]
+pub(crate) struct UploadState {
+    wanted: AtomicU64,
+    changed: Signal,
+    head: Mutex<Option<Head>>,
+    error: Mutex<Option<String>>,
+    pub(crate) uploaded_bytes: AtomicU64,
+}
+
+impl UploadState {
+    /// Asks for everything up to `lsn` to be brought to the store.
+    pub(crate) fn want(&self, lsn: Lsn) {
+        if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
+            self.changed.raise();
+        }
+    }
+
+    pub(crate) fn raise(&self) {
+        self.changed.raise();
+    }
+
+    pub(crate) fn head(&self) -> Option<Head> {
+        lock(&self.head).clone()
+    }
+
+    pub(crate) fn set_head(&self, head: Head) {
+        *lock(&self.head) = Some(head);
+    }
+
+    /// Why the last upload failed, if it did.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        lock(&self.error).clone()
+    }
+}
+
+/// Runs as long as the tail is live.
+pub(crate) async fn run(shared: Arc<Shared>, tail: Arc<Tail>) {
+    let upload = &tail.upload;
+    let mut delay = shared.options.retry_ns;
+    loop {
+        let live = upload
+            .changed
+            .until(|| {
+                if tail.lock().status != Status::Live {
+                    return Some(false);
+                }
+                (upload.wanted.load(Ordering::Acquire) > tail.stored().0).then_some(true)
+            })
+            .await;
+        if !live {
+            return;
+        }
+        let result = once(&shared, &tail).await;
+        if let Err(error) = &result {
+            give_up(&shared, &tail, error);
+        }
+        *lock(&upload.error) = result.as_ref().err().map(ToString::to_string);
+        upload.changed.raise();
+        shared.call_reclaim();
+        match result {
+            Ok(()) => delay = shared.options.retry_ns,
+            Err(OpenError::Fenced(_)) => return,
+            Err(error) => {
+                tracing::warn!(volume = tail.name(), %error, "an upload failed; trying again");
+                shared.port.sleep(delay).await;
+                delay = (delay * 2).min(shared.options.retry_ns * 30);
+            }
+        }
+    }
+}
+
+/// Ends when everything up to `lsn` is in the store, or never will be.
+pub(crate) async fn stored(shared: &Shared, tail: &Tail, lsn: Lsn) -> Result<(), OpenError> {
+    tail.upload.want(lsn);
+    tail.upload
+        .changed
+        .until(|| {
+            if tail.stored() >= lsn {
+                return Some(Ok(()));
+            }
+            // Only what durable frames cover is uploaded from a poisoned log (R10). Commits after
+            // the last frame may hide some of it in the map: then it takes a restart, which goes
+            // back to the last frame.
+            if shared.poisoned.load(Ordering::Acquire) && tail.framed() < tail.newest() {
+                return Some(Err(OpenError::Poisoned));
+            }
+            match tail.lock().status {
+                Status::Live => None,
+                _ => Some(Err(OpenError::Fenced(tail.name().to_owned()))),
+            }
+        })
+        .await
+}
+
+/// Lets the frozen layers go back to being merged.
+fn give_up(shared: &Shared, tail: &Tail, error: &OpenError) {
+    let mut inner = tail.lock();
+    inner.uploading = false;
+    if matches!(error, OpenError::Fenced(_)) && inner.status == Status::Live {
+        inner.status = Status::Fenced;
+        drop(inner);
+        tracing::error!(
+            volume = tail.name(),
+            "fenced: another host has taken the volume over"
+        );
+        shared.wake_parked();
+    }
+}
+
+/// One upload.
+async fn once(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    let head = tail
+        .upload
+        .head()
+        .ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
+    tail.lock().uploading = true;
+    let (cut, frozen) = tail.freeze();
+    let round = shared.committer().next_round();
+    if tail.framed() < cut && !shared.committer().durable(shared, round).await {
+        return Err(OpenError::Poisoned);
+    }
+    let mut hidden = Vec::new();
+    let merged = merge(frozen.iter().map(|layer| &*layer.map), |addr, sectors| {
+        hidden.push((addr, sectors));
+    });
+    drop(frozen);
+    let mut root = head.root.clone();
+    root.lsn = cut;
+    let packs = write_packs(shared, tail, &merged).await?;
+    for pack in packs {
+        root.deltas.push(pack.reference);
+        for items in pack.items.chunks(HOLD_EXTENTS) {
+            // Early and harmless: the frozen layers hide all of it until the root is committed.
+            let mut inner = tail.lock();
+            for item in items {
+                let (span, delta) = delta_of(item);
+                inner.index.apply(span, delta);
+            }
+        }
+    }
+    let folded = fold::if_due(shared, tail, &mut root).await?;
+    let head = commit_root(shared, tail, root, &head.version).await?;
+    tail.upload.set_head(head);
+    if let Some(folded) = folded {
+        let deltas = tail.lock().index.fold(folded.pages, folded.nodes);
+        drop(deltas);
+    }
+    tail.set_stored(cut);
+    settle(shared, tail, cut, merged, hidden);
+    // The record spares recovery the uploaded extents, and lets their segments be reused.
+    shared
+        .committer()
+        .record(shared, Record::Tail(tail.record()));
+    Ok(())
+}
+
+/// The uploaded extents are clean now; the layers that held them go.
+fn settle(
+    shared: &Arc<Shared>,
+    tail: &Tail,
+    cut: Lsn,
+    merged: ExtentMap<Dirty>,
+    hidden: Vec<(LogAddr, u64)>,
+) {
+    let extents: Vec<(Span, Dirty)> = merged.iter().map(|(span, dirty)| (span, *dirty)).collect();
+    for part in extents.chunks(HOLD_EXTENTS) {
+        let mut inner = tail.lock();
+        for (span, dirty) in part {
+            let clean_dead = |part: Span, old: Clean| {
+                shared.segments.clean_dead(old.0, part.sectors());
+            };
+            match dirty.addr {
+                Some(addr) => {
+                    shared.segments.clean_born(addr, span.sectors());
+                    inner.layers.clean.insert(*span, Clean(addr), clean_dead);
+                }
+                None => inner.layers.clean.remove(*span, clean_dead),
+            }
+        }
+    }
+    let gone = {
+        let mut inner = tail.lock();
+        inner.uploading = false;
+        inner.ages.stored(cut);
+        let keep = inner
+            .layers
+            .frozen
+            .partition_point(|layer| layer.last <= cut);
+        inner.layers.frozen.drain(..keep).collect::<Vec<_>>()
+    };
+    drop(gone);
+    // Only now does no dirty map name these bytes any more.
+    let born = extents
+        .iter()
+        .filter_map(|(span, d)| d.addr.map(|addr| (addr, span.sectors())));
+    for (addr, sectors) in born.chain(hidden) {
+        tail.dirty_dead(shared, addr, sectors);
+    }
+}
+
+/// A pack that is in the store.
+struct Uploaded {
+    reference: DeltaRef,
+    items: Vec<crate::object::pack::Item>,
+}
+
+/// A run of content that becomes one chunk: neighbours in the volume, up to the chunk size.
+struct Run {
+    span: Span,
+    lsn: Lsn,
+    parts: Vec<(Span, LogAddr)>,
+}
+
+/// Writes everything in `merged` into packs.
+async fn write_packs(
+    shared: &Arc<Shared>,
+    tail: &Tail,
+    merged: &ExtentMap<Dirty>,
+) -> Result<Vec<Uploaded>, OpenError> {
+    let volume = tail.id().volume;
+    let mut uploaded = Vec::new();
+    let mut writer = PackWriter::new(shared.next_object());
+    let mut batch: Vec<Run> = Vec::new();
+    let mut bytes = 0;
+    for (span, dirty) in merged.iter() {
+        let Some(addr) = dirty.addr else {
+            writer.add_zeroes(volume, span, dirty.lsn);
+            continue;
+        };
+        extend_runs(
+            &mut batch,
+            span,
+            addr,
+            dirty.lsn,
+            u64::from(shared.options.chunk_bytes) / 512,
+        );
+        bytes += span.bytes();
+        if bytes >= BATCH_BYTES {
+            // The last run may still grow.
+            let last = batch.pop();
+            pack_batch(shared, tail, &mut writer, &batch, &mut uploaded).await?;
+            batch = last.into_iter().collect();
+            bytes = batch.iter().map(|run| run.span.bytes()).sum();
+        }
+    }
+    pack_batch(shared, tail, &mut writer, &batch, &mut uploaded).await?;
+    if !writer.is_empty() {
+        uploaded.push(put_pack(shared, tail, writer.finish()).await?);
+    }
+    Ok(uploaded)
+}
+
+fn extend_runs(batch: &mut Vec<Run>, span: Span, addr: LogAddr, lsn: Lsn, most: u64) {
+    let mut at = span.start;
+    while at < span.end {
+        let joins = batch
+            .last()
+            .filter(|run| run.span.end == at && run.span.sectors() < most);
+        let room = joins.map_or(most, |run| most - run.span.sectors());
+        let part = Span {
+            start: at,
+            end: span.end.min(at + room),
+        };
+        let place = (part, addr.skip(at - span.start));
+        if joins.is_some() {
+            let run = batch.last_mut().expect("it was just looked at");
+            run.span.end = part.end;
+            run.lsn = run.lsn.max(lsn);
+            run.parts.push(place);
+        } else {
+            batch.push(Run {
+                span: part,
+                lsn,
+                parts: vec![place],
+            });
+        }
+        at = part.end;
+    }
+}
+
+/// Reads the runs' bytes from the log and adds them to the pack; a full pack is put away.
+async fn pack_batch(
+    shared: &Arc<Shared>,
+    tail: &Tail,
+    writer: &mut PackWriter,
+    batch: &[Run],
+    uploaded: &mut Vec<Uploaded>,
+) -> Result<(), OpenError> {
+    let places: Vec<(Span, LogAddr)> = batch.iter().flat_map(|run| run.parts.clone()).collect();
+    let contents = read_log(shared, &places).await?;
+    let mut contents = contents.iter();
+    let mut compressed = 0;
+    for run in batch {
+        let mut content = Vec::with_capacity(run.span.bytes() as usize);
+        for bytes in contents.by_ref().take(run.parts.len()) {
+            content.extend_from_slice(bytes);
+        }
+        writer.add(tail.id().volume, run.span, run.lsn, &content);
+        compressed += content.len();
+        if compressed >= PAUSE_BYTES {
+            compressed = 0;
+            shared.port.pause().await;
+        }
+        if writer.len() as u64 >= shared.options.pack_bytes {
+            let full = std::mem::replace(writer, PackWriter::new(shared.next_object()));
+            uploaded.push(put_pack(shared, tail, full.finish()).await?);
+        }
+    }
+    Ok(())
+}
+
+/// Reads many places of the log: in log order, neighbours in one read.
+async fn read_log(shared: &Shared, places: &[(Span, LogAddr)]) -> Result<Vec<Vec<u8>>, OpenError> {
+    let mut order: Vec<usize> = (0..places.len()).collect();
+    order.sort_by_key(|i| places[*i].1);
+    let mut contents = vec![Vec::new(); places.len()];
+    let mut rest = order.as_slice();
+    while let Some((&first, _)) = rest.split_first() {
+        let start = places[first].1.sector() / BLOCK_SECTORS * BLOCK_SECTORS;
+        let end = |i: usize| places[i].1.sector() + places[i].0.sectors();
+        let mut until = end(first);
+        let mut count = 1;
+        for &next in &rest[1..] {
+            let near = places[next].1.sector() <= until.next_multiple_of(BLOCK_SECTORS);
+            if !near || (end(next) - start) * 512 > READ_BYTES {
+                break;
+            }
+            until = until.max(end(next));
+            count += 1;
+        }
+        let len = (until.next_multiple_of(BLOCK_SECTORS) - start) * 512;
+        let data = shared
+            .port
+            .read(FileId::LOG, start * 512, len as usize)
+            .await;
+        let data = data.map_err(|error| OpenError::Disk(error.0))?;
+        for &i in &rest[..count] {
+            let at = ((places[i].1.sector() - start) * 512) as usize;
+            contents[i] = data[at..at + places[i].0.bytes() as usize].to_vec();
+        }
+        rest = &rest[count..];
+    }
+    Ok(contents)
+}
+
+async fn put_pack(shared: &Shared, tail: &Tail, pack: Pack) -> Result<Uploaded, OpenError> {
+    let reference = DeltaRef {
+        pack: pack.id,
+        footer_offset: pack.footer_offset,
+        footer_bytes: pack.footer_bytes,
+    };
+    if canary::active(Canary::RootBeforePacks) {
+        // Asked for, not waited for: the root may be there first, or alone.
+        let (key, data) = (pack.id.pack_key(), pack.bytes);
+        drop(shared.port.store(StoreOp::Put { key, data }));
+    } else {
+        put(shared, tail, pack.id.pack_key(), pack.bytes).await?;
+    }
+    Ok(Uploaded {
+        reference,
+        items: pack.items,
+    })
+}
+
+/// Writes an immutable object.
+pub(crate) async fn put(
+    shared: &Shared,
+    tail: &Tail,
+    key: String,
+    data: Vec<u8>,
+) -> Result<(), OpenError> {
+    tail.upload
+        .uploaded_bytes
+        .fetch_add(data.len() as u64, Ordering::Relaxed);
+    match shared
+        .port
+        .store(StoreOp::Put {
+            key: key.clone(),
+            data,
+        })
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(error) => Err(store_error(&key, &error)),
+    }
+}

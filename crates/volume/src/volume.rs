@@ -1,0 +1,518 @@
+//! A volume as transports see it: plan, move, commit (the hot path of the engine).
+//!
+//! Everything here answers from memory. What a request means is decided in [`Backend::begin`],
+//! the one dispatch table that all transports share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, Geometry, Op, Park, Piece, Pin, Place, Plan, Step, StepOf};
+use smallvec::SmallVec;
+
+use crate::cache::ChunkKey;
+use crate::canary::{self, Canary};
+use crate::catalog::VolumeInfo;
+use crate::fetch::{Need, chunk_key};
+use crate::index::Stored;
+use crate::log::segments::{Lane, Lots};
+use crate::map::layers::Found;
+use crate::shared::Shared;
+use crate::tail::{Inner, Tail};
+use crate::units::{Lsn, Span};
+use crate::watermark::Watermarks;
+
+/// How often a write whose bytes could not be moved is tried at another place (R10).
+const WRITE_TRIES: u8 = 3;
+
+/// An open volume. Cheap to clone; all clones are the same volume.
+#[derive(Clone)]
+pub struct Volume {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) tail: Arc<Tail>,
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume")
+            .field("name", &self.tail.name())
+            .finish()
+    }
+}
+
+type Pieces = SmallVec<[Piece; 4]>;
+
+/// Where the bytes of a read are. What it names stays as it is while the plan lives.
+#[derive(Debug)]
+pub struct ReadPlan {
+    pieces: Pieces,
+    _pins: SmallVec<[Pin; 4]>,
+    chunks: SmallVec<[ChunkKey; 4]>,
+}
+
+impl Plan for ReadPlan {
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+}
+
+/// Log space for a write. Dropped without a commit it gives back what it took.
+#[derive(Debug)]
+pub struct WritePlan {
+    volume: Volume,
+    pieces: SmallVec<[Piece; 2]>,
+    lots: Lots,
+    span: Span,
+    fua: bool,
+    tries: u8,
+    planted: bool,
+}
+
+impl Plan for WritePlan {
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+}
+
+impl Drop for WritePlan {
+    fn drop(&mut self) {
+        if self.lots.is_empty() || self.planted {
+            return;
+        }
+        let Volume { shared, tail } = &self.volume;
+        tail.give_back_slots(self.lots.len() as u64);
+        for lot in &self.lots {
+            tail.dirty_dead(shared, lot.addr, lot.span.sectors());
+        }
+        shared.space.raise();
+    }
+}
+
+/// A wait until everything up to some commit is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SyncWait(Lsn);
+
+/// Largest write, in sectors: more would starve others of log space. 32 MiB, NBD's limit.
+const WRITE_SECTORS_MAX: u32 = 65_536;
+
+impl Volume {
+    /// The volume's name.
+    pub fn name(&self) -> &str {
+        self.tail.name()
+    }
+
+    /// What the store says of it, as this host last wrote it; asks nobody.
+    pub fn info(&self) -> VolumeInfo {
+        let head = self.tail.upload.head();
+        VolumeInfo::of(&head.expect("set before a volume goes live").root)
+    }
+
+    /// Where the volume stands on the ladder.
+    pub fn watermarks(&self) -> Watermarks {
+        let now = self.shared.jobs.now();
+        let (framed, stored) = (self.tail.framed(), self.tail.stored());
+        let inner = self.tail.lock();
+        Watermarks {
+            acked: inner.ages.rung(inner.newest, inner.newest, now),
+            flushed: inner.ages.rung(framed.max(stored), inner.newest, now),
+            stored: inner.ages.rung(stored, inner.newest, now),
+        }
+    }
+
+    /// Why the last upload failed, if it did; it is being tried again.
+    pub fn upload_error(&self) -> Option<String> {
+        self.tail.upload.last_error()
+    }
+
+    /// Bytes sent to the store for this volume since it was opened: packs, index and roots.
+    pub fn uploaded_bytes(&self) -> u64 {
+        self.tail.upload.uploaded_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests complete here: not once another host has taken the volume over (S7), or
+    /// it was closed.
+    ///
+    /// # Errors
+    /// What requests end with.
+    pub fn serving(&self) -> Result<(), ErrorKind> {
+        self.tail.lock().serving()
+    }
+
+    /// The newest commit: the history of the volume up to now has this many.
+    pub fn newest(&self) -> Lsn {
+        self.tail.newest()
+    }
+
+    fn check(&self, inner: &Inner, sector: u64, sectors: u64) -> Result<Span, ErrorKind> {
+        inner.serving()?;
+        let unit = u64::from(inner.geometry.logical_block) / 512;
+        let end = sector.checked_add(sectors).ok_or(ErrorKind::Invalid)?;
+        let fits = end <= inner.geometry.bytes / 512;
+        let aligned = sector.is_multiple_of(unit) && sectors.is_multiple_of(unit);
+        if fits && aligned {
+            Ok(Span { start: sector, end })
+        } else {
+            Err(ErrorKind::Invalid)
+        }
+    }
+
+    fn begin_read(&self, sector: u64, sectors: u32, waker: &Waker) -> StepOf<Self> {
+        let mut plan = ReadPlan {
+            pieces: Pieces::new(),
+            _pins: SmallVec::new(),
+            chunks: SmallVec::new(),
+        };
+        let mut needs = Vec::new();
+        {
+            let inner = self.tail.lock();
+            let span = match self.check(&inner, sector, u64::from(sectors)) {
+                Ok(span) if span.is_empty() => return Step::Done(Ok(())),
+                Ok(span) => span,
+                Err(error) => return Step::Done(Err(error)),
+            };
+            inner.layers.lookup(span, &mut |part, found| match found {
+                Found::Log(addr) | Found::Clean(addr) => {
+                    plan._pins.push(self.shared.segments.pin(addr));
+                    let (file, offset) = (blkmq::io::FileId::LOG, addr.sector() * 512);
+                    plan.add(span, part, Place::At { file, offset });
+                }
+                Found::Zero => plan.add(span, part, Place::Hole),
+                Found::Below => self.look_below(&inner, span, part, &mut plan, &mut needs),
+            });
+        }
+        if needs.is_empty() {
+            self.shared.cache.arrived_at(&plan.chunks);
+            return Step::Read(plan);
+        }
+        drop(plan);
+        match self
+            .shared
+            .fetches
+            .want(&self.shared, &self.tail, needs, waker)
+        {
+            Ok(()) => Step::Park(Park::Fetch),
+            Err(error) => Step::Done(Err(error)),
+        }
+    }
+
+    fn look_below(
+        &self,
+        inner: &Inner,
+        whole: Span,
+        span: Span,
+        plan: &mut ReadPlan,
+        needs: &mut Vec<Need>,
+    ) {
+        inner.index.lookup(span, &mut |part, stored| match stored {
+            Stored::Hole => plan.add(whole, part, Place::Hole),
+            Stored::Unloaded(number) => {
+                if let Some(block) = inner.index.directory.get(&number) {
+                    needs.push(Need::Page {
+                        number,
+                        block: *block,
+                    });
+                }
+            }
+            Stored::Part(chunk) => match self.shared.cache.find(chunk_key(&chunk.chunk)) {
+                Some(hit) => {
+                    plan._pins.push(hit.pin);
+                    plan.chunks.push(chunk_key(&chunk.chunk));
+                    let offset = hit.offset + u64::from(chunk.skip) * 512;
+                    plan.add(
+                        whole,
+                        part,
+                        Place::At {
+                            file: hit.file,
+                            offset,
+                        },
+                    );
+                }
+                None => needs.push(Need::Chunk(Arc::clone(&chunk.chunk))),
+            },
+        });
+    }
+
+    fn begin_write(&self, span: Span, fua: bool, tries: u8, waker: &Waker) -> StepOf<Self> {
+        let Volume { shared, tail } = self;
+        let Some(lots) = self.take_room(span).or_else(|| {
+            // Whatever makes room after this look wakes us.
+            shared.space.wait(waker);
+            self.take_room(span)
+        }) else {
+            return Step::Park(Park::Space);
+        };
+        let pieces = lots
+            .iter()
+            .map(|lot| Piece {
+                at: ((lot.span.start - span.start) * 512) as u32,
+                len: lot.span.bytes() as u32,
+                place: Place::At {
+                    file: blkmq::io::FileId::LOG,
+                    offset: lot.addr.sector() * 512,
+                },
+            })
+            .collect();
+        let volume = self.clone();
+        let mut plan = WritePlan {
+            volume,
+            pieces,
+            lots,
+            span,
+            fua,
+            tries,
+            planted: false,
+        };
+        if canary::active(Canary::LsnAtPlan) {
+            plan.planted = tail
+                .commit_lots(shared, &plan.lots, shared.jobs.now())
+                .is_ok();
+        }
+        Step::Write(plan)
+    }
+
+    /// Ring slots, then log space, then the right to write now: all of it or nothing.
+    fn take_room(&self, span: Span) -> Option<Lots> {
+        let Volume { shared, tail } = self;
+        // A lot ends with its segment, so a write has at most this many.
+        let slots = span.sectors() / shared.layout.segment_sectors() + 2;
+        if !tail.reserve(&mut tail.lock(), slots) {
+            shared.committer().want(shared);
+            return None;
+        }
+        let held = tail.dirty_sectors();
+        let lots = if shared.has_extent_room() && shared.space.admit(span.bytes(), held) {
+            shared.segments.allocate(Lane::Writer, tail.id(), span)
+        } else {
+            None
+        };
+        let used = lots.as_ref().map_or(0, |lots| lots.len() as u64);
+        tail.give_back_slots(slots - used);
+        match &lots {
+            Some(_) => {
+                shared.extents.fetch_add(2 * used, Ordering::Relaxed);
+                tail.dirty_born(span.sectors());
+            }
+            None => shared.call_reclaim(),
+        }
+        lots
+    }
+
+    fn begin_zeroes(&self, sector: u64, sectors: u64, fua: bool, waker: &Waker) -> StepOf<Self> {
+        let Volume { shared, tail } = self;
+        let lsn = {
+            let mut inner = tail.lock();
+            let checked = inner
+                .writable()
+                .and_then(|()| self.check(&inner, sector, sectors));
+            let span = match checked {
+                Ok(_) if shared.poisoned.load(Ordering::Acquire) => {
+                    return Step::Done(Err(ErrorKind::Io));
+                }
+                Ok(span) if span.is_empty() => return Step::Done(Ok(())),
+                Ok(span) => span,
+                Err(error) => return Step::Done(Err(error)),
+            };
+            if !shared.has_extent_room() || !tail.reserve(&mut inner, 1) {
+                shared.space.wait(waker);
+                if !shared.has_extent_room() || !tail.reserve(&mut inner, 1) {
+                    drop(inner);
+                    shared.committer().want(shared);
+                    return Step::Park(Park::Space);
+                }
+            }
+            // At most two more; the next tick counts anew.
+            shared.extents.fetch_add(2, Ordering::Relaxed);
+            tail.commit_zeroes(shared, &mut inner, span, shared.jobs.now())
+        };
+        self.finish_write(lsn, fua, waker)
+    }
+
+    /// The commit is done; what is left is durability, if it was asked for.
+    fn finish_write(&self, lsn: Lsn, fua: bool, waker: &Waker) -> StepOf<Self> {
+        if fua && !canary::active(Canary::DropFua) {
+            return self.poll_sync(SyncWait(lsn), waker);
+        }
+        Step::Done(Ok(()))
+    }
+}
+
+impl ReadPlan {
+    fn add(&mut self, whole: Span, part: Span, place: Place) {
+        let at = ((part.start - whole.start) * 512) as u32;
+        let len = part.bytes() as u32;
+        if let Some(last) = self.pieces.last_mut() {
+            let follows = match (last.place, place) {
+                (Place::Hole, Place::Hole) => true,
+                (Place::At { file: a, offset: x }, Place::At { file: b, offset: y }) => {
+                    a == b && x + u64::from(last.len) == y
+                }
+                _ => false,
+            };
+            if follows {
+                last.len += len;
+                return;
+            }
+        }
+        self.pieces.push(Piece { at, len, place });
+    }
+}
+
+impl Backend for Volume {
+    type Read = ReadPlan;
+    type Write = WritePlan;
+    type Sync = SyncWait;
+
+    fn geometry(&self) -> Geometry {
+        self.tail.lock().geometry
+    }
+
+    fn begin(&self, op: &Op, waker: &Waker) -> StepOf<Self> {
+        match *op {
+            Op::Read { sector, sectors } if sectors <= WRITE_SECTORS_MAX => {
+                self.begin_read(sector, sectors, waker)
+            }
+            Op::Write {
+                sector,
+                sectors,
+                fua,
+            } if sectors <= WRITE_SECTORS_MAX => {
+                let inner = self.tail.lock();
+                let checked = inner
+                    .writable()
+                    .and_then(|()| self.check(&inner, sector, u64::from(sectors)));
+                drop(inner);
+                match checked {
+                    Ok(_) if self.shared.poisoned.load(Ordering::Acquire) => {
+                        Step::Done(Err(ErrorKind::Io))
+                    }
+                    Ok(span) if span.is_empty() => Step::Done(Ok(())),
+                    // It would wait for ever: the log is smaller than this one write.
+                    Ok(span)
+                        if span.sectors()
+                            > self
+                                .shared
+                                .segments
+                                .largest_write(self.shared.options.ring_entries) =>
+                    {
+                        Step::Done(Err(ErrorKind::NoSpace))
+                    }
+                    Ok(span) => self.begin_write(span, fua, 0, waker),
+                    Err(error) => Step::Done(Err(error)),
+                }
+            }
+            Op::Read { .. } | Op::Write { .. } => Step::Done(Err(ErrorKind::Invalid)),
+            Op::Flush => {
+                let inner = self.tail.lock();
+                match inner.serving() {
+                    // Also with nothing new: a client must hear of it at its next FLUSH (R10).
+                    Ok(()) if self.shared.poisoned.load(Ordering::Acquire) => {
+                        Step::Done(Err(ErrorKind::Io))
+                    }
+                    Ok(()) => {
+                        let newest = inner.newest;
+                        drop(inner);
+                        self.poll_sync(SyncWait(newest), waker)
+                    }
+                    Err(error) => Step::Done(Err(error)),
+                }
+            }
+            Op::Discard {
+                sector,
+                sectors,
+                fua,
+            }
+            | Op::WriteZeroes {
+                sector,
+                sectors,
+                fua,
+            } => self.begin_zeroes(sector, sectors, fua, waker),
+        }
+    }
+
+    fn read(&self, plan: ReadPlan, moved: Result<(), ErrorKind>, waker: &Waker) -> StepOf<Self> {
+        let from_cache_disk = |piece: &Piece| matches!(piece.place, Place::At { file, .. } if file == blkmq::io::FileId::CACHE);
+        let again = moved.is_err()
+            && plan.pieces.iter().any(from_cache_disk)
+            && self.shared.cache.damaged_on_disk(&plan.chunks);
+        drop(plan);
+        if let Err(error) = self.tail.lock().serving() {
+            return Step::Done(Err(error));
+        }
+        if again {
+            // The store has those bytes too (S8). It ends: they are not looked for there again.
+            tracing::warn!(
+                volume = self.name(),
+                "the cache disk failed a read; fetching anew"
+            );
+            waker.wake_by_ref();
+            return Step::Park(Park::Fetch);
+        }
+        Step::Done(moved)
+    }
+
+    fn written(
+        &self,
+        mut plan: WritePlan,
+        moved: Result<(), ErrorKind>,
+        waker: &Waker,
+    ) -> StepOf<Self> {
+        if let Err(error) = moved
+            && !canary::active(Canary::IgnoreShortWrite)
+        {
+            let (span, fua, tries) = (plan.span, plan.fua, plan.tries + 1);
+            drop(plan);
+            if tries == WRITE_TRIES {
+                return Step::Done(Err(error));
+            }
+            tracing::warn!(volume = self.name(), %error, "a log write failed; writing elsewhere");
+            return self.begin_write(span, fua, tries, waker);
+        }
+        let Volume { shared, tail } = self;
+        if shared.poisoned.load(Ordering::Acquire) {
+            return Step::Done(Err(ErrorKind::Io));
+        }
+        if plan.planted {
+            plan.lots.clear();
+            return self.finish_write(tail.newest(), plan.fua, waker);
+        }
+        match tail.commit_lots(shared, &plan.lots, shared.jobs.now()) {
+            Ok(lsn) => {
+                // The map names the bytes now: the plan gives nothing back, and unpins.
+                plan.lots.clear();
+                if shared.poisoned.load(Ordering::Acquire) {
+                    // Poisoned meanwhile: a restart will not believe the ring (R10).
+                    return Step::Done(Err(ErrorKind::Io));
+                }
+                self.finish_write(lsn, plan.fua, waker)
+            }
+            Err(error) => Step::Done(Err(error)),
+        }
+    }
+
+    fn poll_sync(&self, sync: SyncWait, waker: &Waker) -> StepOf<Self> {
+        let Volume { shared, tail } = self;
+        let committer = shared.committer();
+        let ended = || {
+            if let Err(error) = tail.lock().serving() {
+                return Some(Err(error));
+            }
+            if tail.framed() >= sync.0 {
+                return Some(Ok(()));
+            }
+            committer.is_poisoned().then_some(Err(ErrorKind::Io))
+        };
+        // The first look is for those who need not wait: a waker is kept until the next round,
+        // and on an idle host there is none. A round that ends after the second wakes us.
+        if let Some(result) = ended() {
+            return Step::Done(result);
+        }
+        committer.wait(waker);
+        if let Some(result) = ended() {
+            return Step::Done(result);
+        }
+        committer.want_up_to(shared, tail, sync.0);
+        Step::Sync(sync)
+    }
+}

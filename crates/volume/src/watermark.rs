@@ -1,0 +1,112 @@
+//! The ladder of watermarks: how far the newest write, the flushed and the stored state are.
+
+use std::collections::VecDeque;
+
+use crate::units::{Lsn, Now};
+
+/// One rung: everything up to `lsn` has reached it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rung {
+    /// The newest commit that has reached it.
+    pub lsn: Lsn,
+    /// Milliseconds since the oldest commit that has *not* reached it was acknowledged; zero if
+    /// all have. Exact to the nearest sample taken ([`SAMPLE_NS`]).
+    pub age_ms: u64,
+}
+
+/// Where a volume stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Watermarks {
+    /// Survives the death of the process (S1).
+    pub acked: Rung,
+    /// Survives loss of power (S2).
+    pub flushed: Rung,
+    /// Survives the loss of the host (S3).
+    pub stored: Rung,
+}
+
+/// When which commit was acknowledged, one sample per interval, only for what is not stored yet.
+#[derive(Debug, Default)]
+pub(crate) struct Ages {
+    /// (first LSN of the interval, when), ascending.
+    samples: VecDeque<(Lsn, u64)>,
+}
+
+/// Interval between samples.
+const SAMPLE_NS: u64 = 100_000_000;
+/// Samples kept; when exceeded every second one goes, so memory stays bounded in an outage.
+const SAMPLES_MAX: usize = 4096;
+
+impl Ages {
+    pub(crate) fn acked(&mut self, newest: Lsn, now: Now) {
+        if self
+            .samples
+            .back()
+            .is_none_or(|(_, at)| now.mono_ns >= at + SAMPLE_NS)
+        {
+            self.samples.push_back((newest, now.mono_ns));
+            if self.samples.len() > SAMPLES_MAX {
+                let mut keep = false;
+                self.samples.retain(|_| {
+                    keep = !keep;
+                    keep
+                });
+            }
+        }
+    }
+
+    /// Everything up to `lsn` is stored: nobody will ask for its age.
+    pub(crate) fn stored(&mut self, lsn: Lsn) {
+        while self
+            .samples
+            .get(1)
+            .is_some_and(|(next, _)| *next <= lsn.next())
+        {
+            self.samples.pop_front();
+        }
+    }
+
+    /// When the oldest commit after `lsn` was acknowledged, at the latest.
+    pub(crate) fn oldest_after(&self, lsn: Lsn, newest: Lsn) -> Option<u64> {
+        if newest <= lsn {
+            return None;
+        }
+        let before = self
+            .samples
+            .partition_point(|(first, _)| *first <= lsn.next());
+        self.samples
+            .get(before.saturating_sub(1))
+            .map(|(_, at)| *at)
+    }
+
+    pub(crate) fn rung(&self, lsn: Lsn, newest: Lsn, now: Now) -> Rung {
+        let since = self.oldest_after(lsn, newest);
+        let age_ms = since.map_or(0, |at| now.mono_ns.saturating_sub(at) / 1_000_000);
+        Rung { lsn, age_ms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Now {
+        Now {
+            mono_ns: ms * 1_000_000,
+            unix_ms: 0,
+        }
+    }
+
+    #[test]
+    fn a_rung_is_as_old_as_the_oldest_write_that_has_not_reached_it() {
+        let mut ages = Ages::default();
+        ages.acked(Lsn(1), at(0));
+        ages.acked(Lsn(5), at(1000));
+        ages.acked(Lsn(9), at(2000));
+        assert_eq!(ages.rung(Lsn(9), Lsn(9), at(3000)).age_ms, 0);
+        assert_eq!(ages.rung(Lsn(4), Lsn(9), at(3000)).age_ms, 2000);
+        assert_eq!(ages.rung(Lsn(0), Lsn(9), at(3000)).age_ms, 3000);
+        ages.stored(Lsn(4));
+        assert_eq!(ages.rung(Lsn(4), Lsn(9), at(3000)).age_ms, 2000);
+    }
+}

@@ -1,0 +1,422 @@
+//! A small world for tests of the engine's API: files and objects in memory, no faults but those
+//! a test asks for. The simulator in `sim/` is the place for everything random.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
+use volume::request::{
+    DiskError, DiskOp, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply, Version,
+};
+use volume::units::Now;
+use volume::{
+    HeapRegion, Host, Notify, OpenError, OpenMode, Options, RecoveryReport, RingRegion, Rings,
+    Setup, TailId, Volume, VolumeSpec,
+};
+
+/// What survives the process: files, objects, rings.
+#[derive(Default)]
+pub(crate) struct Lasting {
+    pub(crate) files: BTreeMap<FileId, Vec<u8>>,
+    pub(crate) objects: BTreeMap<String, (Vec<u8>, u64)>,
+    pub(crate) rings: Arc<HeapRings>,
+    pub(crate) boot: u8,
+    pub(crate) mount: u64,
+    pub(crate) versions: u64,
+    /// Store requests so far, by kind.
+    pub(crate) store_requests: BTreeMap<&'static str, usize>,
+    /// Bytes of files read so far.
+    pub(crate) bytes_read: u64,
+    /// The store does not answer.
+    pub(crate) outage: bool,
+    /// The next update takes effect, but the store is gone before it can say so.
+    pub(crate) outage_after_update: bool,
+    /// The next syncs of the log fail.
+    pub(crate) failing_syncs: usize,
+}
+
+#[derive(Default)]
+pub(crate) struct HeapRings(Mutex<BTreeMap<TailId, Arc<HeapRegion>>>);
+
+impl Rings for HeapRings {
+    fn existing(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
+        let rings = self.0.lock().expect("no panics");
+        rings
+            .get(&tail)
+            .map(|region| region.clone() as Arc<dyn RingRegion>)
+    }
+
+    fn open(&self, tail: TailId, words: usize) -> Result<Arc<dyn RingRegion>, String> {
+        let mut rings = self.0.lock().expect("no panics");
+        let region = rings
+            .entry(tail)
+            .or_insert_with(|| Arc::new(HeapRegion::new(words)));
+        Ok(region.clone())
+    }
+
+    fn remove(&self, tail: TailId) {
+        self.0.lock().expect("no panics").remove(&tail);
+    }
+}
+
+impl HeapRings {
+    pub(crate) fn lose_all(&self) {
+        self.0.lock().expect("no panics").clear();
+    }
+}
+
+struct Quiet;
+
+impl Notify for Quiet {
+    fn commit_ready(&self) {}
+    fn jobs_ready(&self) {}
+}
+
+impl Wake for Quiet {
+    fn wake(self: Arc<Self>) {}
+}
+
+pub(crate) fn waker() -> Waker {
+    Waker::from(Arc::new(Quiet))
+}
+
+/// A host and what it stands on.
+pub(crate) struct World {
+    pub(crate) host: Host,
+    pub(crate) lasting: Lasting,
+    pub(crate) now_ns: u64,
+    pub(crate) report: RecoveryReport,
+}
+
+pub(crate) fn options() -> Options {
+    Options {
+        log_bytes: 4 << 20,
+        segment_bytes: 64 << 10,
+        ring_entries: 64,
+        cache_bytes: 1 << 20,
+        memory_bytes: 1 << 20,
+        pack_bytes: 256 << 10,
+        deltas_max: 4,
+        ..Options::default()
+    }
+}
+
+impl World {
+    pub(crate) fn new() -> World {
+        World::try_start(Lasting::default(), options()).unwrap_or_else(|e| panic!("{}", e.0))
+    }
+
+    pub(crate) fn start(lasting: Lasting) -> World {
+        World::try_start(lasting, options()).unwrap_or_else(|e| panic!("{}", e.0))
+    }
+
+    pub(crate) fn try_start(
+        mut lasting: Lasting,
+        options: Options,
+    ) -> Result<World, Box<(OpenError, Lasting)>> {
+        lasting.versions += 1;
+        let mut entropy = [0; 32];
+        entropy[..8].copy_from_slice(&lasting.versions.to_le_bytes());
+        let setup = Setup {
+            options,
+            rings: lasting.rings.clone(),
+            notify: Arc::new(Quiet),
+            boot_id: [lasting.boot; 16],
+            mount_id: lasting.mount,
+            entropy,
+            label: "test".into(),
+            now: Now {
+                mono_ns: 1,
+                unix_ms: 0,
+            },
+        };
+        let (host, answer) = Host::start(setup);
+        let mut world = World {
+            host,
+            lasting,
+            now_ns: 1,
+            report: RecoveryReport::default(),
+        };
+        match world.wait(|_| answer.try_take()) {
+            Ok(report) => {
+                world.report = report;
+                Ok(world)
+            }
+            Err(error) => Err(Box::new((error, world.lasting))),
+        }
+    }
+
+    /// The process dies; what lasts is handed to the next one.
+    pub(crate) fn kill(self) -> Lasting {
+        self.lasting
+    }
+
+    /// Carries everything on until nothing is left to do at this moment.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            let more = self.host.run_jobs();
+            let mut requests = self.host.take_requests();
+            requests.extend(self.host.take_commit_requests());
+            if requests.is_empty() && !more {
+                return;
+            }
+            for Request { id, op } in requests {
+                let outcome = match op {
+                    RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
+                    RequestOp::Store(op) => Outcome::Store(self.store(op)),
+                };
+                self.host.complete(id, outcome);
+            }
+        }
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&mut self, ms: u64) {
+        for _ in 0..ms.div_ceil(10) {
+            self.now_ns += 10_000_000;
+            self.host.tick(Now {
+                mono_ns: self.now_ns,
+                unix_ms: 0,
+            });
+            self.settle();
+        }
+    }
+
+    /// Goes on, at most a virtual minute, until there is a value.
+    pub(crate) fn wait<T>(&mut self, mut look: impl FnMut(&mut World) -> Option<T>) -> T {
+        for _ in 0..6000 {
+            self.settle();
+            if let Some(value) = look(self) {
+                return value;
+            }
+            self.pass(10);
+        }
+        panic!("nothing came of it within a minute");
+    }
+
+    pub(crate) fn disk(&mut self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
+        match op {
+            DiskOp::Read { file, offset, len } => {
+                self.lasting.bytes_read += len as u64;
+                let data = self.lasting.files.entry(file).or_default();
+                let (at, end) = (offset as usize, offset as usize + len);
+                if data.len() < end {
+                    data.resize(end, 0);
+                }
+                Ok(data[at..end].to_vec())
+            }
+            DiskOp::Write { file, offset, data } => {
+                self.put(file, offset, &data);
+                Ok(Vec::new())
+            }
+            DiskOp::Zero { file, offset, len } => {
+                self.put(file, offset, &vec![0; len as usize]);
+                Ok(Vec::new())
+            }
+            DiskOp::Sync { .. } if self.lasting.failing_syncs > 0 => {
+                self.lasting.failing_syncs -= 1;
+                Err(DiskError("sync: input/output error".into()))
+            }
+            DiskOp::Sync { .. } => Ok(Vec::new()),
+        }
+    }
+
+    pub(crate) fn put(&mut self, file: FileId, offset: u64, bytes: &[u8]) {
+        let data = self.lasting.files.entry(file).or_default();
+        let end = offset as usize + bytes.len();
+        if data.len() < end {
+            data.resize(end, 0);
+        }
+        data[offset as usize..end].copy_from_slice(bytes);
+    }
+
+    fn store(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
+        if self.lasting.outage {
+            return Err(StoreError::Unavailable("the store is down".into()));
+        }
+        let kind = match &op {
+            StoreOp::Get { .. } => "get",
+            StoreOp::GetRange { .. } => "range",
+            StoreOp::Put { .. } => "put",
+            StoreOp::Create { .. } => "create",
+            StoreOp::Update { .. } => "update",
+            StoreOp::Delete { .. } => "delete",
+            StoreOp::List { .. } => "list",
+        };
+        *self.lasting.store_requests.entry(kind).or_default() += 1;
+        let objects = &mut self.lasting.objects;
+        self.lasting.versions += 1;
+        let version = Version(self.lasting.versions.to_string());
+        match op {
+            StoreOp::Get { key } => {
+                let (data, v) = objects.get(&key).cloned().ok_or(StoreError::NotFound)?;
+                Ok(StoreReply::Object {
+                    data,
+                    version: Version(v.to_string()),
+                })
+            }
+            StoreOp::GetRange { key, offset, len } => {
+                let (data, _) = objects.get(&key).ok_or(StoreError::NotFound)?;
+                let at = offset as usize;
+                let end = (at + len as usize).min(data.len());
+                Ok(StoreReply::Range(data[at.min(end)..end].to_vec()))
+            }
+            StoreOp::Put { key, data } => {
+                objects.insert(key, (data, self.lasting.versions));
+                Ok(StoreReply::Written { version })
+            }
+            StoreOp::Create { key, data } => {
+                if objects.contains_key(&key) {
+                    return Err(StoreError::Lost);
+                }
+                objects.insert(key, (data, self.lasting.versions));
+                Ok(StoreReply::Written { version })
+            }
+            StoreOp::Update {
+                key,
+                data,
+                version: expected,
+            } => {
+                let found = objects.get(&key).ok_or(StoreError::NotFound)?;
+                if found.1.to_string() != expected.0 {
+                    return Err(StoreError::Lost);
+                }
+                objects.insert(key, (data, self.lasting.versions));
+                if std::mem::take(&mut self.lasting.outage_after_update) {
+                    self.lasting.outage = true;
+                    return Err(StoreError::Unknown("no answer".into()));
+                }
+                Ok(StoreReply::Written { version })
+            }
+            StoreOp::Delete { key } => {
+                objects.remove(&key);
+                Ok(StoreReply::Deleted)
+            }
+            StoreOp::List { prefix } => Ok(StoreReply::Keys(
+                objects
+                    .keys()
+                    .filter(|key| key.starts_with(&prefix))
+                    .cloned()
+                    .collect(),
+            )),
+        }
+    }
+
+    pub(crate) fn create(&mut self, name: &str, bytes: u64) {
+        let spec = VolumeSpec {
+            name: name.into(),
+            bytes,
+            block: 512,
+        };
+        let answer = self.host.create_volume(spec);
+        self.wait(|_| answer.try_take()).expect("created");
+    }
+
+    pub(crate) fn open(&mut self, name: &str) -> Volume {
+        self.try_open(name, false).expect("opened")
+    }
+
+    pub(crate) fn try_open(&mut self, name: &str, take_over: bool) -> Result<Volume, OpenError> {
+        let answer = self.host.open_volume(name, OpenMode { take_over });
+        self.wait(|_| answer.try_take())
+    }
+
+    pub(crate) fn sync(&mut self, volume: &Volume) {
+        let answer = self.host.sync(volume);
+        self.wait(|_| answer.try_take()).expect("synced");
+    }
+
+    /// Runs one request to its end; `data` is what a write takes and a read gives.
+    pub(crate) fn request(
+        &mut self,
+        volume: &Volume,
+        op: Op,
+        data: &mut [u8],
+    ) -> Result<(), ErrorKind> {
+        let waker = waker();
+        let mut step = volume.begin(&op, &waker);
+        loop {
+            step = match step {
+                Step::Done(result) => return result,
+                Step::Read(plan) => {
+                    for piece in plan.pieces() {
+                        let part = &mut data[piece.at as usize..(piece.at + piece.len) as usize];
+                        match piece.place {
+                            Place::Hole => part.fill(0),
+                            Place::At { file, offset } => {
+                                let len = part.len();
+                                let found = self.disk(DiskOp::Read { file, offset, len });
+                                part.copy_from_slice(&found.expect("reads do not fail here"));
+                            }
+                        }
+                    }
+                    volume.read(plan, Ok(()), &waker)
+                }
+                Step::Write(plan) => {
+                    for piece in plan.pieces() {
+                        let part = &data[piece.at as usize..(piece.at + piece.len) as usize];
+                        let Place::At { file, offset } = piece.place else {
+                            panic!("a hole")
+                        };
+                        self.put(file, offset, part);
+                    }
+                    volume.written(plan, Ok(()), &waker)
+                }
+                Step::Park(_) => {
+                    self.settle();
+                    let mut next = volume.begin(&op, &waker);
+                    if matches!(next, Step::Park(_)) {
+                        self.pass(10);
+                        next = volume.begin(&op, &waker);
+                    }
+                    if matches!(next, Step::Park(_)) && self.now_ns > 3_600_000_000_000 {
+                        panic!("parked for an hour");
+                    }
+                    next
+                }
+                Step::Sync(wait) => {
+                    self.settle();
+                    volume.poll_sync(wait, &waker)
+                }
+            };
+        }
+    }
+
+    pub(crate) fn write(&mut self, volume: &Volume, sector: u64, fill: u8, bytes: usize) {
+        let op = Op::Write {
+            sector,
+            sectors: (bytes / 512) as u32,
+            fua: false,
+        };
+        self.request(volume, op, &mut vec![fill; bytes])
+            .expect("written");
+    }
+
+    pub(crate) fn flush(&mut self, volume: &Volume) {
+        self.request(volume, Op::Flush, &mut []).expect("flushed");
+    }
+
+    pub(crate) fn read(&mut self, volume: &Volume, sector: u64, bytes: usize) -> Vec<u8> {
+        let mut data = vec![0xee; bytes];
+        let op = Op::Read {
+            sector,
+            sectors: (bytes / 512) as u32,
+        };
+        self.request(volume, op, &mut data).expect("read");
+        data
+    }
+
+    /// The byte of which the whole range consists.
+    pub(crate) fn read_fill(&mut self, volume: &Volume, sector: u64, bytes: usize) -> u8 {
+        let data = self.read(volume, sector, bytes);
+        assert!(
+            data.iter().all(|byte| *byte == data[0]),
+            "mixed content at {sector}"
+        );
+        data[0]
+    }
+}

@@ -1,0 +1,713 @@
+//! What a volume promises, one sentence a test, on files and objects in memory.
+
+mod support;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, FileId, Op, Step};
+use support::{Lasting, World, waker};
+use volume::OpenError;
+
+const MIB: u64 = 1 << 20;
+
+fn with_volume() -> (World, volume::Volume) {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+#[test]
+fn a_volume_reads_zeroes_until_it_is_written_and_then_what_was_written_last() {
+    let (mut world, volume) = with_volume();
+    assert_eq!(world.read_fill(&volume, 0, 65536), 0);
+    world.write(&volume, 8, 1, 4096);
+    world.write(&volume, 9, 2, 512);
+    assert_eq!(world.read_fill(&volume, 8, 512), 1);
+    assert_eq!(world.read_fill(&volume, 9, 512), 2);
+    assert_eq!(world.read_fill(&volume, 10, 6 * 512), 1);
+    assert_eq!(world.read_fill(&volume, 16, 4096), 0);
+    let zero = Op::WriteZeroes {
+        sector: 10,
+        sectors: 2,
+        fua: true,
+    };
+    world.request(&volume, zero, &mut []).expect("zeroed");
+    assert_eq!(world.read_fill(&volume, 10, 1024), 0);
+    assert_eq!(world.read_fill(&volume, 12, 512), 1);
+}
+
+#[test]
+fn a_completed_write_survives_the_death_of_the_process() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    world.write(&volume, 8, 2, 4096);
+    world.write(&volume, 0, 3, 512);
+    let mut world = World::start(world.kill());
+    assert_eq!(world.report.ring_entries, 2);
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 512), 3);
+    assert_eq!(world.read_fill(&volume, 1, 512), 1);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 2);
+}
+
+#[test]
+fn a_flushed_write_survives_the_loss_of_the_rings_with_a_reboot() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    world.write(&volume, 0, 2, 4096);
+    let mut lasting = world.kill();
+    lasting.boot = 2;
+    lasting.rings.lose_all();
+    let mut world = World::start(lasting);
+    assert!(world.report.rings_lost.is_empty(), "a reboot explains it");
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+}
+
+#[test]
+fn a_ring_that_is_gone_without_a_reboot_is_reported_as_a_loss() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let lasting = world.kill();
+    lasting.rings.lose_all();
+    let world = World::start(lasting);
+    assert_eq!(world.report.rings_lost, ["demo"]);
+}
+
+#[test]
+fn what_was_synced_survives_the_loss_of_the_host() {
+    let (mut world, volume) = with_volume();
+    for block in 0..100 {
+        world.write(&volume, block * 8, block as u8 + 1, 4096);
+    }
+    world.sync(&volume);
+    world.write(&volume, 0, 200, 4096);
+    let before = world.kill();
+    let lasting = Lasting {
+        objects: before.objects,
+        versions: 1000,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    assert!(matches!(
+        world.try_open("demo", false),
+        Err(OpenError::Held { .. })
+    ));
+    let volume = world.try_open("demo", true).expect("taken over");
+    for block in 0..100 {
+        assert_eq!(
+            world.read_fill(&volume, block * 8, 4096),
+            block as u8 + 1,
+            "{block}"
+        );
+    }
+    assert_eq!(world.read_fill(&volume, 800, 4096), 0);
+}
+
+#[test]
+fn a_closed_volume_is_given_back_and_opens_anywhere() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 7, 4096);
+    let answer = world.host.close_volume(&volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+    let error = world.request(&volume, Op::Flush, &mut []);
+    assert_eq!(error, Err(ErrorKind::Closed));
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 99,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 7);
+}
+
+#[test]
+fn a_fenced_host_completes_no_more_writes_and_keeps_its_tail_for_rescue() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.write(&volume, 0, 2, 4096);
+    world.flush(&volume);
+    let objects = std::mem::take(&mut world.lasting.objects);
+    let mut other = World::start(Lasting {
+        objects,
+        versions: 5000,
+        ..Lasting::default()
+    });
+    let theirs = other.try_open("demo", true).expect("taken over");
+    other.write(&theirs, 8, 3, 4096);
+    other.sync(&theirs);
+    world.lasting.objects = std::mem::take(&mut other.lasting.objects);
+    let answer = world.host.sync(&volume);
+    let error = world.wait(|_| answer.try_take()).expect_err("fenced");
+    assert!(matches!(error, OpenError::Fenced(_)));
+    let op = Op::Write {
+        sector: 0,
+        sectors: 8,
+        fua: false,
+    };
+    assert_eq!(
+        world.request(&volume, op, &mut [0; 4096]),
+        Err(ErrorKind::Fenced)
+    );
+    let mut world = World::start(world.kill());
+    let volume = world.try_open("demo", true).expect("taken back");
+    assert_eq!(
+        world.read_fill(&volume, 0, 4096),
+        1,
+        "the tail is not replayed"
+    );
+    assert_eq!(world.read_fill(&volume, 8, 4096), 3);
+    world.pass(100);
+    let world = World::start(world.kill());
+    let rescue: Vec<bool> = world
+        .report
+        .tails
+        .iter()
+        .map(|(_, _, rescue)| *rescue)
+        .collect();
+    assert!(
+        rescue.contains(&true),
+        "and it is still there: {:?}",
+        world.report.tails
+    );
+}
+
+#[test]
+fn a_log_far_smaller_than_what_is_written_never_runs_out() {
+    let (mut world, volume) = with_volume();
+    for round in 0..4_u8 {
+        for chunk in 0..256_u64 {
+            world.write(
+                &volume,
+                chunk * 128,
+                round * 50 + (chunk % 50) as u8 + 1,
+                65536,
+            );
+        }
+    }
+    for chunk in 0..256_u64 {
+        let want = 150 + (chunk % 50) as u8 + 1;
+        assert_eq!(
+            world.read_fill(&volume, chunk * 128, 65536),
+            want,
+            "{chunk}"
+        );
+    }
+}
+
+#[test]
+fn in_an_outage_writers_are_parked_when_the_log_is_full_and_go_on_when_it_ends() {
+    let (mut world, volume) = with_volume();
+    world.lasting.outage = true;
+    let waker = waker();
+    let op = |chunk: u64| Op::Write {
+        sector: chunk * 128,
+        sectors: 128,
+        fua: false,
+    };
+    let mut chunk = 0;
+    let mut waits = 0;
+    while waits < 50 {
+        match volume.begin(&op(chunk), &waker) {
+            Step::Write(plan) => {
+                let done = volume.written(plan, Ok(()), &waker);
+                assert!(matches!(done, Step::Done(Ok(()))));
+                chunk += 1;
+                waits = 0;
+            }
+            Step::Park(_) => {
+                world.pass(100);
+                waits += 1;
+            }
+            other => panic!("an outage is no error: {other:?}"),
+        }
+    }
+    assert!(chunk >= 32, "a good part of the log was used: {chunk}");
+    world.flush(&volume);
+    world.lasting.outage = false;
+    world.write(&volume, chunk * 128, 9, 65536);
+    assert_eq!(world.read_fill(&volume, chunk * 128, 65536), 9);
+}
+
+#[test]
+fn overwriting_in_an_outage_never_fills_the_log() {
+    let (mut world, volume) = with_volume();
+    world.lasting.outage = true;
+    for round in 0..2000_u64 {
+        world.write(&volume, (round * 37 % 64) * 8, round as u8, 4096);
+    }
+    for block in 0..64 {
+        let last = (0..2000)
+            .rev()
+            .find(|round| round * 37 % 64 == block)
+            .expect("written");
+        assert_eq!(
+            world.read_fill(&volume, block * 8, 4096),
+            last as u8,
+            "{block}"
+        );
+    }
+}
+
+#[test]
+fn deltas_are_folded_and_a_cold_block_costs_two_requests() {
+    let (mut world, volume) = with_volume();
+    for round in 0..12_u64 {
+        for block in 0..8 {
+            world.write(&volume, (round * 8 + block) * 1024, round as u8 + 1, 4096);
+        }
+        world.sync(&volume);
+    }
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 9000,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    let volume = world.try_open("demo", true).expect("opened");
+    world.lasting.store_requests.clear();
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    let requests: usize = world.lasting.store_requests.values().sum();
+    assert!(requests <= 2, "{:?}", world.lasting.store_requests);
+    for round in 0..12_u64 {
+        for block in 0..8 {
+            let sector = (round * 8 + block) * 1024;
+            assert_eq!(world.read_fill(&volume, sector, 4096), round as u8 + 1);
+        }
+    }
+}
+
+#[test]
+fn a_failed_sync_fails_flushes_and_writes_for_good_and_reads_go_on() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    world.write(&volume, 8, 2, 4096);
+    world.lasting.failing_syncs = 1;
+    assert_eq!(
+        world.request(&volume, Op::Flush, &mut []),
+        Err(ErrorKind::Io)
+    );
+    let op = Op::Write {
+        sector: 0,
+        sectors: 8,
+        fua: false,
+    };
+    assert_eq!(
+        world.request(&volume, op, &mut [9; 4096]),
+        Err(ErrorKind::Io)
+    );
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    let mut world = World::start(world.kill());
+    assert!(world.report.poisoned, "the mark survives");
+    let volume = world.open("demo");
+    assert_eq!(
+        world.request(&volume, Op::Flush, &mut []),
+        Err(ErrorKind::Io)
+    );
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(
+        world.request(&volume, op, &mut [9; 4096]),
+        Err(ErrorKind::Io)
+    );
+    world.sync(&volume);
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 9000,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    let volume = world
+        .try_open("demo", true)
+        .expect("what was flushed was uploaded");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+}
+
+#[test]
+fn bad_addresses_are_refused_and_change_nothing() {
+    let (mut world, volume) = with_volume();
+    let end = 64 * MIB / 512;
+    for (sector, sectors) in [(end, 1), (end - 1, 2), (u64::MAX, 1), (u64::MAX / 512, 8)] {
+        let write = Op::Write {
+            sector,
+            sectors,
+            fua: false,
+        };
+        assert_eq!(
+            world.request(&volume, write, &mut [1; 4096]),
+            Err(ErrorKind::Invalid)
+        );
+        let read = Op::Read { sector, sectors };
+        assert_eq!(
+            world.request(&volume, read, &mut [1; 4096]),
+            Err(ErrorKind::Invalid)
+        );
+        let zero = Op::Discard {
+            sector,
+            sectors: u64::from(sectors),
+            fua: false,
+        };
+        assert_eq!(
+            world.request(&volume, zero, &mut []),
+            Err(ErrorKind::Invalid)
+        );
+    }
+    assert_eq!(volume.newest().0, 0);
+}
+
+#[test]
+fn a_damaged_chunk_is_an_error_and_never_served() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    let mut lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 9000,
+        ..Lasting::default()
+    };
+    for (key, (data, _)) in &mut lasting.objects {
+        if key.starts_with("packs/") {
+            data[40] ^= 1;
+        }
+    }
+    let mut world = World::start(lasting);
+    let volume = world.try_open("demo", true).expect("opened");
+    let op = Op::Read {
+        sector: 0,
+        sectors: 8,
+    };
+    assert_eq!(
+        world.request(&volume, op, &mut [0; 4096]),
+        Err(ErrorKind::Corrupt)
+    );
+}
+
+#[test]
+fn a_foreign_or_newer_log_is_refused_by_name_and_left_alone() {
+    let (world, volume) = with_volume();
+    drop(volume);
+    let good = world.kill();
+    for (offset, byte) in [(0, b'X'), (8, 9)] {
+        let mut lasting = Lasting {
+            files: good.files.clone(),
+            ..Lasting::default()
+        };
+        for copy in [0, 4096] {
+            lasting.files.get_mut(&FileId::LOG).expect("a log")[copy + offset] = byte;
+        }
+        let before = lasting.files.clone();
+        let Err(refused) = World::try_start(lasting, support::options()) else {
+            panic!("accepted");
+        };
+        let (error, after) = *refused;
+        assert!(
+            matches!(error, OpenError::Foreign(_) | OpenError::Newer { .. }),
+            "{error}"
+        );
+        assert!(
+            before[&FileId::LOG] == after.files[&FileId::LOG],
+            "untouched"
+        );
+    }
+}
+
+#[test]
+fn volumes_are_listed_and_deleted_only_when_nobody_has_them_open() {
+    let (mut world, volume) = with_volume();
+    world.create("other", MIB);
+    let answer = world.host.list_volumes();
+    let names: Vec<String> = world
+        .wait(|_| answer.try_take())
+        .expect("listed")
+        .into_iter()
+        .map(|info| info.name)
+        .collect();
+    assert_eq!(names, ["demo", "other"]);
+    let answer = world.host.delete_volume("demo");
+    let error = world.wait(|_| answer.try_take()).expect_err("it is open");
+    assert!(matches!(error, OpenError::InUse(_)));
+    let answer = world.host.close_volume(&volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+    let answer = world.host.delete_volume("demo");
+    world.wait(|_| answer.try_take()).expect("deleted");
+    assert!(matches!(
+        world.try_open("demo", false),
+        Err(OpenError::NoSuchVolume(_))
+    ));
+}
+
+/// Bytes that do not compress, different for each seed.
+fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    };
+    (0..bytes / 8).flat_map(|_| next().to_le_bytes()).collect()
+}
+
+#[test]
+fn random_small_writes_upload_little_more_than_their_bytes() {
+    let (mut world, volume) = with_volume();
+    let before = volume.uploaded_bytes();
+    let mut written = 0;
+    for n in 0..512_u64 {
+        let op = Op::Write {
+            sector: n * 7919 % 16384 * 8,
+            sectors: 8,
+            fua: false,
+        };
+        world
+            .request(&volume, op, &mut noise(n + 1, 4096))
+            .expect("written");
+        written += 4096;
+    }
+    world.sync(&volume);
+    let uploaded = volume.uploaded_bytes() - before;
+    assert!(
+        uploaded * 10 <= written * 13,
+        "{uploaded} bytes for {written}"
+    );
+}
+
+#[test]
+fn a_cold_block_is_written_without_asking_the_store() {
+    let (mut world, volume) = with_volume();
+    for block in 0..64 {
+        world.write(&volume, block * 8, 1, 4096);
+    }
+    world.sync(&volume);
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 9000,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    let volume = world.try_open("demo", true).expect("opened");
+    world.settle();
+    world.lasting.store_requests.clear();
+    world.write(&volume, 8, 2, 4096);
+    world.write(&volume, 17, 3, 512);
+    assert!(
+        world.lasting.store_requests.is_empty(),
+        "{:?}",
+        world.lasting.store_requests
+    );
+    assert_eq!(world.read_fill(&volume, 16, 512), 1);
+    assert_eq!(world.read_fill(&volume, 17, 512), 3);
+}
+
+#[test]
+fn what_was_written_in_sequence_is_read_cold_in_one_request_a_pack() {
+    let (mut world, volume) = with_volume();
+    for block in 0..32_u64 {
+        let op = Op::Write {
+            sector: block * 8,
+            sectors: 8,
+            fua: false,
+        };
+        world
+            .request(&volume, op, &mut noise(block + 1, 4096))
+            .expect("written");
+    }
+    world.sync(&volume);
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 9000,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    let volume = world.try_open("demo", true).expect("opened");
+    world.lasting.store_requests.clear();
+    let data = world.read(&volume, 0, 131_072);
+    for block in 0..32 {
+        assert_eq!(
+            data[block * 4096..][..4096],
+            noise(block as u64 + 1, 4096),
+            "{block}"
+        );
+    }
+    let requests: usize = world.lasting.store_requests.values().sum();
+    assert_eq!(requests, 1, "{:?}", world.lasting.store_requests);
+}
+
+#[test]
+fn an_idle_volume_costs_no_store_requests() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.pass(1000);
+    world.lasting.store_requests.clear();
+    world.pass(120_000);
+    assert!(
+        world.lasting.store_requests.is_empty(),
+        "{:?}",
+        world.lasting.store_requests
+    );
+}
+
+#[test]
+fn the_recovery_point_timer_brings_writes_to_the_store_by_itself() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    assert_eq!(volume.watermarks().stored.lsn.0, 0);
+    world.pass(31_000);
+    let marks = volume.watermarks();
+    assert_eq!(
+        (marks.stored.lsn, marks.stored.age_ms),
+        (volume.newest(), 0)
+    );
+}
+
+#[test]
+fn recovery_reads_a_bounded_part_of_the_log() {
+    let (mut world, volume) = with_volume();
+    world.lasting.outage = true;
+    for block in 0..400_u64 {
+        world.write(&volume, block * 8, 1, 4096);
+        if block.is_multiple_of(5) {
+            world.flush(&volume);
+        }
+    }
+    let mut lasting = world.kill();
+    lasting.bytes_read = 0;
+    let log_bytes = support::options().log_bytes;
+    let world = World::start(lasting);
+    let read = world.lasting.bytes_read;
+    // Both journal halves (their end twice), a header per segment and the superblocks, whatever was written.
+    let segments = log_bytes / support::options().segment_bytes;
+    let bound = 2 * (log_bytes * 72 / 1000 + 2 * 64 * 4096) + (segments + 2) * 4096;
+    assert!(read <= bound, "{read} of {log_bytes}, bound {bound}");
+}
+
+#[test]
+fn a_name_is_free_after_deletion_and_the_new_volume_is_empty() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 7, 4096);
+    let answer = world.host.close_volume(&volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+    let answer = world.host.delete_volume("demo");
+    world.wait(|_| answer.try_take()).expect("deleted");
+    let answer = world.host.delete_volume("demo");
+    let again = world.wait(|_| answer.try_take());
+    assert!(matches!(again, Err(OpenError::NoSuchVolume(_))));
+    assert!(!world.lasting.store_requests.contains_key("delete"));
+    world.create("demo", 2 * MIB);
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 0);
+}
+
+#[test]
+fn a_root_that_was_copied_to_another_name_is_refused() {
+    let mut world = World::new();
+    world.create("demo", MIB);
+    let copy = world.lasting.objects[&volume::object::root_key("demo")].clone();
+    let key = volume::object::root_key("copy");
+    world.lasting.objects.insert(key, copy);
+    let refused = world.try_open("copy", false);
+    assert!(matches!(refused, Err(OpenError::Corrupt(why)) if why.contains("\"demo\"")));
+}
+
+#[test]
+fn a_volume_that_was_given_back_is_not_kept_for_rescue_if_a_crash_follows() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 7, 4096);
+    world.flush(&volume);
+    let before = world.lasting.files[&FileId::LOG].clone();
+    let answer = world.host.close_volume(&volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+    // The host loses power: nothing that the log learnt since the flush was durable.
+    let mut lasting = world.kill();
+    lasting.files.insert(FileId::LOG, before);
+    lasting.rings.lose_all();
+    lasting.boot = 2;
+    let mut world = World::start(lasting);
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 7);
+    world.settle();
+    let world = World::start(world.kill());
+    assert!(
+        world.report.tails.iter().all(|(.., rescue)| !rescue),
+        "{:?}",
+        world.report.tails
+    );
+}
+
+#[test]
+fn a_fetch_given_up_with_its_volume_fails_no_read_of_the_next_opening() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 7, 4096);
+    let answer = world.host.close_volume(&volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 99,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    let volume = world.open("demo");
+    let op = Op::Read {
+        sector: 0,
+        sectors: 8,
+    };
+    world.lasting.outage = true;
+    assert!(matches!(volume.begin(&op, &waker()), Step::Park(_)));
+    world.settle();
+    world.lasting.outage = false;
+    let answer = world.host.close_volume(&volume);
+    world.settle();
+    answer.try_take().expect("at once").expect("closed");
+    // The fetch tries again, in vain, and finds its volume closed.
+    world.lasting.outage = true;
+    world.pass(1500);
+    world.lasting.outage = false;
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 7);
+}
+
+#[test]
+fn a_ring_directory_that_was_mounted_anew_in_the_same_boot_is_reported_as_a_loss() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let mut lasting = world.kill();
+    lasting.mount = 2;
+    let world = World::start(lasting);
+    assert_eq!(world.report.rings_lost, ["demo"]);
+}
+
+#[test]
+fn a_discard_over_very_many_extents_hides_them_all() {
+    let mut options = support::options();
+    options.log_bytes = 64 << 20;
+    options.ring_entries = 8192;
+    let started = World::try_start(Lasting::default(), options);
+    let mut world = started.unwrap_or_else(|refused| panic!("{}", refused.0));
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.lasting.outage = true;
+    for block in 0..5000_u64 {
+        world.write(&volume, block * 16, 1, 4096);
+    }
+    let discard = Op::Discard {
+        sector: 8,
+        sectors: 4990 * 16,
+        fua: false,
+    };
+    world.request(&volume, discard, &mut []).expect("discarded");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(world.read_fill(&volume, 16, 65536), 0);
+    assert_eq!(world.read_fill(&volume, 4999 * 16, 4096), 1);
+    world.lasting.outage = false;
+    world.sync(&volume);
+    assert_eq!(world.read_fill(&volume, 4000 * 16, 4096), 0);
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 4000 * 16, 4096), 0);
+    assert_eq!(world.read_fill(&volume, 4999 * 16, 4096), 1);
+}

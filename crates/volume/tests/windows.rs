@@ -1,0 +1,179 @@
+//! Narrow windows: between a commit and its answer, between a death and the next start.
+
+mod support;
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
+use support::{Lasting, World, options, waker};
+use volume::Options;
+
+const GIB: u64 = 1 << 30;
+
+/// Everything but the objects is lost; another host takes the volume over.
+fn elsewhere(world: World) -> (World, volume::Volume) {
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 100_000,
+        ..Lasting::default()
+    };
+    let mut world = World::start(lasting);
+    let volume = world.try_open("demo", true).expect("taken over");
+    (world, volume)
+}
+
+#[test]
+fn a_root_that_took_effect_unseen_brings_back_no_discarded_bytes() {
+    let mut world = World::new();
+    world.create("demo", 64 * GIB);
+    let volume = world.open("demo");
+    // Another directory node than everything else here.
+    let far = 16 * GIB / 512;
+    for round in 0..4 {
+        world.write(&volume, 0, round, 4096);
+        world.sync(&volume);
+    }
+    // The next upload folds, and nobody hears that its root was written.
+    world.write(&volume, far, 9, 4096);
+    world.lasting.outage_after_update = true;
+    let answer = world.host.sync(&volume);
+    world.pass(15_000);
+    assert!(answer.try_take().is_none(), "it cannot be known yet");
+    assert!(world.lasting.outage, "the root was written");
+    let discard = Op::Discard {
+        sector: far,
+        sectors: 8,
+        fua: false,
+    };
+    world.request(&volume, discard, &mut []).expect("discarded");
+    world.lasting.outage = false;
+    world.wait(|_| answer.try_take()).expect("synced");
+    for round in 10..20 {
+        world.write(&volume, 0, round, 4096);
+        world.sync(&volume);
+    }
+    assert_eq!(world.read_fill(&volume, far, 4096), 0);
+    let (mut world, volume) = elsewhere(world);
+    assert_eq!(world.read_fill(&volume, 0, 4096), 19);
+    assert_eq!(world.read_fill(&volume, far, 4096), 0);
+}
+
+#[test]
+fn a_checkpoint_is_not_continued_by_frames_of_one_that_was_cut_short() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    // The first frame never reached the disk, those behind it did.
+    let mut lasting = world.kill();
+    let log = lasting.files.get_mut(&FileId::LOG).expect("the log");
+    log[2 * 4096..3 * 4096].fill(0);
+    let world = World::start(lasting);
+    assert_eq!(world.report.tails, [], "nothing whole was there");
+    let world = World::start(world.kill());
+    assert_eq!(world.report.tails, [], "and nothing came of it");
+}
+
+#[derive(Default)]
+struct Nobody;
+
+impl Wake for Nobody {
+    fn wake(self: Arc<Self>) {}
+}
+
+#[test]
+fn a_flush_with_nothing_to_do_leaves_no_waker_behind() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    let mut left = 0;
+    for _ in 0..100 {
+        let client = Arc::new(Nobody);
+        let step = volume.begin(&Op::Flush, &Waker::from(Arc::clone(&client)));
+        assert!(matches!(step, Step::Done(Ok(()))));
+        left += Arc::strong_count(&client) - 1;
+    }
+    assert_eq!(left, 0);
+}
+
+#[test]
+fn what_the_cache_disk_cannot_read_comes_from_the_store() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    // Far apart: two chunks.
+    let (one, other) = (0, 1 << 20);
+    world.write(&volume, one, 1, 4096);
+    world.write(&volume, other, 2, 4096);
+    world.sync(&volume);
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 100_000,
+        ..Lasting::default()
+    };
+    // Memory keeps nothing that nobody reads just now.
+    let options = Options {
+        memory_bytes: 0,
+        ..options()
+    };
+    let mut world = World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0));
+    let volume = world.try_open("demo", true).expect("taken over");
+    assert_eq!(world.read_fill(&volume, one, 4096), 1);
+    assert_eq!(world.read_fill(&volume, other, 4096), 2);
+    let op = Op::Read {
+        sector: one,
+        sectors: 8,
+    };
+    let Step::Read(plan) = volume.begin(&op, &waker()) else {
+        panic!("it is in the cache")
+    };
+    let from = |plan: &volume::ReadPlan| match plan.pieces()[0].place {
+        Place::At { file, .. } => Some(file),
+        Place::Hole => None,
+    };
+    assert_eq!(from(&plan), Some(FileId::CACHE));
+    let again = volume.read(plan, Err(ErrorKind::Io), &waker());
+    assert!(matches!(again, Step::Park(_)), "{again:?}");
+    let Step::Park(_) = volume.begin(&op, &waker()) else {
+        panic!("it must be fetched")
+    };
+    world.settle();
+    let Step::Read(plan) = volume.begin(&op, &waker()) else {
+        panic!("it was fetched")
+    };
+    assert_eq!(from(&plan), Some(FileId::MEMORY));
+    let last = volume.read(plan, Err(ErrorKind::Io), &waker());
+    assert!(matches!(last, Step::Done(Err(ErrorKind::Io))), "{last:?}");
+    assert_eq!(world.read_fill(&volume, one, 4096), 1);
+}
+
+#[test]
+fn bytes_of_a_volume_that_nobody_opened_do_not_stop_the_cleaner() {
+    let mut world = World::new();
+    world.create("left", GIB);
+    world.create("demo", GIB);
+    let (left, volume) = (world.open("left"), world.open("demo"));
+    // Twelve segments that hold one block of the other volume each.
+    for block in 0..12 {
+        world.write(&left, block * 8, 1, 4096);
+        for _ in 0..14 {
+            world.write(&volume, 0, 2, 4096);
+        }
+    }
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    world.lasting.outage = true;
+    // A block that stays and nine that do not, over twice the size of the log.
+    for block in 1..150 {
+        world.write(&volume, block * 8, 3, 4096);
+        for _ in 0..9 {
+            world.write(&volume, 0, 4, 4096);
+        }
+    }
+    assert!((1..150).all(|block| world.read_fill(&volume, block * 8, 4096) == 3));
+}
