@@ -1,0 +1,230 @@
+//! The handshake, option by option: what is answered, and when the connection ends.
+
+use super::*;
+use blkmq::io::Geometry;
+
+struct Disks(Vec<ExportInfo>);
+
+impl Directory for Disks {
+    type Export = String;
+    fn find(&self, name: &str) -> Option<(String, ExportInfo)> {
+        let info = self.0.iter().find(|info| info.name == name)?;
+        Some((info.name.clone(), info.clone()))
+    }
+    fn list(&self) -> Vec<Listed> {
+        let line = |i: &ExportInfo| Listed {
+            name: i.name.clone(),
+            description: i.description.clone(),
+        };
+        self.0.iter().map(line).collect()
+    }
+}
+
+fn disks() -> Disks {
+    let geometry = Geometry {
+        bytes: 1 << 30,
+        logical_block: 512,
+        physical_block: 4096,
+        read_only: false,
+    };
+    let disk = |name: &str, read_only| ExportInfo {
+        name: name.to_owned(),
+        description: "scratch".to_owned(),
+        geometry: Geometry {
+            read_only,
+            ..geometry
+        },
+    };
+    Disks(vec![disk("demo", false), disk("old", true)])
+}
+
+fn option(option: u32, data: &[u8]) -> Vec<u8> {
+    let mut out = wire::OPTION_MAGIC.to_be_bytes().to_vec();
+    out.extend(option.to_be_bytes());
+    out.extend((data.len() as u32).to_be_bytes());
+    out.extend(data);
+    out
+}
+
+fn info_data(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut out = (name.len() as u32).to_be_bytes().to_vec();
+    out.extend(name.as_bytes());
+    out.extend((wanted.len() as u16).to_be_bytes());
+    wanted
+        .iter()
+        .for_each(|kind| out.extend(kind.to_be_bytes()));
+    out
+}
+
+/// Splits answers into (option, kind, data).
+fn replies(mut bytes: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+    let mut out = Vec::new();
+    while !bytes.is_empty() {
+        assert_eq!(u64_at(bytes, 0), Some(wire::OPTION_REPLY_MAGIC));
+        let length = u32_at(bytes, 16).unwrap() as usize;
+        let data = bytes[20..20 + length].to_vec();
+        out.push((u32_at(bytes, 8).unwrap(), u32_at(bytes, 12).unwrap(), data));
+        bytes = &bytes[20 + length..];
+    }
+    out
+}
+
+/// Feeds the flags and then `bytes` in pieces of `step`; the answers and the last progress.
+fn run(flags: u32, bytes: &[u8], step: usize) -> (Vec<u8>, Progress<String>) {
+    let mut all = flags.to_be_bytes().to_vec();
+    all.extend(bytes);
+    let mut handshake = Handshake::new();
+    let mut out = Vec::new();
+    let mut last = Progress::NeedMore;
+    let mut at = 0;
+    while at < all.len() && last == Progress::NeedMore {
+        let end = all.len().min(at + step);
+        let (consumed, progress) = handshake.receive(&all[at..end], &disks(), &mut out);
+        at += consumed;
+        last = progress;
+    }
+    (out, last)
+}
+
+const BOTH: u32 = wire::CLIENT_FIXED_NEWSTYLE | wire::CLIENT_NO_ZEROES;
+
+#[test]
+fn go_tells_all_asked_facts_and_enters_transmission() {
+    let data = info_data("demo", &[wire::INFO_NAME, wire::INFO_DESCRIPTION]);
+    for step in [1, 7, 4096] {
+        let (out, last) = run(BOTH, &option(wire::OPT_GO, &data), step);
+        assert_eq!(last, Progress::Transmission("demo".to_owned()));
+        let replies = replies(&out);
+        let facts: Vec<_> = replies
+            .iter()
+            .filter(|r| r.1 == wire::REP_INFO)
+            .map(|r| u16::from_be_bytes([r.2[0], r.2[1]]))
+            .collect();
+        let want = [
+            wire::INFO_EXPORT,
+            wire::INFO_NAME,
+            wire::INFO_DESCRIPTION,
+            wire::INFO_BLOCK_SIZE,
+        ];
+        assert_eq!(facts, want);
+        assert_eq!(replies[1].2[2..], *b"demo");
+        assert_eq!(replies[2].2[2..], *b"scratch");
+        assert_eq!(replies.last().map(|r| r.1), Some(wire::REP_ACK));
+    }
+}
+
+#[test]
+fn info_tells_the_same_and_the_negotiation_goes_on() {
+    let data = info_data("old", &[]);
+    let mut bytes = option(wire::OPT_INFO, &data);
+    bytes.extend(option(wire::OPT_ABORT, &[]));
+    let (out, last) = run(BOTH, &bytes, 4096);
+    assert_eq!(last, Progress::Close(Reason::Aborted));
+    let replies = replies(&out);
+    let flags = u16::from_be_bytes([replies[0].2[10], replies[0].2[11]]);
+    assert!(flags & wire::FLAG_READ_ONLY != 0 && flags & wire::FLAG_SEND_TRIM == 0);
+    let kinds: Vec<_> = replies.iter().map(|r| (r.0, r.1)).collect();
+    let info = (wire::OPT_INFO, wire::REP_INFO);
+    let done = (wire::OPT_INFO, wire::REP_ACK);
+    assert_eq!(kinds, [info, info, done, (wire::OPT_ABORT, wire::REP_ACK)]);
+}
+
+#[test]
+fn list_names_every_export_and_refuses_data() {
+    let mut bytes = option(wire::OPT_LIST, b"x");
+    bytes.extend(option(wire::OPT_LIST, b""));
+    let (out, last) = run(BOTH, &bytes, 4096);
+    assert_eq!(last, Progress::NeedMore);
+    let replies = replies(&out);
+    assert_eq!(replies[0].1, wire::REP_ERR_INVALID);
+    assert_eq!(replies[1].2, b"\0\0\0\x04demoscratch");
+    assert_eq!(replies[2].2, b"\0\0\0\x03oldscratch");
+    assert_eq!(replies[3].1, wire::REP_ACK);
+}
+
+#[test]
+fn export_name_answers_with_and_without_the_zeroes() {
+    for (flags, length) in [(BOTH, 10), (wire::CLIENT_FIXED_NEWSTYLE, 134), (0, 134)] {
+        let (out, last) = run(flags, &option(wire::OPT_EXPORT_NAME, b"demo"), 4096);
+        assert_eq!(last, Progress::Transmission("demo".to_owned()));
+        assert_eq!(out.len(), length);
+        assert_eq!(u64_at(&out, 0), Some(1 << 30));
+    }
+    let (out, last) = run(BOTH, &option(wire::OPT_EXPORT_NAME, b"none"), 4096);
+    assert_eq!(
+        (out.len(), last),
+        (0, Progress::Close(Reason::UnknownExport))
+    );
+}
+
+#[test]
+fn unknown_options_are_answered_unsupported_and_the_negotiation_goes_on() {
+    for unknown in [wire::OPT_STRUCTURED_REPLY, 4, 5, 9, 10, 11, 12345] {
+        let mut bytes = option(unknown, b"whatever");
+        bytes.extend(option(wire::OPT_GO, &info_data("demo", &[])));
+        let (out, last) = run(BOTH, &bytes, 4096);
+        assert_eq!(replies(&out)[0].1, wire::REP_ERR_UNSUP);
+        assert_eq!(last, Progress::Transmission("demo".to_owned()));
+    }
+}
+
+#[test]
+fn malformed_and_unknown_names_are_refused_and_the_negotiation_goes_on() {
+    let long = "x".repeat(NAME_BYTES_MAX + 1);
+    let mut not_utf8 = info_data("demo", &[]);
+    not_utf8[5] = 0xff;
+    let mut cut = info_data("demo", &[wire::INFO_NAME]);
+    cut.pop();
+    let mut lying = info_data("demo", &[]);
+    lying[..4].copy_from_slice(&4000_u32.to_be_bytes());
+    let cases = [
+        (info_data("nobody", &[]), wire::REP_ERR_UNKNOWN),
+        (info_data(&long, &[]), wire::REP_ERR_TOO_BIG),
+        (not_utf8, wire::REP_ERR_INVALID),
+        (cut, wire::REP_ERR_INVALID),
+        (lying, wire::REP_ERR_INVALID),
+        (vec![], wire::REP_ERR_INVALID),
+        (vec![0, 0, 0], wire::REP_ERR_INVALID),
+    ];
+    for (data, error) in cases {
+        let (out, last) = run(BOTH, &option(wire::OPT_GO, &data), 4096);
+        assert_eq!(replies(&out)[0].1, error);
+        assert_eq!(last, Progress::NeedMore);
+    }
+}
+
+#[test]
+fn oversized_options_are_skipped_or_end_the_session_without_being_stored() {
+    let mut bytes = option(wire::OPT_INFO, &vec![0; OPTION_BYTES_MAX as usize + 1]);
+    bytes.extend(option(wire::OPT_GO, &info_data("demo", &[])));
+    let (out, last) = run(BOTH, &bytes, 1000);
+    assert_eq!(replies(&out)[0].1, wire::REP_ERR_TOO_BIG);
+    assert_eq!(last, Progress::Transmission("demo".to_owned()));
+
+    let mut header = option(wire::OPT_GO, &[]);
+    header[12..].copy_from_slice(&u32::MAX.to_be_bytes());
+    let (out, last) = run(BOTH, &header, 4096);
+    assert_eq!(replies(&out)[0].1, wire::REP_ERR_TOO_BIG);
+    let reason = Reason::Oversized {
+        option: wire::OPT_GO,
+        length: u32::MAX,
+    };
+    assert_eq!(last, Progress::Close(reason));
+}
+
+#[test]
+fn flags_not_offered_bad_magic_and_old_clients_with_new_options_end_the_session() {
+    let (_, last) = run(1 << 7, &option(wire::OPT_LIST, &[]), 4096);
+    assert_eq!(last, Progress::Close(Reason::ClientFlags(1 << 7)));
+    let (_, last) = run(BOTH, &[0; 16], 4096);
+    assert_eq!(last, Progress::Close(Reason::Magic(0)));
+    let (_, last) = run(0, &option(wire::OPT_LIST, &[]), 4096);
+    assert_eq!(last, Progress::Close(Reason::NotFixed(wire::OPT_LIST)));
+}
+
+#[test]
+fn overlong_names_and_descriptions_are_cut_between_characters() {
+    let text = "é".repeat(NAME_BYTES_MAX);
+    assert_eq!(clip(&text).len(), NAME_BYTES_MAX);
+    assert_eq!(clip(&format!("a{text}")).len(), NAME_BYTES_MAX - 1);
+}

@@ -1,0 +1,211 @@
+//! What a connection receives: a small staging buffer for headers, and payloads.
+//!
+//! One receive into the staging buffer usually brings several requests. A payload's first bytes
+//! are copied from there; where much is left, the rest comes straight into the payload's own
+//! aligned buffer. At most one receive is in flight.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use reactor::{Buf, Cx, FileIndex, Need, Op};
+
+use super::token;
+use crate::codec::{Decoder, Request};
+
+/// Enough for 15 requests of 4 KiB at once; this much an idle connection keeps.
+const STAGING_BYTES: usize = 64 << 10;
+
+/// From this on the rest of a payload is received into its own buffer: one more call is then
+/// cheaper than the copy.
+const DIRECT_BYTES_MIN: usize = 16 << 10;
+
+/// A WRITE whose payload is on its way.
+#[derive(Debug)]
+struct Incoming {
+    request: Request,
+    /// `None` while it is waited for, or while the kernel fills it.
+    buf: Option<Buf>,
+    filled: usize,
+    /// Since when the client is waited for; not while the pool is.
+    since: Option<Instant>,
+}
+
+/// What became of the payload that is due.
+#[derive(Debug)]
+pub(super) enum Took {
+    /// None is due.
+    NoPayload,
+    /// Something must come first.
+    Waiting,
+    /// It is complete.
+    Payload(Request, Buf),
+}
+
+#[derive(Debug)]
+pub(super) struct Intake {
+    /// `None` while a receive is in flight.
+    staging: Option<Buf>,
+    start: usize,
+    end: usize,
+    incoming: Option<Incoming>,
+    receiving: bool,
+}
+
+impl Intake {
+    pub(super) fn new() -> Intake {
+        Intake {
+            staging: None,
+            start: 0,
+            end: 0,
+            incoming: None,
+            receiving: false,
+        }
+    }
+
+    /// Whether a receive is in flight: it will also tell the peer's end.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.receiving
+    }
+
+    /// Whether a WRITE's payload is under way.
+    pub(super) fn expects_payload(&self) -> bool {
+        self.incoming.is_some()
+    }
+
+    /// Received bytes that were not consumed. Where there are none, begins to receive some.
+    pub(super) fn unread(&mut self, cx: &mut Cx<'_>, socket: FileIndex) -> Option<&[u8]> {
+        if self.start == self.end {
+            self.receive(cx, socket);
+            return None;
+        }
+        self.staging.as_deref()?.get(self.start..self.end)
+    }
+
+    pub(super) fn consume(&mut self, bytes: usize) {
+        self.start += bytes;
+        debug_assert!(self.start <= self.end, "consumed what was not received");
+    }
+
+    fn receive(&mut self, cx: &mut Cx<'_>, socket: FileIndex) {
+        if self.receiving {
+            return;
+        }
+        let Some(buf) = self.staging.take().or_else(|| Buf::allocate(STAGING_BYTES)) else {
+            // No memory for 64 KiB: the connection stays as it is, and the peer's end is
+            // still watched for.
+            tracing::error!("no memory to receive into");
+            return;
+        };
+        (self.start, self.end) = (0, 0);
+        self.receiving = true;
+        cx.submit(
+            token::RECV,
+            Op::Recv {
+                file: socket,
+                buf,
+                at: 0,
+                exact: false,
+            },
+        );
+    }
+
+    /// A receive into the staging buffer has ended; false at the end of the stream.
+    pub(super) fn received(&mut self, buf: Buf, result: io::Result<usize>) -> bool {
+        self.receiving = false;
+        self.staging = Some(buf);
+        self.end = result.unwrap_or(0);
+        self.end > 0
+    }
+
+    /// A WRITE's header came: gets a buffer for its payload, now or later. The decoder has
+    /// checked the length.
+    pub(super) fn expect_payload(&mut self, cx: &mut Cx<'_>, request: Request) {
+        let len = request.length as usize;
+        let buf = cx.buffer(token::PAYLOAD_BUFFER, len, Need::Held);
+        let since = buf.is_some().then(Instant::now);
+        self.incoming = Some(Incoming {
+            request,
+            buf,
+            filled: 0,
+            since,
+        });
+    }
+
+    /// The buffer that was waited for.
+    pub(super) fn payload_buffer(&mut self, buf: Buf) {
+        if let Some(incoming) = &mut self.incoming {
+            incoming.buf = Some(buf);
+            incoming.since = Some(Instant::now());
+        }
+    }
+
+    /// For how long a client has kept a buffer without sending the whole of its payload.
+    pub(super) fn payload_stalled(&self) -> Duration {
+        let since = self.incoming.as_ref().and_then(|incoming| incoming.since);
+        since.map_or(Duration::ZERO, |since| since.elapsed())
+    }
+
+    /// A receive into the payload's buffer has ended; false where it failed.
+    pub(super) fn payload_received(
+        &mut self,
+        buf: Buf,
+        result: io::Result<usize>,
+        decoder: &mut Decoder,
+    ) -> bool {
+        self.receiving = false;
+        let (Some(incoming), Ok(received)) = (&mut self.incoming, result) else {
+            return false;
+        };
+        decoder.payload_taken(received as u32);
+        incoming.filled += received;
+        incoming.buf = Some(buf);
+        true
+    }
+
+    /// Moves received bytes into the payload that is due, or begins to receive them.
+    pub(super) fn fill_payload(
+        &mut self,
+        cx: &mut Cx<'_>,
+        socket: FileIndex,
+        decoder: &mut Decoder,
+    ) -> Took {
+        let Some(mut incoming) = self.incoming.take() else {
+            return Took::NoPayload;
+        };
+        let Some(mut buf) = incoming.buf.take() else {
+            self.incoming = Some(incoming);
+            return Took::Waiting;
+        };
+        let there = self.end - self.start;
+        let taken = there.min(buf.len() - incoming.filled);
+        if let Some(staging) = self.staging.as_ref().filter(|_| taken > 0) {
+            let to = &mut buf[incoming.filled..incoming.filled + taken];
+            to.copy_from_slice(&staging[self.start..self.start + taken]);
+            self.start += taken;
+            incoming.filled += taken;
+            decoder.payload_taken(taken as u32);
+        }
+        let left = buf.len() - incoming.filled;
+        if left == 0 {
+            return Took::Payload(incoming.request, buf);
+        }
+        if left >= DIRECT_BYTES_MIN && !self.receiving {
+            self.receiving = true;
+            let at = incoming.filled;
+            cx.submit(
+                token::PAYLOAD,
+                Op::Recv {
+                    file: socket,
+                    buf,
+                    at,
+                    exact: true,
+                },
+            );
+        } else {
+            incoming.buf = Some(buf);
+            self.receive(cx, socket);
+        }
+        self.incoming = Some(incoming);
+        Took::Waiting
+    }
+}

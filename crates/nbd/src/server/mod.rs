@@ -1,0 +1,221 @@
+//! The NBD server: listeners and connections as sources on reactors.
+//!
+//! No task per request and no thread per connection: a connection lives on one reactor thread,
+//! and its requests pass `blkmq`'s gate on that same thread. The server owns one control thread
+//! for what may sleep (adding a hardware queue). Reading order: `conn`, `intake`, `lane`,
+//! `moving`, `outbox`.
+
+mod conn;
+mod control;
+mod export;
+mod intake;
+mod lane;
+mod listen;
+mod moving;
+mod outbox;
+mod registry;
+mod token;
+
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::task::Waker;
+use std::time::Duration;
+
+use blkmq::io::Backend;
+use reactor::Handle;
+
+pub use export::{Export, ExportFile, Exports};
+pub use listen::{BadListen, Listen};
+
+use control::Control;
+use registry::{Registry, Whose};
+
+/// Bounds of a server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Connections at a time.
+    pub connections_max: usize,
+    /// Requests that one connection may have outstanding (1 to 4096).
+    pub requests_max: u16,
+    /// Payload bytes that one connection may have outstanding before nothing more is received
+    /// from it. One request more is always taken.
+    pub bytes_max: usize,
+    /// How long a client may take for its handshake.
+    pub handshake_within: Duration,
+    /// How long a client may stall in the middle of a payload or of its replies while others
+    /// wait for the buffers it keeps. With buffers to spare it may stall for ever.
+    pub stalled_within: Duration,
+    /// How often outstanding requests are looked at for time-outs.
+    pub tick: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            connections_max: 4096,
+            requests_max: 256,
+            bytes_max: 32 << 20,
+            handshake_within: Duration::from_secs(30),
+            stalled_within: Duration::from_secs(30),
+            tick: Duration::from_secs(1),
+        }
+    }
+}
+
+/// What all connections of a server share.
+struct Shared<B: Backend> {
+    exports: Arc<dyn Exports<B>>,
+    reactors: Vec<Handle>,
+    next: AtomicUsize,
+    options: Options,
+    registry: Arc<Registry>,
+    control: Control,
+}
+
+impl<B: Backend> Shared<B> {
+    /// Connections are spread over the reactors in turn.
+    fn next_reactor(&self) -> &Handle {
+        let at = self.next.fetch_add(1, Ordering::Relaxed) % self.reactors.len();
+        &self.reactors[at]
+    }
+}
+
+/// How the connections of a server or an export ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Connections that had not finished by the deadline and were cut.
+    pub cut: usize,
+    /// Connections that are still there because the bytes of a request are still moving.
+    pub left: usize,
+}
+
+/// How long after a cut the server waits for bytes in flight.
+const CUT_WITHIN: Duration = Duration::from_secs(5);
+
+struct Bound {
+    place: Listen,
+    stop: Waker,
+}
+
+/// A running server. Dropping it ends all connections at once.
+pub struct Server<B: Backend> {
+    shared: Arc<Shared<B>>,
+    bound: Mutex<Vec<Bound>>,
+}
+
+impl<B: Backend> Server<B> {
+    /// A server of `exports` on these reactors, at least one. It listens nowhere yet.
+    pub fn new(
+        reactors: Vec<Handle>,
+        exports: Arc<dyn Exports<B>>,
+        options: Options,
+    ) -> io::Result<Server<B>> {
+        if reactors.is_empty() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "no reactor to serve on",
+            ));
+        }
+        let shared = Arc::new(Shared {
+            exports,
+            reactors,
+            next: AtomicUsize::new(0),
+            options,
+            registry: Arc::default(),
+            control: Control::start()?,
+        });
+        Ok(Server {
+            shared,
+            bound: Mutex::default(),
+        })
+    }
+
+    /// Begins to listen; the place as it was granted. May wait for the reactor.
+    pub fn listen(&self, listen: &Listen) -> io::Result<Listen> {
+        blkmq::may_block("binding a socket");
+        let (socket, place) = listen::bind(listen)?;
+        let (stop_to, stop_from) = mpsc::sync_channel(1);
+        let (shared, for_source) = (Arc::clone(&self.shared), place.clone());
+        let attached = self.shared.next_reactor().attach(move |cx| {
+            // The server waits for it, or has given up: either way this does not block.
+            let _ = stop_to.try_send(cx.waker(0));
+            let socket = cx.register(socket);
+            listen::Listener {
+                shared,
+                socket,
+                place: for_source,
+            }
+        });
+        let stop = attached
+            .ok()
+            .and_then(|()| stop_from.recv().ok())
+            .ok_or_else(|| io::Error::other("the reactor has stopped"))?;
+        let bound = Bound {
+            place: place.clone(),
+            stop,
+        };
+        self.bound
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(bound);
+        Ok(place)
+    }
+
+    /// Connections now.
+    pub fn connections(&self) -> usize {
+        self.shared.registry.count(Whose::All)
+    }
+
+    /// Connections to an export now.
+    pub fn connections_to(&self, export: &str) -> usize {
+        self.shared.registry.count(Whose::Export(export))
+    }
+
+    /// Ends the connections to an export, which its owner has taken out of the directory: what
+    /// is outstanding is answered until the deadline, then they are cut. May sleep.
+    pub fn detach(&self, export: &Export<B>, within: Duration) -> Ended {
+        self.end(Whose::Export(&export.name), within, || {
+            export.device.remove()
+        })
+    }
+
+    /// Stops listening and ends all connections in the same way. May sleep.
+    pub fn stop(&self, within: Duration) -> Ended {
+        let bound = std::mem::take(&mut *self.bound.lock().unwrap_or_else(PoisonError::into_inner));
+        for one in bound {
+            one.stop.wake();
+            if let Listen::Unix(path) = one.place {
+                // It may have been removed already, which is what is wanted.
+                let _ = std::fs::remove_file(path);
+            }
+        }
+        self.end(Whose::All, within, || ())
+    }
+
+    fn end(&self, whose: Whose<'_>, within: Duration, before_cut: impl FnOnce()) -> Ended {
+        let registry = &self.shared.registry;
+        registry.drain(whose);
+        let cut = registry.wait_gone(whose, within);
+        before_cut();
+        registry.cut(whose);
+        let left = registry.wait_gone(whose, CUT_WITHIN);
+        Ended { cut, left }
+    }
+}
+
+impl<B: Backend> Drop for Server<B> {
+    fn drop(&mut self) {
+        self.stop(Duration::ZERO);
+        self.shared.control.stop();
+    }
+}
+
+impl<B: Backend> fmt::Debug for Server<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Server")
+            .field("connections", &self.connections())
+            .finish_non_exhaustive()
+    }
+}

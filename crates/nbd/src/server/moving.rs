@@ -1,0 +1,415 @@
+//! The *move* step: carrying bytes between a request's buffer and the extents of its plan.
+//!
+//! The buffer is split into the plan's pieces; each piece is owned by one file operation at a
+//! time, and all are joined again at the end. What a file's direct I/O forbids goes through a
+//! bounce buffer: reads fetch the aligned superset and take their slice, writes are padded with
+//! zeroes up to the alignment (a write extent starts on a block of its own, so the padding falls
+//! on bytes that belong to nobody).
+//!
+//! One bounce at a time per request, and none held while waiting for another: so one reserve
+//! buffer keeps all requests going (R11).
+
+use blkmq::io::{FileId, Piece, Place};
+use reactor::{Buf, Completion, Cx, DioAlign, FileIndex, Need, Op, Token};
+
+/// File operations in flight per request; a plan of many pieces must not fill the ring.
+const OPS_IN_FLIGHT_MAX: u32 = 64;
+
+/// An export's file as registered with this connection's reactor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OpenFile {
+    pub(super) id: FileId,
+    pub(super) index: FileIndex,
+    pub(super) align: DioAlign,
+}
+
+/// Which way the bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// From the extents to the client.
+    Read,
+    /// From the client to the extents.
+    Write,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bounce {
+    Free,
+    /// Waiting for a buffer for this piece.
+    Wanted(usize),
+    /// In use for this piece.
+    Busy(usize),
+}
+
+/// Where completions of a request's file operations are sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tokens {
+    /// Makes the token of a piece.
+    pub(super) piece: fn(tag: u16, piece: u32) -> Token,
+    /// Makes the token of a bounce buffer that is waited for.
+    pub(super) bounce: fn(tag: u16) -> Token,
+    /// The request's tag.
+    pub(super) tag: u16,
+}
+
+/// A request's bytes on their way.
+#[derive(Debug)]
+pub(super) struct Moving {
+    direction: Direction,
+    parts: Vec<Option<Buf>>,
+    /// The first piece that was not begun.
+    next: usize,
+    in_flight: u32,
+    bounce: Bounce,
+    failed: bool,
+}
+
+/// The bytes could not be moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MoveFailed;
+
+fn round_down(value: u64, align: u32) -> u64 {
+    value & !(u64::from(align) - 1)
+}
+
+fn round_up(value: u64, align: u32) -> u64 {
+    value.next_multiple_of(u64::from(align))
+}
+
+fn is_direct(piece: &Piece, offset: u64, align: DioAlign) -> bool {
+    piece.at.is_multiple_of(align.memory)
+        && offset.is_multiple_of(u64::from(align.offset))
+        && piece.len.is_multiple_of(align.offset)
+}
+
+/// Whether the pieces cover `len` bytes in order without gap or overlap.
+fn covers(pieces: &[Piece], len: usize) -> bool {
+    let mut end = 0_u64;
+    for piece in pieces {
+        if u64::from(piece.at) != end || piece.len == 0 {
+            return false;
+        }
+        end += u64::from(piece.len);
+    }
+    end == len as u64
+}
+
+impl Moving {
+    /// Splits `buf` along the pieces. A plan that does not cover it moves nothing and fails.
+    pub(super) fn new(direction: Direction, mut buf: Buf, pieces: &[Piece]) -> Moving {
+        let failed = !covers(pieces, buf.len());
+        let mut parts = Vec::with_capacity(pieces.len().max(1));
+        if let (false, Some((_, but_last))) = (failed, pieces.split_last()) {
+            parts.extend(
+                but_last
+                    .iter()
+                    .map(|piece| Some(buf.split_to(piece.len as usize))),
+            );
+        }
+        // The last part keeps the room behind it, which padding may use.
+        parts.push(Some(buf));
+        Moving {
+            direction,
+            parts,
+            next: 0,
+            in_flight: 0,
+            bounce: Bounce::Free,
+            failed,
+        }
+    }
+
+    /// Begins what can begin. True once nothing is left to wait for.
+    pub(super) fn pump(
+        &mut self,
+        cx: &mut Cx<'_>,
+        pieces: &[Piece],
+        files: &[OpenFile],
+        tokens: Tokens,
+    ) -> bool {
+        while !self.failed && self.next < pieces.len() && self.in_flight < OPS_IN_FLIGHT_MAX {
+            let at = self.next;
+            let piece = pieces[at];
+            match piece.place {
+                Place::Hole if self.direction == Direction::Read => {
+                    if let Some(part) = &mut self.parts[at] {
+                        part.fill(0);
+                    }
+                }
+                Place::Hole => self.failed = true,
+                Place::At { file, offset } => {
+                    let Some(file) = files.iter().find(|open| open.id == file) else {
+                        self.failed = true;
+                        break;
+                    };
+                    if is_direct(&piece, offset, file.align) {
+                        self.direct(cx, at, file.index, offset, tokens);
+                    } else if !self.bounced(cx, at, &piece, offset, file, tokens) {
+                        break;
+                    }
+                }
+            }
+            self.next += 1;
+        }
+        self.finished(pieces)
+    }
+
+    fn finished(&self, pieces: &[Piece]) -> bool {
+        let all_begun = self.failed || self.next == pieces.len();
+        all_begun && self.in_flight == 0 && self.bounce == Bounce::Free
+    }
+
+    fn direct(&mut self, cx: &mut Cx<'_>, at: usize, file: FileIndex, offset: u64, tokens: Tokens) {
+        let Some(buf) = self.parts[at].take() else {
+            return;
+        };
+        let token = (tokens.piece)(tokens.tag, at as u32);
+        let op = match self.direction {
+            Direction::Read => Op::Read { file, offset, buf },
+            Direction::Write => Op::Write { file, offset, buf },
+        };
+        cx.submit(token, op);
+        self.in_flight += 1;
+    }
+
+    /// Begins a piece that direct I/O forbids; false where it must wait for the bounce buffer.
+    fn bounced(
+        &mut self,
+        cx: &mut Cx<'_>,
+        at: usize,
+        piece: &Piece,
+        offset: u64,
+        file: &OpenFile,
+        tokens: Tokens,
+    ) -> bool {
+        if self.direction == Direction::Write && self.padded(cx, at, piece, offset, file, tokens) {
+            return true;
+        }
+        if self.bounce != Bounce::Free {
+            return false;
+        }
+        let (start, end) = superset(piece, offset, file.align);
+        let len = (end - start) as usize;
+        if len > cx.pool().reserve_len() {
+            // It could wait for ever. The reserve is made for the largest request.
+            self.failed = true;
+            return true;
+        }
+        // Begun as far as `pump` goes: where the buffer comes later, its arrival carries it on.
+        match cx.buffer((tokens.bounce)(tokens.tag), len, Need::Progress) {
+            Some(buf) => self.through(cx, at, buf, piece, offset, file, tokens),
+            None => self.bounce = Bounce::Wanted(at),
+        }
+        true
+    }
+
+    /// Writes a piece whose only fault is its length, where there is room behind it.
+    fn padded(
+        &mut self,
+        cx: &mut Cx<'_>,
+        at: usize,
+        piece: &Piece,
+        offset: u64,
+        file: &OpenFile,
+        tokens: Tokens,
+    ) -> bool {
+        let padded = round_up(u64::from(piece.len), file.align.offset) as usize;
+        let fits = self.parts[at]
+            .as_ref()
+            .is_some_and(|part| part.room() >= padded);
+        let aligned = Piece {
+            len: padded as u32,
+            ..*piece
+        };
+        if !fits || !is_direct(&aligned, offset, file.align) {
+            return false;
+        }
+        if let Some(part) = &mut self.parts[at] {
+            part.pad_to(padded);
+        }
+        self.direct(cx, at, file.index, offset, tokens);
+        true
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of one operation")]
+    fn through(
+        &mut self,
+        cx: &mut Cx<'_>,
+        at: usize,
+        mut buf: Buf,
+        piece: &Piece,
+        offset: u64,
+        file: &OpenFile,
+        tokens: Tokens,
+    ) {
+        self.bounce = Bounce::Busy(at);
+        self.in_flight += 1;
+        let (start, _) = superset(piece, offset, file.align);
+        let token = (tokens.piece)(tokens.tag, at as u32);
+        let op = match self.direction {
+            Direction::Read => Op::Read {
+                file: file.index,
+                offset: start,
+                buf,
+            },
+            Direction::Write => {
+                let len = piece.len as usize;
+                if let Some(part) = &self.parts[at] {
+                    buf[..len].copy_from_slice(part);
+                }
+                buf[len..].fill(0);
+                // Bytes before the piece may be another extent's: never written over.
+                if start != offset {
+                    self.failed = true;
+                    self.bounce = Bounce::Free;
+                    self.in_flight -= 1;
+                    return;
+                }
+                Op::Write {
+                    file: file.index,
+                    offset,
+                    buf,
+                }
+            }
+        };
+        cx.submit(token, op);
+    }
+
+    /// The bounce buffer that was waited for is here.
+    pub(super) fn bounce_granted(
+        &mut self,
+        cx: &mut Cx<'_>,
+        buf: Buf,
+        pieces: &[Piece],
+        files: &[OpenFile],
+        tokens: Tokens,
+    ) {
+        let Bounce::Wanted(at) = self.bounce else {
+            return;
+        };
+        self.bounce = Bounce::Free;
+        let (Some(piece), false) = (pieces.get(at), self.failed) else {
+            return;
+        };
+        let Place::At { file, offset } = piece.place else {
+            return;
+        };
+        if let Some(file) = files.iter().find(|open| open.id == file) {
+            self.through(cx, at, buf, piece, offset, file, tokens);
+        }
+    }
+
+    /// A file operation of piece `at` has ended.
+    pub(super) fn completed(
+        &mut self,
+        at: usize,
+        completion: Completion,
+        pieces: &[Piece],
+        files: &[OpenFile],
+    ) {
+        let (Completion::Read(mut buf, result) | Completion::Wrote(mut buf, result)) = completion
+        else {
+            return;
+        };
+        self.in_flight -= 1;
+        self.failed |= result.is_err();
+        let (Some(piece), Some(part)) = (pieces.get(at), self.parts.get_mut(at)) else {
+            return;
+        };
+        if self.bounce != Bounce::Busy(at) {
+            // Without the padding.
+            buf.truncate(piece.len as usize);
+            *part = Some(buf);
+            return;
+        }
+        self.bounce = Bounce::Free;
+        if self.direction == Direction::Write || result.is_err() {
+            return;
+        }
+        let Place::At { file, offset } = piece.place else {
+            return;
+        };
+        let open = files.iter().find(|open| open.id == file);
+        if let (Some(open), Some(part)) = (open, part) {
+            let (start, _) = superset(piece, offset, open.align);
+            let skip = (offset - start) as usize;
+            part.copy_from_slice(&buf[skip..skip + piece.len as usize]);
+        }
+    }
+
+    /// Everything has ended: the whole buffer, and whether all bytes were moved.
+    pub(super) fn into_buffer(self) -> (Option<Buf>, Result<(), MoveFailed>) {
+        let mut parts = self.parts.into_iter().flatten();
+        let first = parts.next();
+        let whole = first.and_then(|first| parts.try_fold(first, |buf, next| buf.join(next).ok()));
+        let result = if self.failed || whole.is_none() {
+            Err(MoveFailed)
+        } else {
+            Ok(())
+        };
+        (whole, result)
+    }
+}
+
+/// The aligned range around a piece.
+fn superset(piece: &Piece, offset: u64, align: DioAlign) -> (u64, u64) {
+    let start = round_down(offset, align.offset);
+    (start, round_up(offset + u64::from(piece.len), align.offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(at: u32, len: u32) -> Piece {
+        Piece {
+            at,
+            len,
+            place: Place::At {
+                file: FileId::LOG,
+                offset: 0,
+            },
+        }
+    }
+
+    #[test]
+    fn a_plan_that_does_not_cover_the_request_moves_nothing() {
+        assert!(covers(&[piece(0, 512), piece(512, 512)], 1024));
+        for pieces in [
+            vec![],
+            vec![piece(0, 512)],
+            vec![piece(512, 512)],
+            vec![piece(0, 512), piece(0, 512)],
+            vec![piece(0, 512), piece(512, 1024)],
+            vec![piece(0, 1024), piece(1024, 0)],
+        ] {
+            assert!(!covers(&pieces, 1024), "{pieces:?}");
+            let buf = Buf::allocate(1024).unwrap();
+            let (buf, result) = Moving::new(Direction::Write, buf, &pieces).into_buffer();
+            assert_eq!((buf.unwrap().len(), result), (1024, Err(MoveFailed)));
+        }
+    }
+
+    #[test]
+    fn parts_join_to_the_whole_again() {
+        let mut buf = Buf::allocate(1024).unwrap();
+        buf.fill(7);
+        let moving = Moving::new(Direction::Read, buf, &[piece(0, 512), piece(512, 512)]);
+        assert_eq!(moving.parts.len(), 2);
+        let (buf, result) = moving.into_buffer();
+        assert_eq!((buf.unwrap().to_vec(), result), (vec![7; 1024], Ok(())));
+    }
+
+    #[test]
+    fn only_aligned_pieces_are_moved_directly() {
+        let align = DioAlign {
+            memory: 512,
+            offset: 4096,
+        };
+        assert!(is_direct(&piece(512, 4096), 8192, align));
+        assert!(!is_direct(&piece(512, 4096), 512, align));
+        assert!(!is_direct(&piece(512, 512), 8192, align));
+        assert!(!is_direct(&piece(256, 4096), 8192, align));
+        assert!(is_direct(&piece(3, 5), 7, DioAlign::NONE));
+        assert_eq!(superset(&piece(0, 1024), 3584, align), (0, 8192));
+    }
+}

@@ -1,0 +1,134 @@
+//! Replies on their way out: gathered during a turn, sent with one call, accounted until the
+//! socket has taken them.
+
+use std::time::{Duration, Instant};
+
+use reactor::{Buf, Cx, FileIndex, Op, Part, Token};
+
+use crate::codec::simple_reply;
+
+/// Parts per send; below the kernel's limit on vectors.
+const PARTS_PER_SEND: usize = 512;
+
+/// What a reply accounts for until it is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Weight {
+    /// Requests.
+    pub(super) requests: usize,
+    /// Payload bytes.
+    pub(super) bytes: usize,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    pending: Vec<Part>,
+    pending_weight: Weight,
+    /// The weight of the send in flight, and since when it is.
+    sending: Option<(Weight, Instant)>,
+}
+
+impl Outbox {
+    /// Nothing waits and nothing is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.sending.is_none()
+    }
+
+    /// Something waits and no send is in flight.
+    pub(super) fn wants_flush(&self) -> bool {
+        self.sending.is_none() && !self.pending.is_empty()
+    }
+
+    /// Bytes of the handshake.
+    pub(super) fn push_bytes(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        match self.pending.last_mut() {
+            Some(Part::Bytes(last)) => last.extend_from_slice(bytes),
+            _ => self.pending.push(Part::Bytes(bytes.to_vec())),
+        }
+    }
+
+    /// A reply; `data` follows it on success of a read.
+    pub(super) fn push_reply(
+        &mut self,
+        cookie: u64,
+        error: u32,
+        data: Option<Buf>,
+        weight: Weight,
+    ) {
+        self.push_bytes(&simple_reply(cookie, error));
+        if let Some(data) = data {
+            self.pending.push(Part::Buf(data));
+        }
+        self.pending_weight.requests += weight.requests;
+        self.pending_weight.bytes += weight.bytes;
+    }
+
+    /// Sends what waits, unless a send is in flight: then its end calls this again.
+    pub(super) fn flush(&mut self, cx: &mut Cx<'_>, socket: FileIndex, token: Token) {
+        if !self.wants_flush() {
+            return;
+        }
+        let rest = self
+            .pending
+            .split_off(self.pending.len().min(PARTS_PER_SEND));
+        let parts = std::mem::replace(&mut self.pending, rest);
+        // What is left over is accounted with the last send, never too early.
+        let weight = if self.pending.is_empty() {
+            std::mem::take(&mut self.pending_weight)
+        } else {
+            Weight::default()
+        };
+        self.sending = Some((weight, Instant::now()));
+        cx.submit(
+            token,
+            Op::Send {
+                file: socket,
+                parts,
+            },
+        );
+    }
+
+    /// The send in flight has ended: what it accounted for.
+    pub(super) fn sent(&mut self) -> Weight {
+        self.sending
+            .take()
+            .map(|(weight, _)| weight)
+            .unwrap_or_default()
+    }
+
+    /// For how long the client has not taken the replies that are being sent.
+    pub(super) fn stalled(&self) -> Duration {
+        self.sending
+            .map_or(Duration::ZERO, |(_, since)| since.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_neighbouring_replies_share_a_part_and_data_keeps_its_place() {
+        let mut outbox = Outbox::default();
+        let one = Weight {
+            requests: 1,
+            bytes: 10,
+        };
+        outbox.push_reply(1, 0, None, one);
+        outbox.push_reply(2, 0, Buf::allocate(512), one);
+        outbox.push_reply(3, 5, None, one);
+        outbox.push_reply(4, 0, None, one);
+        let lens: Vec<_> = outbox.pending.iter().map(Part::len).collect();
+        assert_eq!(lens, [32, 512, 32]);
+        assert_eq!(
+            outbox.pending_weight,
+            Weight {
+                requests: 4,
+                bytes: 40
+            }
+        );
+        assert!(!outbox.is_idle());
+    }
+}

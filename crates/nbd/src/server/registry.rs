@@ -1,0 +1,145 @@
+//! Who is connected: for reports, for the bound on connections, and for ending them by export.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+struct Member {
+    /// The export, once it is chosen.
+    export: Option<String>,
+    drain: Waker,
+    cut: Waker,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    members: BTreeMap<u64, Member>,
+}
+
+/// All connections of a server. Its lock is held for a look or a change only.
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    state: Mutex<State>,
+    left: Condvar,
+}
+
+/// Which connections are meant.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Whose<'a> {
+    All,
+    Export(&'a str),
+}
+
+impl Whose<'_> {
+    fn includes(self, member: &Member) -> bool {
+        match self {
+            Whose::All => true,
+            Whose::Export(name) => member.export.as_deref() == Some(name),
+        }
+    }
+}
+
+impl Registry {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn join(self: &Arc<Self>, drain: Waker, cut: Waker) -> Membership {
+        let mut state = self.lock();
+        let id = state.next;
+        state.next += 1;
+        state.members.insert(
+            id,
+            Member {
+                export: None,
+                drain,
+                cut,
+            },
+        );
+        Membership {
+            registry: Arc::clone(self),
+            id,
+        }
+    }
+
+    pub(super) fn count(&self, whose: Whose<'_>) -> usize {
+        self.lock()
+            .members
+            .values()
+            .filter(|member| whose.includes(member))
+            .count()
+    }
+
+    /// Asks connections to finish what is outstanding, or to end at once.
+    fn wake(&self, whose: Whose<'_>, pick: impl Fn(&Member) -> &Waker) {
+        let state = self.lock();
+        let wakers: Vec<Waker> = state
+            .members
+            .values()
+            .filter(|member| whose.includes(member))
+            .map(|member| pick(member).clone())
+            .collect();
+        drop(state);
+        wakers.iter().for_each(Waker::wake_by_ref);
+    }
+
+    pub(super) fn drain(&self, whose: Whose<'_>) {
+        self.wake(whose, |member| &member.drain);
+    }
+
+    pub(super) fn cut(&self, whose: Whose<'_>) {
+        self.wake(whose, |member| &member.cut);
+    }
+
+    /// Waits until none is left; how many are when the time is over.
+    pub(super) fn wait_gone(&self, whose: Whose<'_>, within: Duration) -> usize {
+        blkmq::may_block("waiting for NBD connections to end");
+        let until = Instant::now() + within;
+        let mut state = self.lock();
+        loop {
+            let left = state
+                .members
+                .values()
+                .filter(|member| whose.includes(member))
+                .count();
+            let now = Instant::now();
+            if left == 0 || now >= until {
+                return left;
+            }
+            let waited = self.left.wait_timeout(state, until - now);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// A connection's place in the registry; left when dropped.
+pub(super) struct Membership {
+    registry: Arc<Registry>,
+    id: u64,
+}
+
+impl Membership {
+    /// The export was chosen.
+    pub(super) fn name(&self, export: &str) {
+        if let Some(member) = self.registry.lock().members.get_mut(&self.id) {
+            member.export = Some(export.to_owned());
+        }
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        self.registry.lock().members.remove(&self.id);
+        self.registry.left.notify_all();
+    }
+}
+
+impl fmt::Debug for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Membership({})", self.id)
+    }
+}

@@ -1,0 +1,609 @@
+//! The server's contract, on both drivers, against a client that shares no code with it.
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests, where a panic is the report"
+)]
+
+mod support;
+
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use nbd::server::Options;
+use proptest::test_runner::{RngAlgorithm, TestRng};
+use reactor::DioAlign;
+use support::backend::Mischief;
+use support::client::{Client, DISC, FLUSH, FUA, READ, TRIM, WRITE, ZEROES};
+use support::{DEADLINE, Engine, Setup, World, backends, eventually};
+
+/// Random commands on a region of its own, checked against plain memory.
+fn random_commands(client: &mut Client, start: u64, sectors: usize, seed: u8, rounds: usize) {
+    use proptest::prelude::Rng;
+    let mut rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
+    let mut model = vec![0_u8; sectors * 512];
+    for round in 0..rounds {
+        let mut draw = |below: usize| rng.next_u32() as usize % below;
+        let at = draw(sectors) * 512;
+        let most = (sectors * 512 - at) / 512;
+        let len = (1 + draw(most.min(if round % 10 == 0 { 2048 } else { 24 }))) * 512;
+        let flags = if draw(4) == 0 { FUA } else { 0 };
+        let (offset, range) = (start + at as u64, at..at + len);
+        match draw(10) {
+            0..4 => {
+                let data: Vec<u8> = (0..len).map(|i| (round + i / 512) as u8 | 1).collect();
+                client.write(flags, offset, &data).unwrap();
+                model[range].copy_from_slice(&data);
+            }
+            4..8 => {
+                let got = client.read(offset, len as u32).unwrap();
+                assert!(got == model[range], "seed {seed} round {round}: {at} {len}");
+            }
+            8 => {
+                let command = if draw(2) == 0 { TRIM } else { ZEROES };
+                client.simple(command, flags, offset, len as u32).unwrap();
+                model[range].fill(0);
+            }
+            _ => client.simple(FLUSH, 0, 0, 0).unwrap(),
+        }
+    }
+    let all = client.read(start, (sectors * 512) as u32).unwrap();
+    assert!(all == model, "seed {seed}: the whole region");
+}
+
+fn mixed_load(setup: Setup) {
+    let world = World::new(setup);
+    let engine = Engine::start(&world.disk);
+    std::thread::scope(|scope| {
+        for number in 0..4_u8 {
+            let world = &world;
+            scope.spawn(move || {
+                let mut client = if number % 2 == 0 {
+                    world.client()
+                } else {
+                    Client::tcp(world.tcp, "disk")
+                };
+                let region = 4 << 20;
+                let start = u64::from(number) * region;
+                random_commands(&mut client, start, 4096, number, 150);
+            });
+        }
+    });
+    drop(engine);
+    world.assert_nothing_left();
+}
+
+#[test]
+fn every_command_does_what_it_says_over_several_connections() {
+    for kind in backends() {
+        mixed_load(Setup::new(kind));
+    }
+}
+
+#[test]
+fn parks_syncs_failed_moves_and_small_pieces_change_nothing_that_clients_see() {
+    let mischief = Mischief {
+        park_space: 7,
+        park_fetch: 5,
+        fail_move: 6,
+        slow_sync: true,
+        piece_sectors: 5,
+    };
+    for kind in backends() {
+        mixed_load(Setup {
+            mischief,
+            ..Setup::new(kind)
+        });
+    }
+}
+
+#[test]
+fn direct_alignment_is_respected_for_pieces_of_any_sector_length() {
+    // This file would take anything; the next test checks the same on one that does not.
+    for (align, piece_sectors) in [
+        (
+            DioAlign {
+                memory: 512,
+                offset: 4096,
+            },
+            3,
+        ),
+        (
+            DioAlign {
+                memory: 4096,
+                offset: 4096,
+            },
+            5,
+        ),
+        (
+            DioAlign {
+                memory: 4,
+                offset: 512,
+            },
+            1,
+        ),
+    ] {
+        for kind in backends() {
+            let mischief = Mischief {
+                piece_sectors,
+                ..Mischief::default()
+            };
+            mixed_load(Setup {
+                align,
+                mischief,
+                ..Setup::new(kind)
+            });
+        }
+    }
+}
+
+#[test]
+fn a_disk_file_opened_for_direct_io_serves_single_sectors() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    for kind in backends() {
+        let path = dir.path().join(format!("{kind:?}"));
+        std::fs::File::create(&path)
+            .unwrap()
+            .set_len(1 << 30)
+            .unwrap();
+        let mut options = std::fs::File::options();
+        options.read(true).write(true).custom_flags(libc::O_DIRECT);
+        let Ok(file) = options.open(&path) else {
+            return println!("skipped: no direct I/O on this file system");
+        };
+        let Some(align) = DioAlign::of(&file).unwrap() else {
+            return println!("skipped: this file system does not tell its direct I/O alignment");
+        };
+        let mischief = Mischief {
+            piece_sectors: 9,
+            ..Mischief::default()
+        };
+        mixed_load(Setup {
+            align,
+            mischief,
+            file: Some(file.into()),
+            ..Setup::new(kind)
+        });
+    }
+}
+
+#[test]
+fn a_small_pool_parks_requests_in_order_and_all_complete() {
+    for kind in backends() {
+        // Less than the four connections want at a time. The reserve makes it 128 MiB at most,
+        // so large requests are what fills it.
+        let align = DioAlign {
+            memory: 4096,
+            offset: 4096,
+        };
+        let world = World::new(Setup {
+            bytes: 256 << 20,
+            align,
+            ..Setup::new(kind)
+        });
+        std::thread::scope(|scope| {
+            for number in 0..4_u64 {
+                let world = &world;
+                scope.spawn(move || {
+                    let mut client = world.client();
+                    let data = vec![number as u8 + 1; 32 << 20];
+                    client.write(0, number * (32 << 20), &data).unwrap();
+                    assert!(client.read(number * (32 << 20), 32 << 20).unwrap() == data);
+                    // Misaligned by one sector: through bounce buffers as large as requests.
+                    let back = client
+                        .read(number * (32 << 20) + 512, (32 << 20) - 1024)
+                        .unwrap();
+                    assert!(back[..] == data[1024..]);
+                });
+            }
+        });
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_flush_completes_only_when_the_backend_says_it_is_durable() {
+    for kind in backends() {
+        let mischief = Mischief {
+            slow_sync: true,
+            ..Mischief::default()
+        };
+        let world = World::new(Setup {
+            mischief,
+            ..Setup::new(kind)
+        });
+        let mut client = world.client();
+        client.start(FLUSH, 0, 1, 0, 0);
+        client.start_write(FUA, 2, 0, &[1; 512]);
+        client.start_write(0, 3, 512, &[2; 512]);
+        // The write without FUA overtakes both; nothing else is answered before its time.
+        assert_eq!(client.reply(), (3, 0));
+        eventually("the engine is asked for durability", || {
+            world.disk.make_durable() == 2
+        });
+        let mut cookies = [client.reply(), client.reply()];
+        cookies.sort_unstable();
+        assert_eq!(cookies, [(1, 0), (2, 0)]);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_request_parked_for_a_fetch_is_overtaken_and_completes_when_woken() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut client = world.client();
+        client.write(0, 0, &[9; 4096]).unwrap();
+        world.disk.set_mischief(Mischief {
+            park_fetch: 1,
+            ..Mischief::default()
+        });
+        client.start(READ, 0, 1, 0, 4096);
+        eventually("the read parks", || world.disk.begun() == 2);
+        world.disk.set_mischief(Mischief::default());
+        client.start(READ, 0, 2, 4096, 512);
+        assert_eq!(client.reply(), (2, 0));
+        assert_eq!(client.bytes(512).unwrap(), [0; 512]);
+        eventually("somebody is parked", || world.disk.wake_all() == 1);
+        assert_eq!(client.reply(), (1, 0));
+        assert_eq!(client.bytes(4096).unwrap(), [9; 4096]);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_disconnect_in_the_middle_of_anything_leaves_no_tag_no_pin_and_no_buffer() {
+    for kind in backends() {
+        let mischief = Mischief {
+            park_space: 3,
+            park_fetch: 4,
+            slow_sync: true,
+            ..Mischief::default()
+        };
+        let world = World::new(Setup {
+            mischief,
+            ..Setup::new(kind)
+        });
+        let mut witness = world.client();
+        for round in 0..40_u64 {
+            let mut client = world.client();
+            for cookie in 0..20 {
+                client.start_write(FUA, cookie, cookie * 65536, &vec![round as u8; 32768]);
+                client.start(READ, 0, 100 + cookie, cookie * 65536, 32768);
+            }
+            // Half of a header, or half of a payload.
+            let mut cut = Client::header(WRITE, 0, 99, 0, 1 << 20);
+            if round % 2 == 0 {
+                cut.truncate(13);
+            } else {
+                cut.extend(vec![1; 100_000]);
+            }
+            client.send(&cut).unwrap();
+            drop(client);
+        }
+        eventually("only the witness is connected", || {
+            world.server.connections() == 1
+        });
+        world.disk.set_mischief(Mischief::default());
+        world.disk.wake_all();
+        world.disk.make_durable();
+        witness.write(0, 0, &[5; 512]).unwrap();
+        assert_eq!(witness.read(0, 512).unwrap(), [5; 512]);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_protocol_error_closes_that_connection_with_the_right_reply_and_disturbs_no_other() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut other = world.client();
+
+        let mut bad_magic = world.client();
+        bad_magic.start_write(0, 1, 0, &[3; 512]);
+        let mut header = Client::header(READ, 0, 2, 0, 512);
+        header[0] ^= 1;
+        bad_magic.send(&header).unwrap();
+        assert_eq!(bad_magic.reply(), (1, 0), "what came before is answered");
+        assert!(bad_magic.is_closed());
+
+        let mut oversized = world.client();
+        oversized.start(WRITE, 0, 7, 0, (32 << 20) + 512);
+        assert_eq!(oversized.reply(), (7, 22));
+        assert!(oversized.is_closed());
+
+        let mut refused = world.client();
+        assert_eq!(refused.simple(77, 0, 0, 0), Err(22), "an unknown command");
+        assert_eq!(
+            refused.simple(READ, 1 << 9, 0, 512),
+            Err(22),
+            "an unknown flag"
+        );
+        assert_eq!(
+            refused.simple(READ, 0, 16 << 20, 512),
+            Err(22),
+            "beyond the end"
+        );
+        assert_eq!(
+            refused.write(0, 16 << 20, &[1; 512]),
+            Err(28),
+            "beyond the end"
+        );
+        assert_eq!(refused.write(0, 1, &[1; 512]), Err(22), "unaligned");
+        assert_eq!(
+            refused.read(0, 512).unwrap(),
+            [3; 512],
+            "the session goes on"
+        );
+
+        let mut stranger = Client::raw(&world.unix);
+        stranger.send(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        assert!(stranger.is_closed());
+
+        assert_eq!(other.read(0, 512).unwrap(), [3; 512]);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_read_only_export_says_so_and_refuses_writes() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        world.disk.read_only.store(true, Ordering::SeqCst);
+        let mut client = world.client();
+        assert_eq!(client.flags & 2, 2);
+        assert_eq!(client.write(0, 0, &[1; 512]), Err(1));
+        assert_eq!(client.simple(ZEROES, 0, 0, 512), Err(1));
+        assert_eq!(client.read(0, 512).unwrap(), [0; 512]);
+    }
+}
+
+#[test]
+fn many_connections_share_few_threads_and_leave_nothing_behind() {
+    let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        world.client().write(0, 0, &[1; 512]).unwrap();
+        let before = threads();
+        // Both ends of each are descriptors of this process; the usual limit is 1,024.
+        let mut clients: Vec<Client> = (0..150).map(|_| world.client()).collect();
+        for (number, client) in clients.iter_mut().enumerate() {
+            client.start_write(0, 1, number as u64 * 4096, &[number as u8; 4096]);
+        }
+        for client in &mut clients {
+            assert_eq!(client.reply(), (1, 0));
+        }
+        let mut other = world.client();
+        for number in 0..150 {
+            let got = other.read(number * 4096, 4096).unwrap();
+            assert_eq!(got, [number as u8; 4096]);
+        }
+        assert_eq!(world.server.connections_to("disk"), 151);
+        // Other tests of this process start and end threads of their own meanwhile.
+        assert!(threads() < before + 100, "a thread per connection");
+        drop(clients);
+        eventually("one connection is left", || world.server.connections() == 1);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_client_has_no_more_outstanding_than_it_may() {
+    for kind in backends() {
+        let options = Options {
+            requests_max: 8,
+            ..Options::default()
+        };
+        let mischief = Mischief {
+            park_fetch: 1,
+            ..Mischief::default()
+        };
+        let world = World::new(Setup {
+            options,
+            mischief,
+            ..Setup::new(kind)
+        });
+        let mut client = world.client();
+        let mut other = world.client();
+        (0..100).for_each(|cookie| client.start_write(0, cookie, cookie * 512, &[1; 512]));
+        eventually("eight requests are begun", || world.disk.begun() == 8);
+        world.disk.set_mischief(Mischief::default());
+        // While the first client is held, another is served.
+        other.write(0, 1 << 20, &[2; 512]).unwrap();
+        assert_eq!(world.disk.begun(), 9);
+        eventually("all eight are parked", || world.disk.wake_all() == 8);
+        let mut seen: Vec<u64> = (0..100).map(|_| client.reply().0).collect();
+        seen.sort_unstable();
+        assert!(seen.iter().copied().eq(0..100));
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_client_that_reads_no_replies_holds_up_only_itself() {
+    for kind in backends() {
+        let options = Options {
+            bytes_max: 4 << 20,
+            ..Options::default()
+        };
+        let world = World::new(Setup {
+            options,
+            reactors: 1,
+            ..Setup::new(kind)
+        });
+        let mut stuck = world.client();
+        (0..200).for_each(|cookie| stuck.start(READ, 0, cookie, 0, 1 << 20));
+        let mut other = world.client();
+        for round in 0..50 {
+            other.write(0, round * 4096, &[round as u8; 4096]).unwrap();
+        }
+        let lent: usize = world.pools().iter().map(|pool| pool.lent).sum();
+        assert!(
+            lent <= 6 << 20,
+            "{lent} bytes are lent to a client that reads nothing"
+        );
+        drop(stuck);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn clients_that_stall_lose_their_buffers_to_those_that_wait_for_them() {
+    for kind in backends() {
+        let options = Options {
+            stalled_within: Duration::from_millis(100),
+            tick: Duration::from_millis(20),
+            ..Options::default()
+        };
+        let world = World::new(Setup {
+            options,
+            reactors: 1,
+            bytes: 64 << 20,
+            ..Setup::new(kind)
+        });
+        // Half of the pool, 64 MiB, may be held by payloads under way: two clients take it.
+        let mut stalled: Vec<_> = (0..2).map(|_| world.client()).collect();
+        for client in &mut stalled {
+            client.start(WRITE, 0, 1, 0, 32 << 20);
+        }
+        eventually("both payloads have a buffer", || {
+            world.pools().iter().map(|pool| pool.lent).sum::<usize>() == 64 << 20
+        });
+        let mut reader = world.client();
+        assert_eq!(
+            reader.read(0, 4096).unwrap(),
+            [0; 4096],
+            "reads need no such buffer"
+        );
+        assert_eq!(
+            world.server.connections(),
+            3,
+            "nobody waited, so nobody was cut"
+        );
+        let mut writer = world.client();
+        writer.write(0, 0, &[7; 4096]).unwrap();
+        eventually("one of the two is cut", || world.server.connections() <= 3);
+        assert_eq!(reader.read(0, 4096).unwrap(), [7; 4096]);
+        drop(stalled);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn disc_finishes_what_is_outstanding_and_closes() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut client = world.client();
+        client.start_write(0, 1, 0, &[8; 4096]);
+        client.start(DISC, 0, 2, 0, 0);
+        assert_eq!(client.reply(), (1, 0));
+        assert!(client.is_closed());
+        assert_eq!(world.client().read(0, 4096).unwrap(), [8; 4096]);
+    }
+}
+
+#[test]
+fn a_handshake_that_does_not_end_is_cut() {
+    for kind in backends() {
+        let options = Options {
+            handshake_within: Duration::from_millis(50),
+            ..Options::default()
+        };
+        let world = World::new(Setup {
+            options,
+            ..Setup::new(kind)
+        });
+        let mut served = world.client();
+        let mut silent = Client::raw(&world.unix);
+        assert!(silent.is_closed());
+        served.write(0, 0, &[1; 512]).unwrap();
+        eventually("one connection is left", || world.server.connections() == 1);
+    }
+}
+
+#[test]
+fn stopping_answers_what_is_outstanding_then_cuts_what_is_parked() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut client = world.client();
+        client.write(0, 0, &[1; 512]).unwrap();
+        world.disk.set_mischief(Mischief {
+            park_space: 1,
+            ..Mischief::default()
+        });
+        client.start_write(0, 1, 0, &[2; 512]);
+        eventually("the write parks", || world.disk.begun() == 2);
+        let ended = world.server.stop(Duration::from_millis(50));
+        assert_eq!((ended.cut, ended.left), (1, 0));
+        assert!(client.is_closed());
+        assert!(!world.unix.exists(), "the socket stays behind");
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn detaching_an_export_cancels_what_is_parked_and_ends_its_connections() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut idle = world.client();
+        let mut client = world.client();
+        client.write(0, 0, &[1; 512]).unwrap();
+        world.disk.set_mischief(Mischief {
+            park_fetch: 1,
+            ..Mischief::default()
+        });
+        client.start_write(0, 1, 0, &[2; 512]);
+        eventually("the write parks", || world.disk.begun() == 2);
+        let ended = world
+            .server
+            .detach(&world.export, Duration::from_millis(50));
+        assert_eq!((ended.cut, ended.left), (1, 0));
+        assert!(idle.is_closed());
+        assert_eq!(world.server.connections_to("disk"), 0);
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
+fn a_quiesced_device_holds_new_requests_until_it_is_released() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut client = world.client();
+        client.write(0, 0, &[1; 512]).unwrap();
+        let quiesced = world.export.device.quiesce();
+        quiesced.wait(DEADLINE).unwrap();
+        client.start_write(0, 1, 0, &[2; 512]);
+        eventually("the write waits at the gate", || {
+            world
+                .export
+                .device
+                .load()
+                .iter()
+                .map(|load| load.parked)
+                .sum::<usize>()
+                == 1
+        });
+        assert_eq!(world.disk.begun(), 1);
+        drop(quiesced);
+        assert_eq!(client.reply(), (1, 0));
+        assert_eq!(client.read(0, 512).unwrap(), [2; 512]);
+    }
+}
+
+#[test]
+fn a_cancelled_device_answers_with_its_error() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut client = world.client();
+        world.disk.set_mischief(Mischief {
+            park_fetch: 1,
+            ..Mischief::default()
+        });
+        client.start_write(0, 1, 0, &[2; 512]);
+        eventually("the write parks", || world.disk.begun() == 1);
+        world.export.device.cancel(blkmq::error::ErrorKind::Closed);
+        assert_eq!(client.reply(), (1, 108));
+        assert_eq!(client.write(0, 0, &[1; 512]), Err(108));
+        world.assert_nothing_left();
+    }
+}

@@ -1,0 +1,240 @@
+//! A server over memory disks, and a small client of its own that shares no code with the codec.
+#![allow(
+    clippy::unwrap_used,
+    reason = "helpers of tests, where a panic is the report"
+)]
+#![allow(dead_code, reason = "each test file uses a part of it")]
+#![allow(unreachable_pub, reason = "a module of several test programs")]
+
+pub mod backend;
+pub mod client;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use backend::{MemoryDisk, Mischief};
+use blkmq::io::FileId;
+use blkmq::{Device, DeviceOptions};
+use nbd::codec::Listed;
+use nbd::server::{Export, ExportFile, Exports, Listen, Options, Server};
+use reactor::{BackendChoice, BackendKind, Config, DioAlign, PoolStats, Reactor};
+
+/// How long anything may take before a test fails.
+pub const DEADLINE: Duration = Duration::from_secs(30);
+
+/// The drivers this host can run.
+pub fn backends() -> Vec<BackendKind> {
+    let only = |kind| Config {
+        backend: BackendChoice::Only(kind),
+        ..Config::default()
+    };
+    match Reactor::start(only(BackendKind::IoUring)) {
+        Ok(_) => vec![BackendKind::IoUring, BackendKind::Epoll],
+        Err(error) => {
+            println!("skipped: io_uring: {error}");
+            vec![BackendKind::Epoll]
+        }
+    }
+}
+
+/// Waits for a condition.
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + DEADLINE;
+    while !holds() {
+        assert!(Instant::now() < until, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A fixed list of exports; the first is the default one.
+pub struct Fixed(pub Vec<Arc<Export<MemoryDisk>>>);
+
+impl Exports<MemoryDisk> for Fixed {
+    fn find(&self, name: &str) -> Option<Arc<Export<MemoryDisk>>> {
+        let found = self
+            .0
+            .iter()
+            .find(|export| name.is_empty() || export.name == name);
+        found.cloned()
+    }
+
+    fn list(&self) -> Vec<Listed> {
+        let line = |export: &Arc<Export<MemoryDisk>>| Listed {
+            name: export.name.clone(),
+            description: export.description.clone(),
+        };
+        self.0.iter().map(line).collect()
+    }
+}
+
+/// How a world is set up.
+pub struct Setup {
+    pub kind: BackendKind,
+    pub reactors: usize,
+    pub bytes: u64,
+    pub logical_block: u32,
+    pub align: DioAlign,
+    pub mischief: Mischief,
+    pub options: Options,
+    pub pool_bytes: usize,
+    /// Where the extents are; a memory file if there is none.
+    pub file: Option<OwnedFd>,
+}
+
+impl Setup {
+    pub fn new(kind: BackendKind) -> Setup {
+        Setup {
+            kind,
+            reactors: 2,
+            bytes: 16 << 20,
+            logical_block: 512,
+            align: DioAlign::NONE,
+            mischief: Mischief::default(),
+            options: Options {
+                tick: Duration::from_millis(20),
+                ..Options::default()
+            },
+            pool_bytes: 128 << 20,
+            file: None,
+        }
+    }
+}
+
+/// Reactors, a server, and one export named `disk`, on a Unix socket and a TCP port.
+pub struct World {
+    pub disk: Arc<MemoryDisk>,
+    pub export: Arc<Export<MemoryDisk>>,
+    pub server: Server<MemoryDisk>,
+    pub unix: std::path::PathBuf,
+    pub tcp: std::net::SocketAddr,
+    pub reactors: Vec<Reactor>,
+    dir: tempfile::TempDir,
+}
+
+impl World {
+    pub fn new(setup: Setup) -> World {
+        let reactors: Vec<Reactor> = (0..setup.reactors)
+            .map(|number| {
+                let config = Config {
+                    name: format!("reactor-{number}"),
+                    backend: BackendChoice::Only(setup.kind),
+                    pool_bytes: setup.pool_bytes,
+                    ..Config::default()
+                };
+                Reactor::start(config).unwrap()
+            })
+            .collect();
+        let (bytes, block, mischief) = (setup.bytes, setup.logical_block, setup.mischief);
+        let (disk, file) = match setup.file {
+            Some(file) => (MemoryDisk::over(bytes, block, mischief), Arc::new(file)),
+            None => MemoryDisk::new(bytes, block, mischief),
+        };
+        let export = Arc::new(Export {
+            name: "disk".to_owned(),
+            description: "a disk in memory".to_owned(),
+            backend: Arc::clone(&disk),
+            device: Device::new("disk", DeviceOptions::default()),
+            files: vec![ExportFile {
+                id: FileId::LOG,
+                fd: file,
+                align: setup.align,
+            }],
+        });
+        let handles = reactors
+            .iter()
+            .map(|reactor| reactor.handle().clone())
+            .collect();
+        let exports = Arc::new(Fixed(vec![Arc::clone(&export)]));
+        let server = Server::new(handles, exports, setup.options).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let unix = dir.path().join("nbd.sock");
+        server.listen(&Listen::Unix(unix.clone())).unwrap();
+        let Listen::Tcp(tcp) = server.listen(&"127.0.0.1:0".parse().unwrap()).unwrap() else {
+            panic!("asked for TCP")
+        };
+        World {
+            disk,
+            export,
+            server,
+            unix,
+            tcp,
+            reactors,
+            dir,
+        }
+    }
+
+    /// A client on the Unix socket, in the transmission phase.
+    pub fn client(&self) -> client::Client {
+        client::Client::unix(&self.unix, "disk")
+    }
+
+    /// The pool of each reactor.
+    pub fn pools(&self) -> Vec<PoolStats> {
+        let ask = |reactor: &Reactor| {
+            let (to, from) = std::sync::mpsc::channel();
+            reactor
+                .handle()
+                .post(move |core| to.send(core.pool().stats()).unwrap())
+                .unwrap();
+            from.recv_timeout(DEADLINE).unwrap()
+        };
+        self.reactors.iter().map(ask).collect()
+    }
+
+    /// Waits until nothing is left of any request: no tag, no pin, no buffer.
+    pub fn assert_nothing_left(&self) {
+        eventually("no request in flight or parked", || {
+            self.export
+                .device
+                .load()
+                .iter()
+                .all(|load| load.in_flight == 0 && load.parked == 0)
+        });
+        eventually("no plan lives", || self.disk.pins() == 0);
+        eventually("all buffers are back", || {
+            self.pools()
+                .iter()
+                .all(|pool| pool.lent == 0 && !pool.reserve_lent)
+        });
+        assert_eq!(
+            self.export.device.counts().dropped,
+            0,
+            "a request was dropped"
+        );
+        let (taken, used) = self.disk.blocks();
+        assert_eq!(taken, used, "log space was lost");
+    }
+}
+
+/// Keeps waking what the disk parked, as an engine would, until dropped.
+pub struct Engine {
+    stop: Arc<AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Engine {
+    pub fn start(disk: &Arc<MemoryDisk>) -> Engine {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (disk, until) = (Arc::clone(disk), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            while !until.load(Ordering::SeqCst) {
+                disk.wake_all();
+                disk.make_durable();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        Engine {
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        let _ = self.thread.take().map(std::thread::JoinHandle::join);
+    }
+}

@@ -1,0 +1,529 @@
+//! The reactor's state that sources work with: operations in flight, files, timers, buffers.
+//!
+//! Owned by the reactor's thread alone. Invariants: an operation's slot is taken until its last
+//! raw result is in, so memory that the kernel may touch is always held here; each operation
+//! ends with exactly one completion; a source's count of operations is exact, so it can be
+//! dropped when the count is zero.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::buf::Buf;
+use crate::driver::{BackendKind, Drive};
+use crate::files::{FileIndex, FileTable, Removed};
+use crate::handle::Handle;
+use crate::op::{Completion, Op, OpId, Token, Verdict, Work};
+use crate::pool::{Need, Pool};
+use crate::source::{Cx, Source, SourceId};
+
+struct InFlight {
+    source: SourceId,
+    token: Token,
+    work: Work,
+    file: Option<FileIndex>,
+    cancelled: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    flight: Option<InFlight>,
+}
+
+#[derive(Default)]
+struct SourceState {
+    generation: u32,
+    present: bool,
+    detaching: bool,
+    turn_requested: bool,
+    /// Operations in flight and completions not delivered yet.
+    ops: u32,
+}
+
+struct Waiter {
+    source: SourceId,
+    token: Token,
+    len: usize,
+}
+
+/// A source on its way into the reactor.
+pub(crate) type Arrival = (SourceId, Box<dyn Source>);
+
+/// Figures of a reactor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CoreStats {
+    /// Operations in flight.
+    pub ops: usize,
+    /// Registered descriptors.
+    pub files: usize,
+    /// Attached sources.
+    pub sources: usize,
+    /// Sources that panicked and were detached.
+    pub panics: u64,
+}
+
+/// The part of a reactor that its sources talk to.
+pub struct Core {
+    driver: Box<dyn Drive>,
+    handle: Handle,
+    slots: Vec<Slot>,
+    slots_free: Vec<u32>,
+    files: FileTable,
+    timers: BinaryHeap<Reverse<(Instant, u64)>>,
+    pool: Pool,
+    /// Who waits for a buffer, by need, each in order.
+    waiting: [VecDeque<Waiter>; 3],
+    sources: Vec<SourceState>,
+    sources_free: Vec<u32>,
+    pub(crate) ready: VecDeque<(SourceId, Token, Completion)>,
+    pub(crate) arrivals: Vec<Arrival>,
+    pub(crate) turns: Vec<SourceId>,
+    pub(crate) leaving: Vec<SourceId>,
+    pub(crate) stop_by: Option<Instant>,
+    pub(crate) panics: u64,
+    raw: Vec<(u64, i32)>,
+}
+
+impl Core {
+    pub(crate) fn new(driver: Box<dyn Drive>, handle: Handle, pool: Pool) -> Core {
+        Core {
+            driver,
+            handle,
+            slots: Vec::new(),
+            slots_free: Vec::new(),
+            files: FileTable::default(),
+            timers: BinaryHeap::new(),
+            pool,
+            waiting: Default::default(),
+            sources: Vec::new(),
+            sources_free: Vec::new(),
+            ready: VecDeque::new(),
+            arrivals: Vec::new(),
+            turns: Vec::new(),
+            leaving: Vec::new(),
+            stop_by: None,
+            panics: 0,
+            raw: Vec::new(),
+        }
+    }
+
+    /// What carries out the calls.
+    pub fn backend(&self) -> BackendKind {
+        self.driver.kind()
+    }
+
+    /// This reactor for other threads.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// The buffers of this reactor.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// Whether somebody waits for a buffer: who sits on some for long should let go.
+    pub fn buffers_wanted(&self) -> bool {
+        self.waiting.iter().any(|queue| !queue.is_empty())
+    }
+
+    /// Whether the reactor is to stop.
+    pub fn stopping(&self) -> bool {
+        self.stop_by.is_some()
+    }
+
+    /// Figures for reports and tests.
+    pub fn stats(&self) -> CoreStats {
+        CoreStats {
+            ops: self.slots.len() - self.slots_free.len(),
+            files: self.files.len(),
+            sources: self.sources.len() - self.sources_free.len(),
+            panics: self.panics,
+        }
+    }
+
+    /// Makes a descriptor usable here, until it is closed. Several reactors may register the
+    /// same one. See [`Cx::register`] for one that belongs to a source.
+    pub fn register(&mut self, fd: impl Into<Arc<OwnedFd>>) -> FileIndex {
+        self.register_for(None, fd.into())
+    }
+
+    pub(crate) fn register_for(&mut self, owner: Option<SourceId>, fd: Arc<OwnedFd>) -> FileIndex {
+        let index = self.files.insert(fd, owner);
+        let target = self
+            .files
+            .target(index)
+            .expect("the descriptor was just put in");
+        if self.driver.register(index.slot, target.fd) {
+            self.files.set_fixed(index);
+        }
+        index
+    }
+
+    /// Cancels what is in flight on a descriptor and closes it after that; where others share
+    /// it, only this reactor's use of it ends.
+    pub fn close(&mut self, file: FileIndex) {
+        let ops: Vec<OpId> = self.ops_where(|flight| flight.file == Some(file)).collect();
+        let removed = self.files.close(file);
+        self.forget(removed);
+        for op in ops {
+            self.cancel(op);
+        }
+    }
+
+    /// Ends both directions of a connection: what is in flight on it completes.
+    pub fn shutdown(&mut self, socket: FileIndex) {
+        if let Some(target) = self.files.target(socket) {
+            // SAFETY: the table keeps the descriptor open for the length of this call.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(target.fd) };
+            // The peer may have gone already; then there is nothing to end.
+            let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// Asks for the early end of an operation; its completion comes as ever. One that has ended
+    /// is left alone.
+    pub fn cancel(&mut self, op: OpId) {
+        let Some(flight) = self.flight(op.0) else {
+            return;
+        };
+        if std::mem::replace(&mut flight.cancelled, true) {
+            return;
+        }
+        if matches!(flight.work, Work::Timeout) {
+            self.finish(op.0, -libc::ECANCELED);
+        } else {
+            self.driver.cancel(op.0);
+        }
+    }
+
+    /// Attaches the source that `build` makes.
+    pub fn attach<S: Source>(&mut self, build: impl FnOnce(&mut Cx<'_>) -> S) -> SourceId {
+        let slot = self.sources_free.pop().unwrap_or_else(|| {
+            self.sources.push(SourceState::default());
+            (self.sources.len() - 1) as u32
+        });
+        let state = &mut self.sources[slot as usize];
+        state.present = true;
+        let me = SourceId {
+            slot,
+            generation: state.generation,
+        };
+        let built = catch_unwind(AssertUnwindSafe(|| build(&mut Cx { core: self, me })));
+        let source = match built {
+            Ok(source) => source,
+            Err(panic) => {
+                // What it registered and began goes the way of any source that leaves.
+                self.detach(me);
+                resume_unwind(panic);
+            }
+        };
+        self.arrivals.push((me, Box::new(source)));
+        me
+    }
+
+    /// Detaches a source at the end of this turn.
+    pub fn detach(&mut self, source: SourceId) {
+        let Some(state) = self.source(source) else {
+            return;
+        };
+        if std::mem::replace(&mut state.detaching, true) {
+            return;
+        }
+        self.leaving.push(source);
+        for queue in &mut self.waiting {
+            queue.retain(|waiter| waiter.source != source);
+        }
+        let ops: Vec<OpId> = self.ops_where(|flight| flight.source == source).collect();
+        for op in ops {
+            self.cancel(op);
+        }
+    }
+
+    pub(crate) fn request_turn(&mut self, source: SourceId) {
+        if let Some(state) = self.source(source)
+            && !std::mem::replace(&mut state.turn_requested, true)
+        {
+            self.turns.push(source);
+        }
+    }
+
+    /// A requested turn is being given.
+    pub(crate) fn turn_begins(&mut self, source: SourceId) {
+        if let Some(state) = self.source(source) {
+            state.turn_requested = false;
+        }
+    }
+
+    pub(crate) fn submit(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
+        let after = if let Op::Timeout { after } = &op {
+            Some(*after)
+        } else {
+            None
+        };
+        let (file, mut work) = Work::new(op);
+        if let Some(state) = self.source(source) {
+            state.ops += 1;
+        }
+        let target = file.map(|file| self.files.begin(file));
+        if let Some(None) = target {
+            // Counted in for the source, never in flight.
+            let closed = io::Error::from_raw_os_error(libc::EBADF);
+            self.ready.push_back((source, token, work.end(Err(closed))));
+            return OpId(u64::MAX);
+        }
+        let call = (after.is_none() && !work.empty()).then(|| work.call());
+        let key = self.take_slot(InFlight {
+            source,
+            token,
+            work,
+            file,
+            cancelled: false,
+        });
+        match (after, call, target.flatten()) {
+            (Some(after), _, _) => self.timers.push(Reverse((Instant::now() + after, key))),
+            // SAFETY: the operation owns the memory and sits untouched in its slot until
+            // `finish` is called with this key, which is after its result is out.
+            (_, Some(call), Some(target)) => unsafe { self.driver.start(key, target, call) },
+            _ => self.finish_empty(key),
+        }
+        OpId(key)
+    }
+
+    pub(crate) fn buffer(
+        &mut self,
+        source: SourceId,
+        token: Token,
+        len: usize,
+        need: Need,
+    ) -> Option<Buf> {
+        let queue = &mut self.waiting[need as usize];
+        // Nobody overtakes those who wait.
+        if queue.is_empty()
+            && let Some(buf) = self.pool.take(len, need)
+        {
+            return Some(buf);
+        }
+        queue.push_back(Waiter { source, token, len });
+        None
+    }
+
+    /// Lends buffers to those who wait, in order; those who must get on come first.
+    pub(crate) fn grant_buffers(&mut self) {
+        for need in [Need::Progress, Need::Fresh, Need::Held] {
+            loop {
+                let queue = &mut self.waiting[need as usize];
+                let Some(head) = queue.front() else { break };
+                let Some(buf) = self.pool.take(head.len, need) else {
+                    break;
+                };
+                let Some(head) = queue.pop_front() else { break };
+                if let Some(state) = self.source(head.source) {
+                    state.ops += 1;
+                }
+                self.ready
+                    .push_back((head.source, head.token, Completion::Buffer(buf)));
+            }
+        }
+    }
+
+    /// Queues the completions of timers that are due.
+    pub(crate) fn fire_timers(&mut self) {
+        if self.timers.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(&Reverse((at, key))) = self.timers.peek() {
+            if at > now {
+                return;
+            }
+            self.timers.pop();
+            self.finish(key, 0);
+        }
+    }
+
+    /// How long until the next timer is due. To be asked last before a wait: any call to a
+    /// source may have set one.
+    pub(crate) fn next_timer(&mut self) -> Option<Duration> {
+        loop {
+            let &Reverse((at, key)) = self.timers.peek()?;
+            if self.flight(key).is_some() {
+                return Some(at.saturating_duration_since(Instant::now()));
+            }
+            // Cancelled.
+            self.timers.pop();
+        }
+    }
+
+    /// Has the driver begin what is queued, waits as told, and queues completions.
+    pub(crate) fn drive(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let mut raw = std::mem::take(&mut self.raw);
+        let result = self.driver.wait(timeout, &mut raw);
+        for (key, value) in raw.drain(..) {
+            self.finish(key, value);
+        }
+        self.raw = raw;
+        result
+    }
+
+    /// A completion leaves the queue; whether its source is there to get it.
+    pub(crate) fn deliver(&mut self, source: SourceId) -> bool {
+        self.source(source).is_some_and(|state| {
+            state.ops -= 1;
+            !state.detaching
+        })
+    }
+
+    /// Whether a source is attached and not on its way out.
+    pub(crate) fn is_live(&mut self, source: SourceId) -> bool {
+        self.source(source).is_some_and(|state| !state.detaching)
+    }
+
+    /// Frees a leaving source's id once nothing of it is in flight; false until then.
+    pub(crate) fn release(&mut self, source: SourceId) -> bool {
+        match self.source(source) {
+            None => return true,
+            Some(state) if state.ops > 0 => return false,
+            Some(_) => {}
+        }
+        for file in self.files.owned_by(source) {
+            self.close(file);
+        }
+        let Some(state) = self.source(source) else {
+            return true;
+        };
+        let generation = state.generation.wrapping_add(1);
+        *state = SourceState {
+            generation,
+            ..SourceState::default()
+        };
+        self.sources_free.push(source.slot);
+        true
+    }
+
+    fn source(&mut self, id: SourceId) -> Option<&mut SourceState> {
+        let state = self.sources.get_mut(id.slot as usize)?;
+        (state.present && state.generation == id.generation).then_some(state)
+    }
+
+    fn take_slot(&mut self, flight: InFlight) -> u64 {
+        let index = self.slots_free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.flight = Some(flight);
+        u64::from(slot.generation) << 32 | u64::from(index)
+    }
+
+    fn flight(&mut self, key: u64) -> Option<&mut InFlight> {
+        let slot = self.slots.get_mut((key & u64::from(u32::MAX)) as usize)?;
+        if u64::from(slot.generation) != key >> 32 {
+            return None;
+        }
+        slot.flight.as_mut()
+    }
+
+    fn ops_where(&self, wanted: impl Fn(&InFlight) -> bool) -> impl Iterator<Item = OpId> {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(move |(index, slot)| {
+                let flight = slot.flight.as_ref()?;
+                wanted(flight).then_some(OpId(u64::from(slot.generation) << 32 | index as u64))
+            })
+    }
+
+    fn free_slot(&mut self, index: usize) {
+        let slot = &mut self.slots[index];
+        // The two highest generations would look like the driver's own keys.
+        slot.generation = (slot.generation + 1) % (u32::MAX - 1);
+        self.slots_free.push(index as u32);
+    }
+
+    /// The raw result of an operation's last call is in.
+    fn finish(&mut self, key: u64, raw: i32) {
+        let index = (key & u64::from(u32::MAX)) as usize;
+        if self.flight(key).is_none() {
+            return;
+        }
+        let Some(mut flight) = self.slots[index].flight.take() else {
+            return;
+        };
+        match flight.work.judge(raw, flight.cancelled) {
+            Verdict::Done(completion) => {
+                self.free_slot(index);
+                self.ended(flight.source, flight.token, flight.file, completion);
+            }
+            Verdict::Again(mut work) => {
+                let call = work.call();
+                let file = flight.file.expect("only calls on a file are continued");
+                let target = self
+                    .files
+                    .target(file)
+                    .expect("an operation keeps its file");
+                flight.work = work;
+                self.slots[index].flight = Some(flight);
+                // SAFETY: as in `submit`.
+                unsafe { self.driver.start(key, target, call) };
+            }
+        }
+    }
+
+    /// Ends an operation that needs no call.
+    fn finish_empty(&mut self, key: u64) {
+        let index = (key & u64::from(u32::MAX)) as usize;
+        let Some(flight) = self.slots[index].flight.take() else {
+            return;
+        };
+        self.free_slot(index);
+        let completion = flight.work.end(Ok(()));
+        self.ended(flight.source, flight.token, flight.file, completion);
+    }
+
+    fn ended(
+        &mut self,
+        source: SourceId,
+        token: Token,
+        file: Option<FileIndex>,
+        completion: Completion,
+    ) {
+        self.ready.push_back((source, token, completion));
+        let removed = file.and_then(|file| self.files.end(file));
+        self.forget(removed);
+    }
+
+    fn forget(&mut self, removed: Option<Removed>) {
+        use std::os::fd::AsRawFd;
+        let Some(Removed { slot, fixed, fd }) = removed else {
+            return;
+        };
+        self.driver.unregister(slot, fd.as_raw_fd(), fixed);
+        if let Some(fd) = Arc::into_inner(fd) {
+            self.driver.close(fd);
+        }
+    }
+
+    /// Cancels everything there is: the reactor's deadline has passed.
+    pub(crate) fn cancel_all(&mut self) {
+        let ops: Vec<OpId> = self.ops_where(|_| true).collect();
+        for op in ops {
+            self.cancel(op);
+        }
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core")
+            .field("stats", &self.stats())
+            .finish_non_exhaustive()
+    }
+}

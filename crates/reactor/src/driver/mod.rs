@@ -1,0 +1,93 @@
+//! The two ways to have single calls carried out: a ring, or epoll with a few threads.
+//!
+//! A driver knows keys and raw results only. What a result means, which operation is continued,
+//! and who is told, is decided above it, once for both.
+
+mod epoll;
+mod uring;
+mod workers;
+
+use std::io;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::files::Target;
+
+pub(crate) use epoll::Epoll;
+pub(crate) use uring::Uring;
+
+/// One call to the kernel, with raw memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Call {
+    Accept,
+    Recv {
+        to: *mut u8,
+        len: usize,
+        all: bool,
+    },
+    Send {
+        msg: *const libc::msghdr,
+    },
+    Read {
+        to: *mut u8,
+        len: usize,
+        offset: u64,
+    },
+    Write {
+        from: *const u8,
+        len: usize,
+        offset: u64,
+    },
+    Sync {
+        data_only: bool,
+    },
+    Poll {
+        events: u32,
+    },
+}
+
+/// What carries out calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BackendKind {
+    /// One io_uring per reactor.
+    IoUring,
+    /// epoll for sockets and a small thread pool for files.
+    Epoll,
+}
+
+/// A driver of single calls.
+pub(crate) trait Drive {
+    fn kind(&self) -> BackendKind;
+
+    /// Makes a descriptor known; whether it may be named by `slot` from now on.
+    fn register(&mut self, slot: u32, fd: RawFd) -> bool;
+
+    /// Forgets it. No call on it is in flight.
+    fn unregister(&mut self, slot: u32, fd: RawFd, fixed: bool);
+
+    /// Begins a call; its result comes out of `wait` with this key, exactly once.
+    ///
+    /// # Safety
+    ///
+    /// The memory that `call` points to stays valid, and is touched by nobody else, until the
+    /// result is out.
+    unsafe fn start(&mut self, key: u64, target: Target, call: Call);
+
+    /// Asks for the early end of a call. Its result comes out as ever.
+    fn cancel(&mut self, key: u64);
+
+    /// Closes a descriptor without waiting for it.
+    fn close(&mut self, fd: OwnedFd);
+
+    /// Begins what is queued and appends results; waits for the first one up to `timeout`, for
+    /// ever where it is `None`. Returns early when the wake descriptor was written to.
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()>;
+}
+
+/// The descriptor by which other threads end a wait.
+pub(crate) fn wake_fd() -> io::Result<Arc<OwnedFd>> {
+    let flags = rustix::event::EventfdFlags::CLOEXEC;
+    Ok(Arc::new(rustix::event::eventfd(0, flags)?))
+}

@@ -1,0 +1,301 @@
+//! The ring driver: one io_uring, entered by its thread alone.
+//!
+//! Completions of a turn are answered with one enter for everything that was queued meanwhile.
+//! With `DEFER_TASKRUN` the kernel does this ring's work only inside that enter, so the thread
+//! sleeps nowhere else.
+
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::squeue::Entry;
+use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{IoUring, cqueue, opcode};
+
+use super::{BackendKind, Call, Drive};
+use crate::files::Target;
+
+/// Keys of the driver's own; the core's keys never reach them (their index has 32 bits).
+const KEY_WAKE: u64 = u64::MAX;
+const KEY_IGNORE: u64 = u64::MAX - 1;
+
+/// Completions that fit before the kernel must keep them aside.
+const CQ_PER_SQ: u32 = 8;
+/// Descriptors that can be named by slot; what is beyond is named by number.
+const FIXED_MAX: u32 = 8192;
+
+/// How the ring was set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Setup {
+    Deferred,
+    Cooperative,
+    Plain,
+}
+
+pub(crate) struct Uring {
+    ring: IoUring,
+    fixed_max: u32,
+    wake: Arc<OwnedFd>,
+    /// Where the kernel puts the wake descriptor's count; unused but for being written to.
+    wake_count: Box<u64>,
+    wake_armed: bool,
+    /// Results taken while the submission queue was full, for the next wait.
+    stash: Vec<(u64, i32)>,
+}
+
+impl Uring {
+    /// A ring of the calling thread, or why this host gives none.
+    pub(crate) fn new(entries: u32, wake: Arc<OwnedFd>) -> io::Result<Uring> {
+        let mut refused = io::Error::from(io::ErrorKind::Unsupported);
+        for setup in [Setup::Deferred, Setup::Cooperative, Setup::Plain] {
+            match build(setup, entries) {
+                Ok(ring) => return Uring::over(ring, wake),
+                Err(error) => refused = error,
+            }
+        }
+        Err(refused)
+    }
+
+    fn over(ring: IoUring, wake: Arc<OwnedFd>) -> io::Result<Uring> {
+        // The wait's time-out argument and results that are never lost are needed (Linux 5.11).
+        let params = ring.params();
+        if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        let wanted = limit.unwrap_or(u64::MAX).min(u64::from(FIXED_MAX)) as u32;
+        let sparse = ring.submitter().register_files_sparse(wanted).is_ok();
+        // Saves a descriptor lookup per enter where the kernel can (5.18).
+        let _ = ring.submitter().register_ring_fd();
+        Ok(Uring {
+            ring,
+            fixed_max: if sparse { wanted } else { 0 },
+            wake,
+            wake_count: Box::new(0),
+            wake_armed: false,
+            stash: Vec::new(),
+        })
+    }
+
+    fn push(&mut self, entry: &Entry) {
+        loop {
+            // SAFETY: `start` passes on its caller's promise for the memory; the entries made
+            // here point to nothing or to `wake_count`, which lives as long as the ring.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
+            }
+            // Full: hand over what is there. The kernel refuses for a moment where it has
+            // results that do not fit; they are taken and kept for the next wait.
+            if let Err(error) = self.ring.submit() {
+                let raw = error.raw_os_error().unwrap_or_default();
+                assert!(
+                    matches!(raw, libc::EINTR | libc::EBUSY | libc::EAGAIN),
+                    "io_uring_enter refuses a queue of valid entries: {error}"
+                );
+                let mut stash = std::mem::take(&mut self.stash);
+                self.reap(&mut stash);
+                self.stash = stash;
+            }
+        }
+    }
+
+    fn arm_wake(&mut self) {
+        if self.wake_armed {
+            return;
+        }
+        let to = (&raw mut *self.wake_count).cast::<u8>();
+        let entry = opcode::Read::new(Fd(self.wake.as_raw_fd()), to, size_of::<u64>() as u32)
+            .build()
+            .user_data(KEY_WAKE);
+        self.push(&entry);
+        self.wake_armed = true;
+    }
+
+    /// Hands over what is queued, waits as told, and takes results.
+    fn enter(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
+        out.append(&mut self.stash);
+        let ready = !out.is_empty() || !self.ring.completion().is_empty();
+        let want = usize::from(!ready && timeout != Some(Duration::ZERO));
+        let timespec = timeout.map(Timespec::from);
+        let mut args = SubmitArgs::new();
+        if let (1, Some(timespec)) = (want, &timespec) {
+            args = args.timespec(timespec);
+        }
+        let entered = self.ring.submitter().submit_with_args(want, &args);
+        self.reap(out);
+        match entered {
+            Ok(_) => Ok(()),
+            // Time over, a signal, or results that must be taken first: the caller comes again.
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
+        let mut woken = false;
+        for completion in self.ring.completion() {
+            match completion.user_data() {
+                KEY_WAKE => woken = true,
+                KEY_IGNORE => {}
+                key => out.push((key, completion.result())),
+            }
+        }
+        if woken {
+            self.wake_armed = false;
+        }
+    }
+}
+
+fn build(setup: Setup, entries: u32) -> io::Result<IoUring> {
+    let mut builder = IoUring::<Entry, cqueue::Entry>::builder();
+    builder.setup_cqsize(entries * CQ_PER_SQ).setup_clamp();
+    match setup {
+        Setup::Deferred => {
+            builder
+                .setup_single_issuer()
+                .setup_coop_taskrun()
+                .setup_taskrun_flag();
+            builder.setup_defer_taskrun();
+        }
+        Setup::Cooperative => {
+            builder.setup_coop_taskrun().setup_taskrun_flag();
+        }
+        Setup::Plain => {}
+    }
+    builder.build(entries)
+}
+
+/// Builds an entry for a fixed or a plain descriptor.
+macro_rules! on {
+    ($target:expr, |$fd:ident| $entry:expr) => {
+        match $target.fixed {
+            Some(slot) => {
+                let $fd = Fixed(slot);
+                $entry
+            }
+            None => {
+                let $fd = Fd($target.fd);
+                $entry
+            }
+        }
+    };
+}
+
+/// Lengths in the interface have 32 bits; more is cut and continued by the caller.
+fn clamp(len: usize) -> u32 {
+    len.min(1 << 30) as u32
+}
+
+fn entry_of(target: Target, call: Call) -> Entry {
+    match call {
+        Call::Accept => on!(target, |fd| opcode::Accept::new(
+            fd,
+            std::ptr::null_mut(),
+            std::ptr::null_mut()
+        )
+        .flags(libc::SOCK_CLOEXEC)
+        .build()),
+        Call::Recv { to, len, all } => {
+            let flags = if all { libc::MSG_WAITALL } else { 0 };
+            on!(target, |fd| opcode::Recv::new(fd, to, clamp(len))
+                .flags(flags)
+                .build())
+        }
+        Call::Send { msg } => {
+            let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
+            on!(target, |fd| opcode::SendMsg::new(fd, msg)
+                .flags(flags)
+                .build())
+        }
+        Call::Read { to, len, offset } => {
+            on!(target, |fd| opcode::Read::new(fd, to, clamp(len))
+                .offset(offset)
+                .build())
+        }
+        Call::Write { from, len, offset } => {
+            on!(target, |fd| opcode::Write::new(fd, from, clamp(len))
+                .offset(offset)
+                .build())
+        }
+        Call::Sync { data_only } => {
+            let flags = if data_only {
+                FsyncFlags::DATASYNC
+            } else {
+                FsyncFlags::empty()
+            };
+            on!(target, |fd| opcode::Fsync::new(fd).flags(flags).build())
+        }
+        Call::Poll { events } => on!(target, |fd| opcode::PollAdd::new(fd, events).build()),
+    }
+}
+
+impl Drive for Uring {
+    fn kind(&self) -> BackendKind {
+        BackendKind::IoUring
+    }
+
+    fn register(&mut self, slot: u32, fd: RawFd) -> bool {
+        slot < self.fixed_max
+            && self
+                .ring
+                .submitter()
+                .register_files_update(slot, &[fd])
+                .is_ok()
+    }
+
+    fn unregister(&mut self, slot: u32, _fd: RawFd, fixed: bool) {
+        if fixed {
+            // It fails only for a slot outside the table, and this one was inside.
+            let _ = self.ring.submitter().register_files_update(slot, &[-1]);
+        }
+    }
+
+    unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
+        let entry = entry_of(target, call).user_data(key);
+        self.push(&entry);
+    }
+
+    fn cancel(&mut self, key: u64) {
+        let entry = opcode::AsyncCancel::new(key).build().user_data(KEY_IGNORE);
+        self.push(&entry);
+    }
+
+    fn close(&mut self, fd: OwnedFd) {
+        let entry = opcode::Close::new(Fd(fd.into_raw_fd()))
+            .build()
+            .user_data(KEY_IGNORE);
+        self.push(&entry);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
+        self.arm_wake();
+        self.enter(timeout, out)
+    }
+}
+
+impl Drop for Uring {
+    /// Ends the read of the wake descriptor before its memory goes: closing a ring cancels what
+    /// is in flight some time later. Everything else has ended before (`Core`).
+    fn drop(&mut self) {
+        if self.wake_armed {
+            self.cancel(KEY_WAKE);
+        }
+        let mut late = Vec::new();
+        for _ in 0..100 {
+            if !self.wake_armed
+                || self
+                    .enter(Some(Duration::from_millis(10)), &mut late)
+                    .is_err()
+            {
+                break;
+            }
+        }
+        if self.wake_armed {
+            // Eight bytes that the kernel may still write to.
+            Box::leak(std::mem::take(&mut self.wake_count));
+        }
+    }
+}

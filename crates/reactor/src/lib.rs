@@ -1,0 +1,34 @@
+//! One thread, one ring, many devices and sockets.
+//!
+//! A [`Reactor`] owns a thread that sleeps only in its ring (or, where io_uring is refused, in
+//! epoll). What lives on it are [`Source`]s: they begin operations through [`Cx`] and get one
+//! completion for each. Other threads reach it by its [`Handle`]. It knows neither an engine nor
+//! a transport, so NBD connections, ublk queues and committers share one thread, placed there by
+//! whoever attaches them.
+//!
+//! This is the room for unsafe code of the data path. Memory that the kernel may write to is
+//! owned by the operation ([`Buf`]) and held until the kernel is done, so the crate's interface
+//! is safe. Reading order: [`op`], [`Source`], [`Core`], `run`, `driver`.
+#![allow(unsafe_code)]
+
+mod buf;
+mod core;
+mod driver;
+mod files;
+mod handle;
+mod memory;
+pub mod op;
+mod pool;
+mod run;
+mod source;
+
+pub use crate::buf::{BUF_ALIGN, Buf};
+pub use crate::core::{Core, CoreStats};
+pub use crate::driver::BackendKind;
+pub use crate::files::FileIndex;
+pub use crate::handle::{Handle, Stopped};
+pub use crate::memory::{DioAlign, SharedWords, memfd};
+pub use crate::op::{Completion, Op, OpId, Part, Token};
+pub use crate::pool::{Need, Pool, PoolStats};
+pub use crate::run::{BackendChoice, Config, Reactor, StopReport};
+pub use crate::source::{Cx, Source, SourceId};

@@ -1,0 +1,109 @@
+//! Sources: what is attached to a reactor and gets its completions. A listener, a connection, a
+//! device's queue, a committer. The reactor knows none of them.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::buf::Buf;
+use crate::core::Core;
+use crate::files::FileIndex;
+use crate::op::{Completion, Op, OpId, Token};
+use crate::pool::Need;
+
+/// Names an attached source; never names another one later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceId {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+/// Something that lives on a reactor's thread. No method may wait (R1).
+///
+/// A source that panics is detached; the others go on. When a source is detached, its operations
+/// are cancelled and no completion reaches it any more, but the value is dropped only after the
+/// last of its operations has ended: what it holds for them (plans, pins) outlives them.
+pub trait Source: 'static {
+    /// The source is attached and may begin operations.
+    fn attached(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// An operation has ended.
+    fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion);
+
+    /// A waker with this key was woken. Wakes may be spurious.
+    fn woken(&mut self, _cx: &mut Cx<'_>, _key: u64) {}
+
+    /// All completions of this turn are delivered. Called once per turn for a source that asked
+    /// ([`Cx::request_turn`]) or that wants every turn ([`Source::every_turn`]).
+    fn turn(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// Whether [`Source::turn`] is called each turn: for owners of work that others produce.
+    fn every_turn(&self) -> bool {
+        false
+    }
+
+    /// The reactor is to stop: finish what is in flight and detach.
+    fn stop(&mut self, cx: &mut Cx<'_>) {
+        cx.detach();
+    }
+}
+
+/// A source's view of its reactor during a call.
+#[derive(Debug)]
+pub struct Cx<'a> {
+    pub(crate) core: &'a mut Core,
+    pub(crate) me: SourceId,
+}
+
+impl Cx<'_> {
+    /// The source being called.
+    pub fn me(&self) -> SourceId {
+        self.me
+    }
+
+    /// Begins an operation. It ends with exactly one completion, also where it is refused.
+    pub fn submit(&mut self, token: Token, op: Op) -> OpId {
+        self.core.submit(self.me, token, op)
+    }
+
+    /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of asking.
+    /// `len` beyond [`crate::Pool::len_max`] never comes: check it before.
+    pub fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        self.core.buffer(self.me, token, len, need)
+    }
+
+    /// Makes a descriptor usable here until this source closes it or is gone, however it ends.
+    pub fn register(&mut self, fd: impl Into<Arc<OwnedFd>>) -> FileIndex {
+        self.core.register_for(Some(self.me), fd.into())
+    }
+
+    /// Asks for a call of [`Source::turn`] at the end of this turn.
+    pub fn request_turn(&mut self) {
+        self.core.request_turn(self.me);
+    }
+
+    /// Leaves the reactor at the end of this turn.
+    pub fn detach(&mut self) {
+        self.core.detach(self.me);
+    }
+
+    /// A waker that calls [`Source::woken`] of this source with `key`, from any thread.
+    pub fn waker(&self, key: u64) -> Waker {
+        self.core.handle().waker(self.me, key)
+    }
+}
+
+impl Deref for Cx<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.core
+    }
+}
+
+impl DerefMut for Cx<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.core
+    }
+}
