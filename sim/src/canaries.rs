@@ -1,0 +1,148 @@
+//! Plants each known bug in turn and counts how many seeds it takes to see it.
+//!
+//! A simulator that finds nothing may be blind. Each canary is a bug that a storage engine could
+//! really have; all of them must be caught, and how soon is the honest measure of strength.
+
+use std::time::{Duration, Instant};
+
+use sim::batch::{self, Batch};
+use sim::exhaustive;
+use volume::canary::{Canary, plant};
+
+/// Rounds per canary, each with seeds of its own; the median of their counts is reported.
+const ROUNDS: u64 = 3;
+/// Seeds of one round at most.
+const SEEDS_MAX: u64 = 20_000;
+
+/// How a canary fared.
+struct Hunt {
+    canary: Canary,
+    rounds: [Round; ROUNDS as usize],
+    promise: String,
+    took: Duration,
+}
+
+/// One round: seeds run so far, and whether the last of them saw the bug.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    seeds: u64,
+    caught: bool,
+}
+
+/// Runs all canaries. True if each was caught. Time is shared with whatever else the machine does,
+/// so a round that ran out of it fails nothing as long as another caught the bug.
+pub(crate) fn run(time: Duration, threads: usize) -> bool {
+    let begun = Instant::now();
+    let left = || time.saturating_sub(begun.elapsed());
+    let mut hunts: Vec<Hunt> = Canary::ALL
+        .into_iter()
+        .map(|canary| Hunt {
+            canary,
+            rounds: Default::default(),
+            promise: String::new(),
+            took: Duration::ZERO,
+        })
+        .collect();
+    // Half of the time is shared evenly; what then is still at large gets the rest.
+    let share = time / 2 / hunts.len() as u32;
+    for hunt in &mut hunts {
+        hunt.go_on(share, threads);
+    }
+    let mut at_large: Vec<&mut Hunt> = hunts.iter_mut().filter(|hunt| !hunt.caught()).collect();
+    let mut waiting = at_large.len() as u32;
+    for hunt in &mut at_large {
+        hunt.go_on(left() / waiting, threads);
+        waiting -= 1;
+    }
+    println!(
+        "{:<24} {:>24}  {:>7}  caught as",
+        "canary", "seeds to catch (median)", "seconds"
+    );
+    hunts.iter().for_each(Hunt::print);
+    hunts.iter().all(Hunt::seen)
+}
+
+impl Hunt {
+    fn caught(&self) -> bool {
+        self.rounds.iter().all(|round| round.caught)
+    }
+
+    fn seen(&self) -> bool {
+        self.rounds.iter().any(|round| round.caught)
+    }
+
+    /// Runs each round on from where it stands, until the bug is seen or the time is up.
+    fn go_on(&mut self, time: Duration, threads: usize) {
+        let begun = Instant::now();
+        let canary = self.canary;
+        for (nth, round) in self.rounds.iter_mut().enumerate() {
+            if round.caught {
+                continue;
+            }
+            let left = time.saturating_sub(begun.elapsed());
+            let first = 1 + nth as u64 * SEEDS_MAX + round.seeds;
+            let most = SEEDS_MAX - round.seeds;
+            let time = left / (ROUNDS - nth as u64) as u32;
+            let report = batch::run(
+                Batch {
+                    first,
+                    time,
+                    most,
+                    threads,
+                },
+                || plant(Some(canary)),
+            );
+            round.seeds += report.seeds;
+            let failure = report.failures.first();
+            if let Some(violation) = failure.and_then(|outcome| outcome.violation.as_ref()) {
+                round.caught = true;
+                self.promise = violation.promise.to_owned();
+            }
+        }
+        self.took += begun.elapsed();
+    }
+
+    fn print(&self) {
+        let show = |round: &Round| {
+            if round.caught {
+                round.seeds.to_string()
+            } else {
+                format!(">{}", round.seeds)
+            }
+        };
+        let rounds: Vec<String> = self.rounds.iter().map(show).collect();
+        let mut counts = self.rounds.map(|round| round.seeds);
+        counts.sort_unstable();
+        println!(
+            "{:<24} {:>24}  {:>7.1}  {}",
+            format!("{:?}", self.canary),
+            format!("{} ({})", rounds.join(", "), counts[counts.len() / 2]),
+            self.took.as_secs_f64(),
+            if self.seen() {
+                self.promise.as_str()
+            } else {
+                "NOT CAUGHT"
+            },
+        );
+    }
+}
+
+/// The exhaustive modes under one canary: which of them sees it, for reports.
+pub(crate) fn exhaustively(time: Duration, threads: usize) {
+    for canary in Canary::ALL {
+        let crashes = exhaustive::crashes(3, time, threads, || plant(Some(canary)));
+        let schedules = exhaustive::schedules(2, time, threads, || plant(Some(canary)));
+        let seen = |report: &exhaustive::Report| match &report.failure {
+            Some((_, violation)) => {
+                format!("after {} worlds: {}", report.worlds, violation.promise)
+            }
+            None => format!("not seen in {} worlds", report.worlds),
+        };
+        println!(
+            "{:<24} crashes: {}; schedules: {}",
+            format!("{canary:?}"),
+            seen(&crashes),
+            seen(&schedules)
+        );
+    }
+}

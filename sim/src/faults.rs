@@ -1,0 +1,162 @@
+//! Owns the vocabulary of faults and their counters.
+//!
+//! A fault that is offered but never happens proves nothing, so every kind is counted where it
+//! takes effect (not where it is drawn), and a long enough run fails if one stayed at zero.
+
+use std::fmt;
+
+macro_rules! faults {
+    ($($(#[doc = $doc:literal])+ $name:ident => $text:literal,)+) => {
+        /// What can go wrong in the simulated world.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Fault {
+            $($(#[doc = $doc])+ $name,)+
+        }
+
+        impl Fault {
+            /// Every kind.
+            pub const ALL: &'static [Fault] = &[$(Fault::$name,)+];
+
+            /// A short name for reports.
+            pub fn name(self) -> &'static str {
+                match self { $(Fault::$name => $text,)+ }
+            }
+        }
+    };
+}
+
+faults! {
+    /// The server process died; files and rings stay.
+    ProcessCrash => "process crash",
+    /// The process died between two stores of one engine call.
+    TornCall => "crash inside a commit",
+    /// The machine lost power.
+    HostCrash => "host crash",
+    /// Cache directory and rings are gone; the volume is reopened from the store alone.
+    HostLoss => "host loss",
+    /// A crash hit while an earlier one was being recovered.
+    CrashInRecovery => "crash in recovery",
+    /// After a power cut, the ring directory still held an old ring.
+    RingStale => "stale ring after reboot",
+    /// Same boot, but the rings are gone.
+    RingGone => "ring gone in the same boot",
+    /// A dead process's write landed before its successor opened the log.
+    OrphanLanded => "dead process's write landed",
+    /// A dead process's write never landed.
+    OrphanDropped => "dead process's write dropped",
+    /// A pending sector was lost in a power cut.
+    SectorLost => "pending sector lost",
+    /// A pending sector survived a power cut.
+    SectorKept => "pending sector kept",
+    /// A sector came back with an older pending version.
+    SectorOlder => "older pending version kept",
+    /// A write came back with some of its sectors only.
+    TornWrite => "torn write",
+    /// A write failed, wholly or in part done.
+    WriteEio => "write EIO",
+    /// A write did less than asked.
+    WriteShort => "short write",
+    /// The disk was full.
+    DiskFull => "disk full",
+    /// A read failed.
+    ReadEio => "read EIO",
+    /// A sync failed and marked the pages clean.
+    SyncFailed => "failed sync",
+    /// A write landed at another place.
+    Misdirected => "misdirected write",
+    /// A bit flipped on the disk.
+    BitRot => "bit rot",
+    /// A read returned an older durable version.
+    StaleRead => "stale read",
+    /// A store request failed and was not applied.
+    StoreUnavailable => "store unavailable",
+    /// A period in which the store answered nothing.
+    StoreOutage => "store outage",
+    /// A store write was applied and its answer lost.
+    UnknownApplied => "store answer lost, applied",
+    /// A store write was not applied and its answer lost.
+    UnknownDropped => "store answer lost, dropped",
+    /// A store write took effect after its unknown outcome was reported.
+    LateApply => "store write applied late",
+    /// A store write was delivered a second time, later.
+    Duplicate => "store write delivered twice",
+    /// A store read failed with its fate known.
+    GetFailed => "store read failed",
+    /// A store read answered with a flipped bit.
+    GetCorrupt => "store read corrupted",
+    /// A store read answered with less than the object.
+    GetTruncated => "store read truncated",
+}
+
+/// How often each fault took effect.
+#[derive(Clone, PartialEq, Eq)]
+pub struct FaultCounts([u64; Fault::ALL.len()]);
+
+impl Default for FaultCounts {
+    fn default() -> Self {
+        FaultCounts([0; Fault::ALL.len()])
+    }
+}
+
+impl FaultCounts {
+    /// Counts one.
+    pub fn hit(&mut self, fault: Fault) {
+        self.0[fault as usize] += 1;
+    }
+
+    /// The count of one kind.
+    pub fn of(&self, fault: Fault) -> u64 {
+        self.0[fault as usize]
+    }
+
+    /// Adds the counts of another run.
+    pub fn add(&mut self, other: &FaultCounts) {
+        for (mine, theirs) in self.0.iter_mut().zip(other.0) {
+            *mine += theirs;
+        }
+    }
+
+    /// The kinds that never took effect.
+    pub fn missing(&self) -> Vec<Fault> {
+        Fault::ALL
+            .iter()
+            .copied()
+            .filter(|f| self.of(*f) == 0)
+            .collect()
+    }
+}
+
+impl fmt::Debug for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map()
+            .entries(Fault::ALL.iter().map(|k| (k.name(), self.of(*k))))
+            .finish()
+    }
+}
+
+impl fmt::Display for FaultCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for fault in Fault::ALL {
+            writeln!(f, "  {:<28} {:>10}", fault.name(), self.of(*fault))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_that_never_fired_is_named() {
+        let mut counts = FaultCounts::default();
+        for fault in Fault::ALL.iter().filter(|f| **f != Fault::BitRot) {
+            counts.hit(*fault);
+        }
+        assert_eq!(counts.missing(), vec![Fault::BitRot]);
+        let mut sum = FaultCounts::default();
+        sum.add(&counts);
+        sum.add(&counts);
+        assert_eq!(sum.of(Fault::ReadEio), 2);
+    }
+}

@@ -1,0 +1,193 @@
+//! Runs worlds: one seed, many for a time, the exhaustive modes, the canaries.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use sim::batch::{self, Batch, Report};
+use sim::exhaustive;
+use sim::world::{Outcome, Watch};
+
+#[cfg(canary)]
+mod canaries;
+
+/// Runs simulated worlds of the engine and judges what their clients saw.
+#[derive(Debug, Parser)]
+#[command(name = "sim")]
+struct Args {
+    /// Run this seed alone; with --seconds: begin with it.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run seeds for so many seconds.
+    #[arg(long)]
+    seconds: Option<u64>,
+    /// Threads; by default one per core.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Print every event (with a single seed).
+    #[arg(long)]
+    trace: bool,
+    /// Enumerate small workloads with a crash after every event, and short schedules.
+    #[arg(long)]
+    exhaustive: bool,
+    /// Plant each known bug in turn; each must be caught. Needs a build with `--cfg canary`.
+    #[arg(long)]
+    canaries: bool,
+    /// Do not fail when a kind of fault never took effect (for short runs).
+    #[arg(long)]
+    allow_unfired: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    // A panic inside a world is caught, judged and reported with its seed.
+    if args.seed.is_none() || args.seconds.is_some() {
+        batch::quiet_panics();
+    }
+    let threads = args
+        .threads
+        .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
+        .unwrap_or(1);
+    let time = Duration::from_secs(args.seconds.unwrap_or(60));
+    let good = if args.canaries {
+        run_canaries(time, threads, args.exhaustive)
+    } else if args.exhaustive {
+        run_exhaustive(time, threads)
+    } else {
+        match args.seed {
+            Some(seed) if args.seconds.is_none() => one(seed, args.trace),
+            seed => many(seed.unwrap_or(1), time, threads, args.allow_unfired),
+        }
+    };
+    if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+#[cfg(canary)]
+fn run_canaries(time: Duration, threads: usize, exhaustively: bool) -> bool {
+    if exhaustively {
+        canaries::exhaustively(time / 24, threads);
+        return true;
+    }
+    canaries::run(time, threads)
+}
+
+#[cfg(not(canary))]
+fn run_canaries(_: Duration, _: usize, _: bool) -> bool {
+    println!("this build has no canaries: use `cargo xtask sim --canaries`");
+    false
+}
+
+/// Both exhaustive modes; most of the time goes to the crashes.
+fn run_exhaustive(time: Duration, threads: usize) -> bool {
+    let schedules = exhaustive::schedules(2, time / 3, threads, || {});
+    let first = print_exhaustive("schedules: up to 2 events put off", &schedules);
+    let crashes = exhaustive::crashes(3, time * 2 / 3, threads, || {});
+    let second = print_exhaustive("crashes: up to 3 operations", &crashes);
+    first && second
+}
+
+fn print_exhaustive(what: &str, report: &exhaustive::Report) -> bool {
+    println!(
+        "{what}: {} cases, {} worlds; {} cases left when the time was up",
+        report.cases, report.worlds, report.left
+    );
+    if let Some((case, violation)) = &report.failure {
+        println!("FAILED {case}\n  {violation}");
+    }
+    report.failure.is_none()
+}
+
+/// One seed, twice: the digests must agree.
+fn one(seed: u64, trace: bool) -> bool {
+    if trace {
+        eprintln!("{:#?}", sim::profile::Profile::draw(seed));
+    }
+    let outcome = batch::run_seed(
+        seed,
+        Watch {
+            print: trace,
+            keep: 40,
+        },
+    );
+    let again = batch::run_seed(seed, Watch::default());
+    println!(
+        "seed {seed}: digest {:016x}, {} events, {:.1} virtual seconds, {} requests answered \
+         ({} with an error), {} recovered images judged",
+        outcome.digest,
+        outcome.events,
+        outcome.virtual_ns as f64 / 1e9,
+        outcome.answered,
+        outcome.errors,
+        outcome.settled,
+    );
+    print!("{}", outcome.faults);
+    if outcome.digest != again.digest {
+        println!(
+            "NOT DETERMINISTIC: the second run's digest is {:016x}",
+            again.digest
+        );
+        return false;
+    }
+    if outcome.violation.is_some() {
+        report_failure(&outcome);
+    }
+    outcome.violation.is_none()
+}
+
+fn many(first: u64, time: Duration, threads: usize, allow_unfired: bool) -> bool {
+    let begun = Instant::now();
+    let report = batch::run(
+        Batch {
+            first,
+            time,
+            most: u64::MAX,
+            threads,
+        },
+        || {},
+    );
+    print_report(&report, begun.elapsed());
+    if let Some(outcome) = report.failures.first() {
+        report_failure(outcome);
+        return false;
+    }
+    let missing = report.faults.missing();
+    if !missing.is_empty() {
+        let names: Vec<_> = missing.iter().map(|fault| fault.name()).collect();
+        println!("faults that never took effect: {}", names.join(", "));
+    }
+    missing.is_empty() || allow_unfired
+}
+
+fn print_report(report: &Report, elapsed: Duration) {
+    let seconds = elapsed.as_secs_f64();
+    println!(
+        "{} seeds in {seconds:.0} s ({:.1}/s), {} of them twice with equal digests; {} events, \
+         {} requests answered, {} recovered images judged, {:.1} virtual hours; faults:",
+        report.seeds,
+        report.seeds as f64 / seconds,
+        report.repeated,
+        report.events,
+        report.answered,
+        report.settled,
+        report.virtual_ns as f64 / 3.6e12,
+    );
+    print!("{}", report.faults);
+}
+
+fn report_failure(outcome: &Outcome) {
+    let Some(violation) = &outcome.violation else {
+        return;
+    };
+    println!("\nFAILED seed {}: {violation}", outcome.seed);
+    for line in &outcome.tail {
+        println!("    {line}");
+    }
+    println!(
+        "repeat with: cargo xtask sim --seed {} --trace",
+        outcome.seed
+    );
+}

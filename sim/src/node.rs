@@ -1,0 +1,371 @@
+//! Owns the joint to the engine: a server process, as the world sees it.
+//!
+//! Everything the simulator knows of the engine's interface is here: how a host is opened, how
+//! its requests and outcomes look, how control operations end. It must not judge and must not
+//! schedule.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::disk::{IoError, IoResult};
+use crate::profile::Limits;
+use crate::rings::RingDir;
+use crate::rng::Rng;
+use crate::store::{Call, CallError, CallResult, Condition, Reply};
+
+pub use volume::Volume;
+use volume::request::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
+pub use volume::request::{DiskOp, Request, RequestId, RequestOp};
+use volume::units::{Lsn, Now};
+use volume::{
+    Answer, Host, Notify, OpenError, OpenMode, Options, RecoveryReport, VolumeInfo, VolumeSpec,
+};
+
+/// What a process is started with.
+#[derive(Debug)]
+pub struct Setup {
+    /// The engine's limits.
+    pub limits: Limits,
+    /// The ring directory.
+    pub rings: Arc<RingDir>,
+    /// Which boot of the machine.
+    pub boot_id: u64,
+    /// Whether volumes of other hosts are taken over.
+    pub take_over: bool,
+    /// Where identities are drawn from.
+    pub identity: Rng,
+    /// Virtual time.
+    pub now: u64,
+}
+
+/// Why a control operation failed.
+pub type Failure = OpenError;
+
+/// What a process tells its world.
+#[derive(Debug)]
+pub enum NodeEvent {
+    /// The host is open, or is not.
+    Booted(Result<RecoveryReport, Failure>),
+    /// A volume is open, or is not.
+    Opened(usize, Result<Arc<Volume>, Failure>),
+    /// A volume was created, or was not.
+    Created(usize, Result<(), Failure>),
+    /// A sync to the store ended.
+    Synced {
+        /// Which volume.
+        volume: usize,
+        /// Which client asked; none: the world itself.
+        client: Option<usize>,
+        /// What it covers: the position acknowledged when it was asked.
+        covers: u64,
+        /// How it ended.
+        result: Result<(), Failure>,
+    },
+}
+
+/// Notes that the engine wants its procedures run.
+#[derive(Debug, Default)]
+struct Bell(AtomicBool);
+
+impl Notify for Bell {
+    fn commit_ready(&self) {}
+
+    fn jobs_ready(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A server process.
+pub struct Node {
+    host: Host,
+    bell: Arc<Bell>,
+    booting: Option<Answer<Result<RecoveryReport, OpenError>>>,
+    opening: Vec<(usize, Answer<Result<Volume, OpenError>>)>,
+    creating: Vec<(usize, Answer<Result<VolumeInfo, OpenError>>)>,
+    syncing: Vec<Syncing>,
+    open: BTreeMap<usize, Arc<Volume>>,
+}
+
+struct Syncing {
+    volume: usize,
+    client: Option<usize>,
+    covers: u64,
+    answer: Answer<Result<Lsn, OpenError>>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+fn options(limits: &Limits, take_over: bool) -> Options {
+    Options {
+        log_bytes: limits.log_bytes,
+        segment_bytes: limits.segment_bytes,
+        ring_entries: limits.ring_entries,
+        cache_bytes: limits.cache_bytes,
+        memory_bytes: limits.memory_bytes,
+        chunk_bytes: limits.chunk_bytes,
+        pack_bytes: limits.pack_bytes,
+        deltas_max: limits.deltas_max,
+        delta_extents_max: limits.delta_extents_max,
+        pages_max: limits.pages_max,
+        rpo_ns: limits.rpo_ns,
+        seal_ns: limits.seal_ns,
+        retry_ns: limits.retry_ns,
+        take_over,
+    }
+}
+
+fn moment(now: u64) -> Now {
+    Now {
+        mono_ns: now,
+        unix_ms: now / 1_000_000,
+    }
+}
+
+impl Node {
+    /// Starts a process.
+    pub fn boot(setup: Setup) -> Node {
+        let bell = Arc::new(Bell::default());
+        let mut rng = setup.identity;
+        let mut entropy = [0; 32];
+        for chunk in entropy.chunks_mut(8) {
+            chunk.copy_from_slice(&rng.next_u64().to_le_bytes());
+        }
+        let mut boot_id = [0; 16];
+        boot_id[..8].copy_from_slice(&setup.boot_id.to_le_bytes());
+        let (host, answer) = Host::start(volume::Setup {
+            options: options(&setup.limits, setup.take_over),
+            rings: setup.rings,
+            notify: bell.clone(),
+            boot_id,
+            mount_id: 1,
+            entropy,
+            label: "simulated".into(),
+            now: moment(setup.now),
+        });
+        Node {
+            host,
+            bell,
+            booting: Some(answer),
+            opening: Vec::new(),
+            creating: Vec::new(),
+            syncing: Vec::new(),
+            open: BTreeMap::new(),
+        }
+    }
+
+    /// Opens a volume; ends with [`NodeEvent::Opened`].
+    pub fn open(&mut self, volume: usize, name: &str) {
+        self.opening
+            .push((volume, self.host.open_volume(name, OpenMode::default())));
+    }
+
+    /// Creates a volume; ends with [`NodeEvent::Created`].
+    pub fn create(&mut self, volume: usize, name: &str, bytes: u64, block: u32) {
+        let spec = VolumeSpec {
+            name: name.to_owned(),
+            bytes,
+            block,
+        };
+        self.creating.push((volume, self.host.create_volume(spec)));
+    }
+
+    /// Brings a volume to the store; ends with [`NodeEvent::Synced`].
+    pub fn sync(&mut self, volume: usize, client: Option<usize>, covers: u64) {
+        let Some(device) = self.open.get(&volume) else {
+            return;
+        };
+        let answer = self.host.sync(device);
+        self.syncing.push(Syncing {
+            volume,
+            client,
+            covers,
+            answer,
+        });
+    }
+
+    /// Runs the engine's procedures until none is ready.
+    pub fn run_jobs(&mut self) {
+        self.bell.0.store(false, Ordering::Relaxed);
+        // What only paused rings the bell again, so that other events come in between.
+        self.host.run_jobs();
+    }
+
+    /// Whether procedures are ready.
+    pub fn jobs_ready(&self) -> bool {
+        self.bell.0.load(Ordering::Relaxed)
+    }
+
+    /// Lets time pass.
+    pub fn advance(&mut self, now: u64) {
+        self.host.tick(moment(now));
+    }
+
+    /// When time must pass next.
+    pub fn next_timer_ns(&self) -> Option<u64> {
+        let due = self.host.next_tick_ns();
+        (due < u64::MAX).then_some(due)
+    }
+
+    /// What the engine asks for.
+    pub fn take_requests(&mut self) -> Vec<Request> {
+        let mut requests = self.host.take_commit_requests();
+        requests.extend(self.host.take_requests());
+        requests
+    }
+
+    /// A disk request ended.
+    pub fn disk_done(&mut self, id: RequestId, result: IoResult) {
+        let result = result.map_err(|error| {
+            DiskError(match error {
+                IoError::Eio => "the disk failed: input/output error".into(),
+                IoError::Short(done) => format!("only {done} bytes were written"),
+                IoError::Full => "no space left on the disk".into(),
+            })
+        });
+        self.host.complete(id, Outcome::Disk(result));
+    }
+
+    /// A store request ended.
+    pub fn store_done(&mut self, id: RequestId, result: CallResult) {
+        let tag = |version: u64| Version(version.to_string());
+        let result = match result {
+            Ok(Reply::Object(data, version)) => Ok(StoreReply::Object {
+                data,
+                version: tag(version),
+            }),
+            Ok(Reply::Range(data)) => Ok(StoreReply::Range(data)),
+            Ok(Reply::Written(version)) => Ok(StoreReply::Written {
+                version: tag(version),
+            }),
+            Ok(Reply::Deleted) => Ok(StoreReply::Deleted),
+            Ok(Reply::Keys(keys)) => Ok(StoreReply::Keys(keys)),
+            Err(CallError::NotFound) => Err(StoreError::NotFound),
+            Err(CallError::Lost) => Err(StoreError::Lost),
+            Err(CallError::Unknown) => Err(StoreError::Unknown("the answer was lost".into())),
+            Err(CallError::Unavailable) => Err(StoreError::Unavailable("try again".into())),
+        };
+        self.host.complete(id, Outcome::Store(result));
+    }
+
+    /// Control operations that ended.
+    pub fn take_events(&mut self) -> Vec<NodeEvent> {
+        let mut events = Vec::new();
+        if let Some(result) = self.booting.as_ref().and_then(Answer::try_take) {
+            self.booting = None;
+            events.push(NodeEvent::Booted(result));
+        }
+        self.creating
+            .retain(|(volume, answer)| match answer.try_take() {
+                Some(result) => {
+                    events.push(NodeEvent::Created(*volume, result.map(drop)));
+                    false
+                }
+                None => true,
+            });
+        self.opening
+            .retain(|(volume, answer)| match answer.try_take() {
+                Some(result) => {
+                    let result = result.map(Arc::new);
+                    if let Ok(device) = &result {
+                        self.open.insert(*volume, Arc::clone(device));
+                    }
+                    events.push(NodeEvent::Opened(*volume, result));
+                    false
+                }
+                None => true,
+            });
+        self.syncing
+            .retain(|syncing| match syncing.answer.try_take() {
+                Some(result) => {
+                    let Syncing {
+                        volume,
+                        client,
+                        covers,
+                        ..
+                    } = *syncing;
+                    let result = result.map(drop);
+                    events.push(NodeEvent::Synced {
+                        volume,
+                        client,
+                        covers,
+                        result,
+                    });
+                    false
+                }
+                None => true,
+            });
+        events
+    }
+
+    /// Where it stands, for reports.
+    pub fn describe(&self) -> String {
+        format!(
+            "process: booting {}, opening {}, creating {}, syncing {}",
+            self.booting.is_some(),
+            self.opening.len(),
+            self.creating.len(),
+            self.syncing.len()
+        )
+    }
+}
+
+/// A store request in the simulator's words.
+pub fn call(op: StoreOp) -> Call {
+    match op {
+        StoreOp::Get { key } => Call::Get { key },
+        StoreOp::GetRange { key, offset, len } => Call::GetRange { key, offset, len },
+        StoreOp::Put { key, data } => Call::Put {
+            key,
+            data: data.into(),
+            condition: Condition::None,
+        },
+        StoreOp::Create { key, data } => Call::Put {
+            key,
+            data: data.into(),
+            condition: Condition::Absent,
+        },
+        StoreOp::Update { key, data, version } => {
+            // A tag that this store never gave out fits no object.
+            let version = version.0.parse().unwrap_or(0);
+            Call::Put {
+                key,
+                data: data.into(),
+                condition: Condition::Version(version),
+            }
+        }
+        StoreOp::Delete { key } => Call::Delete { key },
+        StoreOp::List { prefix } => Call::List { prefix },
+    }
+}
+
+/// A request in one line, without its bytes.
+pub fn brief(op: &RequestOp) -> String {
+    match op {
+        RequestOp::Disk(DiskOp::Write { file, offset, data }) => {
+            format!("write {}:{offset}+{}", file.0, data.len())
+        }
+        RequestOp::Disk(op) => format!("{op:?}"),
+        RequestOp::Store(StoreOp::Put { key, data }) => format!("put {key} ({})", data.len()),
+        RequestOp::Store(StoreOp::Create { key, data }) => {
+            format!("create {key} ({})", data.len())
+        }
+        RequestOp::Store(StoreOp::Update { key, data, version }) => {
+            format!("update {key} ({}) at {version:?}", data.len())
+        }
+        RequestOp::Store(op) => format!("{op:?}"),
+    }
+}
+
+/// A store's answer in one line.
+pub fn brief_result(result: &CallResult) -> String {
+    match result {
+        Ok(Reply::Object(data, version)) => format!("object ({}) version {version}", data.len()),
+        Ok(Reply::Range(data)) => format!("range ({})", data.len()),
+        other => format!("{other:?}"),
+    }
+}

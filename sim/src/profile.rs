@@ -1,0 +1,236 @@
+//! Owns the drawing of a world: how large, how fast, how hostile, with which limits.
+//!
+//! Worlds are small on purpose, so that every boundary (a full ring, a full journal half, the last
+//! free segment, an eviction) is met many times in a run. Each seed turns whole families of
+//! faults and of operations off (swarm testing): what is always on hides what it prevents.
+
+use crate::disk::{Corruptible, DiskFaults, PowerCut};
+use crate::rng::Rng;
+use crate::store::StoreFaults;
+
+/// Limits of the engine, drawn small.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Size of the log file in bytes.
+    pub log_bytes: u64,
+    /// Size of a log segment in bytes.
+    pub segment_bytes: u64,
+    /// Entries of an index ring, a power of two.
+    pub ring_entries: u32,
+    /// Bytes of the cache file; may be zero.
+    pub cache_bytes: u64,
+    /// Bytes of the memory file.
+    pub memory_bytes: u64,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u32,
+    /// Bytes at which a pack is closed.
+    pub pack_bytes: u64,
+    /// Deltas in a root.
+    pub deltas_max: usize,
+    /// Extents in deltas.
+    pub delta_extents_max: usize,
+    /// Index pages kept in memory.
+    pub pages_max: usize,
+    /// Recovery-point timer.
+    pub rpo_ns: u64,
+    /// Frame timer.
+    pub seal_ns: u64,
+    /// First retry delay.
+    pub retry_ns: u64,
+}
+
+/// How the rings fare in crashes, in ten thousand.
+#[derive(Clone, Debug, Default)]
+pub struct RingFaults {
+    /// A process crash finds the rings removed.
+    pub gone: u32,
+    /// After a host crash an old ring is still there.
+    pub stale: u32,
+    /// A process crash happens inside a commit.
+    pub torn: u32,
+}
+
+/// A drawn world.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Volumes.
+    pub volumes: u64,
+    /// Sectors of each volume.
+    pub sectors: u64,
+    /// Sectors of a logical block.
+    pub block: u64,
+    /// Clients of each volume.
+    pub clients: u64,
+    /// Requests that a client keeps in flight.
+    pub depth: usize,
+    /// Actions of all clients together before the world heals.
+    pub actions: u64,
+    /// Events between two crashes, on average; zero: none.
+    pub crash_every: u64,
+    /// Weights of process crash, host crash, loss of the host.
+    pub crash_weights: [u32; 3],
+    /// Shape of power cuts.
+    pub cut: PowerCut,
+    /// Disk faults.
+    pub disk: DiskFaults,
+    /// Where silent disk faults may strike.
+    pub corruptible: Corruptible,
+    /// Store faults.
+    pub store: StoreFaults,
+    /// Ring faults.
+    pub rings: RingFaults,
+    /// Of ten thousand client actions, how many begin a store outage.
+    pub outage: u32,
+    /// Typical disk latency.
+    pub disk_ns: u64,
+    /// Of ten thousand client reads, how many take a hundred times longer: what they read must
+    /// stay where it is all the while.
+    pub slow_reads: u32,
+    /// Typical store latency.
+    pub store_ns: u64,
+    /// Typical pause between a client's actions.
+    pub think_ns: u64,
+    /// Typical delay until a woken request or job goes on.
+    pub wake_ns: u64,
+    /// The engine's limits.
+    pub limits: Limits,
+}
+
+const MS: u64 = 1_000_000;
+
+fn limits(rng: &mut Rng, sectors: u64) -> Limits {
+    // The smallest segment holds one block of data.
+    let segment_bytes = *rng.pick(&[8 << 10, 16 << 10, 32 << 10, 64 << 10]);
+    // From a log that is far smaller than the volume to one that holds it several times.
+    let wanted = sectors * 512 * rng.within(1, 12) / 4;
+    let segments = (wanted / segment_bytes).max(10);
+    // Two journal halves take 256 KiB each and 3.6 % of the log on top.
+    let log_bytes = ((2 * (256 << 10) + segments * segment_bytes) * 100 / 92 + (64 << 10)) & !4095;
+    Limits {
+        log_bytes,
+        segment_bytes,
+        ring_entries: 1 << rng.within(4, 8),
+        cache_bytes: *rng.pick(&[0, 64 << 10, 256 << 10, 4 << 20]),
+        memory_bytes: *rng.pick(&[64 << 10, 256 << 10, 1 << 20]),
+        chunk_bytes: *rng.pick(&[4 << 10, 8 << 10, 16 << 10, 64 << 10]),
+        pack_bytes: *rng.pick(&[8 << 10, 64 << 10, 1 << 20]),
+        deltas_max: rng.within(1, 6) as usize,
+        delta_extents_max: *rng.pick(&[8, 64, 1024]),
+        pages_max: *rng.pick(&[1, 2, 64]),
+        rpo_ns: *rng.pick(&[20 * MS, 200 * MS, 5000 * MS]),
+        seal_ns: *rng.pick(&[MS, 10 * MS, 1000 * MS]),
+        retry_ns: *rng.pick(&[MS, 20 * MS]),
+    }
+}
+
+fn disk_faults(rng: &mut Rng) -> DiskFaults {
+    let mut faults = DiskFaults::default();
+    // Most worlds have a good disk: there the strictest judgement applies to everything else.
+    if rng.below(3) > 0 {
+        return faults;
+    }
+    faults.write_eio = *rng.pick(&[0, 0, 20, 200]);
+    faults.write_short = *rng.pick(&[0, 20, 200]);
+    faults.full = *rng.pick(&[0, 0, 20]);
+    faults.read_eio = *rng.pick(&[0, 0, 20, 200]);
+    faults.sync_fail = *rng.pick(&[0, 0, 0, 30]);
+    if rng.below(3) == 0 {
+        faults.misdirect = *rng.pick(&[0, 30]);
+        faults.rot = *rng.pick(&[0, 1000]);
+        faults.stale = *rng.pick(&[0, 2000]);
+    }
+    faults
+}
+
+fn store_faults(rng: &mut Rng) -> StoreFaults {
+    let mut faults = StoreFaults::default();
+    if rng.coin() {
+        return faults;
+    }
+    faults.unavailable = *rng.pick(&[0, 100, 2000]);
+    faults.unknown = *rng.pick(&[0, 300, 3000]);
+    faults.late = *rng.pick(&[0, 5000]);
+    faults.duplicate = *rng.pick(&[0, 1000]);
+    faults.get_failed = *rng.pick(&[0, 300]);
+    if rng.below(3) == 0 {
+        faults.get_corrupt = *rng.pick(&[0, 300]);
+        faults.get_truncated = *rng.pick(&[0, 300]);
+    }
+    faults
+}
+
+impl Profile {
+    /// Draws the world of a seed.
+    pub fn draw(seed: u64) -> Profile {
+        let rng = &mut Rng::stream(seed, "profile");
+        let sectors = 8 * *rng.pick(&[4, 16, 64, 192]);
+        let disk_ns = *rng.pick(&[20_000, 100_000, 2 * MS]);
+        Profile {
+            volumes: *rng.pick(&[1, 1, 2, 3]),
+            sectors,
+            block: *rng.pick(&[1, 1, 8]),
+            clients: rng.within(1, 3),
+            depth: *rng.pick(&[1, 4, 16]),
+            actions: rng.within(100, 1200),
+            crash_every: *rng.pick(&[0, 300, 1000, 4000]),
+            crash_weights: *rng.pick(&[[1, 0, 0], [0, 1, 0], [4, 4, 1], [1, 1, 0], [1, 1, 4]]),
+            cut: match rng.below(6) {
+                0 => PowerCut::LoseAll,
+                1 => PowerCut::KeepAll,
+                n => PowerCut::Each([500, 5000, 9500, 9900][n as usize - 2]),
+            },
+            disk: disk_faults(rng),
+            // The journal of the log: everything in it has a checksum. Payload in the log has none
+            // until it is sealed, so silent faults there would prove nothing (S8).
+            corruptible: Corruptible {
+                file: 0,
+                below: 512 << 10,
+            },
+            store: store_faults(rng),
+            rings: RingFaults {
+                gone: *rng.pick(&[0, 0, 0, 1000]),
+                stale: *rng.pick(&[0, 5000, 10_000]),
+                torn: *rng.pick(&[0, 3000]),
+            },
+            outage: *rng.pick(&[0, 0, 0, 30]),
+            disk_ns,
+            slow_reads: *rng.pick(&[0, 0, 500, 3000]),
+            store_ns: *rng.pick(&[200_000, 5 * MS, 50 * MS]),
+            think_ns: *rng.pick(&[1000, 100_000, 3 * MS]),
+            wake_ns: *rng.pick(&[0, 1000, 200_000]),
+            limits: limits(rng, sectors),
+        }
+    }
+
+    /// Whether a client may be told of an I/O error in this world.
+    pub fn errors_allowed(&self) -> bool {
+        let d = &self.disk;
+        let disk = [d.write_eio, d.write_short, d.full, d.read_eio, d.sync_fail];
+        let silent = [d.misdirect, d.rot, d.stale];
+        let store = [self.store.get_corrupt, self.store.get_truncated];
+        disk.iter()
+            .chain(&silent)
+            .chain(&store)
+            .any(|rate| *rate > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worlds_differ_and_every_family_of_faults_is_sometimes_off() {
+        let worlds: Vec<Profile> = (0..400).map(Profile::draw).collect();
+        let share = |test: fn(&Profile) -> bool| worlds.iter().filter(|w| test(w)).count();
+        for count in [
+            share(Profile::errors_allowed),
+            share(|w| w.crash_every == 0),
+            share(|w| w.store.unknown > 0),
+            share(|w| w.limits.cache_bytes == 0),
+            share(|w| w.volumes > 1),
+        ] {
+            assert!(count > 40 && count < 360, "{count} of 400");
+        }
+    }
+}

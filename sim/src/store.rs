@@ -1,0 +1,392 @@
+//! Owns the simulated object store: strongly consistent, with conditional writes, and an unsure
+//! line in front of it.
+//!
+//! For every call it is drawn independently whether it takes effect and whether its caller
+//! learns so; a write may also take effect long after its caller was told "unknown", or twice.
+//! The store outlives every host. It must never decide when something happens: the world calls
+//! [`SimStore::deliver`], [`SimStore::answer`] and [`SimStore::straggle`] at times of its choice.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::faults::{Fault, FaultCounts};
+use crate::rng::Rng;
+
+#[cfg(test)]
+mod tests;
+
+/// Names a call under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallId(pub u64);
+
+/// A request to the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// Read an object.
+    Get {
+        /// Key.
+        key: String,
+    },
+    /// Read a range of an object.
+    GetRange {
+        /// Key.
+        key: String,
+        /// First byte.
+        offset: u64,
+        /// How many bytes.
+        len: u64,
+    },
+    /// Write, subject to the condition.
+    Put {
+        /// Key.
+        key: String,
+        /// Content.
+        data: Rc<[u8]>,
+        /// What must hold.
+        condition: Condition,
+    },
+    /// Delete; a missing object is no error.
+    Delete {
+        /// Key.
+        key: String,
+    },
+    /// All keys with this prefix, in order.
+    List {
+        /// Prefix.
+        prefix: String,
+    },
+}
+
+/// What must hold for a write to take effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing.
+    None,
+    /// There is no such object.
+    Absent,
+    /// The object has this version.
+    Version(u64),
+}
+
+/// What the store says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// An object and its version.
+    Object(Vec<u8>, u64),
+    /// A range of an object.
+    Range(Vec<u8>),
+    /// Written, with the new version.
+    Written(u64),
+    /// Deleted.
+    Deleted,
+    /// Keys.
+    Keys(Vec<String>),
+}
+
+/// Why a call gave no reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallError {
+    /// No such object.
+    NotFound,
+    /// The condition did not hold.
+    Lost,
+    /// It may or may not have happened, and may yet happen.
+    Unknown,
+    /// It did not happen.
+    Unavailable,
+}
+
+/// What a call answers.
+pub type CallResult = Result<Reply, CallError>;
+
+/// How likely each fault is, in ten thousand calls of its kind.
+#[derive(Clone, Debug, Default)]
+pub struct StoreFaults {
+    /// A call fails and does nothing.
+    pub unavailable: u32,
+    /// The answer of a write is lost; half of these are not applied in time.
+    pub unknown: u32,
+    /// Of the writes that were not applied in time: take effect later all the same.
+    pub late: u32,
+    /// A write is delivered again, later.
+    pub duplicate: u32,
+    /// A read fails.
+    pub get_failed: u32,
+    /// A bit of a read's answer is flipped.
+    pub get_corrupt: u32,
+    /// A read's answer is cut short.
+    pub get_truncated: u32,
+}
+
+#[derive(Clone, Debug)]
+struct Object {
+    data: Rc<[u8]>,
+    version: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    /// Takes effect and is answered.
+    Normal,
+    /// Takes effect, and is answered `Unknown`.
+    AppliedUnknown,
+    /// Does not take effect, and is answered `Unknown`.
+    DroppedUnknown,
+    /// Does not take effect, and is answered `Unavailable`.
+    Refused,
+}
+
+#[derive(Clone, Debug)]
+struct Flight {
+    call: Call,
+    fate: Fate,
+    result: Option<CallResult>,
+    straggles: bool,
+}
+
+/// The store.
+#[derive(Debug)]
+pub struct SimStore {
+    objects: BTreeMap<String, Object>,
+    flights: BTreeMap<CallId, Flight>,
+    next_call: u64,
+    next_version: u64,
+    rng: Rng,
+    /// Fault rates; the world sets them to zero to heal.
+    pub faults: StoreFaults,
+    /// Nothing gets through.
+    pub outage: bool,
+    /// What took effect.
+    pub counts: FaultCounts,
+    /// Calls submitted.
+    pub calls: u64,
+    /// Bytes of writes that took effect.
+    pub bytes_written: u64,
+}
+
+impl SimStore {
+    /// An empty store.
+    pub fn new(rng: Rng, faults: StoreFaults) -> SimStore {
+        SimStore {
+            objects: BTreeMap::new(),
+            flights: BTreeMap::new(),
+            next_call: 0,
+            next_version: 1,
+            rng,
+            faults,
+            outage: false,
+            counts: FaultCounts::default(),
+            calls: 0,
+            bytes_written: 0,
+        }
+    }
+
+    /// Sends a call; nothing happens until it is delivered.
+    pub fn submit(&mut self, call: Call) -> CallId {
+        let id = CallId(self.next_call);
+        self.next_call += 1;
+        self.calls += 1;
+        let writes = matches!(call, Call::Put { .. } | Call::Delete { .. });
+        let (fate, straggles) = self.draw_fate(writes);
+        self.flights.insert(
+            id,
+            Flight {
+                call,
+                fate,
+                result: None,
+                straggles,
+            },
+        );
+        id
+    }
+
+    fn draw_fate(&mut self, writes: bool) -> (Fate, bool) {
+        if self.rng.hit(self.faults.unavailable) {
+            return (Fate::Refused, false);
+        }
+        if !writes {
+            return (Fate::Normal, false);
+        }
+        let again = self.rng.hit(self.faults.duplicate);
+        if !self.rng.hit(self.faults.unknown) {
+            return (Fate::Normal, again);
+        }
+        if self.rng.coin() {
+            (Fate::AppliedUnknown, again)
+        } else {
+            (Fate::DroppedUnknown, self.rng.hit(self.faults.late))
+        }
+    }
+
+    /// Whether the call will do something after its answer.
+    pub fn straggles(&self, id: CallId) -> bool {
+        self.flights.get(&id).is_some_and(|f| f.straggles)
+    }
+
+    /// The call reaches the store. Happens at most once, also after its caller died.
+    pub fn deliver(&mut self, id: CallId) {
+        let Some(flight) = self.flights.get(&id).cloned() else {
+            return;
+        };
+        if flight.result.is_some() {
+            return;
+        }
+        let writes = matches!(flight.call, Call::Put { .. } | Call::Delete { .. });
+        let mut fate = flight.fate;
+        if self.outage {
+            // A connection that breaks leaves a writer unsure; a refused one does not.
+            self.counts.hit(Fault::StoreOutage);
+            fate = if writes && self.rng.coin() {
+                Fate::DroppedUnknown
+            } else {
+                Fate::Refused
+            };
+        }
+        let result = match fate {
+            Fate::Normal => self.execute(&flight.call),
+            Fate::AppliedUnknown => {
+                self.counts.hit(Fault::UnknownApplied);
+                let _ = self.execute(&flight.call);
+                Err(CallError::Unknown)
+            }
+            Fate::DroppedUnknown => {
+                self.counts.hit(Fault::UnknownDropped);
+                Err(CallError::Unknown)
+            }
+            Fate::Refused => {
+                self.counts.hit(Fault::StoreUnavailable);
+                Err(CallError::Unavailable)
+            }
+        };
+        let result = self.spoil_read(result);
+        if let Some(flight) = self.flights.get_mut(&id) {
+            flight.fate = fate;
+            flight.result = Some(result);
+        }
+    }
+
+    /// The answer reaches the caller. The call stays known if it will straggle.
+    pub fn answer(&mut self, id: CallId) -> Option<CallResult> {
+        self.deliver(id);
+        let flight = self.flights.get_mut(&id)?;
+        let result = flight.result.clone();
+        if !flight.straggles {
+            self.flights.remove(&id);
+        }
+        result
+    }
+
+    /// A write takes effect late, or once more; subject to its condition like any write.
+    pub fn straggle(&mut self, id: CallId) {
+        let Some(flight) = self.flights.remove(&id) else {
+            return;
+        };
+        if !flight.straggles || flight.result.is_none() {
+            return;
+        }
+        match flight.fate {
+            Fate::DroppedUnknown => {
+                if self.execute(&flight.call).is_ok() {
+                    self.counts.hit(Fault::LateApply);
+                }
+            }
+            Fate::Normal | Fate::AppliedUnknown => {
+                self.counts.hit(Fault::Duplicate);
+                let _ = self.execute(&flight.call);
+            }
+            Fate::Refused => {}
+        }
+    }
+
+    fn execute(&mut self, call: &Call) -> CallResult {
+        match call {
+            Call::Get { key } => {
+                let object = self.objects.get(key).ok_or(CallError::NotFound)?;
+                Ok(Reply::Object(object.data.to_vec(), object.version))
+            }
+            Call::GetRange { key, offset, len } => {
+                let object = self.objects.get(key).ok_or(CallError::NotFound)?;
+                let held = object.data.len() as u64;
+                let range = (*offset).min(held)..offset.saturating_add(*len).min(held);
+                Ok(Reply::Range(
+                    object.data[range.start as usize..range.end as usize].to_vec(),
+                ))
+            }
+            Call::Put {
+                key,
+                data,
+                condition,
+            } => self.put(key, data, *condition),
+            Call::Delete { key } => {
+                self.objects.remove(key);
+                Ok(Reply::Deleted)
+            }
+            Call::List { prefix } => Ok(Reply::Keys(
+                self.objects
+                    .keys()
+                    .filter(|key| key.starts_with(prefix))
+                    .cloned()
+                    .collect(),
+            )),
+        }
+    }
+
+    fn put(&mut self, key: &str, data: &Rc<[u8]>, condition: Condition) -> CallResult {
+        let current = self.objects.get(key).map(|object| object.version);
+        let holds = match condition {
+            Condition::None => true,
+            Condition::Absent => current.is_none(),
+            Condition::Version(version) => current == Some(version),
+        };
+        if !holds {
+            return Err(CallError::Lost);
+        }
+        let version = self.next_version;
+        self.next_version += 1;
+        self.bytes_written += data.len() as u64;
+        self.objects.insert(
+            key.to_owned(),
+            Object {
+                data: Rc::clone(data),
+                version,
+            },
+        );
+        Ok(Reply::Written(version))
+    }
+
+    fn spoil_read(&mut self, result: CallResult) -> CallResult {
+        let (Ok(Reply::Object(..)) | Ok(Reply::Range(_))) = &result else {
+            return result;
+        };
+        if self.rng.hit(self.faults.get_failed) {
+            self.counts.hit(Fault::GetFailed);
+            return Err(CallError::Unavailable);
+        }
+        let (corrupt, cut) = (
+            self.rng.hit(self.faults.get_corrupt),
+            self.rng.hit(self.faults.get_truncated),
+        );
+        let mut result = result;
+        let (Ok(Reply::Object(bytes, _)) | Ok(Reply::Range(bytes))) = &mut result else {
+            return result;
+        };
+        if corrupt && !bytes.is_empty() {
+            let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            self.counts.hit(Fault::GetCorrupt);
+        }
+        if cut && !bytes.is_empty() {
+            let keep = self.rng.below(bytes.len() as u64) as usize;
+            bytes.truncate(keep);
+            self.counts.hit(Fault::GetTruncated);
+        }
+        result
+    }
+
+    /// Objects held, for oracles and reports: key and size.
+    pub fn objects(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.objects
+            .iter()
+            .map(|(key, object)| (key.as_str(), &object.data[..]))
+    }
+}

@@ -1,0 +1,406 @@
+//! The clients of a world: what they ask, and what is concluded from the answers.
+
+use std::ops::Range;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::Op;
+
+use super::{Event, Phase, Stand, VolumeState, World};
+use crate::disk::SECTOR;
+use crate::oracle::history::{History, ReadWindow, Value};
+use crate::oracle::stamp::Stamp;
+use crate::profile::Profile;
+use crate::rng::Rng;
+use crate::trace::Violation;
+use crate::transport::{ReqId, Seen};
+use crate::workload::{self, Action, Generator, Shape, op_range};
+
+/// Times that a failed scan read is tried again before its sectors count as unreadable.
+const SCAN_TRIES: u32 = 20;
+
+/// A client: its generator and what it has in flight.
+pub(super) struct Client {
+    rng: Rng,
+    generator: Box<dyn Generator>,
+    pub(super) in_flight: usize,
+    draining: bool,
+    /// An event for it is in the heap.
+    armed: bool,
+}
+
+impl Client {
+    pub(super) fn new(rng: Rng, generator: Box<dyn Generator>) -> Client {
+        Client {
+            rng,
+            generator,
+            in_flight: 0,
+            draining: false,
+            armed: false,
+        }
+    }
+}
+
+/// Who issued a request.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Client(usize),
+    /// The scan after a recovery; so many tries so far.
+    Scan(u32),
+}
+
+/// A request and what must be remembered to judge its answer.
+#[derive(Clone, Debug)]
+pub(super) struct Issued {
+    volume: usize,
+    by: By,
+    pub(super) op: Op,
+    /// Commits when it was issued.
+    commits: u64,
+    /// Commits acknowledged when it was issued: what a flush covers.
+    acked: u64,
+    /// Where in the history it took effect.
+    position: Option<u64>,
+}
+
+impl VolumeState {
+    pub(super) fn new(seed: u64, volume: u64, profile: &Profile) -> VolumeState {
+        let shape = Shape {
+            sectors: profile.sectors,
+            block: profile.block,
+        };
+        let client = |n: u64| {
+            let mut rng = Rng::stream(seed, &format!("client {volume} {n}"));
+            let generator = workload::draw(&mut rng, shape);
+            Client::new(rng, generator)
+        };
+        VolumeState {
+            name: format!("v{volume}"),
+            created: false,
+            stand: Stand::Down,
+            history: History::new(volume, profile.sectors),
+            transport: None,
+            clients: (0..profile.clients).map(client).collect(),
+            image: Vec::new(),
+            scan_left: 0,
+            unread: Default::default(),
+            synced: false,
+        }
+    }
+
+    /// The process is gone, and with it everything in flight.
+    pub(super) fn forget_process(&mut self) {
+        self.stand = Stand::Down;
+        self.transport = None;
+        for client in &mut self.clients {
+            client.in_flight = 0;
+            client.draining = false;
+            client.armed = false;
+        }
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        self.clients.iter().all(|client| client.in_flight == 0)
+    }
+}
+
+impl World {
+    /// Makes sure that a client that may act will.
+    pub(super) fn arm(&mut self, volume: usize, client: usize, delay: u64) {
+        let state = &mut self.volumes[volume].clients[client];
+        if !state.armed {
+            state.armed = true;
+            let process = self.process;
+            self.at(
+                delay,
+                Event::Client {
+                    process,
+                    volume,
+                    client,
+                },
+            );
+        }
+    }
+
+    pub(super) fn client_acts(&mut self, volume: usize, client: usize) {
+        let serving = self.volumes[volume].stand == Stand::Serving;
+        let depth = self.profile.depth;
+        let state = &mut self.volumes[volume].clients[client];
+        state.armed = false;
+        let busy = state.in_flight >= depth || (state.draining && state.in_flight > 0);
+        if !serving || busy || self.phase != Phase::Work {
+            return;
+        }
+        state.draining = false;
+        if self.actions_left == 0 {
+            return;
+        }
+        let action = state.generator.next(&mut state.rng);
+        if action == Action::Stop {
+            return;
+        }
+        self.actions_left -= 1;
+        let mut pause = 0;
+        match action {
+            Action::Op(op) => self.issue(volume, client, op),
+            Action::Sync => self.start_sync(volume, Some(client)),
+            Action::Drain => self.volumes[volume].clients[client].draining = true,
+            Action::Pause(ns) => pause = ns,
+            Action::Stop => {}
+        }
+        if self.chance.hit(self.profile.outage) && !self.store.outage {
+            self.store.outage = true;
+            let length = self.latency(self.profile.store_ns * 40);
+            self.trace.say(self.now, || {
+                format!("store outage for {} ms", length / 1_000_000)
+            });
+            self.at(length, Event::OutageEnd);
+        }
+        let think = self.latency(self.profile.think_ns);
+        self.arm(volume, client, pause + think);
+    }
+
+    fn issue(&mut self, volume: usize, client: usize, op: Op) {
+        let id = ReqId(self.next_req);
+        self.next_req += 1;
+        self.volumes[volume].clients[client].in_flight += 1;
+        let mut payload = Vec::new();
+        if let Op::Write { .. } = op {
+            for sector in op_range(&op) {
+                let stamp = Stamp {
+                    volume: volume as u64,
+                    sector,
+                    client: client as u64,
+                    write: id.0,
+                    generation: self.process,
+                };
+                stamp.write_to(&mut payload);
+            }
+            self.volumes[volume].history.issue(id.0, op_range(&op));
+        }
+        self.send(id, volume, By::Client(client), op, payload);
+    }
+
+    fn send(&mut self, id: ReqId, volume: usize, by: By, op: Op, payload: Vec<u8>) {
+        let history = &self.volumes[volume].history;
+        let issued = Issued {
+            volume,
+            by,
+            op,
+            commits: history.len(),
+            acked: history.acked(),
+            position: None,
+        };
+        self.trace.mix(&[3, id.0, volume as u64]);
+        self.trace.say(self.now, || {
+            format!("v{volume} request {} {by:?} {op:?}", id.0)
+        });
+        self.requests.insert(id, issued);
+        if let Some(transport) = &mut self.volumes[volume].transport {
+            transport.start(id, op, payload);
+        }
+    }
+
+    /// Begins to read a volume's whole image back.
+    pub(super) fn start_scan(&mut self, volume: usize) {
+        let sectors = self.profile.sectors;
+        let state = &mut self.volumes[volume];
+        state.stand = Stand::Scanning;
+        state.image = vec![0; sectors as usize * SECTOR];
+        state.unread.clear();
+        state.scan_left = sectors;
+        let mut at = 0;
+        while at < sectors {
+            let len = (8 * self.chance.within(1, 16)).min(sectors - at);
+            self.scan(volume, at..at + len, 0);
+            at += len;
+        }
+    }
+
+    pub(super) fn scan(&mut self, volume: usize, range: Range<u64>, tries: u32) {
+        let id = ReqId(self.next_req);
+        self.next_req += 1;
+        let sectors = u32::try_from(range.end - range.start).expect("drawn small");
+        let op = Op::Read {
+            sector: range.start,
+            sectors,
+        };
+        self.send(id, volume, By::Scan(tries), op, Vec::new());
+    }
+
+    /// Concludes from what a transport saw.
+    pub(super) fn see(&mut self, volume: usize, seen: Seen) -> Result<(), Violation> {
+        match seen {
+            Seen::Committed(id, _) => {
+                let issued = self.requests.get_mut(&id).expect("issued above");
+                let value = match issued.op {
+                    Op::Write { .. } => Value::Write(id.0),
+                    _ => Value::Zero,
+                };
+                let history = &mut self.volumes[volume].history;
+                let position = history.commit(op_range(&issued.op), value);
+                issued.position = Some(position);
+                self.trace.mix(&[1, id.0, position]);
+                self.trace.say(self.now, || {
+                    format!("v{volume} commit {position} = {}", id.0)
+                });
+                Ok(())
+            }
+            Seen::Done(id, result) => self.answered(id, result),
+        }
+    }
+
+    fn answered(&mut self, id: ReqId, result: Result<Vec<u8>, ErrorKind>) -> Result<(), Violation> {
+        let issued = self.requests.remove(&id).expect("answered once");
+        self.trace.mix(&[2, id.0, u64::from(result.is_ok())]);
+        self.trace.say(self.now, || {
+            let result = result.as_ref().map(Vec::len);
+            format!("v{} answer {} {result:?}", issued.volume, id.0)
+        });
+        if let Err(kind) = result {
+            self.judge_error(&issued, id, kind)?;
+        }
+        match issued.by {
+            By::Scan(tries) => self.scanned(&issued, result, tries),
+            By::Client(client) => {
+                self.answered += 1;
+                self.judge(&issued, result)?;
+                self.client_freed(issued.volume, client);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn client_freed(&mut self, volume: usize, client: usize) {
+        self.volumes[volume].clients[client].in_flight -= 1;
+        let think = self.latency(self.profile.think_ns);
+        self.arm(volume, client, think);
+    }
+
+    fn judge_error(
+        &mut self,
+        issued: &Issued,
+        id: ReqId,
+        kind: ErrorKind,
+    ) -> Result<(), Violation> {
+        self.errors += 1;
+        if self.profile.errors_allowed() && kind != ErrorKind::Invalid {
+            return Ok(());
+        }
+        let detail = format!(
+            "request {} {:?} failed in a world without I/O errors: {kind}",
+            id.0, issued.op
+        );
+        Err(Violation::new("S10 no invented errors", detail))
+    }
+
+    fn judge(
+        &mut self,
+        issued: &Issued,
+        result: Result<Vec<u8>, ErrorKind>,
+    ) -> Result<(), Violation> {
+        let Ok(bytes) = result else { return Ok(()) };
+        let history = &mut self.volumes[issued.volume].history;
+        let mut write = |fua: bool| {
+            let Some(position) = issued.position else {
+                let detail = format!("{:?} was completed but never took effect", issued.op);
+                return Err(Violation::new("S1 process crash", detail));
+            };
+            history.complete(position);
+            if fua {
+                history.flushed(position);
+            }
+            Ok(())
+        };
+        match issued.op {
+            Op::Write { fua, .. } | Op::Discard { fua, .. } | Op::WriteZeroes { fua, .. } => {
+                write(fua)
+            }
+            Op::Flush => {
+                history.flushed(issued.acked);
+                Ok(())
+            }
+            Op::Read { sector, .. } => {
+                self.trace.mix_bytes(&bytes[..bytes.len().min(64)]);
+                let window = ReadWindow {
+                    from: issued.commits,
+                    to: history.len(),
+                };
+                history.check_read(sector, &bytes, window)
+            }
+        }
+    }
+
+    fn scanned(
+        &mut self,
+        issued: &Issued,
+        result: Result<Vec<u8>, ErrorKind>,
+        tries: u32,
+    ) -> Result<(), Violation> {
+        let range = op_range(&issued.op);
+        let volume = issued.volume;
+        let state = &mut self.volumes[volume];
+        match result {
+            Ok(bytes) => {
+                let at = range.start as usize * SECTOR;
+                state.image[at..at + bytes.len()].copy_from_slice(&bytes);
+            }
+            Err(_) if tries < SCAN_TRIES => {
+                // The engine remembers a failed fetch for a while: try again after that.
+                let (process, sector) = (self.process, range.start);
+                let sectors = range.end - range.start;
+                let rescan = Event::Rescan {
+                    process,
+                    volume,
+                    sector,
+                    sectors,
+                    tries: tries + 1,
+                };
+                self.at(200_000_000, rescan);
+                return Ok(());
+            }
+            Err(_) => state.unread.extend(range.clone()),
+        }
+        state.scan_left -= range.end - range.start;
+        if state.scan_left > 0 {
+            return Ok(());
+        }
+        self.scan_complete(volume)
+    }
+
+    fn scan_complete(&mut self, volume: usize) -> Result<(), Violation> {
+        let state = &mut self.volumes[volume];
+        let image = std::mem::take(&mut state.image);
+        let (before, acked) = (state.history.len(), state.history.acked());
+        let found = state.history.settle(&image, &state.unread)?;
+        state.history.prune();
+        let silent = self.ring_gone && !self.disk.lied() && found < acked;
+        if silent && !self.rings_reported.contains(&self.volumes[volume].name) {
+            let detail = format!(
+                "the rings vanished, {} acknowledged commits of volume {volume} with them, and \
+                 recovery did not say so",
+                acked - found
+            );
+            return Err(Violation::new("S1 silent loss", detail));
+        }
+        self.settled += 1;
+        self.trace.mix(&[4, volume as u64, found]);
+        self.trace.mix_bytes(&image);
+        self.trace.say(self.now, || {
+            format!("v{volume} recovered: prefix {found} of {before}")
+        });
+        self.serve(volume);
+        Ok(())
+    }
+
+    /// The volume's clients may begin.
+    pub(super) fn serve(&mut self, volume: usize) {
+        self.volumes[volume].stand = Stand::Serving;
+        for client in 0..self.volumes[volume].clients.len() {
+            let think = self.latency(self.profile.think_ns);
+            self.arm(volume, client, think);
+        }
+        if self.volumes.iter().all(|v| v.stand == Stand::Serving) {
+            self.all_serving();
+        }
+    }
+}

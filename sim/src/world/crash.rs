@@ -1,0 +1,164 @@
+//! How processes and machines die in a world.
+
+use super::{Event, Phase, World};
+use crate::disk::{IoResult, SimDisk};
+use crate::faults::Fault;
+use crate::oracle::history::{Loss, Value};
+use crate::rng::Rng;
+use crate::trace::Violation;
+use crate::transport::{PieceId, ReqId, Seen};
+use crate::workload::op_range;
+
+/// Crashes in a row: after so many the machine is given time to recover.
+const UNSETTLED_MAX: u32 = 4;
+
+impl World {
+    /// Draws when the next crash comes, counted in events: idle time is not worth crashing in.
+    pub(super) fn draw_crash(&mut self) {
+        let mean = self.profile.crash_every;
+        self.crash_at = if mean == 0 || self.unsettled >= UNSETTLED_MAX {
+            u64::MAX
+        } else if self.unsettled > 0 && self.chance.below(2) == 0 {
+            // Into the recovery of the one before.
+            self.trace.events() + self.chance.within(1, 150)
+        } else {
+            self.trace.events() + self.chance.within(1, 2 * mean)
+        };
+    }
+
+    /// A crash is due.
+    pub(super) fn crash_now(&mut self) -> Result<(), Violation> {
+        let kind = self.chance.weighted(&self.profile.crash_weights);
+        if self.unsettled > 0 {
+            self.count(Fault::CrashInRecovery);
+        }
+        self.unsettled += 1;
+        match kind {
+            Some(1) => self.host_crash(),
+            Some(2) => self.host_loss(),
+            _ => self.process_crash(),
+        }
+        self.draw_crash();
+        Ok(())
+    }
+
+    /// The server process is gone. What it had in flight is decided when its successor starts.
+    fn kill_process(&mut self) {
+        self.process += 1;
+        self.node = None;
+        self.jobs_due = false;
+        self.tick_at = None;
+        self.forget_io();
+        self.requests.clear();
+        for volume in &mut self.volumes {
+            volume.forget_process();
+        }
+    }
+
+    pub(super) fn process_crash(&mut self) {
+        self.count(Fault::ProcessCrash);
+        self.trace.say(self.now, || "process crash".into());
+        self.rings.detach();
+        self.kill_process();
+        self.disk.process_crash();
+        let mut loss = Loss::Process;
+        if self.chance.hit(self.profile.rings.gone) && self.rings.clear() {
+            // The ring directory was wiped: unflushed writes are lost, and it must be said.
+            self.count(Fault::RingGone);
+            loss = Loss::Host;
+            self.ring_gone = !self.machine_down;
+        }
+        self.lose(loss);
+        self.restart();
+    }
+
+    pub(super) fn host_crash(&mut self) {
+        self.count(Fault::HostCrash);
+        self.trace
+            .say(self.now, || format!("host crash, {:?}", self.profile.cut));
+        self.rings.detach();
+        self.kill_process();
+        self.disk.host_crash(self.profile.cut);
+        self.boot_id += 1;
+        (self.ring_gone, self.machine_down) = (false, true);
+        if self.chance.hit(self.profile.rings.stale) && !self.rings.is_empty() {
+            self.count(Fault::RingStale);
+        } else {
+            self.rings.clear();
+        }
+        self.lose(Loss::Host);
+        self.restart();
+    }
+
+    /// The machine is gone for good; another one, with an empty disk, takes over.
+    pub(super) fn host_loss(&mut self) {
+        self.count(Fault::HostLoss);
+        self.trace.say(self.now, || "host loss".into());
+        self.kill_process();
+        self.faults.add(&self.disk.counts);
+        let rng = Rng::stream(self.seed, &format!("disk {}", self.disks));
+        self.disks += 1;
+        let rates = std::mem::take(&mut self.disk.faults);
+        self.disk = SimDisk::new(rng, rates, self.profile.corruptible);
+        self.rings.clear();
+        self.boot_id += 1;
+        (self.ring_gone, self.machine_down) = (false, true);
+        self.take_over = true;
+        self.failed_boots = 0;
+        self.lose(Loss::Cache);
+        self.format_disk();
+        self.restart();
+    }
+
+    fn restart(&mut self) {
+        let delay = self.latency(1_000_000);
+        self.at(delay, Event::Boot(self.process));
+    }
+
+    /// A move ends. Now and then the process dies inside the commit that follows: of the words
+    /// that it was writing to the ring, only some are there.
+    pub(super) fn moved(
+        &mut self,
+        volume: usize,
+        req: ReqId,
+        piece: PieceId,
+        result: IoResult,
+    ) -> Result<(), Violation> {
+        // A commit in several parts can be torn between them: the more interesting place.
+        let transport = self.volumes[volume].transport.as_ref();
+        let parts = transport.map_or(0, |transport| transport.pieces(req)) as u32;
+        let rate = self.profile.rings.torn / 40 * if parts > 1 { 10 } else { 1 };
+        let tear =
+            self.phase == Phase::Work && self.profile.crash_every > 0 && self.chance.hit(rate);
+        let before = tear.then(|| self.rings.snapshot());
+        let Some(transport) = &mut self.volumes[volume].transport else {
+            return Ok(());
+        };
+        transport.moved(req, piece, result);
+        let Some(before) = before else { return Ok(()) };
+        let committed = transport.seen.iter().find_map(|seen| match seen {
+            Seen::Committed(id, parts) if *id == req => Some(parts.clone()),
+            _ => None,
+        });
+        let Some(parts) = committed else {
+            return Ok(());
+        };
+        if !self.rings.tear(&before, &mut self.chance) {
+            return Ok(());
+        }
+        // Nobody was told of this commit; it may be there, wholly or a prefix of its parts.
+        let op = self.requests[&req].op;
+        let mut at = op_range(&op).start;
+        for sectors in parts {
+            self.volumes[volume]
+                .history
+                .commit(at..at + sectors, Value::Write(req.0));
+            at += sectors;
+        }
+        self.count(Fault::TornCall);
+        self.unsettled += 1;
+        self.process_crash();
+        self.draw_crash();
+        Ok(())
+    }
+}

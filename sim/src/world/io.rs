@@ -1,0 +1,313 @@
+//! How requests of the engine and moves of the transport reach disk, memory and store, and how
+//! their ends come back.
+//!
+//! What belongs to a dead process is dropped here, where it comes back; the disk and the store
+//! themselves decide what of it still takes effect.
+
+use std::collections::BTreeMap;
+
+use blkmq::io::FileId;
+
+use super::{Event, World};
+use crate::disk::{Io, IoError, IoId, IoResult, Origin};
+use crate::node::{self, DiskOp, Request, RequestId, RequestOp};
+use crate::store::CallId;
+use crate::trace::Violation;
+use crate::transport::{Direction, Move, PieceId, ReqId};
+
+/// Who waits for an operation.
+#[derive(Clone)]
+pub(super) enum Owner {
+    /// The engine.
+    Engine(RequestId),
+    /// A transport's request. For a write, where it goes on if it was short.
+    Move {
+        volume: usize,
+        req: ReqId,
+        piece: PieceId,
+        rest: Option<(u64, Vec<u8>)>,
+    },
+}
+
+impl std::fmt::Debug for Owner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Owner::Engine(id) => write!(f, "for the engine's {}", id.0),
+            Owner::Move {
+                volume, req, rest, ..
+            } => {
+                let at = rest.as_ref().map_or(0, |(offset, _)| *offset);
+                write!(f, "for v{volume} request {} (written at {at})", req.0)
+            }
+        }
+    }
+}
+
+/// The memory file: it lives and dies with the process, and nothing of it is ever torn.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    bytes: Vec<u8>,
+    next: u64,
+    pending: BTreeMap<u64, (Owner, MemoryOp)>,
+}
+
+#[derive(Clone, Debug)]
+enum MemoryOp {
+    Read(u64, u64),
+    Write(u64, Vec<u8>),
+    Sync,
+}
+
+impl Memory {
+    fn apply(&mut self, op: MemoryOp) -> Vec<u8> {
+        let grow = |bytes: &mut Vec<u8>, end: u64| {
+            if bytes.len() < end as usize {
+                bytes.resize(end as usize, crate::disk::POISON);
+            }
+        };
+        match op {
+            MemoryOp::Read(offset, len) => {
+                grow(&mut self.bytes, offset + len);
+                self.bytes[offset as usize..(offset + len) as usize].to_vec()
+            }
+            MemoryOp::Write(offset, data) => {
+                grow(&mut self.bytes, offset + data.len() as u64);
+                self.bytes[offset as usize..offset as usize + data.len()].copy_from_slice(&data);
+                Vec::new()
+            }
+            MemoryOp::Sync => Vec::new(),
+        }
+    }
+}
+
+fn is_memory(op: &DiskOp) -> bool {
+    match op {
+        DiskOp::Read { file, .. }
+        | DiskOp::Write { file, .. }
+        | DiskOp::Zero { file, .. }
+        | DiskOp::Sync { file } => *file == FileId::MEMORY,
+    }
+}
+
+impl World {
+    /// Starts what the engine asks for.
+    pub(super) fn submit(&mut self, request: Request) {
+        self.trace.mix(&[5, request.id.0]);
+        self.trace.say(self.now, || {
+            format!("engine asks {:?}", node::brief(&request.op))
+        });
+        match request.op {
+            RequestOp::Disk(op) if is_memory(&op) => {
+                let op = match op {
+                    DiskOp::Read { offset, len, .. } => MemoryOp::Read(offset, len as u64),
+                    DiskOp::Write { offset, data, .. } => MemoryOp::Write(offset, data),
+                    DiskOp::Zero { offset, len, .. } => {
+                        MemoryOp::Write(offset, vec![0; len as usize])
+                    }
+                    DiskOp::Sync { .. } => MemoryOp::Sync,
+                };
+                self.start_memory(Owner::Engine(request.id), op);
+            }
+            RequestOp::Disk(op) => {
+                let io = match op {
+                    DiskOp::Read { file, offset, len } => Io::Read {
+                        file: file.0,
+                        offset,
+                        len: len as u64,
+                    },
+                    DiskOp::Write { file, offset, data } => Io::Write {
+                        file: file.0,
+                        offset,
+                        data: data.into(),
+                    },
+                    DiskOp::Zero { file, offset, len } => Io::Write {
+                        file: file.0,
+                        offset,
+                        data: vec![0; len as usize].into(),
+                    },
+                    DiskOp::Sync { file } => Io::Sync { file: file.0 },
+                };
+                self.start_disk(Origin::Engine, Owner::Engine(request.id), io);
+            }
+            RequestOp::Store(op) => {
+                let call = self.store.submit(node::call(op));
+                self.callers.insert(call, (self.process, request.id));
+                let there = self.latency(self.profile.store_ns / 2);
+                let back = self.latency(self.profile.store_ns / 2);
+                self.at(there, Event::Deliver(call));
+                self.at(there + back, Event::Answer(call));
+                if self.store.straggles(call) {
+                    let late = self.latency(self.profile.store_ns * 4);
+                    self.at(there + back + late, Event::Straggle(call));
+                }
+            }
+        }
+    }
+
+    /// Starts what a transport needs.
+    pub(super) fn submit_move(&mut self, volume: usize, needed: Move) {
+        let Move {
+            req,
+            piece,
+            file,
+            offset,
+            what,
+        } = needed;
+        let memory = file == FileId::MEMORY;
+        match what {
+            Direction::Read(len) => {
+                let owner = Owner::Move {
+                    volume,
+                    req,
+                    piece,
+                    rest: None,
+                };
+                if memory {
+                    self.start_memory(owner, MemoryOp::Read(offset, len));
+                } else {
+                    self.start_disk(
+                        Origin::Client,
+                        owner,
+                        Io::Read {
+                            file: file.0,
+                            offset,
+                            len,
+                        },
+                    );
+                }
+            }
+            Direction::Write(data) => {
+                assert!(!memory, "writes go to the log");
+                let rest = Some((offset, data.clone()));
+                let owner = Owner::Move {
+                    volume,
+                    req,
+                    piece,
+                    rest,
+                };
+                let io = Io::Write {
+                    file: file.0,
+                    offset,
+                    data: data.into(),
+                };
+                self.start_disk(Origin::Client, owner, io);
+            }
+        }
+    }
+
+    fn start_disk(&mut self, origin: Origin, owner: Owner, io: Io) {
+        // A sync takes longer than a write, and is overtaken by writes that it need not cover.
+        let typical = match io {
+            Io::Sync { .. } => self.profile.disk_ns * 4,
+            Io::Read { .. } | Io::Write { .. } => self.profile.disk_ns,
+        };
+        let slow = origin == Origin::Client
+            && matches!(io, Io::Read { .. })
+            && self.latency.hit(self.profile.slow_reads);
+        let typical = if slow { typical * 100 } else { typical };
+        let id = self.disk.submit(origin, io);
+        self.owners.insert(id, owner);
+        let delay = self.latency(typical);
+        self.at(delay, Event::Disk(id));
+    }
+
+    fn start_memory(&mut self, owner: Owner, op: MemoryOp) {
+        self.memory.next += 1;
+        let id = self.memory.next;
+        self.memory.pending.insert(id, (owner, op));
+        let delay = self.latency(self.profile.wake_ns);
+        self.at(delay, Event::Memory(id));
+    }
+
+    /// A disk operation completes, unless its process died.
+    pub(super) fn disk_done(&mut self, id: IoId) -> Result<(), Violation> {
+        let Some(owner) = self.owners.remove(&id) else {
+            return Ok(());
+        };
+        let Some(result) = self.disk.finish(id) else {
+            return Ok(());
+        };
+        self.trace.mix(&[6, id.0, u64::from(result.is_ok())]);
+        self.trace.say(self.now, || {
+            let result = result.as_ref().map(Vec::len);
+            format!("disk {} {owner:?}: {result:?}", id.0)
+        });
+        self.give(owner, result)
+    }
+
+    pub(super) fn memory_done(&mut self, id: u64) -> Result<(), Violation> {
+        let Some((owner, op)) = self.memory.pending.remove(&id) else {
+            return Ok(());
+        };
+        self.trace.mix(&[7, id]);
+        let bytes = self.memory.apply(op);
+        self.give(owner, Ok(bytes))
+    }
+
+    fn give(&mut self, owner: Owner, result: IoResult) -> Result<(), Violation> {
+        match owner {
+            Owner::Engine(id) => {
+                if let Some(node) = &mut self.node {
+                    node.disk_done(id, result);
+                }
+                Ok(())
+            }
+            Owner::Move {
+                volume,
+                req,
+                piece,
+                rest,
+            } => {
+                if let (Err(IoError::Short(done)), Some((offset, data))) = (&result, rest)
+                    && self.chance.coin()
+                {
+                    // A transport may go on with the rest instead of failing.
+                    let rest = data[*done as usize..].to_vec();
+                    let offset = offset + done;
+                    let owner = Owner::Move {
+                        volume,
+                        req,
+                        piece,
+                        rest: Some((offset, rest.clone())),
+                    };
+                    let io = Io::Write {
+                        file: FileId::LOG.0,
+                        offset,
+                        data: rest.into(),
+                    };
+                    self.start_disk(Origin::Client, owner, io);
+                    return Ok(());
+                }
+                self.moved(volume, req, piece, result)
+            }
+        }
+    }
+
+    /// A call's answer arrives, if its caller still lives.
+    pub(super) fn answer(&mut self, id: CallId) {
+        let Some(result) = self.store.answer(id) else {
+            return;
+        };
+        let Some((process, request)) = self.callers.remove(&id) else {
+            return;
+        };
+        self.trace.mix(&[8, id.0, u64::from(result.is_ok())]);
+        self.trace.say(self.now, || {
+            format!("store {} {}", id.0, node::brief_result(&result))
+        });
+        if process == self.process
+            && let Some(node) = &mut self.node
+        {
+            node.store_done(request, result);
+        }
+    }
+
+    /// Everything that the dead process waited for.
+    pub(super) fn forget_io(&mut self) {
+        self.owners.clear();
+        self.memory = Memory {
+            next: self.memory.next,
+            ..Memory::default()
+        };
+    }
+}

@@ -1,0 +1,74 @@
+//! The simulator's own contract: worlds repeat exactly, faults do take effect, and small worlds
+//! hold what the engine promises. Long runs are `cargo xtask sim`; these take seconds.
+
+use std::time::Duration;
+
+use sim::batch::{self, Batch};
+use sim::exhaustive;
+use sim::faults::Fault;
+use sim::profile::Profile;
+use sim::world::{Watch, World};
+
+const SEEDS: u64 = 12;
+
+#[test]
+fn the_same_seed_gives_the_same_digest() {
+    for seed in 1..=3 {
+        let first = batch::run_seed(seed, Watch::default());
+        // Watching a world must not change it.
+        let watched = batch::run_seed(
+            seed,
+            Watch {
+                print: false,
+                keep: 10,
+            },
+        );
+        assert_eq!(first.digest, watched.digest, "seed {seed}");
+        assert_eq!(first.events, watched.events, "seed {seed}");
+    }
+}
+
+#[test]
+fn different_seeds_give_different_worlds() {
+    let digest = |seed| batch::run_seed(seed, Watch::default()).digest;
+    assert_ne!(digest(1), digest(2));
+}
+
+#[test]
+fn drawn_worlds_keep_every_promise() {
+    let time = Duration::from_secs(60);
+    let report = batch::run(
+        Batch {
+            first: 1,
+            time,
+            most: SEEDS,
+            threads: 2,
+        },
+        || {},
+    );
+    if let Some(outcome) = report.failures.first() {
+        let violation = outcome.violation.as_ref().map(ToString::to_string);
+        panic!("seed {}: {}", outcome.seed, violation.unwrap_or_default());
+    }
+    assert!(report.answered > 0 && report.settled > 0);
+}
+
+#[test]
+fn a_world_of_process_crashes_meets_no_other_kind() {
+    let mut profile = Profile::draw(5);
+    profile.crash_every = 300;
+    profile.crash_weights = [1, 0, 0];
+    let outcome = World::with(5, profile, Watch::default()).run();
+    assert_eq!(outcome.violation, None);
+    assert!(outcome.faults.of(Fault::ProcessCrash) > 0);
+    assert_eq!(outcome.faults.of(Fault::HostCrash), 0);
+    // The end of every world: everything is opened once from the store alone.
+    assert_eq!(outcome.faults.of(Fault::HostLoss), 1);
+}
+
+#[test]
+fn single_operations_survive_a_crash_after_every_event() {
+    let report = exhaustive::crashes(1, Duration::from_secs(30), 2, || {});
+    assert_eq!(report.failure, None);
+    assert!(report.worlds > 50, "{report:?}");
+}
