@@ -1,0 +1,217 @@
+//! The HTTP API: `/v1/volumes…`, health, metrics, and its own description.
+//!
+//! Owns paths, status codes and documents; what a request does is [`Control`]'s. Every failure
+//! is a problem document with a stable code, also those that the framework would answer in words
+//! of its own (no such path, a body that is not JSON).
+
+mod problem;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde::de::DeserializeOwned;
+
+use crate::control::Control;
+use crate::failure::{Failure, Result};
+use crate::model::{AttachRequest, Attachment, CreateVolume, Volume, VolumeList};
+use crate::report;
+
+/// The API's description, written by hand; a test holds it against the routes.
+pub(crate) const OPENAPI: &str = include_str!("openapi.json");
+
+type Shared = State<Arc<Control>>;
+
+/// Axum's `Json`, for answers.
+type Answer<T> = Result<axum::Json<T>>;
+
+/// The API of a server that listens at `address`.
+pub(crate) fn router(control: Arc<Control>, address: SocketAddr) -> Router {
+    let router = Router::new()
+        .route("/v1/volumes", get(list).post(create))
+        .route("/v1/volumes/{name}", get(show).delete(delete))
+        .route("/v1/volumes/{name}/sync", post(sync))
+        .route("/v1/volumes/{name}/attach", post(attach))
+        .route("/v1/openapi.json", get(openapi))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_method)
+        .with_state(control);
+    if address.ip().is_loopback() {
+        router.layer(middleware::from_fn(local_names_only))
+    } else {
+        router
+    }
+}
+
+/// Refuses requests that name another host than this one. A web page whose own name is made to
+/// lead to the loopback address would count as being of the same origin: its requests carry that
+/// name.
+async fn local_names_only(request: Request, next: Next) -> Response {
+    let named = request
+        .headers()
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok());
+    if named.is_none_or(is_local_name) {
+        return next.run(request).await;
+    }
+    let text = format!(
+        "this server is asked for as {:?}; a server on the loopback address answers only to an \
+         IP address or localhost",
+        named.unwrap_or_default()
+    );
+    Failure::new("wrong-host", 403, text).into_response()
+}
+
+fn is_local_name(host: &str) -> bool {
+    let bare = |host: &str| host == "localhost" || host.parse::<IpAddr>().is_ok();
+    host.parse::<SocketAddr>().is_ok()
+        || bare(host.trim_start_matches('[').trim_end_matches(']'))
+        || host.rsplit_once(':').is_some_and(|(name, _)| bare(name))
+}
+
+async fn list(State(control): Shared) -> Answer<VolumeList> {
+    Ok(axum::Json(VolumeList {
+        volumes: control.list().await?,
+    }))
+}
+
+async fn create(State(control): Shared, headers: HeaderMap, body: Bytes) -> Result<Response> {
+    let wanted: CreateVolume = parse(&headers, &body)?;
+    let made = control.create(wanted).await?;
+    Ok((StatusCode::CREATED, axum::Json(made)).into_response())
+}
+
+async fn show(State(control): Shared, Path(name): Path<String>) -> Answer<Volume> {
+    control.show(&name).await.map(axum::Json)
+}
+
+async fn delete(State(control): Shared, Path(name): Path<String>) -> Result<StatusCode> {
+    to_its_end(async move { control.delete(&name).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn sync(State(control): Shared, Path(name): Path<String>) -> Answer<Volume> {
+    control.sync(&name).await.map(axum::Json)
+}
+
+async fn attach(
+    State(control): Shared,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<Attachment> {
+    let wanted: AttachRequest = if body.is_empty() {
+        AttachRequest::default()
+    } else {
+        parse(&headers, &body)?
+    };
+    let attached = async move { control.attach(&name, wanted.transport.as_deref()).await };
+    to_its_end(attached).await.map(axum::Json)
+}
+
+/// Goes on when the client hangs up: a change that stops halfway would leave a volume that is
+/// open and not found, or closed and still listed.
+async fn to_its_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    tokio::spawn(change).await.unwrap_or_else(|source| {
+        Err(Failure::new(
+            "internal",
+            500,
+            format!("the change did not come to its end: {source}; see the server's log"),
+        ))
+    })
+}
+
+async fn openapi() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
+}
+
+/// Alive: this answers at all.
+async fn healthz() -> &'static str {
+    "ok\n"
+}
+
+/// Ready: volumes can be read and written.
+async fn readyz(State(control): Shared) -> Result<&'static str> {
+    control.ready().map(|()| "ready\n")
+}
+
+async fn metrics(State(control): Shared) -> Response {
+    let kind = [(
+        header::CONTENT_TYPE,
+        "text/plain; version=0.0.4; charset=utf-8",
+    )];
+    (kind, report::metrics(&control)).into_response()
+}
+
+async fn no_such_path() -> Failure {
+    Failure::new(
+        "no-such-path",
+        404,
+        "there is nothing at this path; see /v1/openapi.json",
+    )
+}
+
+async fn no_such_method() -> Failure {
+    Failure::new(
+        "no-such-method",
+        405,
+        "this path does not take this method; see /v1/openapi.json",
+    )
+}
+
+/// The content type is insisted on: a web page can make a browser send a form to a local server,
+/// but not, unasked, a body of this type.
+fn parse<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
+    let kind = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
+    if kind != Some("application/json") {
+        return Err(Failure::new(
+            "invalid",
+            415,
+            "the body must be JSON; send it with content-type: application/json",
+        ));
+    }
+    serde_json::from_slice(body)
+        .map_err(|source| Failure::invalid(format!("the body is not what this takes: {source}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_local_names() {
+        for host in [
+            "localhost",
+            "localhost:7070",
+            "127.0.0.1:7070",
+            "[::1]:7070",
+            "[::1]",
+            "::1",
+        ] {
+            assert!(is_local_name(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:7070",
+            "127.0.0.1.evil.example",
+            ":7070",
+        ] {
+            assert!(!is_local_name(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The command line: every command and flag, with its help.
+//!
+//! Only parsing lives here; what a command does is in its own module. A value that cannot be
+//! right is refused while parsing, so that it is a usage error (exit status 2) and nothing has
+//! been touched.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Deserialize;
+
+use crate::units::{Size, Span};
+
+/// Where the API listens, and where commands look for it, unless told otherwise.
+pub(crate) const API_DEFAULT: &str = "127.0.0.1:7070";
+
+/// Fast local disks whose truth lives in an object store.
+#[derive(Debug, Parser)]
+#[command(
+    name = "firn",
+    version,
+    propagate_version = true,
+    after_help = "Start here:\n  \
+        firn serve --volume demo=10GiB     a server with an embedded store and one volume\n  \
+        firn attach demo                   prints the URI for nbdinfo, qemu, nbd-client\n  \
+        firn sync demo                     brings everything written so far to the store\n\n\
+        Exit status: 0 done, 1 failed, 2 the command line makes no sense."
+)]
+pub(crate) struct Cli {
+    /// Address of the server's HTTP API. `serve` listens here, all other commands connect here.
+    #[arg(long, global = true, env = "FIRN_API", value_name = "ADDR", default_value = API_DEFAULT)]
+    pub(crate) api: String,
+
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the server until it is told to stop (SIGTERM, SIGINT).
+    Serve(Box<ServeArgs>),
+    /// Create, list, show or delete volumes.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Print where a volume can be reached.
+    #[command(after_help = "The URI alone is printed on standard output:\n  \
+        nbdinfo \"$(firn attach demo)\"\n  \
+        qemu-img convert -n disk.qcow2 \"$(firn attach demo)\"")]
+    Attach(AttachArgs),
+    /// Bring everything that was written to a volume to the object store, and wait until it is
+    /// there.
+    Sync(VolumeName),
+    /// Say what this machine and this store offer, and what firn will use.
+    Doctor(DoctorArgs),
+}
+
+/// Flags of `serve`. Each can also stand in the configuration file, under its own name; a flag
+/// wins over the file.
+#[derive(Debug, Default, Args, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+#[command(after_help = "Examples:\n  \
+    firn serve --volume demo=10GiB\n      \
+    everything below ./firn-data; creates the volume if it is missing\n  \
+    firn serve --store /mnt/nas/firn --cache /var/lib/firn --log-size 32GiB --cache-size 200GiB\n  \
+    firn serve --nbd 0.0.0.0:10809 --nbd unix:/run/firn/nbd.sock\n  \
+    firn serve --config /etc/firn.toml\n      \
+    the same names as the flags: store = \"...\", log-size = \"32GiB\", volume = [\"demo=10GiB\"]")]
+pub(crate) struct ServeArgs {
+    /// Read settings from this TOML file.
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Object store that holds the volumes: a directory, or file:///absolute/path.
+    /// [default: ./firn-data/store]
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+
+    /// Directory on a local disk for the write-back log and the read cache.
+    /// [default: ./firn-data/cache]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+
+    /// Listen for NBD clients here: HOST:PORT or unix:PATH. May be given several times.
+    /// NBD has no authentication: think before you leave the loopback address.
+    /// [default: 127.0.0.1:10809 and unix:./firn-data/nbd.sock]
+    #[arg(long, value_name = "ADDR|unix:PATH")]
+    pub(crate) nbd: Vec<String>,
+
+    /// Serve this volume; create it if it is missing. May be given several times.
+    #[arg(long, value_name = "NAME=SIZE")]
+    pub(crate) volume: Vec<NewVolume>,
+
+    /// Recovery point: everything older than this is brought to the store. What is younger is
+    /// lost with the host (never with the process). [default: 30s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) rpo: Option<Span>,
+
+    /// Size of the write-back log. It bounds what can be written while the store is away, and how
+    /// long recovery takes. Fixed when the cache directory is created. [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) log_size: Option<Size>,
+
+    /// Size of the read cache. Fixed when the cache directory is created. [default: 4GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache_size: Option<Size>,
+
+    /// Directory in memory (tmpfs) for the index rings, which let completed writes survive the
+    /// death of the process. [default: /dev/shm]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ring_dir: Option<PathBuf>,
+
+    /// How the log is read and written. [default: auto]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub(crate) log_io: Option<LogIo>,
+
+    /// Open volumes whose last server has not let go of them. What that server had not brought to
+    /// the store is lost to them: the newest known position is printed.
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) take_over: bool,
+
+    /// Accept a store without conditional PUT. You promise that no second server ever uses it.
+    #[arg(long)]
+    pub(crate) single_writer: bool,
+}
+
+/// How the log file is read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogIo {
+    /// Direct where the file system offers it, else buffered.
+    Auto,
+    /// Past the page cache (O_DIRECT); an error where that is not possible.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+}
+
+/// A volume to create: `NAME=SIZE`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub(crate) struct NewVolume {
+    pub(crate) name: String,
+    pub(crate) size: Size,
+}
+
+impl std::str::FromStr for NewVolume {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, size) = text
+            .split_once('=')
+            .ok_or_else(|| format!("{text:?} is not NAME=SIZE; write for example demo=10GiB"))?;
+        if name.is_empty() {
+            return Err(format!(
+                "{text:?} has no name; write for example demo=10GiB"
+            ));
+        }
+        Ok(NewVolume {
+            name: name.to_owned(),
+            size: size.parse()?,
+        })
+    }
+}
+
+impl TryFrom<String> for NewVolume {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Create a volume. Costs nothing but its name until it is written to.
+    Create {
+        /// Letters, digits, `-`, `_` and `.`; starts with a letter or digit.
+        name: String,
+        /// Size as clients see it.
+        #[arg(long, value_name = "SIZE")]
+        size: Size,
+        /// Smallest unit that clients can address: 512 or 4096.
+        #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = block_size)]
+        block_size: u32,
+    },
+    /// List all volumes of the store.
+    List,
+    /// Show one volume, with how far its writes have got (its watermarks).
+    Show(VolumeName),
+    /// Delete a volume and everything in it.
+    Delete(VolumeName),
+}
+
+fn block_size(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err("a volume's block size is 512 or 4096".to_owned()),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeName {
+    /// Name of the volume.
+    #[arg(value_name = "VOLUME")]
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AttachArgs {
+    /// Name of the volume.
+    #[arg(value_name = "VOLUME")]
+    pub(crate) name: String,
+    /// How to reach it.
+    #[arg(long, value_enum, default_value_t = Transport::Auto)]
+    pub(crate) transport: Transport,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    /// The best that this machine offers.
+    Auto,
+    /// A network block device.
+    Nbd,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Object store to look at. [default: ./firn-data/store if it exists]
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+    /// Cache directory to look at. [default: ./firn-data/cache if it exists, else here]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Directory for index rings to look at.
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub(crate) ring_dir: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_volume_is_written_as_name_and_size() {
+        let volume: NewVolume = "demo=10GiB".parse().unwrap();
+        assert_eq!(
+            volume,
+            NewVolume {
+                name: "demo".into(),
+                size: Size(10 << 30)
+            }
+        );
+        for text in ["demo", "=10GiB", "demo=", "demo=10", "demo=ten"] {
+            assert!(text.parse::<NewVolume>().is_err(), "{text}");
+        }
+    }
+}

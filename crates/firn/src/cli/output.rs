@@ -1,0 +1,53 @@
+//! Writing results: JSON or aligned text on standard output.
+//!
+//! A closed pipe (`firn volume list | head -1`) is not an error worth a message.
+
+use std::io::{self, ErrorKind, Write};
+
+use serde::Serialize;
+
+use crate::failure::{Failure, Result};
+
+pub(crate) fn line(text: &str) -> Result<()> {
+    write(format!("{text}\n").as_bytes())
+}
+
+pub(crate) fn json(value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).expect("the API's own types always serialize");
+    line(&text)
+}
+
+/// Rows under a heading, each column as wide as its widest cell.
+pub(crate) fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
+    let width = |column: usize| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .chain([heading[column].chars().count()])
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heading.len()).map(width).collect();
+    let heading: Vec<String> = heading.iter().map(|&cell| cell.to_owned()).collect();
+    let mut text = String::new();
+    for row in std::iter::once(&heading).chain(rows) {
+        let cells: Vec<String> = row
+            .iter()
+            .zip(&widths)
+            .map(|(cell, &width)| format!("{cell:width$}"))
+            .collect();
+        text.push_str(cells.join("  ").trim_end());
+        text.push('\n');
+    }
+    write(text.as_bytes())
+}
+
+fn write(bytes: &[u8]) -> Result<()> {
+    match io::stdout().lock().write_all(bytes) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::new(
+            "output",
+            500,
+            format!("cannot write the result: {error}"),
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,116 @@
+//! `firn volume create|list|show|delete`.
+
+use super::args::VolumeCommand;
+use super::client::{Client, volume_path};
+use super::output;
+use crate::failure::Result;
+use crate::model::{CreateVolume, Mark, Volume, VolumeList};
+use crate::units::Size;
+
+pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<()> {
+    let client = Client::new(api)?;
+    match command {
+        VolumeCommand::Create {
+            name,
+            size,
+            block_size,
+        } => {
+            let body = CreateVolume {
+                name: name.clone(),
+                size_bytes: size.0,
+                block_size: *block_size,
+            };
+            let made: Volume = client.post("/v1/volumes", &body)?;
+            if json {
+                output::json(&made)
+            } else {
+                output::line(&made.name)
+            }
+        }
+        VolumeCommand::List => {
+            let list: VolumeList = client.get("/v1/volumes")?;
+            if json {
+                output::json(&list)
+            } else {
+                print_list(&list.volumes)
+            }
+        }
+        VolumeCommand::Show(which) => {
+            let found: Volume = client.get(&volume_path(&which.name))?;
+            if json {
+                output::json(&found)
+            } else {
+                print_one(&found)
+            }
+        }
+        VolumeCommand::Delete(which) => client.delete(&volume_path(&which.name)),
+    }
+}
+
+fn print_list(volumes: &[Volume]) -> Result<()> {
+    let rows: Vec<Vec<String>> = volumes
+        .iter()
+        .map(|volume| {
+            let waiting = volume
+                .watermarks
+                .as_ref()
+                .map_or("-".to_owned(), |marks| seconds(marks.stored.age_seconds));
+            vec![
+                volume.name.clone(),
+                Size(volume.size_bytes).to_string(),
+                volume.block_size.to_string(),
+                volume.state.word().to_owned(),
+                waiting,
+            ]
+        })
+        .collect();
+    output::table(&["NAME", "SIZE", "BLOCK", "STATE", "NOT STORED FOR"], &rows)
+}
+
+fn print_one(volume: &Volume) -> Result<()> {
+    let mut lines = vec![
+        format!("name          {}", volume.name),
+        format!("id            {}", volume.id),
+        format!(
+            "size          {} ({} bytes)",
+            Size(volume.size_bytes),
+            volume.size_bytes
+        ),
+        format!("block size    {}", volume.block_size),
+        format!("state         {}", volume.state.word()),
+        format!("epoch         {}", volume.epoch),
+    ];
+    if let Some(holder) = &volume.holder {
+        lines.push(format!("held by       {holder}"));
+    }
+    if let Some(marks) = &volume.watermarks {
+        lines.push(rung(
+            "acknowledged",
+            &marks.acknowledged,
+            "survives the death of the server",
+        ));
+        lines.push(rung("flushed", &marks.flushed, "survives loss of power"));
+        lines.push(rung(
+            "stored",
+            &marks.stored,
+            "survives the loss of this host",
+        ));
+    }
+    if let Some(error) = &volume.upload_error {
+        lines.push(format!("upload fails  {error}"));
+    }
+    output::line(&lines.join("\n"))
+}
+
+fn rung(name: &str, mark: &Mark, promise: &str) -> String {
+    let waiting = if mark.age_seconds > 0.0 {
+        format!("newer writes wait for {}", seconds(mark.age_seconds))
+    } else {
+        "nothing waits".to_owned()
+    };
+    format!("{name:<12}  LSN {} ({promise}; {waiting})", mark.lsn)
+}
+
+fn seconds(age: f64) -> String {
+    format!("{age:.1}s")
+}

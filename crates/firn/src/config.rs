@@ -1,0 +1,233 @@
+//! What `serve` runs with: flags, over the configuration file, over the defaults.
+//!
+//! One struct, filled once; nothing below reads flags, files or the environment. An unknown name
+//! in the file is an error: a misspelt `log-sise` must not silently mean the default.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nbd::server::{BadListen, Listen};
+
+use crate::cli::args::{LogIo, NewVolume, ServeArgs};
+use crate::failure::{Failure, Result};
+use crate::units::Size;
+
+const DATA_DIR: &str = "./firn-data";
+const LOG_SIZE_DEFAULT: u64 = 1 << 30;
+const CACHE_SIZE_DEFAULT: u64 = 4 << 30;
+/// Smallest log: a few of the largest writes, and room to reclaim.
+const LOG_SIZE_MIN: u64 = 64 << 20;
+/// Sizes of local files are multiples of this.
+const FILE_UNIT: u64 = 4096;
+const RPO_DEFAULT: Duration = Duration::from_secs(30);
+
+/// The settings of a server.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) store: String,
+    pub(crate) cache: PathBuf,
+    pub(crate) api: SocketAddr,
+    pub(crate) nbd: Vec<Listen>,
+    pub(crate) volumes: Vec<NewVolume>,
+    pub(crate) rpo: Duration,
+    /// `None`: whatever the existing log has, or the default for a new one.
+    pub(crate) log_size: Option<Size>,
+    pub(crate) cache_size: Option<Size>,
+    pub(crate) ring_dir: PathBuf,
+    pub(crate) log_io: LogIo,
+    pub(crate) take_over: bool,
+    pub(crate) single_writer: bool,
+}
+
+impl Settings {
+    /// Merges flags with the file they name.
+    pub(crate) fn new(api: &str, flags: ServeArgs) -> Result<Self> {
+        let file = match &flags.config {
+            Some(path) => {
+                let text = std::fs::read_to_string(path)
+                    .map_err(|source| Failure::io("read the configuration", path, &source))?;
+                toml::from_str(&text).map_err(|source| {
+                    Failure::invalid(format!("configuration {}: {source}", path.display()))
+                })?
+            }
+            None => ServeArgs::default(),
+        };
+        let listed =
+            |flags: Vec<String>, file: Vec<String>| if flags.is_empty() { file } else { flags };
+        let volumes = if flags.volume.is_empty() {
+            file.volume
+        } else {
+            flags.volume
+        };
+        let settings = Settings {
+            store: flags
+                .store
+                .or(file.store)
+                .unwrap_or_else(|| format!("{DATA_DIR}/store")),
+            cache: flags
+                .cache
+                .or(file.cache)
+                .unwrap_or_else(|| PathBuf::from(format!("{DATA_DIR}/cache"))),
+            api: socket_address("--api", api)?,
+            nbd: nbd_addresses(listed(flags.nbd, file.nbd))?,
+            volumes,
+            rpo: flags.rpo.or(file.rpo).map_or(RPO_DEFAULT, |rpo| rpo.0),
+            log_size: flags.log_size.or(file.log_size),
+            cache_size: flags.cache_size.or(file.cache_size),
+            ring_dir: flags
+                .ring_dir
+                .or(file.ring_dir)
+                .unwrap_or_else(|| "/dev/shm".into()),
+            log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
+            take_over: flags.take_over,
+            single_writer: flags.single_writer || file.single_writer,
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Size of a log that is made now.
+    pub(crate) fn new_log_bytes(&self) -> u64 {
+        self.log_size.map_or(LOG_SIZE_DEFAULT, |size| size.0)
+    }
+
+    /// Size of a cache that is made now.
+    pub(crate) fn new_cache_bytes(&self) -> u64 {
+        self.cache_size.map_or(CACHE_SIZE_DEFAULT, |size| size.0)
+    }
+
+    fn check(&self) -> Result<()> {
+        for (at, volume) in self.volumes.iter().enumerate() {
+            if self.volumes[..at]
+                .iter()
+                .any(|other| other.name == volume.name)
+            {
+                return Err(Failure::invalid(format!(
+                    "volume {} is given twice; name each volume once",
+                    volume.name
+                )));
+            }
+        }
+        let log = self.new_log_bytes();
+        if log < LOG_SIZE_MIN || !log.is_multiple_of(FILE_UNIT) {
+            return Err(Failure::invalid(format!(
+                "--log-size {} must be at least {} and a multiple of 4096 bytes",
+                Size(log),
+                Size(LOG_SIZE_MIN)
+            )));
+        }
+        if !self.new_cache_bytes().is_multiple_of(FILE_UNIT) {
+            return Err(Failure::invalid(
+                "--cache-size must be a multiple of 4096 bytes",
+            ));
+        }
+        if self.rpo.is_zero() {
+            return Err(Failure::invalid(
+                "--rpo must be more than nothing; write for example 30s",
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn nbd_addresses(given: Vec<String>) -> Result<Vec<Listen>> {
+    if given.is_empty() {
+        return Ok(vec![
+            Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 10809))),
+            Listen::Unix(PathBuf::from(format!("{DATA_DIR}/nbd.sock"))),
+        ]);
+    }
+    given
+        .iter()
+        .map(|text| {
+            text.parse()
+                .map_err(|error: BadListen| Failure::invalid(format!("--nbd: {error}")))
+        })
+        .collect()
+}
+
+fn socket_address(flag: &str, text: &str) -> Result<SocketAddr> {
+    let plain = text
+        .strip_prefix("http://")
+        .unwrap_or(text)
+        .trim_end_matches('/');
+    let named = plain
+        .strip_prefix("localhost:")
+        .map(|port| format!("127.0.0.1:{port}"));
+    named.as_deref().unwrap_or(plain).parse().map_err(|_| {
+        Failure::invalid(format!(
+            "{flag} {text:?} is not an address to listen on; write IP:PORT, for example \
+             127.0.0.1:7070"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_file(text: &str, flags: ServeArgs) -> Result<Settings> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("firn.toml");
+        std::fs::write(&path, text).unwrap();
+        Settings::new(
+            "127.0.0.1:7070",
+            ServeArgs {
+                config: Some(path),
+                ..flags
+            },
+        )
+    }
+
+    #[test]
+    fn defaults_need_no_configuration() {
+        let settings = Settings::new("127.0.0.1:7070", ServeArgs::default()).unwrap();
+        assert_eq!(settings.store, "./firn-data/store");
+        assert_eq!(settings.nbd.len(), 2);
+        assert_eq!(settings.rpo, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let text = "store = \"/a\"\nlog-size = \"2GiB\"\nvolume = [\"x=1GiB\"]\nrpo = \"5s\"\n";
+        let flags = ServeArgs {
+            store: Some("/b".into()),
+            ..ServeArgs::default()
+        };
+        let settings = with_file(text, flags).unwrap();
+        assert_eq!(settings.store, "/b");
+        assert_eq!(settings.new_log_bytes(), 2 << 30);
+        assert_eq!(settings.volumes[0].name, "x");
+        assert_eq!(settings.rpo, Duration::from_secs(5));
+    }
+
+    #[test]
+    fn an_unknown_name_in_the_file_is_an_error_that_names_it() {
+        let error = with_file("log-sise = \"2GiB\"\n", ServeArgs::default()).unwrap_err();
+        assert!(error.text.contains("log-sise"), "{error}");
+        // A loss must be declared each time, never by a line that stays in a file.
+        assert!(with_file("take-over = true\n", ServeArgs::default()).is_err());
+    }
+
+    #[test]
+    fn bad_addresses_and_doubled_volumes_are_refused() {
+        for api in ["", "7070", "host:70", "127.0.0.1:99999"] {
+            assert!(Settings::new(api, ServeArgs::default()).is_err(), "{api}");
+        }
+        assert!(Settings::new("localhost:7070", ServeArgs::default()).is_ok());
+        for nbd in ["unix:", "70000", "tcp:1.2.3.4:5"] {
+            let flags = ServeArgs {
+                nbd: vec![nbd.into()],
+                ..ServeArgs::default()
+            };
+            assert!(Settings::new("127.0.0.1:7070", flags).is_err(), "{nbd}");
+        }
+        let twice = vec!["a=1GiB".parse().unwrap(), "a=2GiB".parse().unwrap()];
+        let flags = ServeArgs {
+            volume: twice,
+            ..ServeArgs::default()
+        };
+        assert!(Settings::new("127.0.0.1:7070", flags).is_err());
+    }
+}

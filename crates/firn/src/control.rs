@@ -1,0 +1,364 @@
+//! What the API does: volumes are created, opened, brought to the store, deleted.
+//!
+//! Owns the doors through which clients come and the list of what is open; the engine owns the
+//! truth. Operations that change one volume take turns, and each either does what it says or says
+//! why not and has changed nothing.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blkmq::error::ErrorKind;
+use blkmq::{Device, DeviceOptions};
+use futures_util::future::join_all;
+use nbd::server::{Export, ExportFile, Listen};
+use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
+
+use crate::cli::args::NewVolume;
+use crate::doors::Doors;
+use crate::engine::Engine;
+use crate::failure::{Failure, Result};
+use crate::metrics::Counters;
+use crate::model::{Attachment, CreateVolume, State, Volume};
+use crate::report::ladder;
+use crate::turns::Turns;
+use crate::units::Size;
+use crate::volumes::{Attached, Open, Volumes};
+
+/// How often it is said that the store is still being waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often giving a volume back is tried while the store fails, and the first pause between.
+const CLOSE_TRIES: u32 = 5;
+const CLOSE_PAUSE: Duration = Duration::from_secs(1);
+
+/// An open volume and where it is found.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) uris: Vec<String>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) host: Host,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) volumes: Arc<Volumes>,
+    export_files: Vec<ExportFile>,
+    attached: Attached,
+    doors: Doors,
+    turns: Turns,
+}
+
+impl Control {
+    pub(crate) fn new(engine: &Engine) -> Result<Self> {
+        let volumes: Arc<Volumes> = Arc::default();
+        let doors = Doors::new(&engine.reactors, Arc::clone(&volumes))?;
+        Ok(Control {
+            host: engine.host.clone(),
+            counters: Arc::clone(&engine.counters),
+            volumes,
+            export_files: engine.export_files.clone(),
+            attached: Attached::new(&engine.files().path),
+            doors,
+            turns: Turns::default(),
+        })
+    }
+
+    /// Lets clients in.
+    pub(crate) fn listen(&self, places: &[Listen]) -> Result<()> {
+        places.iter().try_for_each(|place| self.doors.open(place))
+    }
+
+    /// Where clients are let in.
+    pub(crate) fn places(&self) -> Vec<Listen> {
+        self.doors.places()
+    }
+
+    /// What is open, and where it is found.
+    pub(crate) fn open_volumes(&self) -> Vec<Found> {
+        let found = |open: Arc<Open>| Found {
+            name: open.info.name.clone(),
+            bytes: open.info.bytes,
+            uris: self.doors.uris(&open.info.name),
+        };
+        self.volumes.all().into_iter().map(found).collect()
+    }
+
+    pub(crate) async fn list(&self) -> Result<Vec<Volume>> {
+        let infos = self.host.list_volumes().await.map_err(Failure::from)?;
+        Ok(infos.iter().map(|info| self.describe(info)).collect())
+    }
+
+    pub(crate) async fn show(&self, name: &str) -> Result<Volume> {
+        // What is open is known without the store: watermarks matter most in an outage, and
+        // looking costs no request.
+        if let Some(open) = self.volumes.get(name) {
+            return Ok(self.describe(&open.info));
+        }
+        let info = self.host.show_volume(name).await.map_err(Failure::from)?;
+        Ok(self.describe(&info))
+    }
+
+    pub(crate) async fn create(&self, wanted: CreateVolume) -> Result<Volume> {
+        let CreateVolume {
+            name,
+            size_bytes,
+            block_size,
+        } = wanted;
+        let spec = VolumeSpec {
+            name,
+            bytes: size_bytes,
+            block: block_size,
+        };
+        let info = self.host.create_volume(spec).await.map_err(Failure::from)?;
+        Ok(self.describe(&info))
+    }
+
+    pub(crate) async fn delete(&self, name: &str) -> Result<()> {
+        let _turn = self.turns.take(name).await;
+        if let Some(open) = self.volumes.get(name) {
+            let clients = self.doors.clients(name);
+            if clients > 0 {
+                return Err(Failure::new(
+                    "volume-in-use",
+                    409,
+                    format!(
+                        "volume {name} is used by {clients} connections; disconnect them first"
+                    ),
+                ));
+            }
+            if let Err(failure) = self.close(&open).await {
+                self.put_back(&open);
+                return Err(failure);
+            }
+        }
+        self.host.delete_volume(name).await.map_err(Failure::from)?;
+        self.remember()
+    }
+
+    pub(crate) async fn sync(&self, name: &str) -> Result<Volume> {
+        if let Some(open) = self.volumes.get(name) {
+            self.host.sync(&open.volume).await.map_err(Failure::from)?;
+        }
+        // A volume that is not open here has nothing here that the store lacks.
+        self.show(name).await
+    }
+
+    pub(crate) async fn attach(&self, name: &str, transport: Option<&str>) -> Result<Attachment> {
+        if !matches!(transport, None | Some("auto" | "nbd")) {
+            return Err(Failure::invalid(format!(
+                "transport {:?} is not built in; use nbd, or auto",
+                transport.unwrap_or_default()
+            )));
+        }
+        let _turn = self.turns.take(name).await;
+        if self.volumes.get(name).is_none() {
+            self.open(name).await?;
+            self.remember()?;
+        }
+        let uris = self.doors.uris(name);
+        let uri = uris.first().cloned().ok_or_else(|| {
+            Failure::new(
+                "no-transport",
+                500,
+                "the server listens nowhere; start it with --nbd",
+            )
+        })?;
+        Ok(Attachment {
+            transport: "nbd".to_owned(),
+            uri,
+            uris,
+        })
+    }
+
+    pub(crate) fn ready(&self) -> Result<()> {
+        if self.host.usage().poisoned {
+            return Err(Failure::from(OpenError::Poisoned));
+        }
+        Ok(())
+    }
+
+    /// Opens what the command line names (creating what is missing), what was attached before,
+    /// and what a dead server left in the log.
+    pub(crate) async fn open_initial(
+        &self,
+        wanted: &[NewVolume],
+        report: &RecoveryReport,
+    ) -> Result<()> {
+        let opened = wanted.iter().map(|volume| async move {
+            self.make_sure_of(volume).await?;
+            self.open(&volume.name).await
+        });
+        for opened in join_all(opened).await {
+            opened?;
+        }
+        let mut names: BTreeSet<String> = self.attached.names()?.into_iter().collect();
+        for (name, _, rescue) in &report.tails {
+            if !rescue {
+                names.insert(name.clone());
+            }
+        }
+        names.retain(|name| self.volumes.get(name).is_none());
+        join_all(names.iter().map(|name| async move {
+            if let Err(failure) = self.open(name).await {
+                // Others may be fine, and what this one has in the log stays there.
+                tracing::error!(volume = %name, %failure, "not opened again");
+            }
+        }))
+        .await;
+        self.remember()
+    }
+
+    async fn make_sure_of(&self, wanted: &NewVolume) -> Result<()> {
+        let name = wanted.name.clone();
+        let found = match self.host.show_volume(&name).await {
+            Err(OpenError::NoSuchVolume(_)) => {
+                let spec = VolumeSpec {
+                    name,
+                    bytes: wanted.size.0,
+                    block: 512,
+                };
+                return self
+                    .host
+                    .create_volume(spec)
+                    .await
+                    .map(drop)
+                    .map_err(Failure::from);
+            }
+            found => found.map_err(Failure::from)?,
+        };
+        if found.bytes == wanted.size.0 {
+            return Ok(());
+        }
+        Err(Failure::invalid(format!(
+            "volume {name} exists and has {}, --volume says {}; name its real size",
+            Size(found.bytes),
+            wanted.size
+        )))
+    }
+
+    async fn open(&self, name: &str) -> Result<()> {
+        let volume = self
+            .host
+            .open_volume(name, OpenMode::default())
+            .await
+            .map_err(Failure::from)?;
+        self.export(volume);
+        Ok(())
+    }
+
+    /// Lets clients find an open volume. From the engine's opening to here nothing may fail: a
+    /// volume that is open and not found could be neither used nor opened again.
+    fn export(&self, volume: volume::Volume) {
+        let info = volume.info();
+        let export = Arc::new(Export {
+            name: info.name.clone(),
+            description: format!("firn volume, {}", Size(info.bytes)),
+            backend: Arc::new(volume.clone()),
+            device: Device::new(&info.name, DeviceOptions::default()),
+            files: self.export_files.clone(),
+        });
+        self.volumes.insert(Arc::new(Open {
+            volume,
+            info,
+            export,
+        }));
+    }
+
+    /// A volume that could not be closed and still serves is found again.
+    fn put_back(&self, open: &Open) {
+        if open.volume.serving().is_ok() {
+            self.export(open.volume.clone());
+        }
+    }
+
+    /// Takes a volume from its clients, brings it to the store and gives it back.
+    async fn close(&self, open: &Open) -> Result<()> {
+        self.volumes.remove(&open.info.name);
+        self.doors.detach(&open.export).await;
+        let mut pause = CLOSE_PAUSE;
+        for _ in 1..CLOSE_TRIES {
+            match self.host.close_volume(&open.volume).await {
+                // Everything is in the store but the last word: that this host has let go.
+                // Unsaid, the next host would be asked to declare a loss that is none.
+                Err(OpenError::Store(reason)) => {
+                    tracing::warn!(volume = %open.info.name, %reason, "closed again in a moment");
+                    tokio::time::sleep(pause).await;
+                    pause *= 2;
+                }
+                closed => return closed.map_err(Failure::from),
+            }
+        }
+        self.host
+            .close_volume(&open.volume)
+            .await
+            .map_err(Failure::from)
+    }
+
+    /// Closes everything. A volume that cannot be brought to the store stays in the log.
+    pub(crate) async fn close_all(&self) -> Result<()> {
+        self.doors.shut().await;
+        let open = self.volumes.all();
+        let closed = open.iter().map(|open| async move {
+            let _turn = self.turns.take(&open.info.name).await;
+            self.close_patiently(open).await.inspect_err(|failure| {
+                tracing::error!(
+                    volume = %open.info.name, %failure,
+                    "not brought to the store; what is missing there stays in the log"
+                );
+            })
+        });
+        join_all(closed).await.into_iter().collect()
+    }
+
+    /// Closes, and says now and then why that takes so long.
+    async fn close_patiently(&self, open: &Open) -> Result<()> {
+        let mut closing = std::pin::pin!(self.close(open));
+        loop {
+            if let Ok(closed) = tokio::time::timeout(PATIENCE, &mut closing).await {
+                return closed;
+            }
+            let (stored, newest) = (open.volume.watermarks().stored.lsn, open.volume.newest());
+            tracing::warn!(
+                volume = %open.info.name,
+                stored = stored.0,
+                newest = newest.0,
+                reason = open.volume.upload_error().as_deref().unwrap_or("none"),
+                "still bringing the volume to the store; stop again to leave the rest in the log"
+            );
+        }
+    }
+
+    fn remember(&self) -> Result<()> {
+        self.attached.set(&self.volumes)
+    }
+
+    fn describe(&self, info: &VolumeInfo) -> Volume {
+        let open = self
+            .volumes
+            .get(&info.name)
+            .filter(|open| open.info.id == info.id);
+        let mine = self.host.id();
+        let holder = info.owner.as_ref().filter(|(host, _)| Some(*host) != mine);
+        let state = match &open {
+            Some(open) if open.volume.serving() == Err(ErrorKind::Fenced) => State::Fenced,
+            Some(_) if self.host.usage().poisoned => State::Poisoned,
+            Some(_) => State::Open,
+            None if holder.is_some() => State::Held,
+            None => State::Closed,
+        };
+        Volume {
+            name: info.name.clone(),
+            id: info.id.to_string(),
+            size_bytes: info.bytes,
+            block_size: info.block,
+            state,
+            epoch: info.epoch.0,
+            holder: holder.map(|(_, label)| label.clone()),
+            watermarks: open.as_ref().map(|open| ladder(open.volume.watermarks())),
+            upload_error: open.and_then(|open| open.volume.upload_error()),
+        }
+    }
+}

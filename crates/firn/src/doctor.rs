@@ -1,0 +1,249 @@
+//! `firn doctor`: what this machine and this store offer, what `auto` will choose, and why.
+//!
+//! Only looks: it makes nothing but a scratch object in a store that exists, which it removes.
+//! Each finding says what was asked, what was found, and what that means; a problem has a remedy.
+
+use std::path::{Path, PathBuf};
+
+use reactor::{BackendChoice, BackendKind, Config, Reactor};
+use serde::Serialize;
+
+use crate::cli::args::DoctorArgs;
+use crate::cli::output;
+use crate::failure::{Failure, Result};
+use crate::files;
+
+/// How good a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Good,
+    /// Works, but not as well as it could.
+    Fair,
+    /// `firn serve` would refuse this.
+    Bad,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: &'static str,
+    verdict: Verdict,
+    found: String,
+}
+
+impl Finding {
+    fn new(what: &'static str, verdict: Verdict, found: impl Into<String>) -> Self {
+        Finding {
+            what,
+            verdict,
+            found: found.into(),
+        }
+    }
+}
+
+/// Prints the findings; a bad one is a failure.
+pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
+    let cache = existing_dir(args.cache.clone(), "./firn-data/cache");
+    let mut findings = vec![kernel(), io_uring(), log_io(&cache), rings(&args.ring_dir)];
+    findings.extend(orphaned_rings(&args.ring_dir));
+    findings.push(store(args.store.as_deref()));
+    findings.push(transport());
+    print(json, &findings)?;
+    let bad = findings
+        .iter()
+        .filter(|finding| finding.verdict == Verdict::Bad)
+        .count();
+    if bad == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "doctor",
+        500,
+        format!("{bad} of {} findings are bad", findings.len()),
+    ))
+}
+
+fn print(json: bool, findings: &[Finding]) -> Result<()> {
+    if json {
+        return output::json(&serde_json::json!({ "findings": findings }));
+    }
+    let rows: Vec<Vec<String>> = findings
+        .iter()
+        .map(|finding| {
+            let verdict = match finding.verdict {
+                Verdict::Good => "good",
+                Verdict::Fair => "fair",
+                Verdict::Bad => "BAD",
+            };
+            vec![
+                finding.what.to_owned(),
+                verdict.to_owned(),
+                finding.found.clone(),
+            ]
+        })
+        .collect();
+    output::table(&["WHAT", "", "FOUND"], &rows)
+}
+
+/// The directory to look at: the one named, the usual one if it exists, else the current one.
+fn existing_dir(named: Option<PathBuf>, usual: &str) -> PathBuf {
+    named.unwrap_or_else(|| {
+        let usual = PathBuf::from(usual);
+        if usual.is_dir() {
+            usual
+        } else {
+            PathBuf::from(".")
+        }
+    })
+}
+
+fn kernel() -> Finding {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    Finding::new("kernel", Verdict::Good, format!("Linux {release}"))
+}
+
+fn io_uring() -> Finding {
+    let only = BackendChoice::Only(BackendKind::IoUring);
+    let config = Config {
+        name: "doctor".to_owned(),
+        backend: only,
+        ..Config::default()
+    };
+    match Reactor::start(config) {
+        Ok(_reactor) => Finding::new("io_uring", Verdict::Good, "offered: NBD is served by it"),
+        Err(error) => Finding::new(
+            "io_uring",
+            Verdict::Fair,
+            format!(
+                "refused ({error}): NBD falls back to slower calls. See \
+                 /proc/sys/kernel/io_uring_disabled and the container's seccomp profile"
+            ),
+        ),
+    }
+}
+
+fn log_io(dir: &Path) -> Finding {
+    match files::direct_io_offered(dir) {
+        Ok(align) => Finding::new(
+            "log I/O",
+            Verdict::Good,
+            format!(
+                "auto chooses direct: {} takes multiples of {}",
+                dir.display(),
+                align.offset
+            ),
+        ),
+        Err(why) => Finding::new(
+            "log I/O",
+            Verdict::Fair,
+            format!("auto chooses buffered: {why}"),
+        ),
+    }
+}
+
+fn rings(dir: &Path) -> Finding {
+    match rustix::fs::statfs(dir) {
+        Ok(stat) if stat.f_type == TMPFS_MAGIC => Finding::new(
+            "index rings",
+            Verdict::Good,
+            format!(
+                "{} is memory: completed writes survive the death of the server",
+                dir.display()
+            ),
+        ),
+        Ok(_) => Finding::new(
+            "index rings",
+            Verdict::Fair,
+            format!(
+                "{} is not memory (tmpfs): each write may wait for that disk; choose a tmpfs \
+                 with --ring-dir",
+                dir.display()
+            ),
+        ),
+        Err(error) => Finding::new(
+            "index rings",
+            Verdict::Bad,
+            format!(
+                "{}: {error}; choose a directory in memory with --ring-dir",
+                dir.display()
+            ),
+        ),
+    }
+}
+
+/// From linux/magic.h.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
+
+fn orphaned_rings(ring_dir: &Path) -> Vec<Finding> {
+    files::orphans(ring_dir)
+        .into_iter()
+        .map(|(rings, cache)| {
+            Finding::new(
+                "index rings",
+                Verdict::Fair,
+                format!(
+                    "{} belong to the cache directory {}, which is not there; if it is gone for \
+                     good, remove them",
+                    rings.display(),
+                    cache.display()
+                ),
+            )
+        })
+        .collect()
+}
+
+fn store(named: Option<&str>) -> Finding {
+    const USUAL: &str = "./firn-data/store";
+    let url = match named {
+        Some(url) => url,
+        None if Path::new(USUAL).is_dir() => USUAL,
+        None => {
+            return Finding::new(
+                "store",
+                Verdict::Fair,
+                format!("not looked at: {USUAL} does not exist yet; name one with --store"),
+            );
+        }
+    };
+    // Opening makes a directory store; a doctor only looks.
+    let path = url.strip_prefix("file://").unwrap_or(url);
+    if !path.contains("://") && !Path::new(path).is_dir() {
+        let found = format!("{path} is not a directory; `firn serve` would make it");
+        return Finding::new("store", Verdict::Fair, found);
+    }
+    match probe(url) {
+        Ok((name, report)) if report.fences() => Finding::new(
+            "store",
+            Verdict::Good,
+            format!("{name}: conditional PUT works, so a second server is kept out"),
+        ),
+        Ok((name, _)) => Finding::new(
+            "store",
+            Verdict::Bad,
+            format!(
+                "{name}: no conditional PUT, so a second server could not be kept out; `serve` \
+                 takes it only with --single-writer"
+            ),
+        ),
+        Err(failure) => Finding::new("store", Verdict::Bad, failure.text),
+    }
+}
+
+fn probe(url: &str) -> Result<(String, store::ProbeReport)> {
+    let store = store::open_url(url)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Failure::io("start the runtime for", Path::new(url), &source))?;
+    let report = runtime.block_on(store::probe(&store, true))?;
+    Ok((store::Store::name(&store), report))
+}
+
+fn transport() -> Finding {
+    Finding::new(
+        "transport",
+        Verdict::Good,
+        "auto chooses nbd, the only one that is built in",
+    )
+}

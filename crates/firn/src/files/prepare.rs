@@ -1,0 +1,214 @@
+//! Making the local files: whole or not at all, and with their space truly taken.
+//!
+//! The log is zero-filled before its first use: in unwritten extents every sync would have to
+//! commit the file system's journal too. A file gets its name only when it is complete, so that
+//! one cut short by a crash is never taken for a log.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind as Io, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use reactor::DioAlign;
+use rustix::fs::{FallocateFlags, OFlags};
+
+use crate::cli::args::LogIo;
+use crate::config::Settings;
+use crate::failure::{Failure, Result};
+use crate::units::Size;
+
+/// Bytes per write while the log is filled.
+const FILL_BYTES: usize = 4 << 20;
+
+/// The files hold what was on somebody's disk.
+const FILE_MODE: u32 = 0o600;
+
+/// The largest alignment that the engine's 4 KiB units satisfy.
+const ALIGN_MAX: u32 = 4096;
+
+/// Told how far the filling of a new log has got.
+pub(crate) trait Progress {
+    /// `done` of `total` bytes are written.
+    fn filled(&mut self, done: u64, total: u64);
+}
+
+/// Makes the log if there is none; says whether it did.
+pub(super) fn log(dir: &Path, settings: &Settings, progress: &mut dyn Progress) -> Result<bool> {
+    let path = dir.join("log");
+    let unfinished = dir.join("log.new");
+    remove_if_there(&unfinished)?;
+    if let Ok(metadata) = fs::metadata(&path) {
+        return check_size(metadata.len(), settings.log_size).map(|()| false);
+    }
+    let bytes = settings.new_log_bytes();
+    let made = fill(&unfinished, bytes, progress)
+        .and_then(|()| fs::rename(&unfinished, &path))
+        .and_then(|()| File::open(dir)?.sync_all());
+    made.map_err(|source| {
+        // Give back the space of what could not be finished; the error is the first one.
+        let _ = fs::remove_file(&unfinished);
+        Failure::io(&format!("make a log of {} in", Size(bytes)), dir, &source)
+    })?;
+    Ok(true)
+}
+
+fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(FILE_MODE)
+        .open(path)?;
+    // A full disk is found here, in no time, instead of after minutes of writing.
+    allocate(&file, bytes)?;
+    let zeroes = vec![0; FILL_BYTES];
+    let mut done = 0;
+    while done < bytes {
+        let step = FILL_BYTES.min(usize::try_from(bytes - done).unwrap_or(FILL_BYTES));
+        file.write_all(&zeroes[..step])?;
+        done += step as u64;
+        progress.filled(done, bytes);
+    }
+    file.sync_all()
+}
+
+/// Opens the cache file, making it, or making it anew in another size: what it held can be
+/// fetched again.
+pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<(File, u64)> {
+    let path = dir.join("cache");
+    let found = fs::metadata(&path).ok().map(|metadata| metadata.len());
+    let wanted = match (found, settings.cache_size) {
+        (Some(bytes), None) => bytes,
+        _ => settings.new_cache_bytes(),
+    };
+    if found != Some(wanted) {
+        remove_if_there(&path)?;
+    }
+    let made = open_file(&path, false).and_then(|file| {
+        if found != Some(wanted) {
+            allocate(&file, wanted)?;
+        }
+        Ok(file)
+    });
+    made.map(|file| (file, wanted)).map_err(|source| {
+        let _ = fs::remove_file(&path);
+        Failure::io(
+            &format!("make a cache of {} in", Size(wanted)),
+            dir,
+            &source,
+        )
+    })
+}
+
+/// Opens for reading and writing, with or without the page cache.
+pub(super) fn open_file(path: &Path, direct: bool) -> io::Result<File> {
+    let flags = if direct {
+        OFlags::DIRECT
+    } else {
+        OFlags::empty()
+    };
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(!direct)
+        .truncate(false)
+        .mode(FILE_MODE)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)
+}
+
+/// Whether to use direct I/O on the file at `path`, and why.
+pub(super) fn direct_io(path: &Path, mode: LogIo) -> Result<(Option<DioAlign>, String)> {
+    if mode == LogIo::Buffered {
+        return Ok((None, "buffered was asked for".to_owned()));
+    }
+    match offered(path) {
+        Ok(align) => {
+            let what = format!("the file system takes multiples of {} bytes", align.offset);
+            Ok((Some(align), what))
+        }
+        Err(why) if mode == LogIo::Auto => Ok((None, why)),
+        Err(why) => Err(Failure::new(
+            "no-direct-io",
+            500,
+            format!(
+                "direct I/O on {} is not possible: {why}; use --log-io auto or buffered, or \
+                 another file system",
+                path.display()
+            ),
+        )),
+    }
+}
+
+/// What direct I/O on this file asks for, or why there is none.
+fn offered(path: &Path) -> std::result::Result<DioAlign, String> {
+    let file = open_file(path, true).map_err(|source| refusal(&source))?;
+    alignment(&file)
+}
+
+/// What direct I/O on a file in `dir` would ask for. Looks with a file that never has a name.
+pub(crate) fn offered_in(dir: &Path) -> std::result::Result<DioAlign, String> {
+    let flags = OFlags::TMPFILE | OFlags::DIRECT;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(dir)
+        .map_err(|source| refusal(&source))?;
+    alignment(&file)
+}
+
+fn refusal(source: &io::Error) -> String {
+    match source.kind() {
+        Io::InvalidInput => "the file system has no direct I/O".to_owned(),
+        _ => source.to_string(),
+    }
+}
+
+fn alignment(file: &File) -> std::result::Result<DioAlign, String> {
+    match DioAlign::of(file) {
+        Ok(Some(align)) if align.offset <= ALIGN_MAX && align.memory <= ALIGN_MAX => Ok(align),
+        Ok(Some(align)) => Err(format!("it needs multiples of {} bytes", align.offset)),
+        Ok(None) => Err("the kernel does not say which alignment it needs".to_owned()),
+        Err(source) => Err(source.to_string()),
+    }
+}
+
+/// Writes a small file whole or not at all, and durably.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = path.with_extension("new");
+    let mut file = File::create(&unfinished)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&unfinished, path)?;
+    path.parent()
+        .map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+fn allocate(file: &File, bytes: u64) -> io::Result<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(bytes),
+        done => Ok(done?),
+    }
+}
+
+fn remove_if_there(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(source) if source.kind() != Io::NotFound => Err(Failure::io("remove", path, &source)),
+        _ => Ok(()),
+    }
+}
+
+fn check_size(found: u64, wanted: Option<Size>) -> Result<()> {
+    match wanted {
+        Some(wanted) if wanted.0 != found => Err(Failure::invalid(format!(
+            "the log of this cache directory has {}, --log-size says {wanted}, and its size \
+             cannot change; leave --log-size out, or stop the server in good order and name a \
+             new --cache",
+            Size(found)
+        ))),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,178 @@
+//! Counters of the edge, and the Prometheus text format.
+//!
+//! Counters are plain atomics: counting never waits. What can be derived from the engine's state
+//! (watermarks, space) is read when somebody asks.
+
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use store::Kind;
+
+/// Requests to the store, by operation.
+pub(crate) const STORE_OPS: [&str; 7] = [
+    "get",
+    "get_range",
+    "put",
+    "create",
+    "update",
+    "delete",
+    "list",
+];
+
+/// How requests to the store end.
+const OUTCOMES: [&str; 6] = [
+    "done",
+    "not_found",
+    "lost",
+    "unknown",
+    "unavailable",
+    "refused",
+];
+
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    store_requests: [[AtomicU64; OUTCOMES.len()]; STORE_OPS.len()],
+    store_read_bytes: AtomicU64,
+    store_written_bytes: AtomicU64,
+    disk_errors: AtomicU64,
+}
+
+impl Counters {
+    /// A store request of kind `op` (an index of [`STORE_OPS`]) ended.
+    pub(crate) fn store_request(&self, op: usize, failure: Option<Kind>) {
+        let outcome = match failure {
+            None => 0,
+            Some(Kind::NotFound) => 1,
+            Some(Kind::Lost) => 2,
+            Some(Kind::Unknown) => 3,
+            Some(Kind::Unavailable) => 4,
+            Some(_) => 5,
+        };
+        self.store_requests[op][outcome].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn store_read(&self, bytes: usize) {
+        self.store_read_bytes
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn store_written(&self, bytes: usize) {
+        self.store_written_bytes
+            .fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn disk_error(&self) {
+        self.disk_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adds the counters to `text`.
+    pub(crate) fn write(&self, text: &mut Text) {
+        text.family(
+            "firn_store_requests_total",
+            "counter",
+            "Requests to the object store.",
+        );
+        for (op, counts) in STORE_OPS.iter().zip(&self.store_requests) {
+            for (outcome, count) in OUTCOMES.iter().zip(counts) {
+                let labels = [("op", *op), ("outcome", *outcome)];
+                text.sample(&labels, count.load(Ordering::Relaxed) as f64);
+            }
+        }
+        let simple = [
+            (
+                "firn_store_read_bytes_total",
+                "Bytes read from the store.",
+                &self.store_read_bytes,
+            ),
+            (
+                "firn_store_written_bytes_total",
+                "Bytes sent to the store.",
+                &self.store_written_bytes,
+            ),
+            (
+                "firn_disk_errors_total",
+                "Failed requests to the local files.",
+                &self.disk_errors,
+            ),
+        ];
+        for (name, help, count) in simple {
+            text.family(name, "counter", help);
+            text.sample(&[], count.load(Ordering::Relaxed) as f64);
+        }
+    }
+}
+
+/// Metrics in Prometheus' text format.
+#[derive(Debug, Default)]
+pub(crate) struct Text {
+    text: String,
+    family: &'static str,
+}
+
+impl Text {
+    /// Begins a family; the samples that follow belong to it.
+    pub(crate) fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+        self.family = name;
+        // Writing to a string cannot fail.
+        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
+    }
+
+    pub(crate) fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
+        let labels: Vec<String> = labels
+            .iter()
+            .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
+            .collect();
+        let braces = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{}}}", labels.join(","))
+        };
+        let _ = writeln!(self.text, "{}{braces} {value}", self.family);
+    }
+
+    pub(crate) fn finish(self) -> String {
+        self.text
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_appear_with_their_labels() {
+        let counters = Counters::default();
+        counters.store_request(2, None);
+        counters.store_request(2, None);
+        counters.store_request(4, Some(Kind::Lost));
+        counters.store_written(100);
+        let mut text = Text::default();
+        counters.write(&mut text);
+        let text = text.finish();
+        for line in [
+            "firn_store_requests_total{op=\"put\",outcome=\"done\"} 2\n",
+            "firn_store_requests_total{op=\"update\",outcome=\"lost\"} 1\n",
+            "# TYPE firn_store_written_bytes_total counter\nfirn_store_written_bytes_total 100\n",
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+    }
+
+    #[test]
+    fn a_label_cannot_break_out_of_its_quotes() {
+        let mut text = Text::default();
+        text.family("x", "gauge", "y");
+        text.sample(&[("volume", "a\"b\\c\nd")], 1.5);
+        assert!(
+            text.finish()
+                .ends_with("x{volume=\"a\\\"b\\\\c\\nd\"} 1.5\n")
+        );
+    }
+}

@@ -1,0 +1,286 @@
+//! Bringing a server up, telling how to use it, and taking it down in good order.
+//!
+//! The order up: what can be refused without touching anything comes first (addresses, the
+//! store's probe), then the lock on the cache directory, then the files, the engine, the volumes,
+//! and last the doors through which clients come. The order down is the reverse, and between
+//! closing the doors and letting the volumes go everything is brought to the store.
+
+use std::io::IsTerminal;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use nbd::server::Listen;
+use store::{Retry, RetryPolicy, SharedStore, SingleWriter};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+use volume::RecoveryReport;
+
+use crate::api;
+use crate::cli::output;
+use crate::config::Settings;
+use crate::control::Control;
+use crate::doors;
+use crate::engine::Engine;
+use crate::failure::{Failure, Result};
+use crate::files::{CacheDir, Progress};
+use crate::units::Size;
+
+/// Threads for the API and the store; what takes time there is waiting.
+const RUNTIME_THREADS: usize = 2;
+
+/// Runs a server until it is told to stop.
+pub(crate) fn serve(settings: Settings) -> Result<()> {
+    flush_io_for_others();
+    let runtime = runtime()?;
+    let api = listen(&settings)?;
+    let store = runtime.block_on(open_store(&settings))?;
+    let files = CacheDir::open(&settings, &mut FillBar::default())?;
+    let mut engine = runtime.block_on(Engine::start(&settings, store, files, runtime.handle()))?;
+    report(&engine.report);
+    let control = Arc::new(Control::new(&engine)?);
+    let served = runtime.block_on(run(&settings, &engine, &control, api));
+    let down = runtime.block_on(control.close_all());
+    engine.stop();
+    // What still runs on the runtime now is waited for by nobody.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served.and(down)
+}
+
+/// A file system on one of our volumes, mounted on this machine, frees memory by writing to us.
+/// So none of our threads may wait for memory to be freed that way; those that start later
+/// inherit this. Needs a privilege: without it only such mounts are at risk.
+fn flush_io_for_others() {
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!(%error, "PR_SET_IO_FLUSHER is refused");
+    }
+}
+
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(RUNTIME_THREADS)
+        .thread_name("firn-edge")
+        .enable_all()
+        .build()
+        .map_err(|source| Failure::new("internal", 500, format!("cannot start threads: {source}")))
+}
+
+fn listen(settings: &Settings) -> Result<TcpListener> {
+    let failed = |source: std::io::Error| {
+        Failure::new(
+            "address-in-use",
+            500,
+            format!(
+                "cannot listen for the API on {}: {source}; is another firn running? Choose \
+                 another address with --api",
+                settings.api
+            ),
+        )
+    };
+    let listener = TcpListener::bind(settings.api).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    if !settings.api.ip().is_loopback() {
+        tracing::warn!(
+            address = %settings.api,
+            "the API has no authentication: whoever reaches this address controls the server"
+        );
+    }
+    Ok(listener)
+}
+
+async fn open_store(settings: &Settings) -> Result<SharedStore> {
+    let store: SharedStore = Arc::new(Retry::new(
+        store::open_url(&settings.store)?,
+        RetryPolicy::default(),
+    ));
+    let report = store::probe(&store, settings.single_writer).await?;
+    if report.fences() {
+        return Ok(store);
+    }
+    tracing::warn!(store = %store::Store::name(&store), "no conditional PUT: a second server would overwrite");
+    Ok(Arc::new(SingleWriter::new(store)))
+}
+
+/// Says what recovery found that somebody should know.
+fn report(report: &RecoveryReport) {
+    if !report.formatted {
+        tracing::info!(
+            frames = report.frames,
+            ring_entries = report.ring_entries,
+            volumes = report.tails.len(),
+            "the log was recovered"
+        );
+    }
+    for volume in &report.rings_lost {
+        tracing::error!(
+            %volume,
+            "its index ring is gone although the machine was not restarted: writes after the \
+             last flush are lost. Do not empty --ring-dir while a server may be restarted"
+        );
+    }
+    for (volume, newest, rescue) in &report.tails {
+        if *rescue {
+            tracing::warn!(
+                %volume, newest = newest.0,
+                "another host took this volume over; what this host had not uploaded is kept"
+            );
+        }
+    }
+    if report.poisoned {
+        tracing::error!("a sync of this log failed once: volumes can be read, not written");
+    }
+}
+
+async fn run(
+    settings: &Settings,
+    engine: &Engine,
+    control: &Arc<Control>,
+    api: TcpListener,
+) -> Result<()> {
+    control
+        .open_initial(&settings.volumes, &engine.report)
+        .await?;
+    control.listen(&settings.nbd)?;
+    let mut stop = Stop::new()?;
+    let listener = tokio::net::TcpListener::from_std(api).map_err(|source| {
+        Failure::new("internal", 500, format!("cannot serve the API: {source}"))
+    })?;
+    let address = listener.local_addr().unwrap_or(settings.api);
+    let (close, closed) = tokio::sync::oneshot::channel::<()>();
+    let server = tokio::spawn({
+        let router = api::router(Arc::clone(control), address);
+        async move {
+            axum::serve(listener, router)
+                .with_graceful_shutdown(async {
+                    // Ends with the sender too.
+                    let _ = closed.await;
+                })
+                .await
+        }
+    });
+    announce(settings, address, engine, control)?;
+    stop.wanted().await;
+    eprintln!("firn: stopping; bringing what is left to the store (again to leave at once)");
+    tokio::spawn(async move {
+        stop.wanted().await;
+        eprintln!("firn: left at once; what is not in the store stays in the log");
+        std::process::exit(1);
+    });
+    drop(close);
+    // A client that keeps its connection open does not keep the server.
+    let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
+    Ok(())
+}
+
+/// Says how to use the server, now that it can be used.
+fn announce(
+    settings: &Settings,
+    api: SocketAddr,
+    engine: &Engine,
+    control: &Control,
+) -> Result<()> {
+    let files = engine.files();
+    let log_io = if files.log.align.is_some() {
+        "direct"
+    } else {
+        "buffered"
+    };
+    let places: Vec<String> = control.places().iter().map(doors::shown).collect();
+    let mut lines = vec![
+        "firn is ready.".to_owned(),
+        format!("  store  {}", settings.store),
+        format!(
+            "  cache  {} (log {}, {log_io} I/O: {})",
+            files.path.display(),
+            Size(files.log.bytes),
+            files.log.reason
+        ),
+        format!("  API    http://{api}"),
+        format!("  NBD    {} ({})", places.join(", "), engine.backend()),
+    ];
+    for volume in control.open_volumes() {
+        lines.push(format!("\nvolume {} ({})", volume.name, Size(volume.bytes)));
+        let Some(uri) = volume.uris.first() else {
+            continue;
+        };
+        lines.push(format!("  nbdinfo '{uri}'"));
+        lines.push(format!(
+            "  qemu-system-x86_64 -drive 'file={uri},format=raw,if=virtio'"
+        ));
+        if let Some(Listen::Tcp(address)) = control.places().first() {
+            lines.push(format!(
+                "  nbd-client {} {} /dev/nbd0 -name {}",
+                address.ip(),
+                address.port(),
+                volume.name
+            ));
+        }
+        lines.push(format!("  firn sync {}", volume.name));
+    }
+    if control.open_volumes().is_empty() {
+        lines.push("\nno volume yet: firn volume create demo --size 10GiB".to_owned());
+    }
+    output::line(&lines.join("\n"))
+}
+
+/// The wish that the server ends.
+struct Stop {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Stop {
+    fn new() -> Result<Self> {
+        let failed = |source: std::io::Error| {
+            Failure::new(
+                "internal",
+                500,
+                format!("cannot wait for signals: {source}"),
+            )
+        };
+        Ok(Stop {
+            terminate: signal(SignalKind::terminate()).map_err(failed)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
+        })
+    }
+
+    async fn wanted(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Shows the filling of a new log, where somebody is looking.
+#[derive(Default)]
+struct FillBar(Option<ProgressBar>);
+
+impl Progress for FillBar {
+    fn filled(&mut self, done: u64, total: u64) {
+        if self.0.is_none() {
+            if !std::io::stderr().is_terminal() {
+                eprintln!("firn: making the log ({})", Size(total));
+            }
+            let bar = ProgressBar::new(total);
+            bar.set_style(
+                ProgressStyle::with_template("making the log [{bar:30}] {bytes}/{total_bytes}")
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
+            self.0 = Some(bar);
+        }
+        if let Some(bar) = &self.0 {
+            bar.set_position(done);
+            if done == total {
+                bar.finish_and_clear();
+            }
+        }
+    }
+}
+
+/// An absolute path for messages and URIs, of something that may not exist.
+pub(crate) fn absolute(path: &Path) -> std::path::PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}

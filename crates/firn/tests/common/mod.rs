@@ -1,0 +1,249 @@
+//! A world for tests of the real binary: a temporary directory, servers in it, and clients.
+//!
+//! Whatever a test starts ends with it, also when it panics.
+
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
+
+pub mod nbd;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// No step of a test may take longer.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A directory on disk for stores and caches, and one in memory for rings.
+pub struct World {
+    pub dir: tempfile::TempDir,
+    rings: tempfile::TempDir,
+}
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    pub api: String,
+    pub socket: PathBuf,
+    pub announcement: String,
+}
+
+impl World {
+    pub fn new() -> World {
+        let shm = Path::new("/dev/shm");
+        let rings = if shm.is_dir() {
+            tempfile::tempdir_in(shm)
+        } else {
+            tempfile::tempdir()
+        };
+        World {
+            dir: tempfile::tempdir().unwrap(),
+            rings: rings.unwrap(),
+        }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Where servers of this world keep their index rings.
+    pub fn rings(&self) -> &Path {
+        self.rings.path()
+    }
+
+    /// A command in this world's directory.
+    pub fn firn(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
+        command
+            .current_dir(self.dir.path())
+            .env_remove("FIRN_API")
+            .args(args);
+        command
+    }
+
+    /// `firn serve` on the store `store` with the cache directory `cache`, small, plus `args`.
+    fn serve_command(&self, cache: &str, args: &[&str]) -> Command {
+        let mut command = self.command(&["serve", "--api", "127.0.0.1:0"]);
+        let socket = format!("unix:{}", self.socket(cache).display());
+        command.args(["--cache", cache, "--nbd", &socket]);
+        let rings = self.rings.path().to_str().unwrap();
+        for (flag, usual) in [("--store", "store"), ("--ring-dir", rings)] {
+            if !args.contains(&flag) {
+                command.args([flag, usual]);
+            }
+        }
+        if !self.path(cache).join("log").exists() {
+            command.args(["--log-size", "64MiB", "--cache-size", "16MiB"]);
+        }
+        command.args(args);
+        command
+    }
+
+    fn socket(&self, cache: &str) -> PathBuf {
+        self.path(&format!("{cache}.sock"))
+    }
+
+    /// Starts a server that must come up.
+    pub fn serve(&self, cache: &str, args: &[&str]) -> Server {
+        let log = self.path(&format!("{cache}.stderr"));
+        let mut child = self
+            .serve_command(cache, args)
+            .stdout(Stdio::piped())
+            .stderr(
+                File::options()
+                    .create(true)
+                    .append(true)
+                    .open(&log)
+                    .unwrap(),
+            )
+            .spawn()
+            .unwrap();
+        let (sender, lines) = mpsc::channel();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        // Ends with the child, whose output it reads to the end.
+        std::thread::spawn(move || {
+            output
+                .lines()
+                .map_while(Result::ok)
+                .all(|line| sender.send(line).is_ok())
+        });
+        let mut server = Server {
+            child,
+            api: String::new(),
+            socket: self.socket(cache),
+            announcement: String::new(),
+        };
+        let started = Instant::now();
+        while !server.announcement.contains("\n  NBD ") {
+            let left = DEADLINE.saturating_sub(started.elapsed());
+            match lines.recv_timeout(left) {
+                Ok(line) => server.announcement.push_str(&format!("{line}\n")),
+                Err(error) => {
+                    let said = std::fs::read_to_string(&log).unwrap_or_default();
+                    panic!("the server did not come up ({error}): {said}");
+                }
+            }
+        }
+        while let Ok(line) = lines.recv_timeout(Duration::from_millis(100)) {
+            server.announcement.push_str(&format!("{line}\n"));
+        }
+        let api = server
+            .announcement
+            .lines()
+            .find_map(|line| line.strip_prefix("  API    "));
+        server.api = api.unwrap().to_owned();
+        server
+    }
+
+    /// Starts a server that must refuse to; what it said.
+    pub fn refused(&self, cache: &str, args: &[&str]) -> String {
+        let output = self.serve_command(cache, args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            !String::from_utf8_lossy(&output.stdout).contains("ready"),
+            "{said}"
+        );
+        said
+    }
+
+    /// A command for a server.
+    pub fn ask(&self, server: &Server, args: &[&str]) -> Output {
+        let mut all = vec!["--api", &server.api];
+        all.extend(args);
+        self.firn(&all)
+    }
+
+    /// A command for a server that must succeed, and what it printed.
+    pub fn done(&self, server: &Server, args: &[&str]) -> String {
+        let output = self.ask(server, args);
+        assert!(output.status.success(), "{args:?}: {}", message(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A command for a server that must fail, and what it said.
+    pub fn fails(&self, server: &Server, args: &[&str]) -> String {
+        let output = self.ask(server, args);
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "{args:?}: {}",
+            message(&output)
+        );
+        assert!(output.stdout.is_empty(), "{args:?}");
+        message(&output)
+    }
+
+    /// `firn volume show --json`.
+    pub fn show(&self, server: &Server, name: &str) -> Value {
+        serde_json::from_str(&self.done(server, &["volume", "show", name, "--json"])).unwrap()
+    }
+}
+
+pub fn message(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+impl Server {
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A connection to a volume.
+    pub fn connect(&self, volume: &str) -> nbd::Client {
+        nbd::Client::connect(&self.socket, volume).unwrap()
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM.
+    pub fn ask_to_stop(&self) {
+        let pid = i32::try_from(self.child.id()).unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    /// Asks it to stop and waits until it has.
+    pub fn stop(mut self) -> std::process::ExitStatus {
+        self.ask_to_stop();
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(started.elapsed() < DEADLINE, "the server does not stop");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until `condition` holds.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(
+            started.elapsed() < DEADLINE,
+            "{what} did not happen in time"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}

@@ -1,0 +1,374 @@
+//! The promises of a server, kept by the real binary: what survives what, and who may write.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{World, eventually};
+
+fn pattern(seed: u8, len: usize) -> Vec<u8> {
+    (0..len)
+        .map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed)
+        .collect()
+}
+
+#[test]
+fn a_server_says_how_to_use_it() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--nbd", "127.0.0.1:0"]);
+    for part in [
+        "nbdinfo",
+        "qemu-system-x86_64",
+        "firn sync demo",
+        &server.api,
+        "64MiB",
+    ] {
+        assert!(
+            server.announcement.contains(part),
+            "{part}: {}",
+            server.announcement
+        );
+    }
+    let uri = world.done(&server, &["attach", "demo"]);
+    assert!(uri.starts_with("nbd+unix:///demo?socket=/"), "{uri}");
+    let all: serde_json::Value =
+        serde_json::from_str(&world.done(&server, &["attach", "demo", "--json"])).unwrap();
+    let tcp = all["uris"][1].as_str().unwrap();
+    assert!(
+        tcp.starts_with("nbd://127.0.0.1:") && !tcp.contains(":0/"),
+        "{tcp}"
+    );
+    assert_eq!(server.connect("demo").size, 64 << 20);
+}
+
+/// S1, through the whole server, however the log is written.
+#[test]
+fn completed_writes_survive_kill_9_unflushed() {
+    for mode in ["auto", "buffered"] {
+        let world = World::new();
+        let mode = ["--log-io", mode];
+        let volume = ["--volume", "demo=64MiB"];
+        let mut server = world.serve("cache", &[mode, volume].concat());
+        for round in 0..3_u8 {
+            let mut client = server.connect("demo");
+            let seed = |block: u64| round.wrapping_add(block as u8);
+            for block in 0..40_u64 {
+                client
+                    .write(block * 8192, &pattern(seed(block), 8192))
+                    .unwrap();
+            }
+            // Not aligned to anything but the sector.
+            client
+                .write((1 << 20) + 512, &pattern(round, 1536))
+                .unwrap();
+            server.kill();
+            // Not told which volumes: it serves again what it served.
+            server = world.serve("cache", &mode);
+            let mut client = server.connect("demo");
+            for block in 0..40_u64 {
+                let found = client.read(block * 8192, 8192).unwrap();
+                assert!(found == pattern(seed(block), 8192), "{round} {block}");
+            }
+            assert_eq!(
+                client.read((1 << 20) + 512, 1536).unwrap(),
+                pattern(round, 1536)
+            );
+        }
+    }
+}
+
+/// S2 and S4: what the memory of the host held is gone, and that is not kept secret.
+#[test]
+fn without_the_index_ring_flushed_writes_survive_and_the_loss_is_reported() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let mut client = server.connect("demo");
+    client.write(0, &pattern(1, 4096)).unwrap();
+    client.flush().unwrap();
+    server.kill();
+    let rings: Vec<_> = fs::read_dir(world.rings()).unwrap().collect();
+    assert_eq!(rings.len(), 1);
+    fs::remove_dir_all(rings[0].as_ref().unwrap().path()).unwrap();
+    let server = world.serve("cache", &[]);
+    assert_eq!(
+        server.connect("demo").read(0, 4096).unwrap(),
+        pattern(1, 4096)
+    );
+    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
+    assert!(
+        said.contains("index ring is gone") && said.contains("demo"),
+        "{said}"
+    );
+}
+
+/// S3, through the whole server.
+#[test]
+fn what_was_synced_survives_the_loss_of_the_cache_directory() {
+    let world = World::new();
+    // A recovery point so far away that only the command can bring anything to the store.
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let mut client = server.connect("demo");
+    client.write(0, &pattern(1, 1 << 20)).unwrap();
+    client.write(32 << 20, &pattern(2, 4096)).unwrap();
+    let lsn = |rung: &str| world.show(&server, "demo")["watermarks"][rung]["lsn"].as_u64();
+    let newest = lsn("acknowledged").unwrap();
+    assert_eq!(lsn("stored"), Some(0));
+    let said = world.done(&server, &["sync", "demo"]);
+    assert!(
+        said.contains(&format!("stored up to LSN {newest}")),
+        "{said}"
+    );
+    client.write(0, &pattern(3, 4096)).unwrap();
+    assert_eq!(
+        (lsn("stored"), lsn("acknowledged")),
+        (Some(newest), Some(newest + 1))
+    );
+    server.kill();
+    fs::remove_dir_all(world.path("cache")).unwrap();
+
+    let refused = world.refused("cache", &["--volume", "demo=64MiB"]);
+    assert!(refused.contains("--take-over"), "{refused}");
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--take-over"]);
+    let mut client = server.connect("demo");
+    assert!(client.read(0, 1 << 20).unwrap() == pattern(1, 1 << 20));
+    assert_eq!(client.read(32 << 20, 4096).unwrap(), pattern(2, 4096));
+    assert_eq!(client.read(16 << 20, 4096).unwrap(), vec![0; 4096]);
+}
+
+#[test]
+fn a_server_that_is_asked_to_stop_leaves_nothing_behind_in_its_cache() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "1h"]);
+    server
+        .connect("demo")
+        .write(4096, &pattern(9, 65536))
+        .unwrap();
+    assert!(server.stop().success());
+    fs::remove_dir_all(world.path("cache")).unwrap();
+    // It let go of the volume: no take-over needed.
+    let server = world.serve("cache", &["--volume", "demo=64MiB"]);
+    assert!(server.connect("demo").read(4096, 65536).unwrap() == pattern(9, 65536));
+}
+
+#[test]
+fn the_recovery_point_timer_brings_writes_to_the_store() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "200ms"]);
+    server.connect("demo").write(0, &pattern(1, 4096)).unwrap();
+    eventually("the upload", || {
+        world.show(&server, "demo")["watermarks"]["stored"]["lsn"].as_u64() == Some(1)
+    });
+}
+
+/// S7, through two whole servers.
+#[test]
+fn a_server_whose_volume_was_taken_over_completes_no_more_writes() {
+    let world = World::new();
+    let old = world.serve("old", &["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let mut to_old = old.connect("demo");
+    to_old.write(0, &pattern(1, 4096)).unwrap();
+    world.done(&old, &["sync", "demo"]);
+    to_old.write(0, &pattern(2, 4096)).unwrap();
+
+    let refused = world.refused("new", &["--volume", "demo=64MiB"]);
+    assert!(
+        refused.contains("demo is held by host") && refused.contains("old"),
+        "{refused}"
+    );
+    let new = world.serve("new", &["--volume", "demo=64MiB", "--take-over"]);
+    let mut to_new = new.connect("demo");
+    assert_eq!(
+        to_new.read(0, 4096).unwrap(),
+        pattern(1, 4096),
+        "what was synced, no more"
+    );
+    to_new.write(0, &pattern(3, 4096)).unwrap();
+
+    let said = world.fails(&old, &["sync", "demo"]);
+    assert!(said.contains("taken over by another host"), "{said}");
+    assert!(to_old.write(8192, &pattern(4, 4096)).is_err());
+    assert_eq!(world.show(&old, "demo")["state"], "fenced");
+    world.done(&new, &["sync", "demo"]);
+    assert_eq!(to_new.read(0, 4096).unwrap(), pattern(3, 4096));
+    assert_eq!(to_new.read(8192, 4096).unwrap(), vec![0; 4096]);
+}
+
+/// S10, as far as a directory can be away.
+#[test]
+fn while_the_store_is_away_the_volume_serves_and_accepts() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "200ms"]);
+    let mut client = server.connect("demo");
+    client.write(0, &pattern(1, 4096)).unwrap();
+    world.done(&server, &["sync", "demo"]);
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    fs::write(world.path("store"), "not a directory").unwrap();
+
+    client.write(4096, &pattern(2, 4096)).unwrap();
+    client.flush().unwrap();
+    assert_eq!(client.read(0, 4096).unwrap(), pattern(1, 4096));
+    eventually("the store's failure", || {
+        world.show(&server, "demo")["upload_error"].is_string()
+    });
+    let shown = world.show(&server, "demo");
+    assert_eq!(shown["state"], "open");
+    assert_eq!(shown["watermarks"]["acknowledged"]["lsn"], 2);
+
+    fs::remove_file(world.path("store")).unwrap();
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+    world.done(&server, &["sync", "demo"]);
+    assert_eq!(
+        world.show(&server, "demo")["watermarks"]["stored"]["lsn"],
+        2
+    );
+}
+
+/// S10: an outage never becomes an error for the guest, also when it is longer than the log.
+#[test]
+fn a_full_log_parks_writes_until_the_store_is_back() {
+    const CHUNK: usize = 1 << 20;
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=96MiB", "--rpo", "200ms"]);
+    let mut client = server.connect("demo");
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    fs::write(world.path("store"), "not a directory").unwrap();
+    let written = AtomicUsize::new(0);
+    // The server is moved in, so that a failure in here ends it, and with it the writer.
+    let _server = std::thread::scope(|scope| {
+        let server = server;
+        let writer = scope.spawn(|| {
+            for chunk in 0..80 {
+                let data = pattern(chunk as u8, CHUNK);
+                client.write((chunk * CHUNK) as u64, &data).unwrap();
+                written.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        // The log has 64 MiB: this many can never be written without the store.
+        let mut seen = (0, Instant::now());
+        eventually("the writes' stop", || {
+            let now = written.load(Ordering::SeqCst);
+            if now != seen.0 {
+                seen = (now, Instant::now());
+            }
+            now > 10 && seen.1.elapsed() > Duration::from_secs(3)
+        });
+        assert!(!writer.is_finished() && written.load(Ordering::SeqCst) < 64);
+        fs::remove_file(world.path("store")).unwrap();
+        fs::rename(world.path("away"), world.path("store")).unwrap();
+        writer.join().unwrap();
+        server
+    });
+    for chunk in 0..80 {
+        let found = client.read((chunk * CHUNK) as u64, CHUNK).unwrap();
+        assert!(found == pattern(chunk as u8, CHUNK), "chunk {chunk}");
+    }
+}
+
+#[test]
+fn a_server_that_cannot_reach_its_store_leaves_at_the_second_signal_and_loses_nothing() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let mut client = server.connect("demo");
+    client.write(0, &pattern(1, 4096)).unwrap();
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    fs::write(world.path("store"), "not a directory").unwrap();
+    server.ask_to_stop();
+    eventually("the first signal's effect", || {
+        fs::read_to_string(world.path("cache.stderr"))
+            .unwrap()
+            .contains("firn: stopping")
+    });
+    assert_eq!(server.stop().code(), Some(1));
+
+    fs::remove_file(world.path("store")).unwrap();
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+    let server = world.serve("cache", &[]);
+    assert_eq!(
+        server.connect("demo").read(0, 4096).unwrap(),
+        pattern(1, 4096)
+    );
+}
+
+#[test]
+fn volumes_that_were_attached_are_served_again_after_a_restart() {
+    let world = World::new();
+    let server = world.serve("cache", &[]);
+    world.done(
+        &server,
+        &[
+            "volume",
+            "create",
+            "a",
+            "--size",
+            "8MiB",
+            "--block-size",
+            "4096",
+        ],
+    );
+    world.done(&server, &["volume", "create", "b", "--size", "8MiB"]);
+    assert_eq!(world.show(&server, "a")["state"], "closed");
+    world.done(&server, &["attach", "a"]);
+    server.connect("a").write(0, &pattern(1, 4096)).unwrap();
+    assert!(server.stop().success());
+    let server = world.serve("cache", &[]);
+    assert_eq!(server.connect("a").read(0, 4096).unwrap(), pattern(1, 4096));
+    assert_eq!(world.show(&server, "b")["state"], "closed");
+    world.done(&server, &["volume", "delete", "a"]);
+    world.done(&server, &["volume", "delete", "b"]);
+    assert!(server.stop().success());
+    let list = world.path("cache").join("attached");
+    assert_eq!(fs::read_to_string(list).unwrap(), "");
+}
+
+#[test]
+fn a_server_waits_until_the_io_of_a_dead_one_has_landed() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB"]);
+    server.connect("demo").write(0, &pattern(1, 4096)).unwrap();
+    server.kill();
+    // What is in flight keeps the dead process's open log, and so its lock, alive.
+    let in_flight = fs::File::open(world.path("cache/log")).unwrap();
+    in_flight.lock().unwrap();
+    std::thread::scope(|scope| {
+        let starting = scope.spawn(|| world.serve("cache", &[]));
+        eventually("the server's wait", || {
+            fs::read_to_string(world.path("cache.stderr"))
+                .unwrap()
+                .contains("waiting until")
+        });
+        assert!(!starting.is_finished());
+        drop(in_flight);
+        let server = starting.join().unwrap();
+        assert_eq!(
+            server.connect("demo").read(0, 4096).unwrap(),
+            pattern(1, 4096)
+        );
+    });
+}
+
+#[test]
+fn a_cache_of_another_size_is_made_anew_and_the_volume_is_whole() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=64MiB"]);
+    server
+        .connect("demo")
+        .write(0, &pattern(1, 1 << 20))
+        .unwrap();
+    assert!(server.stop().success());
+    for size in ["4MiB", "0B", "32MiB"] {
+        let server = world.serve("cache", &["--cache-size", size]);
+        let mut client = server.connect("demo");
+        // Twice: from the store, then from wherever it is kept.
+        for _ in 0..2 {
+            assert!(
+                client.read(0, 1 << 20).unwrap() == pattern(1, 1 << 20),
+                "{size}"
+            );
+        }
+        assert!(server.stop().success());
+    }
+}
