@@ -1,0 +1,94 @@
+//! Writes the valid inputs that fuzzing begins with: `seeds DIRECTORY`, one folder per target.
+//!
+//! They come from the encoders, so a change of a format changes them with it.
+
+use std::path::Path;
+
+use messenger::frame::{Frame, Sealer, Tag, TxBuf};
+
+/// A session: the client's flags, GO for "disk", a write, a read, a disconnect.
+fn nbd_session() -> Vec<u8> {
+    let mut out = 1_u32.to_be_bytes().to_vec();
+    let mut go = 4_u32.to_be_bytes().to_vec();
+    go.extend(b"disk\0\0");
+    out.extend(b"IHAVEOPT");
+    out.extend(7_u32.to_be_bytes());
+    out.extend((go.len() as u32).to_be_bytes());
+    out.extend(go);
+    for (command, length) in [
+        (1_u16, 512_u32),
+        (0, 4096),
+        (3, 0),
+        (4, 512),
+        (6, 512),
+        (2, 0),
+    ] {
+        out.extend(0x2560_9513_u32.to_be_bytes());
+        out.extend(0_u16.to_be_bytes());
+        out.extend(command.to_be_bytes());
+        out.extend(u64::from(command).to_be_bytes());
+        out.extend(4096_u64.to_be_bytes());
+        out.extend(length.to_be_bytes());
+        if command == 1 {
+            out.extend([7; 512]);
+        }
+    }
+    out
+}
+
+fn messenger_frames() -> Vec<Vec<u8>> {
+    let mut out = TxBuf::default();
+    Sealer::Crc.seal(
+        &Frame::control(Tag::Ack, vec![1, 0, 0, 0, 0, 0, 0, 0]),
+        &mut out,
+    );
+    let mut frame = vec![1, 3];
+    frame.extend(out.take_all());
+    let mut banner = vec![0, 0];
+    banner.extend(b"ceph v2\n\x10\0");
+    banner.extend([1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    vec![
+        banner,
+        frame,
+        vec![2, 7, 1, 0, 0, 0, 0, 0, 0, 0],
+        vec![3, 7, 9, 0, 1, 2, 3],
+    ]
+}
+
+fn main() -> std::io::Result<()> {
+    let directory = std::env::args_os().nth(1).expect("usage: seeds DIRECTORY");
+    let mut seeds: Vec<(String, Vec<u8>)> = volume::fuzzing::seeds()
+        .into_iter()
+        .map(|(target, input)| (format!("volume_{target}"), input))
+        .collect();
+    seeds.push(("nbd_session".into(), nbd_session()));
+    seeds.extend(
+        messenger_frames()
+            .into_iter()
+            .map(|input| ("messenger_frames".into(), input)),
+    );
+    for key in [
+        "volumes/demo/root",
+        "packs/00/0123-4567",
+        "a/../b",
+        ".hidden",
+    ] {
+        seeds.push(("store_keys".into(), key.into()));
+    }
+    for choice in [0, 1] {
+        let mut conversation = vec![choice];
+        conversation.extend(messenger::harness::good_conversation());
+        seeds.push(("messenger_hosts".into(), conversation));
+    }
+    // Two frames to an open session: a message with its header, and an acknowledgement.
+    let mut frames = vec![2, 16, 41, 0, 0, 9, 2];
+    frames.resize(7 + 40 + 9, 0);
+    frames.extend([19, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    seeds.push(("messenger_hosts".into(), frames));
+    for (number, (target, input)) in seeds.into_iter().enumerate() {
+        let folder = Path::new(&directory).join(target);
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join(format!("seed-{number:02}")), input)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! `cargo xtask bench`: builds a benchmark, runs it alone, and says where it ran.
+//!
+//! One benchmark at a time on a machine: a file lock in the target directory sees to it. Timing is
+//! only as good as the machine is quiet; where valgrind is installed the instructions are counted
+//! too, and those are the same on every run.
+
+mod nbd;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::Failure;
+
+/// Arguments of `cargo xtask bench`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand)]
+enum What {
+    /// The multi-queue core: second look, admission and completion, quiesce
+    Blkmq,
+    /// The messenger: what senders wait with the out-queue's own lock and without it
+    Messenger,
+    /// The NBD server against nbdkit and qemu-nbd (P7)
+    Nbd(nbd::Arguments),
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let _alone = wait_for_turn()?;
+    match &arguments.what {
+        What::Blkmq => blkmq(),
+        What::Messenger => messenger(),
+        What::Nbd(arguments) => nbd::run(arguments),
+    }
+}
+
+/// Holds the lock under which benchmarks run.
+fn wait_for_turn() -> Result<File, Failure> {
+    let path = Path::new("target/bench.lock");
+    let cannot = |error| {
+        format!(
+            "cannot lock {}: {error}; run this in the repository",
+            path.display()
+        )
+    };
+    let lock = File::create(path).map_err(cannot)?;
+    if lock.try_lock().is_err() {
+        eprintln!("another benchmark is running; waiting for it");
+        lock.lock().map_err(cannot)?;
+    }
+    Ok(lock)
+}
+
+fn blkmq() -> Result<(), Failure> {
+    let program = build("blkmq", "blkmq", &[])?;
+    println!("{}", lane()?);
+    let status = Command::new(&program).status()?;
+    if !status.success() {
+        return Err("the benchmark failed".into());
+    }
+    println!("\n(d) instructions per call, counted by callgrind\n");
+    if Command::new("valgrind")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status()
+        .is_err()
+    {
+        println!("skipped: valgrind is not installed");
+        return Ok(());
+    }
+    println!("| what | instructions |\n|---|---:|");
+    let list = Command::new(&program)
+        .args(["--instructions", "list", "0"])
+        .output()?;
+    for case in String::from_utf8(list.stdout)?.lines() {
+        // The difference of two runs leaves out what a program costs before its first call.
+        let (few, many) = (10_000, 30_000);
+        let counted = instructions(&program, case, many)? - instructions(&program, case, few)?;
+        println!("| {case} | {:.1} |", counted as f64 / f64::from(many - few));
+    }
+    Ok(())
+}
+
+fn messenger() -> Result<(), Failure> {
+    let program = build("messenger", "messenger", &["meter"])?;
+    println!("{}", lane()?);
+    if !Command::new(&program).status()?.success() {
+        return Err("the benchmark failed".into());
+    }
+    Ok(())
+}
+
+/// Builds a benchmark and answers where its program is.
+fn build(package: &str, bench: &str, features: &[&str]) -> Result<PathBuf, Failure> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args([
+            "bench", "--quiet", "-p", package, "--bench", bench, "--no-run",
+        ])
+        .args(["--features", &features.join(",")])
+        .arg("--message-format=json-render-diagnostics")
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        return Err(format!("the benchmark {bench} does not build").into());
+    }
+    String::from_utf8(output.stdout)?
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["kind"][0] == "bench")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .ok_or_else(|| format!("cargo did not say where the benchmark {bench} is").into())
+}
+
+/// How many instructions a case takes, the program's start included.
+fn instructions(program: &Path, case: &str, count: u32) -> Result<u64, Failure> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(program)
+        .args(["--instructions", case, &count.to_string()])
+        .output()?;
+    let report = String::from_utf8_lossy(&output.stderr);
+    report
+        .lines()
+        .find_map(|line| line.split_once("Collected :"))
+        .and_then(|(_, number)| number.trim().parse().ok())
+        .ok_or_else(|| format!("callgrind gave no count for \"{case}\":\n{report}").into())
+}
+
+/// Where the figures are from: without it they mean nothing.
+fn lane() -> Result<String, Failure> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let load = std::fs::read_to_string("/proc/loadavg")?;
+    let load = load.split(' ').next().unwrap_or("unknown");
+    let processors = std::thread::available_parallelism()?;
+    let model = std::fs::read_to_string("/proc/cpuinfo")?
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown processor".to_owned(), |(_, name)| name.to_owned());
+    let kernel = kernel.trim();
+    Ok(format!(
+        "lane: native, {processors} x {model}, Linux {kernel}, load average {load}"
+    ))
+}

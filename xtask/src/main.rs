@@ -1,0 +1,68 @@
+//! The one door for developers: this file only says which subcommands there are.
+//!
+//! Each subcommand is a module with its own arguments and a `run`; nothing is shared by habit.
+#![forbid(unsafe_code)]
+
+mod bench;
+mod fuzz;
+mod models;
+mod process;
+mod sim;
+mod test;
+mod tidy;
+mod vm;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// What a subcommand fails with: a sentence for the developer.
+type Failure = Box<dyn std::error::Error>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "The one door for developers of firn")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a benchmark; one at a time on this machine
+    Bench(bench::Arguments),
+    /// Fuzz the decoders
+    Fuzz(fuzz::Arguments),
+    /// Run what proves the multi-queue core: loom, shuttle, planted bugs, ten million random steps
+    Models(models::Arguments),
+    /// Run all tests, or some: says what it runs, and ends with a summary
+    Test(test::Arguments),
+    /// Check the house rules that a compiler does not know
+    Tidy,
+    /// Run the simulator: one seed, many for a time, the exhaustive modes, the canaries
+    Sim(sim::Arguments),
+    /// Run a command under another kernel: packaged, emulated, with a scratch disk
+    Vm(vm::Arguments),
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Bench(arguments) => bench::run(&arguments),
+        Command::Fuzz(arguments) => fuzz::run(&arguments),
+        Command::Models(arguments) => models::run(&arguments),
+        Command::Test(arguments) => test::run(&arguments),
+        Command::Tidy => tidy::run(),
+        Command::Sim(arguments) => sim::run(&arguments),
+        Command::Vm(arguments) => match vm::run(&arguments) {
+            Ok(status) => return status,
+            Err(failure) => Err(failure),
+        },
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("cargo xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}

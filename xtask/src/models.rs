@@ -1,0 +1,111 @@
+//! `cargo xtask models`: the proofs of the multi-queue core, and of the messenger's sessions and
+//! out-queue, that an ordinary test run leaves out.
+//!
+//! Each model checker replaces the core's atomics and locks, so each needs a build of its own,
+//! kept in its own target directory: the ordinary build stays as it is.
+
+use std::process::Command;
+use std::time::Instant;
+
+use crate::{Failure, process, workspace};
+
+/// Arguments of `cargo xtask models`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Steps of the random run against the reference model
+    #[arg(long, default_value_t = 10_000_000)]
+    pub(crate) steps: u64,
+    /// Its seed
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Seeds of the messenger's simulator
+    #[arg(long, default_value_t = 100_000)]
+    pub(crate) messenger_seeds: u64,
+}
+
+/// A proof: whose, what it shows, and the command that runs it.
+pub(crate) struct Model {
+    pub(crate) package: &'static str,
+    what: &'static str,
+    pub(crate) command: Command,
+}
+
+impl Default for Arguments {
+    fn default() -> Arguments {
+        Arguments {
+            steps: 10_000_000,
+            seed: 1,
+            messenger_seeds: 100_000,
+        }
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    for mut model in models(arguments) {
+        println!("== {}: {}", model.package, model.what);
+        let start = Instant::now();
+        model.command.args(["--", "--nocapture"]);
+        process::run(&mut model.command)?;
+        println!("== {:.1} s", start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
+
+/// All of them, in order of cost.
+pub(crate) fn models(arguments: &Arguments) -> Vec<Model> {
+    let mut models = blkmq(arguments);
+    models.extend(messenger(arguments));
+    models
+}
+
+/// Optimized, with every assertion on; the models' own code is most of the work.
+fn test(package: &'static str, what: &'static str, args: &[&str]) -> Model {
+    let mut command = workspace::cargo(["test", "--profile", "sim", "-p", package]);
+    command.args(args);
+    Model {
+        package,
+        what,
+        command,
+    }
+}
+
+fn blkmq(arguments: &Arguments) -> Vec<Model> {
+    let programs = [
+        "--test=reference_model",
+        "--test=barriers",
+        "--test=contract",
+    ];
+    let what = "reference model, contract, stress of both barriers";
+    let mut random = test("blkmq", what, &programs);
+    random
+        .command
+        .env("BLKMQ_STEPS", arguments.steps.to_string())
+        .env("BLKMQ_SEED", arguments.seed.to_string());
+
+    let what = "shuttle: random and priority schedules";
+    let mut shuttle = test("blkmq", what, &["--test=shuttle_mix"]);
+    workspace::build_apart(&mut shuttle.command, "shuttle", "--cfg shuttle");
+
+    let what = "loom: every interleaving, and every planted bug";
+    let mut loom = test("blkmq", what, &["--lib"]);
+    workspace::build_apart(&mut loom.command, "loom", LOOM);
+    vec![random, shuttle, loom]
+}
+
+/// Flags for loom: the same for all rooms, so that loom itself is compiled once.
+const LOOM: &str = "--cfg loom --cfg plant";
+
+fn messenger(arguments: &Arguments) -> Vec<Model> {
+    let mut sessions = test(
+        "messenger",
+        "sessions on a bad network",
+        &["--lib", "sim_no_message"],
+    );
+    sessions
+        .command
+        .env("FIRN_SIM_SEEDS", arguments.messenger_seeds.to_string());
+
+    let mut queue = test("messenger", "loom: the out-queue", &["--lib", "loom_"]);
+    workspace::build_apart(&mut queue.command, "loom", LOOM);
+    vec![sessions, queue]
+}

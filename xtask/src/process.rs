@@ -1,0 +1,68 @@
+//! Running programs: said aloud first, and judged by their exit status.
+
+use std::process::Command;
+
+use crate::{Failure, workspace};
+
+/// How a command would be typed, without the paths of this machine.
+pub(crate) fn spelled(command: &Command) -> String {
+    let home = workspace::root().display().to_string();
+    let mut words = Vec::new();
+    for (name, value) in command.get_envs() {
+        let Some(value) = value else { continue };
+        words.push(format!(
+            "{}={}",
+            name.to_string_lossy(),
+            quoted(&value.to_string_lossy())
+        ));
+    }
+    let program = std::path::Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(program.as_os_str());
+    words.push(name.to_string_lossy().into_owned());
+    words.extend(
+        command
+            .get_args()
+            .map(|word| quoted(&word.to_string_lossy())),
+    );
+    words.join(" ").replace(&format!("{home}/"), "")
+}
+
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// Runs a command to its end with this terminal as its own.
+pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
+    let spelled = spelled(command);
+    println!("$ {spelled}");
+    let status = command
+        .status()
+        .map_err(|error| format!("cannot start {spelled}: {error}"))?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("{status}: {spelled}").into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_shown_as_it_would_be_typed() {
+        let mut command = Command::new("/somewhere/bin/cargo");
+        command.args(["test", "-p", "volume", "--", "a b"]);
+        command.env("RUSTFLAGS", "--cfg loom");
+        command.env("CARGO_TARGET_DIR", workspace::root().join("target/loom"));
+        assert_eq!(
+            spelled(&command),
+            "CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' cargo test -p volume -- 'a b'"
+        );
+    }
+}

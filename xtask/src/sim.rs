@@ -1,0 +1,40 @@
+//! `cargo xtask sim …`: builds the simulator fast, with every assertion on, and runs it.
+//!
+//! The arguments are the simulator's own. The planted bugs exist only in a build of their own, so
+//! that the others judge exactly the code that ships.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use crate::{Failure, process, workspace};
+
+/// Arguments for the simulator; `cargo xtask sim -- --help` lists them.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// For example --seed 7 --trace, --seconds 60, --exhaustive, --canaries.
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGS"
+    )]
+    pass: Vec<OsString>,
+}
+
+/// The command that runs the simulator with these arguments.
+pub(crate) fn command(pass: &[OsString]) -> Command {
+    let mut command = workspace::cargo(["run", "--quiet", "--profile", "sim", "-p", "sim", "--"]);
+    command.args(pass);
+    // Worlds come and go by the thousand: giving their memory back to the kernel each time costs
+    // more than running them.
+    for variable in ["MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"] {
+        command.env(variable, "1073741824");
+    }
+    if pass.iter().any(|arg| arg == "--canaries") {
+        workspace::build_apart(&mut command, "canary", "--cfg canary");
+    }
+    command
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    process::run(&mut command(&arguments.pass))
+}

@@ -1,0 +1,139 @@
+//! `cargo xtask test`: everything that is tested, in order of cost, with a summary at the end.
+//!
+//! Each step says what it runs, streams what matters and keeps everything in
+//! `target/xtask/STEP.log`. A failing step does not stop the others: one run tells all. The last
+//! line is always `N passed, N failed, N skipped`.
+
+mod count;
+mod packages;
+mod runner;
+mod steps;
+
+use std::time::{Duration, Instant};
+
+use crate::Failure;
+use count::Counts;
+use steps::{Kind, Step};
+
+/// Arguments of `cargo xtask test`.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Only these steps (see --list); a name stands for all steps that begin with it
+    steps: Vec<String>,
+    /// The inner loop: what takes seconds once everything is compiled
+    #[arg(long)]
+    quick: bool,
+    /// Print the steps and what each runs
+    #[arg(long)]
+    list: bool,
+    /// Print everything that the steps print
+    #[arg(long, short)]
+    verbose: bool,
+    /// Multiply the time of simulation and fuzzing and the rounds of kill -9
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    times: u64,
+}
+
+/// How a step went.
+struct Ran {
+    name: &'static str,
+    counts: Counts,
+    wall: Duration,
+    cpu: Duration,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let steps = chosen(arguments)?;
+    if arguments.list {
+        for step in &steps {
+            println!("{:16} {}", step.name, step.what);
+        }
+        return Ok(());
+    }
+    let ci = std::env::var("CI").as_deref() == Ok("true");
+    let mut ran = Vec::new();
+    for step in &steps {
+        println!("\n== {}: {}", step.name, step.what);
+        let (begun, cpu) = (Instant::now(), runner::children_cpu());
+        let mut counts = match (step.run)(arguments.times) {
+            Kind::Inside(counts) => counts,
+            Kind::Commands(commands) => runner::run(step, commands, arguments.verbose, ci)?,
+        };
+        if ci {
+            counts.skips_that_fail();
+        }
+        let wall = begun.elapsed();
+        println!("== {}: {} in {}", step.name, counts, seconds(wall));
+        ran.push(Ran {
+            name: step.name,
+            counts,
+            wall,
+            cpu: runner::children_cpu().saturating_sub(cpu),
+        });
+    }
+    summary(&ran)
+}
+
+/// The steps that were asked for.
+fn chosen(arguments: &Arguments) -> Result<Vec<Step>, Failure> {
+    let mut all = steps::all();
+    for wanted in &arguments.steps {
+        if !all
+            .iter()
+            .any(|step| step.name.starts_with(wanted.as_str()))
+        {
+            let names: Vec<_> = all.iter().map(|step| step.name).collect();
+            return Err(format!("no step {wanted}; there are: {}", names.join(", ")).into());
+        }
+    }
+    all.retain(|step| {
+        let named = |wanted: &String| step.name.starts_with(wanted.as_str());
+        if arguments.steps.is_empty() {
+            step.quick || !arguments.quick
+        } else {
+            arguments.steps.iter().any(named)
+        }
+    });
+    Ok(all)
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// Prints the table, what was skipped and what failed, and the closing line.
+fn summary(ran: &[Ran]) -> Result<(), Failure> {
+    let mut total = Counts::default();
+    let (mut wall, mut cpu) = (Duration::ZERO, Duration::ZERO);
+    println!(
+        "\n{:16} {:>7} {:>7} {:>8} {:>10} {:>12}",
+        "step", "passed", "failed", "skipped", "time", "processor"
+    );
+    for step in ran {
+        println!(
+            "{:16} {:>7} {:>7} {:>8} {:>10} {:>12}",
+            step.name,
+            step.counts.passed,
+            step.counts.failed.len(),
+            step.counts.skipped.len(),
+            seconds(step.wall),
+            seconds(step.cpu)
+        );
+        total.add(&step.counts);
+        wall += step.wall;
+        cpu += step.cpu;
+    }
+    println!("{:41} {:>10} {:>12}", "", seconds(wall), seconds(cpu));
+    for skip in &total.skipped {
+        println!("skipped: {skip}");
+    }
+    for failure in &total.failed {
+        println!("failed: {failure}");
+    }
+    println!("\n{total}");
+    if total.failed.is_empty() {
+        Ok(())
+    } else {
+        Err("there are failures".into())
+    }
+}

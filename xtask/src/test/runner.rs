@@ -1,0 +1,230 @@
+//! Runs a step's commands: streams what matters, keeps all of it in a log, ends what hangs.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
+
+use super::count::{Counts, Reader};
+use super::steps::{Output, Step};
+use crate::{Failure, process, workspace};
+
+/// Lines of a failed command's output that are printed again.
+const TAIL_LINES: usize = 60;
+
+/// Runs the commands one after the other and counts what came out.
+pub(super) fn run(
+    step: &Step,
+    commands: Vec<Command>,
+    verbose: bool,
+    ci: bool,
+) -> Result<Counts, Failure> {
+    let directory = workspace::target().join("xtask");
+    std::fs::create_dir_all(&directory)?;
+    let mut log = File::create(directory.join(format!("{}.log", step.name)))?;
+    let until = Instant::now() + step.limit;
+    let mut counts = Counts::default();
+    for mut command in commands {
+        let what = process::spelled(&command);
+        println!("$ {what}");
+        writeln!(log, "$ {what}")?;
+        let mut watched = Watched::start(&mut command, &what, ci)?;
+        let mut reader = Reader::default();
+        let mut tail = Vec::new();
+        let ended = watched.follow(until, |line| {
+            let _ = writeln!(log, "{line}");
+            tail.push(line.to_owned());
+            if tail.len() > TAIL_LINES {
+                tail.remove(0);
+            }
+            let worth = match step.output {
+                Output::Tests => reader.line(line),
+                Output::All => true,
+                Output::Log => false,
+            };
+            if worth || verbose {
+                println!("{line}");
+            }
+        })?;
+        let ok = ended.is_some_and(|status| status.success());
+        if !ok && matches!(step.output, Output::Log) {
+            tail.iter().for_each(|line| println!("    {line}"));
+        }
+        let what = match ended {
+            None => format!("{what} (still running after {} s)", step.limit.as_secs()),
+            Some(_) => what,
+        };
+        counts.add(&verdict(step, reader, ok, &what));
+    }
+    Ok(counts)
+}
+
+fn verdict(step: &Step, reader: Reader, ok: bool, what: &str) -> Counts {
+    match (&step.output, ok) {
+        (Output::Tests, ok) => reader.finish(ok, what),
+        (_, true) => Counts {
+            passed: 1,
+            ..Counts::default()
+        },
+        (_, false) => Counts {
+            failed: vec![format!("{}: {what}", step.name)],
+            ..Counts::default()
+        },
+    }
+}
+
+/// A running command whose output comes through one pipe, in the order in which it was written.
+struct Watched {
+    child: Child,
+    lines: mpsc::Receiver<String>,
+    /// It leads a process group of its own, which can be ended as a whole. Not at a terminal:
+    /// there, ^C must reach everything.
+    leads: bool,
+}
+
+impl Watched {
+    fn start(command: &mut Command, what: &str, ci: bool) -> Result<Watched, Failure> {
+        let (output, input) = std::io::pipe()?;
+        command.stdin(std::process::Stdio::null());
+        command.stdout(input.try_clone()?).stderr(input);
+        if ci {
+            command.process_group(0);
+        }
+        let child = command
+            .spawn()
+            .map_err(|error| format!("cannot start {what}: {error}"))?;
+        // The command holds the pipe's other ends until it is dropped or changed.
+        command.stdout(std::process::Stdio::null());
+        command.stderr(std::process::Stdio::null());
+        let (sender, lines) = mpsc::channel();
+        // Ends with the last process that holds the pipe, or when nobody listens any more.
+        std::thread::spawn(move || {
+            let mut output = BufReader::new(output);
+            let mut line = Vec::new();
+            while matches!(output.read_until(b'\n', &mut line), Ok(bytes) if bytes > 0) {
+                let text = String::from_utf8_lossy(&line);
+                if sender
+                    .send(text.trim_end_matches(['\n', '\r']).to_owned())
+                    .is_err()
+                {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        Ok(Watched {
+            child,
+            lines,
+            leads: ci,
+        })
+    }
+
+    /// Hands each line over until the command ends; `None` if it had to be ended.
+    fn follow(
+        &mut self,
+        until: Instant,
+        mut each: impl FnMut(&str),
+    ) -> Result<Option<ExitStatus>, Failure> {
+        loop {
+            match self.lines.recv_timeout(Duration::from_millis(200)) {
+                Ok(line) => {
+                    each(&line);
+                    continue;
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(Some(self.child.wait()?)),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if Instant::now() > until {
+                self.end();
+                self.child.wait()?;
+                self.lines.try_iter().for_each(|line| each(&line));
+                return Ok(None);
+            }
+            // Something it left behind may hold the pipe: its own end counts.
+            if let Some(status) = self.child.try_wait()? {
+                self.lines.try_iter().for_each(|line| each(&line));
+                return Ok(Some(status));
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        let group = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
+        match group.filter(|_| self.leads) {
+            Some(group) => {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+            None => {
+                let _ = self.child.kill();
+            }
+        }
+    }
+}
+
+/// Processor time of all commands that have ended: unlike the time on the wall it does not grow
+/// when others use the machine.
+pub(super) fn children_cpu() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // After the name in parentheses; fields 16 and 17 of the whole line, in hundredths.
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: u64 = fields
+        .split_whitespace()
+        .skip(13)
+        .take(2)
+        .filter_map(|field| field.parse::<u64>().ok())
+        .sum();
+    Duration::from_millis(10 * ticks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test::steps::Kind;
+
+    fn shell(output: Output, limit: Duration, script: &str) -> Counts {
+        let step = Step {
+            name: "selftest",
+            what: "",
+            quick: true,
+            output,
+            limit,
+            run: |_| Kind::Inside(Counts::default()),
+        };
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        run(&step, vec![command], false, true).unwrap()
+    }
+
+    #[test]
+    fn a_command_is_judged_by_its_exit_status() {
+        let limit = Duration::from_secs(60);
+        assert_eq!(shell(Output::All, limit, "exit 0").passed, 1);
+        assert_eq!(shell(Output::All, limit, "exit 3").failed.len(), 1);
+        assert_eq!(shell(Output::Tests, limit, "exit 3").failed.len(), 1);
+    }
+
+    #[test]
+    fn a_command_that_hangs_is_ended_with_its_children() {
+        let begun = Instant::now();
+        let counts = shell(
+            Output::All,
+            Duration::from_millis(100),
+            "sleep 600 & sleep 600",
+        );
+        assert!(counts.failed[0].contains("still running"), "{counts:?}");
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn what_a_command_leaves_behind_does_not_hold_its_step_up() {
+        let begun = Instant::now();
+        // The one left behind ends on its own soon after.
+        let counts = shell(Output::All, Duration::from_secs(60), "sleep 20 & exit 0");
+        assert_eq!(counts.passed, 1);
+        assert!(begun.elapsed() < Duration::from_secs(15));
+    }
+}

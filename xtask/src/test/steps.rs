@@ -1,0 +1,309 @@
+//! The steps, in order of cost, each with its bound.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use super::count::Counts;
+use super::packages;
+use crate::{fuzz, models, sim, tidy, workspace};
+
+/// How to read what a step prints.
+pub(super) enum Output {
+    /// Rust's test harness.
+    Tests,
+    /// Everything is worth a look; the exit status judges.
+    All,
+    /// Long and dull: only into the log, unless it fails.
+    Log,
+}
+
+/// What a step does.
+pub(super) enum Kind {
+    /// It was done in this process, and this came out.
+    Inside(Counts),
+    /// These commands are to be run one after the other.
+    Commands(Vec<Command>),
+}
+
+/// One step of `cargo xtask test`.
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    pub(super) what: &'static str,
+    /// Part of the inner loop.
+    pub(super) quick: bool,
+    pub(super) output: Output,
+    /// What still runs then hangs.
+    pub(super) limit: Duration,
+    /// Takes how many times longer than usual what is bounded by time should run.
+    pub(super) run: fn(u64) -> Kind,
+}
+
+/// Test programs of the binary that drive whole servers.
+const END_TO_END: &str = "crates/firn/tests";
+/// End-to-end tests with a step of their own.
+const ROUNDS: [&str; 2] = ["kill_rounds", "ext4"];
+
+/// All steps.
+pub(super) fn all() -> Vec<Step> {
+    let mut steps = fast_steps();
+    steps.extend(test_steps());
+    steps.extend(proof_steps());
+    steps
+}
+
+fn minutes(minutes: u64) -> Duration {
+    Duration::from_secs(60 * minutes)
+}
+
+fn fast_steps() -> Vec<Step> {
+    vec![
+        Step {
+            name: "packages",
+            what: "programs that tests need, from Debian where they may be installed",
+            quick: false,
+            output: Output::All,
+            limit: minutes(10),
+            run: |_| Kind::Inside(packages::provide()),
+        },
+        Step {
+            name: "tidy",
+            what: "the house rules that a compiler does not know",
+            quick: true,
+            output: Output::All,
+            limit: minutes(1),
+            run: |_| Kind::Inside(tidy_counts()),
+        },
+        Step {
+            name: "fmt",
+            what: "formatting",
+            quick: true,
+            output: Output::All,
+            limit: minutes(2),
+            run: |_| Kind::Commands(vec![workspace::cargo(["fmt", "--all", "--check"])]),
+        },
+        Step {
+            name: "clippy",
+            what: "lints of all targets, warnings are errors",
+            quick: true,
+            output: Output::All,
+            limit: minutes(15),
+            run: |_| {
+                let mut clippy = workspace::cargo(["clippy", "--quiet", "--workspace"]);
+                clippy.args(["--all-targets", "--", "-D", "warnings"]);
+                Kind::Commands(vec![clippy])
+            },
+        },
+    ]
+}
+
+fn test_steps() -> Vec<Step> {
+    vec![
+        Step {
+            name: "tests",
+            what: "unit tests, and tests of each room on its own",
+            quick: true,
+            output: Output::Tests,
+            limit: minutes(25),
+            run: |_| Kind::Commands(vec![tests_of_rooms()]),
+        },
+        Step {
+            name: "doc",
+            what: "examples in the documentation",
+            quick: true,
+            output: Output::Tests,
+            limit: minutes(10),
+            run: |_| {
+                let mut doc = workspace::cargo(["test", "--workspace", "--doc", "--no-fail-fast"]);
+                doc.args(["--", "--show-output"]);
+                Kind::Commands(vec![doc])
+            },
+        },
+        Step {
+            name: "e2e",
+            what: "the shipped binary: bad input, HTTP, foreign clients, crash, loss, take-over",
+            quick: false,
+            output: Output::Tests,
+            limit: minutes(10),
+            run: |_| {
+                let mut names = test_programs(&workspace::root().join(END_TO_END));
+                names.retain(|name| !ROUNDS.contains(&name.as_str()));
+                Kind::Commands(vec![end_to_end(&names, 1)])
+            },
+        },
+        Step {
+            name: "e2e-kill",
+            what: "50 rounds of kill -9 under load: every acknowledgement is found",
+            quick: false,
+            output: Output::Tests,
+            limit: minutes(15),
+            run: |times| Kind::Commands(vec![end_to_end(&[ROUNDS[0].into()], 50 * times)]),
+        },
+        Step {
+            name: "e2e-ext4",
+            what: "50 rounds of kill -9 below a mounted ext4: journal replay and e2fsck",
+            quick: false,
+            output: Output::Tests,
+            limit: minutes(15),
+            run: |times| Kind::Commands(vec![end_to_end(&[ROUNDS[1].into()], 50 * times)]),
+        },
+    ]
+}
+
+fn proof_steps() -> Vec<Step> {
+    vec![
+        Step {
+            name: "blkmq",
+            what: "the multi-queue core: ten million random steps, shuttle, loom, planted bugs",
+            quick: false,
+            output: Output::Tests,
+            limit: minutes(20),
+            run: |times| proofs("blkmq", times),
+        },
+        Step {
+            name: "messenger",
+            what: "sessions on a simulated bad network; the out-queue under loom",
+            quick: false,
+            output: Output::Tests,
+            limit: minutes(15),
+            run: |times| proofs("messenger", 20_000 * times),
+        },
+        Step {
+            name: "sim-seeds",
+            what: "simulated worlds: crashes, torn writes, store faults; every fault kind fires",
+            quick: false,
+            output: Output::All,
+            limit: minutes(30),
+            run: |times| simulate(&["--seconds", &(60 * times).to_string()]),
+        },
+        Step {
+            name: "sim-exhaustive",
+            what: "all small workloads with a crash after every event; short schedules",
+            quick: false,
+            output: Output::All,
+            limit: minutes(30),
+            run: |times| simulate(&["--exhaustive", "--seconds", &(60 * times).to_string()]),
+        },
+        Step {
+            name: "sim-canaries",
+            what: "each planted bug is caught",
+            quick: false,
+            output: Output::All,
+            limit: minutes(30),
+            run: |times| simulate(&["--canaries", "--seconds", &(120 * times).to_string()]),
+        },
+        Step {
+            name: "fuzz",
+            what: "every decoder for some seconds, from the committed seeds",
+            quick: false,
+            output: Output::Log,
+            limit: minutes(20),
+            run: |times| fuzzing(5 * times),
+        },
+    ]
+}
+
+fn tidy_counts() -> Counts {
+    let mut counts = Counts::default();
+    for (rule, broken) in tidy::check() {
+        if broken.is_empty() {
+            counts.passed += 1;
+        }
+        for place in broken {
+            println!("{rule}: {place}");
+            counts.failed.push(format!("tidy: {rule}: {place}"));
+        }
+    }
+    counts
+}
+
+/// The test programs in a directory, by name.
+fn test_programs(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = std::fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|file| file.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    names
+}
+
+/// `cargo test` for the whole workspace: one set of features, so that nothing is compiled twice,
+/// whichever programs are then run.
+fn workspace_tests() -> Command {
+    workspace::cargo(["test", "--workspace", "--no-fail-fast"])
+}
+
+fn tests_of_rooms() -> Command {
+    let mut command = workspace_tests();
+    command.args(["--lib", "--bins"]);
+    let rooms = std::fs::read_dir(workspace::root().join("crates"));
+    let mut directories: Vec<_> = rooms
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|room| room.path().join("tests"))
+        .collect();
+    directories.push(workspace::root().join("sim/tests"));
+    directories.retain(|directory| !directory.ends_with(END_TO_END));
+    directories.sort();
+    for name in directories
+        .iter()
+        .flat_map(|directory| test_programs(directory))
+    {
+        command.args(["--test", &name]);
+    }
+    command.args(["--", "--show-output"]);
+    command
+}
+
+fn end_to_end(names: &[String], rounds: u64) -> Command {
+    let mut command = workspace_tests();
+    for name in names {
+        command.args(["--test", name]);
+    }
+    command.args(["--", "--show-output"]);
+    if rounds > 1 {
+        command.env("FIRN_KILL_ROUNDS", rounds.to_string());
+    }
+    command
+}
+
+fn proofs(package: &str, messenger_seeds: u64) -> Kind {
+    let models = models::models(&models::Arguments {
+        messenger_seeds,
+        ..models::Arguments::default()
+    });
+    let ours = models.into_iter().filter(|model| model.package == package);
+    let with_output = ours.map(|model| {
+        let mut command = model.command;
+        command.args(["--", "--show-output"]);
+        command
+    });
+    Kind::Commands(with_output.collect())
+}
+
+fn simulate(arguments: &[&str]) -> Kind {
+    let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
+    Kind::Commands(vec![sim::command(&arguments)])
+}
+
+fn fuzzing(seconds: u64) -> Kind {
+    let fuzz = || {
+        let mut commands = vec![fuzz::build_command()];
+        for target in fuzz::targets()? {
+            commands.push(fuzz::command(&target, seconds)?);
+        }
+        Ok::<_, crate::Failure>(commands)
+    };
+    match fuzz() {
+        Ok(commands) => Kind::Commands(commands),
+        Err(error) => Kind::Inside(Counts {
+            failed: vec![format!("fuzz: {error}")],
+            ..Counts::default()
+        }),
+    }
+}

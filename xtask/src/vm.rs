@@ -1,0 +1,106 @@
+//! `cargo xtask vm`: a command of this machine, run under another kernel.
+//!
+//! The kernels are Debian's own packages under software emulation, the guest's files are this
+//! machine's, so what was built here runs there as it is. This file owns the arguments and the
+//! exit status; it must never turn "could not run" into success, which is why a skip, a deadline
+//! and a complaint of the kernel each have a status of their own.
+
+mod console;
+mod guest;
+mod image;
+mod packages;
+mod run;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use crate::{Failure, workspace};
+
+/// The machine lacks something; the status that automake's test drivers read as "skipped".
+const SKIPPED: u8 = 77;
+/// The deadline passed; the status that timeout(1) gives.
+const TOO_LATE: u8 = 124;
+/// The kernel complained, or the guest died before the command ended.
+const GUEST_FAILED: u8 = 125;
+
+/// Arguments of `cargo xtask vm`.
+///
+/// Ends with the command's own status; 77 where this machine cannot run guests, 124 at the
+/// deadline, 125 where the kernel complained or the guest died.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Which kernel to run under
+    #[arg(long, value_enum)]
+    kernel: image::Kernel,
+    /// One processor whose clock counts instructions: slow, and the same on every run
+    #[arg(long)]
+    icount: bool,
+    /// Seconds for the whole run, the boot included; the guest is killed when they are over
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    deadline: u64,
+    /// Virtual processors; one with --icount
+    #[arg(long, default_value_t = 2)]
+    cpus: u32,
+    /// The guest's memory
+    #[arg(long, default_value = "2G", value_name = "SIZE")]
+    memory: String,
+    /// The scratch disk's size in MiB; the file behind it is sparse
+    #[arg(long, default_value_t = 4096, value_name = "MIB")]
+    scratch: u64,
+    /// Show the guest's console on standard error
+    #[arg(long)]
+    console: bool,
+    /// The command and its arguments; FIRN_VM_SCRATCH names the scratch disk's directory
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let cache = cache();
+    if let Some(why) = packages::lacking() {
+        println!("skipped: {why}");
+        return Ok(ExitCode::from(SKIPPED));
+    }
+    let image = image::prepare(&cache, arguments.kernel)?;
+    eprintln!("vm: Linux {} under emulation", image.release);
+    let job = run::Job {
+        image: &image,
+        command: &arguments.command,
+        cpus: if arguments.icount { 1 } else { arguments.cpus },
+        memory: &arguments.memory,
+        scratch_bytes: arguments.scratch << 20,
+        icount: arguments.icount,
+        console: arguments.console,
+        deadline: Duration::from_secs(arguments.deadline),
+    };
+    let outcome = run::run(&cache, &job)?;
+    let (code, why) = match outcome {
+        run::Outcome::Ended(status) => return Ok(ExitCode::from(status)),
+        run::Outcome::Complained(count) => (
+            GUEST_FAILED,
+            format!("the guest's kernel complained ({count} lines, shown above)"),
+        ),
+        run::Outcome::Died(tail) => (
+            GUEST_FAILED,
+            format!("the guest ended before the command did; its console's end:\n{tail}"),
+        ),
+        run::Outcome::TooLate(tail) => (
+            TOO_LATE,
+            format!(
+                "the deadline of {} s passed and the guest was killed; its console's end:\n{tail}",
+                arguments.deadline
+            ),
+        ),
+    };
+    eprintln!("vm: {why}");
+    Ok(ExitCode::from(code))
+}
+
+/// Where kernels and tools are kept: `.cache/vm`, or what FIRN_VM_CACHE says.
+fn cache() -> PathBuf {
+    match std::env::var_os("FIRN_VM_CACHE") {
+        Some(chosen) if !chosen.is_empty() => workspace::root().join(chosen),
+        _ => workspace::root().join(".cache/vm"),
+    }
+}

@@ -1,0 +1,78 @@
+//! The script that runs in the guest: it sets the scratch disk up, runs the command, says how it ended.
+//!
+//! The status travels through the kernel's log, behind everything the kernel had to say before, so
+//! a run whose console was cut off is never taken for a good one.
+
+use std::path::Path;
+
+use super::console::{ENDED, UNREADY};
+
+/// Where the scratch disk is mounted in the guest.
+const SCRATCH: &str = "/run/firn-scratch";
+
+/// The name of the port through which the command's output leaves the guest.
+pub(super) const PORT: &str = "firn.output";
+
+/// The script for `command`, run in `directory` with the programs of `tools` before all others.
+pub(super) fn script(command: &[String], directory: &Path, tools: &[&Path]) -> String {
+    let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    let command = command.join(" ");
+    let mut path = String::new();
+    for tools in tools {
+        path += &format!("{}:", tools.display());
+    }
+    path += &std::env::var("PATH").unwrap_or_default();
+    let path = quoted(&format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"));
+    let directory = quoted(&directory.display().to_string());
+    format!(
+        r#"unready() {{ echo "{UNREADY}$*" > /dev/kmsg; exit 1; }}
+export PATH={path} FIRN_VM_SCRATCH={SCRATCH}
+command -v modprobe > /proc/sys/kernel/modprobe || unready modprobe
+modprobe -a virtio_blk virtio_console ext4 || unready the modules
+for port in /sys/class/virtio-ports/*; do
+  read -r name < "$port/name" && [ "$name" = {PORT} ] && output=/dev/${{port##*/}}
+done
+[ -c "$output" ] || unready the port for the output
+mkdir -p {SCRATCH} && mount -t ext4 /dev/vda {SCRATCH} || unready the scratch disk
+cd {directory} || unready the working directory
+mount -t tmpfs tmpfs /tmp || unready /tmp
+(exec {command}) < /dev/null > "$output" 2>&1
+status=$?
+cd /
+umount {SCRATCH} || umount -l {SCRATCH}
+echo "{ENDED}$status" > /dev/kmsg
+"#
+    )
+}
+
+/// A word that the shell reads back as it is.
+pub(super) fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_quoted_word_comes_out_of_the_shell_unchanged() {
+        for word in ["plain", "a b", "it's", "$HOME `x` \\ \"", "", "*", "a\nb"] {
+            let output = Command::new("sh")
+                .args(["-c", &format!("printf %s {}", quoted(word))])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), word);
+        }
+    }
+
+    #[test]
+    fn the_script_is_one_that_the_shell_can_read() {
+        let command = ["sh", "-c", "echo 'BUG: planted' > /dev/kmsg; exit 3"];
+        let command = command.map(str::to_owned);
+        let script = script(&command, Path::new("/it's/here"), &[Path::new("/tools")]);
+        let status = Command::new("sh").args(["-n", "-c", &script]).status();
+        assert!(status.unwrap().success(), "{script}");
+    }
+}

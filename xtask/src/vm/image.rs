@@ -1,0 +1,299 @@
+//! What a guest is made of: a kernel with its modules, and the tools that boot it.
+//!
+//! Each part is a folder of the cache that appears under its name only when it is whole, so an
+//! interrupted download is done again and never used. Parts that are there are taken without the
+//! network; deleting one fetches it anew. One process prepares at a time.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::guest::quoted;
+use super::packages::{self, Apt, ran};
+use crate::Failure;
+
+/// The program that assembles the guest's start; pinned, for its options change.
+const VIRTME: &str = "virtme-ng==1.42";
+
+/// The kernels that firn is tested under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kernel {
+    /// Debian's stable kernel: the oldest that firn serves ublk on
+    #[value(name = "6.12")]
+    Stable,
+    /// Debian's backport of 7.2
+    #[value(name = "7.2")]
+    Recent,
+    /// The same with PREEMPT_RT
+    #[value(name = "7.2-rt")]
+    RealTime,
+}
+
+impl Kernel {
+    /// Name of its folder, version series, Debian suite, flavour.
+    fn source(self) -> (&'static str, &'static str, &'static str, &'static str) {
+        match self {
+            Self::Stable => ("6.12", "6.12", "trixie", "amd64"),
+            Self::Recent => ("7.2", "7.2", "trixie-backports", "amd64"),
+            Self::RealTime => ("7.2-rt", "7.2", "trixie-backports", "rt-amd64"),
+        }
+    }
+}
+
+/// A kernel and the tools to boot it, all in the cache.
+#[derive(Debug)]
+pub(super) struct Image {
+    /// What `uname -r` will say.
+    pub(super) release: String,
+    /// The folder its packages were unpacked in.
+    root: PathBuf,
+    /// The kernel's file, beside its modules.
+    pub(super) vmlinuz: PathBuf,
+    /// The program that starts the guest.
+    pub(super) virtme: PathBuf,
+    /// Emulator and module tools; first on the path, here and in the guest.
+    pub(super) bin: PathBuf,
+    /// A shell for the first moments of the guest.
+    pub(super) busybox: PathBuf,
+}
+
+impl Image {
+    /// Writes a `modprobe` that finds this kernel's modules wherever the cache is. A guest whose
+    /// host has no /lib/modules has no such directory either, and no way to make one.
+    pub(super) fn module_loader(&self, file: &Path) -> Result<(), Failure> {
+        let modprobe = quoted(&self.bin.join("modprobe").display().to_string());
+        let root = quoted(&self.root.display().to_string());
+        program(file, &format!("exec {modprobe} -d {root} \"$@\""))
+    }
+}
+
+/// Fetches what is missing and answers where everything is.
+pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Image, Failure> {
+    fs::create_dir_all(cache)
+        .map_err(|error| format!("cannot make the cache {}: {error}", cache.display()))?;
+    let cache = cache.canonicalize()?;
+    let lock = File::create(cache.join("lock"))?;
+    if lock.try_lock().is_err() {
+        eprintln!("vm: another run prepares the cache; waiting for it");
+        lock.lock()?;
+    }
+    let tools = cache.join("tools");
+    whole(&tools, |new| fetch_tools(&cache, &tools, new))?;
+    let virtme = cache.join("virtme");
+    if !virtme.join("whole").exists() {
+        install_virtme(&virtme)?;
+    }
+    let (name, series, suite, flavour) = kernel.source();
+    let folder = cache.join("kernels").join(name);
+    let depmod = tools.join("bin/depmod");
+    whole(&folder, |new| {
+        fetch_kernel(&cache, &depmod, new, (series, suite, flavour))
+    })?;
+    let release = fs::read_to_string(folder.join("release"))?;
+    let root = folder.join("root");
+    Ok(Image {
+        vmlinuz: root.join("lib/modules").join(&release).join("vmlinuz"),
+        root,
+        release,
+        virtme: virtme.join("bin/virtme-run"),
+        bin: tools.join("bin"),
+        busybox: tools.join("root/bin/busybox"),
+    })
+}
+
+/// Makes `folder` unless it is there: filled under another name first, then renamed.
+fn whole(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+    if folder.exists() {
+        return Ok(());
+    }
+    let mut new = folder.as_os_str().to_owned();
+    new.push(".new");
+    let new = PathBuf::from(new);
+    if new.exists() {
+        fs::remove_dir_all(&new)?;
+    }
+    fs::create_dir_all(&new)?;
+    fill(&new)?;
+    Ok(fs::rename(&new, folder)?)
+}
+
+/// The emulator, the module tools and a shell, from this machine's suite and its backports.
+fn fetch_tools(cache: &Path, at: &Path, new: &Path) -> Result<(), Failure> {
+    eprintln!("vm: fetching the emulator");
+    let own = packages::own_suite()?;
+    let backports = format!("{own}-backports");
+    let apt = Apt::open(&cache.join("apt-tools"), &[&own, &backports])?;
+    let wanted = ["qemu-system-x86", "kmod", "busybox-static"];
+    let archives = apt.download_closure(&backports, &wanted)?;
+    let root = new.join("root");
+    packages::unpack(&archives, &root)?;
+    // From here on paths are those after the rename.
+    let kept = at.join("root");
+    let triple = "lib/x86_64-linux-gnu";
+    let libraries = format!("{0}/usr/{triple}:{0}/{triple}", kept.display());
+    let (bin, named) = (new.join("bin"), new.join("named"));
+    fs::create_dir_all(&bin)?;
+    fs::create_dir_all(&named)?;
+    let kmod = ["bin/kmod", "usr/bin/kmod"]
+        .into_iter()
+        .find(|path| root.join(path).exists())
+        .ok_or("the package kmod has no program kmod")?;
+    for tool in ["modprobe", "depmod"] {
+        // kmod goes by the name it is called by.
+        symlink(kept.join(kmod), named.join(tool))?;
+        let target = at.join("named").join(tool);
+        wrapper(&bin.join(tool), &libraries, &[], &target)?;
+    }
+    let emulator = kept.join("usr/bin/qemu-system-x86_64");
+    let data = ["qemu", "seabios"].map(|name| kept.join("usr/share").join(name));
+    wrapper(
+        &bin.join("qemu-system-x86_64"),
+        &libraries,
+        &data,
+        &emulator,
+    )
+}
+
+/// A script that calls an unpacked program with the libraries it was unpacked with.
+fn wrapper(
+    file: &Path,
+    libraries: &str,
+    data: &[PathBuf],
+    program_file: &Path,
+) -> Result<(), Failure> {
+    let quoted_path = |path: &Path| quoted(&path.display().to_string());
+    let data: String = data
+        .iter()
+        .map(|path| format!(" -L {}", quoted_path(path)))
+        .collect();
+    let quoted_program = quoted_path(program_file);
+    let libraries = quoted(libraries);
+    program(
+        file,
+        &format!("LD_LIBRARY_PATH={libraries} exec {quoted_program}{data} \"$@\""),
+    )
+}
+
+/// Writes an executable shell script.
+fn program(file: &Path, line: &str) -> Result<(), Failure> {
+    fs::write(file, format!("#!/bin/sh\n{line}\n"))?;
+    Ok(fs::set_permissions(
+        file,
+        fs::Permissions::from_mode(0o755),
+    )?)
+}
+
+/// A virtual environment cannot be renamed, so a file says that it is whole.
+fn install_virtme(folder: &Path) -> Result<(), Failure> {
+    eprintln!("vm: fetching {VIRTME}");
+    if folder.exists() {
+        fs::remove_dir_all(folder)?;
+    }
+    let mut make = Command::new("python3");
+    make.args(["-m", "venv"]).arg(folder);
+    ran(
+        &mut make,
+        "make a Python environment (package python3-venv)",
+    )?;
+    let mut install = Command::new(folder.join("bin/pip"));
+    install.args(["install", "--quiet", VIRTME]);
+    ran(&mut install, &format!("install {VIRTME}"))?;
+    Ok(fs::write(folder.join("whole"), VIRTME)?)
+}
+
+/// A kernel's packages, unpacked, with the index of its modules.
+fn fetch_kernel(
+    cache: &Path,
+    depmod: &Path,
+    new: &Path,
+    (series, suite, flavour): (&str, &str, &str),
+) -> Result<(), Failure> {
+    eprintln!("vm: fetching Linux {series} ({flavour})");
+    let base = suite.split('-').next().unwrap_or(suite);
+    let apt = Apt::open(
+        &cache.join("apt-kernels"),
+        &[base, &format!("{base}-backports")],
+    )?;
+    let image = resolve(&apt, series, suite, flavour)?;
+    let release = image.trim_start_matches("linux-image-").to_owned();
+    let mut parts = apt.depends(&image, suite)?;
+    parts.retain(|name| name.starts_with("linux-") && name.ends_with(&format!("-{release}")));
+    parts.push(image);
+    let downloads = new.join("archives");
+    let archives = apt.download(&downloads, &parts)?;
+    let root = new.join("root");
+    packages::unpack(&archives, &root)?;
+    fs::remove_dir_all(&downloads)?;
+    if !root.join("lib").exists() {
+        symlink("usr/lib", root.join("lib"))?;
+    }
+    let modules = root.join("lib/modules").join(&release);
+    let boot = root.join(format!("boot/vmlinuz-{release}"));
+    if boot.exists() {
+        fs::copy(boot, modules.join("vmlinuz"))?;
+    }
+    if !modules.join("vmlinuz").exists() {
+        return Err(format!("the packages {} hold no kernel", parts.join(" ")).into());
+    }
+    let mut index = Command::new(depmod);
+    index.arg("-b").arg(&root).arg(&release);
+    ran(&mut index, "index the kernel's modules")?;
+    Ok(fs::write(new.join("release"), release)?)
+}
+
+/// The newest package of a series: what the metapackage names, or, once that has gone on to the
+/// next series, the newest that the archive still has.
+fn resolve(apt: &Apt, series: &str, suite: &str, flavour: &str) -> Result<String, Failure> {
+    let start = format!("linux-image-{series}.");
+    let current = apt.depends(&format!("linux-image-{flavour}"), suite)?;
+    if let Some(named) = current.into_iter().find(|name| name.starts_with(&start)) {
+        return Ok(named);
+    }
+    newest(apt.named(&start)?, &start, flavour).ok_or_else(|| {
+        format!("Debian's {suite} has no kernel {series} ({flavour}) any more; keep the cache of a machine that has one, or raise the version firn is tested under").into()
+    })
+}
+
+/// The highest version among packages of one flavour.
+fn newest(names: Vec<String>, start: &str, flavour: &str) -> Option<String> {
+    let version = |name: &str| -> Option<Vec<u32>> {
+        let (number, rest) = name.strip_prefix(start)?.split_once('+')?;
+        let (_, after) = rest.split_once('-')?;
+        (after == flavour).then_some(())?;
+        number.split('.').map(|part| part.parse().ok()).collect()
+    };
+    names
+        .into_iter()
+        .filter_map(|name| Some((version(&name)?, name)))
+        .max()
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_package_is_the_highest_number_of_the_same_flavour() {
+        let names = [
+            "linux-image-7.2.9+deb13-amd64",
+            "linux-image-7.2.12+deb13-amd64",
+            "linux-image-7.2.13+deb13-rt-amd64",
+            "linux-image-7.2.14+deb13-amd64-unsigned",
+            "linux-image-7.2.15+deb13-cloud-amd64",
+            "linux-image-7.3.4+deb13-amd64",
+        ]
+        .map(str::to_owned);
+        let newest = |flavour| newest(names.to_vec(), "linux-image-7.2.", flavour);
+        assert_eq!(
+            newest("amd64").as_deref(),
+            Some("linux-image-7.2.12+deb13-amd64")
+        );
+        assert_eq!(
+            newest("rt-amd64").as_deref(),
+            Some("linux-image-7.2.13+deb13-rt-amd64")
+        );
+        assert_eq!(newest("arm64"), None);
+    }
+}
