@@ -12,7 +12,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("volume", &["blkmq"]),
     ("reactor", &["blkmq"]),
     ("nbd", &["blkmq", "reactor"]),
-    ("firn", &["blkmq", "nbd", "reactor", "store", "volume"]),
+    ("ublk", &["blkmq", "reactor"]),
+    (
+        "firn",
+        &["blkmq", "nbd", "reactor", "store", "ublk", "volume"],
+    ),
     ("sim", &["blkmq", "volume"]),
     ("xtask", &[]),
 ];
