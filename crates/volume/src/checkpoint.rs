@@ -10,7 +10,7 @@ use blkmq::io::FileId;
 
 use crate::log::committer::Journal;
 use crate::log::entry::Entry;
-use crate::log::frame::{FrameWriter, Record};
+use crate::log::frame::{FrameWriter, Part, Record};
 use crate::log::layout::Superblock;
 use crate::map::ExtentMap;
 use crate::map::layers::{Dirty, merge};
@@ -127,7 +127,11 @@ impl<'a> Output<'a> {
     async fn write(&mut self, last: bool) -> Result<(), DiskError> {
         let frame = std::mem::replace(&mut self.frame, FrameWriter::new(self.shared.host));
         let journal = &mut self.journal;
-        let data = frame.finish(journal.number == 0, last, journal.lap, journal.number);
+        let part = Part::Checkpoint {
+            first: journal.number == 0,
+            last,
+        };
+        let data = frame.finish(part, journal.lap, journal.number);
         let offset = self.shared.layout.half(journal.half) + journal.used;
         journal.used += data.len() as u64;
         journal.number += 1;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::codec::{Reader, Writer, crc64};
 use crate::log::entry::Entry;
-use crate::log::frame::{self, Found, FrameWriter, Record};
+use crate::log::frame::{self, Found, FrameWriter, Part, Record};
 use crate::log::layout::{SegmentHeader, Superblock};
 use crate::log::ring::TailId;
 use crate::map::layers::LogAddr;
@@ -123,12 +123,12 @@ pub fn log(input: &[u8]) {
     check_frame(input);
     let mut block = input.to_vec();
     block.resize(input.len().max(56), 0);
-    let model = FrameWriter::new(HOST).finish(false, false, 1, 1);
+    let model = FrameWriter::new(HOST).finish(Part::Round, 1, 1);
     block[..8].copy_from_slice(&model[..8]);
     block[16..32].copy_from_slice(&HOST.0);
     check_frame(&block);
 
-    let model = FrameWriter::new(HOST).finish(true, false, 7, 8);
+    let model = FrameWriter::new(HOST).finish(Part::Round, 7, 8);
     let mut sealed = model[..64].to_vec();
     let len = u32::try_from(input.len()).expect("inputs are short");
     sealed[12..16].copy_from_slice(&len.to_le_bytes());
@@ -141,7 +141,7 @@ pub fn log(input: &[u8]) {
             .records
             .iter()
             .for_each(|record| writer.record(record));
-        let again = writer.finish(true, false, 7, 8);
+        let again = writer.finish(Part::Round, 7, 8);
         assert_eq!(frame::decode(&again, HOST), Found::Frame(frame));
     }
 
@@ -257,7 +257,7 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
         entries: vec![entry],
     });
     writer.record(&Record::Gone(tail));
-    let frame = writer.finish(false, false, 1, 1);
+    let frame = writer.finish(Part::Round, 1, 1);
     let superblock = Superblock {
         host: HOST,
         log_bytes: 1 << 20,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::log::entry::Entry;
-use crate::log::frame::{self, Found, FrameWriter, Record, TailRecord};
+use crate::log::frame::{self, Found, FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{SegmentHeader, Superblock};
 use crate::log::ring::{HeapRegion, Home, Ring, RingRegion, TailId};
 use crate::map::layers::LogAddr;
@@ -178,17 +178,41 @@ fn frames_and_their_records_are_as_documented() {
         Record::Gone(old),
     ];
     let lap = (7 << 32) | 0x0102_0304;
+    let whole = Part::Checkpoint {
+        first: true,
+        last: true,
+    };
     let mut writer = FrameWriter::new(host());
     records.iter().for_each(|record| writer.record(record));
-    assert!(writer.finish(true, true, lap, 0) == bytes);
+    assert!(writer.finish(whole, lap, 0) == bytes);
     // The reserved word of the header is outside the checksum.
     let ignored: Vec<usize> = (56..64).collect();
     let length = u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
     every_byte_matters(&bytes[..64 + length], &ignored, |bytes| {
         matches!(frame::decode(bytes, host()), Found::Frame(found) if found.records == records
             && (found.lap, found.number, found.bytes) == (lap, 0, 4096)
-            && found.begins_checkpoint && found.ends_checkpoint)
+            && found.begins_checkpoint && found.ends_checkpoint && !found.round)
     });
+}
+
+#[test]
+fn the_frame_of_a_group_commit_is_as_documented() {
+    let bytes = fixture!("frame_round");
+    let records = vec![Record::Entries {
+        tail: tail(),
+        cut: Lsn(6),
+        entries: entries().to_vec(),
+    }];
+    let lap = (7 << 32) | 0x0102_0304;
+    let mut writer = FrameWriter::new(host());
+    records.iter().for_each(|record| writer.record(record));
+    assert!(writer.finish(Part::Round, lap, 3) == bytes);
+    let Found::Frame(found) = frame::decode(&bytes, host()) else {
+        panic!("no frame")
+    };
+    assert!(found.round && !found.begins_checkpoint && !found.ends_checkpoint);
+    assert_eq!(found.records, records);
+    assert_eq!((found.lap, found.number), (lap, 3));
 }
 
 fn noise() -> Vec<u8> {

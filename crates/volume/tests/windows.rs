@@ -60,23 +60,6 @@ fn a_root_that_took_effect_unseen_brings_back_no_discarded_bytes() {
     assert_eq!(world.read_fill(&volume, far, 4096), 0);
 }
 
-#[test]
-fn a_checkpoint_is_not_continued_by_frames_of_one_that_was_cut_short() {
-    let mut world = World::new();
-    world.create("demo", GIB);
-    let volume = world.open("demo");
-    world.write(&volume, 0, 1, 4096);
-    world.flush(&volume);
-    // The first frame never reached the disk, those behind it did.
-    let mut lasting = world.kill();
-    let log = lasting.files.get_mut(&FileId::LOG).expect("the log");
-    log[2 * 4096..3 * 4096].fill(0);
-    let world = World::start(lasting);
-    assert_eq!(world.report.tails, [], "nothing whole was there");
-    let world = World::start(world.kill());
-    assert_eq!(world.report.tails, [], "and nothing came of it");
-}
-
 #[derive(Default)]
 struct Nobody;
 

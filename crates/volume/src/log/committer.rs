@@ -16,7 +16,7 @@ use std::task::Waker;
 
 use blkmq::io::FileId;
 
-use super::frame::{FrameWriter, Record};
+use super::frame::{FrameWriter, Part, Record};
 use crate::canary::{self, Canary};
 use crate::jobs::{Signal, lock};
 use crate::request::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
@@ -292,7 +292,7 @@ impl Committer {
                 .spawn(async move { crate::checkpoint::run(&shared).await });
             return;
         }
-        let data = frame.finish(false, false, journal.lap, journal.number);
+        let data = frame.finish(Part::Round, journal.lap, journal.number);
         let offset = shared.layout.half(journal.half) + journal.used;
         state.journal.used += data.len() as u64;
         state.journal.number += 1;

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | 0 | 8 | magic `FIRNFRM\0` |
 //! | 8 | 2 | version, 1 |
-//! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends |
+//! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends, bit 2 group commit |
 //! | 12 | 4 | length of the records in bytes |
 //! | 16 | 16 | host id |
 //! | 32 | 8 | lap: a count in the upper 32 bits, bits drawn for this lap in the lower |
@@ -33,6 +33,7 @@ const HEADER: usize = 64;
 
 const CHECKPOINT_BEGINS: u16 = 1;
 const CHECKPOINT_ENDS: u16 = 2;
+const GROUP_COMMIT: u16 = 4;
 
 const TAG_TAIL: u8 = 1;
 const TAG_ENTRIES: u8 = 2;
@@ -68,11 +69,33 @@ pub(crate) enum Record {
     Gone(TailId),
 }
 
+/// What a frame is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// It states a part of what is dirty. Nothing of a checkpoint is awaited before the next.
+    Checkpoint { first: bool, last: bool },
+    /// It records a round, and is written only once all frames of its lap before it are durable.
+    Round,
+}
+
+impl Part {
+    fn flags(self) -> u16 {
+        match self {
+            Part::Checkpoint { first, last } => {
+                (u16::from(first) * CHECKPOINT_BEGINS) | (u16::from(last) * CHECKPOINT_ENDS)
+            }
+            Part::Round => GROUP_COMMIT,
+        }
+    }
+}
+
 /// A frame as found on disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) begins_checkpoint: bool,
     pub(crate) ends_checkpoint: bool,
+    /// It records a round: that it is there proves that what precedes it in its lap was durable.
+    pub(crate) round: bool,
     pub(crate) lap: u64,
     pub(crate) number: u64,
     pub(crate) records: Vec<Record>,
@@ -157,12 +180,11 @@ impl FrameWriter {
     }
 
     /// The frame's bytes, a multiple of 4096.
-    pub(crate) fn finish(mut self, begins: bool, ends: bool, lap: u64, number: u64) -> Vec<u8> {
+    pub(crate) fn finish(mut self, part: Part, lap: u64, number: u64) -> Vec<u8> {
         let records = self.w.len() - HEADER;
-        let flags = (u16::from(begins) * CHECKPOINT_BEGINS) | (u16::from(ends) * CHECKPOINT_ENDS);
         let len = u32::try_from(records).expect("a frame is bounded by a journal half");
         self.w
-            .put_u32_at(8, u32::from(VERSION) | u32::from(flags) << 16);
+            .put_u32_at(8, u32::from(VERSION) | u32::from(part.flags()) << 16);
         self.w.put_u32_at(12, len);
         self.w.put_u64_at(32, lap);
         self.w.put_u64_at(40, number);
@@ -222,6 +244,7 @@ fn decode_header(bytes: &[u8], host: HostId) -> Result<Found, Truncated> {
     Ok(Found::Frame(Frame {
         begins_checkpoint: flags & CHECKPOINT_BEGINS != 0,
         ends_checkpoint: flags & CHECKPOINT_ENDS != 0,
+        round: flags & GROUP_COMMIT != 0,
         lap,
         number,
         records,
@@ -308,7 +331,11 @@ mod tests {
     fn frame() -> Vec<u8> {
         let mut writer = FrameWriter::new(HOST);
         records().iter().for_each(|record| writer.record(record));
-        writer.finish(true, false, 7, 8)
+        let part = Part::Checkpoint {
+            first: true,
+            last: false,
+        };
+        writer.finish(part, 7, 8)
     }
 
     #[test]
@@ -319,7 +346,7 @@ mod tests {
         };
         assert_eq!(found.records, records());
         assert_eq!((found.lap, found.number, found.bytes), (7, 8, 4096));
-        assert!(found.begins_checkpoint && !found.ends_checkpoint);
+        assert!(found.begins_checkpoint && !found.ends_checkpoint && !found.round);
     }
 
     #[test]

@@ -1,7 +1,11 @@
-//! Reading one half of the journal back: the frames that follow each other, and the refusal of a
-//! half whose durable frames were damaged since.
+//! Reading one half of the journal back: the frames that follow each other, and what stands behind
+//! them that proves some of them missing.
 //!
-//! Reads only; what the frames mean is `replay`'s.
+//! Reads only; what the frames mean is `replay`'s. A frame that is not there may never have become
+//! durable, or may have been damaged since: only the frames behind it can tell, so the whole half
+//! is looked at.
+
+use std::collections::BTreeMap;
 
 use blkmq::io::FileId;
 
@@ -9,17 +13,20 @@ use super::disk;
 use crate::canary::{self, Canary};
 use crate::error::OpenError;
 use crate::jobs::Port;
-use crate::log::frame::{Found, Frame, decode};
+use crate::log::frame::{Found, Frame, VERSION, decode};
 use crate::log::layout::{BLOCK, Layout};
 use crate::units::HostId;
 
-/// The frames of one half, as far as they follow each other.
+/// One half: its frames as far as they follow each other, and those of rounds that do not.
 #[derive(Debug, Default)]
-pub(super) struct Lap {
+pub(super) struct Half {
     pub(super) lap: u64,
     /// It begins with a checkpoint that is all there.
     pub(super) whole: bool,
     pub(super) frames: Vec<Frame>,
+    /// Of each lap, the highest number of a round's frame that stands behind the first frame
+    /// missing. It was written only once all frames before it were durable.
+    beyond: BTreeMap<u64, u64>,
 }
 
 /// Bytes read at once.
@@ -30,89 +37,246 @@ pub(super) async fn read_half(
     layout: &Layout,
     host: HostId,
     half: usize,
-) -> Result<Lap, OpenError> {
-    let mut lap = Lap::default();
-    let mut buffer: Vec<u8> = Vec::new();
-    let (mut at, mut read) = (0, 0);
+) -> Result<Half, OpenError> {
+    let mut scan = Scan::new(host, layout.half_bytes);
     loop {
-        let missing = match decode(&buffer, host) {
-            Found::Frame(frame) => {
-                let next = frame.number == lap.frames.len() as u64
-                    && (frame.number == 0) == frame.begins_checkpoint
-                    && (frame.number == 0 || frame.lap == lap.lap);
-                if !next {
-                    return Ok(lap);
-                }
-                lap.lap = frame.lap;
-                lap.whole |= frame.ends_checkpoint || canary::active(Canary::ReplayPastHole);
-                at += frame.bytes;
-                buffer.drain(..(frame.bytes as usize).min(buffer.len()));
-                lap.frames.push(frame);
-                continue;
-            }
-            Found::Newer(found) => {
-                let known = crate::log::frame::VERSION;
-                return Err(OpenError::Newer {
-                    what: "log frame",
-                    found,
-                    known,
-                });
-            }
-            Found::Needs(bytes) => bytes,
-            Found::Nothing if buffer.len() < BLOCK as usize => BLOCK as usize,
-            Found::Nothing => {
-                refuse_later_frame(port, layout, host, half, at, &lap).await?;
-                return Ok(lap);
-            }
-        };
-        debug_assert_eq!(at + buffer.len() as u64, read);
-        let more = STEP
-            .max((missing - buffer.len()) as u64)
-            .next_multiple_of(BLOCK);
-        let more = more.min(layout.half_bytes - read);
-        if more == 0 {
-            return Ok(lap);
+        let wanted = scan.go_on()? as u64;
+        if wanted == 0 {
+            return Ok(scan.half);
         }
-        let offset = layout.half(half) + read;
-        let data = port
-            .read(FileId::LOG, offset, more as usize)
-            .await
-            .map_err(disk)?;
-        buffer.extend_from_slice(&data);
-        read += more;
+        let more = STEP.max(wanted).next_multiple_of(BLOCK);
+        let more = more.min(layout.half_bytes - scan.read);
+        let offset = layout.half(half) + scan.read;
+        let data = port.read(FileId::LOG, offset, more as usize).await;
+        scan.feed(&data.map_err(disk)?);
     }
 }
 
-/// A frame is written only once the one before it is durable: where a whole later frame of the
-/// same lap stands behind one that is not, what was durable has been damaged since, and commits
-/// that were promised would be dropped in silence.
-async fn refuse_later_frame(
-    port: &Port,
-    layout: &Layout,
-    host: HostId,
-    half: usize,
-    from: u64,
-    lap: &Lap,
-) -> Result<(), OpenError> {
-    if lap.frames.is_empty() {
-        return Ok(());
+/// Refuses a journal in which frames that were durable are missing: commits that were promised
+/// would be dropped in silence. `truth` is the half that is to be replayed, if there is one.
+pub(super) fn refuse_damage(halves: &[Half], truth: Option<&Half>) -> Result<(), OpenError> {
+    let proofs = halves.iter().flat_map(|half| &half.beyond);
+    let lost = proofs.filter(|(lap, number)| match truth {
+        // Two attempts at a lap have the same count; a round follows only what became the truth.
+        Some(truth) if **lap == truth.lap => **number >= truth.frames.len() as u64,
+        Some(truth) => **lap >> 32 > truth.lap >> 32,
+        None => true,
+    });
+    match lost.max() {
+        None => Ok(()),
+        Some((lap, number)) => Err(OpenError::Corrupt(format!(
+            "frame {number} of lap {lap:#x} is in the log's journal, but a frame that was durable \
+             before it is damaged: commits that were flushed are gone; open the volumes from the \
+             store with a new cache directory and --take-over"
+        ))),
     }
-    let len = (layout.half_bytes - from) as usize;
-    let offset = layout.half(half) + from;
-    let rest = port.read(FileId::LOG, offset, len).await.map_err(disk)?;
-    let missing = lap.frames.len() as u64;
-    for at in (0..rest.len()).step_by(BLOCK as usize) {
-        if let Found::Frame(frame) = decode(&rest[at..], host)
-            && frame.lap == lap.lap
-            && frame.number > missing
-        {
-            return Err(OpenError::Corrupt(format!(
-                "the log's frame {missing} of lap {} is damaged, but frame {} stands behind it: \
-                 commits that were flushed are gone; open the volumes from the store with a new \
-                 cache directory and --take-over",
-                lap.lap, frame.number
-            )));
+}
+
+/// Goes through the bytes of one half, block by block.
+#[derive(Debug)]
+struct Scan {
+    host: HostId,
+    half_bytes: u64,
+    /// Bytes given so far.
+    read: u64,
+    /// The last of them, from `at` on not looked at yet.
+    buffer: Vec<u8>,
+    at: usize,
+    /// A frame is missing: what comes now follows nothing.
+    behind: bool,
+    half: Half,
+}
+
+impl Scan {
+    fn new(host: HostId, half_bytes: u64) -> Scan {
+        Scan {
+            host,
+            half_bytes,
+            read: 0,
+            buffer: Vec::new(),
+            at: 0,
+            behind: false,
+            half: Half::default(),
         }
     }
-    Ok(())
+
+    fn feed(&mut self, data: &[u8]) {
+        self.buffer.drain(..std::mem::take(&mut self.at));
+        self.buffer.extend_from_slice(data);
+        self.read += data.len() as u64;
+    }
+
+    /// Looks at what was given. Answers how many bytes more are needed; zero at the end.
+    fn go_on(&mut self) -> Result<usize, OpenError> {
+        loop {
+            let rest = &self.buffer[self.at..];
+            let begins = self.read - rest.len() as u64;
+            if begins >= self.half_bytes {
+                return Ok(0);
+            }
+            if rest.len() < BLOCK as usize {
+                return Ok(BLOCK as usize - rest.len());
+            }
+            match decode(rest, self.host) {
+                // A length beyond the half is no frame's.
+                Found::Needs(bytes) if begins + bytes as u64 <= self.half_bytes => {
+                    return Ok(bytes - rest.len());
+                }
+                Found::Frame(frame) => {
+                    self.at = (self.at + frame.bytes as usize).min(self.buffer.len());
+                    self.take(frame);
+                }
+                Found::Newer(found) if !self.behind => {
+                    return Err(OpenError::Newer {
+                        what: "log frame",
+                        found,
+                        known: VERSION,
+                    });
+                }
+                Found::Needs(_) | Found::Nothing | Found::Newer(_) => {
+                    self.behind = true;
+                    self.at += BLOCK as usize;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, frame: Frame) {
+        let half = &mut self.half;
+        let follows = !self.behind
+            && frame.number == half.frames.len() as u64
+            && (frame.number == 0) == frame.begins_checkpoint
+            && (frame.number == 0 || frame.lap == half.lap);
+        if follows {
+            half.lap = frame.lap;
+            half.whole |= frame.ends_checkpoint || canary::active(Canary::ReplayPastHole);
+            half.frames.push(frame);
+            return;
+        }
+        self.behind = true;
+        if frame.round {
+            let newest = half.beyond.entry(frame.lap).or_default();
+            *newest = frame.number.max(*newest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::frame::{FrameWriter, Part, Record};
+
+    const HOST: HostId = HostId([2; 16]);
+    const MIDDLE: Part = Part::Checkpoint {
+        first: false,
+        last: false,
+    };
+
+    /// Frames of one lap, from number 0 on: a checkpoint of `checkpoint` frames, then rounds. Each
+    /// takes two blocks.
+    fn lap(lap: u64, checkpoint: u64, rounds: u64) -> Vec<Vec<u8>> {
+        let part = |number| Part::Checkpoint {
+            first: number == 0,
+            last: number + 1 == checkpoint,
+        };
+        let frame = |number| {
+            let mut writer = FrameWriter::new(HOST);
+            (0..600).for_each(|home| writer.record(&Record::Home(home)));
+            let part = if number < checkpoint {
+                part(number)
+            } else {
+                Part::Round
+            };
+            writer.finish(part, lap, number)
+        };
+        (0..checkpoint + rounds).map(frame).collect()
+    }
+
+    /// What is found in a half that begins with these frames, given in steps of `step` bytes.
+    fn scan(frames: &[Vec<u8>], step: usize) -> Half {
+        let mut bytes = frames.concat();
+        bytes.resize(256 << 10, 0);
+        let mut scan = Scan::new(HOST, bytes.len() as u64);
+        while scan.go_on().expect("no newer frames") > 0 {
+            let from = scan.read as usize;
+            scan.feed(&bytes[from..(from + step).min(bytes.len())]);
+        }
+        scan.half
+    }
+
+    /// Reads two halves and answers the frames of the truth.
+    fn judge(halves: [Vec<Vec<u8>>; 2]) -> Result<usize, OpenError> {
+        let halves = halves.map(|frames| scan(&frames, 4096));
+        let whole = halves.iter().filter(|half| half.whole);
+        let truth = whole.max_by_key(|half| half.lap);
+        refuse_damage(&halves, truth)?;
+        Ok(truth.map_or(0, |truth| truth.frames.len()))
+    }
+
+    /// What a sector that never reached the disk, or was damaged there, does to a frame.
+    fn without(mut frames: Vec<Vec<u8>>, number: usize) -> Vec<Vec<u8>> {
+        assert_eq!(frames[number].len(), 8192, "the frame has a second block");
+        frames[number][100] ^= 1;
+        frames
+    }
+
+    fn nth(count: u64) -> u64 {
+        count << 32 | 77
+    }
+
+    #[test]
+    fn frames_are_found_in_steps_of_any_size() {
+        let frames = lap(nth(1), 2, 3);
+        for step in [4096, 8192, 12288, 1 << 20] {
+            let half = scan(&frames, step);
+            assert!(half.whole);
+            assert_eq!((half.frames.len(), half.lap), (5, nth(1)));
+            let half = scan(&without(frames.clone(), 2), step);
+            assert_eq!((half.frames.len(), half.beyond.get(&nth(1))), (2, Some(&4)));
+        }
+    }
+
+    #[test]
+    fn a_frame_missing_before_a_round_is_refused_wherever_it_stood() {
+        for number in 0..5 {
+            let damaged = without(lap(nth(2), 2, 4), number);
+            for other in [Vec::new(), lap(nth(1), 1, 3)] {
+                let found = judge([other, damaged.clone()]);
+                assert!(matches!(found, Err(OpenError::Corrupt(_))), "{number}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_frame_missing_is_taken_for_one_that_never_became_durable() {
+        let damaged = without(lap(nth(2), 2, 4), 5);
+        assert_eq!(judge([lap(nth(1), 1, 3), damaged]), Ok(5));
+    }
+
+    #[test]
+    fn a_checkpoint_of_which_any_frames_are_missing_does_not_count() {
+        // Loss of power within a checkpoint: any of its frames may be there. Behind them stands
+        // what the half held two laps ago.
+        let old = lap(nth(1), 1, 9);
+        let truth = lap(nth(2), 1, 3);
+        for missing in 1..8_usize {
+            let mut torn = old.clone();
+            for (number, frame) in lap(nth(3), 3, 0).into_iter().enumerate() {
+                if missing >> number & 1 == 0 {
+                    torn[number] = frame;
+                }
+            }
+            assert_eq!(judge([torn, truth.clone()]), Ok(4), "{missing:b}");
+        }
+        assert_eq!(judge([without(lap(nth(1), 2, 0), 1), Vec::new()]), Ok(0));
+    }
+
+    #[test]
+    fn a_leftover_of_another_attempt_at_a_lap_neither_continues_it_nor_refuses_it() {
+        let mut frames = lap(nth(3), 1, 0);
+        let mut other = FrameWriter::new(HOST);
+        other.record(&Record::Home(1));
+        frames.push(other.finish(MIDDLE, nth(3) + 1, 1));
+        assert_eq!(judge([lap(nth(2), 1, 3), frames]), Ok(1));
+    }
 }
