@@ -17,24 +17,12 @@ use std::time::{Duration, Instant};
 use crate::buf::Buf;
 use crate::driver::{BackendKind, Drive};
 use crate::files::{FileIndex, FileTable, Removed};
+use crate::flights::{Flights, InFlight};
 use crate::handle::Handle;
 use crate::op::{Completion, Op, OpId, Token, Verdict, Work};
 use crate::pool::{Need, Pool};
+use crate::slots::BufferSlots;
 use crate::source::{Cx, Source, SourceId};
-
-struct InFlight {
-    source: SourceId,
-    token: Token,
-    work: Work,
-    file: Option<FileIndex>,
-    cancelled: bool,
-}
-
-#[derive(Default)]
-struct Slot {
-    generation: u32,
-    flight: Option<InFlight>,
-}
 
 #[derive(Default)]
 struct SourceState {
@@ -61,6 +49,10 @@ pub(crate) type Arrival = (SourceId, Box<dyn Source>);
 pub struct CoreStats {
     /// Operations in flight.
     pub ops: usize,
+    /// Those of them that end by their driver's will only.
+    pub armed: usize,
+    /// Buffer slots that nobody holds.
+    pub slots: usize,
     /// Registered descriptors.
     pub files: usize,
     /// Attached sources.
@@ -73,8 +65,10 @@ pub struct CoreStats {
 pub struct Core {
     driver: Box<dyn Drive>,
     handle: Handle,
-    slots: Vec<Slot>,
-    slots_free: Vec<u32>,
+    flights: Flights,
+    /// Commands whose buffers are held until the kernel has taken them.
+    untaken: Vec<u64>,
+    buffer_slots: BufferSlots,
     files: FileTable,
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
     pool: Pool,
@@ -87,6 +81,7 @@ pub struct Core {
     pub(crate) turns: Vec<SourceId>,
     pub(crate) leaving: Vec<SourceId>,
     pub(crate) stop_by: Option<Instant>,
+    pub(crate) stop_asked: Option<Instant>,
     pub(crate) panics: u64,
     raw: Vec<(u64, i32)>,
 }
@@ -96,8 +91,9 @@ impl Core {
         Core {
             driver,
             handle,
-            slots: Vec::new(),
-            slots_free: Vec::new(),
+            flights: Flights::default(),
+            untaken: Vec::new(),
+            buffer_slots: BufferSlots::default(),
             files: FileTable::default(),
             timers: BinaryHeap::new(),
             pool,
@@ -109,6 +105,7 @@ impl Core {
             turns: Vec::new(),
             leaving: Vec::new(),
             stop_by: None,
+            stop_asked: None,
             panics: 0,
             raw: Vec::new(),
         }
@@ -142,7 +139,9 @@ impl Core {
     /// Figures for reports and tests.
     pub fn stats(&self) -> CoreStats {
         CoreStats {
-            ops: self.slots.len() - self.slots_free.len(),
+            ops: self.flights.len(),
+            armed: self.flights.armed(),
+            slots: self.buffer_slots.left(),
             files: self.files.len(),
             sources: self.sources.len() - self.sources_free.len(),
             panics: self.panics,
@@ -170,7 +169,7 @@ impl Core {
     /// Cancels what is in flight on a descriptor and closes it after that; where others share
     /// it, only this reactor's use of it ends.
     pub fn close(&mut self, file: FileIndex) {
-        let ops: Vec<OpId> = self.ops_where(|flight| flight.file == Some(file)).collect();
+        let ops = self.flights.ids_where(|flight| flight.file == Some(file));
         let removed = self.files.close(file);
         self.forget(removed);
         for op in ops {
@@ -189,11 +188,14 @@ impl Core {
     }
 
     /// Asks for the early end of an operation; its completion comes as ever. One that has ended
-    /// is left alone.
+    /// is left alone, and so is an armed command: only its driver can end it.
     pub fn cancel(&mut self, op: OpId) {
-        let Some(flight) = self.flight(op.0) else {
+        let Some(flight) = self.flights.get(op.0) else {
             return;
         };
+        if flight.work.is_armed() {
+            return;
+        }
         if std::mem::replace(&mut flight.cancelled, true) {
             return;
         }
@@ -241,7 +243,7 @@ impl Core {
         for queue in &mut self.waiting {
             queue.retain(|waiter| waiter.source != source);
         }
-        let ops: Vec<OpId> = self.ops_where(|flight| flight.source == source).collect();
+        let ops = self.flights.ids_where(|flight| flight.source == source);
         for op in ops {
             self.cancel(op);
         }
@@ -280,7 +282,8 @@ impl Core {
             return OpId(u64::MAX);
         }
         let call = (after.is_none() && !work.empty()).then(|| work.call());
-        let key = self.take_slot(InFlight {
+        let untaken = work.held_until_taken();
+        let key = self.flights.insert(InFlight {
             source,
             token,
             work,
@@ -293,6 +296,9 @@ impl Core {
             // `finish` is called with this key, which is after its result is out.
             (_, Some(call), Some(target)) => unsafe { self.driver.start(key, target, call) },
             _ => self.finish_empty(key),
+        }
+        if untaken {
+            self.untaken.push(key);
         }
         OpId(key)
     }
@@ -354,7 +360,7 @@ impl Core {
     pub(crate) fn next_timer(&mut self) -> Option<Duration> {
         loop {
             let &Reverse((at, key)) = self.timers.peek()?;
-            if self.flight(key).is_some() {
+            if self.flights.get(key).is_some() {
                 return Some(at.saturating_duration_since(Instant::now()));
             }
             // Cancelled.
@@ -366,11 +372,57 @@ impl Core {
     pub(crate) fn drive(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let mut raw = std::mem::take(&mut self.raw);
         let result = self.driver.wait(timeout, &mut raw);
+        // Before anything else is begun: what is queued later was not part of that enter.
+        self.release_taken();
         for (key, value) in raw.drain(..) {
             self.finish(key, value);
         }
         self.raw = raw;
         result
+    }
+
+    /// Lets buffers go that were held until the kernel had taken their commands.
+    fn release_taken(&mut self) {
+        if self.untaken.is_empty() || !self.driver.all_taken() {
+            return;
+        }
+        for key in self.untaken.drain(..) {
+            // One that has ended already let go of it then.
+            if let Some(flight) = self.flights.get(key) {
+                flight.work.taken();
+            }
+        }
+    }
+
+    /// Whether the next enter lets buffers go that somebody waits for: it must not wait then.
+    pub(crate) fn enter_frees(&self) -> bool {
+        !self.untaken.is_empty() && self.buffers_wanted()
+    }
+
+    /// Has the kernel make the table of buffer slots, once. An error where there is no ring, or
+    /// where the kernel is older than such tables (Linux 5.19).
+    pub fn slots_enable(&mut self) -> io::Result<()> {
+        if !self.buffer_slots.enabled() {
+            self.driver.register_slots(BufferSlots::COUNT)?;
+            self.buffer_slots.enable();
+        }
+        Ok(())
+    }
+
+    /// `count` buffer slots, or none where so many are not left. See [`Cx::take_slots`] for such
+    /// that belong to a source.
+    pub fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        self.buffer_slots.take(count, None)
+    }
+
+    pub(crate) fn take_slots_for(&mut self, source: SourceId, count: usize) -> Option<Vec<u16>> {
+        self.buffer_slots.take(count, Some(source))
+    }
+
+    /// Gives buffer slots back. Nothing of the kernel's may be in them: the next holder's memory
+    /// would not go in.
+    pub fn give_slots(&mut self, slots: &[u16]) {
+        self.buffer_slots.give(slots);
     }
 
     /// A completion leaves the queue; whether its source is there to get it.
@@ -396,6 +448,7 @@ impl Core {
         for file in self.files.owned_by(source) {
             self.close(file);
         }
+        self.buffer_slots.give_all_of(source);
         let Some(state) = self.source(source) else {
             return true;
         };
@@ -413,53 +466,14 @@ impl Core {
         (state.present && state.generation == id.generation).then_some(state)
     }
 
-    fn take_slot(&mut self, flight: InFlight) -> u64 {
-        let index = self.slots_free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            (self.slots.len() - 1) as u32
-        });
-        let slot = &mut self.slots[index as usize];
-        slot.flight = Some(flight);
-        u64::from(slot.generation) << 32 | u64::from(index)
-    }
-
-    fn flight(&mut self, key: u64) -> Option<&mut InFlight> {
-        let slot = self.slots.get_mut((key & u64::from(u32::MAX)) as usize)?;
-        if u64::from(slot.generation) != key >> 32 {
-            return None;
-        }
-        slot.flight.as_mut()
-    }
-
-    fn ops_where(&self, wanted: impl Fn(&InFlight) -> bool) -> impl Iterator<Item = OpId> {
-        self.slots
-            .iter()
-            .enumerate()
-            .filter_map(move |(index, slot)| {
-                let flight = slot.flight.as_ref()?;
-                wanted(flight).then_some(OpId(u64::from(slot.generation) << 32 | index as u64))
-            })
-    }
-
-    fn free_slot(&mut self, index: usize) {
-        let slot = &mut self.slots[index];
-        // The two highest generations would look like the driver's own keys.
-        slot.generation = (slot.generation + 1) % (u32::MAX - 1);
-        self.slots_free.push(index as u32);
-    }
-
     /// The raw result of an operation's last call is in.
     fn finish(&mut self, key: u64, raw: i32) {
-        let index = (key & u64::from(u32::MAX)) as usize;
-        if self.flight(key).is_none() {
-            return;
-        }
-        let Some(mut flight) = self.slots[index].flight.take() else {
+        let Some(mut flight) = self.flights.take(key) else {
             return;
         };
         match flight.work.judge(raw, flight.cancelled) {
             Verdict::Done(completion) => {
-                self.free_slot(index);
+                self.flights.free(key);
                 self.ended(flight.source, flight.token, flight.file, completion);
             }
             Verdict::Again(mut work) => {
@@ -470,7 +484,7 @@ impl Core {
                     .target(file)
                     .expect("an operation keeps its file");
                 flight.work = work;
-                self.slots[index].flight = Some(flight);
+                self.flights.put_back(key, flight);
                 // SAFETY: as in `submit`.
                 unsafe { self.driver.start(key, target, call) };
             }
@@ -479,11 +493,10 @@ impl Core {
 
     /// Ends an operation that needs no call.
     fn finish_empty(&mut self, key: u64) {
-        let index = (key & u64::from(u32::MAX)) as usize;
-        let Some(flight) = self.slots[index].flight.take() else {
+        let Some(flight) = self.flights.take(key) else {
             return;
         };
-        self.free_slot(index);
+        self.flights.free(key);
         let completion = flight.work.end(Ok(()));
         self.ended(flight.source, flight.token, flight.file, completion);
     }
@@ -511,9 +524,31 @@ impl Core {
         }
     }
 
+    /// Closes the ring, in the thread that owns it, and returns the memory of armed commands: the
+    /// kernel is done with it only when that thread has ended. What else is in flight does not
+    /// end, so its memory is left behind. The second value is to be dropped last: the files.
+    pub(crate) fn close_ring(self) -> (Vec<Buf>, impl Sized) {
+        let Core {
+            driver,
+            mut flights,
+            files,
+            ready,
+            timers,
+            ..
+        } = self;
+        let memory = flights.disarm();
+        if flights.len() > 0 && driver.kind() == BackendKind::Epoll {
+            // A worker uses descriptors by number, and waiting for it could take for ever.
+            Box::leak(Box::new((driver, files)));
+            return (memory, (None, ready, timers));
+        }
+        drop(driver);
+        (memory, (Some(files), ready, timers))
+    }
+
     /// Cancels everything there is: the reactor's deadline has passed.
     pub(crate) fn cancel_all(&mut self) {
-        let ops: Vec<OpId> = self.ops_where(|_| true).collect();
+        let ops = self.flights.ids_where(|_| true);
         for op in ops {
             self.cancel(op);
         }

@@ -13,6 +13,17 @@ pub struct FileIndex {
     pub(crate) generation: u32,
 }
 
+#[cfg(any(test, feature = "fake"))]
+impl FileIndex {
+    /// A descriptor of a reactor that is none: for doubles of [`crate::Port`].
+    pub fn of_test(number: u32) -> FileIndex {
+        FileIndex {
+            slot: number,
+            generation: 0,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Entry {
     generation: u32,

@@ -7,10 +7,11 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::buf::Buf;
 use crate::core::Core;
 use crate::driver::{BackendKind, Drive, Epoll, Uring, wake_fd};
 use crate::handle::{Handle, Message, Shared};
@@ -24,6 +25,9 @@ const DELIVERIES_PER_TURN: usize = 1024;
 /// How long after its deadline a stopping reactor waits for operations that cannot be cancelled
 /// (disk I/O) before it gives up and leaves their memory behind.
 const LINGER: Duration = Duration::from_secs(10);
+
+/// How long the kernel may take after that to cancel what a closed ring had in flight.
+const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Which driver to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -45,12 +49,19 @@ pub struct Config {
     pub backend: BackendChoice,
     /// Submission queue entries of the ring.
     pub entries: u32,
+    /// Completion queue entries of the ring, at most 65,536: armed commands + operations in flight
+    /// are a good number. What does not fit is kept by the kernel, at a price.
+    pub completions: u32,
     /// Bytes that its pool lends at most.
     pub pool_bytes: usize,
     /// Size of the pool's reserve: the largest buffer that a request in progress may need.
     pub reserve_bytes: usize,
     /// Threads for file calls where there is no ring.
     pub workers: usize,
+    /// Mark the thread as one that frees memory by writing (`PR_SET_IO_FLUSHER`), so that it
+    /// never waits for memory that only its own work can free: for disks that are mounted on this
+    /// host. It needs CAP_SYS_RESOURCE; without it the reactor runs unmarked and says so.
+    pub io_flusher: bool,
 }
 
 impl Default for Config {
@@ -59,9 +70,11 @@ impl Default for Config {
             name: "reactor".to_owned(),
             backend: BackendChoice::Auto,
             entries: 256,
+            completions: 2048,
             pool_bytes: 128 << 20,
             reserve_bytes: 64 << 20,
             workers: 4,
+            io_flusher: true,
         }
     }
 }
@@ -73,8 +86,28 @@ pub struct StopReport {
     pub sources_cut: usize,
     /// Operations that did not end even after being cancelled; their memory was left behind.
     pub ops_abandoned: usize,
+    /// Armed commands that ended with the ring.
+    pub ops_armed: usize,
     /// Sources that panicked while the reactor ran.
     pub panics: u64,
+    /// From the request to stop until nothing was left but armed commands, or the deadline's end.
+    pub drained: Duration,
+    /// Closing the ring and dropping the sources, in the reactor's thread.
+    pub closed: Duration,
+    /// From then until the thread had ended, in which the kernel cancels what the ring still had.
+    pub ended: Duration,
+    /// The thread had not ended when the patience with it did; the kernel still has its ring.
+    /// Nothing else in the report is known then.
+    pub left: bool,
+}
+
+/// The last word of a reactor's thread.
+struct Ended {
+    report: StopReport,
+    at: Instant,
+    /// Memory of armed commands. The kernel has let go of it only when the thread has ended, so
+    /// whoever joins the thread frees it.
+    _memory: Vec<Buf>,
 }
 
 /// A running reactor. Dropping it stops it with a deadline of five seconds.
@@ -82,7 +115,8 @@ pub struct StopReport {
 pub struct Reactor {
     handle: Handle,
     backend: BackendKind,
-    thread: Option<JoinHandle<StopReport>>,
+    io_flusher: bool,
+    thread: Option<JoinHandle<Option<Ended>>>,
 }
 
 impl Reactor {
@@ -97,32 +131,34 @@ impl Reactor {
         let thread = std::thread::Builder::new()
             .name(config.name.clone())
             .spawn(move || {
+                let io_flusher = config.io_flusher && become_io_flusher();
                 let core = match build(&config, wake, thread_handle) {
                     Ok(core) => core,
                     Err(error) => {
                         // The starter waits for exactly one answer.
                         let _ = started.send(Err(error));
-                        return StopReport::default();
+                        return None;
                     }
                 };
-                let _ = started.send(Ok(core.backend()));
-                Loop {
+                let _ = started.send(Ok((core.backend(), io_flusher)));
+                let reactor = Loop {
                     core,
                     sources: Vec::new(),
                     departing: Vec::new(),
                     every_turn: Vec::new(),
-                }
-                .run()
+                };
+                Some(reactor.run())
             })?;
-        let backend = starting.recv().unwrap_or_else(|_| {
+        let granted = starting.recv().unwrap_or_else(|_| {
             Err(io::Error::other(
                 "the reactor's thread ended before it was ready",
             ))
         });
-        match backend {
-            Ok(backend) => Ok(Reactor {
+        match granted {
+            Ok((backend, io_flusher)) => Ok(Reactor {
                 handle,
                 backend,
+                io_flusher,
                 thread: Some(thread),
             }),
             Err(error) => {
@@ -143,7 +179,13 @@ impl Reactor {
         self.backend
     }
 
-    /// Asks all sources to finish, cuts off at the deadline what has not, and waits.
+    /// Whether its thread is an I/O flusher ([`Config::io_flusher`]).
+    pub fn io_flusher(&self) -> bool {
+        self.io_flusher
+    }
+
+    /// Asks all sources to finish, cuts off at the deadline what has not, and waits. The wait is
+    /// bounded too: a thread that does not come out of the kernel is reported and left.
     pub fn stop(mut self, within: Duration) -> StopReport {
         self.stop_within(within).unwrap_or_default()
     }
@@ -151,11 +193,57 @@ impl Reactor {
     fn stop_within(&mut self, within: Duration) -> Option<StopReport> {
         let thread = self.thread.take()?;
         blkmq::may_block("stopping a reactor");
-        let by = Instant::now() + within;
+        let asked = Instant::now();
+        let by = asked + within;
         // A reactor that has ended already needs no message.
-        let _ = self.handle.post(move |core| core.stop_by = Some(by));
-        thread.join().ok()
+        let _ = self.handle.post(move |core| {
+            core.stop_asked = Some(asked);
+            core.stop_by = Some(by);
+        });
+        join(thread, by + LINGER + END_PATIENCE)
     }
+}
+
+/// Waits for a thread to the deadline. A thread that closed a ring waits in the kernel, on its way
+/// out, for all that the ring had in flight.
+fn join(thread: JoinHandle<Option<Ended>>, deadline: Instant) -> Option<StopReport> {
+    let (joined, joining) = mpsc::sync_channel(1);
+    let thread = Arc::new(Mutex::new(Some(thread)));
+    let taken = Arc::clone(&thread);
+    let joiner = move || {
+        // Whoever waited may have given up.
+        let _ = joined.send(join_now(&taken));
+    };
+    let spawned = std::thread::Builder::new()
+        .name("reactor-join".into())
+        .spawn(joiner);
+    let Ok(joiner) = spawned else {
+        tracing::warn!("no thread can be started to wait for a reactor: waiting without a bound");
+        return join_now(&thread);
+    };
+    match joining.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        Ok(report) => {
+            // It has sent its last word, so this does not wait.
+            let _ = joiner.join();
+            report
+        }
+        Err(_) => {
+            tracing::error!("a reactor's thread does not come out of the kernel; it is left");
+            Some(StopReport {
+                left: true,
+                ..StopReport::default()
+            })
+        }
+    }
+}
+
+fn join_now(thread: &Mutex<Option<JoinHandle<Option<Ended>>>>) -> Option<StopReport> {
+    let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
+    let ended = thread.take()?.join().ok().flatten()?;
+    Some(StopReport {
+        ended: ended.at.elapsed(),
+        ..ended.report
+    })
 }
 
 impl Drop for Reactor {
@@ -164,22 +252,30 @@ impl Drop for Reactor {
     }
 }
 
-fn build(config: &Config, wake: Arc<std::os::fd::OwnedFd>, handle: Handle) -> io::Result<Core> {
-    // Write-back must not wait for memory that only write-back can free. It needs
-    // CAP_SYS_RESOURCE; without it firn works, but not for disks mounted on the same host.
-    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
-        tracing::debug!(%error, "the reactor's thread is no I/O flusher");
+/// Marks the calling thread; its workers, and those of its ring, take after it.
+fn become_io_flusher() -> bool {
+    let set = rustix::process::configure_io_flusher_behavior(true);
+    if let Err(error) = set {
+        tracing::info!(%error, "the reactor's thread is no I/O flusher: it lacks CAP_SYS_RESOURCE");
     }
+    set.is_ok()
+}
+
+fn build(config: &Config, wake: Arc<std::os::fd::OwnedFd>, handle: Handle) -> io::Result<Core> {
     let driver: Box<dyn Drive> = match config.backend {
-        BackendChoice::Only(BackendKind::IoUring) => Box::new(Uring::new(config.entries, wake)?),
+        BackendChoice::Only(BackendKind::IoUring) => {
+            Box::new(Uring::new(config.entries, config.completions, wake)?)
+        }
         BackendChoice::Only(BackendKind::Epoll) => Box::new(Epoll::new(config.workers, wake)?),
-        BackendChoice::Auto => match Uring::new(config.entries, Arc::clone(&wake)) {
-            Ok(ring) => Box::new(ring),
-            Err(error) => {
-                tracing::info!(%error, "io_uring is refused, falling back to epoll");
-                Box::new(Epoll::new(config.workers, wake)?)
+        BackendChoice::Auto => {
+            match Uring::new(config.entries, config.completions, Arc::clone(&wake)) {
+                Ok(ring) => Box::new(ring),
+                Err(error) => {
+                    tracing::info!(%error, "io_uring is refused, falling back to epoll");
+                    Box::new(Epoll::new(config.workers, wake)?)
+                }
             }
-        },
+        }
     };
     let pool = Pool::new(config.pool_bytes, config.reserve_bytes)
         .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
@@ -196,7 +292,7 @@ struct Loop {
 }
 
 impl Loop {
-    fn run(mut self) -> StopReport {
+    fn run(mut self) -> Ended {
         let ring_thread = blkmq::enter_ring_thread();
         let mut messages = Vec::new();
         let mut report = StopReport::default();
@@ -230,10 +326,8 @@ impl Loop {
             }
             self.core.handle().shared.awake();
         }
-        report.panics = self.core.panics;
         drop(ring_thread);
-        self.end();
-        report
+        self.end(report)
     }
 
     fn message(&mut self, message: Message) {
@@ -352,6 +446,7 @@ impl Loop {
         let busy = !core.ready.is_empty()
             || !core.turns.is_empty()
             || !core.leaving.is_empty()
+            || core.enter_frees()
             || !core.arrivals.is_empty();
         if busy || !core.handle().shared.prepare_sleep() {
             return Some(Duration::ZERO);
@@ -369,7 +464,9 @@ impl Loop {
             return Some(None);
         };
         let stats = self.core.stats();
-        if stats.sources == 0 && stats.ops == 0 {
+        // Commands that only their driver or the end of the ring can end keep nobody.
+        let detached = stats.sources == self.departing.len() && self.core.ready.is_empty();
+        if detached && stats.ops == stats.armed {
             return None;
         }
         let now = Instant::now();
@@ -384,33 +481,48 @@ impl Loop {
         });
         let over = cut + LINGER;
         if now >= over {
-            report.ops_abandoned = stats.ops;
             return None;
         }
         let busy = !self.core.leaving.is_empty() || !self.core.ready.is_empty();
         Some(Some(if busy { Duration::ZERO } else { over - now }))
     }
 
-    fn end(self) {
+    /// Closes the ring, then lets the sources go, then the files.
+    fn end(self, mut report: StopReport) -> Ended {
         let Loop {
             mut core, sources, ..
         } = self;
         let late = core.handle().shared.close();
-        if core.stats().ops > 0 {
-            // The kernel may still touch that memory, and plans must not be given back while
-            // their I/O may land: all of it is left behind on purpose.
-            tracing::error!(
-                ops = core.stats().ops,
-                "operations did not end; memory is left"
-            );
-            Box::leak(Box::new((core, sources)));
-            return;
-        }
         // What was handed over last (closing descriptors) goes to the kernel before the ring
         // does.
         let _ = core.drive(Some(Duration::ZERO));
+        let began = Instant::now();
+        report.panics = core.panics;
+        report.drained = core.stop_asked.map_or(Duration::ZERO, |asked| {
+            began.saturating_duration_since(asked)
+        });
+        let stats = core.stats();
+        report.ops_armed = stats.armed;
+        report.ops_abandoned = stats.ops - stats.armed;
+        let (memory, files) = core.close_ring();
+        if report.ops_abandoned > 0 {
+            // Plans must not be given back while their I/O may land: left behind on purpose.
+            tracing::error!(
+                ops = report.ops_abandoned,
+                "operations did not end; memory is left"
+            );
+            Box::leak(Box::new(sources));
+        } else {
+            drop(sources);
+        }
         drop(late);
-        drop(sources);
-        drop(core);
+        drop(files);
+        let at = Instant::now();
+        report.closed = at - began;
+        Ended {
+            report,
+            at,
+            _memory: memory,
+        }
     }
 }

@@ -78,6 +78,11 @@ impl Cx<'_> {
         self.core.register_for(Some(self.me), fd.into())
     }
 
+    /// `count` buffer slots or none, this source's until it gives them back or is gone.
+    pub fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        self.core.take_slots_for(self.me, count)
+    }
+
     /// Asks for a call of [`Source::turn`] at the end of this turn.
     pub fn request_turn(&mut self) {
         self.core.request_turn(self.me);

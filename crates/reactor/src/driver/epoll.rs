@@ -174,6 +174,7 @@ fn attempt(fd: RawFd, call: &Call) -> Option<i32> {
         }
         Call::Poll { .. } => return None,
         Call::Read { .. } | Call::Write { .. } | Call::Sync { .. } => return Some(-libc::EINVAL),
+        Call::Fixed { .. } | Call::Command { .. } => return Some(-libc::EOPNOTSUPP),
     };
     if result >= 0 {
         return Some(result.min(i32::MAX as isize) as i32);
@@ -213,6 +214,11 @@ impl Drive for Epoll {
                 self.workers.submit(Job { key, fd, call });
                 return;
             }
+            // Both exist on a ring only.
+            Call::Fixed { .. } | Call::Command { .. } => {
+                self.ready.push((key, -libc::EOPNOTSUPP));
+                return;
+            }
             Call::Accept => {
                 // SAFETY: the core keeps the descriptor open while a call is in flight.
                 let fd_ref = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -235,6 +241,15 @@ impl Drive for Epoll {
             Some(result) => self.ready.push((key, result)),
             None => self.queue(key, fd, call),
         }
+    }
+
+    fn all_taken(&mut self) -> bool {
+        // Where there is nothing to hand over, nothing is left to be taken.
+        true
+    }
+
+    fn register_slots(&mut self, _count: u16) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     fn cancel(&mut self, key: u64) {

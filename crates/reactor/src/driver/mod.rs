@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::files::Target;
+use crate::op::{Command, Way};
 
 pub(crate) use epoll::Epoll;
 pub(crate) use uring::Uring;
@@ -38,6 +39,20 @@ pub(crate) enum Call {
         from: *const u8,
         len: usize,
         offset: u64,
+    },
+    /// Between a file and the memory of a buffer slot.
+    Fixed {
+        way: Way,
+        offset: u64,
+        slot: u16,
+        at: u64,
+        len: u32,
+    },
+    /// A command of the file's driver.
+    Command {
+        opcode: u32,
+        payload: [u8; Command::PAYLOAD_BYTES],
+        sqe_addr: Option<u64>,
     },
     Sync {
         data_only: bool,
@@ -74,6 +89,12 @@ pub(crate) trait Drive {
     /// The memory that `call` points to stays valid, and is touched by nobody else, until the
     /// result is out.
     unsafe fn start(&mut self, key: u64, target: Target, call: Call);
+
+    /// Whether the kernel has taken every call that was begun.
+    fn all_taken(&mut self) -> bool;
+
+    /// Makes the table of buffer slots, all empty.
+    fn register_slots(&mut self, count: u16) -> io::Result<()>;
 
     /// Asks for the early end of a call. Its result comes out as ever.
     fn cancel(&mut self, key: u64);

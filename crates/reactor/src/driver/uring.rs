@@ -3,6 +3,14 @@
 //! Completions of a turn are answered with one enter for everything that was queued meanwhile.
 //! With `DEFER_TASKRUN` the kernel does this ring's work only inside that enter, so the thread
 //! sleeps nowhere else.
+//!
+//! The completion queue holds what may complete between two enters without the kernel having to
+//! allocate. Its budget: entries needed = armed commands + other operations in flight + 1 (the
+//! wake descriptor). A device's tag is either armed or has the operations of its request in
+//! flight, so T tags on this ring whose requests move P pieces each need T x max(1, P) + 1: with
+//! the kernel's limit of 65,536 entries that is 16,384 tags of three pieces. What goes beyond is
+//! not lost: the kernel keeps it in a list (`IORING_FEAT_NODROP`, without which there is no ring)
+//! and hands it out in later enters, at the price of an allocation each.
 
 use std::io;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -15,13 +23,12 @@ use io_uring::{IoUring, cqueue, opcode};
 
 use super::{BackendKind, Call, Drive};
 use crate::files::Target;
+use crate::op::Way;
 
 /// Keys of the driver's own; the core's keys never reach them (their index has 32 bits).
 const KEY_WAKE: u64 = u64::MAX;
 const KEY_IGNORE: u64 = u64::MAX - 1;
 
-/// Completions that fit before the kernel must keep them aside.
-const CQ_PER_SQ: u32 = 8;
 /// Descriptors that can be named by slot; what is beyond is named by number.
 const FIXED_MAX: u32 = 8192;
 
@@ -36,6 +43,10 @@ enum Setup {
 pub(crate) struct Uring {
     ring: IoUring,
     fixed_max: u32,
+    /// One more than the highest slot that ever was in use.
+    fixed_used: u32,
+    /// Whether there is a table of buffer slots.
+    has_slots: bool,
     wake: Arc<OwnedFd>,
     /// Where the kernel puts the wake descriptor's count; unused but for being written to.
     wake_count: Box<u64>,
@@ -46,10 +57,10 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// A ring of the calling thread, or why this host gives none.
-    pub(crate) fn new(entries: u32, wake: Arc<OwnedFd>) -> io::Result<Uring> {
+    pub(crate) fn new(entries: u32, completions: u32, wake: Arc<OwnedFd>) -> io::Result<Uring> {
         let mut refused = io::Error::from(io::ErrorKind::Unsupported);
         for setup in [Setup::Deferred, Setup::Cooperative, Setup::Plain] {
-            match build(setup, entries) {
+            match build(setup, entries, completions) {
                 Ok(ring) => return Uring::over(ring, wake),
                 Err(error) => refused = error,
             }
@@ -71,6 +82,8 @@ impl Uring {
         Ok(Uring {
             ring,
             fixed_max: if sparse { wanted } else { 0 },
+            fixed_used: 0,
+            has_slots: false,
             wake,
             wake_count: Box::new(0),
             wake_armed: false,
@@ -149,9 +162,10 @@ impl Uring {
     }
 }
 
-fn build(setup: Setup, entries: u32) -> io::Result<IoUring> {
+fn build(setup: Setup, entries: u32, completions: u32) -> io::Result<IoUring> {
     let mut builder = IoUring::<Entry, cqueue::Entry>::builder();
-    builder.setup_cqsize(entries * CQ_PER_SQ).setup_clamp();
+    // The kernel refuses a completion queue that is the smaller one.
+    builder.setup_cqsize(completions.max(entries)).setup_clamp();
     match setup {
         Setup::Deferred => {
             builder
@@ -220,6 +234,21 @@ fn entry_of(target: Target, call: Call) -> Entry {
                 .offset(offset)
                 .build())
         }
+        Call::Fixed {
+            way,
+            offset,
+            slot,
+            at,
+            len,
+        } => fixed_entry(target, way, offset, slot, at, clamp(len as usize)),
+        Call::Command {
+            opcode,
+            payload,
+            sqe_addr,
+        } => on!(target, |fd| opcode::UringCmd16::new(fd, opcode)
+            .cmd(payload)
+            .addr(sqe_addr)
+            .build()),
         Call::Sync { data_only } => {
             let flags = if data_only {
                 FsyncFlags::DATASYNC
@@ -232,18 +261,31 @@ fn entry_of(target: Target, call: Call) -> Entry {
     }
 }
 
+/// A slot's memory has no address here: the field holds the position within it.
+fn fixed_entry(target: Target, way: Way, offset: u64, slot: u16, at: u64, len: u32) -> Entry {
+    let at = std::ptr::without_provenance_mut::<u8>(at as usize);
+    match way {
+        Way::In => on!(target, |fd| opcode::ReadFixed::new(fd, at, len, slot)
+            .offset(offset)
+            .build()),
+        Way::Out => on!(target, |fd| opcode::WriteFixed::new(fd, at, len, slot)
+            .offset(offset)
+            .build()),
+    }
+}
+
 impl Drive for Uring {
     fn kind(&self) -> BackendKind {
         BackendKind::IoUring
     }
 
     fn register(&mut self, slot: u32, fd: RawFd) -> bool {
-        slot < self.fixed_max
-            && self
-                .ring
-                .submitter()
-                .register_files_update(slot, &[fd])
-                .is_ok()
+        let submitter = self.ring.submitter();
+        let fixed = slot < self.fixed_max && submitter.register_files_update(slot, &[fd]).is_ok();
+        if fixed {
+            self.fixed_used = self.fixed_used.max(slot + 1);
+        }
+        fixed
     }
 
     fn unregister(&mut self, slot: u32, _fd: RawFd, fixed: bool) {
@@ -256,6 +298,17 @@ impl Drive for Uring {
     unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
         let entry = entry_of(target, call).user_data(key);
         self.push(&entry);
+    }
+
+    fn all_taken(&mut self) -> bool {
+        self.ring.submission().is_empty()
+    }
+
+    fn register_slots(&mut self, count: u16) -> io::Result<()> {
+        let submitter = self.ring.submitter();
+        submitter.register_buffers_sparse(u32::from(count))?;
+        self.has_slots = true;
+        Ok(())
     }
 
     fn cancel(&mut self, key: u64) {
@@ -276,10 +329,9 @@ impl Drive for Uring {
     }
 }
 
-impl Drop for Uring {
-    /// Ends the read of the wake descriptor before its memory goes: closing a ring cancels what
-    /// is in flight some time later. Everything else has ended before (`Core`).
-    fn drop(&mut self) {
+impl Uring {
+    /// Ends the read of the wake descriptor: the kernel writes to memory of this value.
+    fn disarm_wake(&mut self) {
         if self.wake_armed {
             self.cancel(KEY_WAKE);
         }
@@ -297,5 +349,26 @@ impl Drop for Uring {
             // Eight bytes that the kernel may still write to.
             Box::leak(std::mem::take(&mut self.wake_count));
         }
+    }
+
+    /// Empties the tables by hand. The kernel would do so too, but only when it frees the ring,
+    /// some time after its thread has ended; until then a device whose file or whose requests are
+    /// in them is held.
+    fn empty_tables(&mut self) {
+        let none = vec![-1; self.fixed_used as usize];
+        // Where it fails, the kernel does it later.
+        let _ = self.ring.submitter().register_files_update(0, &none);
+        if self.has_slots {
+            let _ = self.ring.submitter().unregister_buffers();
+        }
+    }
+}
+
+impl Drop for Uring {
+    /// Closes the ring. What is in flight, armed commands alone if all went well, is cancelled
+    /// when the thread ends, which waits for it: their memory outlives both (`Core::close_ring`).
+    fn drop(&mut self) {
+        self.disarm_wake();
+        self.empty_tables();
     }
 }

@@ -140,9 +140,12 @@ fn carry_out(job: &Job) -> i32 {
             // SAFETY: as above.
             (unsafe { libc::fsync(job.fd) }) as isize
         }
-        Call::Accept | Call::Recv { .. } | Call::Send { .. } | Call::Poll { .. } => {
-            return -libc::EINVAL;
-        }
+        Call::Accept
+        | Call::Recv { .. }
+        | Call::Send { .. }
+        | Call::Poll { .. }
+        | Call::Fixed { .. }
+        | Call::Command { .. } => return -libc::EINVAL,
     };
     if result < 0 {
         return -io::Error::last_os_error()

@@ -1,8 +1,13 @@
 //! Operations, their completions, and what a raw result means: finished, or go on.
 //!
 //! A result is what happened (R8): reads and writes at an offset are continued until every byte
-//! is moved or are an error, sends likewise, and a receive says how much came. This file decides
-//! that for both drivers; they only carry out single calls.
+//! is moved or are an error, sends likewise, a receive says how much came, and a driver command
+//! gives its raw answer. This file decides that for both drivers; they only carry out single
+//! calls.
+
+mod command;
+mod fixed;
+mod send;
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -12,6 +17,11 @@ use crate::buf::Buf;
 use crate::driver::Call;
 use crate::files::FileIndex;
 
+pub use command::{Command, Hold};
+pub(crate) use fixed::{Fixed, Way};
+pub use send::Part;
+use send::Sending;
+
 /// A source's own name for an operation, given back with its completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u64);
@@ -20,31 +30,11 @@ pub struct Token(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OpId(pub(crate) u64);
 
-/// A piece of a vectored send.
-#[derive(Debug)]
-pub enum Part {
-    /// A few bytes: headers.
-    Bytes(Vec<u8>),
-    /// A buffer.
-    Buf(Buf),
-}
-
-impl Part {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Part::Bytes(bytes) => bytes,
-            Part::Buf(buf) => buf,
-        }
-    }
-
-    /// Its length in bytes.
-    pub fn len(&self) -> usize {
-        self.bytes().len()
-    }
-
-    /// Whether there is nothing in it.
-    pub fn is_empty(&self) -> bool {
-        self.bytes().is_empty()
+#[cfg(any(test, feature = "fake"))]
+impl OpId {
+    /// An operation of a reactor that is none: for doubles of [`crate::Port`].
+    pub fn of_test(number: u64) -> OpId {
+        OpId(number)
     }
 }
 
@@ -92,6 +82,34 @@ pub enum Op {
         /// What.
         buf: Buf,
     },
+    /// Read `len` bytes from a file into the memory of a buffer slot.
+    ReadFixed {
+        /// The file.
+        file: FileIndex,
+        /// Byte offset in the file.
+        offset: u64,
+        /// The buffer slot ([`crate::Core::take_slots`]).
+        slot: u16,
+        /// First byte within the slot's memory.
+        at: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// Write `len` bytes of a buffer slot's memory to a file.
+    WriteFixed {
+        /// The file.
+        file: FileIndex,
+        /// Byte offset in the file.
+        offset: u64,
+        /// The buffer slot.
+        slot: u16,
+        /// First byte within the slot's memory.
+        at: u32,
+        /// Bytes.
+        len: u32,
+    },
+    /// A command of the driver behind a file.
+    Command(Command),
     /// Make a file's content durable.
     Sync {
         /// The file.
@@ -126,6 +144,12 @@ pub enum Completion {
     Read(Buf, io::Result<()>),
     /// The buffer was written.
     Wrote(Buf, io::Result<()>),
+    /// All bytes went between the file and the buffer slot.
+    Moved(io::Result<()>),
+    /// The driver's answer as it is, a count or a negated errno (`-EINTR` and `-EAGAIN` too; on a
+    /// reactor without a ring always `-EOPNOTSUPP`). The buffer comes back where it was held
+    /// until now ([`Hold::UntilDone`]).
+    Commanded(Option<Buf>, i32),
     /// The file is durable, or must be taken for damaged: a failed sync is never retried.
     Synced(io::Result<()>),
     /// These events are there.
@@ -134,64 +158,6 @@ pub enum Completion {
     Elapsed(io::Result<()>),
     /// A buffer that was waited for.
     Buffer(Buf),
-}
-
-/// A vectored send under way: the kernel reads `msg`, `iov` and the parts until it is done.
-pub(crate) struct Sending {
-    parts: Vec<Part>,
-    iov: Vec<libc::iovec>,
-    /// First vector with something left.
-    next: usize,
-    msg: libc::msghdr,
-}
-
-/// Vectors per call; the kernel's own limit.
-const IOV_MAX: usize = 1024;
-
-impl Sending {
-    fn new(parts: Vec<Part>) -> Box<Sending> {
-        let iov = parts
-            .iter()
-            .filter(|part| !part.is_empty())
-            .map(|part| libc::iovec {
-                iov_base: part.bytes().as_ptr().cast_mut().cast(),
-                iov_len: part.len(),
-            })
-            .collect();
-        // SAFETY: a `msghdr` of zeroes is valid: no name, no vectors, no control data.
-        let msg = unsafe { std::mem::zeroed() };
-        Box::new(Sending {
-            parts,
-            iov,
-            next: 0,
-            msg,
-        })
-    }
-
-    fn finished(&self) -> bool {
-        self.next == self.iov.len()
-    }
-
-    fn message(&mut self) -> *const libc::msghdr {
-        let rest = &mut self.iov[self.next..];
-        self.msg.msg_iov = rest.as_mut_ptr();
-        // Both libcs take another integer type here.
-        self.msg.msg_iovlen = rest.len().min(IOV_MAX) as _;
-        &raw const self.msg
-    }
-
-    /// Leaves out the first `sent` bytes.
-    fn advance(&mut self, mut sent: usize) {
-        while let Some(head) = self.iov.get_mut(self.next) {
-            if sent < head.iov_len {
-                head.iov_base = head.iov_base.cast::<u8>().wrapping_add(sent).cast();
-                head.iov_len -= sent;
-                return;
-            }
-            sent -= head.iov_len;
-            self.next += 1;
-        }
-    }
 }
 
 /// An operation in flight and how far it is.
@@ -214,6 +180,8 @@ pub(crate) enum Work {
         offset: u64,
         done: usize,
     },
+    Fixed(Fixed),
+    Command(Command),
     Sync {
         data_only: bool,
     },
@@ -265,9 +233,55 @@ impl Work {
                     done: 0,
                 },
             ),
+            Op::ReadFixed {
+                file,
+                offset,
+                slot,
+                at,
+                len,
+            } => (
+                Some(file),
+                Work::Fixed(Fixed::new(Way::In, offset, slot, at, len)),
+            ),
+            Op::WriteFixed {
+                file,
+                offset,
+                slot,
+                at,
+                len,
+            } => (
+                Some(file),
+                Work::Fixed(Fixed::new(Way::Out, offset, slot, at, len)),
+            ),
+            Op::Command(command) => (Some(command.file()), Work::Command(command)),
             Op::Sync { file, data_only } => (Some(file), Work::Sync { data_only }),
             Op::Poll { file, events } => (Some(file), Work::Poll { events }),
             Op::Timeout { .. } => (None, Work::Timeout),
+        }
+    }
+
+    /// Whether it ends by its driver's will only.
+    pub(crate) fn is_armed(&self) -> bool {
+        matches!(self, Work::Command(command) if command.is_armed())
+    }
+
+    /// Whether it holds memory for the kernel only until the kernel has taken the call.
+    pub(crate) fn held_until_taken(&self) -> bool {
+        matches!(self, Work::Command(command) if command.hold() == Some(Hold::UntilTaken))
+    }
+
+    /// The kernel has taken the call.
+    pub(crate) fn taken(&mut self) {
+        if let Work::Command(command) = self {
+            command.taken();
+        }
+    }
+
+    /// A command's memory, for who must outlive the kernel's use of it.
+    pub(crate) fn into_memory(self) -> Option<Buf> {
+        match self {
+            Work::Command(command) => command.into_memory(),
+            _ => None,
         }
     }
 
@@ -277,6 +291,7 @@ impl Work {
             Work::Recv { buf, filled, .. } => *filled >= buf.len(),
             Work::Send(sending) => sending.finished(),
             Work::Read { buf, .. } | Work::Write { buf, .. } => buf.is_empty(),
+            Work::Fixed(fixed) => fixed.empty(),
             _ => false,
         }
     }
@@ -308,6 +323,8 @@ impl Work {
                 len: buf.len() - *done,
                 offset: *offset + *done as u64,
             },
+            Work::Fixed(fixed) => fixed.call(),
+            Work::Command(command) => command.call(),
             Work::Sync { data_only } => Call::Sync {
                 data_only: *data_only,
             },
@@ -323,9 +340,11 @@ impl Work {
             Work::Recv { buf, received, .. } => {
                 Completion::Received(buf, result.map(|()| received))
             }
-            Work::Send(sending) => Completion::Sent(sending.parts, result),
+            Work::Send(sending) => Completion::Sent(sending.into_parts(), result),
             Work::Read { buf, .. } => Completion::Read(buf, result),
             Work::Write { buf, .. } => Completion::Wrote(buf, result),
+            Work::Fixed(_) => Completion::Moved(result),
+            Work::Command(command) => command.end_with(&result),
             Work::Sync { .. } => Completion::Synced(result),
             Work::Poll { .. } => Completion::Polled(result.map(|()| 0)),
             Work::Timeout => Completion::Elapsed(result),
@@ -334,6 +353,9 @@ impl Work {
 
     /// Judges the raw result of the last call: a count, or a negated errno.
     pub(crate) fn judge(mut self, raw: i32, stop: bool) -> Verdict {
+        if let Work::Command(command) = self {
+            return Verdict::Done(command.end(raw));
+        }
         if raw == -libc::EINTR || raw == -libc::EAGAIN {
             return if stop {
                 self.ended(Err(cancelled()))
@@ -352,7 +374,12 @@ impl Work {
                 return Verdict::Done(Completion::Accepted(Ok(socket)));
             }
             Work::Poll { .. } => return Verdict::Done(Completion::Polled(Ok(raw as u32))),
-            Work::Sync { .. } | Work::Timeout => return self.ended(Ok(())),
+            Work::Command(_) | Work::Sync { .. } | Work::Timeout => return self.ended(Ok(())),
+            Work::Fixed(fixed) => {
+                if let Some(result) = fixed.moved(count) {
+                    return self.ended(result);
+                }
+            }
             Work::Recv {
                 buf,
                 filled,
@@ -414,89 +441,4 @@ pub(crate) fn cancelled() -> io::Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn read_of(len: usize) -> Work {
-        Work::Read {
-            buf: Buf::allocate(len).unwrap(),
-            offset: 100,
-            done: 0,
-        }
-    }
-
-    #[test]
-    fn a_short_read_is_continued_where_it_stopped() {
-        let Verdict::Again(mut work) = read_of(1000).judge(300, false) else {
-            panic!("finished early")
-        };
-        let Call::Read { len, offset, .. } = work.call() else {
-            panic!("another call")
-        };
-        assert_eq!((len, offset), (700, 400));
-        assert!(matches!(
-            work.judge(700, false),
-            Verdict::Done(Completion::Read(_, Ok(())))
-        ));
-    }
-
-    #[test]
-    fn the_end_of_a_file_inside_a_read_is_an_error() {
-        let Verdict::Done(Completion::Read(_, Err(error))) = read_of(10).judge(0, false) else {
-            panic!("taken for success")
-        };
-        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
-    }
-
-    #[test]
-    fn a_cancelled_operation_is_not_continued() {
-        for raw in [300, -libc::EINTR] {
-            let verdict = read_of(1000).judge(raw, true);
-            let Verdict::Done(Completion::Read(_, Err(error))) = verdict else {
-                panic!("continued after cancel")
-            };
-            assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
-        }
-    }
-
-    #[test]
-    fn a_short_send_leaves_out_what_was_sent() {
-        let parts = vec![
-            Part::Bytes(vec![1; 10]),
-            Part::Bytes(vec![]),
-            Part::Buf(Buf::allocate(100).unwrap()),
-        ];
-        let work = Work::Send(Sending::new(parts));
-        let Verdict::Again(Work::Send(mut sending)) = work.judge(40, false) else {
-            panic!("finished early")
-        };
-        assert_eq!((sending.next, sending.iov[1].iov_len), (1, 70));
-        sending.message();
-        assert_eq!(sending.msg.msg_iovlen, 1);
-        let Verdict::Done(Completion::Sent(parts, Ok(()))) = Work::Send(sending).judge(70, false)
-        else {
-            panic!("not finished")
-        };
-        assert_eq!(parts.len(), 3);
-    }
-
-    #[test]
-    fn a_receive_says_how_much_came_and_an_exact_one_fills_up() {
-        let recv = |exact| Work::Recv {
-            buf: Buf::allocate(100).unwrap(),
-            filled: 20,
-            exact,
-            received: 0,
-        };
-        let Verdict::Done(Completion::Received(_, Ok(30))) = recv(false).judge(30, false) else {
-            panic!("another count")
-        };
-        let Verdict::Again(rest) = recv(true).judge(30, false) else {
-            panic!("cut short")
-        };
-        assert!(matches!(
-            rest.judge(50, false),
-            Verdict::Done(Completion::Received(_, Ok(80)))
-        ));
-    }
-}
+mod tests;

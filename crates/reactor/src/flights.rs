@@ -1,0 +1,122 @@
+//! Operations in flight, by key.
+//!
+//! A key names one operation and never another: its slot's generation is part of it. A slot is
+//! taken until the operation's last raw result is in, so what the kernel may touch stays held.
+
+use crate::buf::Buf;
+use crate::files::FileIndex;
+use crate::op::{OpId, Token, Work};
+use crate::source::SourceId;
+
+pub(crate) struct InFlight {
+    pub(crate) source: SourceId,
+    pub(crate) token: Token,
+    pub(crate) work: Work,
+    pub(crate) file: Option<FileIndex>,
+    pub(crate) cancelled: bool,
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    /// Counted as armed, also while its flight is out of the table.
+    armed: bool,
+    flight: Option<InFlight>,
+}
+
+#[derive(Default)]
+pub(crate) struct Flights {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    armed: usize,
+}
+
+fn index_of(key: u64) -> usize {
+    (key & u64::from(u32::MAX)) as usize
+}
+
+impl Flights {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// How many of them end by their driver's will only.
+    pub(crate) fn armed(&self) -> usize {
+        self.armed
+    }
+
+    /// Takes an operation in; its key.
+    pub(crate) fn insert(&mut self, flight: InFlight) -> u64 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.armed = flight.work.is_armed();
+        self.armed += usize::from(slot.armed);
+        slot.flight = Some(flight);
+        u64::from(slot.generation) << 32 | u64::from(index)
+    }
+
+    pub(crate) fn get(&mut self, key: u64) -> Option<&mut InFlight> {
+        let slot = self.slots.get_mut(index_of(key))?;
+        if u64::from(slot.generation) != key >> 32 {
+            return None;
+        }
+        slot.flight.as_mut()
+    }
+
+    /// Takes an operation out for a moment: `put_back` or `free` follows.
+    pub(crate) fn take(&mut self, key: u64) -> Option<InFlight> {
+        self.get(key)?;
+        self.slots[index_of(key)].flight.take()
+    }
+
+    /// The operation goes on under its key.
+    pub(crate) fn put_back(&mut self, key: u64, flight: InFlight) {
+        self.slots[index_of(key)].flight = Some(flight);
+    }
+
+    /// The operation has ended; its key names nothing any more.
+    pub(crate) fn free(&mut self, key: u64) {
+        let slot = &mut self.slots[index_of(key)];
+        // The two highest generations would look like the driver's own keys.
+        slot.generation = (slot.generation + 1) % (u32::MAX - 1);
+        self.armed -= usize::from(std::mem::take(&mut slot.armed));
+        self.free.push(index_of(key) as u32);
+    }
+
+    /// The operations of which `wanted` says so.
+    pub(crate) fn ids_where(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<OpId> {
+        let slots = self.slots.iter().enumerate();
+        slots
+            .filter_map(|(index, slot)| {
+                let flight = slot.flight.as_ref()?;
+                wanted(flight).then_some(OpId(u64::from(slot.generation) << 32 | index as u64))
+            })
+            .collect()
+    }
+
+    /// Takes the armed commands out and returns their memory, which must outlive the ring and its
+    /// thread.
+    pub(crate) fn disarm(&mut self) -> Vec<Buf> {
+        let mut memory = Vec::new();
+        for OpId(key) in self.ids_where(|flight| flight.work.is_armed()) {
+            if let Some(flight) = self.take(key) {
+                memory.extend(flight.work.into_memory());
+            }
+            self.free(key);
+        }
+        memory
+    }
+}
+
+impl Drop for Flights {
+    /// What the kernel may still touch is never freed by who gives up or unwinds.
+    fn drop(&mut self) {
+        if self.len() > 0 {
+            Box::leak(Box::new(std::mem::take(&mut self.slots)));
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Driver commands (`IORING_OP_URING_CMD`): what a file's driver is asked to do beyond reading
+//! and writing, with its raw result.
+//!
+//! Nothing is interpreted here and nothing is repeated: which errno means what is the driver's
+//! affair. What this file owns is the memory of a command, because only the reactor knows when
+//! the kernel is done with it.
+
+use std::io;
+
+use crate::buf::Buf;
+use crate::driver::Call;
+use crate::files::FileIndex;
+use crate::op::Completion;
+
+/// How long a command keeps its buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// Until the command has ended; the buffer comes back in its completion.
+    UntilDone,
+    /// Until the kernel has taken the command: for drivers that read the buffer while the
+    /// command is submitted and may then keep it for long. The buffer is dropped after that
+    /// enter, or with the command, and never comes back.
+    UntilTaken,
+}
+
+#[derive(Debug)]
+struct Lent {
+    buf: Buf,
+    payload_at: usize,
+    hold: Hold,
+}
+
+/// A driver command on a registered file.
+#[derive(Debug)]
+pub struct Command {
+    file: FileIndex,
+    opcode: u32,
+    payload: [u8; Command::PAYLOAD_BYTES],
+    sqe_addr: Option<u64>,
+    lent: Option<Lent>,
+    armed: bool,
+}
+
+impl Command {
+    /// Bytes of a command's payload: the space of an ordinary submission entry.
+    pub const PAYLOAD_BYTES: usize = 16;
+
+    /// A command of the driver behind `file`, with the driver's own opcode and payload.
+    ///
+    /// # Safety
+    ///
+    /// Where the driver takes something in the payload or in [`Command::sqe_addr`] for an
+    /// address or for another resource of this process, what it does there must be sound until
+    /// the command has ended. Memory given by [`Command::buffer`] is held by the reactor as its
+    /// [`Hold`] says; that this is long enough, and that `buf` is as large as the driver believes,
+    /// is the caller's promise too.
+    pub unsafe fn new(
+        file: FileIndex,
+        opcode: u32,
+        payload: [u8; Command::PAYLOAD_BYTES],
+    ) -> Command {
+        Command {
+            file,
+            opcode,
+            payload,
+            sqe_addr: None,
+            lent: None,
+            armed: false,
+        }
+    }
+
+    /// The address field of the submission entry, which some drivers give a meaning of its own.
+    #[must_use]
+    pub fn sqe_addr(mut self, value: u64) -> Command {
+        self.sqe_addr = Some(value);
+        self
+    }
+
+    /// Gives the command a buffer, whose address is written into the eight bytes of the payload
+    /// from `payload_at` on when the command is submitted.
+    #[must_use]
+    pub fn buffer(mut self, buf: Buf, payload_at: usize, hold: Hold) -> Command {
+        assert!(
+            payload_at <= Command::PAYLOAD_BYTES - size_of::<u64>(),
+            "an address at byte {payload_at} is not within the payload"
+        );
+        self.lent = Some(Lent {
+            buf,
+            payload_at,
+            hold,
+        });
+        self
+    }
+
+    /// Marks a command that ends when its driver wills, or with the ring. It does not keep a
+    /// stopping reactor, it cannot be cancelled by itself (drivers know no such thing), and its
+    /// memory is freed when the driver has answered, or after the ring is closed and its thread
+    /// has ended.
+    #[must_use]
+    pub fn armed(mut self) -> Command {
+        self.armed = true;
+        self
+    }
+
+    /// The file it goes to.
+    pub fn file(&self) -> FileIndex {
+        self.file
+    }
+
+    /// The driver's opcode.
+    pub fn opcode(&self) -> u32 {
+        self.opcode
+    }
+
+    /// The payload, without the address of a buffer.
+    pub fn payload(&self) -> &[u8; Command::PAYLOAD_BYTES] {
+        &self.payload
+    }
+
+    /// The address field of the submission entry, where one was set.
+    pub fn addr(&self) -> Option<u64> {
+        self.sqe_addr
+    }
+
+    /// Whether it ends by its driver's will only.
+    pub fn is_armed(&self) -> bool {
+        self.armed
+    }
+
+    /// How long its buffer is held, where it has one.
+    pub fn hold(&self) -> Option<Hold> {
+        self.lent.as_ref().map(|lent| lent.hold)
+    }
+
+    /// Its buffer, as the driver sees it.
+    pub fn buffer_mut(&mut self) -> Option<&mut Buf> {
+        self.lent.as_mut().map(|lent| &mut lent.buf)
+    }
+
+    /// Its end with the driver's raw answer.
+    pub fn end(self, raw: i32) -> Completion {
+        let kept = self.lent.filter(|lent| lent.hold == Hold::UntilDone);
+        Completion::Commanded(kept.map(|lent| lent.buf), raw)
+    }
+
+    /// Its end by the reactor instead of by the driver.
+    pub(crate) fn end_with(self, result: &io::Result<()>) -> Completion {
+        let errno = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        let raw = result.as_ref().err().map_or(0, errno);
+        self.end(-raw)
+    }
+
+    /// Lets the buffer go that was held only until the kernel took the command.
+    pub(crate) fn taken(&mut self) {
+        self.lent.take_if(|lent| lent.hold == Hold::UntilTaken);
+    }
+
+    /// Its memory, for who must outlive the kernel's use of it.
+    pub(crate) fn into_memory(self) -> Option<Buf> {
+        self.lent.map(|lent| lent.buf)
+    }
+
+    pub(crate) fn call(&mut self) -> Call {
+        let mut payload = self.payload;
+        if let Some(lent) = &mut self.lent {
+            let address = lent.buf.raw() as u64;
+            payload[lent.payload_at..][..size_of::<u64>()].copy_from_slice(&address.to_ne_bytes());
+        }
+        Call::Command {
+            opcode: self.opcode,
+            payload,
+            sqe_addr: self.sqe_addr,
+        }
+    }
+}

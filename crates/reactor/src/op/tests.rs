@@ -1,0 +1,86 @@
+//! What raw results lead to.
+
+use super::*;
+
+fn read_of(len: usize) -> Work {
+    Work::Read {
+        buf: Buf::allocate(len).unwrap(),
+        offset: 100,
+        done: 0,
+    }
+}
+
+#[test]
+fn a_short_read_is_continued_where_it_stopped() {
+    let Verdict::Again(mut work) = read_of(1000).judge(300, false) else {
+        panic!("finished early")
+    };
+    let Call::Read { len, offset, .. } = work.call() else {
+        panic!("another call")
+    };
+    assert_eq!((len, offset), (700, 400));
+    assert!(matches!(
+        work.judge(700, false),
+        Verdict::Done(Completion::Read(_, Ok(())))
+    ));
+}
+
+#[test]
+fn the_end_of_a_file_inside_a_read_is_an_error() {
+    let Verdict::Done(Completion::Read(_, Err(error))) = read_of(10).judge(0, false) else {
+        panic!("taken for success")
+    };
+    assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+}
+
+#[test]
+fn a_cancelled_operation_is_not_continued() {
+    for raw in [300, -libc::EINTR] {
+        let verdict = read_of(1000).judge(raw, true);
+        let Verdict::Done(Completion::Read(_, Err(error))) = verdict else {
+            panic!("continued after cancel")
+        };
+        assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
+    }
+}
+
+#[test]
+fn a_short_send_leaves_out_what_was_sent() {
+    let parts = vec![
+        Part::Bytes(vec![1; 10]),
+        Part::Bytes(vec![]),
+        Part::Buf(Buf::allocate(100).unwrap()),
+    ];
+    let work = Work::Send(Sending::new(parts));
+    let Verdict::Again(Work::Send(mut sending)) = work.judge(40, false) else {
+        panic!("finished early")
+    };
+    assert_eq!((sending.next, sending.iov[1].iov_len), (1, 70));
+    sending.message();
+    assert_eq!(sending.msg.msg_iovlen, 1);
+    let Verdict::Done(Completion::Sent(parts, Ok(()))) = Work::Send(sending).judge(70, false)
+    else {
+        panic!("not finished")
+    };
+    assert_eq!(parts.len(), 3);
+}
+
+#[test]
+fn a_receive_says_how_much_came_and_an_exact_one_fills_up() {
+    let recv = |exact| Work::Recv {
+        buf: Buf::allocate(100).unwrap(),
+        filled: 20,
+        exact,
+        received: 0,
+    };
+    let Verdict::Done(Completion::Received(_, Ok(30))) = recv(false).judge(30, false) else {
+        panic!("another count")
+    };
+    let Verdict::Again(rest) = recv(true).judge(30, false) else {
+        panic!("cut short")
+    };
+    assert!(matches!(
+        rest.judge(50, false),
+        Verdict::Done(Completion::Received(_, Ok(80)))
+    ));
+}

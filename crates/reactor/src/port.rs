@@ -1,0 +1,103 @@
+//! What a source asks of its reactor, as a trait: so that a source can run without one, on a
+//! double that decides when and in which order completions come.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+
+use crate::buf::Buf;
+use crate::files::FileIndex;
+use crate::op::{Op, OpId, Token};
+use crate::pool::Need;
+use crate::source::Cx;
+
+/// A reactor as one of its sources sees it; [`Cx`] is the real one, and its methods say what each
+/// of these means.
+pub trait Port {
+    /// Begins an operation. It ends with exactly one completion, also where it is refused.
+    fn submit(&mut self, token: Token, op: Op) -> OpId;
+
+    /// Asks for the early end of an operation. An armed command is left alone.
+    fn cancel(&mut self, op: OpId);
+
+    /// A buffer of `len` bytes now, or later as [`crate::Completion::Buffer`].
+    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf>;
+
+    /// The largest buffer that is certain to come to who asks for [`Need::Progress`], in bytes.
+    fn reserve_len(&self) -> usize;
+
+    /// Makes a descriptor usable here until the source closes it or is gone.
+    fn register(&mut self, fd: Arc<OwnedFd>) -> FileIndex;
+
+    /// Cancels what is in flight on a descriptor and closes it after that.
+    fn close(&mut self, file: FileIndex);
+
+    /// Makes the table of buffer slots, once; an error where there can be none.
+    fn slots_enable(&mut self) -> io::Result<()>;
+
+    /// `count` buffer slots or none. They come back when the source is gone at the latest.
+    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>>;
+
+    /// Gives buffer slots back. Nothing of the kernel's may be in them.
+    fn give_slots(&mut self, slots: &[u16]);
+
+    /// Asks for a call of the source's `turn` at the end of this turn.
+    fn request_turn(&mut self);
+
+    /// A waker that calls the source's `woken` with `key`, from any thread.
+    fn waker(&self, key: u64) -> Waker;
+
+    /// Leaves the reactor at the end of this turn.
+    fn detach(&mut self);
+}
+
+impl Port for Cx<'_> {
+    fn submit(&mut self, token: Token, op: Op) -> OpId {
+        Cx::submit(self, token, op)
+    }
+
+    fn cancel(&mut self, op: OpId) {
+        self.core.cancel(op);
+    }
+
+    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        Cx::buffer(self, token, len, need)
+    }
+
+    fn reserve_len(&self) -> usize {
+        self.core.pool().reserve_len()
+    }
+
+    fn register(&mut self, fd: Arc<OwnedFd>) -> FileIndex {
+        Cx::register(self, fd)
+    }
+
+    fn close(&mut self, file: FileIndex) {
+        self.core.close(file);
+    }
+
+    fn slots_enable(&mut self) -> io::Result<()> {
+        self.core.slots_enable()
+    }
+
+    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        Cx::take_slots(self, count)
+    }
+
+    fn give_slots(&mut self, slots: &[u16]) {
+        self.core.give_slots(slots);
+    }
+
+    fn request_turn(&mut self) {
+        Cx::request_turn(self);
+    }
+
+    fn waker(&self, key: u64) -> Waker {
+        Cx::waker(self, key)
+    }
+
+    fn detach(&mut self) {
+        Cx::detach(self);
+    }
+}
