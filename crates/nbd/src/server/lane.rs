@@ -14,10 +14,9 @@ use std::sync::Arc;
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Plan, Step, StepOf};
 use blkmq::{Admit, Admitted, Cause, Completer, Queue, SmallLock};
-use reactor::{Buf, Completion, Cx, Need, Token};
+use reactor::{Buf, Completion, Cx, Direction, MoveTokens, Moving, Need, OpenFile, Token};
 
 use super::export::Export;
-use super::moving::{Direction, Moving, OpenFile, Tokens};
 use super::outbox::{Outbox, Weight};
 use super::token;
 use crate::codec::{Command, Request};
@@ -88,8 +87,8 @@ pub(super) struct Lane<B: Backend> {
     active_count: usize,
 }
 
-fn tokens(tag: u16) -> Tokens {
-    Tokens {
+fn tokens(tag: u16) -> MoveTokens {
+    MoveTokens {
         piece: token::piece,
         bounce: token::bounce,
         tag,

@@ -11,7 +11,6 @@ mod export;
 mod intake;
 mod lane;
 mod listen;
-mod moving;
 mod outbox;
 mod registry;
 mod token;

@@ -8,27 +8,40 @@
 //!
 //! One bounce at a time per request, and none held while waiting for another: so one reserve
 //! buffer keeps all requests going (R11).
+//!
+//! Whoever serves requests owns the plan and the tag; this only says which operations to begin,
+//! on any [`Port`].
+
+use crate::buf::Buf;
+use crate::files::FileIndex;
+use crate::memory::DioAlign;
+use crate::op::{Completion, Op, Token};
+use crate::pool::Need;
+use crate::port::Port;
+use std::fmt;
 
 use blkmq::io::{FileId, Piece, Place};
-use reactor::{Buf, Completion, Cx, DioAlign, FileIndex, Need, Op, Token};
 
 /// File operations in flight per request; a plan of many pieces must not fill the ring.
 const OPS_IN_FLIGHT_MAX: u32 = 64;
 
-/// An export's file as registered with this connection's reactor.
+/// A file of a backend, as registered with the reactor that moves its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OpenFile {
-    pub(super) id: FileId,
-    pub(super) index: FileIndex,
-    pub(super) align: DioAlign,
+pub struct OpenFile {
+    /// What plans call it.
+    pub id: FileId,
+    /// What the reactor calls it.
+    pub index: FileIndex,
+    /// What its direct I/O asks for.
+    pub align: DioAlign,
 }
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    /// From the extents to the client.
+pub enum Direction {
+    /// From the extents to the buffer.
     Read,
-    /// From the client to the extents.
+    /// From the buffer to the extents.
     Write,
 }
 
@@ -43,18 +56,18 @@ enum Bounce {
 
 /// Where completions of a request's file operations are sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Tokens {
+pub struct MoveTokens {
     /// Makes the token of a piece.
-    pub(super) piece: fn(tag: u16, piece: u32) -> Token,
+    pub piece: fn(tag: u16, piece: u32) -> Token,
     /// Makes the token of a bounce buffer that is waited for.
-    pub(super) bounce: fn(tag: u16) -> Token,
+    pub bounce: fn(tag: u16) -> Token,
     /// The request's tag.
-    pub(super) tag: u16,
+    pub tag: u16,
 }
 
 /// A request's bytes on their way.
 #[derive(Debug)]
-pub(super) struct Moving {
+pub struct Moving {
     direction: Direction,
     parts: Vec<Option<Buf>>,
     /// The first piece that was not begun.
@@ -66,7 +79,15 @@ pub(super) struct Moving {
 
 /// The bytes could not be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MoveFailed;
+pub struct MoveFailed;
+
+impl fmt::Display for MoveFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the bytes of a request could not be moved")
+    }
+}
+
+impl std::error::Error for MoveFailed {}
 
 fn round_down(value: u64, align: u32) -> u64 {
     value & !(u64::from(align) - 1)
@@ -96,7 +117,7 @@ fn covers(pieces: &[Piece], len: usize) -> bool {
 
 impl Moving {
     /// Splits `buf` along the pieces. A plan that does not cover it moves nothing and fails.
-    pub(super) fn new(direction: Direction, mut buf: Buf, pieces: &[Piece]) -> Moving {
+    pub fn new(direction: Direction, mut buf: Buf, pieces: &[Piece]) -> Moving {
         let failed = !covers(pieces, buf.len());
         let mut parts = Vec::with_capacity(pieces.len().max(1));
         if let (false, Some((_, but_last))) = (failed, pieces.split_last()) {
@@ -119,12 +140,12 @@ impl Moving {
     }
 
     /// Begins what can begin. True once nothing is left to wait for.
-    pub(super) fn pump(
+    pub fn pump(
         &mut self,
-        cx: &mut Cx<'_>,
+        port: &mut impl Port,
         pieces: &[Piece],
         files: &[OpenFile],
-        tokens: Tokens,
+        tokens: MoveTokens,
     ) -> bool {
         while !self.failed && self.next < pieces.len() && self.in_flight < OPS_IN_FLIGHT_MAX {
             let at = self.next;
@@ -142,8 +163,8 @@ impl Moving {
                         break;
                     };
                     if is_direct(&piece, offset, file.align) {
-                        self.direct(cx, at, file.index, offset, tokens);
-                    } else if !self.bounced(cx, at, &piece, offset, file, tokens) {
+                        self.direct(port, at, file.index, offset, tokens);
+                    } else if !self.bounced(port, at, &piece, offset, file, tokens) {
                         break;
                     }
                 }
@@ -158,7 +179,14 @@ impl Moving {
         all_begun && self.in_flight == 0 && self.bounce == Bounce::Free
     }
 
-    fn direct(&mut self, cx: &mut Cx<'_>, at: usize, file: FileIndex, offset: u64, tokens: Tokens) {
+    fn direct(
+        &mut self,
+        port: &mut impl Port,
+        at: usize,
+        file: FileIndex,
+        offset: u64,
+        tokens: MoveTokens,
+    ) {
         let Some(buf) = self.parts[at].take() else {
             return;
         };
@@ -167,21 +195,22 @@ impl Moving {
             Direction::Read => Op::Read { file, offset, buf },
             Direction::Write => Op::Write { file, offset, buf },
         };
-        cx.submit(token, op);
+        port.submit(token, op);
         self.in_flight += 1;
     }
 
     /// Begins a piece that direct I/O forbids; false where it must wait for the bounce buffer.
     fn bounced(
         &mut self,
-        cx: &mut Cx<'_>,
+        port: &mut impl Port,
         at: usize,
         piece: &Piece,
         offset: u64,
         file: &OpenFile,
-        tokens: Tokens,
+        tokens: MoveTokens,
     ) -> bool {
-        if self.direction == Direction::Write && self.padded(cx, at, piece, offset, file, tokens) {
+        if self.direction == Direction::Write && self.padded(port, at, piece, offset, file, tokens)
+        {
             return true;
         }
         if self.bounce != Bounce::Free {
@@ -189,14 +218,14 @@ impl Moving {
         }
         let (start, end) = superset(piece, offset, file.align);
         let len = (end - start) as usize;
-        if len > cx.pool().reserve_len() {
+        if len > port.reserve_len() {
             // It could wait for ever. The reserve is made for the largest request.
             self.failed = true;
             return true;
         }
         // Begun as far as `pump` goes: where the buffer comes later, its arrival carries it on.
-        match cx.buffer((tokens.bounce)(tokens.tag), len, Need::Progress) {
-            Some(buf) => self.through(cx, at, buf, piece, offset, file, tokens),
+        match port.buffer((tokens.bounce)(tokens.tag), len, Need::Progress) {
+            Some(buf) => self.through(port, at, buf, piece, offset, file, tokens),
             None => self.bounce = Bounce::Wanted(at),
         }
         true
@@ -205,12 +234,12 @@ impl Moving {
     /// Writes a piece whose only fault is its length, where there is room behind it.
     fn padded(
         &mut self,
-        cx: &mut Cx<'_>,
+        port: &mut impl Port,
         at: usize,
         piece: &Piece,
         offset: u64,
         file: &OpenFile,
-        tokens: Tokens,
+        tokens: MoveTokens,
     ) -> bool {
         let padded = round_up(u64::from(piece.len), file.align.offset) as usize;
         let fits = self.parts[at]
@@ -226,20 +255,20 @@ impl Moving {
         if let Some(part) = &mut self.parts[at] {
             part.pad_to(padded);
         }
-        self.direct(cx, at, file.index, offset, tokens);
+        self.direct(port, at, file.index, offset, tokens);
         true
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one operation")]
     fn through(
         &mut self,
-        cx: &mut Cx<'_>,
+        port: &mut impl Port,
         at: usize,
         mut buf: Buf,
         piece: &Piece,
         offset: u64,
         file: &OpenFile,
-        tokens: Tokens,
+        tokens: MoveTokens,
     ) {
         self.bounce = Bounce::Busy(at);
         self.in_flight += 1;
@@ -271,17 +300,17 @@ impl Moving {
                 }
             }
         };
-        cx.submit(token, op);
+        port.submit(token, op);
     }
 
     /// The bounce buffer that was waited for is here.
-    pub(super) fn bounce_granted(
+    pub fn bounce_granted(
         &mut self,
-        cx: &mut Cx<'_>,
+        port: &mut impl Port,
         buf: Buf,
         pieces: &[Piece],
         files: &[OpenFile],
-        tokens: Tokens,
+        tokens: MoveTokens,
     ) {
         let Bounce::Wanted(at) = self.bounce else {
             return;
@@ -294,12 +323,12 @@ impl Moving {
             return;
         };
         if let Some(file) = files.iter().find(|open| open.id == file) {
-            self.through(cx, at, buf, piece, offset, file, tokens);
+            self.through(port, at, buf, piece, offset, file, tokens);
         }
     }
 
     /// A file operation of piece `at` has ended.
-    pub(super) fn completed(
+    pub fn completed(
         &mut self,
         at: usize,
         completion: Completion,
@@ -337,7 +366,7 @@ impl Moving {
     }
 
     /// Everything has ended: the whole buffer, and whether all bytes were moved.
-    pub(super) fn into_buffer(self) -> (Option<Buf>, Result<(), MoveFailed>) {
+    pub fn into_buffer(self) -> (Option<Buf>, Result<(), MoveFailed>) {
         let mut parts = self.parts.into_iter().flatten();
         let first = parts.next();
         let whole = first.and_then(|first| parts.try_fold(first, |buf, next| buf.join(next).ok()));
