@@ -6,4 +6,14 @@
 //! This room may hold unsafe code: the kernel reads and writes memory that commands name.
 #![allow(unsafe_code)]
 
+pub mod control;
+pub mod error;
+mod features;
+pub mod negotiate;
+pub mod spec;
 pub mod sys;
+
+pub use crate::error::Error;
+pub use crate::features::Features;
+pub use crate::negotiate::{Dropped, Granted};
+pub use crate::spec::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Want, Wants};
