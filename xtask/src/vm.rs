@@ -1,10 +1,12 @@
 //! `cargo xtask vm`: a command of this machine, run under another kernel.
 //!
-//! The kernels are Debian's own packages under software emulation, the guest's files are this
-//! machine's, so what was built here runs there as it is. This file owns the arguments and the
-//! exit status; it must never turn "could not run" into success, which is why a skip, a deadline
-//! and a complaint of the kernel each have a status of their own.
+//! The kernels are Debian's own packages, on hardware where that truly works and emulated
+//! elsewhere; the guest's files are this machine's, so what was built here runs there as it is.
+//! This file owns the arguments and the exit status; it must never turn "could not run" into
+//! success, which is why a skip, a deadline and a complaint of the kernel each have a status of
+//! their own.
 
+mod accelerator;
 mod console;
 mod guest;
 mod image;
@@ -16,9 +18,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::{Failure, workspace};
+use accelerator::Accelerator;
 
 /// The machine lacks something; the status that automake's test drivers read as "skipped".
-const SKIPPED: u8 = 77;
+pub(crate) const SKIPPED: u8 = 77;
 /// The deadline passed; the status that timeout(1) gives.
 const TOO_LATE: u8 = 124;
 /// The kernel complained, or the guest died before the command ended.
@@ -31,8 +34,11 @@ const GUEST_FAILED: u8 = 125;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     /// Which kernel to run under
-    #[arg(long, value_enum)]
-    kernel: image::Kernel,
+    #[arg(long, value_enum, required_unless_present = "all")]
+    kernel: Option<image::Kernel>,
+    /// The whole table of guest tests on every kernel, instead of a command
+    #[arg(long, conflicts_with_all = ["kernel", "icount", "command"])]
+    all: bool,
     /// One processor whose clock counts instructions: slow, and the same on every run
     #[arg(long)]
     icount: bool,
@@ -52,18 +58,33 @@ pub(crate) struct Arguments {
     #[arg(long)]
     console: bool,
     /// The command and its arguments; FIRN_VM_SCRATCH names the scratch disk's directory
-    #[arg(last = true, required = true)]
+    #[arg(last = true, required_unless_present = "all")]
     command: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let Some(kernel) = arguments.kernel else {
+        crate::test::whole_table()?;
+        return Ok(ExitCode::SUCCESS);
+    };
     let cache = cache();
     if let Some(why) = packages::lacking() {
         println!("skipped: {why}");
         return Ok(ExitCode::from(SKIPPED));
     }
-    let image = image::prepare(&cache, arguments.kernel)?;
-    eprintln!("vm: Linux {} under emulation", image.release);
+    let image = image::prepare(&cache, kernel)?;
+    let accelerator = if arguments.icount {
+        Accelerator::Emulation("instructions are counted".to_owned())
+    } else {
+        let emulator = image.bin.join("qemu-system-x86_64");
+        accelerator::probe(&cache, &emulator, &image.vmlinuz)
+    };
+    match &accelerator {
+        Accelerator::Hardware => eprintln!("vm: Linux {} on hardware (KVM)", image.release),
+        Accelerator::Emulation(why) => {
+            eprintln!("vm: Linux {} under emulation ({why})", image.release);
+        }
+    }
     let job = run::Job {
         image: &image,
         command: &arguments.command,
@@ -71,6 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         memory: &arguments.memory,
         scratch_bytes: arguments.scratch << 20,
         icount: arguments.icount,
+        hardware: accelerator == Accelerator::Hardware,
         console: arguments.console,
         deadline: Duration::from_secs(arguments.deadline),
     };
@@ -97,10 +119,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     Ok(ExitCode::from(code))
 }
 
-/// Where kernels and tools are kept: `.cache/vm`, or what FIRN_VM_CACHE says.
+/// Where kernels and tools are kept: FIRN_VM_CACHE, else `firn/vm` in the user's cache, so that
+/// all clones on a machine share them, else `.cache/vm` here.
 fn cache() -> PathBuf {
-    match std::env::var_os("FIRN_VM_CACHE") {
-        Some(chosen) if !chosen.is_empty() => workspace::root().join(chosen),
-        _ => workspace::root().join(".cache/vm"),
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    if let Some(chosen) = set("FIRN_VM_CACHE") {
+        return workspace::root().join(chosen);
     }
+    set("XDG_CACHE_HOME")
+        .map(PathBuf::from)
+        // The base directory specification: a path that is not absolute is to be ignored.
+        .filter(|path| path.is_absolute())
+        .or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")))
+        .map_or_else(
+            || workspace::root().join(".cache/vm"),
+            |user| user.join("firn/vm"),
+        )
 }

@@ -11,7 +11,14 @@ const CI_PROVIDES: &[&str] = &[
     "is not here",
     "is missing",
     "has no NBD engine",
+    GUESTLESS,
 ];
+
+/// What is said of a machine that cannot run guests.
+pub(super) const GUESTLESS: &str = "this machine runs no guests";
+
+/// Why a test may be skipped in a guest. Whatever else it lacks there is a fault of the lane.
+const GUEST_MAY_SKIP: &[&str] = &["this kernel lacks", "only in the whole table"];
 
 /// Passed, failed and skipped tests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -32,8 +39,16 @@ impl Counts {
 
     /// Turns the skips that must not be into failures.
     pub(super) fn skips_that_fail(&mut self) {
-        let provided = |skip: &String| CI_PROVIDES.iter().any(|words| skip.contains(words));
-        let (failed, skipped) = self.skipped.drain(..).partition(provided);
+        self.fail_skips(|skip| CI_PROVIDES.iter().any(|words| skip.contains(words)));
+    }
+
+    /// Turns the skips into failures that a guest gives no reason for.
+    pub(super) fn skips_that_fail_in_a_guest(&mut self) {
+        self.fail_skips(|skip| !GUEST_MAY_SKIP.iter().any(|words| skip.contains(words)));
+    }
+
+    fn fail_skips(&mut self, fails: impl Fn(&str) -> bool) {
+        let (failed, skipped) = self.skipped.drain(..).partition(|skip| fails(skip));
         self.skipped = skipped;
         let failed: Vec<String> = failed;
         self.failed.extend(failed);
@@ -62,6 +77,8 @@ pub(super) struct Reader {
     in_successes: bool,
     /// Skips of this program: to be taken off its passed tests.
     skipped_here: u64,
+    /// Programs without a single test.
+    empty: Vec<String>,
 }
 
 impl Reader {
@@ -138,6 +155,9 @@ impl Reader {
             .and_then(|(left, _)| left.rsplit(' ').next())
             .and_then(|number| number.parse::<u64>().ok())
             .unwrap_or(0);
+        if passed == 0 && rest.contains(" 0 failed;") && rest.contains(" 0 ignored;") {
+            self.empty.push(self.program.clone());
+        }
         self.counts.passed += passed.saturating_sub(self.skipped_here);
         self.skipped_here = 0;
         self.in_successes = false;
@@ -158,6 +178,19 @@ impl Reader {
                 .push(format!("{program} ended with an error"));
         }
         self.counts
+    }
+
+    /// The end in a guest: every program has tests there, and what they need.
+    pub(super) fn finish_in_guest(mut self, ok: bool, what: &str) -> Counts {
+        let empty = std::mem::take(&mut self.empty);
+        let mut counts = self.finish(ok, what);
+        counts.skips_that_fail_in_a_guest();
+        let none = |program| format!("{program} ran no test");
+        counts.failed.extend(empty.into_iter().map(none));
+        if counts == Counts::default() {
+            counts.failed.push(format!("no test ran: {what}"));
+        }
+        counts
     }
 }
 
@@ -194,6 +227,38 @@ mod tests {
         let mut counts = read(PASSED, true);
         counts.skips_that_fail();
         assert_eq!(counts.to_string(), "1 passed, 1 failed, 1 skipped");
+    }
+
+    fn read_in_guest(text: &str) -> Counts {
+        let mut reader = Reader::default();
+        for line in text.lines() {
+            reader.line(line);
+        }
+        reader.finish_in_guest(true, "the guest")
+    }
+
+    #[test]
+    fn in_a_guest_only_the_kernel_and_the_table_excuse_a_skip() {
+        let excused = PASSED.replace("fio is not installed", "this kernel lacks zero-copy");
+        assert_eq!(read_in_guest(&excused).failed.len(), 1);
+        let excused = excused.replace("too slow", "only in the whole table");
+        assert_eq!(
+            read_in_guest(&excused).to_string(),
+            "1 passed, 0 failed, 2 skipped"
+        );
+        let lacking = PASSED.replace("fio is not installed", "no /dev/ublk-control");
+        assert_eq!(read_in_guest(&lacking).failed.len(), 2);
+    }
+
+    #[test]
+    fn in_a_guest_a_program_without_tests_fails_and_so_does_silence() {
+        let empty = "     Running tests/guest_x.rs (x-1)\nrunning 0 tests\n\n\
+            test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out\n";
+        assert_eq!(
+            read_in_guest(empty).failed,
+            ["tests/guest_x.rs ran no test"]
+        );
+        assert_eq!(read_in_guest("").failed, ["no test ran: the guest"]);
     }
 
     #[test]

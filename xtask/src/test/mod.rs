@@ -5,6 +5,7 @@
 //! line is always `N passed, N failed, N skipped`.
 
 mod count;
+mod guest;
 mod packages;
 mod runner;
 mod steps;
@@ -34,6 +35,11 @@ pub(crate) struct Arguments {
     times: u64,
 }
 
+/// `cargo xtask vm --all`: every guest test in every variant, on every kernel.
+pub(crate) fn whole_table() -> Result<(), Failure> {
+    run_steps(&[guest::whole_table()], 1, false)
+}
+
 /// How a step went.
 struct Ran {
     name: &'static str,
@@ -50,14 +56,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
         return Ok(());
     }
+    run_steps(&steps, arguments.times, arguments.verbose)
+}
+
+fn run_steps(steps: &[Step], times: u64, verbose: bool) -> Result<(), Failure> {
     let ci = std::env::var("CI").as_deref() == Ok("true");
     let mut ran = Vec::new();
-    for step in &steps {
+    for step in steps {
         println!("\n== {}: {}", step.name, step.what);
         let (begun, cpu) = (Instant::now(), runner::children_cpu());
-        let mut counts = match (step.run)(arguments.times) {
+        let mut counts = match (step.run)(times) {
             Kind::Inside(counts) => counts,
-            Kind::Commands(commands) => runner::run(step, commands, arguments.verbose, ci)?,
+            Kind::Commands(commands) => runner::run(step, commands, verbose, ci)?,
         };
         if ci {
             counts.skips_that_fail();

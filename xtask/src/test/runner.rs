@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use super::count::{Counts, Reader};
+use super::count::{Counts, GUESTLESS, Reader};
 use super::steps::{Output, Step};
-use crate::{Failure, process, workspace};
+use crate::{Failure, process, vm, workspace};
 
 /// Lines of a failed command's output that are printed again.
 const TAIL_LINES: usize = 60;
@@ -42,7 +42,7 @@ pub(super) fn run(
                 tail.remove(0);
             }
             let worth = match step.output {
-                Output::Tests => reader.line(line),
+                Output::Tests | Output::Guest => reader.line(line),
                 Output::All => true,
                 Output::Log => false,
             };
@@ -54,6 +54,10 @@ pub(super) fn run(
         if !ok && matches!(step.output, Output::Log) {
             tail.iter().for_each(|line| println!("    {line}"));
         }
+        if matches!(step.output, Output::Guest) && status_is(ended, vm::SKIPPED) {
+            counts.add(&guestless(&tail));
+            continue;
+        }
         let what = match ended {
             None => format!("{what} (still running after {} s)", step.limit.as_secs()),
             Some(_) => what,
@@ -63,9 +67,27 @@ pub(super) fn run(
     Ok(counts)
 }
 
+fn status_is(ended: Option<ExitStatus>, code: u8) -> bool {
+    ended.and_then(|status| status.code()) == Some(i32::from(code))
+}
+
+/// What is said where the machine cannot run guests: the reason is the last such line.
+fn guestless(lines: &[String]) -> Counts {
+    let why = lines
+        .iter()
+        .rev()
+        .find_map(|line| line.strip_prefix("skipped: "))
+        .unwrap_or("it did not say why");
+    Counts {
+        skipped: vec![format!("{GUESTLESS}: {why}")],
+        ..Counts::default()
+    }
+}
+
 fn verdict(step: &Step, reader: Reader, ok: bool, what: &str) -> Counts {
     match (&step.output, ok) {
         (Output::Tests, ok) => reader.finish(ok, what),
+        (Output::Guest, ok) => reader.finish_in_guest(ok, what),
         (_, true) => Counts {
             passed: 1,
             ..Counts::default()
@@ -205,6 +227,18 @@ mod tests {
         assert_eq!(shell(Output::All, limit, "exit 0").passed, 1);
         assert_eq!(shell(Output::All, limit, "exit 3").failed.len(), 1);
         assert_eq!(shell(Output::Tests, limit, "exit 3").failed.len(), 1);
+    }
+
+    #[test]
+    fn a_machine_without_guests_is_a_skip_that_fails_under_ci() {
+        let script = "echo 'skipped: this is not Debian'; exit 77";
+        let mut counts = shell(Output::Guest, Duration::from_secs(60), script);
+        assert_eq!(
+            counts.skipped,
+            ["this machine runs no guests: this is not Debian"]
+        );
+        counts.skips_that_fail();
+        assert_eq!(counts.failed.len(), 1);
     }
 
     #[test]

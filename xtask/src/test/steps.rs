@@ -5,13 +5,15 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::count::Counts;
-use super::packages;
+use super::{guest, packages};
 use crate::{fuzz, models, sim, tidy, workspace};
 
 /// How to read what a step prints.
 pub(super) enum Output {
     /// Rust's test harness.
     Tests,
+    /// Rust's test harness in a guest, where nothing that a test needs may be lacking.
+    Guest,
     /// Everything is worth a look; the exit status judges.
     All,
     /// Long and dull: only into the log, unless it fails.
@@ -48,6 +50,7 @@ const ROUNDS: [&str; 2] = ["kill_rounds", "ext4"];
 pub(super) fn all() -> Vec<Step> {
     let mut steps = fast_steps();
     steps.extend(test_steps());
+    steps.push(guest::step());
     steps.extend(proof_steps());
     steps
 }
@@ -218,7 +221,7 @@ fn tidy_counts() -> Counts {
 }
 
 /// The test programs in a directory, by name.
-fn test_programs(directory: &Path) -> Vec<String> {
+pub(super) fn test_programs(directory: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(directory)
         .into_iter()
         .flatten()
@@ -253,6 +256,7 @@ fn tests_of_rooms() -> Command {
     for name in directories
         .iter()
         .flat_map(|directory| test_programs(directory))
+        .filter(|name| !name.starts_with(guest::PREFIX))
     {
         command.args(["--test", &name]);
     }

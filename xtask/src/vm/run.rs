@@ -43,6 +43,8 @@ pub(super) struct Job<'a> {
     pub(super) memory: &'a str,
     pub(super) scratch_bytes: u64,
     pub(super) icount: bool,
+    /// Whether KVM is to run it.
+    pub(super) hardware: bool,
     pub(super) console: bool,
     pub(super) deadline: Duration,
 }
@@ -156,7 +158,7 @@ fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
         .env("TMPDIR", folder)
         .arg("--kimg")
         .arg(&image.vmlinuz)
-        .args(["--mods", "auto", "--force-9p", "--disable-kvm"])
+        .args(["--mods", "auto", "--force-9p"])
         .arg("--busybox")
         .arg(&image.busybox)
         .arg("--qemu-bin")
@@ -177,6 +179,9 @@ fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
             "sh {}",
             guest::quoted(&script.display().to_string())
         ));
+    if !job.hardware {
+        command.arg("--disable-kvm");
+    }
     // This option takes all that follows it.
     command.args(["--qemu-opts", "-drive"]);
     command.arg(format!("file={},format=raw,if=virtio", disk.display()));
