@@ -16,7 +16,9 @@ use crate::faults::{Fault, FaultCounts};
 use crate::rng::Rng;
 
 mod crash;
+mod image;
 pub use crash::PowerCut;
+use image::Image;
 #[cfg(test)]
 mod tests;
 
@@ -135,12 +137,13 @@ impl Version {
 
 #[derive(Clone, Debug, Default)]
 struct SimFile {
-    visible: Vec<u8>,
-    durable: Vec<u8>,
+    sectors: u64,
+    visible: Image,
+    durable: Image,
     /// Per sector, completed writes that no sync covers, oldest first.
     pending: BTreeMap<u64, Vec<Version>>,
-    /// Sectors last written by the engine's own requests.
-    by_engine: BTreeMap<u64, bool>,
+    /// Of each sector, whether the engine's own requests wrote it last.
+    by_engine: Vec<bool>,
 }
 
 #[derive(Clone, Debug)]
@@ -152,7 +155,7 @@ struct InFlight {
 }
 
 /// The disk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SimDisk {
     files: BTreeMap<u16, SimFile>,
     in_flight: BTreeMap<IoId, InFlight>,
@@ -177,21 +180,14 @@ fn sectors(offset: u64, len: u64) -> Range<u64> {
 
 impl SimFile {
     fn grow(&mut self, sectors: u64) {
-        let bytes = sectors as usize * SECTOR;
-        if self.visible.len() < bytes {
-            self.visible.resize(bytes, POISON);
-            self.durable.resize(bytes, POISON);
+        if self.sectors < sectors {
+            self.sectors = sectors;
+            self.by_engine.resize(sectors as usize, false);
         }
     }
 
-    fn set_visible(&mut self, sector: u64, bytes: &[u8]) {
-        let at = sector as usize * SECTOR;
-        self.visible[at..at + SECTOR].copy_from_slice(bytes);
-    }
-
-    fn set_durable(&mut self, sector: u64, bytes: &[u8]) {
-        let at = sector as usize * SECTOR;
-        self.durable[at..at + SECTOR].copy_from_slice(bytes);
+    fn by_engine(&self, sector: u64) -> bool {
+        self.by_engine.get(sector as usize) == Some(&true)
     }
 
     /// Puts a completed write in place.
@@ -204,9 +200,11 @@ impl SimFile {
                 data: Rc::clone(data),
                 from: index * SECTOR,
             };
-            self.set_visible(sector, version.bytes());
+            self.visible
+                .sector_mut(sector)
+                .copy_from_slice(version.bytes());
             self.pending.entry(sector).or_default().push(version);
-            self.by_engine.insert(sector, origin == Origin::Engine);
+            self.by_engine[sector as usize] = origin == Origin::Engine;
         }
     }
 }
@@ -259,7 +257,8 @@ impl SimDisk {
 
     /// Bytes that the disk holds in all its files.
     pub fn bytes(&self) -> u64 {
-        self.files.values().map(|f| f.visible.len() as u64).sum()
+        let sectors: u64 = self.files.values().map(|f| f.sectors).sum();
+        sectors * SECTOR as u64
     }
 
     /// Lets an operation take effect and answers it. `None` if it is not under way (its process
@@ -285,7 +284,7 @@ impl SimDisk {
         }
         let held = self.files.entry(file).or_default();
         held.grow(range.end);
-        let mut bytes = held.visible[offset as usize..(offset + len) as usize].to_vec();
+        let mut bytes = held.visible.read(range.clone());
         if exposed && self.rng.hit(self.faults.stale) {
             // One of the sectors that have an older version to go back to.
             let held = &self.files[&file];
@@ -293,12 +292,12 @@ impl SimDisk {
                 .pending
                 .range(range)
                 .map(|(sector, _)| *sector)
-                .filter(|sector| held.by_engine.get(sector) == Some(&true))
+                .filter(|sector| held.by_engine(*sector))
                 .collect();
             if !aged.is_empty() {
-                let at = *self.rng.pick(&aged) as usize * SECTOR;
-                let into = at - offset as usize;
-                bytes[into..into + SECTOR].copy_from_slice(&held.durable[at..at + SECTOR]);
+                let old = *self.rng.pick(&aged);
+                let into = old as usize * SECTOR - offset as usize;
+                bytes[into..into + SECTOR].copy_from_slice(held.durable.sector(old));
                 self.counts.hit(Fault::StaleRead);
             }
         }
@@ -315,12 +314,11 @@ impl SimDisk {
         let sector = range.start + self.rng.below((range.end - range.start).min(near));
         let bit = self.rng.below(SECTOR as u64 * 8) as usize;
         let held = self.files.entry(file).or_default();
-        if held.by_engine.get(&sector) != Some(&true) {
+        if !held.by_engine(sector) {
             return;
         }
-        let at = sector as usize * SECTOR + bit / 8;
-        held.visible[at] ^= 1 << (bit % 8);
-        held.durable[at] ^= 1 << (bit % 8);
+        held.visible.sector_mut(sector)[bit / 8] ^= 1 << (bit % 8);
+        held.durable.sector_mut(sector)[bit / 8] ^= 1 << (bit % 8);
         for version in held.pending.get_mut(&sector).into_iter().flatten() {
             let mut bytes = version.bytes().to_vec();
             bytes[bit / 8] ^= 1 << (bit % 8);
@@ -356,11 +354,7 @@ impl SimDisk {
             // until it is sealed, so overwriting it would prove nothing.
             let other = offset ^ total.next_power_of_two();
             let target = sectors(other, total);
-            if target.end <= held.visible.len() as u64 / SECTOR as u64
-                && target
-                    .clone()
-                    .all(|s| held.by_engine.get(&s) == Some(&true))
-            {
+            if target.end <= held.sectors && target.clone().all(|s| held.by_engine(s)) {
                 offset = other;
                 self.counts.hit(Fault::Misdirected);
             }
@@ -410,7 +404,9 @@ impl SimDisk {
             if let Some(last) = covered.last()
                 && (!failed || self.rng.coin())
             {
-                held.set_durable(sector, last.bytes());
+                held.durable
+                    .sector_mut(sector)
+                    .copy_from_slice(last.bytes());
             }
             if !later.is_empty() {
                 rest.insert(sector, later);

@@ -81,10 +81,10 @@ fn profile() -> Profile {
     }
 }
 
-fn run_plan(plan: Plan) -> Outcome {
+fn world(plan: Plan) -> World {
     let mut world = World::with(1, profile(), Watch::default());
     world.follow(plan);
-    world.run()
+    world
 }
 
 fn write(sector: u64, sectors: u32, fua: bool) -> Action {
@@ -169,7 +169,7 @@ struct Case {
 }
 
 impl Case {
-    fn plan(&self, crash: PlannedCrash) -> Plan {
+    fn plan(&self, crash: Option<PlannedCrash>) -> Plan {
         let mut script = Vec::new();
         for action in &self.word {
             script.push(*action);
@@ -186,31 +186,40 @@ impl Case {
         Plan {
             warm,
             scripts: vec![script],
-            crash: Some(crash),
+            crash,
             order,
         }
     }
 
-    /// Crashes everywhere. Answers how many worlds were run, and the first violation.
+    /// Crashes everywhere: one world that goes to its end, and from each of its places one more
+    /// for each kind of crash. Answers how many worlds were run, and the first violation.
     fn run(&self) -> (u64, Option<(String, Violation)>) {
-        let mut worlds = 0;
-        for (loss, cut) in crash_kinds() {
-            for after in 1.. {
+        let mut worlds = 1;
+        let mut failure = None;
+        let whole = self.crash_everywhere(|crash, outcome| {
+            worlds += 1;
+            failure = outcome.violation.map(|violation| (Some(crash), violation));
+            failure.is_none()
+        });
+        let failure = failure.or(whole.violation.map(|violation| (None, violation)));
+        let told = |(crash, violation)| (format!("{self:?} with {crash:?}"), violation);
+        (worlds, failure.map(told))
+    }
+
+    /// Answers how the world without a crash ended, and tells of each world with one, until the
+    /// answer to that is no.
+    fn crash_everywhere(&self, mut goes_on: impl FnMut(PlannedCrash, Outcome) -> bool) -> Outcome {
+        let kinds = crash_kinds();
+        let mut before = 0;
+        world(self.plan(None)).run_watched(|world| {
+            let after = world.crash_places();
+            let new = after > std::mem::replace(&mut before, after);
+            !new || kinds.iter().all(|(loss, cut)| {
+                let (loss, cut) = (*loss, *cut);
                 let crash = PlannedCrash { after, loss, cut };
-                let outcome = run_plan(self.plan(crash));
-                worlds += 1;
-                if let Some(violation) = outcome.violation {
-                    return (
-                        worlds,
-                        Some((format!("{self:?} with {crash:?}"), violation)),
-                    );
-                }
-                if !outcome.plan.crashed {
-                    break;
-                }
-            }
-        }
-        (worlds, None)
+                goes_on(crash, world.crashed(crash).run())
+            })
+        })
     }
 }
 
@@ -395,7 +404,7 @@ impl Scene {
                 crash: None,
                 order,
             };
-            let outcome = run_plan(plan);
+            let outcome = world(plan).run();
             worlds += 1;
             if let Some(violation) = outcome.violation {
                 let what = format!("{} in the order {choices:?}", self.name);
@@ -473,6 +482,33 @@ mod tests {
             seen.iter()
                 .all(|order| order.iter().filter(|choice| **choice > 0).count() <= 2)
         );
+    }
+
+    #[test]
+    fn a_world_that_parts_at_a_crash_goes_on_as_if_it_had_been_run_anew() {
+        let case = Case {
+            word: vec![write(4, 8, true), Action::Sync],
+            sequential: false,
+            warm: true,
+        };
+        let mut places = 0;
+        case.crash_everywhere(|crash, parted| {
+            let anew = world(case.plan(Some(crash))).run();
+            assert!(anew.plan.crashed, "{crash:?}");
+            assert_eq!(parted.digest, anew.digest, "{crash:?}");
+            assert_eq!(parted.events, anew.events, "{crash:?}");
+            places = places.max(crash.after);
+            true
+        });
+        assert!(places > 10, "{places}");
+        let (loss, cut) = crash_kinds()[0];
+        let crash = PlannedCrash {
+            after: places + 1,
+            loss,
+            cut,
+        };
+        let beyond = world(case.plan(Some(crash))).run();
+        assert!(!beyond.plan.crashed, "no place was left out");
     }
 
     #[test]

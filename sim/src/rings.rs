@@ -41,6 +41,15 @@ impl RingDir {
         self.0.lock().expect("nobody panics while holding it")
     }
 
+    /// The same words in memory of their own.
+    pub fn copy(&self) -> RingDir {
+        let map = self.map();
+        let regions = map
+            .iter()
+            .map(|(tail, region)| (*tail, Arc::new(region.copy())));
+        RingDir(Mutex::new(regions.collect()))
+    }
+
     /// Takes the regions away from whoever still holds them: a dead process writes no more.
     pub fn detach(&self) {
         for region in self.map().values_mut() {

@@ -145,7 +145,7 @@ struct Flight {
 }
 
 /// The store.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct SimStore {
     objects: BTreeMap<String, Object>,
     flights: BTreeMap<CallId, Flight>,

@@ -6,7 +6,7 @@
 use std::fmt;
 
 /// Digest and, if asked for, text of a world's events.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Trace {
     digest: u64,
     events: u64,

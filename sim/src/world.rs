@@ -26,6 +26,7 @@ use crate::transport::{ReqId, Transport};
 
 mod clients;
 mod crash;
+mod fork;
 mod io;
 mod life;
 mod plan;
@@ -319,10 +320,15 @@ impl World {
     /// A panic (an assertion of the engine, or of the simulator) is a violation like any other.
     /// What it left behind is not dropped: drops of a broken engine would panic again.
     pub fn run(self) -> Outcome {
+        self.run_watched(|_| true)
+    }
+
+    /// Runs to the end, or until `goes_on`, which looks at the world after each event, says no.
+    pub fn run_watched(self, mut goes_on: impl FnMut(&World) -> bool) -> Outcome {
         let mut world = ManuallyDrop::new(self);
         let seed = world.seed;
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let violation = world.turns();
+            let violation = world.turns(&mut goes_on);
             world.outcome(violation)
         }));
         match result {
@@ -337,10 +343,11 @@ impl World {
         }
     }
 
-    fn turns(&mut self) -> Option<Violation> {
+    fn turns(&mut self, goes_on: &mut dyn FnMut(&World) -> bool) -> Option<Violation> {
         let violation = loop {
             match self.turn() {
-                Ok(true) => {}
+                Ok(true) if goes_on(self) => {}
+                Ok(true) => return None,
                 Ok(false) => return None,
                 Err(violation) => break violation,
             }

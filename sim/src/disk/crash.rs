@@ -3,7 +3,7 @@
 //! A dead process's writes still land, or never do, before its successor has the log; after a
 //! power cut each pending sector is kept, lost or older, independently of every other.
 
-use super::{Io, SECTOR, SimDisk, Version};
+use super::{Io, SimDisk, Version};
 use crate::faults::Fault;
 use crate::rng::Rng;
 
@@ -80,8 +80,8 @@ impl SimDisk {
                         } else {
                             Fault::SectorOlder
                         });
-                        let bytes: [u8; SECTOR] = version.bytes().try_into().expect("one sector");
-                        file.set_durable(sector, &bytes);
+                        let durable = file.durable.sector_mut(sector);
+                        durable.copy_from_slice(version.bytes());
                     }
                     None => self.counts.hit(Fault::SectorLost),
                 }

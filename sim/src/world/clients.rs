@@ -38,6 +38,20 @@ impl Client {
             armed: false,
         }
     }
+
+    fn twin(&self) -> Client {
+        Client::new(self.rng.clone(), Box::new(Mute))
+    }
+}
+
+/// A generator at its end.
+#[derive(Debug)]
+struct Mute;
+
+impl Generator for Mute {
+    fn next(&mut self, _: &mut Rng) -> Action {
+        Action::Stop
+    }
 }
 
 /// Who issued a request.
@@ -84,6 +98,19 @@ impl VolumeState {
             scan_left: 0,
             unread: Default::default(),
             synced: false,
+        }
+    }
+
+    /// The same volume without its process. Its clients act no more.
+    pub(super) fn twin(&self) -> VolumeState {
+        VolumeState {
+            name: self.name.clone(),
+            history: self.history.clone(),
+            transport: None,
+            clients: self.clients.iter().map(Client::twin).collect(),
+            image: Vec::new(),
+            unread: Default::default(),
+            ..*self
         }
     }
 

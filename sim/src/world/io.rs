@@ -59,6 +59,14 @@ enum MemoryOp {
 }
 
 impl Memory {
+    /// What is left of it when the process is gone.
+    pub(super) fn emptied(&self) -> Memory {
+        Memory {
+            next: self.next,
+            ..Memory::default()
+        }
+    }
+
     fn apply(&mut self, op: MemoryOp) -> Vec<u8> {
         let grow = |bytes: &mut Vec<u8>, end: u64| {
             if bytes.len() < end as usize {
@@ -305,9 +313,6 @@ impl World {
     /// Everything that the dead process waited for.
     pub(super) fn forget_io(&mut self) {
         self.owners.clear();
-        self.memory = Memory {
-            next: self.memory.next,
-            ..Memory::default()
-        };
+        self.memory = self.memory.emptied();
     }
 }

@@ -157,14 +157,27 @@ impl World {
         let Some(crash) = planned.plan.crash.filter(|c| c.after == planned.io_events) else {
             return Ok(());
         };
-        planned.crashed = true;
+        self.crash_as_planned(crash);
+        Ok(())
+    }
+
+    /// The planned crash takes place.
+    pub(super) fn crash_as_planned(&mut self, crash: PlannedCrash) {
+        if let Some(planned) = &mut self.planned {
+            planned.crashed = true;
+        }
         self.profile.cut = crash.cut;
         match crash.loss {
             Loss::Process => self.process_crash(),
             Loss::Host => self.host_crash(),
             Loss::Cache => self.host_loss(),
         }
-        Ok(())
+    }
+
+    /// Places so far at which a planned crash could have struck: [`PlannedCrash::after`] of the
+    /// last of them.
+    pub fn crash_places(&self) -> u64 {
+        self.planned.as_ref().map_or(0, |planned| planned.io_events)
     }
 
     /// Looks whether the stage of a planned world is over. False: the world is not planned, or

@@ -1,0 +1,42 @@
+//! Worlds that part at a crash: what stands before it is run once, whatever crashes follow.
+//!
+//! A crash ends the server process, and everything else in a world is plain data. So the twin of a
+//! world at the moment of a crash is a copy of all but the process, and goes on exactly as that
+//! world would have. It must not be used but for that.
+
+use std::sync::Arc;
+
+use super::plan::PlannedCrash;
+use super::{VolumeState, World};
+
+impl World {
+    /// This world, which is a planned one, as if `crash` were taking place right now.
+    pub fn crashed(&self, crash: PlannedCrash) -> World {
+        let mut twin = self.without_process();
+        twin.crash_as_planned(crash);
+        twin
+    }
+
+    fn without_process(&self) -> World {
+        World {
+            profile: self.profile.clone(),
+            heap: self.heap.clone(),
+            trace: self.trace.clone(),
+            latency: self.latency.clone(),
+            chance: self.chance.clone(),
+            disk: self.disk.clone(),
+            store: self.store.clone(),
+            rings: Arc::new(self.rings.copy()),
+            node: None,
+            volumes: self.volumes.iter().map(VolumeState::twin).collect(),
+            owners: Default::default(),
+            callers: self.callers.clone(),
+            memory: self.memory.emptied(),
+            requests: Default::default(),
+            planned: self.planned.clone(),
+            rings_reported: self.rings_reported.clone(),
+            faults: self.faults.clone(),
+            ..*self
+        }
+    }
+}
