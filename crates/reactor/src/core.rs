@@ -193,7 +193,7 @@ impl Core {
         let Some(flight) = self.flights.get(op.0) else {
             return;
         };
-        if flight.work.is_armed() {
+        if flight.armed {
             return;
         }
         if std::mem::replace(&mut flight.cancelled, true) {
@@ -282,13 +282,14 @@ impl Core {
             return OpId(u64::MAX);
         }
         let call = (after.is_none() && !work.empty()).then(|| work.call());
-        let untaken = work.held_until_taken();
+        let (armed, untaken) = (work.is_armed(), work.held_until_taken());
         let key = self.flights.insert(InFlight {
             source,
             token,
             work,
             file,
             cancelled: false,
+            armed,
         });
         match (after, call, target.flatten()) {
             (Some(after), _, _) => self.timers.push(Reverse((Instant::now() + after, key))),
@@ -524,8 +525,8 @@ impl Core {
         }
     }
 
-    /// Closes the ring, in the thread that owns it, and returns the memory of armed commands: the
-    /// kernel is done with it only when that thread has ended. What else is in flight does not
+    /// Closes the ring, in the thread that owns it, and returns the memory of armed commands:
+    /// drivers touch it in that thread, so it is free only when the thread has ended. What else is in flight does not
     /// end, so its memory is left behind. The second value is to be dropped last: the files.
     pub(crate) fn close_ring(self) -> (Vec<Buf>, impl Sized) {
         let Core {
@@ -546,6 +547,12 @@ impl Core {
         (memory, (Some(files), ready, timers))
     }
 
+    /// See [`Flights::arm`].
+    #[cfg(test)]
+    pub(crate) fn arm(&mut self, op: OpId) {
+        self.flights.arm(op.0);
+    }
+
     /// Cancels everything there is: the reactor's deadline has passed.
     pub(crate) fn cancel_all(&mut self) {
         let ops = self.flights.ids_where(|_| true);
@@ -562,3 +569,6 @@ impl fmt::Debug for Core {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -26,7 +26,7 @@ const DELIVERIES_PER_TURN: usize = 1024;
 /// (disk I/O) before it gives up and leaves their memory behind.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// How long the kernel may take after that to cancel what a closed ring had in flight.
+/// How long the thread may take after that to come out of the kernel.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Which driver to use.
@@ -94,7 +94,8 @@ pub struct StopReport {
     pub drained: Duration,
     /// Closing the ring and dropping the sources, in the reactor's thread.
     pub closed: Duration,
-    /// From then until the thread had ended, in which the kernel cancels what the ring still had.
+    /// From then until the thread had ended. What the ring still had, the kernel cancels after
+    /// that by itself; files of armed commands are closed some milliseconds later.
     pub ended: Duration,
     /// The thread had not ended when the patience with it did; the kernel still has its ring.
     /// Nothing else in the report is known then.
@@ -105,8 +106,8 @@ pub struct StopReport {
 struct Ended {
     report: StopReport,
     at: Instant,
-    /// Memory of armed commands. The kernel has let go of it only when the thread has ended, so
-    /// whoever joins the thread frees it.
+    /// Memory of armed commands. Drivers touch it in this thread only, so whoever joins the
+    /// thread frees it.
     _memory: Vec<Buf>,
 }
 
@@ -204,8 +205,7 @@ impl Reactor {
     }
 }
 
-/// Waits for a thread to the deadline. A thread that closed a ring waits in the kernel, on its way
-/// out, for all that the ring had in flight.
+/// Waits for a thread to the deadline: on its way out it is in the kernel, which may be stuck.
 fn join(thread: JoinHandle<Option<Ended>>, deadline: Instant) -> Option<StopReport> {
     let (joined, joining) = mpsc::sync_channel(1);
     let thread = Arc::new(Mutex::new(Some(thread)));
@@ -526,3 +526,6 @@ impl Loop {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -364,9 +364,25 @@ impl Uring {
     }
 }
 
+#[cfg(test)]
+impl Uring {
+    /// Puts memory of this process into a buffer slot, as a driver would put a request's.
+    ///
+    /// # Safety
+    ///
+    /// The memory stays mapped, and is touched by nobody while the ring uses it, until the ring
+    /// is closed.
+    pub(crate) unsafe fn fill_slot(&self, slot: u16, memory: libc::iovec) -> io::Result<()> {
+        let submitter = self.ring.submitter();
+        // SAFETY: the caller's promise.
+        unsafe { submitter.register_buffers_update(u32::from(slot), &[memory], None) }
+    }
+}
+
 impl Drop for Uring {
-    /// Closes the ring. What is in flight, armed commands alone if all went well, is cancelled
-    /// when the thread ends, which waits for it: their memory outlives both (`Core::close_ring`).
+    /// Closes the ring. What is in flight, armed commands alone if all went well, the kernel
+    /// cancels a little later, in a thread of its own, where their drivers no longer touch memory
+    /// of this process; until this thread has ended they may (`Core::close_ring`).
     fn drop(&mut self) {
         self.disarm_wake();
         self.empty_tables();

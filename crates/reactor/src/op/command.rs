@@ -53,7 +53,9 @@ impl Command {
     /// address or for another resource of this process, what it does there must be sound until
     /// the command has ended. Memory given by [`Command::buffer`] is held by the reactor as its
     /// [`Hold`] says; that this is long enough, and that `buf` is as large as the driver believes,
-    /// is the caller's promise too.
+    /// is the caller's promise too. For an armed command ([`Command::armed`]) that means a driver
+    /// which touches the memory in the thread that submitted the command, and nowhere else: the
+    /// kernel goes on cancelling for a moment after that thread has ended.
     pub unsafe fn new(
         file: FileIndex,
         opcode: u32,

@@ -277,10 +277,11 @@ impl Work {
         }
     }
 
-    /// A command's memory, for who must outlive the kernel's use of it.
+    /// The memory of an armed operation, for who must outlive the kernel's use of it.
     pub(crate) fn into_memory(self) -> Option<Buf> {
         match self {
             Work::Command(command) => command.into_memory(),
+            Work::Recv { buf, .. } => Some(buf),
             _ => None,
         }
     }

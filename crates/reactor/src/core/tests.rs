@@ -1,0 +1,364 @@
+//! Commands, their memory and buffer slots: on a double that decides when the kernel takes what
+//! was begun and when it answers, and on this host's ring.
+
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, RawFd};
+use std::rc::Rc;
+
+use super::*;
+use crate::driver::{Call, Uring, wake_fd};
+use crate::files::Target;
+use crate::handle::Shared;
+use crate::memory::memfd;
+use crate::op::{Command, Hold};
+
+/// What a double's driver was told, and what it is to answer.
+#[derive(Default)]
+struct Kernel {
+    started: Vec<(u64, Call)>,
+    cancelled: Vec<u64>,
+    /// Calls that the kernel has not taken.
+    queued: usize,
+    /// Whether an enter takes what is queued.
+    takes: bool,
+    results: Vec<(u64, i32)>,
+}
+
+struct Double(Rc<RefCell<Kernel>>);
+
+impl Drive for Double {
+    fn kind(&self) -> BackendKind {
+        BackendKind::IoUring
+    }
+    fn register(&mut self, _slot: u32, _fd: RawFd) -> bool {
+        true
+    }
+    fn unregister(&mut self, _slot: u32, _fd: RawFd, _fixed: bool) {}
+    unsafe fn start(&mut self, key: u64, _target: Target, call: Call) {
+        let mut kernel = self.0.borrow_mut();
+        kernel.started.push((key, call));
+        kernel.queued += 1;
+    }
+    fn all_taken(&mut self) -> bool {
+        self.0.borrow().queued == 0
+    }
+    fn register_slots(&mut self, _count: u16) -> io::Result<()> {
+        Ok(())
+    }
+    fn cancel(&mut self, key: u64) {
+        self.0.borrow_mut().cancelled.push(key);
+    }
+    fn close(&mut self, fd: OwnedFd) {
+        drop(fd);
+    }
+    fn wait(&mut self, _: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
+        let mut kernel = self.0.borrow_mut();
+        if kernel.takes {
+            kernel.queued = 0;
+        }
+        out.append(&mut kernel.results);
+        Ok(())
+    }
+}
+
+struct Idle;
+
+impl Source for Idle {
+    fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
+}
+
+fn core_over(driver: Box<dyn Drive>) -> Core {
+    let shared = Arc::new(Shared::new(wake_fd().unwrap()));
+    Core::new(driver, Handle { shared }, Pool::new(1 << 20, 4096).unwrap())
+}
+
+/// A core on a double, a source and a file of it.
+fn world() -> (Core, Rc<RefCell<Kernel>>, SourceId, FileIndex) {
+    let kernel = Rc::new(RefCell::new(Kernel {
+        takes: true,
+        ..Kernel::default()
+    }));
+    let mut core = core_over(Box::new(Double(Rc::clone(&kernel))));
+    let source = core.attach(|_| Idle);
+    let file = core.register(memfd(c"device", 4096).unwrap());
+    (core, kernel, source, file)
+}
+
+fn command(file: FileIndex) -> Command {
+    // SAFETY: the double's driver takes nothing for an address.
+    unsafe { Command::new(file, 7, [9; 16]) }
+}
+
+fn lend(core: &Core) -> Buf {
+    core.pool().take(4096, Need::Fresh).unwrap()
+}
+
+fn enter(core: &mut Core) {
+    core.drive(Some(Duration::ZERO)).unwrap();
+}
+
+fn answer(core: &mut Core, kernel: &RefCell<Kernel>, op: OpId, raw: i32) -> Completion {
+    kernel.borrow_mut().results.push((op.0, raw));
+    enter(core);
+    core.ready.pop_front().expect("a completion").2
+}
+
+#[test]
+fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_no_other() {
+    let (mut core, kernel, source, file) = world();
+    kernel.borrow_mut().takes = false;
+    let buf = lend(&core);
+    let op = command(file).buffer(buf, 8, Hold::UntilTaken).armed();
+    let op = core.submit(source, Token(1), Op::Command(op));
+    enter(&mut core);
+    assert_eq!(core.pool().stats().lent, 4096, "the kernel has not read it");
+    kernel.borrow_mut().takes = true;
+    enter(&mut core);
+    assert_eq!(core.pool().stats().lent, 0);
+    assert_eq!(core.stats().armed, 1, "the command goes on without it");
+    let end = answer(&mut core, &kernel, op, 3);
+    assert!(matches!(end, Completion::Commanded(None, 3)));
+}
+
+#[test]
+fn a_command_begun_by_the_results_of_an_enter_was_not_taken_by_it() {
+    let (mut core, kernel, source, file) = world();
+    let read = Op::Read {
+        file,
+        offset: 0,
+        buf: Buf::allocate(4096).unwrap(),
+    };
+    let read = core.submit(source, Token(1), read);
+    enter(&mut core);
+    let lent = command(file).buffer(lend(&core), 8, Hold::UntilTaken);
+    core.submit(source, Token(2), Op::Command(lent));
+    // The short read is continued, which queues a call behind that enter.
+    kernel.borrow_mut().results.push((read.0, 100));
+    enter(&mut core);
+    assert_eq!(core.pool().stats().lent, 0, "what was before it is taken");
+    let lent = command(file).buffer(lend(&core), 8, Hold::UntilTaken);
+    core.submit(source, Token(3), Op::Command(lent));
+    assert_eq!(core.pool().stats().lent, 4096);
+}
+
+#[test]
+fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
+    let (mut core, _kernel, source, file) = world();
+    let all = core.pool().take(1 << 20, Need::Fresh).unwrap();
+    let op = command(file).buffer(all, 8, Hold::UntilTaken).armed();
+    core.submit(source, Token(1), Op::Command(op));
+    assert!(!core.enter_frees(), "nobody waits");
+    assert!(core.buffer(source, Token(2), 4096, Need::Fresh).is_none());
+    assert!(core.enter_frees());
+    enter(&mut core);
+    core.grant_buffers();
+    let (_, token, granted) = core
+        .ready
+        .pop_front()
+        .expect("the buffer that was waited for");
+    assert!(token == Token(2) && matches!(granted, Completion::Buffer(_)));
+}
+
+#[test]
+fn a_buffer_held_until_done_is_named_in_the_payload_and_comes_back() {
+    let (mut core, kernel, source, file) = world();
+    let mut buf = lend(&core);
+    buf.fill(5);
+    let address = buf.raw() as u64;
+    let op = command(file).sqe_addr(77).buffer(buf, 8, Hold::UntilDone);
+    let op = core.submit(source, Token(1), Op::Command(op));
+    let (_, call) = kernel.borrow().started[0];
+    let Call::Command {
+        opcode: 7,
+        payload,
+        sqe_addr: Some(77),
+    } = call
+    else {
+        panic!("another call: {call:?}")
+    };
+    assert_eq!(payload[..8], [9; 8]);
+    assert_eq!(payload[8..], address.to_ne_bytes());
+    enter(&mut core);
+    assert_eq!(core.pool().stats().lent, 4096);
+    let Completion::Commanded(Some(buf), 0) = answer(&mut core, &kernel, op, 0) else {
+        panic!("the buffer is gone")
+    };
+    assert!(buf.iter().all(|&byte| byte == 5));
+}
+
+#[test]
+fn a_drivers_answer_is_given_as_it_is() {
+    let (mut core, kernel, source, file) = world();
+    for raw in [0, 1, 4096, -libc::EINTR, -libc::EAGAIN, -libc::ENODEV] {
+        let op = core.submit(source, Token(1), Op::Command(command(file)));
+        let end = answer(&mut core, &kernel, op, raw);
+        assert!(matches!(end, Completion::Commanded(None, seen) if seen == raw));
+    }
+    assert_eq!(kernel.borrow().started.len(), 6, "one was repeated");
+    core.close(file);
+    core.submit(source, Token(2), Op::Command(command(file).armed()));
+    let end = core.ready.pop_front().unwrap().2;
+    assert!(matches!(end, Completion::Commanded(None, raw) if raw == -libc::EBADF));
+}
+
+#[test]
+fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() {
+    let (mut core, kernel, source, file) = world();
+    let armed = core.submit(source, Token(1), Op::Command(command(file).armed()));
+    let other = core.submit(source, Token(2), Op::Command(command(file)));
+    core.cancel(armed);
+    core.close(file);
+    core.detach(source);
+    core.cancel_all();
+    assert_eq!(kernel.borrow().cancelled, [other.0]);
+    answer(&mut core, &kernel, other, -libc::ECANCELED);
+    core.deliver(source);
+    assert!(!core.release(source), "released with an armed command");
+    assert_eq!((core.stats().armed, core.stats().files), (1, 1));
+    answer(&mut core, &kernel, armed, -libc::ENODEV);
+    core.deliver(source);
+    assert!(core.release(source));
+    let stats = core.stats();
+    assert_eq!((stats.ops, stats.armed, stats.files), (0, 0, 0));
+}
+
+#[test]
+fn closing_hands_out_the_memory_of_armed_commands_instead_of_freeing_it() {
+    let (mut core, _kernel, source, file) = world();
+    for hold in [Hold::UntilDone, Hold::UntilTaken] {
+        let op = command(file).buffer(Buf::allocate(10).unwrap(), 0, hold);
+        core.submit(source, Token(1), Op::Command(op.armed()));
+    }
+    let (memory, rest) = core.close_ring();
+    assert_eq!(memory.len(), 2);
+    drop(rest);
+}
+
+#[test]
+fn a_source_that_is_gone_leaves_its_buffer_slots() {
+    let (mut core, _kernel, source, _file) = world();
+    assert!(core.take_slots(1).is_none(), "nobody asked for the table");
+    core.slots_enable().unwrap();
+    core.slots_enable().unwrap();
+    let all = core.stats().slots;
+    core.take_slots_for(source, 100).unwrap();
+    let mine = core.take_slots(10).unwrap();
+    assert_eq!(core.stats().slots, all - 110);
+    core.detach(source);
+    assert!(core.release(source));
+    assert_eq!(core.stats().slots, all - 10);
+    core.give_slots(&mine);
+    assert_eq!(core.stats().slots, all);
+}
+
+/// A mapping at an address that fits into 32 bits: for memory of this process, unlike for a
+/// driver's, the position in a slot is the address.
+struct LowMemory {
+    start: *mut libc::c_void,
+}
+
+const LOW_BYTES: usize = 1 << 20;
+
+impl LowMemory {
+    fn map() -> LowMemory {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        for place in 0x1000..0x2000_usize {
+            let wanted = std::ptr::without_provenance_mut(place << 16);
+            // SAFETY: a mapping that replaces none touches no memory of ours.
+            let start = unsafe { libc::mmap(wanted, LOW_BYTES, protection, flags, -1, 0) };
+            if start == wanted {
+                return LowMemory { start };
+            }
+        }
+        panic!("no room below 4 GiB");
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: mapped above with that length; only one borrow at a time, by `&mut self`.
+        unsafe { std::slice::from_raw_parts_mut(self.start.cast(), LOW_BYTES) }
+    }
+}
+
+impl Drop for LowMemory {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `map`; no borrow is left.
+        unsafe { libc::munmap(self.start, LOW_BYTES) };
+    }
+}
+
+fn wait_for(core: &mut Core) -> Completion {
+    let until = Instant::now() + Duration::from_secs(20);
+    while core.ready.is_empty() {
+        assert!(Instant::now() < until, "no completion came");
+        core.drive(Some(Duration::from_secs(1))).unwrap();
+    }
+    core.ready.pop_front().unwrap().2
+}
+
+#[test]
+fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
+    let mut memory = LowMemory::map();
+    let mut ring = match Uring::new(8, 64, wake_fd().unwrap()) {
+        Ok(ring) => ring,
+        Err(error) => return println!("skipped: io_uring: {error}"),
+    };
+    if let Err(error) = ring.register_slots(BufferSlots::COUNT) {
+        return println!("skipped: a table of buffer slots: {error}");
+    }
+    let iovec = libc::iovec {
+        iov_base: memory.start,
+        iov_len: LOW_BYTES,
+    };
+    // SAFETY: the mapping outlives the ring, and is looked at only between operations.
+    unsafe { ring.fill_slot(5, iovec) }.unwrap();
+    let at = memory.start as u32;
+    let mut core = core_over(Box::new(ring));
+    let source = core.attach(|_| Idle);
+    let file = memfd(c"disk", 300_000).unwrap();
+    assert!(file.as_raw_fd() >= 0);
+    let file = core.register(file);
+    memory.bytes()[..100_000].fill(3);
+    let write = |at, len, slot| Op::WriteFixed {
+        file,
+        offset: 200_000,
+        slot,
+        at,
+        len,
+    };
+    let read = |offset, slot| Op::ReadFixed {
+        file,
+        offset,
+        slot,
+        at: at + 500_000,
+        len: 100_000,
+    };
+    core.submit(source, Token(0), write(at, 100_000, 5));
+    assert!(matches!(wait_for(&mut core), Completion::Moved(Ok(()))));
+    core.submit(source, Token(0), read(200_000, 5));
+    assert!(matches!(wait_for(&mut core), Completion::Moved(Ok(()))));
+    let seen = &memory.bytes()[500_000..];
+    assert!(seen[..100_000].iter().all(|&byte| byte == 3) && seen[100_000] == 0);
+    core.submit(source, Token(0), write(at, 0, 5));
+    assert!(matches!(wait_for(&mut core), Completion::Moved(Ok(()))));
+
+    // Beyond the file's end, beyond the slot's memory, a slot with nothing in it, no such slot.
+    let refused = [
+        (read(250_000, 5), None),
+        (
+            write(at + LOW_BYTES as u32 - 10, 100, 5),
+            Some(libc::EFAULT),
+        ),
+        (write(at, 100, 6), Some(libc::EFAULT)),
+        (write(at, 100, u16::MAX), Some(libc::EFAULT)),
+    ];
+    for (op, errno) in refused {
+        core.submit(source, Token(0), op);
+        let Completion::Moved(Err(error)) = wait_for(&mut core) else {
+            panic!("taken for success")
+        };
+        assert_eq!(error.raw_os_error(), errno);
+    }
+    core.close(file);
+    drop(core);
+}

@@ -1,0 +1,164 @@
+//! Stops with operations that end with the ring only.
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{Sender, channel};
+
+use super::*;
+use crate::op::{Completion, Op, Token};
+use crate::pool::Need;
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Waits for what never comes, armed.
+struct Waits {
+    dropped: Sender<()>,
+    stays: bool,
+}
+
+impl Waits {
+    fn on(cx: &mut Cx<'_>, socket: UnixStream, dropped: Sender<()>, stays: bool) -> Waits {
+        let file = cx.register(OwnedFd::from(socket));
+        let buf = cx
+            .buffer(Token(0), 4096, Need::Fresh)
+            .expect("the pool is full");
+        let recv = Op::Recv {
+            file,
+            buf,
+            at: 0,
+            exact: false,
+        };
+        let op = cx.submit(Token(1), recv);
+        cx.arm(op);
+        Waits { dropped, stays }
+    }
+}
+
+impl Source for Waits {
+    fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
+    fn stop(&mut self, cx: &mut Cx<'_>) {
+        if !self.stays {
+            cx.detach();
+        }
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let _ = self.dropped.send(());
+    }
+}
+
+fn ring() -> Option<Reactor> {
+    let config = Config {
+        backend: BackendChoice::Only(BackendKind::IoUring),
+        ..Config::default()
+    };
+    match Reactor::start(config) {
+        Ok(reactor) => Some(reactor),
+        Err(error) => {
+            println!("skipped: io_uring: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn a_stop_closes_the_ring_under_armed_commands_at_once_and_nothing_is_left_open() {
+    for stays in [false, true] {
+        let Some(reactor) = ring() else { return };
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (to, dropped) = channel();
+        reactor
+            .handle()
+            .attach(move |cx| Waits::on(cx, theirs, to, stays))
+            .unwrap();
+        let began = Instant::now();
+        let within = if stays {
+            Duration::from_millis(50)
+        } else {
+            DEADLINE
+        };
+        let report = reactor.stop(within);
+        assert!(began.elapsed() < DEADLINE / 2, "{report:?}");
+        assert_eq!(
+            (report.ops_armed, report.ops_abandoned, report.left),
+            (1, 0, false)
+        );
+        assert_eq!(report.sources_cut, usize::from(stays));
+        assert!(report.drained >= if stays { within } else { Duration::ZERO });
+        assert!(report.drained + report.closed + report.ended <= began.elapsed());
+        dropped.try_recv().expect("the source is dropped");
+        // Neither the operation nor the ring's table keeps the socket: the kernel cancels what
+        // a closed ring had by itself, some milliseconds later.
+        ours.set_read_timeout(Some(DEADLINE)).unwrap();
+        let seen = (&ours).read(&mut [0; 1]);
+        assert_eq!(seen.unwrap(), 0, "its socket is open");
+    }
+}
+
+#[test]
+fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
+    let Some(reactor) = ring() else { return };
+    let (_ours, theirs) = UnixStream::pair().unwrap();
+    let (to, dropped) = channel();
+    let (told, counted) = channel();
+    let handle = reactor.handle().clone();
+    handle
+        .attach(move |cx| {
+            cx.detach();
+            Waits::on(cx, theirs, to, false)
+        })
+        .unwrap();
+    // Each message is taken in a turn after the departures of the one before.
+    for _ in 0..10 {
+        let told = told.clone();
+        handle
+            .post(move |core| told.send(core.stats()).unwrap())
+            .unwrap();
+        let stats = counted.recv_timeout(DEADLINE).unwrap();
+        assert_eq!((stats.sources, stats.armed), (1, 1));
+    }
+    dropped
+        .try_recv()
+        .expect_err("dropped under a command in flight");
+    assert_eq!(reactor.stop(DEADLINE).ops_armed, 1);
+    dropped.try_recv().expect("the source is dropped");
+}
+
+#[test]
+fn a_thread_that_does_not_end_is_reported_and_left() {
+    let (end, ended) = channel::<()>();
+    let thread = std::thread::spawn(move || {
+        let _ = ended.recv();
+        None
+    });
+    let report = join(thread, Instant::now() + Duration::from_millis(20)).unwrap();
+    assert!(report.left);
+    drop(end);
+}
+
+#[test]
+fn the_thread_is_an_io_flusher_where_it_was_asked_for_and_granted() {
+    for asked in [true, false] {
+        let reactor = Reactor::start(Config {
+            io_flusher: asked,
+            ..Config::default()
+        })
+        .unwrap();
+        let (to, told) = channel();
+        reactor
+            .handle()
+            .post(move |_| to.send(rustix::process::is_io_flusher()).unwrap())
+            .unwrap();
+        match told.recv_timeout(DEADLINE).unwrap() {
+            Ok(is) => assert_eq!((is, reactor.io_flusher()), (asked, asked)),
+            // Without CAP_SYS_RESOURCE even asking is refused.
+            Err(error) => {
+                println!("skipped: I/O flusher: {error}");
+                assert!(!reactor.io_flusher());
+            }
+        }
+    }
+}
