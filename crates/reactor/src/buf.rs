@@ -154,6 +154,13 @@ impl Buf {
         self.len = self.len.min(len);
     }
 
+    /// Shows the first `len` bytes of its room, with whatever is in them. `len` is at most
+    /// [`Buf::room`].
+    pub fn show(&mut self, len: usize) {
+        assert!(len <= self.room, "showing {len} of {} bytes", self.room);
+        self.len = len;
+    }
+
     /// How long [`Buf::pad_to`] could make it.
     pub fn room(&self) -> usize {
         self.room
@@ -258,6 +265,15 @@ mod tests {
         buf.pad_to(4096);
         assert!(buf[..512].iter().all(|&byte| byte == 9));
         assert!(buf[512..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn what_was_hidden_can_be_shown_again_as_it_was() {
+        let mut buf = Buf::allocate(4096).unwrap();
+        buf.fill(9);
+        buf.truncate(512);
+        buf.show(4096);
+        assert!(buf.iter().all(|&byte| byte == 9));
     }
 
     #[test]
