@@ -10,10 +10,13 @@ pub mod control;
 pub mod error;
 mod features;
 pub mod negotiate;
+pub mod queue;
+mod request;
 pub mod spec;
 pub mod sys;
 
 pub use crate::error::Error;
 pub use crate::features::Features;
 pub use crate::negotiate::{Dropped, Granted};
+pub use crate::request::{Answer, Data, Request};
 pub use crate::spec::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Want, Wants};

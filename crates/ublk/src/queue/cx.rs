@@ -1,0 +1,113 @@
+//! A handler's view of its queue and of the reactor.
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+
+use reactor::{Buf, FileIndex, Need, Op, OpId, Port, Token};
+
+use super::hw::Hw;
+use super::{KEY_RETURNED, token};
+use crate::request::{Answer, Request};
+
+/// What a handler has during a call: its queue, and through it the reactor.
+///
+/// It is a [`Port`] like the reactor's own, so that what is written for one runs on it. Tokens and
+/// keys of the highest bit are the queue's; using one panics.
+pub struct QueueCx<'a, P: Port> {
+    pub(super) hw: &'a mut Hw,
+    pub(super) port: &'a mut P,
+}
+
+impl<P: Port> fmt::Debug for QueueCx<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueueCx({})", self.hw.queue())
+    }
+}
+
+impl<P: Port> QueueCx<'_, P> {
+    /// The hardware queue's number.
+    pub fn queue(&self) -> u16 {
+        self.hw.queue()
+    }
+
+    /// Its tags.
+    pub fn depth(&self) -> u16 {
+        self.hw.depth()
+    }
+
+    /// The character device, on which requests with a window are read and written.
+    pub fn char_device(&self) -> FileIndex {
+        self.hw.file()
+    }
+
+    /// Answers a request in place. Its result goes to the driver with all others of this turn.
+    pub fn answer(&mut self, request: Request, answer: Answer) {
+        if let Some(returned) = request.into_returned(&self.hw.home, answer) {
+            self.hw.answered(self.port, returned);
+        }
+    }
+
+    /// All of it was done.
+    pub fn complete(&mut self, request: Request) {
+        self.answer(request, Answer::Done);
+    }
+
+    /// It failed with this errno (positive).
+    pub fn fail(&mut self, request: Request, errno: i32) {
+        self.answer(request, Answer::Failed(errno));
+    }
+}
+
+impl<P: Port> Port for QueueCx<'_, P> {
+    fn submit(&mut self, token: Token, op: Op) -> OpId {
+        self.port.submit(token::of_handler(token), op)
+    }
+
+    fn cancel(&mut self, op: OpId) {
+        self.port.cancel(op);
+    }
+
+    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        self.port.buffer(token::of_handler(token), len, need)
+    }
+
+    fn reserve_len(&self) -> usize {
+        self.port.reserve_len()
+    }
+
+    fn register(&mut self, fd: Arc<OwnedFd>) -> FileIndex {
+        self.port.register(fd)
+    }
+
+    fn close(&mut self, file: FileIndex) {
+        self.port.close(file);
+    }
+
+    fn slots_enable(&mut self) -> io::Result<()> {
+        self.port.slots_enable()
+    }
+
+    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        self.port.take_slots(count)
+    }
+
+    fn give_slots(&mut self, slots: &[u16]) {
+        self.port.give_slots(slots);
+    }
+
+    fn request_turn(&mut self) {
+        self.port.request_turn();
+    }
+
+    fn waker(&self, key: u64) -> Waker {
+        assert!(key != KEY_RETURNED, "this key is the queue's own");
+        self.port.waker(key)
+    }
+
+    /// A handler cannot leave alone: tags would be lost. Its queue leaves with the device or with
+    /// the reactor.
+    fn detach(&mut self) {}
+}

@@ -1,0 +1,589 @@
+//! The driver's side of a queue: hands tags to the driver, takes requests from it, gives results
+//! back. It knows neither handlers nor what requests mean.
+//!
+//! Only -ENODEV retires a tag. Every other refusal leaves the tag ours, so its command is sent
+//! again after a pause that grows; a result that is refused again and again becomes EIO, because
+//! some result must be taken: a tag that is lost hangs the removal of its device.
+//!
+//! Commands are only queued here. The reactor hands over all of a turn with one enter.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use blkmq::io::{Op as Ask, SECTOR_BYTES};
+use reactor::{Buf, FileIndex, Op, Port};
+
+use super::mode::{Arrival, Commit, Driver, Mode, get_data};
+use super::tags::{Sent, State, Tags};
+use super::token::{self, Kind};
+use super::{Counters, Descriptors, KEY_RETURNED, QueueParts, Watch};
+use crate::request::{Answer, Data, Home, Request, Returned, Told};
+use crate::sys::{self, IoDescriptor};
+
+/// A result that was refused this often becomes EIO.
+const REFUSALS_MAX: u8 = 3;
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// How long a queue whose first tag was retired waits for the others. A quiesced driver may leave
+/// some armed for ever.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Why a queue is about to leave its reactor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    No,
+    /// The driver retired a tag: it retires all.
+    Aborted {
+        grace_over: bool,
+    },
+    /// The reactor stops.
+    Stopping,
+}
+
+pub(super) struct Hw {
+    queue: u16,
+    depth: u16,
+    io_bytes_max: u32,
+    /// Whether a driver that has no idle tag left misses the server's exit (before 6.16).
+    exit_needs_idle_tag: bool,
+    user_copy: bool,
+    char_device: Arc<OwnedFd>,
+    file: Option<FileIndex>,
+    descriptors: Descriptors,
+    mode: Mode,
+    tags: Tags,
+    leaving: Leaving,
+    detached: bool,
+    pub(super) home: Arc<Home>,
+    waker: Waker,
+    pub(super) counters: Arc<Counters>,
+    pub(super) watch: Arc<dyn Watch>,
+}
+
+impl Hw {
+    pub(super) fn new(parts: QueueParts) -> Hw {
+        let user_copy = parts.flags & sys::F_USER_COPY != 0;
+        let mode = Mode::new(
+            parts.flags,
+            parts.depth,
+            parts.io_bytes_max,
+            parts.slots_max,
+            parts.pool,
+        );
+        Hw {
+            queue: parts.queue,
+            depth: parts.depth,
+            io_bytes_max: parts.io_bytes_max,
+            exit_needs_idle_tag: parts.flags & sys::F_PER_IO_TASK == 0,
+            user_copy,
+            char_device: parts.char_device,
+            file: None,
+            descriptors: parts.descriptors,
+            mode,
+            tags: Tags::new(parts.depth),
+            leaving: Leaving::No,
+            detached: false,
+            home: Home::new(),
+            waker: Waker::noop().clone(),
+            counters: parts.counters,
+            watch: parts.watch,
+        }
+    }
+
+    pub(super) fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    pub(super) fn depth(&self) -> u16 {
+        self.depth
+    }
+
+    /// The character device, once the queue has begun.
+    pub(super) fn file(&self) -> FileIndex {
+        self.file
+            .expect("set when the queue begins, before any call of a handler")
+    }
+
+    fn driver(&self) -> Driver {
+        Driver {
+            file: self.file(),
+            queue: self.queue,
+        }
+    }
+
+    /// Registers what is needed and gives every tag to the driver.
+    pub(super) fn begin<P: Port>(&mut self, port: &mut P) {
+        self.file = Some(port.register(Arc::clone(&self.char_device)));
+        self.waker = port.waker(KEY_RETURNED);
+        self.home.settle(self.waker.clone());
+        if let Mode::ZeroCopy(zero_copy) = &mut self.mode {
+            zero_copy.begin(port);
+        }
+        for tag in 0..self.depth {
+            self.send(port, tag, None);
+        }
+        self.watch.armed(self.queue);
+    }
+
+    /// Sends what `sent` of the tag says.
+    fn send<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>) {
+        let driver = self.driver();
+        let (sent, op) = (self.tags.of(tag).sent, self.tags.of(tag).op);
+        let command = match sent {
+            Sent::Fetch => self.mode.fetch(driver, tag),
+            Sent::Commit { result } => self.mode.commit(
+                driver,
+                Commit {
+                    tag,
+                    result,
+                    op,
+                    buf,
+                },
+            ),
+            Sent::Prepare => return self.prepare(port, tag),
+        };
+        let Some(command) = command else {
+            // Memory is short, or what a read brought is gone with the command that was refused.
+            return self.refused(port, tag, None, -libc::ENOMEM);
+        };
+        self.tags.set(tag, State::Armed);
+        port.submit(token::own(Kind::Command, tag), Op::Command(command));
+    }
+
+    /// A fetch or commit has ended. A request that came of it.
+    pub(super) fn commanded<P: Port>(
+        &mut self,
+        port: &mut P,
+        tag: u16,
+        buf: Option<Buf>,
+        raw: i32,
+    ) -> Option<Request> {
+        match raw {
+            sys::RESULT_OK => {
+                self.tags.of(tag).refused = 0;
+                self.came(port, tag, buf)
+            }
+            sys::RESULT_NEED_GET_DATA => {
+                self.tags.of(tag).refused = 0;
+                self.owed(port, tag);
+                None
+            }
+            sys::RESULT_ABORT => {
+                self.retired(port, tag);
+                None
+            }
+            _ => {
+                self.refused(port, tag, buf, raw);
+                None
+            }
+        }
+    }
+
+    /// Whether a request that comes now is to stay with the driver.
+    fn leaves_it(&self) -> bool {
+        let last_idle = self.exit_needs_idle_tag && self.tags.count(State::Armed) == 0;
+        self.leaving == Leaving::Stopping && !last_idle
+    }
+
+    /// A request came, with its bytes where the mode has them before the server looks.
+    fn came<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>) -> Option<Request> {
+        self.tags.set(tag, State::Served);
+        if self.leaves_it() {
+            self.leave_tag(port, tag);
+            return None;
+        }
+        let descriptor = self.descriptors.get(tag);
+        let bytes = match self.check(&descriptor) {
+            Ok(bytes) => bytes,
+            Err(errno) => {
+                self.describe(tag, descriptor.op(), 0);
+                self.give(port, tag, -errno, buf);
+                return None;
+            }
+        };
+        self.describe(tag, descriptor.op(), bytes);
+        match self.mode.arrived(tag, descriptor.op_flags, bytes, buf) {
+            Arrival::Ready(data) => {
+                if matches!((&self.mode, &data), (Mode::ZeroCopy(_), Data::Window)) {
+                    self.counters.fallbacks.one();
+                }
+                Some(self.request(tag, &descriptor, data))
+            }
+            Arrival::Register => {
+                self.counters.fallbacks.one();
+                self.tags.set(tag, State::Owed);
+                self.prepare(port, tag);
+                None
+            }
+        }
+    }
+
+    fn describe(&mut self, tag: u16, op: u8, bytes: u32) {
+        let of = self.tags.of(tag);
+        (of.op, of.bytes) = (op, bytes);
+    }
+
+    /// Bytes that a request carries, or the errno of one that makes no sense.
+    fn check(&self, descriptor: &IoDescriptor) -> Result<u32, i32> {
+        match descriptor.op() {
+            sys::OP_READ | sys::OP_WRITE => {
+                let bytes = u64::from(descriptor.sectors) * SECTOR_BYTES;
+                if bytes == 0 || bytes > u64::from(self.io_bytes_max) {
+                    self.counters.faults.one();
+                    return Err(libc::EIO);
+                }
+                Ok(bytes as u32)
+            }
+            sys::OP_FLUSH | sys::OP_DISCARD | sys::OP_WRITE_ZEROES => Ok(0),
+            _ => Err(libc::EOPNOTSUPP),
+        }
+    }
+
+    fn request(&mut self, tag: u16, descriptor: &IoDescriptor, data: Data) -> Request {
+        self.counters.requests.one();
+        let (sector, sectors) = (descriptor.sector, descriptor.sectors);
+        let fua = descriptor.has(sys::IO_FUA);
+        let (wide, bytes) = (u64::from(sectors), self.tags.of(tag).bytes);
+        let op = match descriptor.op() {
+            sys::OP_READ => Ask::Read { sector, sectors },
+            sys::OP_WRITE => Ask::Write {
+                sector,
+                sectors,
+                fua,
+            },
+            sys::OP_DISCARD => Ask::Discard {
+                sector,
+                sectors: wide,
+                fua,
+            },
+            sys::OP_WRITE_ZEROES => Ask::WriteZeroes {
+                sector,
+                sectors: wide,
+                fua,
+            },
+            _ => Ask::Flush,
+        };
+        let window = (self.user_copy && bytes > 0).then(|| sys::data_offset(self.queue, tag, 0));
+        let told = Told {
+            tag,
+            op,
+            keep_allocated: descriptor.has(sys::IO_NO_UNMAP),
+            window,
+        };
+        Request::new(Arc::clone(&self.home), told, data)
+    }
+
+    /// A write was announced: its bytes are owed.
+    fn owed<P: Port>(&mut self, port: &mut P, tag: u16) {
+        self.tags.set(tag, State::Owed);
+        if self.leaves_it() {
+            return self.leave_tag(port, tag);
+        }
+        self.prepare(port, tag);
+    }
+
+    /// Gets an owed request what it needs before the handler may see it: a buffer with its bytes,
+    /// or a slot with its pages.
+    fn prepare<P: Port>(&mut self, port: &mut P, tag: u16) {
+        let of = self.tags.of(tag);
+        of.sent = Sent::Prepare;
+        match &mut self.mode {
+            Mode::GetData(get_data) => {
+                let descriptor = self.descriptors.get(tag);
+                let bytes = usize::try_from(u64::from(descriptor.sectors) * SECTOR_BYTES);
+                let bytes = bytes.unwrap_or(usize::MAX).max(1);
+                match get_data.take(port, &self.waker, tag, bytes) {
+                    Some(buf) => self.fetch_data(port, tag, buf),
+                    None => self.wait(tag),
+                }
+            }
+            Mode::ZeroCopy(zero_copy) => match zero_copy.take_own(tag) {
+                Some(slot) => self.register(port, tag, slot),
+                None => self.wait(tag),
+            },
+            Mode::UserCopy | Mode::Copy(_) => {
+                // The driver announced what this mode does not know. Answering would be refused
+                // as well: try as a plain request.
+                self.counters.faults.one();
+                self.refused(port, tag, None, -libc::EPROTO);
+            }
+        }
+    }
+
+    fn wait(&mut self, tag: u16) {
+        self.counters.waits.one();
+        self.tags.set(tag, State::Owed);
+    }
+
+    fn fetch_data<P: Port>(&mut self, port: &mut P, tag: u16, buf: Buf) {
+        self.tags.set(tag, State::Fetching);
+        let command = get_data::fetch_data(self.driver(), tag, buf);
+        port.submit(token::own(Kind::GetData, tag), Op::Command(command));
+    }
+
+    /// The buffer that a write waited for.
+    pub(super) fn buffer_came<P: Port>(&mut self, port: &mut P, tag: u16, buf: Buf) {
+        // A tag that was left meanwhile needs none.
+        if self.tags.state(tag) == State::Owed {
+            self.fetch_data(port, tag, buf);
+        }
+    }
+
+    /// A pool of the user's may have something.
+    pub(super) fn pool_woken<P: Port>(&mut self, port: &mut P) {
+        while let Mode::GetData(get_data) = &mut self.mode
+            && let Some((tag, buf)) = get_data.next_waiting(&self.waker)
+        {
+            self.buffer_came(port, tag, buf);
+        }
+    }
+
+    /// A write's bytes came, or the driver said something else about its tag.
+    pub(super) fn data_came<P: Port>(
+        &mut self,
+        port: &mut P,
+        tag: u16,
+        buf: Option<Buf>,
+        raw: i32,
+    ) -> Option<Request> {
+        let Some(mut buf) = buf.filter(|_| raw == sys::RESULT_OK) else {
+            return self.commanded(port, tag, None, raw);
+        };
+        self.tags.of(tag).refused = 0;
+        self.tags.set(tag, State::Served);
+        if self.leaves_it() {
+            self.leave_tag(port, tag);
+            return None;
+        }
+        // Anew: the driver shortens it where it could not copy all.
+        let descriptor = self.descriptors.get(tag);
+        let checked = self.check(&descriptor);
+        let bytes = checked.unwrap_or(0);
+        self.describe(tag, descriptor.op(), bytes);
+        if bytes == 0 || bytes as usize > buf.len() {
+            self.counters.faults.one();
+            self.give(port, tag, -libc::EIO, None);
+            return None;
+        }
+        buf.truncate(bytes as usize);
+        Some(self.request(tag, &descriptor, Data::Buffer(buf)))
+    }
+
+    fn register<P: Port>(&mut self, port: &mut P, tag: u16, slot: u16) {
+        self.tags.set(tag, State::Fetching);
+        self.tags.of(tag).slot = Some(slot);
+        let command = self
+            .driver()
+            .plain(sys::IO_REGISTER_BUFFER, tag, 0, u64::from(slot));
+        port.submit(token::own(Kind::Register, tag), Op::Command(command));
+    }
+
+    /// A request's pages are in its slot, or not.
+    pub(super) fn registered<P: Port>(
+        &mut self,
+        port: &mut P,
+        tag: u16,
+        raw: i32,
+    ) -> Option<Request> {
+        let slot = self.tags.of(tag).slot?;
+        if raw < 0 {
+            tracing::warn!(
+                queue = self.queue,
+                tag,
+                slot,
+                errno = -raw,
+                "a buffer slot was refused"
+            );
+            self.tags.of(tag).slot = None;
+            self.slot_free(port, slot);
+            self.tags.set(tag, State::Served);
+            self.give(port, tag, -libc::EIO, None);
+            return None;
+        }
+        self.tags.set(tag, State::Served);
+        let descriptor = self.descriptors.get(tag);
+        Some(self.request(tag, &descriptor, Data::Fixed { slot }))
+    }
+
+    /// A slot was emptied: the next request in line gets it.
+    pub(super) fn slot_free<P: Port>(&mut self, port: &mut P, slot: u16) {
+        let Mode::ZeroCopy(zero_copy) = &mut self.mode else {
+            return;
+        };
+        if let Some(next) = zero_copy.give_own(slot) {
+            self.register(port, next, slot);
+        }
+    }
+
+    /// The driver takes no more from this tag.
+    fn retired<P: Port>(&mut self, port: &mut P, tag: u16) {
+        self.counters.aborts.one();
+        self.tags.set(tag, State::Retired);
+        if self.leaving == Leaving::No {
+            self.counters
+                .owned_at_abort
+                .set(u64::from(self.tags.owned()));
+            self.leaving = Leaving::Aborted { grace_over: false };
+            port.submit(token::own(Kind::Grace, 0), Op::Timeout { after: GRACE });
+        }
+    }
+
+    pub(super) fn grace_over(&mut self) {
+        if let Leaving::Aborted { grace_over } = &mut self.leaving {
+            *grace_over = true;
+        }
+    }
+
+    /// The driver did not take a command: the tag is ours, and its command is to be sent again.
+    fn refused<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>, raw: i32) {
+        self.counters.rearms.one();
+        self.mode.keep(tag, buf);
+        let of = self.tags.of(tag);
+        of.refused = of.refused.saturating_add(1);
+        let refused = of.refused;
+        if let Sent::Commit { result } = &mut of.sent
+            && (refused > REFUSALS_MAX || raw == -libc::ENOMEM)
+            && *result != -libc::EIO
+        {
+            *result = -libc::EIO;
+            self.counters.commits_lost.one();
+        }
+        if refused == 1 {
+            let (queue, sent) = (self.queue, of.sent);
+            tracing::warn!(
+                queue,
+                tag,
+                ?sent,
+                errno = -raw,
+                "the driver refused a command"
+            );
+            if sent == Sent::Fetch {
+                self.watch.fetch_failed(self.queue, -raw);
+            }
+        }
+        if self.leaving == Leaving::Stopping && self.tags.of(tag).sent == Sent::Fetch {
+            return self.tags.set(tag, State::Left);
+        }
+        self.tags.set(tag, State::Pausing);
+        let after = PAUSE_MIN * (1 << u32::from(refused.min(11) - 1));
+        let after = after.min(PAUSE_MAX);
+        port.submit(token::own(Kind::Pause, tag), Op::Timeout { after });
+    }
+
+    /// The pause is over.
+    pub(super) fn again<P: Port>(&mut self, port: &mut P, tag: u16) {
+        if self.tags.state(tag) == State::Pausing {
+            self.send(port, tag, None);
+        }
+    }
+
+    /// An answered request.
+    pub(super) fn answered<P: Port>(&mut self, port: &mut P, returned: Returned) {
+        let Returned { tag, answer, buf } = returned;
+        debug_assert_eq!(self.tags.state(tag), State::Served, "answered once");
+        if self.tags.state(tag) != State::Served {
+            return;
+        }
+        if answer == Answer::Abandoned {
+            self.mode.keep(tag, buf);
+            return self.leave_tag(port, tag);
+        }
+        let result = self.result(tag, answer, buf.as_ref());
+        self.give(port, tag, result, buf);
+    }
+
+    /// What the driver is told of an answer.
+    fn result(&mut self, tag: u16, answer: Answer, buf: Option<&Buf>) -> i32 {
+        let (op, bytes) = (self.tags.of(tag).op, self.tags.of(tag).bytes);
+        let moved = match answer {
+            Answer::Done => bytes,
+            Answer::Part(part) => {
+                let sane =
+                    part > 0 && part <= bytes && u64::from(part).is_multiple_of(SECTOR_BYTES);
+                if !sane {
+                    self.counters.faults.one();
+                    return -libc::EIO;
+                }
+                part
+            }
+            Answer::Failed(errno @ 1..=4095) => return -errno,
+            Answer::Failed(_) | Answer::Abandoned => return -libc::EIO,
+        };
+        let brought = buf.map_or(0, |buf| buf.len());
+        let needs = op == sys::OP_READ && self.mode.reads_carry_buffers();
+        if needs && brought < moved as usize {
+            self.counters.faults.one();
+            return -libc::EIO;
+        }
+        moved as i32
+    }
+
+    /// Gives a result to the driver, and the tag with it.
+    fn give<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
+        self.counters.commits.one();
+        if let Some(slot) = self.tags.of(tag).slot.take() {
+            // Before the commit: what is in a slot keeps its request from ending.
+            let command = self
+                .driver()
+                .plain(sys::IO_UNREGISTER_BUFFER, tag, 0, u64::from(slot));
+            port.submit(token::own(Kind::Unregister, slot), Op::Command(command));
+        }
+        let of = self.tags.of(tag);
+        of.sent = Sent::Commit { result };
+        of.refused = 0;
+        self.send(port, tag, buf);
+    }
+
+    fn leave_tag<P: Port>(&mut self, port: &mut P, tag: u16) {
+        self.counters.abandoned.one();
+        if let Some(slot) = self.tags.of(tag).slot.take() {
+            let command = self
+                .driver()
+                .plain(sys::IO_UNREGISTER_BUFFER, tag, 0, u64::from(slot));
+            port.submit(token::own(Kind::Unregister, slot), Op::Command(command));
+        }
+        self.tags.set(tag, State::Left);
+    }
+
+    /// The reactor stops: no more requests are taken up, those in hand are finished.
+    pub(super) fn stop<P: Port>(&mut self, port: &mut P) {
+        self.leaving = Leaving::Stopping;
+        for tag in 0..self.depth {
+            if self.tags.state(tag) == State::Owed && self.leaves_it() {
+                self.leave_tag(port, tag);
+            }
+        }
+    }
+
+    pub(super) fn aborted(&self) -> bool {
+        matches!(self.leaving, Leaving::Aborted { .. })
+    }
+
+    /// Leaves the reactor once nothing is in hand any more.
+    pub(super) fn leave_if_done<P: Port>(&mut self, port: &mut P) {
+        let count = |state| self.tags.count(state);
+        let in_hand = count(State::Served) + count(State::Owed) + count(State::Fetching);
+        let with_driver = count(State::Armed);
+        let done = match self.leaving {
+            Leaving::No => false,
+            Leaving::Aborted { grace_over } => {
+                in_hand + count(State::Pausing) == 0 && (with_driver == 0 || grace_over)
+            }
+            Leaving::Stopping => {
+                let unsettled = count(State::Pausing) > 0;
+                in_hand == 0 && !unsettled
+            }
+        };
+        if done && !std::mem::replace(&mut self.detached, true) {
+            port.detach();
+        }
+    }
+}
+
+impl Drop for Hw {
+    fn drop(&mut self) {
+        self.counters.dropped.set(self.home.dropped());
+    }
+}

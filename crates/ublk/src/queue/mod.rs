@@ -1,0 +1,275 @@
+//! The data path of one hardware queue: a source on the reactor that owns all its tags.
+//!
+//! `hw` speaks with the driver, `mode` holds what the data modes differ in, [`Handler`] is what a
+//! user writes, and [`QueueSource`] puts them together. Everything runs on the reactor's thread;
+//! requests may be answered from anywhere. One reactor carries any number of queues of any number
+//! of devices, and no queue's end disturbs another.
+//!
+//! Order of answers: results go to the driver in the order in which requests are answered, and
+//! requests reach the handler in the order in which the driver handed them over (get-data writes
+//! when their bytes are there).
+//!
+//! # Slots and completions: the budget of a ring
+//!
+//! A zero-copy queue takes `min(depth, slots_max)` buffer slots of its ring's 16,384, or half as
+//! many, and so on, where they are not free any more. Each tag has one command in flight at most,
+//! and a request `k` file operations, so a ring's completion queue has room for everything where
+//! it holds `sum over queues of depth * (1 + k)`; what does not fit is kept aside by the kernel,
+//! which costs time and loses nothing.
+
+mod cx;
+mod descriptors;
+mod handler;
+mod hw;
+mod mode;
+mod stats;
+mod tags;
+mod token;
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use reactor::{Completion, Cx, Port, Source, Token};
+
+pub use cx::QueueCx;
+pub use descriptors::Descriptors;
+pub use handler::Handler;
+pub use mode::get_data::Pool;
+pub use stats::{Counters, QueueStats};
+
+use crate::request::{Request, Returned};
+use hw::Hw;
+use token::Kind;
+
+/// The waker's key of requests that were answered elsewhere.
+const KEY_RETURNED: u64 = u64::MAX;
+
+/// Who is told what happens to a queue. Called on its reactor's thread: must not wait.
+pub trait Watch: Send + Sync {
+    /// Every tag was given to the driver. What the driver refuses it says later.
+    fn armed(&self, _queue: u16) {}
+
+    /// The driver refused a tag's first command with this errno: the device cannot start. It is
+    /// tried again after a pause.
+    fn fetch_failed(&self, queue: u16, errno: i32);
+
+    /// The driver retired the first tag: the device stops or is quiesced.
+    fn aborted(&self, _queue: u16) {}
+
+    /// The queue has left its reactor: its memory is unmapped, its files are closed.
+    fn gone(&self, _queue: u16, _stats: QueueStats) {}
+}
+
+/// What a queue is made of.
+pub struct QueueParts {
+    /// Its number.
+    pub queue: u16,
+    /// Its tags.
+    pub depth: u16,
+    /// The device's character device, opened with `O_NONBLOCK`: the kernel then copies on the
+    /// ring's own thread, without it on a helper thread. All queues share it.
+    pub char_device: Arc<OwnedFd>,
+    /// The queue's descriptors.
+    pub descriptors: Descriptors,
+    /// The `F_` flags that the driver granted. They decide the [`crate::DataMode`].
+    pub flags: u64,
+    /// The largest request in bytes.
+    pub io_bytes_max: u32,
+    /// Buffer slots that a zero-copy queue takes at most.
+    pub slots_max: u16,
+    /// Where the memory for a get-data device's writes comes from, if not from the reactor.
+    pub pool: Option<Box<dyn Pool>>,
+    /// The queue's figures, for who keeps a copy.
+    pub counters: Arc<Counters>,
+    /// Who is told.
+    pub watch: Arc<dyn Watch>,
+}
+
+impl fmt::Debug for QueueParts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueueParts")
+            .field("queue", &self.queue)
+            .field("depth", &self.depth)
+            .field("flags", &format_args!("{:#x}", self.flags))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Says that a queue has left, last of all that it owned.
+struct Farewell {
+    queue: u16,
+    counters: Arc<Counters>,
+    watch: Arc<dyn Watch>,
+}
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.watch.gone(self.queue, self.counters.stats());
+    }
+}
+
+/// A hardware queue and its handler, to be attached to a reactor. The methods take any [`Port`],
+/// so that it also runs without a reactor; on a real one they are called through [`Source`].
+pub struct QueueSource<H: Handler> {
+    // In the order in which they go: requests that the handler has return to `hw`'s list, and
+    // the descriptors are unmapped before anybody is told.
+    handler: H,
+    hw: Hw,
+    returned: Vec<Returned>,
+    told_aborted: bool,
+    _farewell: Farewell,
+}
+
+impl<H: Handler> QueueSource<H> {
+    /// Puts a queue together. Nothing is sent before it is attached.
+    pub fn new(parts: QueueParts, handler: H) -> QueueSource<H> {
+        let farewell = Farewell {
+            queue: parts.queue,
+            counters: Arc::clone(&parts.counters),
+            watch: Arc::clone(&parts.watch),
+        };
+        QueueSource {
+            handler,
+            hw: Hw::new(parts),
+            returned: Vec::new(),
+            told_aborted: false,
+            _farewell: farewell,
+        }
+    }
+
+    /// Calls the handler. What it panics over is its request alone: that is dropped with the
+    /// call, and so fails.
+    fn call<P: Port>(&mut self, port: &mut P, what: impl FnOnce(&mut H, &mut QueueCx<'_, P>)) {
+        let mut cx = QueueCx {
+            hw: &mut self.hw,
+            port,
+        };
+        let handler = &mut self.handler;
+        if catch_unwind(AssertUnwindSafe(|| what(handler, &mut cx))).is_err() {
+            self.hw.counters.panics.one();
+            tracing::error!(queue = self.hw.queue(), "a handler panicked");
+        }
+    }
+
+    fn hand_out<P: Port>(&mut self, port: &mut P, request: Option<Request>) {
+        if let Some(request) = request {
+            self.call(port, |handler, cx| handler.request(cx, request));
+        }
+    }
+
+    /// Gives all tags to the driver.
+    pub fn begin<P: Port>(&mut self, port: &mut P) {
+        self.hw.begin(port);
+        self.call(port, |handler, cx| handler.attached(cx));
+    }
+
+    /// An operation has ended.
+    pub fn ended<P: Port>(&mut self, port: &mut P, token: Token, completion: Completion) {
+        let (kind, number) = match token::parse(token) {
+            Ok(own) => own,
+            Err(token) => {
+                self.call(port, |handler, cx| {
+                    handler.completed(cx, Token(token), completion)
+                });
+                return self.settle(port);
+            }
+        };
+        let hw = &mut self.hw;
+        let request = match (kind, completion) {
+            (Kind::Command, Completion::Commanded(buf, raw)) => {
+                hw.commanded(port, number, buf, raw)
+            }
+            (Kind::GetData, Completion::Commanded(buf, raw)) => {
+                hw.data_came(port, number, buf, raw)
+            }
+            (Kind::Register, Completion::Commanded(_, raw)) => hw.registered(port, number, raw),
+            (Kind::Unregister, _) => {
+                hw.slot_free(port, number);
+                None
+            }
+            (Kind::Buffer, Completion::Buffer(buf)) => {
+                hw.buffer_came(port, number, buf);
+                None
+            }
+            (Kind::Pause, _) => {
+                hw.again(port, number);
+                None
+            }
+            (Kind::Grace, _) => {
+                hw.grace_over();
+                None
+            }
+            _ => None,
+        };
+        self.hand_out(port, request);
+        self.settle(port);
+    }
+
+    /// A waker with this key was woken.
+    pub fn woke<P: Port>(&mut self, port: &mut P, key: u64) {
+        if key != KEY_RETURNED {
+            self.call(port, |handler, cx| handler.woken(cx, key));
+            return self.settle(port);
+        }
+        let mut returned = std::mem::take(&mut self.returned);
+        self.hw.home.take(&mut returned);
+        for one in returned.drain(..) {
+            self.hw.answered(port, one);
+        }
+        self.returned = returned;
+        self.hw.pool_woken(port);
+        self.settle(port);
+    }
+
+    /// All completions of a turn were delivered.
+    pub fn turned<P: Port>(&mut self, port: &mut P) {
+        self.call(port, |handler, cx| handler.turn(cx));
+        self.settle(port);
+    }
+
+    /// The reactor is to stop.
+    pub fn stopping<P: Port>(&mut self, port: &mut P) {
+        self.hw.stop(port);
+        self.call(port, |handler, cx| handler.stopping(cx));
+        self.settle(port);
+    }
+
+    /// Tells of an abort, and leaves when all is done.
+    fn settle<P: Port>(&mut self, port: &mut P) {
+        if self.hw.aborted() && !std::mem::replace(&mut self.told_aborted, true) {
+            self.hw.watch.aborted(self.hw.queue());
+            self.call(port, |handler, cx| handler.aborted(cx));
+        }
+        self.hw.leave_if_done(port);
+    }
+}
+
+impl<H: Handler> Source for QueueSource<H> {
+    fn attached(&mut self, cx: &mut Cx<'_>) {
+        self.begin(cx);
+    }
+
+    fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
+        self.ended(cx, token, completion);
+    }
+
+    fn woken(&mut self, cx: &mut Cx<'_>, key: u64) {
+        self.woke(cx, key);
+    }
+
+    fn turn(&mut self, cx: &mut Cx<'_>) {
+        self.turned(cx);
+    }
+
+    fn stop(&mut self, cx: &mut Cx<'_>) {
+        self.stopping(cx);
+    }
+}
+
+impl<H: Handler> fmt::Debug for QueueSource<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QueueSource({})", self.hw.queue())
+    }
+}

@@ -1,0 +1,71 @@
+//! How a queue names its operations: the highest bit, a kind, and a tag or slot. Tokens without
+//! the highest bit are the handler's.
+
+use reactor::Token;
+
+/// Set in every token of the queue's own.
+const OWN: u64 = 1 << 63;
+
+/// What an operation of the queue's own is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A fetch or commit; ends with a request.
+    Command = 0,
+    /// A write's data are being copied to its buffer.
+    GetData = 1,
+    /// A request's pages are being put into a slot.
+    Register = 2,
+    /// They are being taken out; named by the slot.
+    Unregister = 3,
+    /// A buffer for a write.
+    Buffer = 4,
+    /// The pause before a refused command is sent again.
+    Pause = 5,
+    /// The time that a queue which lost a tag waits for the rest.
+    Grace = 6,
+}
+
+pub(super) fn own(kind: Kind, number: u16) -> Token {
+    Token(OWN | (kind as u64) << 32 | u64::from(number))
+}
+
+/// Whose token it is: a kind and number of the queue's own, or the handler's.
+pub(super) fn parse(token: Token) -> Result<(Kind, u16), u64> {
+    if token.0 & OWN == 0 {
+        return Err(token.0);
+    }
+    let kind = match token.0 >> 32 & 0xff {
+        0 => Kind::Command,
+        1 => Kind::GetData,
+        2 => Kind::Register,
+        3 => Kind::Unregister,
+        4 => Kind::Buffer,
+        5 => Kind::Pause,
+        _ => Kind::Grace,
+    };
+    Ok((kind, token.0 as u16))
+}
+
+/// A handler's token must leave the highest bit alone.
+pub(super) fn of_handler(token: Token) -> Token {
+    assert!(
+        token.0 & OWN == 0,
+        "token {:#x} is not a handler's",
+        token.0
+    );
+    token
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_tells_its_kind_and_number() {
+        use Kind::*;
+        for kind in [Command, GetData, Register, Unregister, Buffer, Pause, Grace] {
+            assert_eq!(parse(own(kind, 4095)), Ok((kind, 4095)));
+        }
+        assert_eq!(parse(Token(17)), Err(17));
+    }
+}

@@ -1,0 +1,303 @@
+//! A request of the kernel, as a value that must complete (R6).
+//!
+//! Whoever has it decides its end, on whatever thread: answered, or (a bug that is made harmless)
+//! dropped, which is answered with EIO and counted. One that was lost would hang the removal of
+//! its device, and with it every control command of the host.
+//!
+//! Results that the driver would misunderstand cannot be said: a read or write of no bytes, more
+//! bytes than asked for, an errno that is none.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+
+use blkmq::SmallLock;
+use blkmq::io::{Op, SECTOR_BYTES};
+use reactor::Buf;
+
+/// Where a request's bytes are.
+#[derive(Debug)]
+pub enum Data {
+    /// Not here: it has none (flush, discard, zeroing), or it is a read of a get-data device and
+    /// is to be answered with a buffer ([`Request::set_buffer`]).
+    None,
+    /// In a buffer slot of the ring that runs its queue, from the slot's first byte on.
+    Fixed {
+        /// The slot.
+        slot: u16,
+    },
+    /// On the character device, from [`Request::window`] on.
+    Window,
+    /// Here: a write's bytes, or room for a read's (copy).
+    Buffer(Buf),
+}
+
+/// How a request ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// All of it was done.
+    Done,
+    /// Only this many bytes of a read or write, whole sectors and not none: the kernel asks for
+    /// the rest anew.
+    Part(u32),
+    /// It failed with this errno (positive).
+    Failed(i32),
+    /// It stays with the driver, which issues it again to the next server or fails it, as the
+    /// device's recovery flags say. For servers about to leave: its tag serves no more.
+    Abandoned,
+}
+
+/// A request on its way back to its queue.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    pub(crate) tag: u16,
+    pub(crate) answer: Answer,
+    pub(crate) buf: Option<Buf>,
+}
+
+/// Where the requests of one queue return to.
+#[derive(Debug)]
+pub(crate) struct Home {
+    returned: SmallLock<Vec<Returned>>,
+    /// Wakes the queue's owner.
+    waker: OnceLock<Waker>,
+    dropped: AtomicU64,
+}
+
+impl Home {
+    pub(crate) fn new() -> Arc<Home> {
+        Arc::new(Home {
+            returned: SmallLock::new("answered requests", Vec::new()),
+            waker: OnceLock::new(),
+            dropped: AtomicU64::new(0),
+        })
+    }
+
+    /// Says how the owner is woken; the first word counts.
+    pub(crate) fn settle(&self, waker: Waker) {
+        let _ = self.waker.set(waker);
+    }
+
+    /// Requests that were dropped unanswered.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    fn put(&self, returned: Returned) {
+        self.returned.lock().push(returned);
+        if let Some(waker) = self.waker.get() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Takes what returned. `into` is empty; its memory is swapped in.
+    pub(crate) fn take(&self, into: &mut Vec<Returned>) {
+        std::mem::swap(&mut *self.returned.lock(), into);
+    }
+}
+
+/// What a queue says about a request when it hands it out.
+pub(crate) struct Told {
+    pub(crate) tag: u16,
+    pub(crate) op: Op,
+    pub(crate) keep_allocated: bool,
+    pub(crate) window: Option<u64>,
+}
+
+/// A request of the kernel. It is answered exactly once.
+pub struct Request {
+    /// Present until the request is answered, which consumes the value.
+    home: Option<Arc<Home>>,
+    told: Told,
+    data: Data,
+}
+
+impl Request {
+    pub(crate) fn new(home: Arc<Home>, told: Told, data: Data) -> Request {
+        Request {
+            home: Some(home),
+            told,
+            data,
+        }
+    }
+
+    /// What is asked. Addresses and lengths are in sectors of 512 bytes.
+    pub fn op(&self) -> &Op {
+        &self.told.op
+    }
+
+    /// Its tag in the hardware queue; nobody else's until it is answered.
+    pub fn tag(&self) -> u16 {
+        self.told.tag
+    }
+
+    /// Bytes that a read or write carries; zero for the others.
+    pub fn bytes(&self) -> u32 {
+        match self.told.op {
+            Op::Read { sectors, .. } | Op::Write { sectors, .. } => sectors * SECTOR_BYTES as u32,
+            _ => 0,
+        }
+    }
+
+    /// Of a zeroing: the range must keep its space.
+    pub fn keeps_allocated(&self) -> bool {
+        self.told.keep_allocated
+    }
+
+    /// Where its bytes are.
+    pub fn data(&self) -> &Data {
+        &self.data
+    }
+
+    /// Offset on the character device of its first byte, where the device lets it be copied there
+    /// (also where the bytes are in a buffer slot).
+    pub fn window(&self) -> Option<u64> {
+        self.told.window
+    }
+
+    /// Its bytes, or room for them.
+    pub fn buffer_mut(&mut self) -> Option<&mut Buf> {
+        match &mut self.data {
+            Data::Buffer(buf) => Some(buf),
+            _ => None,
+        }
+    }
+
+    /// Takes its buffer away, to move bytes. It is given back before the request is answered if
+    /// it is a read; a device in copy mode wants it back for the next request in any case, and
+    /// makes a new one where it does not come.
+    pub fn take_buffer(&mut self) -> Option<Buf> {
+        match std::mem::replace(&mut self.data, Data::None) {
+            Data::Buffer(buf) => Some(buf),
+            other => {
+                self.data = other;
+                None
+            }
+        }
+    }
+
+    /// Gives it a buffer: what a read brought, or the one that was taken away.
+    pub fn set_buffer(&mut self, buf: Buf) {
+        self.data = Data::Buffer(buf);
+    }
+
+    /// Answers it from any thread; its queue is woken. On the queue's own thread
+    /// [`crate::queue::QueueCx::answer`] is the shorter way.
+    pub fn answer(mut self, answer: Answer) {
+        self.finish(answer);
+    }
+
+    /// All of it was done.
+    pub fn complete(self) {
+        self.answer(Answer::Done);
+    }
+
+    /// It failed with this errno (positive).
+    pub fn fail(self, errno: i32) {
+        self.answer(Answer::Failed(errno));
+    }
+
+    fn finish(&mut self, answer: Answer) {
+        if let Some(home) = self.home.take() {
+            home.put(self.returned(answer));
+        }
+    }
+
+    fn returned(&mut self, answer: Answer) -> Returned {
+        Returned {
+            tag: self.told.tag,
+            answer,
+            buf: self.take_buffer(),
+        }
+    }
+
+    /// Takes it apart if it belongs to this queue.
+    pub(crate) fn into_returned(mut self, home: &Arc<Home>, answer: Answer) -> Option<Returned> {
+        if self.home.as_ref().is_some_and(|own| Arc::ptr_eq(own, home)) {
+            self.home = None;
+            return Some(self.returned(answer));
+        }
+        self.finish(answer);
+        None
+    }
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        if let Some(home) = &self.home {
+            home.dropped.fetch_add(1, Ordering::Relaxed);
+            self.finish(Answer::Failed(libc::EIO));
+        }
+    }
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("tag", &self.told.tag)
+            .field("op", &self.told.op)
+            .field("data", &self.data)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(home: &Arc<Home>, tag: u16) -> Request {
+        let told = Told {
+            tag,
+            op: Op::Read {
+                sector: 0,
+                sectors: 8,
+            },
+            keep_allocated: false,
+            window: None,
+        };
+        Request::new(Arc::clone(home), told, Data::None)
+    }
+
+    fn answers(home: &Home) -> Vec<(u16, Answer)> {
+        let mut returned = Vec::new();
+        home.take(&mut returned);
+        returned.iter().map(|one| (one.tag, one.answer)).collect()
+    }
+
+    #[test]
+    fn a_dropped_request_fails_and_is_counted() {
+        let home = Home::new();
+        drop(request(&home, 3));
+        assert_eq!(answers(&home), [(3, Answer::Failed(libc::EIO))]);
+        assert_eq!(home.dropped(), 1);
+    }
+
+    #[test]
+    fn an_answered_request_returns_once() {
+        let home = Home::new();
+        request(&home, 1).complete();
+        request(&home, 2).fail(28);
+        assert_eq!(answers(&home), [(1, Answer::Done), (2, Answer::Failed(28))]);
+        assert_eq!(home.dropped(), 0);
+    }
+
+    #[test]
+    fn a_request_answered_through_another_queue_goes_home() {
+        let (home, other) = (Home::new(), Home::new());
+        let away = request(&home, 5).into_returned(&other, Answer::Done);
+        assert!(away.is_none());
+        assert_eq!(answers(&home), [(5, Answer::Done)]);
+        let own = request(&home, 6).into_returned(&home, Answer::Part(512));
+        assert_eq!(own.map(|one| one.answer), Some(Answer::Part(512)));
+        assert!(answers(&home).is_empty());
+    }
+
+    #[test]
+    fn a_request_can_be_answered_on_another_thread() {
+        let home = Home::new();
+        let one = request(&home, 9);
+        std::thread::spawn(move || one.complete()).join().unwrap();
+        assert_eq!(answers(&home), [(9, Answer::Done)]);
+    }
+}
