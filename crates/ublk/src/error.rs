@@ -368,6 +368,11 @@ fn meaning(operation: Operation, errno: i32) -> (Kind, &'static str, &'static st
             "too many open files",
             "raise the limit (ulimit -n)",
         ),
+        (_, libc::ESHUTDOWN) => (
+            Kind::Closed,
+            "the control thread has ended",
+            "open the control device anew",
+        ),
         (_, libc::ECANCELED) => (Kind::Cancelled, "it was cancelled", ""),
         _ => (Kind::Kernel, "the kernel refuses it", ""),
     }

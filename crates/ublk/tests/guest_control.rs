@@ -1,0 +1,331 @@
+//! Control commands against a real kernel: run as root in a guest, after `modprobe ublk_drv`.
+//!
+//! Elsewhere each test says `skipped: no /dev/ublk-control`. Every device that a test adds is
+//! deleted when the test ends, also on panic.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use ublk::control::{Cancel, Control, QUICK};
+use ublk::error::Kind;
+use ublk::negotiate;
+use ublk::sys::{self, DeviceInfo};
+use ublk::{DataMode, DeviceSpec, Disk, ModeChoice, Modes};
+
+/// One test at a time: some change what others would see.
+static ALONE: Mutex<()> = Mutex::new(());
+
+struct World {
+    control: Control,
+    added: Vec<u32>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl World {
+    fn new() -> Option<World> {
+        if !Path::new(sys::CONTROL_PATH).exists() {
+            println!("skipped: no {}", sys::CONTROL_PATH);
+            return None;
+        }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(World {
+            control: Control::open().unwrap(),
+            added: Vec::new(),
+            _alone: alone,
+        })
+    }
+
+    fn add(&mut self, spec: &DeviceSpec) -> Result<DeviceInfo, ublk::Error> {
+        let ask = negotiate::ask(spec, self.control.offer(), Modes::ALL)?;
+        let wanted = DeviceInfo {
+            queues: spec.queues,
+            depth: spec.depth,
+            io_bytes_max: spec.io_bytes_max,
+            device: spec.id.unwrap_or(u32::MAX),
+            flags: ask.flags.bits(),
+            ..DeviceInfo::default()
+        };
+        let info = self.control.add_device(&wanted, QUICK)?;
+        self.added.push(info.device);
+        Ok(info)
+    }
+
+    /// A device that could be started, and its number.
+    fn add_with_params(&mut self) -> u32 {
+        let device = self.add(&spec()).unwrap().device;
+        let params = spec().disk.params(spec().io_bytes_max).unwrap();
+        self.control.set_params(device, &params).unwrap();
+        device
+    }
+
+    fn delete(&mut self, device: u32, within: Duration) -> Result<(), ublk::Error> {
+        self.control.delete(device, within)?;
+        self.added.retain(|one| *one != device);
+        Ok(())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for device in &self.added {
+            let _ = self.control.delete_async(*device, QUICK);
+        }
+    }
+}
+
+fn spec() -> DeviceSpec {
+    DeviceSpec {
+        depth: 16,
+        ..DeviceSpec::new(Disk::new(64 << 20))
+    }
+}
+
+/// Waits until the condition holds, or fails.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + QUICK;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not within {QUICK:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_device_is_added_described_and_deleted() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    println!("features: {:?}", world.control.features());
+    assert!(world.control.features().has(sys::F_USER_COPY));
+    let spec = spec();
+    let info = world.add(&spec).unwrap();
+    let ask = negotiate::ask(&spec, world.control.offer(), Modes::ALL).unwrap();
+    let granted = negotiate::grant(&spec, ask, world.control.offer(), &info).unwrap();
+    println!("granted: {granted:?}");
+    assert!(world.control.devices().unwrap().contains(&info.device));
+    assert_eq!(info.state, sys::STATE_DEAD);
+
+    let params = spec.disk.params(spec.io_bytes_max).unwrap();
+    world.control.set_params(info.device, &params).unwrap();
+    let read = world.control.params(info.device).unwrap();
+    assert_eq!(read.basic, params.basic);
+
+    let now = world.control.info(info.device).unwrap();
+    assert_eq!(
+        (now.queues, now.depth, now.flags),
+        (info.queues, 16, info.flags)
+    );
+    assert_eq!(world.control.info_by_path(info.device).unwrap(), now);
+    let processors = world.control.affinity(info.device, 0).unwrap();
+    assert!(processors.contains(&0), "{processors:?}");
+
+    world.delete(info.device, QUICK).unwrap();
+    assert!(!world.control.devices().unwrap().contains(&info.device));
+    let error = world.control.info(info.device).unwrap_err();
+    assert_eq!(error.kind(), Kind::Gone, "{error}");
+}
+
+#[test]
+fn every_mode_that_the_kernel_has_is_granted_when_forced_and_refused_otherwise() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    for mode in DataMode::LADDER {
+        let spec = DeviceSpec {
+            mode: ModeChoice::Only(mode),
+            ..spec()
+        };
+        if !world.control.features().has(mode.flags()) {
+            let error = world.add(&spec).unwrap_err();
+            assert_eq!(error.kind(), Kind::TooOld, "{error}");
+            println!("{error}");
+            continue;
+        }
+        let info = world.add(&spec).unwrap();
+        assert_eq!(DataMode::of_flags(info.flags), mode, "{:#x}", info.flags);
+        world.delete(info.device, QUICK).unwrap();
+    }
+    assert_eq!(world.control.devices().unwrap(), []);
+}
+
+#[test]
+fn a_number_that_is_taken_is_an_error_and_leaves_its_device_alone() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let first = DeviceSpec {
+        id: Some(77),
+        ..spec()
+    };
+    assert_eq!(world.add(&first).unwrap().device, 77);
+    let error = world.add(&first).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.device()),
+        (Kind::Taken, Some(77)),
+        "{error}"
+    );
+    assert_eq!(world.control.devices().unwrap(), [77]);
+}
+
+#[test]
+fn a_start_without_tags_ends_at_its_deadline_and_holds_up_nobody() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let device = world.add_with_params();
+    let _server = world.control.open_char(device).unwrap();
+    let control = world.control.clone();
+    let start = std::thread::spawn(move || {
+        let within = Duration::from_millis(700);
+        control.start(device, std::process::id(), within, &Cancel::new())
+    });
+    let other = world.add(&spec()).unwrap().device;
+    let mut answered = 0;
+    while !start.is_finished() {
+        world.control.info(other).unwrap();
+        answered += 1;
+    }
+    let error = start.join().unwrap().unwrap_err();
+    assert_eq!(error.kind(), Kind::Late, "{error}");
+    assert!(answered > 1, "{answered} other commands meanwhile");
+}
+
+#[test]
+fn a_start_without_tags_ends_when_it_is_cancelled() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let device = world.add_with_params();
+    let _server = world.control.open_char(device).unwrap();
+    let cancel = Cancel::new();
+    let (control, other) = (world.control.clone(), cancel.clone());
+    let start = std::thread::spawn(move || {
+        let begun = Instant::now();
+        let result = control.start(device, std::process::id(), 60 * QUICK, &other);
+        (result, begun.elapsed())
+    });
+    // It waits already, or does not yet: either way it ends.
+    std::thread::sleep(Duration::from_millis(100));
+    cancel.cancel();
+    let (result, took) = start.join().unwrap();
+    assert_eq!(result.unwrap_err().kind(), Kind::Cancelled);
+    assert!(took < QUICK, "{took:?}");
+}
+
+#[test]
+fn a_deletion_waits_for_who_has_the_device_open_up_to_its_deadline() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let device = world.add(&spec()).unwrap().device;
+    let server = world.control.open_char(device).unwrap();
+    let error = world
+        .delete(device, Duration::from_millis(500))
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::Late, "{error}");
+    assert!(error.remedy().contains("end the old server"), "{error}");
+    drop(server);
+    eventually("the number is free", || {
+        let info = world.control.info(device);
+        info.is_err_and(|error| error.kind() == Kind::Gone)
+    });
+}
+
+#[test]
+fn a_second_opener_of_a_character_device_is_told_so() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let device = world.add(&spec()).unwrap().device;
+    let _server = world.control.open_char(device).unwrap();
+    let error = world.control.open_char(device).unwrap_err();
+    assert_eq!(error.kind(), Kind::Taken, "{error}");
+}
+
+#[test]
+fn many_threads_give_commands_side_by_side() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let wanted = DeviceInfo {
+        queues: 1,
+        depth: 8,
+        io_bytes_max: 65536,
+        device: u32::MAX,
+        ..DeviceInfo::default()
+    };
+    let control = &world.control;
+    let churn = || {
+        for _ in 0..4 {
+            let device = control.add_device(&wanted, QUICK).unwrap().device;
+            control.info(device).unwrap();
+            control.delete(device, QUICK).unwrap();
+        }
+        control.add_device(&wanted, QUICK).unwrap().device
+    };
+    let added: Vec<u32> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(churn)).collect();
+        threads.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    world.added.clone_from(&added);
+    let mut sorted = added.clone();
+    sorted.sort_unstable();
+    assert_eq!(world.control.devices().unwrap(), sorted);
+    for device in added {
+        world.delete(device, QUICK).unwrap();
+    }
+}
+
+#[test]
+fn commands_that_this_kernel_lacks_say_which_one_has_them() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let device = world.add(&spec()).unwrap().device;
+    let control = &world.control;
+    for (result, flag) in [
+        (control.update_size(device, 8), sys::F_UPDATE_SIZE),
+        (control.quiesce(device, QUICK), sys::F_QUIESCE),
+        (control.try_stop(device, QUICK), sys::F_SAFE_STOP),
+    ] {
+        let error = result.unwrap_err();
+        println!("{error}");
+        let has = control.features().has(flag);
+        assert_eq!(error.kind() == Kind::TooOld, !has, "{error}");
+    }
+}
+
+#[test]
+fn the_limit_of_devices_is_told_with_its_parameter() {
+    let Some(mut world) = World::new() else {
+        return;
+    };
+    let limit = "/sys/module/ublk_drv/parameters/ublks_max";
+    if world.control.features().has(sys::F_UPDATE_SIZE) {
+        println!("skipped: root has no limit on this kernel");
+        return;
+    }
+    let before = std::fs::read_to_string(limit).unwrap();
+    let _restore = Restore(limit, before);
+    std::fs::write(limit, "1").unwrap();
+    world.add(&spec()).unwrap();
+    let error = world.add(&spec()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Limit, "{error}");
+    assert!(error.remedy().contains("ublks_max"), "{error}");
+    assert_eq!(
+        world.control.devices().unwrap().len(),
+        1,
+        "nothing left behind"
+    );
+}
+
+/// Writes a file's old content back.
+struct Restore(&'static str, String);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0, self.1.trim());
+    }
+}
