@@ -5,6 +5,7 @@
 //! too, and those are the same on every run.
 
 mod nbd;
+mod ublk;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -27,14 +28,18 @@ enum What {
     Messenger,
     /// The NBD server against nbdkit and qemu-nbd (P7)
     Nbd(nbd::Arguments),
+    /// The ublk example servers against the kernel tree's own, in a guest (P1, P14, P15)
+    Ublk(ublk::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let _alone = wait_for_turn()?;
+    let inside = matches!(&arguments.what, What::Ublk(ublk) if ublk::is_inside(ublk));
+    let _alone = (!inside).then(wait_for_turn).transpose()?;
     match &arguments.what {
         What::Blkmq => blkmq(),
         What::Messenger => messenger(),
         What::Nbd(arguments) => nbd::run(arguments),
+        What::Ublk(arguments) => ublk::run(arguments),
     }
 }
 

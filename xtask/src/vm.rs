@@ -12,13 +12,16 @@ mod guest;
 mod image;
 mod packages;
 mod run;
+mod source;
+mod uml;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use crate::{Failure, workspace};
 use accelerator::Accelerator;
+use image::{Kernel, Machine};
 
 /// The machine lacks something; the status that automake's test drivers read as "skipped".
 pub(crate) const SKIPPED: u8 = 77;
@@ -35,7 +38,7 @@ const GUEST_FAILED: u8 = 125;
 pub(crate) struct Arguments {
     /// Which kernel to run under
     #[arg(long, value_enum, required_unless_present = "all")]
-    kernel: Option<image::Kernel>,
+    kernel: Option<Kernel>,
     /// The whole table of guest tests on every kernel, instead of a command
     #[arg(long, conflicts_with_all = ["kernel", "icount", "command"])]
     all: bool,
@@ -68,31 +71,28 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     };
     let cache = cache();
-    if let Some(why) = packages::lacking() {
+    let builders: &[&str] = match kernel {
+        Kernel::UserMode => &source::BUILDERS,
+        _ => &[],
+    };
+    if let Some(why) = packages::lacking(builders) {
         println!("skipped: {why}");
         return Ok(ExitCode::from(SKIPPED));
     }
-    let image = image::prepare(&cache, kernel)?;
-    let accelerator = if arguments.icount {
-        Accelerator::Emulation("instructions are counted".to_owned())
-    } else {
-        let emulator = image.bin.join("qemu-system-x86_64");
-        accelerator::probe(&cache, &emulator, &image.vmlinuz)
-    };
-    match &accelerator {
-        Accelerator::Hardware => eprintln!("vm: Linux {} on hardware (KVM)", image.release),
-        Accelerator::Emulation(why) => {
-            eprintln!("vm: Linux {} under emulation ({why})", image.release);
-        }
+    if kernel == Kernel::UserMode && arguments.icount {
+        return Err(
+            "User-Mode Linux counts no instructions; --icount is for packaged kernels".into(),
+        );
     }
+    let machine = image::prepare(&cache, kernel)?;
     let job = run::Job {
-        image: &image,
+        machine: &machine,
         command: &arguments.command,
         cpus: if arguments.icount { 1 } else { arguments.cpus },
         memory: &arguments.memory,
         scratch_bytes: arguments.scratch << 20,
         icount: arguments.icount,
-        hardware: accelerator == Accelerator::Hardware,
+        hardware: on_hardware(&cache, &machine, arguments.icount),
         console: arguments.console,
         deadline: Duration::from_secs(arguments.deadline),
     };
@@ -117,6 +117,37 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     };
     eprintln!("vm: {why}");
     Ok(ExitCode::from(code))
+}
+
+/// The kernel tree's own ublk server, a peer for benchmarks; built where it is not there yet.
+pub(crate) fn kernels_own_server() -> Result<PathBuf, Failure> {
+    match packages::lacking(&source::BUILDERS) {
+        Some(why) => Err(format!("cannot build the kernel tree's ublk server: {why}").into()),
+        None => image::peer(&cache()),
+    }
+}
+
+/// Whether KVM is to run it; says which lane it is and why.
+fn on_hardware(cache: &Path, machine: &Machine, icount: bool) -> bool {
+    let image = match machine {
+        Machine::Packaged(image) => image,
+        Machine::UserMode { kernel, .. } => {
+            eprintln!("vm: User-Mode Linux {}", kernel.release);
+            return false;
+        }
+    };
+    let release = &image.release;
+    let accelerator = if icount {
+        Accelerator::Emulation("instructions are counted".to_owned())
+    } else {
+        let emulator = image.bin.join("qemu-system-x86_64");
+        accelerator::probe(cache, &emulator, &image.vmlinuz)
+    };
+    match &accelerator {
+        Accelerator::Hardware => eprintln!("vm: Linux {release} on hardware (KVM)"),
+        Accelerator::Emulation(why) => eprintln!("vm: Linux {release} under emulation ({why})"),
+    }
+    accelerator == Accelerator::Hardware
 }
 
 /// Where kernels and tools are kept: FIRN_VM_CACHE, else `firn/vm` in the user's cache, so that

@@ -13,8 +13,36 @@ const SCRATCH: &str = "/run/firn-scratch";
 /// The name of the port through which the command's output leaves the guest.
 pub(super) const PORT: &str = "firn.output";
 
+/// What differs between the lanes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lane<'a> {
+    /// A packaged kernel in QEMU; modules are loaded, and the start of the guest was another's.
+    Packaged,
+    /// User-Mode Linux: no modules, and the script is the first process.
+    UserMode {
+        /// The program that turns the guest off.
+        busybox: &'a Path,
+    },
+}
+
+/// Finds the port for the output and the disk of a packaged kernel.
+const PACKAGED: &str = r#"command -v modprobe > /proc/sys/kernel/modprobe || unready modprobe
+modprobe -a virtio_blk virtio_console ext4 || unready the modules
+for port in /sys/class/virtio-ports/*; do
+  read -r name < "$port/name" && [ "$name" = {PORT} ] && output=/dev/${port##*/}
+done
+[ -c "$output" ] || unready the port for the output
+disk=/dev/vda"#;
+
+/// The same as the first process of User-Mode Linux, which finds no file system but its root.
+const USER_MODE: &str = r#"mount -t proc proc /proc && mount -t sysfs sysfs /sys
+mount -t tmpfs tmpfs /run || unready /run
+mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm || unready /dev/shm
+output=/dev/tty1 disk=/dev/ubda
+stty -F "$output" raw -echo || unready the console for the output"#;
+
 /// The script for `command`, run in `directory` with the programs of `tools` before all others.
-pub(super) fn script(command: &[String], directory: &Path, tools: &[&Path]) -> String {
+pub(super) fn script(lane: Lane, command: &[String], directory: &Path, tools: &[&Path]) -> String {
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = command.join(" ");
     let mut path = String::new();
@@ -24,16 +52,19 @@ pub(super) fn script(command: &[String], directory: &Path, tools: &[&Path]) -> S
     path += &std::env::var("PATH").unwrap_or_default();
     let path = quoted(&format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"));
     let directory = quoted(&directory.display().to_string());
+    let (before, after) = match lane {
+        Lane::Packaged => (PACKAGED.replace("{PORT}", PORT), String::new()),
+        Lane::UserMode { busybox } => {
+            let busybox = quoted(&busybox.display().to_string());
+            (USER_MODE.to_owned(), format!("{busybox} poweroff -f\n"))
+        }
+    };
     format!(
-        r#"unready() {{ echo "{UNREADY}$*" > /dev/kmsg; exit 1; }}
+        r#"#!/bin/sh
 export PATH={path} FIRN_VM_SCRATCH={SCRATCH}
-command -v modprobe > /proc/sys/kernel/modprobe || unready modprobe
-modprobe -a virtio_blk virtio_console ext4 || unready the modules
-for port in /sys/class/virtio-ports/*; do
-  read -r name < "$port/name" && [ "$name" = {PORT} ] && output=/dev/${{port##*/}}
-done
-[ -c "$output" ] || unready the port for the output
-mkdir -p {SCRATCH} && mount -t ext4 /dev/vda {SCRATCH} || unready the scratch disk
+unready() {{ echo "{UNREADY}$*" > /dev/kmsg; {after}exit 1; }}
+{before}
+mkdir -p {SCRATCH} && mount -t ext4 "$disk" {SCRATCH} || unready the scratch disk
 cd {directory} || unready the working directory
 mount -t tmpfs tmpfs /tmp || unready /tmp
 (exec {command}) < /dev/null > "$output" 2>&1
@@ -41,7 +72,7 @@ status=$?
 cd /
 umount {SCRATCH} || umount -l {SCRATCH}
 echo "{ENDED}$status" > /dev/kmsg
-"#
+{after}"#
     )
 }
 
@@ -68,11 +99,19 @@ mod tests {
     }
 
     #[test]
-    fn the_script_is_one_that_the_shell_can_read() {
+    fn the_scripts_are_ones_that_the_shell_can_read() {
         let command = ["sh", "-c", "echo 'BUG: planted' > /dev/kmsg; exit 3"];
         let command = command.map(str::to_owned);
-        let script = script(&command, Path::new("/it's/here"), &[Path::new("/tools")]);
-        let status = Command::new("sh").args(["-n", "-c", &script]).status();
-        assert!(status.unwrap().success(), "{script}");
+        let busybox = Path::new("/tools/busybox");
+        for lane in [Lane::Packaged, Lane::UserMode { busybox }] {
+            let script = script(
+                lane,
+                &command,
+                Path::new("/it's/here"),
+                &[Path::new("/tools")],
+            );
+            let status = Command::new("sh").args(["-n", "-c", &script]).status();
+            assert!(status.unwrap().success(), "{script}");
+        }
     }
 }

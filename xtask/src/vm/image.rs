@@ -11,6 +11,8 @@ use std::process::Command;
 
 use super::guest::quoted;
 use super::packages::{self, Apt, ran};
+use super::source;
+use super::uml::{self, UserMode};
 use crate::Failure;
 
 /// The program that assembles the guest's start; pinned, for its options change.
@@ -28,22 +30,41 @@ pub(crate) enum Kernel {
     /// The same with PREEMPT_RT
     #[value(name = "7.2-rt")]
     RealTime,
+    /// 7.2 as User-Mode Linux, built here once: for measuring
+    #[value(name = "uml")]
+    UserMode,
 }
 
 impl Kernel {
     /// Name of its folder, version series, Debian suite, flavour.
-    fn source(self) -> (&'static str, &'static str, &'static str, &'static str) {
-        match self {
+    /// `None`: it is built and not fetched.
+    fn source(self) -> Option<(&'static str, &'static str, &'static str, &'static str)> {
+        Some(match self {
             Self::Stable => ("6.12", "6.12", "trixie", "amd64"),
             Self::Recent => ("7.2", "7.2", "trixie-backports", "amd64"),
             Self::RealTime => ("7.2-rt", "7.2", "trixie-backports", "rt-amd64"),
-        }
+            Self::UserMode => return None,
+        })
     }
+}
+
+/// What a guest can be made of.
+#[derive(Debug)]
+pub(crate) enum Machine {
+    /// One of Debian's kernels, for QEMU.
+    Packaged(Image),
+    /// A kernel that is a program.
+    UserMode {
+        /// The kernel.
+        kernel: UserMode,
+        /// The program that turns the guest off.
+        busybox: PathBuf,
+    },
 }
 
 /// A kernel and the tools to boot it, all in the cache.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(crate) struct Image {
     /// What `uname -r` will say.
     pub(super) release: String,
     /// The folder its packages were unpacked in.
@@ -69,7 +90,7 @@ impl Image {
 }
 
 /// Fetches what is missing and answers where everything is.
-pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Image, Failure> {
+pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Machine, Failure> {
     fs::create_dir_all(cache)
         .map_err(|error| format!("cannot make the cache {}: {error}", cache.display()))?;
     let cache = cache.canonicalize()?;
@@ -80,11 +101,15 @@ pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Image, Failure> {
     }
     let tools = cache.join("tools");
     whole(&tools, |new| fetch_tools(&cache, &tools, new))?;
+    let busybox = tools.join("root/bin/busybox");
+    let Some((name, series, suite, flavour)) = kernel.source() else {
+        let kernel = uml::prepare(&cache, &cache.join("kernels/uml"))?;
+        return Ok(Machine::UserMode { kernel, busybox });
+    };
     let virtme = cache.join("virtme");
     if !virtme.join("whole").exists() {
         install_virtme(&virtme)?;
     }
-    let (name, series, suite, flavour) = kernel.source();
     let folder = cache.join("kernels").join(name);
     let depmod = tools.join("bin/depmod");
     whole(&folder, |new| {
@@ -92,14 +117,25 @@ pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Image, Failure> {
     })?;
     let release = fs::read_to_string(folder.join("release"))?;
     let root = folder.join("root");
-    Ok(Image {
+    Ok(Machine::Packaged(Image {
         vmlinuz: root.join("lib/modules").join(&release).join("vmlinuz"),
         root,
         release,
         virtme: virtme.join("bin/virtme-run"),
         bin: tools.join("bin"),
-        busybox: tools.join("root/bin/busybox"),
-    })
+        busybox,
+    }))
+}
+
+/// The kernel tree's own ublk server, built unless it is there.
+pub(super) fn peer(cache: &Path) -> Result<PathBuf, Failure> {
+    fs::create_dir_all(cache.join("peers"))?;
+    let cache = cache.canonicalize()?;
+    let lock = File::create(cache.join("lock"))?;
+    lock.lock()?;
+    let folder = cache.join("peers/kublk");
+    whole(&folder, |new| source::build_peer(&cache, new))?;
+    Ok(folder.join("kublk"))
 }
 
 /// Makes `folder` unless it is there: filled under another name first, then renamed.
@@ -175,9 +211,14 @@ fn wrapper(
     )
 }
 
-/// Writes an executable shell script.
-fn program(file: &Path, line: &str) -> Result<(), Failure> {
-    fs::write(file, format!("#!/bin/sh\n{line}\n"))?;
+/// Writes a shell script of one line.
+pub(super) fn program(file: &Path, line: &str) -> Result<(), Failure> {
+    write_executable(file, &format!("#!/bin/sh\n{line}\n"))
+}
+
+/// Writes a file that can be run.
+pub(super) fn write_executable(file: &Path, text: &str) -> Result<(), Failure> {
+    fs::write(file, text)?;
     Ok(fs::set_permissions(
         file,
         fs::Permissions::from_mode(0o755),

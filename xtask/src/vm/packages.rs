@@ -13,8 +13,9 @@ use crate::Failure;
 /// Where Debian keeps the keys of its archive; used where the configuration names none.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Why this machine cannot fetch or run guests, if it cannot.
-pub(super) fn lacking() -> Option<String> {
+/// Why this machine cannot fetch or run guests, if it cannot. `more` are programs needed beside
+/// the usual ones.
+pub(super) fn lacking(more: &[&str]) -> Option<String> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Some("the guests are for Linux on x86-64".to_owned());
     }
@@ -25,7 +26,8 @@ pub(super) fn lacking() -> Option<String> {
         );
     }
     ["apt-get", "apt-cache", "dpkg", "mkfs.ext4", "python3"]
-        .into_iter()
+        .iter()
+        .chain(more)
         .find(|program| !has(program))
         .map(|program| format!("{program} is not installed"))
 }

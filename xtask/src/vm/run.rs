@@ -14,9 +14,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::console::{Scanner, UNREADY};
-use super::guest;
-use super::image::Image;
+use super::guest::{self, Lane};
+use super::image::{self, Image, Machine};
 use super::packages::ran;
+use super::uml;
 use crate::Failure;
 
 /// The shell above the guest: $1 is the folder of the run, the rest starts the guest.
@@ -37,7 +38,7 @@ const GOODBYE: Duration = Duration::from_secs(60);
 /// What to run, and in which guest.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
-    pub(super) image: &'a Image,
+    pub(super) machine: &'a Machine,
     pub(super) command: &'a [String],
     pub(super) cpus: u32,
     pub(super) memory: &'a str,
@@ -134,14 +135,21 @@ fn print(mut output: impl Read) {
 fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
     let script = folder.join("guest.sh");
     let here = std::env::current_dir()?;
-    let image = job.image;
     let bin = folder.join("bin");
     fs::create_dir(&bin)?;
-    image.module_loader(&bin.join("modprobe"))?;
-    fs::write(
-        &script,
-        guest::script(job.command, &here, &[&bin, &image.bin]),
-    )?;
+    let modprobe = bin.join("modprobe");
+    let text = match job.machine {
+        Machine::Packaged(image) => {
+            image.module_loader(&modprobe)?;
+            guest::script(Lane::Packaged, job.command, &here, &[&bin, &image.bin])
+        }
+        Machine::UserMode { busybox, .. } => {
+            // All that commands load is built in.
+            image::program(&modprobe, "exit 0")?;
+            guest::script(Lane::UserMode { busybox }, job.command, &here, &[&bin])
+        }
+    };
+    image::write_executable(&script, &text)?;
     let disk = folder.join("scratch");
     fs::File::create(&disk)?.set_len(job.scratch_bytes)?;
     let mut format = Command::new("mkfs.ext4");
@@ -149,7 +157,24 @@ fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
     format.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     format.args(["-q", "-F"]).arg(&disk);
     ran(&mut format, "format the scratch disk")?;
+    Ok(match job.machine {
+        Machine::Packaged(image) => emulator(folder, job, image, &script, &disk),
+        Machine::UserMode { kernel, .. } => {
+            let start = uml::Start {
+                script: &script,
+                disk: &disk,
+                memory: job.memory,
+                cpus: job.cpus,
+                console: job.console,
+            };
+            uml::start(kernel, folder, &start)
+        }
+    })
+}
 
+/// The command that starts a packaged kernel in QEMU.
+fn emulator(folder: &Path, job: &Job, image: &Image, script: &Path, disk: &Path) -> Command {
+    let path = std::env::var("PATH").unwrap_or_default();
     let mut command = Command::new(&image.virtme);
     command
         .env("PATH", format!("{}:{path}", image.bin.display()))
@@ -192,7 +217,7 @@ fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
         // The emulator then runs its processors on one thread by itself.
         command.args(["-icount", "shift=0,sleep=off"]);
     }
-    Ok(command)
+    command
 }
 
 /// The folder of one run, gone with it.

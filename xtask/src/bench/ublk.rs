@@ -1,0 +1,121 @@
+//! `cargo xtask bench ublk`: this crate's example servers against other servers, on a real kernel.
+//!
+//! It runs itself a second time inside a guest, where the devices are. Which lane that was is the
+//! first line of what it prints, and figures of two lanes are never to be compared: User-Mode
+//! Linux makes system calls dear, the emulator makes copies dear, and counted instructions are
+//! neither time nor the same thing on every processor.
+
+mod exit;
+mod getdata;
+mod measure;
+mod servers;
+mod table;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::{Failure, process, vm, workspace};
+
+/// Arguments of `cargo xtask bench ublk`.
+#[derive(Clone, clap::Args)]
+pub(crate) struct Arguments {
+    /// What to measure
+    #[arg(value_enum, default_value_t = What::Table)]
+    what: What,
+    /// Where: uml, or a packaged kernel
+    #[arg(long, default_value = "uml")]
+    kernel: String,
+    /// Count instructions instead of time; packaged kernels only
+    #[arg(long)]
+    icount: bool,
+    /// Seconds per measurement; virtual ones with --icount
+    #[arg(long, default_value_t = 2)]
+    seconds: u32,
+    /// Only rows whose name contains this
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The kernel tree's server, inside the guest
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum What {
+    /// P1: null and file, each mode, 4k and 128k, QD1 and QD32, 1 and 16 devices
+    Table,
+    /// What get-data costs and what it saves
+    GetData,
+    /// P14: how long the exit of many devices takes, and what it asks of the kernel
+    Exit,
+}
+
+/// Whether this is the second run, in the guest, which the first one's lock is for.
+pub(super) fn is_inside(arguments: &Arguments) -> bool {
+    arguments.inside.is_some()
+}
+
+/// Seconds after which a guest that measures is given up.
+const DEADLINE: &str = "7200";
+
+pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.inside {
+        Some(kublk) => inside(arguments, kublk),
+        None => outside(arguments),
+    }
+}
+
+/// Builds the servers and starts the guest.
+fn outside(arguments: &Arguments) -> Result<(), Failure> {
+    let kublk = vm::kernels_own_server()?;
+    let mut build = workspace::cargo(["build", "--quiet", "--release", "-p", "ublk", "--examples"]);
+    process::run(&mut build)?;
+    let what =
+        clap::ValueEnum::to_possible_value(&arguments.what).ok_or("a benchmark without a name")?;
+    let mut guest = Command::new(std::env::current_exe()?);
+    guest.args(["vm", "--kernel", &arguments.kernel, "--deadline", DEADLINE]);
+    guest.args(["--memory", "4G"]);
+    if arguments.icount {
+        guest.arg("--icount");
+    }
+    guest.arg("--").arg(std::env::current_exe()?);
+    guest
+        .args(["bench", "ublk", what.get_name(), "--inside"])
+        .arg(kublk);
+    guest.args(["--kernel", &arguments.kernel, "--only", &arguments.only]);
+    guest.args(["--seconds", &arguments.seconds.to_string()]);
+    guest.args(["--rounds", &arguments.rounds.to_string()]);
+    if arguments.icount {
+        guest.arg("--icount");
+    }
+    process::run(&mut guest)
+}
+
+/// Measures, as root of the guest.
+fn inside(arguments: &Arguments, kublk: &std::path::Path) -> Result<(), Failure> {
+    process::run(Command::new("modprobe").arg("ublk_drv"))?;
+    println!("{}", lane(arguments)?);
+    let servers = servers::all(kublk);
+    match arguments.what {
+        What::Table => table::run(arguments, &servers),
+        What::GetData => getdata::run(arguments),
+        What::Exit => exit::run(arguments, kublk),
+    }
+}
+
+/// Where the figures are from.
+fn lane(arguments: &Arguments) -> Result<String, Failure> {
+    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let processors = std::thread::available_parallelism()?;
+    let how = match (arguments.kernel.as_str(), arguments.icount) {
+        ("uml", _) => "User-Mode Linux",
+        (_, true) => "QEMU, instructions counted (1 ns of its clock is one instruction)",
+        (_, false) => "QEMU",
+    };
+    Ok(format!(
+        "lane: {how}, {processors} processors, Linux {}",
+        kernel.trim()
+    ))
+}

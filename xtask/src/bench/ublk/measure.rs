@@ -1,0 +1,133 @@
+//! One measurement: fio against devices that are there, judged by its exit status and its report.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::Failure;
+
+/// What fio is to do.
+#[derive(Clone, Debug)]
+pub(super) struct Job<'a> {
+    /// Block devices; each gets a job of its own.
+    pub(super) devices: &'a [PathBuf],
+    /// fio's pattern.
+    pub(super) pattern: &'a str,
+    /// Bytes per request, as fio writes them.
+    pub(super) block: &'a str,
+    /// Requests in flight per device.
+    pub(super) depth: u32,
+    /// Requests that are submitted with one call, and taken with one.
+    pub(super) batch: u32,
+    /// Seconds.
+    pub(super) seconds: u32,
+}
+
+/// What came out, over all devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    /// Requests per second.
+    pub(super) per_second: f64,
+    /// Mean completion latency in microseconds.
+    pub(super) mean_us: f64,
+}
+
+/// Runs a job to its end.
+pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
+    let mut command = Command::new("fio");
+    command.args(["--output-format=json", "--ioengine=libaio", "--direct=1"]);
+    command.args([
+        "--time_based",
+        "--group_reporting",
+        "--thread",
+        "--norandommap",
+    ]);
+    // Seeding and telling time must not drown what is measured.
+    command.args(["--randrepeat=1", "--gtod_reduce=0", "--lat_percentiles=0"]);
+    command.arg(format!("--rw={}", job.pattern));
+    command.arg(format!("--bs={}", job.block));
+    command.arg(format!("--iodepth={}", job.depth));
+    command.arg(format!("--runtime={}", job.seconds));
+    command.arg(format!("--iodepth_batch_submit={}", job.batch));
+    command.arg(format!("--iodepth_batch_complete_max={}", job.batch));
+    for device in job.devices {
+        let name = device
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        command.arg(format!("--name={name}"));
+        command.arg(format!("--filename={}", device.display()));
+    }
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot start fio: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("fio ended with {}:\n{text}{errors}", output.status).into());
+    }
+    sample(&text)
+}
+
+/// Reads fio's report; what did nothing, or had an error, is a failure.
+fn sample(text: &str) -> Result<Sample, Failure> {
+    let start = text.find('{').unwrap_or(text.len());
+    let report: Value =
+        serde_json::from_str(&text[start..]).map_err(|_| format!("fio gave no report:\n{text}"))?;
+    let job = &report["jobs"][0];
+    let (mut requests, mut per_second, mut nanoseconds) = (0.0, 0.0, 0.0);
+    for side in ["read", "write"] {
+        let count = job[side]["total_ios"].as_f64().unwrap_or(0.0);
+        requests += count;
+        per_second += job[side]["iops"].as_f64().unwrap_or(0.0);
+        nanoseconds += count * job[side]["clat_ns"]["mean"].as_f64().unwrap_or(0.0);
+    }
+    if job["error"] != 0 || requests == 0.0 {
+        return Err(format!("fio did nothing, or failed:\n{text}").into());
+    }
+    Ok(Sample {
+        per_second,
+        mean_us: nanoseconds / requests / 1e3,
+    })
+}
+
+/// The sample with the middle rate.
+pub(super) fn median(mut samples: Vec<Sample>) -> Sample {
+    samples.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
+    samples[samples.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = r#"note
+        {"jobs":[{"error":0,
+        "read":{"total_ios":0,"iops":0.0,"clat_ns":{"mean":0.0}},
+        "write":{"total_ios":200,"iops":100.0,"clat_ns":{"mean":2500.0}}}]}"#;
+
+    #[test]
+    fn a_report_is_read_over_both_directions() {
+        let expected = Sample {
+            per_second: 100.0,
+            mean_us: 2.5,
+        };
+        assert_eq!(sample(REPORT).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_failed_or_did_nothing_is_no_sample() {
+        assert!(sample("").is_err());
+        assert!(sample(&REPORT.replace("\"error\":0", "\"error\":5")).is_err());
+        assert!(sample(&REPORT.replace("200", "0")).is_err());
+    }
+
+    #[test]
+    fn the_median_is_by_rate() {
+        let samples = [3.0, 1.0, 2.0].map(|per_second| Sample {
+            per_second,
+            mean_us: 0.0,
+        });
+        assert!((median(samples.to_vec()).per_second - 2.0).abs() < 1e-9);
+    }
+}

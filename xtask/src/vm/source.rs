@@ -1,0 +1,94 @@
+//! Debian's packaged source of the kernel, and the kernel tree's own ublk server out of it.
+//!
+//! The server is a peer to measure against. It is built here and run, and nothing of it is part of
+//! this project.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::packages::{Apt, ran, unpack};
+use crate::Failure;
+
+/// The package of the source.
+const SOURCE: &str = "linux-source-7.2";
+
+/// The suite that it builds on, and the one that has it.
+const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
+
+/// What building needs of this machine.
+pub(super) const BUILDERS: [&str; 6] = ["gcc", "make", "bc", "flex", "bison", "xz"];
+
+/// Where the kernel tree keeps its own ublk server.
+const PEER: &str = "tools/testing/selftests/ublk";
+
+/// Folders below a part of the cache that is being made; none is kept.
+const PASSING: [&str; 3] = ["archives", "unpacked", "tree"];
+
+/// Fetches and extracts the source below `new`.
+pub(super) fn tree(cache: &Path, new: &Path) -> Result<PathBuf, Failure> {
+    let package = format!("{SOURCE}/{}", SUITES[1]);
+    let archives = apt(cache)?.download(&new.join("archives"), &[package])?;
+    unpack(&archives, &new.join("unpacked"))?;
+    let tree = new.join("tree");
+    fs::create_dir(&tree)?;
+    let mut extract = Command::new("tar");
+    extract.args(["--strip-components=1", "-xf"]);
+    extract.arg(new.join(format!("unpacked/usr/src/{SOURCE}.tar.xz")));
+    ran(extract.arg("-C").arg(&tree), "extract the kernel's source")?;
+    Ok(tree)
+}
+
+/// Removes what [`tree`] made.
+pub(super) fn remove(new: &Path) -> Result<(), Failure> {
+    for left in PASSING {
+        fs::remove_dir_all(new.join(left))?;
+    }
+    Ok(())
+}
+
+fn apt(cache: &Path) -> Result<Apt, Failure> {
+    Apt::open(&cache.join("apt-kernels"), &SUITES)
+}
+
+/// Builds the kernel tree's ublk server in `new`, with that kernel's headers and no shared
+/// liburing, for the one of this machine may be too old.
+pub(super) fn build_peer(cache: &Path, new: &Path) -> Result<(), Failure> {
+    eprintln!("vm: building the kernel tree's ublk server, once");
+    let tree = tree(cache, new)?;
+    let mut headers = Command::new("make");
+    headers.args([
+        "-s",
+        "ARCH=x86",
+        "INSTALL_HDR_PATH=headers",
+        "headers_install",
+    ]);
+    ran(headers.current_dir(&tree), "install the kernel's headers")?;
+    let package = format!("liburing-dev/{}", SUITES[0]);
+    let uring = new.join("unpacked/liburing");
+    let archives = apt(cache)?.download(&new.join("archives/liburing"), &[package])?;
+    unpack(&archives, &uring)?;
+    let mut sources = Vec::new();
+    for entry in fs::read_dir(tree.join(PEER))? {
+        let path = entry?.path();
+        let other_program = path.ends_with("metadata_size.c");
+        if path.extension().is_some_and(|extension| extension == "c") && !other_program {
+            sources.push(path);
+        }
+    }
+    let include = uring.join("usr/include");
+    let mut compile = Command::new("gcc");
+    compile.args(["-O3", "-D_GNU_SOURCE", "-isystem"]);
+    compile.arg(tree.join("headers/include"));
+    compile.arg("-isystem").arg(&include);
+    compile
+        .arg("-isystem")
+        .arg(include.join("x86_64-linux-gnu"));
+    compile.args(sources).arg("-o").arg(new.join("kublk"));
+    compile.arg(uring.join("usr/lib/x86_64-linux-gnu/liburing.a"));
+    ran(
+        compile.args(["-lpthread", "-lm"]),
+        "build the kernel tree's ublk server",
+    )?;
+    remove(new)
+}

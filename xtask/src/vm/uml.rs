@@ -1,0 +1,217 @@
+//! User-Mode Linux: a kernel that is a program, for measuring.
+//!
+//! Code runs there at this machine's speed, unlike in an emulator, and system calls and page
+//! faults are dear, unlike on hardware: like is to be compared with like. It is built from
+//! Debian's packaged source, once, and its root is this machine's files, read-only, as in the
+//! other lanes.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::guest::quoted;
+use super::packages::ran;
+use super::source;
+use crate::Failure;
+
+/// What the default configuration lacks for block devices under test.
+const WITH: &[&str] = &[
+    "IO_URING",
+    "BLK_DEV_UBLK",
+    "BLK_DEV_LOOP",
+    "BLK_DEV_NBD",
+    "BLK_DEV_NULL_BLK",
+    "EXT4_FS",
+    "XFS_FS",
+    "TMPFS",
+    "HOSTFS",
+    "SMP",
+    "DEVTMPFS",
+    "DEVTMPFS_MOUNT",
+    "FUTEX",
+    "EVENTFD",
+    "MEMFD_CREATE",
+    "PRINTK_TIME",
+];
+
+/// What would only take time.
+const WITHOUT: &[&str] = &["MODULES", "SOUND", "WIRELESS", "DEBUG_INFO"];
+
+/// A kernel to be started as a program.
+#[derive(Debug)]
+pub(crate) struct UserMode {
+    /// The kernel.
+    pub(super) linux: PathBuf,
+    /// Its version.
+    pub(super) release: String,
+}
+
+/// Configuration that a kept kernel must have been built with.
+fn configuration() -> String {
+    format!("with {}\nwithout {}\n", WITH.join(" "), WITHOUT.join(" "))
+}
+
+/// Where everything is of a kernel in `folder`.
+fn found(folder: &Path) -> Result<UserMode, Failure> {
+    Ok(UserMode {
+        linux: folder.join("linux"),
+        release: fs::read_to_string(folder.join("release"))?,
+    })
+}
+
+/// Builds the kernel unless `folder` has one of this configuration.
+pub(super) fn prepare(cache: &Path, folder: &Path) -> Result<UserMode, Failure> {
+    let kept = fs::read_to_string(folder.join("configuration")).unwrap_or_default();
+    if kept == configuration() {
+        return found(folder);
+    }
+    for stale in [folder.to_owned(), folder.with_extension("new")] {
+        if stale.exists() {
+            fs::remove_dir_all(stale)?;
+        }
+    }
+    let new = folder.with_extension("new");
+    fs::create_dir_all(&new)?;
+    build(cache, &new)?;
+    fs::rename(&new, folder)?;
+    found(folder)
+}
+
+/// Fetches the source, builds it in `new`, and keeps only what is needed.
+fn build(cache: &Path, new: &Path) -> Result<(), Failure> {
+    eprintln!("vm: building User-Mode Linux; some minutes, once");
+    let tree = source::tree(cache, new)?;
+    make(&tree, &["defconfig"])?;
+    let mut configure = Command::new(tree.join("scripts/config"));
+    configure.current_dir(&tree);
+    for name in WITH {
+        configure.args(["--enable", name]);
+    }
+    for name in WITHOUT {
+        configure.args(["--disable", name]);
+    }
+    ran(
+        configure.args(["--enable", "DEBUG_INFO_NONE"]),
+        "configure the kernel",
+    )?;
+    make(&tree, &["olddefconfig"])?;
+    lacks_nothing(&fs::read_to_string(tree.join(".config"))?)?;
+    let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+    make(&tree, &[&format!("-j{jobs}"), "linux"])?;
+    fs::rename(tree.join("linux"), new.join("linux"))?;
+    let mut ask = Command::new("make");
+    ask.args(["-s", "ARCH=um", "kernelrelease"])
+        .current_dir(&tree);
+    let release = ran(&mut ask, "ask for the kernel's version")?;
+    fs::write(new.join("release"), release.trim())?;
+    source::remove(new)?;
+    Ok(fs::write(new.join("configuration"), configuration())?)
+}
+
+fn make(tree: &Path, words: &[&str]) -> Result<(), Failure> {
+    let mut command = Command::new("nice");
+    command
+        .args(["make", "-s", "ARCH=um"])
+        .args(words)
+        .current_dir(tree);
+    ran(
+        &mut command,
+        &format!("make {} of User-Mode Linux", words.join(" ")),
+    )
+    .map(drop)
+}
+
+/// A wish that configuration dropped in silence would show much later, as a test that is skipped.
+fn lacks_nothing(config: &str) -> Result<(), Failure> {
+    let lacking: Vec<_> = WITH
+        .iter()
+        .filter(|name| {
+            !config
+                .lines()
+                .any(|line| line == format!("CONFIG_{name}=y"))
+        })
+        .copied()
+        .collect();
+    if lacking.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("the kernel's configuration dropped {}", lacking.join(" ")).into())
+    }
+}
+
+/// The command that starts the kernel: its console on standard error, the command's output on
+/// standard output.
+pub(super) fn start(kernel: &UserMode, folder: &Path, job: &Start) -> Command {
+    // The kernel writes to its own standard output before it has consoles.
+    let line = format!(
+        "exec 3>&1 1>&2; exec {} \"$@\" con=null con0=null,fd:2 con1=null,fd:3",
+        quoted(&kernel.linux.display().to_string())
+    );
+    let mut command = Command::new("sh");
+    command.args([
+        "-c",
+        &line,
+        "firn-uml",
+        "rootfstype=hostfs",
+        "rootflags=/",
+        "ro",
+    ]);
+    command.arg(format!("init={}", job.script.display()));
+    command.arg(format!("ubd0={}", job.disk.display()));
+    command.arg(format!("mem={}", job.memory));
+    command.arg(format!("ncpus={}", job.cpus));
+    command.arg(format!("uml_dir={}", folder.display()));
+    command.args([
+        "umid=firn",
+        "seccomp=on",
+        "console=tty0",
+        "printk.devkmsg=on",
+        "panic=-1",
+    ]);
+    command.arg(if job.console {
+        "loglevel=7"
+    } else {
+        "loglevel=5"
+    });
+    command
+}
+
+/// What a guest is started with.
+#[derive(Debug)]
+pub(super) struct Start<'a> {
+    pub(super) script: &'a Path,
+    pub(super) disk: &'a Path,
+    pub(super) memory: &'a str,
+    pub(super) cpus: u32,
+    pub(super) console: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_that_the_configuration_dropped_is_named() {
+        let whole: String = WITH
+            .iter()
+            .map(|name| format!("CONFIG_{name}=y\n"))
+            .collect();
+        assert!(lacks_nothing(&whole).is_ok());
+        let lacking = whole.replace("CONFIG_BLK_DEV_UBLK=y", "# CONFIG_BLK_DEV_UBLK is not set");
+        let error = lacks_nothing(&lacking).unwrap_err().to_string();
+        assert!(error.ends_with("dropped BLK_DEV_UBLK"), "{error}");
+    }
+
+    #[test]
+    fn a_kernel_of_this_configuration_is_not_built_again() {
+        let cache = std::env::temp_dir().join(format!("firn-uml-{}", std::process::id()));
+        let folder = cache.join("uml");
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join("configuration"), configuration()).unwrap();
+        fs::write(folder.join("release"), "7.2.12").unwrap();
+        let kernel = prepare(&cache, &folder).unwrap();
+        fs::remove_dir_all(&cache).unwrap();
+        assert_eq!(kernel.release, "7.2.12");
+        assert_eq!(kernel.linux, folder.join("linux"));
+    }
+}
