@@ -15,15 +15,16 @@ use nbd::server::{Export, ExportFile, Listen};
 use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
 
 use crate::cli::args::NewVolume;
+use crate::disks::Disks;
 use crate::doors::Doors;
 use crate::engine::Engine;
 use crate::failure::{Failure, Result};
 use crate::metrics::Counters;
-use crate::model::{Attachment, CreateVolume, State, Volume};
+use crate::model::{CreateVolume, Nbd, State, Volume};
 use crate::report::ladder;
 use crate::turns::Turns;
 use crate::units::Size;
-use crate::volumes::{Attached, Open, Volumes};
+use crate::volumes::{Open, Volumes};
 
 /// How often it is said that the store is still being waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,9 +47,9 @@ pub(crate) struct Control {
     pub(crate) counters: Arc<Counters>,
     pub(crate) volumes: Arc<Volumes>,
     export_files: Vec<ExportFile>,
-    attached: Attached,
-    doors: Doors,
-    turns: Turns,
+    pub(crate) disks: Disks,
+    pub(crate) doors: Doors,
+    pub(crate) turns: Turns,
 }
 
 impl Control {
@@ -60,7 +61,7 @@ impl Control {
             counters: Arc::clone(&engine.counters),
             volumes,
             export_files: engine.export_files.clone(),
-            attached: Attached::new(&engine.files().path),
+            disks: Disks::new(engine)?,
             doors,
             turns: Turns::default(),
         })
@@ -119,23 +120,14 @@ impl Control {
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         let _turn = self.turns.take(name).await;
         if let Some(open) = self.volumes.get(name) {
-            let clients = self.doors.clients(name);
-            if clients > 0 {
-                return Err(Failure::new(
-                    "volume-in-use",
-                    409,
-                    format!(
-                        "volume {name} is used by {clients} connections; disconnect them first"
-                    ),
-                ));
-            }
+            self.no_connections(name)?;
             if let Err(failure) = self.close(&open).await {
                 self.put_back(&open);
                 return Err(failure);
             }
         }
         self.host.delete_volume(name).await.map_err(Failure::from)?;
-        self.remember()
+        self.disks.attached.forget(name)
     }
 
     pub(crate) async fn sync(&self, name: &str) -> Result<Volume> {
@@ -144,33 +136,6 @@ impl Control {
         }
         // A volume that is not open here has nothing here that the store lacks.
         self.show(name).await
-    }
-
-    pub(crate) async fn attach(&self, name: &str, transport: Option<&str>) -> Result<Attachment> {
-        if !matches!(transport, None | Some("auto" | "nbd")) {
-            return Err(Failure::invalid(format!(
-                "transport {:?} is not built in; use nbd, or auto",
-                transport.unwrap_or_default()
-            )));
-        }
-        let _turn = self.turns.take(name).await;
-        if self.volumes.get(name).is_none() {
-            self.open(name).await?;
-            self.remember()?;
-        }
-        let uris = self.doors.uris(name);
-        let uri = uris.first().cloned().ok_or_else(|| {
-            Failure::new(
-                "no-transport",
-                500,
-                "the server listens nowhere; start it with --nbd",
-            )
-        })?;
-        Ok(Attachment {
-            transport: "nbd".to_owned(),
-            uri,
-            uris,
-        })
     }
 
     pub(crate) fn ready(&self) -> Result<()> {
@@ -194,7 +159,7 @@ impl Control {
         for opened in join_all(opened).await {
             opened?;
         }
-        let mut names: BTreeSet<String> = self.attached.names()?.into_iter().collect();
+        let mut names: BTreeSet<String> = self.disks.attached.all().into_keys().collect();
         for (name, _, rescue) in &report.tails {
             if !rescue {
                 names.insert(name.clone());
@@ -208,7 +173,9 @@ impl Control {
             }
         }))
         .await;
-        self.remember()
+        let open = self.volumes.all();
+        open.iter()
+            .try_for_each(|open| self.disks.attached.add(&open.info.name))
     }
 
     async fn make_sure_of(&self, wanted: &NewVolume) -> Result<()> {
@@ -239,7 +206,7 @@ impl Control {
         )))
     }
 
-    async fn open(&self, name: &str) -> Result<()> {
+    pub(crate) async fn open(&self, name: &str) -> Result<()> {
         let volume = self
             .host
             .open_volume(name, OpenMode::default())
@@ -268,14 +235,14 @@ impl Control {
     }
 
     /// A volume that could not be closed and still serves is found again.
-    fn put_back(&self, open: &Open) {
+    pub(crate) fn put_back(&self, open: &Open) {
         if open.volume.serving().is_ok() {
             self.export(open.volume.clone());
         }
     }
 
     /// Takes a volume from its clients, brings it to the store and gives it back.
-    async fn close(&self, open: &Open) -> Result<()> {
+    pub(crate) async fn close(&self, open: &Open) -> Result<()> {
         self.volumes.remove(&open.info.name);
         self.doors.detach(&open.export).await;
         let mut pause = CLOSE_PAUSE;
@@ -331,10 +298,6 @@ impl Control {
         }
     }
 
-    fn remember(&self) -> Result<()> {
-        self.attached.set(&self.volumes)
-    }
-
     fn describe(&self, info: &VolumeInfo) -> Volume {
         let open = self
             .volumes
@@ -358,6 +321,11 @@ impl Control {
             epoch: info.epoch.0,
             holder: holder.map(|(_, label)| label.clone()),
             watermarks: open.as_ref().map(|open| ladder(open.volume.watermarks())),
+            nbd: open.as_ref().map(|_| Nbd {
+                uris: self.doors.uris(&info.name),
+                connections: self.doors.clients(&info.name),
+            }),
+            disk: open.as_ref().and_then(|_| self.disks.shown(&info.name)),
             upload_error: open.and_then(|open| open.volume.upload_error()),
         }
     }

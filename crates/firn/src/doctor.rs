@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::cli::args::DoctorArgs;
 use crate::cli::output;
+use crate::disks::machine::{self, Offered};
 use crate::failure::{Failure, Result};
 use crate::files;
 
@@ -47,7 +48,9 @@ pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
     let mut findings = vec![kernel(), io_uring(), log_io(&cache), rings(&args.ring_dir)];
     findings.extend(orphaned_rings(&args.ring_dir));
     findings.push(store(args.store.as_deref()));
-    findings.push(transport());
+    let offered = machine::look();
+    findings.push(ublk(&offered));
+    findings.push(transport(&offered));
     print(json, &findings)?;
     let bad = findings
         .iter()
@@ -240,10 +243,17 @@ fn probe(url: &str) -> Result<(String, store::ProbeReport)> {
     Ok((store::Store::name(&store), report))
 }
 
-fn transport() -> Finding {
-    Finding::new(
-        "transport",
-        Verdict::Good,
-        "auto chooses nbd, the only one that is built in",
-    )
+fn ublk(offered: &Offered) -> Finding {
+    match offered {
+        Ok(()) => Finding::new("ublk", Verdict::Good, "/dev/ublk-control can be used"),
+        Err(why) => Finding::new("ublk", Verdict::Fair, why.text.clone()),
+    }
+}
+
+fn transport(offered: &Offered) -> Finding {
+    let found = match offered {
+        Ok(()) => "auto chooses ublk: it is here, and its requests need no socket".to_owned(),
+        Err(_) => "auto chooses nbd: ublk cannot be used".to_owned(),
+    };
+    Finding::new("transport", Verdict::Good, found)
 }

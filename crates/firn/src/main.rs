@@ -8,11 +8,13 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod attach;
 mod bell;
 mod cli;
 mod commit;
 mod config;
 mod control;
+mod disks;
 mod doctor;
 mod doors;
 mod edge;
@@ -51,7 +53,14 @@ fn main() -> ExitCode {
             }
         },
         Command::Volume(command) => cli::volume(&cli.api, cli.json, &command),
-        Command::Attach(args) => cli::attach(&cli.api, cli.json, &args),
+        Command::Attach(args) => match args.request() {
+            Ok(request) => cli::attach(&cli.api, cli.json, &args.name, &request),
+            Err(failure) => {
+                eprintln!("firn: {failure}");
+                return ExitCode::from(EXIT_USAGE);
+            }
+        },
+        Command::Detach(args) => cli::detach(&cli.api, &args),
         Command::Sync(which) => cli::sync(&cli.api, cli.json, &which.name),
         Command::Doctor(args) => doctor::doctor(cli.json, &args),
     };

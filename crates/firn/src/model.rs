@@ -3,6 +3,7 @@
 //! Names here are part of the API: `api/openapi.json` describes them, and a test compares the two.
 //! Sizes are bytes, ages are seconds.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
 /// A volume as the store knows it, and, where this server has it open, as it stands now.
@@ -24,6 +25,88 @@ pub(crate) struct Volume {
     /// Why the last upload failed, while uploads fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) upload_error: Option<String>,
+    /// How it is reached over NBD; only of a volume that is open here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nbd: Option<Nbd>,
+    /// The disk that it is on this machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) disk: Option<Disk>,
+}
+
+/// A volume as an NBD export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Nbd {
+    pub(crate) uris: Vec<String>,
+    /// Clients now.
+    pub(crate) connections: usize,
+}
+
+/// A volume as a ublk disk: what was asked for, and what was granted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Disk {
+    /// As programs open it: `/dev/ublkbN`.
+    pub(crate) device: String,
+    pub(crate) data_mode_asked: DataMode,
+    pub(crate) data_mode: DataMode,
+    /// What was wished for and is not there.
+    pub(crate) dropped: Vec<Dropped>,
+    pub(crate) queues: u16,
+    pub(crate) depth: u16,
+    /// By queue: the thread that serves it.
+    pub(crate) threads: Vec<String>,
+    pub(crate) read_only: bool,
+    pub(crate) part_scan: bool,
+    /// How long a request may stay parked before it fails; absent: without limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) park_timeout_seconds: Option<f64>,
+}
+
+/// A wish that was not granted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Dropped {
+    pub(crate) what: String,
+    pub(crate) why: String,
+}
+
+/// How a volume is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Transport {
+    /// A ublk disk where this machine offers it, else nbd.
+    #[default]
+    Auto,
+    /// A block device of this machine, /dev/ublkbN.
+    Ublk,
+    /// A network block device.
+    Nbd,
+}
+
+/// How the bytes of a disk's requests travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DataMode {
+    /// The first of those below that the kernel offers.
+    Auto,
+    /// Straight between the request's pages and the log or cache (Linux 6.16).
+    ZeroCopy,
+    /// Copied by the server, piece by piece (Linux 6.5).
+    UserCopy,
+    /// Copied by the kernel, into a buffer taken when a write comes (Linux 6.0).
+    GetData,
+    /// Copied by the kernel, into buffers kept for each request that may come (Linux 6.0).
+    Copy,
+}
+
+impl DataMode {
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            DataMode::Auto => "auto",
+            DataMode::ZeroCopy => "zero-copy",
+            DataMode::UserCopy => "user-copy",
+            DataMode::GetData => "get-data",
+            DataMode::Copy => "copy",
+        }
+    }
 }
 
 /// Whether a volume can be used here.
@@ -93,22 +176,45 @@ fn default_block_size() -> u32 {
     512
 }
 
-/// Body of `POST /v1/volumes/{name}/attach`.
-#[derive(Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Body of `POST /v1/volumes/{name}/attach`. All but the transport are wishes about a disk.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct AttachRequest {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) transport: Option<String>,
+    pub(crate) transport: Transport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) data_mode: Option<DataMode>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) queues: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) depth: Option<u16>,
+    pub(crate) read_only: bool,
+    pub(crate) no_part_scan: bool,
+    /// Zero: without limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) park_timeout_seconds: Option<f64>,
 }
 
 /// Where a volume can be reached.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Attachment {
-    pub(crate) transport: String,
-    /// The one to use.
-    pub(crate) uri: String,
-    /// All of them.
+    /// What `auto` came to be.
+    pub(crate) transport: Transport,
+    /// The disk, where the transport is ublk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<String>,
+    /// The NBD URI to use; absent where the server listens nowhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) uri: Option<String>,
+    /// All NBD URIs.
     pub(crate) uris: Vec<String>,
+}
+
+/// Body of `POST /v1/volumes/{name}/detach`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct DetachRequest {
+    /// Also if clients use it.
+    pub(crate) force: bool,
 }
 
 /// A failed request, RFC 9457 (`application/problem+json`).

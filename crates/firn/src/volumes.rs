@@ -4,17 +4,11 @@
 //! never wait. Opening and closing is [`crate::control`]'s; this only says what is open.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::ErrorKind as Io;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nbd::codec::Listed;
 use nbd::server::{Export, Exports};
 use volume::{Volume, VolumeInfo};
-
-use crate::failure::{Failure, Result};
-use crate::files;
 
 /// An open volume with what serves it.
 #[derive(Debug)]
@@ -73,40 +67,5 @@ impl Exports<Volume> for Volumes {
                 description: open.export.description.clone(),
             })
             .collect()
-    }
-}
-
-/// Which volumes were attached, so that a restarted server serves them again without being told.
-#[derive(Debug)]
-pub(crate) struct Attached {
-    path: PathBuf,
-    /// Held while the file is written: writers share the name of the unfinished one.
-    writing: Mutex<()>,
-}
-
-impl Attached {
-    pub(crate) fn new(cache_dir: &Path) -> Self {
-        Attached {
-            path: cache_dir.join("attached"),
-            writing: Mutex::default(),
-        }
-    }
-
-    pub(crate) fn names(&self) -> Result<Vec<String>> {
-        match fs::read_to_string(&self.path) {
-            Ok(text) => Ok(text.lines().map(str::to_owned).collect()),
-            Err(source) if source.kind() == Io::NotFound => Ok(Vec::new()),
-            Err(source) => Err(Failure::io("read", &self.path, &source)),
-        }
-    }
-
-    /// Remembers what is open now.
-    pub(crate) fn set(&self, volumes: &Volumes) -> Result<()> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = volumes.all();
-        let names = open.iter().map(|open| &open.info.name);
-        let text: String = names.map(|name| format!("{name}\n")).collect();
-        files::write_whole(&self.path, text.as_bytes())
-            .map_err(|source| Failure::io("write", &self.path, &source))
     }
 }

@@ -110,6 +110,34 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
         ),
         (
             "POST",
+            "/v1/volumes/demo/attach",
+            create(r#"{"transport":"nbd","read_only":true}"#),
+            400,
+            "invalid",
+        ),
+        (
+            "POST",
+            "/v1/volumes/demo/attach",
+            create(r#"{"depth":4097}"#),
+            400,
+            "invalid",
+        ),
+        (
+            "POST",
+            "/v1/volumes/demo/detach",
+            None,
+            409,
+            "volume-in-use",
+        ),
+        (
+            "POST",
+            "/v1/volumes/none/detach",
+            None,
+            404,
+            "no-such-volume",
+        ),
+        (
+            "POST",
             "/v1/volumes",
             Some(("text/plain", r#"{"name":"a","size_bytes":4096}"#)),
             415,
@@ -165,7 +193,8 @@ fn a_volume_lives_from_create_to_delete_over_http() {
         (made.status, made.json()["state"].as_str()),
         (201, Some("closed"))
     );
-    let attached = send(&server.api, "POST", "/v1/volumes/v.1/attach", None).json();
+    let nbd = Some((JSON, r#"{"transport":"nbd"}"#));
+    let attached = send(&server.api, "POST", "/v1/volumes/v.1/attach", nbd).json();
     assert_eq!(attached["transport"], "nbd");
     assert!(
         attached["uri"]
@@ -298,7 +327,7 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 9, "every operation but the deletion was tried");
+    assert_eq!(seen, 10, "every operation but the deletion was tried");
     let problem = send(&server.api, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,

@@ -56,6 +56,17 @@ fn a_command_line_that_makes_no_sense_exits_2_and_touches_nothing() {
         (&["serve", "--nbd", "here"][..], "ADDRESS:PORT"),
         (&["serve", "--api", "here"][..], "IP:PORT"),
         (&["serve", "--config", "missing.toml"][..], "missing.toml"),
+        (&["attach", "x", "--transport", "iscsi"][..], "ublk"),
+        (&["attach", "x", "--data-mode", "fast"][..], "zero-copy"),
+        (&["attach", "x", "--queues", "0"][..], "1 to 4096"),
+        (&["attach", "x", "--depth", "4097"][..], "1 to 4096"),
+        (&["attach", "x", "--depth", "70000"][..], "--depth"),
+        (&["attach", "x", "--park-timeout", "0s"][..], "`wait`"),
+        (&["attach", "x", "--park-timeout", "soon"][..], "30s"),
+        (
+            &["attach", "x", "--transport", "nbd", "--read-only"][..],
+            "means nothing over nbd",
+        ),
     ] {
         let output = firn(dir.path(), args);
         let text = message(&output);
@@ -72,6 +83,7 @@ fn help_shows_examples_for_every_command_that_needs_them() {
         (&["--help"][..], "firn serve --volume demo=10GiB"),
         (&["serve", "--help"][..], "log-size"),
         (&["attach", "--help"][..], "nbdinfo"),
+        (&["attach", "--help"][..], "--transport ublk"),
     ] {
         let output = firn(dir.path(), args);
         assert_eq!(output.status.code(), Some(0));
@@ -87,6 +99,7 @@ fn a_command_without_its_server_exits_1_and_says_how_to_start_one() {
         &["volume", "list"][..],
         &["sync", "x"][..],
         &["attach", "x"][..],
+        &["detach", "x"][..],
     ] {
         // Nothing listens on the port of the discard service's neighbour.
         let mut args = vec!["--api", "127.0.0.1:2"];
@@ -120,6 +133,7 @@ fn doctor_looks_and_leaves_nothing_behind() {
         "log I/O",
         "index rings",
         "store",
+        "ublk",
         "transport",
     ] {
         assert!(what.contains(&expected), "{expected} in {what:?}");

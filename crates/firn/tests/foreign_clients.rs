@@ -41,7 +41,10 @@ fn succeeds(world: &World, program: &str, args: &[&str]) -> Option<String> {
 
 fn serve(world: &World) -> (Server, String) {
     let server = world.serve("cache", &["--volume", "demo=96MiB", "--rpo", "500ms"]);
-    let uri = world.done(&server, &["attach", "demo"]).trim().to_owned();
+    let uri = world
+        .done(&server, &["attach", "demo", "--transport", "nbd"])
+        .trim()
+        .to_owned();
     (server, uri)
 }
 

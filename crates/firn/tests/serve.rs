@@ -33,10 +33,11 @@ fn a_server_says_how_to_use_it() {
             server.announcement
         );
     }
-    let uri = world.done(&server, &["attach", "demo"]);
+    let nbd = ["attach", "demo", "--transport", "nbd"];
+    let uri = world.done(&server, &nbd);
     assert!(uri.starts_with("nbd+unix:///demo?socket=/"), "{uri}");
     let all: serde_json::Value =
-        serde_json::from_str(&world.done(&server, &["attach", "demo", "--json"])).unwrap();
+        serde_json::from_str(&world.done(&server, &[&nbd[..], &["--json"]].concat())).unwrap();
     let tcp = all["uris"][1].as_str().unwrap();
     assert!(
         tcp.starts_with("nbd://127.0.0.1:") && !tcp.contains(":0/"),
@@ -311,7 +312,7 @@ fn volumes_that_were_attached_are_served_again_after_a_restart() {
     );
     world.done(&server, &["volume", "create", "b", "--size", "8MiB"]);
     assert_eq!(world.show(&server, "a")["state"], "closed");
-    world.done(&server, &["attach", "a"]);
+    world.done(&server, &["attach", "a", "--transport", "nbd"]);
     server.connect("a").write(0, &pattern(1, 4096)).unwrap();
     assert!(server.stop().success());
     let server = world.serve("cache", &[]);
@@ -320,8 +321,50 @@ fn volumes_that_were_attached_are_served_again_after_a_restart() {
     world.done(&server, &["volume", "delete", "a"]);
     world.done(&server, &["volume", "delete", "b"]);
     assert!(server.stop().success());
-    let list = world.path("cache").join("attached");
-    assert_eq!(fs::read_to_string(list).unwrap(), "");
+    let server = world.serve("cache", &[]);
+    for gone in ["a", "b"] {
+        let said = world.fails(&server, &["volume", "show", gone]);
+        assert!(said.contains("no volume named"), "{said}");
+    }
+}
+
+#[test]
+fn a_volume_that_was_detached_is_in_the_store_and_may_be_had_by_another_host() {
+    let world = World::new();
+    let one = world.serve("one", &["--volume", "demo=8MiB"]);
+    let mut client = one.connect("demo");
+    client.write(0, &pattern(1, 4096)).unwrap();
+    let said = world.fails(&one, &["detach", "demo"]);
+    assert!(said.contains("used by 1 connection"), "{said}");
+    assert_eq!(client.read(0, 4096).unwrap(), pattern(1, 4096));
+    drop(client);
+    eventually("the detach", || {
+        world.ask(&one, &["detach", "demo"]).status.success()
+    });
+    assert_eq!(world.show(&one, "demo")["state"], "closed");
+    let said = world.fails(&one, &["detach", "demo"]);
+    assert!(said.contains("not attached here"), "{said}");
+    let said = world.fails(&one, &["detach", "none"]);
+    assert!(said.contains("no volume named none"), "{said}");
+
+    let two = world.serve("two", &["--volume", "demo=8MiB"]);
+    assert_eq!(two.connect("demo").read(0, 4096).unwrap(), pattern(1, 4096));
+    assert!(one.stop().success());
+    let one = world.serve("one", &[]);
+    assert_eq!(world.show(&one, "demo")["state"], "held");
+}
+
+#[test]
+fn a_forced_detach_ends_the_connections() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let mut client = server.connect("demo");
+    client.write(0, &pattern(1, 4096)).unwrap();
+    world.done(&server, &["detach", "demo", "--force"]);
+    assert!(client.try_write(0, &pattern(2, 4096)).is_err());
+    world.done(&server, &["attach", "demo", "--transport", "nbd"]);
+    let found = server.connect("demo").read(0, 4096).unwrap();
+    assert_eq!(found, pattern(1, 4096));
 }
 
 #[test]

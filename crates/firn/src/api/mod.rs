@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 
 use crate::control::Control;
 use crate::failure::{Failure, Result};
-use crate::model::{AttachRequest, Attachment, CreateVolume, Volume, VolumeList};
+use crate::model::{AttachRequest, Attachment, CreateVolume, DetachRequest, Volume, VolumeList};
 use crate::report;
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -38,6 +38,7 @@ pub(crate) fn router(control: Arc<Control>, address: SocketAddr) -> Router {
         .route("/v1/volumes/{name}", get(show).delete(delete))
         .route("/v1/volumes/{name}/sync", post(sync))
         .route("/v1/volumes/{name}/attach", post(attach))
+        .route("/v1/volumes/{name}/detach", post(detach))
         .route("/v1/openapi.json", get(openapi))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -109,13 +110,20 @@ async fn attach(
     headers: HeaderMap,
     body: Bytes,
 ) -> Answer<Attachment> {
-    let wanted: AttachRequest = if body.is_empty() {
-        AttachRequest::default()
-    } else {
-        parse(&headers, &body)?
-    };
-    let attached = async move { control.attach(&name, wanted.transport.as_deref()).await };
+    let wanted: AttachRequest = parse_or_default(&headers, &body)?;
+    let attached = async move { control.attach(&name, wanted).await };
     to_its_end(attached).await.map(axum::Json)
+}
+
+async fn detach(
+    State(control): Shared,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<StatusCode> {
+    let wanted: DetachRequest = parse_or_default(&headers, &body)?;
+    to_its_end(async move { control.detach(&name, wanted.force).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Goes on when the client hangs up: a change that stops halfway would leave a volume that is
@@ -168,6 +176,14 @@ async fn no_such_method() -> Failure {
         405,
         "this path does not take this method; see /v1/openapi.json",
     )
+}
+
+/// No body at all asks for what is usual.
+fn parse_or_default<T: DeserializeOwned + Default>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
+    if body.is_empty() {
+        return Ok(T::default());
+    }
+    parse(headers, body)
 }
 
 /// The content type is insisted on: a web page can make a browser send a form to a local server,

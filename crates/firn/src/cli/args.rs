@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
+use crate::model::{AttachRequest, DataMode, Transport};
 use crate::units::{Size, Span};
 
 /// Where the API listens, and where commands look for it, unless told otherwise.
@@ -22,7 +23,7 @@ pub(crate) const API_DEFAULT: &str = "127.0.0.1:7070";
     propagate_version = true,
     after_help = "Start here:\n  \
         firn serve --volume demo=10GiB     a server with an embedded store and one volume\n  \
-        firn attach demo                   prints the URI for nbdinfo, qemu, nbd-client\n  \
+        firn attach demo                   prints its disk, or a URI for nbdinfo, qemu, nbd-client\n  \
         firn sync demo                     brings everything written so far to the store\n\n\
         Exit status: 0 done, 1 failed, 2 the command line makes no sense."
 )]
@@ -46,11 +47,19 @@ pub(crate) enum Command {
     /// Create, list, show or delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Print where a volume can be reached.
-    #[command(after_help = "The URI alone is printed on standard output:\n  \
-        nbdinfo \"$(firn attach demo)\"\n  \
-        qemu-img convert -n disk.qcow2 \"$(firn attach demo)\"")]
+    /// Make a volume a disk of this machine, or say where it can be reached over NBD.
+    #[command(
+        after_help = "The device or the URI alone is printed on standard output:\n  \
+        mkfs.ext4 \"$(firn attach demo --transport ublk)\"\n  \
+        nbdinfo \"$(firn attach demo --transport nbd)\"\n\n\
+        A disk stays until `firn detach`: a server that is killed, upgraded or rebooted brings \
+        it back under the same name, and who has it open sees a pause. `firn doctor` says what \
+        auto chooses here, and why."
+    )]
     Attach(AttachArgs),
+    /// Take a volume's disk away and end its NBD connections, bring it to the store and let it
+    /// go, so that another host may have it.
+    Detach(DetachArgs),
     /// Bring everything that was written to a volume to the object store, and wait until it is
     /// there.
     Sync(VolumeName),
@@ -217,17 +226,70 @@ pub(crate) struct AttachArgs {
     /// Name of the volume.
     #[arg(value_name = "VOLUME")]
     pub(crate) name: String,
-    /// How to reach it.
+    /// How to reach it. What follows is about a ublk disk.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
-    pub(crate) transport: Transport,
+    transport: Transport,
+    /// How the bytes of its requests travel; one that this kernel lacks is an error.
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = DataMode::Auto)]
+    data_mode: DataMode,
+    /// Hardware queues. [default: one per reactor thread, at most 4]
+    #[arg(long, value_name = "N")]
+    queues: Option<u16>,
+    /// Requests that one queue may have outstanding. [default: 128]
+    #[arg(long, value_name = "N")]
+    depth: Option<u16>,
+    /// Refuse writes through this disk.
+    #[arg(long)]
+    read_only: bool,
+    /// Leave its partitions alone until somebody asks for them (Linux 7.0).
+    #[arg(long)]
+    no_part_scan: bool,
+    /// How long a request may wait for log space or for the store before it fails, or `wait`.
+    /// [default: wait; 20s before Linux 6.15, which counts on an answer]
+    #[arg(long, value_name = "TIME|wait", value_parser = park_timeout)]
+    park_timeout: Option<f64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Transport {
-    /// The best that this machine offers.
-    Auto,
-    /// A network block device.
-    Nbd,
+/// In seconds, zero for no limit.
+fn park_timeout(text: &str) -> Result<f64, String> {
+    if text == "wait" {
+        return Ok(0.0);
+    }
+    match text.parse::<Span>()?.0.as_secs_f64() {
+        0.0 => Err(
+            "no time at all: every request that waits would fail; write `wait` to wait \
+             without limit"
+                .to_owned(),
+        ),
+        seconds => Ok(seconds),
+    }
+}
+
+impl AttachArgs {
+    /// What is asked of the server, if it makes sense.
+    pub(crate) fn request(&self) -> crate::failure::Result<AttachRequest> {
+        let request = AttachRequest {
+            transport: self.transport,
+            data_mode: Some(self.data_mode).filter(|mode| *mode != DataMode::Auto),
+            queues: self.queues,
+            depth: self.depth,
+            read_only: self.read_only,
+            no_part_scan: self.no_part_scan,
+            park_timeout_seconds: self.park_timeout,
+        };
+        request.check()?;
+        Ok(request)
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DetachArgs {
+    /// Name of the volume.
+    #[arg(value_name = "VOLUME")]
+    pub(crate) name: String,
+    /// Also if it is mounted or has clients: their requests fail.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -70,6 +70,12 @@ impl Client {
         parse(&self.send(Method::POST, path, Some(body))?)
     }
 
+    /// A request that is answered by its success alone.
+    pub(crate) fn tell(&self, path: &str, body: &impl Serialize) -> Result<()> {
+        let body = serde_json::to_vec(body).expect("the API's own types always serialize");
+        self.send(Method::POST, path, Some(body)).map(drop)
+    }
+
     pub(crate) fn delete(&self, path: &str) -> Result<()> {
         self.send(Method::DELETE, path, None).map(drop)
     }

@@ -9,27 +9,30 @@ pub(crate) mod output;
 mod sync;
 mod volume;
 
-use args::{AttachArgs, Transport};
+use args::DetachArgs;
 use client::Client;
 
 use crate::failure::Result;
-use crate::model::{AttachRequest, Attachment};
+use crate::model::{AttachRequest, Attachment, DetachRequest};
 
 pub(crate) use sync::sync;
 pub(crate) use volume::volume;
 
 /// `firn attach`: where a volume can be reached, alone on standard output.
-pub(crate) fn attach(api: &str, json: bool, args: &AttachArgs) -> Result<()> {
-    let transport = match args.transport {
-        Transport::Auto => None,
-        Transport::Nbd => Some("nbd".to_owned()),
-    };
+pub(crate) fn attach(api: &str, json: bool, name: &str, request: &AttachRequest) -> Result<()> {
     let client = Client::new(api)?;
-    let path = format!("{}/attach", client::volume_path(&args.name));
-    let attachment: Attachment = client.post(&path, &AttachRequest { transport })?;
+    let path = format!("{}/attach", client::volume_path(name));
+    let attachment: Attachment = client.post(&path, request)?;
     if json {
-        output::json(&attachment)
-    } else {
-        output::line(&attachment.uri)
+        return output::json(&attachment);
     }
+    let place = attachment.device.or(attachment.uri);
+    output::line(&place.unwrap_or_default())
+}
+
+/// `firn detach`: silent when it is done.
+pub(crate) fn detach(api: &str, args: &DetachArgs) -> Result<()> {
+    let path = format!("{}/detach", client::volume_path(&args.name));
+    let request = DetachRequest { force: args.force };
+    Client::new(api)?.tell(&path, &request)
 }

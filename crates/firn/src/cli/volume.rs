@@ -4,7 +4,7 @@ use super::args::VolumeCommand;
 use super::client::{Client, volume_path};
 use super::output;
 use crate::failure::Result;
-use crate::model::{CreateVolume, Mark, Volume, VolumeList};
+use crate::model::{CreateVolume, Disk, Mark, Volume, VolumeList};
 use crate::units::Size;
 
 pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<()> {
@@ -60,11 +60,58 @@ fn print_list(volumes: &[Volume]) -> Result<()> {
                 Size(volume.size_bytes).to_string(),
                 volume.block_size.to_string(),
                 volume.state.word().to_owned(),
+                place(volume),
                 waiting,
             ]
         })
         .collect();
-    output::table(&["NAME", "SIZE", "BLOCK", "STATE", "NOT STORED FOR"], &rows)
+    output::table(
+        &[
+            "NAME",
+            "SIZE",
+            "BLOCK",
+            "STATE",
+            "ATTACHED",
+            "NOT STORED FOR",
+        ],
+        &rows,
+    )
+}
+
+/// Where a volume is found, in one word.
+fn place(volume: &Volume) -> String {
+    match (&volume.disk, &volume.nbd) {
+        (Some(disk), _) => disk.device.clone(),
+        (None, Some(_)) => "nbd".to_owned(),
+        (None, None) => "-".to_owned(),
+    }
+}
+
+fn describe_disk(disk: &Disk, lines: &mut Vec<String>) {
+    let mode = disk.data_mode.word();
+    let asked = match disk.data_mode_asked {
+        asked if asked == disk.data_mode => "as asked".to_owned(),
+        asked => format!("asked: {}", asked.word()),
+    };
+    let access = if disk.read_only { ", read-only" } else { "" };
+    lines.push(format!("disk          {} (ublk{access})", disk.device));
+    lines.push(format!("data mode     {mode} ({asked})"));
+    lines.push(format!(
+        "queues        {} of depth {}, on {}",
+        disk.queues,
+        disk.depth,
+        disk.threads.join(", ")
+    ));
+    if !disk.part_scan {
+        lines.push("partitions    not looked for".to_owned());
+    }
+    lines.push(match disk.park_timeout_seconds {
+        Some(limit) => format!("park timeout  {}", seconds(limit)),
+        None => "park timeout  none: requests wait".to_owned(),
+    });
+    for dropped in &disk.dropped {
+        lines.push(format!("without       {}: {}", dropped.what, dropped.why));
+    }
 }
 
 fn print_one(volume: &Volume) -> Result<()> {
@@ -95,6 +142,15 @@ fn print_one(volume: &Volume) -> Result<()> {
             &marks.stored,
             "survives the loss of this host",
         ));
+    }
+    if let Some(disk) = &volume.disk {
+        describe_disk(disk, &mut lines);
+    }
+    if let Some(nbd) = &volume.nbd {
+        for uri in &nbd.uris {
+            lines.push(format!("nbd           {uri}"));
+        }
+        lines.push(format!("nbd clients   {}", nbd.connections));
     }
     if let Some(error) = &volume.upload_error {
         lines.push(format!("upload fails  {error}"));

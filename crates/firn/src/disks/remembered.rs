@@ -1,0 +1,260 @@
+//! The file `attached`: which volumes a restarted server serves again, and as which disks.
+//!
+//! Normative description: docs/format.md. The file is the truth about what should be; what is,
+//! the driver says. So it is written before a disk is made (a crash in between completes the
+//! attach) and before one is removed (a crash in between completes the detach). It is replaced as
+//! a whole; a file of a newer version is refused, never guessed at.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind as Io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::wanted::Wanted;
+use crate::failure::{Failure, Result};
+use crate::files;
+
+const VERSION: u32 = 2;
+
+/// A disk that a volume is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Remembered {
+    /// The driver's number: the N of /dev/ublkbN.
+    pub(crate) id: u32,
+    /// The volume's own id: a name can come to mean another volume.
+    pub(crate) volume_id: String,
+    pub(crate) wanted: Wanted,
+    /// It is being removed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) leaving: bool,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk: Option<Remembered>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    version: u32,
+    volumes: BTreeMap<String, Entry>,
+}
+
+type Entries = BTreeMap<String, Entry>;
+
+/// The file and what is in it.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    path: PathBuf,
+    /// Held while the file is written: what is in memory and what is on disk agree.
+    entries: Mutex<Entries>,
+}
+
+impl Attached {
+    pub(crate) fn load(cache_dir: &Path) -> Result<Self> {
+        let path = cache_dir.join("attached");
+        let entries = match fs::read_to_string(&path) {
+            Ok(text) => parse(&text).map_err(|why| {
+                Failure::new(
+                    "foreign-format",
+                    500,
+                    format!(
+                        "the list of attached volumes {}: {why}; use a newer firn, or remove the \
+                         file and attach anew",
+                        path.display()
+                    ),
+                )
+            })?,
+            Err(source) if source.kind() == Io::NotFound => Entries::new(),
+            Err(source) => return Err(Failure::io("read", &path, &source)),
+        };
+        Ok(Attached {
+            path,
+            entries: Mutex::new(entries),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        // A change is undone unless it was written: a panic elsewhere leaves the map whole.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All volumes, and the disks of those that have one.
+    pub(crate) fn all(&self) -> BTreeMap<String, Option<Remembered>> {
+        let entries = self.lock();
+        let each = entries.iter();
+        each.map(|(name, entry)| (name.clone(), entry.disk.clone()))
+            .collect()
+    }
+
+    /// The disk of a volume.
+    pub(crate) fn disk(&self, volume: &str) -> Option<Remembered> {
+        self.lock().get(volume)?.disk.clone()
+    }
+
+    /// A volume is served from now on. Its disk, if it has one, stays as it is.
+    pub(crate) fn add(&self, volume: &str) -> Result<()> {
+        self.change(volume, |entry| Some(entry.unwrap_or_default()))
+    }
+
+    /// A volume is to be this disk from now on, or none.
+    pub(crate) fn set_disk(&self, volume: &str, disk: Option<Remembered>) -> Result<()> {
+        self.change(volume, |_| Some(Entry { disk }))
+    }
+
+    /// A volume is not served any more.
+    pub(crate) fn forget(&self, volume: &str) -> Result<()> {
+        self.change(volume, |_| None)
+    }
+
+    /// Changes one entry, in the file and here, or neither.
+    fn change(&self, volume: &str, to: impl FnOnce(Option<Entry>) -> Option<Entry>) -> Result<()> {
+        let mut entries = self.lock();
+        let before = entries.get(volume).map(|entry| entry.disk.clone());
+        let after = to(entries.remove(volume));
+        if let Some(entry) = after {
+            entries.insert(volume.to_owned(), entry);
+        }
+        if before == entries.get(volume).map(|entry| entry.disk.clone()) {
+            return Ok(());
+        }
+        let written = self.write(&mut entries);
+        if written.is_err() {
+            match before {
+                Some(disk) => entries.insert(volume.to_owned(), Entry { disk }),
+                None => entries.remove(volume),
+            };
+        }
+        written
+    }
+
+    fn write(&self, entries: &mut Entries) -> Result<()> {
+        let content = Content {
+            version: VERSION,
+            volumes: std::mem::take(entries),
+        };
+        let text = serde_json::to_string_pretty(&content)
+            .expect("strings, numbers and flags always serialize");
+        *entries = content.volumes;
+        files::write_whole(&self.path, format!("{text}\n").as_bytes())
+            .map_err(|source| Failure::io("write", &self.path, &source))
+    }
+}
+
+/// What a file of version 2, or of version 1 (names alone, one a line), says.
+fn parse(text: &str) -> std::result::Result<Entries, String> {
+    if !text.trim_start().starts_with('{') {
+        let names = text.lines().map(|name| (name.to_owned(), Entry::default()));
+        return Ok(names.collect());
+    }
+    let value: serde_json::Value =
+        serde_json::from_str(text).map_err(|source| source.to_string())?;
+    match value.get("version").and_then(serde_json::Value::as_u64) {
+        Some(version) if version == u64::from(VERSION) => {}
+        Some(version) => {
+            return Err(format!(
+                "it has version {version}, this firn knows versions 1 and {VERSION}"
+            ));
+        }
+        None => return Err("it has no version".to_owned()),
+    }
+    let content: Content = serde_json::from_value(value).map_err(|source| source.to_string())?;
+    Ok(content.volumes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{AttachRequest, DataMode};
+
+    fn disk(id: u32) -> Remembered {
+        Remembered {
+            id,
+            volume_id: "00ff".into(),
+            wanted: Wanted::of(&AttachRequest::default(), 2),
+            leaving: false,
+        }
+    }
+
+    #[test]
+    fn what_was_remembered_is_read_back_and_what_was_forgotten_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let attached = Attached::load(dir.path()).unwrap();
+        attached.add("a").unwrap();
+        attached.set_disk("b", Some(disk(3))).unwrap();
+        attached.add("b").unwrap();
+        attached.add("c").unwrap();
+        attached.forget("c").unwrap();
+        let again = Attached::load(dir.path()).unwrap();
+        assert_eq!(
+            again.all(),
+            BTreeMap::from([("a".into(), None), ("b".into(), Some(disk(3)))])
+        );
+        let leaving = Remembered {
+            leaving: true,
+            ..disk(3)
+        };
+        again.set_disk("b", Some(leaving.clone())).unwrap();
+        assert_eq!(Attached::load(dir.path()).unwrap().disk("b"), Some(leaving));
+    }
+
+    #[test]
+    fn a_list_of_version_1_is_read_as_volumes_without_disks() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("attached"), "a\nb.1\n").unwrap();
+        let all = Attached::load(dir.path()).unwrap().all();
+        assert_eq!(
+            all,
+            BTreeMap::from([("a".into(), None), ("b.1".into(), None)])
+        );
+    }
+
+    #[test]
+    fn the_file_is_as_docs_format_md_shows_it() {
+        let text = r#"{"version": 2, "volumes": {"demo": {"disk": {"id": 0, "volume_id": "6f",
+            "wanted": {"data_mode": "zero-copy", "queues": 2, "depth": 128, "read_only": false,
+                "part_scan": true, "patience": {"at-most-ms": 20000}},
+            "leaving": true}}, "other": {}}}"#;
+        let entries = parse(text).unwrap();
+        let disk = entries["demo"].disk.clone().unwrap();
+        assert_eq!((disk.id, disk.leaving), (0, true));
+        assert_eq!(disk.wanted.data_mode, DataMode::ZeroCopy);
+        assert!(entries["other"].disk.is_none());
+    }
+
+    #[test]
+    fn a_newer_or_damaged_file_is_refused_with_the_remedy_and_left_alone() {
+        for (text, says) in [
+            (r#"{"version": 3, "volumes": []}"#, "version 3"),
+            (r#"{"volumes": {}}"#, "no version"),
+            (r#"{"version": 2"#, "EOF"),
+            (r#"{"version": 2, "volumes": {"a": {"tape": 1}}}"#, "tape"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            fs::write(dir.path().join("attached"), text).unwrap();
+            let failure = Attached::load(dir.path()).unwrap_err();
+            assert_eq!(failure.code, "foreign-format");
+            assert!(failure.text.contains(says), "{failure}");
+            assert!(failure.text.contains("attach anew"), "{failure}");
+            assert_eq!(
+                fs::read_to_string(dir.path().join("attached")).unwrap(),
+                text
+            );
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_written_is_not_remembered_here_either() {
+        let dir = tempfile::tempdir().unwrap();
+        let attached = Attached::load(&dir.path().join("gone")).unwrap();
+        assert!(attached.add("a").is_err());
+        assert!(attached.all().is_empty());
+    }
+}
