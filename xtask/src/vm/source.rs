@@ -25,8 +25,8 @@ const PEER: &str = "tools/testing/selftests/ublk";
 /// Folders below a part of the cache that is being made; none is kept.
 const PASSING: [&str; 3] = ["archives", "unpacked", "tree"];
 
-/// Fetches and extracts the source below `new`.
-pub(super) fn tree(cache: &Path, new: &Path) -> Result<PathBuf, Failure> {
+/// Fetches the source and extracts it below `new`, or only the directory `part` of it.
+pub(super) fn tree(cache: &Path, new: &Path, part: Option<&str>) -> Result<PathBuf, Failure> {
     let package = format!("{SOURCE}/{}", SUITES[1]);
     let archives = apt(cache)?.download(&new.join("archives"), &[package])?;
     unpack(&archives, &new.join("unpacked"))?;
@@ -35,8 +35,22 @@ pub(super) fn tree(cache: &Path, new: &Path) -> Result<PathBuf, Failure> {
     let mut extract = Command::new("tar");
     extract.args(["--strip-components=1", "-xf"]);
     extract.arg(new.join(format!("unpacked/usr/src/{SOURCE}.tar.xz")));
-    ran(extract.arg("-C").arg(&tree), "extract the kernel's source")?;
+    extract.arg("-C").arg(&tree);
+    extract.args(part.map(|part| format!("{SOURCE}/{part}")));
+    ran(&mut extract, "extract the kernel's source")?;
     Ok(tree)
+}
+
+/// The version of the package that was fetched: its file is NAME_VERSION_ARCHITECTURE.deb.
+fn version(archives: &Path) -> Result<String, Failure> {
+    fs::read_dir(archives)?
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .find_map(|name| {
+            let rest = name.strip_prefix(&format!("{SOURCE}_"))?.to_owned();
+            Some(rest.rsplit_once('_')?.0.to_owned())
+        })
+        .ok_or_else(|| "the package of the kernel's source has no version in its name".into())
 }
 
 /// Removes what [`tree`] made.
@@ -55,19 +69,15 @@ fn apt(cache: &Path) -> Result<Apt, Failure> {
 /// liburing, for the one of this machine may be too old.
 pub(super) fn build_peer(cache: &Path, new: &Path) -> Result<(), Failure> {
     eprintln!("vm: building the kernel tree's ublk server, once");
-    let tree = tree(cache, new)?;
-    let mut headers = Command::new("make");
-    headers.args([
-        "-s",
-        "ARCH=x86",
-        "INSTALL_HDR_PATH=headers",
-        "headers_install",
-    ]);
-    ran(headers.current_dir(&tree), "install the kernel's headers")?;
-    let package = format!("liburing-dev/{}", SUITES[0]);
-    let uring = new.join("unpacked/liburing");
-    let archives = apt(cache)?.download(&new.join("archives/liburing"), &[package])?;
-    unpack(&archives, &uring)?;
+    let tree = tree(cache, new, Some(PEER))?;
+    let version = version(&new.join("archives"))?;
+    let wanted = [
+        format!("liburing-dev/{}", SUITES[0]),
+        format!("linux-libc-dev={version}"),
+    ];
+    let headers = new.join("unpacked/headers");
+    let archives = apt(cache)?.download(&new.join("archives/headers"), &wanted)?;
+    unpack(&archives, &headers)?;
     let mut sources = Vec::new();
     for entry in fs::read_dir(tree.join(PEER))? {
         let path = entry?.path();
@@ -76,16 +86,15 @@ pub(super) fn build_peer(cache: &Path, new: &Path) -> Result<(), Failure> {
             sources.push(path);
         }
     }
-    let include = uring.join("usr/include");
+    let include = headers.join("usr/include");
     let mut compile = Command::new("gcc");
     compile.args(["-O3", "-D_GNU_SOURCE", "-isystem"]);
-    compile.arg(tree.join("headers/include"));
-    compile.arg("-isystem").arg(&include);
+    compile.arg(&include);
     compile
         .arg("-isystem")
         .arg(include.join("x86_64-linux-gnu"));
     compile.args(sources).arg("-o").arg(new.join("kublk"));
-    compile.arg(uring.join("usr/lib/x86_64-linux-gnu/liburing.a"));
+    compile.arg(headers.join("usr/lib/x86_64-linux-gnu/liburing.a"));
     ran(
         compile.args(["-lpthread", "-lm"]),
         "build the kernel tree's ublk server",

@@ -80,7 +80,7 @@ pub(super) fn prepare(cache: &Path, folder: &Path) -> Result<UserMode, Failure> 
 /// Fetches the source, builds it in `new`, and keeps only what is needed.
 fn build(cache: &Path, new: &Path) -> Result<(), Failure> {
     eprintln!("vm: building User-Mode Linux; some minutes, once");
-    let tree = source::tree(cache, new)?;
+    let tree = source::tree(cache, new, None)?;
     make(&tree, &["defconfig"])?;
     let mut configure = Command::new(tree.join("scripts/config"));
     configure.current_dir(&tree);
