@@ -12,6 +12,7 @@ mod features;
 pub mod negotiate;
 pub mod queue;
 mod request;
+pub mod serve;
 pub mod spec;
 pub mod sys;
 

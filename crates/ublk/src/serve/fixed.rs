@@ -1,0 +1,223 @@
+//! Moving bytes between a buffer slot and the extents of a plan: nobody copies, nobody looks.
+//!
+//! What a file's direct I/O forbids cannot be moved so, and is found out before: the request's
+//! memory is aligned as the device's parameters say, its pieces may not be. Should a file refuse
+//! all the same, the request is copied instead.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+
+use blkmq::io::{Piece, Place};
+use reactor::{Completion, Direction, FileIndex, Op, OpenFile, Port};
+
+use super::token;
+use crate::sys::IO_BYTES_MAX;
+
+/// File operations in flight per request; a plan of many pieces must not fill the ring.
+const OPS_IN_FLIGHT_MAX: u32 = 64;
+
+/// A file of zeroes that takes no memory, for the holes of reads: as long as the longest request.
+pub(super) fn zeroes() -> Option<Arc<OwnedFd>> {
+    static ZEROES: OnceLock<Option<Arc<OwnedFd>>> = OnceLock::new();
+    let make = || {
+        reactor::memfd(c"zeroes", u64::from(IO_BYTES_MAX))
+            .map(Arc::new)
+            .ok()
+    };
+    ZEROES.get_or_init(make).clone()
+}
+
+/// Whether every piece can be moved without a copy.
+pub(super) fn fits(pieces: &[Piece], files: &[OpenFile]) -> bool {
+    pieces.iter().all(|piece| match piece.place {
+        Place::Hole => true,
+        Place::At { file, offset } => {
+            files
+                .iter()
+                .find(|open| open.id == file)
+                .is_some_and(|open| {
+                    piece.at.is_multiple_of(open.align.memory)
+                        && offset.is_multiple_of(u64::from(open.align.offset))
+                        && piece.len.is_multiple_of(open.align.offset)
+                })
+        }
+    })
+}
+
+/// Whether the pieces cover `len` bytes in order without gap or overlap.
+fn covers(pieces: &[Piece], len: u32) -> bool {
+    let mut end = 0_u64;
+    for piece in pieces {
+        if u64::from(piece.at) != end || piece.len == 0 {
+            return false;
+        }
+        end += u64::from(piece.len);
+    }
+    end == u64::from(len)
+}
+
+/// How a move ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Moved {
+    All,
+    Failed,
+    /// A file did not take this memory or place.
+    Refused,
+}
+
+/// A request's bytes on their way between its slot and files.
+#[derive(Debug)]
+pub(super) struct FixedMove {
+    direction: Direction,
+    slot: u16,
+    next: usize,
+    in_flight: u32,
+    outcome: Moved,
+}
+
+impl FixedMove {
+    /// A move of `len` bytes. A plan that does not cover them moves nothing and fails.
+    pub(super) fn new(direction: Direction, slot: u16, len: u32, pieces: &[Piece]) -> FixedMove {
+        let outcome = if covers(pieces, len) {
+            Moved::All
+        } else {
+            Moved::Failed
+        };
+        FixedMove {
+            direction,
+            slot,
+            next: 0,
+            in_flight: 0,
+            outcome,
+        }
+    }
+
+    /// Begins what can begin. How it ended, once nothing is left to wait for.
+    pub(super) fn pump(
+        &mut self,
+        port: &mut impl Port,
+        pieces: &[Piece],
+        files: &[OpenFile],
+        zeroes: Option<FileIndex>,
+        tag: u16,
+    ) -> Option<Moved> {
+        while self.outcome == Moved::All
+            && self.in_flight < OPS_IN_FLIGHT_MAX
+            && let Some(piece) = pieces.get(self.next)
+        {
+            let Some(op) = self.op(piece, files, zeroes) else {
+                self.outcome = Moved::Failed;
+                break;
+            };
+            port.submit(token::piece(tag, self.next as u32), op);
+            self.in_flight += 1;
+            self.next += 1;
+        }
+        (self.in_flight == 0).then_some(self.outcome)
+    }
+
+    fn op(&self, piece: &Piece, files: &[OpenFile], zeroes: Option<FileIndex>) -> Option<Op> {
+        let (slot, at, len) = (self.slot, piece.at, piece.len);
+        match (self.direction, piece.place) {
+            (Direction::Read, Place::Hole) => Some(Op::ReadFixed {
+                file: zeroes?,
+                offset: 0,
+                slot,
+                at,
+                len,
+            }),
+            (Direction::Write, Place::Hole) => None,
+            (direction, Place::At { file, offset }) => {
+                let file = files.iter().find(|open| open.id == file)?.index;
+                Some(match direction {
+                    Direction::Read => Op::ReadFixed {
+                        file,
+                        offset,
+                        slot,
+                        at,
+                        len,
+                    },
+                    Direction::Write => Op::WriteFixed {
+                        file,
+                        offset,
+                        slot,
+                        at,
+                        len,
+                    },
+                })
+            }
+        }
+    }
+
+    /// A file operation has ended. The first error stands.
+    pub(super) fn completed(&mut self, completion: &Completion) {
+        self.in_flight -= 1;
+        let result = match completion {
+            Completion::Moved(result) => result,
+            _ => return self.outcome = Moved::Failed,
+        };
+        if let (Err(error), Moved::All) = (result, self.outcome) {
+            self.outcome = match error.raw_os_error() {
+                Some(libc::EINVAL | libc::EOPNOTSUPP) => Moved::Refused,
+                _ => Moved::Failed,
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blkmq::io::FileId;
+    use reactor::DioAlign;
+
+    use super::*;
+
+    fn piece(at: u32, len: u32, offset: u64) -> Piece {
+        Piece {
+            at,
+            len,
+            place: Place::At {
+                file: FileId::LOG,
+                offset,
+            },
+        }
+    }
+
+    #[test]
+    fn a_plan_that_does_not_cover_the_request_moves_nothing() {
+        assert!(covers(&[piece(0, 512, 0), piece(512, 512, 0)], 1024));
+        for pieces in [
+            vec![],
+            vec![piece(0, 512, 0)],
+            vec![piece(512, 512, 0)],
+            vec![piece(0, 512, 0), piece(0, 512, 0)],
+            vec![piece(0, 1024, 0), piece(1024, 0, 0)],
+        ] {
+            let moving = FixedMove::new(Direction::Write, 0, 1024, &pieces);
+            assert_eq!(moving.outcome, Moved::Failed, "{pieces:?}");
+        }
+    }
+
+    #[test]
+    fn only_pieces_that_direct_io_allows_are_moved_without_a_copy() {
+        let align = DioAlign {
+            memory: 512,
+            offset: 4096,
+        };
+        let files = [OpenFile {
+            id: FileId::LOG,
+            index: FileIndex::of_test(0),
+            align,
+        }];
+        assert!(fits(&[piece(0, 4096, 8192), piece(4096, 4096, 0)], &files));
+        let hole = Piece {
+            at: 0,
+            len: 512,
+            place: Place::Hole,
+        };
+        assert!(fits(&[hole], &files));
+        assert!(!fits(&[piece(0, 512, 0)], &files));
+        assert!(!fits(&[piece(0, 4096, 512)], &files));
+        assert!(!fits(&[piece(0, 4096, 0)], &[]), "an unknown file");
+    }
+}

@@ -1,0 +1,353 @@
+//! Takes requests from step to step: *plan*, *move*, *commit*.
+//!
+//! A request is always at one place: in the core (parked), in `active` (bytes moving, or waiting
+//! for a buffer), or on the stack of the call that carries it on.
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, Step, StepOf};
+use blkmq::{Admitted, Cause};
+use reactor::{Buf, Completion, Direction, MoveTokens, Moving, Need, Op, Port};
+
+use super::fixed::{self, FixedMove, Moved};
+use super::job::{Job, Mover, Planned, Stage};
+use super::{Serve, token};
+use crate::queue::QueueCx;
+use crate::request::Data;
+
+fn tokens(tag: u16) -> MoveTokens {
+    MoveTokens {
+        piece: token::piece,
+        bounce: token::bounce,
+        tag,
+    }
+}
+
+/// A request whose bytes have moved, or not; none where it waits for something and was put away.
+type Carried<B> = Option<(Admitted<Job<B>>, Planned<B>, Result<(), ErrorKind>)>;
+
+impl<B: Backend> Serve<B> {
+    /// Plans a request, or asks whether it is durable now.
+    pub(super) fn go<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, mut admitted: Admitted<Job<B>>) {
+        let stage = std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan);
+        let step = match stage {
+            Stage::Sync(sync) => self.backend.poll_sync(sync, admitted.waker()),
+            _ => {
+                let op = *admitted.payload().request.op();
+                self.backend.begin(&op, admitted.waker())
+            }
+        };
+        self.follow(cx, admitted, step);
+    }
+
+    /// Takes a request from step to step until it waits for something or is answered.
+    fn follow<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        mut admitted: Admitted<Job<B>>,
+        mut step: StepOf<B>,
+    ) {
+        loop {
+            let planned = match step {
+                Step::Done(result) => return self.done(cx, admitted, result),
+                Step::Park(park) => {
+                    admitted.payload_mut().slim();
+                    self.tick(cx);
+                    return admitted.park(park);
+                }
+                Step::Sync(sync) => {
+                    let job = admitted.payload_mut();
+                    job.slim();
+                    job.stage = Stage::Sync(sync);
+                    return admitted.park(Cause::Sync);
+                }
+                Step::Read(plan) => Planned::Read(plan),
+                Step::Write(plan) => Planned::Write(plan),
+            };
+            match self.begin_move(cx, admitted, planned) {
+                None => return,
+                Some((back, planned, result)) => {
+                    (admitted, step) = self.moved(back, planned, result);
+                }
+            }
+        }
+    }
+
+    /// Tells the backend how the move went.
+    fn moved(
+        &mut self,
+        admitted: Admitted<Job<B>>,
+        planned: Planned<B>,
+        result: Result<(), ErrorKind>,
+    ) -> (Admitted<Job<B>>, StepOf<B>) {
+        let step = match planned {
+            Planned::Read(plan) => self.backend.read(plan, result, admitted.waker()),
+            Planned::Write(plan) => self.backend.written(plan, result, admitted.waker()),
+        };
+        (admitted, step)
+    }
+
+    /// Carries on with what a try brought.
+    fn carry<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, carried: Carried<B>) {
+        if let Some((admitted, planned, result)) = carried {
+            let (admitted, step) = self.moved(admitted, planned, result);
+            self.follow(cx, admitted, step);
+        }
+    }
+
+    /// Answers a request; what was read into a buffer of ours goes to its window first.
+    fn done<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        mut admitted: Admitted<Job<B>>,
+        result: Result<(), ErrorKind>,
+    ) {
+        let job = admitted.payload_mut();
+        if result.is_ok()
+            && job.is_read()
+            && job.by_window()
+            && let Some(buf) = job.data.take()
+            && let Some(offset) = job.request.window()
+        {
+            job.stage = Stage::CopyOut;
+            let file = cx.char_device();
+            let tag = admitted.tag().number();
+            cx.submit(token::copy(tag), Op::Write { file, offset, buf });
+            return self.put(admitted);
+        }
+        admitted.complete_with(|job| {
+            let (request, answer) = job.into_answer(result);
+            cx.answer(request, answer);
+        });
+    }
+
+    /// Chooses the way of a plan's bytes and begins to move them.
+    fn begin_move<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        mut admitted: Admitted<Job<B>>,
+        planned: Planned<B>,
+    ) -> Carried<B> {
+        let job = admitted.payload_mut();
+        let (bytes, direction) = (job.request.bytes(), planned.direction());
+        if bytes == 0 || job.is_read() != (direction == Direction::Read) {
+            // A plan that its request did not ask for.
+            return self.hopeless(cx, admitted, planned);
+        }
+        if let Data::Fixed { slot } = *job.request.data()
+            && !job.copied
+            && fixed::fits(planned.pieces(), &self.files)
+        {
+            let moving = FixedMove::new(direction, slot, bytes, planned.pieces());
+            job.stage = Stage::Moving(planned, Mover::Fixed(moving));
+            return self.pump(cx, admitted);
+        }
+        if let Some(buf) = job.data.take() {
+            return self.move_buffered(cx, admitted, planned, buf);
+        }
+        let reachable = job.request.window().is_some() || !job.by_window();
+        if !reachable || (direction == Direction::Write && !job.by_window()) {
+            // No way to the bytes, or a write whose buffer was lost with a failed move.
+            return self.hopeless(cx, admitted, planned);
+        }
+        let tag = admitted.tag().number();
+        let bytes = bytes as usize;
+        let buf = if bytes > cx.reserve_len() {
+            // It might never come from the pool: this one is the allocator's.
+            Buf::allocate(bytes)
+        } else {
+            cx.buffer(token::buffer(tag), bytes, Need::Fresh)
+        };
+        match buf {
+            Some(buf) => self.fill(cx, admitted, planned, buf),
+            None if bytes > cx.reserve_len() => self.hopeless(cx, admitted, planned),
+            None => {
+                admitted.payload_mut().stage = Stage::Buffer(planned);
+                self.put(admitted);
+                None
+            }
+        }
+    }
+
+    /// Another plan would not help.
+    fn hopeless<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        admitted: Admitted<Job<B>>,
+        planned: Planned<B>,
+    ) -> Carried<B> {
+        drop(planned);
+        self.done(cx, admitted, Err(ErrorKind::Io));
+        None
+    }
+
+    /// Has a buffer: a read moves into it, a write's bytes come from the window first.
+    fn fill<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        mut admitted: Admitted<Job<B>>,
+        planned: Planned<B>,
+        buf: Buf,
+    ) -> Carried<B> {
+        if planned.direction() == Direction::Read {
+            return self.move_buffered(cx, admitted, planned, buf);
+        }
+        let Some(offset) = admitted.payload().request.window() else {
+            return self.hopeless(cx, admitted, planned);
+        };
+        admitted.payload_mut().stage = Stage::CopyIn(planned);
+        let file = cx.char_device();
+        let tag = admitted.tag().number();
+        cx.submit(token::copy(tag), Op::Read { file, offset, buf });
+        self.put(admitted);
+        None
+    }
+
+    fn move_buffered<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        mut admitted: Admitted<Job<B>>,
+        planned: Planned<B>,
+        buf: Buf,
+    ) -> Carried<B> {
+        let moving = Moving::new(planned.direction(), buf, planned.pieces());
+        admitted.payload_mut().stage = Stage::Moving(planned, Mover::Buffered(moving));
+        self.pump(cx, admitted)
+    }
+
+    /// Moves bytes as far as it goes.
+    fn pump<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        mut admitted: Admitted<Job<B>>,
+    ) -> Carried<B> {
+        let tag = admitted.tag().number();
+        let job = admitted.payload_mut();
+        let Stage::Moving(planned, mover) = &mut job.stage else {
+            // Only such requests are pumped; anything else keeps waiting for what it waits for.
+            self.put(admitted);
+            return None;
+        };
+        let (pieces, files) = (planned.pieces(), &self.files);
+        let outcome = match mover {
+            Mover::Fixed(moving) => moving.pump(cx, pieces, files, self.zeroes, tag),
+            Mover::Buffered(moving) => moving
+                .pump(cx, pieces, files, tokens(tag))
+                .then_some(Moved::All),
+        };
+        let Some(outcome) = outcome else {
+            self.put(admitted);
+            return None;
+        };
+        let Stage::Moving(planned, mover) = std::mem::replace(&mut job.stage, Stage::Plan) else {
+            unreachable!("looked at above");
+        };
+        match (mover, outcome) {
+            (Mover::Buffered(moving), _) => {
+                let (buf, result) = moving.into_buffer();
+                job.data = buf;
+                Some((admitted, planned, result.map_err(|_| ErrorKind::Io)))
+            }
+            (Mover::Fixed(_), Moved::All) => Some((admitted, planned, Ok(()))),
+            (Mover::Fixed(_), Moved::Refused) if job.request.window().is_some() => {
+                job.copied = true;
+                self.begin_move(cx, admitted, planned)
+            }
+            (Mover::Fixed(_), _) => Some((admitted, planned, Err(ErrorKind::Io))),
+        }
+    }
+
+    /// A file operation of a request has ended.
+    pub(super) fn piece_moved<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        tag: u16,
+        piece: usize,
+        completion: Completion,
+    ) {
+        let Some(mut admitted) = self.take(tag) else {
+            return;
+        };
+        if let Stage::Moving(planned, mover) = &mut admitted.payload_mut().stage {
+            match mover {
+                Mover::Fixed(moving) => moving.completed(&completion),
+                Mover::Buffered(moving) => {
+                    moving.completed(piece, completion, planned.pieces(), &self.files);
+                }
+            }
+        }
+        let carried = self.pump(cx, admitted);
+        self.carry(cx, carried);
+    }
+
+    /// A bounce buffer that a request waited for is here.
+    pub(super) fn bounce_came<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        tag: u16,
+        completion: Completion,
+    ) {
+        let (Completion::Buffer(buf), Some(mut admitted)) = (completion, self.take(tag)) else {
+            return;
+        };
+        if let Stage::Moving(planned, Mover::Buffered(moving)) = &mut admitted.payload_mut().stage {
+            moving.bounce_granted(cx, buf, planned.pieces(), &self.files, tokens(tag));
+        }
+        let carried = self.pump(cx, admitted);
+        self.carry(cx, carried);
+    }
+
+    /// A buffer that a request waited for is here.
+    pub(super) fn buffer_came<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        tag: u16,
+        completion: Completion,
+    ) {
+        let (Completion::Buffer(buf), Some(mut admitted)) = (completion, self.take(tag)) else {
+            return;
+        };
+        match std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan) {
+            Stage::Buffer(planned) => {
+                let carried = self.fill(cx, admitted, planned, buf);
+                self.carry(cx, carried);
+            }
+            other => {
+                admitted.payload_mut().stage = other;
+                self.put(admitted);
+            }
+        }
+    }
+
+    /// Bytes were copied between a buffer and the request's window.
+    pub(super) fn copied<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        tag: u16,
+        completion: Completion,
+    ) {
+        let Some(mut admitted) = self.take(tag) else {
+            return;
+        };
+        let stage = std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan);
+        match (stage, completion) {
+            (Stage::CopyIn(planned), Completion::Read(buf, result)) => {
+                let carried = match result {
+                    Ok(()) => self.move_buffered(cx, admitted, planned, buf),
+                    // Not the plan's fault: another one would meet the same window.
+                    Err(_) => {
+                        drop(planned);
+                        return self.done(cx, admitted, Err(ErrorKind::Io));
+                    }
+                };
+                self.carry(cx, carried);
+            }
+            (Stage::CopyOut, Completion::Wrote(_, result)) => {
+                self.done(cx, admitted, result.map_err(|_| ErrorKind::Io));
+            }
+            (other, _) => {
+                admitted.payload_mut().stage = other;
+                self.put(admitted);
+            }
+        }
+    }
+}
