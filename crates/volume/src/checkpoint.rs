@@ -5,9 +5,11 @@
 //! loses nothing. The tails' layers are frozen (a pointer swap) and then read without a lock.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blkmq::io::FileId;
 
+use crate::jobs::Port;
 use crate::log::committer::Journal;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, Part, Record};
@@ -41,7 +43,7 @@ pub(crate) async fn write(
         let (cut, layers) = tail.freeze();
         frozen.push((tail, cut, layers));
     }
-    shared.port.sync(FileId::LOG).await?;
+    sync(shared).await?;
     let mut out = Output::new(shared, before);
     out.frame.record(&Record::Home(shared.home.0));
     let mut cuts = Vec::new();
@@ -59,8 +61,17 @@ pub(crate) async fn write(
         cuts.push((tail, cut));
     }
     let journal = out.finish().await?;
-    shared.port.sync(FileId::LOG).await?;
+    sync(shared).await?;
     Ok((journal, cuts))
+}
+
+/// A sync of the log that fails is the last one (R10).
+async fn sync(shared: &Shared) -> Result<(), DiskError> {
+    let synced = shared.port.sync(FileId::LOG).await;
+    if synced.is_err() {
+        shared.poisoned.store(true, Ordering::Release);
+    }
+    synced
 }
 
 /// The lap of the checkpoint after lap `before`: a count in the upper half, `drawn` bits below.
@@ -149,24 +160,19 @@ impl<'a> Output<'a> {
 }
 
 /// Writes the mark that survives restarts. Best effort: the disk has just failed.
-pub(crate) async fn mark_poisoned(shared: &Arc<Shared>) {
+pub(crate) async fn mark_poisoned(port: &Port, superblock: Superblock) {
     let block = Superblock {
-        host: shared.host,
-        log_bytes: shared.layout.log_bytes,
-        segment_bytes: shared.layout.segment_bytes,
         poisoned: true,
+        ..superblock
     }
     .encode();
     for copy in 0..2 {
-        if let Err(error) = shared
-            .port
-            .write(FileId::LOG, copy * 4096, block.clone())
-            .await
-        {
+        let written = port.write(FileId::LOG, copy * 4096, block.clone()).await;
+        if let Err(error) = written {
             tracing::error!(error = error.0, "the poison mark could not be written");
         }
     }
-    if let Err(error) = shared.port.sync(FileId::LOG).await {
+    if let Err(error) = port.sync(FileId::LOG).await {
         tracing::error!(error = error.0, "the poison mark may not be durable");
     }
 }

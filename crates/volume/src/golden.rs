@@ -147,8 +147,14 @@ fn the_index_ring_is_as_documented() {
     let ring = Ring::format(empty.clone(), tail(), host(), home);
     entries().iter().for_each(|entry| ring.write(entry));
     let word = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
-    let written: Vec<u8> = empty.words().iter().flat_map(word).collect();
-    assert_eq!(written, bytes);
+    let written = |region: &HeapRegion| region.words().iter().flat_map(word).collect::<Vec<u8>>();
+    assert_eq!(written(&empty), bytes);
+    assert!(!ring.is_poisoned());
+    ring.poison();
+    let marked = fixture!("ring_poisoned");
+    assert_eq!(written(&empty), marked);
+    let found = Ring::trust(region(&marked), tail(), host(), home);
+    assert!(found.is_some_and(|ring| ring.is_poisoned()));
 }
 
 #[test]

@@ -13,8 +13,8 @@ use crate::catalog::{self, VolumeInfo, VolumeSpec};
 use crate::checkpoint;
 use crate::error::OpenError;
 use crate::jobs::{Answer, Jobs, Notify, Port};
-use crate::log::committer::Committer;
-use crate::log::ring::{Home, Rings};
+use crate::log::committer::{Committer, Journal};
+use crate::log::ring::{Home, Ring, Rings};
 use crate::log::segments::Room;
 use crate::maintenance::{self};
 use crate::opener::{self, OpenMode};
@@ -263,6 +263,50 @@ impl Drop for Host {
     }
 }
 
+/// Writes what was recovered as a checkpoint, before anything is served: from then on the rings
+/// of the dead process are not needed.
+///
+/// Every tail has a ring here and now afterwards, opened or not, so that one that is gone is always
+/// a loss. Void rings are replaced before the log says that rings live here, the others after it
+/// has what they hold.
+async fn seal(
+    shared: &Arc<Shared>,
+    before: Journal,
+    rings_void: bool,
+) -> Result<Journal, OpenError> {
+    if rings_void {
+        shared
+            .tails()
+            .iter()
+            .for_each(|tail| opener::empty_ring(shared, tail));
+    }
+    match checkpoint::write(shared, before).await {
+        Ok((journal, _)) => {
+            if !rings_void {
+                shared
+                    .tails()
+                    .iter()
+                    .for_each(|tail| opener::empty_ring(shared, tail));
+            }
+            Ok(journal)
+        }
+        Err(error) => {
+            if shared.poisoned.load(Ordering::Acquire) {
+                // What the next start reads may not be on disk: it must not take it for durable.
+                for tail in shared.tails() {
+                    let region = shared.rings.existing(tail.id());
+                    let ring = region.and_then(|region| {
+                        Ring::trust(region, tail.id(), shared.host, shared.home)
+                    });
+                    ring.iter().for_each(Ring::poison);
+                }
+                checkpoint::mark_poisoned(&shared.port, shared.superblock()).await;
+            }
+            Err(OpenError::Disk(error.0))
+        }
+    }
+}
+
 /// Recovers the log and makes the host usable.
 async fn bring_up(
     jobs: Arc<Jobs>,
@@ -298,9 +342,7 @@ async fn bring_up(
     }
     let mut journal = found.journal;
     if !found.poisoned {
-        // Sealed before serving: from here on the rings of the dead process are not needed.
-        let written = checkpoint::write(&shared, journal).await;
-        journal = written.map_err(|error| OpenError::Disk(error.0))?.0;
+        journal = seal(&shared, journal, found.rings_void).await?;
     }
     let committer = Committer::new(journal, found.poisoned);
     if !shared.begin_commits(committer) || slot.set(Arc::clone(&shared)).is_err() {

@@ -6,6 +6,7 @@
 //! and never replayed.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blkmq::io::Geometry;
 
@@ -283,6 +284,33 @@ async fn read(shared: &Shared, key: &str, offset: u64, len: u64) -> Result<Vec<u
     }
 }
 
+/// An empty ring for a tail. What an old one held was sealed by recovery before anything was
+/// opened. None if the log is poisoned: nothing will be committed, and the old ring stays, for it
+/// says so.
+fn open_ring(shared: &Shared, tail: TailId, entries: u32) -> Result<Option<Ring>, OpenError> {
+    if shared.poisoned.load(Ordering::Acquire) {
+        return Ok(None);
+    }
+    let region = shared.rings.open(tail, region_words(entries));
+    let region = region.map_err(OpenError::Disk)?;
+    Ok(Some(Ring::format(region, tail, shared.host, shared.home)))
+}
+
+/// Gives a tail that nobody has opened yet an empty ring of the smallest size, for a successor to
+/// find. Without one it would report a loss, so that is the worst that a failure does.
+pub(crate) fn empty_ring(shared: &Shared, tail: &Tail) {
+    if tail.is_rescue() {
+        return;
+    }
+    match open_ring(shared, tail.id(), 1) {
+        Ok(ring) => tail.lock().ring = ring,
+        Err(error) => {
+            let volume = tail.name();
+            tracing::warn!(volume, %error, "there will be no index ring until it is opened");
+        }
+    }
+}
+
 /// Makes the tail serve: its ring, its record in the log, its uploads.
 async fn go_live(
     shared: &Arc<Shared>,
@@ -297,11 +325,7 @@ async fn go_live(
         physical_block: 4096,
         read_only: false,
     };
-    let words = region_words(shared.options.ring_entries);
-    let region = shared
-        .rings
-        .open(tail.id(), words)
-        .map_err(OpenError::Disk)?;
+    let ring = open_ring(shared, tail.id(), shared.options.ring_entries)?;
     let stale = {
         let mut inner = tail.lock();
         let stale = inner.layers.drop_stored(root.lsn);
@@ -313,8 +337,7 @@ async fn go_live(
         if newest > root.lsn {
             inner.ages.acked(newest, shared.jobs.now());
         }
-        // What the old ring held was sealed by recovery before anything was opened.
-        inner.ring = Some(Ring::format(region, tail.id(), shared.host, shared.home));
+        inner.ring = ring;
         tail.set_framed(newest);
         stale
     };
@@ -324,6 +347,10 @@ async fn go_live(
     tail.set_stored(root.lsn);
     tail.upload.set_head(head);
     shared.add_tail(Arc::clone(tail));
+    if shared.poisoned.load(Ordering::Acquire) {
+        // It may have happened after the ring was made and before the tail was there to be told.
+        tail.poison_ring();
+    }
     if !shared.committer().is_poisoned() {
         // Recovery reads the rings of tails that frames name: none may be written before.
         let round = shared.committer().next_round();

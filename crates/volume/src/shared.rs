@@ -12,7 +12,7 @@ use crate::cache::Cache;
 use crate::fetch::Fetches;
 use crate::jobs::{Jobs, Port, Signal, lock};
 use crate::log::committer::Committer;
-use crate::log::layout::Layout;
+use crate::log::layout::{Layout, Superblock};
 use crate::log::ring::{Home, Rings, TailId};
 use crate::log::segments::Segments;
 use crate::maintenance::Maintenance;
@@ -126,6 +126,16 @@ impl Shared {
     /// The host goes: procedures end at their next look.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+    }
+
+    /// The log's first block, not poisoned.
+    pub(crate) fn superblock(&self) -> Superblock {
+        Superblock {
+            host: self.host,
+            log_bytes: self.layout.log_bytes,
+            segment_bytes: self.layout.segment_bytes,
+            poisoned: false,
+        }
     }
 
     pub(crate) fn committer(&self) -> &Committer {

@@ -114,6 +114,13 @@ impl Tail {
         lock(&self.inner)
     }
 
+    /// The log is poisoned: the ring tells that to the next process.
+    pub(crate) fn poison_ring(&self) {
+        if let Some(ring) = &self.lock().ring {
+            ring.poison();
+        }
+    }
+
     pub(crate) fn newest(&self) -> Lsn {
         self.lock().newest
     }

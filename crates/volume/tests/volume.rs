@@ -77,6 +77,34 @@ fn a_ring_that_is_gone_without_a_reboot_is_reported_as_a_loss() {
 }
 
 #[test]
+fn a_volume_that_is_not_opened_after_a_reboot_is_not_reported_as_a_loss() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    let mut lasting = world.kill();
+    lasting.boot = 2;
+    lasting.rings.lose_all();
+    for _ in 0..3 {
+        let world = World::start(lasting);
+        assert!(world.report.rings_lost.is_empty(), "nothing was lost");
+        assert_eq!(world.report.tails.len(), 1);
+        lasting = world.kill();
+    }
+    // A loss is reported once.
+    lasting.rings.lose_all();
+    let world = World::start(lasting);
+    assert_eq!(world.report.rings_lost, ["demo"]);
+    let mut world = World::start(world.kill());
+    assert!(world.report.rings_lost.is_empty());
+    let volume = world.open("demo");
+    world.write(&volume, 8, 2, 4096);
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 2);
+}
+
+#[test]
 fn what_was_synced_survives_the_loss_of_the_host() {
     let (mut world, volume) = with_volume();
     for block in 0..100 {

@@ -8,7 +8,8 @@ use std::task::{Wake, Waker};
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
 use support::{Lasting, World, options, waker};
-use volume::Options;
+use volume::request::{DiskError, DiskOp, Outcome, Request, RequestOp};
+use volume::{OpenError, Options};
 
 const GIB: u64 = 1 << 30;
 
@@ -58,6 +59,123 @@ fn a_root_that_took_effect_unseen_brings_back_no_discarded_bytes() {
     let (mut world, volume) = elsewhere(world);
     assert_eq!(world.read_fill(&volume, 0, 4096), 19);
     assert_eq!(world.read_fill(&volume, far, 4096), 0);
+}
+
+#[test]
+fn a_failed_sync_is_known_to_the_successor_though_the_mark_never_reached_the_disk() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    world.write(&volume, 8, 2, 4096);
+    let Step::Sync(_) = volume.begin(&Op::Flush, &waker()) else {
+        panic!("there is something to make durable")
+    };
+    let sync = world.host.take_commit_requests();
+    assert!(matches!(
+        sync[..],
+        [Request {
+            op: RequestOp::Disk(DiskOp::Sync { .. }),
+            ..
+        }]
+    ));
+    let failed = Outcome::Disk(Err(DiskError("input/output error".into())));
+    world.host.complete(sync[0].id, failed);
+    // The process dies before it could write anything more.
+    let mut world = World::start(world.kill());
+    assert!(world.report.poisoned, "the ring says so");
+    assert_eq!(world.report.rings_lost, ["demo"]);
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 0);
+    let refused = world.request(&volume, Op::Flush, &mut []);
+    assert_eq!(refused, Err(ErrorKind::Io));
+    // And that one wrote the mark.
+    let mut lasting = world.kill();
+    (lasting.boot, lasting.rings) = (2, Default::default());
+    let world = World::start(lasting);
+    assert!(world.report.poisoned, "the log says so");
+}
+
+#[test]
+fn a_volume_opened_on_a_poisoned_log_does_not_hide_that_from_the_next_start() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    world.write(&volume, 8, 2, 4096);
+    let superblocks = world.lasting.files[&FileId::LOG][..8192].to_vec();
+    world.lasting.failing_syncs = 1;
+    let refused = world.request(&volume, Op::Flush, &mut []);
+    assert_eq!(refused, Err(ErrorKind::Io));
+    for _ in 0..3 {
+        let mut lasting = world.kill();
+        // The mark does not last, as it may not on a disk that fails.
+        let log = lasting.files.get_mut(&FileId::LOG).expect("the log");
+        log[..8192].copy_from_slice(&superblocks);
+        world = World::start(lasting);
+        assert!(world.report.poisoned);
+        world.open("demo");
+    }
+}
+
+#[test]
+fn a_sync_that_fails_during_recovery_is_never_tried_again() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    world.write(&volume, 8, 2, 4096);
+    // The first sync covers the dead process's bytes, the second what recovery wrote.
+    for nth in [1, 2] {
+        let mut lasting = Lasting {
+            files: world.lasting.files.clone(),
+            objects: world.lasting.objects.clone(),
+            rings: Arc::new(world.lasting.rings.copy()),
+            versions: 500 * nth,
+            ..Lasting::default()
+        };
+        lasting.good_syncs = nth as usize - 1;
+        lasting.failing_syncs = 1;
+        let Err(failed) = World::try_start(lasting, options()) else {
+            panic!("the log could not be made durable")
+        };
+        assert!(matches!(failed.0, OpenError::Disk(_)), "{}", failed.0);
+        let mut world = World::start(failed.1);
+        assert!(world.report.poisoned, "sync {nth}");
+        let volume = world.open("demo");
+        assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+        // With the first sync the bytes themselves may be gone.
+        let lost = if nth == 1 { ["demo"].as_slice() } else { &[] };
+        assert_eq!(world.report.rings_lost, lost);
+        let expected = if nth == 1 { 0 } else { 2 };
+        assert_eq!(world.read_fill(&volume, 8, 4096), expected);
+        let refused = world.request(&volume, Op::Flush, &mut []);
+        assert_eq!(refused, Err(ErrorKind::Io));
+    }
+}
+
+#[test]
+fn a_superblock_whose_sync_failed_is_written_again_before_anything_rests_on_it() {
+    let lasting = Lasting {
+        good_syncs: 1,
+        failing_syncs: 1,
+        ..Lasting::default()
+    };
+    let Err(failed) = World::try_start(lasting, options()) else {
+        panic!("the log could not be formatted")
+    };
+    let mut lasting = failed.1;
+    // What can be read now may never have reached the disk.
+    assert_eq!(&lasting.files[&FileId::LOG][..7], b"FIRNLOG");
+    lasting.written.clear();
+    let world = World::start(lasting);
+    for offset in [0, 4096] {
+        assert!(world.lasting.written.contains(&(FileId::LOG, offset)));
+    }
 }
 
 #[derive(Default)]

@@ -38,10 +38,6 @@ impl World {
         self.trace.say(self.now, || {
             format!("process {process} boots, boot id {}", self.boot_id)
         });
-        if self.disk.lied() {
-            // One copy was all there was: what it held may be lost, but nothing may be made up.
-            self.lose(Loss::Cache);
-        }
         let identity = Rng::stream(self.seed, &format!("identity {process}"));
         let setup = Setup {
             limits: self.profile.limits.clone(),
@@ -60,6 +56,11 @@ impl World {
         match event {
             NodeEvent::Booted(Ok(report)) => {
                 self.rings_reported.extend(report.rings_lost);
+                if self.disk.lied() {
+                    // One copy was all there was: what it held may be lost, but nothing may be
+                    // made up. Judged only now, for the disk lies mostly when recovery reads it.
+                    self.lose(Loss::Cache);
+                }
                 if report.poisoned {
                     // A sync failed: only what frames covered before that is served (R10).
                     self.lose(Loss::Host);

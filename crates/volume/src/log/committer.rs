@@ -353,11 +353,14 @@ impl Committer {
         state.phase = Phase::Poisoned;
         state.cuts.clear();
         shared.poisoned.store(true, Ordering::Release);
+        // At once, before anybody hears of the failure: the mark on disk takes a while.
+        for tail in shared.tails() {
+            tail.poison_ring();
+        }
         let shared = Arc::clone(shared);
-        shared
-            .clone()
-            .jobs
-            .spawn(async move { crate::checkpoint::mark_poisoned(&shared).await });
+        shared.clone().jobs.spawn(async move {
+            crate::checkpoint::mark_poisoned(&shared.port, shared.superblock()).await
+        });
     }
 }
 

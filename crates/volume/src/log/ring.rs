@@ -14,7 +14,7 @@
 //! | 3 | `since` epoch of the tail |
 //! | 4, 5 | host id |
 //! | 6 | home: a hash of boot id and mount id |
-//! | 7 | CRC-64 of words 0..7 |
+//! | 7 | CRC-64 of words 0..7; its complement once the log is poisoned |
 //!
 //! | word | of the entry |
 //! |---|---|
@@ -156,12 +156,13 @@ impl Ring {
             return None;
         }
         let found: [u64; 7] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
-        let seal = words[UNIT - 1].load(Ordering::Acquire);
+        let mark = words[UNIT - 1].load(Ordering::Acquire);
+        let seal = words_crc(&found);
         let mut expected = header(tail, host, home);
         if crate::canary::active(crate::canary::Canary::TrustRingAfterReboot) {
             expected[6] = found[6];
         }
-        if found != expected || seal != words_crc(&found) {
+        if found != expected || (mark != seal && mark != !seal) {
             return None;
         }
         let entries = (words.len() / UNIT - 1) as u64;
@@ -170,6 +171,17 @@ impl Ring {
             entries,
             seal,
         })
+    }
+
+    /// Marks the log as poisoned, for whoever comes after this process. One store, so that it is
+    /// there whatever happens next; the mark in the superblock needs a disk that just failed.
+    pub(crate) fn poison(&self) {
+        self.region.words()[UNIT - 1].store(!self.seal, Ordering::Release);
+    }
+
+    /// Whether the log was poisoned while this ring was in use.
+    pub(crate) fn is_poisoned(&self) -> bool {
+        self.region.words()[UNIT - 1].load(Ordering::Acquire) == !self.seal
     }
 
     pub(crate) fn entries(&self) -> u64 {
@@ -269,6 +281,20 @@ mod tests {
         assert!(Ring::trust(region.clone(), TAIL, HOST, Home(8)).is_none());
         assert!(Ring::trust(region.clone(), TAIL, HostId([3; 16]), Home(9)).is_none());
         assert!(Ring::trust(region, other, HOST, Home(9)).is_none());
+    }
+
+    #[test]
+    fn a_poisoned_ring_is_still_this_tails_and_says_so() {
+        let region = Arc::new(HeapRegion::new(region_words(4)));
+        let ring = Ring::format(region.clone(), TAIL, HOST, Home(9));
+        ring.write(&entry(1));
+        assert!(!ring.is_poisoned());
+        ring.poison();
+        ring.poison();
+        let again = Ring::trust(region.clone(), TAIL, HOST, Home(9)).expect("the same ring");
+        assert!(again.is_poisoned());
+        assert_eq!(again.read(Lsn(1)), Some(entry(1)));
+        assert!(Ring::trust(region, TAIL, HOST, Home(8)).is_none());
     }
 
     #[test]

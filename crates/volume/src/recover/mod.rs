@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use blkmq::io::FileId;
 
+use crate::checkpoint::mark_poisoned;
 use crate::error::OpenError;
 use crate::host::RecoveryReport;
 use crate::jobs::{Port, join_all};
@@ -30,7 +31,7 @@ mod journal;
 mod replay;
 
 use journal::{read_half, refuse_damage};
-use replay::{Replay, finish, replay_frame, replay_rings, report_unbelieved};
+use replay::{Replay, any_poisoned, finish, replay_frame, replay_rings, report_unbelieved};
 
 /// A tail as recovered.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct Recovered {
     pub(crate) host: HostId,
     pub(crate) layout: Layout,
     pub(crate) poisoned: bool,
+    /// No ring of a former process counts: the machine was restarted.
+    pub(crate) rings_void: bool,
     pub(crate) journal: Journal,
     pub(crate) segments: Segments,
     pub(crate) tails: BTreeMap<TailId, RecoveredTail>,
@@ -113,23 +116,19 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
     .map_err(disk)?;
     port.sync(file).await.map_err(disk)?;
     // The superblock comes last: a format that was cut short begins again.
-    let block = Superblock {
+    let superblock = Superblock {
         host,
         log_bytes: layout.log_bytes,
         segment_bytes: layout.segment_bytes,
         poisoned: false,
-    }
-    .encode();
-    for copy in 0..2 {
-        port.write(file, copy * BLOCK, block.clone())
-            .await
-            .map_err(disk)?;
-    }
+    };
+    write_superblock(port, &superblock).await?;
     port.sync(file).await.map_err(disk)?;
     Ok(Recovered {
         host,
         layout,
         poisoned: false,
+        rings_void: true,
         journal: Journal {
             half: 1,
             used: 0,
@@ -143,6 +142,15 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
             ..RecoveryReport::default()
         },
     })
+}
+
+async fn write_superblock(port: &Port, superblock: &Superblock) -> Result<(), OpenError> {
+    let block = superblock.encode();
+    for copy in 0..2 {
+        let written = port.write(FileId::LOG, copy * BLOCK, block.clone()).await;
+        written.map_err(disk)?;
+    }
+    Ok(())
 }
 
 async fn recover(
@@ -176,8 +184,18 @@ async fn recover(
             checkpoint &= !frame.ends_checkpoint;
         }
     }
+    if newest.is_none() && !superblock.poisoned {
+        // The sync that ends a format may have failed, or never begun: what was read here need not
+        // be on disk. The first checkpoint syncs it.
+        write_superblock(port, &superblock).await?;
+    }
     let same_boot = written_home.is_some_and(|written| home.same_boot(Home(written)));
-    if superblock.poisoned {
+    let mut poisoned = superblock.poisoned;
+    if !poisoned && any_poisoned(&replay, rings, host, home) {
+        poisoned = true;
+        mark_poisoned(port, superblock).await;
+    }
+    if poisoned {
         report_unbelieved(&replay, rings, host, home, same_boot, &mut report);
     } else {
         replay_rings(&mut replay, rings, host, home, same_boot, &mut report);
@@ -190,7 +208,8 @@ async fn recover(
     Ok(Recovered {
         host,
         layout,
-        poisoned: superblock.poisoned,
+        poisoned,
+        rings_void: !same_boot,
         journal: Journal {
             half,
             used: 0,

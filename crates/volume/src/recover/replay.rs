@@ -157,6 +157,25 @@ fn drop_stored(tail: &mut Replay) {
     }
 }
 
+/// The ring of a tail as a dead process of this boot left it.
+fn trusted(rings: &dyn Rings, tail: TailId, host: HostId, home: Home) -> Option<Ring> {
+    Ring::trust(rings.existing(tail)?, tail, host, home)
+}
+
+/// Whether any ring says that the log was poisoned: the dead process may not have got as far as
+/// to say so on disk.
+pub(super) fn any_poisoned(
+    replay: &BTreeMap<TailId, Replay>,
+    rings: &dyn Rings,
+    host: HostId,
+    home: Home,
+) -> bool {
+    replay.keys().any(|id| {
+        let ring = trusted(rings, *id, host, home);
+        ring.is_some_and(|ring| ring.is_poisoned())
+    })
+}
+
 /// The rings of a poisoned log are not replayed (R10). What they held is lost, and said so.
 pub(super) fn report_unbelieved(
     replay: &BTreeMap<TailId, Replay>,
@@ -167,9 +186,7 @@ pub(super) fn report_unbelieved(
     report: &mut RecoveryReport,
 ) {
     for (id, tail) in replay.iter().filter(|(_, tail)| !tail.rescue && same_boot) {
-        let ring = rings
-            .existing(*id)
-            .and_then(|region| Ring::trust(region, *id, host, home));
+        let ring = trusted(rings, *id, host, home);
         if ring.is_none_or(|ring| ring.read(tail.newest.next()).is_some()) {
             report.rings_lost.push(tail.name.clone());
         }
@@ -185,10 +202,7 @@ pub(super) fn replay_rings(
     report: &mut RecoveryReport,
 ) {
     for (id, tail) in replay.iter_mut().filter(|(_, tail)| !tail.rescue) {
-        let ring = rings
-            .existing(*id)
-            .and_then(|region| Ring::trust(region, *id, host, home));
-        let Some(ring) = ring else {
+        let Some(ring) = trusted(rings, *id, host, home) else {
             if same_boot {
                 // The host did not go down, and yet the ring is gone (its file was removed, or
                 // its directory mounted anew): say so.

@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
@@ -35,7 +36,11 @@ pub(crate) struct Lasting {
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.
     pub(crate) outage_after_update: bool,
-    /// The next syncs of the log fail.
+    /// Where files were written by requests of the engine.
+    pub(crate) written: Vec<(FileId, u64)>,
+    /// After so many syncs that succeed,
+    pub(crate) good_syncs: usize,
+    /// so many fail.
     pub(crate) failing_syncs: usize,
 }
 
@@ -52,9 +57,11 @@ impl Rings for HeapRings {
 
     fn open(&self, tail: TailId, words: usize) -> Result<Arc<dyn RingRegion>, String> {
         let mut rings = self.0.lock().expect("no panics");
-        let region = rings
-            .entry(tail)
-            .or_insert_with(|| Arc::new(HeapRegion::new(words)));
+        let fresh = || Arc::new(HeapRegion::new(words));
+        let region = rings.entry(tail).or_insert_with(fresh);
+        if region.words().len() != words {
+            *region = fresh();
+        }
         Ok(region.clone())
     }
 
@@ -64,6 +71,20 @@ impl Rings for HeapRings {
 }
 
 impl HeapRings {
+    /// The same words in memory of their own.
+    pub(crate) fn copy(&self) -> HeapRings {
+        let copied = |region: &Arc<HeapRegion>| {
+            let copy = HeapRegion::new(region.words().len());
+            for (to, from) in copy.words().iter().zip(region.words()) {
+                to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+            Arc::new(copy)
+        };
+        let rings = self.0.lock().expect("no panics");
+        let copies = rings.iter().map(|(tail, region)| (*tail, copied(region)));
+        HeapRings(Mutex::new(copies.collect()))
+    }
+
     pub(crate) fn lose_all(&self) {
         self.0.lock().expect("no panics").clear();
     }
@@ -210,11 +231,16 @@ impl World {
                 Ok(data[at..end].to_vec())
             }
             DiskOp::Write { file, offset, data } => {
+                self.lasting.written.push((file, offset));
                 self.put(file, offset, &data);
                 Ok(Vec::new())
             }
             DiskOp::Zero { file, offset, len } => {
                 self.put(file, offset, &vec![0; len as usize]);
+                Ok(Vec::new())
+            }
+            DiskOp::Sync { .. } if self.lasting.good_syncs > 0 => {
+                self.lasting.good_syncs -= 1;
                 Ok(Vec::new())
             }
             DiskOp::Sync { .. } if self.lasting.failing_syncs > 0 => {
