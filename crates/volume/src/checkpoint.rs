@@ -15,7 +15,7 @@ use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, Part, Record};
 use crate::log::layout::Superblock;
 use crate::map::ExtentMap;
-use crate::map::layers::{Dirty, merge};
+use crate::map::layers::{Dirty, Frozen, merge};
 use crate::request::DiskError;
 use crate::shared::Shared;
 use crate::tail::Tail;
@@ -26,23 +26,36 @@ const ENTRIES_PER_FRAME: usize = 24 * 1024;
 
 /// A checkpoint in place of a round that did not fit.
 pub(crate) async fn run(shared: &Arc<Shared>) {
-    match write(shared, shared.committer().journal()).await {
+    let Some(frozen) = freeze(shared) else {
+        return shared.committer().halt(shared);
+    };
+    match write(shared, shared.committer().journal(), frozen).await {
         Ok((journal, cuts)) => shared.committer().checkpointed(shared, journal, cuts),
         Err(error) => shared.committer().checkpoint_failed(shared, &error),
     }
 }
 
-/// Writes a checkpoint to the half that `before` does not use; durable when it returns.
+/// What all tails hold at one moment each. None if one of them is broken: what it holds can only
+/// be said by the frames and its ring.
+pub(crate) fn freeze(shared: &Shared) -> Option<FrozenTails> {
+    let tails = shared.tails().into_iter();
+    tails
+        .map(|tail| {
+            let (cut, layers) = tail.freeze()?;
+            Some((tail, cut, layers))
+        })
+        .collect()
+}
+
+type FrozenTails = Vec<(Arc<Tail>, Lsn, Vec<Frozen>)>;
+
+/// Writes a checkpoint to the half that `before` does not use; durable when it returns. What is
+/// frozen was moved before, so the first sync covers its bytes.
 pub(crate) async fn write(
     shared: &Arc<Shared>,
     before: Journal,
+    frozen: FrozenTails,
 ) -> Result<(Journal, Vec<(Arc<Tail>, Lsn)>), DiskError> {
-    // Freeze first: what is frozen was moved before, so the sync covers its bytes.
-    let mut frozen = Vec::new();
-    for tail in shared.tails() {
-        let (cut, layers) = tail.freeze();
-        frozen.push((tail, cut, layers));
-    }
     sync(shared).await?;
     let mut out = Output::new(shared, before);
     out.frame.record(&Record::Home(shared.home.0));

@@ -280,7 +280,8 @@ async fn seal(
             .iter()
             .for_each(|tail| opener::empty_ring(shared, tail));
     }
-    match checkpoint::write(shared, before).await {
+    let frozen = checkpoint::freeze(shared).expect("nothing was committed yet");
+    match checkpoint::write(shared, before, frozen).await {
         Ok((journal, _)) => {
             if !rings_void {
                 shared

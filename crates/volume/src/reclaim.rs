@@ -228,7 +228,9 @@ fn merge_frozen(shared: &Shared, tail: &Tail) -> bool {
             return false;
         }
     }
-    let (_, frozen) = tail.freeze();
+    let Some((_, frozen)) = tail.freeze() else {
+        return false;
+    };
     if frozen.len() < 2 {
         return false;
     }

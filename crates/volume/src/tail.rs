@@ -2,10 +2,12 @@
 //!
 //! A tail exists for every volume that is open here, and for every volume that a dead server
 //! left here. It is *dormant* until it is opened (its index is not loaded), *live* while it
-//! serves, *fenced* once another host has taken the volume over, *closed* at the end.
+//! serves, *fenced* once another host has taken the volume over, *broken* after a panic under its
+//! lock, *closed* at the end.
 //!
 //! Invariants, under the lock: LSNs are dense (`newest` counts commits); an entry is in the ring
-//! before its extent is in the map, so whatever a reader sees survives the process; a ring slot
+//! before it counts, and counts before its extent is in the map, so whatever a reader sees survives
+//! the process, and frames of a broken tail are whole up to `newest`; a ring slot
 //! is not written before its former entry is framed: `newest + reserved <= framed + entries`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +18,6 @@ use blkmq::io::Geometry;
 
 use crate::canary::{self, Canary};
 use crate::index::Index;
-use crate::jobs::lock;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, TailRecord};
 use crate::log::ring::{Ring, TailId};
@@ -40,6 +41,9 @@ pub(crate) enum Status {
     Live,
     /// Another host holds the volume: nothing is completed any more, the tail is kept (S7).
     Fenced,
+    /// A panic left its map half changed: nothing is read from it any more. Ring and frames are
+    /// whole, so a restart brings back everything that was acknowledged.
+    Broken,
     /// Being given back, or gone.
     Closed,
 }
@@ -111,7 +115,16 @@ impl Tail {
 
     /// The volume's short lock: memory work only, never across a wait.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        lock(&self.inner)
+        self.inner.lock().unwrap_or_else(|panicked| {
+            let mut inner = panicked.into_inner();
+            inner.status = Status::Broken;
+            inner
+        })
+    }
+
+    /// See [`Status::Broken`].
+    pub(crate) fn is_broken(&self) -> bool {
+        self.lock().status == Status::Broken
     }
 
     /// The log is poisoned: the ring tells that to the next process.
@@ -185,12 +198,15 @@ impl Tail {
         )))
     }
 
-    /// Freezes the top layer: a point in time.
-    pub(crate) fn freeze(&self) -> (Lsn, Vec<Frozen>) {
+    /// Freezes the top layer: a point in time. None if the tail is broken.
+    pub(crate) fn freeze(&self) -> Option<(Lsn, Vec<Frozen>)> {
         let mut inner = self.lock();
+        if inner.status == Status::Broken {
+            return None;
+        }
         let cut = inner.newest;
         inner.layers.freeze(cut);
-        (cut, inner.layers.frozen.clone())
+        Some((cut, inner.layers.frozen.clone()))
     }
 
     /// Puts one equal layer in place of the oldest `layers`, unless an upload works on them or
@@ -314,8 +330,6 @@ impl Tail {
         generation: u32,
     ) {
         let lsn = inner.newest.next();
-        inner.newest = lsn;
-        inner.reserved = inner.reserved.saturating_sub(1);
         #[cfg_attr(not(canary), allow(unused_mut, reason = "the planted bug swaps it"))]
         let mut entry = Some(Entry {
             lsn,
@@ -330,6 +344,8 @@ impl Tail {
         if let (Some(ring), Some(entry)) = (&inner.ring, entry) {
             ring.write(&entry);
         }
+        inner.newest = lsn;
+        inner.reserved = inner.reserved.saturating_sub(1);
         inner
             .layers
             .commit(span, Dirty { addr, lsn }, |addr, sectors| {
@@ -344,6 +360,7 @@ impl Inner {
         match self.status {
             Status::Live => Ok(()),
             Status::Fenced => Err(ErrorKind::Fenced),
+            Status::Broken => Err(ErrorKind::Io),
             Status::Dormant | Status::Closed => Err(ErrorKind::Closed),
         }
     }

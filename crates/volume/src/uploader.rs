@@ -129,10 +129,19 @@ pub(crate) async fn stored(shared: &Shared, tail: &Tail, lsn: Lsn) -> Result<(),
             }
             match tail.lock().status {
                 Status::Live => None,
+                Status::Broken => Some(Err(broken(tail))),
                 _ => Some(Err(OpenError::Fenced(tail.name().to_owned()))),
             }
         })
         .await
+}
+
+fn broken(tail: &Tail) -> OpenError {
+    OpenError::Corrupt(format!(
+        "{}: the server failed inside a commit and serves it no more; restart the server: nothing \
+         that was acknowledged is lost",
+        tail.name()
+    ))
 }
 
 /// Lets the frozen layers go back to being merged.
@@ -157,7 +166,9 @@ async fn once(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
         .head()
         .ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
     tail.lock().uploading = true;
-    let (cut, frozen) = tail.freeze();
+    let Some((cut, frozen)) = tail.freeze() else {
+        return Err(broken(tail));
+    };
     let round = shared.committer().next_round();
     if tail.framed() < cut && !shared.committer().durable(shared, round).await {
         return Err(OpenError::Poisoned);

@@ -82,6 +82,10 @@ impl Drop for WritePlan {
             return;
         }
         let Volume { shared, tail } = &self.volume;
+        if tail.is_broken() {
+            // The commit may have got as far as the ring, which then names these bytes.
+            return;
+        }
         tail.give_back_slots(self.lots.len() as u64);
         for lot in &self.lots {
             tail.dirty_dead(shared, lot.addr, lot.span.sectors());

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
@@ -176,6 +177,73 @@ fn a_superblock_whose_sync_failed_is_written_again_before_anything_rests_on_it()
     for offset in [0, 4096] {
         assert!(world.lasting.written.contains(&(FileId::LOG, offset)));
     }
+}
+
+#[test]
+fn a_panic_inside_a_commit_fails_its_volume_and_loses_nothing_that_was_acknowledged() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    world.create("other", GIB);
+    let (volume, other) = (world.open("demo"), world.open("other"));
+    world.write(&volume, 0, 1, 4096);
+    world.write(&other, 0, 2, 4096);
+    let write = Op::Write {
+        sector: 8,
+        sectors: 8,
+        fua: false,
+    };
+    let Step::Write(plan) = volume.begin(&write, &waker()) else {
+        panic!("there is room")
+    };
+    world.lasting.rings.set_trap();
+    let commit = AssertUnwindSafe(|| drop(volume.written(plan, Ok(()), &waker())));
+    assert!(catch_unwind(commit).is_err(), "the trap was not touched");
+    // That volume says so from now on, whatever it is asked.
+    let read = Op::Read {
+        sector: 0,
+        sectors: 8,
+    };
+    let mut data = [0; 4096];
+    for op in [read, write, Op::Flush] {
+        assert_eq!(
+            world.request(&volume, op, &mut data),
+            Err(ErrorKind::Io),
+            "{op:?}"
+        );
+    }
+    assert!(world.host.sync(&volume).try_take().is_none());
+    world.pass(1000);
+    // Others go on, until the journal must be written anew: what the failed one holds cannot be.
+    world.write(&other, 8, 3, 4096);
+    world.flush(&other);
+    assert_eq!(world.read_fill(&other, 8, 4096), 3);
+    let mut rounds = 0;
+    let ended = loop {
+        let fua = Op::Write {
+            sector: 16,
+            sectors: 8,
+            fua: true,
+        };
+        match world.request(&other, fua, &mut [rounds as u8; 4096]) {
+            Ok(()) => rounds += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(ended == ErrorKind::Io && rounds > 20, "after {rounds}");
+    // The next process has it all.
+    let mut world = World::start(world.kill());
+    assert!(!world.report.poisoned && world.report.rings_lost.is_empty());
+    let (volume, other) = (world.open("demo"), world.open("other"));
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(
+        world.read_fill(&volume, 8, 4096),
+        0,
+        "it was never committed"
+    );
+    assert_eq!(world.read_fill(&other, 8, 4096), 3);
+    // The last one failed, and may be there.
+    let found = world.read_fill(&other, 16, 4096);
+    assert!([rounds - 1, rounds].contains(&i32::from(found)), "{found}");
 }
 
 #[derive(Default)]

@@ -17,7 +17,8 @@ use crate::request::{Outcome, Request, RequestId, RequestOp};
 use crate::units::Now;
 
 /// Locks a mutex whose sections never leave broken state behind: a panic elsewhere on the
-/// thread does not make the data wrong, so poisoning is not passed on.
+/// thread does not make the data wrong, so poisoning is not passed on. A tail's lock is no such
+/// mutex, see [`crate::tail::Tail::lock`].
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -336,6 +336,21 @@ impl Committer {
         self.failed(shared, error);
     }
 
+    /// The journal is full, and a broken tail makes a checkpoint impossible: no more rounds until
+    /// a restart. The disk is good, so nothing is marked, and the rings will be believed.
+    pub(crate) fn halt(&self, shared: &Arc<Shared>) {
+        tracing::error!(
+            "the log cannot be rewritten after an internal error: no more writes until the \
+             server is restarted; nothing that was acknowledged is lost"
+        );
+        let mut state = lock(&self.state);
+        state.phase = Phase::Poisoned;
+        state.cuts.clear();
+        shared.poisoned.store(true, Ordering::Release);
+        drop(state);
+        self.tell(shared, Cuts::new());
+    }
+
     /// A sync of the log failed outside a round: the log is poisoned all the same.
     pub(crate) fn failed(&self, shared: &Arc<Shared>, error: &DiskError) {
         self.poison(&mut lock(&self.state), shared, error);

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
@@ -45,32 +45,54 @@ pub(crate) struct Lasting {
 }
 
 #[derive(Default)]
-pub(crate) struct HeapRings(Mutex<BTreeMap<TailId, Arc<HeapRegion>>>);
+pub(crate) struct HeapRings {
+    regions: Mutex<BTreeMap<TailId, Arc<HeapRegion>>>,
+    /// Whoever touches a ring panics, once.
+    trap: Arc<AtomicBool>,
+}
+
+/// A region that can be made to panic: the engine holds a volume's lock when it writes there.
+#[derive(Debug)]
+struct Trapped(Arc<HeapRegion>, Arc<AtomicBool>);
+
+impl RingRegion for Trapped {
+    fn words(&self) -> &[AtomicU64] {
+        assert!(!self.1.swap(false, Ordering::Relaxed), "the trap was set");
+        self.0.words()
+    }
+}
 
 impl Rings for HeapRings {
     fn existing(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
-        let rings = self.0.lock().expect("no panics");
-        rings
-            .get(&tail)
-            .map(|region| region.clone() as Arc<dyn RingRegion>)
+        let rings = self.regions.lock().expect("no panics");
+        rings.get(&tail).map(|region| self.trapped(region))
     }
 
     fn open(&self, tail: TailId, words: usize) -> Result<Arc<dyn RingRegion>, String> {
-        let mut rings = self.0.lock().expect("no panics");
+        let mut rings = self.regions.lock().expect("no panics");
         let fresh = || Arc::new(HeapRegion::new(words));
         let region = rings.entry(tail).or_insert_with(fresh);
         if region.words().len() != words {
             *region = fresh();
         }
-        Ok(region.clone())
+        Ok(self.trapped(region))
     }
 
     fn remove(&self, tail: TailId) {
-        self.0.lock().expect("no panics").remove(&tail);
+        self.regions.lock().expect("no panics").remove(&tail);
     }
 }
 
 impl HeapRings {
+    fn trapped(&self, region: &Arc<HeapRegion>) -> Arc<dyn RingRegion> {
+        Arc::new(Trapped(Arc::clone(region), Arc::clone(&self.trap)))
+    }
+
+    /// The next access to a ring panics.
+    pub(crate) fn set_trap(&self) {
+        self.trap.store(true, Ordering::Relaxed);
+    }
+
     /// The same words in memory of their own.
     pub(crate) fn copy(&self) -> HeapRings {
         let copied = |region: &Arc<HeapRegion>| {
@@ -80,13 +102,16 @@ impl HeapRings {
             }
             Arc::new(copy)
         };
-        let rings = self.0.lock().expect("no panics");
+        let rings = self.regions.lock().expect("no panics");
         let copies = rings.iter().map(|(tail, region)| (*tail, copied(region)));
-        HeapRings(Mutex::new(copies.collect()))
+        HeapRings {
+            regions: Mutex::new(copies.collect()),
+            trap: Arc::default(),
+        }
     }
 
     pub(crate) fn lose_all(&self) {
-        self.0.lock().expect("no panics").clear();
+        self.regions.lock().expect("no panics").clear();
     }
 }
 
