@@ -8,6 +8,8 @@
 
 pub mod control;
 pub mod error;
+#[cfg(any(test, feature = "fake"))]
+pub mod fake;
 mod features;
 pub mod negotiate;
 pub mod queue;

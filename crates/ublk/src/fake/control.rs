@@ -1,0 +1,342 @@
+//! Control commands: what each checks, in the driver's order, and what it does at once.
+//!
+//! Those that wait go on in `lifecycle`.
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::device::{Device, Queue, Release, Tag};
+use super::kernel::{ControlId, Kernel, Waiting};
+use super::params::{self, PAGE_SHIFT};
+use crate::sys::{self, ControlCommand, DeviceInfo, Params};
+
+/// What became of a control command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It ended: zero, a count, or a negated errno.
+    Ended(i32),
+    /// It waits.
+    Waits(ControlId),
+}
+
+impl From<Result<i32, i32>> for Outcome {
+    fn from(result: Result<i32, i32>) -> Outcome {
+        Outcome::Ended(result.unwrap_or_else(|errno| errno))
+    }
+}
+
+const EINVAL: Result<i32, i32> = Err(-libc::EINVAL);
+
+impl Kernel {
+    /// Carries out a control command; `argument` is what lies at its address.
+    pub(super) fn control(
+        &mut self,
+        opcode: u32,
+        command: ControlCommand,
+        argument: &mut [u8],
+    ) -> Outcome {
+        self.release_ages();
+        let outcome = self.control_now(opcode, command, argument);
+        if matches!(outcome, Outcome::Ended(result) if result < 0) {
+            self.complaints.refused += 1;
+        }
+        self.settle();
+        match outcome {
+            Outcome::Waits(id) => match self.ended.remove(&id) {
+                Some(result) => Outcome::Ended(result),
+                None => outcome,
+            },
+            ended => ended,
+        }
+    }
+
+    fn control_now(
+        &mut self,
+        opcode: u32,
+        command: ControlCommand,
+        argument: &mut [u8],
+    ) -> Outcome {
+        let id = command.device;
+        match opcode {
+            sys::GET_FEATURES => return self.get_features(argument).into(),
+            sys::ADD_DEVICE => return self.add(command, argument).into(),
+            _ => {}
+        }
+        if self.devices.get(&id).is_none_or(|device| device.deleted) {
+            return Outcome::Ended(-libc::ENODEV);
+        }
+        let argument = match path_skipped(opcode, command, argument) {
+            Ok(argument) => argument,
+            Err(errno) => return Outcome::Ended(errno),
+        };
+        match opcode {
+            sys::GET_DEVICE_INFO | sys::GET_DEVICE_INFO2 => self.get_info(id, argument).into(),
+            sys::GET_QUEUE_AFFINITY => self.get_affinity(id, command, argument).into(),
+            sys::SET_PARAMS => self.set_params(id, argument).into(),
+            sys::GET_PARAMS => self.get_params(id, argument).into(),
+            sys::START_DEVICE => self.start(id, command.data as i32),
+            sys::STOP_DEVICE => self.stop(id),
+            sys::DELETE_DEVICE => self.delete(id, true),
+            sys::DELETE_DEVICE_ASYNC => self.delete(id, false),
+            sys::START_RECOVERY => self.start_recovery(id).into(),
+            sys::END_RECOVERY => self.end_recovery(id, command.data as i32),
+            sys::UPDATE_SIZE if self.profile.has(sys::F_UPDATE_SIZE) => {
+                self.update_size(id, command.data).into()
+            }
+            sys::QUIESCE_DEVICE if self.profile.has(sys::F_QUIESCE) => self.quiesce(id).into(),
+            sys::TRY_STOP_DEVICE if self.profile.has(sys::F_SAFE_STOP) => self.try_stop(id),
+            // What this profile does not know, and what the fake does not play.
+            _ => Outcome::Ended(-libc::EOPNOTSUPP),
+        }
+    }
+
+    fn get_features(&self, argument: &mut [u8]) -> Result<i32, i32> {
+        if argument.len() != 8 {
+            return EINVAL;
+        }
+        argument.copy_from_slice(&self.profile.features.to_ne_bytes());
+        Ok(0)
+    }
+
+    fn add(&mut self, command: ControlCommand, argument: &mut [u8]) -> Result<i32, i32> {
+        let Ok((mut info, _)) = DeviceInfo::read_from_prefix(argument) else {
+            return EINVAL;
+        };
+        if command.queue != sys::NO_QUEUE {
+            return EINVAL;
+        }
+        self.check_flags(info.flags)?;
+        let auto = u32::MAX;
+        if command.device != info.device
+            || info.device != auto && info.device >= sys::DEVICE_ID_MAX
+            || info.queues == 0
+            || info.queues > sys::QUEUES_MAX
+            || info.depth == 0
+            || info.depth > sys::DEPTH_MAX
+        {
+            return EINVAL;
+        }
+        info.device = match info.device {
+            id if id == auto => (0..)
+                .find(|id| !self.devices.contains_key(id))
+                .expect("device numbers do not run out"),
+            id if self.devices.contains_key(&id) => return Err(-libc::EEXIST),
+            id => id,
+        };
+        info.flags = self.granted(info.flags)?;
+        info.queues = info.queues.min(self.processors);
+        info.io_bytes_max &= !((1 << PAGE_SHIFT) - 1);
+        info.state = sys::STATE_DEAD;
+        info.server_pid = -1;
+        info.write_to_prefix(argument)
+            .expect("the argument is as long as what was read from it");
+        let device =
+            new_device(info).map_err(|error| -error.raw_os_error().unwrap_or(libc::ENOMEM))?;
+        self.devices.insert(info.device, device);
+        Ok(0)
+    }
+
+    /// Sets of flags that are refused before anything is masked.
+    fn check_flags(&self, flags: u64) -> Result<(), i32> {
+        if !self.profile.checks_recovery_flags {
+            return Ok(());
+        }
+        let (plain, reissue, fail) = (
+            sys::F_RECOVERY,
+            sys::F_RECOVERY_REISSUE,
+            sys::F_RECOVERY_FAIL_IO,
+        );
+        let recovery = flags & (plain | reissue | fail);
+        let known = [0, plain, plain | reissue, plain | fail];
+        if !known.contains(&recovery) {
+            return Err(-libc::EINVAL);
+        }
+        if flags & sys::F_QUIESCE != 0 && recovery == 0 {
+            return Err(-libc::EINVAL);
+        }
+        Ok(())
+    }
+
+    /// What becomes of the flags that were asked for.
+    fn granted(&self, asked: u64) -> Result<u64, i32> {
+        // The fake's caller has all privileges.
+        let mut flags = asked & !sys::F_UNPRIVILEGED & self.profile.features;
+        flags |= self.profile.forced();
+        if flags & (sys::F_USER_COPY | sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_BATCH_IO) != 0
+        {
+            flags &= !sys::F_NEED_GET_DATA;
+        }
+        if flags & sys::F_BATCH_IO != 0 {
+            flags &= !sys::F_PER_IO_TASK;
+        }
+        let zoned = flags & sys::F_ZONED != 0;
+        if zoned && flags & (sys::F_USER_COPY | sys::F_ZERO_COPY) == 0 {
+            return Err(-libc::EINVAL);
+        }
+        if flags & sys::F_INTEGRITY != 0 && flags & sys::F_USER_COPY == 0 {
+            return Err(-libc::EINVAL);
+        }
+        Ok(flags)
+    }
+
+    fn get_info(&self, id: u32, argument: &mut [u8]) -> Result<i32, i32> {
+        match self.devices[&id].info.write_to_prefix(argument) {
+            Ok(()) => Ok(0),
+            Err(_) => EINVAL,
+        }
+    }
+
+    fn get_affinity(
+        &self,
+        id: u32,
+        command: ControlCommand,
+        argument: &mut [u8],
+    ) -> Result<i32, i32> {
+        let queues = self.devices[&id].info.queues;
+        let bits = argument.len() * 8;
+        if !argument.len().is_multiple_of(8)
+            || bits < usize::from(self.processors)
+            || command.data >= u64::from(queues)
+        {
+            return EINVAL;
+        }
+        argument.fill(0);
+        for processor in (0..self.processors).filter(|p| u64::from(p % queues) == command.data) {
+            argument[usize::from(processor / 8)] |= 1 << (processor % 8);
+        }
+        Ok(0)
+    }
+
+    fn set_params(&mut self, id: u32, argument: &[u8]) -> Result<i32, i32> {
+        let (mut params, len) = read_params(argument)?;
+        if params.types == 0 {
+            return EINVAL;
+        }
+        let device = self.devices.get_mut(&id).expect("the device was found");
+        if device.used {
+            return Err(-libc::EACCES);
+        }
+        // What lies beyond the given length stays as it was.
+        let mut whole = device.params;
+        whole.as_mut_bytes()[..len].copy_from_slice(&params.as_bytes()[..len]);
+        whole.types &= self.profile.params;
+        params = whole;
+        let verdict = params::valid(&self.profile, device, &params);
+        device.params = params;
+        if let Err(errno) = verdict {
+            device.params.types = 0;
+            return Err(errno);
+        }
+        Ok(0)
+    }
+
+    fn get_params(&self, id: u32, argument: &mut [u8]) -> Result<i32, i32> {
+        let (_, len) = read_params(argument)?;
+        let device = &self.devices[&id];
+        let mut params = device.params;
+        params.types |= sys::PARAM_NODES;
+        params.nodes = [240, id, 0, 0];
+        if device.disk {
+            params.nodes[2..].copy_from_slice(&[259, id]);
+        }
+        argument[..len].copy_from_slice(&params.as_bytes()[..len]);
+        Ok(0)
+    }
+
+    fn update_size(&mut self, id: u32, sectors: u64) -> Result<i32, i32> {
+        let device = self.devices.get_mut(&id).expect("the device was found");
+        if !device.disk {
+            return Err(-libc::ENODEV);
+        }
+        device.params.basic.sectors = sectors;
+        Ok(0)
+    }
+
+    fn try_stop(&mut self, id: u32) -> Outcome {
+        let device = self.devices.get_mut(&id).expect("the device was found");
+        if !device.disk {
+            return Outcome::Ended(-libc::ENODEV);
+        }
+        if device.clients > 0 {
+            return Outcome::Ended(-libc::EBUSY);
+        }
+        device.block_open = true;
+        self.stop(id)
+    }
+
+    /// Whatever waits is not waited for any more.
+    pub(super) fn control_cancel(&mut self, id: ControlId) {
+        if self.waits.remove(&id).is_some() {
+            self.ended.insert(id, -libc::EINTR);
+        }
+    }
+
+    pub(super) fn wait_for(&mut self, id: u32, what: Waiting) -> Outcome {
+        Outcome::Waits(self.wait(id, what))
+    }
+}
+
+/// INFO2 wants the device's path before the argument.
+fn path_skipped(
+    opcode: u32,
+    command: ControlCommand,
+    argument: &mut [u8],
+) -> Result<&mut [u8], i32> {
+    if opcode != sys::GET_DEVICE_INFO2 {
+        return Ok(argument);
+    }
+    let len = usize::from(command.path_len);
+    if len == 0 || len > argument.len() {
+        return Err(-libc::EINVAL);
+    }
+    let (path, rest) = argument.split_at_mut(len);
+    let text = path.split(|&byte| byte == 0).next().unwrap_or_default();
+    let wanted = format!("/dev/ublkc{}", command.device);
+    if text != wanted.as_bytes() {
+        return Err(-libc::ENOENT);
+    }
+    Ok(rest)
+}
+
+/// Parameters as long as they say they are.
+fn read_params(argument: &[u8]) -> Result<(Params, usize), i32> {
+    let given = argument
+        .first_chunk::<4>()
+        .map(|len| u32::from_ne_bytes(*len) as usize)
+        .ok_or(-libc::EINVAL)?;
+    if given == 0 || given > argument.len() || argument.len() <= 8 {
+        return Err(-libc::EINVAL);
+    }
+    let len = given.min(size_of::<Params>());
+    let mut params = Params::default();
+    params.as_mut_bytes()[..len].copy_from_slice(&argument[..len]);
+    Ok((params, len))
+}
+
+fn new_device(info: DeviceInfo) -> std::io::Result<Device> {
+    let memory = rustix::fs::memfd_create("ublk-fake", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let len = u64::from(info.queues) * super::tags::descriptors_apart();
+    rustix::fs::ftruncate(&memory, len)?;
+    let inode = rustix::fs::fstat(&memory)?.st_ino;
+    let queue = || Queue {
+        tags: (0..info.depth).map(|_| Tag::default()).collect(),
+        ..Queue::default()
+    };
+    Ok(Device {
+        info,
+        params: Params::default(),
+        queues: (0..info.queues).map(|_| queue()).collect(),
+        opener: None,
+        open: false,
+        release: Release::No,
+        release_in: 0,
+        disk: false,
+        used: false,
+        clients: 0,
+        stopping: false,
+        block_open: false,
+        deleted: false,
+        exit_noticed: false,
+        memory,
+        inode,
+    })
+}

@@ -1,0 +1,326 @@
+//! Requests on their way to the server and back: which tag gets one, what the server is told,
+//! and what its result means to the client.
+
+use zerocopy::IntoBytes;
+
+use super::data::{read_in, write_out};
+use super::device::{Armed, ClientId, ClientOp, Request};
+use super::kernel::{Kernel, SlotUse};
+use super::tags::descriptors_apart;
+use crate::sys::{self, IoDescriptor};
+
+/// Zero-byte results of one write after which the fake ends what the kernel would repeat for ever.
+const ZERO_RESULTS_MAX: u32 = 8;
+
+impl Kernel {
+    /// A client's request. Its end is an answer.
+    pub(super) fn submit(&mut self, id: u32, queue: u16, request: ClientRequest) -> ClientId {
+        let client = ClientId(self.client_next);
+        self.client_next += 1;
+        match self.admit(id, client, request) {
+            Ok(request) => {
+                let device = self.devices.get_mut(&id).expect("admitted to a device");
+                let queue = usize::from(queue % device.info.queues);
+                device.queues[queue].waiting.push_back(request);
+            }
+            Err(answer) => self.answers.push((client, answer)),
+        }
+        self.settle();
+        client
+    }
+
+    /// What the block layer makes of a client's wish, or its answer.
+    fn admit(
+        &self,
+        id: u32,
+        client: ClientId,
+        wish: ClientRequest,
+    ) -> Result<Request, Result<Vec<u8>, i32>> {
+        let device = self.devices.get(&id).filter(|device| device.disk);
+        let Some(device) = device else {
+            return Err(Err(-libc::ENXIO));
+        };
+        if device.stopping {
+            return Err(Err(-libc::EIO));
+        }
+        let params = &device.params;
+        let attributes = params.basic.attributes;
+        let cached = attributes & sys::ATTR_VOLATILE_CACHE != 0;
+        let discards = params.types & sys::PARAM_DISCARD != 0;
+        let (op, pages, len) = match wish.op {
+            ClientOp::Read(len) => (sys::OP_READ, vec![0; len as usize], len as usize),
+            ClientOp::Write(bytes) => {
+                let len = bytes.len();
+                (sys::OP_WRITE, bytes, len)
+            }
+            ClientOp::Flush if !cached => return Err(Ok(Vec::new())),
+            ClientOp::Flush => (sys::OP_FLUSH, Vec::new(), 0),
+            ClientOp::Discard(_) | ClientOp::Zeroes(_) if !discards => {
+                return Err(Err(-libc::EOPNOTSUPP));
+            }
+            ClientOp::Discard(len) => (sys::OP_DISCARD, Vec::new(), len as usize),
+            ClientOp::Zeroes(len) => (sys::OP_WRITE_ZEROES, Vec::new(), len as usize),
+        };
+        if op != sys::OP_READ && op != sys::OP_FLUSH && attributes & sys::ATTR_READ_ONLY != 0 {
+            return Err(Err(-libc::EPERM));
+        }
+        if wish.sector + (len as u64).div_ceil(512) > params.basic.sectors {
+            return Err(Err(-libc::EIO));
+        }
+        let takes_fua = attributes & sys::ATTR_FUA != 0;
+        let durable = wish.fua && cached && op == sys::OP_WRITE;
+        Ok(Request {
+            client,
+            op,
+            sector: wish.sector,
+            pages,
+            len,
+            done: 0,
+            fua: durable && takes_fua,
+            then_flush: durable && !takes_fua,
+            zero_results: 0,
+        })
+    }
+
+    /// Hands waiting requests to free tags; whether anything moved.
+    pub(super) fn dispatch(&mut self, id: u32) -> bool {
+        let mut moved = false;
+        for queue in 0..self.devices[&id].queues.len() {
+            if let Some(errno) = self.refusal(id, queue) {
+                moved |= self.fail_waiting(id, queue, errno);
+                continue;
+            }
+            while let Some((tag, request)) = self.match_up(id, queue) {
+                self.deliver(id, queue as u16, tag as u16, request);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// The errno with which a queue's new requests fail.
+    fn refusal(&self, id: u32, queue: usize) -> Option<i32> {
+        let device = &self.devices[&id];
+        if !device.disk {
+            return Some(-libc::EIO);
+        }
+        if device.info.state == sys::STATE_FAIL_IO {
+            return Some(-libc::EREMOTEIO);
+        }
+        let aborted = device.stopping && device.recoverable();
+        let unserved = device.queues[queue].canceling && !device.queues_io();
+        (aborted || unserved).then_some(-libc::EIO)
+    }
+
+    pub(super) fn fail_waiting(&mut self, id: u32, queue: usize, errno: i32) -> bool {
+        let device = self.devices.get_mut(&id).expect("the device is there");
+        let failed = std::mem::take(&mut device.queues[queue].waiting);
+        let some = !failed.is_empty();
+        self.answers.extend(
+            failed
+                .into_iter()
+                .map(|request| (request.client, Err(errno))),
+        );
+        some
+    }
+
+    /// A waiting request and a tag for it.
+    fn match_up(&mut self, id: u32, queue: usize) -> Option<(usize, Request)> {
+        let held_by_state = self.profile.queue_tasks && self.devices[&id].recoverable();
+        let device = self.devices.get_mut(&id)?;
+        let queue = &mut device.queues[queue];
+        // While a new server fetches, a queue serves once all of it is fetched.
+        if held_by_state || queue.canceling || !queue.ready() || queue.waiting.is_empty() {
+            return None;
+        }
+        let tag = queue.tags.iter().position(super::device::Tag::free)?;
+        Some((tag, queue.waiting.pop_front()?))
+    }
+
+    /// Gives a request to the server through a free tag.
+    fn deliver(&mut self, id: u32, queue: u16, tag: u16, request: Request) {
+        let device = self.devices.get_mut(&id).expect("the device is there");
+        let (copies, get_data) = (!device.moves_itself(), device.need_get_data());
+        let state = &mut device.queues[usize::from(queue)].tags[usize::from(tag)];
+        let Armed { ring, key } = state.armed.expect("a free tag is armed");
+        let has_data = request.has_data();
+        let write = request.op == sys::OP_WRITE;
+        let mut moved = request.left();
+        state.need_register = false;
+        state.fetched = false;
+        if let Some(auto) = state.auto.filter(|_| has_data) {
+            let client = request.client;
+            state.request = Some(request);
+            let at = SlotUse {
+                device: id,
+                queue,
+                tag,
+            };
+            if !self.slot_take_auto(ring, auto.slot, at) {
+                let state = self.state(id, queue, tag);
+                if !auto.fallback {
+                    state.request = None;
+                    self.complaints.unseen += 1;
+                    self.answers.push((client, Err(-libc::EIO)));
+                    return;
+                }
+                state.need_register = true;
+            }
+        } else if write && copies && get_data {
+            state.request = Some(request);
+            state.owed = true;
+        } else if write && copies {
+            match write_out(&request, state.addr, None) {
+                Ok(bytes) => moved = bytes,
+                Err(super::data::Fault) => {
+                    self.answers.push((request.client, Err(-libc::EIO)));
+                    return;
+                }
+            }
+            state.request = Some(request);
+        } else {
+            state.request = Some(request);
+        }
+        let state = self.state(id, queue, tag);
+        state.armed = None;
+        state.owned = true;
+        let result = if state.owed {
+            sys::RESULT_NEED_GET_DATA
+        } else {
+            sys::RESULT_OK
+        };
+        self.describe(id, queue, tag, moved);
+        self.post(ring, key, result);
+    }
+
+    fn state(&mut self, id: u32, queue: u16, tag: u16) -> &mut super::device::Tag {
+        let device = self.devices.get_mut(&id).expect("the device is there");
+        &mut device.queues[usize::from(queue)].tags[usize::from(tag)]
+    }
+
+    /// Writes a tag's descriptor; `bytes` of the request are there to be served.
+    pub(super) fn describe(&mut self, id: u32, queue: u16, tag: u16, bytes: usize) {
+        let copies = !self.devices[&id].moves_itself();
+        let state = self.state(id, queue, tag);
+        let request = state.request.as_ref().expect("only requests are described");
+        let mut op_flags = u32::from(request.op);
+        if request.fua {
+            op_flags |= sys::IO_FUA;
+        }
+        if state.need_register {
+            op_flags |= sys::IO_NEED_REGISTER_BUFFER;
+        }
+        let descriptor = IoDescriptor {
+            op_flags,
+            sectors: (bytes / 512) as u32,
+            sector: request.sector + (request.done / 512) as u64,
+            addr: if copies { state.addr } else { 0 },
+        };
+        let size = size_of::<IoDescriptor>() as u64;
+        let at = u64::from(queue) * descriptors_apart() + u64::from(tag) * size;
+        rustix::io::pwrite(&self.devices[&id].memory, descriptor.as_bytes(), at)
+            .expect("the descriptors' memory is as long as all of them");
+    }
+
+    /// The server's result reaches the request of a tag.
+    pub(super) fn finish(&mut self, id: u32, queue: u16, tag: u16, result: i32) {
+        let copies = !self.devices[&id].moves_itself();
+        let state = self.state(id, queue, tag);
+        let addr = state.addr;
+        let mut request = state.request.take().expect("a result is for a request");
+        if result < 0 {
+            let answer = Err(-client_errno(-result));
+            self.answers.push((request.client, answer));
+            return;
+        }
+        if !request.has_data() {
+            self.answered(id, queue, request);
+            return;
+        }
+        let mut bytes = result as usize;
+        if bytes > request.left() {
+            self.complaints.excess += 1;
+            bytes = request.left();
+        }
+        let read = request.op == sys::OP_READ;
+        if read && bytes == 0 {
+            self.answers.push((request.client, Err(-libc::EIO)));
+            return;
+        }
+        if read && copies {
+            bytes = read_in(&mut request, addr, bytes);
+        }
+        request.done += bytes;
+        if request.left() == 0 {
+            self.answered(id, queue, request);
+            return;
+        }
+        if bytes == 0 {
+            request.zero_results += 1;
+            self.complaints.zero_writes += 1;
+        }
+        if request.zero_results >= ZERO_RESULTS_MAX {
+            self.answers.push((request.client, Err(-libc::EIO)));
+            return;
+        }
+        self.complaints.requeued += 1;
+        let device = self.devices.get_mut(&id).expect("the device is there");
+        device.queues[usize::from(queue)]
+            .waiting
+            .push_front(request);
+    }
+
+    /// A request is done: the flush that its FUA stands for follows, or the client's answer.
+    fn answered(&mut self, id: u32, queue: u16, mut request: Request) {
+        if request.then_flush {
+            request.op = sys::OP_FLUSH;
+            request.then_flush = false;
+            (request.sector, request.len, request.done) = (0, 0, 0);
+            request.pages.clear();
+            let device = self.devices.get_mut(&id).expect("the device is there");
+            device.queues[usize::from(queue)]
+                .waiting
+                .push_front(request);
+            return;
+        }
+        let pages = if request.op == sys::OP_READ {
+            request.pages
+        } else {
+            Vec::new()
+        };
+        self.answers.push((request.client, Ok(pages)));
+    }
+}
+
+/// What a client wants of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientRequest {
+    /// What.
+    pub op: ClientOp,
+    /// First sector.
+    pub sector: u64,
+    /// Durable when it ends.
+    pub fua: bool,
+}
+
+/// The errno that a client sees for the server's.
+fn client_errno(errno: i32) -> i32 {
+    const KNOWN: [i32; 11] = [
+        libc::EOPNOTSUPP,
+        libc::ETIMEDOUT,
+        libc::ENOSPC,
+        libc::ENOLINK,
+        libc::EREMOTEIO,
+        libc::EBADE,
+        libc::ENODATA,
+        libc::EILSEQ,
+        libc::ENOMEM,
+        libc::EAGAIN,
+        libc::EINVAL,
+    ];
+    if KNOWN.contains(&errno) {
+        errno
+    } else {
+        libc::EIO
+    }
+}

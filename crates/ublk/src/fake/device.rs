@@ -1,0 +1,227 @@
+//! What the fake knows of one device: its queues and tags, and the requests of its clients.
+//!
+//! Data only; the rules are in the files beside this one. Invariants: a tag is armed or owned,
+//! never both; an owned tag has a request; a request has a tag or waits in one queue.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+use super::kernel::{RingId, TaskId};
+use super::profile::Profile;
+use crate::sys::{self, DeviceInfo, Params};
+
+/// A command that the driver keeps until there is work for its tag.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Armed {
+    pub(super) ring: RingId,
+    /// The server's own name for the command.
+    pub(super) key: u64,
+}
+
+/// Where `AUTO_BUF_REG` puts the next request's pages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AutoSlot {
+    pub(super) slot: u16,
+    pub(super) fallback: bool,
+}
+
+/// One tag, and whose it is.
+#[derive(Debug, Default)]
+pub(super) struct Tag {
+    /// The driver has it.
+    pub(super) armed: Option<Armed>,
+    /// The server has it.
+    pub(super) owned: bool,
+    /// A write was announced and its data not asked for.
+    pub(super) owed: bool,
+    /// The data of the request at hand were asked for.
+    pub(super) fetched: bool,
+    /// Who fetched it.
+    pub(super) task: Option<TaskId>,
+    /// Where the server's buffer is.
+    pub(super) addr: u64,
+    pub(super) auto: Option<AutoSlot>,
+    /// Where the driver put the pages by itself; it takes them out at the commit on that ring.
+    pub(super) auto_registered: Option<(RingId, u16)>,
+    /// Slots that hold the request's pages.
+    pub(super) held: u32,
+    /// A commit that waits until no slot holds the pages.
+    pub(super) late_result: Option<i32>,
+    pub(super) request: Option<Request>,
+    /// The last descriptor's flags, beside what the request says.
+    pub(super) need_register: bool,
+    /// Fetched once since the last reset; ready counts these.
+    pub(super) ready: bool,
+}
+
+impl Tag {
+    /// Whether a request may be given to it.
+    pub(super) fn free(&self) -> bool {
+        self.armed.is_some() && self.request.is_none()
+    }
+}
+
+/// One hardware queue.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    pub(super) tags: Vec<Tag>,
+    /// The queue's task, where queues have one.
+    pub(super) task: Option<TaskId>,
+    /// New requests are held back: the server is leaving.
+    pub(super) canceling: bool,
+    /// Requests without a tag.
+    pub(super) waiting: VecDeque<Request>,
+}
+
+impl Queue {
+    pub(super) fn ready(&self) -> bool {
+        self.tags.iter().all(|tag| tag.ready)
+    }
+}
+
+/// How far the release of a character device has got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Release {
+    /// Somebody has it open, or nobody ever had.
+    No,
+    /// Everything is closed, and nothing of it is seen yet.
+    Closed,
+    /// The state is the one after the server's exit, but the device still counts as open.
+    StillOpen,
+}
+
+/// A device.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) info: DeviceInfo,
+    pub(super) params: Params,
+    pub(super) queues: Vec<Queue>,
+    /// The process that has the character device open.
+    pub(super) opener: Option<i32>,
+    /// The character device counts as open.
+    pub(super) open: bool,
+    pub(super) release: Release,
+    /// Commands until the next stage of the release shows.
+    pub(super) release_in: u32,
+    /// There is a disk.
+    pub(super) disk: bool,
+    /// There was one, and somebody may still have it open.
+    pub(super) used: bool,
+    /// Clients that have the disk open.
+    pub(super) clients: u32,
+    /// STOP has begun: no new requests are taken.
+    pub(super) stopping: bool,
+    pub(super) block_open: bool,
+    pub(super) deleted: bool,
+    /// 6.12: the server's exit was noticed, and the queues must drain before the state changes.
+    pub(super) exit_noticed: bool,
+    /// What holds the descriptors.
+    pub(super) memory: OwnedFd,
+    /// The inode of `memory`.
+    pub(super) inode: u64,
+}
+
+impl Device {
+    pub(super) fn has(&self, flag: u64) -> bool {
+        self.info.flags & flag == flag
+    }
+
+    /// Whether the server reads and writes the data itself, so that commands name no memory.
+    pub(super) fn moves_itself(&self) -> bool {
+        self.info.flags & (sys::F_USER_COPY | sys::F_ZERO_COPY | sys::F_AUTO_BUFFER) != 0
+    }
+
+    pub(super) fn need_get_data(&self) -> bool {
+        self.has(sys::F_NEED_GET_DATA)
+    }
+
+    /// Every tag of every queue is fetched.
+    pub(super) fn ready(&self) -> bool {
+        self.queues.iter().all(Queue::ready)
+    }
+
+    /// Requests wait while there is no server.
+    pub(super) fn queues_io(&self) -> bool {
+        self.has(sys::F_RECOVERY) && !self.has(sys::F_RECOVERY_FAIL_IO)
+    }
+
+    pub(super) fn reissues(&self) -> bool {
+        self.has(sys::F_RECOVERY | sys::F_RECOVERY_REISSUE)
+    }
+
+    /// Without a server, and may have one again.
+    pub(super) fn recoverable(&self) -> bool {
+        matches!(self.info.state, sys::STATE_QUIESCED | sys::STATE_FAIL_IO)
+    }
+
+    /// Requests that have a tag.
+    pub(super) fn started(&self) -> usize {
+        self.tags().filter(|tag| tag.request.is_some()).count()
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.queues.iter().map(|queue| queue.waiting.len()).sum()
+    }
+
+    pub(super) fn tags(&self) -> impl Iterator<Item = &Tag> {
+        self.queues.iter().flat_map(|queue| &queue.tags)
+    }
+
+    /// What a FETCH makes ready: the queue, or the one tag.
+    pub(super) fn taken(&self, profile: &Profile, queue: u16) -> bool {
+        if profile.queue_tasks {
+            self.queues[usize::from(queue)].ready()
+        } else {
+            self.ready()
+        }
+    }
+}
+
+/// What a client asks of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientOp {
+    /// Read so many bytes.
+    Read(u32),
+    /// Write these.
+    Write(Vec<u8>),
+    /// Make durable what is written.
+    Flush,
+    /// Forget so many bytes.
+    Discard(u32),
+    /// Fill so many bytes with zeroes.
+    Zeroes(u32),
+}
+
+/// Names a client's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub(super) u64);
+
+/// A client's request inside the driver.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) client: ClientId,
+    pub(super) op: u8,
+    pub(super) sector: u64,
+    /// The pages, of a read or a write; else empty.
+    pub(super) pages: Vec<u8>,
+    /// Length in bytes.
+    pub(super) len: usize,
+    /// Bytes that are done.
+    pub(super) done: usize,
+    pub(super) fua: bool,
+    /// A flush follows where the disk takes no FUA.
+    pub(super) then_flush: bool,
+    /// Results of zero bytes so far.
+    pub(super) zero_results: u32,
+}
+
+impl Request {
+    pub(super) fn has_data(&self) -> bool {
+        matches!(self.op, sys::OP_READ | sys::OP_WRITE)
+    }
+
+    /// Bytes that are left.
+    pub(super) fn left(&self) -> usize {
+        self.len - self.done
+    }
+}

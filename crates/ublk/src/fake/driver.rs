@@ -1,0 +1,237 @@
+//! The fake driver as tests hold it: shared, and safe to use from several threads.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+
+use super::control::Outcome;
+use super::deliver::ClientRequest;
+use super::device::ClientId;
+use super::kernel::{Complaints, ControlId, Kernel, RingId, TaskId};
+use super::profile::Profile;
+use super::tags::Given;
+use crate::sys::{ControlCommand, IoCommand};
+
+/// A driver without a kernel. Clones are the same driver.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    kernel: Mutex<Kernel>,
+    moved: Condvar,
+}
+
+impl Driver {
+    /// A driver of this kernel, without devices.
+    pub fn new(profile: Profile) -> Driver {
+        Driver {
+            shared: Arc::new(Shared {
+                kernel: Mutex::new(Kernel::new(profile)),
+                moved: Condvar::new(),
+            }),
+        }
+    }
+
+    pub(super) fn kernel(&self) -> Locked<'_> {
+        Locked {
+            kernel: self
+                .shared
+                .kernel
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+            moved: &self.shared.moved,
+        }
+    }
+
+    /// Which kernel it plays.
+    pub fn profile(&self) -> Profile {
+        self.kernel().kernel.profile
+    }
+
+    /// How late the stages of a server's exit show, in control commands.
+    pub fn release_delay(&self, commands: u32) {
+        self.kernel().kernel.release_delay = commands;
+    }
+
+    /// The next data that a server asks for are cut to so many bytes.
+    pub fn get_data_limit(&self, bytes: usize) {
+        self.kernel().kernel.get_data_limit = Some(bytes);
+    }
+
+    /// Begins a control command; `argument` is what lies at its address.
+    pub fn control(&self, opcode: u32, command: ControlCommand, argument: &mut [u8]) -> Outcome {
+        self.kernel().kernel.control(opcode, command, argument)
+    }
+
+    /// The result of a control command that waited, once.
+    pub fn control_result(&self, id: ControlId) -> Option<i32> {
+        self.kernel().kernel.ended.remove(&id)
+    }
+
+    /// Ends a control command that waits, with `EINTR`.
+    pub fn control_cancel(&self, id: ControlId) {
+        self.kernel().kernel.control_cancel(id);
+    }
+
+    /// Opens a character device for a process. The descriptor can be mapped for descriptors of
+    /// requests; everything else on it goes through [`Driver`].
+    pub fn open(&self, device: u32, pid: i32) -> io::Result<OwnedFd> {
+        let mut locked = self.kernel();
+        locked
+            .kernel
+            .open(device, pid)
+            .map_err(|errno| io::Error::from_raw_os_error(-errno))?;
+        locked.kernel.devices[&device].memory.try_clone()
+    }
+
+    /// The device whose character device this is; none for other files.
+    pub fn device_of(&self, file: impl AsFd) -> Option<u32> {
+        let inode = rustix::fs::fstat(file).ok()?.st_ino;
+        let locked = self.kernel();
+        let mut devices = locked.kernel.devices.iter();
+        let found = devices.find(|(_, device)| device.inode == inode);
+        found.map(|(&id, _)| id)
+    }
+
+    /// Every descriptor and mapping of a character device is gone.
+    pub fn closed(&self, device: u32) {
+        self.kernel().kernel.closed(device);
+    }
+
+    /// A ring of a task, with a table of so many buffer slots.
+    pub fn ring_open(&self, task: TaskId, slots: u16) -> RingId {
+        let mut locked = self.kernel();
+        let ring = locked.kernel.ring_open(task);
+        locked
+            .kernel
+            .ring(ring)
+            .slots
+            .resize(usize::from(slots), None);
+        ring
+    }
+
+    /// Closes a ring.
+    pub fn ring_close(&self, ring: RingId) {
+        self.kernel().kernel.ring_close(ring);
+    }
+
+    /// Carries out a request command, named `key`.
+    ///
+    /// # Safety
+    /// The command's address, where its data mode gives it one, names memory that nobody else
+    /// uses, as long as the device's largest request, until the command ends or its ring is
+    /// closed.
+    pub unsafe fn io(
+        &self,
+        ring: RingId,
+        device: u32,
+        opcode: u32,
+        sqe_addr: u64,
+        command: IoCommand,
+        key: u64,
+    ) {
+        let given = Given {
+            ring,
+            device,
+            opcode,
+            sqe_addr,
+            command,
+            key,
+        };
+        let mut locked = self.kernel();
+        // SAFETY: this function's contract is the same.
+        unsafe { locked.kernel.io(given) };
+    }
+
+    /// Commands that ended since the last call: key and result.
+    pub fn completions(&self, ring: RingId) -> Vec<(u64, i32)> {
+        std::mem::take(&mut self.kernel().kernel.ring(ring).completions)
+    }
+
+    /// Reads a request's data (of a write) from the window of the character device.
+    pub fn window_read(&self, device: u32, offset: u64, to: &mut [u8]) -> Result<usize, i32> {
+        self.kernel().kernel.user_copy(device, offset, false, to)
+    }
+
+    /// Writes a request's data (of a read) to the window of the character device.
+    pub fn window_write(&self, device: u32, offset: u64, from: &[u8]) -> Result<usize, i32> {
+        let mut bytes = from.to_vec();
+        self.kernel()
+            .kernel
+            .user_copy(device, offset, true, &mut bytes)
+    }
+
+    /// Moves bytes between a slot and `bytes`: into the request, as a fixed read of a file does,
+    /// or out of it, as a fixed write.
+    pub fn fixed(
+        &self,
+        ring: RingId,
+        slot: u16,
+        at: u32,
+        into_request: bool,
+        bytes: &mut [u8],
+    ) -> Result<(), i32> {
+        let mut locked = self.kernel();
+        let len = bytes.len() as u32;
+        let pages = locked.kernel.fixed(ring, slot, at, len, into_request)?;
+        if into_request {
+            pages.copy_from_slice(bytes);
+        } else {
+            bytes.copy_from_slice(pages);
+        }
+        Ok(())
+    }
+
+    /// A client's request to a disk, from the processor of a queue.
+    pub fn submit(&self, device: u32, queue: u16, request: ClientRequest) -> ClientId {
+        self.kernel().kernel.submit(device, queue, request)
+    }
+
+    /// Requests that ended since the last call: a read's bytes, or a negated errno.
+    pub fn answers(&self) -> Vec<(ClientId, Result<Vec<u8>, i32>)> {
+        std::mem::take(&mut self.kernel().kernel.answers)
+    }
+
+    /// A client opens a disk, or closes it.
+    pub fn disk_open(&self, device: u32, open: bool) -> Result<(), i32> {
+        let mut locked = self.kernel();
+        let found = locked.kernel.devices.get_mut(&device);
+        let device = found.ok_or(-libc::ENOENT)?;
+        if open {
+            if !device.disk || device.block_open {
+                return Err(-libc::ENXIO);
+            }
+            device.clients += 1;
+        } else {
+            device.clients -= 1;
+            device.used &= device.disk || device.clients > 0;
+        }
+        Ok(())
+    }
+
+    /// The block layer's timeout passes.
+    pub fn time_out(&self, device: u32) {
+        self.kernel().kernel.time_out(device);
+    }
+
+    /// What the driver counted against its servers.
+    pub fn complaints(&self) -> Complaints {
+        self.kernel().kernel.complaints
+    }
+}
+
+/// The kernel, and who waits for it to move.
+#[derive(Debug)]
+pub(super) struct Locked<'a> {
+    pub(super) kernel: MutexGuard<'a, Kernel>,
+    moved: &'a Condvar,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.moved.notify_all();
+    }
+}

@@ -1,0 +1,34 @@
+//! The ublk driver without a kernel, for tests: its rules as a deterministic state machine.
+//!
+//! What it is for: everything above it (control, devices, queues) is tested and fuzzed without
+//! root, in every data mode and against three kernels' rules, with servers that do wrong and
+//! servers that die at any step. That it tells the truth is checked by one table of scenarios
+//! that runs on it and on real kernels (`tests/scenarios`).
+//!
+//! Files: [`Profile`] says which kernel is played; `kernel` holds the state, `device` the parts
+//! of a device; `control`, `params` and `lifecycle` are the control commands; `tags` says who may
+//! give which command for a tag, `deliver` how requests come and go, `data` how their bytes do;
+//! `exit` is a server that leaves. [`Driver`] is the handle.
+//!
+//! It is not the kernel: nothing takes time, START does not scan partitions, nobody but the
+//! test's own clients opens a disk, and the process has every privilege. Batches, shared-memory
+//! zero copy, zones and integrity data are not played.
+
+mod control;
+mod data;
+mod deliver;
+mod device;
+mod driver;
+mod exit;
+mod kernel;
+mod lifecycle;
+mod params;
+mod profile;
+mod tags;
+
+pub use control::Outcome;
+pub use deliver::ClientRequest;
+pub use device::{ClientId, ClientOp};
+pub use driver::Driver;
+pub use kernel::{Complaints, ControlId, RingId, TaskId};
+pub use profile::Profile;

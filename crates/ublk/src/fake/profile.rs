@@ -1,0 +1,86 @@
+//! Which kernel the fake plays: its flags, and the rules that changed between kernels.
+//!
+//! Each difference has a name here and is asked for by that name; no other file compares
+//! versions.
+
+use crate::sys;
+
+/// A kernel's version of the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Profile {
+    /// For reports.
+    pub name: &'static str,
+    /// The flags that the driver knows.
+    pub features: u64,
+    /// Whether all tags of a queue belong to one task: the one that fetched the last of them.
+    /// Commands that others gave, or that a queue got which never became ready, are not cancelled
+    /// when their ring closes; the kernel warns, and they keep the character device open until
+    /// the device is stopped.
+    pub queue_tasks: bool,
+    /// Whether START and END compare the process with the one that opened the device.
+    pub checks_pid: bool,
+    /// Whether START_USER_RECOVERY begins everything anew, and so is refused where nothing was
+    /// fetched since the last one.
+    pub recovery_starts_over: bool,
+    /// Whether the server's exit is told by the close of the character device; else by an idle
+    /// tag that is cancelled.
+    pub exit_by_release: bool,
+    /// Whether ADD refuses sets of recovery flags that make no sense.
+    pub checks_recovery_flags: bool,
+    /// Whether the window counts what was asked for as moved, also beyond the request's end, and
+    /// is there without user copy.
+    pub loose_window: bool,
+    /// The kinds of parameters that the driver knows, a mask of `PARAM_` bits.
+    pub params: u32,
+}
+
+impl Profile {
+    /// Linux 6.12: one task per queue, no zero copy.
+    pub const V6_12: Profile = Profile {
+        name: "6.12",
+        features: 0x1fe,
+        queue_tasks: true,
+        checks_pid: false,
+        recovery_starts_over: true,
+        exit_by_release: false,
+        checks_recovery_flags: false,
+        loose_window: true,
+        params: 0xf,
+    };
+
+    /// Linux 6.17: zero copy, tags with tasks of their own.
+    pub const V6_17: Profile = Profile {
+        name: "6.17",
+        features: 0x7fff,
+        queue_tasks: false,
+        checks_pid: true,
+        recovery_starts_over: false,
+        exit_by_release: true,
+        checks_recovery_flags: true,
+        loose_window: false,
+        params: 0x3f,
+    };
+
+    /// Linux 7.2.
+    pub const V7_2: Profile = Profile {
+        name: "7.2",
+        features: 0xf_ffff,
+        params: 0x7f,
+        ..Profile::V6_17
+    };
+
+    /// Every profile, oldest first.
+    pub const ALL: [Profile; 3] = [Profile::V6_12, Profile::V6_17, Profile::V7_2];
+
+    /// Whether the driver knows all of these flags.
+    pub fn has(&self, flags: u64) -> bool {
+        self.features & flags == flags
+    }
+
+    /// The flags that the driver sets whether they were asked for or not.
+    pub(super) fn forced(&self) -> u64 {
+        let always = sys::F_COMPLETE_IN_TASK | sys::F_IOCTL_ENCODE;
+        let newer = sys::F_PER_IO_TASK | sys::F_REGISTER_ANYWHERE | sys::F_SAFE_STOP;
+        always | newer & self.features
+    }
+}

@@ -1,0 +1,318 @@
+//! One table of scenarios, run on the fake driver and on real kernels, so that the fake is known
+//! to answer as the kernels do.
+//!
+//! A scenario is data ([`Scenario`]); [`run`] carries it out on a [`World`]: `fake` or `kernel`.
+//! Each row runs in each of its modes, on a device of its own.
+
+#[allow(dead_code)]
+pub mod fake;
+pub mod kernel;
+mod rows;
+pub mod run;
+mod table;
+mod table_exit;
+mod table_requests;
+
+use ublk::fake::ClientRequest;
+use ublk::sys::{self, ControlCommand, IoCommand, IoDescriptor};
+
+/// Where the clients of scenarios read and write: far from whatever looks for partitions.
+pub const SECTOR: u64 = 40_000;
+/// The disk's size in sectors.
+pub const SECTORS: u64 = 131_072;
+/// The largest request in bytes.
+pub const IO_BYTES: u32 = 64 << 10;
+/// Buffer slots of each ring.
+pub const SLOTS: u16 = 8;
+
+/// How data get to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    Copy,
+    GetData,
+    UserCopy,
+    ZeroCopy,
+    /// Zero copy where the driver registers buffers by itself.
+    Auto,
+}
+
+impl Mode {
+    pub const ALL: &[Mode] = &[
+        Mode::Copy,
+        Mode::GetData,
+        Mode::UserCopy,
+        Mode::ZeroCopy,
+        Mode::Auto,
+    ];
+
+    /// The flags that ask for it.
+    pub fn flags(self) -> u64 {
+        match self {
+            Mode::Copy => 0,
+            Mode::GetData => sys::F_NEED_GET_DATA,
+            Mode::UserCopy => sys::F_USER_COPY,
+            Mode::ZeroCopy => sys::F_ZERO_COPY,
+            Mode::Auto => sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_USER_COPY,
+        }
+    }
+}
+
+/// Which kernel a world is, oldest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kernel {
+    V6_12,
+    V6_17,
+    V7_2,
+}
+
+/// A result that may differ between kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Want {
+    /// Before tags had tasks of their own (6.16).
+    pub old: i32,
+    /// Since.
+    pub new: i32,
+}
+
+impl Want {
+    pub fn on(self, kernel: Kernel) -> i32 {
+        if kernel == Kernel::V6_12 {
+            self.old
+        } else {
+            self.new
+        }
+    }
+}
+
+/// The same result on every kernel.
+pub const fn all(result: i32) -> Want {
+    Want {
+        old: result,
+        new: result,
+    }
+}
+
+/// Success.
+pub const OK: Want = all(0);
+/// The driver keeps the command.
+pub const KEPT: Want = all(i32::MAX);
+
+/// The buffer that a fetch or commit names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Addr {
+    /// What the mode wants.
+    Proper,
+    /// None.
+    None,
+    /// The tag's buffer, whatever the mode says.
+    Buffer,
+    /// The submission entry's address, raw; the buffer as the mode wants it.
+    Sqe(u64),
+}
+
+/// Who a process says it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pid {
+    Own,
+    Wrong,
+    Zero,
+}
+
+/// Ways of getting parameters wrong, and right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamsOf {
+    Good,
+    NoBasic,
+    ShiftTooSmall,
+    ShiftTooLarge,
+    LogicalAbovePhysical,
+    RequestTooLarge,
+    DiscardGranularityZero,
+    DiscardTwoSegments,
+    NodesGiven,
+    LengthZero,
+    TypesZero,
+}
+
+/// What the client of a step asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    Read,
+    Write,
+    WriteFua,
+    Flush,
+    Discard,
+    Zeroes,
+}
+
+/// One step of a scenario. Steps about "the request" mean the one that came last.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    /// ADD_DEV with the mode's flags, these, and so many queues and tags.
+    Add(u64, u16, u16, Want),
+    /// ADD_DEV with the number of the scenario's device.
+    AddAgain(Want),
+    /// ADD_DEV and its command name different devices.
+    AddMismatched(Want),
+    /// These flags were granted, and those not.
+    Granted(u64, u64),
+    Params(ParamsOf, Want),
+    Open(Want),
+    /// Everything of the character device is closed.
+    Close,
+    /// FETCH by a task, of queue and tag.
+    Fetch(usize, u16, u16, Addr, Want),
+    /// Every tag of queue 0, by task 0.
+    FetchAll,
+    /// Every tag of a queue, by a task.
+    FetchQueue(usize, u16),
+    /// START_DEV, waited for.
+    Start(Pid, Want),
+    /// START_DEV, not waited for.
+    StartBegins,
+    /// It has not ended.
+    StartWaits,
+    /// It ends.
+    StartEnds(Want),
+    /// Add, parameters, open, fetch all, start; with these flags, queues and tags.
+    Up(u64, u16, u16),
+    /// A client asks for 4 KiB at [`SECTOR`]; the letter names it.
+    Client(char, Ask),
+    /// A request comes to the server: with this operation and result.
+    Comes(u8, Want),
+    /// The request's descriptor has these flags, and not those.
+    Flags(u32, u32),
+    /// The request's descriptor is for so many sectors, from so far behind [`SECTOR`].
+    Extent(u32, u64),
+    /// The request's data are moved, right for its direction, and checked if it is a write.
+    Moves,
+    /// The request is committed with this result.
+    Commit(i32, Addr, Want),
+    /// The request is committed by a task that does not own it.
+    CommitBy(usize, i32, Want),
+    /// A commit of queue 0 and a tag that need not be the request's.
+    CommitTag(u16, Want),
+    /// NEED_GET_DATA for the request.
+    GetData(Addr, Want),
+    /// REGISTER_IO_BUF of the request into a slot.
+    Register(u64, Want),
+    Unregister(u64, Want),
+    /// Reads (true: writes) so many bytes of the request's window, from so far inside.
+    Window(bool, u32, usize, Want),
+    /// The window of a tag that no request has.
+    WindowOf(u16, u16, Want),
+    /// A fixed operation on a slot, 512 bytes: into the request, or out of it.
+    Fixed(u16, bool, u32, Want),
+    /// The client's request ends so.
+    Ended(char, Want),
+    /// It has not ended.
+    Pending(char),
+    /// A control command on the device: inline argument, result. Waited for.
+    Control(u32, u64, Want),
+    /// One that is not waited for.
+    ControlBegins(u32, u64),
+    ControlWaits,
+    ControlEnds(Want),
+    /// A control command on a device that does not exist.
+    Nobody(u32, Want),
+    /// So many tags were aborted since the last such step, all with ENODEV.
+    Aborted(usize),
+    /// The device gets to this state.
+    State(u16),
+    /// The server is gone as after a kill: rings, then everything else.
+    Dies,
+    /// Only this task's ring is gone.
+    TaskEnds(usize),
+    /// START_USER_RECOVERY by the inline argument; EBUSY is tried again.
+    Recover(Want),
+    /// The character device is opened as soon as its last user is gone.
+    OpenSoon,
+    /// START_DEV as soon as the old disk is gone.
+    StartSoon,
+    /// A client has the disk open from here on, or no more.
+    DiskOpen(bool),
+    /// GET_FEATURES with an argument so long.
+    Features(usize, Want),
+}
+
+/// Inline argument of a control command: the process that the driver knows.
+pub const OWN_PID: u64 = u64::MAX;
+/// One that it does not.
+pub const WRONG_PID: u64 = u64::MAX - 1;
+
+/// A need that no kernel has: the row makes it warn, which fails a run in a guest. It runs there
+/// where `UBLK_ROWS_WARN` is set.
+pub const KERNEL_WARNS: u64 = 1 << 63;
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// What holds.
+    pub name: &'static str,
+    /// The kernels that it is for: from, to.
+    pub kernels: (Kernel, Kernel),
+    /// The kernel's flags that it needs, beside those of the mode.
+    pub needs: u64,
+    pub modes: &'static [Mode],
+    pub steps: &'static [Step],
+}
+
+/// Every row.
+pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
+    let requests = table_requests::ROWS.iter();
+    table::ROWS.iter().chain(requests).chain(table_exit::ROWS)
+}
+
+/// Names a command that was given to a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key(pub u64);
+
+/// Whether to wait for something that will happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    No,
+    Yes,
+}
+
+/// A control command's result and its argument as it came back.
+pub type Controlled = (i32, Vec<u8>);
+
+/// What scenarios run on.
+pub trait World {
+    fn kernel(&self) -> Kernel;
+    /// The process that the driver sees.
+    fn pid(&self) -> i32;
+    /// Begins a control command and names it.
+    fn control(&mut self, opcode: u32, command: ControlCommand, argument: Vec<u8>) -> usize;
+    fn control_result(&mut self, call: usize, patience: Patience) -> Option<Controlled>;
+    fn open(&mut self, device: u32, queues: u16, depth: u16) -> Result<(), i32>;
+    /// Unmaps and closes the character device.
+    fn close(&mut self);
+    /// Gives a request command to the ring of a task.
+    fn io(&mut self, task: usize, opcode: u32, sqe_addr: u64, command: IoCommand) -> Key;
+    /// Commands that ended.
+    fn ended(&mut self) -> Vec<(Key, i32)>;
+    /// Closes a task's ring and ends the task.
+    fn task_ends(&mut self, task: usize);
+    fn descriptor(&mut self, queue: u16, tag: u16) -> IoDescriptor;
+    /// The bytes of a tag's buffer.
+    fn memory(&mut self, queue: u16, tag: u16) -> &mut [u8];
+    /// Reads or writes the character device.
+    fn window(&mut self, offset: u64, into_request: bool, bytes: &mut [u8]) -> Result<usize, i32>;
+    /// A fixed operation between a slot and a file that holds `bytes`.
+    fn fixed(
+        &mut self,
+        task: usize,
+        slot: u16,
+        at: u32,
+        into_request: bool,
+        bytes: &mut [u8],
+    ) -> Result<(), i32>;
+    /// Begins a client's request and names it.
+    fn client(&mut self, request: ClientRequest) -> usize;
+    fn client_result(&mut self, call: usize, patience: Patience) -> Option<Result<Vec<u8>, i32>>;
+    /// A client opens or closes the disk.
+    fn disk_open(&mut self, open: bool) -> Result<(), i32>;
+    /// Lets other things happen, while something is waited for; an error at the deadline.
+    fn breathe(&mut self, waited: u32) -> Result<(), String>;
+}

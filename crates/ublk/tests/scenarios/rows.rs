@@ -1,0 +1,41 @@
+//! Short words for the tables.
+
+use ublk::sys::RESULT_NEED_GET_DATA;
+
+use super::Kernel::{V6_12, V6_17, V7_2};
+use super::{Kernel, Mode, Scenario, Want, all};
+
+pub(super) const EVERY: (Kernel, Kernel) = (V6_12, V7_2);
+pub(super) const NEW: (Kernel, Kernel) = (V6_17, V7_2);
+pub(super) const OWED: Want = all(RESULT_NEED_GET_DATA);
+/// Modes in which the kernel delivers a write with its data where the server finds them.
+pub(super) const PLAIN: &[Mode] = &[Mode::Copy, Mode::UserCopy, Mode::ZeroCopy, Mode::Auto];
+pub(super) const ONE: &[Mode] = &[Mode::Copy];
+
+pub(super) const fn row(
+    name: &'static str,
+    kernels: (Kernel, Kernel),
+    needs: u64,
+    modes: &'static [Mode],
+    steps: &'static [super::Step],
+) -> Scenario {
+    Scenario {
+        name,
+        kernels,
+        needs,
+        modes,
+        steps,
+    }
+}
+
+pub(super) const fn no(errno: i32) -> Want {
+    all(-errno)
+}
+
+/// Before 6.16, and since.
+pub(super) const fn no_no(old: i32, new: i32) -> Want {
+    Want {
+        old: -old,
+        new: -new,
+    }
+}
