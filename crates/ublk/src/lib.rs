@@ -7,7 +7,9 @@
 #![allow(unsafe_code)]
 
 pub mod control;
+pub mod device;
 pub mod error;
+pub mod exit;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
 mod features;

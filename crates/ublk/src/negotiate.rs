@@ -165,6 +165,15 @@ impl Granted {
         self.flags.has(capability.flag())
     }
 
+    /// The flags that decide how data move, without those that this device has and does not use:
+    /// buffers that somebody else's server would have registered by hand.
+    pub(crate) fn data_flags(&self) -> u64 {
+        match self.mode {
+            DataMode::ZeroCopy => self.flags.bits(),
+            _ => self.flags.bits() & !(sys::F_ZERO_COPY | sys::F_AUTO_BUFFER),
+        }
+    }
+
     /// Whether a request's data can be read and written on the character device, whatever the
     /// mode.
     pub fn user_copy(&self) -> bool {

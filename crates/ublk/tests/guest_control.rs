@@ -249,21 +249,14 @@ fn many_threads_give_commands_side_by_side() {
     let Some(mut world) = World::new() else {
         return;
     };
-    let wanted = DeviceInfo {
-        queues: 1,
-        depth: 8,
-        io_bytes_max: 65536,
-        device: u32::MAX,
-        ..DeviceInfo::default()
-    };
     let control = &world.control;
     let churn = || {
         for _ in 0..4 {
-            let device = control.add_device(&wanted, QUICK).unwrap().device;
-            control.info(device).unwrap();
-            control.delete(device, QUICK).unwrap();
+            let added = control.add(&spec(), Modes::ALL).unwrap();
+            control.info(added.id()).unwrap();
+            added.delete(QUICK).unwrap();
         }
-        control.add_device(&wanted, QUICK).unwrap().device
+        control.add(&spec(), Modes::ALL).unwrap().id()
     };
     let added: Vec<u32> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(churn)).collect();
@@ -294,38 +287,5 @@ fn commands_that_this_kernel_lacks_say_which_one_has_them() {
         println!("{error}");
         let has = control.features().has(flag);
         assert_eq!(error.kind() == Kind::TooOld, !has, "{error}");
-    }
-}
-
-#[test]
-fn the_limit_of_devices_is_told_with_its_parameter() {
-    let Some(mut world) = World::new() else {
-        return;
-    };
-    let limit = "/sys/module/ublk_drv/parameters/ublks_max";
-    if world.control.features().has(sys::F_UPDATE_SIZE) {
-        println!("skipped: root has no limit on this kernel");
-        return;
-    }
-    let before = std::fs::read_to_string(limit).unwrap();
-    let _restore = Restore(limit, before);
-    std::fs::write(limit, "1").unwrap();
-    world.add(&spec()).unwrap();
-    let error = world.add(&spec()).unwrap_err();
-    assert_eq!(error.kind(), Kind::Limit, "{error}");
-    assert!(error.remedy().contains("ublks_max"), "{error}");
-    assert_eq!(
-        world.control.devices().unwrap().len(),
-        1,
-        "nothing left behind"
-    );
-}
-
-/// Writes a file's old content back.
-struct Restore(&'static str, String);
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        let _ = std::fs::write(self.0, self.1.trim());
     }
 }

@@ -4,17 +4,22 @@
 //! by number: the lifecycle's types, which keep a caller from the wrong order, are in
 //! [`crate::device`].
 
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::{Call, Cancel, Control, QUICK};
+use super::port::Failure;
+use super::{Call, Cancel, Control, Ended, QUICK};
 use crate::error::{Error, Kind, Operation};
 use crate::features::Features;
 use crate::sys::{self, DeviceInfo, Params, SharedBuffer};
 
 /// Room for the processors of a queue: 8192 of them.
 const AFFINITY_BYTES: usize = 1024;
+
+/// How much later than its deadline a command's end may be told.
+const LATE: Duration = Duration::from_millis(20);
 
 impl Control {
     /// The kernel's own mask of features.
@@ -35,6 +40,8 @@ impl Control {
     }
 
     /// Deletes a device and waits until its number is free: until nobody has it open or mapped.
+    /// Where another device gets the number in between, the driver waits for that one, too:
+    /// [`crate::device::Stopped::delete`] does not.
     pub fn delete(&self, device: u32, within: Duration) -> Result<(), Error> {
         self.tell(
             Call::new(Operation::Delete, sys::DELETE_DEVICE, device),
@@ -98,9 +105,36 @@ impl Control {
 
     /// [`Control::info`] with a deadline of its own, for probes.
     pub fn info_within(&self, device: u32, within: Duration) -> Result<DeviceInfo, Error> {
-        let call = Call::new(Operation::Info, sys::GET_DEVICE_INFO, device)
-            .argument(DeviceInfo::default().as_bytes().to_vec());
-        self.ask(call, within)
+        self.ask(info_call(device), within)
+    }
+
+    /// The states of many devices, asked for all at once. Returns in time, whatever the driver
+    /// does: what has not answered then is late.
+    pub(crate) fn infos(
+        &self,
+        devices: &[u32],
+        within: Duration,
+    ) -> Vec<(u32, Result<DeviceInfo, Error>)> {
+        let begun = Instant::now();
+        let ask = |device: &u32| {
+            let call = info_call(*device);
+            let (_, told) = self.begin(&call, begun + within);
+            (*device, call, told)
+        };
+        let asked: Vec<_> = devices.iter().map(ask).collect();
+        let hear = |(device, call, told): (u32, Call, Receiver<Ended>)| {
+            let left = (within + LATE).saturating_sub(begun.elapsed());
+            let ended = told.recv_timeout(left).unwrap_or_else(|error| match error {
+                RecvTimeoutError::Timeout => Err(Failure::Late),
+                RecvTimeoutError::Disconnected => Err(Failure::Closed),
+            });
+            let info = match ended {
+                Ok(answer) => parse(Operation::Info, device, answer.argument.bytes()),
+                Err(failure) => Err(call.error(failure, begun.elapsed())),
+            };
+            (device, info)
+        };
+        asked.into_iter().map(hear).collect()
     }
 
     /// The same with the rights of whoever may open the character device (6.3).
@@ -206,6 +240,11 @@ impl Control {
         let answer = self.run(&call, within, &Cancel::new())?;
         parse(call.operation, call.device, answer.argument.bytes())
     }
+}
+
+fn info_call(device: u32) -> Call {
+    Call::new(Operation::Info, sys::GET_DEVICE_INFO, device)
+        .argument(DeviceInfo::default().as_bytes().to_vec())
 }
 
 fn parse<T: FromBytes>(

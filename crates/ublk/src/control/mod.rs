@@ -15,7 +15,8 @@ mod ring;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use self::ring::KernelPort;
@@ -32,6 +33,9 @@ pub const QUICK: Duration = Duration::from_secs(10);
 
 /// Between two tries of a command that was interrupted.
 const INTERRUPTED_PAUSE: Duration = Duration::from_millis(1);
+
+/// How a command ended.
+type Ended = Result<Answer, Failure>;
 
 /// The driver's control device. Clones are the same one; the last one closes it.
 #[derive(Clone, Debug)]
@@ -111,22 +115,23 @@ impl Control {
                     std::thread::sleep(INTERRUPTED_PAUSE);
                     continue;
                 }
-                Failure::Errno(errno) => Error::kernel(call.operation, call.device, errno),
-                Failure::Late => Error::late(call.operation, call.device, begun.elapsed()),
-                Failure::Stuck => Error::stuck(call.operation, call.device, begun.elapsed()),
-                Failure::Closed => Error::kernel(call.operation, call.device, libc::ESHUTDOWN),
+                failure => call.error(failure, begun.elapsed()),
             };
             return Err(error);
         }
     }
 
-    fn once(&self, call: &Call, deadline: Instant, cancel: &Cancel) -> Result<Answer, Failure> {
+    fn begin(&self, call: &Call, deadline: Instant) -> (Ticket, Receiver<Ended>) {
         let (tell, told) = mpsc::sync_channel(1);
         let done = Box::new(move |result| {
             // Whoever asked waits for exactly this.
             let _ = tell.send(result);
         });
-        let ticket = self.port.submit(call.command.clone(), deadline, done);
+        (self.port.submit(call.command.clone(), deadline, done), told)
+    }
+
+    fn once(&self, call: &Call, deadline: Instant, cancel: &Cancel) -> Ended {
+        let (ticket, told) = self.begin(call, deadline);
         cancel.enter(&self.port, ticket);
         let result = told.recv().unwrap_or(Err(Failure::Closed));
         cancel.leave();
@@ -162,6 +167,16 @@ impl Call {
                 },
                 argument: Argument::None,
             },
+        }
+    }
+
+    fn error(&self, failure: Failure, waited: Duration) -> Error {
+        let (operation, device) = (self.operation, self.device);
+        match failure {
+            Failure::Errno(errno) => Error::kernel(operation, device, errno),
+            Failure::Late => Error::late(operation, device, waited),
+            Failure::Stuck => Error::stuck(operation, device, waited),
+            Failure::Closed => Error::kernel(operation, device, libc::ESHUTDOWN),
         }
     }
 

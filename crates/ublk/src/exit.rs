@@ -1,0 +1,187 @@
+//! Leaving fast, however many devices there are.
+//!
+//! In this order: every reactor stops fetching, finishes what it has up to a deadline and closes
+//! its ring in its own thread (cancelling then happens once per device, in that thread, and not
+//! in a queue of the kernel's); descriptors are unmapped with it; then each device's character
+//! device is closed, last, which is what makes the driver take the server for gone. Reactors
+//! leave side by side, and so do devices. Nothing is done per queue.
+//!
+//! The driver needs a moment to process it. A successor that comes within that moment must wait
+//! for it ([`crate::device::open_or_recover`] does), so this waits first, for all devices
+//! together: until each is seen without a server, or the time is up.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use reactor::{Reactor, StopReport};
+
+use crate::control::Control;
+use crate::device::{Live, Pause, State};
+use crate::error::{Error, Kind};
+use crate::sys::DeviceInfo;
+
+/// How much time each stage of leaving has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// For requests in progress.
+    pub drain: Duration,
+    /// For one question to the driver about a device.
+    pub probe: Duration,
+    /// For all devices together to be seen without a server.
+    pub seen: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            drain: Duration::from_secs(5),
+            probe: Duration::from_millis(200),
+            seen: Duration::from_secs(2),
+        }
+    }
+}
+
+/// How it went.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// What each reactor says of its own end, in the order in which they were given.
+    pub reactors: Vec<StopReport>,
+    /// From the beginning until the last reactor had ended.
+    pub stopped: Duration,
+    /// From then until the last character device was closed.
+    pub closed: Duration,
+    /// From then until every device was seen without a server, or the time was up.
+    pub seen: Duration,
+    /// Devices that were not, and why.
+    pub unseen: Vec<(u32, Unseen)>,
+}
+
+/// Why a device was not seen without a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unseen {
+    /// The driver still calls it this.
+    Still(State),
+    /// The driver did not answer.
+    Silent(Error),
+    /// Some of its queues did not leave.
+    Held(Error),
+}
+
+/// Leaves these devices, whose queues are on these reactors and no others, and returns when a
+/// successor may take them. Devices without recovery lose their disks by this.
+pub fn leave(
+    control: &Control,
+    devices: Vec<Live>,
+    reactors: Vec<Reactor>,
+    limits: Limits,
+) -> Report {
+    blkmq::may_block("leaving");
+    let begun = Instant::now();
+    let reactors = stop_all(reactors, limits.drain);
+    let stopped = begun.elapsed();
+
+    let begun = Instant::now();
+    let (ids, held) = close_all(devices);
+    let closed = begun.elapsed();
+
+    let begun = Instant::now();
+    let mut unseen = wait_seen(control, &ids, limits);
+    let seen = begun.elapsed();
+    for (id, error) in held {
+        unseen.insert(id, Unseen::Held(error));
+    }
+    for (device, why) in &unseen {
+        tracing::warn!(device, ?why, "ublk: left, and not seen without a server");
+    }
+    Report {
+        reactors,
+        stopped,
+        closed,
+        seen,
+        unseen: unseen.into_iter().collect(),
+    }
+}
+
+/// Stops reactors side by side. Each wait is bounded by the reactor itself.
+fn stop_all(reactors: Vec<Reactor>, drain: Duration) -> Vec<StopReport> {
+    std::thread::scope(|scope| {
+        let stops: Vec<_> = reactors
+            .into_iter()
+            .map(|reactor| scope.spawn(move || reactor.stop(drain)))
+            .collect();
+        let ends = stops
+            .into_iter()
+            .map(|stop| stop.join().unwrap_or_default());
+        ends.collect()
+    })
+}
+
+/// Closers of character devices: the driver may wait for a grace period in each, and these
+/// overlap.
+const CLOSERS: usize = 16;
+
+/// Closes every character device, and says which have queues that still hold theirs.
+fn close_all(devices: Vec<Live>) -> (Vec<u32>, Vec<(u32, Error)>) {
+    let ids = devices.iter().map(Live::id).collect();
+    let mut shares: Vec<Vec<Live>> = Vec::new();
+    shares.resize_with(CLOSERS.min(devices.len()), Vec::new);
+    let count = shares.len();
+    for (at, device) in devices.into_iter().enumerate() {
+        shares[at % count].push(device);
+    }
+    // Their reactors have ended: queues that are still there will not go.
+    let now = Instant::now();
+    let held = std::thread::scope(|scope| {
+        let closers: Vec<_> = shares
+            .into_iter()
+            .map(|share| scope.spawn(move || close_share(share, now)))
+            .collect();
+        let held = closers
+            .into_iter()
+            .map(|closer| closer.join().unwrap_or_default());
+        held.flatten().collect()
+    });
+    (ids, held)
+}
+
+fn close_share(share: Vec<Live>, until: Instant) -> Vec<(u32, Error)> {
+    let closed = share
+        .into_iter()
+        .map(|device| (device.id(), device.close(until)));
+    closed
+        .filter_map(|(id, closed)| closed.err().map(|error| (id, error)))
+        .collect()
+}
+
+/// Asks about all devices at once, again and again, until each has no server.
+fn wait_seen(control: &Control, ids: &[u32], limits: Limits) -> BTreeMap<u32, Unseen> {
+    let mut pause = Pause::until(Instant::now() + limits.seen);
+    let mut unseen: BTreeMap<u32, Unseen> = BTreeMap::new();
+    let mut asked: Vec<u32> = ids.to_vec();
+    loop {
+        let within = limits.probe.min(pause.left());
+        for (id, info) in control.infos(&asked, within) {
+            let why = match info {
+                Ok(info) if is_ours(&info) => Unseen::Still(State::Live),
+                Err(error) if error.kind() != Kind::Gone => Unseen::Silent(error),
+                _ => {
+                    unseen.remove(&id);
+                    continue;
+                }
+            };
+            unseen.insert(id, why);
+        }
+        asked = unseen.keys().copied().collect();
+        if asked.is_empty() || !pause.wait() {
+            return unseen;
+        }
+    }
+}
+
+/// Whether the driver still takes this process, or nobody, for the server of a live disk. A
+/// successor may have been quicker than this question.
+fn is_ours(info: &DeviceInfo) -> bool {
+    let us = i32::try_from(std::process::id());
+    let successor = info.server_pid > 0 && us != Ok(info.server_pid);
+    State::of(info) == State::Live && !successor
+}

@@ -1,0 +1,490 @@
+//! Devices' lives against a real kernel: run as root in a guest, after `modprobe ublk_drv`.
+//!
+//! Elsewhere each test says `skipped: no /dev/ublk-control`. What a test starts ends with it:
+//! devices are removed, and servers in processes of their own die with their standard input.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use reactor::{Config, Handle, Port, Reactor};
+use ublk::control::Control;
+use ublk::device::{How, Live, Options, State, open_or_recover};
+use ublk::error::{Kind, Operation};
+use ublk::exit::{Limits, leave};
+use ublk::queue::{Handler, QueueCx};
+use ublk::{Capability, DataMode, DeviceSpec, Disk, Modes, Request, Want, Wants, sys};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// Tells a process that it is a server, and of which device.
+const SERVER_OF: &str = "GUEST_SERVER_OF";
+
+/// One test at a time: each looks at all devices there are.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Completes everything, and moves no data.
+struct Null;
+
+impl Handler for Null {
+    const MODES: Modes = Modes::NONE.and(DataMode::ZeroCopy).and(DataMode::UserCopy);
+
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        queue.complete(request);
+    }
+}
+
+struct World {
+    control: Control,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl World {
+    fn new() -> Option<World> {
+        if !Path::new(sys::CONTROL_PATH).exists() {
+            println!("skipped: no {}", sys::CONTROL_PATH);
+            return None;
+        }
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(World {
+            control: Control::open().unwrap(),
+            _alone: alone,
+        })
+    }
+
+    fn has(&self, flag: u64) -> bool {
+        self.control.features().has(flag)
+    }
+
+    fn serve(&self, spec: &DeviceSpec, reactors: &[Handle]) -> Live {
+        let added = self.control.add(spec, Null::MODES).unwrap();
+        let armed = added.arm(reactors, &Options::default(), |_| Null).unwrap();
+        armed.start(SOON).unwrap()
+    }
+
+    fn open(&self, id: u32, reactors: &[Handle]) -> (Live, How) {
+        let (spec, options) = (spec(), Options::default());
+        let seats = (reactors, &options);
+        open_or_recover(&self.control, (id, &spec), seats, |_| Null, SOON).unwrap()
+    }
+
+    fn state(&self, id: u32) -> State {
+        State::of(&self.control.info(id).unwrap())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for device in self.control.devices().unwrap_or_default() {
+            let _ = self.control.stop(device, SOON);
+            let _ = self.control.delete_async(device, SOON);
+        }
+    }
+}
+
+fn spec() -> DeviceSpec {
+    DeviceSpec {
+        queues: 2,
+        depth: 16,
+        io_bytes_max: 128 << 10,
+        ..DeviceSpec::new(Disk::new(64 << 20))
+    }
+}
+
+fn ring(name: &str) -> Reactor {
+    Reactor::start(Config {
+        name: name.to_owned(),
+        pool_bytes: 8 << 20,
+        reserve_bytes: 1 << 20,
+        ..Config::default()
+    })
+    .unwrap()
+}
+
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+fn disk(path: &Path) -> File {
+    let mut options = File::options();
+    options.read(true).custom_flags(libc::O_DIRECT);
+    options.open(path).unwrap()
+}
+
+fn path_of(id: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/ublkb{id}"))
+}
+
+fn read(disk: &File, at: u64) -> std::io::Result<()> {
+    let mut page = Page([0; 4096]);
+    disk.read_exact_at(&mut page.0, at)
+}
+
+/// Reads a disk until it is dropped, and says then that no read failed.
+struct Reader {
+    stop: Arc<AtomicBool>,
+    reads: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<std::io::Result<()>>>,
+}
+
+impl Reader {
+    fn start(path: &Path) -> Reader {
+        let disk = disk(path);
+        let (stop, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let (stopped, counted) = (Arc::clone(&stop), Arc::clone(&reads));
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                let at = counted.fetch_add(1, Ordering::Relaxed) % 1024;
+                read(&disk, at * 4096)?;
+            }
+            Ok(())
+        });
+        let thread = Some(thread);
+        Reader {
+            stop,
+            reads,
+            thread,
+        }
+    }
+
+    fn goes_on(&self) {
+        let before = self.reads.load(Ordering::Relaxed);
+        let deadline = Instant::now() + SOON;
+        while self.reads.load(Ordering::Relaxed) < before + 3 {
+            assert!(Instant::now() < deadline, "no read is answered");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn end(mut self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap().unwrap();
+        self.reads.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_device_lives_from_its_spec_to_its_deletion() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("life");
+    let live = world.serve(&spec(), &[reactor.handle().clone()]);
+    println!("granted: {:?}", live.granted());
+    let id = live.id();
+    assert_eq!(world.state(id), State::Live);
+    read(&disk(&live.path()), 4096).unwrap();
+    assert!(live.stats().iter().map(|queue| queue.requests).sum::<u64>() > 0);
+    let stopped = live.stop(SOON).unwrap();
+    assert_eq!(world.state(id), State::Dead);
+    stopped.delete(SOON).unwrap();
+    assert_eq!(world.control.devices().unwrap(), []);
+    assert!(!path_of(id).exists());
+}
+
+#[test]
+fn dropping_a_live_device_leaves_it_served() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("dropped");
+    let live = world.serve(&spec(), &[reactor.handle().clone()]);
+    let id = live.id();
+    drop(live);
+    read(&disk(&path_of(id)), 0).unwrap();
+    let listed = world.control.list().unwrap();
+    assert!(listed.iter().any(|one| one.info.device == id && one.served));
+    assert_eq!(world.control.orphans().unwrap().len(), 0);
+    let error = world.control.remove(id, SOON).unwrap_err();
+    assert_eq!(error.kind(), Kind::Taken, "{error}");
+}
+
+#[test]
+fn one_device_leaves_a_ring_and_the_other_does_not_notice() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("shared");
+    let reactors = [reactor.handle().clone()];
+    let stays = world.serve(&spec(), &reactors);
+    let reader = Reader::start(&stays.path());
+    for _ in 0..5 {
+        let leaves = world.serve(&spec(), &reactors);
+        read(&disk(&leaves.path()), 0).unwrap();
+        reader.goes_on();
+        let begun = Instant::now();
+        let stopped = leaves.stop(SOON).unwrap();
+        let took = begun.elapsed();
+        stopped.delete(SOON).unwrap();
+        println!("stopped in {took:?}, deleted after {:?}", begun.elapsed());
+        reader.goes_on();
+    }
+    println!("{} reads meanwhile", reader.end());
+    stays.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+#[test]
+fn a_disk_in_use_is_not_stopped_safely_and_goes_on() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("safe");
+    let live = world.serve(&spec(), &[reactor.handle().clone()]);
+    let user = disk(&live.path());
+    let kept = live.try_stop(SOON).unwrap_err();
+    if !world.has(sys::F_SAFE_STOP) {
+        assert_eq!(kept.error.kind(), Kind::TooOld, "{kept}");
+        return;
+    }
+    assert_eq!(kept.error.kind(), Kind::Busy, "{kept}");
+    read(&user, 0).unwrap();
+    drop(user);
+    let stopped = kept.device.try_stop(SOON).unwrap();
+    stopped.delete(SOON).unwrap();
+}
+
+#[test]
+fn a_live_disk_changes_its_size() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("size");
+    let live = world.serve(&spec(), &[reactor.handle().clone()]);
+    let error = live.resize(1000).unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    let resized = live.resize(128 << 20);
+    if !world.has(sys::F_UPDATE_SIZE) {
+        assert_eq!(resized.unwrap_err().kind(), Kind::TooOld);
+        return;
+    }
+    resized.unwrap();
+    let sectors = std::fs::read_to_string(format!("/sys/block/ublkb{}/size", live.id())).unwrap();
+    assert_eq!(sectors.trim(), "262144");
+    read(&disk(&live.path()), 100 << 20).unwrap();
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+#[test]
+fn a_quiesced_disk_waits_for_its_next_server() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("quiesce");
+    let reactors = [reactor.handle().clone()];
+    let live = world.serve(&spec(), &reactors);
+    let (id, path) = (live.id(), live.path());
+    if !world.has(sys::F_QUIESCE) {
+        let kept = live.quiesce(SOON).unwrap_err();
+        assert!(kept.to_string().contains("6.16"), "{kept}");
+        return;
+    }
+    let reader = Reader::start(&path);
+    reader.goes_on();
+    let begun = Instant::now();
+    let quiesced = live.quiesce(SOON).unwrap();
+    println!("quiesced in {:?}", begun.elapsed());
+    assert_eq!(quiesced.id(), id);
+    let next = ring("next");
+    let (live, how) = world.open(id, &[next.handle().clone()]);
+    assert_eq!(how, How::Recovered);
+    reader.goes_on();
+    reader.end();
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+#[test]
+fn a_server_that_leaves_is_seen_gone_and_its_disks_are_taken_over() {
+    let Some(world) = World::new() else { return };
+    let reactors: Vec<Reactor> = (0..2).map(|at| ring(&format!("leaves-{at}"))).collect();
+    let handles: Vec<Handle> = reactors.iter().map(|one| one.handle().clone()).collect();
+    let devices: Vec<Live> = (0..4).map(|_| world.serve(&spec(), &handles)).collect();
+    let ids: Vec<u32> = devices.iter().map(Live::id).collect();
+    let reader = Reader::start(&devices[0].path());
+    reader.goes_on();
+    let begun = Instant::now();
+    let report = leave(&world.control, devices, reactors, Limits::default());
+    println!("left in {:?}: {report:?}", begun.elapsed());
+    assert_eq!(report.unseen, []);
+    for id in &ids {
+        assert_eq!(world.state(*id), State::Quiesced);
+    }
+    assert_eq!(world.control.orphans().unwrap().len(), 4);
+
+    let next = ring("next");
+    let handles = [next.handle().clone()];
+    let mut taken = Vec::new();
+    for id in &ids {
+        let (live, how) = world.open(*id, &handles);
+        assert_eq!(how, How::Recovered);
+        taken.push(live);
+    }
+    reader.goes_on();
+    println!("{} reads, none failed", reader.end());
+    assert_eq!(
+        world.control.devices().unwrap().len(),
+        4,
+        "no second device"
+    );
+    for live in taken {
+        live.stop(SOON).unwrap().delete(SOON).unwrap();
+    }
+}
+
+#[test]
+fn a_disk_without_recovery_goes_with_its_server() {
+    let Some(world) = World::new() else { return };
+    let spec = DeviceSpec {
+        wants: Wants::NOTHING.with(Capability::Recovery, Want::Avoid),
+        ..spec()
+    };
+    let reactor = ring("no-recovery");
+    let live = world.serve(&spec, &[reactor.handle().clone()]);
+    let id = live.id();
+    let report = leave(&world.control, vec![live], vec![reactor], Limits::default());
+    assert_eq!(report.unseen, []);
+    assert_eq!(world.state(id), State::Dead);
+    world.control.remove(id, SOON).unwrap();
+    assert_eq!(world.control.devices().unwrap(), []);
+}
+
+#[test]
+fn a_device_that_another_server_has_is_waited_for_and_then_refused() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("holder");
+    let live = world.serve(&spec(), &[reactor.handle().clone()]);
+    let other = ring("other");
+    let begun = Instant::now();
+    let error = open_or_recover(
+        &world.control,
+        (live.id(), &spec()),
+        (&[other.handle().clone()], &Options::default()),
+        |_| Null,
+        Duration::from_millis(300),
+    )
+    .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.operation()),
+        (Kind::Taken, Operation::StartRecovery)
+    );
+    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert_eq!(
+        world.control.devices().unwrap(),
+        [live.id()],
+        "no second device"
+    );
+    read(&disk(&live.path()), 0).unwrap();
+}
+
+#[test]
+fn a_number_that_is_free_is_added_and_one_that_was_added_is_started() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("number");
+    let reactors = [reactor.handle().clone()];
+    let (live, how) = world.open(41, &reactors);
+    assert_eq!((live.id(), how), (41, How::Added));
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    let added = DeviceSpec {
+        id: Some(42),
+        ..spec()
+    };
+    drop(world.control.add(&added, Null::MODES).unwrap());
+    let (live, how) = world.open(42, &reactors);
+    assert_eq!((live.id(), how), (42, How::Started));
+    read(&disk(&live.path()), 0).unwrap();
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+#[test]
+fn a_start_that_cannot_be_leaves_nothing_behind() {
+    let Some(world) = World::new() else { return };
+    let gone = ring("gone");
+    let handle = gone.handle().clone();
+    drop(gone);
+    let added = world.control.add(&spec(), Null::MODES).unwrap();
+    let error = added
+        .arm(&[handle], &Options::default(), |_| Null)
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::Closed, "{error}");
+    let added = world.control.add(&spec(), Null::MODES).unwrap();
+    let error = added.arm(&[], &Options::default(), |_| Null).unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    assert_eq!(world.control.devices().unwrap(), []);
+}
+
+/// Not a test by itself: the server process of the next one.
+#[test]
+fn serves_for_others() {
+    let Ok(id) = std::env::var(SERVER_OF) else {
+        return;
+    };
+    let control = Control::open().unwrap();
+    let reactor = ring("child");
+    let begun = Instant::now();
+    let (live, how) = open_or_recover(
+        &control,
+        (id.parse().unwrap(), &spec()),
+        (&[reactor.handle().clone()], &Options::default()),
+        |_| Null,
+        SOON,
+    )
+    .unwrap();
+    println!("live {how:?} {}", begun.elapsed().as_millis());
+    // Until it is killed, or whoever started it is gone.
+    let _ = std::io::stdin().read(&mut [0]);
+    drop(live);
+}
+
+struct Server(Child);
+
+impl Server {
+    /// Starts a server and waits until it says that its device lives.
+    fn start(id: u32) -> (Server, String) {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "serves_for_others", "--nocapture"])
+            .env(SERVER_OF, id.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let server = Server(child);
+        let mut lines = lines.map_while(Result::ok);
+        let live = lines.find_map(|line| Some(line.split_once("live ")?.1.to_owned()));
+        (server, live.expect("the server came alive"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_twenty_times_loses_no_read() {
+    let Some(world) = World::new() else { return };
+    let id = 9;
+    let (mut server, how) = Server::start(id);
+    assert!(how.starts_with("Added"), "{how}");
+    let reader = Reader::start(&path_of(id));
+    for round in 0..20 {
+        reader.goes_on();
+        server.0.kill().unwrap();
+        // At once: the old process need not even be reaped.
+        let (next, how) = Server::start(id);
+        println!("round {round}: {how} ms");
+        assert!(how.starts_with("Recovered"), "{how}");
+        drop(std::mem::replace(&mut server, next));
+        assert_eq!(world.control.devices().unwrap(), [id], "no second device");
+    }
+    reader.goes_on();
+    println!("{} reads, none failed", reader.end());
+    drop(server);
+    let deadline = Instant::now() + SOON;
+    while world.state(id) == State::Live {
+        assert!(Instant::now() < deadline, "the driver never notices");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    world.control.remove(id, SOON).unwrap();
+    assert_eq!(world.control.devices().unwrap(), []);
+}
