@@ -76,7 +76,7 @@ impl Uring {
         }
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let wanted = limit.unwrap_or(u64::MAX).min(u64::from(FIXED_MAX)) as u32;
-        let sparse = ring.submitter().register_files_sparse(wanted).is_ok();
+        let sparse = lets_files_go() && ring.submitter().register_files_sparse(wanted).is_ok();
         // Saves a descriptor lookup per enter where the kernel can (5.18).
         let _ = ring.submitter().register_ring_fd();
         Ok(Uring {
@@ -180,6 +180,17 @@ fn build(setup: Setup, entries: u32, completions: u32) -> io::Result<IoUring> {
         Setup::Plain => {}
     }
     builder.build(entries)
+}
+
+/// Whether the kernel lets a file go once it has left the table of files. Before 6.13 it keeps
+/// every file that leaves until all requests have ended that were begun earlier, on whatever
+/// file: a command that waits, on one device, would hold another device that is long removed.
+fn lets_files_go() -> bool {
+    let uname = rustix::system::uname();
+    let release = uname.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut next = || numbers.next().and_then(|number| number.parse::<u32>().ok());
+    (next(), next()) >= (Some(6), Some(13))
 }
 
 /// Builds an entry for a fixed or a plain descriptor.
