@@ -3,10 +3,13 @@
 //! The rest of [`Control`], for what concerns both doors and disks. Each operation does what it
 //! says, or says why not and leaves things as they were.
 
+use std::sync::Arc;
+
 use crate::control::Control;
 use crate::disks::machine;
 use crate::failure::{Failure, Result};
 use crate::model::{AttachRequest, Attachment, Transport};
+use crate::volumes::Open;
 
 impl Control {
     /// Opens the volume if it is not open, and gives it the place that was asked for. What is
@@ -14,8 +17,55 @@ impl Control {
     pub(crate) async fn attach(&self, name: &str, request: AttachRequest) -> Result<Attachment> {
         request.check()?;
         let _turn = self.turns.take(name).await;
-        machine::choose(&request, &self.disks.offered)?;
-        self.attach_nbd(name).await
+        match machine::choose(&request, &self.disks.offered)? {
+            Transport::Ublk => self.attach_disk(name, &request).await,
+            _ => self.attach_nbd(name).await,
+        }
+    }
+
+    async fn attach_disk(&self, name: &str, request: &AttachRequest) -> Result<Attachment> {
+        let before = self.volumes.get(name);
+        let opened = before.is_none();
+        let open = match before {
+            Some(open) => open,
+            None => self.open(name).await?,
+        };
+        let attached = match self.disks.attached.add(name) {
+            Ok(()) => self.disks.attach(&open, request).await,
+            Err(failure) => Err(failure),
+        };
+        match attached {
+            Ok(disk) => {
+                let uris = self.doors.uris(name);
+                Ok(Attachment {
+                    transport: Transport::Ublk,
+                    device: Some(disk.path().display().to_string()),
+                    uri: uris.first().cloned(),
+                    uris,
+                })
+            }
+            Err(failure) => {
+                if opened {
+                    self.let_go(&open).await;
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Undoes an opening that came to nothing. The first failure is the one that is told.
+    async fn let_go(&self, open: &Arc<Open>) {
+        let name = &open.info.name;
+        let closed = match self.close(open).await {
+            Ok(()) => self.disks.attached.forget(name),
+            Err(failure) => {
+                self.put_back(open);
+                Err(failure)
+            }
+        };
+        if let Err(failure) = closed {
+            tracing::warn!(volume = %name, %failure, "opened, and not let go again");
+        }
     }
 
     async fn attach_nbd(&self, name: &str) -> Result<Attachment> {
@@ -55,11 +105,27 @@ impl Control {
         if !force {
             self.no_connections(name)?;
         }
+        self.disks.detach(name, force).await?;
         if let Err(failure) = self.close(&open).await {
             self.put_back(&open);
             return Err(failure);
         }
         self.disks.attached.forget(name)
+    }
+
+    /// Fails if the volume is a disk here.
+    pub(crate) fn no_disk(&self, name: &str) -> Result<()> {
+        match self.disks.get(name) {
+            None => Ok(()),
+            Some(disk) => Err(Failure::new(
+                "volume-in-use",
+                409,
+                format!(
+                    "volume {name} is attached as {}; detach it first: firn detach {name}",
+                    disk.path().display()
+                ),
+            )),
+        }
     }
 
     /// Fails if NBD clients use the volume.

@@ -29,6 +29,10 @@ use crate::volumes::{Open, Volumes};
 /// How often it is said that the store is still being waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long the newest writes of disks may take to reach the store when the server ends: its
+/// successor is waited for by whoever has them mounted.
+const LAST_SYNC: Duration = Duration::from_secs(5);
+
 /// How often giving a volume back is tried while the store fails, and the first pause between.
 const CLOSE_TRIES: u32 = 5;
 const CLOSE_PAUSE: Duration = Duration::from_secs(1);
@@ -38,6 +42,8 @@ const CLOSE_PAUSE: Duration = Duration::from_secs(1);
 pub(crate) struct Found {
     pub(crate) name: String,
     pub(crate) bytes: u64,
+    /// Its disk here, if it is one.
+    pub(crate) device: Option<String>,
     pub(crate) uris: Vec<String>,
 }
 
@@ -82,6 +88,7 @@ impl Control {
         let found = |open: Arc<Open>| Found {
             name: open.info.name.clone(),
             bytes: open.info.bytes,
+            device: self.disks.shown(&open.info.name).map(|disk| disk.device),
             uris: self.doors.uris(&open.info.name),
         };
         self.volumes.all().into_iter().map(found).collect()
@@ -120,6 +127,7 @@ impl Control {
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         let _turn = self.turns.take(name).await;
         if let Some(open) = self.volumes.get(name) {
+            self.no_disk(name)?;
             self.no_connections(name)?;
             if let Err(failure) = self.close(&open).await {
                 self.put_back(&open);
@@ -154,7 +162,7 @@ impl Control {
     ) -> Result<()> {
         let opened = wanted.iter().map(|volume| async move {
             self.make_sure_of(volume).await?;
-            self.open(&volume.name).await
+            self.open(&volume.name).await.map(drop)
         });
         for opened in join_all(opened).await {
             opened?;
@@ -175,7 +183,18 @@ impl Control {
         .await;
         let open = self.volumes.all();
         open.iter()
-            .try_for_each(|open| self.disks.attached.add(&open.info.name))
+            .try_for_each(|open| self.disks.attached.add(&open.info.name))?;
+        // Side by side: each waits for the driver, and mounted file systems wait for all of them.
+        join_all(open.iter().map(|open| async move {
+            if let Err(failure) = self.disks.restore(open).await {
+                tracing::error!(
+                    volume = %open.info.name, %failure,
+                    "its disk is not back; attach it again once that is mended"
+                );
+            }
+        }))
+        .await;
+        Ok(())
     }
 
     async fn make_sure_of(&self, wanted: &NewVolume) -> Result<()> {
@@ -206,19 +225,18 @@ impl Control {
         )))
     }
 
-    pub(crate) async fn open(&self, name: &str) -> Result<()> {
+    pub(crate) async fn open(&self, name: &str) -> Result<Arc<Open>> {
         let volume = self
             .host
             .open_volume(name, OpenMode::default())
             .await
             .map_err(Failure::from)?;
-        self.export(volume);
-        Ok(())
+        Ok(self.export(volume))
     }
 
     /// Lets clients find an open volume. From the engine's opening to here nothing may fail: a
     /// volume that is open and not found could be neither used nor opened again.
-    fn export(&self, volume: volume::Volume) {
+    fn export(&self, volume: volume::Volume) -> Arc<Open> {
         let info = volume.info();
         let export = Arc::new(Export {
             name: info.name.clone(),
@@ -227,11 +245,13 @@ impl Control {
             device: Device::new(&info.name, DeviceOptions::default()),
             files: self.export_files.clone(),
         });
-        self.volumes.insert(Arc::new(Open {
+        let open = Arc::new(Open {
             volume,
             info,
             export,
-        }));
+        });
+        self.volumes.insert(Arc::clone(&open));
+        open
     }
 
     /// A volume that could not be closed and still serves is found again.
@@ -264,12 +284,17 @@ impl Control {
             .map_err(Failure::from)
     }
 
-    /// Closes everything. A volume that cannot be brought to the store stays in the log.
+    /// Closes everything. A volume that cannot be brought to the store stays in the log. One
+    /// that is a disk is not given back: whoever has it mounted waits for the next server here.
     pub(crate) async fn close_all(&self) -> Result<()> {
         self.doors.shut().await;
         let open = self.volumes.all();
         let closed = open.iter().map(|open| async move {
             let _turn = self.turns.take(&open.info.name).await;
+            if self.disks.get(&open.info.name).is_some() {
+                self.bring_up_to_date(open).await;
+                return Ok(());
+            }
             self.close_patiently(open).await.inspect_err(|failure| {
                 tracing::error!(
                     volume = %open.info.name, %failure,
@@ -278,6 +303,18 @@ impl Control {
             })
         });
         join_all(closed).await.into_iter().collect()
+    }
+
+    /// Brings what can be brought to the store in a short time: the disk is still served, and
+    /// what is left stays in the log for the next server.
+    async fn bring_up_to_date(&self, open: &Open) {
+        let synced = tokio::time::timeout(LAST_SYNC, self.host.sync(&open.volume)).await;
+        if !matches!(synced, Ok(Ok(_))) {
+            tracing::warn!(
+                volume = %open.info.name,
+                "its newest writes are in the log alone until a server runs here again"
+            );
+        }
     }
 
     /// Closes, and says now and then why that takes so long.

@@ -245,15 +245,35 @@ fn probe(url: &str) -> Result<(String, store::ProbeReport)> {
 
 fn ublk(offered: &Offered) -> Finding {
     match offered {
-        Ok(()) => Finding::new("ublk", Verdict::Good, "/dev/ublk-control can be used"),
+        Ok(control) => Finding::new(
+            "ublk",
+            Verdict::Good,
+            format!(
+                "/dev/ublk-control can be used; features: {}",
+                control.features()
+            ),
+        ),
         Err(why) => Finding::new("ublk", Verdict::Fair, why.text.clone()),
     }
 }
 
+/// Which transport and data mode `firn attach` chooses, and why.
 fn transport(offered: &Offered) -> Finding {
-    let found = match offered {
-        Ok(()) => "auto chooses ublk: it is here, and its requests need no socket".to_owned(),
-        Err(_) => "auto chooses nbd: ublk cannot be used".to_owned(),
+    let control = match offered {
+        Ok(control) => control,
+        Err(_) => {
+            let found = "auto chooses nbd: ublk cannot be used";
+            return Finding::new("transport", Verdict::Good, found);
+        }
     };
-    Finding::new("transport", Verdict::Good, found)
+    match machine::auto_mode(control) {
+        Ok((mode, better)) => {
+            let mut found = format!("auto chooses ublk, data mode {}", mode.word());
+            for missing in better {
+                found.push_str(&format!("; without {missing}"));
+            }
+            Finding::new("transport", Verdict::Good, found)
+        }
+        Err(failure) => Finding::new("transport", Verdict::Bad, failure.text),
+    }
 }

@@ -14,6 +14,8 @@ use nbd::server::ExportFile;
 use reactor::{BackendKind, Config, DioAlign, Reactor};
 use store::SharedStore;
 use tokio::runtime::Handle;
+use ublk::device::Live;
+use ublk::exit::Limits;
 use volume::{Host, Notify, Options, RecoveryReport, Setup};
 
 use crate::bell::Bell;
@@ -26,6 +28,9 @@ use crate::metrics::Counters;
 
 /// How long reactors get to let go of what is in flight when the server ends.
 const REACTOR_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Completion queue entries of a reactor: every tag of every disk that it serves may have one.
+const COMPLETIONS: u32 = 16_384;
 
 /// The largest segment of a log: larger ones make reclaiming coarse.
 const SEGMENT_BYTES_MAX: u64 = 16 << 20;
@@ -41,6 +46,8 @@ pub(crate) struct Engine {
     pub(crate) counters: Arc<Counters>,
     pub(crate) report: RecoveryReport,
     pub(crate) reactors: Vec<Reactor>,
+    /// The names of their threads.
+    pub(crate) threads: Vec<String>,
     /// The files that plans name, as transports take them.
     pub(crate) export_files: Vec<ExportFile>,
     jobs: JobThread,
@@ -109,6 +116,7 @@ impl Engine {
             host,
             counters,
             report,
+            threads: (0..reactors.len()).map(thread_name).collect(),
             reactors,
             export_files,
             jobs,
@@ -129,11 +137,37 @@ impl Engine {
         &self.files
     }
 
-    /// Stops the threads. Everything has been brought to the store, or stays in the log.
-    pub(crate) fn stop(&mut self) {
-        for reactor in self.reactors.drain(..) {
-            let report = reactor.stop(REACTOR_PATIENCE);
-            if report.ops_abandoned > 0 || report.panics > 0 {
+    /// Stops the threads. Everything has been brought to the store, or stays in the log. Disks
+    /// are left to the next server: their rings close first, then their files (see `ublk::exit`).
+    pub(crate) fn stop(&mut self, disks: Option<(ublk::control::Control, Vec<Live>)>) {
+        let reactors = std::mem::take(&mut self.reactors);
+        let reports = match disks {
+            Some((control, devices)) => {
+                let limits = Limits {
+                    drain: REACTOR_PATIENCE,
+                    ..Limits::default()
+                };
+                let count = devices.len();
+                let left = ublk::exit::leave(&control, devices, reactors, limits);
+                tracing::info!(
+                    disks = count,
+                    unseen = left.unseen.len(),
+                    stopped = ?left.stopped,
+                    closed = ?left.closed,
+                    seen = ?left.seen,
+                    "disks wait for the next server"
+                );
+                left.reactors
+            }
+            None => {
+                let stops = reactors.into_iter();
+                stops
+                    .map(|reactor| reactor.stop(REACTOR_PATIENCE))
+                    .collect()
+            }
+        };
+        for report in reports {
+            if report.ops_abandoned > 0 || report.panics > 0 || report.left {
                 tracing::error!(?report, "a reactor did not end well");
             }
         }
@@ -216,12 +250,17 @@ fn export_files(files: &CacheDir, memory: &std::fs::File) -> Result<Vec<ExportFi
     ])
 }
 
+fn thread_name(reactor: usize) -> String {
+    format!("firn-reactor-{reactor}")
+}
+
 fn start_reactors() -> Result<Vec<Reactor>> {
     let count = thread::available_parallelism().map_or(1, usize::from);
     (0..count)
         .map(|n| {
             let config = Config {
-                name: format!("firn-reactor-{n}"),
+                name: thread_name(n),
+                completions: COMPLETIONS,
                 ..Config::default()
             };
             Reactor::start(config).map_err(|source| failed("start a reactor", &source))

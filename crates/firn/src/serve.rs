@@ -3,7 +3,9 @@
 //! The order up: what can be refused without touching anything comes first (addresses, the
 //! store's probe), then the lock on the cache directory, then the files, the engine, the volumes,
 //! and last the doors through which clients come. The order down is the reverse, and between
-//! closing the doors and letting the volumes go everything is brought to the store.
+//! closing the doors and letting the volumes go everything is brought to the store. Disks are the
+//! exception: they come back before the server says that it is ready, and when it ends they wait
+//! for the next one.
 
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener};
@@ -43,7 +45,7 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
     let control = Arc::new(Control::new(&engine)?);
     let served = runtime.block_on(run(&settings, &engine, &control, api));
     let down = runtime.block_on(control.close_all());
-    engine.stop();
+    engine.stop(control.disks.leave());
     // What still runs on the runtime now is waited for by nobody.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.and(down)
@@ -202,6 +204,9 @@ fn announce(
     ];
     for volume in control.open_volumes() {
         lines.push(format!("\nvolume {} ({})", volume.name, Size(volume.bytes)));
+        if let Some(device) = &volume.device {
+            lines.push(format!("  disk {device}"));
+        }
         let Some(uri) = volume.uris.first() else {
             continue;
         };

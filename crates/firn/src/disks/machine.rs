@@ -3,10 +3,13 @@
 //! Looks, and changes nothing: `firn doctor` and `firn attach` ask the same questions in the same
 //! place, so that the one tells what the other will do.
 
+use ublk::control::Control;
 use ublk::error::{Error, Kind};
+use ublk::{DeviceSpec, Modes, negotiate};
 
+use super::disk::mode_shown;
 use crate::failure::{Failure, Result};
-use crate::model::{AttachRequest, Transport};
+use crate::model::{AttachRequest, DataMode, Transport};
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -25,37 +28,40 @@ impl From<Error> for Failure {
 }
 
 /// Ready to make disks, or why not.
-pub(crate) type Offered = std::result::Result<(), Failure>;
+pub(crate) type Offered = std::result::Result<Control, Failure>;
 
 /// What the kernel offers to this process.
 pub(crate) fn look() -> Offered {
-    rustix::fs::open(
-        ublk::sys::CONTROL_PATH,
-        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
+    Control::open().map_err(Failure::from)
+}
+
+/// Disks are served by rings alone.
+pub(crate) fn no_rings() -> Failure {
+    Failure::new(
+        "ublk-denied",
+        500,
+        "io_uring is refused, and ublk needs it: see /proc/sys/kernel/io_uring_disabled and the \
+         container's seccomp profile",
     )
-    .map_err(|errno| {
-        Failure::from(Error::kernel(
-            ublk::error::Operation::Open,
-            None,
-            errno.raw_os_error(),
-        ))
-    })
-    .and_then(|_| {
-        Err(Failure::new(
-            "ublk-unsupported",
-            501,
-            "the driver is there, and this version of firn makes no disks yet",
-        ))
-    })
+}
+
+/// The data mode that `auto` comes to here, and what it would rather have had.
+pub(crate) fn auto_mode(control: &Control) -> Result<(DataMode, Vec<String>)> {
+    let spec = DeviceSpec::new(ublk::Disk::new(1 << 30)).with_environment()?;
+    let ask = negotiate::ask(&spec, control.offer(), Modes::ALL)?;
+    let better = ask.dropped.iter().map(ToString::to_string).collect();
+    Ok((mode_shown(ask.mode), better))
 }
 
 /// The transport of an attach. `auto` is ublk where that can be used; else it is nbd, unless
 /// something was wished for that nbd would silently lack (R9).
-pub(crate) fn choose(request: &AttachRequest, offered: &Offered) -> Result<Transport> {
+pub(crate) fn choose<T>(
+    request: &AttachRequest,
+    offered: &std::result::Result<T, Failure>,
+) -> Result<Transport> {
     match (request.transport, offered) {
         (Transport::Nbd, _) => Ok(Transport::Nbd),
-        (_, Ok(())) => Ok(Transport::Ublk),
+        (_, Ok(_)) => Ok(Transport::Ublk),
         (Transport::Ublk, Err(why)) => Err(Failure {
             text: format!("{}; or use --transport nbd", why.text),
             ..why.clone()
@@ -74,7 +80,7 @@ pub(crate) fn choose(request: &AttachRequest, offered: &Offered) -> Result<Trans
 mod tests {
     use super::*;
 
-    fn absent() -> Offered {
+    fn absent() -> std::result::Result<(), Failure> {
         Err(Error::kernel(ublk::error::Operation::Open, None, 2).into())
     }
 

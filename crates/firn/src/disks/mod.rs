@@ -1,39 +1,303 @@
 //! The disks of this server: volumes as ublk block devices of this machine.
 //!
 //! Beside `doors`, which has the volumes' NBD exports. `wanted` is what a disk is asked to be,
-//! `remembered` the file that outlives the server, `machine` what the kernel offers.
+//! `remembered` the file that outlives the server, `machine` what the kernel offers, `disk` one
+//! device's life, and `view` what its queues serve. Callers see to it that one volume's changes
+//! take turns.
 
+mod disk;
 pub(crate) mod machine;
-#[cfg_attr(not(test), expect(dead_code, reason = "no disk is made yet"))]
 mod remembered;
-#[cfg_attr(not(test), expect(dead_code, reason = "no disk is made yet"))]
+mod view;
 mod wanted;
 
-use crate::engine::Engine;
-use crate::failure::Result;
-use crate::model::Disk;
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use blkmq::io::FileId;
+use reactor::{BackendKind, Reactor};
+use ublk::control::Control;
+use ublk::device::Live;
+use ublk::serve::ServedFile;
+
+use crate::engine::Engine;
+use crate::failure::{Failure, Result};
+use crate::model::{self, AttachRequest};
+use crate::volumes::Open;
+
+use disk::{Disk, Maker, NotMade};
 use machine::Offered;
-use remembered::Attached;
+use remembered::{Attached, Remembered};
+use wanted::Wanted;
+
+/// How many numbers are tried while others take them at the same moment.
+const ID_TRIES: u32 = 16;
 
 /// All disks, and what they are made with.
 #[derive(Debug)]
 pub(crate) struct Disks {
     pub(crate) attached: Attached,
     pub(crate) offered: Offered,
+    maker: Option<Arc<Maker>>,
+    /// Live ones, by volume.
+    live: Mutex<BTreeMap<String, Arc<Disk>>>,
+    /// One new number at a time: it is another's until it is remembered.
+    numbering: Mutex<()>,
 }
 
 impl Disks {
     pub(crate) fn new(engine: &Engine) -> Result<Self> {
+        let attached = Attached::load(&engine.files().path)?;
+        let offered = machine::look().and_then(|control| match reactors_with_rings(engine) {
+            true => Ok(control),
+            false => Err(machine::no_rings()),
+        });
+        let maker = offered.as_ref().ok().map(|control| {
+            let log = engine
+                .export_files
+                .iter()
+                .find(|file| file.id == FileId::LOG);
+            Arc::new(Maker {
+                control: control.clone(),
+                reactors: engine.reactors.iter().map(|r| r.handle().clone()).collect(),
+                threads: engine.threads.clone(),
+                files: served(engine),
+                dma_alignment: log.map_or(1, |log| log.align.memory).max(512),
+                next: AtomicUsize::new(0),
+            })
+        });
         Ok(Disks {
-            attached: Attached::load(&engine.files().path)?,
-            offered: machine::look(),
+            attached,
+            offered,
+            maker,
+            live: Mutex::default(),
+            numbering: Mutex::default(),
         })
     }
 
-    /// The disk of a volume, as the API shows it.
-    pub(crate) fn shown(&self, volume: &str) -> Option<Disk> {
-        let _ = volume;
-        None
+    fn live(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Disk>>> {
+        // Every section is one call on the map: a panic elsewhere leaves it whole.
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The disk of a volume.
+    pub(crate) fn get(&self, volume: &str) -> Option<Arc<Disk>> {
+        self.live().get(volume).cloned()
+    }
+
+    /// The disk of a volume, as the API shows it.
+    pub(crate) fn shown(&self, volume: &str) -> Option<model::Disk> {
+        self.get(volume).map(|disk| disk.shown())
+    }
+
+    fn maker(&self) -> Result<Arc<Maker>> {
+        match (&self.maker, &self.offered) {
+            (Some(maker), _) => Ok(Arc::clone(maker)),
+            (None, Err(why)) => Err(why.clone()),
+            (None, Ok(_)) => Err(Failure::new("internal", 500, "nothing makes disks here")),
+        }
+    }
+
+    /// The disk of this volume: the one there is if it is as wished, else a new one. What fails
+    /// leaves nothing behind.
+    pub(crate) async fn attach(
+        &self,
+        open: &Arc<Open>,
+        request: &AttachRequest,
+    ) -> Result<Arc<Disk>> {
+        let name = &open.info.name;
+        if let Some(disk) = self.get(name) {
+            return as_wished(name, disk.wanted(), request).map(|()| disk);
+        }
+        let maker = self.maker()?;
+        let made = match self.remembered(open) {
+            // It was here before, and could not be brought back then.
+            Some(remembered) => {
+                as_wished(name, &remembered.wanted, request)?;
+                self.bring_back(&maker, open, remembered).await?
+            }
+            None => {
+                let wanted = Wanted::of(request, maker.reactors.len());
+                self.make(&maker, open, &wanted).await?
+            }
+        };
+        Ok(self.insert(name, made))
+    }
+
+    fn insert(&self, volume: &str, disk: Disk) -> Arc<Disk> {
+        let disk = Arc::new(disk);
+        self.live().insert(volume.to_owned(), Arc::clone(&disk));
+        disk
+    }
+
+    /// The disk that is remembered of this volume, and not of another that had its name.
+    fn remembered(&self, open: &Open) -> Option<Remembered> {
+        let remembered = self.attached.disk(&open.info.name)?;
+        (remembered.volume_id == open.info.id.to_string()).then_some(remembered)
+    }
+
+    async fn make(&self, maker: &Arc<Maker>, open: &Arc<Open>, wanted: &Wanted) -> Result<Disk> {
+        let name = &open.info.name;
+        for _ in 0..ID_TRIES {
+            let id = self.take_id(maker, open, wanted)?;
+            let (maker, for_maker, wanted) = (Arc::clone(maker), Arc::clone(open), wanted.clone());
+            match blocking(move || maker.add(&for_maker, id, &wanted)).await? {
+                Ok(disk) => return Ok(disk),
+                Err(NotMade::Taken) => {}
+                Err(NotMade::Failed(failure)) => {
+                    self.attached.set_disk(name, None)?;
+                    return Err(failure);
+                }
+            }
+        }
+        self.attached.set_disk(name, None)?;
+        Err(Failure::new(
+            "ublk-failed",
+            500,
+            format!("no device number for volume {name}: others take each first; try again"),
+        ))
+    }
+
+    /// A number for a volume's device, remembered before the device is made.
+    fn take_id(&self, maker: &Maker, open: &Open, wanted: &Wanted) -> Result<u32> {
+        let _numbering = self
+            .numbering
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let all = self.attached.all();
+        let others = all.iter().filter(|(name, _)| **name != open.info.name);
+        let reserved: Vec<u32> = others.filter_map(|(_, d)| Some(d.as_ref()?.id)).collect();
+        let id = maker.free_id(&reserved)?;
+        let remembered = Remembered {
+            id,
+            volume_id: open.info.id.to_string(),
+            wanted: wanted.clone(),
+            leaving: false,
+        };
+        self.attached.set_disk(&open.info.name, Some(remembered))?;
+        Ok(id)
+    }
+
+    async fn bring_back(
+        &self,
+        maker: &Arc<Maker>,
+        open: &Arc<Open>,
+        remembered: Remembered,
+    ) -> Result<Disk> {
+        let (for_maker, for_open) = (Arc::clone(maker), Arc::clone(open));
+        let wanted = remembered.wanted.clone();
+        let id = remembered.id;
+        match blocking(move || for_maker.bring_back(&for_open, &remembered)).await? {
+            Ok(disk) => Ok(disk),
+            Err(NotMade::Failed(failure)) => Err(failure),
+            Err(NotMade::Taken) => {
+                tracing::warn!(
+                    volume = %open.info.name, device = id,
+                    "its device's number belongs to somebody else now; it gets a new one"
+                );
+                self.make(maker, open, &wanted).await
+            }
+        }
+    }
+
+    /// After a restart: what is remembered of this volume's disk is made true again.
+    pub(crate) async fn restore(&self, open: &Arc<Open>) -> Result<()> {
+        let name = &open.info.name;
+        let Some(remembered) = self.attached.disk(name) else {
+            return Ok(());
+        };
+        let maker = self.maker()?;
+        if remembered.leaving || remembered.volume_id != open.info.id.to_string() {
+            blocking(move || maker.remove(&remembered.volume_id, remembered.id)).await??;
+            return self.attached.set_disk(name, None);
+        }
+        let disk = self.bring_back(&maker, open, remembered).await?;
+        self.insert(name, disk);
+        Ok(())
+    }
+
+    /// Takes the disk of a volume away, if it has one.
+    pub(crate) async fn detach(&self, volume: &str, force: bool) -> Result<()> {
+        let Some(disk) = self.get(volume) else {
+            return self.forget(volume).await;
+        };
+        if let Some(remembered) = self.attached.disk(volume) {
+            self.set_leaving(volume, &remembered, true)?;
+            let ended = blocking(move || disk.end(force)).await?;
+            if let Err(failure) = ended {
+                self.set_leaving(volume, &remembered, false)?;
+                return Err(failure);
+            }
+        }
+        self.live().remove(volume);
+        self.attached.set_disk(volume, None)
+    }
+
+    /// All devices, for a server that ends and leaves them to the next; none if there are none.
+    pub(crate) fn leave(&self) -> Option<(Control, Vec<Live>)> {
+        let disks = std::mem::take(&mut *self.live());
+        let devices: Vec<Live> = disks.values().filter_map(|disk| disk.leave()).collect();
+        let maker = self.maker.as_ref().filter(|_| !devices.is_empty())?;
+        Some((maker.control.clone(), devices))
+    }
+
+    /// Takes away what may be left of a disk that was not brought back.
+    async fn forget(&self, volume: &str) -> Result<()> {
+        let (Some(remembered), Some(maker)) = (self.attached.disk(volume), &self.maker) else {
+            return Ok(());
+        };
+        let maker = Arc::clone(maker);
+        blocking(move || maker.remove(&remembered.volume_id, remembered.id)).await??;
+        self.attached.set_disk(volume, None)
+    }
+
+    fn set_leaving(&self, volume: &str, disk: &Remembered, leaving: bool) -> Result<()> {
+        let disk = Remembered {
+            leaving,
+            ..disk.clone()
+        };
+        self.attached.set_disk(volume, Some(disk))
+    }
+}
+
+fn reactors_with_rings(engine: &Engine) -> bool {
+    let mut reactors = engine.reactors.iter();
+    reactors.all(|reactor| Reactor::backend(reactor) == BackendKind::IoUring)
+}
+
+/// The engine's files, as disks take them.
+fn served(engine: &Engine) -> Vec<ServedFile> {
+    let files = engine.export_files.iter().map(|file| ServedFile {
+        id: file.id,
+        fd: Arc::clone(&file.fd),
+        align: file.align,
+    });
+    files.collect()
+}
+
+/// A disk that is there is answered again, if it is what was asked for.
+fn as_wished(name: &str, disk: &Wanted, request: &AttachRequest) -> Result<()> {
+    match disk.unlike(request) {
+        None => Ok(()),
+        Some(wish) => Err(Failure::new(
+            "attached-otherwise",
+            409,
+            format!(
+                "volume {name} is attached with another {wish}; detach it first, or leave \
+                 {wish} out to use it as it is"
+            ),
+        )),
+    }
+}
+
+/// Runs what waits for the driver on a thread that may wait.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await.map_err(|source| {
+        Failure::new(
+            "internal",
+            500,
+            format!("a disk's thread ended: {source}; see the server's log"),
+        )
+    })
 }

@@ -225,7 +225,7 @@ fn a_store_that_loses_requests_and_answers_loses_no_bytes() {
         }
         until_certain(|| runtime.block_on(engine.host.close_volume(&client.volume)));
         drop(client);
-        engine.stop();
+        engine.stop(None);
         drop(engine);
         // Every other time only the store is left.
         if generation % 2 == 1 {

@@ -46,6 +46,14 @@ impl World {
         }
     }
 
+    /// A world whose files are below `dir`, on a file system that the test chose.
+    pub fn on(dir: &Path) -> World {
+        World {
+            dir: tempfile::tempdir_in(dir).unwrap(),
+            ..World::new()
+        }
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }

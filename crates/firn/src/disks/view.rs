@@ -1,0 +1,55 @@
+//! A volume as one disk shows it: the volume itself, or the volume without its writes.
+//!
+//! Read-only is a property of the disk, not of the volume, which may be written over another
+//! transport. The driver refuses writes to such a disk already; this refuses what gets past it.
+
+use std::task::Waker;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, Geometry, Op, Step, StepOf};
+use volume::{ReadPlan, SyncWait, Volume, WritePlan};
+
+/// What a disk serves.
+#[derive(Debug)]
+pub(super) struct View {
+    pub(super) volume: Volume,
+    pub(super) read_only: bool,
+}
+
+impl Backend for View {
+    type Read = ReadPlan;
+    type Write = WritePlan;
+    type Sync = SyncWait;
+
+    fn geometry(&self) -> Geometry {
+        let geometry = self.volume.geometry();
+        Geometry {
+            read_only: geometry.read_only || self.read_only,
+            ..geometry
+        }
+    }
+
+    fn begin(&self, op: &Op, waker: &Waker) -> StepOf<Self> {
+        if self.read_only && !matches!(op, Op::Read { .. } | Op::Flush) {
+            return Step::Done(Err(ErrorKind::ReadOnly));
+        }
+        self.volume.begin(op, waker)
+    }
+
+    fn read(&self, plan: ReadPlan, moved: Result<(), ErrorKind>, waker: &Waker) -> StepOf<Self> {
+        self.volume.read(plan, moved, waker)
+    }
+
+    fn written(
+        &self,
+        plan: WritePlan,
+        moved: Result<(), ErrorKind>,
+        waker: &Waker,
+    ) -> StepOf<Self> {
+        self.volume.written(plan, moved, waker)
+    }
+
+    fn poll_sync(&self, sync: SyncWait, waker: &Waker) -> StepOf<Self> {
+        self.volume.poll_sync(sync, waker)
+    }
+}

@@ -1,0 +1,588 @@
+//! Volumes as ublk disks, through the real binary: run as root in a guest, after
+//! `modprobe ublk_drv`, with `FIRN_VM_SCRATCH` naming a directory on a disk of the guest's own.
+//!
+//! Elsewhere each test says `skipped: no /dev/ublk-control`. Servers, mounts and devices that a
+//! test makes end with it, also on panic. `FIRN_KILL_ROUNDS` sets the number of kills.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use common::{Server, World, eventually, message};
+use serde_json::Value;
+
+const KILLS_DEFAULT: u64 = 2;
+
+/// One test at a time: the kernel's devices are everybody's.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// A guest with a world in it.
+struct Guest {
+    world: World,
+    /// What the kernel's driver offers.
+    features: Vec<String>,
+    _alone: MutexGuard<'static, ()>,
+}
+
+impl Guest {
+    /// `None` where this is no guest with ublk.
+    fn new() -> Option<Guest> {
+        if !Path::new("/dev/ublk-control").exists() {
+            println!("skipped: no /dev/ublk-control");
+            return None;
+        }
+        let Some(scratch) = std::env::var_os("FIRN_VM_SCRATCH") else {
+            println!("skipped: no FIRN_VM_SCRATCH; disks of this machine are left alone");
+            return None;
+        };
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        must("ip", &["link", "set", "lo", "up"]);
+        let world = World::on(Path::new(&scratch));
+        let found = world.firn(&["--json", "doctor"]);
+        let found: Value = serde_json::from_slice(&found.stdout).unwrap();
+        let findings = found["findings"].as_array().unwrap().iter();
+        let ublk = findings.clone().find(|one| one["what"] == "ublk").unwrap();
+        let text = ublk["found"].as_str().unwrap();
+        let features = text
+            .split("features: ")
+            .nth(1)
+            .unwrap_or_else(|| panic!("{text}"));
+        Some(Guest {
+            features: features.split(", ").map(str::to_owned).collect(),
+            world,
+            _alone: alone,
+        })
+    }
+
+    fn has(&self, feature: &str) -> bool {
+        self.features.iter().any(|one| one == feature)
+    }
+
+    /// The data modes that a volume is tested in here.
+    fn modes(&self) -> Vec<&'static str> {
+        if self.has("auto-buffer") {
+            vec!["zero-copy", "user-copy"]
+        } else {
+            vec!["user-copy"]
+        }
+    }
+
+    fn serve(&self, args: &[&str]) -> Server {
+        self.world.serve("cache", args)
+    }
+
+    /// Attaches a volume as a disk; its path, which is that of a block device.
+    fn attach(&self, server: &Server, volume: &str, args: &[&str]) -> PathBuf {
+        let attach = ["attach", volume, "--transport", "ublk"];
+        let path = self.world.done(server, &[&attach[..], args].concat());
+        let path = PathBuf::from(path.trim());
+        let kind = fs::metadata(&path).unwrap().file_type();
+        assert!(kind.is_block_device(), "{}", path.display());
+        path
+    }
+
+    /// The same in a data mode, which is then the one that serves (R9).
+    fn attach_in(&self, server: &Server, volume: &str, mode: &str) -> PathBuf {
+        let path = self.attach(server, volume, &["--data-mode", mode]);
+        let disk = &self.world.show(server, volume)["disk"];
+        assert_eq!(disk["data_mode"], mode, "{disk}");
+        assert_eq!(disk["device"], path.to_str().unwrap());
+        path
+    }
+
+    fn detach(&self, server: &Server, volume: &str) {
+        eventually("the detach", || {
+            // udev or a probe of the kernel's may have it open for a moment.
+            let output = self.world.ask(server, &["detach", volume]);
+            let said = message(&output);
+            assert!(
+                output.status.success() || said.contains("in use") || said.contains("open"),
+                "{said}"
+            );
+            output.status.success()
+        });
+    }
+
+    fn devices(&self) -> Vec<String> {
+        let entries = fs::read_dir("/dev").unwrap().flatten();
+        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        let mut names: Vec<String> = names.filter(|name| name.starts_with("ublkb")).collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // What a failed test left attached goes with the last of its servers.
+        if std::thread::panicking() && self.world.path("cache").exists() {
+            for device in self.devices() {
+                println!("left behind: {device}");
+            }
+        }
+    }
+}
+
+/// Runs a tool with a limit, so that a stuck disk fails the test instead of hanging it.
+fn tool(program: &str, args: &[&str]) -> Output {
+    Command::new("timeout")
+        .args(["-k", "5", "120", program])
+        .args(args)
+        .output()
+        .unwrap()
+}
+
+fn must(program: &str, args: &[&str]) -> String {
+    let output = tool(program, args);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {:?} {said}{}",
+        output.status,
+        message(&output)
+    );
+    said
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A mounted file system; unmounted when dropped, by force if need be.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn new(world: &World, disk: &Path, kind: &str) -> Mounted {
+        let at = world.path("mnt");
+        fs::create_dir_all(&at).unwrap();
+        must("mount", &["-t", kind, text(disk), text(&at)]);
+        Mounted(at)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if !tool("umount", &[text(&self.0)]).status.success() {
+            tool("umount", &["-l", text(&self.0)]);
+        }
+    }
+}
+
+fn content(name: u64) -> Vec<u8> {
+    let len = 1 + (name * 7919 % 60_000) as usize;
+    (0..len)
+        .map(|at| (at as u64 ^ name.wrapping_mul(2_654_435_761)) as u8)
+        .collect()
+}
+
+#[test]
+fn a_disk_is_what_was_asked_for_and_says_what_was_granted() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    let world = &guest.world;
+    let args = ["--queues", "1", "--depth", "16", "--park-timeout", "7s"];
+    let path = guest.attach(&server, "demo", &args);
+    let disk = world.show(&server, "demo")["disk"].clone();
+    assert_eq!(disk["data_mode_asked"], "auto");
+    assert_eq!(disk["data_mode"], guest.modes()[0]);
+    assert_eq!(
+        (disk["queues"].as_u64(), disk["depth"].as_u64()),
+        (Some(1), Some(16))
+    );
+    assert_eq!(disk["park_timeout_seconds"], 7.0);
+    assert_eq!(disk["threads"].as_array().unwrap().len(), 1);
+    let lacks_zero_copy = disk["dropped"].to_string().contains("zero-copy");
+    assert_eq!(lacks_zero_copy, !guest.has("auto-buffer"), "{disk}");
+    let bytes = must("blockdev", &["--getsize64", text(&path)]);
+    assert_eq!(bytes.trim(), (64 << 20).to_string());
+    // Again: the same disk. Otherwise: refused, and it stays.
+    assert_eq!(guest.attach(&server, "demo", &args), path);
+    assert_eq!(world.done(&server, &["attach", "demo"]).trim(), text(&path));
+    let said = world.fails(&server, &["attach", "demo", "--depth", "32"]);
+    assert!(
+        said.contains("another depth") && said.contains("detach"),
+        "{said}"
+    );
+    let said = world.fails(&server, &["volume", "delete", "demo"]);
+    assert!(said.contains("firn detach demo"), "{said}");
+    let listed = world.done(&server, &["volume", "list"]);
+    assert!(listed.contains(text(&path)), "{listed}");
+    if !guest.has("auto-buffer") {
+        world.done(&server, &["volume", "create", "other", "--size", "8MiB"]);
+        let zero_copy = ["attach", "other", "--data-mode", "zero-copy"];
+        let said = world.fails(&server, &zero_copy);
+        assert!(
+            said.contains("zero-copy") && said.contains("6.16"),
+            "{said}"
+        );
+        assert_eq!(world.show(&server, "other")["state"], "closed");
+    }
+    guest.detach(&server, "demo");
+    assert_eq!(guest.devices(), Vec::<String>::new());
+    assert_eq!(world.show(&server, "demo")["state"], "closed");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn fio_reads_what_it_wrote_in_every_order_and_size() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=96MiB"]);
+    for mode in guest.modes() {
+        let disk = guest.attach_in(&server, "demo", mode);
+        for (order, block, bytes) in [
+            ("randwrite", "4k", "2m"),
+            ("write", "256k", "8m"),
+            ("randrw", "512-64k", "4m"),
+        ] {
+            must(
+                "fio",
+                &[
+                    "--name=verify",
+                    &format!("--filename={}", text(&disk)),
+                    &format!("--rw={order}"),
+                    &format!(
+                        "--bsrange={}",
+                        if block.contains('-') {
+                            block.to_owned()
+                        } else {
+                            format!("{block}-{block}")
+                        }
+                    ),
+                    &format!("--io_size={bytes}"),
+                    "--size=48m",
+                    "--direct=1",
+                    "--ioengine=libaio",
+                    "--iodepth=16",
+                    "--verify=crc32c",
+                    "--verify_fatal=1",
+                    "--randrepeat=0",
+                ],
+            );
+        }
+        guest.detach(&server, "demo");
+    }
+    assert!(server.stop().success());
+}
+
+#[test]
+fn file_systems_are_made_filled_trimmed_and_found_clean() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=384MiB"]);
+    for (mode, kind) in guest
+        .modes()
+        .into_iter()
+        .zip(["ext4", "xfs"])
+        .chain([("user-copy", "xfs")])
+    {
+        let disk = guest.attach_in(&server, "demo", mode);
+        let make: &[&str] = if kind == "ext4" {
+            &["mkfs.ext4", "-q", "-F"]
+        } else {
+            &["mkfs.xfs", "-q", "-f"]
+        };
+        must(make[0], &[&make[1..], &[text(&disk)]].concat());
+        let mounted = Mounted::new(&guest.world, &disk, kind);
+        for name in 0..60 {
+            fs::write(mounted.0.join(name.to_string()), content(name)).unwrap();
+        }
+        must("sync", &["-f", text(&mounted.0)]);
+        for name in (0..60).step_by(2) {
+            fs::remove_file(mounted.0.join(name.to_string())).unwrap();
+        }
+        must("fstrim", &[text(&mounted.0)]);
+        drop(mounted);
+        let mounted = Mounted::new(&guest.world, &disk, kind);
+        for name in (1..60).step_by(2) {
+            let found = fs::read(mounted.0.join(name.to_string())).unwrap();
+            assert!(found == content(name), "{kind} {mode} {name}");
+        }
+        drop(mounted);
+        match kind {
+            "ext4" => must("e2fsck", &["-f", "-n", text(&disk)]),
+            _ => must("xfs_repair", &["-n", text(&disk)]),
+        };
+        guest.detach(&server, "demo");
+    }
+    assert!(server.stop().success());
+}
+
+#[test]
+fn discarded_and_zeroed_ranges_read_as_zeroes() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    for mode in guest.modes() {
+        let path = guest.attach_in(&server, "demo", mode);
+        let disk = File::options().read(true).write(true).open(&path).unwrap();
+        disk.write_all_at(&vec![7; 1 << 20], 0).unwrap();
+        disk.sync_all().unwrap();
+        must("blkdiscard", &["-o", "65536", "-l", "65536", text(&path)]);
+        must(
+            "blkdiscard",
+            &["-z", "-o", "262144", "-l", "65536", text(&path)],
+        );
+        must("blockdev", &["--flushbufs", text(&path)]);
+        let mut found = vec![0; 1 << 20];
+        disk.read_exact_at(&mut found, 0).unwrap();
+        for (at, byte) in found.iter().enumerate() {
+            let zero = [1, 4].contains(&(at / 65_536));
+            assert_eq!(*byte, if zero { 0 } else { 7 }, "{mode} at {at}");
+        }
+        drop(disk);
+        guest.detach(&server, "demo");
+    }
+    assert!(server.stop().success());
+}
+
+/// Makes files until told to stop; every error is one too many.
+fn keep_writing(
+    dir: &Path,
+    next: &AtomicU64,
+    promised: &Mutex<BTreeMap<u64, usize>>,
+    stop: &AtomicBool,
+) {
+    while !stop.load(Ordering::Relaxed) {
+        let name = next.fetch_add(1, Ordering::SeqCst);
+        let bytes = content(name);
+        let made = File::create(dir.join(name.to_string())).and_then(|mut file| {
+            file.write_all(&bytes)?;
+            file.sync_all()
+        });
+        made.unwrap_or_else(|error| panic!("file {name}: the client saw an error: {error}"));
+        promised.lock().unwrap().insert(name, bytes.len());
+    }
+}
+
+#[test]
+fn a_mounted_file_system_sees_a_pause_and_no_error_when_its_server_is_killed_or_stopped() {
+    let Some(guest) = Guest::new() else { return };
+    let kills = std::env::var("FIRN_KILL_ROUNDS").map_or(KILLS_DEFAULT, |n| n.parse().unwrap());
+    for mode in guest.modes() {
+        let server = guest.serve(&["--volume", "demo=192MiB"]);
+        let disk = guest.attach_in(&server, "demo", mode);
+        let mut servers = vec![server];
+        must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+        let mounted = Mounted::new(&guest.world, &disk, "ext4");
+        let (promised, next) = (Mutex::new(BTreeMap::new()), AtomicU64::new(0));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| keep_writing(&mounted.0, &next, &promised, &stop));
+            for round in 0..=kills {
+                let before = promised.lock().unwrap().len();
+                eventually("synced files", || {
+                    promised.lock().unwrap().len() >= before + 5 || writer.is_finished()
+                });
+                // The last round asks it to stop: an upgrade is no more than a pause either.
+                let server = servers.pop().unwrap();
+                if round < kills {
+                    server.kill();
+                } else {
+                    assert!(server.stop().success());
+                }
+                let server = guest.serve(&[]);
+                // It was ready, so its disk was back: under the same name, in the same mode.
+                let shown = &guest.world.show(&server, "demo")["disk"];
+                assert_eq!(shown["device"], text(&disk), "{mode} {round}");
+                assert_eq!(shown["data_mode"], mode, "{round}");
+                servers.push(server);
+            }
+            stop.store(true, Ordering::Relaxed);
+            writer.join().unwrap();
+        });
+        let server = servers.pop().unwrap();
+        drop(mounted);
+        must("e2fsck", &["-f", "-n", text(&disk)]);
+        let mounted = Mounted::new(&guest.world, &disk, "ext4");
+        for &name in promised.lock().unwrap().keys() {
+            let found = fs::read(mounted.0.join(name.to_string())).unwrap();
+            assert!(found == content(name), "file {name} was synced");
+        }
+        drop(mounted);
+        guest.detach(&server, "demo");
+        guest.world.done(&server, &["volume", "delete", "demo"]);
+        assert!(server.stop().success());
+    }
+}
+
+/// S1: not flushed, not synced, and there after kill -9.
+#[test]
+fn completed_writes_to_a_disk_survive_kill_9_unflushed() {
+    let Some(guest) = Guest::new() else { return };
+    for mode in guest.modes() {
+        let server = guest.serve(&["--volume", "demo=64MiB"]);
+        let path = guest.attach_in(&server, "demo", mode);
+        for round in 0..8_u8 {
+            // Past the page cache: completed means completed by the server.
+            let (input, seek) = (guest.world.path("block"), format!("seek={round}"));
+            fs::write(&input, vec![round + 1; 65_536]).unwrap();
+            let (from, to) = (
+                format!("if={}", text(&input)),
+                format!("of={}", text(&path)),
+            );
+            must(
+                "dd",
+                &[&from, &to, "bs=64k", &seek, "oflag=direct", "conv=notrunc"],
+            );
+        }
+        server.kill();
+        let server = guest.serve(&[]);
+        let disk = File::open(&path).unwrap();
+        must("blockdev", &["--flushbufs", text(&path)]);
+        for round in 0..8_u8 {
+            let mut found = vec![0; 65_536];
+            disk.read_exact_at(&mut found, u64::from(round) * 65_536)
+                .unwrap();
+            assert!(found == vec![round + 1; 65_536], "{mode} {round}");
+        }
+        drop(disk);
+        guest.detach(&server, "demo");
+        guest.world.done(&server, &["volume", "delete", "demo"]);
+        assert!(server.stop().success());
+    }
+}
+
+#[test]
+fn what_is_mounted_is_not_detached_unless_by_force() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    let disk = guest.attach(&server, "demo", &[]);
+    must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+    let mounted = Mounted::new(&guest.world, &disk, "ext4");
+    let said = guest.world.fails(&server, &["detach", "demo"]);
+    assert!(
+        said.contains("mounted or open") && said.contains("--force"),
+        "{said}"
+    );
+    fs::write(mounted.0.join("still"), "here").unwrap();
+    must("sync", &["-f", text(&mounted.0)]);
+    drop(mounted);
+    guest.detach(&server, "demo");
+    assert!(!disk.exists());
+
+    let disk = guest.attach(&server, "demo", &[]);
+    let open = File::open(&disk).unwrap();
+    guest.world.done(&server, &["detach", "demo", "--force"]);
+    let mut byte = [0; 512];
+    assert!(open.read_exact_at(&mut byte, 32 << 20).is_err());
+    drop(open);
+    assert!(server.stop().success());
+}
+
+#[test]
+fn disks_come_and_go_while_another_is_written() {
+    let Some(guest) = Guest::new() else { return };
+    let volumes = [
+        "--volume", "a=64MiB", "--volume", "b=16MiB", "--volume", "c=16MiB",
+    ];
+    let server = guest.serve(&volumes);
+    let disk = guest.attach(&server, "a", &[]);
+    let filename = format!("--filename={}", text(&disk));
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            must(
+                "fio",
+                &[
+                    "--name=load",
+                    &filename,
+                    "--rw=randwrite",
+                    "--bs=4k",
+                    "--io_size=6m",
+                    "--size=32m",
+                    "--direct=1",
+                    "--ioengine=libaio",
+                    "--iodepth=8",
+                    "--verify=crc32c",
+                    "--verify_fatal=1",
+                ],
+            )
+        });
+        let mut rounds = 0;
+        while !load.is_finished() && rounds < 4 {
+            for name in ["b", "c"] {
+                let path = guest.attach(&server, name, &[]);
+                let mut byte = [0; 4096];
+                File::open(&path)
+                    .unwrap()
+                    .read_exact_at(&mut byte, 0)
+                    .unwrap();
+            }
+            for name in ["b", "c"] {
+                guest.detach(&server, name);
+            }
+            rounds += 1;
+        }
+        load.join().unwrap();
+        assert!(rounds > 0);
+    });
+    assert_eq!(
+        guest.devices(),
+        [disk.file_name().unwrap().to_str().unwrap()]
+    );
+    guest.detach(&server, "a");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn a_read_only_disk_takes_no_writes() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    server.connect("demo").write(0, &[9; 4096]).unwrap();
+    let disk = guest.attach(&server, "demo", &["--read-only"]);
+    assert_eq!(must("blockdev", &["--getro", text(&disk)]).trim(), "1");
+    let mut found = [0; 4096];
+    File::open(&disk)
+        .unwrap()
+        .read_exact_at(&mut found, 0)
+        .unwrap();
+    assert_eq!(found, [9; 4096]);
+    let written = File::options().write(true).open(&disk).and_then(|disk| {
+        disk.write_all_at(&[1; 4096], 0)?;
+        disk.sync_all()
+    });
+    assert!(written.is_err());
+    assert_eq!(guest.world.show(&server, "demo")["disk"]["read_only"], true);
+    guest.detach(&server, "demo");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn partitions_of_the_image_are_found_unless_they_are_not_to_be() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    let disk = guest.attach(&server, "demo", &[]);
+    let script = guest.world.path("table");
+    fs::write(&script, "label: dos\nstart=2048, size=32768\n").unwrap();
+    let table = format!("sfdisk -q --no-reread {} < {}", text(&disk), text(&script));
+    must("sh", &["-c", &table]);
+    must("sync", &[]);
+    guest.detach(&server, "demo");
+
+    let disk = guest.attach(&server, "demo", &[]);
+    let part = PathBuf::from(format!("{}p1", text(&disk)));
+    eventually("the partition", || part.exists());
+    guest.detach(&server, "demo");
+
+    let none = ["attach", "demo", "--transport", "ublk", "--no-part-scan"];
+    if guest.has("no-part-scan") {
+        let disk = guest.attach(&server, "demo", &["--no-part-scan"]);
+        assert!(!part.exists());
+        must("blockdev", &["--rereadpt", text(&disk)]);
+        eventually("the partition", || part.exists());
+        guest.detach(&server, "demo");
+    } else {
+        let said = guest.world.fails(&server, &none);
+        assert!(
+            said.contains("no-part-scan") && said.contains("7.0"),
+            "{said}"
+        );
+    }
+    assert!(server.stop().success());
+}
