@@ -36,9 +36,6 @@ impl Kernel {
     ) -> Outcome {
         self.release_ages();
         let outcome = self.control_now(opcode, command, argument);
-        if matches!(outcome, Outcome::Ended(result) if result < 0) {
-            self.complaints.refused += 1;
-        }
         self.settle();
         match outcome {
             Outcome::Waits(id) => match self.ended.remove(&id) {

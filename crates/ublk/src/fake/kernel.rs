@@ -70,7 +70,7 @@ pub struct Complaints {
     pub excess: u64,
     /// Requests that failed because no buffer slot was free, unseen by the server.
     pub unseen: u64,
-    /// Commands refused with an error.
+    /// Request commands refused with an error.
     pub refused: u64,
     /// Commands that were not cancelled with their ring (6.12): they keep the device open.
     pub stuck: u64,

@@ -105,7 +105,11 @@ impl Kernel {
                 Waiting::Start(pid) => self.start_goes_on(wait.device, pid),
                 Waiting::EndRecovery(pid) => self.recovery_goes_on(wait.device, pid),
                 Waiting::Stop => self.stop_goes_on(wait.device).then_some(0),
-                Waiting::Delete(until_gone) => self.delete_goes_on(id, wait.device, until_gone),
+                Waiting::Delete(until_gone) => {
+                    let result = self.delete_goes_on(id, wait.device, until_gone);
+                    moved |= matches!(self.waits[&id].what, Waiting::Gone);
+                    result
+                }
                 Waiting::Gone => None,
             };
             if let Some(result) = result {

@@ -1,0 +1,552 @@
+//! A reactor without a thread: sources submit to it, and the test says when it goes on and sees
+//! what ends, in an order that a seed decides.
+//!
+//! Commands go to the [`Driver`]; reads and writes of its character devices to their window;
+//! every other file is a real one (tests use memory files). Nothing is submitted before
+//! [`Ring::turn`], as nothing is before a real ring is entered.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use reactor::op::Command;
+use reactor::{Buf, Completion, FileIndex, Need, Op, OpId, Pool, Port, Token};
+use zerocopy::FromBytes;
+
+use super::driver::Driver;
+use super::kernel::{RingId, TaskId};
+use crate::sys::{self, IoCommand};
+
+/// Names a source on a ring.
+pub type SourceKey = usize;
+
+/// Something for a source to be called with.
+#[derive(Debug)]
+pub enum Event {
+    /// An operation ended.
+    Ended(Token, Completion),
+    /// A waker was woken, with its key.
+    Woken(u64),
+    /// The turn that was asked for.
+    Turn,
+}
+
+/// What a ring does wrong, each in so many of 256 operations.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Chaos {
+    /// File operations that fail with EIO.
+    pub errors: u8,
+    /// Operations that end some turns late.
+    pub late: u8,
+    /// Buffers that are not there when asked for.
+    pub dry: u8,
+}
+
+#[derive(Debug)]
+struct Flight {
+    source: SourceKey,
+    token: Token,
+    op: Option<Op>,
+    /// Turns until it is begun.
+    delay: u32,
+}
+
+#[derive(Debug, Default)]
+struct SourceState {
+    turn: bool,
+    detached: bool,
+    files: Vec<FileIndex>,
+    slots: Vec<u16>,
+}
+
+type Wakes = Arc<Mutex<Vec<(SourceKey, u64)>>>;
+
+struct WakeKey {
+    wakes: Wakes,
+    source: SourceKey,
+    key: u64,
+}
+
+impl Wake for WakeKey {
+    fn wake(self: Arc<Self>) {
+        let mut wakes = self.wakes.lock().unwrap_or_else(PoisonError::into_inner);
+        wakes.push((self.source, self.key));
+    }
+}
+
+/// A double of a reactor's ring.
+#[derive(Debug)]
+pub struct Ring {
+    driver: Driver,
+    id: RingId,
+    chaos: Chaos,
+    random: u64,
+    files: Vec<Option<Arc<OwnedFd>>>,
+    flights: BTreeMap<u64, Flight>,
+    next: u64,
+    /// Not handed over yet, in order.
+    queued: VecDeque<u64>,
+    timers: Vec<(Duration, u64)>,
+    now: Duration,
+    ready: Vec<(SourceKey, Token, Completion)>,
+    pool: Pool,
+    thirsty: VecDeque<(SourceKey, Token, usize, Need)>,
+    slots_free: Vec<u16>,
+    sources: Vec<SourceState>,
+    wakes: Wakes,
+    enters: u64,
+}
+
+impl Ring {
+    /// A ring of a task, with so many buffer slots and bytes of buffers.
+    pub fn new(driver: &Driver, task: TaskId, slots: u16, pool_bytes: usize, seed: u64) -> Ring {
+        Ring {
+            driver: driver.clone(),
+            id: driver.ring_open(task, slots),
+            chaos: Chaos::default(),
+            random: seed | 1,
+            files: Vec::new(),
+            flights: BTreeMap::new(),
+            next: 0,
+            queued: VecDeque::new(),
+            timers: Vec::new(),
+            now: Duration::ZERO,
+            ready: Vec::new(),
+            pool: Pool::new(pool_bytes, 64 << 10).expect("a pool's reserve is small"),
+            thirsty: VecDeque::new(),
+            slots_free: (0..slots).rev().collect(),
+            sources: Vec::new(),
+            wakes: Wakes::default(),
+            enters: 0,
+        }
+    }
+
+    /// What it does wrong from here on.
+    pub fn set_chaos(&mut self, chaos: Chaos) {
+        self.chaos = chaos;
+    }
+
+    /// Makes room for a source.
+    pub fn attach(&mut self) -> SourceKey {
+        self.sources.push(SourceState::default());
+        self.sources.len() - 1
+    }
+
+    /// A source's view of the ring.
+    pub fn port(&mut self, source: SourceKey) -> RingPort<'_> {
+        RingPort { ring: self, source }
+    }
+
+    /// Whether a source left.
+    pub fn is_detached(&self, source: SourceKey) -> bool {
+        self.sources[source].detached
+    }
+
+    /// Times that operations were handed over.
+    pub fn enters(&self) -> u64 {
+        self.enters
+    }
+
+    /// Operations in flight of a source that do not end by the driver's will only.
+    pub fn in_flight(&self, source: SourceKey) -> usize {
+        let own = |flight: &&Flight| flight.source == source;
+        self.flights
+            .values()
+            .filter(own)
+            .filter(|flight| !flight.armed())
+            .count()
+    }
+
+    /// Hands over what was submitted, and takes what ended. Empty where nothing can end any more
+    /// without the driver's clients.
+    pub fn turn(&mut self) -> Vec<(SourceKey, Event)> {
+        self.enter();
+        self.quench();
+        for (key, raw) in self.driver.completions(self.id) {
+            if let Some(flight) = self.flights.remove(&key)
+                && let Some(Op::Command(command)) = flight.op
+            {
+                self.ready
+                    .push((flight.source, flight.token, command.end(raw)));
+            }
+        }
+        let mut events = self.events();
+        if events.is_empty() {
+            self.fire_timer();
+            events = self.events();
+        }
+        events
+    }
+
+    fn events(&mut self) -> Vec<(SourceKey, Event)> {
+        let mut events = Vec::new();
+        for (source, token, completion) in std::mem::take(&mut self.ready) {
+            events.push((source, Event::Ended(token, completion)));
+        }
+        for at in (1..events.len()).rev() {
+            let other = self.below(at as u64 + 1) as usize;
+            events.swap(at, other);
+        }
+        let woken = std::mem::take(&mut *self.wakes.lock().unwrap_or_else(PoisonError::into_inner));
+        events.extend(
+            woken
+                .into_iter()
+                .map(|(source, key)| (source, Event::Woken(key))),
+        );
+        for (source, state) in self.sources.iter_mut().enumerate() {
+            if std::mem::take(&mut state.turn) {
+                events.push((source, Event::Turn));
+            }
+        }
+        events.retain(|(source, _)| !self.sources[*source].detached);
+        events
+    }
+
+    /// Closes the ring, as at its thread's end: what is in flight is gone.
+    pub fn close(self) {
+        // The driver lets go of the commands' memory first.
+        self.driver.ring_close(self.id);
+        drop(self.flights);
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        // xorshift*: enough to mix an order.
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+
+    fn strikes(&mut self, share: u8) -> bool {
+        share > 0 && self.below(256) < u64::from(share)
+    }
+
+    fn enter(&mut self) {
+        let mut later = VecDeque::new();
+        self.enters += u64::from(!self.queued.is_empty());
+        while let Some(key) = self.queued.pop_front() {
+            let Some(flight) = self.flights.get_mut(&key) else {
+                continue;
+            };
+            if flight.delay > 0 {
+                flight.delay -= 1;
+                later.push_back(key);
+                continue;
+            }
+            self.begin(key);
+        }
+        self.queued = later;
+    }
+
+    fn begin(&mut self, key: u64) {
+        let flight = self.flights.get_mut(&key).expect("it is in flight");
+        if let Some(Op::Command(command)) = &mut flight.op {
+            let file = command.file();
+            let given = prepared(command);
+            let device = self.file(file).and_then(|file| self.driver.device_of(file));
+            let Some(device) = device else {
+                return self.end(key, |op| refused(op, libc::EOPNOTSUPP));
+            };
+            let (opcode, sqe_addr, payload) = given;
+            // SAFETY: whoever made the command promised that what it names is sound until it
+            // ends; its buffer is in `flights` until then, or until the ring is closed.
+            unsafe {
+                self.driver
+                    .io(self.id, device, opcode, sqe_addr, payload, key);
+            }
+            return;
+        }
+        if let Some(Op::Timeout { after }) = flight.op {
+            let due = self.now + after;
+            return self.timers.push((due, key));
+        }
+        if self.strikes(self.chaos.errors) {
+            return self.end(key, |op| refused(op, libc::EIO));
+        }
+        let flight = self.flights.remove(&key).expect("it is in flight");
+        let op = flight.op.expect("only its end takes an operation away");
+        let completion = self.carry_out(op);
+        self.ready.push((flight.source, flight.token, completion));
+    }
+
+    fn end(&mut self, key: u64, how: impl FnOnce(Op) -> Completion) {
+        if let Some(flight) = self.flights.remove(&key)
+            && let Some(op) = flight.op
+        {
+            self.ready.push((flight.source, flight.token, how(op)));
+        }
+    }
+
+    fn file(&self, file: FileIndex) -> Option<&Arc<OwnedFd>> {
+        let known = |at: &usize| FileIndex::of_test(*at as u32) == file;
+        let at = (0..self.files.len()).find(known)?;
+        self.files[at].as_ref()
+    }
+
+    fn carry_out(&mut self, op: Op) -> Completion {
+        match op {
+            Op::Read {
+                file,
+                offset,
+                mut buf,
+            } => {
+                let result = self.read(file, offset, &mut buf);
+                Completion::Read(buf, result)
+            }
+            Op::Write {
+                file,
+                offset,
+                mut buf,
+            } => {
+                let result = self.write(file, offset, &mut buf);
+                Completion::Wrote(buf, result)
+            }
+            Op::ReadFixed {
+                file,
+                offset,
+                slot,
+                at,
+                len,
+            } => {
+                let mut bytes = vec![0; len as usize];
+                let read = self.read(file, offset, &mut bytes);
+                let moved = read.and_then(|()| self.fixed(slot, at, true, &mut bytes));
+                Completion::Moved(moved)
+            }
+            Op::WriteFixed {
+                file,
+                offset,
+                slot,
+                at,
+                len,
+            } => {
+                let mut bytes = vec![0; len as usize];
+                let moved = self.fixed(slot, at, false, &mut bytes);
+                Completion::Moved(moved.and_then(|()| self.write(file, offset, &mut bytes)))
+            }
+            Op::Sync { .. } => Completion::Synced(Ok(())),
+            other => refused(other, libc::EOPNOTSUPP),
+        }
+    }
+
+    fn fixed(&self, slot: u16, at: u32, into: bool, bytes: &mut [u8]) -> io::Result<()> {
+        let moved = self.driver.fixed(self.id, slot, at, into, bytes);
+        moved.map_err(|errno| io::Error::from_raw_os_error(-errno))
+    }
+
+    fn read(&self, file: FileIndex, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let file = self.file(file).ok_or_else(closed)?;
+        let read = match self.driver.device_of(file) {
+            Some(device) => self.driver.window_read(device, offset, bytes),
+            None => return full(rustix::io::pread(file, &mut *bytes, offset)?, bytes.len()),
+        };
+        let read = read.map_err(|errno| io::Error::from_raw_os_error(-errno))?;
+        full(read, bytes.len())
+    }
+
+    fn write(&self, file: FileIndex, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let file = self.file(file).ok_or_else(closed)?;
+        let wrote = match self.driver.device_of(file) {
+            Some(device) => self.driver.window_write(device, offset, bytes),
+            None => return full(rustix::io::pwrite(file, bytes, offset)?, bytes.len()),
+        };
+        let wrote = wrote.map_err(|errno| io::Error::from_raw_os_error(-errno))?;
+        full(wrote, bytes.len())
+    }
+
+    /// Nothing else can happen: time passes to the next timer.
+    fn fire_timer(&mut self) {
+        let Some(&(due, key)) = self.timers.iter().min() else {
+            return;
+        };
+        self.timers.retain(|timer| *timer != (due, key));
+        self.now = self.now.max(due);
+        self.end(key, |_| Completion::Elapsed(Ok(())));
+    }
+
+    /// Lends buffers to those who wait, in order.
+    fn quench(&mut self) {
+        while let Some(&(source, token, len, need)) = self.thirsty.front() {
+            let Some(buf) = self.pool.take(len, need) else {
+                return;
+            };
+            self.thirsty.pop_front();
+            self.ready.push((source, token, Completion::Buffer(buf)));
+        }
+    }
+}
+
+impl Flight {
+    fn armed(&self) -> bool {
+        matches!(&self.op, Some(Op::Command(command)) if command.is_armed())
+    }
+}
+
+/// The command as the driver gets it: opcode, the entry's address, payload.
+fn prepared(command: &mut Command) -> (u32, u64, IoCommand) {
+    let mut payload = *command.payload();
+    if let Some(buf) = command.buffer_mut() {
+        let addr = buf.as_mut_ptr() as u64;
+        payload[sys::IO_COMMAND_ADDR..].copy_from_slice(&addr.to_ne_bytes());
+    }
+    let parsed = IoCommand::read_from_bytes(&payload).expect("a payload is as long as a command");
+    (command.opcode(), command.addr().unwrap_or(0), parsed)
+}
+
+fn closed() -> io::Error {
+    io::Error::from_raw_os_error(libc::EBADF)
+}
+
+fn full(moved: usize, len: usize) -> io::Result<()> {
+    if moved == len {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+/// An operation that fails with this errno.
+fn refused(op: Op, errno: i32) -> Completion {
+    let error = || io::Error::from_raw_os_error(errno);
+    match op {
+        Op::Accept { .. } => Completion::Accepted(Err(error())),
+        Op::Recv { buf, .. } => Completion::Received(buf, Err(error())),
+        Op::Send { parts, .. } => Completion::Sent(parts, Err(error())),
+        Op::Read { buf, .. } => Completion::Read(buf, Err(error())),
+        Op::Write { buf, .. } => Completion::Wrote(buf, Err(error())),
+        Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Moved(Err(error())),
+        Op::Command(command) => command.end(-errno),
+        Op::Sync { .. } => Completion::Synced(Err(error())),
+        Op::Poll { .. } => Completion::Polled(Err(error())),
+        Op::Timeout { .. } => Completion::Elapsed(Err(error())),
+    }
+}
+
+/// A [`Port`] of one source.
+#[derive(Debug)]
+pub struct RingPort<'a> {
+    ring: &'a mut Ring,
+    source: SourceKey,
+}
+
+impl Port for RingPort<'_> {
+    fn submit(&mut self, token: Token, op: Op) -> OpId {
+        let ring = &mut *self.ring;
+        let key = ring.next;
+        ring.next += 1;
+        // Commands keep their order: a slot is emptied before its request is committed.
+        let ordered = matches!(op, Op::Command(_));
+        let delay = if !ordered && ring.strikes(ring.chaos.late) {
+            1 + ring.below(4) as u32
+        } else {
+            0
+        };
+        ring.flights.insert(
+            key,
+            Flight {
+                source: self.source,
+                token,
+                op: Some(op),
+                delay,
+            },
+        );
+        ring.queued.push_back(key);
+        OpId::of_test(key)
+    }
+
+    fn cancel(&mut self, op: OpId) {
+        let key = self
+            .ring
+            .flights
+            .keys()
+            .find(|key| OpId::of_test(**key) == op);
+        let Some(&key) = key else { return };
+        if !self.ring.flights[&key].armed() {
+            self.ring.end(key, |op| refused(op, libc::ECANCELED));
+        }
+    }
+
+    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        let ring = &mut *self.ring;
+        let dry = !ring.thirsty.is_empty() || ring.strikes(ring.chaos.dry);
+        let lent = if dry { None } else { ring.pool.take(len, need) };
+        if lent.is_some() {
+            return lent;
+        }
+        ring.thirsty.push_back((self.source, token, len, need));
+        None
+    }
+
+    fn reserve_len(&self) -> usize {
+        self.ring.pool.reserve_len()
+    }
+
+    fn register(&mut self, fd: Arc<OwnedFd>) -> FileIndex {
+        self.ring.files.push(Some(fd));
+        let index = FileIndex::of_test(self.ring.files.len() as u32 - 1);
+        self.ring.sources[self.source].files.push(index);
+        index
+    }
+
+    fn close(&mut self, file: FileIndex) {
+        let known = |at: &usize| FileIndex::of_test(*at as u32) == file;
+        let at = (0..self.ring.files.len()).find(known);
+        if let Some(at) = at {
+            self.ring.files[at] = None;
+        }
+    }
+
+    fn slots_enable(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        let ring = &mut *self.ring;
+        let from = ring.slots_free.len().checked_sub(count)?;
+        let taken = ring.slots_free.split_off(from);
+        ring.sources[self.source].slots.extend(&taken);
+        Some(taken)
+    }
+
+    fn give_slots(&mut self, slots: &[u16]) {
+        self.ring.slots_free.extend(slots);
+        self.ring.sources[self.source]
+            .slots
+            .retain(|slot| !slots.contains(slot));
+    }
+
+    fn request_turn(&mut self) {
+        self.ring.sources[self.source].turn = true;
+    }
+
+    fn waker(&self, key: u64) -> Waker {
+        Waker::from(Arc::new(WakeKey {
+            wakes: Arc::clone(&self.ring.wakes),
+            source: self.source,
+            key,
+        }))
+    }
+
+    /// The source leaves: its files are closed, its slots free, and what is in flight ends
+    /// unseen; armed commands stay until the driver or the ring ends them.
+    fn detach(&mut self) {
+        let source = self.source;
+        let ring = &mut *self.ring;
+        let state = &mut ring.sources[source];
+        state.detached = true;
+        let (files, slots) = (
+            std::mem::take(&mut state.files),
+            std::mem::take(&mut state.slots),
+        );
+        ring.slots_free.extend(slots);
+        ring.flights
+            .retain(|_, flight| flight.source != source || flight.armed());
+        ring.thirsty.retain(|waiting| waiting.0 != source);
+        for file in files {
+            self.close(file);
+        }
+    }
+}
