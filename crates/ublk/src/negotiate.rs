@@ -67,6 +67,8 @@ pub enum What {
     Queues(u16),
     /// Requests larger than this many bytes.
     IoBytes(u32),
+    /// Parameters of the disk: a mask of `PARAM_` bits.
+    Params(u32),
 }
 
 /// Why it is not there.
@@ -112,6 +114,7 @@ impl fmt::Display for Dropped {
             }
             What::Flags(flags) => write!(f, "flags {flags}")?,
             What::Queues(granted) => write!(f, "more than {granted} queues")?,
+            What::Params(types) => write!(f, "parameters of kinds {types:#x}")?,
             What::IoBytes(granted) => write!(f, "requests of more than {granted} bytes")?,
         }
         match self.why {

@@ -7,10 +7,10 @@ use reactor::Handle;
 
 use super::delete;
 use super::live::Live;
-use super::serving::{Serving, open_char};
+use super::serving::{Origin, Serving, open_char};
 use crate::control::{Control, QUICK};
 use crate::error::{Error, Kind, Operation};
-use crate::negotiate::{self, Granted};
+use crate::negotiate::{self, Dropped, Granted, What, Why};
 use crate::queue::{Handler, Pool};
 use crate::spec::{DeviceSpec, Modes};
 use crate::sys::{DeviceInfo, Params};
@@ -66,14 +66,13 @@ impl Control {
         };
         let info = self.add_device(&wanted, QUICK)?;
         let id = info.device;
-        let granted = negotiate::grant(spec, ask, self.offer(), &info).and_then(|granted| {
+        let described = negotiate::grant(spec, ask, self.offer(), &info).and_then(|granted| {
             // What the kernel cut from the request size is cut from the disk's, too.
-            let params = spec.disk.params(granted.io_bytes_max).unwrap_or(params);
-            self.set_params(id, &params)?;
-            Ok(granted)
+            let wanted = spec.disk.params(granted.io_bytes_max).unwrap_or(params);
+            self.describe(id, granted, &wanted)
         });
-        match granted {
-            Ok(granted) => Ok(Added {
+        match described {
+            Ok((granted, params)) => Ok(Added {
                 control: self.clone(),
                 id,
                 granted,
@@ -84,6 +83,28 @@ impl Control {
                 Err(error)
             }
         }
+    }
+}
+
+impl Control {
+    /// Sets what the disk looks like, and sees what the kernel took of it: what it does not know
+    /// it leaves out without a word.
+    fn describe(
+        &self,
+        id: u32,
+        mut granted: Granted,
+        wanted: &Params,
+    ) -> Result<(Granted, Params), Error> {
+        self.set_params(id, wanted)?;
+        let taken = self.params(id)?;
+        let missing = wanted.types & !taken.types;
+        if missing != 0 {
+            granted.dropped.push(Dropped {
+                what: What::Params(missing),
+                why: Why::NotGranted,
+            });
+        }
+        Ok((granted, taken))
     }
 }
 
@@ -140,14 +161,20 @@ impl Added {
         };
         let handlers = (0..self.granted.queues).map(build).collect();
         let device = (&control, id, &self.granted);
-        Serving::attach(device, char_device, (reactors, options), handlers, true)
-            .map(|serving| Armed { serving })
-            .inspect_err(|error| {
-                // Once queues were attached, they took it away themselves.
-                if error.operation() == Operation::Map {
-                    take_away(&control, id);
-                }
-            })
+        Serving::attach(
+            device,
+            char_device,
+            (reactors, options),
+            handlers,
+            Origin::Added,
+        )
+        .map(|serving| Armed { serving })
+        .inspect_err(|error| {
+            // Once queues were attached, they took it away themselves.
+            if error.operation() == Operation::Map {
+                take_away(&control, id);
+            }
+        })
     }
 
     /// Deletes it.
@@ -168,6 +195,16 @@ pub(super) fn suits<H: Handler>(
             Operation::Arm,
             Kind::Invalid,
             "there is no reactor for it",
+            remedy,
+        );
+        return Err(error.on(id));
+    }
+    if reactors.iter().any(|reactor| reactor.post(|_| ()).is_err()) {
+        let remedy = "give it reactors that run";
+        let error = Error::new(
+            Operation::Arm,
+            Kind::Closed,
+            "a reactor has stopped",
             remedy,
         );
         return Err(error.on(id));

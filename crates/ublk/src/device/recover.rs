@@ -15,7 +15,7 @@ use reactor::Handle;
 
 use super::armed::{Options, suits};
 use super::live::Live;
-use super::serving::{Serving, open_char};
+use super::serving::{Origin, Serving, open_char};
 use super::{Pause, State};
 use crate::control::Control;
 use crate::error::{Error, Kind, Operation};
@@ -167,20 +167,14 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, B> {
             // Its old disk is still open somewhere.
             return unless_busy(error);
         }
-        let armed = self.attach(&granted, char_device, handlers)?;
+        let armed = self.attach(&granted, char_device, handlers, Origin::Found)?;
         let cancel = armed.watcher.cancel();
         match self
             .control
             .start(self.id, std::process::id(), self.left(), cancel)
         {
             Ok(()) => Ok(Attempt::Done(Live::new(armed), How::Started)),
-            Err(error) => {
-                // Gives the tags back; there is no disk to take away.
-                let _ = self.control.stop(self.id, crate::control::QUICK);
-                let error = armed.watcher.reason(error);
-                armed.close(Instant::now() + crate::control::QUICK)?;
-                unless_busy(error)
-            }
+            Err(error) => unless_busy(armed.undo(error)),
         }
     }
 
@@ -190,7 +184,7 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, B> {
             return unless_busy(error);
         }
         let char_device = open_char(self.control, self.id, self.until)?;
-        let armed = self.attach(&granted, char_device, handlers)?;
+        let armed = self.attach(&granted, char_device, handlers, Origin::Recovered)?;
         let cancel = armed.watcher.cancel();
         let server = std::process::id();
         let mut pause = Pause::until(self.until);
@@ -201,7 +195,7 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, B> {
             {
                 Ok(()) => return Ok(Attempt::Done(Live::new(armed), How::Recovered)),
                 Err(error) if error.kind() == Kind::Busy && pause.wait() => {}
-                Err(error) => return Err(armed.watcher.reason(error)),
+                Err(error) => return Err(armed.undo(error)),
             }
         }
     }
@@ -211,9 +205,10 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, B> {
         granted: &Granted,
         char_device: std::sync::Arc<std::os::fd::OwnedFd>,
         handlers: Vec<H>,
+        origin: Origin,
     ) -> Result<Serving, Error> {
         let device = (self.control, self.id, granted);
         let seats = (self.reactors, self.options);
-        Serving::attach(device, char_device, seats, handlers, false)
+        Serving::attach(device, char_device, seats, handlers, origin)
     }
 }

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use reactor::Handle;
+use reactor::{Cx, Handle};
 
 use super::armed::Options;
 use super::watcher::Watcher;
@@ -18,14 +18,24 @@ use crate::queue::{Counters, Descriptors, Handler, QueueParts, QueueSource, Queu
 /// How long a device that failed to come alive may take to go.
 const UNDO: Duration = Duration::from_secs(5);
 
+/// Where a device comes from: what becomes of it if it does not come alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// It was added here.
+    Added,
+    /// It was there, without a disk.
+    Found,
+    /// It was there, with a disk that waits for a server.
+    Recovered,
+}
+
 #[derive(Debug)]
 pub(super) struct Serving {
     pub(super) control: Control,
     pub(super) id: u32,
     pub(super) granted: Granted,
     pub(super) watcher: Arc<Watcher>,
-    /// Whether it was added here, so that it goes again if it does not come alive.
-    pub(super) ours: bool,
+    pub(super) origin: Origin,
     counters: Vec<Arc<Counters>>,
     /// Last: the driver takes the server for gone when nobody has it open any more.
     char_device: Arc<OwnedFd>,
@@ -53,7 +63,7 @@ impl Serving {
         char_device: Arc<OwnedFd>,
         (reactors, options): (&[Handle], &Options),
         handlers: Vec<H>,
-        ours: bool,
+        origin: Origin,
     ) -> Result<Serving, Error> {
         let mut mapped = Vec::new();
         for queue in 0..granted.queues {
@@ -69,7 +79,7 @@ impl Serving {
             id,
             granted: granted.clone(),
             watcher: Arc::new(Watcher::new(id, granted.queues)),
-            ours,
+            origin,
             counters: (0..granted.queues).map(|_| Arc::default()).collect(),
             char_device,
         };
@@ -79,7 +89,12 @@ impl Serving {
             let parts = serving.parts(queue, descriptors, options);
             // Whole before it is sent: however it ends, it says that it is gone.
             let source = QueueSource::new(parts, handler);
-            stopped |= reactor.attach(move |_| source).is_err();
+            let (watcher, seat) = (Arc::clone(&serving.watcher), reactor.clone());
+            let sit = move |cx: &mut Cx<'_>| {
+                watcher.sits(seat, cx.me());
+                source
+            };
+            stopped |= reactor.attach(sit).is_err();
         }
         if stopped {
             let error = Error::new(
@@ -139,22 +154,28 @@ impl Serving {
         .on(self.id)
     }
 
-    /// A device that did not come alive: what was added goes again, what was there stays. The
-    /// error is the reason.
+    /// A device that did not come alive: its queues leave; what was added goes again, what was
+    /// there stays. The error is the reason.
     pub(super) fn undo(self, error: Error) -> Error {
         let error = self.watcher.reason(error);
-        if !self.ours {
+        let (control, id, origin) = (self.control.clone(), self.id, self.origin);
+        if origin == Origin::Recovered {
+            // Stopping would take the disk away. Tags that the driver has stay with it until
+            // their reactor closes its ring.
+            self.watcher.evict();
             return error;
         }
-        let until = Instant::now() + UNDO;
         // Without a disk, stopping only makes the driver give the tags back.
-        let stopped = self.control.stop(self.id, UNDO);
-        let (control, id) = (self.control.clone(), self.id);
-        let closed = self.close(until);
-        let deleted = delete(&control, id, UNDO);
+        let stopped = control.stop(id, UNDO);
+        self.watcher.evict();
+        let closed = self.close(Instant::now() + UNDO);
+        let deleted = match origin {
+            Origin::Added => delete(&control, id, UNDO),
+            _ => Ok(()),
+        };
         for undone in [stopped, closed, deleted] {
             if let Err(undone) = undone {
-                tracing::warn!(%undone, "ublk: taking away a device that did not start");
+                tracing::warn!(%undone, "ublk: giving up a device that did not start");
             }
         }
         error

@@ -6,6 +6,8 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use reactor::{Handle, SourceId};
+
 use crate::control::Cancel;
 use crate::error::{Error, Kind, Operation};
 use crate::queue::{QueueStats, Watch};
@@ -24,6 +26,7 @@ struct Notes {
     here: usize,
     aborted: usize,
     refused: Option<(u16, i32)>,
+    seats: Vec<(Handle, SourceId)>,
 }
 
 impl Watcher {
@@ -71,9 +74,18 @@ impl Watcher {
         }
     }
 
-    /// A queue that was to come does not.
-    pub(super) fn never_came(&self) {
-        self.note(|notes| notes.here -= 1);
+    /// Says where a queue is.
+    pub(super) fn sits(&self, reactor: Handle, source: SourceId) {
+        self.note(|notes| notes.seats.push((reactor, source)));
+    }
+
+    /// Makes the queues leave, of a device that did not come alive: by themselves they would go
+    /// on trying. They have no requests.
+    pub(super) fn evict(&self) {
+        for (reactor, source) in self.notes().seats.drain(..) {
+            // A reactor that has ended has no queues.
+            let _ = reactor.post(move |core| core.detach(source));
+        }
     }
 
     /// Waits until every queue has left; false at the deadline.
@@ -116,7 +128,7 @@ impl Watch for Watcher {
     }
 
     fn gone(&self, _queue: u16, _stats: QueueStats) {
-        self.never_came();
+        self.note(|notes| notes.here -= 1);
     }
 }
 

@@ -96,6 +96,14 @@ impl Driver {
         found.map(|(&id, _)| id)
     }
 
+    /// The numbers of the devices that are listed: those that are not deleted.
+    pub fn devices(&self) -> Vec<u32> {
+        let locked = self.kernel();
+        let devices = locked.kernel.devices.iter();
+        let listed = devices.filter(|(_, device)| !device.deleted);
+        listed.map(|(&id, _)| id).collect()
+    }
+
     /// Every descriptor and mapping of a character device is gone.
     pub fn closed(&self, device: u32) {
         self.kernel().kernel.closed(device);

@@ -8,8 +8,8 @@
 //! Files: [`Profile`] says which kernel is played; `kernel` holds the state, `device` the parts
 //! of a device; `control`, `params` and `lifecycle` are the control commands; `tags` says who may
 //! give which command for a tag, `deliver` how requests come and go, `data` how their bytes do;
-//! `exit` is a server that leaves. [`Driver`] is the handle; [`Ring`] is a reactor over it that a test
-//! turns by hand, and [`Oracle`] judges what clients read.
+//! `exit` is a server that leaves. [`Driver`] is the handle, [`FakePort`] its control device;
+//! [`Ring`] is a reactor over it that a test turns by hand, and [`Oracle`] judges what clients read.
 //!
 //! It is not the kernel: nothing takes time, START does not scan partitions, nobody but the
 //! test's own clients opens a disk, and the process has every privilege. Batches, shared-memory
@@ -26,6 +26,7 @@ mod keeper;
 mod kernel;
 mod lifecycle;
 mod params;
+mod port;
 mod profile;
 mod ring;
 pub mod story;
@@ -38,5 +39,6 @@ pub use device::{ClientId, ClientOp};
 pub use driver::Driver;
 pub use keeper::{Habits, Keeper};
 pub use kernel::{Complaints, ControlId, RingId, TaskId};
+pub use port::FakePort;
 pub use profile::Profile;
 pub use ring::{Chaos, Event, Ring, RingPort, SourceKey};

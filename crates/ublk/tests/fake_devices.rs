@@ -1,0 +1,254 @@
+//! Devices' lives where they go wrong, on the fake driver: errors with remedies, and nothing left
+//! behind. The reactors are real ones, and their commands find no driver: every fetch is refused.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use reactor::{Config, Port, Reactor};
+use ublk::control::port::ControlPort;
+use ublk::control::{Control, QUICK};
+use ublk::device::{Options, State, open_or_recover};
+use ublk::error::{Kind, Operation};
+use ublk::fake::{Driver, FakePort, Profile};
+use ublk::negotiate::What;
+use ublk::queue::{Handler, QueueCx};
+use ublk::spec::Segments;
+use ublk::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Request, Want, Wants, sys};
+
+struct Any;
+
+impl Handler for Any {
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        queue.complete(request);
+    }
+}
+
+struct CopyOnly;
+
+impl Handler for CopyOnly {
+    const MODES: Modes = Modes::NONE.and(DataMode::Copy);
+
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        queue.complete(request);
+    }
+}
+
+fn control(profile: Profile) -> (Control, Driver) {
+    let driver = Driver::new(profile);
+    let port = FakePort::new(driver.clone(), std::process::id() as i32);
+    (Control::over(Arc::new(port), u64::MAX).unwrap(), driver)
+}
+
+fn spec() -> DeviceSpec {
+    DeviceSpec {
+        depth: 4,
+        io_bytes_max: 64 << 10,
+        ..DeviceSpec::new(Disk::new(1 << 20))
+    }
+}
+
+fn ring() -> Reactor {
+    Reactor::start(Config {
+        pool_bytes: 2 << 20,
+        reserve_bytes: 1 << 20,
+        ..Config::default()
+    })
+    .unwrap()
+}
+
+fn open(control: &Control, id: u32, within: Duration) -> ublk::Error {
+    let reactor = ring();
+    open_or_recover(
+        control,
+        (id, &spec()),
+        (&[reactor.handle().clone()], &Options::default()),
+        |_| Any,
+        within,
+    )
+    .unwrap_err()
+}
+
+#[test]
+fn a_fetch_that_is_refused_cancels_the_start_and_the_device_goes_again() {
+    for profile in Profile::ALL {
+        let (control, driver) = control(profile);
+        let reactor = ring();
+        let added = control.add(&spec(), Any::MODES).unwrap();
+        let handles = [reactor.handle().clone()];
+        let armed = added.arm(&handles, &Options::default(), |_| Any).unwrap();
+        let begun = Instant::now();
+        let error = armed.start(60 * QUICK).unwrap_err();
+        assert_eq!(error.operation(), Operation::Fetch, "{error}");
+        assert!(begun.elapsed() < 3 * QUICK, "{:?}", begun.elapsed());
+        assert_eq!(driver.devices(), [0; 0], "left behind on {}", profile.name);
+    }
+}
+
+#[test]
+fn what_a_spec_cannot_have_is_refused_before_anything_is_added() {
+    for profile in Profile::ALL {
+        let (control, driver) = control(profile);
+        let wrong = [
+            DeviceSpec { depth: 0, ..spec() },
+            DeviceSpec {
+                queues: 5000,
+                ..spec()
+            },
+            DeviceSpec {
+                disk: Disk::new(1000),
+                ..spec()
+            },
+        ];
+        for spec in wrong {
+            let error = control.add(&spec, Any::MODES).unwrap_err();
+            assert_eq!(error.kind(), Kind::Invalid, "{error}");
+        }
+        let forced = DeviceSpec {
+            mode: ModeChoice::Only(DataMode::ZeroCopy),
+            ..spec()
+        };
+        let result = control.add(&forced, Any::MODES);
+        if profile.has(DataMode::ZeroCopy.flags()) {
+            result.unwrap().delete(QUICK).unwrap();
+        } else {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind(), Kind::TooOld);
+            assert!(error.remedy().contains("6.16"), "{error}");
+        }
+        assert_eq!(driver.devices(), [0; 0]);
+    }
+}
+
+#[test]
+fn a_handler_that_cannot_serve_what_was_granted_is_refused_and_the_device_goes_again() {
+    let (control, driver) = control(Profile::V7_2);
+    let reactor = ring();
+    let handles = [reactor.handle().clone()];
+    let added = control.add(&spec(), Any::MODES).unwrap();
+    let error = added
+        .arm(&handles, &Options::default(), |_| CopyOnly)
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::Handler, "{error}");
+    assert!(error.to_string().contains("zero-copy"), "{error}");
+    assert_eq!(driver.devices(), [0; 0]);
+}
+
+#[test]
+fn a_number_in_use_is_told_and_its_device_stays() {
+    let (control, driver) = control(Profile::V6_12);
+    let spec = DeviceSpec {
+        id: Some(5),
+        ..spec()
+    };
+    let first = control.add(&spec, Any::MODES).unwrap();
+    let error = control.add(&spec, Any::MODES).unwrap_err();
+    assert_eq!(
+        (error.kind(), error.errno()),
+        (Kind::Taken, Some(libc::EEXIST))
+    );
+    assert_eq!(driver.devices(), [5]);
+    first.delete(QUICK).unwrap();
+    assert_eq!(driver.devices(), [0; 0]);
+}
+
+#[test]
+fn parameters_that_the_kernel_leaves_out_are_told() {
+    let spec = DeviceSpec {
+        disk: Disk {
+            segments: Some(Segments {
+                max: 32,
+                bytes_max: 65536,
+                boundary: 4096,
+            }),
+            ..Disk::new(1 << 20)
+        },
+        ..spec()
+    };
+    for profile in Profile::ALL {
+        let (control, _driver) = control(profile);
+        let added = control.add(&spec, Any::MODES).unwrap();
+        let told = added
+            .granted()
+            .dropped
+            .iter()
+            .any(|one| one.what == What::Params(sys::PARAM_SEGMENT));
+        let known = profile.params & sys::PARAM_SEGMENT != 0;
+        assert_eq!(told, !known, "{}", profile.name);
+    }
+}
+
+#[test]
+fn a_device_that_is_open_elsewhere_is_waited_for_and_never_doubled() {
+    let (control, driver) = control(Profile::V7_2);
+    let added = control.add(&spec(), Any::MODES).unwrap();
+    let holder = FakePort::new(driver.clone(), 4711);
+    let held = holder.open_char(added.id()).unwrap();
+    let begun = Instant::now();
+    let error = open(&control, added.id(), Duration::from_millis(200));
+    assert_eq!(
+        (error.kind(), error.operation()),
+        (Kind::Taken, Operation::OpenChar)
+    );
+    assert!(
+        begun.elapsed() >= Duration::from_millis(200),
+        "it gave up early"
+    );
+    assert_eq!(driver.devices(), [added.id()]);
+    drop(held);
+}
+
+#[test]
+fn a_device_that_is_there_and_cannot_be_started_stays_there() {
+    let (control, driver) = control(Profile::V7_2);
+    let added = control.add(&spec(), Any::MODES).unwrap();
+    let error = open(&control, added.id(), 3 * QUICK);
+    assert_eq!(error.operation(), Operation::Fetch, "{error}");
+    assert_eq!(driver.devices(), [added.id()]);
+    let info = control.info(added.id()).unwrap();
+    assert_eq!(State::of(&info), State::Dead);
+}
+
+#[test]
+fn a_device_of_another_kind_is_not_taken_over() {
+    let (control, driver) = control(Profile::V7_2);
+    let copy = DeviceSpec {
+        id: Some(3),
+        mode: ModeChoice::Only(DataMode::Copy),
+        wants: Wants::NOTHING,
+        ..spec()
+    };
+    drop(control.add(&copy, Any::MODES).unwrap());
+    let reactor = ring();
+    let wanted = DeviceSpec {
+        wants: Wants::default().with(Capability::Recovery, Want::Require),
+        ..spec()
+    };
+    let error = open_or_recover(
+        &control,
+        (3, &wanted),
+        (&[reactor.handle().clone()], &Options::default()),
+        |_| Any,
+        QUICK,
+    )
+    .unwrap_err();
+    assert_eq!(error.kind(), Kind::NotGranted, "{error}");
+    assert!(error.remedy().contains("delete the device"), "{error}");
+    assert_eq!(driver.devices(), [3]);
+}
+
+#[test]
+fn what_nobody_serves_is_listed_and_removed() {
+    let (control, driver) = control(Profile::V6_12);
+    for _ in 0..3 {
+        drop(control.add(&spec(), Any::MODES).unwrap());
+    }
+    let orphans = control.orphans().unwrap();
+    assert_eq!(orphans.len(), 3);
+    assert!(orphans.iter().all(|one| one.state == State::Dead));
+    for orphan in orphans {
+        control.remove(orphan.info.device, QUICK).unwrap();
+    }
+    assert_eq!(driver.devices(), [0; 0]);
+    control.remove(0, QUICK).unwrap();
+}
