@@ -8,13 +8,14 @@
 //! bytes than asked for, an errno that is none.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
 use blkmq::SmallLock;
 use blkmq::io::{Op, SECTOR_BYTES};
 use reactor::Buf;
+
+use crate::queue::Counters;
 
 /// Where a request's bytes are.
 #[derive(Debug)]
@@ -62,26 +63,21 @@ pub(crate) struct Home {
     returned: SmallLock<Vec<Returned>>,
     /// Wakes the queue's owner.
     waker: OnceLock<Waker>,
-    dropped: AtomicU64,
+    counters: Arc<Counters>,
 }
 
 impl Home {
-    pub(crate) fn new() -> Arc<Home> {
+    pub(crate) fn new(counters: Arc<Counters>) -> Arc<Home> {
         Arc::new(Home {
             returned: SmallLock::new("answered requests", Vec::new()),
             waker: OnceLock::new(),
-            dropped: AtomicU64::new(0),
+            counters,
         })
     }
 
     /// Says how the owner is woken; the first word counts.
     pub(crate) fn settle(&self, waker: Waker) {
         let _ = self.waker.set(waker);
-    }
-
-    /// Requests that were dropped unanswered.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
     }
 
     fn put(&self, returned: Returned) {
@@ -110,6 +106,8 @@ pub struct Request {
     /// Present until the request is answered, which consumes the value.
     home: Option<Arc<Home>>,
     told: Told,
+    /// It asks for less than the kernel did.
+    limited: bool,
     data: Data,
 }
 
@@ -118,6 +116,7 @@ impl Request {
         Request {
             home: Some(home),
             told,
+            limited: false,
             data,
         }
     }
@@ -137,6 +136,25 @@ impl Request {
         match self.told.op {
             Op::Read { sectors, .. } | Op::Write { sectors, .. } => sectors * SECTOR_BYTES as u32,
             _ => 0,
+        }
+    }
+
+    /// Makes a read or write shorter: only its first `bytes`, whole sectors and not none, are
+    /// served, and the kernel asks for the rest anew. Anything else leaves it as it is.
+    pub fn limit(&mut self, bytes: u32) {
+        let fewer = bytes / SECTOR_BYTES as u32;
+        if fewer == 0 {
+            return;
+        }
+        match &mut self.told.op {
+            Op::Read { sectors, .. } | Op::Write { sectors, .. } if fewer < *sectors => {
+                *sectors = fewer;
+            }
+            _ => return,
+        }
+        self.limited = true;
+        if let Data::Buffer(buf) = &mut self.data {
+            buf.truncate(fewer as usize * SECTOR_BYTES as usize);
         }
     }
 
@@ -205,9 +223,14 @@ impl Request {
     }
 
     fn returned(&mut self, answer: Answer) -> Returned {
+        let part = self.limited && answer == Answer::Done;
         Returned {
             tag: self.told.tag,
-            answer,
+            answer: if part {
+                Answer::Part(self.bytes())
+            } else {
+                answer
+            },
             buf: self.take_buffer(),
         }
     }
@@ -226,7 +249,7 @@ impl Request {
 impl Drop for Request {
     fn drop(&mut self) {
         if let Some(home) = &self.home {
-            home.dropped.fetch_add(1, Ordering::Relaxed);
+            home.counters.count_dropped();
             self.finish(Answer::Failed(libc::EIO));
         }
     }
@@ -267,24 +290,39 @@ mod tests {
 
     #[test]
     fn a_dropped_request_fails_and_is_counted() {
-        let home = Home::new();
+        let home = Home::new(Arc::default());
         drop(request(&home, 3));
         assert_eq!(answers(&home), [(3, Answer::Failed(libc::EIO))]);
-        assert_eq!(home.dropped(), 1);
+        assert_eq!(home.counters.stats().dropped, 1);
     }
 
     #[test]
     fn an_answered_request_returns_once() {
-        let home = Home::new();
+        let home = Home::new(Arc::default());
         request(&home, 1).complete();
         request(&home, 2).fail(28);
         assert_eq!(answers(&home), [(1, Answer::Done), (2, Answer::Failed(28))]);
-        assert_eq!(home.dropped(), 0);
+        assert_eq!(home.counters.stats().dropped, 0);
+    }
+
+    #[test]
+    fn a_limited_request_is_done_in_part() {
+        let home = Home::new(Arc::default());
+        let mut one = request(&home, 1);
+        one.limit(1000);
+        assert_eq!(one.bytes(), 512);
+        one.limit(4096);
+        one.limit(0);
+        one.complete();
+        let mut whole = request(&home, 2);
+        whole.limit(4096);
+        whole.complete();
+        assert_eq!(answers(&home), [(1, Answer::Part(512)), (2, Answer::Done)]);
     }
 
     #[test]
     fn a_request_answered_through_another_queue_goes_home() {
-        let (home, other) = (Home::new(), Home::new());
+        let (home, other) = (Home::new(Arc::default()), Home::new(Arc::default()));
         let away = request(&home, 5).into_returned(&other, Answer::Done);
         assert!(away.is_none());
         assert_eq!(answers(&home), [(5, Answer::Done)]);
@@ -295,7 +333,7 @@ mod tests {
 
     #[test]
     fn a_request_can_be_answered_on_another_thread() {
-        let home = Home::new();
+        let home = Home::new(Arc::default());
         let one = request(&home, 9);
         std::thread::spawn(move || one.complete()).join().unwrap();
         assert_eq!(answers(&home), [(9, Answer::Done)]);

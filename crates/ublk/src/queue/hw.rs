@@ -85,7 +85,7 @@ impl Hw {
             tags: Tags::new(parts.depth),
             leaving: Leaving::No,
             detached: false,
-            home: Home::new(),
+            home: Home::new(Arc::clone(&parts.counters)),
             waker: Waker::noop().clone(),
             counters: parts.counters,
             watch: parts.watch,
@@ -579,11 +579,5 @@ impl Hw {
         if done && !std::mem::replace(&mut self.detached, true) {
             port.detach();
         }
-    }
-}
-
-impl Drop for Hw {
-    fn drop(&mut self) {
-        self.counters.dropped.set(self.home.dropped());
     }
 }

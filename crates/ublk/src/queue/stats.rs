@@ -41,7 +41,7 @@ pub struct Counters {
     pub(super) owned_at_abort: Count,
     pub(super) rearms: Count,
     pub(super) commits_lost: Count,
-    pub(super) dropped: Count,
+    dropped: AtomicU64,
     pub(super) panics: Count,
     pub(super) fallbacks: Count,
     pub(super) waits: Count,
@@ -73,6 +73,11 @@ impl Count {
 }
 
 impl Counters {
+    /// A request was dropped, on whatever thread.
+    pub(crate) fn count_dropped(&self) {
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// The figures now.
     pub fn stats(&self) -> QueueStats {
         QueueStats {
@@ -82,7 +87,7 @@ impl Counters {
             owned_at_abort: self.owned_at_abort.get(),
             rearms: self.rearms.get(),
             commits_lost: self.commits_lost.get(),
-            dropped: self.dropped.get(),
+            dropped: self.dropped.load(Ordering::Relaxed),
             panics: self.panics.get(),
             fallbacks: self.fallbacks.get(),
             waits: self.waits.get(),

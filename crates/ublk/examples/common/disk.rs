@@ -1,0 +1,460 @@
+//! Plain files as a disk, in place: one, or several with the disk striped over them.
+//!
+//! Offsets on the disk are offsets in the files, so nothing is ever moved and plans need no pins.
+//! What needs a system call that the ring does not make (durability, zeroing, giving space back)
+//! is a chore of one thread; many flushes that came meanwhile are one sync.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::thread::JoinHandle;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, FileId, Geometry, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf};
+use blkmq::{Device, DeviceOptions};
+use reactor::DioAlign;
+use rustix::fs::FallocateFlags;
+use smallvec::SmallVec;
+use ublk::Disk;
+use ublk::serve::{Serve, ServedFile};
+use ublk::spec::Discard;
+
+use super::Served;
+use super::options::{Parsed, size};
+
+/// How files are opened and used.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    /// The files.
+    pub files: Vec<PathBuf>,
+    /// All files are one disk, with this many bytes in a row on one before the next one's turn.
+    pub stripe_bytes: Option<u64>,
+    /// Past the page cache.
+    pub direct: bool,
+}
+
+impl Layout {
+    /// From `FILE... [--direct] [--stripe SIZE]`.
+    pub fn of(parsed: &Parsed) -> Result<Layout, Box<dyn Error>> {
+        if parsed.rest.is_empty() {
+            return Err("give at least one FILE".into());
+        }
+        let stripe_bytes = parsed.text("--stripe").map(size).transpose()?;
+        if stripe_bytes.is_some_and(|bytes| bytes == 0 || !bytes.is_multiple_of(4096)) {
+            return Err("--stripe takes a multiple of 4096".into());
+        }
+        Ok(Layout {
+            files: parsed.rest.iter().map(PathBuf::from).collect(),
+            stripe_bytes,
+            direct: parsed.has("--direct"),
+        })
+    }
+}
+
+/// A disk on files, and the device that its requests are admitted through.
+pub struct Striped {
+    disk: Arc<FileDisk>,
+    device: Arc<Device>,
+}
+
+impl Striped {
+    /// The disks that a layout means.
+    pub fn of(layout: &Layout) -> io::Result<Vec<Striped>> {
+        let groups: Vec<&[PathBuf]> = match layout.stripe_bytes {
+            Some(_) => vec![&layout.files],
+            None => layout.files.chunks(1).collect(),
+        };
+        let open = |files: &[PathBuf]| {
+            let disk = FileDisk::open(files, layout.stripe_bytes, layout.direct)?;
+            Ok(Striped::on(disk))
+        };
+        groups.into_iter().map(open).collect()
+    }
+
+    /// A disk in memory.
+    pub fn memory(bytes: u64) -> io::Result<Striped> {
+        let file = reactor::memfd(c"disk", bytes)?;
+        let disk = FileDisk::over(vec![Arc::new(file)], bytes, None, DioAlign::NONE)?;
+        Ok(Striped::on(disk))
+    }
+
+    fn on(disk: Arc<FileDisk>) -> Striped {
+        Striped {
+            disk,
+            device: Device::new("disk", DeviceOptions::default()),
+        }
+    }
+}
+
+impl Served for Striped {
+    type Handler = Serve<FileDisk>;
+
+    fn disk(&self) -> Disk {
+        let geometry = self.disk.geometry();
+        let bytes_max = 64 << 20;
+        Disk {
+            logical_block: geometry.logical_block,
+            physical_block: geometry.physical_block.max(geometry.logical_block),
+            discard: Some(Discard {
+                granularity: 4096,
+                bytes_max,
+                zeroes_bytes_max: bytes_max,
+            }),
+            dma_alignment: Some(self.disk.align.memory.max(512)),
+            ..Disk::new(geometry.bytes)
+        }
+    }
+
+    fn handler(&self, _queue: u16, depth: u16) -> Serve<FileDisk> {
+        let files = self.disk.served();
+        Serve::new(Arc::clone(&self.disk), &self.device, files, depth)
+    }
+}
+
+/// Files as a disk.
+pub struct FileDisk {
+    bytes: u64,
+    logical_block: u32,
+    stripe_bytes: u64,
+    files: Vec<Arc<OwnedFd>>,
+    align: DioAlign,
+    chores: Arc<Chores>,
+    worker: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl FileDisk {
+    fn open(paths: &[PathBuf], stripe: Option<u64>, direct: bool) -> io::Result<Arc<FileDisk>> {
+        let named = |path: &PathBuf, error: io::Error| {
+            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+        };
+        let (mut files, mut align, mut smallest) = (Vec::new(), DioAlign::NONE, u64::MAX);
+        for path in paths {
+            let mut options = File::options();
+            options.read(true).write(true);
+            if direct {
+                options.custom_flags(libc::O_DIRECT);
+            }
+            let file = options.open(path).map_err(|error| named(path, error))?;
+            smallest = smallest.min(file.metadata()?.len());
+            if direct {
+                let untold = || io::Error::other("its direct I/O alignment is not told");
+                let told = DioAlign::of(&file)?
+                    .ok_or_else(untold)
+                    .map_err(|error| named(path, error))?;
+                align.memory = align.memory.max(told.memory);
+                align.offset = align.offset.max(told.offset);
+            }
+            files.push(Arc::new(OwnedFd::from(file)));
+        }
+        FileDisk::over(files, smallest, stripe, align)
+    }
+
+    /// A disk on files of which each has `each` bytes or more.
+    fn over(
+        files: Vec<Arc<OwnedFd>>,
+        each: u64,
+        stripe: Option<u64>,
+        align: DioAlign,
+    ) -> io::Result<Arc<FileDisk>> {
+        let logical_block = align.offset.max(SECTOR_BYTES as u32);
+        let stripe_bytes = stripe.unwrap_or(u64::from(logical_block));
+        let bytes = (each - each % stripe_bytes) * files.len() as u64;
+        let chores = Arc::<Chores>::default();
+        let (for_worker, on) = (Arc::clone(&chores), files.clone());
+        let worker = std::thread::Builder::new()
+            .name("chores".into())
+            .spawn(move || for_worker.work(&on))?;
+        Ok(Arc::new(FileDisk {
+            bytes,
+            logical_block,
+            stripe_bytes,
+            files,
+            align,
+            chores,
+            worker: Mutex::new(Some(worker)),
+        }))
+    }
+
+    /// The files as plans name them.
+    fn served(&self) -> Vec<ServedFile> {
+        let served = self.files.iter().enumerate().map(|(at, fd)| ServedFile {
+            id: FileId(at as u16),
+            fd: Arc::clone(fd),
+            align: self.align,
+        });
+        served.collect()
+    }
+
+    /// The parts of a range: where they begin in the range, their length, file and offset.
+    fn parts(&self, sector: u64, sectors: u64) -> impl Iterator<Item = (u64, u64, usize, u64)> {
+        let (start, end) = (sector * SECTOR_BYTES, (sector + sectors) * SECTOR_BYTES);
+        let (stripe, count) = (self.stripe_bytes, self.files.len() as u64);
+        let mut at = start;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let (file, offset, len) = if count == 1 {
+                (0, at, end - at)
+            } else {
+                let (row, within) = (at / stripe, at % stripe);
+                let offset = row / count * stripe + within;
+                (row % count, offset, (stripe - within).min(end - at))
+            };
+            let part = (at - start, len, file as usize, offset);
+            at += len;
+            Some(part)
+        })
+    }
+
+    fn plan(&self, sector: u64, sectors: u32) -> Pieces {
+        let piece = |(at, len, file, offset): (u64, u64, usize, u64)| Piece {
+            at: at as u32,
+            len: len as u32,
+            place: Place::At {
+                file: FileId(file as u16),
+                offset,
+            },
+        };
+        Pieces(self.parts(sector, u64::from(sectors)).map(piece).collect())
+    }
+
+    fn give_back(&self, sector: u64, sectors: u64, keep: bool, waker: &Waker) -> StepOf<Self> {
+        let ranges = self
+            .parts(sector, sectors)
+            .map(|(_, len, file, offset)| (file, offset, len));
+        Step::Sync(self.chores.ask(
+            Chore::Zero {
+                ranges: ranges.collect(),
+                keep,
+            },
+            waker,
+        ))
+    }
+}
+
+impl Drop for FileDisk {
+    fn drop(&mut self) {
+        self.chores.state().over = true;
+        self.chores.more.notify_all();
+        let worker = self
+            .worker
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(worker) = worker
+            && worker.thread().id() != std::thread::current().id()
+        {
+            // It ends after the chore at hand.
+            let _ = worker.join();
+        }
+    }
+}
+
+/// A plan.
+#[derive(Debug)]
+pub struct Pieces(SmallVec<[Piece; 1]>);
+
+/// A plan of a write that may have to be durable.
+#[derive(Debug)]
+pub struct WritePlan(Pieces, bool);
+
+impl Plan for Pieces {
+    fn pieces(&self) -> &[Piece] {
+        &self.0
+    }
+}
+
+impl Plan for WritePlan {
+    fn pieces(&self) -> &[Piece] {
+        self.0.pieces()
+    }
+}
+
+impl Backend for FileDisk {
+    type Read = Pieces;
+    type Write = WritePlan;
+    type Sync = Ticket;
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            bytes: self.bytes,
+            logical_block: self.logical_block,
+            physical_block: 4096,
+            read_only: false,
+        }
+    }
+
+    fn begin(&self, op: &Op, waker: &Waker) -> StepOf<Self> {
+        match *op {
+            Op::Read { sector, sectors } => Step::Read(self.plan(sector, sectors)),
+            Op::Write {
+                sector,
+                sectors,
+                fua,
+            } => Step::Write(WritePlan(self.plan(sector, sectors), fua)),
+            Op::Flush => Step::Sync(self.chores.ask(Chore::Sync, waker)),
+            Op::Discard {
+                sector, sectors, ..
+            } => self.give_back(sector, sectors, false, waker),
+            Op::WriteZeroes {
+                sector, sectors, ..
+            } => self.give_back(sector, sectors, true, waker),
+        }
+    }
+
+    fn read(&self, _: Pieces, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved)
+    }
+
+    fn written(
+        &self,
+        plan: WritePlan,
+        moved: Result<(), ErrorKind>,
+        waker: &Waker,
+    ) -> StepOf<Self> {
+        if plan.1 && moved.is_ok() {
+            return Step::Sync(self.chores.ask(Chore::Sync, waker));
+        }
+        Step::Done(moved)
+    }
+
+    fn poll_sync(&self, ticket: Ticket, waker: &Waker) -> StepOf<Self> {
+        self.chores.poll(ticket, waker)
+    }
+}
+
+enum Chore {
+    /// Everything written so far is to be durable.
+    Sync,
+    /// These ranges read as zeroes and are durable so; `keep` keeps their space.
+    Zero {
+        ranges: Vec<(usize, u64, u64)>,
+        keep: bool,
+    },
+}
+
+/// A wait for a chore.
+#[derive(Debug)]
+pub struct Ticket(u64);
+
+#[derive(Default)]
+struct State {
+    asked: u64,
+    /// Chores up to this one have ended.
+    done: u64,
+    failed: Vec<(u64, ErrorKind)>,
+    /// A sync failed: what it should have covered is unknown for good (R10).
+    poisoned: bool,
+    todo: VecDeque<(u64, Chore)>,
+    waiting: Vec<Waker>,
+    over: bool,
+}
+
+/// What the worker is asked to do.
+#[derive(Default)]
+struct Chores {
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+impl Chores {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, chore: Chore, waker: &Waker) -> Ticket {
+        let mut state = self.state();
+        state.asked += 1;
+        let number = state.asked;
+        state.todo.push_back((number, chore));
+        state.waiting.push(waker.clone());
+        drop(state);
+        self.more.notify_one();
+        Ticket(number)
+    }
+
+    fn poll<R, W>(&self, ticket: Ticket, waker: &Waker) -> Step<R, W, Ticket> {
+        let mut state = self.state();
+        if state.done < ticket.0 {
+            state.waiting.push(waker.clone());
+            return Step::Sync(ticket);
+        }
+        let failed = state
+            .failed
+            .iter()
+            .position(|(number, _)| *number == ticket.0);
+        Step::Done(failed.map_or(Ok(()), |at| Err(state.failed.swap_remove(at).1)))
+    }
+
+    /// The worker: does what is asked until it is over.
+    fn work(&self, files: &[Arc<OwnedFd>]) {
+        loop {
+            let mut state = self.state();
+            while state.todo.is_empty() && !state.over {
+                state = self
+                    .more
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.todo.is_empty() {
+                return;
+            }
+            let poisoned = state.poisoned;
+            let todo = std::mem::take(&mut state.todo);
+            drop(state);
+            let mut failed = Vec::new();
+            let (mut last, mut sync_asked) = (0, Vec::new());
+            for (number, chore) in todo {
+                last = number;
+                match chore {
+                    Chore::Sync => sync_asked.push(number),
+                    Chore::Zero { ranges, keep } => {
+                        if let Err(error) = zero(files, &ranges, keep) {
+                            failed.push((number, kind_of(&error)));
+                        }
+                    }
+                }
+            }
+            let synced = sync_asked.is_empty()
+                || !poisoned && files.iter().all(|file| rustix::fs::fdatasync(file).is_ok());
+            if !synced {
+                failed.extend(sync_asked.iter().map(|&number| (number, ErrorKind::Io)));
+            }
+            let mut state = self.state();
+            state.poisoned |= !synced;
+            state.failed.append(&mut failed);
+            state.done = last;
+            let waiting = std::mem::take(&mut state.waiting);
+            drop(state);
+            waiting.iter().for_each(Waker::wake_by_ref);
+        }
+    }
+}
+
+fn zero(files: &[Arc<OwnedFd>], ranges: &[(usize, u64, u64)], keep: bool) -> io::Result<()> {
+    for &(file, offset, len) in ranges {
+        let how = if keep {
+            FallocateFlags::ZERO_RANGE
+        } else {
+            FallocateFlags::PUNCH_HOLE
+        };
+        rustix::fs::fallocate(&files[file], how | FallocateFlags::KEEP_SIZE, offset, len)?;
+        rustix::fs::fdatasync(&files[file])?;
+    }
+    Ok(())
+}
+
+fn kind_of(error: &io::Error) -> ErrorKind {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => ErrorKind::Unsupported,
+        Some(libc::ENOSPC) => ErrorKind::NoSpace,
+        _ => ErrorKind::Io,
+    }
+}

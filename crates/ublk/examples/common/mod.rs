@@ -1,0 +1,185 @@
+//! What the example servers share: options, and the life of their devices.
+//!
+//! They print the path of each disk on standard output once it is there, and serve until standard
+//! input ends or SIGTERM or SIGINT comes. Everything else is said on standard error.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each example uses a part of this"
+)]
+
+pub mod disk;
+pub mod options;
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use reactor::{BackendChoice, BackendKind, Config, Reactor};
+use ublk::control::Control;
+use ublk::device::{self, Live};
+use ublk::exit;
+use ublk::queue::Handler;
+use ublk::{DeviceSpec, Disk};
+
+pub use options::{Options, Parsed};
+
+/// What an example serves on one device.
+pub trait Served {
+    /// Serves one queue.
+    type Handler: Handler + Send;
+
+    /// What the disk looks like.
+    fn disk(&self) -> Disk;
+
+    /// Makes the handler of a queue.
+    fn handler(&self, queue: u16, depth: u16) -> Self::Handler;
+}
+
+/// How long one step of a device's life may take.
+const STEP: Duration = Duration::from_secs(30);
+
+/// Serves each of these on a device of its own, until told to end.
+pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Error>> {
+    let control = Control::open()?;
+    let reactors = (0..options.reactors)
+        .map(|number| {
+            Reactor::start(Config {
+                name: format!("reactor-{number}"),
+                backend: BackendChoice::Only(BackendKind::IoUring),
+                completions: options.completions,
+                ..Config::default()
+            })
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut devices = Vec::new();
+    for (at, one) in served.iter().enumerate() {
+        match bring_up(options, &control, &reactors, at, one) {
+            Ok(live) => devices.push(live),
+            Err(error) => {
+                // Nothing is left behind.
+                take_down(devices);
+                return Err(error);
+            }
+        }
+    }
+    {
+        let mut out = std::io::stdout().lock();
+        for live in &devices {
+            writeln!(out, "{}", live.path().display())?;
+        }
+        out.flush()?;
+    }
+    wait_for_the_end()?;
+    for live in &devices {
+        for (queue, stats) in live.stats().iter().enumerate() {
+            eprintln!("device {} queue {queue}: {stats:?}", live.id());
+        }
+    }
+    if options.leave {
+        let report = exit::leave(&control, devices, reactors, exit::Limits::default());
+        eprintln!("left: {report:?}");
+        return Ok(());
+    }
+    take_down(devices);
+    Ok(())
+}
+
+fn bring_up<S: Served>(
+    options: &Options,
+    control: &Control,
+    reactors: &[Reactor],
+    at: usize,
+    served: &S,
+) -> Result<Live, Box<dyn Error>> {
+    // Devices begin on different reactors, so that single queues spread.
+    let count = reactors.len();
+    let handles: Vec<_> = (0..count)
+        .map(|turn| reactors[(at + turn) % count].handle().clone())
+        .collect();
+    let id = options.id.map(|first| first + at as u32);
+    let spec = DeviceSpec {
+        id,
+        queues: options.queues,
+        depth: options.depth,
+        io_bytes_max: options.io_bytes,
+        mode: options.mode,
+        wants: options.wants,
+        ..DeviceSpec::new(served.disk())
+    };
+    let spec = spec.with_environment()?;
+    let given = device::Options {
+        slots_max: options.slots,
+        ..device::Options::default()
+    };
+    let build = |queue| served.handler(queue, options.depth);
+    let live = match id.filter(|_| options.recover) {
+        Some(id) => {
+            let (live, how) = device::open_or_recover(
+                control,
+                (id, &spec),
+                (handles.as_slice(), &given),
+                build,
+                STEP,
+            )?;
+            eprintln!("device {id}: {how:?}");
+            live
+        }
+        None => control
+            .add(&spec, S::Handler::MODES)?
+            .arm(&handles, &given, build)?
+            .start(STEP)?,
+    };
+    let granted = live.granted();
+    eprintln!(
+        "device {}: {}, {} queues of {}, flags {:?}",
+        live.id(),
+        granted.mode,
+        granted.queues,
+        granted.depth,
+        granted.flags
+    );
+    for dropped in &granted.dropped {
+        eprintln!("device {}: without {dropped}", live.id());
+    }
+    Ok(live)
+}
+
+fn take_down(devices: Vec<Live>) {
+    for live in devices {
+        let id = live.id();
+        match live.stop(STEP) {
+            Ok(stopped) => {
+                if let Err(error) = stopped.delete(STEP) {
+                    eprintln!("device {id}: {error}");
+                }
+            }
+            Err(kept) => eprintln!("device {id}: {kept}"),
+        }
+    }
+}
+
+/// Until standard input ends, or SIGTERM or SIGINT comes.
+fn wait_for_the_end() -> Result<(), Box<dyn Error>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (over, ended) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while matches!(std::io::stdin().read(&mut bytes), Ok(read) if read > 0) {}
+        // Whoever waited may have heard of a signal first.
+        let _ = over.send(());
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        tokio::select! {
+            _ = ended => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(())
+    })
+}

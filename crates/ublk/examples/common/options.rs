@@ -1,0 +1,154 @@
+//! Options of the example servers.
+
+use std::error::Error;
+use std::str::FromStr;
+
+use ublk::{Capability, ModeChoice, Want, Wants};
+
+/// What all example servers take.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// `--id N`: number of the first device; the others follow.
+    pub id: Option<u32>,
+    /// `--queues N`.
+    pub queues: u16,
+    /// `--depth N`.
+    pub depth: u16,
+    /// `--io-bytes SIZE`: largest request.
+    pub io_bytes: u32,
+    /// `--mode auto|zero-copy|user-copy|get-data|copy`.
+    pub mode: ModeChoice,
+    /// `--slots N`: buffer slots of a zero-copy queue.
+    pub slots: u16,
+    /// `--reactors N`: threads and rings, shared by all devices.
+    pub reactors: usize,
+    /// `--completions N`: of each ring.
+    pub completions: u32,
+    /// `--recovery none|plain|reissue|fail-io`, `--no-part-scan`.
+    pub wants: Wants,
+    /// `--recover`: takes the devices over where they are there. Needs `--id`.
+    pub recover: bool,
+    /// `--leave`: leaves the devices to a successor at the end, instead of deleting them.
+    pub leave: bool,
+}
+
+/// An example's arguments: the common options, its own flags and what is no flag.
+#[derive(Debug)]
+pub struct Parsed {
+    /// Common.
+    pub options: Options,
+    own: Vec<(String, String)>,
+    /// The rest, in order.
+    pub rest: Vec<String>,
+}
+
+fn wants(recovery: &str) -> Result<Wants, Box<dyn Error>> {
+    let nothing = Wants::NOTHING
+        .with(Capability::Resize, Want::Prefer)
+        .with(Capability::SafeStop, Want::Prefer)
+        .with(Capability::PerIoTask, Want::Prefer);
+    let plain = nothing
+        .with(Capability::Recovery, Want::Require)
+        .with(Capability::Quiesce, Want::Prefer);
+    match recovery {
+        "none" => Ok(nothing),
+        "plain" => Ok(plain),
+        "reissue" => Ok(plain.with(Capability::Reissue, Want::Require)),
+        "fail-io" => Ok(plain.with(Capability::FailIo, Want::Require)),
+        other => Err(format!("--recovery {other}: use none, plain, reissue or fail-io").into()),
+    }
+}
+
+/// A number with an optional K, M or G (binary).
+pub fn size(text: &str) -> Result<u64, Box<dyn Error>> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is no size"))?;
+    Ok(number << shift)
+}
+
+impl Parsed {
+    /// Reads the process's arguments. `own` are the example's flags that take a value, `switches`
+    /// those that take none.
+    pub fn read(own: &[&str], switches: &[&str]) -> Result<Parsed, Box<dyn Error>> {
+        let mut parsed = Parsed {
+            options: Options {
+                id: None,
+                queues: 1,
+                depth: 128,
+                io_bytes: 1 << 20,
+                mode: ModeChoice::Auto,
+                slots: 64,
+                reactors: 1,
+                completions: 4096,
+                wants: wants("none")?,
+                recover: false,
+                leave: false,
+            },
+            own: Vec::new(),
+            rest: Vec::new(),
+        };
+        let mut args = std::env::args().skip(1);
+        let mut part_scan = true;
+        while let Some(arg) = args.next() {
+            let options = &mut parsed.options;
+            let mut value = || args.next().ok_or_else(|| format!("{arg} takes a value"));
+            match arg.as_str() {
+                "--id" => options.id = Some(number(&arg, &value()?)?),
+                "--queues" => options.queues = number(&arg, &value()?)?,
+                "--depth" => options.depth = number(&arg, &value()?)?,
+                "--io-bytes" => options.io_bytes = u32::try_from(size(&value()?)?)?,
+                "--mode" => options.mode = value()?.parse()?,
+                "--slots" => options.slots = number(&arg, &value()?)?,
+                "--reactors" => options.reactors = number::<usize>(&arg, &value()?)?.max(1),
+                "--completions" => options.completions = number(&arg, &value()?)?,
+                "--recovery" => options.wants = wants(&value()?)?,
+                "--no-part-scan" => part_scan = false,
+                "--recover" => options.recover = true,
+                "--leave" => options.leave = true,
+                name if switches.contains(&name) => parsed.own.push((arg.clone(), String::new())),
+                name if own.contains(&name) => {
+                    let value = value()?;
+                    parsed.own.push((arg.clone(), value));
+                }
+                name if name.starts_with("--") => return Err(format!("no option {arg}").into()),
+                _ => parsed.rest.push(arg),
+            }
+        }
+        let options = &mut parsed.options;
+        if options.recover && options.id.is_none() {
+            return Err("--recover needs --id".into());
+        }
+        if !part_scan {
+            options.wants = options.wants.with(Capability::NoPartScan, Want::Require);
+        }
+        Ok(parsed)
+    }
+
+    /// Whether one of the example's switches is there.
+    pub fn has(&self, name: &str) -> bool {
+        self.own.iter().any(|(own, _)| own == name)
+    }
+
+    /// One of the example's own values.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let found = self.own.iter().rev().find(|(own, _)| own == name)?;
+        Some(&found.1)
+    }
+
+    /// One of the example's own numbers, or zero.
+    pub fn number(&self, name: &str) -> Result<u64, Box<dyn Error>> {
+        self.text(name).map_or(Ok(0), size)
+    }
+}
+
+fn number<T: FromStr>(name: &str, text: &str) -> Result<T, Box<dyn Error>> {
+    let parsed = text
+        .parse()
+        .map_err(|_| format!("{name} {text}: no number that fits"))?;
+    Ok(parsed)
+}

@@ -1,0 +1,107 @@
+//! Answers every request without touching its bytes: what the way to a server costs.
+//!
+//!     cargo run --release -p ublk --example null -- [--devices N] [--size SIZE] [--deferred] …
+//!
+//! `--deferred` answers on another thread than the ring's. The other options are in `common`.
+
+mod common;
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::mpsc::{Sender, channel};
+
+use blkmq::io::Op;
+use reactor::{Completion, Need, Port, Token};
+use ublk::queue::{Handler, QueueCx};
+use ublk::{Data, Disk, Request};
+
+use common::{Parsed, Served};
+
+struct Null {
+    bytes: u64,
+    deferred: Option<Sender<Request>>,
+}
+
+/// The handler of one queue.
+struct Nothing {
+    deferred: Option<Sender<Request>>,
+    /// Reads that wait for a buffer, by tag.
+    waiting: HashMap<u64, Request>,
+}
+
+impl Nothing {
+    fn answer<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        match &self.deferred {
+            // The receiver lives as long as the process.
+            Some(deferred) => drop(deferred.send(request)),
+            None => queue.complete(request),
+        }
+    }
+}
+
+impl Handler for Nothing {
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, mut request: Request) {
+        let wants_buffer =
+            matches!(request.op(), Op::Read { .. }) && matches!(request.data(), Data::None);
+        if wants_buffer {
+            let token = u64::from(request.tag());
+            match queue.buffer(Token(token), request.bytes() as usize, Need::Fresh) {
+                Some(buf) => request.set_buffer(buf),
+                None => {
+                    self.waiting.insert(token, request);
+                    return;
+                }
+            }
+        }
+        self.answer(queue, request);
+    }
+
+    fn completed<P: Port>(
+        &mut self,
+        queue: &mut QueueCx<'_, P>,
+        token: Token,
+        completion: Completion,
+    ) {
+        let waited = self.waiting.remove(&token.0);
+        if let (Some(mut request), Completion::Buffer(buf)) = (waited, completion) {
+            request.set_buffer(buf);
+            self.answer(queue, request);
+        }
+    }
+}
+
+impl Served for Null {
+    type Handler = Nothing;
+
+    fn disk(&self) -> Disk {
+        Disk::new(self.bytes)
+    }
+
+    fn handler(&self, _queue: u16, _depth: u16) -> Nothing {
+        Nothing {
+            deferred: self.deferred.clone(),
+            waiting: HashMap::new(),
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let parsed = Parsed::read(&["--devices", "--size"], &["--deferred"])?;
+    let bytes = match parsed.number("--size")? {
+        0 => 250 << 30,
+        bytes => bytes,
+    };
+    let deferred = parsed.has("--deferred").then(|| {
+        let (deferred, requests) = channel::<Request>();
+        std::thread::spawn(move || requests.into_iter().for_each(Request::complete));
+        deferred
+    });
+    let count = parsed.number("--devices")?.max(1);
+    let served: Vec<Null> = (0..count)
+        .map(|_| Null {
+            bytes,
+            deferred: deferred.clone(),
+        })
+        .collect();
+    common::run(&parsed.options, &served)
+}
