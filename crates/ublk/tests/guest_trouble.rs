@@ -1,0 +1,270 @@
+//! Devices' lives that go wrong, against a real kernel: run as root in a guest, after
+//! `modprobe ublk_drv`. Elsewhere each test says `skipped: no /dev/ublk-control`.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod lives;
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lives::{Null, Reader, SOON, World, disk, read, ring, spec};
+use reactor::{Handle, Port, Reactor};
+use ublk::control::Control;
+use ublk::device::{How, Options, State, open_or_recover};
+use ublk::error::Kind;
+use ublk::exit::{Limits, leave};
+use ublk::queue::{Handler, QueueCx};
+use ublk::{Capability, DataMode, DeviceSpec, Modes, Request, Want, Wants, sys};
+
+/// Tells a process what to be, and of which device.
+const ROLE: &str = "GUEST_ROLE";
+
+/// This program again, as one test that plays a role.
+fn role(name: &str, id: u32) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", name, "--nocapture"])
+        .env(ROLE, id.to_string());
+    command
+}
+
+fn my_role() -> Option<u32> {
+    Some(std::env::var(ROLE).ok()?.parse().unwrap())
+}
+
+/// Keeps what comes, and completes what came before it was told to let go.
+#[derive(Clone, Default)]
+struct Hold(Arc<Mutex<Held>>);
+
+#[derive(Default)]
+struct Held {
+    requests: Vec<Request>,
+    letting_go: bool,
+}
+
+impl Hold {
+    fn let_go(&self) {
+        let mut held = self.0.lock().unwrap();
+        held.letting_go = true;
+        held.requests.clear();
+    }
+
+    fn wait_for_one(&self) {
+        let deadline = Instant::now() + SOON;
+        while self.0.lock().unwrap().requests.is_empty() {
+            assert!(Instant::now() < deadline, "no request comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Handler for Hold {
+    const MODES: Modes = Modes::NONE.and(DataMode::UserCopy);
+
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        let mut held = self.0.lock().unwrap();
+        if held.letting_go {
+            queue.complete(request);
+        } else {
+            held.requests.push(request);
+        }
+    }
+}
+
+/// Lets go also where a test panics: what is held would keep the disk for ever.
+struct LetGo(Hold);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
+
+#[test]
+fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("hold");
+    let hold = LetGo(Hold::default());
+    let unscanned = DeviceSpec {
+        wants: Wants::default().with(Capability::NoPartScan, Want::Prefer),
+        ..spec()
+    };
+    let added = world.control.add(&unscanned, Hold::MODES).unwrap();
+    let handles = [reactor.handle().clone()];
+    let armed = added.arm(&handles, &Options::default(), |_| hold.0.clone());
+    // Before 7.0 the kernel looks for partitions inside START: it is answered late then.
+    let scanned = hold.0.clone();
+    let answers = (!world.has(sys::F_NO_PART_SCAN)).then(|| {
+        scanned.0.lock().unwrap().letting_go = true;
+    });
+    let live = armed.unwrap().start(SOON).unwrap();
+    if answers.is_some() {
+        hold.0.0.lock().unwrap().letting_go = false;
+    }
+    let path = live.path();
+    let client = std::thread::spawn(move || read(&disk(&path), 0));
+    hold.0.wait_for_one();
+
+    let begun = Instant::now();
+    let kept = live.stop(Duration::from_millis(700)).unwrap_err();
+    println!("after {:?}: {kept}", begun.elapsed());
+    assert!(
+        matches!(kept.error.kind(), Kind::Stuck | Kind::Late),
+        "{kept}"
+    );
+    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+
+    // Over the fresh ring, or the old one: other devices come and go.
+    let other = ring("other");
+    let live = world.serve(&spec(), &[other.handle().clone()]);
+    read(&disk(&live.path()), 0).unwrap();
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+
+    hold.0.let_go();
+    client.join().unwrap().unwrap_err();
+    let stopped = kept.device.stop(SOON).unwrap();
+    stopped.delete(SOON).unwrap();
+    assert_eq!(world.control.devices().unwrap(), []);
+}
+
+#[test]
+fn when_one_of_two_reactors_dies_the_device_is_left_and_recovered() {
+    let Some(world) = World::new() else { return };
+    let (dies, stays) = (ring("dies"), ring("stays"));
+    let handles: Vec<Handle> = [&dies, &stays]
+        .map(|one: &Reactor| one.handle().clone())
+        .into();
+    let live = world.serve(&spec(), &handles);
+    assert_eq!(live.granted().queues, 2);
+    let id = live.id();
+    let reader = Reader::start(&live.path());
+    reader.goes_on();
+    drop(dies);
+    let report = leave(&world.control, vec![live], vec![stays], Limits::default());
+    println!("{report:?}");
+    assert_eq!(report.unseen, []);
+    let next = ring("next");
+    let (live, how) = world.open(id, &[next.handle().clone()]);
+    assert_eq!(how, How::Recovered);
+    reader.goes_on();
+    println!("{} reads, none failed", reader.end());
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+#[test]
+fn a_disk_that_fails_without_a_server_works_again_with_the_next_one() {
+    let Some(world) = World::new() else { return };
+    let fails = DeviceSpec {
+        wants: Wants::default()
+            .with(Capability::FailIo, Want::Require)
+            .with(Capability::Reissue, Want::Avoid),
+        ..spec()
+    };
+    if !world.has(sys::F_RECOVERY_FAIL_IO) {
+        let error = world.control.add(&fails, Null::MODES).unwrap_err();
+        assert!(error.remedy().contains("6.13"), "{error}");
+        return;
+    }
+    let reactor = ring("fails");
+    let live = world.serve(&fails, &[reactor.handle().clone()]);
+    let (id, client) = (live.id(), disk(&live.path()));
+    read(&client, 0).unwrap();
+    let report = leave(&world.control, vec![live], vec![reactor], Limits::default());
+    assert_eq!(report.unseen, []);
+    assert_eq!(world.state(id), State::FailIo);
+    read(&client, 0).unwrap_err();
+    let next = ring("next");
+    let (live, how) = world.open(id, &[next.handle().clone()]);
+    assert_eq!(how, How::Recovered);
+    read(&client, 0).unwrap();
+    drop(client);
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+/// Kills its process in the middle of a recovery: as soon as one queue has its tags out.
+struct Dies;
+
+impl Handler for Dies {
+    const MODES: Modes = Null::MODES;
+
+    fn attached<P: Port>(&mut self, _queue: &mut QueueCx<'_, P>) {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
+            .unwrap();
+    }
+
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        queue.complete(request);
+    }
+}
+
+/// Not a test by itself: dies while it recovers a device.
+#[test]
+fn dies_recovering() {
+    let Some(id) = my_role() else { return };
+    let reactor = ring("dies");
+    let seats = [reactor.handle().clone()];
+    let seats = (&seats[..], &Options::default());
+    let control = Control::open().unwrap();
+    let result = open_or_recover(&control, (id, &spec()), seats, |_| Dies, SOON);
+    panic!(
+        "it did not die: {:?}",
+        result.map(|(live, how)| (live.id(), how))
+    );
+}
+
+#[test]
+fn a_server_killed_while_it_recovers_leaves_a_disk_that_is_recovered_or_removed() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("first");
+    let live = world.serve(&spec(), &[reactor.handle().clone()]);
+    let id = live.id();
+    leave(&world.control, vec![live], vec![reactor], Limits::default());
+    let died = role("dies_recovering", id).output().unwrap();
+    assert!(!died.status.success());
+    assert!(!String::from_utf8_lossy(&died.stdout).contains("did not die"));
+
+    let next = ring("next");
+    let seats = [next.handle().clone()];
+    let seats = (&seats[..], &Options::default());
+    let opened = open_or_recover(&world.control, (id, &spec()), seats, |_| Null, SOON);
+    match opened {
+        Ok((live, how)) => {
+            assert_eq!(how, How::Recovered);
+            read(&disk(&live.path()), 0).unwrap();
+            live.stop(SOON).unwrap().delete(SOON).unwrap();
+        }
+        Err(error) => {
+            println!("{error}");
+            assert!(!world.has(sys::F_PER_IO_TASK), "{error}");
+            assert!(error.remedy().contains("delete it"), "{error}");
+            world.control.remove(id, SOON).unwrap();
+        }
+    }
+    assert_eq!(world.control.devices().unwrap(), []);
+}
+
+/// Not a test by itself: opens the control device as somebody who may not.
+#[test]
+fn opens_without_rights() {
+    if my_role().is_none() {
+        return;
+    }
+    let error = Control::open().unwrap_err();
+    assert_eq!(error.kind(), Kind::Denied, "{error}");
+    println!("refused: {error}");
+}
+
+#[test]
+fn without_rights_the_control_device_says_what_is_missing() {
+    let Some(_world) = World::new() else { return };
+    let output = role("opens_without_rights", 0).uid(65534).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+    assert!(
+        text.contains("refused: ublk: opening the control device"),
+        "{text}"
+    );
+    assert!(text.contains("run as root"), "{text}");
+}
