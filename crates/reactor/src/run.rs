@@ -60,7 +60,8 @@ pub struct Config {
     pub workers: usize,
     /// Mark the thread as one that frees memory by writing (`PR_SET_IO_FLUSHER`), so that it
     /// never waits for memory that only its own work can free: for disks that are mounted on this
-    /// host. It needs CAP_SYS_RESOURCE; without it the reactor runs unmarked and says so.
+    /// host. It needs CAP_SYS_RESOURCE; without it the reactor runs unmarked
+    /// ([`Reactor::io_flusher`]).
     pub io_flusher: bool,
 }
 
@@ -256,7 +257,7 @@ impl Drop for Reactor {
 fn become_io_flusher() -> bool {
     let set = rustix::process::configure_io_flusher_behavior(true);
     if let Err(error) = set {
-        tracing::info!(%error, "the reactor's thread is no I/O flusher: it lacks CAP_SYS_RESOURCE");
+        tracing::debug!(%error, "the thread is no I/O flusher: it lacks CAP_SYS_RESOURCE");
     }
     set.is_ok()
 }
