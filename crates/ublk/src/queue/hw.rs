@@ -569,7 +569,9 @@ impl Hw {
         let done = match self.leaving {
             Leaving::No => false,
             Leaving::Aborted { grace_over } => {
-                in_hand + count(State::Pausing) == 0 && (with_driver == 0 || grace_over)
+                // What a driver that is about to go refuses for so long, it settles by itself
+                // when its character device is closed.
+                in_hand == 0 && (grace_over || with_driver + count(State::Pausing) == 0)
             }
             Leaving::Stopping => {
                 let unsettled = count(State::Pausing) > 0;

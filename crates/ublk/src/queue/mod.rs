@@ -24,6 +24,8 @@ mod hw;
 mod mode;
 mod stats;
 mod tags;
+#[cfg(test)]
+pub(crate) mod tests;
 mod token;
 
 use std::fmt;

@@ -17,6 +17,8 @@
 mod fixed;
 mod job;
 mod mover;
+#[cfg(test)]
+mod tests;
 mod token;
 
 use std::fmt;

@@ -1,0 +1,475 @@
+//! A queue on a port that only takes notes: what it sends, and what it makes of each answer.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use reactor::op::Command;
+use reactor::{Buf, FileIndex, Need, Op, OpId};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::token::own;
+use super::*;
+use crate::request::Answer;
+use crate::sys::{self, IoCommand, IoDescriptor};
+
+/// A port whose operations end when the test says.
+#[derive(Default)]
+pub(crate) struct Notes {
+    pub(crate) ops: Vec<(Token, Op)>,
+    /// Buffers are waited for.
+    pub(crate) dry: bool,
+    pub(crate) wanted: Vec<(Token, usize)>,
+    files: u32,
+    detached: bool,
+}
+
+impl Port for Notes {
+    fn submit(&mut self, token: Token, op: Op) -> OpId {
+        self.ops.push((token, op));
+        OpId::of_test(self.ops.len() as u64)
+    }
+    fn cancel(&mut self, _: OpId) {}
+    fn buffer(&mut self, token: Token, len: usize, _: Need) -> Option<Buf> {
+        if self.dry {
+            self.wanted.push((token, len));
+            return None;
+        }
+        Buf::allocate(len)
+    }
+    fn reserve_len(&self) -> usize {
+        1 << 20
+    }
+    fn register(&mut self, _: Arc<OwnedFd>) -> FileIndex {
+        self.files += 1;
+        FileIndex::of_test(self.files)
+    }
+    fn close(&mut self, _: FileIndex) {}
+    fn slots_enable(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        Some((0..count as u16).collect())
+    }
+    fn give_slots(&mut self, _: &[u16]) {}
+    fn request_turn(&mut self) {}
+    fn waker(&self, _: u64) -> Waker {
+        Waker::noop().clone()
+    }
+    fn detach(&mut self) {
+        self.detached = true;
+    }
+}
+
+#[derive(Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl Watch for Told {
+    fn fetch_failed(&self, queue: u16, errno: i32) {
+        self.0
+            .lock()
+            .unwrap()
+            .push(format!("fetch {queue} {errno}"));
+    }
+    fn aborted(&self, queue: u16) {
+        self.0.lock().unwrap().push(format!("aborted {queue}"));
+    }
+    fn gone(&self, queue: u16, _: QueueStats) {
+        self.0.lock().unwrap().push(format!("gone {queue}"));
+    }
+}
+
+/// A queue, its driver's memory and its port.
+pub(crate) struct Rig<H: Handler> {
+    source: Option<QueueSource<H>>,
+    pub(crate) port: Notes,
+    memory: File,
+    told: Arc<Told>,
+    counters: Arc<Counters>,
+}
+
+impl<H: Handler> Rig<H> {
+    pub(crate) fn new(flags: u64, depth: u16, handler: H) -> Rig<H> {
+        let memory = File::from(reactor::memfd(c"driver", 1 << 20).unwrap());
+        let (told, counters) = (Arc::<Told>::default(), Arc::<Counters>::default());
+        let parts = QueueParts {
+            queue: 0,
+            depth,
+            char_device: Arc::new(memory.try_clone().unwrap().into()),
+            descriptors: Descriptors::map(&memory, 0, depth, 0).unwrap(),
+            flags,
+            io_bytes_max: 1 << 20,
+            slots_max: depth,
+            pool: None,
+            counters: Arc::clone(&counters),
+            watch: Arc::clone(&told) as Arc<dyn Watch>,
+        };
+        let mut rig = Rig {
+            source: Some(QueueSource::new(parts, handler)),
+            port: Notes::default(),
+            memory,
+            told,
+            counters,
+        };
+        rig.with(|source, port| source.begin(port));
+        rig
+    }
+
+    pub(crate) fn with(&mut self, call: impl FnOnce(&mut QueueSource<H>, &mut Notes)) {
+        call(self.source.as_mut().unwrap(), &mut self.port);
+    }
+
+    /// Writes what the driver says about a tag's request.
+    pub(crate) fn describe(&self, tag: u16, op_flags: u32, sectors: u32) {
+        let descriptor = IoDescriptor {
+            op_flags,
+            sectors,
+            sector: 8,
+            addr: 0,
+        };
+        let at = u64::from(tag) * size_of::<IoDescriptor>() as u64;
+        self.memory.write_all_at(descriptor.as_bytes(), at).unwrap();
+    }
+
+    fn take(&mut self, token: Token) -> Op {
+        let at = self.port.ops.iter().position(|(own, _)| *own == token);
+        let at = at.unwrap_or_else(|| panic!("nothing was sent as {token:?}"));
+        self.port.ops.remove(at).1
+    }
+
+    /// The command that a tag has with the driver.
+    fn sent(&self, kind: Kind, tag: u16) -> (u32, i32) {
+        let token = own(kind, tag);
+        let sent = self.port.ops.iter().find(|(own, _)| *own == token);
+        match sent {
+            Some((_, Op::Command(command))) => (command.opcode(), result_of(command)),
+            other => panic!("{kind:?} of {tag}: {other:?}"),
+        }
+    }
+
+    fn end(&mut self, kind: Kind, number: u16, raw: i32) {
+        let token = own(kind, number);
+        let completion = match self.take(token) {
+            Op::Command(command) => command.end(raw),
+            Op::Timeout { .. } => Completion::Elapsed(Ok(())),
+            other => panic!("{other:?}"),
+        };
+        self.with(|source, port| source.ended(port, token, completion));
+    }
+
+    /// A request comes for this tag.
+    pub(crate) fn come(&mut self, tag: u16, op_flags: u32, sectors: u32) {
+        self.describe(tag, op_flags, sectors);
+        self.end(Kind::Command, tag, sys::RESULT_OK);
+    }
+
+    /// The result that was committed for this tag.
+    pub(crate) fn committed(&self, tag: u16) -> i32 {
+        let (opcode, result) = self.sent(Kind::Command, tag);
+        assert_eq!(opcode, sys::IO_COMMIT_AND_FETCH);
+        result
+    }
+
+    /// Ends the handler's operation of this token.
+    pub(crate) fn end_own(&mut self, token: Token, end: impl FnOnce(Op) -> Completion) {
+        let completion = end(self.take(token));
+        self.with(|source, port| source.ended(port, token, completion));
+    }
+
+    pub(crate) fn stats(&self) -> QueueStats {
+        self.counters.stats()
+    }
+
+    pub(crate) fn detached(&self) -> bool {
+        self.port.detached
+    }
+
+    /// Requests that were answered elsewhere come back.
+    pub(crate) fn returned(&mut self) {
+        self.with(|source, port| source.woke(port, KEY_RETURNED));
+    }
+}
+
+fn result_of(command: &Command) -> i32 {
+    IoCommand::read_from_bytes(command.payload())
+        .unwrap()
+        .result
+}
+
+/// Keeps requests for the test, or answers them at once.
+#[derive(Clone, Default)]
+struct Keep {
+    at_once: Option<Answer>,
+    kept: Arc<Mutex<Vec<Request>>>,
+}
+
+impl Keep {
+    fn answering(answer: Answer) -> Keep {
+        Keep {
+            at_once: Some(answer),
+            ..Keep::default()
+        }
+    }
+
+    fn next(&self) -> Request {
+        self.kept.lock().unwrap().remove(0)
+    }
+}
+
+impl Handler for Keep {
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        match self.at_once {
+            Some(Answer::Failed(0)) => panic!("planted"),
+            Some(answer) => queue.answer(request, answer),
+            None => self.kept.lock().unwrap().push(request),
+        }
+    }
+}
+
+const READ: u32 = sys::OP_READ as u32;
+const WRITE: u32 = sys::OP_WRITE as u32;
+const COPY_BY_USER: u64 = sys::F_USER_COPY | sys::F_PER_IO_TASK;
+
+#[test]
+fn results_are_what_the_driver_understands() {
+    let done = |flags, answer, op| {
+        let mut rig = Rig::new(flags, 1, Keep::answering(answer));
+        rig.come(0, op, 8);
+        rig.committed(0)
+    };
+    let user_copy = |answer, op| done(COPY_BY_USER, answer, op);
+    assert_eq!(user_copy(Answer::Done, READ), 4096);
+    assert_eq!(user_copy(Answer::Done, u32::from(sys::OP_FLUSH)), 0);
+    assert_eq!(user_copy(Answer::Done, u32::from(sys::OP_DISCARD)), 0);
+    assert_eq!(user_copy(Answer::Part(512), WRITE), 512);
+    assert_eq!(user_copy(Answer::Failed(28), WRITE), -28);
+    for senseless in [
+        Answer::Part(0),
+        Answer::Part(100),
+        Answer::Part(8192),
+        Answer::Failed(-5),
+        Answer::Failed(i32::MAX),
+    ] {
+        assert_eq!(user_copy(senseless, WRITE), -libc::EIO, "{senseless:?}");
+    }
+    assert_eq!(user_copy(Answer::Done, 0x44), -libc::EOPNOTSUPP);
+    // A read that brings nothing, where a buffer must come.
+    let get_data = done(sys::F_NEED_GET_DATA, Answer::Done, READ);
+    assert_eq!(get_data, -libc::EIO);
+}
+
+#[test]
+fn a_request_of_no_bytes_or_too_many_is_not_handed_out() {
+    for sectors in [0, 4096, u32::MAX] {
+        let mut rig = Rig::new(COPY_BY_USER, 1, Keep::answering(Answer::Done));
+        rig.come(0, READ, sectors);
+        assert_eq!(rig.committed(0), -libc::EIO);
+        assert_eq!(rig.counters.stats().requests, 0);
+    }
+}
+
+#[test]
+fn results_go_to_the_driver_in_the_order_of_the_answers() {
+    let mut rig = Rig::new(COPY_BY_USER, 4, Keep::answering(Answer::Done));
+    for tag in [2, 0, 3, 1] {
+        rig.come(tag, WRITE, 8);
+    }
+    let order: Vec<u16> = rig
+        .port
+        .ops
+        .iter()
+        .map(|(token, _)| token.0 as u16)
+        .collect();
+    assert_eq!(order, [2, 0, 3, 1]);
+}
+
+#[test]
+fn a_refused_result_is_sent_again_and_in_the_end_fails() {
+    let mut rig = Rig::new(COPY_BY_USER, 1, Keep::answering(Answer::Done));
+    rig.come(0, WRITE, 8);
+    for _ in 0..3 {
+        assert_eq!(rig.committed(0), 4096);
+        rig.end(Kind::Command, 0, -libc::EINVAL);
+        rig.end(Kind::Pause, 0, 0);
+    }
+    assert_eq!(rig.committed(0), 4096);
+    rig.end(Kind::Command, 0, -libc::EINVAL);
+    rig.end(Kind::Pause, 0, 0);
+    assert_eq!(rig.committed(0), -libc::EIO);
+    rig.come(0, WRITE, 16);
+    assert_eq!(rig.committed(0), 8192, "the tag serves again");
+    let stats = rig.counters.stats();
+    assert_eq!((stats.rearms, stats.commits_lost, stats.aborts), (4, 1, 0));
+}
+
+#[test]
+fn a_refused_fetch_is_told_once_and_sent_again() {
+    let mut rig = Rig::new(COPY_BY_USER, 2, Keep::answering(Answer::Done));
+    for _ in 0..2 {
+        rig.end(Kind::Command, 1, -libc::EBUSY);
+        rig.end(Kind::Pause, 1, 0);
+    }
+    assert_eq!(rig.sent(Kind::Command, 1).0, sys::IO_FETCH);
+    assert_eq!(*rig.told.0.lock().unwrap(), ["fetch 0 16"]);
+}
+
+#[test]
+fn a_queue_leaves_when_all_its_tags_are_retired_and_answered() {
+    let keep = Keep::default();
+    let mut rig = Rig::new(COPY_BY_USER, 3, keep.clone());
+    rig.come(1, WRITE, 8);
+    rig.end(Kind::Command, 0, sys::RESULT_ABORT);
+    rig.end(Kind::Command, 2, sys::RESULT_ABORT);
+    let stats = rig.counters.stats();
+    assert_eq!((stats.aborts, stats.owned_at_abort), (2, 1));
+    assert!(!rig.port.detached, "a request is at hand");
+    keep.next().complete();
+    rig.returned();
+    assert_eq!(rig.committed(1), 4096);
+    rig.end(Kind::Command, 1, sys::RESULT_ABORT);
+    assert!(rig.port.detached);
+    rig.source = None;
+    assert_eq!(*rig.told.0.lock().unwrap(), ["aborted 0", "gone 0"]);
+}
+
+#[test]
+fn a_tag_that_a_quiesced_driver_keeps_does_not_hold_the_queue_for_ever() {
+    let mut rig = Rig::new(COPY_BY_USER, 2, Keep::default());
+    rig.end(Kind::Command, 0, sys::RESULT_ABORT);
+    assert!(!rig.port.detached);
+    rig.end(Kind::Grace, 0, 0);
+    assert!(rig.port.detached);
+}
+
+#[test]
+fn a_server_that_stops_finishes_what_it_has_and_leaves_the_rest() {
+    let keep = Keep::default();
+    let mut rig = Rig::new(COPY_BY_USER, 3, keep.clone());
+    rig.come(0, WRITE, 8);
+    rig.with(|source, port| source.stopping(port));
+    rig.come(1, WRITE, 8);
+    assert!(!rig.port.detached);
+    assert_eq!(rig.counters.stats().abandoned, 1);
+    keep.next().complete();
+    rig.returned();
+    assert_eq!(rig.committed(0), 4096);
+    assert!(rig.port.detached);
+}
+
+#[test]
+fn before_linux_6_16_a_stopping_server_keeps_one_tag_idle() {
+    let keep = Keep::default();
+    let mut rig = Rig::new(sys::F_USER_COPY, 2, keep.clone());
+    rig.come(0, WRITE, 8);
+    rig.with(|source, port| source.stopping(port));
+    // The last idle tag: its request is served, else the driver would miss the exit.
+    rig.come(1, WRITE, 8);
+    assert_eq!(rig.counters.stats().abandoned, 0);
+    keep.next().complete();
+    keep.next().complete();
+    rig.returned();
+    assert!(rig.port.detached);
+}
+
+#[test]
+fn a_panic_costs_its_request() {
+    let mut rig = Rig::new(COPY_BY_USER, 1, Keep::answering(Answer::Failed(0)));
+    rig.come(0, WRITE, 8);
+    rig.returned();
+    assert_eq!(rig.committed(0), -libc::EIO);
+    let stats = rig.counters.stats();
+    assert_eq!((stats.panics, stats.dropped), (1, 1));
+}
+
+#[test]
+fn a_write_is_fetched_before_it_is_handed_out_and_may_have_become_shorter() {
+    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
+    rig.describe(0, WRITE, 16);
+    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
+    assert_eq!(rig.sent(Kind::GetData, 0).0, sys::IO_NEED_GET_DATA);
+    assert_eq!(rig.port.ops.len(), 1, "nothing else is legal now");
+    rig.describe(0, WRITE, 8);
+    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    assert_eq!(rig.committed(0), 4096);
+    // Longer than was announced: what came is not all, and is not believed.
+    rig.describe(0, WRITE, 8);
+    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
+    rig.describe(0, WRITE, 64);
+    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    assert_eq!(rig.committed(0), -libc::EIO);
+}
+
+#[test]
+fn a_refused_fetch_of_data_is_tried_again_with_nothing_else() {
+    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
+    rig.describe(0, WRITE, 8);
+    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
+    rig.end(Kind::GetData, 0, -libc::EFAULT);
+    rig.end(Kind::Pause, 0, 0);
+    assert_eq!(rig.sent(Kind::GetData, 0).0, sys::IO_NEED_GET_DATA);
+    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    assert_eq!(rig.committed(0), 4096);
+}
+
+#[test]
+fn a_dry_pool_parks_a_write_until_its_buffer_comes() {
+    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 2, Keep::answering(Answer::Done));
+    rig.port.dry = true;
+    rig.describe(0, WRITE, 8);
+    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
+    let (token, len) = rig.port.wanted.remove(0);
+    assert_eq!(len, 4096, "exactly what was announced");
+    let buf = Completion::Buffer(Buf::allocate(len).unwrap());
+    rig.with(|source, port| source.ended(port, token, buf));
+    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    assert_eq!((rig.committed(0), rig.counters.stats().waits), (4096, 1));
+}
+
+#[test]
+fn a_refused_read_whose_buffer_is_gone_fails() {
+    let keep = Keep::default();
+    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, keep.clone());
+    rig.come(0, READ, 8);
+    let mut request = keep.next();
+    request.set_buffer(Buf::allocate(4096).unwrap());
+    request.complete();
+    rig.returned();
+    assert_eq!(rig.committed(0), 4096);
+    rig.end(Kind::Command, 0, -libc::EINVAL);
+    rig.end(Kind::Pause, 0, 0);
+    rig.end(Kind::Pause, 0, 0);
+    assert_eq!(rig.committed(0), -libc::EIO);
+}
+
+#[test]
+fn a_copy_buffer_travels_with_its_request_and_keeps_its_room() {
+    let keep = Keep::default();
+    let mut rig = Rig::new(0, 1, keep.clone());
+    for (sectors, bytes) in [(1, 512), (2048, 1 << 20), (8, 4096)] {
+        rig.come(0, READ, sectors);
+        let mut request = keep.next();
+        assert_eq!(request.buffer_mut().map(|buf| buf.len()), Some(bytes));
+        request.complete();
+        rig.returned();
+        assert_eq!(rig.committed(0), bytes as i32);
+    }
+    // One that is lost is replaced, and a buffer of another size is copied from.
+    rig.come(0, READ, 8);
+    let mut request = keep.next();
+    drop(request.take_buffer());
+    let mut other = Buf::allocate(4096).unwrap();
+    other.fill(7);
+    request.set_buffer(other);
+    request.complete();
+    rig.returned();
+    let (_, op) = rig.port.ops.last_mut().unwrap();
+    let Op::Command(command) = op else {
+        panic!("{op:?}")
+    };
+    let buf = command.buffer_mut().unwrap();
+    assert!(buf[..4096].iter().all(|&byte| byte == 7));
+    assert!(buf.room() >= 1 << 20);
+}

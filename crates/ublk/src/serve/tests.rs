@@ -1,0 +1,318 @@
+//! The mover on a port that only takes notes: which way it chooses for a request's bytes.
+
+use std::sync::Mutex;
+use std::task::Waker;
+
+use blkmq::DeviceOptions;
+use blkmq::error::ErrorKind;
+use blkmq::io::{Geometry, Op as Ask, Park, Piece, Place, Plan, Step, StepOf};
+use reactor::Buf;
+
+use super::*;
+use crate::queue::tests::Rig;
+use crate::sys;
+
+const READ: u32 = sys::OP_READ as u32;
+const WRITE: u32 = sys::OP_WRITE as u32;
+const FLUSH: u32 = sys::OP_FLUSH as u32;
+const ZERO_COPY: u64 = sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_USER_COPY;
+
+/// A disk whose plans the test writes.
+#[derive(Default)]
+struct Scripted {
+    pieces: Vec<Piece>,
+    parks: Mutex<u32>,
+    /// Writes that could not be moved.
+    failed: Mutex<u32>,
+    parked: Mutex<Option<Waker>>,
+}
+
+#[derive(Debug)]
+struct Planned(Vec<Piece>);
+
+impl Plan for Planned {
+    fn pieces(&self) -> &[Piece] {
+        &self.0
+    }
+}
+
+impl Backend for Scripted {
+    type Read = Planned;
+    type Write = Planned;
+    type Sync = u32;
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            bytes: 1 << 30,
+            logical_block: 512,
+            physical_block: 4096,
+            read_only: false,
+        }
+    }
+
+    fn begin(&self, op: &Ask, waker: &Waker) -> StepOf<Self> {
+        let mut parks = self.parks.lock().unwrap();
+        if *parks > 0 {
+            *parks -= 1;
+            *self.parked.lock().unwrap() = Some(waker.clone());
+            return Step::Park(Park::Space);
+        }
+        match op {
+            Ask::Read { .. } => Step::Read(Planned(self.pieces.clone())),
+            Ask::Write { .. } => Step::Write(Planned(self.pieces.clone())),
+            _ => {
+                waker.wake_by_ref();
+                Step::Sync(1)
+            }
+        }
+    }
+
+    fn read(&self, _: Planned, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved)
+    }
+
+    fn written(&self, plan: Planned, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
+        if moved.is_err() && std::mem::take(&mut *self.failed.lock().unwrap()) > 0 {
+            return Step::Write(plan);
+        }
+        Step::Done(moved)
+    }
+
+    fn poll_sync(&self, left: u32, waker: &Waker) -> StepOf<Self> {
+        if left > 0 {
+            waker.wake_by_ref();
+            return Step::Sync(left - 1);
+        }
+        Step::Done(Ok(()))
+    }
+}
+
+fn at(at: u32, len: u32, offset: u64) -> Piece {
+    Piece {
+        at,
+        len,
+        place: Place::At {
+            file: FileId::LOG,
+            offset,
+        },
+    }
+}
+
+fn hole(at: u32, len: u32) -> Piece {
+    Piece {
+        at,
+        len,
+        place: Place::Hole,
+    }
+}
+
+/// A queue over `disk`, whose file wants blocks of 4096 bytes.
+fn over(flags: u64, disk: Scripted) -> (Rig<Serve<Scripted>>, Arc<Scripted>) {
+    let (disk, device) = (
+        Arc::new(disk),
+        Device::new("disk", DeviceOptions::default()),
+    );
+    let file = ServedFile {
+        id: FileId::LOG,
+        fd: Arc::new(reactor::memfd(c"log", 1 << 20).unwrap()),
+        align: DioAlign {
+            memory: 512,
+            offset: 4096,
+        },
+    };
+    let serve = Serve::new(Arc::clone(&disk), &device, vec![file], 4);
+    (Rig::new(flags | sys::F_PER_IO_TASK, 4, serve), disk)
+}
+
+fn with_pieces(pieces: &[Piece]) -> Scripted {
+    Scripted {
+        pieces: pieces.to_vec(),
+        ..Scripted::default()
+    }
+}
+
+/// The mover's operations, in words.
+fn noted(rig: &Rig<Serve<Scripted>>) -> Vec<String> {
+    let words = |op: &Op| match op {
+        Op::ReadFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: read {len}")),
+        Op::WriteFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: write {len}")),
+        Op::Read { offset, buf, .. } => Some(format!("read {} at {offset:#x}", buf.len())),
+        Op::Write { offset, buf, .. } => Some(format!("write {} at {offset:#x}", buf.len())),
+        _ => None,
+    };
+    rig.port
+        .ops
+        .iter()
+        .filter_map(|(_, op)| words(op))
+        .collect()
+}
+
+fn well(op: Op) -> Completion {
+    match op {
+        Op::Read { buf, .. } => Completion::Read(buf, Ok(())),
+        Op::Write { buf, .. } => Completion::Wrote(buf, Ok(())),
+        _ => Completion::Moved(Ok(())),
+    }
+}
+
+fn badly(errno: i32) -> impl FnOnce(Op) -> Completion {
+    let error = std::io::Error::from_raw_os_error(errno);
+    move |op| match op {
+        Op::Read { buf, .. } => Completion::Read(buf, Err(error)),
+        Op::Write { buf, .. } => Completion::Wrote(buf, Err(error)),
+        _ => Completion::Moved(Err(error)),
+    }
+}
+
+#[test]
+fn what_fits_moves_between_slot_and_file_and_holes_are_read_as_zeroes() {
+    let pieces = [at(0, 4096, 8192), hole(4096, 512), hole(4608, 3584)];
+    let (mut rig, _) = over(ZERO_COPY, with_pieces(&pieces));
+    rig.come(2, READ, 16);
+    assert_eq!(
+        noted(&rig),
+        [
+            "slot 2 +0: read 4096",
+            "slot 2 +4096: read 512",
+            "slot 2 +4608: read 3584"
+        ]
+    );
+    for piece in [1, 0, 2] {
+        rig.end_own(token::piece(0, piece), well);
+    }
+    assert_eq!(rig.committed(2), 8192);
+}
+
+#[test]
+fn the_first_error_of_several_pieces_fails_the_request_once_all_have_ended() {
+    let pieces = [at(0, 4096, 0), at(4096, 4096, 0)];
+    let (mut rig, _) = over(ZERO_COPY, with_pieces(&pieces));
+    rig.come(0, WRITE, 16);
+    rig.end_own(token::piece(0, 0), badly(libc::ENOSPC));
+    assert_eq!(
+        noted(&rig).len(),
+        1,
+        "nothing is answered under a write in flight"
+    );
+    rig.end_own(token::piece(0, 1), well);
+    assert_eq!(rig.committed(0), -libc::EIO);
+}
+
+#[test]
+fn what_the_file_forbids_is_copied_through_the_window() {
+    let (mut rig, _) = over(ZERO_COPY, with_pieces(&[at(0, 512, 4096)]));
+    rig.come(1, WRITE, 1);
+    let window = sys::data_offset(0, 1, 0);
+    assert_eq!(noted(&rig), [format!("read 512 at {window:#x}")]);
+    rig.end_own(token::copy(0), well);
+    // Padded up to what the file's direct I/O asks for.
+    assert_eq!(noted(&rig), ["write 4096 at 0x1000"]);
+    rig.end_own(token::piece(0, 0), well);
+    assert_eq!(rig.committed(1), 512);
+}
+
+#[test]
+fn a_slot_that_a_file_refuses_all_the_same_is_copied() {
+    let (mut rig, _) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
+    rig.come(0, READ, 8);
+    rig.end_own(token::piece(0, 0), badly(libc::EINVAL));
+    assert_eq!(noted(&rig), ["read 4096 at 0x0"]);
+    rig.end_own(token::piece(0, 0), well);
+    let window = sys::data_offset(0, 0, 0);
+    assert_eq!(noted(&rig), [format!("write 4096 at {window:#x}")]);
+    rig.end_own(token::copy(0), well);
+    assert_eq!(rig.committed(0), 4096);
+}
+
+#[test]
+fn a_taken_slot_and_a_device_of_user_copy_go_through_the_window() {
+    let taken = READ | sys::IO_NEED_REGISTER_BUFFER;
+    for (flags, op) in [(ZERO_COPY, taken), (sys::F_USER_COPY, READ)] {
+        let (mut rig, _) = over(flags, with_pieces(&[at(0, 4096, 0)]));
+        rig.come(0, op, 8);
+        rig.end_own(token::piece(0, 0), well);
+        rig.end_own(token::copy(0), well);
+        assert_eq!(rig.committed(0), 4096);
+    }
+}
+
+#[test]
+fn a_read_whose_window_fails_is_an_error() {
+    let (mut rig, _) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+    rig.come(0, READ, 8);
+    rig.end_own(token::piece(0, 0), well);
+    rig.end_own(token::copy(0), badly(libc::EACCES));
+    assert_eq!(rig.committed(0), -libc::EIO);
+}
+
+#[test]
+fn a_write_that_could_not_be_moved_is_moved_to_its_new_place() {
+    let (mut rig, disk) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+    *disk.failed.lock().unwrap() = 1;
+    rig.come(0, WRITE, 8);
+    rig.end_own(token::copy(0), well);
+    rig.end_own(token::piece(0, 0), badly(libc::EIO));
+    assert_eq!(noted(&rig), ["write 4096 at 0x0"], "without another copy");
+    rig.end_own(token::piece(0, 0), well);
+    assert_eq!(rig.committed(0), 4096);
+}
+
+#[test]
+fn a_parked_request_holds_no_memory_and_goes_on_when_woken() {
+    let (mut rig, disk) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+    *disk.parks.lock().unwrap() = 1;
+    rig.come(0, WRITE, 8);
+    assert!(noted(&rig).is_empty(), "no buffer before there is a plan");
+    disk.parked.lock().unwrap().take().unwrap().wake();
+    rig.with(|source, port| source.woke(port, KEY_RUN));
+    rig.end_own(token::copy(0), well);
+    rig.end_own(token::piece(0, 0), well);
+    assert_eq!(rig.committed(0), 4096);
+}
+
+#[test]
+fn a_dry_pool_is_waited_for() {
+    let (mut rig, _) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+    rig.port.dry = true;
+    rig.come(0, READ, 8);
+    let (token, len) = rig.port.wanted.remove(0);
+    let buf = Completion::Buffer(Buf::allocate(len).unwrap());
+    rig.with(|source, port| source.ended(port, token, buf));
+    rig.end_own(token::piece(0, 0), well);
+    rig.end_own(token::copy(0), well);
+    assert_eq!(rig.committed(0), 4096);
+}
+
+#[test]
+fn a_flush_waits_until_it_is_durable() {
+    let (mut rig, _) = over(ZERO_COPY, Scripted::default());
+    rig.come(0, FLUSH, 0);
+    assert!(
+        rig.port.ops.iter().all(|(token, _)| token.0 as u16 != 0),
+        "too soon"
+    );
+    for _ in 0..2 {
+        rig.with(|source, port| source.woke(port, KEY_RUN));
+    }
+    assert_eq!(rig.committed(0), 0);
+}
+
+#[test]
+fn a_plan_that_does_not_cover_its_request_is_an_error() {
+    for flags in [ZERO_COPY, sys::F_NEED_GET_DATA, 0] {
+        let (mut rig, _) = over(flags, with_pieces(&[at(0, 4096, 0)]));
+        rig.come(0, READ, 16);
+        assert_eq!(rig.committed(0), -libc::EIO);
+    }
+}
+
+#[test]
+fn what_is_parked_when_the_server_leaves_stays_with_the_driver() {
+    let (mut rig, disk) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
+    *disk.parks.lock().unwrap() = 1;
+    rig.come(0, WRITE, 8);
+    rig.with(|source, port| source.stopping(port));
+    rig.returned();
+    assert_eq!(rig.stats().abandoned, 1);
+    assert!(rig.detached());
+}
