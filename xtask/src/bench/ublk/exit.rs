@@ -17,9 +17,8 @@ use crate::{Failure, workspace};
 const TRACING: &str = "/sys/kernel/tracing";
 
 /// What is traced, where the kernel has it: the names differ between releases.
-const FUNCTIONS: [&str; 6] = [
+const FUNCTIONS: [&str; 5] = [
     "blk_mq_quiesce_queue",
-    "blk_mq_quiesce_queue_nowait",
     "io_ring_ctx_wait_and_kill",
     "ublk_ch_release",
     "ublk_ch_release_work_fn",
@@ -31,6 +30,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Devices and queues of each.
 const SHAPES: [(usize, usize); 5] = [(1, 2), (8, 2), (8, 4), (32, 4), (64, 4)];
+
+/// Our server with as many rings as devices; otherwise it has one.
+const MANY_RINGS: &str = "firn, many rings";
 
 /// What the kernel did.
 #[derive(Debug, Default, PartialEq)]
@@ -56,13 +58,13 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     );
     println!("|---|---|---|---:|---:|---:|");
     for (devices, queues) in SHAPES {
-        for server in ["firn", "kublk"] {
+        for server in ["firn", MANY_RINGS, "kublk"] {
             for signal in ["TERM", "KILL"] {
                 let name = format!("{server} {devices}x{queues} {signal}");
                 if !name.contains(&arguments.only) {
                     continue;
                 }
-                let program = if server == "firn" { &ours } else { kublk };
+                let program = if server == "kublk" { kublk } else { &ours };
                 let trace = one(server, program, (devices, queues), signal)?;
                 let Trace {
                     quiesces,
@@ -99,13 +101,17 @@ fn one(
     let (depth, queues) = (DEPTH.to_string(), queues.to_string());
     let shape = ["-q", &queues, "-d", &depth];
     let mut children = Vec::new();
-    if server == "firn" {
+    if server.starts_with("firn") {
         let mut command = Command::new(program);
         command.args(["--id", "0", "--devices", &devices.to_string()]);
         command.args(["--queues", &queues, "--depth", &depth, "--mode", "copy"]);
-        command
-            .args(["--recovery", "reissue"])
-            .stdout(Stdio::null());
+        command.args(["--recovery", "reissue", "--leave"]);
+        if server == MANY_RINGS {
+            command.args(["--reactors", &devices.to_string()]);
+        }
+        // It serves until its input ends.
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::null()).stderr(Stdio::null());
         children.push(command.spawn()?);
     } else {
         for id in 0..devices {
@@ -198,7 +204,7 @@ fn read(text: &str) -> Trace {
             continue;
         };
         match function {
-            "blk_mq_quiesce_queue_nowait" => trace.quiesces += 1,
+            "blk_mq_quiesce_queue" => trace.quiesces += 1,
             "ublk_ch_release" => trace.releases += 1,
             "io_ring_ctx_wait_and_kill" => first = first.or(Some(time)),
             _ => {}

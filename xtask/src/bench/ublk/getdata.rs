@@ -22,20 +22,27 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     println!(
         "\n| mode | write | depth | mean latency, us | requests/s |\n|---|---|---:|---:|---:|"
     );
-    for mode in MODES {
-        let running = server.start(Kind::Null, mode, 1, &[])?;
-        for block in ["4k", "64k", "128k", "256k", "512k", "1m"] {
-            row(arguments, &running, mode, (block, 1))?;
-        }
-        for depth in [64, 128] {
-            row(arguments, &running, mode, ("4k", depth))?;
+    for more in [&[][..], &["--deferred"][..]] {
+        for mode in MODES {
+            let running = server.start(Kind::Null, mode, 1, &[], more)?;
+            let name = format!(
+                "{}{}",
+                mode.name(),
+                if more.is_empty() { "" } else { ", deferred" }
+            );
+            for block in ["4k", "64k", "128k", "256k", "512k", "1m"] {
+                row(arguments, &running, &name, (block, 1))?;
+            }
+            for depth in [64, 128] {
+                row(arguments, &running, &name, ("4k", depth))?;
+            }
         }
     }
     println!(
-        "\n| mode | idle devices | resident memory, KiB | after 1 MiB writes to each |\n|---|---:|---:|---:|"
+        "\n| mode | idle devices | resident memory, KiB | after 512 KiB writes to each |\n|---|---:|---:|---:|"
     );
     for mode in MODES {
-        let running = server.start(Kind::Null, mode, IDLE, &[])?;
+        let running = server.start(Kind::Null, mode, IDLE, &[], &[])?;
         let idle = resident_kib(&running)?;
         let job = Job {
             devices: &running.devices,
@@ -58,7 +65,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 fn row(
     arguments: &Arguments,
     running: &Running,
-    mode: Mode,
+    name: &str,
     (block, depth): (&str, u32),
 ) -> Result<(), Failure> {
     let job = Job {
@@ -78,7 +85,7 @@ fn row(
     } = median(samples);
     println!(
         "| {} | {block} | {depth} | {mean_us:.2} | {per_second:.0} |",
-        mode.name()
+        name
     );
     Ok(())
 }

@@ -133,6 +133,7 @@ impl Server {
         mode: Mode,
         devices: usize,
         files: &[PathBuf],
+        more: &[&str],
     ) -> Result<Running, Failure> {
         let paths: Vec<_> = (0..devices)
             .map(|id| PathBuf::from(format!("/dev/ublkb{id}")))
@@ -146,13 +147,16 @@ impl Server {
         match self {
             Self::Ours(examples) => {
                 let mut command = Command::new(examples.join(kind.to_string()));
-                command.args(["--id", "0", "--devices", &devices.to_string()]);
-                command.args(["--queues", "1", "--depth", &DEPTH.to_string()]);
+                command.args(["--id", "0", "--queues", "1", "--depth", &DEPTH.to_string()]);
                 command.args(["--mode", mode.name()]);
-                if kind == Kind::File {
-                    command.args(&files[..devices]);
-                }
-                command.stdout(Stdio::null()).stdin(Stdio::null());
+                match kind {
+                    Kind::Null => command.args(["--devices", &devices.to_string()]),
+                    Kind::File => command.args(&files[..devices]),
+                };
+                command.args(more);
+                // It serves until its input ends; what it says is for those who try it by hand.
+                command.stdin(Stdio::piped());
+                command.stdout(Stdio::null()).stderr(Stdio::null());
                 running.child = Some(command.spawn()?);
             }
             Self::Kublk(program) => {

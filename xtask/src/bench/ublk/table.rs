@@ -75,7 +75,7 @@ fn rows(
     if workloads.is_empty() {
         return Ok(());
     }
-    let running = server.start(kind, mode, devices, files)?;
+    let running = server.start(kind, mode, devices, files, &[])?;
     for (pattern, block, depth, _) in workloads {
         let job = Job {
             devices: &running.devices,

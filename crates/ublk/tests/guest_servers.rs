@@ -1,0 +1,386 @@
+//! The example servers on a real kernel, in every data mode that it grants: data, file systems,
+//! many devices on one ring, and ways in which a device goes.
+//!
+//! Scenarios are those of the kernel's own tests of ublk, with what those leave out: data is
+//! verified, and the status of the client counts.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+mod servers;
+
+use std::time::{Duration, Instant};
+
+use servers::client::{Load, Mounted, completed, run, text};
+use servers::driver;
+use servers::world::{
+    DEADLINE, Scratch, Serve, Table, asked, delete, kernel_has, modes, state, until, until_state,
+    wanted,
+};
+use ublk::sys;
+
+/// A file server in a mode, over a new file.
+fn file_server<'a>(scratch: &Scratch, mode: &'a str, mib: u64) -> Serve<'a> {
+    Serve {
+        program: "file",
+        mode,
+        files: vec![scratch.file("disk", mib)],
+        ..Serve::default()
+    }
+}
+
+#[test]
+fn every_granted_mode_when_forced_is_the_one_that_serves_and_data_verifies() {
+    if !wanted(Table::Smoke) {
+        return;
+    }
+    let mut chosen = modes();
+    if asked() == Table::Smoke {
+        chosen.truncate(1);
+    }
+    for mode in chosen {
+        let scratch = Scratch::new();
+        let server = file_server(&scratch, mode, 32).start();
+        assert_eq!(server.mode(0), mode, "{}", server.said());
+        Load::verified(server.blocks()).run();
+        let (status, said) = server.terminate();
+        assert!(status.success(), "{said}");
+        delete([0]);
+    }
+}
+
+#[test]
+fn auto_takes_the_dearest_mode_that_the_kernel_grants() {
+    if !wanted(Table::Smoke) {
+        return;
+    }
+    let server = Serve::default().start();
+    assert_eq!(server.mode(0), modes()[0]);
+}
+
+#[test]
+fn a_mode_that_the_kernel_lacks_is_refused_with_words_and_leaves_nothing_behind() {
+    if !wanted(Table::Smoke) {
+        return;
+    }
+    // A kernel that has the mode plays 6.12, which has not.
+    let mut server = Serve {
+        mode: "zero-copy",
+        variables: vec![("FIRN_UBLK_FEATURE_MASK", "0x1fe")],
+        ..Serve::default()
+    }
+    .spawn();
+    assert!(!server.ended().success());
+    let said = server.said();
+    assert!(said.contains("zero-copy"), "{said}");
+    let played = Serve {
+        variables: vec![("FIRN_UBLK_FEATURE_MASK", "0x1fe")],
+        ..Serve::default()
+    }
+    .start();
+    assert_eq!(played.mode(0), "user-copy");
+    drop(played);
+    assert_eq!(driver::devices(), Vec::<u32>::new());
+}
+
+#[test]
+fn a_file_system_comes_back_clean_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let scratch = Scratch::new();
+        let server = file_server(&scratch, mode, 64).start();
+        let device = server.block(0);
+        run("mkfs.ext4", &["-q", "-F", text(&device)]);
+        let mounted = Mounted::new(&device, scratch.path("mnt"));
+        std::fs::write(mounted.path("x"), vec![7; 3 << 20]).unwrap();
+        mounted.unmount();
+        run("e2fsck", &["-f", "-n", text(&device)]);
+        let again = Mounted::new(&device, scratch.path("mnt"));
+        assert_eq!(std::fs::read(again.path("x")).unwrap(), vec![7; 3 << 20]);
+        // Discard reaches the file, too.
+        run("fstrim", &[text(&again.path(""))]);
+        again.unmount();
+        run("e2fsck", &["-f", "-n", text(&device)]);
+    }
+}
+
+#[test]
+fn xfs_comes_back_clean_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let scratch = Scratch::new();
+        let server = file_server(&scratch, mode, 320).start();
+        let device = server.block(0);
+        run("mkfs.xfs", &["-q", "-f", text(&device)]);
+        let mounted = Mounted::new(&device, scratch.path("mnt"));
+        std::fs::write(mounted.path("x"), vec![7; 3 << 20]).unwrap();
+        mounted.unmount();
+        run("xfs_repair", &["-n", text(&device)]);
+    }
+}
+
+#[test]
+fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let scratch = Scratch::new();
+        let server = Serve {
+            program: "file",
+            mode,
+            devices: 64,
+            depth: 16,
+            files: (0..64)
+                .map(|n| scratch.file(&format!("disk{n}"), 2))
+                .collect(),
+            ..Serve::default()
+        }
+        .start();
+        assert!((0..64).all(|id| server.mode(id) == mode));
+        Load {
+            mib: 1,
+            depth: 4,
+            ..Load::verified(server.blocks())
+        }
+        .run();
+        let (status, said) = server.terminate();
+        assert!(status.success(), "{said}");
+        delete(0..64);
+    }
+}
+
+#[test]
+fn a_device_deleted_under_load_goes_and_its_client_is_told() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let server = Serve {
+            mode,
+            queues: 2,
+            ..Serve::default()
+        }
+        .start();
+        let load = Load::endless(server.blocks()).start();
+        until("the load is under way", DEADLINE, || {
+            completed(&server.block(0)) > 100
+        });
+        driver::delete_async(0);
+        load.failed();
+        // The number is free once the server has let go of it.
+        let (_, said) = server.terminate();
+        assert!(!said.contains("panicked"), "{said}");
+        until("the device is gone", DEADLINE, || state(0).is_none());
+    }
+}
+
+#[test]
+fn one_device_leaves_a_shared_ring_and_the_other_notices_nothing() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let scratch = Scratch::new();
+        let server = Serve {
+            program: "file",
+            mode,
+            devices: 2,
+            files: vec![scratch.file("a", 16), scratch.file("b", 16)],
+            ..Serve::default()
+        }
+        .start();
+        let stays = Load::paced(vec![server.block(1)]).start();
+        let goes = Load::endless(vec![server.block(0)]).start();
+        until("the load is under way", DEADLINE, || {
+            completed(&server.block(0)) > 100
+        });
+        driver::stop(0);
+        goes.failed();
+        stays.succeeded();
+        assert_eq!(state(0), Some(sys::STATE_DEAD));
+        assert_eq!(state(1), Some(sys::STATE_LIVE));
+        Load::verified(vec![server.block(1)]).run();
+    }
+}
+
+#[test]
+fn a_stripe_over_files_fans_out_and_its_data_verifies() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let scratch = Scratch::new();
+        let server = Serve {
+            program: "file",
+            mode,
+            queues: 2,
+            files: (0..3)
+                .map(|n| scratch.file(&format!("leg{n}"), 16))
+                .collect(),
+            more: vec!["--stripe".into(), "65536".into()],
+            ..Serve::default()
+        }
+        .start();
+        // Every request crosses from file to file.
+        let load = Load {
+            more: vec!["--verify=crc32c", "--verify_fatal=1", "--do_verify=1"],
+            ..Load::verified(server.blocks())
+        };
+        Load {
+            block: "256k",
+            ..load
+        }
+        .run();
+        Load::verified(server.blocks()).run();
+    }
+}
+
+/// generic_06: every tag of a queue is with the server when that is killed.
+#[test]
+fn a_killed_server_that_holds_every_tag_does_not_hold_its_clients() {
+    if !wanted(Table::All) || !kernel_has(sys::F_PER_IO_TASK, "an exit that needs no idle tag") {
+        return;
+    }
+    let server = Serve {
+        program: "delay",
+        queues: 2,
+        depth: 1,
+        more: vec!["--delay-us".into(), "2000000".into()],
+        ..Serve::default()
+    }
+    .start();
+    let load = Load {
+        pattern: "read",
+        depth: 1,
+        ..Load::endless(server.blocks())
+    }
+    .start();
+    until("a request is with the server", DEADLINE, || inflight(0) > 0);
+    let begun = Instant::now();
+    server.kill();
+    load.failed();
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begun.elapsed()
+    );
+    until_state(0, sys::STATE_DEAD);
+    delete([0]);
+}
+
+/// Requests that a block device's kernel side waits for.
+fn inflight(id: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/sys/block/ublkb{id}/inflight")).unwrap();
+    text.split_whitespace()
+        .map(|number| number.parse::<u64>().unwrap())
+        .sum()
+}
+
+/// generic_16.
+#[test]
+fn a_safe_stop_is_refused_while_the_device_is_open_and_it_then_still_works() {
+    if !wanted(Table::All) || !kernel_has(sys::F_SAFE_STOP, "the safe stop") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let server = file_server(&scratch, "auto", 16).start();
+    let open = std::fs::File::open(server.block(0)).unwrap();
+    let refused = driver::try_stop(0).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+    Load::verified(server.blocks()).run();
+    drop(open);
+    until("the last client has closed it", DEADLINE, || {
+        driver::try_stop(0).is_ok()
+    });
+    assert_eq!(state(0), Some(sys::STATE_DEAD));
+}
+
+/// part_01.
+#[test]
+fn partitions_appear_by_themselves_unless_the_scan_is_declined() {
+    if !wanted(Table::All) {
+        return;
+    }
+    let scratch = Scratch::new();
+    let serve = file_server(&scratch, "auto", 32);
+    let file = scratch.path("disk");
+    run(
+        "sh",
+        &[
+            "-c",
+            &format!(
+                "printf '2048,16384\\n18432,\\n' | sfdisk -q {}",
+                text(&file)
+            ),
+        ],
+    );
+    let partition = std::path::Path::new("/dev/ublkb0p1");
+    let server = serve.start();
+    until("the partitions are there", DEADLINE, || partition.exists());
+    let (status, said) = server.terminate();
+    assert!(status.success(), "{said}");
+    delete([0]);
+    if !kernel_has(sys::F_NO_PART_SCAN, "a way to decline the scan") {
+        return;
+    }
+    let serve = Serve {
+        more: vec!["--no-part-scan".into()],
+        ..serve
+    };
+    let server = serve.start();
+    Load {
+        mib: 1,
+        pattern: "read",
+        more: vec![],
+        ..Load::verified(server.blocks())
+    }
+    .run();
+    assert!(!partition.exists());
+    run("blockdev", &["--rereadpt", text(&server.block(0))]);
+    until("the partitions are there", DEADLINE, || partition.exists());
+}
+
+/// generic_02.
+#[test]
+fn an_inline_server_completes_in_the_order_of_submission() {
+    if !wanted(Table::All) {
+        return;
+    }
+    let tracing = std::path::Path::new("/sys/kernel/tracing");
+    let server = Serve {
+        queues: 2,
+        ..Serve::default()
+    }
+    .start();
+    let set = |name: &str, value: &str| std::fs::write(tracing.join(name), value).unwrap();
+    set("events/block/block_rq_issue/enable", "1");
+    set("events/block/block_rq_complete/enable", "1");
+    set("trace", "");
+    let more = vec!["--cpus_allowed=0", "--io_size=2m"];
+    Load {
+        pattern: "write",
+        more,
+        ..Load::verified(server.blocks())
+    }
+    .run();
+    set("events/block/block_rq_issue/enable", "0");
+    set("events/block/block_rq_complete/enable", "0");
+    let trace = std::fs::read_to_string(tracing.join("trace")).unwrap();
+    let sectors = |event: &str| -> Vec<u64> {
+        let lines = trace.lines().filter_map(|line| line.split_once(event));
+        // `259,0 WS 4096 () 1024 + 8 …`: what stands before the plus is the sector.
+        let numbers = lines
+            .filter_map(|(_, rest)| rest.split_once(" + ")?.0.rsplit(' ').next()?.parse().ok());
+        numbers.collect()
+    };
+    let (issued, completed) = (sectors("block_rq_issue: "), sectors("block_rq_complete: "));
+    assert!(
+        completed.len() >= 256,
+        "{} requests traced",
+        completed.len()
+    );
+    assert_eq!(issued, completed);
+}
