@@ -185,3 +185,6 @@ fn is_ours(info: &DeviceInfo) -> bool {
     let successor = info.server_pid > 0 && us != Ok(info.server_pid);
     State::of(info) == State::Live && !successor
 }
+
+#[cfg(test)]
+mod tests;

@@ -178,6 +178,46 @@ fn a_server_that_leaves_is_seen_gone_and_its_disks_are_taken_over() {
 }
 
 #[test]
+fn sixty_four_devices_on_one_ring_are_left_together_and_taken_over() {
+    let Some(world) = World::new() else { return };
+    let small = DeviceSpec {
+        queues: 1,
+        ..spec()
+    };
+    let reactor = ring("many");
+    let handles = [reactor.handle().clone()];
+    let begun = Instant::now();
+    let devices: Vec<Live> = (0..64).map(|_| world.serve(&small, &handles)).collect();
+    println!("64 devices live after {:?}", begun.elapsed());
+    let ids: Vec<u32> = devices.iter().map(Live::id).collect();
+    let begun = Instant::now();
+    let report = leave(&world.control, devices, vec![reactor], Limits::default());
+    println!(
+        "left after {:?}: rings {:?}, files {:?}, seen {:?}, {:?}",
+        begun.elapsed(),
+        report.stopped,
+        report.closed,
+        report.seen,
+        report.reactors
+    );
+    // The driver takes a grace period of the kernel's for each device: seen in time or not, the
+    // server is gone in time, and its successor waits for what is missing.
+    println!("{} devices not seen in time", report.unseen.len());
+    let bound = Limits::default().seen + Duration::from_secs(1);
+    assert!(report.seen < bound, "{:?}", report.seen);
+    let next = ring("next");
+    let handles = [next.handle().clone()];
+    let begun = Instant::now();
+    for id in &ids {
+        let (live, how) = world.open(*id, &handles);
+        assert_eq!(how, How::Recovered);
+        read(&disk(&live.path()), 0).unwrap();
+    }
+    println!("taken over after {:?}", begun.elapsed());
+    assert_eq!(world.control.devices().unwrap(), ids, "no second device");
+}
+
+#[test]
 fn a_disk_without_recovery_goes_with_its_server() {
     let Some(world) = World::new() else { return };
     let spec = DeviceSpec {

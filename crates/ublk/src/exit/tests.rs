@@ -1,0 +1,144 @@
+//! The wait for the driver: bounded for all devices together, whatever it answers.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use zerocopy::IntoBytes;
+
+use super::*;
+use crate::control::port::{Answer, Argument, Command, ControlPort, Done, Ticket};
+use crate::sys;
+
+/// What a device answers when it is asked for its state.
+#[derive(Clone, Copy, Debug)]
+enum Manner {
+    /// It has this server, until it was asked so often.
+    Served(i32, u32),
+    /// Nothing, ever.
+    Silent,
+}
+
+#[derive(Debug, Default)]
+struct Devices {
+    manners: Vec<(Manner, AtomicU32)>,
+    unanswered: Mutex<Vec<Unanswered>>,
+}
+
+struct Unanswered(#[expect(dead_code, reason = "it is kept so that nobody answers")] Done);
+
+impl std::fmt::Debug for Unanswered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Unanswered")
+    }
+}
+
+impl ControlPort for Devices {
+    fn submit(&self, command: Command, _deadline: Instant, done: Done) -> Ticket {
+        let bytes = if command.opcode == sys::GET_FEATURES {
+            0_u64.as_bytes().to_vec()
+        } else {
+            let (manner, asked) = &self.manners[command.header.device as usize];
+            let asked = asked.fetch_add(1, Ordering::Relaxed);
+            let Manner::Served(pid, times) = *manner else {
+                let mut unanswered = self.unanswered.lock().unwrap();
+                unanswered.push(Unanswered(done));
+                return Ticket(0);
+            };
+            let info = DeviceInfo {
+                state: if asked < times {
+                    sys::STATE_LIVE
+                } else {
+                    sys::STATE_QUIESCED
+                },
+                server_pid: pid,
+                ..DeviceInfo::default()
+            };
+            info.as_bytes().to_vec()
+        };
+        done(Ok(Answer {
+            result: 0,
+            argument: Argument::Bytes(bytes),
+        }));
+        Ticket(0)
+    }
+
+    fn cancel(&self, _ticket: Ticket) {}
+
+    fn open_char(&self, _device: u32) -> io::Result<Arc<OwnedFd>> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn devices(&self) -> io::Result<Vec<u32>> {
+        Ok(Vec::new())
+    }
+}
+
+fn wait(manners: Vec<Manner>, limits: Limits) -> (BTreeMap<u32, Unseen>, Duration) {
+    let ids: Vec<u32> = (0..manners.len() as u32).collect();
+    let devices = Devices {
+        manners: manners
+            .into_iter()
+            .map(|one| (one, AtomicU32::new(0)))
+            .collect(),
+        ..Devices::default()
+    };
+    let control = Control::over(Arc::new(devices), u64::MAX).unwrap();
+    let begun = Instant::now();
+    (wait_seen(&control, &ids, limits), begun.elapsed())
+}
+
+fn us() -> i32 {
+    std::process::id() as i32
+}
+
+const SHORT: Limits = Limits {
+    drain: Duration::ZERO,
+    probe: Duration::from_millis(40),
+    seen: Duration::from_millis(300),
+};
+
+#[test]
+fn a_device_is_asked_until_it_has_no_server() {
+    let limits = Limits {
+        seen: Duration::from_secs(60),
+        ..SHORT
+    };
+    let late = (0..128).map(|at| Manner::Served(us(), at % 5));
+    let (unseen, took) = wait(late.collect(), limits);
+    assert_eq!(unseen, BTreeMap::new());
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn a_successor_that_was_quicker_is_not_waited_for() {
+    let (unseen, _) = wait(vec![Manner::Served(us() + 1, u32::MAX)], SHORT);
+    assert_eq!(unseen, BTreeMap::new());
+}
+
+#[test]
+fn devices_that_stay_are_told_when_the_time_for_all_of_them_is_up() {
+    let devices = [Manner::Served(us(), u32::MAX), Manner::Served(-1, u32::MAX)];
+    let (unseen, took) = wait(devices.repeat(64), SHORT);
+    assert_eq!(unseen.len(), 128);
+    assert!(
+        unseen
+            .values()
+            .all(|why| *why == Unseen::Still(State::Live))
+    );
+    assert!(took >= SHORT.seen, "{took:?}");
+    assert!(took < 20 * SHORT.seen, "{took:?}");
+}
+
+#[test]
+fn a_driver_that_does_not_answer_holds_nobody_beyond_the_time() {
+    let (unseen, took) = wait(vec![Manner::Silent; 64], SHORT);
+    assert_eq!(unseen.len(), 64);
+    assert!(
+        unseen
+            .values()
+            .all(|why| matches!(why, Unseen::Silent(error) if error.kind() == Kind::Late))
+    );
+    assert!(took < 20 * SHORT.seen, "{took:?}");
+}
