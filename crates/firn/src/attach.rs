@@ -1,4 +1,4 @@
-//! Attaching and detaching: a volume gets a place where clients find it, and is let go again.
+//! Attaching, detaching and resizing: what changes for those who use a volume.
 //!
 //! The rest of [`Control`], for what concerns both doors and disks. Each operation does what it
 //! says, or says why not and leaves things as they were.
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::control::Control;
 use crate::disks::machine;
 use crate::failure::{Failure, Result};
-use crate::model::{AttachRequest, Attachment, Transport};
+use crate::model::{AttachRequest, Attachment, Transport, Volume};
 use crate::volumes::Open;
 
 impl Control {
@@ -111,6 +111,37 @@ impl Control {
             return Err(failure);
         }
         self.disks.attached.forget(name)
+    }
+
+    /// Makes a volume larger, and its disk with it. NBD clients see the new size when they connect
+    /// anew.
+    pub(crate) async fn resize(&self, name: &str, bytes: u64) -> Result<Volume> {
+        let _turn = self.turns.take(name).await;
+        let Some(open) = self.volumes.get(name) else {
+            let open = self.open(name).await?;
+            let grown = self.host.grow_volume(&open.volume, bytes).await;
+            self.let_go(&open).await;
+            grown.map_err(Failure::from)?;
+            return self.show(name).await;
+        };
+        let disk = self.disks.get(name);
+        if let Some(disk) = disk.as_ref().filter(|disk| !disk.can_grow()) {
+            return Err(Failure::new(
+                "ublk-unsupported",
+                501,
+                format!(
+                    "disk {} cannot change its size while it is there: this needs Linux 6.16; \
+                     detach it, resize, and attach it again",
+                    disk.path().display()
+                ),
+            ));
+        }
+        let grown = self.host.grow_volume(&open.volume, bytes).await;
+        grown.map_err(Failure::from)?;
+        if let Some(disk) = disk {
+            self.disks.resize(disk, bytes).await?;
+        }
+        self.show(name).await
     }
 
     /// Fails if the volume is a disk here.

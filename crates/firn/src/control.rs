@@ -87,7 +87,7 @@ impl Control {
     pub(crate) fn open_volumes(&self) -> Vec<Found> {
         let found = |open: Arc<Open>| Found {
             name: open.info.name.clone(),
-            bytes: open.info.bytes,
+            bytes: open.volume.info().bytes,
             device: self.disks.shown(&open.info.name).map(|disk| disk.device),
             uris: self.doors.uris(&open.info.name),
         };
@@ -103,7 +103,7 @@ impl Control {
         // What is open is known without the store: watermarks matter most in an outage, and
         // looking costs no request.
         if let Some(open) = self.volumes.get(name) {
-            return Ok(self.describe(&open.info));
+            return Ok(self.describe(&open.volume.info()));
         }
         let info = self.host.show_volume(name).await.map_err(Failure::from)?;
         Ok(self.describe(&info))

@@ -176,6 +176,13 @@ fn default_block_size() -> u32 {
     512
 }
 
+/// Body of `POST /v1/volumes/{name}/resize`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ResizeRequest {
+    pub(crate) size_bytes: u64,
+}
+
 /// Body of `POST /v1/volumes/{name}/attach`. All but the transport are wishes about a disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -302,6 +302,9 @@ fn the_api_is_what_its_own_description_says() {
                 continue;
             };
             let body = match operation["requestBody"]["required"].as_bool() {
+                Some(true) if path.ends_with("/resize") => {
+                    Some((JSON, r#"{"size_bytes":12582912}"#))
+                }
                 Some(true) => Some((JSON, r#"{"name":"made","size_bytes":8388608}"#)),
                 _ => None,
             };
@@ -327,7 +330,7 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 10, "every operation but the deletion was tried");
+    assert_eq!(seen, 11, "every operation but the deletion was tried");
     let problem = send(&server.api, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,

@@ -586,3 +586,41 @@ fn partitions_of_the_image_are_found_unless_they_are_not_to_be() {
     }
     assert!(server.stop().success());
 }
+
+#[test]
+fn a_live_disk_grows_below_a_mounted_file_system() {
+    let Some(guest) = Guest::new() else { return };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    let disk = guest.attach(&server, "demo", &[]);
+    let size = || {
+        must("blockdev", &["--getsize64", text(&disk)])
+            .trim()
+            .to_owned()
+    };
+    let resize = ["volume", "resize", "demo", "128MiB"];
+    if !guest.has("update-size") {
+        let said = guest.world.fails(&server, &resize);
+        assert!(said.contains("6.16") && said.contains("detach"), "{said}");
+        assert_eq!(size(), (64 << 20).to_string());
+        guest.detach(&server, "demo");
+        guest.world.done(&server, &resize);
+        assert_eq!(guest.attach(&server, "demo", &[]), disk);
+        assert_eq!(size(), (128 << 20).to_string());
+    } else {
+        must("mkfs.ext4", &["-q", "-F", text(&disk)]);
+        let mounted = Mounted::new(&guest.world, &disk, "ext4");
+        fs::write(mounted.0.join("before"), content(3)).unwrap();
+        guest.world.done(&server, &resize);
+        assert_eq!(size(), (128 << 20).to_string());
+        must("resize2fs", &[text(&disk)]);
+        fs::write(mounted.0.join("after"), vec![5; 40 << 20]).unwrap();
+        must("sync", &["-f", text(&mounted.0)]);
+        drop(mounted);
+        must("e2fsck", &["-f", "-n", text(&disk)]);
+        let mounted = Mounted::new(&guest.world, &disk, "ext4");
+        assert!(fs::read(mounted.0.join("before")).unwrap() == content(3));
+        assert!(fs::read(mounted.0.join("after")).unwrap() == vec![5; 40 << 20]);
+    }
+    guest.detach(&server, "demo");
+    assert!(server.stop().success());
+}

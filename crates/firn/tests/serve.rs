@@ -355,6 +355,34 @@ fn a_volume_that_was_detached_is_in_the_store_and_may_be_had_by_another_host() {
 }
 
 #[test]
+fn a_volume_grows_whether_it_is_open_or_not_and_never_shrinks() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    server.connect("demo").write(0, &pattern(1, 4096)).unwrap();
+    world.done(&server, &["volume", "resize", "demo", "16MiB"]);
+    let mut client = server.connect("demo");
+    assert_eq!(client.size, 16 << 20);
+    client.write((16 << 20) - 4096, &pattern(2, 4096)).unwrap();
+    let said = world.fails(&server, &["volume", "resize", "demo", "8MiB"]);
+    assert!(said.contains("never shrinks"), "{said}");
+    assert_eq!(world.show(&server, "demo")["size_bytes"], 16 << 20);
+    world.done(&server, &["volume", "create", "shut", "--size", "8MiB"]);
+    world.done(&server, &["volume", "resize", "shut", "12MiB"]);
+    let shut = world.show(&server, "shut");
+    assert_eq!(
+        (&shut["state"], shut["size_bytes"].as_u64()),
+        (&"closed".into(), Some(12 << 20))
+    );
+    server.kill();
+    let server = world.serve("cache", &[]);
+    let mut client = server.connect("demo");
+    assert_eq!(client.size, 16 << 20);
+    assert_eq!(client.read(0, 4096).unwrap(), pattern(1, 4096));
+    let found = client.read((16 << 20) - 4096, 4096).unwrap();
+    assert_eq!(found, pattern(2, 4096));
+}
+
+#[test]
 fn a_forced_detach_ends_the_connections() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);

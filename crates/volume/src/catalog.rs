@@ -12,8 +12,9 @@ use crate::opener::{Busy, forget, local_tails};
 use crate::request::{StoreError, StoreOp, StoreReply};
 use crate::roots::{Replaced, patient, read_any_root, read_root, replace_root, store_error};
 use crate::shared::Shared;
-use crate::tail::Status;
+use crate::tail::{Status, Tail};
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
+use crate::uploader;
 
 /// The longest name.
 const NAME_BYTES_MAX: usize = 64;
@@ -97,13 +98,30 @@ fn check_spec(spec: &VolumeSpec) -> Result<(), OpenError> {
             spec.block
         )));
     }
-    if spec.bytes == 0 || !spec.bytes.is_multiple_of(4096) || spec.bytes > BYTES_MAX {
+    check_size(spec.bytes)
+}
+
+fn check_size(bytes: u64) -> Result<(), OpenError> {
+    if bytes == 0 || !bytes.is_multiple_of(4096) || bytes > BYTES_MAX {
         return Err(OpenError::Invalid(format!(
-            "size {} bytes: it must be a multiple of 4096, above zero and at most 64 TiB",
-            spec.bytes
+            "size {bytes} bytes: it must be a multiple of 4096, above zero and at most 64 TiB"
         )));
     }
     Ok(())
+}
+
+/// Makes an open volume larger. What is added reads as zeroes.
+pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> {
+    check_size(bytes)?;
+    let now = tail.lock().geometry.bytes;
+    if bytes < now {
+        return Err(OpenError::Invalid(format!(
+            "size {bytes} bytes: volume {} has {now}, and a volume never shrinks: what is beyond \
+             would be lost; create a smaller one and copy",
+            tail.name()
+        )));
+    }
+    uploader::grown(tail, bytes).await
 }
 
 pub(crate) async fn create(

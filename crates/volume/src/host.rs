@@ -180,6 +180,13 @@ impl Host {
         self.control(move |shared| async move { opener::close(&shared, &tail).await })
     }
 
+    /// Makes an open volume larger, in the store and here. Ends when it is; a volume never
+    /// shrinks.
+    pub fn grow_volume(&self, volume: &Volume, bytes: u64) -> Answer<Result<(), OpenError>> {
+        let tail = Arc::clone(&volume.tail);
+        self.control(move |_| async move { catalog::grow(&tail, bytes).await })
+    }
+
     /// Deletes a volume that is open nowhere.
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();

@@ -44,6 +44,8 @@ pub(crate) const HOLD_EXTENTS: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct UploadState {
     wanted: AtomicU64,
+    /// The size that the volume is to have, in bytes; below its size: none is asked for.
+    grow: AtomicU64,
     changed: Signal,
     head: Mutex<Option<Head>>,
     error: Mutex<Option<String>>,
@@ -56,6 +58,21 @@ impl UploadState {
         if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
             self.changed.raise();
         }
+    }
+
+    /// Asks for the volume to become this large, with the next root.
+    pub(crate) fn grow(&self, bytes: u64) {
+        self.grow.fetch_max(bytes, Ordering::AcqRel);
+        self.changed.raise();
+    }
+
+    /// Whether the store's root is smaller than it is to be.
+    fn is_to_grow(&self) -> bool {
+        let to = self.grow.load(Ordering::Acquire);
+        to > 0
+            && lock(&self.head)
+                .as_ref()
+                .is_some_and(|head| head.root.bytes < to)
     }
 
     pub(crate) fn raise(&self) {
@@ -87,7 +104,8 @@ pub(crate) async fn run(shared: Arc<Shared>, tail: Arc<Tail>) {
                 if tail.lock().status != Status::Live {
                     return Some(false);
                 }
-                (upload.wanted.load(Ordering::Acquire) > tail.stored().0).then_some(true)
+                let wanted = upload.wanted.load(Ordering::Acquire) > tail.stored().0;
+                (wanted || upload.is_to_grow()).then_some(true)
             })
             .await;
         if !live {
@@ -136,6 +154,21 @@ pub(crate) async fn stored(shared: &Shared, tail: &Tail, lsn: Lsn) -> Result<(),
         .await
 }
 
+/// Ends when the volume has this size, in the store and here, or never will have.
+pub(crate) async fn grown(tail: &Tail, bytes: u64) -> Result<(), OpenError> {
+    tail.upload.grow(bytes);
+    let size = || {
+        let inner = tail.lock();
+        match inner.status {
+            _ if inner.geometry.bytes >= bytes => Some(Ok(())),
+            Status::Live => None,
+            Status::Broken => Some(Err(broken(tail))),
+            _ => Some(Err(OpenError::Fenced(tail.name().to_owned()))),
+        }
+    };
+    tail.upload.changed.until(size).await
+}
+
 fn broken(tail: &Tail) -> OpenError {
     OpenError::Corrupt(format!(
         "{}: the server failed inside a commit and serves it no more; restart the server: nothing \
@@ -180,6 +213,7 @@ async fn once(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     drop(frozen);
     let mut root = head.root.clone();
     root.lsn = cut;
+    root.bytes = root.bytes.max(tail.upload.grow.load(Ordering::Acquire));
     let packs = write_packs(shared, tail, &merged).await?;
     for pack in packs {
         root.deltas.push(pack.reference);
@@ -194,6 +228,8 @@ async fn once(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     }
     let folded = fold::if_due(shared, tail, &mut root).await?;
     let head = commit_root(shared, tail, root, &head.version).await?;
+    // Only now: what is written there must be in the volume for whoever opens it next.
+    tail.lock().geometry.bytes = head.root.bytes;
     tail.upload.set_head(head);
     if let Some(folded) = folded {
         let deltas = tail.lock().index.fold(folded.pages, folded.nodes);

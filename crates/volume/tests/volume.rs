@@ -356,6 +356,43 @@ fn a_failed_sync_fails_flushes_and_writes_for_good_and_reads_go_on() {
 }
 
 #[test]
+fn a_volume_that_was_grown_takes_writes_there_and_keeps_its_size_and_never_shrinks() {
+    let (mut world, volume) = with_volume();
+    let (old_end, new_bytes) = (64 * MIB / 512, 80 * MIB);
+    world.write(&volume, old_end - 8, 1, 4096);
+    let beyond = Op::Write {
+        sector: old_end,
+        sectors: 8,
+        fua: false,
+    };
+    assert_eq!(
+        world.request(&volume, beyond, &mut [2; 4096]),
+        Err(ErrorKind::Invalid)
+    );
+    world.grow(&volume, new_bytes).unwrap();
+    assert_eq!(volume.geometry().bytes, new_bytes);
+    assert_eq!(world.read_fill(&volume, old_end, 4096), 0);
+    world.write(&volume, old_end, 2, 4096);
+    // It was clean and idle: growing alone must bring a root to the store, too.
+    world.sync(&volume);
+    world.grow(&volume, new_bytes + 4096).unwrap();
+    world.grow(&volume, new_bytes + 4096).unwrap();
+    for bad in [new_bytes, 0, new_bytes + 6000, 1 << 60] {
+        let refused = world.grow(&volume, bad);
+        assert!(
+            matches!(refused, Err(OpenError::Invalid(_))),
+            "{bad}: {refused:?}"
+        );
+    }
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    assert_eq!(volume.geometry().bytes, new_bytes + 4096);
+    assert_eq!(volume.info().bytes, new_bytes + 4096);
+    assert_eq!(world.read_fill(&volume, old_end - 8, 4096), 1);
+    assert_eq!(world.read_fill(&volume, old_end, 4096), 2);
+}
+
+#[test]
 fn bad_addresses_are_refused_and_change_nothing() {
     let (mut world, volume) = with_volume();
     let end = 64 * MIB / 512;

@@ -20,7 +20,9 @@ use serde::de::DeserializeOwned;
 
 use crate::control::Control;
 use crate::failure::{Failure, Result};
-use crate::model::{AttachRequest, Attachment, CreateVolume, DetachRequest, Volume, VolumeList};
+use crate::model::{
+    AttachRequest, Attachment, CreateVolume, DetachRequest, ResizeRequest, Volume, VolumeList,
+};
 use crate::report;
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -37,6 +39,7 @@ pub(crate) fn router(control: Arc<Control>, address: SocketAddr) -> Router {
         .route("/v1/volumes", get(list).post(create))
         .route("/v1/volumes/{name}", get(show).delete(delete))
         .route("/v1/volumes/{name}/sync", post(sync))
+        .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/attach", post(attach))
         .route("/v1/volumes/{name}/detach", post(detach))
         .route("/v1/openapi.json", get(openapi))
@@ -102,6 +105,17 @@ async fn delete(State(control): Shared, Path(name): Path<String>) -> Result<Stat
 
 async fn sync(State(control): Shared, Path(name): Path<String>) -> Answer<Volume> {
     control.sync(&name).await.map(axum::Json)
+}
+
+async fn resize(
+    State(control): Shared,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<Volume> {
+    let wanted: ResizeRequest = parse(&headers, &body)?;
+    let resized = async move { control.resize(&name, wanted.size_bytes).await };
+    to_its_end(resized).await.map(axum::Json)
 }
 
 async fn attach(

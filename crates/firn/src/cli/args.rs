@@ -44,7 +44,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the server until it is told to stop (SIGTERM, SIGINT).
     Serve(Box<ServeArgs>),
-    /// Create, list, show or delete volumes.
+    /// Create, list, show, resize or delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
     /// Make a volume a disk of this machine, or say where it can be reached over NBD.
@@ -202,6 +202,14 @@ pub(crate) enum VolumeCommand {
     List,
     /// Show one volume, with how far its writes have got (its watermarks).
     Show(VolumeName),
+    /// Make a volume larger, and its disk with it. A volume never shrinks.
+    Resize {
+        /// Name of the volume.
+        #[arg(value_name = "VOLUME")]
+        name: String,
+        /// Its new size.
+        size: Size,
+    },
     /// Delete a volume and everything in it.
     Delete(VolumeName),
 }

@@ -1,10 +1,10 @@
-//! `firn volume create|list|show|delete`.
+//! `firn volume create|list|show|resize|delete`.
 
 use super::args::VolumeCommand;
 use super::client::{Client, volume_path};
 use super::output;
 use crate::failure::Result;
-use crate::model::{CreateVolume, Disk, Mark, Volume, VolumeList};
+use crate::model::{CreateVolume, Disk, Mark, ResizeRequest, Volume, VolumeList};
 use crate::units::Size;
 
 pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<()> {
@@ -41,6 +41,16 @@ pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<(
                 output::json(&found)
             } else {
                 print_one(&found)
+            }
+        }
+        VolumeCommand::Resize { name, size } => {
+            let body = ResizeRequest { size_bytes: size.0 };
+            let path = format!("{}/resize", volume_path(name));
+            let resized: Volume = client.post(&path, &body)?;
+            if json {
+                output::json(&resized)
+            } else {
+                output::line(&format!("{name}: {}", Size(resized.size_bytes)))
             }
         }
         VolumeCommand::Delete(which) => client.delete(&volume_path(&which.name)),

@@ -226,7 +226,19 @@ impl Maker {
         // Somebody has it, and it is ours: not a number to be given up.
         .map_err(|error| NotMade::Failed(error.into()))?;
         tracing::info!(volume = %open.info.name, device = id, ?how, "the disk is back");
+        if let Err(error) = self.catch_up(&live, site.view.geometry().bytes) {
+            tracing::warn!(%error, "the disk stays smaller than its volume");
+        }
         Ok(site.disk(live, wanted))
+    }
+
+    /// A volume may have grown, and its server have died before its disk did.
+    fn catch_up(&self, live: &Live, bytes: u64) -> std::result::Result<(), ublk::Error> {
+        let disk = self.control.params(live.id())?.basic.sectors * blkmq::io::SECTOR_BYTES;
+        if disk < bytes && live.granted().has(Capability::Resize) {
+            live.resize(bytes)?;
+        }
+        Ok(())
     }
 
     /// Takes away a device of this volume that nobody serves. One of somebody else stays.
@@ -409,5 +421,19 @@ impl Disk {
             Err(rustix::io::Errno::BUSY) => Err(self.in_use()),
             _ => Ok(()),
         }
+    }
+
+    /// Gives the disk another size. Clients see it at once.
+    pub(super) fn resize(&self, bytes: u64) -> Result<()> {
+        let place = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*place {
+            Some(live) => live.resize(bytes).map_err(Failure::from),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether its size can change while it is there.
+    pub(crate) fn can_grow(&self) -> bool {
+        self.granted.has(Capability::Resize)
     }
 }

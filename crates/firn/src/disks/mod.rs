@@ -234,6 +234,11 @@ impl Disks {
         self.attached.set_disk(volume, None)
     }
 
+    /// The disk of a volume gets the volume's new size.
+    pub(crate) async fn resize(&self, disk: Arc<Disk>, bytes: u64) -> Result<()> {
+        blocking(move || disk.resize(bytes)).await?
+    }
+
     /// All devices, for a server that ends and leaves them to the next; none if there are none.
     pub(crate) fn leave(&self) -> Option<(Control, Vec<Live>)> {
         let disks = std::mem::take(&mut *self.live());

@@ -376,6 +376,11 @@ impl World {
         self.wait(|_| answer.try_take())
     }
 
+    pub(crate) fn grow(&mut self, volume: &Volume, bytes: u64) -> Result<(), OpenError> {
+        let answer = self.host.grow_volume(volume, bytes);
+        self.wait(|_| answer.try_take())
+    }
+
     pub(crate) fn sync(&mut self, volume: &Volume) {
         let answer = self.host.sync(volume);
         self.wait(|_| answer.try_take()).expect("synced");
