@@ -17,7 +17,7 @@ impl Control {
     pub(crate) async fn attach(&self, name: &str, request: AttachRequest) -> Result<Attachment> {
         request.check()?;
         let _turn = self.turns.take(name).await;
-        match machine::choose(&request, &self.disks.offered)? {
+        match machine::choose(&request, &self.disks.maker().await)? {
             Transport::Ublk => self.attach_disk(name, &request).await,
             _ => self.attach_nbd(name).await,
         }

@@ -624,3 +624,64 @@ fn a_live_disk_grows_below_a_mounted_file_system() {
     guest.detach(&server, "demo");
     assert!(server.stop().success());
 }
+
+/// Reads the first block past the page cache; how `dd` ended, and after how many seconds.
+fn cold_read(disk: &Path) -> (bool, u64) {
+    let began = std::time::Instant::now();
+    let input = format!("if={}", text(disk));
+    let read = tool(
+        "dd",
+        &[&input, "of=/dev/null", "bs=4k", "count=1", "iflag=direct"],
+    );
+    (read.status.success(), began.elapsed().as_secs())
+}
+
+#[test]
+fn what_waits_for_the_store_fails_at_its_time_out_or_with_a_forced_detach_and_else_goes_on() {
+    let Some(guest) = Guest::new() else { return };
+    let world = &guest.world;
+    let server = guest.serve(&["--volume", "demo=16MiB"]);
+    server.connect("demo").write(0, &[6; 4096]).unwrap();
+    eventually("the detach", || {
+        world.ask(&server, &["detach", "demo"]).status.success()
+    });
+    assert!(server.stop().success());
+    // Another cache: every block is in the store alone.
+    let server = world.serve("other", &[]);
+    let (store, away) = (world.path("store"), world.path("away"));
+    let disk = guest.attach(&server, "demo", &["--park-timeout", "2s"]);
+    fs::rename(&store, &away).unwrap();
+    let (read, seconds) = cold_read(&disk);
+    assert!(!read && seconds >= 1, "{read} after {seconds} s");
+    fs::rename(&away, &store).unwrap();
+    eventually("the store's return", || cold_read(&disk).0);
+    guest.detach(&server, "demo");
+
+    assert!(server.stop().success());
+
+    let server = world.serve("third", &[]);
+    let disk = guest.attach(&server, "demo", &["--park-timeout", "wait"]);
+    fs::rename(&store, &away).unwrap();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| cold_read(&disk));
+        eventually("the read", || {
+            let counts = fs::read_to_string(inflight(&disk)).unwrap();
+            counts.split_whitespace().any(|count| count != "0")
+        });
+        // The volume cannot be brought to the store now, so this asks for the disk's end alone.
+        let forced = scope.spawn(|| world.ask(&server, &["detach", "demo", "--force"]));
+        let (read, _) = reading.join().unwrap();
+        assert!(!read, "the read was parked, and its disk was taken away");
+        eventually("the disk's end", || !disk.exists());
+        fs::rename(&away, &store).unwrap();
+        assert!(forced.join().unwrap().status.success());
+    });
+    assert!(server.stop().success());
+}
+
+/// Where the kernel says how many requests a disk has in flight.
+fn inflight(disk: &Path) -> PathBuf {
+    Path::new("/sys/block")
+        .join(disk.file_name().unwrap())
+        .join("inflight")
+}

@@ -46,18 +46,26 @@ const DISCARD_BYTES_MAX: u64 = 1 << 30;
 /// waits inside a dead server is missed for half a minute. So there no request waits for longer.
 const PATIENCE_OF_OLD_KERNELS: Duration = Duration::from_secs(20);
 
-/// What all disks are made with.
-#[derive(Debug)]
-pub(super) struct Maker {
-    pub(super) control: Control,
+/// What a server has for its disks.
+#[derive(Clone, Debug)]
+pub(super) struct Seats {
     pub(super) reactors: Vec<Handle>,
+    /// Whether all of them run on rings, without which no disk can be served.
+    pub(super) rings: bool,
     /// Their threads' names.
     pub(super) threads: Vec<String>,
     pub(super) files: Vec<ServedFile>,
     /// What direct I/O on the log asks of a request's memory, in bytes.
     pub(super) dma_alignment: u32,
+}
+
+/// What all disks are made with.
+#[derive(Debug)]
+pub(crate) struct Maker {
+    control: Control,
+    seats: Seats,
     /// Where the next disk's first queue goes: disks are spread over the reactors in turn.
-    pub(super) next: AtomicUsize,
+    next: AtomicUsize,
 }
 
 /// A live disk.
@@ -154,8 +162,19 @@ fn spec(geometry: &blkmq::io::Geometry, wanted: &Wanted, dma_alignment: u32) -> 
 }
 
 impl Maker {
-    /// What a disk of this kind would be, for those who ask without a volume.
-    pub(super) fn patience(&self, wanted: &Wanted) -> Option<Duration> {
+    pub(super) fn new(control: Control, seats: Seats) -> Maker {
+        Maker {
+            control,
+            seats,
+            next: AtomicUsize::new(0),
+        }
+    }
+
+    pub(super) fn control(&self) -> &Control {
+        &self.control
+    }
+
+    fn patience(&self, wanted: &Wanted) -> Option<Duration> {
         match wanted.patience {
             Patience::Wait => None,
             Patience::AtMostMs(limit) => Some(Duration::from_millis(limit)),
@@ -182,7 +201,7 @@ impl Maker {
         let mut spec = DeviceSpec {
             id: Some(id),
             server_flags: mark(open),
-            ..spec(&site.view.geometry(), wanted, self.dma_alignment)
+            ..spec(&site.view.geometry(), wanted, self.seats.dma_alignment)
         };
         if wanted.data_mode == DataMode::Auto {
             spec = spec.with_environment()?;
@@ -214,7 +233,7 @@ impl Maker {
         let site = self.site(open, wanted);
         let spec = DeviceSpec {
             server_flags: mark(open),
-            ..spec(&site.view.geometry(), wanted, self.dma_alignment)
+            ..spec(&site.view.geometry(), wanted, self.seats.dma_alignment)
         };
         let (live, how) = device::open_or_recover(
             &self.control,
@@ -259,9 +278,9 @@ impl Maker {
     }
 
     fn site(&self, open: &Open, wanted: &Wanted) -> Site<'_> {
-        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.reactors.len();
-        let mut reactors = self.reactors.clone();
-        let mut threads = self.threads.clone();
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.seats.reactors.len();
+        let mut reactors = self.seats.reactors.clone();
+        let mut threads = self.seats.threads.clone();
         reactors.rotate_left(first);
         threads.rotate_left(first);
         let patience = self.patience(wanted);
@@ -298,7 +317,7 @@ struct Site<'a> {
 
 impl Site<'_> {
     fn serve(&self, depth: u16) -> Serve<View> {
-        let files = self.maker.files.clone();
+        let files = self.maker.seats.files.clone();
         Serve::new(Arc::clone(&self.view), &self.gate, files, depth)
     }
 

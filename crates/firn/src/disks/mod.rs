@@ -12,11 +12,10 @@ mod view;
 mod wanted;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blkmq::io::FileId;
-use reactor::{BackendKind, Reactor};
+use reactor::BackendKind;
 use ublk::control::Control;
 use ublk::device::Live;
 use ublk::serve::ServedFile;
@@ -26,8 +25,7 @@ use crate::failure::{Failure, Result};
 use crate::model::{self, AttachRequest};
 use crate::volumes::Open;
 
-use disk::{Disk, Maker, NotMade};
-use machine::Offered;
+use disk::{Disk, Maker, NotMade, Seats};
 use remembered::{Attached, Remembered};
 use wanted::Wanted;
 
@@ -38,8 +36,9 @@ const ID_TRIES: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct Disks {
     pub(crate) attached: Attached,
-    pub(crate) offered: Offered,
-    maker: Option<Arc<Maker>>,
+    seats: Seats,
+    /// Once ublk could be used: the driver may be loaded while the server runs.
+    maker: OnceLock<Arc<Maker>>,
     /// Live ones, by volume.
     live: Mutex<BTreeMap<String, Arc<Disk>>>,
     /// One new number at a time: it is another's until it is remembered.
@@ -48,32 +47,29 @@ pub(crate) struct Disks {
 
 impl Disks {
     pub(crate) fn new(engine: &Engine) -> Result<Self> {
-        let attached = Attached::load(&engine.files().path)?;
-        let offered = machine::look().and_then(|control| match reactors_with_rings(engine) {
-            true => Ok(control),
-            false => Err(machine::no_rings()),
-        });
-        let maker = offered.as_ref().ok().map(|control| {
-            let log = engine
-                .export_files
-                .iter()
-                .find(|file| file.id == FileId::LOG);
-            Arc::new(Maker {
-                control: control.clone(),
-                reactors: engine.reactors.iter().map(|r| r.handle().clone()).collect(),
-                threads: engine.threads.clone(),
-                files: served(engine),
-                dma_alignment: log.map_or(1, |log| log.align.memory).max(512),
-                next: AtomicUsize::new(0),
-            })
-        });
         Ok(Disks {
-            attached,
-            offered,
-            maker,
+            attached: Attached::load(&engine.files().path)?,
+            seats: seats(engine),
+            maker: OnceLock::new(),
             live: Mutex::default(),
             numbering: Mutex::default(),
         })
+    }
+
+    /// What makes disks here, or why nothing does.
+    pub(crate) async fn maker(&self) -> Result<Arc<Maker>> {
+        if let Some(maker) = self.maker.get() {
+            return Ok(Arc::clone(maker));
+        }
+        if !self.seats.rings {
+            return Err(machine::no_rings());
+        }
+        let control = blocking(machine::look).await??;
+        let seats = self.seats.clone();
+        let maker = self
+            .maker
+            .get_or_init(|| Arc::new(Maker::new(control, seats)));
+        Ok(Arc::clone(maker))
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Disk>>> {
@@ -91,14 +87,6 @@ impl Disks {
         self.get(volume).map(|disk| disk.shown())
     }
 
-    fn maker(&self) -> Result<Arc<Maker>> {
-        match (&self.maker, &self.offered) {
-            (Some(maker), _) => Ok(Arc::clone(maker)),
-            (None, Err(why)) => Err(why.clone()),
-            (None, Ok(_)) => Err(Failure::new("internal", 500, "nothing makes disks here")),
-        }
-    }
-
     /// The disk of this volume: the one there is if it is as wished, else a new one. What fails
     /// leaves nothing behind.
     pub(crate) async fn attach(
@@ -110,7 +98,7 @@ impl Disks {
         if let Some(disk) = self.get(name) {
             return as_wished(name, disk.wanted(), request).map(|()| disk);
         }
-        let maker = self.maker()?;
+        let maker = self.maker().await?;
         let made = match self.remembered(open) {
             // It was here before, and could not be brought back then.
             Some(remembered) => {
@@ -118,7 +106,7 @@ impl Disks {
                 self.bring_back(&maker, open, remembered).await?
             }
             None => {
-                let wanted = Wanted::of(request, maker.reactors.len());
+                let wanted = Wanted::of(request, self.seats.reactors.len());
                 self.make(&maker, open, &wanted).await?
             }
         };
@@ -207,7 +195,7 @@ impl Disks {
         let Some(remembered) = self.attached.disk(name) else {
             return Ok(());
         };
-        let maker = self.maker()?;
+        let maker = self.maker().await?;
         if remembered.leaving || remembered.volume_id != open.info.id.to_string() {
             blocking(move || maker.remove(&remembered.volume_id, remembered.id)).await??;
             return self.attached.set_disk(name, None);
@@ -243,16 +231,19 @@ impl Disks {
     pub(crate) fn leave(&self) -> Option<(Control, Vec<Live>)> {
         let disks = std::mem::take(&mut *self.live());
         let devices: Vec<Live> = disks.values().filter_map(|disk| disk.leave()).collect();
-        let maker = self.maker.as_ref().filter(|_| !devices.is_empty())?;
-        Some((maker.control.clone(), devices))
+        let maker = self.maker.get().filter(|_| !devices.is_empty())?;
+        Some((maker.control().clone(), devices))
     }
 
     /// Takes away what may be left of a disk that was not brought back.
     async fn forget(&self, volume: &str) -> Result<()> {
-        let (Some(remembered), Some(maker)) = (self.attached.disk(volume), &self.maker) else {
+        let Some(remembered) = self.attached.disk(volume) else {
             return Ok(());
         };
-        let maker = Arc::clone(maker);
+        // Without the driver there is no device either.
+        let Ok(maker) = self.maker().await else {
+            return Ok(());
+        };
         blocking(move || maker.remove(&remembered.volume_id, remembered.id)).await??;
         self.attached.set_disk(volume, None)
     }
@@ -266,19 +257,27 @@ impl Disks {
     }
 }
 
-fn reactors_with_rings(engine: &Engine) -> bool {
-    let mut reactors = engine.reactors.iter();
-    reactors.all(|reactor| Reactor::backend(reactor) == BackendKind::IoUring)
-}
-
-/// The engine's files, as disks take them.
-fn served(engine: &Engine) -> Vec<ServedFile> {
+/// What a server has for disks.
+fn seats(engine: &Engine) -> Seats {
     let files = engine.export_files.iter().map(|file| ServedFile {
         id: file.id,
         fd: Arc::clone(&file.fd),
         align: file.align,
     });
-    files.collect()
+    let log = engine
+        .export_files
+        .iter()
+        .find(|file| file.id == FileId::LOG);
+    let reactors = engine.reactors.iter();
+    Seats {
+        rings: reactors
+            .clone()
+            .all(|one| one.backend() == BackendKind::IoUring),
+        reactors: reactors.map(|one| one.handle().clone()).collect(),
+        threads: engine.threads.clone(),
+        files: files.collect(),
+        dma_alignment: log.map_or(1, |log| log.align.memory).max(512),
+    }
 }
 
 /// A disk that is there is answered again, if it is what was asked for.

@@ -18,6 +18,14 @@ use serde_json::Value;
 /// No step of a test may take longer.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 
+/// The same in an emulated guest, where everything takes its time.
+pub fn deadline() -> Duration {
+    match std::env::var_os("FIRN_VM_SCRATCH") {
+        Some(_) => 5 * DEADLINE,
+        None => DEADLINE,
+    }
+}
+
 /// A directory on disk for stores and caches, and one in memory for rings.
 pub struct World {
     pub dir: tempfile::TempDir,
@@ -131,7 +139,7 @@ impl World {
         };
         let started = Instant::now();
         while !server.announcement.contains("\n  NBD ") {
-            let left = DEADLINE.saturating_sub(started.elapsed());
+            let left = deadline().saturating_sub(started.elapsed());
             match lines.recv_timeout(left) {
                 Ok(line) => server.announcement.push_str(&format!("{line}\n")),
                 Err(error) => {
@@ -231,7 +239,7 @@ impl Server {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < DEADLINE, "the server does not stop");
+            assert!(started.elapsed() < deadline(), "the server does not stop");
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -249,7 +257,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(
-            started.elapsed() < DEADLINE,
+            started.elapsed() < deadline(),
             "{what} did not happen in time"
         );
         std::thread::sleep(Duration::from_millis(20));
