@@ -55,6 +55,19 @@ fn messenger_frames() -> Vec<Vec<u8>> {
     ]
 }
 
+/// Choices of every size, mixed: any bytes are valid here.
+fn ublk_choices() -> Vec<(String, Vec<u8>)> {
+    let mixed = |first: u8, len: usize| -> Vec<u8> {
+        let next = |byte: &u8| Some(byte.wrapping_mul(141).wrapping_add(71));
+        std::iter::successors(Some(first), next).take(len).collect()
+    };
+    vec![
+        ("ublk_queue".into(), mixed(1, 400)),
+        ("ublk_driver".into(), mixed(2, 300)),
+        ("ublk_negotiate".into(), mixed(0, 48)),
+    ]
+}
+
 fn main() -> std::io::Result<()> {
     let directory = std::env::args_os().nth(1).expect("usage: seeds DIRECTORY");
     let mut seeds: Vec<(String, Vec<u8>)> = volume::fuzzing::seeds()
@@ -85,6 +98,7 @@ fn main() -> std::io::Result<()> {
     frames.resize(7 + 40 + 9, 0);
     frames.extend([19, 8, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
     seeds.push(("messenger_hosts".into(), frames));
+    seeds.extend(ublk_choices());
     for (number, (target, input)) in seeds.into_iter().enumerate() {
         let folder = Path::new(&directory).join(target);
         std::fs::create_dir_all(&folder)?;

@@ -59,6 +59,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                         ..Chaos::default()
                     },
                     deaths: 0,
+                    handovers: 0,
                     steps: 300,
                 };
                 plot.slots += 2 * plot.queues;
@@ -70,6 +71,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                 sum.ended += report.ended;
                 sum.failed += report.failed;
                 sum.deaths += report.deaths;
+                sum.handovers += report.handovers;
                 sum.fallbacks += report.fallbacks;
             }
         }
@@ -118,6 +120,18 @@ fn a_server_that_dies_without_reissue_fails_only_what_it_had() {
         plot.deaths = 6;
     });
     assert!(sum.failed > 0, "nobody died with a request");
+}
+
+#[test]
+fn a_planned_change_of_servers_fails_nothing_even_without_reissue() {
+    let sum = stories(|plot| {
+        plot.flags &= !sys::F_RECOVERY_REISSUE;
+        if plot.profile.has(sys::F_QUIESCE) {
+            plot.flags |= sys::F_QUIESCE;
+            plot.handovers = 6;
+        }
+    });
+    assert!(sum.handovers > 0 && sum.failed == 0, "{sum:?}");
 }
 
 #[test]

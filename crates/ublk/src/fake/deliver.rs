@@ -107,8 +107,10 @@ impl Kernel {
         if device.info.state == sys::STATE_FAIL_IO {
             return Some(-libc::EREMOTEIO);
         }
-        let aborted = device.stopping && device.recoverable();
-        let unserved = device.queues[queue].canceling && !device.queues_io();
+        // Nobody would take it any more.
+        let canceling = device.queues[queue].canceling;
+        let aborted = device.stopping && (device.recoverable() || canceling);
+        let unserved = canceling && !device.queues_io();
         (aborted || unserved).then_some(-libc::EIO)
     }
 
@@ -229,7 +231,7 @@ impl Kernel {
         let addr = state.addr;
         let mut request = state.request.take().expect("a result is for a request");
         if result < 0 {
-            let answer = Err(-client_errno(-result));
+            let answer = Err(-client_errno(result.saturating_neg()));
             self.answers.push((request.client, answer));
             return;
         }

@@ -225,6 +225,24 @@ impl Driver {
         self.kernel().kernel.time_out(device);
     }
 
+    /// Panics where the driver's own state makes no sense.
+    pub fn check(&self) {
+        for device in self.kernel().kernel.devices.values() {
+            for tag in device.tags() {
+                assert!(
+                    tag.armed.is_none() || !tag.owned,
+                    "armed and owned: {tag:?}"
+                );
+                assert!(
+                    !tag.owned || tag.request.is_some(),
+                    "nothing owned: {tag:?}"
+                );
+                assert!(!tag.owed || tag.owned, "owed by nobody: {tag:?}");
+                assert!(tag.held == 0 || tag.request.is_some(), "held: {tag:?}");
+            }
+        }
+    }
+
     /// What the driver counted against its servers.
     pub fn complaints(&self) -> Complaints {
         self.kernel().kernel.complaints

@@ -72,6 +72,8 @@ pub struct Complaints {
     pub unseen: u64,
     /// Request commands refused with an error.
     pub refused: u64,
+    /// What makes the kernel warn and do something that makes no sense; the fake refuses it.
+    pub warnings: u64,
     /// Commands that were not cancelled with their ring (6.12): they keep the device open.
     pub stuck: u64,
     /// Requests handed to a server again after a short result.

@@ -137,6 +137,12 @@ impl Kernel {
         if device.info.state == sys::STATE_LIVE || device.used {
             return Some(-libc::EEXIST);
         }
+        if device.tags().any(|tag| tag.armed.is_none()) {
+            // Fetched once and aborted since: the kernel starts such a disk, and uses commands
+            // that are gone.
+            self.complaints.warnings += 1;
+            return Some(-libc::EINVAL);
+        }
         device.info.state = sys::STATE_LIVE;
         device.info.server_pid = pid;
         device.disk = true;
@@ -156,6 +162,11 @@ impl Kernel {
         }
         if !device.recoverable() {
             return Some(-libc::EBUSY);
+        }
+        if device.tags().any(|tag| tag.armed.is_none() && !tag.owned) {
+            // Nobody began the recovery (before 6.16): the same.
+            self.complaints.warnings += 1;
+            return Some(-libc::EINVAL);
         }
         device.info.state = sys::STATE_LIVE;
         device.info.server_pid = pid;

@@ -22,6 +22,7 @@ mod deliver;
 mod device;
 mod driver;
 mod exit;
+pub mod fuzzing;
 mod keeper;
 mod kernel;
 mod lifecycle;

@@ -173,12 +173,26 @@ impl Ring {
                     .push((flight.source, flight.token, command.end(raw)));
             }
         }
+        self.close_files();
         let mut events = self.events();
         if events.is_empty() {
             self.fire_timer();
             events = self.events();
         }
         events
+    }
+
+    /// Closes the files of sources that left, once nothing uses them.
+    fn close_files(&mut self) {
+        for source in 0..self.sources.len() {
+            let used = self.flights.values().any(|flight| flight.source == source);
+            if !self.sources[source].detached || used {
+                continue;
+            }
+            for file in std::mem::take(&mut self.sources[source].files) {
+                self.port(source).close(file);
+            }
+        }
     }
 
     fn events(&mut self) -> Vec<(SourceKey, Event)> {
@@ -530,23 +544,18 @@ impl Port for RingPort<'_> {
         }))
     }
 
-    /// The source leaves: its files are closed, its slots free, and what is in flight ends
-    /// unseen; armed commands stay until the driver or the ring ends them.
+    /// The source leaves: its slots are free, and what is in flight ends unseen. Armed commands
+    /// stay until the driver or the ring ends them, those that were not handed over yet still
+    /// are, and its files are closed after the last of them.
     fn detach(&mut self) {
         let source = self.source;
         let ring = &mut *self.ring;
         let state = &mut ring.sources[source];
         state.detached = true;
-        let (files, slots) = (
-            std::mem::take(&mut state.files),
-            std::mem::take(&mut state.slots),
-        );
+        let slots = std::mem::take(&mut state.slots);
         ring.slots_free.extend(slots);
         ring.flights
             .retain(|_, flight| flight.source != source || flight.armed());
         ring.thirsty.retain(|waiting| waiting.0 != source);
-        for file in files {
-            self.close(file);
-        }
     }
 }

@@ -52,8 +52,10 @@ pub struct Plot {
     pub habits: Habits,
     /// What the ring does wrong.
     pub chaos: Chaos,
-    /// Deaths of the server, each in so many of 256 steps.
+    /// Deaths of the server, each in so many of 256 steps; some in the middle of recovering.
     pub deaths: u8,
+    /// Planned changes of the server by QUIESCE_DEV, each in so many of 256 steps.
+    pub handovers: u8,
     /// Steps.
     pub steps: u32,
 }
@@ -79,6 +81,8 @@ pub struct Report {
     pub failed: u64,
     /// Servers that died.
     pub deaths: u64,
+    /// Servers that left for another one.
+    pub handovers: u64,
     /// Commands that the driver refused.
     pub refused: u64,
     /// Requests whose bytes went another way than through a slot.
@@ -285,6 +289,60 @@ impl Story<'_> {
             self.die()?;
             self.recover()?;
         }
+        if self.strikes(self.plot.handovers) {
+            self.hand_over()?;
+            self.recover()?;
+        }
+        Ok(())
+    }
+
+    /// The driver is told to let the server go: it answers what it has, takes nothing new, and
+    /// leaves by itself.
+    fn hand_over(&mut self) -> Result<(), String> {
+        self.must("QUIESCE_DEV", sys::QUIESCE_DEVICE, 0, &mut [])?;
+        self.rest()?;
+        // A queue all of whose tags were with the server is not told by any abort.
+        if let Some(server) = &mut self.server {
+            for (&(at, key), source) in &mut server.sources {
+                let ring = &mut server.rings[at];
+                if !ring.is_detached(key) {
+                    source.stopping(&mut ring.port(key));
+                }
+            }
+        }
+        self.leave()?;
+        self.report.handovers += 1;
+        Ok(())
+    }
+
+    /// Turns until nothing happens any more. What is late takes some turns without events.
+    fn rest(&mut self) -> Result<(), String> {
+        let mut quiet = 0;
+        for _ in 0..TURNS_MAX {
+            quiet = if self.turn()? { 0 } else { quiet + 1 };
+            if quiet > 8 {
+                return Ok(());
+            }
+        }
+        Err("the server does not come to rest".into())
+    }
+
+    /// Sees every queue leave, and lets everything go.
+    fn leave(&mut self) -> Result<(), String> {
+        self.rest()?;
+        let Some(server) = self.server.take() else {
+            return Ok(());
+        };
+        let left = |(&(ring, key), _): (&(usize, SourceKey), &QueueSource<Keeper>)| {
+            server.rings[ring].is_detached(key)
+        };
+        if !server.sources.iter().all(left) {
+            return Err("a queue did not leave after its tags were aborted".into());
+        }
+        self.take_figures(&server);
+        drop(server.sources);
+        server.rings.into_iter().for_each(Ring::close);
+        self.driver.closed(self.device);
         Ok(())
     }
 
@@ -350,6 +408,10 @@ impl Story<'_> {
             }
         }
         self.serve()?;
+        if self.strikes(self.plot.deaths) {
+            self.die()?;
+            return self.recover();
+        }
         self.wait_for("END_USER_RECOVERY", sys::END_RECOVERY)
     }
 
@@ -382,24 +444,7 @@ impl Story<'_> {
             return Err(format!("{} requests were lost", self.oracle.running()));
         }
         self.wait_for("STOP_DEV", sys::STOP_DEVICE)?;
-        for _ in 0..TURNS_MAX {
-            if !self.turn()? {
-                break;
-            }
-        }
-        let Some(server) = self.server.take() else {
-            return Ok(());
-        };
-        let left = |(&(ring, key), _): (&(usize, SourceKey), &QueueSource<Keeper>)| {
-            server.rings[ring].is_detached(key)
-        };
-        if !server.sources.iter().all(left) {
-            return Err("a queue did not leave after its tags were aborted".into());
-        }
-        self.take_figures(&server);
-        drop(server.sources);
-        server.rings.into_iter().for_each(Ring::close);
-        self.driver.closed(self.device);
+        self.leave()?;
         // What is late after the server's exit is seen by who asks again and again.
         for _ in 0..50 {
             self.control(sys::GET_FEATURES, 0, &mut [0; 8]);
@@ -411,6 +456,7 @@ impl Story<'_> {
             + complaints.zero_writes
             + complaints.excess
             + complaints.unseen
+            + complaints.warnings
             + complaints.stuck;
         if wrong > 0 {
             return Err(format!("the driver complains: {complaints:?}"));

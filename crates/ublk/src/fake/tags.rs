@@ -142,10 +142,14 @@ impl Kernel {
         if device.taken(&self.profile, queue) {
             return EBUSY;
         }
-        if device.queues[usize::from(queue)].tags[usize::from(tag)]
-            .armed
-            .is_some()
-        {
+        let state = &device.queues[usize::from(queue)].tags[usize::from(tag)];
+        if state.armed.is_some() {
+            return EINVAL;
+        }
+        if state.owned {
+            // A queue serves before its device is ready, so this can be; the kernel warns, and
+            // takes it.
+            self.complaints.warnings += 1;
             return EINVAL;
         }
         self.take(given, auto);
