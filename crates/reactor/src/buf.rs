@@ -24,6 +24,8 @@ pub(crate) struct Region {
     start: NonNull<u8>,
     capacity: usize,
     home: Option<Home>,
+    /// Who frees it, where that is neither a pool nor the allocator.
+    owner: Option<Box<dyn Send + Sync>>,
 }
 
 // SAFETY: a region is plain memory without thread affinity; access goes through the parts.
@@ -51,6 +53,7 @@ impl Region {
             start,
             capacity,
             home: None,
+            owner: None,
         })
     }
 
@@ -78,8 +81,13 @@ impl Drop for Region {
                 start: self.start,
                 capacity: self.capacity,
                 home: None,
+                owner: None,
             };
             home.take_back(same);
+            return;
+        }
+        if self.owner.take().is_some() {
+            // It has freed the memory, or has it again.
             return;
         }
         let layout = Self::layout(self.capacity).expect("the same layout was valid at allocation");
@@ -105,6 +113,29 @@ impl Buf {
     pub fn allocate(len: usize) -> Option<Buf> {
         let capacity = len.max(1).checked_next_multiple_of(BUF_ALIGN)?;
         Some(Buf::whole(Region::allocate(capacity)?, len))
+    }
+
+    /// Memory from elsewhere: registered with a network card, shared with another process. `owner`
+    /// is dropped when the last part of it is.
+    ///
+    /// # Safety
+    ///
+    /// The `len` bytes from `start` on are initialised, aligned to [`BUF_ALIGN`] and valid for
+    /// reads and writes, and nobody else reads or writes them until `owner` is dropped.
+    pub unsafe fn foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Buf {
+        assert_eq!(
+            start.addr().get() % BUF_ALIGN,
+            0,
+            "memory for direct I/O is aligned"
+        );
+        let region = Region {
+            base: start,
+            start,
+            capacity: len,
+            home: None,
+            owner: Some(owner),
+        };
+        Buf::whole(region, len)
     }
 
     /// The whole of a region, showing its first `len` bytes.
@@ -265,6 +296,21 @@ mod tests {
         buf.pad_to(4096);
         assert!(buf[..512].iter().all(|&byte| byte == 9));
         assert!(buf[512..].iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn memory_from_elsewhere_goes_back_with_its_last_part() {
+        let own = Arc::new(Buf::allocate(8192).unwrap());
+        let start = NonNull::new(own.as_ptr()).unwrap();
+        // SAFETY: the memory is that of `own`, which nobody uses while its owner lives.
+        let mut buf = unsafe { Buf::foreign(start, 8192, Box::new(Arc::clone(&own))) };
+        buf.fill(5);
+        let front = buf.split_to(4096);
+        drop(buf);
+        assert_eq!(Arc::strong_count(&own), 2);
+        assert!(front.iter().all(|&byte| byte == 5));
+        drop(front);
+        assert_eq!(Arc::strong_count(&own), 1);
     }
 
     #[test]

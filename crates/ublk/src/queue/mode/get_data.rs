@@ -18,7 +18,8 @@ use super::Driver;
 use crate::queue::token::{self, Kind};
 use crate::sys;
 
-/// Memory for the bytes of writes, where it is to come from elsewhere than the reactor's pool.
+/// Memory for the bytes of writes, where it is to come from elsewhere than the reactor's pool:
+/// of an RPC framework, for example ([`Buf::foreign`]).
 pub trait Pool: Send {
     /// A buffer of exactly `bytes`, or `None` where there is none now: then `waker` is woken when
     /// it is worth asking again. Called on a ring thread: it must not wait. A pool keeps room for
