@@ -294,6 +294,7 @@ struct Scene {
     scripts: Vec<Vec<Action>>,
 }
 
+#[expect(clippy::too_many_lines, reason = "a table, not steps")]
 fn scenes() -> Vec<Scene> {
     let read = |sector, sectors| Action::Op(Op::Read { sector, sectors });
     let discard = |sector, sectors| {

@@ -52,6 +52,7 @@ fn send(api: &str, method: &str, path: &str, body: Option<(&str, &str)>) -> Answ
 const JSON: &str = "application/json";
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table, not steps")]
 fn every_failure_is_a_problem_document_with_a_stable_code() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);

@@ -262,6 +262,7 @@ fn late_remedy(operation: Operation) -> &'static str {
 }
 
 /// What an errno means for the operation that got it.
+#[expect(clippy::too_many_lines, reason = "a table, not steps")]
 fn meaning(operation: Operation, errno: i32) -> (Kind, &'static str, &'static str) {
     use Operation as Op;
     match (operation, errno) {

@@ -367,20 +367,27 @@ impl Work {
         if raw < 0 {
             return self.ended(Err(io::Error::from_raw_os_error(-raw)));
         }
-        let count = raw as usize;
-        match &mut self {
+        match &self {
             Work::Accept => {
                 // SAFETY: a successful accept returned this new descriptor, owned by nobody yet.
                 let socket = unsafe { OwnedFd::from_raw_fd(raw) };
                 return Verdict::Done(Completion::Accepted(Ok(socket)));
             }
             Work::Poll { .. } => return Verdict::Done(Completion::Polled(Ok(raw as u32))),
-            Work::Command(_) | Work::Sync { .. } | Work::Timeout => return self.ended(Ok(())),
-            Work::Fixed(fixed) => {
-                if let Some(result) = fixed.moved(count) {
-                    return self.ended(result);
-                }
-            }
+            _ => {}
+        }
+        match self.advance(raw as usize) {
+            Some(result) => self.ended(result),
+            None if stop => self.ended(Err(cancelled())),
+            None => Verdict::Again(self),
+        }
+    }
+
+    /// Takes in how far the last call came. The end of it, or `None` where there is more to do;
+    /// a call that came nowhere is an error, as the next one would not get further.
+    fn advance(&mut self, count: usize) -> Option<io::Result<()>> {
+        let (finished, stuck) = match self {
+            Work::Fixed(fixed) => return fixed.moved(count),
             Work::Recv {
                 buf,
                 filled,
@@ -389,45 +396,32 @@ impl Work {
             } => {
                 *filled += count;
                 *received += count;
-                if !*exact || *filled >= buf.len() {
-                    return self.ended(Ok(()));
-                }
-                if count == 0 {
-                    return self.ended(Err(io::ErrorKind::UnexpectedEof.into()));
-                }
+                let full = *filled >= buf.len();
+                (!*exact || full, io::ErrorKind::UnexpectedEof)
             }
             Work::Send(sending) => {
                 sending.advance(count);
-                if sending.finished() {
-                    return self.ended(Ok(()));
-                }
-                if count == 0 {
-                    return self.ended(Err(io::ErrorKind::WriteZero.into()));
-                }
+                (sending.finished(), io::ErrorKind::WriteZero)
             }
             Work::Read { buf, done, .. } => {
                 *done += count;
-                if *done >= buf.len() {
-                    return self.ended(Ok(()));
-                }
-                if count == 0 {
-                    return self.ended(Err(io::ErrorKind::UnexpectedEof.into()));
-                }
+                (*done >= buf.len(), io::ErrorKind::UnexpectedEof)
             }
             Work::Write { buf, done, .. } => {
                 *done += count;
-                if *done >= buf.len() {
-                    return self.ended(Ok(()));
-                }
-                if count == 0 {
-                    return self.ended(Err(io::ErrorKind::WriteZero.into()));
-                }
+                (*done >= buf.len(), io::ErrorKind::WriteZero)
             }
-        }
-        if stop {
-            self.ended(Err(cancelled()))
-        } else {
-            Verdict::Again(self)
+            // One call is all of it.
+            Work::Accept
+            | Work::Poll { .. }
+            | Work::Command(_)
+            | Work::Sync { .. }
+            | Work::Timeout => return Some(Ok(())),
+        };
+        match count {
+            _ if finished => Some(Ok(())),
+            0 => Some(Err(stuck.into())),
+            _ => None,
         }
     }
 
