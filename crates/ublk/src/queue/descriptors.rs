@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
+use blkmq::io::SECTOR_BYTES;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::sys::{self, IoDescriptor};
@@ -93,6 +94,22 @@ impl Drop for Descriptors {
         // SAFETY: mapped once in `map` with this length; descriptors are only ever copied out.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
         debug_assert!(unmapped.is_ok(), "the range is a mapping of ours");
+    }
+}
+
+/// Bytes that a request carries, or the errno of one that makes no sense. `io_bytes_max` is the
+/// device's largest request.
+pub(super) fn bytes_of(descriptor: &IoDescriptor, io_bytes_max: u32) -> Result<u32, i32> {
+    match descriptor.op() {
+        sys::OP_READ | sys::OP_WRITE => {
+            let bytes = u64::from(descriptor.sectors) * SECTOR_BYTES;
+            if bytes == 0 || bytes > u64::from(io_bytes_max) {
+                return Err(libc::EIO);
+            }
+            Ok(bytes as u32)
+        }
+        sys::OP_FLUSH | sys::OP_DISCARD | sys::OP_WRITE_ZEROES => Ok(0),
+        _ => Err(libc::EOPNOTSUPP),
     }
 }
 

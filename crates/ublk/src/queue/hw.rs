@@ -15,6 +15,7 @@ use std::time::Duration;
 use blkmq::io::{Op as Ask, SECTOR_BYTES};
 use reactor::{Buf, FileIndex, Op, Port};
 
+use super::descriptors::bytes_of;
 use super::mode::{Arrival, Commit, Driver, Mode, get_data};
 use super::tags::{Sent, State, Tags};
 use super::token::{self, Kind};
@@ -195,9 +196,12 @@ impl Hw {
             return None;
         }
         let descriptor = self.descriptors.get(tag);
-        let bytes = match self.check(&descriptor) {
+        let bytes = match bytes_of(&descriptor, self.io_bytes_max) {
             Ok(bytes) => bytes,
             Err(errno) => {
+                if errno == libc::EIO {
+                    self.counters.faults.one();
+                }
                 self.describe(tag, descriptor.op(), 0);
                 self.give(port, tag, -errno, buf);
                 return None;
@@ -217,28 +221,17 @@ impl Hw {
                 self.prepare(port, tag);
                 None
             }
+            Arrival::Unreachable => {
+                self.counters.faults.one();
+                self.give(port, tag, -libc::EIO, None);
+                None
+            }
         }
     }
 
     fn describe(&mut self, tag: u16, op: u8, bytes: u32) {
         let of = self.tags.of(tag);
         (of.op, of.bytes) = (op, bytes);
-    }
-
-    /// Bytes that a request carries, or the errno of one that makes no sense.
-    fn check(&self, descriptor: &IoDescriptor) -> Result<u32, i32> {
-        match descriptor.op() {
-            sys::OP_READ | sys::OP_WRITE => {
-                let bytes = u64::from(descriptor.sectors) * SECTOR_BYTES;
-                if bytes == 0 || bytes > u64::from(self.io_bytes_max) {
-                    self.counters.faults.one();
-                    return Err(libc::EIO);
-                }
-                Ok(bytes as u32)
-            }
-            sys::OP_FLUSH | sys::OP_DISCARD | sys::OP_WRITE_ZEROES => Ok(0),
-            _ => Err(libc::EOPNOTSUPP),
-        }
     }
 
     fn request(&mut self, tag: u16, descriptor: &IoDescriptor, data: Data) -> Request {
@@ -359,7 +352,7 @@ impl Hw {
         }
         // Anew: the driver shortens it where it could not copy all.
         let descriptor = self.descriptors.get(tag);
-        let checked = self.check(&descriptor);
+        let checked = bytes_of(&descriptor, self.io_bytes_max);
         let bytes = checked.unwrap_or(0);
         self.describe(tag, descriptor.op(), bytes);
         if bytes == 0 || bytes as usize > buf.len() {

@@ -56,6 +56,8 @@ pub(super) enum Arrival {
     Ready(Data),
     /// Its pages must be put into a buffer slot first.
     Register,
+    /// There is no way to its bytes.
+    Unreachable,
 }
 
 pub(super) enum Mode {

@@ -31,6 +31,8 @@ pub(in crate::queue) struct ZeroCopy {
     shared: Vec<u16>,
     /// For requests that are put into a slot of their own; taken when the queue began.
     free: Vec<u16>,
+    /// How many those are, in use or not.
+    own: usize,
     /// Tags that wait for such a slot, in order.
     pub(in crate::queue) waiting: VecDeque<u16>,
 }
@@ -43,6 +45,7 @@ impl ZeroCopy {
             wanted,
             shared: Vec::new(),
             free: Vec::new(),
+            own: 0,
             waiting: VecDeque::new(),
         }
     }
@@ -72,6 +75,13 @@ impl ZeroCopy {
         } else {
             self.free = taken;
         }
+        self.own = self.free.len();
+        if self.own == 0 && !(self.auto && self.user_copy) {
+            tracing::error!(
+                "no buffer slot is free on this ring, and the device has no user copy: what is \
+                 in no slot fails; use another reactor, or devices with fewer slots"
+            );
+        }
     }
 
     fn slot(&self, tag: u16) -> u16 {
@@ -99,6 +109,9 @@ impl ZeroCopy {
             })
         } else if self.auto && self.user_copy {
             Arrival::Ready(Data::Window)
+        } else if self.own == 0 {
+            // Nothing would ever come to its turn.
+            Arrival::Unreachable
         } else {
             Arrival::Register
         }
@@ -135,6 +148,7 @@ mod tests {
         let mut zero_copy = ZeroCopy::new(flags, 4);
         zero_copy.shared = shared.to_vec();
         zero_copy.free = free.to_vec();
+        zero_copy.own = free.len();
         zero_copy
     }
 
@@ -181,5 +195,13 @@ mod tests {
     fn a_queue_without_slots_names_none() {
         let zero_copy = with(sys::F_ZERO_COPY | sys::F_AUTO_BUFFER, &[], &[]);
         assert_eq!(zero_copy.slot(7), NO_SLOT);
+    }
+
+    #[test]
+    fn without_a_window_and_without_slots_a_request_fails_and_waits_for_nothing() {
+        let zero_copy = with(sys::F_ZERO_COPY | sys::F_AUTO_BUFFER, &[], &[]);
+        let taken = sys::IO_NEED_REGISTER_BUFFER;
+        let arrived = zero_copy.arrived(0, taken, 512);
+        assert!(matches!(arrived, Arrival::Unreachable));
     }
 }
