@@ -114,6 +114,7 @@ fn pattern(ask: Ask, len: usize) -> Vec<u8> {
 }
 
 impl Run<'_> {
+    #[expect(clippy::too_many_lines, reason = "a table, not steps")]
     fn step(&mut self, step: &Step) -> Done {
         let kernel = self.world.kernel();
         match *step {

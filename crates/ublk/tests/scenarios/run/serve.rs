@@ -74,6 +74,7 @@ impl Run<'_> {
         }
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table, not steps")]
     pub(super) fn step_serve(&mut self, step: &Step) -> Done {
         let kernel = self.world.kernel();
         let now = self.now;
