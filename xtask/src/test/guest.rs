@@ -1,6 +1,6 @@
 //! The step `ublk-guest`: test programs that need ublk, run under real kernels.
 //!
-//! They are ordinary test programs, `crates/ublk/tests/guest_*.rs`, built here and run in guests,
+//! They are ordinary test programs, `crates/{ublk,firn}/tests/guest_*.rs`, built here and run in guests,
 //! all of them in one boot per kernel and one test at a time, for what they test is the kernel's
 //! and there is one. On this machine itself they are not run: it rarely has ublk, and where it has,
 //! its devices are not theirs.
@@ -18,7 +18,7 @@ use crate::{Failure, process, workspace};
 pub(super) const PREFIX: &str = "guest_";
 
 /// Where they are.
-const PROGRAMS: &str = "crates/ublk/tests";
+const PROGRAMS: [&str; 2] = ["crates/ublk/tests", "crates/firn/tests"];
 
 /// The servers that they drive.
 const EXAMPLES: &str = "crates/ublk/examples";
@@ -27,7 +27,7 @@ const EXAMPLES: &str = "crates/ublk/examples";
 const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has: minutes each under emulation.
-const LONG: [&str; 2] = ["guest_recovery", "guest_scenarios"];
+const LONG: [&str; 3] = ["guest_recovery", "guest_scenarios", "guest_volume"];
 
 /// The variable that says how much of the table is run: `smoke`, `all`, or unset for what CI runs.
 const TABLE: &str = "FIRN_UBLK_TABLE";
@@ -124,7 +124,10 @@ fn command(
 
 /// Builds the programs and the servers; answers the programs by name.
 fn build() -> Result<Vec<(String, PathBuf)>, Failure> {
-    let names = of_guests(&workspace::root().join(PROGRAMS));
+    let names: Vec<String> = PROGRAMS
+        .iter()
+        .flat_map(|directory| of_guests(&workspace::root().join(directory)))
+        .collect();
     let examples = test_programs(&workspace::root().join(EXAMPLES));
     if !examples.is_empty() {
         // The whole workspace, so that features are those of all the other steps.
