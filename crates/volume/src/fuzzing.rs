@@ -142,7 +142,12 @@ pub fn log(input: &[u8]) {
             .iter()
             .for_each(|record| writer.record(record));
         let again = writer.finish(Part::Round, 7, 8);
-        assert_eq!(frame::decode(&again, HOST), Found::Frame(frame));
+        let Found::Frame(again) = frame::decode(&again, HOST) else {
+            panic!("what was just written is not read");
+        };
+        // Its length may be another: what is no UTF-8 in a name is replaced, which takes more room.
+        let bytes = frame.bytes;
+        assert_eq!(frame::Frame { bytes, ..again }, frame);
     }
 
     let mut r = Reader::new(input);
