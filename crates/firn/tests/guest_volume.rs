@@ -10,179 +10,15 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::{Server, World, eventually, message};
-use serde_json::Value;
+use common::eventually;
+use common::guest::{Guest, Mounted, content, inflight, keep_writing, must, text, tool};
 
 const KILLS_DEFAULT: u64 = 2;
-
-/// One test at a time: the kernel's devices are everybody's.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// A guest with a world in it.
-struct Guest {
-    world: World,
-    /// What the kernel's driver offers.
-    features: Vec<String>,
-    _alone: MutexGuard<'static, ()>,
-}
-
-impl Guest {
-    /// `None` where this is no guest with ublk.
-    fn new() -> Option<Guest> {
-        if !Path::new("/dev/ublk-control").exists() {
-            println!("skipped: no /dev/ublk-control");
-            return None;
-        }
-        let Some(scratch) = std::env::var_os("FIRN_VM_SCRATCH") else {
-            println!("skipped: no FIRN_VM_SCRATCH; disks of this machine are left alone");
-            return None;
-        };
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        must("ip", &["link", "set", "lo", "up"]);
-        let world = World::on(Path::new(&scratch));
-        let found = world.firn(&["--json", "doctor"]);
-        let found: Value = serde_json::from_slice(&found.stdout).unwrap();
-        let findings = found["findings"].as_array().unwrap().iter();
-        let ublk = findings.clone().find(|one| one["what"] == "ublk").unwrap();
-        let text = ublk["found"].as_str().unwrap();
-        let features = text
-            .split("features: ")
-            .nth(1)
-            .unwrap_or_else(|| panic!("{text}"));
-        Some(Guest {
-            features: features.split(", ").map(str::to_owned).collect(),
-            world,
-            _alone: alone,
-        })
-    }
-
-    fn has(&self, feature: &str) -> bool {
-        self.features.iter().any(|one| one == feature)
-    }
-
-    /// The data modes that a volume is tested in here.
-    fn modes(&self) -> Vec<&'static str> {
-        if self.has("auto-buffer") {
-            vec!["zero-copy", "user-copy"]
-        } else {
-            vec!["user-copy"]
-        }
-    }
-
-    fn serve(&self, args: &[&str]) -> Server {
-        self.world.serve("cache", args)
-    }
-
-    /// Attaches a volume as a disk; its path, which is that of a block device.
-    fn attach(&self, server: &Server, volume: &str, args: &[&str]) -> PathBuf {
-        let attach = ["attach", volume, "--transport", "ublk"];
-        let path = self.world.done(server, &[&attach[..], args].concat());
-        let path = PathBuf::from(path.trim());
-        let kind = fs::metadata(&path).unwrap().file_type();
-        assert!(kind.is_block_device(), "{}", path.display());
-        path
-    }
-
-    /// The same in a data mode, which is then the one that serves (R9).
-    fn attach_in(&self, server: &Server, volume: &str, mode: &str) -> PathBuf {
-        let path = self.attach(server, volume, &["--data-mode", mode]);
-        let disk = &self.world.show(server, volume)["disk"];
-        assert_eq!(disk["data_mode"], mode, "{disk}");
-        assert_eq!(disk["device"], path.to_str().unwrap());
-        path
-    }
-
-    fn detach(&self, server: &Server, volume: &str) {
-        eventually("the detach", || {
-            // udev or a probe of the kernel's may have it open for a moment.
-            let output = self.world.ask(server, &["detach", volume]);
-            let said = message(&output);
-            assert!(
-                output.status.success() || said.contains("in use") || said.contains("open"),
-                "{said}"
-            );
-            output.status.success()
-        });
-    }
-
-    fn devices(&self) -> Vec<String> {
-        let entries = fs::read_dir("/dev").unwrap().flatten();
-        let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        let mut names: Vec<String> = names.filter(|name| name.starts_with("ublkb")).collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        // What a failed test left attached goes with the last of its servers.
-        if std::thread::panicking() && self.world.path("cache").exists() {
-            for device in self.devices() {
-                println!("left behind: {device}");
-            }
-        }
-    }
-}
-
-/// Runs a tool with a limit, so that a stuck disk fails the test instead of hanging it.
-fn tool(program: &str, args: &[&str]) -> Output {
-    Command::new("timeout")
-        .args(["-k", "5", "120", program])
-        .args(args)
-        .output()
-        .unwrap()
-}
-
-fn must(program: &str, args: &[&str]) -> String {
-    let output = tool(program, args);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{program} {args:?}: {:?} {said}{}",
-        output.status,
-        message(&output)
-    );
-    said
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-/// A mounted file system; unmounted when dropped, by force if need be.
-struct Mounted(PathBuf);
-
-impl Mounted {
-    fn new(world: &World, disk: &Path, kind: &str) -> Mounted {
-        let at = world.path("mnt");
-        fs::create_dir_all(&at).unwrap();
-        must("mount", &["-t", kind, text(disk), text(&at)]);
-        Mounted(at)
-    }
-}
-
-impl Drop for Mounted {
-    fn drop(&mut self) {
-        if !tool("umount", &[text(&self.0)]).status.success() {
-            tool("umount", &["-l", text(&self.0)]);
-        }
-    }
-}
-
-fn content(name: u64) -> Vec<u8> {
-    let len = 1 + (name * 7919 % 60_000) as usize;
-    (0..len)
-        .map(|at| (at as u64 ^ name.wrapping_mul(2_654_435_761)) as u8)
-        .collect()
-}
 
 #[test]
 fn a_disk_is_what_was_asked_for_and_says_what_was_granted() {
@@ -340,25 +176,6 @@ fn discarded_and_zeroed_ranges_read_as_zeroes() {
         guest.detach(&server, "demo");
     }
     assert!(server.stop().success());
-}
-
-/// Makes files until told to stop; every error is one too many.
-fn keep_writing(
-    dir: &Path,
-    next: &AtomicU64,
-    promised: &Mutex<BTreeMap<u64, usize>>,
-    stop: &AtomicBool,
-) {
-    while !stop.load(Ordering::Relaxed) {
-        let name = next.fetch_add(1, Ordering::SeqCst);
-        let bytes = content(name);
-        let made = File::create(dir.join(name.to_string())).and_then(|mut file| {
-            file.write_all(&bytes)?;
-            file.sync_all()
-        });
-        made.unwrap_or_else(|error| panic!("file {name}: the client saw an error: {error}"));
-        promised.lock().unwrap().insert(name, bytes.len());
-    }
 }
 
 #[test]
@@ -687,11 +504,4 @@ fn what_waits_for_the_store_fails_at_its_time_out_or_with_a_forced_detach_and_el
         assert!(forced.join().unwrap().status.success());
     });
     assert!(server.stop().success());
-}
-
-/// Where the kernel says how many requests a disk has in flight.
-fn inflight(disk: &Path) -> PathBuf {
-    Path::new("/sys/block")
-        .join(disk.file_name().unwrap())
-        .join("inflight")
 }
