@@ -25,6 +25,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("g++", "g++"),
     ("unshare", "util-linux"),
     ("losetup", "mount"),
+    ("dmsetup", "dmsetup"),
     ("ceph-mon", "ceph-mon"),
     ("ceph-osd", "ceph-osd"),
     ("rados", "ceph-common"),
