@@ -26,6 +26,62 @@ fn a_short_read_is_continued_where_it_stopped() {
 }
 
 #[test]
+fn a_short_write_is_continued_where_it_stopped_and_one_that_stops_is_an_error() {
+    let write = || Work::Write {
+        buf: Buf::allocate(1000).unwrap(),
+        offset: 100,
+        done: 0,
+    };
+    let Verdict::Again(mut work) = write().judge(300, false) else {
+        panic!("finished early")
+    };
+    let Call::Write { len, offset, .. } = work.call() else {
+        panic!("another call")
+    };
+    assert_eq!((len, offset), (700, 400));
+    let Verdict::Done(Completion::Wrote(_, Err(error))) = work.judge(0, false) else {
+        panic!("taken for success")
+    };
+    assert_eq!(error.kind(), io::ErrorKind::WriteZero);
+}
+
+#[test]
+fn a_short_move_of_a_slot_is_continued_in_file_and_slot_and_one_that_stops_is_an_error() {
+    for (way, none) in [
+        (Way::In, io::ErrorKind::UnexpectedEof),
+        (Way::Out, io::ErrorKind::WriteZero),
+    ] {
+        let fixed = Work::Fixed(Fixed::new(way, 8192, 7, 512, 4096));
+        let Verdict::Again(mut rest) = fixed.judge(1024, false) else {
+            panic!("{way:?}: a part was taken for all")
+        };
+        let Call::Fixed {
+            offset,
+            slot,
+            at,
+            len,
+            ..
+        } = rest.call()
+        else {
+            panic!("another call")
+        };
+        assert_eq!((offset, slot, at, len), (9216, 7, 1536, 3072));
+        let Verdict::Again(rest) = rest.judge(-libc::EAGAIN, false) else {
+            panic!("{way:?}: given up")
+        };
+        let Verdict::Again(rest) = rest.judge(3071, false) else {
+            panic!("{way:?}: a byte is missing")
+        };
+        let Verdict::Done(Completion::Moved(Err(error))) = rest.judge(0, false) else {
+            panic!("{way:?}: nothing was taken for the rest")
+        };
+        assert_eq!(error.kind(), none);
+        let whole = Work::Fixed(Fixed::new(way, 0, 0, 0, 4096)).judge(4096, false);
+        assert!(matches!(whole, Verdict::Done(Completion::Moved(Ok(())))));
+    }
+}
+
+#[test]
 fn the_end_of_a_file_inside_a_read_is_an_error() {
     let Verdict::Done(Completion::Read(_, Err(error))) = read_of(10).judge(0, false) else {
         panic!("taken for success")
