@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -47,6 +48,15 @@ impl<P: Port> QueueCx<'_, P> {
     pub fn answer(&mut self, request: Request, answer: Answer) {
         if let Some(returned) = request.into_returned(&self.hw.home, answer) {
             self.hw.answered(self.port, returned);
+        }
+    }
+
+    /// Calls what may panic: what it panics over is its request alone, which is dropped with the
+    /// call, and so fails. For handlers that carry on several requests in one call.
+    pub(crate) fn guarded(&mut self, call: impl FnOnce(&mut Self)) {
+        if catch_unwind(AssertUnwindSafe(|| call(self))).is_err() {
+            self.hw.counters.panics.one();
+            tracing::error!(queue = self.hw.queue(), "a handler panicked");
         }
     }
 

@@ -30,7 +30,6 @@ mod token;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use reactor::{Completion, Cx, Port, Source, Token};
@@ -141,18 +140,13 @@ impl<H: Handler> QueueSource<H> {
         }
     }
 
-    /// Calls the handler. What it panics over is its request alone: that is dropped with the
-    /// call, and so fails.
+    /// Calls the handler, which may panic.
     fn call<P: Port>(&mut self, port: &mut P, what: impl FnOnce(&mut H, &mut QueueCx<'_, P>)) {
         let mut cx = QueueCx {
             hw: &mut self.hw,
             port,
         };
-        let handler = &mut self.handler;
-        if catch_unwind(AssertUnwindSafe(|| what(handler, &mut cx))).is_err() {
-            self.hw.counters.panics.one();
-            tracing::error!(queue = self.hw.queue(), "a handler panicked");
-        }
+        cx.guarded(|cx| what(&mut self.handler, cx));
     }
 
     fn hand_out<P: Port>(&mut self, port: &mut P, request: Option<Request>) {

@@ -116,7 +116,9 @@ impl<B: Backend> Serve<B> {
         let Some(mut queue) = self.queue.take() else {
             return;
         };
-        queue.run(|admitted| self.go(cx, admitted));
+        // Each by itself: a panic over one must neither take the queue along nor leave behind
+        // those that are woken already, whom nobody wakes again.
+        queue.run(|admitted| cx.guarded(|cx| self.go(cx, admitted)));
         self.queue = Some(queue);
     }
 

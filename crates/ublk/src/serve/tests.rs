@@ -24,7 +24,9 @@ struct Scripted {
     parks: Mutex<u32>,
     /// Writes that could not be moved.
     failed: Mutex<u32>,
-    parked: Mutex<Option<Waker>>,
+    parked: Mutex<Vec<Waker>>,
+    /// How often it panics yet.
+    panics: Mutex<u32>,
 }
 
 #[derive(Debug)]
@@ -54,8 +56,14 @@ impl Backend for Scripted {
         let mut parks = self.parks.lock().unwrap();
         if *parks > 0 {
             *parks -= 1;
-            *self.parked.lock().unwrap() = Some(waker.clone());
+            self.parked.lock().unwrap().push(waker.clone());
             return Step::Park(Park::Space);
+        }
+        drop(parks);
+        let panics = std::mem::replace(&mut *self.panics.lock().unwrap(), 0);
+        if panics > 0 {
+            *self.panics.lock().unwrap() = panics - 1;
+            panic!("planted");
         }
         match op {
             Ask::Read { .. } => Step::Read(Planned(self.pieces.clone())),
@@ -263,11 +271,42 @@ fn a_parked_request_holds_no_memory_and_goes_on_when_woken() {
     *disk.parks.lock().unwrap() = 1;
     rig.come(0, WRITE, 8);
     assert!(noted(&rig).is_empty(), "no buffer before there is a plan");
-    disk.parked.lock().unwrap().take().unwrap().wake();
+    wake_parked(&disk);
     rig.with(|source, port| source.woke(port, KEY_RUN));
     rig.end_own(token::copy(0), well);
     rig.end_own(token::piece(0, 0), well);
     assert_eq!(rig.committed(0), 4096);
+}
+
+fn wake_parked(disk: &Scripted) {
+    let parked = std::mem::take(&mut *disk.parked.lock().unwrap());
+    assert!(!parked.is_empty());
+    parked.into_iter().for_each(Waker::wake);
+}
+
+#[test]
+fn a_panic_over_a_parked_request_costs_that_request_alone() {
+    for panics in 1..=2 {
+        let (mut rig, disk) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
+        *disk.parks.lock().unwrap() = 3;
+        for tag in 0..3 {
+            rig.come(tag, WRITE, 8);
+        }
+        *disk.panics.lock().unwrap() = panics;
+        wake_parked(&disk);
+        rig.with(|source, port| source.woke(port, KEY_RUN));
+        rig.returned();
+        // Those behind it in the same pass went on: nobody wakes them again.
+        assert_eq!(noted(&rig).len(), 3 - panics as usize);
+        for tag in 0..panics as u16 {
+            assert_eq!(rig.committed(tag), -libc::EIO, "{panics} {tag}");
+        }
+        // And the queue takes requests as before.
+        rig.come(3, WRITE, 8);
+        assert_eq!(noted(&rig).len(), 4 - panics as usize);
+        let stats = rig.stats();
+        assert_eq!((stats.panics, stats.abandoned), (panics.into(), 0));
+    }
 }
 
 #[test]
