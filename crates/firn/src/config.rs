@@ -18,6 +18,12 @@ const LOG_SIZE_DEFAULT: u64 = 1 << 30;
 const CACHE_SIZE_DEFAULT: u64 = 4 << 30;
 /// Smallest log: a few of the largest writes, and room to reclaim.
 const LOG_SIZE_MIN: u64 = 64 << 20;
+/// The same where segments are small by choice.
+const LOG_SIZE_MIN_SMALL: u64 = 4 << 20;
+/// Smallest segment: its header, and a block.
+const SEGMENT_SIZE_MIN: u64 = 8 << 10;
+/// A log has at least this many segments by its size, or none could be reused while others fill.
+const SEGMENTS_MIN: u64 = 16;
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
 const RPO_DEFAULT: Duration = Duration::from_secs(30);
@@ -33,6 +39,8 @@ pub(crate) struct Settings {
     pub(crate) rpo: Duration,
     /// `None`: whatever the existing log has, or the default for a new one.
     pub(crate) log_size: Option<Size>,
+    /// `None`: whatever the existing log has, or what suits the size of a new one.
+    pub(crate) segment_size: Option<Size>,
     pub(crate) cache_size: Option<Size>,
     pub(crate) ring_dir: PathBuf,
     pub(crate) log_io: LogIo,
@@ -74,6 +82,7 @@ impl Settings {
             volumes,
             rpo: flags.rpo.or(file.rpo).map_or(RPO_DEFAULT, |rpo| rpo.0),
             log_size: flags.log_size.or(file.log_size),
+            segment_size: flags.segment_size.or(file.segment_size),
             cache_size: flags.cache_size.or(file.cache_size),
             ring_dir: flags
                 .ring_dir
@@ -109,14 +118,7 @@ impl Settings {
                 )));
             }
         }
-        let log = self.new_log_bytes();
-        if log < LOG_SIZE_MIN || !log.is_multiple_of(FILE_UNIT) {
-            return Err(Failure::invalid(format!(
-                "--log-size {} must be at least {} and a multiple of 4096 bytes",
-                Size(log),
-                Size(LOG_SIZE_MIN)
-            )));
-        }
+        self.check_log()?;
         if !self.new_cache_bytes().is_multiple_of(FILE_UNIT) {
             return Err(Failure::invalid(
                 "--cache-size must be a multiple of 4096 bytes",
@@ -128,6 +130,37 @@ impl Settings {
             ));
         }
         Ok(())
+    }
+
+    fn check_log(&self) -> Result<()> {
+        let log = self.new_log_bytes();
+        let least = match self.segment_size {
+            Some(_) => LOG_SIZE_MIN_SMALL,
+            None => LOG_SIZE_MIN,
+        };
+        if log < least || !log.is_multiple_of(FILE_UNIT) {
+            return Err(Failure::invalid(format!(
+                "--log-size {} must be at least {} and a multiple of 4096 bytes",
+                Size(log),
+                Size(least)
+            )));
+        }
+        match self.segment_size {
+            Some(Size(segment))
+                if segment < SEGMENT_SIZE_MIN
+                    || !segment.is_multiple_of(FILE_UNIT)
+                    || segment > log / SEGMENTS_MIN =>
+            {
+                Err(Failure::invalid(format!(
+                    "--segment-size {} must be a multiple of 4096 bytes from {} to a {SEGMENTS_MIN}th \
+                     of the log, here {}; leave it out to have it chosen",
+                    Size(segment),
+                    Size(SEGMENT_SIZE_MIN),
+                    Size(log / SEGMENTS_MIN)
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -208,6 +241,32 @@ mod tests {
         assert!(error.text.contains("log-sise"), "{error}");
         // A loss must be declared each time, never by a line that stays in a file.
         assert!(with_file("take-over = true\n", ServeArgs::default()).is_err());
+    }
+
+    #[test]
+    fn segments_are_whole_blocks_and_many_in_a_log() {
+        let sizes = |log: u64, segment: u64| {
+            let flags = ServeArgs {
+                log_size: Some(Size(log)),
+                segment_size: Some(Size(segment)),
+                ..ServeArgs::default()
+            };
+            Settings::new("127.0.0.1:7070", flags)
+        };
+        for (log, segment) in [(4 << 20, 8 << 10), (8 << 20, 64 << 10), (1 << 30, 64 << 20)] {
+            assert!(sizes(log, segment).is_ok(), "{log} {segment}");
+        }
+        for (log, segment) in [
+            (8 << 20, 4096),
+            (8 << 20, 9000),
+            (8 << 20, 1 << 20),
+            (8 << 20, 0),
+        ] {
+            let failure = sizes(log, segment).unwrap_err();
+            assert!(failure.text.contains("--segment-size"), "{failure}");
+        }
+        let failure = sizes(2 << 20, 8 << 10).unwrap_err();
+        assert!(failure.text.contains("--log-size"), "{failure}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ use crate::edge::{Clock, Edge, JobThread};
 use crate::failure::{Failure, Result};
 use crate::files::{self, CacheDir, Disk, RingFiles};
 use crate::metrics::Counters;
+use crate::units::Size;
 
 /// How long reactors get to let go of what is in flight when the server ends.
 const REACTOR_PATIENCE: Duration = Duration::from_secs(5);
@@ -112,6 +113,7 @@ impl Engine {
         let reactors = start_reactors()?;
         attach_committer(&reactors, &host, &bells, &export_files)?;
         let report = recovered.await.map_err(Failure::from)?;
+        check_segments(settings, report.segment_bytes)?;
         Ok(Engine {
             host,
             counters,
@@ -183,7 +185,9 @@ fn options(settings: &Settings, files: &CacheDir) -> Options {
     let log_bytes = files.log.bytes;
     Options {
         log_bytes,
-        segment_bytes: segment_bytes(log_bytes),
+        segment_bytes: settings
+            .segment_size
+            .map_or_else(|| segment_bytes(log_bytes), |size| size.0),
         cache_bytes: files.cache_bytes,
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         take_over: settings.take_over,
@@ -191,7 +195,20 @@ fn options(settings: &Settings, files: &CacheDir) -> Options {
     }
 }
 
-/// Depends on the log's size alone, so that it is the same each time a log is opened.
+/// A log keeps the segments that it was made with.
+fn check_segments(settings: &Settings, found: u64) -> Result<()> {
+    match settings.segment_size {
+        Some(wanted) if wanted.0 != found => Err(Failure::invalid(format!(
+            "the log of this cache directory has segments of {}, --segment-size says {wanted}, and \
+             that cannot change; leave --segment-size out, or stop the server in good order and \
+             name a new --cache",
+            Size(found)
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Of a log that is made without another wish: an older one keeps what it has.
 fn segment_bytes(log_bytes: u64) -> u64 {
     (log_bytes / SEGMENTS)
         .next_power_of_two()

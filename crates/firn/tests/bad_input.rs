@@ -140,6 +140,36 @@ fn an_existing_volume_is_not_resized_by_serve() {
 }
 
 #[test]
+fn a_log_keeps_the_segments_that_it_was_made_with() {
+    let world = World::new();
+    let small = ["--log-size", "8MiB", "--segment-size"];
+    let with = |size| [&small[..], &[size]].concat();
+    for size in ["4KiB", "65001B", "1MiB"] {
+        let output = world.firn(&[&["serve", "--cache", "cache"], &with(size)[..]].concat());
+        let said = message(&output);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(
+            said.contains("--segment-size") && said.contains("multiple of 4096"),
+            "{said}"
+        );
+        assert!(!world.path("cache").exists());
+    }
+    let server = world.serve(
+        "cache",
+        &[&with("64KiB")[..], &["--volume", "a=8MiB"]].concat(),
+    );
+    server.connect("a").write(0, &vec![3; 1 << 20]).unwrap();
+    server.kill();
+    let said = world.refused("cache", &with("32KiB"));
+    assert!(said.contains("64KiB") && said.contains("32KiB"), "{said}");
+    let server = world.serve("cache", &[]);
+    assert_eq!(
+        server.connect("a").read(0, 1 << 20).unwrap(),
+        vec![3; 1 << 20]
+    );
+}
+
+#[test]
 fn a_log_of_another_size_is_refused_and_kept() {
     let world = World::new();
     assert!(world.serve("cache", &[]).stop().success());

@@ -59,6 +59,8 @@ impl fmt::Debug for Setup {
 pub struct RecoveryReport {
     /// The log was new.
     pub formatted: bool,
+    /// Size of the log's segments: fixed when it was made, whatever the options say now.
+    pub segment_bytes: u64,
     /// Frames replayed.
     pub frames: u64,
     /// Ring entries replayed.

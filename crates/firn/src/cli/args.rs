@@ -114,6 +114,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) log_size: Option<Size>,
 
+    /// Size of one segment of the log, for tests: small ones are sealed and reused all the time.
+    /// Fixed when the cache directory is created. [default: chosen by the log's size]
+    #[arg(long, value_name = "SIZE", hide = true)]
+    pub(crate) segment_size: Option<Size>,
+
     /// Size of the read cache. Fixed when the cache directory is created. [default: 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,

@@ -98,7 +98,11 @@ impl World {
             }
         }
         if !self.path(cache).join("log").exists() {
-            command.args(["--log-size", "64MiB", "--cache-size", "16MiB"]);
+            for (flag, usual) in [("--log-size", "64MiB"), ("--cache-size", "16MiB")] {
+                if !args.contains(&flag) {
+                    command.args([flag, usual]);
+                }
+            }
         }
         command.args(args);
         command

@@ -139,6 +139,7 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
         tails: BTreeMap::new(),
         report: RecoveryReport {
             formatted: true,
+            segment_bytes: layout.segment_bytes,
             ..RecoveryReport::default()
         },
     })
@@ -161,7 +162,10 @@ async fn recover(
 ) -> Result<Recovered, OpenError> {
     let layout = Layout::new(superblock.log_bytes, superblock.segment_bytes)?;
     let host = superblock.host;
-    let mut report = RecoveryReport::default();
+    let mut report = RecoveryReport {
+        segment_bytes: layout.segment_bytes,
+        ..RecoveryReport::default()
+    };
     let halves = [
         read_half(port, &layout, host, 0).await?,
         read_half(port, &layout, host, 1).await?,
