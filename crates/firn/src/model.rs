@@ -54,11 +54,26 @@ pub(crate) struct Disk {
     pub(crate) depth: u16,
     /// By queue: the thread that serves it.
     pub(crate) threads: Vec<String>,
+    /// What its queues did since this server has the disk.
+    pub(crate) requests: Requests,
     pub(crate) read_only: bool,
     pub(crate) part_scan: bool,
     /// How long a request may stay parked before it fails; absent: without limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) park_timeout_seconds: Option<f64>,
+}
+
+/// How a disk's requests were served: the data mode is what was granted, this is what was done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Requests {
+    /// That the kernel handed over.
+    pub(crate) taken: u64,
+    /// Whose bytes went straight between the request's pages and a file.
+    pub(crate) uncopied: u64,
+    /// Whose bytes passed through the server's memory.
+    pub(crate) copied: u64,
+    /// That failed for a fault of the server's own.
+    pub(crate) faults: u64,
 }
 
 /// A wish that was not granted.

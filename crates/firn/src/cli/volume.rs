@@ -112,6 +112,10 @@ fn describe_disk(disk: &Disk, lines: &mut Vec<String>) {
         disk.depth,
         disk.threads.join(", ")
     ));
+    lines.push(format!(
+        "requests      {} ({} moved without a copy, {} with one, {} failed here)",
+        disk.requests.taken, disk.requests.uncopied, disk.requests.copied, disk.requests.faults
+    ));
     if !disk.part_scan {
         lines.push("partitions    not looked for".to_owned());
     }

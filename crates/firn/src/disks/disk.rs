@@ -365,10 +365,25 @@ impl Disk {
             queues: self.granted.queues,
             depth: self.granted.depth,
             threads: self.threads.clone(),
+            requests: self.requests(),
             read_only: self.wanted.read_only,
             part_scan: self.wanted.part_scan,
             park_timeout_seconds: self.patience.map(|limit| limit.as_secs_f64()),
         }
+    }
+
+    fn requests(&self) -> model::Requests {
+        // Somebody who starts or ends the disk has it: then there is nothing to tell.
+        let Ok(live) = self.live.try_lock() else {
+            return model::Requests::default();
+        };
+        let queues = live.iter().flat_map(Live::stats);
+        queues.fold(model::Requests::default(), |sum, one| model::Requests {
+            taken: sum.taken + one.requests,
+            uncopied: sum.uncopied + one.uncopied,
+            copied: sum.copied + one.copied,
+            faults: sum.faults + one.faults + one.panics + one.dropped + one.commits_lost,
+        })
     }
 
     /// The device, for who leaves it to the next server.

@@ -60,6 +60,15 @@ impl<P: Port> QueueCx<'_, P> {
         }
     }
 
+    /// A plan's bytes were moved without a copy, or with one.
+    pub(crate) fn count_moved(&mut self, uncopied: bool) {
+        let counters = &self.hw.counters;
+        match uncopied {
+            true => counters.uncopied.one(),
+            false => counters.copied.one(),
+        }
+    }
+
     /// All of it was done.
     pub fn complete(&mut self, request: Request) {
         self.answer(request, Answer::Done);

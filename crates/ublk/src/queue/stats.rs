@@ -24,6 +24,10 @@ pub struct QueueStats {
     pub panics: u64,
     /// Requests whose buffer slot was taken, so that their bytes went another way.
     pub fallbacks: u64,
+    /// Plans whose bytes were moved between the request's slot and files, without a copy.
+    pub uncopied: u64,
+    /// Plans whose bytes passed through memory of the server.
+    pub copied: u64,
     /// Requests that had to wait for a buffer or a slot.
     pub waits: u64,
     /// Requests that were left with the driver.
@@ -44,6 +48,8 @@ pub struct Counters {
     dropped: AtomicU64,
     pub(super) panics: Count,
     pub(super) fallbacks: Count,
+    pub(super) uncopied: Count,
+    pub(super) copied: Count,
     pub(super) waits: Count,
     pub(super) abandoned: Count,
     pub(super) faults: Count,
@@ -90,6 +96,8 @@ impl Counters {
             dropped: self.dropped.load(Ordering::Relaxed),
             panics: self.panics.get(),
             fallbacks: self.fallbacks.get(),
+            uncopied: self.uncopied.get(),
+            copied: self.copied.get(),
             waits: self.waits.get(),
             abandoned: self.abandoned.get(),
             faults: self.faults.get(),

@@ -245,9 +245,13 @@ impl<B: Backend> Serve<B> {
             (Mover::Buffered(moving), _) => {
                 let (buf, result) = moving.into_buffer();
                 job.data = buf;
+                cx.count_moved(false);
                 Some((admitted, planned, result.map_err(|_| ErrorKind::Io)))
             }
-            (Mover::Fixed(_), Moved::All) => Some((admitted, planned, Ok(()))),
+            (Mover::Fixed(_), Moved::All) => {
+                cx.count_moved(true);
+                Some((admitted, planned, Ok(())))
+            }
             (Mover::Fixed(_), Moved::Refused) if job.request.window().is_some() => {
                 job.copied = true;
                 self.begin_move(cx, admitted, planned)
