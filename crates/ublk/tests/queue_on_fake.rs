@@ -48,6 +48,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                     queues: 1 + seed.below(3) as u16,
                     one_ring: seed.below(2) == 0,
                     depth: 1 + seed.below(8) as u16,
+                    shares: 1,
                     slots: 1 + seed.below(12) as u16,
                     pool_bytes: 64 << 10,
                     habits: Habits {
@@ -62,8 +63,8 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                     handovers: 0,
                     steps: 300,
                 };
-                plot.slots += 2 * plot.queues;
                 change(&mut plot);
+                plot.slots += 2 * plot.queues * plot.shares;
                 let told = story::live(plot, &mut |bound| seed.below(bound));
                 let report = told.unwrap_or_else(|error| {
                     panic!("{}, {mode}, seed {number}: {error}\n{plot:?}", profile.name)
@@ -85,6 +86,43 @@ fn no_request_is_lost_and_every_byte_is_right() {
     let sum = stories(|_| {});
     assert_eq!((sum.failed, sum.deaths), (0, 0));
     assert!(sum.fallbacks > 0, "no request found its slot taken");
+}
+
+#[test]
+fn tags_beyond_the_slots_of_a_ring_go_another_way_and_every_byte_is_right() {
+    let sum = stories(|plot| {
+        plot.flags |= sys::F_USER_COPY;
+        (plot.queues, plot.depth, plot.slots) = (3, 40, 0);
+        plot.one_ring = true;
+        plot.habits.late = 200;
+    });
+    assert_eq!(sum.failed, 0);
+    assert!(sum.fallbacks > sum.ended / 100, "{sum:?}");
+}
+
+/// Each tag of a queue may have a thread of its own there.
+fn spread(plot: &mut Plot) {
+    if plot.profile.has(sys::F_PER_IO_TASK) {
+        plot.depth += 3;
+        plot.shares = 1 + plot.depth % 4;
+    }
+}
+
+#[test]
+fn a_queue_that_several_rings_share_keeps_every_promise() {
+    let sum = stories(spread);
+    assert_eq!(sum.failed, 0);
+    assert!(sum.fallbacks > 0, "no request found its slot taken");
+    let sum = stories(|plot| {
+        spread(plot);
+        plot.deaths = 6;
+        if plot.profile.has(sys::F_QUIESCE) {
+            plot.flags |= sys::F_QUIESCE;
+            plot.handovers = 6;
+        }
+    });
+    assert_eq!(sum.failed, 0);
+    assert!(sum.deaths > 0 && sum.handovers > 0, "{sum:?}");
 }
 
 #[test]

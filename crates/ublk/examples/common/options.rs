@@ -22,6 +22,8 @@ pub struct Options {
     pub slots: u16,
     /// `--reactors N`: threads and rings, shared by all devices.
     pub reactors: usize,
+    /// `--spread`: every queue is shared by all reactors.
+    pub spread: bool,
     /// `--completions N`: of each ring.
     pub completions: u32,
     /// `--recovery none|plain|reissue|fail-io`, `--no-part-scan`.
@@ -84,6 +86,7 @@ impl Parsed {
                 mode: ModeChoice::Auto,
                 slots: 64,
                 reactors: 1,
+                spread: false,
                 completions: 4096,
                 wants: wants("none")?,
                 recover: false,
@@ -105,6 +108,7 @@ impl Parsed {
                 "--mode" => options.mode = value()?.parse()?,
                 "--slots" => options.slots = number(&arg, &value()?)?,
                 "--reactors" => options.reactors = number::<usize>(&arg, &value()?)?.max(1),
+                "--spread" => options.spread = true,
                 "--completions" => options.completions = number(&arg, &value()?)?,
                 "--recovery" => options.wants = wants(&value()?)?,
                 "--no-part-scan" => part_scan = false,

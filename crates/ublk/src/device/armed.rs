@@ -11,8 +11,8 @@ use super::serving::{Origin, Serving, open_char};
 use crate::control::{Control, QUICK};
 use crate::error::{Error, Kind, Operation};
 use crate::negotiate::{self, Dropped, Granted, What, Why};
-use crate::queue::{Handler, Pool};
-use crate::spec::{DeviceSpec, Modes};
+use crate::queue::{Handler, Pool, Share};
+use crate::spec::{Capability, DeviceSpec, Modes};
 use crate::sys::{DeviceInfo, Params};
 
 /// How long others (udev) may keep a new character device open.
@@ -24,6 +24,10 @@ pub struct Options {
     /// them go the slower way of user copy, so this is how many large requests of one queue are
     /// expected at once, not its depth.
     pub slots_max: u16,
+    /// The tags of each queue are shared out to all reactors, instead of whole queues (6.16): one
+    /// queue that one processor keeps busy then has all of them at work. A handler is made for
+    /// every share, and requests of one queue are answered in no common order.
+    pub spread: bool,
     /// Where the memory of a get-data queue's writes comes from, by queue; from its reactor's
     /// pool if not from here.
     pub pool: Option<MakePool>,
@@ -36,6 +40,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             slots_max: 64,
+            spread: false,
             pool: None,
         }
     }
@@ -45,6 +50,7 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options")
             .field("slots_max", &self.slots_max)
+            .field("spread", &self.spread)
             .finish_non_exhaustive()
     }
 }
@@ -108,6 +114,27 @@ impl Control {
     }
 }
 
+impl Options {
+    /// How many share a queue's tags.
+    pub(super) fn shares(&self, granted: &Granted, reactors: usize) -> u16 {
+        if !self.spread {
+            return 1;
+        }
+        u16::try_from(reactors).map_or(granted.depth, |count| count.min(granted.depth))
+    }
+
+    /// Queue and share of each source that a device has.
+    pub(super) fn seats(
+        &self,
+        granted: &Granted,
+        reactors: usize,
+    ) -> impl Iterator<Item = (u16, Share)> + use<> {
+        let (queues, step) = (granted.queues, self.shares(granted, reactors));
+        let shares = move |queue| (0..step).map(move |first| (queue, Share { first, step }));
+        (0..queues).flat_map(shares)
+    }
+}
+
 /// Removes a device that nobody has opened yet.
 fn take_away(control: &Control, id: u32) {
     if let Err(undone) = delete(control, id, QUICK) {
@@ -141,16 +168,16 @@ impl Added {
     }
 
     /// Opens the device and puts its queues on the reactors, queue `n` on the `n`-th of them and
-    /// so on in turn, with the handler that `build` makes for it. Where it fails the device is
-    /// deleted.
+    /// so on in turn, with the handler that `build` makes for it; or all queues on all reactors
+    /// ([`Options::spread`]). Where it fails the device is deleted.
     pub fn arm<H: Handler + Send>(
         self,
         reactors: &[Handle],
         options: &Options,
-        build: impl FnMut(u16) -> H,
+        mut build: impl FnMut(u16) -> H,
     ) -> Result<Armed, Error> {
         let (control, id) = (self.control.clone(), self.id);
-        let opened = suits::<H>(&self.granted, reactors, id)
+        let opened = suits::<H>(&self.granted, (reactors, options), id)
             .and_then(|()| open_char(&control, id, Instant::now() + OPEN_WITHIN));
         let char_device = match opened {
             Ok(char_device) => char_device,
@@ -159,7 +186,8 @@ impl Added {
                 return Err(error);
             }
         };
-        let handlers = (0..self.granted.queues).map(build).collect();
+        let seats = options.seats(&self.granted, reactors.len());
+        let handlers = seats.map(|(queue, _)| build(queue)).collect();
         let device = (&control, id, &self.granted);
         Serving::attach(
             device,
@@ -186,9 +214,18 @@ impl Added {
 /// Whether these handlers and reactors can serve the device at all.
 pub(super) fn suits<H: Handler>(
     granted: &Granted,
-    reactors: &[Handle],
+    (reactors, options): (&[Handle], &Options),
     id: u32,
 ) -> Result<(), Error> {
+    if options.spread && !granted.has(Capability::PerIoTask) {
+        let error = Error::new(
+            Operation::Arm,
+            Kind::NotGranted,
+            "its queues cannot be shared by several threads",
+            "use Linux 6.16 or newer, or serve every queue by one reactor",
+        );
+        return Err(error.on(id));
+    }
     if reactors.is_empty() {
         let remedy = "give it at least one";
         let error = Error::new(

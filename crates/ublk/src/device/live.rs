@@ -63,7 +63,7 @@ impl Live {
         PathBuf::from(format!("/dev/ublkb{}", self.serving.id))
     }
 
-    /// What each of its queues has counted.
+    /// What each of its queues has counted; where they are spread, each share of each queue.
     pub fn stats(&self) -> Vec<QueueStats> {
         self.serving.stats()
     }

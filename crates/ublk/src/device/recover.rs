@@ -150,8 +150,9 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, B> {
     /// What the device has, and handlers for its queues: all that can fail here does so now.
     fn prepare(&mut self, info: &DeviceInfo) -> Result<(Granted, Vec<H>), Error> {
         let granted = negotiate::inherit(&self.spec, self.control.offer(), H::MODES, info)?;
-        suits::<H>(&granted, self.reactors, self.id)?;
-        let handlers = (0..granted.queues).map(&mut self.build).collect();
+        suits::<H>(&granted, (self.reactors, self.options), self.id)?;
+        let seats = self.options.seats(&granted, self.reactors.len());
+        let handlers = seats.map(|(queue, _)| (self.build)(queue)).collect();
         Ok((granted, handlers))
     }
 

@@ -13,7 +13,9 @@ use super::{Pause, delete};
 use crate::control::Control;
 use crate::error::{Error, Kind, Operation};
 use crate::negotiate::Granted;
-use crate::queue::{Counters, Descriptors, Handler, QueueParts, QueueSource, QueueStats, Watch};
+use crate::queue::{
+    Counters, Descriptors, Handler, QueueParts, QueueSource, QueueStats, Share, Watch,
+};
 
 /// How long a device that failed to come alive may take to go.
 const UNDO: Duration = Duration::from_secs(5);
@@ -57,7 +59,7 @@ fn may_pass(error: &Error) -> bool {
 }
 
 impl Serving {
-    /// Puts the queues on the reactors, one after the other in turn.
+    /// Puts the queues, or their shares, on the reactors, one after the other in turn.
     pub(super) fn attach<H: Handler + Send>(
         (control, id, granted): (&Control, u32, &Granted),
         char_device: Arc<OwnedFd>,
@@ -65,8 +67,9 @@ impl Serving {
         handlers: Vec<H>,
         origin: Origin,
     ) -> Result<Serving, Error> {
+        let seats: Vec<_> = options.seats(granted, reactors.len()).collect();
         let mut mapped = Vec::new();
-        for queue in 0..granted.queues {
+        for &(queue, _) in &seats {
             let stride = granted.descriptor_bytes;
             let map = Descriptors::map(&*char_device, queue, granted.depth, stride);
             mapped.push(map.map_err(|error| {
@@ -78,15 +81,16 @@ impl Serving {
             control: control.clone(),
             id,
             granted: granted.clone(),
-            watcher: Arc::new(Watcher::new(id, granted.queues)),
+            watcher: Arc::new(Watcher::new(id, seats.len())),
             origin,
-            counters: (0..granted.queues).map(|_| Arc::default()).collect(),
+            counters: seats.iter().map(|_| Arc::default()).collect(),
             char_device,
         };
         let mut stopped = false;
-        let queues = (0..granted.queues).zip(mapped).zip(handlers);
-        for (((queue, descriptors), handler), reactor) in queues.zip(reactors.iter().cycle()) {
-            let parts = serving.parts(queue, descriptors, options);
+        let queues = seats.into_iter().zip(mapped).zip(handlers);
+        for (at, ((seat, descriptors), handler)) in queues.enumerate() {
+            let parts = serving.parts((at, seat), descriptors, options);
+            let reactor = &reactors[at % reactors.len()];
             // Whole before it is sent: however it ends, it says that it is gone.
             let source = QueueSource::new(parts, handler);
             let (watcher, seat) = (Arc::clone(&serving.watcher), reactor.clone());
@@ -108,9 +112,15 @@ impl Serving {
         Ok(serving)
     }
 
-    fn parts(&self, queue: u16, descriptors: Descriptors, options: &Options) -> QueueParts {
+    fn parts(
+        &self,
+        (at, (queue, share)): (usize, (u16, Share)),
+        descriptors: Descriptors,
+        options: &Options,
+    ) -> QueueParts {
         QueueParts {
             queue,
+            share,
             depth: self.granted.depth,
             char_device: Arc::clone(&self.char_device),
             descriptors,
@@ -118,12 +128,12 @@ impl Serving {
             io_bytes_max: self.granted.io_bytes_max,
             slots_max: options.slots_max,
             pool: options.pool.as_ref().map(|pool| pool(queue)),
-            counters: Arc::clone(&self.counters[usize::from(queue)]),
+            counters: Arc::clone(&self.counters[at]),
             watch: Arc::clone(&self.watcher) as Arc<dyn Watch>,
         }
     }
 
-    /// What every queue has counted.
+    /// What every queue, or share of one, has counted.
     pub(super) fn stats(&self) -> Vec<QueueStats> {
         self.counters
             .iter()
@@ -146,7 +156,7 @@ impl Serving {
             Kind::Late,
             format!(
                 "its queues have not left their reactors ({begun} of {} have begun to)",
-                self.granted.queues
+                self.counters.len()
             ),
             "see what its requests wait for; a queue whose tags the driver keeps leaves with its \
              reactor",

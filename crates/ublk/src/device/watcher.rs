@@ -30,11 +30,12 @@ struct Notes {
 }
 
 impl Watcher {
-    pub(super) fn new(device: u32, queues: u16) -> Watcher {
+    /// Of a device with this many queues, or shares of queues.
+    pub(super) fn new(device: u32, queues: usize) -> Watcher {
         Watcher {
             device,
             notes: Mutex::new(Notes {
-                here: queues.into(),
+                here: queues,
                 ..Notes::default()
             }),
             changed: Condvar::new(),

@@ -75,6 +75,7 @@ pub fn story(input: &[u8]) {
     let shares = |byte: u64| (byte as u8) >> 2;
     let queues = 1 + bytes.below(3) as u16;
     let plot = Plot {
+        shares: 1,
         profile,
         flags,
         queues,

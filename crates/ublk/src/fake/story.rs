@@ -21,7 +21,7 @@ use super::keeper::{Habits, Keeper};
 use super::kernel::TaskId;
 use super::profile::Profile;
 use super::ring::{Chaos, Event, Ring, SourceKey};
-use crate::queue::{Counters, Descriptors, QueueParts, QueueSource, QueueStats, Watch};
+use crate::queue::{Counters, Descriptors, QueueParts, QueueSource, QueueStats, Share, Watch};
 use crate::sys::{self, ControlCommand, DeviceInfo, Params};
 
 /// Sectors of the disk: few, so that requests meet.
@@ -44,7 +44,9 @@ pub struct Plot {
     pub one_ring: bool,
     /// Tags of a queue.
     pub depth: u16,
-    /// Buffer slots of a ring: at least two for each queue.
+    /// Sources that share the tags of a queue, each on a ring of its own where queues are: 6.16.
+    pub shares: u16,
+    /// Buffer slots of a ring: at least two for each share of a queue.
     pub slots: u16,
     /// Bytes of buffers of a ring.
     pub pool_bytes: usize,
@@ -191,7 +193,9 @@ impl Story<'_> {
             sources: BTreeMap::new(),
             counters: Vec::new(),
         };
-        for queue in 0..self.plot.queues {
+        let shares = self.plot.shares;
+        let seats = (0..self.plot.queues).flat_map(|queue| (0..shares).map(move |of| (queue, of)));
+        for (queue, first) in seats {
             if server.rings.is_empty() || !self.plot.one_ring {
                 self.tasks += 1;
                 let seed = (self.choose)(u64::from(u32::MAX));
@@ -210,12 +214,16 @@ impl Story<'_> {
             let parts = QueueParts {
                 queue,
                 depth: self.plot.depth,
+                share: Share {
+                    first,
+                    step: shares,
+                },
                 char_device: Arc::clone(&char_device),
                 descriptors,
                 flags: self.flags,
                 io_bytes_max: IO_BYTES,
                 // One is left for what finds its slot taken.
-                slots_max: (self.plot.slots / self.plot.queues).max(1) - 1,
+                slots_max: (self.plot.slots / (self.plot.queues * shares)).max(1) - 1,
                 pool: None,
                 counters,
                 watch: Arc::new(Quiet),

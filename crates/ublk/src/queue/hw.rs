@@ -17,7 +17,7 @@ use reactor::{Buf, FileIndex, Op, Port};
 
 use super::descriptors::bytes_of;
 use super::mode::{Arrival, Commit, Driver, Mode, get_data};
-use super::tags::{Sent, State, Tags};
+use super::tags::{Sent, Share, State, Tags};
 use super::token::{self, Kind};
 use super::{Counters, Descriptors, KEY_RETURNED, QueueParts, Watch};
 use crate::request::{Answer, Data, Home, Request, Returned, Told};
@@ -46,6 +46,7 @@ enum Leaving {
 pub(super) struct Hw {
     queue: u16,
     depth: u16,
+    share: Share,
     io_bytes_max: u32,
     /// Whether a driver that has no idle tag left misses the server's exit (before 6.16).
     exit_needs_idle_tag: bool,
@@ -68,7 +69,7 @@ impl Hw {
         let user_copy = parts.flags & sys::F_USER_COPY != 0;
         let mode = Mode::new(
             parts.flags,
-            parts.depth,
+            (parts.depth, parts.share),
             parts.io_bytes_max,
             parts.slots_max,
             parts.pool,
@@ -76,6 +77,7 @@ impl Hw {
         Hw {
             queue: parts.queue,
             depth: parts.depth,
+            share: parts.share,
             io_bytes_max: parts.io_bytes_max,
             exit_needs_idle_tag: parts.flags & sys::F_PER_IO_TASK == 0,
             user_copy,
@@ -83,7 +85,7 @@ impl Hw {
             file: None,
             descriptors: parts.descriptors,
             mode,
-            tags: Tags::new(parts.depth),
+            tags: Tags::new(parts.depth, parts.share),
             leaving: Leaving::No,
             detached: false,
             home: Home::new(Arc::clone(&parts.counters)),
@@ -122,7 +124,7 @@ impl Hw {
         if let Mode::ZeroCopy(zero_copy) = &mut self.mode {
             zero_copy.begin(port);
         }
-        for tag in 0..self.depth {
+        for tag in self.share.tags(self.depth) {
             self.send(port, tag, None);
         }
         self.watch.armed(self.queue);
@@ -543,7 +545,7 @@ impl Hw {
     /// The reactor stops: no more requests are taken up, those in hand are finished.
     pub(super) fn stop<P: Port>(&mut self, port: &mut P) {
         self.leaving = Leaving::Stopping;
-        for tag in 0..self.depth {
+        for tag in self.share.tags(self.depth) {
             if self.tags.state(tag) == State::Owed && self.leaves_it() {
                 self.leave_tag(port, tag);
             }

@@ -1,4 +1,5 @@
-//! The data path of one hardware queue: a source on the reactor that owns all its tags.
+//! The data path of one hardware queue: a source on the reactor that owns all its tags, or, from
+//! 6.16 on where that is wanted, one source per reactor that owns a [`Share`] of them.
 //!
 //! `hw` speaks with the driver, `mode` holds what the data modes differ in, [`Handler`] is what a
 //! user writes, and [`QueueSource`] puts them together. Everything runs on the reactor's thread;
@@ -39,6 +40,7 @@ pub use descriptors::Descriptors;
 pub use handler::Handler;
 pub use mode::get_data::Pool;
 pub use stats::{Counters, QueueStats};
+pub use tags::Share;
 
 use crate::request::{Request, Returned};
 use hw::Hw;
@@ -69,6 +71,8 @@ pub struct QueueParts {
     pub queue: u16,
     /// Its tags.
     pub depth: u16,
+    /// Which of them are served here.
+    pub share: Share,
     /// The device's character device, opened with `O_NONBLOCK`: the kernel then copies on the
     /// ring's own thread, without it on a helper thread. All queues share it.
     pub char_device: Arc<OwnedFd>,

@@ -1,5 +1,35 @@
 //! What a queue knows of its tags.
 
+/// The tags of a hardware queue that one source has: every `step`-th from `first` on. Whole queues
+/// everywhere; shares where the driver lets each tag have a thread of its own (6.16), so that a
+/// queue that one processor keeps busy is served by several reactors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The first of them.
+    pub first: u16,
+    /// From one to the next.
+    pub step: u16,
+}
+
+impl Share {
+    /// All tags.
+    pub const WHOLE: Share = Share { first: 0, step: 1 };
+
+    /// Its tags, of a queue that has this many.
+    pub fn tags(self, depth: u16) -> impl Iterator<Item = u16> {
+        (self.first..depth).step_by(usize::from(self.step))
+    }
+
+    /// The how-manieth of its tags this one is.
+    pub(super) fn ordinal(self, tag: u16) -> usize {
+        usize::from(tag / self.step)
+    }
+
+    fn has(self, tag: u16) -> bool {
+        tag % self.step == self.first
+    }
+}
+
 /// Who has a tag, and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -15,7 +45,7 @@ pub(super) enum State {
     Pausing,
     /// Left with the driver for good: the server is about to leave.
     Left,
-    /// Nobody: the driver will not use it again.
+    /// Nobody, or another source: the driver will not use it here again.
     Retired,
 }
 
@@ -52,9 +82,13 @@ pub(super) struct Tags {
 }
 
 impl Tags {
-    pub(super) fn new(depth: u16) -> Tags {
-        let tag = Tag {
-            state: State::Pausing,
+    pub(super) fn new(depth: u16, share: Share) -> Tags {
+        let tag = |tag| Tag {
+            state: if share.has(tag) {
+                State::Pausing
+            } else {
+                State::Retired
+            },
             sent: Sent::Fetch,
             refused: 0,
             op: 0,
@@ -62,9 +96,11 @@ impl Tags {
             slot: None,
         };
         let mut counts = [0; 7];
-        counts[State::Pausing as usize] = depth;
+        let ours = share.tags(depth).count() as u16;
+        counts[State::Pausing as usize] = ours;
+        counts[State::Retired as usize] = depth - ours;
         Tags {
-            tags: vec![tag; usize::from(depth)],
+            tags: (0..depth).map(tag).collect(),
             counts,
         }
     }

@@ -93,11 +93,16 @@ pub(crate) struct Rig<H: Handler> {
 
 impl<H: Handler> Rig<H> {
     pub(crate) fn new(flags: u64, depth: u16, handler: H) -> Rig<H> {
+        Rig::with_share(flags, (depth, Share::WHOLE), handler)
+    }
+
+    fn with_share(flags: u64, (depth, share): (u16, Share), handler: H) -> Rig<H> {
         let memory = File::from(reactor::memfd(c"driver", 1 << 20).unwrap());
         let (told, counters) = (Arc::<Told>::default(), Arc::<Counters>::default());
         let parts = QueueParts {
             queue: 0,
             depth,
+            share,
             char_device: Arc::new(memory.try_clone().unwrap().into()),
             descriptors: Descriptors::map(&memory, 0, depth, 0).unwrap(),
             flags,
@@ -372,6 +377,24 @@ fn before_linux_6_16_a_stopping_server_keeps_one_tag_idle() {
     keep.next().complete();
     rig.returned();
     assert!(rig.port.detached);
+}
+
+#[test]
+fn a_share_of_a_queue_has_its_tags_and_leaves_with_them() {
+    let share = Share { first: 1, step: 3 };
+    let mut rig = Rig::with_share(0, (8, share), Keep::answering(Answer::Done));
+    let sent = |tag: &u16| {
+        let token = own(Kind::Command, *tag);
+        rig.port.ops.iter().any(|(own, _)| *own == token)
+    };
+    let fetched: Vec<u16> = (0..8).filter(sent).collect();
+    assert_eq!(fetched, [1, 4, 7]);
+    for tag in fetched {
+        assert!(!rig.detached(), "before its last tag");
+        rig.end(Kind::Command, tag, sys::RESULT_ABORT);
+    }
+    assert!(rig.detached());
+    assert_eq!(rig.stats().aborts, 3);
 }
 
 #[test]

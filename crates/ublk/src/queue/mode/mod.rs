@@ -8,7 +8,7 @@ pub(super) mod zero_copy;
 use reactor::{Buf, FileIndex, op::Command};
 use zerocopy::IntoBytes;
 
-use crate::queue::Pool;
+use crate::queue::{Pool, Share};
 use crate::request::Data;
 use crate::spec::DataMode;
 use crate::sys::{self, IoCommand};
@@ -70,13 +70,13 @@ pub(super) enum Mode {
 impl Mode {
     pub(super) fn new(
         flags: u64,
-        depth: u16,
+        (depth, share): (u16, Share),
         io_bytes_max: u32,
         slots_max: u16,
         pool: Option<Box<dyn Pool>>,
     ) -> Mode {
         match DataMode::of_flags(flags) {
-            DataMode::ZeroCopy => Mode::ZeroCopy(ZeroCopy::new(flags, slots_max.min(depth))),
+            DataMode::ZeroCopy => Mode::ZeroCopy(ZeroCopy::new(flags, slots_max, (depth, share))),
             DataMode::UserCopy => Mode::UserCopy,
             DataMode::GetData => Mode::GetData(GetData::new(pool)),
             DataMode::Copy => Mode::Copy(CopyBuffers::new(depth, io_bytes_max)),

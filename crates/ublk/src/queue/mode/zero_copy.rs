@@ -15,6 +15,7 @@ use reactor::Port;
 use reactor::op::Command;
 
 use super::Arrival;
+use crate::queue::Share;
 use crate::request::Data;
 use crate::sys;
 
@@ -27,7 +28,8 @@ pub(in crate::queue) struct ZeroCopy {
     /// What is in no slot can be copied.
     user_copy: bool,
     wanted: u16,
-    /// Shared by the tags, `tag % len`.
+    share: Share,
+    /// Shared by the tags in turn.
     shared: Vec<u16>,
     /// For requests that are put into a slot of their own; taken when the queue began.
     free: Vec<u16>,
@@ -38,11 +40,13 @@ pub(in crate::queue) struct ZeroCopy {
 }
 
 impl ZeroCopy {
-    pub(super) fn new(flags: u64, wanted: u16) -> ZeroCopy {
+    pub(super) fn new(flags: u64, slots_max: u16, (depth, share): (u16, Share)) -> ZeroCopy {
+        let tags = share.tags(depth).count() as u16;
         ZeroCopy {
             auto: flags & sys::F_AUTO_BUFFER != 0,
             user_copy: flags & sys::F_USER_COPY != 0,
-            wanted,
+            wanted: slots_max.min(tags),
+            share,
             shared: Vec::new(),
             free: Vec::new(),
             own: 0,
@@ -88,7 +92,7 @@ impl ZeroCopy {
         if self.shared.is_empty() {
             return NO_SLOT;
         }
-        self.shared[usize::from(tag) % self.shared.len()]
+        self.shared[self.share.ordinal(tag) % self.shared.len()]
     }
 
     pub(super) fn dress(&self, plain: Command, tag: u16) -> Command {
@@ -145,7 +149,7 @@ mod tests {
     use super::*;
 
     fn with(flags: u64, shared: &[u16], free: &[u16]) -> ZeroCopy {
-        let mut zero_copy = ZeroCopy::new(flags, 4);
+        let mut zero_copy = ZeroCopy::new(flags, 4, (8, Share::WHOLE));
         zero_copy.shared = shared.to_vec();
         zero_copy.free = free.to_vec();
         zero_copy.own = free.len();
