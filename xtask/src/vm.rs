@@ -51,6 +51,10 @@ pub(crate) struct Arguments {
     /// Virtual processors; one with --icount
     #[arg(long, default_value_t = 2)]
     cpus: u32,
+    /// Processors that could be added, those that are there included: the kernel has as many hardware
+    /// queues at most. Packaged kernels only
+    #[arg(long, value_name = "CPUS")]
+    possible: Option<u32>,
     /// The guest's memory
     #[arg(long, default_value = "2G", value_name = "SIZE")]
     memory: String,
@@ -89,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         machine: &machine,
         command: &arguments.command,
         cpus: if arguments.icount { 1 } else { arguments.cpus },
+        possible: arguments.possible,
         memory: &arguments.memory,
         scratch_bytes: arguments.scratch << 20,
         icount: arguments.icount,
@@ -123,7 +128,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 pub(crate) fn kernels_own_server() -> Result<PathBuf, Failure> {
     match packages::lacking(&source::BUILDERS) {
         Some(why) => Err(format!("cannot build the kernel tree's ublk server: {why}").into()),
-        None => image::peer(&cache()),
+        None => image::kublk(&cache()),
+    }
+}
+
+/// Where the examples of libublk are, another such peer; built where they are not there yet.
+pub(crate) fn libublks_examples() -> Result<PathBuf, Failure> {
+    match packages::lacking(&["gcc"]) {
+        Some(why) => Err(format!("cannot build the examples of libublk: {why}").into()),
+        None => image::libublk(&cache()),
     }
 }
 

@@ -133,3 +133,30 @@ fn a_flood_loses_nothing_on_a_completion_queue_that_is_far_too_small() {
     }
     assert_eq!(probe.run(|cx| cx.stats().ops), 0);
 }
+
+#[test]
+fn what_is_begun_in_one_turn_is_handed_over_with_one_enter() {
+    if !backends().contains(&BackendKind::IoUring) {
+        return;
+    }
+    let reactor = Reactor::start(Config::default()).unwrap();
+    let probe = Remote::attach(&reactor, false);
+    let (_ours, theirs) = UnixStream::pair().unwrap();
+    let file = probe.register(OwnedFd::from(theirs));
+    let before = probe.run(move |cx| {
+        for token in 0..100 {
+            let op = Op::Sync {
+                file,
+                data_only: true,
+            };
+            cx.submit(Token(token), op);
+        }
+        cx.stats().enters
+    });
+    for _ in 0..100 {
+        assert!(matches!(probe.next(), Seen::Completed(..)));
+    }
+    let enters = probe.run(|cx| cx.stats().enters) - before;
+    // One for the hundred, and some for the wakes and waits of this test.
+    assert!((1..=10).contains(&enters), "{enters} enters");
+}

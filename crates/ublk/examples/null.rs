@@ -1,8 +1,11 @@
 //! Answers every request without touching its bytes: what the way to a server costs.
 //!
-//!     cargo run --release -p ublk --example null -- [--devices N] [--size SIZE] [--deferred] …
+//!     cargo run --release -p ublk --example null -- [--devices N] [--size SIZE] [--deferred]
+//!         [--memcpy] …
 //!
-//! `--deferred` answers on another thread than the ring's. The other options are in `common`.
+//! `--deferred` answers on another thread than the ring's. `--memcpy` copies what is written into a
+//! buffer of the server's own, as a server must whose memory the driver cannot fill. The other
+//! options are in `common`.
 
 mod common;
 
@@ -11,7 +14,7 @@ use std::error::Error;
 use std::sync::mpsc::{Sender, channel};
 
 use blkmq::io::Op;
-use reactor::{Completion, Need, Port, Token};
+use reactor::{Buf, Completion, Need, Port, Token};
 use ublk::queue::{Handler, QueueCx};
 use ublk::{Data, Disk, Request};
 
@@ -20,6 +23,7 @@ use common::{Parsed, Served};
 struct Null {
     bytes: u64,
     deferred: Option<Sender<Request>>,
+    memcpy: bool,
 }
 
 /// The handler of one queue.
@@ -27,10 +31,31 @@ struct Nothing {
     deferred: Option<Sender<Request>>,
     /// Reads that wait for a buffer, by tag.
     waiting: HashMap<u64, Request>,
+    /// Buffers of our own that writes are copied into, by tag; none where they are not.
+    own: Vec<Option<Buf>>,
 }
 
 impl Nothing {
+    /// Copies what is written into a buffer of our own.
+    fn keep(&mut self, request: &Request) {
+        let written = matches!(request.op(), Op::Write { .. });
+        let (Data::Buffer(data), Some(own)) =
+            (request.data(), self.own.get_mut(usize::from(request.tag())))
+        else {
+            return;
+        };
+        if written && own.as_ref().is_none_or(|own| own.len() < data.len()) {
+            *own = Buf::allocate(data.len());
+        }
+        if written && let Some(own) = own {
+            own[..data.len()].copy_from_slice(data);
+            // Or the compiler sees that nobody reads it.
+            std::hint::black_box(&own[..]);
+        }
+    }
+
     fn answer<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        self.keep(&request);
         match &self.deferred {
             // The receiver lives as long as the process.
             Some(deferred) => drop(deferred.send(request)),
@@ -77,8 +102,10 @@ impl Served for Null {
         Disk::new(self.bytes)
     }
 
-    fn handler(&self, _queue: u16, _depth: u16) -> Nothing {
+    fn handler(&self, _queue: u16, depth: u16) -> Nothing {
+        let buffers = if self.memcpy { depth } else { 0 };
         Nothing {
+            own: (0..buffers).map(|_| None).collect(),
             deferred: self.deferred.clone(),
             waiting: HashMap::new(),
         }
@@ -86,7 +113,7 @@ impl Served for Null {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let parsed = Parsed::read(&["--devices", "--size"], &["--deferred"])?;
+    let parsed = Parsed::read(&["--devices", "--size"], &["--deferred", "--memcpy"])?;
     let bytes = match parsed.number("--size")? {
         0 => 250 << 30,
         bytes => bytes,
@@ -101,6 +128,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .map(|_| Null {
             bytes,
             deferred: deferred.clone(),
+            memcpy: parsed.has("--memcpy"),
         })
         .collect();
     common::run(&parsed.options, &served)

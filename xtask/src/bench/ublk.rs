@@ -11,7 +11,7 @@ mod measure;
 mod servers;
 mod table;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::{Failure, process, vm, workspace};
@@ -31,15 +31,18 @@ pub(crate) struct Arguments {
     /// Seconds per measurement; virtual ones with --icount
     #[arg(long, default_value_t = 2)]
     seconds: u32,
-    /// Only rows whose name contains this
+    /// Processors that the guest could have, for devices of so many queues; packaged kernels only
+    #[arg(long)]
+    possible: Option<u32>,
+    /// Only rows that have these words in a row; several choices are separated by commas
     #[arg(long, default_value = "")]
     only: String,
     /// Rounds; the median counts
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// The kernel tree's server, inside the guest
-    #[arg(long, hide = true)]
-    inside: Option<PathBuf>,
+    /// The kernel tree's server and the folder of libublk's, inside the guest
+    #[arg(long, hide = true, num_args = 2)]
+    inside: Option<Vec<PathBuf>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -61,15 +64,16 @@ pub(super) fn is_inside(arguments: &Arguments) -> bool {
 const DEADLINE: &str = "7200";
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    match &arguments.inside {
-        Some(kublk) => inside(arguments, kublk),
+    match arguments.inside.as_deref() {
+        Some([kublk, libublk]) => inside(arguments, kublk, libublk),
+        Some(_) => Err("--inside takes two paths".into()),
         None => outside(arguments),
     }
 }
 
 /// Builds the servers and starts the guest.
 fn outside(arguments: &Arguments) -> Result<(), Failure> {
-    let kublk = vm::kernels_own_server()?;
+    let peers = [vm::kernels_own_server()?, vm::libublks_examples()?];
     let mut build = workspace::cargo(["build", "--quiet", "--release", "-p", "ublk", "--examples"]);
     process::run(&mut build)?;
     let what =
@@ -80,10 +84,13 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     if arguments.icount {
         guest.arg("--icount");
     }
+    if let Some(possible) = arguments.possible {
+        guest.args(["--possible", &possible.to_string()]);
+    }
     guest.arg("--").arg(std::env::current_exe()?);
     guest
         .args(["bench", "ublk", what.get_name(), "--inside"])
-        .arg(kublk);
+        .args(peers);
     guest.args(["--kernel", &arguments.kernel, "--only", &arguments.only]);
     guest.args(["--seconds", &arguments.seconds.to_string()]);
     guest.args(["--rounds", &arguments.rounds.to_string()]);
@@ -94,15 +101,21 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// Measures, as root of the guest.
-fn inside(arguments: &Arguments, kublk: &std::path::Path) -> Result<(), Failure> {
+fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
     println!("{}", lane(arguments)?);
-    let servers = servers::all(kublk);
+    let servers = servers::all(kublk, libublk);
     match arguments.what {
         What::Table => table::run(arguments, &servers),
         What::GetData => getdata::run(arguments),
         What::Exit => exit::run(arguments, kublk),
     }
+}
+
+/// Whether a row is among those asked for: whole words, so that `x1` is not `x16`, too.
+fn named(name: &str, only: &str) -> bool {
+    let has = |words: &str| format!(" {name} ").contains(&format!(" {} ", words.trim()));
+    only.is_empty() || only.split(',').any(has)
 }
 
 /// Where the figures are from.
@@ -118,4 +131,20 @@ fn lane(arguments: &Arguments) -> Result<String, Failure> {
         "lane: {how}, {processors} processors, Linux {}",
         kernel.trim()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::named;
+
+    #[test]
+    fn rows_are_chosen_by_whole_words() {
+        let row = "firn null copy randread 4k QD32 x1";
+        for only in ["", "null copy", "QD1 x1, QD32 x1", row] {
+            assert!(named(row, only), "{only}");
+        }
+        for only in ["QD3", "x16", "copy null", "user-copy"] {
+            assert!(!named(row, only), "{only}");
+        }
+    }
 }

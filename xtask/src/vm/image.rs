@@ -128,14 +128,30 @@ pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Machine, Failure> 
 }
 
 /// The kernel tree's own ublk server, built unless it is there.
-pub(super) fn peer(cache: &Path) -> Result<PathBuf, Failure> {
+pub(super) fn kublk(cache: &Path) -> Result<PathBuf, Failure> {
+    let folder = peer(cache, "kublk", source::build_peer)?;
+    Ok(folder.join("kublk"))
+}
+
+/// The folder of libublk's examples, built unless they are there.
+pub(super) fn libublk(cache: &Path) -> Result<PathBuf, Failure> {
+    let folder = peer(cache, "libublk", |_, new| source::build_libublk(new))?;
+    Ok(folder.join("bin"))
+}
+
+/// The folder of a peer, filled unless it is there.
+fn peer(
+    cache: &Path,
+    name: &str,
+    build: impl FnOnce(&Path, &Path) -> Result<(), Failure>,
+) -> Result<PathBuf, Failure> {
     fs::create_dir_all(cache.join("peers"))?;
     let cache = cache.canonicalize()?;
     let lock = File::create(cache.join("lock"))?;
     lock.lock()?;
-    let folder = cache.join("peers/kublk");
-    whole(&folder, |new| source::build_peer(&cache, new))?;
-    Ok(folder.join("kublk"))
+    let folder = cache.join("peers").join(name);
+    whole(&folder, |new| build(&cache, new))?;
+    Ok(folder)
 }
 
 /// Makes `folder` unless it is there: filled under another name first, then renamed.

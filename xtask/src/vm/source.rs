@@ -1,13 +1,13 @@
-//! Debian's packaged source of the kernel, and the kernel tree's own ublk server out of it.
+//! Peers to measure against, from their packages: the kernel tree's own ublk server, out of
+//! Debian's packaged source of the kernel, and the examples of `libublk`.
 //!
-//! The server is a peer to measure against. It is built here and run, and nothing of it is part of
-//! this project.
+//! They are built here and run, and nothing of them is part of this project.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::packages::{Apt, ran, unpack};
+use super::packages::{Apt, own_suite, ran, unpack};
 use crate::Failure;
 
 /// The package of the source.
@@ -21,6 +21,9 @@ pub(super) const BUILDERS: [&str; 6] = ["gcc", "make", "bc", "flex", "bison", "x
 
 /// Where the kernel tree keeps its own ublk server.
 const PEER: &str = "tools/testing/selftests/ublk";
+
+/// The other peer, and which of its releases.
+const LIBUBLK: [&str; 2] = ["libublk", "0.4.8"];
 
 /// Folders below a part of the cache that is being made; none is kept.
 const PASSING: [&str; 3] = ["archives", "unpacked", "tree"];
@@ -100,4 +103,49 @@ pub(super) fn build_peer(cache: &Path, new: &Path) -> Result<(), Failure> {
         "build the kernel tree's ublk server",
     )?;
     remove(new)
+}
+
+/// Builds the examples of `libublk` in `new/bin`. It needs libclang to build, which is fetched for
+/// this alone and is not kept.
+pub(super) fn build_libublk(new: &Path) -> Result<(), Failure> {
+    let [name, version] = LIBUBLK;
+    eprintln!("vm: building the examples of {name} {version}, once");
+    let own = own_suite()?;
+    let apt = Apt::open(&new.join("apt"), &[&own])?;
+    let archives = apt.download_closure(&own, &["libclang-dev"])?;
+    let root = new.join("unpacked");
+    unpack(&archives, &root)?;
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let mut install = Command::new("cargo");
+    install.args(["install", "--quiet", "--locked", name, "--version", version]);
+    install.args(["--example", "null", "--example", "loop", "--root"]);
+    install.arg(new).arg("--target-dir").arg(new.join("target"));
+    // Not this project's own settings for cargo.
+    install.current_dir(new);
+    install.env("LIBCLANG_PATH", &libraries);
+    install.env("LD_LIBRARY_PATH", &libraries);
+    let builtin = builtin_headers(&root)?;
+    let argument = format!("-isystem {}", builtin.display());
+    install.env("BINDGEN_EXTRA_CLANG_ARGS", argument);
+    ran(&mut install, &format!("build the examples of {name}"))?;
+    for left in ["apt", "unpacked", "target"] {
+        fs::remove_dir_all(new.join(left))?;
+    }
+    Ok(())
+}
+
+/// Where the compiler's own headers were unpacked to.
+fn builtin_headers(root: &Path) -> Result<PathBuf, Failure> {
+    let within = |folder: PathBuf| -> Result<Vec<PathBuf>, Failure> {
+        let entries = fs::read_dir(folder)?.flatten();
+        Ok(entries.map(|entry| entry.path()).collect())
+    };
+    for compiler in within(root.join("usr/lib"))? {
+        for release in within(compiler.join("lib/clang")).unwrap_or_default() {
+            if release.join("include/stddef.h").exists() {
+                return Ok(release.join("include"));
+            }
+        }
+    }
+    Err("the package of libclang has no headers".into())
 }

@@ -90,6 +90,11 @@ pub(crate) trait Drive {
     /// result is out.
     unsafe fn start(&mut self, key: u64, target: Target, call: Call);
 
+    /// How often the kernel's ring was entered; none where there is no ring.
+    fn enters(&self) -> u64 {
+        0
+    }
+
     /// Whether the kernel has taken every call that was begun.
     fn all_taken(&mut self) -> bool;
 

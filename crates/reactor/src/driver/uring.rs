@@ -51,6 +51,7 @@ pub(crate) struct Uring {
     /// Where the kernel puts the wake descriptor's count; unused but for being written to.
     wake_count: Box<u64>,
     wake_armed: bool,
+    enters: u64,
     /// Results taken while the submission queue was full, for the next wait.
     stash: Vec<(u64, i32)>,
 }
@@ -87,6 +88,7 @@ impl Uring {
             wake,
             wake_count: Box::new(0),
             wake_armed: false,
+            enters: 0,
             stash: Vec::new(),
         })
     }
@@ -100,6 +102,7 @@ impl Uring {
             }
             // Full: hand over what is there. The kernel refuses for a moment where it has
             // results that do not fit; they are taken and kept for the next wait.
+            self.enters += 1;
             if let Err(error) = self.ring.submit() {
                 let raw = error.raw_os_error().unwrap_or_default();
                 assert!(
@@ -135,6 +138,7 @@ impl Uring {
         if let (1, Some(timespec)) = (want, &timespec) {
             args = args.timespec(timespec);
         }
+        self.enters += 1;
         let entered = self.ring.submitter().submit_with_args(want, &args);
         self.reap(out);
         match entered {
@@ -320,6 +324,10 @@ impl Drive for Uring {
         submitter.register_buffers_sparse(u32::from(count))?;
         self.has_slots = true;
         Ok(())
+    }
+
+    fn enters(&self) -> u64 {
+        self.enters
     }
 
     fn cancel(&mut self, key: u64) {

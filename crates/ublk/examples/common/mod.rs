@@ -72,8 +72,24 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
     }
     wait_for_the_end()?;
     for live in &devices {
-        for (queue, stats) in live.stats().iter().enumerate() {
-            eprintln!("device {} queue {queue}: {stats:?}", live.id());
+        let stats = live.stats();
+        let shares = stats.len() / usize::from(live.granted().queues);
+        for (at, stats) in stats.iter().enumerate() {
+            let (queue, share) = (at / shares, at % shares);
+            eprintln!(
+                "device {} queue {queue} share {share}: {stats:?}",
+                live.id()
+            );
+        }
+    }
+    for (at, reactor) in reactors.iter().enumerate() {
+        let (to, from) = std::sync::mpsc::channel();
+        // A reactor that has ended has nothing to say, and who waits too long is not there to hear.
+        let _ = reactor.handle().post(move |core| {
+            let _ = to.send(core.stats());
+        });
+        if let Ok(stats) = from.recv_timeout(STEP) {
+            eprintln!("reactor {at}: {stats:?}");
         }
     }
     if options.leave {
@@ -92,10 +108,11 @@ fn bring_up<S: Served>(
     at: usize,
     served: &S,
 ) -> Result<Live, Box<dyn Error>> {
-    // Devices begin on different reactors, so that single queues spread.
-    let count = reactors.len();
+    // Devices begin on different reactors, so that single queues spread, and that each queue has a
+    // reactor of its own where there are so many.
+    let (count, first) = (reactors.len(), at * usize::from(options.queues));
     let handles: Vec<_> = (0..count)
-        .map(|turn| reactors[(at + turn) % count].handle().clone())
+        .map(|turn| reactors[(first + turn) % count].handle().clone())
         .collect();
     let id = options.id.map(|first| first + at as u32);
     let spec = DeviceSpec {
@@ -110,6 +127,7 @@ fn bring_up<S: Served>(
     let spec = spec.with_environment()?;
     let given = device::Options {
         slots_max: options.slots,
+        spread: options.spread,
         ..device::Options::default()
     };
     let build = |queue| served.handler(queue, options.depth);

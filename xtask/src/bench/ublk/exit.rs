@@ -1,38 +1,59 @@
 //! P14: a server with many devices goes, and the kernel is asked how long that took and what it did.
 //!
 //! The figures are the kernel's own, by ftrace: how often a request queue was quiesced, which is
-//! what made this slow, and the time from the first ring's end to the last device's release.
-//! Calls are the same on every lane; times are the lane's.
+//! what made this slow; the time from the signal to the last thing done for a device, after which
+//! a successor may have it; and the part of it from the first ring's end on. Calls are the same on
+//! every lane; times are the lane's.
 
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::Arguments;
 use super::servers::{DEPTH, wait};
+use super::{Arguments, named};
 use crate::{Failure, workspace};
 
 /// Where the kernel's tracer is.
 const TRACING: &str = "/sys/kernel/tracing";
 
 /// What is traced, where the kernel has it: the names differ between releases.
-const FUNCTIONS: [&str; 5] = [
+const FUNCTIONS: [&str; 9] = [
     "blk_mq_quiesce_queue",
     "io_ring_ctx_wait_and_kill",
     "ublk_ch_release",
     "ublk_ch_release_work_fn",
+    "ublk_reset_ch_dev",
     "ublk_quiesce_work_fn",
+    "__ublk_quiesce_dev",
+    "ublk_stop_work_fn",
+    "blk_mq_unquiesce_queue",
 ];
+
+/// What is written into the trace before the signal is sent.
+const MARK: &str = "signal";
 
 /// How long after a server's end its devices may still be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Devices and queues of each.
-const SHAPES: [(usize, usize); 5] = [(1, 2), (8, 2), (8, 4), (32, 4), (64, 4)];
+/// Devices and queues of each; no device has more queues than there could be processors.
+const SHAPES: [(usize, usize); 8] = [
+    (1, 2),
+    (8, 2),
+    (8, 4),
+    (8, 24),
+    (16, 24),
+    (32, 24),
+    (64, 24),
+    (128, 24),
+];
 
-/// Our server with as many rings as devices; otherwise it has one.
-const MANY_RINGS: &str = "firn, many rings";
+/// Our server with few rings, and with as many rings as queues.
+const FEW_RINGS: &str = "firn 2 rings";
+const MANY_RINGS: &str = "firn ring per queue";
+
+/// Threads that a server is given at most.
+const THREADS_MAX: usize = 1024;
 
 /// What the kernel did.
 #[derive(Debug, Default, PartialEq)]
@@ -41,8 +62,10 @@ struct Trace {
     quiesces: usize,
     /// Releases of a device.
     releases: usize,
-    /// Milliseconds from the first ring's end to the last thing traced.
-    milliseconds: f64,
+    /// Milliseconds from the signal to the last thing traced.
+    from_signal: f64,
+    /// The part of it from the first ring's end on.
+    from_ring: f64,
 }
 
 /// Prints a row for every shape, server and way to go.
@@ -54,25 +77,29 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
         .stderr(Stdio::null())
         .status();
     println!(
-        "| server | devices x queues | end | quiesces | releases | first ring's end to last release, ms |"
+        "| server | devices x queues | end | quiesces | from the signal, ms | from the first ring's end, ms |"
     );
     println!("|---|---|---|---:|---:|---:|");
+    let possible = processors()?;
     for (devices, queues) in SHAPES {
-        for server in ["firn", MANY_RINGS, "kublk"] {
+        for server in [FEW_RINGS, MANY_RINGS, "kublk"] {
             for signal in ["TERM", "KILL"] {
                 let name = format!("{server} {devices}x{queues} {signal}");
-                if !name.contains(&arguments.only) {
+                let impossible =
+                    queues > possible || server == MANY_RINGS && devices * queues > THREADS_MAX;
+                if impossible || !named(&name, &arguments.only) {
                     continue;
                 }
                 let program = if server == "kublk" { kublk } else { &ours };
                 let trace = one(server, program, (devices, queues), signal)?;
                 let Trace {
                     quiesces,
-                    releases,
-                    milliseconds,
+                    from_signal,
+                    from_ring,
+                    ..
                 } = trace;
                 println!(
-                    "| {server} | {devices} x {queues} | {signal} | {quiesces} | {releases} | {milliseconds:.1} |"
+                    "| {server} | {devices} x {queues} | {signal} | {quiesces} | {from_signal:.0} | {from_ring:.0} |"
                 );
                 let _ = Command::new(kublk)
                     .args(["del", "-a"])
@@ -83,6 +110,13 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Processors that there could be, which is how many queues a device may have: `0-23` are 24.
+fn processors() -> Result<usize, Failure> {
+    let text = fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    let last = text.trim().rsplit(['-', ',']).next().unwrap_or_default();
+    Ok(last.parse::<usize>()? + 1)
 }
 
 fn paths(devices: usize) -> Vec<std::path::PathBuf> {
@@ -98,17 +132,28 @@ fn one(
     (devices, queues): (usize, usize),
     signal: &str,
 ) -> Result<Trace, Failure> {
-    let (depth, queues) = (DEPTH.to_string(), queues.to_string());
-    let shape = ["-q", &queues, "-d", &depth];
+    let depth = DEPTH.to_string();
+    let queues_word = queues.to_string();
+    let shape = ["-q", &queues_word, "-d", &depth];
     let mut children = Vec::new();
     if server.starts_with("firn") {
         let mut command = Command::new(program);
         command.args(["--id", "0", "--devices", &devices.to_string()]);
-        command.args(["--queues", &queues, "--depth", &depth, "--mode", "copy"]);
+        command.args([
+            "--queues",
+            &queues_word,
+            "--depth",
+            &depth,
+            "--mode",
+            "copy",
+        ]);
         command.args(["--recovery", "reissue", "--leave"]);
-        if server == MANY_RINGS {
-            command.args(["--reactors", &devices.to_string()]);
-        }
+        let rings = if server == MANY_RINGS {
+            devices * queues
+        } else {
+            2
+        };
+        command.args(["--reactors", &rings.to_string()]);
         // It serves until its input ends.
         command.stdin(Stdio::piped());
         command.stdout(Stdio::null()).stderr(Stdio::null());
@@ -136,6 +181,7 @@ fn one(
     }
     wait(&paths(devices), true)?;
     start_tracing()?;
+    fs::write(format!("{TRACING}/trace_marker"), MARK)?;
     for child in &children {
         let pid = rustix::process::Pid::from_child(child);
         let signal = if signal == "TERM" {
@@ -190,7 +236,7 @@ fn settled(devices: usize) -> Result<Trace, Failure> {
 /// Sums a trace up.
 fn read(text: &str) -> Trace {
     let mut trace = Trace::default();
-    let (mut first, mut last) = (None, 0.0);
+    let (mut signal, mut first, mut last) = (None, None, 0.0);
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         // `sh-77  [001] d....  12.345678: function <-caller`
         let Some((before, after)) = line.split_once(": ") else {
@@ -203,6 +249,10 @@ fn read(text: &str) -> Trace {
         let (Some(time), Some(function)) = (time, after.split(' ').next()) else {
             continue;
         };
+        if after.starts_with(MARK) || after.contains(&format!(": {MARK}")) {
+            signal = signal.or(Some(time));
+            continue;
+        }
         match function {
             "blk_mq_quiesce_queue" => trace.quiesces += 1,
             "ublk_ch_release" => trace.releases += 1,
@@ -211,7 +261,8 @@ fn read(text: &str) -> Trace {
         }
         last = time;
     }
-    trace.milliseconds = first.map_or(0.0, |first| 1e3 * (last - first));
+    let since = |time: Option<f64>| time.map_or(0.0, |time| 1e3 * (last - time));
+    (trace.from_signal, trace.from_ring) = (since(signal), since(first));
     trace
 }
 
@@ -222,13 +273,15 @@ mod tests {
     #[test]
     fn a_trace_is_summed_up() {
         let text = "# tracer: function\n#\n\
+            xtask-70 [001] .....    9.900000: tracing_mark_write: signal\n\
             kublk-77 [001] d..1.   10.000000: io_ring_ctx_wait_and_kill <-io_uring_release\n\
             kublk-77 [001] d..1.   10.100000: blk_mq_quiesce_queue <-ublk_start_cancel\n\
             kublk-77 [001] d..1.   10.100001: blk_mq_quiesce_queue_nowait <-blk_mq_quiesce_queue\n\
             kublk-77 [000] d..1.   10.250000: ublk_ch_release <-__fput\n";
         let trace = read(text);
         assert_eq!((trace.quiesces, trace.releases), (1, 1));
-        assert!((trace.milliseconds - 250.0).abs() < 0.01);
+        assert!((trace.from_ring - 250.0).abs() < 0.01);
+        assert!((trace.from_signal - 350.0).abs() < 0.01);
         assert_eq!(read("nothing\n: x\n"), Trace::default());
     }
 }

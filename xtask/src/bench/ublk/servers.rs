@@ -1,7 +1,7 @@
 //! The servers that are compared, and how each is started and ended.
 //!
 //! All serve with one queue of depth 128 per device. Ours serves all devices with one process and
-//! one ring; the kernel tree's has a process and a ring for each device, which is how it is made.
+//! one ring; the others have a process and a ring for each device, which is how they are made.
 
 use std::fmt;
 use std::os::unix::fs::FileTypeExt;
@@ -77,6 +77,8 @@ pub(super) enum Server {
     Ours(PathBuf),
     /// The kernel tree's.
     Kublk(PathBuf),
+    /// The examples of libublk, in this directory.
+    Libublk(PathBuf),
 }
 
 impl fmt::Display for Server {
@@ -84,14 +86,19 @@ impl fmt::Display for Server {
         f.write_str(match self {
             Self::Ours(_) => "firn",
             Self::Kublk(_) => "kublk",
+            Self::Libublk(_) => "libublk",
         })
     }
 }
 
 /// All servers.
-pub(super) fn all(kublk: &Path) -> Vec<Server> {
+pub(super) fn all(kublk: &Path, libublk: &Path) -> Vec<Server> {
     let examples = workspace::target().join("release/examples");
-    vec![Server::Ours(examples), Server::Kublk(kublk.to_owned())]
+    vec![
+        Server::Ours(examples),
+        Server::Kublk(kublk.to_owned()),
+        Server::Libublk(libublk.to_owned()),
+    ]
 }
 
 /// Devices that are served; they go with this value.
@@ -99,25 +106,36 @@ pub(super) fn all(kublk: &Path) -> Vec<Server> {
 pub(super) struct Running {
     /// The block devices.
     pub(super) devices: Vec<PathBuf>,
-    /// Ours, which is one process.
+    /// Ours, which is one process, and where it says what it has counted.
     pub(super) child: Option<Child>,
-    /// The program that deletes the kernel tree's devices.
-    kublk: Option<PathBuf>,
+    said: PathBuf,
+    /// What deletes devices of the others, which run by themselves.
+    removal: Vec<Command>,
 }
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            let pid = rustix::process::Pid::from_child(child);
+impl Running {
+    /// Ends it and answers what it has said, which is nothing for others than ours.
+    pub(super) fn end(mut self) -> String {
+        self.terminate();
+        std::fs::read_to_string(&self.said).unwrap_or_default()
+    }
+
+    fn terminate(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let pid = rustix::process::Pid::from_child(&child);
             // Where it is gone already there is nothing to end.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             let _ = child.wait();
         }
-        if let Some(kublk) = &self.kublk {
-            let _ = Command::new(kublk)
-                .args(["del", "-a"])
-                .stdout(Stdio::null())
-                .status();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.terminate();
+        for command in &mut self.removal {
+            // Whether it worked is looked at below.
+            let _ = command.stdout(Stdio::null()).status();
         }
         if let Err(error) = wait(&self.devices, false) {
             println!("{error}");
@@ -142,7 +160,8 @@ impl Server {
         let mut running = Running {
             devices: paths,
             child: None,
-            kublk: None,
+            said: std::env::temp_dir().join("server-said"),
+            removal: Vec::new(),
         };
         match self {
             Self::Ours(examples) => {
@@ -154,13 +173,15 @@ impl Server {
                     Kind::File => command.args(&files[..devices]),
                 };
                 command.args(more);
-                // It serves until its input ends; what it says is for those who try it by hand.
-                command.stdin(Stdio::piped());
-                command.stdout(Stdio::null()).stderr(Stdio::null());
+                // It serves until its input ends.
+                command.stdin(Stdio::piped()).stdout(Stdio::null());
+                command.stderr(std::fs::File::create(&running.said)?);
                 running.child = Some(command.spawn()?);
             }
             Self::Kublk(program) => {
-                running.kublk = Some(program.clone());
+                let mut removal = Command::new(program);
+                removal.args(["del", "-a"]);
+                running.removal.push(removal);
                 for id in 0..devices {
                     let mut command = Command::new(program);
                     let name = if kind == Kind::Null { "null" } else { "loop" };
@@ -175,10 +196,55 @@ impl Server {
                     }
                 }
             }
+            Self::Libublk(examples) => {
+                let name = if kind == Kind::Null { "null" } else { "loop" };
+                let program = examples.join(name);
+                for id in 0..devices {
+                    let mut removal = Command::new(&program);
+                    removal.args(["del", "-n", &id.to_string()]);
+                    running.removal.push(removal);
+                    start_libublk(&program, (kind, mode), id, files.get(id))?;
+                }
+            }
         }
         wait(&running.devices, true)?;
         Ok(running)
     }
+
+    /// Whether it has this mode.
+    pub(super) fn has(&self, kind: Kind, mode: Mode) -> bool {
+        match (self, kind) {
+            (Self::Ours(_) | Self::Kublk(_), _) => true,
+            (Self::Libublk(_), Kind::Null) => mode != Mode::GetData,
+            (Self::Libublk(_), Kind::File) => mode == Mode::Copy,
+        }
+    }
+}
+
+/// Starts an example of libublk: it returns when its device is there.
+fn start_libublk(
+    program: &Path,
+    (kind, mode): (Kind, Mode),
+    id: usize,
+    file: Option<&PathBuf>,
+) -> Result<(), Failure> {
+    let mut command = Command::new(program);
+    command.args(["add", "-n", &id.to_string(), "-q", "1"]);
+    command.args(["-d", &DEPTH.to_string(), "--buf_size", "1048576"]);
+    match mode {
+        Mode::UserCopy => command.arg("--user_copy"),
+        Mode::ZeroCopy => command.arg("--zero-copy"),
+        _ => &mut command,
+    };
+    if kind == Kind::File {
+        command.arg("-f").args(file);
+    }
+    command.stdout(Stdio::null());
+    let status = command.status()?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(format!("{} ended with {status}", program.display()).into())
 }
 
 /// Waits until block devices are all there, or all gone.

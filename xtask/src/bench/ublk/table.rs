@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use super::Arguments;
 use super::measure::{Job, Sample, fio, median};
 use super::servers::{Kind, Mode, Server};
+use super::{Arguments, named};
 use crate::Failure;
 
 /// Bytes of a served file; what it holds is written once, so that no hole is read.
@@ -42,7 +42,7 @@ pub(super) fn run(arguments: &Arguments, servers: &[Server]) -> Result<(), Failu
     for kind in [Kind::Null, Kind::File] {
         for mode in Mode::ALL {
             for devices in [1, 16] {
-                for server in servers {
+                for server in servers.iter().filter(|server| server.has(kind, mode)) {
                     rows(arguments, server, (kind, mode, devices), &files)?;
                 }
             }
@@ -64,13 +64,8 @@ fn rows(
             mode.name()
         )
     };
-    let wanted = |workload: &&Workload| {
-        workload.3 == devices
-            && arguments
-                .only
-                .split(',')
-                .any(|only| name(workload).contains(only))
-    };
+    let wanted =
+        |workload: &&Workload| workload.3 == devices && named(&name(workload), &arguments.only);
     let workloads: Vec<_> = WORKLOADS.iter().filter(wanted).collect();
     if workloads.is_empty() {
         return Ok(());
