@@ -75,7 +75,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     };
     let cache = cache();
-    let builders: &[&str] = match kernel {
+    let builders: &[(&str, &str)] = match kernel {
         Kernel::UserMode => &source::BUILDERS,
         _ => &[],
     };
@@ -134,7 +134,7 @@ pub(crate) fn kernels_own_server() -> Result<PathBuf, Failure> {
 
 /// Where the examples of libublk are, another such peer; built where they are not there yet.
 pub(crate) fn libublks_examples() -> Result<PathBuf, Failure> {
-    match packages::lacking(&["gcc"]) {
+    match packages::lacking(&[("gcc", "gcc")]) {
         Some(why) => Err(format!("cannot build the examples of libublk: {why}").into()),
         None => image::libublk(&cache()),
     }

@@ -14,8 +14,8 @@ use crate::Failure;
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Why this machine cannot fetch or run guests, if it cannot. `more` are programs needed beside
-/// the usual ones.
-pub(super) fn lacking(more: &[&str]) -> Option<String> {
+/// the usual ones, each with Debian's package that has it.
+pub(super) fn lacking(more: &[(&str, &str)]) -> Option<String> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Some("the guests are for Linux on x86-64".to_owned());
     }
@@ -25,11 +25,25 @@ pub(super) fn lacking(more: &[&str]) -> Option<String> {
             "the kernels are fetched from Debian's packages; this is not Debian".to_owned(),
         );
     }
-    ["apt-get", "apt-cache", "dpkg", "mkfs.ext4", "python3"]
+    const USUAL: [(&str, &str); 5] = [
+        ("apt-get", "apt"),
+        ("apt-cache", "apt"),
+        ("dpkg", "dpkg"),
+        ("mkfs.ext4", "e2fsprogs"),
+        ("python3", "python3"),
+    ];
+    let missing: Vec<_> = USUAL
         .iter()
         .chain(more)
-        .find(|program| !has(program))
-        .map(|program| format!("{program} is not installed"))
+        .filter(|(program, _)| !has(program))
+        .collect();
+    let (first, _) = missing.first()?;
+    let mut packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
+    packages.dedup();
+    Some(format!(
+        "{first} is not installed; `apt-get install {}` brings what is missing",
+        packages.join(" ")
+    ))
 }
 
 /// Whether a program is on the path or where only root looks.

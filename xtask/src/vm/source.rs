@@ -16,8 +16,15 @@ const SOURCE: &str = "linux-source-7.2";
 /// The suite that it builds on, and the one that has it.
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 
-/// What building needs of this machine.
-pub(super) const BUILDERS: [&str; 6] = ["gcc", "make", "bc", "flex", "bison", "xz"];
+/// What building needs of this machine: a program, and the package that has it.
+pub(super) const BUILDERS: [(&str, &str); 6] = [
+    ("gcc", "gcc"),
+    ("make", "make"),
+    ("bc", "bc"),
+    ("flex", "flex"),
+    ("bison", "bison"),
+    ("xz", "xz-utils"),
+];
 
 /// Where the kernel tree keeps its own ublk server.
 const PEER: &str = "tools/testing/selftests/ublk";
