@@ -11,6 +11,7 @@ use nbd::server::{BadListen, Listen};
 
 use crate::cli::args::{LogIo, NewVolume, ServeArgs};
 use crate::failure::{Failure, Result};
+use crate::planned::Planned;
 use crate::units::Size;
 
 const DATA_DIR: &str = "./firn-data";
@@ -46,6 +47,7 @@ pub(crate) struct Settings {
     pub(crate) log_io: LogIo,
     pub(crate) take_over: bool,
     pub(crate) single_writer: bool,
+    pub(crate) planned_faults: Option<Planned>,
 }
 
 impl Settings {
@@ -91,6 +93,7 @@ impl Settings {
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
             take_over: flags.take_over,
             single_writer: flags.single_writer || file.single_writer,
+            planned_faults: flags.planned_store_faults,
         };
         settings.check()?;
         Ok(settings)

@@ -21,6 +21,7 @@ use crate::engine::Engine;
 use crate::failure::{Failure, Result};
 use crate::metrics::Counters;
 use crate::model::{CreateVolume, Nbd, State, Volume};
+use crate::planned::Running;
 use crate::report::ladder;
 use crate::turns::Turns;
 use crate::units::Size;
@@ -51,6 +52,8 @@ pub(crate) struct Found {
 pub(crate) struct Control {
     pub(crate) host: Host,
     pub(crate) counters: Arc<Counters>,
+    /// Faults of the store that are planned.
+    pub(crate) planned: Option<Running>,
     pub(crate) volumes: Arc<Volumes>,
     export_files: Vec<ExportFile>,
     pub(crate) disks: Disks,
@@ -59,12 +62,13 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(engine: &Engine) -> Result<Self> {
+    pub(crate) fn new(engine: &Engine, planned: Option<Running>) -> Result<Self> {
         let volumes: Arc<Volumes> = Arc::default();
         let doors = Doors::new(&engine.reactors, Arc::clone(&volumes))?;
         Ok(Control {
             host: engine.host.clone(),
             counters: Arc::clone(&engine.counters),
+            planned,
             volumes,
             export_files: engine.export_files.clone(),
             disks: Disks::new(engine)?,

@@ -23,6 +23,7 @@ mod failure;
 mod files;
 mod metrics;
 mod model;
+mod planned;
 mod report;
 mod serve;
 mod turns;

@@ -16,6 +16,9 @@ use crate::volumes::Open;
 pub(crate) fn metrics(control: &Control) -> String {
     let mut text = Text::default();
     control.counters.write(&mut text);
+    if let Some(planned) = &control.planned {
+        planned.write(&mut text);
+    }
     write_usage(&mut text, &control.host.usage());
     write_volumes(&mut text, &control.volumes.all());
     text.finish()

@@ -28,6 +28,7 @@ use crate::doors;
 use crate::engine::Engine;
 use crate::failure::{Failure, Result};
 use crate::files::{CacheDir, Progress};
+use crate::planned::Running;
 use crate::units::Size;
 
 /// Threads for the API and the store; what takes time there is waiting.
@@ -38,11 +39,11 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
     flush_io_for_others();
     let runtime = runtime()?;
     let api = listen(&settings)?;
-    let store = runtime.block_on(open_store(&settings))?;
+    let (store, planned) = runtime.block_on(open_store(&settings))?;
     let files = CacheDir::open(&settings, &mut FillBar::default())?;
     let mut engine = runtime.block_on(Engine::start(&settings, store, files, runtime.handle()))?;
     report(&engine.report);
-    let control = Arc::new(Control::new(&engine)?);
+    let control = Arc::new(Control::new(&engine, planned)?);
     let served = runtime.block_on(run(&settings, &engine, &control, api));
     let down = runtime.block_on(control.close_all());
     engine.stop(control.disks.leave());
@@ -92,17 +93,21 @@ fn listen(settings: &Settings) -> Result<TcpListener> {
     Ok(listener)
 }
 
-async fn open_store(settings: &Settings) -> Result<SharedStore> {
-    let store: SharedStore = Arc::new(Retry::new(
-        store::open_url(&settings.store)?,
-        RetryPolicy::default(),
-    ));
-    let report = store::probe(&store, settings.single_writer).await?;
+/// The store, and the faults that are planned for it. The probe is spared: what it finds out is
+/// whether the store can be trusted at all.
+async fn open_store(settings: &Settings) -> Result<(SharedStore, Option<Running>)> {
+    let bare = store::open_url(&settings.store)?;
+    let retried = |store| Arc::new(Retry::new(store, RetryPolicy::default())) as SharedStore;
+    let report = store::probe(&retried(Arc::clone(&bare)), settings.single_writer).await?;
+    let planned = settings
+        .planned_faults
+        .map(|plan| plan.over(Arc::clone(&bare)));
+    let store = retried(planned.as_ref().map_or(bare, Running::store));
     if report.fences() {
-        return Ok(store);
+        return Ok((store, planned));
     }
     tracing::warn!(store = %store::Store::name(&store), "no conditional PUT: a second server would overwrite");
-    Ok(Arc::new(SingleWriter::new(store)))
+    Ok((Arc::new(SingleWriter::new(store)), planned))
 }
 
 /// Says what recovery found that somebody should know.

@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
 use crate::model::{AttachRequest, DataMode, Transport};
+use crate::planned::Planned;
 use crate::units::{Size, Span};
 
 /// Where the API listens, and where commands look for it, unless told otherwise.
@@ -141,6 +142,11 @@ pub(crate) struct ServeArgs {
     /// Accept a store without conditional PUT. You promise that no second server ever uses it.
     #[arg(long)]
     pub(crate) single_writer: bool,
+
+    /// Make the store fail on purpose, for soaks; see `planned.rs`. Never from a file.
+    #[arg(long, hide = true, value_name = "PLAN")]
+    #[serde(skip)]
+    pub(crate) planned_store_faults: Option<Planned>,
 }
 
 /// How the log file is read and written.
