@@ -5,9 +5,11 @@
 
 mod bench;
 mod fuzz;
+mod lane;
 mod models;
 mod process;
 mod sim;
+mod soak;
 mod test;
 mod tidy;
 mod vm;
@@ -41,6 +43,8 @@ enum Command {
     Tidy,
     /// Run the simulator: one seed, many for a time, the exhaustive modes, the canaries
     Sim(sim::Arguments),
+    /// Use many disks of one server for a time, in a guest, and judge every sector that is read
+    Soak(soak::Arguments),
     /// Run a command under another kernel: packaged, emulated, with a scratch disk
     Vm(vm::Arguments),
 }
@@ -53,6 +57,10 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Tidy => tidy::run(),
         Command::Sim(arguments) => sim::run(&arguments),
+        Command::Soak(arguments) => match soak::run(&arguments) {
+            Ok(status) => return status,
+            Err(failure) => Err(failure),
+        },
         Command::Vm(arguments) => match vm::run(&arguments) {
             Ok(status) => return status,
             Err(failure) => Err(failure),

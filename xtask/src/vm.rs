@@ -140,6 +140,11 @@ pub(crate) fn libublks_examples() -> Result<PathBuf, Failure> {
     }
 }
 
+/// Whether User-Mode Linux has been built on this machine.
+pub(crate) fn has_user_mode() -> bool {
+    cache().join("kernels/uml/linux").exists()
+}
+
 /// Whether KVM is to run it; says which lane it is and why.
 fn on_hardware(cache: &Path, machine: &Machine, icount: bool) -> bool {
     let image = match machine {

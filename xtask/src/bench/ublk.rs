@@ -14,7 +14,7 @@ mod table;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{Failure, process, vm, workspace};
+use crate::{Failure, lane, process, vm, workspace};
 
 /// Arguments of `cargo xtask bench ublk`.
 #[derive(Clone, clap::Args)]
@@ -103,7 +103,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
 /// Measures, as root of the guest.
 fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
-    println!("{}", lane(arguments)?);
+    println!("{}", lane::of_guest(&arguments.kernel, arguments.icount)?);
     let servers = servers::all(kublk, libublk);
     match arguments.what {
         What::Table => table::run(arguments, &servers),
@@ -116,21 +116,6 @@ fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Fai
 fn named(name: &str, only: &str) -> bool {
     let has = |words: &str| format!(" {name} ").contains(&format!(" {} ", words.trim()));
     only.is_empty() || only.split(',').any(has)
-}
-
-/// Where the figures are from.
-fn lane(arguments: &Arguments) -> Result<String, Failure> {
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let processors = std::thread::available_parallelism()?;
-    let how = match (arguments.kernel.as_str(), arguments.icount) {
-        ("uml", _) => "User-Mode Linux",
-        (_, true) => "QEMU, instructions counted (1 ns of its clock is one instruction)",
-        (_, false) => "QEMU",
-    };
-    Ok(format!(
-        "lane: {how}, {processors} processors, Linux {}",
-        kernel.trim()
-    ))
 }
 
 #[cfg(test)]

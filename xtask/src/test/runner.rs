@@ -43,7 +43,7 @@ pub(super) fn run(
             }
             let worth = match step.output {
                 Output::Tests | Output::Guest => reader.line(line),
-                Output::All => true,
+                Output::All | Output::GuestStatus => true,
                 Output::Log => false,
             };
             if worth || verbose {
@@ -54,7 +54,8 @@ pub(super) fn run(
         if !ok && matches!(step.output, Output::Log) {
             tail.iter().for_each(|line| println!("    {line}"));
         }
-        if matches!(step.output, Output::Guest) && status_is(ended, vm::SKIPPED) {
+        let in_guest = matches!(step.output, Output::Guest | Output::GuestStatus);
+        if in_guest && status_is(ended, vm::SKIPPED) {
             counts.add(&guestless(&tail));
             continue;
         }

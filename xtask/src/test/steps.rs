@@ -14,6 +14,8 @@ pub(super) enum Output {
     Tests,
     /// Rust's test harness in a guest, where nothing that a test needs may be lacking.
     Guest,
+    /// The same of a guest whose exit status judges.
+    GuestStatus,
     /// Everything is worth a look; the exit status judges.
     All,
     /// Long and dull: only into the log, unless it fails.
@@ -51,6 +53,7 @@ pub(super) fn all() -> Vec<Step> {
     let mut steps = fast_steps();
     steps.extend(test_steps());
     steps.push(guest::step());
+    steps.push(soak_step());
     steps.extend(proof_steps());
     steps
 }
@@ -153,6 +156,36 @@ fn test_steps() -> Vec<Step> {
             run: |times| Kind::Commands(vec![end_to_end(&[ROUNDS[1].into()], 50 * times)]),
         },
     ]
+}
+
+fn soak_step() -> Step {
+    Step {
+        name: "soak",
+        what: "four disks in use for ten seconds under 7.2: store faults, kill -9, every read judged",
+        quick: false,
+        output: Output::GuestStatus,
+        limit: minutes(15),
+        run: |times| {
+            // The whole workspace, so that this is the binary that the other steps have built.
+            let build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
+            let program = workspace::target().join("debug/firn");
+            let soak = std::env::current_exe().map(|myself| {
+                let mut soak = Command::new(myself);
+                soak.args(["soak", "--kernel", "7.2", "--devices", "4"]);
+                soak.args(["--seconds", &(10 * times).to_string()]);
+                soak.args(["--rate", "1", "--span", "8", "--program"])
+                    .arg(program);
+                soak
+            });
+            match soak {
+                Ok(soak) => Kind::Commands(vec![build, soak]),
+                Err(error) => Kind::Inside(Counts {
+                    failed: vec![format!("soak: {error}")],
+                    ..Counts::default()
+                }),
+            }
+        },
+    }
 }
 
 fn proof_steps() -> Vec<Step> {

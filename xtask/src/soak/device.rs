@@ -1,0 +1,310 @@
+//! One disk under test: its files, its oracle, and how each kind of request is made and judged.
+//!
+//! The first three quarters belong to direct I/O from several threads at once. The last quarter
+//! belongs to one thread that goes through the page cache: what two of them made of one page would
+//! be the kernel's doing, not the server's.
+
+use std::fs::File;
+use std::io::{Error, Result};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
+
+use super::oracle::Oracle;
+use super::pattern::{self, SECTOR};
+use super::world::{Seat, World, lock};
+
+/// Alignment of memory for direct I/O.
+const ALIGNMENT: usize = 4096;
+
+/// Sectors of a 4 KiB block.
+pub(super) const BLOCK: u64 = 8;
+
+/// How a disk is open.
+#[derive(Debug)]
+pub(super) struct Files {
+    path: PathBuf,
+    direct: File,
+    /// Each write is a FUA write.
+    forced: File,
+    buffered: File,
+}
+
+/// A disk.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) number: u32,
+    pub(super) name: String,
+    pub(super) sectors: u64,
+    oracle: Mutex<Oracle>,
+    /// None while it is detached. Requests hold it for reading.
+    files: RwLock<Option<Files>>,
+}
+
+/// A way to write or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Direct,
+    Forced,
+    Buffered,
+}
+
+/// Memory that direct I/O takes.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    from: usize,
+}
+
+impl Buffer {
+    pub(super) fn new(len: usize) -> Buffer {
+        let bytes = vec![0; len + ALIGNMENT];
+        let from = bytes.as_ptr().align_offset(ALIGNMENT);
+        Buffer { bytes, from }
+    }
+
+    fn of(&mut self, sectors: &Range<u64>) -> &mut [u8] {
+        let len = (sectors.end - sectors.start) as usize * SECTOR;
+        &mut self.bytes[self.from..self.from + len]
+    }
+}
+
+impl Files {
+    pub(super) fn open(path: &Path) -> Result<Files> {
+        let open = |flags: OFlags| {
+            let flags = i32::try_from(flags.bits()).map_err(Error::other)?;
+            let mut options = File::options();
+            options
+                .read(true)
+                .write(true)
+                .custom_flags(flags)
+                .open(path)
+        };
+        Ok(Files {
+            path: path.to_owned(),
+            direct: open(OFlags::DIRECT)?,
+            forced: open(OFlags::DIRECT | OFlags::DSYNC)?,
+            buffered: open(OFlags::empty())?,
+        })
+    }
+
+    fn way(&self, way: Way) -> &File {
+        match way {
+            Way::Direct => &self.direct,
+            Way::Forced => &self.forced,
+            Way::Buffered => &self.buffered,
+        }
+    }
+}
+
+/// A disk with a request in it.
+pub(super) struct Using<'a> {
+    device: &'a Device,
+    files: RwLockReadGuard<'a, Option<Files>>,
+    world: &'a World,
+    seat: &'a Seat,
+}
+
+impl Device {
+    pub(super) fn new(number: u32, sectors: u64) -> Device {
+        Device {
+            number,
+            name: format!("soak{number}"),
+            sectors,
+            oracle: Mutex::new(Oracle::new(number, sectors)),
+            files: RwLock::default(),
+        }
+    }
+
+    /// The sectors for direct I/O.
+    pub(super) fn direct(&self) -> Range<u64> {
+        0..self.sectors / 4 * 3
+    }
+
+    /// The sectors for the page cache.
+    pub(super) fn buffered(&self) -> Range<u64> {
+        self.sectors / 4 * 3..self.sectors
+    }
+
+    /// Uses the disk, once it is attached.
+    pub(super) fn using<'a>(&'a self, world: &'a World, seat: &'a Seat) -> Using<'a> {
+        Using {
+            files: self.files.read().unwrap_or_else(PoisonError::into_inner),
+            device: self,
+            world,
+            seat,
+        }
+    }
+
+    /// Waits until nobody uses the disk, and keeps it so.
+    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, Option<Files>> {
+        self.files.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Using<'_> {
+    fn files(&self) -> Result<&Files> {
+        self.files
+            .as_ref()
+            .ok_or_else(|| Error::other("the disk is not attached"))
+    }
+
+    fn at(&self, what: &str, sectors: &Range<u64>) -> String {
+        let Range { start, end } = sectors;
+        format!(
+            "{what} of {} sectors at {start} of {}",
+            end - start,
+            self.device.name
+        )
+    }
+
+    fn told<T>(&self, what: &str, sectors: &Range<u64>, done: Result<T>) -> Option<T> {
+        done.map_err(|error| {
+            let at = self.at(what, sectors);
+            self.world
+                .fail(format!("{at}: {error}: a client saw an I/O error"));
+        })
+        .ok()
+    }
+
+    fn changes(
+        &self,
+        what: &str,
+        sectors: &Range<u64>,
+        zeroes: bool,
+        change: impl FnOnce(&Files, u32) -> Result<()>,
+    ) {
+        let generation = lock(&self.device.oracle).issue(sectors.clone(), zeroes);
+        let done = self.seat.does(
+            &self.world.tally,
+            || self.at(what, sectors),
+            || self.files().and_then(|files| change(files, generation)),
+        );
+        // One that failed may have happened or may happen yet: it stays in flight.
+        if self.told(what, sectors, done).is_some() {
+            lock(&self.device.oracle).acknowledge(generation);
+        }
+    }
+
+    pub(super) fn write(&self, way: Way, sectors: Range<u64>, buffer: &mut Buffer) {
+        let number = self.device.number;
+        self.changes("write", &sectors, false, |files, generation| {
+            let bytes = buffer.of(&sectors);
+            pattern::fill(bytes, number, generation, sectors.start);
+            files
+                .way(way)
+                .write_all_at(bytes, sectors.start * SECTOR as u64)
+        });
+    }
+
+    /// Zeroes sectors, unmapping them.
+    pub(super) fn zero(&self, sectors: Range<u64>) {
+        self.changes("zeroing", &sectors, true, |files, _| {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            let (at, len) = bytes(&sectors);
+            Ok(fallocate(&files.direct, flags, at, len)?)
+        });
+    }
+
+    /// Discards sectors, which then read as zeroes. There is no safe call for it: a program does it.
+    pub(super) fn discard(&self, sectors: Range<u64>) {
+        self.changes("discard", &sectors, true, |files, _| {
+            let (at, len) = bytes(&sectors);
+            let mut command = Command::new("blkdiscard");
+            command.args(["-f", "-o", &at.to_string(), "-l", &len.to_string()]);
+            let output = command.arg(&files.path).output()?;
+            if output.status.success() {
+                return Ok(());
+            }
+            Err(Error::other(
+                String::from_utf8_lossy(&output.stderr).into_owned(),
+            ))
+        });
+    }
+
+    pub(super) fn flush(&self, way: Way) {
+        let all = 0..self.device.sectors;
+        let flushed = self.seat.does(
+            &self.world.tally,
+            || self.at("flush", &all),
+            || self.files().and_then(|files| files.way(way).sync_data()),
+        );
+        self.told("flush", &all, flushed);
+    }
+
+    /// Drops what the page cache has of these sectors.
+    pub(super) fn forget(&self, sectors: &Range<u64>) {
+        let (at, len) = bytes(sectors);
+        let forgotten = self.files().and_then(|files| {
+            Ok(fadvise(
+                &files.buffered,
+                at,
+                std::num::NonZero::new(len),
+                Advice::DontNeed,
+            )?)
+        });
+        self.told("forgetting", sectors, forgotten);
+    }
+
+    /// Reads sectors and judges each.
+    pub(super) fn read(&self, way: Way, sectors: Range<u64>, buffer: &mut Buffer) {
+        let before = lock(&self.device.oracle).before(sectors.clone());
+        let bytes = buffer.of(&sectors);
+        let read = self.seat.does(
+            &self.world.tally,
+            || self.at("read", &sectors),
+            || {
+                self.files().and_then(|files| {
+                    files
+                        .way(way)
+                        .read_exact_at(bytes, sectors.start * SECTOR as u64)
+                })
+            },
+        );
+        if self.told("read", &sectors, read).is_none() {
+            return;
+        }
+        let found = bytes.chunks_exact(SECTOR).map(pattern::read);
+        let verdict = lock(&self.device.oracle).judge(&before, found);
+        if let Err(wrong) = verdict {
+            let again = self.again(way, &sectors);
+            self.world.fail(format!(
+                "{}: MISMATCH: {wrong}; read again: {again}",
+                self.at("read", &sectors)
+            ));
+        }
+    }
+
+    /// Whether a mismatch stays. For the report alone.
+    fn again(&self, way: Way, sectors: &Range<u64>) -> String {
+        let mut buffer = Buffer::new((sectors.end - sectors.start) as usize * SECTOR);
+        let before = lock(&self.device.oracle).before(sectors.clone());
+        let bytes = buffer.of(sectors);
+        let read = self.files().and_then(|files| {
+            files
+                .way(way)
+                .read_exact_at(bytes, sectors.start * SECTOR as u64)
+        });
+        match read {
+            Err(error) => error.to_string(),
+            Ok(()) => {
+                let found = bytes.chunks_exact(SECTOR).map(pattern::read);
+                let verdict = lock(&self.device.oracle).judge(&before, found);
+                verdict.map_or_else(|wrong| wrong, |()| "as it should be".to_owned())
+            }
+        }
+    }
+}
+
+/// Offset and length in bytes.
+fn bytes(sectors: &Range<u64>) -> (u64, u64) {
+    let sector = SECTOR as u64;
+    (
+        sectors.start * sector,
+        (sectors.end - sectors.start) * sector,
+    )
+}

@@ -1,0 +1,254 @@
+//! The figures of a soak over time: what is printed as it runs, and what is judged at its end.
+//!
+//! Counters of a server begin anew with each of its lives. The last values of a life are added to those
+//! of the lives before.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use serde_json::{Value, json};
+
+use super::server::{Server, Size, metrics};
+use super::world::{Tally, World, lock};
+
+/// Kinds of faults that the store's decorator has; each must fire.
+const FAULTS: [&str; 5] = [
+    "refused",
+    "lost_request",
+    "lost_answer",
+    "delayed",
+    "outage",
+];
+
+const MIB: u64 = 1 << 20;
+
+/// One life of the server.
+#[derive(Clone, Copy, Debug)]
+struct Life {
+    first: Size,
+    largest: Size,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Counters of lives that are over.
+    before: BTreeMap<String, f64>,
+    /// Of this one, as last seen.
+    now: BTreeMap<String, f64>,
+    /// Whose counters these are.
+    process: u32,
+    lives: Vec<Life>,
+    lines: Vec<Value>,
+}
+
+/// The figures.
+#[derive(Debug)]
+pub(super) struct Gauge {
+    devices: u64,
+    state: Mutex<State>,
+}
+
+impl Gauge {
+    pub(super) fn new(devices: usize) -> Gauge {
+        Gauge {
+            devices: devices as u64,
+            state: Mutex::default(),
+        }
+    }
+
+    /// A server is ready and has all its disks.
+    pub(super) fn begins(&self, server: &Server) {
+        let size = server.size();
+        lock(&self.state).lives.push(Life {
+            first: size,
+            largest: size,
+        });
+        self.look(server);
+    }
+
+    /// Looks at the server.
+    pub(super) fn look(&self, server: &Server) {
+        let (size, seen) = (server.size(), metrics());
+        let mut state = lock(&self.state);
+        if !seen.is_empty() {
+            if state.process != server.pid() {
+                let over = std::mem::take(&mut state.now);
+                for (name, value) in over {
+                    *state.before.entry(name).or_default() += value;
+                }
+                state.process = server.pid();
+            }
+            state.now = seen.into_iter().collect();
+        }
+        if let Some(life) = state.lives.last_mut().filter(|_| size.rss_kib > 0) {
+            let largest = &mut life.largest;
+            largest.rss_kib = largest.rss_kib.max(size.rss_kib);
+            largest.anonymous_kib = largest.anonymous_kib.max(size.anonymous_kib);
+            largest.threads = largest.threads.max(size.threads);
+            largest.descriptors = largest.descriptors.max(size.descriptors);
+        }
+    }
+
+    /// The sum of the samples whose names begin so, over all lives.
+    fn sum(&self, prefix: &str) -> u64 {
+        let state = lock(&self.state);
+        let all = state.before.iter().chain(&state.now);
+        let matching = all.filter(|(name, _)| name.starts_with(prefix));
+        matching.map(|(_, value)| value).sum::<f64>() as u64
+    }
+
+    pub(super) fn header() {
+        println!(
+            "| s | RSS MiB | anonymous | threads | descriptors | written MiB | read MiB | requests | \
+             uploaded MiB | fetched MiB | store requests | planned faults | longest ms | stops+kills | detaches |"
+        );
+        println!("|{}", "---:|".repeat(15));
+    }
+
+    /// Prints a line of the curve.
+    pub(super) fn line(&self, world: &World, size: Size) {
+        let tally = &world.tally;
+        let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let longest = tally.longest_ms.swap(0, Ordering::Relaxed);
+        let line = json!({
+            "seconds": world.began.elapsed().as_secs(),
+            "rss_mib": size.rss_kib as f64 / 1024.0,
+            "anonymous_mib": size.anonymous_kib as f64 / 1024.0,
+            "threads": size.threads,
+            "descriptors": size.descriptors,
+            "written_mib": of(&tally.written_bytes) / MIB,
+            "read_mib": of(&tally.read_bytes) / MIB,
+            "requests": tally.requests(),
+            "uploaded_mib": self.sum("firn_store_written_bytes_total") / MIB,
+            "fetched_mib": self.sum("firn_store_read_bytes_total") / MIB,
+            "store_requests": self.sum("firn_store_requests_total"),
+            "planned_faults": self.sum("firn_planned_store_faults_total"),
+            "longest_ms": longest,
+            "restarts": of(&tally.stops) + of(&tally.kills),
+            "detaches": of(&tally.detaches),
+        });
+        let order = [
+            "seconds",
+            "rss_mib",
+            "anonymous_mib",
+            "threads",
+            "descriptors",
+            "written_mib",
+            "read_mib",
+            "requests",
+            "uploaded_mib",
+            "fetched_mib",
+            "store_requests",
+            "planned_faults",
+            "longest_ms",
+            "restarts",
+            "detaches",
+        ];
+        let cells = order.map(|name| match &line[name] {
+            Value::Number(number) if number.is_f64() => {
+                format!("{:.1}", number.as_f64().unwrap_or(0.0))
+            }
+            other => other.to_string(),
+        });
+        println!("| {} |", cells.join(" | "));
+        lock(&self.state).lines.push(line);
+    }
+
+    /// What must hold at the end (P10, and that what was to be tested was tested).
+    pub(super) fn judge(&self, world: &World, faults: bool) {
+        if faults {
+            for kind in FAULTS {
+                if self.sum(&format!(
+                    "firn_planned_store_faults_total{{kind=\"{kind}\"}}"
+                )) == 0
+                {
+                    world.fail(format!(
+                        "no fault of the kind {kind} ever fired: run longer"
+                    ));
+                }
+            }
+        }
+        if self.sum("firn_store_requests_total{op=\"get_range\"") == 0 {
+            world.fail("nothing was ever read from the store: no read was cold".to_owned());
+        }
+        for (at, life) in lock(&self.state).lives.clone().iter().enumerate() {
+            let Life { first, largest } = life;
+            let growth_mib = largest.rss_kib.saturating_sub(first.rss_kib) / 1024;
+            if growth_mib > 256 + 64 * self.devices {
+                world.fail(format!("life {at} of the server grew by {growth_mib} MiB"));
+            }
+            if largest.descriptors > first.descriptors + 64 * self.devices {
+                world.fail(format!(
+                    "life {at} of the server had {} descriptors, {} at its start",
+                    largest.descriptors, first.descriptors
+                ));
+            }
+        }
+    }
+
+    /// Everything as one document.
+    pub(super) fn summary(&self, world: &World) -> Value {
+        let Tally {
+            written_bytes,
+            read_bytes,
+            writes,
+            forced,
+            reads,
+            flushes,
+            zeroings,
+            discards,
+            buffered,
+            slow,
+            longest_ms: _,
+            stops,
+            kills,
+            detaches,
+            asked_back,
+        } = &world.tally;
+        let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let faults: BTreeMap<_, _> = FAULTS
+            .iter()
+            .map(|kind| {
+                (
+                    *kind,
+                    self.sum(&format!(
+                        "firn_planned_store_faults_total{{kind=\"{kind}\"}}"
+                    )),
+                )
+            })
+            .collect();
+        let lives: Vec<_> = lock(&self.state)
+            .lives
+            .iter()
+            .map(|life| {
+                json!({
+                    "rss_mib_first": life.first.rss_kib / 1024,
+                    "rss_mib_largest": life.largest.rss_kib / 1024,
+                    "descriptors_first": life.first.descriptors,
+                    "descriptors_largest": life.largest.descriptors,
+                    "threads_largest": life.largest.threads,
+                })
+            })
+            .collect();
+        json!({
+            "seconds": world.began.elapsed().as_secs(),
+            "devices": self.devices,
+            "written_mib": of(written_bytes) / MIB,
+            "read_mib": of(read_bytes) / MIB,
+            "writes": of(writes), "of_them_fua": of(forced), "reads": of(reads),
+            "buffered": of(buffered), "flushes": of(flushes),
+            "zeroings": of(zeroings), "discards": of(discards),
+            "longer_than_a_second": of(slow),
+            "stops": of(stops), "kills": of(kills), "detaches": of(detaches),
+            "disks_not_back_by_themselves": of(asked_back),
+            "uploaded_mib": self.sum("firn_store_written_bytes_total") / MIB,
+            "fetched_mib": self.sum("firn_store_read_bytes_total") / MIB,
+            "store_requests": self.sum("firn_store_requests_total"),
+            "planned_faults": faults,
+            "lives": lives,
+            "curve": lock(&self.state).lines.clone(),
+            "failures": world.failures(),
+        })
+    }
+}

@@ -1,0 +1,55 @@
+//! Tells who hangs, and ends everything without shutting it down.
+//!
+//! It must not wait for what it reports on: the server is asked under a deadline and last.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::operator::Operator;
+use super::server::{self, where_it_is};
+
+/// A request may wait for an outage of the store and for a restart; not for longer than both.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Exit status of a soak that hung.
+const HUNG: i32 = 3;
+
+/// Until `over`.
+pub(super) fn watch(operator: &Operator, over: &AtomicBool) {
+    while !over.load(Ordering::SeqCst) {
+        std::thread::sleep(Duration::from_millis(500));
+        let late = operator.world.late(LIMIT);
+        if !late.is_empty() {
+            report(operator, &late);
+            std::process::exit(HUNG);
+        }
+    }
+}
+
+fn report(operator: &Operator, late: &[String]) {
+    println!("WATCHDOG: these do not end:\n  {}", late.join("\n  "));
+    for disk in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        let name = disk.file_name().to_string_lossy().into_owned();
+        if name.starts_with("ublkb") {
+            let inflight = fs::read_to_string(disk.path().join("inflight")).unwrap_or_default();
+            println!("{name} in flight (reads, writes): {}", inflight.trim());
+        }
+    }
+    println!("the soak's threads:\n{}", where_it_is(std::process::id()));
+    if let Ok(place) = operator.server.try_lock()
+        && let Some(server) = &*place
+    {
+        println!("the server's threads:\n{}", where_it_is(server.pid()));
+    }
+    println!(
+        "its last words:\n{}",
+        server::tail(&operator.setup.said(), 60)
+    );
+    for device in operator.devices {
+        match server::done("GET", &format!("/v1/volumes/{}", device.name), None) {
+            Ok(shown) => println!("{shown}"),
+            Err(error) => println!("{error}"),
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! What a soak's threads do to the disks: a mix drawn from the seed, at a rate.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::device::{BLOCK, Buffer, Device, Using, Way};
+use super::pattern::{SECTOR, mixed};
+use super::world::{Seat, Tally, World, lock};
+
+/// Largest request of reads and writes, in sectors.
+const SECTORS_MAX: u64 = (1 << 20) / SECTOR as u64;
+/// Largest zeroing and discard, in blocks.
+const BLOCKS_MAX: u64 = (4 << 20) / (SECTOR as u64 * BLOCK);
+
+/// A stream of numbers.
+#[derive(Debug)]
+pub(super) struct Dice(u64);
+
+impl Dice {
+    pub(super) fn new(seed: u64, device: u32, thread: usize) -> Dice {
+        Dice(mixed(
+            mixed(seed) ^ mixed(u64::from(device) << 16 | thread as u64),
+        ))
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = mixed(self.0);
+        self.0 % bound.max(1)
+    }
+
+    /// A run of sectors inside `within`, of all sizes up to the largest, often small, often in
+    /// the first sixteenth.
+    fn sectors(&mut self, within: &Range<u64>) -> Range<u64> {
+        let len = match self.below(20) {
+            0..=5 => 1 + self.below(BLOCK),
+            6..=11 => BLOCK,
+            12..=16 => 1 + self.below(128),
+            _ => 128 + self.below(SECTORS_MAX - 127),
+        };
+        let whole = within.end - within.start;
+        let len = len.min(whole);
+        let area = if self.below(2) == 0 {
+            whole / 16
+        } else {
+            whole
+        };
+        let mut at = self.below(area.max(1));
+        if self.below(3) > 0 {
+            at -= at % BLOCK;
+        }
+        let start = within.start + at.min(whole - len);
+        start..start + len
+    }
+
+    /// The same in whole blocks, for zeroing.
+    fn blocks(&mut self, within: &Range<u64>) -> Range<u64> {
+        let whole = (within.end - within.start) / BLOCK;
+        let len = (1 + self.below(BLOCKS_MAX)).min(whole);
+        let at = self.below(whole - len + 1);
+        within.start + at * BLOCK..within.start + (at + len) * BLOCK
+    }
+}
+
+/// Bytes that a device's threads may move.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    bytes_per_second: f64,
+    /// When the next byte may be moved.
+    next: Mutex<Instant>,
+}
+
+impl Allowance {
+    pub(super) fn new(bytes_per_second: f64) -> Allowance {
+        Allowance {
+            bytes_per_second,
+            next: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn take(&self, world: &World, bytes: u64) {
+        let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
+        let mut next = lock(&self.next);
+        let now = Instant::now();
+        let at = (*next).max(now);
+        *next = at + takes;
+        drop(next);
+        world.sleep(at - now);
+    }
+}
+
+/// What a request costs beside its bytes: many small ones are work, too.
+const REQUEST_BYTES: u64 = 8 << 10;
+
+fn cost(sectors: &Range<u64>) -> u64 {
+    (sectors.end - sectors.start) * SECTOR as u64 + REQUEST_BYTES
+}
+
+/// A thread of direct I/O, until the soak ends.
+pub(super) fn direct(
+    world: &World,
+    seat: &Seat,
+    device: &Device,
+    allowance: &Allowance,
+    dice: &mut Dice,
+) {
+    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR);
+    let within = device.direct();
+    let tally = &world.tally;
+    while !world.stopped() {
+        let (what, sectors) = (dice.below(200), dice.sectors(&within));
+        allowance.take(world, cost(&sectors));
+        if world.stopped() {
+            return;
+        }
+        let using = device.using(world, seat);
+        let bytes = (sectors.end - sectors.start) * SECTOR as u64;
+        match what {
+            0..=99 => {
+                let way = if what < 16 { Way::Forced } else { Way::Direct };
+                using.write(way, sectors, &mut buffer);
+                Tally::add(&tally.writes, 1);
+                Tally::add(&tally.written_bytes, bytes);
+                Tally::add(&tally.forced, u64::from(way == Way::Forced));
+            }
+            100..=181 => {
+                using.read(Way::Direct, sectors, &mut buffer);
+                Tally::add(&tally.reads, 1);
+                Tally::add(&tally.read_bytes, bytes);
+            }
+            182..=190 => {
+                using.flush(Way::Direct);
+                Tally::add(&tally.flushes, 1);
+            }
+            191..=198 => {
+                using.zero(dice.blocks(&within));
+                Tally::add(&tally.zeroings, 1);
+            }
+            _ => {
+                using.discard(dice.blocks(&within));
+                Tally::add(&tally.discards, 1);
+            }
+        }
+    }
+}
+
+/// The thread that goes through the page cache, until the soak ends.
+pub(super) fn buffered(
+    world: &World,
+    seat: &Seat,
+    device: &Device,
+    allowance: &Allowance,
+    dice: &mut Dice,
+) {
+    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR);
+    let within = device.buffered();
+    let tally = &world.tally;
+    while !world.stopped() {
+        let (writes, sectors) = (1 + dice.below(8), within.clone());
+        // A round: some writes, made durable and dropped; then reads that must come from the disk.
+        for round in 0..2 * writes {
+            let run = dice.sectors(&sectors);
+            allowance.take(world, cost(&run));
+            if world.stopped() {
+                return;
+            }
+            let using = device.using(world, seat);
+            let bytes = (run.end - run.start) * SECTOR as u64;
+            Tally::add(&tally.buffered, 1);
+            if round < writes {
+                using.write(Way::Buffered, run, &mut buffer);
+                Tally::add(&tally.writes, 1);
+                Tally::add(&tally.written_bytes, bytes);
+                if round + 1 == writes {
+                    using.flush(Way::Buffered);
+                    using.forget(&within);
+                    Tally::add(&tally.flushes, 1);
+                }
+            } else {
+                using.read(Way::Buffered, run, &mut buffer);
+                Tally::add(&tally.reads, 1);
+                Tally::add(&tally.read_bytes, bytes);
+            }
+        }
+    }
+}
+
+/// How many threads read a whole disk.
+const PARTS: u64 = 4;
+
+/// A disk in parts, for threads to read.
+pub(super) fn parts(device: &Arc<Device>) -> impl Iterator<Item = (&Device, Range<u64>)> {
+    let all = device.sectors;
+    (0..PARTS).map(move |part| (&**device, all * part / PARTS..all * (part + 1) / PARTS))
+}
+
+/// Reads a part of a disk and judges it.
+pub(super) fn everything(using: &Using, part: Range<u64>) {
+    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR);
+    let mut at = part.start;
+    while at < part.end {
+        let end = (at + SECTORS_MAX).min(part.end);
+        using.read(Way::Direct, at..end, &mut buffer);
+        at = end;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_drawn_lies_inside_and_is_the_same_for_the_same_seed() {
+        let (mut one, mut other) = (Dice::new(1, 2, 3), Dice::new(1, 2, 3));
+        for within in [0..4096, 8192..12288, 64..72] {
+            for _ in 0..10_000 {
+                let sectors = one.sectors(&within);
+                assert!(within.start <= sectors.start && sectors.end <= within.end);
+                assert!(!sectors.is_empty());
+                assert_eq!(sectors, other.sectors(&within));
+                let blocks = one.blocks(&within);
+                assert!(within.start <= blocks.start && blocks.end <= within.end);
+                assert_eq!(blocks, other.blocks(&within));
+            }
+        }
+    }
+}
