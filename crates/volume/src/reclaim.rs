@@ -52,6 +52,11 @@ async fn step(shared: &Arc<Shared>) -> bool {
         drop_clean(shared, target);
         return true;
     }
+    if room.ready < target && room.free + room.idle == 0 && room.aside > 0 {
+        // Nothing else is left: the disk may have been bad for a while only.
+        shared.segments.retry_aside();
+        return prepare(shared, target - room.ready).await;
+    }
     if room.dying > 0 && room.ready < target {
         // Their round may still have to run.
         shared.committer().want(shared);
@@ -60,46 +65,65 @@ async fn step(shared: &Arc<Shared>) -> bool {
     (short && clean(shared).await) || buried > 0
 }
 
-/// Writes new headers, makes them durable, and hands the segments to writers.
+/// Writes new headers, makes them durable, and hands the segments to writers. A segment whose
+/// header cannot be written is put aside; the others do not suffer from it.
 async fn prepare(shared: &Arc<Shared>, most: usize) -> bool {
-    let taken = shared.segments.start_preparing(most.min(4));
-    let written = write_headers(shared, &taken).await;
-    for (segment, generation, fresh) in taken {
-        match &written {
-            Ok(()) => shared.segments.prepared(segment, generation),
-            Err(_) => shared.segments.not_prepared(segment, fresh),
+    let mut written = Vec::new();
+    for (segment, generation, fresh) in shared.segments.start_preparing(most.min(4)) {
+        match write_header(shared, segment, generation, fresh).await {
+            Ok(()) => written.push((segment, generation, fresh)),
+            Err(error) => {
+                tracing::warn!(
+                    segment,
+                    error = error.0,
+                    "a log segment could not be prepared"
+                );
+                shared.segments.not_prepared(segment, fresh);
+            }
         }
     }
-    if let Err(error) = &written {
-        tracing::warn!(error = error.0, "log segments could not be prepared");
+    let synced = !written.is_empty() && sync_headers(shared).await;
+    for (segment, generation, fresh) in written {
+        if synced {
+            shared.segments.prepared(segment, generation);
+        } else {
+            shared.segments.not_prepared(segment, fresh);
+        }
+    }
+    if !synced {
         shared.port.sleep(shared.options.retry_ns).await;
     }
     shared.space.raise();
     true
 }
 
-async fn write_headers(shared: &Arc<Shared>, taken: &[(u32, u32, bool)]) -> Result<(), DiskError> {
-    let file = FileId::LOG;
-    for &(segment, generation, fresh) in taken {
-        let offset = shared.layout.segment(segment);
-        if fresh {
-            let len = shared.layout.segment_bytes;
-            shared.port.disk(DiskOp::Zero { file, offset, len }).await?;
-        }
-        let header = SegmentHeader {
-            host: shared.host,
-            segment,
-            generation,
-        };
-        shared.port.write(file, offset, header.encode()).await?;
+async fn write_header(
+    shared: &Shared,
+    segment: u32,
+    generation: u32,
+    fresh: bool,
+) -> Result<(), DiskError> {
+    let (file, offset) = (FileId::LOG, shared.layout.segment(segment));
+    if fresh {
+        let len = shared.layout.segment_bytes;
+        shared.port.disk(DiskOp::Zero { file, offset, len }).await?;
     }
-    let synced = shared.port.sync(file).await;
+    let header = SegmentHeader {
+        host: shared.host,
+        segment,
+        generation,
+    };
+    shared.port.write(file, offset, header.encode()).await
+}
+
+async fn sync_headers(shared: &Arc<Shared>) -> bool {
+    let synced = shared.port.sync(FileId::LOG).await;
     if let Err(error) = &synced {
         // The sync covered other writers' bytes too, and what it failed for will not be tried
         // again by the kernel (R10).
         shared.committer().failed(shared, error);
     }
-    synced
+    synced.is_ok()
 }
 
 /// Drops the oldest segments whose content the store has, or that is superseded.

@@ -346,3 +346,37 @@ fn bytes_of_a_volume_that_nobody_opened_do_not_stop_the_cleaner() {
     }
     assert!((1..150).all(|block| world.read_fill(&volume, block * 8, 4096) == 3));
 }
+
+#[test]
+fn a_segment_whose_header_cannot_be_written_keeps_no_other_from_writers() {
+    let mut world = World::new();
+    world.create("demo", 64 << 20);
+    let volume = world.open("demo");
+    // Behind superblocks and journal, in the log of `support::options`.
+    let segment = |number: u64| 827_392 + number * 65_536;
+    world.lasting.bad = [5, 6, 11].map(|n| segment(n)..segment(n) + 4096).to_vec();
+    for round in 0..3_u8 {
+        for at in 0..64 {
+            world.write(&volume, at * 64, round + 1, 32 << 10);
+        }
+        world.flush(&volume);
+        for at in 0..64 {
+            assert_eq!(world.read_fill(&volume, at * 64, 32 << 10), round + 1);
+        }
+    }
+    let header = |n| (FileId::LOG, segment(n));
+    assert!(
+        world.lasting.written.contains(&header(12)),
+        "the segments are there"
+    );
+    assert!(!world.lasting.written.contains(&header(11)));
+    // All of it, for a while only: writers wait, and go on.
+    world.lasting.bad.push(segment(0)..4 << 20);
+    world.pass(5_000);
+    world.lasting.bad.clear();
+    for at in 0..64 {
+        world.write(&volume, at * 64, 9, 32 << 10);
+    }
+    world.flush(&volume);
+    assert_eq!(world.read_fill(&volume, 0, 32 << 10), 9);
+}

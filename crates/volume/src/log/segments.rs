@@ -45,6 +45,9 @@ pub(crate) enum State {
     Free,
     /// Its next header is being written.
     Preparing,
+    /// Its header could not be written: the disk may be bad there. Tried again when nothing else
+    /// can be had.
+    Aside { fresh: bool },
     /// Its header is durable; nothing is in it.
     Ready,
     /// Being filled.
@@ -268,6 +271,7 @@ impl Segments {
                 State::Preparing => room.preparing += 1,
                 State::Fresh | State::Free => room.free += 1,
                 State::Dying { .. } => room.dying += 1,
+                State::Aside { .. } => room.aside += 1,
                 State::Sealed if cell.dirty.load(Ordering::Acquire) == 0 => room.idle += 1,
                 State::Open | State::Sealed => {}
             }
@@ -304,10 +308,21 @@ impl Segments {
         alloc.ready.push_back(segment);
     }
 
-    /// The header could not be written; the segment is as free as before.
+    /// The header could not be written; the segment is as empty as before, and others are taken
+    /// first: one bad place must not keep the rest of the log from writers.
     pub(crate) fn not_prepared(&self, segment: u32, fresh: bool) {
-        let state = if fresh { State::Fresh } else { State::Free };
-        lock(&self.alloc).states[segment as usize] = state;
+        lock(&self.alloc).states[segment as usize] = State::Aside { fresh };
+    }
+
+    /// What was put aside may be tried again.
+    pub(crate) fn retry_aside(&self) {
+        for state in &mut lock(&self.alloc).states {
+            match *state {
+                State::Aside { fresh: true } => *state = State::Fresh,
+                State::Aside { fresh: false } => *state = State::Free,
+                _ => {}
+            }
+        }
     }
 
     /// The oldest sealed segments without dirty sectors, with what was put into them, at most
@@ -409,6 +424,8 @@ pub(crate) struct Room {
     pub(crate) preparing: usize,
     pub(crate) free: usize,
     pub(crate) dying: usize,
+    /// Empty, and their headers could not be written.
+    pub(crate) aside: usize,
     /// Sealed, and everything in it is in the store or superseded.
     pub(crate) idle: usize,
     /// Ready segments that the largest waiting write needs, none if none waits.

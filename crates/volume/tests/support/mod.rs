@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
@@ -42,6 +43,8 @@ pub(crate) struct Lasting {
     pub(crate) good_syncs: usize,
     /// so many fail.
     pub(crate) failing_syncs: usize,
+    /// Where the disk below the log takes no writes of the engine.
+    pub(crate) bad: Vec<Range<u64>>,
 }
 
 #[derive(Default)]
@@ -254,6 +257,12 @@ impl World {
                     data.resize(end, 0);
                 }
                 Ok(data[at..end].to_vec())
+            }
+            DiskOp::Write { file, offset, .. } | DiskOp::Zero { file, offset, .. }
+                if file == FileId::LOG
+                    && self.lasting.bad.iter().any(|bad| bad.contains(&offset)) =>
+            {
+                Err(DiskError("write: input/output error".into()))
             }
             DiskOp::Write { file, offset, data } => {
                 self.lasting.written.push((file, offset));
