@@ -43,8 +43,8 @@ impl Mode {
     /// As the kernel tree's server reads it.
     fn of_kublk(self) -> &'static [&'static str] {
         match self {
-            // What ours does, too: the driver registers the buffer, and may fall back.
-            Self::ZeroCopy => &["--auto_zc", "-z"],
+            // What ours does, too: the driver registers the buffer.
+            Self::ZeroCopy => &["--auto_zc"],
             Self::UserCopy => &["-u"],
             Self::GetData => &["-g"],
             Self::Copy => &[],
