@@ -16,6 +16,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use ublk::control::Control;
 use ublk::device::{self, Live};
 use ublk::exit;
@@ -41,6 +42,7 @@ const STEP: Duration = Duration::from_secs(30);
 
 /// Serves each of these on a device of its own, until told to end.
 pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Error>> {
+    let end = End::new()?;
     let control = Control::open()?;
     let reactors = (0..options.reactors)
         .map(|number| {
@@ -70,7 +72,7 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
         }
         out.flush()?;
     }
-    wait_for_the_end()?;
+    end.wait();
     for live in &devices {
         let stats = live.stats();
         let shares = stats.len() / usize::from(live.granted().queues);
@@ -177,27 +179,48 @@ fn take_down(devices: Vec<Live>) {
     }
 }
 
-/// Until standard input ends, or SIGTERM or SIGINT comes.
-fn wait_for_the_end() -> Result<(), Box<dyn Error>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (over, ended) = tokio::sync::oneshot::channel();
-    std::thread::spawn(move || {
-        let mut bytes = [0; 4096];
-        while matches!(std::io::stdin().read(&mut bytes), Ok(read) if read > 0) {}
-        // Whoever waited may have heard of a signal first.
-        let _ = over.send(());
-    });
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        tokio::select! {
-            _ = ended => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        Ok(())
-    })
+/// Hears of the end from the moment it is made: a signal that comes while devices are brought up
+/// must not kill the process, which would leave them behind.
+struct End {
+    runtime: tokio::runtime::Runtime,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl End {
+    fn new() -> Result<End, Box<dyn Error>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (terminate, interrupt) = {
+            let _inside = runtime.enter();
+            (
+                signal(SignalKind::terminate())?,
+                signal(SignalKind::interrupt())?,
+            )
+        };
+        Ok(End {
+            runtime,
+            terminate,
+            interrupt,
+        })
+    }
+
+    /// Until standard input ends, or SIGTERM or SIGINT comes or has come.
+    fn wait(mut self) {
+        let (over, ended) = tokio::sync::oneshot::channel();
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while matches!(std::io::stdin().read(&mut bytes), Ok(read) if read > 0) {}
+            // Whoever waited may have heard of a signal first.
+            let _ = over.send(());
+        });
+        self.runtime.block_on(async {
+            tokio::select! {
+                _ = ended => {}
+                _ = self.terminate.recv() => {}
+                _ = self.interrupt.recv() => {}
+            }
+        });
+    }
 }
