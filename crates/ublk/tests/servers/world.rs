@@ -268,6 +268,12 @@ impl Server {
         self.child.wait().expect("a child");
     }
 
+    /// Its devices may be another's: they are not deleted with it.
+    pub fn keeping(mut self) -> Server {
+        self.keeps = true;
+        self
+    }
+
     /// Asks it to go and waits until it has.
     pub fn terminate(mut self) -> (ExitStatus, String) {
         self.keeps = true;
@@ -326,6 +332,14 @@ pub fn until_state(id: u32, wanted: u16) {
     until(&format!("device {id} has state {wanted}"), DEADLINE, || {
         state(id) == Some(wanted)
     });
+}
+
+/// Requests that a block device's kernel side waits for.
+pub fn inflight(id: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/sys/block/ublkb{id}/inflight")).unwrap();
+    text.split_whitespace()
+        .map(|number| number.parse::<u64>().unwrap())
+        .sum()
 }
 
 /// Deletes the devices whose server is gone.
