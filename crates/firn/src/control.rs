@@ -22,6 +22,7 @@ use crate::failure::{Failure, Result};
 use crate::metrics::Counters;
 use crate::model::{CreateVolume, Nbd, State, Volume};
 use crate::planned::Running;
+use crate::reopen::may_pass;
 use crate::report::ladder;
 use crate::turns::Turns;
 use crate::units::Size;
@@ -158,12 +159,12 @@ impl Control {
     }
 
     /// Opens what the command line names (creating what is missing), what was attached before,
-    /// and what a dead server left in the log.
+    /// and what a dead server left in the log. Answers what the store did not give, and may yet.
     pub(crate) async fn open_initial(
         &self,
         wanted: &[NewVolume],
         report: &RecoveryReport,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let opened = wanted.iter().map(|volume| async move {
             self.make_sure_of(volume).await?;
             self.open(&volume.name).await.map(drop)
@@ -178,11 +179,11 @@ impl Control {
             }
         }
         names.retain(|name| self.volumes.get(name).is_none());
-        join_all(names.iter().map(|name| async move {
-            if let Err(failure) = self.open(name).await {
-                // Others may be fine, and what this one has in the log stays there.
-                tracing::error!(volume = %name, %failure, "not opened again");
-            }
+        let late = join_all(names.into_iter().map(|name| async move {
+            let failure = self.open(&name).await.err()?;
+            // Others may be fine, and what this one has in the log stays there.
+            tracing::error!(volume = %name, %failure, "not opened again");
+            may_pass(&failure).then_some(name)
         }))
         .await;
         let open = self.volumes.all();
@@ -198,7 +199,7 @@ impl Control {
             }
         }))
         .await;
-        Ok(())
+        Ok(late.into_iter().flatten().collect())
     }
 
     async fn make_sure_of(&self, wanted: &NewVolume) -> Result<()> {

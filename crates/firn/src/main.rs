@@ -24,6 +24,7 @@ mod files;
 mod metrics;
 mod model;
 mod planned;
+mod reopen;
 mod report;
 mod serve;
 mod turns;

@@ -29,6 +29,7 @@ use crate::engine::Engine;
 use crate::failure::{Failure, Result};
 use crate::files::{CacheDir, Progress};
 use crate::planned::Running;
+use crate::reopen::Reopening;
 use crate::units::Size;
 
 /// Threads for the API and the store; what takes time there is waiting.
@@ -146,9 +147,20 @@ async fn run(
     control: &Arc<Control>,
     api: TcpListener,
 ) -> Result<()> {
-    control
-        .open_initial(&settings.volumes, &engine.report)
-        .await?;
+    let initial = control.open_initial(&settings.volumes, &engine.report);
+    let late = Reopening::start(control, initial.await?);
+    let served = doors_open(settings, engine, control, api).await;
+    late.end().await;
+    served
+}
+
+/// Lets clients in, until the server is to end.
+async fn doors_open(
+    settings: &Settings,
+    engine: &Engine,
+    control: &Arc<Control>,
+    api: TcpListener,
+) -> Result<()> {
     control.listen(&settings.nbd)?;
     let mut stop = Stop::new()?;
     let listener = tokio::net::TcpListener::from_std(api).map_err(|source| {

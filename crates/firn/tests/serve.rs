@@ -8,7 +8,7 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Server, World, eventually, message};
+use common::{World, eventually};
 
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len)
@@ -442,43 +442,4 @@ fn a_cache_of_another_size_is_made_anew_and_the_volume_is_whole() {
         }
         assert!(server.stop().success());
     }
-}
-
-#[test]
-fn planned_store_faults_are_loud_counted_and_never_there_unasked() {
-    let world = World::new();
-    let help = String::from_utf8(world.firn(&["serve", "--help"]).stdout).unwrap();
-    assert!(!help.contains("planned"), "{help}");
-    fs::write(
-        world.path("firn.toml"),
-        "planned-store-faults = \"refuse=1\"",
-    )
-    .unwrap();
-    let output = world.firn(&["serve", "--config", "firn.toml"]);
-    assert_eq!(output.status.code(), Some(2), "{}", message(&output));
-    let metrics = |server: &Server| {
-        let url = format!("{}/metrics", server.api);
-        let mut answer = ureq::get(&url).call().unwrap();
-        answer.body_mut().read_to_string().unwrap()
-    };
-    let server = world.serve("cache", &[]);
-    assert!(!metrics(&server).contains("planned"));
-    drop(server);
-    let plan = "seed=1,refuse=200,lose-answer=200,delay=1000,delay-max=1ms";
-    let server = world.serve("cache", &["--planned-store-faults", plan]);
-    for name in 0..20 {
-        // Some are refused and some answers are lost: that is the plan.
-        let name = format!("v{name}");
-        world.ask(&server, &["volume", "create", &name, "--size", "1MiB"]);
-    }
-    let counted = metrics(&server);
-    for kind in ["refused", "lost_answer", "delayed"] {
-        let none = format!("firn_planned_store_faults_total{{kind=\"{kind}\"}} 0\n");
-        assert!(
-            counted.contains(kind) && !counted.contains(&none),
-            "{counted}"
-        );
-    }
-    let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
-    assert!(said.contains("STORE FAULTS ARE PLANNED"), "{said}");
 }
