@@ -204,7 +204,7 @@ impl Gauge {
             stops,
             kills,
             detaches,
-            asked_back,
+            late_back,
         } = &world.tally;
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let faults: BTreeMap<_, _> = FAULTS
@@ -241,7 +241,7 @@ impl Gauge {
             "zeroings": of(zeroings), "discards": of(discards),
             "longer_than_a_second": of(slow),
             "stops": of(stops), "kills": of(kills), "detaches": of(detaches),
-            "disks_not_back_by_themselves": of(asked_back),
+            "disks_back_late": of(late_back),
             "uploaded_mib": self.sum("firn_store_written_bytes_total") / MIB,
             "fetched_mib": self.sum("firn_store_read_bytes_total") / MIB,
             "store_requests": self.sum("firn_store_requests_total"),

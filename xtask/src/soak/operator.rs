@@ -81,14 +81,11 @@ impl Operator<'_> {
         let came_up = next.came_up;
         *place = Some(next);
         drop(place);
-        let mut missing = Vec::new();
+        let mut late = Vec::new();
         for device in self.devices {
-            let shown = server::done("GET", &format!("/v1/volumes/{}", device.name), None)?;
-            if shown["disk"].is_null() {
-                missing.push(device.name.as_str());
-                // Its files are still open, and its requests wait: this is the same disk.
-                server::attach(&device.name, self.mode, PATIENCE)?;
-                Tally::add(&self.world.tally.asked_back, 1);
+            if !self.back(device, PATIENCE)? {
+                late.push(device.name.as_str());
+                Tally::add(&self.world.tally.late_back, 1);
             }
         }
         println!(
@@ -96,16 +93,33 @@ impl Operator<'_> {
             self.world.began.elapsed().as_secs_f64(),
             went.as_secs_f64() * 1e3,
             came_up.as_secs_f64() * 1e3,
-            if missing.is_empty() {
+            if late.is_empty() {
                 String::new()
             } else {
-                format!("; asked back: {}", missing.join(" "))
+                format!("; back later: {}", late.join(" "))
             }
         );
         if let Some(server) = &*lock(self.server) {
             self.gauge.begins(server);
         }
         Ok(())
+    }
+
+    /// Waits until a disk is there again after a restart, by itself; whether it was at once.
+    fn back(&self, device: &Device, within: Duration) -> Result<bool, Failure> {
+        let began = Instant::now();
+        for tries in 0.. {
+            let shown = server::done("GET", &format!("/v1/volumes/{}", device.name), None);
+            match shown {
+                Ok(shown) if !shown["disk"].is_null() => return Ok(tries == 0),
+                // One that is not open yet is looked for in the store, which fails at times.
+                _ if began.elapsed() < within => std::thread::sleep(Duration::from_millis(200)),
+                Ok(_) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let name = &device.name;
+        Err(format!("the disk of {name} did not come back by itself after a restart").into())
     }
 
     /// Until the soak ends.

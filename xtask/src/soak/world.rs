@@ -31,8 +31,8 @@ pub(super) struct Tally {
     pub(super) stops: AtomicU64,
     pub(super) kills: AtomicU64,
     pub(super) detaches: AtomicU64,
-    /// Disks that a restarted server had not brought back by itself.
-    pub(super) asked_back: AtomicU64,
+    /// Disks that a restarted server brought back after it was ready.
+    pub(super) late_back: AtomicU64,
 }
 
 impl Tally {
