@@ -27,13 +27,22 @@ const EXAMPLES: &str = "crates/ublk/examples";
 const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has: minutes each under emulation.
-const LONG: [&str; 3] = ["guest_recovery", "guest_scenarios", "guest_volume"];
+const LONG: [&str; 7] = [
+    "guest_blktests",
+    "guest_faulty",
+    "guest_fs",
+    "guest_power",
+    "guest_recovery",
+    "guest_scenarios",
+    "guest_volume",
+];
 
 /// The variable that says how much of the table is run: `smoke`, `all`, or unset for what CI runs.
 const TABLE: &str = "FIRN_UBLK_TABLE";
 
 /// Runs each program that is named to it and ends with the last bad status.
 const RUN: &str = r#"modprobe ublk_drv || exit 1
+modprobe -qa loop dm-flakey dm-log-writes
 worst=0
 for program; do
   name=${program##*/}

@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
-use std::os::unix::fs::FileTypeExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::OFlags;
 use serde_json::Value;
 
 use super::{Server, World, eventually, message};
@@ -157,10 +158,14 @@ pub struct Mounted(pub PathBuf);
 
 impl Mounted {
     pub fn new(world: &World, disk: &Path, kind: &str) -> Mounted {
-        let at = world.path("mnt");
-        fs::create_dir_all(&at).unwrap();
-        must("mount", &["-t", kind, text(disk), text(&at)]);
-        Mounted(at)
+        Mounted::at(&world.path("mnt"), disk, kind, "defaults")
+    }
+
+    /// The same at a place of its own, with options.
+    pub fn at(at: &Path, disk: &Path, kind: &str, options: &str) -> Mounted {
+        fs::create_dir_all(at).unwrap();
+        must("mount", &["-t", kind, "-o", options, text(disk), text(at)]);
+        Mounted(at.to_owned())
     }
 }
 
@@ -196,6 +201,63 @@ pub fn keep_writing(
         made.unwrap_or_else(|error| panic!("file {name}: the client saw an error: {error}"));
         promised.lock().unwrap().insert(name, bytes.len());
     }
+}
+
+/// Tells threads of a test to stop when it ends, however it does.
+pub struct Stops<'a>(pub &'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A disk without the page cache: what is completed here, its server has completed.
+pub struct Direct(File);
+
+impl Direct {
+    pub fn open(disk: &Path) -> Direct {
+        Direct::with(disk, OFlags::empty())
+    }
+
+    /// Every write asks to be durable when it completes.
+    pub fn durable(disk: &Path) -> Direct {
+        Direct::with(disk, OFlags::DSYNC)
+    }
+
+    fn with(disk: &Path, more: OFlags) -> Direct {
+        let flags = (OFlags::DIRECT | more).bits().cast_signed();
+        let mut options = File::options();
+        options.read(true).write(true).custom_flags(flags);
+        Direct(options.open(disk).unwrap())
+    }
+
+    pub fn read(&self, at: u64, bytes: usize) -> io::Result<Vec<u8>> {
+        let (mut memory, start) = aligned(bytes);
+        self.0
+            .read_exact_at(&mut memory[start..start + bytes], at)?;
+        memory.drain(..start);
+        memory.truncate(bytes);
+        Ok(memory)
+    }
+
+    pub fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()> {
+        let (mut memory, start) = aligned(bytes.len());
+        let memory = &mut memory[start..start + bytes.len()];
+        memory.copy_from_slice(bytes);
+        self.0.write_all_at(memory, at)
+    }
+
+    pub fn flush(&self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}
+
+/// Memory with `bytes` from an index on that direct I/O takes.
+fn aligned(bytes: usize) -> (Vec<u8>, usize) {
+    let memory = vec![0; bytes + 4096];
+    let start = memory.as_ptr().align_offset(4096);
+    (memory, start)
 }
 
 /// Where the kernel says how many requests a disk has in flight.

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
 pub mod guest;
+pub mod mapped;
 pub mod nbd;
 
 use std::fs::File;

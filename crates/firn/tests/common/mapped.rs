@@ -1,0 +1,220 @@
+//! Disks over a file that fail, forget or keep a record, made by the device mapper.
+//!
+//! Only in guests. A disk goes when its value is dropped, after what is mounted on it. Nothing
+//! waits for udev, which guests do not run.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::guest::{must, text, tool};
+use super::message;
+
+/// The unit of the device mapper's tables.
+pub const SECTOR: u64 = 512;
+
+/// A file as a block device.
+pub struct Loop(pub PathBuf);
+
+impl Loop {
+    pub fn over(file: &Path) -> Loop {
+        let device = must("losetup", &["-f", "--show", text(file)]);
+        Loop(PathBuf::from(device.trim()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        tool("losetup", &["-d", text(&self.0)]);
+    }
+}
+
+/// A device of the device mapper.
+pub struct Mapped {
+    name: String,
+    pub path: PathBuf,
+}
+
+impl Mapped {
+    pub fn new(name: &str, table: &str) -> Mapped {
+        let name = format!("firn-{}-{name}", std::process::id());
+        dmsetup(&["create", &name], table);
+        let minor = dmsetup(&["info", "-c", "--noheadings", "-o", "minor", &name], "");
+        let path = PathBuf::from(format!("/dev/dm-{}", minor.trim()));
+        Mapped { name, path }
+    }
+
+    /// Puts another table in place while the device is used.
+    pub fn swap(&self, table: &str) {
+        dmsetup(&["suspend", "--nolockfs", "--noflush", &self.name], "");
+        dmsetup(&["load", &self.name], table);
+        dmsetup(&["resume", &self.name], "");
+    }
+
+    /// Puts a mark into the record that dm-log-writes keeps.
+    pub fn mark(&self, mark: &str) {
+        dmsetup(&["message", &self.name, "0", "mark", mark], "");
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        tool(
+            "dmsetup",
+            &["--noudevsync", "remove", "--retry", &self.name],
+        );
+    }
+}
+
+/// Runs `dmsetup` with a table on its standard input; what it printed.
+fn dmsetup(args: &[&str], table: &str) -> String {
+    let mut child = Command::new("timeout")
+        .args(["-k", "5", "120", "dmsetup", "--noudevsync", "--noudevrules"])
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(table.as_bytes()).unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    assert!(
+        output.status.success(),
+        "dmsetup {args:?}: {}\n{table}",
+        message(&output)
+    );
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Whether this kernel has a target of that name.
+pub fn has_target(name: &str) -> bool {
+    let output = tool("dmsetup", &["targets"]);
+    let targets = String::from_utf8_lossy(&output.stdout).into_owned();
+    targets
+        .lines()
+        .any(|line| line.split(' ').next() == Some(name))
+}
+
+/// One line of dm-log-writes' record.
+#[derive(Debug)]
+struct Entry {
+    sector: u64,
+    sectors: u64,
+    flags: u64,
+    /// Where its bytes are in the record.
+    data: u64,
+    /// Only of a mark.
+    mark: String,
+}
+
+const FLUSH: u64 = 1;
+const FUA: u64 = 2;
+const DISCARD: u64 = 4;
+const MARK: u64 = 8;
+
+/// What dm-log-writes recorded, as Linux' `Documentation/admin-guide/device-mapper/log-writes.rst`
+/// and `drivers/md/dm-log-writes.c` lay it out: writes in the order in which they became durable.
+pub struct Record {
+    log: File,
+    entries: Vec<Entry>,
+}
+
+impl Record {
+    /// Reads the device that the record was kept on, once the recording one is gone.
+    pub fn read(path: &Path) -> Record {
+        let log = File::open(path).unwrap();
+        let words = |at: u64| {
+            let mut bytes = [0; 32];
+            log.read_exact_at(&mut bytes, at).unwrap();
+            let word = |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
+            [word(0), word(1), word(2), word(3)]
+        };
+        let [magic, version, count, sector] = words(0);
+        assert_eq!((magic, version), (0x006a_7366_7773_6872, 1), "a record");
+        // The size of a sector is the last 32 bits that the header has.
+        let unit = sector & u64::from(u32::MAX);
+        let (mut at, mut entries) = (unit, Vec::new());
+        for _ in 0..count {
+            let [sector, sectors, flags, text] = words(at);
+            let mut mark = vec![0; if flags & MARK == 0 { 0 } else { text as usize }];
+            log.read_exact_at(&mut mark, at + 32).unwrap();
+            let mark = String::from_utf8(mark).unwrap();
+            let mark = mark.trim_end_matches('\0').to_owned();
+            let data = at + unit;
+            let held = if flags & DISCARD == 0 { sectors } else { 0 };
+            at = data + held * unit;
+            entries.push(Entry {
+                sector: sector * unit,
+                sectors: sectors * unit,
+                flags,
+                data,
+                mark,
+            });
+        }
+        Record { log, entries }
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The marks, each with the number of entries before it.
+    pub fn marks(&self) -> Vec<(usize, &str)> {
+        let marks = self.entries.iter().enumerate();
+        marks
+            .filter(|(_, entry)| entry.flags & MARK != 0)
+            .map(|(at, entry)| (at, entry.mark.as_str()))
+            .collect()
+    }
+
+    /// Entries of the kinds that make others durable, or are durable by themselves.
+    pub fn flushes_and_fuas(&self) -> (usize, usize) {
+        let with = |flag| self.entries.iter().filter(|e| e.flags & flag != 0).count();
+        (with(FLUSH), with(FUA))
+    }
+
+    /// Makes `image` what the disk was when power was cut after `until` entries: everything up to
+    /// the last FLUSH is there, of what came after it only what had FUA and what `keeps` says.
+    pub fn replay(&self, image: &File, until: usize, mut keeps: impl FnMut() -> bool) {
+        let entries = &self.entries[..until];
+        let flushed = entries.iter().rposition(|entry| entry.flags & FLUSH != 0);
+        for (at, entry) in entries.iter().enumerate() {
+            let durable = flushed.is_some_and(|last| at <= last) || entry.flags & FUA != 0;
+            if entry.flags & MARK == 0 && (durable || keeps()) {
+                self.apply(image, entry);
+            }
+        }
+    }
+
+    fn apply(&self, image: &File, entry: &Entry) {
+        let mut bytes = vec![0; (1 << 20).min(entry.sectors as usize)];
+        let mut done = 0;
+        while done < entry.sectors {
+            let now = bytes.len().min((entry.sectors - done) as usize);
+            if entry.flags & DISCARD == 0 {
+                let from = entry.data + done;
+                self.log.read_exact_at(&mut bytes[..now], from).unwrap();
+            }
+            image
+                .write_all_at(&bytes[..now], entry.sector + done)
+                .unwrap();
+            done += now as u64;
+        }
+    }
+}
+
+/// A file of `mib` MiB that takes space only where it is written.
+pub fn sparse_file(path: &Path, mib: u64) -> PathBuf {
+    File::create(path).unwrap().set_len(mib << 20).unwrap();
+    path.to_owned()
+}
+
+/// Copies a file, holes as holes.
+pub fn copy(from: &Path, to: &Path) {
+    must("cp", &["--sparse=always", text(from), text(to)]);
+}

@@ -1,0 +1,418 @@
+//! Volumes on a local disk that returns errors, made by the device mapper below the cache
+//! directory: refused writes, failed flushes, bad reads, windows of trouble, no space.
+//!
+//! What is tested is that no client ever reads wrong bytes, that each fault ends where R10 says,
+//! and that the server goes on and says what is wrong. Run as root in a guest.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use common::guest::{Direct, Guest, Mounted, must, text, tool};
+use common::mapped::{self, Loop, Mapped, SECTOR, sparse_file};
+use common::{Server, eventually, message};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: usize = 4096;
+
+/// Where a log of 64 MiB has its segments: superblocks and journal come before.
+const SEGMENTS: u64 = 5_251_072;
+
+/// Sectors of the disk, from the first on, so many.
+type Range = (u64, u64);
+
+/// How a range of a disk is bad.
+#[derive(Clone, Copy)]
+enum Fault {
+    /// Reads and writes fail. Flushes of the disk do not: the target takes none.
+    Dead,
+    /// What dm-flakey is told. Where writes fail, so does every flush of the disk.
+    Flakey(&'static str),
+}
+
+/// A cache directory on a disk whose faults the test chooses.
+struct Faulty {
+    _mounted: Mounted,
+    disk: Mapped,
+    below: Loop,
+    sectors: u64,
+    _image: tempfile::TempDir,
+}
+
+impl Faulty {
+    fn new(guest: &Guest, mib: u64) -> Option<Faulty> {
+        if !mapped::has_target("flakey") {
+            println!("skipped: this kernel lacks dm-flakey (modprobe dm-flakey)");
+            return None;
+        }
+        let image = tempfile::tempdir().unwrap();
+        let below = Loop::over(&sparse_file(&image.path().join("disk"), mib));
+        let sectors = mib * MIB / SECTOR;
+        let disk = Mapped::new("faulty", &linear(0, sectors, &below.0));
+        let lazy = "lazy_itable_init=0,lazy_journal_init=0";
+        let make = ["-q", "-F", "-m", "0", "-J", "size=4", "-E", lazy];
+        must("mkfs.ext4", &[&make[..], &[text(&disk.path)]].concat());
+        let at = guest.world.path("disk");
+        // Errors in its own structures are not what is tested: it goes on as long as it can.
+        let mounted = Mounted::at(&at, &disk.path, "ext4", "errors=continue");
+        fs::create_dir(at.join("cache")).unwrap();
+        std::os::unix::fs::symlink(at.join("cache"), guest.world.path("cache")).unwrap();
+        Some(Faulty {
+            _mounted: mounted,
+            disk,
+            below,
+            sectors,
+            _image: image,
+        })
+    }
+
+    /// Where on the disk a range of bytes of a file in the cache directory lies.
+    fn of_file(&self, guest: &Guest, name: &str, from: u64, bytes: u64) -> Vec<Range> {
+        let file = guest.world.path("cache").join(name);
+        let told = must("filefrag", &["-v", "-b512", text(&file)]);
+        let (from, end) = (from / SECTOR, (from + bytes) / SECTOR);
+        let mut ranges = Vec::new();
+        for line in told.lines() {
+            // ext: logical_offset: physical_offset: length: expected: flags
+            let words: Vec<&str> = line
+                .split([':', ' ', '.'])
+                .filter(|w| !w.is_empty())
+                .collect();
+            let numbers: Vec<u64> = words.iter().map_while(|word| word.parse().ok()).collect();
+            let [_, first, last, place, ..] = numbers[..] else {
+                continue;
+            };
+            let (begin, stop) = (first.max(from), (last + 1).min(end));
+            if begin < stop {
+                ranges.push((place + begin - first, stop - begin));
+            }
+        }
+        let found: u64 = ranges.iter().map(|(_, sectors)| sectors).sum();
+        assert_eq!(found, end - from, "{told}");
+        ranges.sort_unstable();
+        ranges
+    }
+
+    /// From now on the ranges are bad in this way.
+    fn spoil(&self, ranges: &[Range], fault: Fault) {
+        let (mut table, mut at) = (String::new(), 0);
+        let below = text(&self.below.0);
+        for &(first, sectors) in ranges {
+            table += &linear(at, first - at, &self.below.0);
+            table += &match fault {
+                Fault::Dead => format!("{first} {sectors} error\n"),
+                Fault::Flakey(what) => {
+                    format!("{first} {sectors} flakey {below} {first} 0 1 1 {what}\n")
+                }
+            };
+            at = first + sectors;
+        }
+        table += &linear(at, self.sectors - at, &self.below.0);
+        self.disk.swap(&table);
+    }
+
+    /// From now on no flush of the disk succeeds; everything else does. The device mapper sends a
+    /// flush to every part of a table, so one bad part that nobody writes to is enough.
+    fn spoil_flushes(&self) {
+        let unused = (self.sectors - 8, 8);
+        self.spoil(&[unused], Fault::Flakey("error_writes"));
+    }
+
+    fn heal(&self) {
+        self.disk.swap(&linear(0, self.sectors, &self.below.0));
+    }
+}
+
+fn linear(first: u64, sectors: u64, disk: &Path) -> String {
+    match sectors {
+        0 => String::new(),
+        _ => format!("{first} {sectors} linear {} {first}\n", text(disk)),
+    }
+}
+
+/// What the server has said so far.
+fn said(guest: &Guest) -> String {
+    fs::read_to_string(guest.world.path("cache.stderr")).unwrap()
+}
+
+/// The value of a metric without labels.
+fn metric(server: &Server, name: &str) -> f64 {
+    let address = server
+        .api
+        .trim_start_matches("http://")
+        .trim_end_matches('/');
+    let mut stream = TcpStream::connect(address).unwrap();
+    let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let line = answer
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{name} ")));
+    line.unwrap_or_else(|| panic!("{name} in {answer}"))
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+fn stamped(at: usize, round: u8) -> Vec<u8> {
+    let mut block = vec![round; BLOCK];
+    block[..8].copy_from_slice(&(at as u64).to_le_bytes());
+    block
+}
+
+fn is_eio(result: io::Result<impl Sized>) -> bool {
+    // EIO is 5 everywhere that has ublk.
+    result.err().and_then(|error| error.raw_os_error()) == Some(5)
+}
+
+/// R10: a failed payload write is retried at another place.
+#[test]
+fn a_write_that_the_log_disk_refuses_lands_at_another_place() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    // A bad block in every 128 KiB of the log, never one that a segment begins with.
+    let mut bad = Vec::new();
+    for at in (SEGMENTS + (64 << 10)..64 * MIB - (1 << 20)).step_by(128 << 10) {
+        bad.extend(faulty.of_file(&guest, "log", at, BLOCK as u64));
+    }
+    bad.sort_unstable();
+    faulty.spoil(&bad, Fault::Dead);
+    for (round, mode) in guest.modes().into_iter().enumerate() {
+        let before = said(&guest).matches("writing elsewhere").count();
+        let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
+        let round = round as u8 + 1;
+        for at in 0..1024 {
+            disk.write((at * BLOCK) as u64, &stamped(at, round))
+                .unwrap();
+        }
+        disk.flush().unwrap();
+        for at in 0..1024 {
+            let found = disk.read((at * BLOCK) as u64, BLOCK).unwrap();
+            assert!(found == stamped(at, round), "{mode}: block {at}");
+        }
+        let hits = said(&guest).matches("writing elsewhere").count() - before;
+        assert!(hits >= 8, "{mode}: only {hits} writes met a bad block");
+        assert_eq!(guest.world.show(&server, "demo")["state"], "open");
+        drop(disk);
+        guest.detach(&server, "demo");
+    }
+    assert!(server.stop().success());
+}
+
+/// R10: a failed sync poisons the log, and the mark outlives the server and the machine.
+#[test]
+fn a_failed_flush_of_the_log_disk_poisons_it_for_good_and_reads_go_on() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let world = &guest.world;
+    let server = guest.serve(&["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let mode = guest.modes()[0];
+    let path = guest.attach_in(&server, "demo", mode);
+    let disk = Direct::open(&path);
+    for at in 0..64 {
+        disk.write((at * BLOCK) as u64, &stamped(at, 1)).unwrap();
+    }
+    disk.flush().unwrap();
+    assert_eq!(metric(&server, "firn_log_poisoned"), 0.0);
+    faulty.spoil_flushes();
+    // Completed, and perhaps already too late; the flush must not say that it is durable.
+    let newer = disk.write(0, &stamped(0, 2)).is_ok();
+    assert!(disk.flush().is_err(), "nothing was made durable");
+    let check = |disk: &Direct, what: &str| {
+        assert!(is_eio(disk.write(4096, &stamped(1, 3))), "{what}: a write");
+        assert!(is_eio(disk.flush()), "{what}: a flush");
+        for at in 1..64 {
+            let found = disk.read((at * BLOCK) as u64, BLOCK).unwrap();
+            assert!(found == stamped(at, 1), "{what}: block {at} was flushed");
+        }
+        let first = disk.read(0, BLOCK).unwrap();
+        assert!(
+            first == stamped(0, 1) || newer && first == stamped(0, 2),
+            "{what}: neither old nor new"
+        );
+    };
+    check(&disk, "at once");
+    assert_eq!(world.show(&server, "demo")["state"], "poisoned");
+    assert_eq!(metric(&server, "firn_log_poisoned"), 1.0);
+    assert!(said(&guest).contains("poisoned"), "{}", said(&guest));
+    // The disk is well again, and nothing is forgotten: not by the next server,
+    faulty.heal();
+    server.kill();
+    let server = guest.serve(&[]);
+    check(&disk, "after kill -9");
+    assert_eq!(world.show(&server, "demo")["state"], "poisoned");
+    assert!(said(&guest).contains("volumes can be read, not written"));
+    server.kill();
+    // nor by one that finds no ring, as after a loss of power.
+    let rings = tempfile::tempdir_in("/dev/shm").unwrap();
+    let server = guest.serve(&["--ring-dir", text(rings.path())]);
+    check(&disk, "without rings");
+    assert_eq!(world.show(&server, "demo")["state"], "poisoned");
+    drop(disk);
+    world.done(&server, &["detach", "demo", "--force"]);
+    assert!(!path.exists());
+    server.kill();
+}
+
+/// A read error of the log ends the request that met it, and only that.
+#[test]
+fn a_log_that_cannot_be_read_fails_those_reads_and_nothing_else() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let args = ["--volume", "demo=64MiB", "--volume", "other=64MiB"];
+    let server = guest.serve(&args);
+    let bad = faulty.of_file(&guest, "log", SEGMENTS, 64 * MIB - SEGMENTS);
+    for mode in guest.modes() {
+        let [disk, other] = ["demo", "other"].map(|name| {
+            let path = guest.attach_in(&server, name, mode);
+            Direct::open(&path)
+        });
+        for at in 0..32 {
+            disk.write((at * BLOCK) as u64, &stamped(at, 4)).unwrap();
+        }
+        faulty.spoil(&bad, Fault::Flakey("error_reads"));
+        for at in 0..32 {
+            assert!(is_eio(disk.read((at * BLOCK) as u64, BLOCK)), "{mode} {at}");
+        }
+        // The same disk takes writes, another is written, flushed, and read where it is a hole.
+        disk.write(0, &stamped(0, 5)).unwrap();
+        disk.flush().unwrap();
+        other.write(8 * MIB, &stamped(0, 6)).unwrap();
+        other.flush().unwrap();
+        assert_eq!(other.read(16 * MIB, BLOCK).unwrap(), vec![0; BLOCK]);
+        // What cannot be read cannot be brought to the store; that is told, and tried again.
+        let syncing = guest.world.ask(&server, &["volume", "show", "demo"]);
+        assert!(syncing.status.success(), "{}", message(&syncing));
+        faulty.heal();
+        assert!(disk.read(0, BLOCK).unwrap() == stamped(0, 5));
+        for at in 1..32 {
+            let found = disk.read((at * BLOCK) as u64, BLOCK).unwrap();
+            assert!(found == stamped(at, 4), "{mode}: block {at}");
+        }
+        assert!(other.read(8 * MIB, BLOCK).unwrap() == stamped(0, 6));
+        guest.world.done(&server, &["sync", "demo"]);
+        drop((disk, other));
+        guest.detach(&server, "demo");
+        guest.detach(&server, "other");
+    }
+    assert!(server.stop().success());
+}
+
+/// How long the disk is bad, and then well.
+const WINDOW: Duration = Duration::from_millis(700);
+
+/// Windows of errors on the whole of the log's data: what was acknowledged is what is read.
+#[test]
+fn in_windows_of_errors_no_read_ever_gives_wrong_bytes() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let server = guest.serve(&["--volume", "demo=64MiB"]);
+    let bad = faulty.of_file(&guest, "log", SEGMENTS, 64 * MIB - SEGMENTS);
+    let disk = Direct::open(&guest.attach_in(&server, "demo", guest.modes()[0]));
+    const BLOCKS: usize = 64;
+    // For each block: what it may hold. Newest last; a write that failed leaves it in doubt.
+    let mut may: Vec<Vec<u8>> = vec![vec![0]; BLOCKS];
+    let mut random = fastrand::Rng::with_seed(3);
+    let (mut refused, mut unread, mut read, mut round) = (0, 0, 0, 0_u8);
+    std::thread::scope(|scope| {
+        // A thread of its own: a write may wait for a segment until the disk is well again.
+        let windows = scope.spawn(|| {
+            for _ in 0..6 {
+                faulty.spoil(&bad, Fault::Dead);
+                std::thread::sleep(WINDOW);
+                faulty.heal();
+                std::thread::sleep(WINDOW);
+            }
+        });
+        while !windows.is_finished() {
+            let block = random.usize(..BLOCKS);
+            round = round.wrapping_add(1).max(1);
+            match disk.write((block * BLOCK) as u64, &stamped(block, round)) {
+                Ok(()) => may[block] = vec![round],
+                Err(_) => {
+                    refused += 1;
+                    may[block].push(round);
+                }
+            }
+            let block = random.usize(..BLOCKS);
+            let Ok(found) = disk.read((block * BLOCK) as u64, BLOCK) else {
+                unread += 1;
+                continue;
+            };
+            read += 1;
+            let right = may[block].iter().any(|&round| match round {
+                0 => found == vec![0; BLOCK],
+                _ => found == stamped(block, round),
+            });
+            assert!(right, "block {block}: {:?}", &found[..16]);
+        }
+    });
+    println!("{read} reads were right, {unread} failed; {refused} writes were refused");
+    assert!(
+        refused > 0 && unread > 0 && read > 0,
+        "the windows were met"
+    );
+    // Nothing was flushed into the bad part: the log itself is well.
+    eventually("a write", || disk.write(0, &stamped(0, 9)).is_ok());
+    disk.flush().unwrap();
+    assert!(disk.read(0, BLOCK).unwrap() == stamped(0, 9));
+    drop(disk);
+    guest.detach(&server, "demo");
+    assert!(server.stop().success());
+}
+
+/// A full file system below the cache directory is no reason to stop or to lie.
+#[test]
+fn a_full_cache_file_system_stops_neither_writes_nor_the_server() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(_faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let world = &guest.world;
+    let server = guest.serve(&["--volume", "demo=64MiB", "--volume", "b=16MiB"]);
+    let mode = guest.modes()[0];
+    let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
+    let filler = format!("of={}", text(&world.path("disk/filler")));
+    let full = tool("dd", &["if=/dev/zero", &filler, "bs=64k"]);
+    assert!(message(&full).contains("No space"), "{}", message(&full));
+    // Twice what the log takes: segments are used again, and uploaded in between.
+    for round in 0..2_u8 {
+        for mib in 0..48 {
+            disk.write(mib * MIB, &vec![round + 1; MIB as usize])
+                .unwrap();
+        }
+        disk.flush().unwrap();
+    }
+    for mib in 0..48 {
+        assert!(disk.read(mib * MIB, MIB as usize).unwrap() == vec![2; MIB as usize]);
+    }
+    // What needs a new block may be refused, by a name for it, and leaves nothing half done.
+    let attach = world.ask(&server, &["attach", "b", "--transport", "ublk"]);
+    if !attach.status.success() {
+        let why = message(&attach);
+        assert!(why.contains("No space") || why.contains("space"), "{why}");
+        assert!(world.show(&server, "b")["disk"].is_null());
+    }
+    fs::remove_file(world.path("disk/filler")).unwrap();
+    guest.attach(&server, "b", &[]);
+    guest.detach(&server, "b");
+    drop(disk);
+    guest.detach(&server, "demo");
+    assert!(server.stop().success());
+}
