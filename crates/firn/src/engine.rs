@@ -92,7 +92,8 @@ impl Engine {
         let disk = Disk {
             log: Arc::clone(&files.log.file),
             log_direct: files.log.align.is_some(),
-            cache: Arc::clone(&files.cache),
+            cache: Arc::clone(&files.cache.file),
+            cache_direct: files.cache.align.is_some(),
             memory: Arc::new(memory),
         };
         let bells = Arc::new(Bells::default());
@@ -188,7 +189,7 @@ fn options(settings: &Settings, files: &CacheDir) -> Options {
         segment_bytes: settings
             .segment_size
             .map_or_else(|| segment_bytes(log_bytes), |size| size.0),
-        cache_bytes: files.cache_bytes,
+        cache_bytes: files.cache.bytes,
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         take_over: settings.take_over,
         ..Options::default()
@@ -262,7 +263,11 @@ fn export_files(files: &CacheDir, memory: &std::fs::File) -> Result<Vec<ExportFi
             &files.log.file,
             files.log.align.unwrap_or(DioAlign::NONE),
         )?,
-        of(FileId::CACHE, &files.cache, DioAlign::NONE)?,
+        of(
+            FileId::CACHE,
+            &files.cache.file,
+            files.cache.align.unwrap_or(DioAlign::NONE),
+        )?,
         of(FileId::MEMORY, memory, DioAlign::NONE)?,
     ])
 }

@@ -167,6 +167,11 @@ fn stamped(at: usize, round: u8) -> Vec<u8> {
     block
 }
 
+fn drop_caches() {
+    must("sync", &[]);
+    fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+}
+
 fn is_eio(result: io::Result<impl Sized>) -> bool {
     // EIO is 5 everywhere that has ublk.
     result.err().and_then(|error| error.raw_os_error()) == Some(5)
@@ -309,6 +314,69 @@ fn a_log_that_cannot_be_read_fails_those_reads_and_nothing_else() {
         guest.detach(&server, "demo");
         guest.detach(&server, "other");
     }
+    assert!(server.stop().success());
+}
+
+/// Bytes that are read cold here, more than the memory for fetched bytes takes.
+const COLD_MIB: u64 = 176;
+
+/// A volume that is in the store alone, opened by a server whose cache directory is on `faulty`.
+fn cold(guest: &Guest) -> Server {
+    let world = &guest.world;
+    let size = format!("demo={COLD_MIB}MiB");
+    let server = world.serve("first", &["--volume", &size, "--log-size", "64MiB"]);
+    let disk = Direct::open(&guest.attach(&server, "demo", &[]));
+    for mib in 0..COLD_MIB {
+        disk.write(mib * MIB, &noise(mib)).unwrap();
+    }
+    drop(disk);
+    guest.detach(&server, "demo");
+    assert!(server.stop().success());
+    let args = ["--log-size", "64MiB", "--cache-size", "256MiB"];
+    guest.serve(&args)
+}
+
+/// A MiB that does not compress and is like no other.
+fn noise(seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed + 1);
+    let mut bytes = vec![0; MIB as usize];
+    random.fill(&mut bytes);
+    bytes
+}
+
+fn read_all(disk: &Direct, what: &str) {
+    for mib in 0..COLD_MIB {
+        let found = disk.read(mib * MIB, MIB as usize);
+        let found = found.unwrap_or_else(|error| panic!("{what}: MiB {mib}: {error}"));
+        assert!(found == noise(mib), "{what}: MiB {mib} has wrong bytes");
+    }
+}
+
+/// S8: what the cache disk cannot read comes from the store again.
+#[test]
+fn what_the_cache_disk_cannot_read_or_did_not_write_comes_from_the_store() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(faulty) = Faulty::new(&guest, 400) else {
+        return;
+    };
+    let server = cold(&guest);
+    let cache = faulty.of_file(&guest, "cache", 0, 256 * MIB);
+    let disk = Direct::open(&guest.attach(&server, "demo", &["--read-only"]));
+    // The page cache takes what is kept, and the disk does not take it from there.
+    faulty.spoil(&cache, Fault::Dead);
+    read_all(&disk, "first, the cache disk is dead");
+    drop_caches();
+    faulty.heal();
+    read_all(&disk, "the cache disk is back");
+    drop_caches();
+    read_all(&disk, "the cache disk works");
+    faulty.spoil(&cache, Fault::Flakey("error_reads"));
+    drop_caches();
+    read_all(&disk, "the cache disk cannot be read");
+    assert_eq!(guest.world.show(&server, "demo")["state"], "open");
+    faulty.heal();
+    drop(disk);
+    guest.detach(&server, "demo");
     assert!(server.stop().success());
 }
 

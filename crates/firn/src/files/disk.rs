@@ -1,7 +1,7 @@
 //! The engine's disk requests, done with blocking calls.
 //!
 //! Runs on threads that may wait: never on a reactor. A short read or write is continued or is
-//! an error (R8); a failed sync is reported and never repeated (R10). On a log that is read and
+//! an error (R8); a failed sync is reported and never repeated (R10). On files that are read and
 //! written directly, bytes pass through an aligned copy.
 
 use std::fs::File;
@@ -24,6 +24,7 @@ pub(crate) struct Disk {
     pub(crate) log: Arc<File>,
     pub(crate) log_direct: bool,
     pub(crate) cache: Arc<File>,
+    pub(crate) cache_direct: bool,
     pub(crate) memory: Arc<File>,
 }
 
@@ -66,7 +67,7 @@ impl Disk {
     fn file(&self, id: FileId) -> io::Result<(&File, bool)> {
         match id {
             FileId::LOG => Ok((&self.log, self.log_direct)),
-            FileId::CACHE => Ok((&self.cache, false)),
+            FileId::CACHE => Ok((&self.cache, self.cache_direct)),
             FileId::MEMORY => Ok((&self.memory, false)),
             _ => Err(io::Error::other("no such file")),
         }
@@ -144,6 +145,7 @@ mod tests {
                 log,
                 log_direct: direct,
                 cache,
+                cache_direct: false,
                 memory,
             },
             dir,

@@ -53,8 +53,7 @@ const LANDING_PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) struct CacheDir {
     pub(crate) path: PathBuf,
     pub(crate) log: LogFile,
-    pub(crate) cache: Arc<File>,
-    pub(crate) cache_bytes: u64,
+    pub(crate) cache: CacheFile,
     /// Whether the log was made just now: then no index ring can belong to it.
     pub(crate) fresh: bool,
     /// Held for as long as the directory is in use.
@@ -71,6 +70,17 @@ pub(crate) struct LogFile {
     pub(crate) align: Option<DioAlign>,
     /// Why it is as it is, for `firn doctor` and the start message.
     pub(crate) reason: String,
+}
+
+/// The read cache, opened once like the log, and directly where that is offered. Through the page
+/// cache a write that the disk refuses looks done: the error comes later and to nobody, and when
+/// the page goes, readers find what was there before.
+#[derive(Clone, Debug)]
+pub(crate) struct CacheFile {
+    pub(crate) file: Arc<File>,
+    pub(crate) bytes: u64,
+    /// What direct I/O asks for; `None` where it goes through the page cache.
+    pub(crate) align: Option<DioAlign>,
 }
 
 impl CacheDir {
@@ -92,12 +102,11 @@ impl CacheDir {
         let fresh = prepare::log(&path, settings, progress)?;
         let log = open_log(&path, settings.log_io)?;
         wait_for_landing(&path, &log.file)?;
-        let (cache, cache_bytes) = prepare::cache(&path, settings)?;
+        let cache = prepare::cache(&path, settings)?;
         Ok(CacheDir {
             path,
             log,
-            cache: Arc::new(cache),
-            cache_bytes,
+            cache,
             fresh,
             _lock: lock,
         })

@@ -8,6 +8,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind as Io, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use reactor::DioAlign;
 use rustix::fs::{FallocateFlags, OFlags};
@@ -15,6 +16,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::cli::args::LogIo;
 use crate::config::Settings;
 use crate::failure::{Failure, Result};
+use crate::files::CacheFile;
 use crate::units::Size;
 
 /// Bytes per write while the log is filled.
@@ -73,7 +75,7 @@ fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> 
 
 /// Opens the cache file, making it, or making it anew in another size: what it held can be
 /// fetched again.
-pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<(File, u64)> {
+pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
     let path = dir.join("cache");
     let found = fs::metadata(&path).ok().map(|metadata| metadata.len());
     let wanted = match (found, settings.cache_size) {
@@ -89,13 +91,25 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<(File, u64)> {
         }
         Ok(file)
     });
-    made.map(|file| (file, wanted)).map_err(|source| {
+    let made = made.map_err(|source| {
         let _ = fs::remove_file(&path);
         Failure::io(
             &format!("make a cache of {} in", Size(wanted)),
             dir,
             &source,
         )
+    })?;
+    let (align, _) = direct_io(&path, settings.log_io)?;
+    let file = match align {
+        Some(_) => {
+            open_file(&path, true).map_err(|source| Failure::io("open directly", &path, &source))?
+        }
+        None => made,
+    };
+    Ok(CacheFile {
+        file: Arc::new(file),
+        bytes: wanted,
+        align,
     })
 }
 
