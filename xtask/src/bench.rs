@@ -30,16 +30,23 @@ enum What {
     Nbd(nbd::Arguments),
     /// The ublk example servers against the kernel tree's own, in a guest (P1, P14, P15)
     Ublk(ublk::Arguments),
+    /// Volumes as disks: hot, cold and while evicting, in a guest (P2, P3, P4, P5)
+    Volume(ublk::volume::Arguments),
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let inside = matches!(&arguments.what, What::Ublk(ublk) if ublk::is_inside(ublk));
+    let inside = match &arguments.what {
+        What::Ublk(arguments) => ublk::is_inside(arguments),
+        What::Volume(arguments) => ublk::volume::is_inside(arguments),
+        What::Blkmq | What::Messenger | What::Nbd(_) => false,
+    };
     let _alone = (!inside).then(wait_for_turn).transpose()?;
     match &arguments.what {
         What::Blkmq => blkmq(),
         What::Messenger => messenger(),
         What::Nbd(arguments) => nbd::run(arguments),
         What::Ublk(arguments) => ublk::run(arguments),
+        What::Volume(arguments) => ublk::volume::run(arguments),
     }
 }
 

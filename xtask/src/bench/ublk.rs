@@ -10,6 +10,7 @@ mod getdata;
 mod measure;
 mod servers;
 mod table;
+pub(super) mod volume;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

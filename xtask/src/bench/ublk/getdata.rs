@@ -8,7 +8,7 @@
 
 use std::fs;
 
-use super::measure::{Job, Sample, fio, median};
+use super::measure::{Job, Length, Sample, fio, median};
 use super::servers::{Kind, Mode, Running, Server};
 use super::{Arguments, named};
 use crate::{Failure, workspace};
@@ -66,14 +66,14 @@ fn row(
     if !named(&format!("{table} {way} {block} QD{depth}"), &arguments.only) {
         return Ok(());
     }
-    let running = server.start(Kind::Null, mode, 1, &[], more)?;
+    let running = server.start(Kind::Null, mode, 0..1, &[], more)?;
     let job = Job {
         devices: &running.devices,
         pattern: "randwrite",
         block,
         depth,
         batch: depth.min(16),
-        seconds: arguments.seconds,
+        length: Length::Seconds(arguments.seconds),
     };
     let samples = (0..arguments.rounds)
         .map(|_| fio(&job))
@@ -81,6 +81,7 @@ fn row(
     let Sample {
         per_second,
         mean_us,
+        ..
     } = median(samples);
     let said = running.end();
     let enters = sum(&said, "enters") / sum(&said, "requests").max(1.0);
@@ -109,7 +110,7 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
         if !named(&format!("(4) {}", mode.name()), &arguments.only) {
             continue;
         }
-        let running = server.start(Kind::Null, mode, IDLE, &[], &[])?;
+        let running = server.start(Kind::Null, mode, 0..IDLE, &[], &[])?;
         let idle = resident_kib(&running)?;
         let job = Job {
             devices: &running.devices,
@@ -117,7 +118,7 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
             block: "512k",
             depth: 4,
             batch: 4,
-            seconds: arguments.seconds,
+            length: Length::Seconds(arguments.seconds),
         };
         fio(&job)?;
         println!(

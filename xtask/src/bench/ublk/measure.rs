@@ -20,8 +20,19 @@ pub(super) struct Job<'a> {
     pub(super) depth: u32,
     /// Requests that are submitted with one call, and taken with one.
     pub(super) batch: u32,
-    /// Seconds.
-    pub(super) seconds: u32,
+    /// When it ends.
+    pub(super) length: Length,
+}
+
+/// When a job ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Length {
+    /// After this many seconds; places may come twice.
+    Seconds(u32),
+    /// After this many requests, none of which is for a place of another. The same on every run.
+    Requests(u32),
+    /// When every byte of the devices was reached once.
+    Once,
 }
 
 /// What came out, over all devices.
@@ -31,24 +42,33 @@ pub(super) struct Sample {
     pub(super) per_second: f64,
     /// Mean completion latency in microseconds.
     pub(super) mean_us: f64,
+    /// The completion latency in microseconds that 50, 99 and 99.9 % of the requests stay below;
+    /// of the slower direction where a job has both.
+    pub(super) percentiles_us: [f64; 3],
+    /// Requests.
+    pub(super) requests: f64,
 }
 
 /// Runs a job to its end.
 pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
     let mut command = Command::new("fio");
     command.args(["--output-format=json", "--ioengine=libaio", "--direct=1"]);
-    command.args([
-        "--time_based",
-        "--group_reporting",
-        "--thread",
-        "--norandommap",
-    ]);
+    command.args(["--group_reporting", "--thread"]);
+    match job.length {
+        Length::Seconds(seconds) => {
+            command.args(["--time_based", "--norandommap"]);
+            command.arg(format!("--runtime={seconds}"));
+        }
+        Length::Requests(number) => {
+            command.arg(format!("--number_ios={number}"));
+        }
+        Length::Once => {}
+    }
     // Seeding and telling time must not drown what is measured.
     command.args(["--randrepeat=1", "--gtod_reduce=0", "--lat_percentiles=0"]);
     command.arg(format!("--rw={}", job.pattern));
     command.arg(format!("--bs={}", job.block));
     command.arg(format!("--iodepth={}", job.depth));
-    command.arg(format!("--runtime={}", job.seconds));
     command.arg(format!("--iodepth_batch_submit={}", job.batch));
     command.arg(format!("--iodepth_batch_complete_max={}", job.batch));
     for device in job.devices {
@@ -76,11 +96,16 @@ fn sample(text: &str) -> Result<Sample, Failure> {
         serde_json::from_str(&text[start..]).map_err(|_| format!("fio gave no report:\n{text}"))?;
     let job = &report["jobs"][0];
     let (mut requests, mut per_second, mut nanoseconds) = (0.0, 0.0, 0.0);
+    let mut percentiles_us = [0.0_f64; 3];
     for side in ["read", "write"] {
         let count = job[side]["total_ios"].as_f64().unwrap_or(0.0);
         requests += count;
         per_second += job[side]["iops"].as_f64().unwrap_or(0.0);
         nanoseconds += count * job[side]["clat_ns"]["mean"].as_f64().unwrap_or(0.0);
+        for (at, name) in ["50.000000", "99.000000", "99.900000"].iter().enumerate() {
+            let below = job[side]["clat_ns"]["percentile"][name].as_f64();
+            percentiles_us[at] = percentiles_us[at].max(below.unwrap_or(0.0) / 1e3);
+        }
     }
     if job["error"] != 0 || requests == 0.0 {
         return Err(format!("fio did nothing, or failed:\n{text}").into());
@@ -88,6 +113,8 @@ fn sample(text: &str) -> Result<Sample, Failure> {
     Ok(Sample {
         per_second,
         mean_us: nanoseconds / requests / 1e3,
+        percentiles_us,
+        requests,
     })
 }
 
@@ -104,13 +131,16 @@ mod tests {
     const REPORT: &str = r#"note
         {"jobs":[{"error":0,
         "read":{"total_ios":0,"iops":0.0,"clat_ns":{"mean":0.0}},
-        "write":{"total_ios":200,"iops":100.0,"clat_ns":{"mean":2500.0}}}]}"#;
+        "write":{"total_ios":200,"iops":100.0,"clat_ns":{"mean":2500.0,"percentile":
+        {"50.000000":2000,"99.000000":7000,"99.900000":9000}}}}]}"#;
 
     #[test]
     fn a_report_is_read_over_both_directions() {
         let expected = Sample {
             per_second: 100.0,
             mean_us: 2.5,
+            percentiles_us: [2.0, 7.0, 9.0],
+            requests: 200.0,
         };
         assert_eq!(sample(REPORT).unwrap(), expected);
     }
@@ -126,7 +156,7 @@ mod tests {
     fn the_median_is_by_rate() {
         let samples = [3.0, 1.0, 2.0].map(|per_second| Sample {
             per_second,
-            mean_us: 0.0,
+            ..Sample::default()
         });
         assert!((median(samples.to_vec()).per_second - 2.0).abs() < 1e-9);
     }

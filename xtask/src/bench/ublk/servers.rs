@@ -4,6 +4,7 @@
 //! one ring; the others have a process and a ring for each device, which is how they are made.
 
 use std::fmt;
+use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -144,16 +145,19 @@ impl Drop for Running {
 }
 
 impl Server {
-    /// Starts it with this many devices of one queue each; `files` are what a file server serves.
+    /// Starts it with devices of these numbers, of one queue each; `files` are what a file server
+    /// serves.
     pub(super) fn start(
         &self,
         kind: Kind,
         mode: Mode,
-        devices: usize,
+        ids: Range<usize>,
         files: &[PathBuf],
         more: &[&str],
     ) -> Result<Running, Failure> {
-        let paths: Vec<_> = (0..devices)
+        let devices = ids.len();
+        let paths: Vec<_> = ids
+            .clone()
             .map(|id| PathBuf::from(format!("/dev/ublkb{id}")))
             .collect();
         wait(&paths, false)?;
@@ -166,7 +170,8 @@ impl Server {
         match self {
             Self::Ours(examples) => {
                 let mut command = Command::new(examples.join(kind.to_string()));
-                command.args(["--id", "0", "--queues", "1", "--depth", &DEPTH.to_string()]);
+                let (id, depth) = (ids.start.to_string(), DEPTH.to_string());
+                command.args(["--id", &id, "--queues", "1", "--depth", &depth]);
                 command.args(["--mode", mode.name()]);
                 match kind {
                     Kind::Null => command.args(["--devices", &devices.to_string()]),
@@ -179,16 +184,16 @@ impl Server {
                 running.child = Some(command.spawn()?);
             }
             Self::Kublk(program) => {
-                let mut removal = Command::new(program);
-                removal.args(["del", "-a"]);
-                running.removal.push(removal);
-                for id in 0..devices {
+                for (at, id) in ids.enumerate() {
+                    let mut removal = Command::new(program);
+                    removal.args(["del", "-n", &id.to_string()]);
+                    running.removal.push(removal);
                     let mut command = Command::new(program);
                     let name = if kind == Kind::Null { "null" } else { "loop" };
                     command.args(["add", "-t", name, "-q", "1", "-d", &DEPTH.to_string()]);
                     command.args(["-n", &id.to_string()]).args(mode.of_kublk());
                     if kind == Kind::File {
-                        command.args(files.get(id));
+                        command.args(files.get(at));
                     }
                     let status = command.stdout(Stdio::null()).status()?;
                     if !status.success() {
@@ -199,11 +204,11 @@ impl Server {
             Self::Libublk(examples) => {
                 let name = if kind == Kind::Null { "null" } else { "loop" };
                 let program = examples.join(name);
-                for id in 0..devices {
+                for (at, id) in ids.enumerate() {
                     let mut removal = Command::new(&program);
                     removal.args(["del", "-n", &id.to_string()]);
                     running.removal.push(removal);
-                    start_libublk(&program, (kind, mode), id, files.get(id))?;
+                    start_libublk(&program, (kind, mode), id, files.get(at))?;
                 }
             }
         }

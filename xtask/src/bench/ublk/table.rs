@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 
-use super::measure::{Job, Sample, fio, median};
+use super::measure::{Job, Length, Sample, fio, median};
 use super::servers::{Kind, Mode, Server};
 use super::{Arguments, named};
 use crate::Failure;
@@ -70,7 +70,7 @@ fn rows(
     if workloads.is_empty() {
         return Ok(());
     }
-    let running = server.start(kind, mode, devices, files, &[])?;
+    let running = server.start(kind, mode, 0..devices, files, &[])?;
     for (pattern, block, depth, _) in workloads {
         let job = Job {
             devices: &running.devices,
@@ -78,7 +78,7 @@ fn rows(
             block,
             depth: *depth,
             batch: depth.div_ceil(2),
-            seconds: arguments.seconds,
+            length: Length::Seconds(arguments.seconds),
         };
         let samples = (0..arguments.rounds)
             .map(|_| fio(&job))
@@ -86,6 +86,7 @@ fn rows(
         let Sample {
             per_second,
             mean_us,
+            ..
         } = median(samples);
         // The emulated clock has a nanosecond per instruction.
         let each = if arguments.icount { 1e9 } else { 1e6 } / per_second;

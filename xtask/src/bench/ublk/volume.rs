@@ -1,0 +1,215 @@
+//! `cargo xtask bench volume`: volumes as disks, on a real kernel.
+//!
+//! Hot requests against a bare file that the kernel tree's server serves (P2), zero-copy against
+//! user-copy (P3), the first write to a cold block (P4), what a cold read asks of the store and
+//! how many threads a hot request meets (P5), and a working set larger than the cache. Everything
+//! in one run, in one guest, so that ratios mean something. Like the other benchmarks of ublk it
+//! runs itself a second time inside the guest. What idle disks cost (P10) is the soak's to say.
+
+mod chart;
+mod cold;
+mod evict;
+mod hot;
+mod modes;
+mod report;
+mod server;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::{Failure, lane, process, vm, workspace};
+use report::Report;
+
+/// Seconds after which a guest that measures is given up.
+const DEADLINE: &str = "7200";
+
+/// Arguments of `cargo xtask bench volume`.
+#[derive(Clone, clap::Args)]
+pub(crate) struct Arguments {
+    /// What to measure
+    #[arg(value_enum, default_value_t = What::All)]
+    what: What,
+    #[command(flatten)]
+    options: Options,
+    /// Where the log and the served files are
+    #[arg(long, value_enum, default_value_t = Medium::Memory)]
+    medium: Medium,
+    /// Write the charts to docs/benchmarks, with this date
+    #[arg(long, value_name = "DATE")]
+    charts: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum What {
+    /// All of what follows
+    All,
+    /// P2: hot requests against a bare file, and the threads that a hot request meets (P5)
+    Hot,
+    /// P3: zero-copy against user-copy
+    Modes,
+    /// P4 and P5: the first write to a cold block; store requests of a cold read
+    Cold,
+    /// A working set larger than the cache
+    Evict,
+}
+
+/// Where and for how long to measure.
+#[derive(Clone, Debug, clap::Args)]
+struct Options {
+    /// Where: uml, or a packaged kernel
+    #[arg(long, default_value = "uml")]
+    kernel: String,
+    /// Count instructions instead of time; packaged kernels only
+    #[arg(long)]
+    icount: bool,
+    /// Seconds per measurement; virtual ones with --icount
+    #[arg(long, default_value_t = 2)]
+    seconds: u32,
+    /// Only rows that have these words in a row; several choices are separated by commas
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Rounds; the median counts
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// The kernel tree's server, inside the guest
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
+}
+
+impl Options {
+    /// Whether a row of this name is wanted.
+    fn wants(&self, name: &str) -> bool {
+        super::named(name, &self.only)
+    }
+}
+
+/// Where the log and the served files are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Medium {
+    /// In memory (tmpfs): the servers are measured and not a disk
+    Memory,
+    /// On the guest's disk (ext4, direct I/O)
+    Disk,
+}
+
+/// Whether this is the second run, in the guest, which the first one's lock is for.
+pub(in crate::bench) fn is_inside(arguments: &Arguments) -> bool {
+    arguments.options.inside.is_some()
+}
+
+pub(in crate::bench) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.options.inside {
+        Some(kublk) => inside(arguments, kublk),
+        None => outside(arguments),
+    }
+}
+
+/// A value of an enumeration as the command line knows it.
+fn word(value: &impl clap::ValueEnum) -> Result<String, Failure> {
+    let value = value.to_possible_value().ok_or("a value without a name")?;
+    Ok(value.get_name().to_owned())
+}
+
+/// Builds the servers, starts the guest, and keeps what it draws.
+fn outside(arguments: &Arguments) -> Result<(), Failure> {
+    let kublk = vm::kernels_own_server()?;
+    let build = ["build", "--quiet", "--release", "-p", "ublk", "--examples"];
+    process::run(&mut workspace::cargo(build))?;
+    let build = ["build", "--quiet", "--release", "-p", "firn"];
+    process::run(&mut workspace::cargo(build))?;
+    let (what, medium) = (word(&arguments.what)?, word(&arguments.medium)?);
+    let Options {
+        kernel,
+        only,
+        seconds,
+        rounds,
+        ..
+    } = &arguments.options;
+    let me = std::env::current_exe()?;
+    let mut guest = Command::new(&me);
+    guest.args(["vm", "--kernel", kernel, "--deadline", DEADLINE]);
+    guest.args(["--memory", "4G"]);
+    let counted = arguments.options.icount.then_some("--icount");
+    guest.args(counted).arg("--").arg(&me);
+    guest
+        .args(["bench", "volume", &what, "--inside"])
+        .arg(kublk);
+    guest.args(["--kernel", kernel, "--only", only, "--medium", &medium]);
+    guest.args(["--seconds", &seconds.to_string()]);
+    guest.args(["--rounds", &rounds.to_string()]).args(counted);
+    println!("this machine: {}", crate::bench::lane()?);
+    println!("$ {}", process::spelled(&guest));
+    let mut child = guest.stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().ok_or("a guest without output")?;
+    let mut charts = Vec::new();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        match report::chart(&line) {
+            Some(chart) => charts.push(chart),
+            None => println!("{line}"),
+        }
+    }
+    let status = child.wait()?;
+    println!("this machine: {}", crate::bench::lane()?);
+    if !status.success() {
+        return Err(format!("the guest ended with {status}").into());
+    }
+    let Some(date) = &arguments.charts else {
+        return Ok(());
+    };
+    for (name, mut chart) in charts {
+        chart.note = format!("{}; {date}", chart.note);
+        let lane = match (&*arguments.options.kernel, arguments.options.icount) {
+            (kernel, true) => format!("{kernel}-instructions"),
+            (kernel, false) => kernel.to_owned(),
+        };
+        let path = format!("docs/benchmarks/volume-{name}-{lane}.svg");
+        std::fs::write(workspace::root().join(&path), chart.svg())?;
+        println!("{path}");
+    }
+    Ok(())
+}
+
+/// Measures, as root of the guest.
+fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
+    process::run(Command::new("modprobe").arg("ublk_drv"))?;
+    process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
+    let Options { kernel, icount, .. } = &arguments.options;
+    let lane = lane::of_guest(kernel, *icount)?;
+    println!("{lane}");
+    let mut report = Report::new(&arguments.options, &lane);
+    let wanted = |what| arguments.what == what || arguments.what == What::All;
+    let parts: [(What, Part); 4] = [
+        (What::Hot, hot::run),
+        (What::Modes, modes::run),
+        (What::Cold, cold::run),
+        (What::Evict, evict::run),
+    ];
+    for (what, part) in parts {
+        if wanted(what) {
+            let place = match arguments.medium {
+                Medium::Memory => "/tmp".into(),
+                Medium::Disk => std::env::var_os("FIRN_VM_SCRATCH").ok_or("no scratch disk")?,
+            };
+            let site = Site {
+                options: &arguments.options,
+                kublk,
+                place: Path::new(&place),
+            };
+            part(&site, &mut report)?;
+        }
+    }
+    report.end();
+    Ok(())
+}
+
+type Part = fn(&Site, &mut Report) -> Result<(), Failure>;
+
+/// Where a part measures.
+struct Site<'a> {
+    options: &'a Options,
+    kublk: &'a Path,
+    /// The directory for logs and served files.
+    place: &'a Path,
+}

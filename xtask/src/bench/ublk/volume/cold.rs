@@ -1,0 +1,128 @@
+//! P4 and P5: a volume that was opened from the store alone.
+//!
+//! It is written, brought to the store, and its server stopped; log and cache are thrown away and
+//! another server takes it over. The first write to a block then has nothing local under it. The
+//! second pass writes the same blocks in the same order: that is the hot write beside it.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::Site;
+use super::hot::fill;
+use super::report::{Report, Row};
+use super::server::{Firn, World};
+use crate::Failure;
+use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
+use crate::bench::ublk::servers::Mode;
+
+/// Bytes of the volume.
+const MIB: u64 = 96;
+
+/// Blocks that are written cold and hot.
+const WRITES: u32 = 4000;
+
+/// Cold reads of a kind; no two of them share what they fetch.
+const READS: u64 = 16;
+
+pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
+    report.part(
+        "cold",
+        "P4: first write to a cold block against a hot write",
+    );
+    for depth in [1, 32] {
+        let workload = format!("randwrite 4k QD{depth}");
+        if !site.options.wants(&format!("cold {workload}")) {
+            continue;
+        }
+        let mut samples = [Vec::new(), Vec::new()];
+        let mut granted = String::new();
+        let mut fetched = 0.0;
+        for _ in 0..site.options.rounds {
+            let world = World::new(site.place, "cold")?;
+            let (firn, disk) = opened_cold(&world)?;
+            granted = firn.granted("cold")?;
+            let before = firn.store_reads()?;
+            for pass in &mut samples {
+                pass.push(write(&disk, depth)?);
+            }
+            fetched += firn.store_reads()? - before;
+        }
+        for (server, samples) in ["hot", "cold"].iter().zip(samples.into_iter().rev()) {
+            let row = Row {
+                workload: &workload,
+                server,
+                granted: &granted,
+            };
+            report.row(row, &median(samples));
+        }
+        println!("<!-- store requests that read, in all of these writes: {fetched} -->");
+    }
+    if site.options.wants("cold reads") {
+        reads(site)?;
+    }
+    Ok(())
+}
+
+/// A volume's disk, with nothing of it on this host but what opening it brings.
+fn opened_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
+    let log = ["--log-size", "512MiB"];
+    let volume = format!("cold={MIB}MiB");
+    let mut firn = world.serve(&[&log[..], &["--volume", &volume]].concat())?;
+    let disk = firn.attach("cold", Mode::ZeroCopy)?;
+    fill(&disk)?;
+    firn.ask(&["sync", "cold"])?;
+    firn.stop()?;
+    world.lose_cache()?;
+    let mut firn = world.serve(&[&log[..], &["--volume", &volume, "--take-over"]].concat())?;
+    let disk = firn.attach("cold", Mode::ZeroCopy)?;
+    Ok((firn, disk))
+}
+
+fn write(disk: &std::path::PathBuf, depth: u32) -> Result<Sample, Failure> {
+    fio(&Job {
+        devices: std::slice::from_ref(disk),
+        pattern: "randwrite",
+        block: "4k",
+        depth,
+        batch: depth.div_ceil(2),
+        length: Length::Requests(WRITES),
+    })
+}
+
+/// P5: what cold reads ask of the store, one read at a time.
+fn reads(site: &Site) -> Result<(), Failure> {
+    let world = World::new(site.place, "cold")?;
+    let (firn, disk) = opened_cold(&world)?;
+    println!("\n## P5: store requests of a cold read\n");
+    println!("| read | reads | store requests each, mean | most | of them for the index |");
+    println!("|---|---:|---:|---:|---:|");
+    // 1 MiB apart: neither a chunk nor an index page of another's is of use. The first read finds
+    // its index page missing, too.
+    for (name, bytes, from) in [("4 KiB", 4 << 10, 0), ("128 KiB", 128 << 10, 32 << 20)] {
+        let mut counts = Vec::new();
+        for number in 0..READS {
+            let before = firn.store_reads()?;
+            read(&disk, from + (number << 20), bytes)?;
+            counts.push(firn.store_reads()? - before);
+        }
+        let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+        let most = counts.iter().fold(0.0_f64, |a, b| a.max(*b));
+        let least = counts.iter().fold(f64::MAX, |a, b| a.min(*b));
+        println!(
+            "| {name} | {READS} | {mean:.2} | {most} | {} |",
+            most - least
+        );
+    }
+    Ok(())
+}
+
+/// Reads past the page cache, which would read ahead.
+fn read(disk: &Path, at: u64, bytes: usize) -> Result<(), Failure> {
+    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(direct).open(disk)?;
+    // Direct I/O wants its memory aligned: the part of a larger buffer that is.
+    let mut buffer = vec![0_u8; bytes + 4096];
+    let skip = buffer.as_ptr().align_offset(4096);
+    Ok(file.read_exact_at(&mut buffer[skip..skip + bytes], at)?)
+}

@@ -1,0 +1,89 @@
+//! A working set larger than the cache: everything that is read pushes something else out.
+//!
+//! The volume comes from the store alone. Fetched chunks land in the server's memory file (128
+//! MiB) and are demoted to a small disk cache; what is written goes to the log.
+
+use super::Site;
+use super::hot::fill;
+use super::report::{Report, Row};
+use super::server::World;
+use crate::Failure;
+use crate::bench::ublk::measure::{Job, Length, fio, median};
+use crate::bench::ublk::servers::Mode;
+
+/// Bytes of the volume, more than twice of what both tiers of the cache hold.
+const MIB: u64 = 320;
+
+const WORKLOADS: [(&str, &str, u32); 4] = [
+    ("randread", "4k", 32),
+    ("randrw", "4k", 32),
+    ("read", "128k", 8),
+    ("randwrite", "4k", 32),
+];
+
+pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
+    let world = World::new(site.place, "evict")?;
+    let volume = format!("large={MIB}MiB");
+    let usual = [
+        "--log-size",
+        "512MiB",
+        "--cache-size",
+        "16MiB",
+        "--volume",
+        &volume,
+    ];
+    let mut firn = world.serve(&usual)?;
+    fill(&firn.attach("large", Mode::ZeroCopy)?)?;
+    firn.ask(&["sync", "large"])?;
+    firn.stop()?;
+    world.lose_cache()?;
+    let mut firn = world.serve(&[&usual[..], &["--take-over"]].concat())?;
+    let disk = firn.attach("large", Mode::ZeroCopy)?;
+    let granted = firn.granted("large")?;
+    report.part("evict", "A working set larger than the cache");
+    println!(
+        "<!-- volume: {MIB} MiB; cache: 128 MiB in memory, 16 MiB on disk; {} -->",
+        firn.log
+    );
+    // Into the steady state: everything once, in order.
+    fio(&Job {
+        devices: std::slice::from_ref(&disk),
+        pattern: "read",
+        block: "1m",
+        depth: 4,
+        batch: 4,
+        length: Length::Once,
+    })?;
+    let mut fetches = Vec::new();
+    for (pattern, block, depth) in WORKLOADS {
+        let workload = format!("{pattern} {block} QD{depth}");
+        if !site.options.wants(&format!("evict {workload}")) {
+            continue;
+        }
+        let mut samples = Vec::new();
+        let before = firn.store_reads()?;
+        for _ in 0..site.options.rounds {
+            samples.push(fio(&Job {
+                devices: std::slice::from_ref(&disk),
+                pattern,
+                block,
+                depth,
+                batch: depth.div_ceil(2),
+                length: Length::Seconds(site.options.seconds),
+            })?);
+        }
+        let requests: f64 = samples.iter().map(|sample| sample.requests).sum();
+        fetches.push((workload.clone(), (firn.store_reads()? - before) / requests));
+        let row = Row {
+            workload: &workload,
+            server: "firn volume",
+            granted: &granted,
+        };
+        report.row(row, &median(samples));
+    }
+    println!("\n| workload | store requests that read, per request |\n|---|---:|");
+    for (workload, each) in fetches {
+        println!("| {workload} | {each:.3} |");
+    }
+    Ok(())
+}

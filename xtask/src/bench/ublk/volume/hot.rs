@@ -1,0 +1,208 @@
+//! P2: a hot volume over zero-copy against a bare file, served so by the kernel tree's server and
+//! by this project's example; and P5's other half, the threads that a hot request meets.
+//!
+//! The volume is written once from end to end and everything it holds is in its log. All servers
+//! are there the whole time and take turns, so that a machine's moods hit all of them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::Site;
+use super::report::{Report, Row};
+use super::server::World;
+use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
+use crate::bench::ublk::servers::{Kind, Mode, Server};
+use crate::{Failure, workspace};
+
+/// Bytes of the file and of the volume. Below what is uploaded without being asked for.
+const MIB: u64 = 64;
+
+/// Numbers of the peers' devices; firn takes the lowest that are free.
+const FIRST_OF_PEERS: usize = 40;
+
+/// A pattern, bytes per request, requests in flight.
+type Workload = (&'static str, &'static str, u32);
+
+const WORKLOADS: [Workload; 6] = [
+    ("randread", "4k", 32),
+    ("randwrite", "4k", 32),
+    ("read", "128k", 8),
+    ("write", "128k", 8),
+    ("randread", "4k", 1),
+    ("randwrite", "4k", 1),
+];
+
+pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
+    let world = World::new(site.place, "hot")?;
+    let mut firn = world.serve(&["--log-size", "768MiB", "--volume", &format!("hot={MIB}MiB")])?;
+    let disk = firn.attach("hot", Mode::ZeroCopy)?;
+    let files = files(site.place)?;
+    let mut running = Vec::new();
+    let peers = [
+        Server::Kublk(site.kublk.to_owned()),
+        Server::Ours(workspace::target().join("release/examples")),
+    ];
+    for (at, server) in peers.iter().enumerate() {
+        let id = FIRST_OF_PEERS + at;
+        let file = &files[at..=at];
+        let started = server.start(Kind::File, Mode::ZeroCopy, id..id + 1, file, &[])?;
+        running.push((name(server), "ublk zero-copy, 1 x 128".to_owned(), started));
+    }
+    let mut all: Vec<(&str, &str, PathBuf)> = Vec::new();
+    for (name, granted, started) in &running {
+        all.push((name, granted, started.devices[0].clone()));
+    }
+    let granted = firn.granted("hot")?;
+    all.push(("firn volume", &granted, disk.clone()));
+    fill(&disk)?;
+    report.part("hot", "P2: hot volume against a bare file");
+    println!("<!-- volume: {} -->", firn.log);
+    let pid = firn.pid();
+    let mut hops = Vec::new();
+    for (pattern, block, depth) in WORKLOADS {
+        let workload = format!("{pattern} {block} QD{depth}");
+        if !site.options.wants(&format!("hot {workload}")) {
+            continue;
+        }
+        let mut samples = vec![Vec::new(); all.len()];
+        for _ in 0..site.options.rounds {
+            for ((_, _, device), samples) in all.iter().zip(&mut samples) {
+                let before = switches(pid)?;
+                let sample = fio(&job(
+                    site,
+                    std::slice::from_ref(device),
+                    (pattern, block, depth),
+                ))?;
+                if *device == disk {
+                    hops.push((workload.clone(), sample.requests, before, switches(pid)?));
+                }
+                samples.push(sample);
+            }
+        }
+        for ((server, granted, _), samples) in all.iter().zip(samples) {
+            let row = Row {
+                workload: &workload,
+                server,
+                granted,
+            };
+            report.row(row, &median(samples));
+        }
+    }
+    print_hops(&hops);
+    println!(
+        "\nways of the volume's requests: {}",
+        firn.disk("hot")?["requests"]
+    );
+    Ok(())
+}
+
+/// A file for each peer. What it holds is written once, so that no hole is read.
+fn files(place: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let block = vec![0x5a_u8; 1 << 20];
+    let mut paths = Vec::new();
+    for peer in ["kublk", "example"] {
+        let path = place.join(format!("served-by-{peer}"));
+        let mut file = File::create(&path)?;
+        for _ in 0..MIB {
+            file.write_all(&block)?;
+        }
+        file.sync_all()?;
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+fn name(server: &Server) -> &'static str {
+    match server {
+        Server::Ours(_) => "example, file",
+        Server::Kublk(_) => "kublk, loop",
+        Server::Libublk(_) => "libublk, loop",
+    }
+}
+
+fn job<'a>(
+    site: &Site,
+    devices: &'a [PathBuf],
+    (pattern, block, depth): (&'a str, &'a str, u32),
+) -> Job<'a> {
+    Job {
+        devices,
+        pattern,
+        block,
+        depth,
+        batch: depth.div_ceil(2),
+        length: Length::Seconds(site.options.seconds),
+    }
+}
+
+/// Writes every byte of a disk once.
+pub(super) fn fill(disk: &PathBuf) -> Result<Sample, Failure> {
+    fio(&Job {
+        devices: std::slice::from_ref(disk),
+        pattern: "write",
+        block: "1m",
+        depth: 4,
+        batch: 4,
+        length: Length::Once,
+    })
+}
+
+/// Voluntary context switches of a process's threads, summed by name without its number.
+type Switches = BTreeMap<String, u64>;
+
+/// How often each kind of thread of a process has gone to sleep and come back.
+fn switches(pid: u32) -> Result<Switches, Failure> {
+    let mut sums = Switches::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end while it is looked at.
+        let Ok(status) = std::fs::read_to_string(task?.path().join("status")) else {
+            continue;
+        };
+        let value = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.map(str::trim)
+        };
+        let (Some(name), Some(count)) = (value("Name:"), value("voluntary_ctxt_switches:")) else {
+            continue;
+        };
+        let kind = name.trim_end_matches(|c: char| c.is_ascii_digit() || c == '-');
+        *sums.entry(kind.to_owned()).or_default() += count.parse::<u64>().unwrap_or(0);
+    }
+    Ok(sums)
+}
+
+/// What other threads than the reactors did while hot requests were served.
+fn print_hops(hops: &[(String, f64, Switches, Switches)]) {
+    println!("\n## P5: threads that woke while the volume served hot requests\n");
+    println!(
+        "| workload | requests | wakes of reactors per 1000 | of all other threads per 1000, by thread |"
+    );
+    println!("|---|---:|---:|---|");
+    for (workload, requests, before, after) in hops {
+        let woken = |name: &String| {
+            let before = before.get(name).copied().unwrap_or(0);
+            (after[name] - before.min(after[name])) as f64 * 1000.0 / requests
+        };
+        let reactors: f64 = after
+            .keys()
+            .filter(|name| is_reactor(name))
+            .map(woken)
+            .sum();
+        let others = after.keys().filter(|name| !is_reactor(name));
+        let others: Vec<String> = others
+            .map(|name| (name, woken(name)))
+            .filter(|(_, woken)| *woken > 0.0)
+            .map(|(name, woken)| format!("{name} {woken:.2}"))
+            .collect();
+        println!(
+            "| {workload} | {requests:.0} | {reactors:.1} | {} |",
+            others.join(", ")
+        );
+    }
+}
+
+fn is_reactor(name: &str) -> bool {
+    name.starts_with("firn-reactor")
+}

@@ -1,0 +1,88 @@
+//! P3: zero-copy against user-copy, over volumes.
+//!
+//! Volumes of both modes are attached to one server at once and take turns. What is published of
+//! the reference system (16 devices, QD32, in thousands of requests/s: 575, 992 and 730 with
+//! zero-copy; 413, 696 and 557 with user-copy) is of hardware and of other disks; only the sign
+//! of a difference can be set beside what an emulator or User-Mode Linux shows.
+
+use std::path::PathBuf;
+
+use super::Site;
+use super::hot::fill;
+use super::report::{Report, Row};
+use super::server::World;
+use crate::Failure;
+use crate::bench::ublk::measure::{Job, Length, fio, median};
+use crate::bench::ublk::servers::Mode;
+
+/// Devices of a mode, and their size: what both modes write stays in the log.
+const DEVICES: usize = 16;
+const MIB: u64 = 8;
+
+/// A pattern, bytes per request, requests in flight, devices.
+const WORKLOADS: [(&str, &str, u32, usize); 7] = [
+    ("randwrite", "4k", 32, DEVICES),
+    ("randread", "4k", 32, DEVICES),
+    ("randrw", "4k", 32, DEVICES),
+    ("randwrite", "4k", 64, 1),
+    ("randread", "4k", 64, 1),
+    ("write", "128k", 8, 1),
+    ("read", "128k", 8, 1),
+];
+
+pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
+    let world = World::new(site.place, "modes")?;
+    let mut firn = world.serve(&["--log-size", "1GiB"])?;
+    let modes = [Mode::UserCopy, Mode::ZeroCopy];
+    let mut disks: Vec<Vec<PathBuf>> = Vec::new();
+    for mode in modes {
+        let mut of_mode = Vec::new();
+        for number in 0..DEVICES {
+            let volume = format!("{}-{number}", mode.name());
+            firn.ask(&["volume", "create", &volume, "--size", &format!("{MIB}MiB")])?;
+            let disk = firn.attach(&volume, mode)?;
+            fill(&disk)?;
+            of_mode.push(disk);
+        }
+        disks.push(of_mode);
+    }
+    report.part("modes", "P3: zero-copy against user-copy");
+    println!("<!-- volumes: {} -->", firn.log);
+    for (pattern, block, depth, devices) in WORKLOADS {
+        let workload = format!("{pattern} {block} QD{depth} x{devices}");
+        if !site.options.wants(&format!("modes {workload}")) {
+            continue;
+        }
+        let mut samples = vec![Vec::new(); modes.len()];
+        for _ in 0..site.options.rounds {
+            for (disks, samples) in disks.iter().zip(&mut samples) {
+                samples.push(fio(&Job {
+                    devices: &disks[..devices],
+                    pattern,
+                    block,
+                    depth,
+                    batch: depth.div_ceil(2),
+                    length: Length::Seconds(site.options.seconds),
+                })?);
+            }
+        }
+        for (mode, samples) in modes.iter().zip(samples) {
+            let granted = firn.granted(&format!("{}-0", mode.name()))?;
+            let row = Row {
+                workload: &workload,
+                server: mode.name(),
+                granted: &granted,
+            };
+            report.row(row, &median(samples));
+        }
+    }
+    for mode in modes {
+        let disk = firn.disk(&format!("{}-0", mode.name()))?;
+        println!(
+            "\nways of the requests of {}-0: {}",
+            mode.name(),
+            disk["requests"]
+        );
+    }
+    Ok(())
+}
