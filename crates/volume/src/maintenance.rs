@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::jobs::lock;
+use crate::log::layout::BLOCK_SECTORS;
 use crate::shared::Shared;
 use crate::tail::Status;
 use crate::units::Now;
@@ -90,7 +91,8 @@ pub(crate) fn tick(shared: &Arc<Shared>, now: Now) {
     shared.extents.store(extents, Ordering::Relaxed);
     let share = u64::from(shared.layout.segments) * shared.layout.segment_sectors() / live.max(1);
     // Even alone on its host, a volume is slowed before the log is full.
-    shared.space.tick(now.mono_ns, pressure, share / 2);
+    let share = (share / 2).max(BLOCK_SECTORS);
+    shared.space.tick(now.mono_ns, pressure, share, live > 1);
     if unframed && seal {
         shared.committer().want(shared);
     }

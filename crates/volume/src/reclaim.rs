@@ -44,6 +44,7 @@ async fn step(shared: &Arc<Shared>) -> bool {
     }
     let buried = shared.segments.bury(shared.committer().durable_round());
     let room = shared.segments.room();
+    shared.space.set_pressure(room.pressure());
     let target = room.ready_target();
     if room.ready < target && room.free > 0 {
         return prepare(shared, target - room.ready).await;
@@ -61,7 +62,10 @@ async fn step(shared: &Arc<Shared>) -> bool {
         // Their round may still have to run.
         shared.committer().want(shared);
     }
-    let short = room.ready + room.free + room.dying + room.idle < room.wanted.max(3);
+    let spare = room.ready + room.free + room.dying + room.idle;
+    // Before the look at what can be collected: who comes later sets it anew.
+    let held_back = shared.space.take_held_back();
+    let short = held_back || spare < room.wanted.max(3);
     (short && clean(shared).await) || buried > 0
 }
 

@@ -2,17 +2,21 @@
 //!
 //! Below 70 % of the log nobody notices. Above, volumes that hold more than their share pay for
 //! each byte from a bucket that refills more slowly the fuller the log is; so the rate falls
-//! gently to what the store drains, never off a cliff. When there is no segment left, writers
-//! are parked until an upload or the cleaner frees one. Space is never an error.
+//! gently to what the store drains, never off a cliff. The last fifth of the log is for volumes
+//! below their share: whoever holds more is parked there, so that one volume that fills the log
+//! while the store is away stops no other. When there is no segment left, all writers are parked
+//! until an upload or the cleaner frees one. Space is never an error.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 
 use crate::jobs::{Signal, lock};
 
 /// Thousandths of the log above which writers are slowed.
 const SLOW_AT: u64 = 700;
+/// Thousandths of the log above which only volumes below their share write, where there are others.
+const KEPT_AT: u64 = 800;
 /// The rate just above [`SLOW_AT`], in bytes per second.
 const RATE_MAX: u64 = 1 << 30;
 /// The rate of a full log. Writers creep, so that clients see progress while anything drains.
@@ -34,6 +38,10 @@ pub(crate) struct Space {
     pressure: AtomicU64,
     /// Sectors that each volume may hold without being slowed.
     share: AtomicU64,
+    /// More than one volume is served: what is left of a crowded log is for the others.
+    others: AtomicBool,
+    /// Somebody was parked for what is kept.
+    held_back: AtomicBool,
     room: Signal,
 }
 
@@ -51,12 +59,27 @@ impl Space {
         if pressure < SLOW_AT || held < self.share.load(Ordering::Relaxed) {
             return true;
         }
+        if pressure >= KEPT_AT && self.others.load(Ordering::Relaxed) {
+            self.held_back.store(true, Ordering::Relaxed);
+            return false;
+        }
         let mut bucket = lock(&self.bucket);
         if bucket.tokens <= 0 {
             return false;
         }
         bucket.tokens -= bytes.min(1 << 40) as i64;
         true
+    }
+
+    /// The log is this full now: between two ticks a burst may change much.
+    pub(crate) fn set_pressure(&self, pressure: u64) {
+        self.pressure.store(pressure, Ordering::Relaxed);
+    }
+
+    /// Whether somebody was parked for what is kept since the last call: dead bytes are worth
+    /// collecting then, though there are segments left.
+    pub(crate) fn take_held_back(&self) -> bool {
+        self.held_back.swap(false, Ordering::Relaxed)
     }
 
     /// Keeps the waker until there may be room.
@@ -74,9 +97,10 @@ impl Space {
     }
 
     /// Time passes: the bucket fills. Wakes who waits for it.
-    pub(crate) fn tick(&self, now_ns: u64, pressure: u64, share: u64) {
-        self.pressure.store(pressure, Ordering::Relaxed);
+    pub(crate) fn tick(&self, now_ns: u64, pressure: u64, share: u64, others: bool) {
+        self.set_pressure(pressure);
         self.share.store(share, Ordering::Relaxed);
+        self.others.store(others, Ordering::Relaxed);
         {
             let mut bucket = lock(&self.bucket);
             let elapsed = now_ns.saturating_sub(bucket.filled_ns).min(BURST_NS);
@@ -111,13 +135,27 @@ mod tests {
     #[test]
     fn only_volumes_above_their_share_are_slowed() {
         let space = Space::default();
-        space.tick(0, 900, 100);
+        space.tick(0, 900, 100, false);
         assert!(space.admit(4096, 99), "below its share");
         while space.admit(1 << 20, 100) {}
         assert!(!space.admit(4096, 100), "above its share");
         assert!(space.admit(4096, 99));
-        space.tick(10_000_000, 900, 100);
-        space.tick(1_000_000_000, 600, 100);
+        space.tick(10_000_000, 900, 100, false);
+        space.tick(1_000_000_000, 600, 100, false);
         assert!(space.admit(4096, 1 << 30), "below 70 % nobody is slowed");
+    }
+
+    #[test]
+    fn the_last_fifth_is_for_volumes_below_their_share_where_there_are_others() {
+        let space = Space::default();
+        space.tick(10_000_000, 790, 100, true);
+        assert!(space.admit(4096, 100), "slowed, not stopped");
+        assert!(!space.take_held_back());
+        space.set_pressure(800);
+        assert!(!space.admit(4096, 100));
+        assert!(space.take_held_back() && !space.take_held_back());
+        assert!(space.admit(4096, 99));
+        space.tick(20_000_000, 999, 100, false);
+        assert!(space.admit(4096, 100), "alone it may have all of it");
     }
 }

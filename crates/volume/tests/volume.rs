@@ -228,60 +228,6 @@ fn a_log_far_smaller_than_what_is_written_never_runs_out() {
 }
 
 #[test]
-fn in_an_outage_writers_are_parked_when_the_log_is_full_and_go_on_when_it_ends() {
-    let (mut world, volume) = with_volume();
-    world.lasting.outage = true;
-    let waker = waker();
-    let op = |chunk: u64| Op::Write {
-        sector: chunk * 128,
-        sectors: 128,
-        fua: false,
-    };
-    let mut chunk = 0;
-    let mut waits = 0;
-    while waits < 50 {
-        match volume.begin(&op(chunk), &waker) {
-            Step::Write(plan) => {
-                let done = volume.written(plan, Ok(()), &waker);
-                assert!(matches!(done, Step::Done(Ok(()))));
-                chunk += 1;
-                waits = 0;
-            }
-            Step::Park(_) => {
-                world.pass(100);
-                waits += 1;
-            }
-            other => panic!("an outage is no error: {other:?}"),
-        }
-    }
-    assert!(chunk >= 32, "a good part of the log was used: {chunk}");
-    world.flush(&volume);
-    world.lasting.outage = false;
-    world.write(&volume, chunk * 128, 9, 65536);
-    assert_eq!(world.read_fill(&volume, chunk * 128, 65536), 9);
-}
-
-#[test]
-fn overwriting_in_an_outage_never_fills_the_log() {
-    let (mut world, volume) = with_volume();
-    world.lasting.outage = true;
-    for round in 0..2000_u64 {
-        world.write(&volume, (round * 37 % 64) * 8, round as u8, 4096);
-    }
-    for block in 0..64 {
-        let last = (0..2000)
-            .rev()
-            .find(|round| round * 37 % 64 == block)
-            .expect("written");
-        assert_eq!(
-            world.read_fill(&volume, block * 8, 4096),
-            last as u8,
-            "{block}"
-        );
-    }
-}
-
-#[test]
 fn deltas_are_folded_and_a_cold_block_costs_two_requests() {
     let (mut world, volume) = with_volume();
     for round in 0..12_u64 {

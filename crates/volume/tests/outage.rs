@@ -1,0 +1,112 @@
+//! The engine while the store is away: what is accepted, who waits, and that all go on afterwards.
+
+mod support;
+
+use blkmq::io::{Backend, Op, Step};
+use support::{World, waker};
+
+const MIB: u64 = 1 << 20;
+
+fn with_volume() -> (World, volume::Volume) {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+#[test]
+fn in_an_outage_writers_are_parked_when_the_log_is_full_and_go_on_when_it_ends() {
+    let (mut world, volume) = with_volume();
+    world.lasting.outage = true;
+    let chunk = fill(&mut world, &volume);
+    assert!(chunk >= 32, "a good part of the log was used: {chunk}");
+    world.flush(&volume);
+    world.lasting.outage = false;
+    world.write(&volume, chunk * 128, 9, 65536);
+    assert_eq!(world.read_fill(&volume, chunk * 128, 65536), 9);
+}
+
+/// Writes chunk after chunk until none is taken any more; how many were.
+fn fill(world: &mut World, volume: &volume::Volume) -> u64 {
+    let waker = waker();
+    let (mut chunk, mut waits) = (0, 0);
+    while waits < 50 {
+        let op = Op::Write {
+            sector: chunk * 128,
+            sectors: 128,
+            fua: false,
+        };
+        match volume.begin(&op, &waker) {
+            Step::Write(plan) => {
+                let done = volume.written(plan, Ok(()), &waker);
+                assert!(matches!(done, Step::Done(Ok(()))));
+                (chunk, waits) = (chunk + 1, 0);
+            }
+            Step::Park(_) => {
+                world.pass(100);
+                waits += 1;
+            }
+            other => panic!("an outage is no error: {other:?}"),
+        }
+    }
+    chunk
+}
+
+#[test]
+fn in_an_outage_a_volume_that_fills_the_log_leaves_room_for_others() {
+    let (mut world, noisy) = with_volume();
+    world.create("calm", 64 * MIB);
+    let calm = world.open("calm");
+    world.lasting.outage = true;
+    let chunks = fill(&mut world, &noisy);
+    assert!(chunks >= 16, "a good part of the log was used: {chunks}");
+    for block in 0..32 {
+        world.write(&calm, block * 8, 3, 4096);
+    }
+    world.flush(&calm);
+    world.lasting.outage = false;
+    world.write(&noisy, chunks * 128, 9, 65536);
+    assert_eq!(world.read_fill(&noisy, chunks * 128, 65536), 9);
+    assert_eq!(world.read_fill(&calm, 0, 32 * 4096), 3);
+}
+
+#[test]
+fn a_volume_that_is_kept_from_the_rest_of_the_log_goes_on_once_its_bytes_are_superseded() {
+    let (mut world, noisy) = with_volume();
+    world.create("calm", 64 * MIB);
+    let _calm = world.open("calm");
+    world.lasting.outage = true;
+    let chunks = fill(&mut world, &noisy);
+    // Discards take no log: what they supersede is space again, in the outage, too.
+    let waker = waker();
+    let op = Op::Discard {
+        sector: 0,
+        sectors: (chunks - 2) * 128,
+        fua: false,
+    };
+    assert!(matches!(noisy.begin(&op, &waker), Step::Done(Ok(()))));
+    for round in 0..300_u64 {
+        world.write(&noisy, (round % 32) * 8, round as u8, 4096);
+    }
+    assert_eq!(world.read_fill(&noisy, (299 % 32) * 8, 4096), 299_u64 as u8);
+}
+
+#[test]
+fn overwriting_in_an_outage_never_fills_the_log() {
+    let (mut world, volume) = with_volume();
+    world.lasting.outage = true;
+    for round in 0..2000_u64 {
+        world.write(&volume, (round * 37 % 64) * 8, round as u8, 4096);
+    }
+    for block in 0..64 {
+        let last = (0..2000)
+            .rev()
+            .find(|round| round * 37 % 64 == block)
+            .expect("written");
+        assert_eq!(
+            world.read_fill(&volume, block * 8, 4096),
+            last as u8,
+            "{block}"
+        );
+    }
+}
