@@ -13,10 +13,23 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use serde_json::Value;
 
 use super::{Server, World, eventually, message};
+
+/// What makes a log of tiny segments, so that seals and reclaims never pause, and a cache in which
+/// nothing stays for long.
+pub const TINY: [&str; 8] = [
+    "--log-size",
+    "4MiB",
+    "--segment-size",
+    "32KiB",
+    "--cache-size",
+    "512KiB",
+    "--rpo",
+    "100ms",
+];
 
 /// One test at a time: the kernel's devices are everybody's.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -70,6 +83,38 @@ impl Guest {
         } else {
             vec!["user-copy"]
         }
+    }
+
+    /// Every data mode that this kernel has.
+    pub fn all_modes(&self) -> Vec<&'static str> {
+        let modes = [
+            ("zero-copy", self.has("auto-buffer")),
+            ("user-copy", self.has("user-copy")),
+            ("get-data", self.has("get-data")),
+            ("copy", true),
+        ];
+        let offered = modes.into_iter().filter(|(_, offered)| *offered);
+        offered.map(|(mode, _)| mode).collect()
+    }
+
+    /// Asserts that a disk's requests were truly served in this data mode, all by this server
+    /// (R9): the kernel's word for what was granted, and the count of what was done.
+    pub fn served_in(&self, server: &Server, volume: &str, mode: &str) {
+        let disk = &self.world.show(server, volume)["disk"];
+        assert_eq!(disk["data_mode"], mode, "{disk}");
+        let count = |what: &str| disk["requests"][what].as_u64().unwrap();
+        assert_eq!(count("faults"), 0, "{disk}");
+        assert!(count("taken") > 0, "{disk}");
+        match mode {
+            "zero-copy" => assert!(count("uncopied") > 0, "{disk}"),
+            _ => assert!(count("uncopied") == 0 && count("copied") > 0, "{disk}"),
+        }
+    }
+
+    /// A disk that was served in this mode came back in it.
+    pub fn served_again(&self, server: &Server, volume: &str, mode: &str) {
+        let disk = &self.world.show(server, volume)["disk"];
+        assert_eq!(disk["data_mode"], mode, "{disk}");
     }
 
     pub fn serve(&self, args: &[&str]) -> Server {
@@ -248,6 +293,11 @@ impl Direct {
         self.0.write_all_at(memory, at)
     }
 
+    /// Has the disk zero a range (WRITE_ZEROES).
+    pub fn zero(&self, at: u64, bytes: u64) -> io::Result<()> {
+        Ok(fallocate(&self.0, FallocateFlags::ZERO_RANGE, at, bytes)?)
+    }
+
     pub fn flush(&self) -> io::Result<()> {
         self.0.sync_data()
     }
@@ -258,6 +308,25 @@ fn aligned(bytes: usize) -> (Vec<u8>, usize) {
     let memory = vec![0; bytes + 4096];
     let start = memory.as_ptr().align_offset(4096);
     (memory, start)
+}
+
+/// How much of a test is run: a number from the environment, so that emulation stays bounded.
+pub fn rounds(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |n| n.parse().unwrap())
+}
+
+/// The sum of a counter's samples whose labels contain `label`, from `/metrics`.
+pub fn metric(server: &Server, name: &str, label: &str) -> f64 {
+    let url = format!("{}/metrics", server.api);
+    let text = ureq::get(&url).call().unwrap();
+    let text = text.into_body().read_to_string().unwrap();
+    let samples = text.lines().filter(|line| line.starts_with(name));
+    let found: Vec<f64> = samples
+        .filter(|line| line.contains(label))
+        .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(!found.is_empty(), "no {name} with {label} in {text}");
+    found.iter().sum()
 }
 
 /// Where the kernel says how many requests a disk has in flight.

@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
+pub mod blocks;
 pub mod guest;
 pub mod mapped;
 pub mod nbd;
@@ -115,9 +116,20 @@ impl World {
 
     /// Starts a server that must come up.
     pub fn serve(&self, cache: &str, args: &[&str]) -> Server {
+        self.serve_as(cache, args, |_| {})
+    }
+
+    /// The same by a command that was changed.
+    pub fn serve_as(
+        &self,
+        cache: &str,
+        args: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Server {
         let log = self.path(&format!("{cache}.stderr"));
-        let mut child = self
-            .serve_command(cache, args)
+        let mut command = self.serve_command(cache, args);
+        change(&mut command);
+        let mut child = command
             .stdout(Stdio::piped())
             .stderr(
                 File::options()

@@ -1,0 +1,328 @@
+//! Promises of a disk that others broke without anybody noticing: what FUA, FLUSH and zeroing
+//! acknowledged, an exit under load, an empty variable, an inherited affinity. For guests, as
+//! `guest_volume.rs` says; `FIRN_BUG_ROUNDS` sets how often what can be repeated is.
+//!
+//! Loss of power is played as in `serve.rs`: the server is killed and its index rings are taken
+//! away, so that it has only what was durable. What the page cache held of the log stays.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::blocks::{BLOCK, Dice, Direct, Ledger, Watchdog};
+use common::guest::{Guest, TINY, must, rounds, text, tool};
+use common::{Server, deadline, eventually};
+
+const ROUNDS_DEFAULT: u64 = 8;
+const DISK_BLOCKS: u64 = (16 << 20) / BLOCK as u64;
+
+fn bug_rounds() -> u64 {
+    rounds("FIRN_BUG_ROUNDS", ROUNDS_DEFAULT).min(32)
+}
+
+/// Kills the server, takes the rings away, and starts the next one.
+fn lose_power(guest: &Guest, server: Server) -> Server {
+    server.kill();
+    for ring in fs::read_dir(guest.world.rings()).unwrap() {
+        fs::remove_dir_all(ring.unwrap().path()).unwrap();
+    }
+    let before = told_of_loss(guest);
+    let server = guest.serve(&[]);
+    assert!(told_of_loss(guest) > before, "the rings were not missed");
+    server
+}
+
+fn told_of_loss(guest: &Guest) -> usize {
+    let said = fs::read_to_string(guest.world.path("cache.stderr")).unwrap_or_default();
+    said.matches("index ring is gone").count()
+}
+
+/// A mapping of the disk that passes everything on but FLUSH, which goes to another device: so
+/// what is durable through it is so by FUA. Gone when dropped.
+struct NoFlush {
+    path: PathBuf,
+    sink: String,
+}
+
+/// Nothing waits for udev, which guests do not run.
+const DMSETUP: [&str; 2] = ["--noudevsync", "--noudevrules"];
+
+impl NoFlush {
+    const NAME: &str = "firn-no-flush";
+
+    /// `None` where the kernel has no such mapping.
+    fn over(guest: &Guest, disk: &Path) -> Option<NoFlush> {
+        tool("modprobe", &["-q", "dm-delay"]);
+        let targets = tool("dmsetup", &["targets"]);
+        if !String::from_utf8_lossy(&targets.stdout).contains("delay") {
+            println!("skipped: this kernel lacks dm-delay");
+            return None;
+        }
+        let image = guest.world.path("flushes");
+        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        let sink = must("losetup", &["--find", "--show", text(&image)]);
+        let (disk, sink) = (text(disk), sink.trim().to_owned());
+        let sectors = must("blockdev", &["--getsz", disk]);
+        let sectors = sectors.trim();
+        // Reads, writes, flushes: each to a device, all without delay.
+        let table = format!("0 {sectors} delay {disk} 0 0 {disk} 0 0 {sink} 0 0");
+        let dmsetup = |args: &[&str]| must("dmsetup", &[&DMSETUP[..], args].concat());
+        dmsetup(&["create", NoFlush::NAME, "--table", &table]);
+        let minor = dmsetup(&["info", "-c", "--noheadings", "-o", "minor", NoFlush::NAME]);
+        let path = PathBuf::from(format!("/dev/dm-{}", minor.trim()));
+        Some(NoFlush { path, sink })
+    }
+}
+
+impl Drop for NoFlush {
+    fn drop(&mut self) {
+        let remove = ["remove", "--retry", NoFlush::NAME];
+        tool("dmsetup", &[&DMSETUP[..], &remove].concat());
+        tool("losetup", &["-d", &self.sink]);
+    }
+}
+
+#[test]
+fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
+    let Some(guest) = Guest::new() else { return };
+    for mode in guest.modes() {
+        let _watchdog = Watchdog::new("FUA", 4 * deadline());
+        let mut server = guest.serve(&["--volume", "demo=16MiB", "--rpo", "1h"]);
+        let path = guest.attach_in(&server, "demo", mode);
+        let ledger = Ledger::new(DISK_BLOCKS);
+        let Some(mapped) = NoFlush::over(&guest, &path) else {
+            guest.detach(&server, "demo");
+            return;
+        };
+        let mut dice = Dice::new(3);
+        for _ in 0..bug_rounds().min(8) {
+            let disk = Direct::durable(&mapped.path);
+            for _ in 0..4 {
+                let first = dice.below(DISK_BLOCKS - 64);
+                ledger.write(&disk, first..first + 1 + dice.below(63));
+            }
+            // At once: before the timer seals what FUA should have.
+            server = lose_power(&guest, server);
+            ledger.judge_all(&disk);
+            guest.served_in(&server, "demo", mode);
+        }
+        drop(mapped);
+        guest.detach(&server, "demo");
+        guest.world.done(&server, &["volume", "delete", "demo"]);
+        assert!(server.stop().success());
+    }
+}
+
+#[test]
+fn what_a_flush_acknowledged_survives_the_loss_of_the_rings() {
+    let Some(guest) = Guest::new() else { return };
+    for mode in guest.modes() {
+        let _watchdog = Watchdog::new("FLUSH", 4 * deadline());
+        let serve = [&TINY[..], &["--volume", "demo=16MiB"]].concat();
+        let mut server = guest.serve(&serve);
+        let path = guest.attach_in(&server, "demo", mode);
+        let disk = Direct::open(&path);
+        let ledger = Ledger::new(DISK_BLOCKS);
+        let mut dice = Dice::new(5);
+        for _ in 0..bug_rounds().min(8) {
+            for _ in 0..8 {
+                let first = dice.below(DISK_BLOCKS - 64);
+                let blocks = first..first + 1 + dice.below(63);
+                match dice.below(4) {
+                    0 => ledger.zero(&disk, blocks),
+                    _ => ledger.write(&disk, blocks),
+                }
+            }
+            disk.flush().unwrap();
+            server = lose_power(&guest, server);
+            ledger.judge_all(&disk);
+            guest.served_in(&server, "demo", mode);
+        }
+        drop(disk);
+        guest.detach(&server, "demo");
+        guest.world.done(&server, &["volume", "delete", "demo"]);
+        assert!(server.stop().success());
+    }
+}
+
+/// Others acknowledged WRITE_ZEROES and did nothing.
+#[test]
+fn what_was_zeroed_is_zeroes_at_once_after_kill_9_and_from_the_store_alone() {
+    const MIB: usize = 1 << 20;
+    let Some(guest) = Guest::new() else { return };
+    for mode in guest.modes() {
+        let server = guest.serve(&["--volume", "demo=16MiB"]);
+        let path = guest.attach_in(&server, "demo", mode);
+        let disk = Direct::open(&path);
+        let mut wanted = vec![0xA5_u8; MIB];
+        disk.write(0, &wanted).unwrap();
+        // Whole blocks, parts of them, across their borders.
+        for (at, len) in [
+            (0, 4096),
+            (65_536, 131_072),
+            (300_032, 512),
+            (400_896, 9_216),
+        ] {
+            disk.zero(at, len).unwrap();
+            wanted[at as usize..(at + len) as usize].fill(0);
+        }
+        let blkdiscard = ["-z", "-o", "524288", "-l", "70144", text(&path)];
+        must("blkdiscard", &blkdiscard);
+        wanted[524_288..524_288 + 70_144].fill(0);
+        // A write of zeroes is no zeroing, and one over a zeroed range stands.
+        disk.write(66_048, &[0x5A; 512]).unwrap();
+        wanted[66_048..66_560].fill(0x5A);
+        assert!(disk.read(0, MIB).unwrap() == wanted, "{mode}: at once");
+        guest.served_in(&server, "demo", mode);
+        server.kill();
+        let server = guest.serve(&[]);
+        assert!(disk.read(0, MIB).unwrap() == wanted, "{mode}: killed");
+        drop(disk);
+        guest.detach(&server, "demo");
+        assert!(server.stop().success());
+        let server = guest.world.serve(&format!("cold-{mode}"), &[]);
+        let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
+        assert!(disk.read(0, MIB).unwrap() == wanted, "{mode}: the store");
+        drop(disk);
+        guest.detach(&server, "demo");
+        guest.world.done(&server, &["volume", "delete", "demo"]);
+        assert!(server.stop().success());
+    }
+}
+
+/// Others returned before what was in flight had landed, or with a ring that a second thread kept
+/// open, so that the driver went on counting on the server.
+#[test]
+fn a_server_that_ends_under_full_load_leaves_nothing_behind_and_the_next_goes_on() {
+    const THREADS: u64 = 8;
+    let Some(guest) = Guest::new() else { return };
+    for mode in guest.modes() {
+        let _watchdog = Watchdog::new("the exit under load", 4 * deadline());
+        let serve = [&TINY[..], &["--volume", "demo=16MiB"]].concat();
+        let mut server = guest.serve(&serve);
+        let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
+        let ledger = Ledger::new(DISK_BLOCKS);
+        let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
+        let ended = std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (disk, ledger, over, done) = (&disk, &ledger, &over, &done);
+                scope.spawn(move || {
+                    let (own, mut dice) = (DISK_BLOCKS / THREADS, Dice::new(thread + 1));
+                    while !over.load(Ordering::Relaxed) {
+                        let first = thread * own + dice.below(own - 32);
+                        let blocks = first..first + 1 + dice.below(31);
+                        ledger.write(disk, blocks.clone());
+                        ledger.read(disk, blocks);
+                        done.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+            for round in 0..bug_rounds().min(6) {
+                let before = done.load(Ordering::Relaxed);
+                eventually("the load", || done.load(Ordering::Relaxed) > before + 40);
+                if round % 2 == 0 {
+                    assert!(server.stop().success(), "{mode} {round}");
+                } else {
+                    server.kill();
+                }
+                server = guest.serve(&[]);
+                guest.served_again(&server, "demo", mode);
+            }
+            over.store(true, Ordering::Relaxed);
+            server
+        });
+        ledger.judge_all(&disk);
+        guest.served_in(&ended, "demo", mode);
+        drop(disk);
+        guest.detach(&ended, "demo");
+        guest.world.done(&ended, &["volume", "delete", "demo"]);
+        assert!(ended.stop().success());
+    }
+}
+
+/// Others took a variable that is set to nothing for set: a whole matrix tested the wrong mode.
+#[test]
+fn a_data_mode_in_the_environment_that_is_empty_is_unset_and_one_that_is_named_is_served() {
+    let Some(guest) = Guest::new() else { return };
+    let named = guest.all_modes().into_iter().map(|mode| (mode, mode));
+    for (value, served) in [("", guest.modes()[0])].into_iter().chain(named) {
+        let server = guest
+            .world
+            .serve_as("cache", &["--volume", "demo=16MiB"], |command| {
+                command.env("FIRN_UBLK_DATA_MODE", value);
+            });
+        let disk = Direct::open(&guest.attach(&server, "demo", &[]));
+        let ledger = Ledger::new(64);
+        ledger.write(&disk, 0..64);
+        ledger.read(&disk, 0..64);
+        guest.served_in(&server, "demo", served);
+        let asked = &guest.world.show(&server, "demo")["disk"]["data_mode_asked"];
+        assert_eq!(asked, "auto", "{value:?}");
+        drop(disk);
+        guest.detach(&server, "demo");
+        assert!(server.stop().success());
+    }
+}
+
+/// The processors on which each thread of a process may run, by name; not the kernel's helpers.
+fn affinities(pid: u32) -> Vec<(String, String)> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let of = |path: PathBuf| {
+        let name = fs::read_to_string(path.join("comm")).ok()?;
+        let status = fs::read_to_string(path.join("status")).ok()?;
+        let mut lines = status.lines();
+        let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        Some((name.trim().to_owned(), allowed.trim().to_owned()))
+    };
+    let all = threads.filter_map(|thread| of(thread.unwrap().path()));
+    all.filter(|(name, _)| !name.starts_with("iou-")).collect()
+}
+
+fn allowed_here() -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let mut lines = status.lines();
+    let allowed = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    allowed.unwrap().trim().to_owned()
+}
+
+/// Others pinned a thread, and all that it started later ran on that one processor, too. Where a
+/// server may run is for who starts it to say; within that, every thread of it may run anywhere.
+#[test]
+fn every_thread_may_run_wherever_its_server_may_and_there_is_a_reactor_for_each_place() {
+    let Some(guest) = Guest::new() else { return };
+    let all = std::thread::available_parallelism().unwrap().get();
+    let rows = [(None, allowed_here(), all), (Some("0"), "0".to_owned(), 1)];
+    for (pinned, allowed, reactors) in rows {
+        let server = guest
+            .world
+            .serve_as("cache", &["--volume", "demo=16MiB"], |command| {
+                let Some(processors) = pinned else { return };
+                let mut by = Command::new("taskset");
+                by.args(["-c", processors]).arg(command.get_program());
+                by.args(command.get_args());
+                by.current_dir(command.get_current_dir().unwrap());
+                *command = by;
+            });
+        // Threads that begin late begin with a disk and its requests.
+        let disk = Direct::open(&guest.attach(&server, "demo", &[]));
+        let ledger = Ledger::new(256);
+        ledger.write(&disk, 0..256);
+        disk.flush().unwrap();
+        guest.world.done(&server, &["sync", "demo"]);
+        let threads = affinities(server.pid());
+        for (name, found) in &threads {
+            assert_eq!(found, &allowed, "{name} of {threads:?}");
+        }
+        let count = |name: &str| threads.iter().filter(|one| one.0.starts_with(name)).count();
+        assert_eq!(count("firn-reactor"), reactors, "{threads:?}");
+        assert_eq!(count("ublk-control"), 1, "{threads:?}");
+        drop(disk);
+        guest.detach(&server, "demo");
+        assert!(server.stop().success());
+    }
+}
