@@ -27,11 +27,15 @@ const EXAMPLES: &str = "crates/ublk/examples";
 const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has: minutes each under emulation.
-const LONG: [&str; 7] = [
+const LONG: [&str; 11] = [
     "guest_blktests",
     "guest_faulty",
     "guest_fs",
+    "guest_modes",
+    "guest_neighbours",
     "guest_power",
+    "guest_promises",
+    "guest_races",
     "guest_recovery",
     "guest_scenarios",
     "guest_volume",
@@ -42,7 +46,7 @@ const TABLE: &str = "FIRN_UBLK_TABLE";
 
 /// Runs each program that is named to it and ends with the last bad status.
 const RUN: &str = r#"modprobe ublk_drv || exit 1
-modprobe -qa loop dm-flakey dm-log-writes
+modprobe -qa loop dm-delay dm-flakey dm-log-writes
 worst=0
 for program; do
   name=${program##*/}
