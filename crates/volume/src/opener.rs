@@ -335,7 +335,7 @@ async fn go_live(
         inner.ages = Ages::default();
         let newest = inner.newest;
         if newest > root.lsn {
-            inner.ages.acked(newest, shared.jobs.now());
+            inner.ages.acked(newest, shared.jobs.mono_ns());
         }
         inner.ring = ring;
         tail.set_framed(newest);

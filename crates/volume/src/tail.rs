@@ -26,7 +26,7 @@ use crate::map::ExtentMap;
 use crate::map::layers::{Dirty, Frozen, Layers, LogAddr};
 use crate::request::DiskError;
 use crate::shared::Shared;
-use crate::units::{Lsn, Now, Span};
+use crate::units::{Lsn, Span};
 use crate::uploader::UploadState;
 use crate::watermark::Ages;
 
@@ -286,7 +286,7 @@ impl Tail {
         &self,
         shared: &Shared,
         lots: &Lots,
-        now: Now,
+        now_ns: u64,
     ) -> Result<Lsn, ErrorKind> {
         let mut inner = self.lock();
         inner.writable()?;
@@ -295,7 +295,7 @@ impl Tail {
             self.commit(shared, &mut inner, lot.span, addr, generation);
         }
         let newest = inner.newest;
-        inner.ages.acked(newest, now);
+        inner.ages.acked(newest, now_ns);
         Ok(newest)
     }
 
@@ -305,7 +305,7 @@ impl Tail {
         shared: &Shared,
         inner: &mut Inner,
         span: Span,
-        now: Now,
+        now_ns: u64,
     ) -> Lsn {
         // What the range hides would be taken out of the top layer one by one, under the lock.
         // Where that is much, the layer is frozen instead, and hidden as a whole.
@@ -315,7 +315,7 @@ impl Tail {
         }
         self.commit(shared, inner, span, None, 0);
         let newest = inner.newest;
-        inner.ages.acked(newest, now);
+        inner.ages.acked(newest, now_ns);
         newest
     }
 

@@ -187,7 +187,10 @@ impl Volume {
             });
         }
         if needs.is_empty() {
-            self.shared.cache.arrived_at(&plan.chunks);
+            // The cache's lock is everybody's: a read of the log alone has no business there.
+            if !plan.chunks.is_empty() {
+                self.shared.cache.arrived_at(&plan.chunks);
+            }
             return Step::Read(plan);
         }
         drop(plan);
@@ -270,7 +273,7 @@ impl Volume {
         };
         if canary::active(Canary::LsnAtPlan) {
             plan.planted = tail
-                .commit_lots(shared, &plan.lots, shared.jobs.now())
+                .commit_lots(shared, &plan.lots, shared.jobs.mono_ns())
                 .is_ok();
         }
         Step::Write(plan)
@@ -328,7 +331,7 @@ impl Volume {
             }
             // At most two more; the next tick counts anew.
             shared.extents.fetch_add(2, Ordering::Relaxed);
-            tail.commit_zeroes(shared, &mut inner, span, shared.jobs.now())
+            tail.commit_zeroes(shared, &mut inner, span, shared.jobs.mono_ns())
         };
         self.finish_write(lsn, fua, waker)
     }
@@ -481,7 +484,7 @@ impl Backend for Volume {
             plan.lots.clear();
             return self.finish_write(tail.newest(), plan.fua, waker);
         }
-        match tail.commit_lots(shared, &plan.lots, shared.jobs.now()) {
+        match tail.commit_lots(shared, &plan.lots, shared.jobs.mono_ns()) {
             Ok(lsn) => {
                 // The map names the bytes now: the plan gives nothing back, and unpins.
                 plan.lots.clear();

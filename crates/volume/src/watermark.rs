@@ -38,13 +38,13 @@ const SAMPLE_NS: u64 = 100_000_000;
 const SAMPLES_MAX: usize = 4096;
 
 impl Ages {
-    pub(crate) fn acked(&mut self, newest: Lsn, now: Now) {
+    pub(crate) fn acked(&mut self, newest: Lsn, now_ns: u64) {
         if self
             .samples
             .back()
-            .is_none_or(|(_, at)| now.mono_ns >= at + SAMPLE_NS)
+            .is_none_or(|(_, at)| now_ns >= at + SAMPLE_NS)
         {
-            self.samples.push_back((newest, now.mono_ns));
+            self.samples.push_back((newest, now_ns));
             if self.samples.len() > SAMPLES_MAX {
                 let mut keep = false;
                 self.samples.retain(|_| {
@@ -100,9 +100,9 @@ mod tests {
     #[test]
     fn a_rung_is_as_old_as_the_oldest_write_that_has_not_reached_it() {
         let mut ages = Ages::default();
-        ages.acked(Lsn(1), at(0));
-        ages.acked(Lsn(5), at(1000));
-        ages.acked(Lsn(9), at(2000));
+        ages.acked(Lsn(1), at(0).mono_ns);
+        ages.acked(Lsn(5), at(1000).mono_ns);
+        ages.acked(Lsn(9), at(2000).mono_ns);
         assert_eq!(ages.rung(Lsn(9), Lsn(9), at(3000)).age_ms, 0);
         assert_eq!(ages.rung(Lsn(4), Lsn(9), at(3000)).age_ms, 2000);
         assert_eq!(ages.rung(Lsn(0), Lsn(9), at(3000)).age_ms, 3000);

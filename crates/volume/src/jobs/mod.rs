@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake, Waker};
 
@@ -71,6 +72,8 @@ struct ReplyCell {
 /// All procedures in progress.
 pub(crate) struct Jobs {
     inner: Mutex<Inner>,
+    /// `inner.now`, to be read without the lock.
+    mono_ns: AtomicU64,
     /// Held by the one thread that polls.
     running: Mutex<()>,
     notify: Arc<dyn Notify>,
@@ -88,6 +91,7 @@ impl Jobs {
     pub(crate) fn new(notify: Arc<dyn Notify>) -> Arc<Jobs> {
         Arc::new(Jobs {
             inner: Mutex::default(),
+            mono_ns: AtomicU64::new(0),
             running: Mutex::new(()),
             notify,
         })
@@ -229,6 +233,7 @@ impl Jobs {
             let mut inner = lock(&self.inner);
             inner.now.mono_ns = inner.now.mono_ns.max(now.mono_ns);
             inner.now.unix_ms = now.unix_ms;
+            self.mono_ns.store(inner.now.mono_ns, Ordering::Relaxed);
             let later = inner.timers.split_off(&(now.mono_ns + 1, 0));
             due.extend(std::mem::replace(&mut inner.timers, later).into_values());
         }
@@ -237,6 +242,11 @@ impl Jobs {
 
     pub(crate) fn now(&self) -> Now {
         lock(&self.inner).now
+    }
+
+    /// The same clock for who must not meet the jobs' lock: every write asks for it.
+    pub(crate) fn mono_ns(&self) -> u64 {
+        self.mono_ns.load(Ordering::Relaxed)
     }
 
     /// When the next sleeper is due.

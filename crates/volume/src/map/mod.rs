@@ -64,8 +64,16 @@ impl<V: Cut> ExtentMap<V> {
     }
 
     /// Puts `value` at `span`. What stood there goes to `old`, cut to size.
-    pub(crate) fn insert(&mut self, span: Span, value: V, old: impl FnMut(Span, V)) {
+    pub(crate) fn insert(&mut self, span: Span, value: V, mut old: impl FnMut(Span, V)) {
         debug_assert!(!span.is_empty());
+        // What a hot disk does most, writing again what was written so before, takes one search:
+        // extents do not overlap, so nothing else is in this span.
+        if let Some(same) = self.extents.get_mut(&span.start)
+            && same.0 == span.end
+        {
+            let before = std::mem::replace(&mut same.1, value);
+            return old(span, before);
+        }
         self.remove(span, old);
         self.extents.insert(span.start, (span.end, value));
     }
@@ -114,11 +122,23 @@ impl<V: Cut> ExtentMap<V> {
 
     /// Walks `span` in order, gaps included.
     pub(crate) fn walk(&self, span: Span, mut visit: impl FnMut(Span, Option<&V>)) {
+        if span.is_empty() {
+            return;
+        }
         let mut at = span.start;
-        let before = self.extents.range(..span.start).next_back();
+        let before = self.extents.range(..=span.start).next_back();
+        // Most often all of it is in one extent: one search, and no second one for what follows.
+        if let Some((&start, (end, value))) = before
+            && *end >= span.end
+        {
+            return match span.start - start {
+                0 => visit(span, Some(value)),
+                skipped => visit(span, Some(&value.skip(skipped))),
+            };
+        }
         let inside = self
             .extents
-            .range((Bound::Included(span.start), Bound::Excluded(span.end)));
+            .range((Bound::Excluded(span.start), Bound::Excluded(span.end)));
         for (&start, (end, value)) in before.into_iter().chain(inside) {
             let part = Span { start, end: *end }.intersect(span);
             if part.is_empty() {
