@@ -175,10 +175,12 @@ impl Firn {
     }
 
     fn terminate(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        // Where it is gone already there is nothing to end.
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let _ = self.child.wait();
+        // One that was waited for is gone, and its number may be another's.
+        if matches!(self.child.try_wait(), Ok(None)) {
+            let pid = rustix::process::Pid::from_child(&self.child);
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let _ = self.child.wait();
+        }
     }
 }
 
