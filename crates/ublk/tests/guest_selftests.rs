@@ -1,0 +1,367 @@
+//! The kernel's own tests of ublk, and those of blktests, as far as they ask something of a server
+//! and no other file has them: each test names its model.
+//!
+//! Here data is verified and the client's status counts, which theirs do not do.
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+mod servers;
+
+use std::time::Instant;
+
+use servers::client::{Load, Running, completed};
+use servers::driver;
+use servers::world::{
+    DEADLINE, Scratch, Serve, Server, Table, block, delete, inflight, is_block, kernel_has, modes,
+    state, until, until_state, wanted,
+};
+use ublk::sys;
+
+/// What the last line of a server says a counter of every queue's share was.
+fn counted(said: &str, counter: &str) -> Vec<(u16, u64)> {
+    let of_line = |line: &str| {
+        let (_, rest) = line.split_once(" share ")?;
+        let (share, stats) = rest.split_once(": ")?;
+        let (_, number) = stats.split_once(&format!("{counter}: "))?;
+        let digits = number.split(|c: char| !c.is_ascii_digit()).next()?;
+        Some((share.parse().ok()?, digits.parse().ok()?))
+    };
+    said.lines().filter_map(of_line).collect()
+}
+
+/// Waits until a load on a device is under way.
+fn busy(device: &std::path::Path) {
+    let before = completed(device);
+    until("the load is under way", DEADLINE, || {
+        completed(device) > before + 50
+    });
+}
+
+/// part_02.
+#[test]
+fn a_device_starts_while_its_scan_is_blocked_and_its_server_can_be_killed() {
+    if !wanted(Table::All) || !kernel_has(sys::F_NO_PART_SCAN, "a scan that START waits not for") {
+        return;
+    }
+    for (recovery, end) in [
+        ("none", sys::STATE_DEAD),
+        ("plain", sys::STATE_QUIESCED),
+        ("reissue", sys::STATE_QUIESCED),
+    ] {
+        let begun = Instant::now();
+        let server = Serve {
+            program: "delay",
+            recovery,
+            more: vec!["--delay-us".into(), "600000000".into()],
+            ..Serve::default()
+        }
+        .start();
+        assert!(begun.elapsed() < DEADLINE, "{:?}", begun.elapsed());
+        until("the scan's read is with the server", DEADLINE, || {
+            inflight(0) > 0
+        });
+        server.kill();
+        until_state(0, end);
+        delete([0]);
+        assert_eq!(state(0), None, "{recovery}");
+    }
+}
+
+/// The loads of a stress test: a null, a file and a striped device in one mode.
+struct Stress {
+    ids: std::ops::Range<u32>,
+    servers: Vec<Server>,
+    loads: Vec<Running>,
+    _scratch: Scratch,
+}
+
+impl Stress {
+    /// With three numbers that no other round has: one that was deleted without waiting is taken
+    /// for a moment longer.
+    fn start(round: usize, mode: &'static str, recovery: &'static str) -> Stress {
+        let first = round as u32 * 3;
+        let scratch = Scratch::new();
+        let legs = |count: usize, of: &str| {
+            let names = (0..count).map(|leg| scratch.file(&format!("{of}{leg}"), 16));
+            names.collect::<Vec<_>>()
+        };
+        let serve = |id, program, files: Vec<_>| Serve {
+            program,
+            id,
+            mode,
+            queues: 4,
+            recovery,
+            more: match files.len() {
+                2 => vec!["--stripe".into(), "65536".into()],
+                _ => Vec::new(),
+            },
+            files,
+            ..Serve::default()
+        };
+        let servers: Vec<_> = [
+            serve(first, "null", Vec::new()),
+            serve(first + 1, "file", legs(1, "file")),
+            serve(first + 2, "file", legs(2, "leg")),
+        ]
+        .iter()
+        .map(Serve::start)
+        .collect();
+        let loads: Vec<_> = servers
+            .iter()
+            .map(|server| {
+                Load {
+                    depth: 128,
+                    ..Load::endless(server.blocks())
+                }
+                .start()
+            })
+            .collect();
+        servers.iter().for_each(|server| busy(&server.block(0)));
+        Stress {
+            ids: first..first + 3,
+            servers,
+            loads,
+            _scratch: scratch,
+        }
+    }
+
+    /// Waits until all clients were told.
+    fn failed(self) -> Vec<Server> {
+        self.loads.into_iter().for_each(Running::failed);
+        self.servers
+    }
+}
+
+/// stress_01, 03 and 06.
+#[test]
+fn devices_of_every_kind_are_deleted_under_load_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for (round, mode) in modes().into_iter().enumerate() {
+        let stress = Stress::start(round, mode, "none");
+        let ids = stress.ids.clone();
+        ids.clone().for_each(driver::delete_async);
+        for server in stress.failed() {
+            let (_, said) = server.terminate();
+            assert!(!said.contains("panicked"), "{said}");
+        }
+        gone(ids);
+    }
+}
+
+/// stress_02, 04 and 07.
+#[test]
+fn servers_of_every_kind_are_killed_under_load_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for (round, mode) in modes().into_iter().enumerate() {
+        let mut stress = Stress::start(round, mode, "none");
+        let ids = stress.ids.clone();
+        stress.servers.drain(..).for_each(Server::kill);
+        stress.failed();
+        for id in ids.clone() {
+            until_state(id, sys::STATE_DEAD);
+        }
+        delete(ids.clone());
+        gone(ids);
+    }
+}
+
+/// stress_05.
+#[test]
+fn devices_that_wait_for_a_server_are_deleted_under_load_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for (round, mode) in modes().into_iter().enumerate() {
+        for recovery in ["plain", "reissue"] {
+            let mut stress = Stress::start(round, mode, recovery);
+            let ids = stress.ids.clone();
+            stress.servers.drain(..).for_each(Server::kill);
+            for id in ids.clone() {
+                until_state(id, sys::STATE_QUIESCED);
+            }
+            delete(ids.clone());
+            stress.failed();
+            gone(ids);
+        }
+    }
+}
+
+/// The numbers are free, which they are a moment after a deletion that nobody waited for.
+fn gone(ids: impl Iterator<Item = u32>) {
+    for id in ids {
+        until("the number is free", DEADLINE, || state(id).is_none());
+    }
+}
+
+/// ublk/004.
+#[test]
+fn a_device_is_deleted_at_once_after_its_server_was_killed() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for recovery in ["none", "plain", "reissue"] {
+        let server = Serve {
+            queues: 2,
+            recovery,
+            ..Serve::default()
+        }
+        .start();
+        let load = Load::endless(server.blocks()).start();
+        busy(&server.block(0));
+        server.kill();
+        delete([0]);
+        load.failed();
+        gone(0..1);
+    }
+}
+
+/// null_01 to 03.
+#[test]
+fn a_null_device_serves_reads_and_writes_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let server = Serve {
+            mode,
+            queues: 2,
+            ..Serve::default()
+        }
+        .start();
+        assert_eq!(server.mode(0), mode);
+        Load {
+            more: vec!["--norandommap", "--io_size=16m", "--bsrange=4k-256k"],
+            ..Load::endless(server.blocks())
+        }
+        .run();
+        let (status, said) = server.terminate();
+        assert!(status.success(), "{said}");
+        delete([0]);
+    }
+}
+
+/// generic_09, and more: what a ring's tables hold is far less than what its devices have.
+#[test]
+fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let scratch = Scratch::new();
+        let server = Serve {
+            program: "file",
+            mode,
+            devices: 4,
+            depth: 256,
+            files: (0..4)
+                .map(|n| scratch.file(&format!("disk{n}"), 16))
+                .collect(),
+            more: ["--slots", "2", "--completions", "256"]
+                .map(String::from)
+                .into(),
+            ..Serve::default()
+        }
+        .start();
+        Load {
+            depth: 256,
+            mib: 16,
+            ..Load::verified(server.blocks())
+        }
+        .run();
+        let (status, said) = server.terminate();
+        assert!(status.success(), "{said}");
+        let fallbacks: u64 = counted(&said, "fallbacks").iter().map(|(_, n)| n).sum();
+        assert_eq!(fallbacks > 0, mode == "zero-copy", "{said}");
+        delete(0..4);
+    }
+}
+
+/// What a server that cannot be says, and that it leaves nothing behind and disturbs nobody.
+#[test]
+fn what_cannot_be_served_is_refused_with_words_and_leaves_nothing_behind() {
+    if !wanted(Table::All) {
+        return;
+    }
+    let holder = Serve {
+        id: 7,
+        ..Serve::default()
+    }
+    .start();
+    let serve = |id, queues, depth| Serve {
+        id,
+        queues,
+        depth,
+        ..Serve::default()
+    };
+    for (serve, words) in [
+        (serve(0, 1, 0), "tags per queue"),
+        (serve(0, 1, 5000), "4096"),
+        (serve(0, 0, 16), "queues"),
+        (serve(0, 5000, 16), "4096"),
+        (serve(1 << 20, 1, 16), "out of range"),
+        (serve(7, 1, 16), "the number is taken"),
+    ] {
+        let mut refused = serve.spawn().keeping();
+        assert!(!refused.ended().success(), "{serve:?}");
+        let said = refused.said();
+        assert!(said.contains(words), "{words:?} is not in: {said}");
+        assert_eq!(driver::devices(), [7], "left behind: {serve:?}");
+    }
+    assert!(is_block(&block(7)));
+    Load {
+        pattern: "randread",
+        more: vec!["--norandommap"],
+        ..Load::endless(holder.blocks())
+    }
+    .run();
+}
+
+/// The module's limit of devices, set back when dropped.
+struct Limit(String);
+
+impl Limit {
+    const PATH: &str = "/sys/module/ublk_drv/parameters/ublks_max";
+
+    fn set(to: &str) -> Limit {
+        let before = std::fs::read_to_string(Limit::PATH).unwrap();
+        std::fs::write(Limit::PATH, to).unwrap();
+        Limit(before.trim().to_owned())
+    }
+}
+
+impl Drop for Limit {
+    fn drop(&mut self) {
+        std::fs::write(Limit::PATH, &self.0).unwrap();
+    }
+}
+
+/// The limit counts devices of root before 6.15 only.
+#[test]
+fn a_full_module_says_so_and_how_to_raise_its_limit() {
+    if !wanted(Table::All) {
+        return;
+    }
+    let first = Serve::default().start();
+    let limit = Limit::set("1");
+    let mut second = Serve {
+        id: 1,
+        ..Serve::default()
+    }
+    .spawn()
+    .keeping();
+    if driver::features() & sys::F_ZERO_COPY == 0 {
+        assert!(!second.ended().success());
+        assert!(second.said().contains("ublks_max"), "{}", second.said());
+        assert_eq!(driver::devices(), [0], "left behind");
+    } else {
+        second.until_live();
+        let (status, said) = second.terminate();
+        assert!(status.success(), "{said}");
+        delete([1]);
+    }
+    drop(limit);
+    drop(first);
+}
