@@ -51,10 +51,6 @@ pub(crate) struct Arguments {
     /// Virtual processors; one with --icount
     #[arg(long, default_value_t = 2)]
     cpus: u32,
-    /// Processors that could be added, those that are there included: the kernel has as many hardware
-    /// queues at most. Packaged kernels only
-    #[arg(long, value_name = "CPUS")]
-    possible: Option<u32>,
     /// The guest's memory
     #[arg(long, default_value = "2G", value_name = "SIZE")]
     memory: String,
@@ -93,7 +89,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         machine: &machine,
         command: &arguments.command,
         cpus: if arguments.icount { 1 } else { arguments.cpus },
-        possible: arguments.possible,
         memory: &arguments.memory,
         scratch_bytes: arguments.scratch << 20,
         icount: arguments.icount,

@@ -32,9 +32,6 @@ pub(crate) struct Arguments {
     /// Seconds per measurement; virtual ones with --icount
     #[arg(long, default_value_t = 2)]
     seconds: u32,
-    /// Processors that the guest could have, for devices of so many queues; packaged kernels only
-    #[arg(long)]
-    possible: Option<u32>,
     /// Only rows that have these words in a row; several choices are separated by commas
     #[arg(long, default_value = "")]
     only: String,
@@ -84,9 +81,6 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     guest.args(["--memory", "4G"]);
     if arguments.icount {
         guest.arg("--icount");
-    }
-    if let Some(possible) = arguments.possible {
-        guest.args(["--possible", &possible.to_string()]);
     }
     guest.arg("--").arg(std::env::current_exe()?);
     guest

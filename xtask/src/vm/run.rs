@@ -41,7 +41,6 @@ pub(super) struct Job<'a> {
     pub(super) machine: &'a Machine,
     pub(super) command: &'a [String],
     pub(super) cpus: u32,
-    pub(super) possible: Option<u32>,
     pub(super) memory: &'a str,
     pub(super) scratch_bytes: u64,
     pub(super) icount: bool,
@@ -173,15 +172,6 @@ fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
     })
 }
 
-/// The emulator's processors: those that are there, and those for which it has room.
-fn processors(job: &Job) -> String {
-    let here = job.cpus;
-    job.possible.map_or_else(
-        || here.to_string(),
-        |possible| format!("{here},maxcpus={}", possible.max(here)),
-    )
-}
-
 /// The command that starts a packaged kernel in QEMU.
 fn emulator(folder: &Path, job: &Job, image: &Image, script: &Path, disk: &Path) -> Command {
     let path = std::env::var("PATH").unwrap_or_default();
@@ -198,7 +188,7 @@ fn emulator(folder: &Path, job: &Job, image: &Image, script: &Path, disk: &Path)
         .arg(&image.busybox)
         .arg("--qemu-bin")
         .arg(image.bin.join("qemu-system-x86_64"))
-        .args(["--cpus", &processors(job), "--memory", job.memory])
+        .args(["--cpus", &job.cpus.to_string(), "--memory", job.memory])
         .args(["--show-boot-console", "--kopt", "printk.devkmsg=on"])
         // Warnings and worse; a serial line is too slow to show everything always.
         .args([

@@ -256,7 +256,11 @@ fn read(text: &str) -> Trace {
         match function {
             "blk_mq_quiesce_queue" => trace.quiesces += 1,
             "ublk_ch_release" => trace.releases += 1,
-            "io_ring_ctx_wait_and_kill" => first = first.or(Some(time)),
+            "io_ring_ctx_wait_and_kill" => {
+                // The control ring closes with its process, when devices may be long released.
+                first = first.or(Some(time));
+                continue;
+            }
             _ => {}
         }
         last = time;
@@ -277,7 +281,8 @@ mod tests {
             kublk-77 [001] d..1.   10.000000: io_ring_ctx_wait_and_kill <-io_uring_release\n\
             kublk-77 [001] d..1.   10.100000: blk_mq_quiesce_queue <-ublk_start_cancel\n\
             kublk-77 [001] d..1.   10.100001: blk_mq_quiesce_queue_nowait <-blk_mq_quiesce_queue\n\
-            kublk-77 [000] d..1.   10.250000: ublk_ch_release <-__fput\n";
+            kublk-77 [000] d..1.   10.250000: ublk_ch_release <-__fput\n\
+            kublk-77 [000] d..1.   19.000000: io_ring_ctx_wait_and_kill <-io_uring_release\n";
         let trace = read(text);
         assert_eq!((trace.quiesces, trace.releases), (1, 1));
         assert!((trace.from_ring - 250.0).abs() < 0.01);
