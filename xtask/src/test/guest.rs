@@ -68,9 +68,9 @@ const CI: [Boot; 3] = [
 
 /// Everything.
 const ALL: [Boot; 3] = [
-    ("7.2", "all", 3600),
-    ("6.12", "all", 3600),
-    ("7.2-rt", "all", 5400),
+    ("7.2", "all", 2 * 3600),
+    ("6.12", "all", 2 * 3600),
+    ("7.2-rt", "all", 3 * 3600),
 ];
 
 /// The step of `cargo xtask test`.
@@ -91,7 +91,7 @@ pub(super) fn whole_table() -> Step {
     Step {
         name: "ublk-guest-all",
         what: "ublk under real kernels, every row of the table",
-        limit: std::time::Duration::from_secs(4 * 3600),
+        limit: std::time::Duration::from_secs(8 * 3600),
         run: |_| boots(&ALL),
         ..step()
     }
