@@ -10,6 +10,7 @@ mod chart;
 mod cold;
 mod evict;
 mod hot;
+mod medium;
 mod modes;
 mod report;
 mod server;
@@ -87,9 +88,9 @@ impl Options {
 /// Where the log and the served files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Medium {
-    /// In memory (tmpfs): the servers are measured and not a disk
+    /// On a disk in memory (null_blk, ext4): the servers are measured and not a disk
     Memory,
-    /// On the guest's disk (ext4, direct I/O)
+    /// On the guest's own disk (ext4)
     Disk,
 }
 
@@ -129,7 +130,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let me = std::env::current_exe()?;
     let mut guest = Command::new(&me);
     guest.args(["vm", "--kernel", kernel, "--deadline", DEADLINE]);
-    guest.args(["--memory", "4G"]);
+    guest.args(["--memory", "6G", "--scratch", "4096"]);
     let counted = arguments.options.icount.then_some("--icount");
     guest.args(counted).arg("--").arg(&me);
     guest
@@ -186,17 +187,19 @@ fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
         (What::Cold, cold::run),
         (What::Evict, evict::run),
     ];
+    let place = match arguments.medium {
+        Medium::Memory => medium::in_memory()?,
+        Medium::Disk => std::env::var_os("FIRN_VM_SCRATCH")
+            .ok_or("no scratch disk")?
+            .into(),
+    };
+    let site = Site {
+        options: &arguments.options,
+        kublk,
+        place: &place,
+    };
     for (what, part) in parts {
         if wanted(what) {
-            let place = match arguments.medium {
-                Medium::Memory => "/tmp".into(),
-                Medium::Disk => std::env::var_os("FIRN_VM_SCRATCH").ok_or("no scratch disk")?,
-            };
-            let site = Site {
-                options: &arguments.options,
-                kublk,
-                place: Path::new(&place),
-            };
             part(&site, &mut report)?;
         }
     }

@@ -95,11 +95,13 @@ fn reads(site: &Site) -> Result<(), Failure> {
     let world = World::new(site.place, "cold")?;
     let (firn, disk) = opened_cold(&world)?;
     println!("\n## P5: store requests of a cold read\n");
-    println!("| read | reads | store requests each, mean | most | of them for the index |");
-    println!("|---|---:|---:|---:|---:|");
-    // 1 MiB apart: neither a chunk nor an index page of another's is of use. The first read finds
-    // its index page missing, too.
-    for (name, bytes, from) in [("4 KiB", 4 << 10, 0), ("128 KiB", 128 << 10, 32 << 20)] {
+    println!("| read | reads | store requests each, mean | most |\n|---|---:|---:|---:|");
+    // 1 MiB apart: no chunk of another's is of use. The first block was read already, by the
+    // kernel's look for partitions, so it is left alone.
+    for (name, bytes, from) in [
+        ("4 KiB", 4 << 10, 1 << 20),
+        ("128 KiB", 128 << 10, 32 << 20),
+    ] {
         let mut counts = Vec::new();
         for number in 0..READS {
             let before = firn.store_reads()?;
@@ -108,11 +110,7 @@ fn reads(site: &Site) -> Result<(), Failure> {
         }
         let mean = counts.iter().sum::<f64>() / counts.len() as f64;
         let most = counts.iter().fold(0.0_f64, |a, b| a.max(*b));
-        let least = counts.iter().fold(f64::MAX, |a, b| a.min(*b));
-        println!(
-            "| {name} | {READS} | {mean:.2} | {most} | {} |",
-            most - least
-        );
+        println!("| {name} | {READS} | {mean:.2} | {most} |");
     }
     Ok(())
 }
