@@ -25,7 +25,7 @@ use common::guest::{Direct, Guest, Mounted, Stops, content, keep_writing, must, 
 use common::mapped::{self, Loop, Mapped, Record, SECTOR, sparse_file};
 use stamps::{Promise, Stamps};
 
-/// Few: one takes a minute under emulation. Ask for more in User-Mode Linux.
+/// Few: under emulation one mode with one cut took longer than four minutes on a busy machine.
 const CUTS_DEFAULT: usize = 4;
 
 /// Of the disk with the cache directory: 64 MiB of log, 16 of cache, and a small file system.
