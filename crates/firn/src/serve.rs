@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use nbd::server::Listen;
+use rustix::process::Resource;
 use store::{Retry, RetryPolicy, SharedStore, SingleWriter};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -38,6 +39,7 @@ const RUNTIME_THREADS: usize = 2;
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
     flush_io_for_others();
+    open_many_files();
     let runtime = runtime()?;
     let api = listen(&settings)?;
     let (store, planned) = runtime.block_on(open_store(&settings))?;
@@ -59,6 +61,17 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
 fn flush_io_for_others() {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "PR_SET_IO_FLUSHER is refused");
+    }
+}
+
+/// Each disk and each connection has a descriptor, and what a process usually gets is enough for a
+/// thousand. The limit is raised as far as this process may; before the reactors start, which make
+/// their tables of files to measure.
+fn open_many_files() {
+    let mut limit = rustix::process::getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%error, "the limit on open files stays");
     }
 }
 

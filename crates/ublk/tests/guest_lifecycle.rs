@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lives::{Null, Reader, SOON, World, disk, path_of, read, ring, spec};
-use reactor::{Handle, Reactor};
+use reactor::{Config, Handle, Reactor};
 use ublk::control::Control;
 use ublk::device::{How, Live, Options, State, open_or_recover};
 use ublk::error::{Kind, Operation};
@@ -375,4 +375,38 @@ fn a_server_that_is_killed_twenty_times_loses_no_read() {
     }
     world.control.remove(id, SOON).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
+}
+
+#[test]
+fn more_tags_than_completion_entries_lose_no_request() {
+    let Some(world) = World::new() else { return };
+    let reactor = Reactor::start(Config {
+        name: "narrow".to_owned(),
+        entries: 8,
+        completions: 8,
+        pool_bytes: 8 << 20,
+        reserve_bytes: 1 << 20,
+        ..Config::default()
+    })
+    .unwrap();
+    let wide = DeviceSpec {
+        depth: 128,
+        ..spec()
+    };
+    let live = world.serve(&wide, &[reactor.handle().clone()]);
+    // Far more requests at once than there are entries.
+    let readers: Vec<_> = (0..32).map(|_| Reader::start(&live.path())).collect();
+    for _ in 0..2 {
+        readers.iter().for_each(Reader::goes_on);
+    }
+    let reads: u64 = readers.into_iter().map(Reader::end).sum();
+    println!("{reads} reads, 32 at once, through 8 entries");
+    // Every one of the 256 tags is told that it is over, at once; the stop waits for them.
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    let report = reactor.stop(SOON);
+    assert_eq!(
+        (report.ops_abandoned, report.sources_cut),
+        (0, 0),
+        "{report:?}"
+    );
 }
