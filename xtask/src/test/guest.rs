@@ -27,10 +27,11 @@ const EXAMPLES: &str = "crates/ublk/examples";
 const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has: minutes each under emulation.
-const LONG: [&str; 11] = [
+const LONG: [&str; 12] = [
     "guest_blktests",
     "guest_faulty",
     "guest_fs",
+    "guest_mischief",
     "guest_modes",
     "guest_neighbours",
     "guest_power",
