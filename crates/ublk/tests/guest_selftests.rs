@@ -189,6 +189,90 @@ fn devices_that_wait_for_a_server_are_deleted_under_load_in_every_mode() {
     }
 }
 
+/// Takes a device over twice under one client that reads all the while: after a kill and after a
+/// handover, or another kill where the kernel has no quiesce command.
+fn recovered(mut serve: Serve, fails: bool) {
+    // What the first server is given, and every later one must have.
+    let old = |server: &Server, pattern| {
+        let more = vec!["--offset=8m", "--verify=crc32c", "--verify_fatal=1"];
+        let load = Load {
+            pattern,
+            block: "64k",
+            mib: 2,
+            more,
+            ..Load::verified(server.blocks())
+        };
+        load.run();
+    };
+    let keeps_data = !serve.files.is_empty();
+    let mut server = serve.start();
+    if keeps_data {
+        old(&server, "write");
+    }
+    let mut load = Load {
+        pattern: "randread",
+        ..Load::endless(server.blocks())
+    };
+    if fails {
+        load.more.push("--continue_on_error=io");
+    }
+    let mut load = load.start();
+    serve.more.push("--recover".into());
+    let hands_over = driver::features() & sys::F_QUIESCE != 0;
+    for round in 0..2 {
+        busy(&server.block(0));
+        if round == 1 && hands_over {
+            let (status, said) = server.terminate();
+            assert!(status.success(), "{said}");
+            assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{said}");
+        } else {
+            server.kill();
+        }
+        server = serve.start();
+        assert_eq!(server.mode(0), serve.mode);
+        assert_eq!(driver::devices(), [0], "round {round}");
+        // The same client goes on; what it had under way failed, or not even that.
+        busy(&server.block(0));
+        assert!(load.goes_on(), "round {round} of {serve:?}");
+        if keeps_data {
+            old(&server, "read");
+        }
+    }
+    drop(load);
+    if keeps_data {
+        Load::verified(server.blocks()).run();
+    }
+}
+
+/// recover_01 to 04, and ublk/006.
+#[test]
+fn devices_of_every_kind_are_recovered_twice_with_and_without_reissue() {
+    if !wanted(Table::All) {
+        return;
+    }
+    for mode in modes() {
+        let kinds = [0, 1, 2].map(|legs| [("plain", legs), ("reissue", legs)]);
+        for (recovery, legs) in kinds.into_iter().flatten() {
+            let scratch = Scratch::new();
+            let mut serve = Serve {
+                program: if legs == 0 { "null" } else { "file" },
+                mode,
+                queues: 2,
+                recovery,
+                files: (0..legs)
+                    .map(|leg| scratch.file(&format!("leg{leg}"), 16))
+                    .collect(),
+                more: vec!["--leave".into()],
+                ..Serve::default()
+            };
+            if legs > 1 {
+                serve.more.extend(["--stripe".into(), "65536".into()]);
+            }
+            recovered(serve, recovery == "plain");
+        }
+    }
+}
+
 /// The numbers are free, which they are a moment after a deletion that nobody waited for.
 fn gone(ids: impl Iterator<Item = u32>) {
     for id in ids {
