@@ -1,0 +1,108 @@
+//! Queues whose tags several threads share, on a real kernel (generic_12 of the kernel's own tests).
+//!
+//! From 6.16 a tag belongs to the thread that fetched it, so one busy queue need not mean one busy
+//! thread. What is tested is that every thread gets its part, that data is right in every mode, and
+//! that such a device is taken over, too.
+#![allow(clippy::unwrap_used)]
+
+mod servers;
+
+use servers::client::{Load, completed};
+use servers::driver;
+use servers::world::{DEADLINE, Scratch, Serve, Table, delete, modes, until, wanted};
+use ublk::sys;
+
+/// Threads, more than the queues that a guest's processors allow.
+const THREADS: u16 = 6;
+
+fn shared() -> Vec<String> {
+    vec!["--reactors".into(), THREADS.to_string(), "--spread".into()]
+}
+
+/// Requests by share of a queue's tags, from what a server says at its end.
+fn requests_by_share(said: &str) -> Vec<(u16, u64)> {
+    let of_line = |line: &str| {
+        let (share, stats) = line.split_once(" share ")?.1.split_once(": ")?;
+        let (_, number) = stats.split_once("requests: ")?;
+        let digits = number.split(|c: char| !c.is_ascii_digit()).next()?;
+        Some((share.parse().ok()?, digits.parse().ok()?))
+    };
+    said.lines().filter_map(of_line).collect()
+}
+
+/// generic_12.
+#[test]
+fn every_thread_serves_a_queue_that_one_processor_keeps_busy() {
+    if !wanted(Table::All) {
+        return;
+    }
+    let serve = Serve {
+        queues: 4,
+        depth: 16,
+        more: shared(),
+        ..Serve::default()
+    };
+    if driver::features() & sys::F_PER_IO_TASK == 0 {
+        let mut refused = serve.spawn();
+        assert!(!refused.ended().success());
+        assert!(refused.said().contains("6.16"), "{}", refused.said());
+        assert_eq!(driver::devices(), [0; 0], "left behind");
+        return;
+    }
+    let server = serve.start();
+    Load {
+        pattern: "read",
+        mib: 8,
+        more: vec!["--cpus_allowed=0"],
+        ..Load::verified(server.blocks())
+    }
+    .run();
+    let (status, said) = server.terminate();
+    assert!(status.success(), "{said}");
+    let requests = requests_by_share(&said);
+    for thread in 0..THREADS {
+        let of_thread = requests.iter().filter(|(share, _)| *share == thread);
+        let sum: u64 = of_thread.map(|(_, count)| count).sum();
+        assert!(sum > 0, "thread {thread} had nothing to do:\n{said}");
+    }
+    delete([0]);
+}
+
+#[test]
+fn a_shared_queue_is_taken_over_under_load_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    if driver::features() & sys::F_PER_IO_TASK == 0 {
+        println!("skipped: this kernel lacks tags of several threads");
+        return;
+    }
+    for mode in modes() {
+        let scratch = Scratch::new();
+        let serve = Serve {
+            program: "file",
+            mode,
+            queues: 4,
+            depth: 16,
+            recovery: "reissue",
+            more: shared(),
+            files: vec![scratch.file("disk", 32)],
+            ..Serve::default()
+        };
+        let first = serve.start();
+        let load = Load::paced(first.blocks()).start();
+        let block = first.block(0);
+        let before = completed(&block);
+        until("the load is under way", DEADLINE, || {
+            completed(&block) > before + 50
+        });
+        first.kill();
+        let more = [shared(), vec!["--recover".into()]].concat();
+        let next = Serve { more, ..serve }.start();
+        assert_eq!(next.mode(0), mode, "{}", next.said());
+        load.succeeded();
+        let (status, said) = next.terminate();
+        assert!(status.success(), "{said}");
+        delete([0]);
+    }
+}
