@@ -39,6 +39,7 @@ const LONG: [&str; 12] = [
     "guest_races",
     "guest_recovery",
     "guest_scenarios",
+    "guest_shared_queue",
     "guest_volume",
 ];
 

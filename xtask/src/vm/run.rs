@@ -3,6 +3,7 @@
 //! The guest lives in a process group of its own under a small shell that holds the reading end of
 //! a pipe. When the writing end closes, be it dropped at the deadline, by a panic, or by the
 //! kernel because this process was killed, the shell removes the run's files and kills that group.
+//! User-Mode Linux makes a session of its own, so the guest's group is killed beside the shell's.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,10 +25,12 @@ use crate::Failure;
 const GUARD: &str = r#"
 folder=$1; shift
 exec 3<&0 < /dev/null
-( read -r _ <&3; rm -rf "$folder"; kill -KILL 0 ) &
+"$@" 3<&- &
+guest=$!
+( read -r _ <&3; rm -rf "$folder"; kill -s KILL -- "-$guest"; kill -s KILL 0 ) 2> /dev/null &
 guard=$!
 exec 3<&-
-"$@"
+wait "$guest"
 kill "$guard"
 rm -rf "$folder"
 "#;
@@ -317,7 +320,10 @@ mod tests {
 
     /// A stand-in for a guest: two processes of which the second outlives the first's attention.
     fn group_of_two(folder: &Path) -> (Group, Vec<String>) {
-        let mut command = Command::new("sh");
+        two(folder, Command::new("sh"))
+    }
+
+    fn two(folder: &Path, mut command: Command) -> (Group, Vec<String>) {
         command.args(["-c", "sleep 300 & echo $!; echo $$; wait"]);
         let mut group = Group::spawn(folder, &mut command).unwrap();
         let output = BufReader::new(group.take_output().unwrap());
@@ -345,6 +351,17 @@ mod tests {
         drop(group);
         assert!(gone(&processes));
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn a_guest_that_makes_a_session_of_its_own_ends_with_its_run() {
+        let folder = std::env::temp_dir().join(format!("firn-vm-session-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let mut command = Command::new("setsid");
+        command.arg("sh");
+        let (group, processes) = two(&folder, command);
+        drop(group);
+        assert!(gone(&processes));
     }
 
     #[test]
