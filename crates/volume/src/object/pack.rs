@@ -210,12 +210,28 @@ fn decode_item(r: &mut Reader<'_>, pack: ObjectId) -> Result<Item, FormatError> 
 /// The longest chunk that is accepted; what is written is far shorter.
 pub const CHUNK_BYTES_MAX: u64 = 4 << 20;
 
+/// zstd's level for chunks: what is written is read again soon, and the processor is the guest's.
+const LEVEL: i32 = 1;
+
 /// Builds a pack.
-#[derive(Debug)]
 pub struct PackWriter {
     id: ObjectId,
     w: Writer,
     items: Vec<Item>,
+    /// Made once a pack: making one costs more than compressing a small chunk. Without it chunks
+    /// are stored as they are.
+    compressor: Option<zstd::bulk::Compressor<'static>>,
+    /// What a chunk is compressed into.
+    packed: Vec<u8>,
+}
+
+impl std::fmt::Debug for PackWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PackWriter")
+            .field("id", &self.id)
+            .field("items", &self.items.len())
+            .finish_non_exhaustive()
+    }
 }
 
 /// A finished pack and what it holds.
@@ -242,6 +258,8 @@ impl PackWriter {
             id,
             w,
             items: Vec::new(),
+            compressor: zstd::bulk::Compressor::new(LEVEL).ok(),
+            packed: Vec::new(),
         }
     }
 
@@ -258,12 +276,17 @@ impl PackWriter {
     /// Adds content: compressed where that makes it smaller.
     pub fn add(&mut self, origin: VolumeId, span: Span, lsn: Lsn, content: &[u8]) {
         debug_assert_eq!(span.bytes(), content.len() as u64);
-        let packed = zstd::bulk::compress(content, 1)
-            .ok()
-            .filter(|p| p.len() < content.len());
-        let (codec, stored) = packed
-            .as_deref()
-            .map_or((Codec::Plain, content), |packed| (Codec::Zstd, packed));
+        self.packed.clear();
+        // Room for less than the chunk: what does not become smaller does not fit.
+        self.packed.reserve_exact(content.len().saturating_sub(1));
+        let packed = self.compressor.as_mut().and_then(|compressor| {
+            let bytes = compressor.compress_to_buffer(content, &mut self.packed);
+            bytes.ok().filter(|bytes| *bytes < content.len())
+        });
+        let (codec, stored) = match packed {
+            Some(bytes) => (Codec::Zstd, &self.packed[..bytes]),
+            None => (Codec::Plain, content),
+        };
         let checksum = crc64(&[&binding(origin, span, lsn), stored]);
         let fits = "packs are closed long before 4 GiB";
         self.items.push(Item::Chunk(Chunk {
