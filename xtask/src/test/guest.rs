@@ -27,7 +27,7 @@ const EXAMPLES: &str = "crates/ublk/examples";
 const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has: minutes each under emulation.
-const LONG: [&str; 12] = [
+const LONG: [&str; 13] = [
     "guest_blktests",
     "guest_faulty",
     "guest_fs",
