@@ -11,6 +11,7 @@ use std::time::Duration;
 use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
 use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
 use nbd::server::{Export, ExportFile, Listen};
 use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
 
@@ -34,6 +35,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the newest writes of disks may take to reach the store when the server ends: its
 /// successor is waited for by whoever has them mounted.
 const LAST_SYNC: Duration = Duration::from_secs(5);
+
+/// Disks that come back at once after a restart. The driver takes some time for each, more or less one
+/// after the other, and that time counts against the deadline of all that have begun.
+const RESTORED_AT_ONCE: usize = 64;
 
 /// How often giving a volume back is tried while the store fails, and the first pause between.
 const CLOSE_TRIES: u32 = 5;
@@ -190,15 +195,16 @@ impl Control {
         open.iter()
             .try_for_each(|open| self.disks.attached.add(&open.info.name))?;
         // Side by side: each waits for the driver, and mounted file systems wait for all of them.
-        join_all(open.iter().map(|open| async move {
-            if let Err(failure) = self.disks.restore(open).await {
-                tracing::error!(
-                    volume = %open.info.name, %failure,
-                    "its disk is not back; attach it again once that is mended"
-                );
-            }
-        }))
-        .await;
+        let restored =
+            stream::iter(&open).for_each_concurrent(RESTORED_AT_ONCE, |open| async move {
+                if let Err(failure) = self.disks.restore(open).await {
+                    tracing::error!(
+                        volume = %open.info.name, %failure,
+                        "its disk is not back; attach it again once that is mended"
+                    );
+                }
+            });
+        restored.await;
         Ok(late.into_iter().flatten().collect())
     }
 
