@@ -69,10 +69,10 @@ pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Re
         setup.dir = setup.dir.join(format!("scale{count}"));
         fs::create_dir_all(&setup.dir)?;
         let row = row(&setup, mode, *count).map_err(|error| {
-            format!(
-                "{count} devices: {error}\n{}",
-                server::tail(&setup.said(), 20)
-            )
+            let said = server::tail(&setup.said(), usize::MAX);
+            let troubles = said.lines().filter(|line| !line.contains(" INFO "));
+            let troubles: Vec<_> = troubles.take(20).collect();
+            format!("{count} devices: {error}\n{}", troubles.join("\n"))
         })?;
         if json {
             println!("{row}");
@@ -118,6 +118,7 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     let server = setup.start(WITHIN)?;
     let after_kill = server.came_up;
     all_back(&names)?;
+    println!("after kill: {}", parts(setup));
     let began = Instant::now();
     for name in &names {
         server::detach(name, PATIENCE)?;
@@ -139,6 +140,31 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
         "stop_s": stop.as_secs_f64(), "back_after_stop_s": after_stop.as_secs_f64(),
         "back_after_kill_s": after_kill.as_secs_f64(), "detach_ms": detach,
     }))
+}
+
+/// When a server that has just come up had recovered its log, and made the first and the last disk: the
+/// parts of what it took.
+fn parts(setup: &Setup) -> String {
+    let text = server::tail(&setup.said(), usize::MAX);
+    let lines: Vec<_> = text.lines().collect();
+    let recovered = lines
+        .iter()
+        .rposition(|line| line.contains("the log was recovered"));
+    let lines = &lines[recovered.unwrap_or(0)..];
+    let mut back = lines
+        .iter()
+        .filter(|line| line.contains("the disk is back"));
+    let time = |line: Option<&&str>| {
+        let stamp = line.and_then(|line| line.split_once('T'));
+        stamp
+            .map_or("?", |(_, rest)| rest.split('Z').next().unwrap_or("?"))
+            .to_owned()
+    };
+    let (first, last) = (time(back.next()), time(back.next_back()));
+    format!(
+        "log recovered at {}, first disk back at {first}, last at {last}",
+        time(lines.first())
+    )
 }
 
 /// Every volume must be a disk again, by itself.
