@@ -191,9 +191,11 @@ impl Control {
             may_pass(&failure).then_some(name)
         }))
         .await;
+        let late: Vec<String> = late.into_iter().flatten().collect();
+        // Also what is still to be opened: who detaches it meanwhile takes it out again.
         let open = self.volumes.all();
-        open.iter()
-            .try_for_each(|open| self.disks.attached.add(&open.info.name))?;
+        let mut names = open.iter().map(|open| &open.info.name).chain(&late);
+        names.try_for_each(|name| self.disks.attached.add(name))?;
         // Side by side: each waits for the driver, and mounted file systems wait for all of them.
         let restored =
             stream::iter(&open).for_each_concurrent(RESTORED_AT_ONCE, |open| async move {
@@ -205,7 +207,7 @@ impl Control {
                 }
             });
         restored.await;
-        Ok(late.into_iter().flatten().collect())
+        Ok(late)
     }
 
     async fn make_sure_of(&self, wanted: &NewVolume) -> Result<()> {

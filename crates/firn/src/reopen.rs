@@ -37,10 +37,12 @@ impl Control {
                 opened = async {
                     tokio::time::sleep(pause).await;
                     let turn = self.turns.take(name).await;
-                    // Somebody may have asked for it meanwhile, and then has it.
+                    // Somebody may have asked for it meanwhile, and then has it; or has let go of
+                    // it since, and then another host may have it.
+                    let wanted = self.disks.attached.all().contains_key(name);
                     let open = match self.volumes.get(name) {
-                        Some(_) => None,
-                        None => Some(self.open(name).await),
+                        None if wanted => Some(self.open(name).await),
+                        _ => None,
                     };
                     (turn, open)
                 } => opened,
@@ -50,11 +52,7 @@ impl Control {
                 None => return,
                 Some(Ok(open)) => {
                     tracing::info!(volume = name, "opened again, later than the others");
-                    let back = match self.disks.attached.add(name) {
-                        Ok(()) => self.disks.restore(&open).await,
-                        Err(failure) => Err(failure),
-                    };
-                    if let Err(failure) = back {
+                    if let Err(failure) = self.disks.restore(&open).await {
                         tracing::error!(volume = name, %failure, "its disk is not back");
                     }
                     return;

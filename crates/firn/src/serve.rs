@@ -161,7 +161,12 @@ async fn run(
     api: TcpListener,
 ) -> Result<()> {
     let initial = control.open_initial(&settings.volumes, &engine.report);
-    let late = Reopening::start(control, initial.await?);
+    let mut late = initial.await?;
+    if settings.take_over {
+        // It was said of the owners of that moment, and not of who may have a volume later.
+        late.clear();
+    }
+    let late = Reopening::start(control, late);
     let served = doors_open(settings, engine, control, api).await;
     late.end().await;
     served
