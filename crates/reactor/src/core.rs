@@ -21,6 +21,7 @@ use crate::flights::{Flights, InFlight};
 use crate::handle::Handle;
 use crate::op::{Completion, Op, OpId, Token, Verdict, Work};
 use crate::pool::{Need, Pool};
+use crate::run::Parking;
 use crate::slots::BufferSlots;
 use crate::source::{Cx, Source, SourceId};
 
@@ -84,6 +85,8 @@ pub struct Core {
     pub(crate) leaving: Vec<SourceId>,
     pub(crate) stop_by: Option<Instant>,
     pub(crate) stop_asked: Option<Instant>,
+    /// Who wants the thread to wait between the end of its work and that of its ring.
+    pub(crate) parking: Option<Parking>,
     pub(crate) panics: u64,
     raw: Vec<(u64, i32)>,
 }
@@ -108,6 +111,7 @@ impl Core {
             leaving: Vec::new(),
             stop_by: None,
             stop_asked: None,
+            parking: None,
             panics: 0,
             raw: Vec::new(),
         }

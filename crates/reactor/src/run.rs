@@ -17,6 +17,11 @@ use crate::driver::{BackendKind, Drive, Epoll, Uring, wake_fd};
 use crate::handle::{Handle, Message, Shared};
 use crate::pool::Pool;
 use crate::source::{Cx, Source, SourceId};
+use park::Parked;
+
+pub(crate) use park::Parking;
+
+mod park;
 
 /// Completions delivered before the kernel is asked again, so that a source that produces its
 /// own work cannot keep the others waiting.
@@ -119,6 +124,7 @@ pub struct Reactor {
     backend: BackendKind,
     io_flusher: bool,
     thread: Option<JoinHandle<Option<Ended>>>,
+    parked: Option<Parked>,
 }
 
 impl Reactor {
@@ -162,6 +168,7 @@ impl Reactor {
                 backend,
                 io_flusher,
                 thread: Some(thread),
+                parked: None,
             }),
             Err(error) => {
                 // It has sent its last word, so this does not wait.
@@ -186,6 +193,21 @@ impl Reactor {
         self.io_flusher
     }
 
+    /// Does the first half of [`Reactor::stop`]: asks all sources to finish, cuts off at the
+    /// deadline what has not, and waits for that. Whatever was begun is with the kernel then, the
+    /// thread begins nothing more, and the ring stays open with its armed commands until the
+    /// reactor is stopped. False where the thread does not get there: then nothing is known of it.
+    pub fn drain(&mut self, within: Duration) -> bool {
+        blkmq::may_block("draining a reactor");
+        if self.parked.is_none() {
+            let (parking, parked) = park::parking();
+            self.ask_to_stop(within, Some(parking));
+            let there = parked.wait(within + LINGER + END_PATIENCE);
+            self.parked = there.then_some(parked);
+        }
+        self.parked.is_some()
+    }
+
     /// Asks all sources to finish, cuts off at the deadline what has not, and waits. The wait is
     /// bounded too: a thread that does not come out of the kernel is reported and left.
     pub fn stop(mut self, within: Duration) -> StopReport {
@@ -195,39 +217,44 @@ impl Reactor {
     fn stop_within(&mut self, within: Duration) -> Option<StopReport> {
         let thread = self.thread.take()?;
         blkmq::may_block("stopping a reactor");
+        if self.parked.take().is_none() {
+            self.ask_to_stop(within, None);
+        }
+        join(thread, Instant::now() + within + LINGER + END_PATIENCE)
+    }
+
+    fn ask_to_stop(&self, within: Duration, parking: Option<Parking>) {
         let asked = Instant::now();
-        let by = asked + within;
         // A reactor that has ended already needs no message.
         let _ = self.handle.post(move |core| {
             core.stop_asked = Some(asked);
-            core.stop_by = Some(by);
+            core.stop_by = Some(asked + within);
+            core.parking = parking;
         });
-        join(thread, by + LINGER + END_PATIENCE)
     }
 }
 
-/// Waits for a thread to the deadline: on its way out it is in the kernel, which may be stuck.
+/// Waits for a thread to the deadline: on its way out it is in the kernel, which may be stuck. The
+/// memory that the ring had is given back after that, and nobody waits for it: a call for every
+/// buffer takes time.
 fn join(thread: JoinHandle<Option<Ended>>, deadline: Instant) -> Option<StopReport> {
     let (joined, joining) = mpsc::sync_channel(1);
     let thread = Arc::new(Mutex::new(Some(thread)));
     let taken = Arc::clone(&thread);
     let joiner = move || {
+        let ended = join_now(&taken);
         // Whoever waited may have given up.
-        let _ = joined.send(join_now(&taken));
+        let _ = joined.send(ended.as_ref().map(Ended::now));
     };
     let spawned = std::thread::Builder::new()
         .name("reactor-join".into())
         .spawn(joiner);
-    let Ok(joiner) = spawned else {
+    if spawned.is_err() {
         tracing::warn!("no thread can be started to wait for a reactor: waiting without a bound");
-        return join_now(&thread);
-    };
+        return join_now(&thread).as_ref().map(Ended::now);
+    }
     match joining.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        Ok(report) => {
-            // It has sent its last word, so this does not wait.
-            let _ = joiner.join();
-            report
-        }
+        Ok(report) => report,
         Err(_) => {
             tracing::error!("a reactor's thread does not come out of the kernel; it is left");
             Some(StopReport {
@@ -238,13 +265,19 @@ fn join(thread: JoinHandle<Option<Ended>>, deadline: Instant) -> Option<StopRepo
     }
 }
 
-fn join_now(thread: &Mutex<Option<JoinHandle<Option<Ended>>>>) -> Option<StopReport> {
+fn join_now(thread: &Mutex<Option<JoinHandle<Option<Ended>>>>) -> Option<Ended> {
     let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
-    let ended = thread.take()?.join().ok().flatten()?;
-    Some(StopReport {
-        ended: ended.at.elapsed(),
-        ..ended.report
-    })
+    thread.take()?.join().ok().flatten()
+}
+
+impl Ended {
+    /// What there is to say of it, now that the thread is gone.
+    fn now(&self) -> StopReport {
+        StopReport {
+            ended: self.at.elapsed(),
+            ..self.report
+        }
+    }
 }
 
 impl Drop for Reactor {
@@ -328,7 +361,18 @@ impl Loop {
             self.core.handle().shared.awake();
         }
         drop(ring_thread);
+        report.drained = (self.core.stop_asked).map_or(Duration::ZERO, |asked| asked.elapsed());
+        self.park();
         self.end(report)
+    }
+
+    /// Keeps the ring, done as it is, for as long as somebody wants that.
+    fn park(&mut self) {
+        if let Some(parking) = self.core.parking.take() {
+            // What was begun last is with the kernel before anybody is told.
+            let _ = self.core.drive(Some(Duration::ZERO));
+            parking.wait();
+        }
     }
 
     fn message(&mut self, message: Message) {
@@ -499,9 +543,6 @@ impl Loop {
         let _ = core.drive(Some(Duration::ZERO));
         let began = Instant::now();
         report.panics = core.panics;
-        report.drained = core.stop_asked.map_or(Duration::ZERO, |asked| {
-            began.saturating_duration_since(asked)
-        });
         let stats = core.stats();
         report.ops_armed = stats.armed;
         report.ops_abandoned = stats.ops - stats.armed;

@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 use crate::op::{Completion, Op, Token};
@@ -124,6 +124,58 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
         .try_recv()
         .expect_err("dropped under a command in flight");
     assert_eq!(reactor.stop(DEADLINE).ops_armed, 1);
+    dropped.try_recv().expect("the source is dropped");
+}
+
+/// A reactor with one source that waits for what never comes, and the socket's other end.
+fn waiting(stays: bool) -> Option<(Reactor, UnixStream, Receiver<()>)> {
+    let reactor = ring()?;
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (to, dropped) = channel();
+    let attached = reactor
+        .handle()
+        .attach(move |cx| Waits::on(cx, theirs, to, stays));
+    attached.unwrap();
+    Some((reactor, ours, dropped))
+}
+
+#[test]
+fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
+    for stays in [false, true] {
+        let Some((mut reactor, ours, dropped)) = waiting(stays) else {
+            return;
+        };
+        let within = Duration::from_millis(if stays { 50 } else { 20_000 });
+        assert!(reactor.drain(within));
+        assert!(reactor.drain(within), "it is drained already");
+        dropped.try_recv().expect_err("the source is still there");
+        ours.set_nonblocking(true).unwrap();
+        let open = (&ours).read(&mut [0; 1]).unwrap_err();
+        assert_eq!(open.kind(), io::ErrorKind::WouldBlock);
+        let handle = reactor.handle().clone();
+        let (told, late) = channel();
+        handle.post(move |_| told.send(()).unwrap()).unwrap();
+        let report = reactor.stop(DEADLINE);
+        assert_eq!(
+            (report.ops_armed, report.ops_abandoned, report.left),
+            (1, 0, false)
+        );
+        assert_eq!(report.sources_cut, usize::from(stays));
+        dropped.try_recv().expect("the source is dropped");
+        late.try_recv().expect_err("nothing is done any more");
+        ours.set_nonblocking(false).unwrap();
+        ours.set_read_timeout(Some(DEADLINE)).unwrap();
+        assert_eq!((&ours).read(&mut [0; 1]).unwrap(), 0, "its socket is open");
+    }
+}
+
+#[test]
+fn a_drained_reactor_that_is_dropped_ends() {
+    let Some((mut reactor, _ours, dropped)) = waiting(false) else {
+        return;
+    };
+    assert!(reactor.drain(DEADLINE));
+    drop(reactor);
     dropped.try_recv().expect("the source is dropped");
 }
 
