@@ -141,7 +141,7 @@ impl Engine {
     }
 
     /// Stops the threads. Everything has been brought to the store, or stays in the log. Disks
-    /// are left to the next server: their rings close first, then their files (see `ublk::exit`).
+    /// are left to the next server, in the order of `ublk::exit`.
     pub(crate) fn stop(&mut self, disks: Option<(ublk::control::Control, Vec<Live>)>) {
         let reactors = std::mem::take(&mut self.reactors);
         let reports = match disks {
@@ -155,6 +155,7 @@ impl Engine {
                 tracing::info!(
                     disks = count,
                     unseen = left.unseen.len(),
+                    quiesced = ?left.quiesced,
                     stopped = ?left.stopped,
                     closed = ?left.closed,
                     seen = ?left.seen,

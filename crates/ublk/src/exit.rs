@@ -1,10 +1,21 @@
 //! Leaving fast, however many devices there are.
 //!
-//! In this order: every reactor stops fetching, finishes what it has up to a deadline and closes
-//! its ring in its own thread (cancelling then happens once per device, in that thread, and not
-//! in a queue of the kernel's); descriptors are unmapped with it; then each device's character
-//! device is closed, last, which is what makes the driver take the server for gone. Reactors
-//! leave side by side, and so do devices. Nothing is done per queue.
+//! In this order, each step for all reactors or all devices side by side, and nothing per queue:
+//!
+//! 1. Every reactor finishes what it has, up to a deadline, takes nothing new, and keeps its ring.
+//! 2. The driver is told to keep new requests back (QUIESCE_DEV, 6.16, devices with recovery). It
+//!    waits for a grace period of the kernel's per device, and these overlap. It would do the same
+//!    by itself as the rings close, one device of a ring after the other.
+//! 3. Every ring is closed in its own thread; descriptors are unmapped with it.
+//! 4. Each device's character device is closed, last, which is what makes the driver take the
+//!    server for gone.
+//!
+//! The second step comes after the first because the driver (7.2, mended in 7.3) may take a command
+//! back that is being handed over at that moment, and corrupt its ring's list: so nothing may be
+//! handed over any more. It comes before the third because then the driver has nothing left to wait
+//! for. Where it is refused, or late, the third does it. A request that comes in between is with
+//! nobody, and waits for the successor. A server that is killed in between is like any other that
+//! is killed.
 //!
 //! The driver needs a moment to process it. A successor that comes within that moment must wait
 //! for it ([`crate::device::open_or_recover`] does), so this waits first, for all devices
@@ -18,6 +29,7 @@ use reactor::{Reactor, StopReport};
 use crate::control::Control;
 use crate::device::{Live, Pause, State};
 use crate::error::{Error, Kind};
+use crate::spec::Capability;
 use crate::sys::DeviceInfo;
 
 /// How much time each stage of leaving has.
@@ -25,6 +37,9 @@ use crate::sys::DeviceInfo;
 pub struct Limits {
     /// For requests in progress.
     pub drain: Duration,
+    /// For the driver to keep new requests back, of all devices that it can do that for, before
+    /// the rings close. None: it does so as they close.
+    pub quiesce: Option<Duration>,
     /// For one question to the driver about a device.
     pub probe: Duration,
     /// For all devices together to be seen without a server.
@@ -35,6 +50,7 @@ impl Default for Limits {
     fn default() -> Limits {
         Limits {
             drain: Duration::from_secs(5),
+            quiesce: Some(Duration::from_secs(2)),
             probe: Duration::from_millis(200),
             seen: Duration::from_secs(2),
         }
@@ -46,7 +62,12 @@ impl Default for Limits {
 pub struct Report {
     /// What each reactor says of its own end, in the order in which they were given.
     pub reactors: Vec<StopReport>,
-    /// From the beginning until the last reactor had ended.
+    /// From the beginning until all reactors had finished what they had, and the driver kept back
+    /// new requests of the devices that it can do that for. Nothing where there are none.
+    pub quiesced: Duration,
+    /// Devices of which it is not known that it did, and why.
+    pub unquiesced: Vec<(u32, Error)>,
+    /// From then until the last reactor had ended.
     pub stopped: Duration,
     /// From then until the last character device was closed.
     pub closed: Duration,
@@ -72,10 +93,14 @@ pub enum Unseen {
 pub fn leave(
     control: &Control,
     devices: Vec<Live>,
-    reactors: Vec<Reactor>,
+    mut reactors: Vec<Reactor>,
     limits: Limits,
 ) -> Report {
     blkmq::may_block("leaving");
+    let begun = Instant::now();
+    let unquiesced = quiesce(control, &devices, &mut reactors, limits);
+    let quiesced = begun.elapsed();
+
     let begun = Instant::now();
     let reactors = stop_all(reactors, limits.drain);
     let stopped = begun.elapsed();
@@ -95,11 +120,51 @@ pub fn leave(
     }
     Report {
         reactors,
+        quiesced,
+        unquiesced,
         stopped,
         closed,
         seen,
         unseen: unseen.into_iter().collect(),
     }
+}
+
+/// Makes the driver keep back new requests of the devices that it can do that for, once no
+/// reactor has any. What is not done here is done as the rings close.
+fn quiesce(
+    control: &Control,
+    devices: &[Live],
+    reactors: &mut [Reactor],
+    limits: Limits,
+) -> Vec<(u32, Error)> {
+    let able = |live: &&Live| live.granted().has(Capability::Quiesce);
+    let ids: Vec<u32> = devices.iter().filter(able).map(Live::id).collect();
+    let Some(within) = limits.quiesce.filter(|_| !ids.is_empty()) else {
+        return Vec::new();
+    };
+    if !drain_all(reactors, limits.drain) {
+        tracing::warn!("ublk: a reactor does not come to rest; the driver is not told ahead");
+        return Vec::new();
+    }
+    let refused = control.quiesce_all(&ids, within);
+    for (device, error) in &refused {
+        tracing::warn!(device, %error, "ublk: not quiesced ahead");
+    }
+    refused
+}
+
+/// Drains reactors side by side; whether all came to rest. Each wait is bounded by the reactor
+/// itself.
+fn drain_all(reactors: &mut [Reactor], drain: Duration) -> bool {
+    std::thread::scope(|scope| {
+        let drains: Vec<_> = reactors
+            .iter_mut()
+            .map(|reactor| scope.spawn(move || reactor.drain(drain)))
+            .collect();
+        let ends = drains.into_iter().map(|one| one.join().unwrap_or_default());
+        // All of them are waited for.
+        ends.fold(true, |all, one| all & one)
+    })
 }
 
 /// Stops reactors side by side. Each wait is bounded by the reactor itself.

@@ -193,15 +193,21 @@ fn sixty_four_devices_on_one_ring_are_left_together_and_taken_over() {
     let begun = Instant::now();
     let report = leave(&world.control, devices, vec![reactor], Limits::default());
     println!(
-        "left after {:?}: rings {:?}, files {:?}, seen {:?}, {:?}",
+        "left after {:?}: quiesced {:?}, rings {:?}, files {:?}, seen {:?}, {:?}",
         begun.elapsed(),
+        report.quiesced,
         report.stopped,
         report.closed,
         report.seen,
         report.reactors
     );
-    // The driver takes a grace period of the kernel's for each device: seen in time or not, the
-    // server is gone in time, and its successor waits for what is missing.
+    assert_eq!(report.unquiesced, []);
+    if world.has(sys::F_QUIESCE) {
+        assert_eq!(report.unseen, []);
+    }
+    // Without, the driver takes a grace period of the kernel's for each device, one after the
+    // other: seen in time or not, the server is gone in time, and its successor waits for what is
+    // missing.
     println!("{} devices not seen in time", report.unseen.len());
     let bound = Limits::default().seen + Duration::from_secs(1);
     assert!(report.seen < bound, "{:?}", report.seen);

@@ -217,3 +217,38 @@ fn a_planned_handover_quiesces_and_no_client_sees_an_error() {
     load.succeeded();
     drop(server);
 }
+
+#[test]
+fn servers_that_leave_one_after_the_other_under_load_fail_no_request() {
+    if !wanted(Table::All) {
+        return;
+    }
+    // Quiesced ahead, all devices side by side, where the kernel can; and as the rings close.
+    for more in ["--leave", "--leave --quiesce-by-ring"] {
+        let scratch = Scratch::new();
+        let (mut first, mut next) = recoverable(&scratch, "auto", 32);
+        for server in [&mut first, &mut next] {
+            let others = (1..4).map(|at| scratch.file(&format!("disk{at}"), 32));
+            server.files.extend(others);
+            (server.devices, server.queues) = (4, 2);
+            server.more.extend(["--reactors", "2"].map(str::to_owned));
+            server.more.extend(more.split(' ').map(str::to_owned));
+        }
+        let mut server = first.start();
+        let mut load = Load::verified(server.blocks());
+        load.mib = 16;
+        load.more.push("--rate_iops=400");
+        let load = load.start();
+        for _ in 0..3 {
+            until_more(&server, 200);
+            let (status, said) = server.terminate();
+            assert!(status.success(), "{more}: {said}");
+            for id in 0..4 {
+                assert_eq!(state(id), Some(sys::STATE_QUIESCED), "{more}: {said}");
+            }
+            server = next.start();
+        }
+        load.succeeded();
+        assert_eq!(driver::devices(), [0, 1, 2, 3]);
+    }
+}

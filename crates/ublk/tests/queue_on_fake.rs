@@ -61,6 +61,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                     },
                     deaths: 0,
                     handovers: 0,
+                    exits: 0,
                     steps: 300,
                 };
                 change(&mut plot);
@@ -73,6 +74,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                 sum.failed += report.failed;
                 sum.deaths += report.deaths;
                 sum.handovers += report.handovers;
+                sum.exits += report.exits;
                 sum.fallbacks += report.fallbacks;
             }
         }
@@ -149,6 +151,21 @@ fn a_server_that_dies_anywhere_loses_nothing_with_reissue() {
         plot.habits.parts = 30;
     });
     assert!(sum.deaths > 0 && sum.failed == 0, "{sum:?}");
+}
+
+#[test]
+fn a_server_that_exits_under_load_loses_nothing_with_reissue() {
+    for quiesce in [0, sys::F_QUIESCE] {
+        let sum = stories(|plot| {
+            plot.exits = 12;
+            plot.deaths = 2;
+            plot.habits.parts = 30;
+            if plot.profile.has(quiesce) {
+                plot.flags |= quiesce;
+            }
+        });
+        assert!(sum.exits > 0 && sum.failed == 0, "{sum:?}");
+    }
 }
 
 #[test]

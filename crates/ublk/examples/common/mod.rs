@@ -95,7 +95,11 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
         }
     }
     if options.leave {
-        let report = exit::leave(&control, devices, reactors, exit::Limits::default());
+        let mut limits = exit::Limits::default();
+        if options.quiesce_by_ring {
+            limits.quiesce = None;
+        }
+        let report = exit::leave(&control, devices, reactors, limits);
         eprintln!("left: {report:?}");
         return Ok(());
     }

@@ -32,6 +32,9 @@ pub struct Options {
     pub recover: bool,
     /// `--leave`: leaves the devices to a successor at the end, instead of deleting them.
     pub leave: bool,
+    /// `--quiesce-by-ring`: when it leaves, the driver quiesces devices as their rings close, one
+    /// after the other, and not side by side before that. To compare.
+    pub quiesce_by_ring: bool,
 }
 
 /// An example's arguments: the common options, its own flags and what is no flag.
@@ -91,6 +94,7 @@ impl Parsed {
                 wants: wants("none")?,
                 recover: false,
                 leave: false,
+                quiesce_by_ring: false,
             },
             own: Vec::new(),
             rest: Vec::new(),
@@ -114,6 +118,7 @@ impl Parsed {
                 "--no-part-scan" => part_scan = false,
                 "--recover" => options.recover = true,
                 "--leave" => options.leave = true,
+                "--quiesce-by-ring" => options.quiesce_by_ring = true,
                 name if switches.contains(&name) => parsed.own.push((arg.clone(), String::new())),
                 name if own.contains(&name) => {
                     let value = value()?;

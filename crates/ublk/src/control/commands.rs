@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-use super::port::Failure;
+use super::port::{Answer, Failure};
 use super::{Call, Cancel, Control, Ended, QUICK};
 use crate::error::{Error, Kind, Operation};
 use crate::features::Features;
@@ -115,11 +115,45 @@ impl Control {
         devices: &[u32],
         within: Duration,
     ) -> Vec<(u32, Result<DeviceInfo, Error>)> {
+        let answers = self.side_by_side(devices, info_call, within);
+        let parsed = answers.into_iter().map(|(device, answer)| {
+            let info =
+                answer.and_then(|answer| parse(Operation::Info, device, answer.argument.bytes()));
+            (device, info)
+        });
+        parsed.collect()
+    }
+
+    /// Makes the driver keep new requests of many devices back, side by side, where their server
+    /// is about to go and has no request any more (6.16). Those of which it is not known that it
+    /// did, and why. In time, whatever the driver does.
+    ///
+    /// The driver also takes back what tags it can get at. Whether it gets at any does not matter
+    /// here, because the server's rings close next: it is given no time to wait for them.
+    pub(crate) fn quiesce_all(&self, devices: &[u32], within: Duration) -> Vec<(u32, Error)> {
+        let call = |device| Call::new(Operation::Quiesce, sys::QUIESCE_DEVICE, device).data(1);
+        let answers = self.side_by_side(devices, call, within);
+        let refused = answers.into_iter().filter_map(|(device, answer)| {
+            let error = answer.err()?;
+            // No tag is idle, or a signal came: it keeps requests back already.
+            let done = matches!(error.errno(), Some(libc::EBUSY | libc::EINTR));
+            (!done).then_some((device, error))
+        });
+        refused.collect()
+    }
+
+    /// Begins a command for each device, all at once, and hears of them until the time is up.
+    fn side_by_side(
+        &self,
+        devices: &[u32],
+        call: impl Fn(u32) -> Call,
+        within: Duration,
+    ) -> Vec<(u32, Result<Answer, Error>)> {
         let begun = Instant::now();
-        let ask = |device: &u32| {
-            let call = info_call(*device);
+        let ask = |&device: &u32| {
+            let call = call(device);
             let (_, told) = self.begin(&call, begun + within);
-            (*device, call, told)
+            (device, call, told)
         };
         let asked: Vec<_> = devices.iter().map(ask).collect();
         let hear = |(device, call, told): (u32, Call, Receiver<Ended>)| {
@@ -128,11 +162,8 @@ impl Control {
                 RecvTimeoutError::Timeout => Err(Failure::Late),
                 RecvTimeoutError::Disconnected => Err(Failure::Closed),
             });
-            let info = match ended {
-                Ok(answer) => parse(Operation::Info, device, answer.argument.bytes()),
-                Err(failure) => Err(call.error(failure, begun.elapsed())),
-            };
-            (device, info)
+            let answer = ended.map_err(|failure| call.error(failure, begun.elapsed()));
+            (device, answer)
         };
         asked.into_iter().map(hear).collect()
     }

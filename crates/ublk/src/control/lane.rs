@@ -19,6 +19,11 @@ use super::port::{Answer, Command, Done, Failure, Ticket};
 /// other.
 const ENTRIES: u32 = 64;
 
+/// Commands of a ring that wait in the kernel side by side, each on a thread of the kernel's. Left
+/// alone, it has four threads per processor, and whoever has many devices would wait for one after
+/// the other.
+const SIDE_BY_SIDE: u32 = 256;
+
 /// How long a cancelled command may take to end before it is called stuck.
 const GRACE: Duration = Duration::from_millis(500);
 
@@ -57,6 +62,20 @@ impl Lane {
             flights: BTreeMap::new(),
             stuck: false,
         })
+    }
+
+    /// Lets many commands wait side by side. To be called on the thread that enters the ring: these
+    /// workers are that thread's.
+    pub(super) fn widen(&self) {
+        // The second number is that of another kind of worker, which stays.
+        let mut workers = [SIDE_BY_SIDE, 0];
+        if let Err(error) = self
+            .ring
+            .submitter()
+            .register_iowq_max_workers(&mut workers)
+        {
+            tracing::debug!(%error, "ublk: few control commands are carried out side by side");
+        }
     }
 
     /// Becomes readable when a command has ended.

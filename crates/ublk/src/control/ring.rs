@@ -203,6 +203,7 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
+        self.lanes.iter().for_each(Lane::widen);
         let mut stopping = false;
         while !stopping || self.lanes.iter().any(Lane::is_awaited) {
             stopping |= self.take_messages(stopping);
@@ -254,6 +255,7 @@ impl Worker {
             match Lane::open() {
                 Ok(lane) => {
                     tracing::warn!("ublk: control commands go on over a fresh ring");
+                    lane.widen();
                     self.lanes.push(lane);
                 }
                 Err(error) => {

@@ -1,4 +1,4 @@
-//! The wait for the driver: bounded for all devices together, whatever it answers.
+//! What is asked of the driver: bounded for all devices together, whatever it answers.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::control::port::{Answer, Argument, Command, ControlPort, Done, Ticket};
+use crate::control::port::{Answer, Argument, Command, ControlPort, Done, Failure, Ticket};
 use crate::sys;
 
 /// What a device answers when it is asked for its state.
@@ -24,9 +24,21 @@ enum Manner {
 struct Devices {
     manners: Vec<(Manner, AtomicU32)>,
     unanswered: Mutex<Vec<Unanswered>>,
+    /// What the driver answers when it is to quiesce a device.
+    quiesces: Vec<Quiesce>,
+    quiescing: Mutex<Vec<(i32, Unanswered)>>,
 }
 
-struct Unanswered(#[expect(dead_code, reason = "it is kept so that nobody answers")] Done);
+/// What a device answers when it is quiesced.
+#[derive(Clone, Copy, Debug)]
+enum Quiesce {
+    /// This, once all devices wait: a grace period that they share.
+    Together(i32),
+    /// Nothing, ever.
+    Silent,
+}
+
+struct Unanswered(Done);
 
 impl std::fmt::Debug for Unanswered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -34,10 +46,35 @@ impl std::fmt::Debug for Unanswered {
     }
 }
 
+impl Devices {
+    fn quiesce(&self, device: u32, done: Done) {
+        let Quiesce::Together(result) = self.quiesces[device as usize] else {
+            let mut unanswered = self.unanswered.lock().unwrap();
+            return unanswered.push(Unanswered(done));
+        };
+        let mut quiescing = self.quiescing.lock().unwrap();
+        quiescing.push((result, Unanswered(done)));
+        let together = |one: &&Quiesce| matches!(one, Quiesce::Together(_));
+        if quiescing.len() < self.quiesces.iter().filter(together).count() {
+            return;
+        }
+        for (result, Unanswered(done)) in quiescing.drain(..) {
+            let argument = Argument::None;
+            done(match result {
+                0.. => Ok(Answer { result, argument }),
+                _ => Err(Failure::Errno(-result)),
+            });
+        }
+    }
+}
+
 impl ControlPort for Devices {
     fn submit(&self, command: Command, _deadline: Instant, done: Done) -> Ticket {
         let bytes = if command.opcode == sys::GET_FEATURES {
             0_u64.as_bytes().to_vec()
+        } else if command.opcode == sys::QUIESCE_DEVICE {
+            self.quiesce(command.header.device, done);
+            return Ticket(0);
         } else {
             let (manner, asked) = &self.manners[command.header.device as usize];
             let asked = asked.fetch_add(1, Ordering::Relaxed);
@@ -95,6 +132,7 @@ fn us() -> i32 {
 
 const SHORT: Limits = Limits {
     drain: Duration::ZERO,
+    quiesce: None,
     probe: Duration::from_millis(40),
     seen: Duration::from_millis(300),
 };
@@ -140,5 +178,53 @@ fn a_driver_that_does_not_answer_holds_nobody_beyond_the_time() {
             .values()
             .all(|why| matches!(why, Unseen::Silent(error) if error.kind() == Kind::Late))
     );
+    assert!(took < 20 * SHORT.seen, "{took:?}");
+}
+
+fn quiesce_all(quiesces: Vec<Quiesce>, within: Duration) -> (Vec<(u32, Error)>, Duration) {
+    let ids: Vec<u32> = (0..quiesces.len() as u32).collect();
+    let devices = Devices {
+        quiesces,
+        ..Devices::default()
+    };
+    let control = Control::over(Arc::new(devices), u64::MAX).unwrap();
+    let begun = Instant::now();
+    (control.quiesce_all(&ids, within), begun.elapsed())
+}
+
+#[test]
+fn devices_are_quiesced_side_by_side() {
+    let (refused, took) = quiesce_all(vec![Quiesce::Together(0); 128], Duration::from_secs(60));
+    assert!(refused.is_empty(), "{refused:?}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
+}
+
+#[test]
+fn a_device_that_is_busy_is_quiesced_and_one_that_refuses_is_told() {
+    let answers = [
+        0,
+        -libc::EBUSY,
+        -libc::EINTR,
+        -libc::ENODEV,
+        -libc::EOPNOTSUPP,
+    ];
+    let quiesces = answers.map(Quiesce::Together).to_vec();
+    let (refused, _) = quiesce_all(quiesces, Duration::from_secs(60));
+    let errnos: Vec<_> = refused
+        .iter()
+        .map(|(device, error)| (*device, error.errno()))
+        .collect();
+    assert_eq!(
+        errnos,
+        [(3, Some(libc::ENODEV)), (4, Some(libc::EOPNOTSUPP))]
+    );
+}
+
+#[test]
+fn a_driver_that_does_not_quiesce_holds_nobody_beyond_the_time() {
+    let devices = [Quiesce::Silent, Quiesce::Together(0)].repeat(32);
+    let (refused, took) = quiesce_all(devices, SHORT.seen);
+    assert_eq!(refused.len(), 32);
+    assert!(refused.iter().all(|(_, error)| error.kind() == Kind::Late));
     assert!(took < 20 * SHORT.seen, "{took:?}");
 }

@@ -102,6 +102,7 @@ pub fn story(input: &[u8]) {
         } else {
             shares(bytes.below(64))
         },
+        exits: shares(bytes.below(64)),
         steps: 16 + input.len() as u32 / 2,
     };
     if let Err(error) = story::live(plot, &mut |bound| bytes.below(bound)) {

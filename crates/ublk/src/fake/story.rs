@@ -58,6 +58,8 @@ pub struct Plot {
     pub deaths: u8,
     /// Planned changes of the server by QUIESCE_DEV, each in so many of 256 steps.
     pub handovers: u8,
+    /// Exits in good order, each in so many of 256 steps, and a successor after each.
+    pub exits: u8,
     /// Steps.
     pub steps: u32,
 }
@@ -85,6 +87,8 @@ pub struct Report {
     pub deaths: u64,
     /// Servers that left for another one.
     pub handovers: u64,
+    /// Servers that left in good order.
+    pub exits: u64,
     /// Commands that the driver refused.
     pub refused: u64,
     /// Requests whose bytes went another way than through a slot.
@@ -278,7 +282,7 @@ impl Story<'_> {
                 self.plot.chaos.errors,
             ];
             let reissued = self.flags & sys::F_RECOVERY_REISSUE != 0;
-            let killed = self.report.deaths > 0 && !reissued;
+            let killed = self.report.deaths + self.report.exits > 0 && !reissued;
             if faults == [0; 4] && !killed {
                 return Err(format!("{id:?} failed with {errno} and nothing was wrong"));
             }
@@ -301,7 +305,52 @@ impl Story<'_> {
             self.hand_over()?;
             self.recover()?;
         }
+        if self.strikes(self.plot.exits) {
+            self.exit()?;
+            self.recover()?;
+        }
         Ok(())
+    }
+
+    /// The server leaves as [`crate::exit`] has it: it finishes what it has, takes nothing new and
+    /// looks at its rings no more; the driver is told to keep requests back; the rings are closed,
+    /// and the character device. Clients ask at any time.
+    fn exit(&mut self) -> Result<(), String> {
+        let Some(server) = &mut self.server else {
+            return Ok(());
+        };
+        for (&(at, key), source) in &mut server.sources {
+            source.stopping(&mut server.rings[at].port(key));
+        }
+        for _ in 0..(self.choose)(4) {
+            self.ask();
+            self.turn()?;
+        }
+        self.rest()?;
+        let server = self.server.take().expect("it was there");
+        let gone = |&(at, key): &(usize, SourceKey)| server.rings[at].is_detached(key);
+        if !server.sources.keys().all(gone) {
+            return Err("a queue did not finish".into());
+        }
+        for _ in 0..(self.choose)(4) {
+            self.ask();
+        }
+        if self.flags & sys::F_QUIESCE != 0 {
+            match self.control(sys::QUIESCE_DEVICE, 1, &mut []) {
+                Outcome::Ended(0) => {}
+                other => return Err(format!("QUIESCE_DEV: {other:?}")),
+            }
+        }
+        for _ in 0..(self.choose)(4) {
+            self.ask();
+        }
+        self.take_figures(&server);
+        server.rings.into_iter().for_each(Ring::close);
+        drop(server.sources);
+        self.report.exits += 1;
+        self.driver.closed(self.device);
+        self.driver.time_out(self.device);
+        self.answers()
     }
 
     /// The driver is told to let the server go: it answers what it has, takes nothing new, and
