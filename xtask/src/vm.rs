@@ -51,6 +51,10 @@ pub(crate) struct Arguments {
     /// Virtual processors; one with --icount
     #[arg(long, default_value_t = 2)]
     cpus: u32,
+    /// Processors that there could be, the others being absent; packaged kernels only. A ublk device
+    /// has at most so many queues
+    #[arg(long, default_value_t = 0)]
+    possible_cpus: u32,
     /// The guest's memory
     #[arg(long, default_value = "2G", value_name = "SIZE")]
     memory: String,
@@ -89,6 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         machine: &machine,
         command: &arguments.command,
         cpus: if arguments.icount { 1 } else { arguments.cpus },
+        possible_cpus: arguments.possible_cpus,
         memory: &arguments.memory,
         scratch_bytes: arguments.scratch << 20,
         icount: arguments.icount,

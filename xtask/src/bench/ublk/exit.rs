@@ -3,12 +3,13 @@
 //! The figures are the kernel's own, by ftrace: how often a request queue was quiesced, which is
 //! what made this slow; the time from the signal to the last thing done for a device, after which
 //! a successor may have it; and the part of it from the first ring's end on. Calls are the same on
-//! every lane; times are the lane's.
+//! every lane; times are the lane's. Where the kernel has no tracer (User-Mode Linux), there is only
+//! the time until every device is seen without a server.
 
-use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+use std::{fmt, fs};
 
 use super::servers::{DEPTH, wait};
 use super::{Arguments, named};
@@ -36,21 +37,32 @@ const MARK: &str = "signal";
 /// How long after a server's end its devices may still be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// How often devices are looked at where nothing is traced.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// Devices and queues of each; no device has more queues than there could be processors.
-const SHAPES: [(usize, usize); 8] = [
+const SHAPES: [(usize, usize); 13] = [
     (1, 2),
     (8, 2),
+    (32, 2),
+    (64, 2),
+    (128, 2),
     (8, 4),
+    (32, 4),
+    (64, 4),
+    (128, 4),
     (8, 24),
-    (16, 24),
     (32, 24),
     (64, 24),
     (128, 24),
 ];
 
-/// Our server with few rings, and with as many rings as queues.
+/// Our server with few rings; the same when it leaves the quiescing to its rings' end; and with as
+/// many rings as queues.
 const FEW_RINGS: &str = "firn 2 rings";
+const FEW_BY_RING: &str = "firn 2 rings by ring";
 const MANY_RINGS: &str = "firn ring per queue";
+const SERVERS: [&str; 4] = [FEW_RINGS, FEW_BY_RING, MANY_RINGS, "kublk"];
 
 /// Threads that a server is given at most.
 const THREADS_MAX: usize = 1024;
@@ -68,6 +80,27 @@ struct Trace {
     from_ring: f64,
 }
 
+/// A row's figures.
+#[derive(Debug)]
+struct Exit {
+    /// Milliseconds from the signal until no device has a server.
+    from_signal: f64,
+    /// Calls that quiesce a queue, and the part of the time from the first ring's end on: where the
+    /// kernel tells.
+    traced: Option<(usize, f64)>,
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.traced {
+            None => write!(f, "| {:.0} |", self.from_signal),
+            Some((quiesces, from_ring)) => {
+                write!(f, "{quiesces} | {:.0} | {from_ring:.0}", self.from_signal)
+            }
+        }
+    }
+}
+
 /// Prints a row for every shape, server and way to go.
 pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     let ours = workspace::target().join("release/examples/null");
@@ -82,7 +115,7 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     println!("|---|---|---|---:|---:|---:|");
     let possible = processors()?;
     for (devices, queues) in SHAPES {
-        for server in [FEW_RINGS, MANY_RINGS, "kublk"] {
+        for server in SERVERS {
             for signal in ["TERM", "KILL"] {
                 let name = format!("{server} {devices}x{queues} {signal}");
                 let impossible =
@@ -90,17 +123,9 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
                 if impossible || !named(&name, &arguments.only) {
                     continue;
                 }
-                let program = if server == "kublk" { kublk } else { &ours };
-                let trace = one(server, program, (devices, queues), signal)?;
-                let Trace {
-                    quiesces,
-                    from_signal,
-                    from_ring,
-                    ..
-                } = trace;
-                println!(
-                    "| {server} | {devices} x {queues} | {signal} | {quiesces} | {from_signal:.0} | {from_ring:.0} |"
-                );
+                let programs = (if server == "kublk" { kublk } else { &ours }, kublk);
+                let exit = one(server, programs, (devices, queues), signal)?;
+                println!("| {server} | {devices} x {queues} | {signal} | {exit} |");
                 let _ = Command::new(kublk)
                     .args(["del", "-a"])
                     .stdout(Stdio::null())
@@ -125,13 +150,52 @@ fn paths(devices: usize) -> Vec<std::path::PathBuf> {
         .collect()
 }
 
-/// Starts a server, ends it, reads the trace.
+/// Starts a server, ends it, and sees what that took.
 fn one(
+    server: &str,
+    (program, kublk): (&Path, &Path),
+    (devices, queues): (usize, usize),
+    signal: &str,
+) -> Result<Exit, Failure> {
+    let mut children = start(server, program, (devices, queues))?;
+    wait(&paths(devices), true)?;
+    let traced = start_tracing()?;
+    let began = Instant::now();
+    for child in &children {
+        let pid = rustix::process::Pid::from_child(child);
+        let signal = if signal == "TERM" {
+            rustix::process::Signal::TERM
+        } else {
+            rustix::process::Signal::KILL
+        };
+        rustix::process::kill_process(pid, signal)?;
+    }
+    if !traced {
+        let from_signal = 1e3 * unserved(kublk, devices, began)?.as_secs_f64();
+        for child in &mut children {
+            child.wait()?;
+        }
+        return Ok(Exit {
+            from_signal,
+            traced: None,
+        });
+    }
+    for child in &mut children {
+        child.wait()?;
+    }
+    let trace = settled(devices)?;
+    Ok(Exit {
+        from_signal: trace.from_signal,
+        traced: Some((trace.quiesces, trace.from_ring)),
+    })
+}
+
+/// Starts a server, or one for each device.
+fn start(
     server: &str,
     program: &Path,
     (devices, queues): (usize, usize),
-    signal: &str,
-) -> Result<Trace, Failure> {
+) -> Result<Vec<Child>, Failure> {
     let depth = DEPTH.to_string();
     let queues_word = queues.to_string();
     let shape = ["-q", &queues_word, "-d", &depth];
@@ -148,6 +212,9 @@ fn one(
             "copy",
         ]);
         command.args(["--recovery", "reissue", "--leave"]);
+        if server == FEW_BY_RING {
+            command.arg("--quiesce-by-ring");
+        }
         let rings = if server == MANY_RINGS {
             devices * queues
         } else {
@@ -179,25 +246,34 @@ fn one(
             children.push(command.spawn()?);
         }
     }
-    wait(&paths(devices), true)?;
-    start_tracing()?;
-    fs::write(format!("{TRACING}/trace_marker"), MARK)?;
-    for child in &children {
-        let pid = rustix::process::Pid::from_child(child);
-        let signal = if signal == "TERM" {
-            rustix::process::Signal::TERM
-        } else {
-            rustix::process::Signal::KILL
-        };
-        rustix::process::kill_process(pid, signal)?;
-    }
-    for child in &mut children {
-        child.wait()?;
-    }
-    settled(devices)
+    Ok(children)
 }
 
-fn start_tracing() -> Result<(), Failure> {
+/// How long it took until no device has a server: the kernel tree's own program knows.
+fn unserved(kublk: &Path, devices: usize, began: Instant) -> Result<Duration, Failure> {
+    loop {
+        let listed = Command::new(kublk).arg("list").output()?;
+        let took = began.elapsed();
+        let text = String::from_utf8_lossy(&listed.stdout);
+        let (gone, served) = (
+            text.matches("QUIESCED").count(),
+            text.matches("LIVE").count(),
+        );
+        if served == 0 && gone == devices {
+            return Ok(took);
+        }
+        if took > PATIENCE {
+            return Err(format!("{gone} of {devices} devices have no server:\n{text}").into());
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+/// Begins to trace, and marks the beginning; false where this kernel has no tracer.
+fn start_tracing() -> Result<bool, Failure> {
+    if !Path::new(TRACING).join("trace").exists() {
+        return Ok(false);
+    }
     let write = |name: &str, text: &str| fs::write(format!("{TRACING}/{name}"), text);
     write("tracing_on", "0")?;
     write("current_tracer", "nop")?;
@@ -213,7 +289,9 @@ fn start_tracing() -> Result<(), Failure> {
     write("set_ftrace_filter", &wanted.join("\n"))?;
     write("current_tracer", "function")?;
     write("trace", "")?;
-    Ok(write("tracing_on", "1")?)
+    write("tracing_on", "1")?;
+    write("trace_marker", MARK)?;
+    Ok(true)
 }
 
 /// Reads the trace once every device is released and nothing more comes.
