@@ -1,7 +1,6 @@
 //! Serves files, or memory, badly: late, in parts, with errors, with a handler that panics.
 //!
-//!     cargo run --release -p ublk --example delay -- [FILE...] [--size SIZE] [--delay-us N]
-//!         [--fail-every N] [--short-every N] [--panic-every N] [--drop-every N] …
+//!     cargo run --release -p ublk --example delay -- --help
 //!
 //! `--X-every N` hits every N-th read or write of a queue. Without a FILE it serves memory that is
 //! lost at the end. The other options are in `common`, `--direct` and `--stripe` as in `file`.
@@ -19,6 +18,20 @@ use ublk::{Disk, Request};
 
 use common::disk::{FileDisk, Layout, Striped};
 use common::{Parsed, Served};
+
+const USAGE: &str = "\
+Serves files, or memory that is lost at the end, badly.
+
+  delay [OPTIONS] [FILE...]
+  delay --size 64M --delay-us 2000 --fail-every 100
+
+  --size SIZE           of the disk in memory [256M]
+  --direct, --stripe    as in the example `file`
+  --delay-us N          every request waits this long
+  --fail-every N        every N-th read or write of a queue fails with EIO
+  --short-every N       it is answered by half
+  --panic-every N       its handler panics
+  --drop-every N        its handler forgets it";
 
 /// What is done to requests. Each number means "every n-th time"; zero never.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +149,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "--panic-every",
         "--drop-every",
     ];
-    let parsed = Parsed::read(&own, &["--direct"])?;
+    let parsed = Parsed::read(USAGE, &own, &["--direct"])?;
     let mischief = Mischief {
         delay: Duration::from_micros(parsed.number("--delay-us")?),
         fail_every: parsed.number("--fail-every")?,

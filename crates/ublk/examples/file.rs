@@ -1,6 +1,6 @@
 //! Serves plain files as disks, in place, in any data mode.
 //!
-//!     cargo run --release -p ublk --example file -- FILE... [--direct] [--stripe SIZE] …
+//!     cargo run --release -p ublk --example file -- --help
 //!
 //! Each FILE is a device of its own; with `--stripe` all of them are one device, striped. The
 //! other options are in `common`.
@@ -12,8 +12,17 @@ use std::error::Error;
 use common::Parsed;
 use common::disk::{Layout, Striped};
 
+const USAGE: &str = "\
+Serves plain files as disks, in place.
+
+  file [OPTIONS] FILE...
+  truncate -s 1G disk.img && file --direct --queues 2 disk.img
+
+  --direct              past the page cache
+  --stripe SIZE         all files are one disk, striped in units of SIZE";
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let parsed = Parsed::read(&["--stripe"], &["--direct"])?;
+    let parsed = Parsed::read(USAGE, &["--stripe"], &["--direct"])?;
     let served = Striped::of(&Layout::of(&parsed)?)?;
     common::run(&parsed.options, &served)
 }

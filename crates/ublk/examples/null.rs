@@ -1,7 +1,6 @@
 //! Answers every request without touching its bytes: what the way to a server costs.
 //!
-//!     cargo run --release -p ublk --example null -- [--devices N] [--size SIZE] [--deferred]
-//!         [--memcpy] …
+//!     cargo run --release -p ublk --example null -- --help
 //!
 //! `--deferred` answers on another thread than the ring's. `--memcpy` copies what is written into a
 //! buffer of the server's own, as a server must whose memory the driver cannot fill. The other
@@ -16,12 +15,29 @@ use std::sync::mpsc::{Sender, channel};
 use blkmq::io::Op;
 use reactor::{Buf, Completion, Need, Port, Token};
 use ublk::queue::{Handler, QueueCx};
+use ublk::spec::Segments;
 use ublk::{Data, Disk, Request};
 
 use common::{Parsed, Served};
 
+const USAGE: &str = "\
+Serves disks that answer at once, without touching any bytes.
+
+  null [OPTIONS]
+  null --devices 16 --queues 2 --mode zero-copy
+
+  --devices N           how many disks [1]
+  --size SIZE           of each disk [250G]
+  --deferred            answer on another thread than the ring's
+  --memcpy              copy what is written into a buffer of the server's own
+  --segments N          memory ranges of one request at most [no limit]
+  --segment-bytes SIZE  largest memory range [64K where --segments is given]
+  --dma-alignment N     alignment of requests' memory [the driver's]";
+
 struct Null {
     bytes: u64,
+    dma_alignment: Option<u32>,
+    segments: Option<Segments>,
     deferred: Option<Sender<Request>>,
     memcpy: bool,
 }
@@ -99,7 +115,11 @@ impl Served for Null {
     type Handler = Nothing;
 
     fn disk(&self) -> Disk {
-        Disk::new(self.bytes)
+        Disk {
+            dma_alignment: self.dma_alignment,
+            segments: self.segments,
+            ..Disk::new(self.bytes)
+        }
     }
 
     fn handler(&self, _queue: u16, depth: u16) -> Nothing {
@@ -112,8 +132,29 @@ impl Served for Null {
     }
 }
 
+/// The limits on the memory of a request that were asked for.
+fn segments(parsed: &Parsed) -> Result<Option<Segments>, Box<dyn Error>> {
+    let max = u16::try_from(parsed.number("--segments")?)?;
+    let bytes_max = match parsed.number("--segment-bytes")? {
+        0 => 64 << 10,
+        bytes => u32::try_from(bytes)?,
+    };
+    Ok((max > 0).then_some(Segments {
+        max,
+        bytes_max,
+        boundary: 1 << 32,
+    }))
+}
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let parsed = Parsed::read(&["--devices", "--size"], &["--deferred", "--memcpy"])?;
+    let own = [
+        "--devices",
+        "--size",
+        "--segments",
+        "--segment-bytes",
+        "--dma-alignment",
+    ];
+    let parsed = Parsed::read(USAGE, &own, &["--deferred", "--memcpy"])?;
     let bytes = match parsed.number("--size")? {
         0 => 250 << 30,
         bytes => bytes,
@@ -123,10 +164,17 @@ fn main() -> Result<(), Box<dyn Error>> {
         std::thread::spawn(move || requests.into_iter().for_each(Request::complete));
         deferred
     });
+    let segments = segments(&parsed)?;
+    let dma_alignment = match parsed.number("--dma-alignment")? {
+        0 => None,
+        bytes => Some(u32::try_from(bytes)?),
+    };
     let count = parsed.number("--devices")?.max(1);
     let served: Vec<Null> = (0..count)
         .map(|_| Null {
             bytes,
+            dma_alignment,
+            segments,
             deferred: deferred.clone(),
             memcpy: parsed.has("--memcpy"),
         })

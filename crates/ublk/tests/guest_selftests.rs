@@ -327,6 +327,43 @@ fn a_null_device_serves_reads_and_writes_in_every_mode() {
     }
 }
 
+/// generic_03, and more: the limits hold for requests that are larger than them.
+#[test]
+fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
+    if !wanted(Table::All) {
+        return;
+    }
+    // Both came with zero copy; older drivers ignore what they do not know.
+    if !kernel_has(sys::F_ZERO_COPY, "limits of segments") {
+        return;
+    }
+    let options = "--segments 32 --segment-bytes 32K --dma-alignment 4096";
+    for mode in modes() {
+        let server = Serve {
+            mode,
+            more: options.split(' ').map(String::from).collect(),
+            ..Serve::default()
+        }
+        .start();
+        let limit = |name: &str| {
+            let path = format!("/sys/block/ublkb0/queue/{name}");
+            let text = std::fs::read_to_string(path).unwrap();
+            text.trim().parse::<u64>().unwrap()
+        };
+        assert_eq!(limit("max_segments"), 32, "{mode}");
+        assert_eq!(limit("max_segment_size"), 32 << 10, "{mode}");
+        assert_eq!(limit("dma_alignment"), 4095, "{mode}");
+        Load {
+            more: vec!["--norandommap", "--io_size=8m", "--bsrange=512k-1m"],
+            ..Load::endless(server.blocks())
+        }
+        .run();
+        let (status, said) = server.terminate();
+        assert!(status.success(), "{said}");
+        delete([0]);
+    }
+}
+
 /// generic_09, and more: what a ring's tables hold is far less than what its devices have.
 #[test]
 fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {

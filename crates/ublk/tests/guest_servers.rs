@@ -48,6 +48,26 @@ fn every_granted_mode_when_forced_is_the_one_that_serves_and_data_verifies() {
 }
 
 #[test]
+fn every_server_says_what_it_takes_and_gives_an_example() {
+    if !wanted(Table::Smoke) {
+        return;
+    }
+    for program in ["null", "file", "delay"] {
+        let serve = Serve {
+            program,
+            more: vec!["--help".into()],
+            ..Serve::default()
+        };
+        let mut server = serve.spawn().keeping();
+        assert!(server.ended().success(), "{program}");
+        let said = server.said();
+        assert!(said.contains(&format!("{program} --")), "{said}");
+        assert!(said.contains("--mode MODE"), "{said}");
+        assert_eq!(driver::devices(), Vec::<u32>::new());
+    }
+}
+
+#[test]
 fn auto_takes_the_dearest_mode_that_the_kernel_grants() {
     if !wanted(Table::Smoke) {
         return;

@@ -5,6 +5,26 @@ use std::str::FromStr;
 
 use ublk::{Capability, ModeChoice, Want, Wants};
 
+/// What `--help` says of the options that all example servers take.
+const COMMON: &str = "\
+Options of all example servers (SIZE is a number with an optional K, M or G):
+  --id N                first device number [the kernel's choice]
+  --queues N            queues of each device [1]
+  --depth N             tags of each queue [128]
+  --io-bytes SIZE       largest request [1M]
+  --mode MODE           auto, zero-copy, user-copy, get-data or copy [auto]
+  --slots N             buffer slots of a zero-copy queue [64]
+  --reactors N          threads, each with one ring, for all devices together [1]
+  --spread              share every queue among all reactors
+  --completions N       completion queue of each ring [4096]
+  --recovery HOW        none, plain, reissue or fail-io [none]
+  --no-part-scan        leave partitions alone
+  --recover             take the devices over where they are there; needs --id
+  --leave               leave the devices to a successor at the end
+  --help                this text
+
+It prints the path of each disk and serves until standard input ends, or SIGTERM or SIGINT comes.";
+
 /// What all example servers take.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -78,8 +98,8 @@ pub fn size(text: &str) -> Result<u64, Box<dyn Error>> {
 
 impl Parsed {
     /// Reads the process's arguments. `own` are the example's flags that take a value, `switches`
-    /// those that take none.
-    pub fn read(own: &[&str], switches: &[&str]) -> Result<Parsed, Box<dyn Error>> {
+    /// those that take none; `usage` is what `--help` says of the example, and ends the process.
+    pub fn read(usage: &str, own: &[&str], switches: &[&str]) -> Result<Parsed, Box<dyn Error>> {
         let mut parsed = Parsed {
             options: Options {
                 id: None,
@@ -105,6 +125,10 @@ impl Parsed {
             let options = &mut parsed.options;
             let mut value = || args.next().ok_or_else(|| format!("{arg} takes a value"));
             match arg.as_str() {
+                "--help" | "-h" => {
+                    println!("{usage}\n\n{COMMON}");
+                    std::process::exit(0);
+                }
                 "--id" => options.id = Some(number(&arg, &value()?)?),
                 "--queues" => options.queues = number(&arg, &value()?)?,
                 "--depth" => options.depth = number(&arg, &value()?)?,
@@ -124,7 +148,9 @@ impl Parsed {
                     let value = value()?;
                     parsed.own.push((arg.clone(), value));
                 }
-                name if name.starts_with("--") => return Err(format!("no option {arg}").into()),
+                name if name.starts_with("--") => {
+                    return Err(format!("no option {arg}; see --help").into());
+                }
                 _ => parsed.rest.push(arg),
             }
         }
