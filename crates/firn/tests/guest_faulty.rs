@@ -1,5 +1,5 @@
-//! Volumes on a local disk that returns errors, made by the device mapper below the cache
-//! directory: refused writes, failed flushes, bad reads, windows of trouble, no space.
+//! Volumes on a local disk that returns errors, or lies, made by the device mapper below the cache
+//! directory: refused writes, failed flushes, bad reads, windows of trouble, lost writes, no space.
 //!
 //! What is tested is that no client ever reads wrong bytes, that each fault ends where R10 says,
 //! and that the server goes on and says what is wrong. Run as root in a guest.
@@ -11,130 +11,18 @@ mod common;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::ops::Range;
 use std::time::Duration;
 
-use common::guest::{Direct, Guest, Mounted, must, text, tool};
-use common::mapped::{self, Loop, Mapped, SECTOR, sparse_file};
+use common::guest::{Direct, Guest, must, text, tool};
+use common::mapped::{Fault, Faulty, MIB};
+use common::nbd::Client;
 use common::{Server, eventually, message};
 
-const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 
 /// Where a log of 64 MiB has its segments: superblocks and journal come before.
 const SEGMENTS: u64 = 5_251_072;
-
-/// Sectors of the disk, from the first on, so many.
-type Range = (u64, u64);
-
-/// How a range of a disk is bad.
-#[derive(Clone, Copy)]
-enum Fault {
-    /// Reads and writes fail. Flushes of the disk do not: the target takes none.
-    Dead,
-    /// What dm-flakey is told. Where writes fail, so does every flush of the disk.
-    Flakey(&'static str),
-}
-
-/// A cache directory on a disk whose faults the test chooses.
-struct Faulty {
-    _mounted: Mounted,
-    disk: Mapped,
-    below: Loop,
-    sectors: u64,
-    _image: tempfile::TempDir,
-}
-
-impl Faulty {
-    fn new(guest: &Guest, mib: u64) -> Option<Faulty> {
-        if !mapped::has_target("flakey") {
-            println!("skipped: this kernel lacks dm-flakey (modprobe dm-flakey)");
-            return None;
-        }
-        let image = tempfile::tempdir().unwrap();
-        let below = Loop::over(&sparse_file(&image.path().join("disk"), mib));
-        let sectors = mib * MIB / SECTOR;
-        let disk = Mapped::new("faulty", &linear(0, sectors, &below.0));
-        let lazy = "lazy_itable_init=0,lazy_journal_init=0";
-        let make = ["-q", "-F", "-m", "0", "-J", "size=4", "-E", lazy];
-        must("mkfs.ext4", &[&make[..], &[text(&disk.path)]].concat());
-        let at = guest.world.path("disk");
-        // Errors in its own structures are not what is tested: it goes on as long as it can.
-        let mounted = Mounted::at(&at, &disk.path, "ext4", "errors=continue");
-        fs::create_dir(at.join("cache")).unwrap();
-        std::os::unix::fs::symlink(at.join("cache"), guest.world.path("cache")).unwrap();
-        Some(Faulty {
-            _mounted: mounted,
-            disk,
-            below,
-            sectors,
-            _image: image,
-        })
-    }
-
-    /// Where on the disk a range of bytes of a file in the cache directory lies.
-    fn of_file(&self, guest: &Guest, name: &str, from: u64, bytes: u64) -> Vec<Range> {
-        let file = guest.world.path("cache").join(name);
-        let told = must("filefrag", &["-v", "-b512", text(&file)]);
-        let (from, end) = (from / SECTOR, (from + bytes) / SECTOR);
-        let mut ranges = Vec::new();
-        for line in told.lines() {
-            // ext: logical_offset: physical_offset: length: expected: flags
-            let words: Vec<&str> = line
-                .split([':', ' ', '.'])
-                .filter(|w| !w.is_empty())
-                .collect();
-            let numbers: Vec<u64> = words.iter().map_while(|word| word.parse().ok()).collect();
-            let [_, first, last, place, ..] = numbers[..] else {
-                continue;
-            };
-            let (begin, stop) = (first.max(from), (last + 1).min(end));
-            if begin < stop {
-                ranges.push((place + begin - first, stop - begin));
-            }
-        }
-        let found: u64 = ranges.iter().map(|(_, sectors)| sectors).sum();
-        assert_eq!(found, end - from, "{told}");
-        ranges.sort_unstable();
-        ranges
-    }
-
-    /// From now on the ranges are bad in this way.
-    fn spoil(&self, ranges: &[Range], fault: Fault) {
-        let (mut table, mut at) = (String::new(), 0);
-        let below = text(&self.below.0);
-        for &(first, sectors) in ranges {
-            table += &linear(at, first - at, &self.below.0);
-            table += &match fault {
-                Fault::Dead => format!("{first} {sectors} error\n"),
-                Fault::Flakey(what) => {
-                    format!("{first} {sectors} flakey {below} {first} 0 1 1 {what}\n")
-                }
-            };
-            at = first + sectors;
-        }
-        table += &linear(at, self.sectors - at, &self.below.0);
-        self.disk.swap(&table);
-    }
-
-    /// From now on no flush of the disk succeeds; everything else does. The device mapper sends a
-    /// flush to every part of a table, so one bad part that nobody writes to is enough.
-    fn spoil_flushes(&self) {
-        let unused = (self.sectors - 8, 8);
-        self.spoil(&[unused], Fault::Flakey("error_writes"));
-    }
-
-    fn heal(&self) {
-        self.disk.swap(&linear(0, self.sectors, &self.below.0));
-    }
-}
-
-fn linear(first: u64, sectors: u64, disk: &Path) -> String {
-    match sectors {
-        0 => String::new(),
-        _ => format!("{first} {sectors} linear {} {first}\n", text(disk)),
-    }
-}
 
 /// What the server has said so far.
 fn said(guest: &Guest) -> String {
@@ -442,6 +330,97 @@ fn in_windows_of_errors_no_read_ever_gives_wrong_bytes() {
     assert!(disk.read(0, BLOCK).unwrap() == stamped(0, 9));
     drop(disk);
     guest.detach(&server, "demo");
+    assert!(server.stop().success());
+}
+
+/// Writes blocks through a server, all of one round, and has them flushed.
+fn write_round(client: &mut Client, blocks: Range<usize>, round: u8) {
+    for at in blocks {
+        client
+            .write((at * BLOCK) as u64, &stamped(at, round))
+            .unwrap();
+    }
+    client.flush().unwrap();
+}
+
+/// S2 rests on the disk: a sync that it reports as done must be done. What a disk that lies costs
+/// is what it was given since it does; all before that is there, and nothing that never was.
+#[test]
+fn a_power_cut_while_the_log_disk_drops_writes_costs_those_and_nothing_else() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let mode = guest.modes()[0];
+    let server = guest.serve(&["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
+    let log = faulty.of_file(&guest, "log", 0, 64 * MIB);
+    for at in 0..64 {
+        disk.write((at * BLOCK) as u64, &stamped(at, 1)).unwrap();
+    }
+    disk.flush().unwrap();
+    faulty.spoil(&log, Fault::Flakey("drop_writes"));
+    for at in 0..32 {
+        disk.write((at * BLOCK) as u64, &stamped(at, 2)).unwrap();
+    }
+    disk.flush().expect("the disk says so");
+    server.kill();
+    faulty.heal();
+    let rings = tempfile::tempdir_in("/dev/shm").unwrap();
+    let server = guest.serve(&["--ring-dir", text(rings.path())]);
+    for at in 0..64 {
+        let found = disk.read((at * BLOCK) as u64, BLOCK).unwrap();
+        assert!(found == stamped(at, 1), "block {at}: {:?}", &found[..16]);
+    }
+    disk.write(0, &stamped(0, 3)).unwrap();
+    disk.flush().unwrap();
+    assert!(disk.read(0, BLOCK).unwrap() == stamped(0, 3));
+    drop(disk);
+    guest.detach(&server, "demo");
+    assert!(server.stop().success());
+}
+
+/// What was acknowledged is missing between what is there: that is seen, refused, and told.
+#[test]
+fn a_log_disk_that_dropped_writes_for_a_while_is_found_out_and_the_store_has_the_rest() {
+    let Some(guest) = Guest::new() else { return };
+    let Some(faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let server = guest.serve(&["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let mut client = server.connect("demo");
+    let log = faulty.of_file(&guest, "log", 0, 64 * MIB);
+    write_round(&mut client, 0..64, 1);
+    guest.world.done(&server, &["sync", "demo"]);
+    faulty.spoil(&log, Fault::Flakey("drop_writes"));
+    write_round(&mut client, 0..32, 2);
+    faulty.heal();
+    write_round(&mut client, 32..64, 3);
+    drop(client);
+    server.kill();
+    let rings = tempfile::tempdir_in("/dev/shm").unwrap();
+    let rings = ["--ring-dir", text(rings.path())];
+    // Twice: refusing it changes nothing.
+    for _ in 0..2 {
+        let said = guest.world.refused("cache", &rings);
+        assert!(
+            said.contains("commits that were flushed are gone"),
+            "{said}"
+        );
+        assert!(
+            said.contains("new cache directory and --take-over"),
+            "{said}"
+        );
+    }
+    let server = guest
+        .world
+        .serve("anew", &["--take-over", "--volume", "demo=64MiB"]);
+    let mut client = server.connect("demo");
+    for at in 0..64 {
+        let found = client.read((at * BLOCK) as u64, BLOCK).unwrap();
+        assert!(found == stamped(at, 1), "block {at}: {:?}", &found[..16]);
+    }
+    drop(client);
     assert!(server.stop().success());
 }
 

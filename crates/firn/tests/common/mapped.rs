@@ -1,19 +1,21 @@
-//! Disks over a file that fail, forget or keep a record, made by the device mapper.
+//! Disks over a file that fail, lie or keep a record, made by the device mapper.
 //!
 //! Only in guests. A disk goes when its value is dropped, after what is mounted on it. Nothing
 //! waits for udev, which guests do not run.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::guest::{must, text, tool};
+use super::guest::{Guest, Mounted, must, text, tool};
 use super::message;
 
 /// The unit of the device mapper's tables.
 pub const SECTOR: u64 = 512;
+
+pub const MIB: u64 = 1 << 20;
 
 /// A file as a block device.
 pub struct Loop(pub PathBuf);
@@ -217,4 +219,116 @@ pub fn sparse_file(path: &Path, mib: u64) -> PathBuf {
 /// Copies a file, holes as holes.
 pub fn copy(from: &Path, to: &Path) {
     must("cp", &["--sparse=always", text(from), text(to)]);
+}
+
+/// Sectors of the disk, from the first on, so many.
+pub type Range = (u64, u64);
+
+/// How a range of a disk is bad.
+#[derive(Clone, Copy)]
+pub enum Fault {
+    /// Reads and writes fail. Flushes of the disk do not: the target takes none.
+    Dead,
+    /// What dm-flakey is told. Where writes fail, so does every flush of the disk.
+    Flakey(&'static str),
+}
+
+/// A cache directory on a disk whose faults the test chooses.
+pub struct Faulty {
+    _mounted: Mounted,
+    disk: Mapped,
+    below: Loop,
+    sectors: u64,
+    _image: tempfile::TempDir,
+}
+
+impl Faulty {
+    pub fn new(guest: &Guest, mib: u64) -> Option<Faulty> {
+        if !has_target("flakey") {
+            println!("skipped: this kernel lacks dm-flakey (modprobe dm-flakey)");
+            return None;
+        }
+        let image = tempfile::tempdir().unwrap();
+        let below = Loop::over(&sparse_file(&image.path().join("disk"), mib));
+        let sectors = mib * MIB / SECTOR;
+        let disk = Mapped::new("faulty", &linear(0, sectors, &below.0));
+        let lazy = "lazy_itable_init=0,lazy_journal_init=0";
+        let make = ["-q", "-F", "-m", "0", "-J", "size=4", "-E", lazy];
+        must("mkfs.ext4", &[&make[..], &[text(&disk.path)]].concat());
+        let at = guest.world.path("disk");
+        // Errors in its own structures are not what is tested: it goes on as long as it can.
+        let mounted = Mounted::at(&at, &disk.path, "ext4", "errors=continue");
+        fs::create_dir(at.join("cache")).unwrap();
+        std::os::unix::fs::symlink(at.join("cache"), guest.world.path("cache")).unwrap();
+        Some(Faulty {
+            _mounted: mounted,
+            disk,
+            below,
+            sectors,
+            _image: image,
+        })
+    }
+
+    /// Where on the disk a range of bytes of a file in the cache directory lies.
+    pub fn of_file(&self, guest: &Guest, name: &str, from: u64, bytes: u64) -> Vec<Range> {
+        let file = guest.world.path("cache").join(name);
+        let told = must("filefrag", &["-v", "-b512", text(&file)]);
+        let (from, end) = (from / SECTOR, (from + bytes) / SECTOR);
+        let mut ranges = Vec::new();
+        for line in told.lines() {
+            // ext: logical_offset: physical_offset: length: expected: flags
+            let words: Vec<&str> = line
+                .split([':', ' ', '.'])
+                .filter(|w| !w.is_empty())
+                .collect();
+            let numbers: Vec<u64> = words.iter().map_while(|word| word.parse().ok()).collect();
+            let [_, first, last, place, ..] = numbers[..] else {
+                continue;
+            };
+            let (begin, stop) = (first.max(from), (last + 1).min(end));
+            if begin < stop {
+                ranges.push((place + begin - first, stop - begin));
+            }
+        }
+        let found: u64 = ranges.iter().map(|(_, sectors)| sectors).sum();
+        assert_eq!(found, end - from, "{told}");
+        ranges.sort_unstable();
+        ranges
+    }
+
+    /// From now on the ranges are bad in this way.
+    pub fn spoil(&self, ranges: &[Range], fault: Fault) {
+        let (mut table, mut at) = (String::new(), 0);
+        let below = text(&self.below.0);
+        for &(first, sectors) in ranges {
+            table += &linear(at, first - at, &self.below.0);
+            table += &match fault {
+                Fault::Dead => format!("{first} {sectors} error\n"),
+                Fault::Flakey(what) => {
+                    format!("{first} {sectors} flakey {below} {first} 0 1 1 {what}\n")
+                }
+            };
+            at = first + sectors;
+        }
+        table += &linear(at, self.sectors - at, &self.below.0);
+        self.disk.swap(&table);
+    }
+
+    /// From now on no flush of the disk succeeds; everything else does. The device mapper sends a
+    /// flush to every part of a table, so one bad part that nobody writes to is enough.
+    pub fn spoil_flushes(&self) {
+        let unused = (self.sectors - 8, 8);
+        self.spoil(&[unused], Fault::Flakey("error_writes"));
+    }
+
+    pub fn heal(&self) {
+        self.disk.swap(&linear(0, self.sectors, &self.below.0));
+    }
+}
+
+fn linear(first: u64, sectors: u64, disk: &Path) -> String {
+    match sectors {
+        0 => String::new(),
+        _ => format!("{first} {sectors} linear {} {first}\n", text(disk)),
+    }
 }
