@@ -95,3 +95,102 @@ impl Reopening {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use nbd::server::Listen;
+    use object_store::memory::InMemory;
+    use store::{ObjectStoreAdapter, SharedStore};
+    use tokio::runtime::Runtime;
+    use volume::VolumeSpec;
+
+    use super::*;
+    use crate::cli::args::{LogIo, ServeArgs};
+    use crate::config::Settings;
+    use crate::engine::Engine;
+    use crate::files::{CacheDir, Progress};
+    use crate::model::{AttachRequest, Transport};
+    use crate::units::Size;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    struct Quiet;
+
+    impl Progress for Quiet {
+        fn filled(&mut self, _done: u64, _total: u64) {}
+    }
+
+    /// A server without an API, and a volume "demo" that it is to open later.
+    fn start(runtime: &Runtime, dir: &Path) -> (Engine, Arc<Control>) {
+        std::fs::create_dir(dir.join("rings")).unwrap();
+        let flags = ServeArgs {
+            cache: Some(dir.join("cache")),
+            ring_dir: Some(dir.join("rings")),
+            log_size: Some(Size(64 << 20)),
+            cache_size: Some(Size(1 << 20)),
+            log_io: Some(LogIo::Buffered),
+            ..ServeArgs::default()
+        };
+        let settings = Settings::new("127.0.0.1:0", flags).unwrap();
+        let files = CacheDir::open(&settings, &mut Quiet).unwrap();
+        let memory = ObjectStoreAdapter::new(Arc::new(InMemory::new()), "memory");
+        let store: SharedStore = Arc::new(memory);
+        let started = Engine::start(&settings, store, files, runtime.handle());
+        let engine = runtime.block_on(started).unwrap();
+        let control = Arc::new(Control::new(&engine, None).unwrap());
+        control.listen(&[Listen::Unix(dir.join("nbd"))]).unwrap();
+        let spec = VolumeSpec {
+            name: "demo".into(),
+            bytes: 8 << 20,
+            block: 512,
+        };
+        runtime.block_on(engine.host.create_volume(spec)).unwrap();
+        control.disks.attached.add("demo").unwrap();
+        (engine, control)
+    }
+
+    /// Lets the task come to its end while `meanwhile` happens; whether the volume is open then.
+    fn open_after(meanwhile: impl AsyncFnOnce(&Control)) -> bool {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (mut engine, control) = start(&runtime, dir.path());
+        let is_open = runtime.block_on(async {
+            let (stop, stopped) = watch::channel(false);
+            let later = Arc::clone(&control);
+            let task =
+                tokio::spawn(async move { later.keep_opening(vec!["demo".into()], stopped).await });
+            meanwhile(&control).await;
+            tokio::time::timeout(DEADLINE, task).await.unwrap().unwrap();
+            drop(stop);
+            let is_open = control.volumes.get("demo").is_some();
+            control.close_all().await.unwrap();
+            is_open
+        });
+        engine.stop(None);
+        is_open
+    }
+
+    #[test]
+    fn a_volume_that_is_wanted_is_opened_late() {
+        assert!(open_after(async |_| {}));
+    }
+
+    /// However long attaching and detaching take, it is closed in the end.
+    #[test]
+    fn a_volume_that_was_attached_and_let_go_of_within_a_pause_is_not_opened_late() {
+        let is_open = open_after(async |control| {
+            let request = AttachRequest {
+                transport: Transport::Nbd,
+                ..AttachRequest::default()
+            };
+            control.attach("demo", request).await.unwrap();
+            control.detach("demo", false).await.unwrap();
+        });
+        assert!(!is_open);
+    }
+}
