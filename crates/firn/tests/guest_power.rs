@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use common::eventually;
 use common::guest::{Direct, Guest, Mounted, Stops, content, keep_writing, must, text, tool};
-use common::mapped::{self, Loop, Mapped, Record, SECTOR, sparse_file};
+use common::mapped::{self, Loop, Mapped, NoFlush, Record, SECTOR, sparse_file};
 use stamps::{Promise, Stamps};
 
 /// Few: under emulation one mode with one cut took longer than four minutes on a busy machine.
@@ -41,9 +41,11 @@ fn cuts() -> usize {
 /// A guest that can record what a disk makes durable.
 fn guest() -> Option<Guest> {
     let guest = Guest::new()?;
-    if !mapped::has_target("log-writes") {
-        println!("skipped: this kernel lacks dm-log-writes (modprobe dm-log-writes)");
-        return None;
+    for target in ["log-writes", "delay"] {
+        if !mapped::has_target(target) {
+            println!("skipped: this kernel lacks dm-{target} (modprobe dm-{target})");
+            return None;
+        }
     }
     Some(guest)
 }
@@ -118,21 +120,24 @@ impl Below {
     }
 }
 
-/// Writes stamps through a disk until there are enough of them, with marks in between.
+/// Writes stamps through a disk until there are enough of them, with marks in between. Before
+/// every other mark nobody flushes, and FUA alone makes durable what is promised.
 fn write_stamps(stamps: &Stamps, disk: &Path, recording: &Mapped) -> Vec<Promise> {
     let stop = AtomicBool::new(false);
     let mut promises = Vec::new();
+    let fua = NoFlush::over(disk).expect("dm-delay, which was looked for");
     std::thread::scope(|scope| {
         let stops = Stops(&stop);
         let write = |number| {
             scope.spawn({
-                let stop = &stop;
-                move || stamps.write(disk, number, stop)
+                let (stop, fua) = (&stop, fua.path.as_path());
+                move || stamps.write(disk, fua, number, stop)
             })
         };
         let writers: Vec<_> = (0..WRITERS).map(write).collect();
         for mark in 0..MARKS {
             let enough = (mark + 1) * 100;
+            stamps.rely_on_fua_alone(mark % 2 == 1);
             eventually("writes", || {
                 stamps.written() >= enough || writers.iter().any(|one| one.is_finished())
             });

@@ -10,12 +10,13 @@
 mod common;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::blocks::{BLOCK, Dice, Direct, Ledger, Watchdog};
-use common::guest::{Guest, TINY, must, rounds, text, tool};
+use common::guest::{Guest, TINY, must, rounds, text};
+use common::mapped::NoFlush;
 use common::{Server, deadline, eventually};
 
 const ROUNDS_DEFAULT: u64 = 8;
@@ -42,51 +43,6 @@ fn told_of_loss(guest: &Guest) -> usize {
     said.matches("index ring is gone").count()
 }
 
-/// A mapping of the disk that passes everything on but FLUSH, which goes to another device: so
-/// what is durable through it is so by FUA. Gone when dropped.
-struct NoFlush {
-    path: PathBuf,
-    sink: String,
-}
-
-/// Nothing waits for udev, which guests do not run.
-const DMSETUP: [&str; 2] = ["--noudevsync", "--noudevrules"];
-
-impl NoFlush {
-    const NAME: &str = "firn-no-flush";
-
-    /// `None` where the kernel has no such mapping.
-    fn over(guest: &Guest, disk: &Path) -> Option<NoFlush> {
-        tool("modprobe", &["-q", "dm-delay"]);
-        let targets = tool("dmsetup", &["targets"]);
-        if !String::from_utf8_lossy(&targets.stdout).contains("delay") {
-            println!("skipped: this kernel lacks dm-delay");
-            return None;
-        }
-        let image = guest.world.path("flushes");
-        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
-        let sink = must("losetup", &["--find", "--show", text(&image)]);
-        let (disk, sink) = (text(disk), sink.trim().to_owned());
-        let sectors = must("blockdev", &["--getsz", disk]);
-        let sectors = sectors.trim();
-        // Reads, writes, flushes: each to a device, all without delay.
-        let table = format!("0 {sectors} delay {disk} 0 0 {disk} 0 0 {sink} 0 0");
-        let dmsetup = |args: &[&str]| must("dmsetup", &[&DMSETUP[..], args].concat());
-        dmsetup(&["create", NoFlush::NAME, "--table", &table]);
-        let minor = dmsetup(&["info", "-c", "--noheadings", "-o", "minor", NoFlush::NAME]);
-        let path = PathBuf::from(format!("/dev/dm-{}", minor.trim()));
-        Some(NoFlush { path, sink })
-    }
-}
-
-impl Drop for NoFlush {
-    fn drop(&mut self) {
-        let remove = ["remove", "--retry", NoFlush::NAME];
-        tool("dmsetup", &[&DMSETUP[..], &remove].concat());
-        tool("losetup", &["-d", &self.sink]);
-    }
-}
-
 #[test]
 fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
     let Some(guest) = Guest::new() else { return };
@@ -95,7 +51,7 @@ fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
         let mut server = guest.serve(&["--volume", "demo=16MiB", "--rpo", "1h"]);
         let path = guest.attach_in(&server, "demo", mode);
         let ledger = Ledger::new(DISK_BLOCKS);
-        let Some(mapped) = NoFlush::over(&guest, &path) else {
+        let Some(mapped) = NoFlush::over(&path) else {
             guest.detach(&server, "demo");
             return;
         };

@@ -101,6 +101,43 @@ pub fn has_target(name: &str) -> bool {
         .any(|line| line.split(' ').next() == Some(name))
 }
 
+/// A mapping of a disk that passes everything on but FLUSH, which goes to another device: so what
+/// is durable through it is so by FUA. (A block device that is open with O_DSYNC is flushed after
+/// each write, which would hide an FUA that was dropped.)
+pub struct NoFlush {
+    pub path: PathBuf,
+    _mapped: Mapped,
+    _sink: Loop,
+    _image: tempfile::TempDir,
+}
+
+impl NoFlush {
+    /// `None` where the kernel has no such mapping.
+    pub fn over(disk: &Path) -> Option<NoFlush> {
+        tool("modprobe", &["-q", "dm-delay"]);
+        if !has_target("delay") {
+            println!("skipped: this kernel lacks dm-delay (modprobe dm-delay)");
+            return None;
+        }
+        let disk = text(disk);
+        let sectors = must("blockdev", &["--getsz", disk]);
+        let sectors: u64 = sectors.trim().parse().unwrap();
+        let image = tempfile::tempdir().unwrap();
+        let mib = (sectors * SECTOR).div_ceil(MIB);
+        let sink = Loop::over(&sparse_file(&image.path().join("flushes"), mib));
+        // Reads, writes, flushes: each to a device, all without delay.
+        let sink_path = text(&sink.0);
+        let table = format!("0 {sectors} delay {disk} 0 0 {disk} 0 0 {sink_path} 0 0");
+        let mapped = Mapped::new("no-flush", &table);
+        Some(NoFlush {
+            path: mapped.path.clone(),
+            _mapped: mapped,
+            _sink: sink,
+            _image: image,
+        })
+    }
+}
+
 /// One line of dm-log-writes' record.
 #[derive(Debug)]
 struct Entry {

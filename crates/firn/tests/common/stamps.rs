@@ -32,6 +32,8 @@ pub struct Stamps {
     writers: Vec<Mutex<Vec<Write>>>,
     /// Of each writer: how many of its writes it knows to be durable.
     acked: Vec<AtomicU64>,
+    /// Nobody flushes: what is durable is so by FUA.
+    fua_alone: AtomicBool,
 }
 
 /// What had to be durable at a moment.
@@ -48,7 +50,14 @@ impl Stamps {
             durable: AtomicU64::new(0),
             writers: (0..writers).map(|_| Mutex::default()).collect(),
             acked: (0..writers).map(|_| AtomicU64::new(0)).collect(),
+            fua_alone: AtomicBool::new(false),
         }
+    }
+
+    /// From now on nobody flushes, or some do again. One writer's FLUSH would hide that another's
+    /// FUA was dropped.
+    pub fn rely_on_fua_alone(&self, alone: bool) {
+        self.fua_alone.store(alone, Ordering::SeqCst);
     }
 
     /// Bytes of the disk that are written to, from its beginning.
@@ -77,9 +86,9 @@ impl Stamps {
     }
 
     /// Writes as writer `number` until told to stop. Every so often a write asks to be durable
-    /// when it completes, or a flush follows it.
-    pub fn write(&self, disk: &Path, number: usize, stop: &AtomicBool) {
-        let (plain, durable) = (Direct::open(disk), Direct::durable(disk));
+    /// when it completes, which goes to `fua`, the same disk without FLUSH, or a flush follows it.
+    pub fn write(&self, disk: &Path, fua: &Path, number: usize, stop: &AtomicBool) {
+        let (plain, durable) = (Direct::open(disk), Direct::durable(fua));
         let mut random = fastrand::Rng::with_seed(number as u64 + 1);
         while !stop.load(Ordering::Relaxed) {
             let block = number as u64 * BLOCKS + random.u64(..BLOCKS);
@@ -94,7 +103,10 @@ impl Stamps {
                 });
                 mine.len() as u64
             };
-            let how = random.u32(..8);
+            let how = match random.u32(..8) {
+                1 | 2 if self.fua_alone.load(Ordering::SeqCst) => 0,
+                how => how,
+            };
             let file = if how == 0 { &durable } else { &plain };
             let mut bytes = [0; BLOCK];
             fill(&mut bytes, number as u64, mine);
