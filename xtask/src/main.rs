@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod canaries;
 mod fuzz;
 mod lane;
 mod models;
@@ -33,6 +34,8 @@ struct Arguments {
 enum Command {
     /// Run a benchmark; one at a time on this machine
     Bench(bench::Arguments),
+    /// Plant known bugs in the server: the tests in guests and the soak must see them
+    Canaries(canaries::Arguments),
     /// Fuzz the decoders
     Fuzz(fuzz::Arguments),
     /// Run what proves the multi-queue core: loom, shuttle, planted bugs, ten million random steps
@@ -52,6 +55,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Canaries(arguments) => canaries::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),

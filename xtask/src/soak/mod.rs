@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
+use clap::Parser;
+
 use crate::{Failure, lane, process, vm, workspace};
 use gauge::Gauge;
 use server::Setup;
@@ -71,6 +73,9 @@ pub(crate) struct Arguments {
     /// The server to test, instead of building it
     #[arg(long)]
     program: Option<PathBuf>,
+    /// A bug planted in the server, which must have been built with planted bugs
+    #[arg(long, hide = true)]
+    canary: Option<String>,
     /// The guest's memory
     #[arg(long, default_value = "2G")]
     memory: String,
@@ -168,6 +173,35 @@ fn outside(arguments: &Arguments) -> Result<ExitCode, Failure> {
             workspace::target().join("release/firn")
         }
     };
+    let mut guest = guest(arguments, &program)?;
+    println!("$ {}", process::spelled(&guest));
+    let code = guest
+        .status()?
+        .code()
+        .and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// A short soak of a server with a planted bug: the command that runs the guest.
+pub(crate) fn planted(canary: &str, kernel: &str, server: &Path) -> Result<Command, Failure> {
+    let arguments = Planted::parse_from(["soak", "--seconds", "60", "--rate", "2", "--span", "16"]);
+    let arguments = Arguments {
+        kernel: Some(kernel.to_owned()),
+        canary: Some(canary.to_owned()),
+        ..arguments.soak
+    };
+    guest(&arguments, server)
+}
+
+/// The arguments as a program of their own.
+#[derive(clap::Parser)]
+struct Planted {
+    #[command(flatten)]
+    soak: Arguments,
+}
+
+/// The command that runs the soak in its guest.
+fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
     let kernel = arguments.kernel();
     let myself = std::env::current_exe()?;
     let deadline = arguments.time() + Duration::from_secs(1200);
@@ -194,6 +228,9 @@ fn outside(arguments: &Arguments) -> Result<ExitCode, Failure> {
     ] {
         guest.args([name, &value]);
     }
+    if let Some(canary) = &arguments.canary {
+        guest.args(["--canary", canary]);
+    }
     if !arguments.scale.is_empty() {
         let counts: Vec<_> = arguments.scale.iter().map(usize::to_string).collect();
         guest.arg("--scale").arg(counts.join(","));
@@ -206,12 +243,7 @@ fn outside(arguments: &Arguments) -> Result<ExitCode, Failure> {
             guest.arg(name);
         }
     }
-    println!("$ {}", process::spelled(&guest));
-    let code = guest
-        .status()?
-        .code()
-        .and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(guest)
 }
 
 /// The soak itself, as root of the guest.
@@ -242,6 +274,7 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
         rpo_seconds: if arguments.is_short() { 1 } else { 5 },
         log_mib: arguments.log_mib(),
         cache_mib: arguments.cache_mib(),
+        canary: arguments.canary.clone(),
     };
     if !arguments.scale.is_empty() {
         return scale::run(

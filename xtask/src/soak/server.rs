@@ -31,6 +31,8 @@ pub(super) struct Setup {
     pub(super) rpo_seconds: u64,
     pub(super) log_mib: u64,
     pub(super) cache_mib: u64,
+    /// A planted bug.
+    pub(super) canary: Option<String>,
 }
 
 /// A running server.
@@ -89,6 +91,9 @@ impl Setup {
         command.args(["--cache-size", &format!("{}MiB", self.cache_mib)]);
         if !self.faults.is_empty() {
             command.args(["--planned-store-faults", &self.faults]);
+        }
+        if let Some(canary) = &self.canary {
+            command.env("FIRN_CANARY", canary);
         }
         command
             .stdin(Stdio::null())

@@ -180,7 +180,7 @@ fn of_guests(directory: &Path) -> Vec<String> {
 }
 
 /// Names and paths of the test programs in cargo's messages.
-fn executables(messages: &str) -> Vec<(String, PathBuf)> {
+pub(crate) fn executables(messages: &str) -> Vec<(String, PathBuf)> {
     let mut programs: Vec<_> = messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())

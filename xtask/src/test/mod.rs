@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::Failure;
 use count::Counts;
+pub(crate) use guest::executables;
 use steps::{Kind, Step};
 
 /// Arguments of `cargo xtask test`.

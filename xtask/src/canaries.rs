@@ -1,0 +1,213 @@
+//! `cargo xtask canaries`: the tests that run in guests see the bugs that they are there for.
+//!
+//! A test that cannot fail proves nothing. The real server is built with planted bugs, in a target
+//! directory of its own, and each run here must end with the words by which its bug is known: any
+//! other failure, and success above all, fails the command. The bugs are the simulator's
+//! (`volume::canary`); what ships has none of them.
+
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use crate::{Failure, process, soak, test, vm, workspace};
+
+/// Arguments of `cargo xtask canaries`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Where: uml (where it has been built, that is usual), or a packaged kernel
+    #[arg(long)]
+    kernel: Option<String>,
+    /// Only the bug of this name
+    #[arg(long)]
+    only: Option<String>,
+}
+
+/// Who must see a bug.
+#[derive(Clone, Copy, Debug)]
+enum Judge {
+    /// A test program and one test of it.
+    Test(&'static str, &'static str),
+    /// A soak of a minute.
+    Soak,
+}
+
+/// A planted bug, who must see it, and what is said then.
+struct Canary {
+    name: &'static str,
+    what: &'static str,
+    judge: Judge,
+    words: &'static [&'static str],
+}
+
+const CANARIES: [Canary; 3] = [
+    Canary {
+        name: "DropFua",
+        what: "a write that asked to be durable is acknowledged before it is",
+        judge: Judge::Test(
+            "guest_power",
+            "what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment",
+        ),
+        words: &["was told that its write", "is missing; it ended at"],
+    },
+    Canary {
+        name: "FetchOverNewerWrite",
+        what: "a cold read brings old bytes over a write that has just landed",
+        judge: Judge::Soak,
+        words: &["; allowed are generations "],
+    },
+    Canary {
+        name: "AckBeforeRingEntry",
+        what: "the last acknowledged write of a disk is not found after kill -9",
+        judge: Judge::Soak,
+        words: &["; allowed are generations "],
+    },
+];
+
+/// Power cuts per data mode: a dropped FUA shows only in a cut before the next flush.
+const POWER_CUTS: &str = "16";
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let kernel = match arguments.kernel.as_deref() {
+        Some(kernel) => kernel,
+        None if vm::has_user_mode() => "uml",
+        None => "7.2",
+    };
+    let wanted = |canary: &&Canary| {
+        let only = arguments.only.as_deref();
+        only.is_none_or(|name| name == canary.name)
+    };
+    let canaries: Vec<_> = CANARIES.iter().filter(wanted).collect();
+    if canaries.is_empty() {
+        let names = CANARIES.map(|canary| canary.name).join(", ");
+        return Err(format!("no such bug; there are: {names}").into());
+    }
+    let programs = build()?;
+    let mut unseen = Vec::new();
+    for canary in canaries {
+        println!("== {}: {}", canary.name, canary.what);
+        let begun = Instant::now();
+        let mut command = command(kernel, canary, &programs)?;
+        // A server that lost its way may never answer again, and those who wait for a disk cannot be
+        // ended: a soak has said all there is to say with the first wrong sector.
+        let ends_there = matches!(canary.judge, Judge::Soak);
+        let found = hunt(&mut command, canary.words, ends_there)?;
+        let seconds = begun.elapsed().as_secs_f64();
+        match found {
+            Some(line) => println!("== {}: seen after {seconds:.0} s: {line}", canary.name),
+            None => unseen.push(canary.name),
+        }
+    }
+    if unseen.is_empty() {
+        println!("each planted bug was seen");
+        return Ok(());
+    }
+    Err(format!("planted and not seen: {}", unseen.join(", ")).into())
+}
+
+/// Builds the server and the test programs with the planted bugs; the programs by name.
+fn build() -> Result<Vec<(String, PathBuf)>, Failure> {
+    let mut command = workspace::cargo(["test", "--quiet", "-p", "firn", "--no-run"]);
+    command.args(["--bin", "firn"]);
+    for canary in &CANARIES {
+        if let Judge::Test(program, _) = canary.judge {
+            command.args(["--test", program]);
+        }
+    }
+    command.arg("--message-format=json-render-diagnostics");
+    workspace::build_apart(&mut command, "canary", "--cfg canary");
+    println!("$ {}", process::spelled(&command));
+    let output = command.stderr(Stdio::inherit()).output()?;
+    if !output.status.success() {
+        return Err("the server with planted bugs does not build".into());
+    }
+    Ok(test::executables(&String::from_utf8(output.stdout)?))
+}
+
+/// The run that must see a canary.
+fn command(
+    kernel: &str,
+    canary: &Canary,
+    programs: &[(String, PathBuf)],
+) -> Result<Command, Failure> {
+    let planted = OsString::from(format!("FIRN_CANARY={}", canary.name));
+    let mut command = Command::new(std::env::current_exe()?);
+    match canary.judge {
+        Judge::Test(name, test) => {
+            let program = programs.iter().find(|(built, _)| built == name);
+            let (_, program) = program.ok_or("cargo did not say where a test program is")?;
+            command.args(["vm", "--kernel", kernel, "--deadline", "1800", "--", "env"]);
+            command
+                .arg(planted)
+                .arg(format!("FIRN_POWER_CUTS={POWER_CUTS}"));
+            command.args(["sh", "-c", RUN, "canary"]).arg(program);
+            command.args(["--exact", test, "--nocapture"]);
+        }
+        Judge::Soak => {
+            let server = workspace::target().join("canary/debug/firn");
+            return soak::planted(canary.name, kernel, &server);
+        }
+    }
+    Ok(command)
+}
+
+const RUN: &str =
+    r#"modprobe ublk_drv || exit 1; modprobe -qa loop dm-flakey dm-log-writes; exec "$@""#;
+
+/// Runs a command that must fail, showing what it prints; the first line with one of the words,
+/// which ends it if that is wanted.
+fn hunt(
+    command: &mut Command,
+    words: &[&str],
+    ends_there: bool,
+) -> Result<Option<String>, Failure> {
+    println!("$ {}", process::spelled(command));
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let output = child.stdout.take().ok_or("its output is piped")?;
+    let mut found = None;
+    for line in BufReader::new(output).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        println!("{line}");
+        if found.is_none() && words.iter().any(|words| line.contains(words)) {
+            found = Some(line);
+            if ends_there {
+                child.kill()?;
+            }
+        }
+    }
+    let failed = !child.wait()?.success();
+    Ok(found.filter(|_| failed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_failure_with_the_words_of_the_bug_counts() {
+        let said = |script: &str| {
+            let mut shell = Command::new("sh");
+            hunt(shell.args(["-c", script]), &["is missing"], false).unwrap()
+        };
+        assert_eq!(said("echo 3 is missing; exit 1").unwrap(), "3 is missing");
+        assert_eq!(said("echo 3 is missing"), None);
+        assert_eq!(said("echo no such device; exit 1"), None);
+        let mut endless = Command::new("sh");
+        let script = "while echo 3 is missing; do :; done";
+        let found = hunt(endless.args(["-c", script]), &["is missing"], true);
+        assert_eq!(found.unwrap().unwrap(), "3 is missing");
+    }
+
+    #[test]
+    fn the_tests_that_are_to_see_a_bug_are_there() {
+        for canary in &CANARIES {
+            let Judge::Test(program, test) = canary.judge else {
+                continue;
+            };
+            let path = workspace::root().join(format!("crates/firn/tests/{program}.rs"));
+            let text = std::fs::read_to_string(path).unwrap();
+            assert!(text.contains(&format!("fn {test}()")), "{test}");
+        }
+    }
+}
