@@ -194,6 +194,7 @@ impl Control {
         let late: Vec<String> = late.into_iter().flatten().collect();
         // Also what is still to be opened: who detaches it meanwhile takes it out again.
         let open = self.volumes.all();
+        tracing::info!(volumes = open.len(), late = late.len(), "volumes are open");
         let mut names = open.iter().map(|open| &open.info.name).chain(&late);
         names.try_for_each(|name| self.disks.attached.add(name))?;
         // Side by side: each waits for the driver, and mounted file systems wait for all of them.

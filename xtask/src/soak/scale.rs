@@ -5,7 +5,7 @@
 //! sysfs and devtmpfs cost, too.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
 use serde_json::json;
@@ -19,6 +19,9 @@ const LIMIT: &str = "/sys/module/ublk_drv/parameters/ublks_max";
 
 /// How long a server with all its disks may take to end or to come up.
 const WITHIN: Duration = Duration::from_secs(900);
+
+/// What a server says of each disk that it brings back.
+const BACK: &str = "the disk is back";
 
 const VOLUME_BYTES: u64 = 64 << 20;
 
@@ -114,11 +117,13 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     let server = setup.start(WITHIN)?;
     let after_stop = server.came_up;
     all_back(&names)?;
-    server.end(Signal::KILL, WITHIN)?;
+    println!("after stop: {}", parts(setup, &server));
+    let (killed, _) = server.end(Signal::KILL, WITHIN)?;
     let server = setup.start(WITHIN)?;
     let after_kill = server.came_up;
     all_back(&names)?;
-    println!("after kill: {}", parts(setup));
+    println!("gone {:.2} s after kill", killed.as_secs_f64());
+    println!("after kill: {}", parts(setup, &server));
     let began = Instant::now();
     for name in &names {
         server::detach(name, PATIENCE)?;
@@ -142,28 +147,40 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     }))
 }
 
-/// When a server that has just come up had recovered its log, and made the first and the last disk: the
-/// parts of what it took.
-fn parts(setup: &Setup) -> String {
+/// What a server that has just come up said of its way there, in seconds after its start.
+fn parts(setup: &Setup, server: &Server) -> String {
     let text = server::tail(&setup.said(), usize::MAX);
-    let lines: Vec<_> = text.lines().collect();
-    let recovered = lines
-        .iter()
-        .rposition(|line| line.contains("the log was recovered"));
-    let lines = &lines[recovered.unwrap_or(0)..];
-    let mut back = lines
-        .iter()
-        .filter(|line| line.contains("the disk is back"));
-    let time = |line: Option<&&str>| {
-        let stamp = line.and_then(|line| line.split_once('T'));
-        stamp
-            .map_or("?", |(_, rest)| rest.split('Z').next().unwrap_or("?"))
-            .to_owned()
+    let day = |time: SystemTime| {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_secs_f64() % 86_400.0
     };
-    let (first, last) = (time(back.next()), time(back.next_back()));
+    let started = day(server.started);
+    // `2026-11-22T01:02:03.456789Z  INFO module: text`
+    let seconds = |line: &str| {
+        let stamp = line.split_once('T')?.1.split_once('Z')?.0;
+        let parts: Vec<f64> = stamp
+            .split(':')
+            .filter_map(|part| part.parse().ok())
+            .collect();
+        let [hours, minutes, seconds] = parts[..] else {
+            return None;
+        };
+        let after = hours * 3600.0 + minutes * 60.0 + seconds - started;
+        (after > -1.0).then_some(after)
+    };
+    let when = |words: &str| -> Vec<f64> {
+        let lines = text.lines().filter(|line| line.contains(words));
+        lines.filter_map(seconds).collect()
+    };
+    let back = when(BACK);
+    let shown = |time: Option<&f64>| time.map_or("?".to_owned(), |time| format!("{time:.2}"));
     format!(
-        "log recovered at {}, first disk back at {first}, last at {last}",
-        time(lines.first())
+        "log recovered {}, volumes open {}, first disk back {}, last {}, ready {:.2}",
+        shown(when("the log was recovered").first()),
+        shown(when("volumes are open").first()),
+        shown(back.first()),
+        shown(back.last()),
+        server.came_up.as_secs_f64()
     )
 }
 

@@ -8,7 +8,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -41,6 +41,7 @@ pub(super) struct Server {
     child: Child,
     /// From its start until it was ready.
     pub(super) came_up: Duration,
+    pub(super) started: SystemTime,
 }
 
 /// What the kernel says of a process.
@@ -103,6 +104,7 @@ impl Setup {
         let mut server = Server {
             child: command.spawn()?,
             came_up: Duration::ZERO,
+            started: SystemTime::now(),
         };
         loop {
             if let Some(status) = server.child.try_wait()? {

@@ -1,13 +1,13 @@
 //! P14: a server with many devices goes, and the kernel is asked how long that took and what it did.
 //!
-//! The figures are the kernel's own, by ftrace: how often a request queue was quiesced, which is
-//! what made this slow; the time from the signal to the last thing done for a device, after which
-//! a successor may have it; and the part of it from the first ring's end on. Calls are the same on
-//! every lane; times are the lane's. Where the kernel has no tracer (User-Mode Linux), there is only
-//! the time until every device is seen without a server.
+//! The time is that from the signal until every device is seen without a server. From the kernel
+//! itself, by ftrace: how often a request queue was quiesced, which is what made this slow, and the
+//! time from the first ring's end to the last thing done for a device. User-Mode Linux has no tracer.
+//! Calls are the same on every lane; times are the lane's.
 
+use std::io::{BufRead, BufReader, Lines};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
@@ -31,14 +31,8 @@ const FUNCTIONS: [&str; 9] = [
     "blk_mq_unquiesce_queue",
 ];
 
-/// What is written into the trace before the signal is sent.
-const MARK: &str = "signal";
-
 /// How long after a server's end its devices may still be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
-
-/// How often devices are looked at where nothing is traced.
-const LOOK: Duration = Duration::from_millis(5);
 
 /// Devices and queues of each; no device has more queues than there could be processors.
 const SHAPES: [(usize, usize); 13] = [
@@ -74,9 +68,7 @@ struct Trace {
     quiesces: usize,
     /// Releases of a device.
     releases: usize,
-    /// Milliseconds from the signal to the last thing traced.
-    from_signal: f64,
-    /// The part of it from the first ring's end on.
+    /// Milliseconds from the first ring's end to the last thing traced.
     from_ring: f64,
 }
 
@@ -123,8 +115,8 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
                 if impossible || !named(&name, &arguments.only) {
                     continue;
                 }
-                let programs = (if server == "kublk" { kublk } else { &ours }, kublk);
-                let exit = one(server, programs, (devices, queues), signal)?;
+                let program = if server == "kublk" { kublk } else { &ours };
+                let exit = one(server, program, (devices, queues), signal)?;
                 println!("| {server} | {devices} x {queues} | {signal} | {exit} |");
                 let _ = Command::new(kublk)
                     .args(["del", "-a"])
@@ -153,12 +145,13 @@ fn paths(devices: usize) -> Vec<std::path::PathBuf> {
 /// Starts a server, ends it, and sees what that took.
 fn one(
     server: &str,
-    (program, kublk): (&Path, &Path),
+    program: &Path,
     (devices, queues): (usize, usize),
     signal: &str,
 ) -> Result<Exit, Failure> {
     let mut children = start(server, program, (devices, queues))?;
     wait(&paths(devices), true)?;
+    let mut watcher = Watcher::start(devices)?;
     let traced = start_tracing()?;
     let began = Instant::now();
     for child in &children {
@@ -170,23 +163,15 @@ fn one(
         };
         rustix::process::kill_process(pid, signal)?;
     }
-    if !traced {
-        let from_signal = 1e3 * unserved(kublk, devices, began)?.as_secs_f64();
-        for child in &mut children {
-            child.wait()?;
-        }
-        return Ok(Exit {
-            from_signal,
-            traced: None,
-        });
-    }
+    watcher.hear("gone")?;
+    let from_signal = 1e3 * began.elapsed().as_secs_f64();
     for child in &mut children {
         child.wait()?;
     }
-    let trace = settled(devices)?;
+    let traced = traced.then(|| settled(devices)).transpose()?;
     Ok(Exit {
-        from_signal: trace.from_signal,
-        traced: Some((trace.quiesces, trace.from_ring)),
+        from_signal,
+        traced: traced.map(|trace| (trace.quiesces, trace.from_ring)),
     })
 }
 
@@ -249,23 +234,32 @@ fn start(
     Ok(children)
 }
 
-/// How long it took until no device has a server: the kernel tree's own program knows.
-fn unserved(kublk: &Path, devices: usize, began: Instant) -> Result<Duration, Failure> {
-    loop {
-        let listed = Command::new(kublk).arg("list").output()?;
-        let took = began.elapsed();
-        let text = String::from_utf8_lossy(&listed.stdout);
-        let (gone, served) = (
-            text.matches("QUIESCED").count(),
-            text.matches("LIVE").count(),
-        );
-        if served == 0 && gone == devices {
-            return Ok(took);
+/// Says when no device has a server any more.
+struct Watcher(Child, Lines<BufReader<ChildStdout>>);
+
+impl Watcher {
+    fn start(devices: usize) -> Result<Watcher, Failure> {
+        let mut command = Command::new(workspace::target().join("release/examples/gone"));
+        command.arg(devices.to_string()).stdout(Stdio::piped());
+        let mut child = command.spawn()?;
+        let out = child.stdout.take().ok_or("it has no output")?;
+        let mut watcher = Watcher(child, BufReader::new(out).lines());
+        watcher.hear("watching")?;
+        Ok(watcher)
+    }
+
+    fn hear(&mut self, word: &str) -> Result<(), Failure> {
+        match self.1.next().transpose()? {
+            Some(line) if line == word => Ok(()),
+            other => Err(format!("it should say {word} and said {other:?}").into()),
         }
-        if took > PATIENCE {
-            return Err(format!("{gone} of {devices} devices have no server:\n{text}").into());
-        }
-        std::thread::sleep(LOOK);
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -290,7 +284,6 @@ fn start_tracing() -> Result<bool, Failure> {
     write("current_tracer", "function")?;
     write("trace", "")?;
     write("tracing_on", "1")?;
-    write("trace_marker", MARK)?;
     Ok(true)
 }
 
@@ -314,7 +307,7 @@ fn settled(devices: usize) -> Result<Trace, Failure> {
 /// Sums a trace up.
 fn read(text: &str) -> Trace {
     let mut trace = Trace::default();
-    let (mut signal, mut first, mut last) = (None, None, 0.0);
+    let (mut first, mut last) = (None, 0.0);
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         // `sh-77  [001] d....  12.345678: function <-caller`
         let Some((before, after)) = line.split_once(": ") else {
@@ -327,10 +320,6 @@ fn read(text: &str) -> Trace {
         let (Some(time), Some(function)) = (time, after.split(' ').next()) else {
             continue;
         };
-        if after.starts_with(MARK) || after.contains(&format!(": {MARK}")) {
-            signal = signal.or(Some(time));
-            continue;
-        }
         match function {
             "blk_mq_quiesce_queue" => trace.quiesces += 1,
             "ublk_ch_release" => trace.releases += 1,
@@ -343,8 +332,7 @@ fn read(text: &str) -> Trace {
         }
         last = time;
     }
-    let since = |time: Option<f64>| time.map_or(0.0, |time| 1e3 * (last - time));
-    (trace.from_signal, trace.from_ring) = (since(signal), since(first));
+    trace.from_ring = first.map_or(0.0, |first| 1e3 * (last - first));
     trace
 }
 
@@ -355,7 +343,6 @@ mod tests {
     #[test]
     fn a_trace_is_summed_up() {
         let text = "# tracer: function\n#\n\
-            xtask-70 [001] .....    9.900000: tracing_mark_write: signal\n\
             kublk-77 [001] d..1.   10.000000: io_ring_ctx_wait_and_kill <-io_uring_release\n\
             kublk-77 [001] d..1.   10.100000: blk_mq_quiesce_queue <-ublk_start_cancel\n\
             kublk-77 [001] d..1.   10.100001: blk_mq_quiesce_queue_nowait <-blk_mq_quiesce_queue\n\
@@ -364,7 +351,6 @@ mod tests {
         let trace = read(text);
         assert_eq!((trace.quiesces, trace.releases), (1, 1));
         assert!((trace.from_ring - 250.0).abs() < 0.01);
-        assert!((trace.from_signal - 350.0).abs() < 0.01);
         assert_eq!(read("nothing\n: x\n"), Trace::default());
     }
 }
