@@ -19,7 +19,7 @@ use crate::driver::{BackendKind, Drive};
 use crate::files::{FileIndex, FileTable, Removed};
 use crate::flights::{Flights, InFlight};
 use crate::handle::Handle;
-use crate::op::{Completion, Op, OpId, Token, Verdict, Work};
+use crate::op::{Completion, Op, OpId, Token, Work};
 use crate::pool::{Need, Pool};
 use crate::run::Parking;
 use crate::slots::BufferSlots;
@@ -476,27 +476,20 @@ impl Core {
 
     /// The raw result of an operation's last call is in.
     fn finish(&mut self, key: u64, raw: i32) {
-        let Some(mut flight) = self.flights.take(key) else {
+        let Some(flight) = self.flights.get(key) else {
             return;
         };
-        match flight.work.judge(raw, flight.cancelled) {
-            Verdict::Done(completion) => {
-                self.flights.free(key);
-                self.ended(flight.source, flight.token, flight.file, completion);
-            }
-            Verdict::Again(mut work) => {
-                let call = work.call();
-                let file = flight.file.expect("only calls on a file are continued");
-                let target = self
-                    .files
-                    .target(file)
-                    .expect("an operation keeps its file");
-                flight.work = work;
-                self.flights.put_back(key, flight);
-                // SAFETY: as in `submit`.
-                unsafe { self.driver.start(key, target, call) };
-            }
-        }
+        let Some(completion) = flight.work.judge(raw, flight.cancelled) else {
+            let call = flight.work.call();
+            let file = flight.file.expect("only calls on a file are continued");
+            let target = self.files.target(file);
+            let target = target.expect("an operation keeps its file");
+            // SAFETY: as in `submit`; it never left its slot.
+            return unsafe { self.driver.start(key, target, call) };
+        };
+        let (source, token, file) = (flight.source, flight.token, flight.file);
+        self.flights.free(key);
+        self.ended(source, token, file, completion);
     }
 
     /// Ends an operation that needs no call.

@@ -69,20 +69,16 @@ impl Flights {
         slot.flight.as_mut()
     }
 
-    /// Takes an operation out for a moment: `put_back` or `free` follows.
+    /// Takes an operation out: `free` follows.
     pub(crate) fn take(&mut self, key: u64) -> Option<InFlight> {
         self.get(key)?;
         self.slots[index_of(key)].flight.take()
     }
 
-    /// The operation goes on under its key.
-    pub(crate) fn put_back(&mut self, key: u64, flight: InFlight) {
-        self.slots[index_of(key)].flight = Some(flight);
-    }
-
     /// The operation has ended; its key names nothing any more.
     pub(crate) fn free(&mut self, key: u64) {
         let slot = &mut self.slots[index_of(key)];
+        slot.flight = None;
         // The two highest generations would look like the driver's own keys.
         slot.generation = (slot.generation + 1) % (u32::MAX - 1);
         self.armed -= usize::from(std::mem::take(&mut slot.armed));

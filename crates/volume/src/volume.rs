@@ -42,14 +42,15 @@ impl fmt::Debug for Volume {
     }
 }
 
-type Pieces = SmallVec<[Piece; 4]>;
+/// As many as the requests of a hot volume have, and not more: plans pass from hand to hand.
+type Pieces = SmallVec<[Piece; 2]>;
 
 /// Where the bytes of a read are. What it names stays as it is while the plan lives.
 #[derive(Debug)]
 pub struct ReadPlan {
     pieces: Pieces,
-    _pins: SmallVec<[Pin; 4]>,
-    chunks: SmallVec<[ChunkKey; 4]>,
+    _pins: SmallVec<[Pin; 2]>,
+    chunks: SmallVec<[ChunkKey; 1]>,
 }
 
 impl Plan for ReadPlan {
@@ -62,7 +63,7 @@ impl Plan for ReadPlan {
 #[derive(Debug)]
 pub struct WritePlan {
     volume: Volume,
-    pieces: SmallVec<[Piece; 2]>,
+    pieces: SmallVec<[Piece; 1]>,
     lots: Lots,
     span: Span,
     fua: bool,

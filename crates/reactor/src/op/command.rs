@@ -140,8 +140,13 @@ impl Command {
     }
 
     /// Its end with the driver's raw answer.
-    pub fn end(self, raw: i32) -> Completion {
-        let kept = self.lent.filter(|lent| lent.hold == Hold::UntilDone);
+    pub fn end(mut self, raw: i32) -> Completion {
+        self.ended(raw)
+    }
+
+    /// Its end in place. A buffer that does not come back stays until `self` goes.
+    pub(crate) fn ended(&mut self, raw: i32) -> Completion {
+        let kept = self.lent.take_if(|lent| lent.hold == Hold::UntilDone);
         Completion::Commanded(kept.map(|lent| lent.buf), raw)
     }
 

@@ -191,12 +191,6 @@ pub(crate) enum Work {
     Timeout,
 }
 
-/// What a raw result led to.
-pub(crate) enum Verdict {
-    Again(Work),
-    Done(Completion),
-}
-
 impl Work {
     /// The operation's file and its state at the start.
     pub(crate) fn new(op: Op) -> (Option<FileIndex>, Work) {
@@ -352,34 +346,32 @@ impl Work {
         }
     }
 
-    /// Judges the raw result of the last call: a count, or a negated errno.
-    pub(crate) fn judge(mut self, raw: i32, stop: bool) -> Verdict {
+    /// Judges the raw result of the last call: a count, or a negated errno. The completion, which
+    /// takes what `self` owned, or `None` where another call is to be made. In place: this is
+    /// twice on the way of every request, and nothing of the two kinds it meets there is moved.
+    pub(crate) fn judge(&mut self, raw: i32, stop: bool) -> Option<Completion> {
         if let Work::Command(command) = self {
-            return Verdict::Done(command.end(raw));
+            return Some(command.ended(raw));
         }
         if raw == -libc::EINTR || raw == -libc::EAGAIN {
-            return if stop {
-                self.ended(Err(cancelled()))
-            } else {
-                Verdict::Again(self)
-            };
+            return stop.then(|| self.ended(Err(cancelled())));
         }
         if raw < 0 {
-            return self.ended(Err(io::Error::from_raw_os_error(-raw)));
+            return Some(self.ended(Err(io::Error::from_raw_os_error(-raw))));
         }
-        match &self {
+        match self {
             Work::Accept => {
                 // SAFETY: a successful accept returned this new descriptor, owned by nobody yet.
                 let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-                return Verdict::Done(Completion::Accepted(Ok(socket)));
+                return Some(Completion::Accepted(Ok(socket)));
             }
-            Work::Poll { .. } => return Verdict::Done(Completion::Polled(Ok(raw as u32))),
+            Work::Poll { .. } => return Some(Completion::Polled(Ok(raw as u32))),
             _ => {}
         }
         match self.advance(raw as usize) {
-            Some(result) => self.ended(result),
-            None if stop => self.ended(Err(cancelled())),
-            None => Verdict::Again(self),
+            Some(result) => Some(self.ended(result)),
+            None if stop => Some(self.ended(Err(cancelled()))),
+            None => None,
         }
     }
 
@@ -425,8 +417,12 @@ impl Work {
         }
     }
 
-    fn ended(self, result: io::Result<()>) -> Verdict {
-        Verdict::Done(self.end(result))
+    /// The end of it in place; what is left owns nothing and is not called again.
+    fn ended(&mut self, result: io::Result<()>) -> Completion {
+        if let Work::Fixed(_) = self {
+            return Completion::Moved(result);
+        }
+        std::mem::replace(self, Work::Timeout).end(result)
     }
 }
 

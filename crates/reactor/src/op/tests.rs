@@ -2,6 +2,19 @@
 
 use super::*;
 
+/// What a raw result led to.
+enum Verdict {
+    Again(Work),
+    Done(Completion),
+}
+
+fn judged(mut work: Work, raw: i32, stop: bool) -> Verdict {
+    match work.judge(raw, stop) {
+        Some(completion) => Verdict::Done(completion),
+        None => Verdict::Again(work),
+    }
+}
+
 fn read_of(len: usize) -> Work {
     Work::Read {
         buf: Buf::allocate(len).unwrap(),
@@ -12,7 +25,7 @@ fn read_of(len: usize) -> Work {
 
 #[test]
 fn a_short_read_is_continued_where_it_stopped() {
-    let Verdict::Again(mut work) = read_of(1000).judge(300, false) else {
+    let Verdict::Again(mut work) = judged(read_of(1000), 300, false) else {
         panic!("finished early")
     };
     let Call::Read { len, offset, .. } = work.call() else {
@@ -20,7 +33,7 @@ fn a_short_read_is_continued_where_it_stopped() {
     };
     assert_eq!((len, offset), (700, 400));
     assert!(matches!(
-        work.judge(700, false),
+        judged(work, 700, false),
         Verdict::Done(Completion::Read(_, Ok(())))
     ));
 }
@@ -32,14 +45,14 @@ fn a_short_write_is_continued_where_it_stopped_and_one_that_stops_is_an_error() 
         offset: 100,
         done: 0,
     };
-    let Verdict::Again(mut work) = write().judge(300, false) else {
+    let Verdict::Again(mut work) = judged(write(), 300, false) else {
         panic!("finished early")
     };
     let Call::Write { len, offset, .. } = work.call() else {
         panic!("another call")
     };
     assert_eq!((len, offset), (700, 400));
-    let Verdict::Done(Completion::Wrote(_, Err(error))) = work.judge(0, false) else {
+    let Verdict::Done(Completion::Wrote(_, Err(error))) = judged(work, 0, false) else {
         panic!("taken for success")
     };
     assert_eq!(error.kind(), io::ErrorKind::WriteZero);
@@ -52,7 +65,7 @@ fn a_short_move_of_a_slot_is_continued_in_file_and_slot_and_one_that_stops_is_an
         (Way::Out, io::ErrorKind::WriteZero),
     ] {
         let fixed = Work::Fixed(Fixed::new(way, 8192, 7, 512, 4096));
-        let Verdict::Again(mut rest) = fixed.judge(1024, false) else {
+        let Verdict::Again(mut rest) = judged(fixed, 1024, false) else {
             panic!("{way:?}: a part was taken for all")
         };
         let Call::Fixed {
@@ -66,24 +79,24 @@ fn a_short_move_of_a_slot_is_continued_in_file_and_slot_and_one_that_stops_is_an
             panic!("another call")
         };
         assert_eq!((offset, slot, at, len), (9216, 7, 1536, 3072));
-        let Verdict::Again(rest) = rest.judge(-libc::EAGAIN, false) else {
+        let Verdict::Again(rest) = judged(rest, -libc::EAGAIN, false) else {
             panic!("{way:?}: given up")
         };
-        let Verdict::Again(rest) = rest.judge(3071, false) else {
+        let Verdict::Again(rest) = judged(rest, 3071, false) else {
             panic!("{way:?}: a byte is missing")
         };
-        let Verdict::Done(Completion::Moved(Err(error))) = rest.judge(0, false) else {
+        let Verdict::Done(Completion::Moved(Err(error))) = judged(rest, 0, false) else {
             panic!("{way:?}: nothing was taken for the rest")
         };
         assert_eq!(error.kind(), none);
-        let whole = Work::Fixed(Fixed::new(way, 0, 0, 0, 4096)).judge(4096, false);
+        let whole = judged(Work::Fixed(Fixed::new(way, 0, 0, 0, 4096)), 4096, false);
         assert!(matches!(whole, Verdict::Done(Completion::Moved(Ok(())))));
     }
 }
 
 #[test]
 fn the_end_of_a_file_inside_a_read_is_an_error() {
-    let Verdict::Done(Completion::Read(_, Err(error))) = read_of(10).judge(0, false) else {
+    let Verdict::Done(Completion::Read(_, Err(error))) = judged(read_of(10), 0, false) else {
         panic!("taken for success")
     };
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
@@ -92,7 +105,7 @@ fn the_end_of_a_file_inside_a_read_is_an_error() {
 #[test]
 fn a_cancelled_operation_is_not_continued() {
     for raw in [300, -libc::EINTR] {
-        let verdict = read_of(1000).judge(raw, true);
+        let verdict = judged(read_of(1000), raw, true);
         let Verdict::Done(Completion::Read(_, Err(error))) = verdict else {
             panic!("continued after cancel")
         };
@@ -108,13 +121,13 @@ fn a_short_send_leaves_out_what_was_sent() {
         Part::Buf(Buf::allocate(100).unwrap()),
     ];
     let work = Work::Send(Sending::new(parts));
-    let Verdict::Again(Work::Send(mut sending)) = work.judge(40, false) else {
+    let Verdict::Again(Work::Send(mut sending)) = judged(work, 40, false) else {
         panic!("finished early")
     };
     assert_eq!((sending.next, sending.iov[1].iov_len), (1, 70));
     sending.message();
     assert_eq!(sending.msg.msg_iovlen, 1);
-    let Verdict::Done(Completion::Sent(parts, Ok(()))) = Work::Send(sending).judge(70, false)
+    let Verdict::Done(Completion::Sent(parts, Ok(()))) = judged(Work::Send(sending), 70, false)
     else {
         panic!("not finished")
     };
@@ -129,14 +142,14 @@ fn a_receive_says_how_much_came_and_an_exact_one_fills_up() {
         exact,
         received: 0,
     };
-    let Verdict::Done(Completion::Received(_, Ok(30))) = recv(false).judge(30, false) else {
+    let Verdict::Done(Completion::Received(_, Ok(30))) = judged(recv(false), 30, false) else {
         panic!("another count")
     };
-    let Verdict::Again(rest) = recv(true).judge(30, false) else {
+    let Verdict::Again(rest) = judged(recv(true), 30, false) else {
         panic!("cut short")
     };
     assert!(matches!(
-        rest.judge(50, false),
+        judged(rest, 50, false),
         Verdict::Done(Completion::Received(_, Ok(80)))
     ));
 }

@@ -46,21 +46,25 @@ pub(super) enum Stage<B: Backend> {
     /// To be planned (again).
     Plan,
     /// Planned, waiting for a buffer.
-    Buffer(Planned<B>),
+    Buffer,
     /// Planned; a write's bytes come from its window.
-    CopyIn(Planned<B>),
-    /// Bytes are moving.
-    Moving(Planned<B>, Mover),
+    CopyIn,
+    /// Planned; bytes are moving.
+    Moving(Mover),
     /// Done; a read's bytes go to its window.
     CopyOut,
     /// Done but for durability.
     Sync(B::Sync),
 }
 
-/// A request on its way.
+/// A request on its way. It is some hundred bytes and passes through many hands, so it stays at
+/// one place from its admission to its answer, and its box is used again ([`Spare`]).
 pub(super) struct Job<B: Backend> {
-    pub(super) request: Request,
+    /// There until it is answered.
+    request: Option<Request>,
     pub(super) stage: Stage<B>,
+    /// Where its bytes are or go, from [`Stage::Buffer`] to the end of [`Stage::Moving`].
+    pub(super) planned: Option<Planned<B>>,
     /// Its bytes, or room for them, while they are not moving.
     pub(super) data: Option<Buf>,
     /// `data` came with the request, and is kept while it waits.
@@ -70,15 +74,30 @@ pub(super) struct Job<B: Backend> {
 }
 
 impl<B: Backend> Job<B> {
-    pub(super) fn new(mut request: Request) -> Job<B> {
+    fn new(mut request: Request) -> Job<B> {
         let data = request.take_buffer();
         Job {
-            request,
+            request: Some(request),
             stage: Stage::Plan,
+            planned: None,
             keeps: data.is_some(),
             data,
             copied: false,
         }
+    }
+
+    /// The place of a request that was answered, for the next one.
+    fn begin(&mut self, mut request: Request) {
+        self.data = request.take_buffer();
+        self.keeps = self.data.is_some();
+        self.copied = false;
+        self.stage = Stage::Plan;
+        self.planned = None;
+        self.request = Some(request);
+    }
+
+    pub(super) fn request(&self) -> &Request {
+        self.request.as_ref().expect("present until answered")
     }
 
     /// Lets memory go that can be had again, before a wait of unknown length (R5).
@@ -90,25 +109,60 @@ impl<B: Backend> Job<B> {
 
     /// Whether its bytes pass through its window, in a buffer of ours.
     pub(super) fn by_window(&self) -> bool {
-        matches!(self.request.data(), Data::Window | Data::Fixed { .. })
+        matches!(self.request().data(), Data::Window | Data::Fixed { .. })
     }
 
     pub(super) fn is_read(&self) -> bool {
-        matches!(self.request.op(), Op::Read { .. })
+        matches!(self.request().op(), Op::Read { .. })
     }
 
-    /// The request with its buffer, to be answered so.
-    pub(super) fn into_answer(mut self, result: Result<(), ErrorKind>) -> (Request, Answer) {
+    /// Takes the request out, with its buffer, to be answered so. What it was planned is let go.
+    pub(super) fn take_answer(&mut self, result: Result<(), ErrorKind>) -> (Request, Answer) {
+        self.planned = None;
+        self.stage = Stage::Plan;
+        let by_window = self.by_window();
+        let mut request = self.request.take().expect("answered once");
         if let Some(buf) = self.data.take()
-            && !self.by_window()
+            && !by_window
         {
-            self.request.set_buffer(buf);
+            request.set_buffer(buf);
         }
         let answer = match result {
             Ok(()) => Answer::Done,
             Err(kind) => Answer::Failed(kind.errno()),
         };
-        (self.request, answer)
+        (request, answer)
+    }
+}
+
+/// Boxes of answered requests, for those that come: a hot queue asks no allocator.
+pub(super) struct Spare<B: Backend>(Vec<Box<Job<B>>>);
+
+impl<B: Backend> Spare<B> {
+    /// As many as are answered in one turn; more in flight than that are allocated as they come,
+    /// so that a queue which was busy once does not hold a box for each of its tags (R5).
+    const MAX: usize = 64;
+
+    pub(super) fn new() -> Spare<B> {
+        Spare(Vec::new())
+    }
+
+    pub(super) fn job(&mut self, request: Request) -> Box<Job<B>> {
+        match self.0.pop() {
+            Some(mut job) => {
+                job.begin(request);
+                job
+            }
+            None => Box::new(Job::new(request)),
+        }
+    }
+
+    /// Takes the box of a request that was answered.
+    pub(super) fn put(&mut self, job: Box<Job<B>>) {
+        debug_assert!(job.request.is_none(), "its request was answered");
+        if self.0.len() < Spare::<B>::MAX {
+            self.0.push(job);
+        }
     }
 }
 
@@ -125,9 +179,9 @@ pub(super) struct Ended {
     pub(super) leaving: AtomicBool,
 }
 
-impl<B: Backend> Completer<Job<B>> for Ended {
-    fn complete(&self, job: Job<B>, result: Result<(), ErrorKind>) {
-        let (request, answer) = job.into_answer(result);
+impl<B: Backend> Completer<Box<Job<B>>> for Ended {
+    fn complete(&self, mut job: Box<Job<B>>, result: Result<(), ErrorKind>) {
+        let (request, answer) = job.take_answer(result);
         let leaving = self.leaving.load(Ordering::Relaxed);
         if leaving && result == Err(ErrorKind::Closed) {
             request.answer(Answer::Abandoned);

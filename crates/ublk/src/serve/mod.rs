@@ -33,8 +33,11 @@ use reactor::{Completion, DioAlign, FileIndex, Op, OpenFile, Port, Token};
 
 use crate::queue::{Handler, QueueCx};
 use crate::request::Request;
-use job::{Doorbell, Ended, Job};
+use job::{Doorbell, Ended, Job, Spare};
 use token::Named;
+
+/// A request as the core holds it.
+type Held<B> = Box<Job<B>>;
 
 /// The waker's key of the core's kick.
 const KEY_RUN: u64 = 0;
@@ -59,13 +62,14 @@ pub struct Serve<B: Backend> {
     served: Vec<ServedFile>,
     zeroes_fd: Option<Arc<OwnedFd>>,
     /// Gone once the server leaves.
-    queue: Option<Queue<Job<B>>>,
+    queue: Option<Queue<Held<B>>>,
     doorbell: Arc<Doorbell>,
     ended: Arc<Ended>,
     files: Vec<OpenFile>,
     zeroes: Option<FileIndex>,
     /// Requests whose bytes move or that wait for a buffer, by the core's tag.
-    active: Vec<Option<Admitted<Job<B>>>>,
+    active: Vec<Option<Admitted<Held<B>>>>,
+    spare: Spare<B>,
     began: Instant,
     ticking: bool,
 }
@@ -92,12 +96,13 @@ impl<B: Backend> Serve<B> {
             files: Vec::new(),
             zeroes: None,
             active: Vec::new(),
+            spare: Spare::new(),
             began: Instant::now(),
             ticking: false,
         }
     }
 
-    fn put(&mut self, admitted: Admitted<Job<B>>) {
+    fn put(&mut self, admitted: Admitted<Held<B>>) {
         let at = usize::from(admitted.tag().number());
         if self.active.len() <= at {
             self.active.resize_with(at + 1, || None);
@@ -106,7 +111,7 @@ impl<B: Backend> Serve<B> {
         debug_assert!(before.is_none(), "a tag belongs to one request");
     }
 
-    fn take(&mut self, tag: u16) -> Option<Admitted<Job<B>>> {
+    fn take(&mut self, tag: u16) -> Option<Admitted<Held<B>>> {
         self.active.get_mut(usize::from(tag))?.take()
     }
 
@@ -156,7 +161,7 @@ impl<B: Backend> Handler for Serve<B> {
         let Some(queue) = &mut self.queue else {
             return cx.answer(request, crate::Answer::Abandoned);
         };
-        match queue.admit(Job::new(request)) {
+        match queue.admit(self.spare.job(request)) {
             Admit::Run(admitted) => self.go(cx, admitted),
             Admit::Parked => self.tick(cx),
             Admit::Refused => {}

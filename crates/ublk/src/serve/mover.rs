@@ -9,8 +9,8 @@ use blkmq::{Admitted, Cause};
 use reactor::{Buf, Completion, Direction, MoveTokens, Moving, Need, Op, Port};
 
 use super::fixed::{self, FixedMove, Moved};
-use super::job::{Job, Mover, Planned, Stage};
-use super::{Serve, token};
+use super::job::{Mover, Planned, Stage};
+use super::{Held, Serve, token};
 use crate::queue::QueueCx;
 use crate::request::Data;
 
@@ -23,18 +23,17 @@ fn tokens(tag: u16) -> MoveTokens {
 }
 
 /// A request whose bytes have moved, or not; none where it waits for something and was put away.
-type Carried<B> = Option<(Admitted<Job<B>>, Planned<B>, Result<(), ErrorKind>)>;
+type Carried<B> = Option<(Admitted<Held<B>>, Result<(), ErrorKind>)>;
 
 impl<B: Backend> Serve<B> {
     /// Plans a request, or asks whether it is durable now.
-    pub(super) fn go<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, mut admitted: Admitted<Job<B>>) {
+    pub(super) fn go<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, mut admitted: Admitted<Held<B>>) {
         let stage = std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan);
         let step = match stage {
             Stage::Sync(sync) => self.backend.poll_sync(sync, admitted.waker()),
-            _ => {
-                let op = *admitted.payload().request.op();
-                self.backend.begin(&op, admitted.waker())
-            }
+            _ => self
+                .backend
+                .begin(admitted.payload().request().op(), admitted.waker()),
         };
         self.follow(cx, admitted, step);
     }
@@ -43,11 +42,11 @@ impl<B: Backend> Serve<B> {
     fn follow<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Job<B>>,
+        mut admitted: Admitted<Held<B>>,
         mut step: StepOf<B>,
     ) {
         loop {
-            let planned = match step {
+            admitted.payload_mut().planned = Some(match step {
                 Step::Done(result) => return self.done(cx, admitted, result),
                 Step::Park(park) => {
                     admitted.payload_mut().slim();
@@ -62,12 +61,10 @@ impl<B: Backend> Serve<B> {
                 }
                 Step::Read(plan) => Planned::Read(plan),
                 Step::Write(plan) => Planned::Write(plan),
-            };
-            match self.begin_move(cx, admitted, planned) {
+            });
+            match self.begin_move(cx, admitted) {
                 None => return,
-                Some((back, planned, result)) => {
-                    (admitted, step) = self.moved(back, planned, result);
-                }
+                Some((back, result)) => (admitted, step) = self.moved(back, result),
             }
         }
     }
@@ -75,21 +72,22 @@ impl<B: Backend> Serve<B> {
     /// Tells the backend how the move went.
     fn moved(
         &mut self,
-        admitted: Admitted<Job<B>>,
-        planned: Planned<B>,
+        mut admitted: Admitted<Held<B>>,
         result: Result<(), ErrorKind>,
-    ) -> (Admitted<Job<B>>, StepOf<B>) {
-        let step = match planned {
-            Planned::Read(plan) => self.backend.read(plan, result, admitted.waker()),
-            Planned::Write(plan) => self.backend.written(plan, result, admitted.waker()),
+    ) -> (Admitted<Held<B>>, StepOf<B>) {
+        let step = match admitted.payload_mut().planned.take() {
+            Some(Planned::Read(plan)) => self.backend.read(plan, result, admitted.waker()),
+            Some(Planned::Write(plan)) => self.backend.written(plan, result, admitted.waker()),
+            // Its bytes cannot have moved.
+            None => Step::Done(Err(ErrorKind::Io)),
         };
         (admitted, step)
     }
 
     /// Carries on with what a try brought.
     fn carry<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, carried: Carried<B>) {
-        if let Some((admitted, planned, result)) = carried {
-            let (admitted, step) = self.moved(admitted, planned, result);
+        if let Some((admitted, result)) = carried {
+            let (admitted, step) = self.moved(admitted, result);
             self.follow(cx, admitted, step);
         }
     }
@@ -98,7 +96,7 @@ impl<B: Backend> Serve<B> {
     fn done<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Job<B>>,
+        mut admitted: Admitted<Held<B>>,
         result: Result<(), ErrorKind>,
     ) {
         let job = admitted.payload_mut();
@@ -106,7 +104,7 @@ impl<B: Backend> Serve<B> {
             && job.is_read()
             && job.by_window()
             && let Some(buf) = job.data.take()
-            && let Some(offset) = job.request.window()
+            && let Some(offset) = job.request().window()
         {
             job.stage = Stage::CopyOut;
             let file = cx.char_device();
@@ -114,9 +112,11 @@ impl<B: Backend> Serve<B> {
             cx.submit(token::copy(tag), Op::Write { file, offset, buf });
             return self.put(admitted);
         }
-        admitted.complete_with(|job| {
-            let (request, answer) = job.into_answer(result);
+        let spare = &mut self.spare;
+        admitted.complete_with(|mut job| {
+            let (request, answer) = job.take_answer(result);
             cx.answer(request, answer);
+            spare.put(job);
         });
     }
 
@@ -124,30 +124,32 @@ impl<B: Backend> Serve<B> {
     fn begin_move<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Job<B>>,
-        planned: Planned<B>,
+        mut admitted: Admitted<Held<B>>,
     ) -> Carried<B> {
-        let job = admitted.payload_mut();
-        let (bytes, direction) = (job.request.bytes(), planned.direction());
+        let job = &mut **admitted.payload_mut();
+        let Some(planned) = &job.planned else {
+            return self.hopeless(cx, admitted);
+        };
+        let (bytes, direction) = (job.request().bytes(), planned.direction());
         if bytes == 0 || job.is_read() != (direction == Direction::Read) {
             // A plan that its request did not ask for.
-            return self.hopeless(cx, admitted, planned);
+            return self.hopeless(cx, admitted);
         }
-        if let Data::Fixed { slot } = *job.request.data()
+        if let Data::Fixed { slot } = *job.request().data()
             && !job.copied
             && fixed::fits(planned.pieces(), &self.files)
         {
             let moving = FixedMove::new(direction, slot, bytes, planned.pieces());
-            job.stage = Stage::Moving(planned, Mover::Fixed(moving));
+            job.stage = Stage::Moving(Mover::Fixed(moving));
             return self.pump(cx, admitted);
         }
         if let Some(buf) = job.data.take() {
-            return self.move_buffered(cx, admitted, planned, buf);
+            return self.move_buffered(cx, admitted, buf);
         }
-        let reachable = job.request.window().is_some() || !job.by_window();
+        let reachable = job.request().window().is_some() || !job.by_window();
         if !reachable || (direction == Direction::Write && !job.by_window()) {
             // No way to the bytes, or a write whose buffer was lost with a failed move.
-            return self.hopeless(cx, admitted, planned);
+            return self.hopeless(cx, admitted);
         }
         let tag = admitted.tag().number();
         let bytes = bytes as usize;
@@ -158,10 +160,10 @@ impl<B: Backend> Serve<B> {
             cx.buffer(token::buffer(tag), bytes, Need::Fresh)
         };
         match buf {
-            Some(buf) => self.fill(cx, admitted, planned, buf),
-            None if bytes > cx.reserve_len() => self.hopeless(cx, admitted, planned),
+            Some(buf) => self.fill(cx, admitted, buf),
+            None if bytes > cx.reserve_len() => self.hopeless(cx, admitted),
             None => {
-                admitted.payload_mut().stage = Stage::Buffer(planned);
+                admitted.payload_mut().stage = Stage::Buffer;
                 self.put(admitted);
                 None
             }
@@ -172,10 +174,9 @@ impl<B: Backend> Serve<B> {
     fn hopeless<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        admitted: Admitted<Job<B>>,
-        planned: Planned<B>,
+        mut admitted: Admitted<Held<B>>,
     ) -> Carried<B> {
-        drop(planned);
+        admitted.payload_mut().planned = None;
         self.done(cx, admitted, Err(ErrorKind::Io));
         None
     }
@@ -184,17 +185,17 @@ impl<B: Backend> Serve<B> {
     fn fill<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Job<B>>,
-        planned: Planned<B>,
+        mut admitted: Admitted<Held<B>>,
         buf: Buf,
     ) -> Carried<B> {
-        if planned.direction() == Direction::Read {
-            return self.move_buffered(cx, admitted, planned, buf);
+        let job = admitted.payload_mut();
+        if job.is_read() {
+            return self.move_buffered(cx, admitted, buf);
         }
-        let Some(offset) = admitted.payload().request.window() else {
-            return self.hopeless(cx, admitted, planned);
+        let Some(offset) = job.request().window() else {
+            return self.hopeless(cx, admitted);
         };
-        admitted.payload_mut().stage = Stage::CopyIn(planned);
+        job.stage = Stage::CopyIn;
         let file = cx.char_device();
         let tag = admitted.tag().number();
         cx.submit(token::copy(tag), Op::Read { file, offset, buf });
@@ -205,12 +206,15 @@ impl<B: Backend> Serve<B> {
     fn move_buffered<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Job<B>>,
-        planned: Planned<B>,
+        mut admitted: Admitted<Held<B>>,
         buf: Buf,
     ) -> Carried<B> {
+        let job = &mut **admitted.payload_mut();
+        let Some(planned) = &job.planned else {
+            return self.hopeless(cx, admitted);
+        };
         let moving = Moving::new(planned.direction(), buf, planned.pieces());
-        admitted.payload_mut().stage = Stage::Moving(planned, Mover::Buffered(moving));
+        job.stage = Stage::Moving(Mover::Buffered(moving));
         self.pump(cx, admitted)
     }
 
@@ -218,11 +222,11 @@ impl<B: Backend> Serve<B> {
     fn pump<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Job<B>>,
+        mut admitted: Admitted<Held<B>>,
     ) -> Carried<B> {
         let tag = admitted.tag().number();
-        let job = admitted.payload_mut();
-        let Stage::Moving(planned, mover) = &mut job.stage else {
+        let job = &mut **admitted.payload_mut();
+        let (Stage::Moving(mover), Some(planned)) = (&mut job.stage, &job.planned) else {
             // Only such requests are pumped; anything else keeps waiting for what it waits for.
             self.put(admitted);
             return None;
@@ -238,26 +242,28 @@ impl<B: Backend> Serve<B> {
             self.put(admitted);
             return None;
         };
-        let Stage::Moving(planned, mover) = std::mem::replace(&mut job.stage, Stage::Plan) else {
+        if matches!(mover, Mover::Fixed(_)) {
+            job.stage = Stage::Plan;
+            return match outcome {
+                Moved::All => {
+                    cx.count_moved(true);
+                    Some((admitted, Ok(())))
+                }
+                Moved::Refused if job.request().window().is_some() => {
+                    job.copied = true;
+                    self.begin_move(cx, admitted)
+                }
+                _ => Some((admitted, Err(ErrorKind::Io))),
+            };
+        }
+        let Stage::Moving(Mover::Buffered(moving)) = std::mem::replace(&mut job.stage, Stage::Plan)
+        else {
             unreachable!("looked at above");
         };
-        match (mover, outcome) {
-            (Mover::Buffered(moving), _) => {
-                let (buf, result) = moving.into_buffer();
-                job.data = buf;
-                cx.count_moved(false);
-                Some((admitted, planned, result.map_err(|_| ErrorKind::Io)))
-            }
-            (Mover::Fixed(_), Moved::All) => {
-                cx.count_moved(true);
-                Some((admitted, planned, Ok(())))
-            }
-            (Mover::Fixed(_), Moved::Refused) if job.request.window().is_some() => {
-                job.copied = true;
-                self.begin_move(cx, admitted, planned)
-            }
-            (Mover::Fixed(_), _) => Some((admitted, planned, Err(ErrorKind::Io))),
-        }
+        let (buf, result) = moving.into_buffer();
+        job.data = buf;
+        cx.count_moved(false);
+        Some((admitted, result.map_err(|_| ErrorKind::Io)))
     }
 
     /// A file operation of a request has ended.
@@ -271,7 +277,8 @@ impl<B: Backend> Serve<B> {
         let Some(mut admitted) = self.take(tag) else {
             return;
         };
-        if let Stage::Moving(planned, mover) = &mut admitted.payload_mut().stage {
+        let job = &mut **admitted.payload_mut();
+        if let (Stage::Moving(mover), Some(planned)) = (&mut job.stage, &job.planned) {
             match mover {
                 Mover::Fixed(moving) => moving.completed(&completion),
                 Mover::Buffered(moving) => {
@@ -293,7 +300,10 @@ impl<B: Backend> Serve<B> {
         let (Completion::Buffer(buf), Some(mut admitted)) = (completion, self.take(tag)) else {
             return;
         };
-        if let Stage::Moving(planned, Mover::Buffered(moving)) = &mut admitted.payload_mut().stage {
+        let job = &mut **admitted.payload_mut();
+        if let (Stage::Moving(Mover::Buffered(moving)), Some(planned)) =
+            (&mut job.stage, &job.planned)
+        {
             moving.bounce_granted(cx, buf, planned.pieces(), &self.files, tokens(tag));
         }
         let carried = self.pump(cx, admitted);
@@ -310,16 +320,13 @@ impl<B: Backend> Serve<B> {
         let (Completion::Buffer(buf), Some(mut admitted)) = (completion, self.take(tag)) else {
             return;
         };
-        match std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan) {
-            Stage::Buffer(planned) => {
-                let carried = self.fill(cx, admitted, planned, buf);
-                self.carry(cx, carried);
-            }
-            other => {
-                admitted.payload_mut().stage = other;
-                self.put(admitted);
-            }
+        let job = admitted.payload_mut();
+        if !matches!(job.stage, Stage::Buffer) {
+            return self.put(admitted);
         }
+        job.stage = Stage::Plan;
+        let carried = self.fill(cx, admitted, buf);
+        self.carry(cx, carried);
     }
 
     /// Bytes were copied between a buffer and the request's window.
@@ -329,29 +336,22 @@ impl<B: Backend> Serve<B> {
         tag: u16,
         completion: Completion,
     ) {
-        let Some(mut admitted) = self.take(tag) else {
+        let Some(admitted) = self.take(tag) else {
             return;
         };
-        let stage = std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan);
-        match (stage, completion) {
-            (Stage::CopyIn(planned), Completion::Read(buf, result)) => {
-                let carried = match result {
-                    Ok(()) => self.move_buffered(cx, admitted, planned, buf),
-                    // Not the plan's fault: another one would meet the same window.
-                    Err(_) => {
-                        drop(planned);
-                        return self.done(cx, admitted, Err(ErrorKind::Io));
-                    }
-                };
+        match (&admitted.payload().stage, completion) {
+            (Stage::CopyIn, Completion::Read(buf, Ok(()))) => {
+                let carried = self.move_buffered(cx, admitted, buf);
                 self.carry(cx, carried);
+            }
+            // Not the plan's fault: another one would meet the same window.
+            (Stage::CopyIn, Completion::Read(_, Err(_))) => {
+                self.hopeless(cx, admitted);
             }
             (Stage::CopyOut, Completion::Wrote(_, result)) => {
                 self.done(cx, admitted, result.map_err(|_| ErrorKind::Io));
             }
-            (other, _) => {
-                admitted.payload_mut().stage = other;
-                self.put(admitted);
-            }
+            _ => self.put(admitted),
         }
     }
 }

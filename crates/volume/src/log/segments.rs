@@ -76,7 +76,7 @@ pub(crate) struct Lot {
 }
 
 /// The lots of one write: one, or two where it crosses into the next segment, rarely more.
-pub(crate) type Lots = SmallVec<[Lot; 2]>;
+pub(crate) type Lots = SmallVec<[Lot; 1]>;
 
 #[derive(Debug, Default)]
 struct Cell {

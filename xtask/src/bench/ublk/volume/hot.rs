@@ -1,8 +1,14 @@
 //! P2: a hot volume over zero-copy against a bare file, served so by the kernel tree's server and
 //! by this project's example; and P5's other half, the threads that a hot request meets.
 //!
-//! The volume is written once from end to end and everything it holds is in its log. All servers
-//! are there the whole time and take turns, so that a machine's moods hit all of them.
+//! The volume is written from end to end and everything it holds is in its log, whose every segment
+//! was in use before: a segment is zeroed before its first use, which a file that exists has
+//! behind it. All servers are there the whole time and take turns, so that a machine's moods hit
+//! all of them.
+//!
+//! A burst is what fits before the server begins to upload; what was dirty before it is brought to
+//! the store first. It shows what a request costs. A sustained load has the uploads beside it, on
+//! the same processors, which a bare file knows nothing of.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +23,10 @@ use crate::bench::ublk::servers::{Kind, Mode, Server};
 use crate::{Failure, workspace};
 
 /// Bytes of the file and of the volume. Below what is uploaded without being asked for.
-const MIB: u64 = 64;
+const MIB: u64 = 96;
+
+/// Bytes of the log: room for some bursts, and a lap of it does not take long.
+const LOG_MIB: u64 = 480;
 
 /// Numbers of the peers' devices; firn takes the lowest that are free.
 const FIRST_OF_PEERS: usize = 40;
@@ -25,21 +34,37 @@ const FIRST_OF_PEERS: usize = 40;
 /// A pattern, bytes per request, requests in flight.
 type Workload = (&'static str, &'static str, u32);
 
+/// How long a load lasts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Load {
+    /// As many requests as the volume has blocks of that size.
+    Burst,
+    /// The seconds of the command line.
+    Sustained,
+}
+
 /// The sequential ones first: random writes scatter a log, and a file that is written in place knows
 /// no such thing. What a scattered log costs a sequential read is a row of its own, the last.
-const WORKLOADS: [Workload; 7] = [
-    ("write", "128k", 8),
-    ("read", "128k", 8),
-    ("randread", "4k", 32),
-    ("randwrite", "4k", 32),
-    ("randread", "4k", 1),
-    ("randwrite", "4k", 1),
-    ("read", "128k", 8),
+const WORKLOADS: [(Load, Workload); 9] = [
+    (Load::Burst, ("write", "128k", 8)),
+    (Load::Burst, ("read", "128k", 8)),
+    (Load::Burst, ("randread", "4k", 32)),
+    (Load::Burst, ("randwrite", "4k", 32)),
+    (Load::Burst, ("randread", "4k", 1)),
+    (Load::Burst, ("randwrite", "4k", 1)),
+    (Load::Burst, ("read", "128k", 8)),
+    (Load::Sustained, ("write", "128k", 8)),
+    (Load::Sustained, ("randwrite", "4k", 32)),
 ];
 
 pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     let world = World::new(site.place, "hot")?;
-    let mut firn = world.serve(&["--log-size", "768MiB", "--volume", &format!("hot={MIB}MiB")])?;
+    let mut firn = world.serve(&[
+        "--log-size",
+        &format!("{LOG_MIB}MiB"),
+        "--volume",
+        &format!("hot={MIB}MiB"),
+    ])?;
     let disk = firn.attach("hot", Mode::ZeroCopy)?;
     let files = files(site.place)?;
     let mut running = Vec::new();
@@ -64,25 +89,41 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     }
     let granted = firn.granted("hot")?;
     all.push(("firn volume", &granted, disk.clone()));
-    fill(&disk)?;
+    for _ in 0..=LOG_MIB / MIB {
+        fill(&disk)?;
+        firn.ask(&["sync", "hot"])?;
+    }
     report.part("hot", "P2: hot volume against a bare file");
     println!("<!-- volume: {} -->", firn.log);
     let pid = firn.pid();
     let mut hops = Vec::new();
-    for (pattern, block, depth) in WORKLOADS {
-        let workload = format!("{pattern} {block} QD{depth}");
+    for (at, (load, (pattern, block, depth))) in WORKLOADS.into_iter().enumerate() {
+        let mut workload = format!("{pattern} {block} QD{depth}");
+        if load == Load::Sustained {
+            workload = format!("sustained {workload}");
+        } else if WORKLOADS[..at].contains(&(load, (pattern, block, depth))) {
+            workload += " after random 4k writes";
+        }
         if !site.options.wants(&format!("hot {workload}")) {
             continue;
         }
         let mut samples = vec![Vec::new(); all.len()];
         for _ in 0..site.options.rounds {
             for ((_, _, device), samples) in all.iter().zip(&mut samples) {
+                firn.ask(&["sync", "hot"])?;
+                let length = match load {
+                    Load::Burst => Length::Once,
+                    Load::Sustained => Length::Seconds(site.options.seconds),
+                };
                 let before = switches(pid)?;
-                let sample = fio(&job(
-                    site,
-                    std::slice::from_ref(device),
-                    (pattern, block, depth),
-                ))?;
+                let sample = fio(&Job {
+                    devices: std::slice::from_ref(device),
+                    pattern,
+                    block,
+                    depth,
+                    batch: depth.div_ceil(2),
+                    length,
+                })?;
                 if *device == disk {
                     hops.push((workload.clone(), sample.requests, before, switches(pid)?));
                 }
@@ -127,21 +168,6 @@ fn name(server: &Server) -> &'static str {
         Server::Ours(_) => "example, file",
         Server::Kublk(_) => "kublk, loop",
         Server::Libublk(_) => "libublk, loop",
-    }
-}
-
-fn job<'a>(
-    site: &Site,
-    devices: &'a [PathBuf],
-    (pattern, block, depth): (&'a str, &'a str, u32),
-) -> Job<'a> {
-    Job {
-        devices,
-        pattern,
-        block,
-        depth,
-        batch: depth.div_ceil(2),
-        length: Length::Seconds(site.options.seconds),
     }
 }
 
