@@ -79,7 +79,7 @@ pub struct Core {
     waiting: [VecDeque<Waiter>; 3],
     sources: Vec<SourceState>,
     sources_free: Vec<u32>,
-    pub(crate) ready: VecDeque<(SourceId, Token, Completion)>,
+    ready: VecDeque<(SourceId, Token, Completion)>,
     pub(crate) arrivals: Vec<Arrival>,
     pub(crate) turns: Vec<SourceId>,
     pub(crate) leaving: Vec<SourceId>,
@@ -433,12 +433,20 @@ impl Core {
         self.buffer_slots.give(slots);
     }
 
-    /// A completion leaves the queue; whether its source is there to get it.
-    pub(crate) fn deliver(&mut self, source: SourceId) -> bool {
-        self.source(source).is_some_and(|state| {
+    /// Whose completion is next.
+    pub(crate) fn next_delivery(&self) -> Option<SourceId> {
+        self.ready.front().map(|&(source, ..)| source)
+    }
+
+    /// The next completion leaves the queue, if it is this source's; without what it brings where
+    /// the source is on its way out.
+    pub(crate) fn take_delivery(&mut self, of: SourceId) -> Option<(Token, Option<Completion>)> {
+        let (_, token, completion) = self.ready.pop_front_if(|(source, ..)| *source == of)?;
+        let wanted = self.source(of).is_some_and(|state| {
             state.ops -= 1;
             !state.detaching
-        })
+        });
+        Some((token, wanted.then_some(completion)))
     }
 
     /// Whether a source is attached and not on its way out.

@@ -394,13 +394,28 @@ impl Loop {
         self.arrivals();
     }
 
+    /// Gives completions to their sources. Those of one source that follow each other are one
+    /// visit: what a visit costs is paid once for all of a busy queue's.
     fn deliver(&mut self) {
-        for _ in 0..DELIVERIES_PER_TURN {
-            let Some((source, token, completion)) = self.core.ready.pop_front() else {
-                return;
-            };
-            if self.core.deliver(source) {
-                self.with_source(source, |source, cx| source.completed(cx, token, completion));
+        let mut left = DELIVERIES_PER_TURN;
+        while left > 0
+            && let Some(id) = self.core.next_delivery()
+        {
+            let before = left;
+            self.with_source(id, |source, cx| {
+                while left > 0
+                    && let Some((token, completion)) = cx.core.take_delivery(id)
+                {
+                    left -= 1;
+                    if let Some(completion) = completion {
+                        source.completed(cx, token, completion);
+                    }
+                }
+            });
+            if left == before {
+                // It has left: nobody wants it.
+                drop(self.core.take_delivery(id));
+                left -= 1;
             }
         }
     }
@@ -488,7 +503,7 @@ impl Loop {
     /// How long the next wait may be: not at all while there is something to do.
     fn wait(&mut self) -> Option<Duration> {
         let core = &self.core;
-        let busy = !core.ready.is_empty()
+        let busy = core.next_delivery().is_some()
             || !core.turns.is_empty()
             || !core.leaving.is_empty()
             || core.enter_frees()
@@ -510,7 +525,7 @@ impl Loop {
         };
         let stats = self.core.stats();
         // Commands that only their driver or the end of the ring can end keep nobody.
-        let detached = stats.sources == self.departing.len() && self.core.ready.is_empty();
+        let detached = stats.sources == self.departing.len() && self.core.next_delivery().is_none();
         if detached && stats.ops == stats.armed {
             return None;
         }
@@ -528,7 +543,7 @@ impl Loop {
         if now >= over {
             return None;
         }
-        let busy = !self.core.leaving.is_empty() || !self.core.ready.is_empty();
+        let busy = !self.core.leaving.is_empty() || self.core.next_delivery().is_some();
         Some(Some(if busy { Duration::ZERO } else { over - now }))
     }
 

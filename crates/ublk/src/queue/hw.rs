@@ -558,6 +558,9 @@ impl Hw {
 
     /// Leaves the reactor once nothing is in hand any more.
     pub(super) fn leave_if_done<P: Port>(&mut self, port: &mut P) {
+        if self.leaving == Leaving::No {
+            return;
+        }
         let count = |state| self.tags.count(state);
         let in_hand = count(State::Served) + count(State::Owed) + count(State::Fetching);
         let with_driver = count(State::Armed);

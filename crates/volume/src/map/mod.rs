@@ -66,15 +66,18 @@ impl<V: Cut> ExtentMap<V> {
     /// Puts `value` at `span`. What stood there goes to `old`, cut to size.
     pub(crate) fn insert(&mut self, span: Span, value: V, mut old: impl FnMut(Span, V)) {
         debug_assert!(!span.is_empty());
-        // What a hot disk does most, writing again what was written so before, takes one search:
-        // extents do not overlap, so nothing else is in this span.
-        if let Some(same) = self.extents.get_mut(&span.start)
-            && same.0 == span.end
+        // Extents do not overlap: the last that begins before the span's end says whether anything
+        // is in the span, and whether it is just that. A hot disk writes again what was written
+        // so before, or what was not written for a while; both take no second look.
+        if let Some((&start, same)) = self.extents.range_mut(..span.end).next_back()
+            && same.0 > span.start
         {
-            let before = std::mem::replace(&mut same.1, value);
-            return old(span, before);
+            if start == span.start && same.0 == span.end {
+                let before = std::mem::replace(&mut same.1, value);
+                return old(span, before);
+            }
+            self.remove(span, old);
         }
-        self.remove(span, old);
         self.extents.insert(span.start, (span.end, value));
     }
 
