@@ -29,9 +29,9 @@ pub(crate) struct Arguments {
     /// Count instructions instead of time; packaged kernels only
     #[arg(long)]
     icount: bool,
-    /// Seconds per measurement; virtual ones with --icount
-    #[arg(long, default_value_t = 2)]
-    seconds: u32,
+    /// Seconds per measurement, fractions too; virtual ones with --icount
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
     /// Only rows that have these words in a row; several choices are separated by commas
     #[arg(long, default_value = "")]
     only: String,

@@ -28,7 +28,7 @@ pub(super) struct Job<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Length {
     /// After this many seconds; places may come twice.
-    Seconds(u32),
+    Seconds(f64),
     /// After this many requests, none of which is for a place of another. The same on every run.
     Requests(u32),
     /// When every byte of the devices was reached once.
@@ -57,7 +57,7 @@ pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
     match job.length {
         Length::Seconds(seconds) => {
             command.args(["--time_based", "--norandommap"]);
-            command.arg(format!("--runtime={seconds}"));
+            command.arg(format!("--runtime={:.0}ms", seconds * 1e3));
         }
         Length::Requests(number) => {
             command.arg(format!("--number_ios={number}"));

@@ -1,15 +1,16 @@
 //! P1: every server, kind, mode, size, depth and number of devices.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::measure::{Job, Length, Sample, fio, median};
 use super::servers::{Kind, Mode, Server};
+use super::volume::medium;
 use super::{Arguments, named};
 use crate::Failure;
 
 /// Bytes of a served file; what it holds is written once, so that no hole is read.
-const FILE_BYTES: u64 = 64 << 20;
+const FILE_BYTES: u64 = 32 << 20;
 
 /// fio's pattern, bytes per request, requests in flight, devices.
 type Workload = (&'static str, &'static str, u32, usize);
@@ -31,7 +32,7 @@ const WORKLOADS: [Workload; 12] = [
 
 /// Prints the table as it comes.
 pub(super) fn run(arguments: &Arguments, servers: &[Server]) -> Result<(), Failure> {
-    let files = files(16)?;
+    let files = files(16, &medium::in_memory()?)?;
     let unit = if arguments.icount {
         "instructions/request"
     } else {
@@ -70,7 +71,10 @@ fn rows(
     if workloads.is_empty() {
         return Ok(());
     }
-    let running = server.start(kind, mode, 0..devices, files, &[])?;
+    // The kernel tree's server knows direct I/O alone, and so do we here.
+    let direct = matches!((server, kind), (Server::Ours(_), Kind::File));
+    let more: &[&str] = if direct { &["--direct"] } else { &[] };
+    let running = server.start(kind, mode, 0..devices, files, more)?;
     for (pattern, block, depth, _) in workloads {
         let job = Job {
             devices: &running.devices,
@@ -99,16 +103,18 @@ fn rows(
     Ok(())
 }
 
-/// Files in memory, so that the servers are measured and not a disk.
-fn files(count: usize) -> Result<Vec<PathBuf>, Failure> {
+/// Files on a disk in memory, so that the servers are measured and not a disk. On tmpfs it would be
+/// the ring's worker threads.
+fn files(count: usize, place: &Path) -> Result<Vec<PathBuf>, Failure> {
     let block = vec![0x5a_u8; 1 << 20];
     let mut paths = Vec::new();
     for number in 0..count {
-        let path = PathBuf::from(format!("/tmp/served-{number}"));
+        let path = place.join(format!("served-{number}"));
         let mut file = File::create(&path)?;
         for _ in 0..FILE_BYTES >> 20 {
             std::io::Write::write_all(&mut file, &block)?;
         }
+        file.sync_all()?;
         paths.push(path);
     }
     Ok(paths)

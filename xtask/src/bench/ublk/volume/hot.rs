@@ -19,7 +19,7 @@ use super::Site;
 use super::report::{Report, Row};
 use super::server::World;
 use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
-use crate::bench::ublk::servers::{Kind, Mode, Server};
+use crate::bench::ublk::servers::{Kind, Mode, Running, Server};
 use crate::{Failure, workspace};
 
 /// Bytes of the file and of the volume. Below what is uploaded without being asked for.
@@ -59,13 +59,61 @@ const WORKLOADS: [(Load, Workload); 9] = [
 
 pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     let world = World::new(site.place, "hot")?;
-    let mut firn = world.serve(&[
-        "--log-size",
-        &format!("{LOG_MIB}MiB"),
-        "--volume",
-        &format!("hot={MIB}MiB"),
-    ])?;
+    let log = format!("{LOG_MIB}MiB");
+    let volume = format!("hot={MIB}MiB");
+    let mut firn = world.serve(&["--log-size", &log, "--volume", &volume])?;
     let disk = firn.attach("hot", Mode::ZeroCopy)?;
+    let running = peers(site)?;
+    let granted = firn.granted("hot")?;
+    let mut all: Vec<(&str, &str, &PathBuf)> = Vec::new();
+    for (name, started) in &running {
+        all.push((name, "ublk zero-copy, 1 x 128", &started.devices[0]));
+    }
+    all.push(("firn volume", &granted, &disk));
+    for _ in 0..=LOG_MIB / MIB {
+        fill(&disk)?;
+        firn.ask(&["sync", "hot"])?;
+    }
+    report.part("hot", "P2: hot volume against a bare file");
+    println!("<!-- volume: {} -->", firn.log);
+    let pid = firn.pid();
+    let mut hops = Vec::new();
+    for (at, &(load, workload)) in WORKLOADS.iter().enumerate() {
+        let title = title(at);
+        if !site.options.wants(&format!("hot {title}")) {
+            continue;
+        }
+        let mut samples = vec![Vec::new(); all.len()];
+        for _ in 0..site.options.rounds {
+            for ((_, _, device), samples) in all.iter().zip(&mut samples) {
+                firn.ask(&["sync", "hot"])?;
+                let before = switches(pid)?;
+                let sample = fio(&job(site, device, load, workload))?;
+                if *device == &disk {
+                    hops.push((title.clone(), sample.requests, before, switches(pid)?));
+                }
+                samples.push(sample);
+            }
+        }
+        for ((server, granted, _), samples) in all.iter().zip(samples) {
+            let row = Row {
+                workload: &title,
+                server,
+                granted,
+            };
+            report.row(row, &median(samples));
+        }
+    }
+    print_hops(&hops);
+    println!(
+        "\nways of the volume's requests: {}",
+        firn.disk("hot")?["requests"]
+    );
+    Ok(())
+}
+
+/// The servers of bare files, each with a file of its own.
+fn peers(site: &Site) -> Result<Vec<(&'static str, Running)>, Failure> {
     let files = files(site.place)?;
     let mut running = Vec::new();
     let peers = [
@@ -81,70 +129,37 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
             _ => &[],
         };
         let started = server.start(Kind::File, Mode::ZeroCopy, id..id + 1, file, more)?;
-        running.push((name(server), "ublk zero-copy, 1 x 128".to_owned(), started));
+        running.push((name(server), started));
     }
-    let mut all: Vec<(&str, &str, PathBuf)> = Vec::new();
-    for (name, granted, started) in &running {
-        all.push((name, granted, started.devices[0].clone()));
+    Ok(running)
+}
+
+/// What a row is called.
+fn title(at: usize) -> String {
+    let (load, (pattern, block, depth)) = WORKLOADS[at];
+    let plain = format!("{pattern} {block} QD{depth}");
+    match load {
+        Load::Sustained => format!("sustained {plain}"),
+        Load::Burst if WORKLOADS[..at].contains(&WORKLOADS[at]) => {
+            format!("{plain} after random 4k writes")
+        }
+        Load::Burst => plain,
     }
-    let granted = firn.granted("hot")?;
-    all.push(("firn volume", &granted, disk.clone()));
-    for _ in 0..=LOG_MIB / MIB {
-        fill(&disk)?;
-        firn.ask(&["sync", "hot"])?;
+}
+
+fn job<'a>(site: &Site, device: &'a PathBuf, load: Load, workload: Workload) -> Job<'a> {
+    let (pattern, block, depth) = workload;
+    Job {
+        devices: std::slice::from_ref(device),
+        pattern,
+        block,
+        depth,
+        batch: depth.div_ceil(2),
+        length: match load {
+            Load::Burst => Length::Once,
+            Load::Sustained => Length::Seconds(site.options.seconds),
+        },
     }
-    report.part("hot", "P2: hot volume against a bare file");
-    println!("<!-- volume: {} -->", firn.log);
-    let pid = firn.pid();
-    let mut hops = Vec::new();
-    for (at, (load, (pattern, block, depth))) in WORKLOADS.into_iter().enumerate() {
-        let mut workload = format!("{pattern} {block} QD{depth}");
-        if load == Load::Sustained {
-            workload = format!("sustained {workload}");
-        } else if WORKLOADS[..at].contains(&(load, (pattern, block, depth))) {
-            workload += " after random 4k writes";
-        }
-        if !site.options.wants(&format!("hot {workload}")) {
-            continue;
-        }
-        let mut samples = vec![Vec::new(); all.len()];
-        for _ in 0..site.options.rounds {
-            for ((_, _, device), samples) in all.iter().zip(&mut samples) {
-                firn.ask(&["sync", "hot"])?;
-                let length = match load {
-                    Load::Burst => Length::Once,
-                    Load::Sustained => Length::Seconds(site.options.seconds),
-                };
-                let before = switches(pid)?;
-                let sample = fio(&Job {
-                    devices: std::slice::from_ref(device),
-                    pattern,
-                    block,
-                    depth,
-                    batch: depth.div_ceil(2),
-                    length,
-                })?;
-                if *device == disk {
-                    hops.push((workload.clone(), sample.requests, before, switches(pid)?));
-                }
-                samples.push(sample);
-            }
-        }
-        for ((server, granted, _), samples) in all.iter().zip(samples) {
-            let row = Row {
-                workload: &workload,
-                server,
-                granted,
-            };
-            report.row(row, &median(samples));
-        }
-    }
-    print_hops(&hops);
-    println!(
-        "\nways of the volume's requests: {}",
-        firn.disk("hot")?["requests"]
-    );
-    Ok(())
 }
 
 /// A file for each peer. What it holds is written once, so that no hole is read.

@@ -12,7 +12,7 @@ use crate::{Failure, process};
 const CONFIGFS: &str = "/sys/kernel/config";
 
 /// Makes the disk and its file system; where that is mounted.
-pub(super) fn in_memory() -> Result<PathBuf, Failure> {
+pub(in crate::bench::ublk) fn in_memory() -> Result<PathBuf, Failure> {
     process::run(Command::new("modprobe").args(["null_blk", "nr_devices=0"]))?;
     // It is there already where the guest's start has mounted it.
     let _ = Command::new("mount")
