@@ -74,11 +74,9 @@ fn a_write_that_the_log_disk_refuses_lands_at_another_place() {
     };
     let server = guest.serve(&["--volume", "demo=64MiB"]);
     // A bad block in every 128 KiB of the log, never one that a segment begins with.
-    let mut bad = Vec::new();
-    for at in (SEGMENTS + (64 << 10)..64 * MIB - (1 << 20)).step_by(128 << 10) {
-        bad.extend(faulty.of_file(&guest, "log", at, BLOCK as u64));
-    }
-    bad.sort_unstable();
+    let places = (SEGMENTS + (64 << 10)..64 * MIB - (1 << 20)).step_by(128 << 10);
+    let blocks: Vec<_> = places.map(|at| (at, BLOCK as u64)).collect();
+    let bad = faulty.of_parts(&guest, "log", &blocks);
     faulty.spoil(&bad, Fault::Dead);
     for (round, mode) in guest.modes().into_iter().enumerate() {
         let before = said(&guest).matches("writing elsewhere").count();

@@ -68,8 +68,8 @@ struct Image {
 
 impl Image {
     fn write(&mut self, at: u64, len: usize, seed: u64) {
-        let mut dice = Dice::new(seed);
-        let data: Vec<u8> = (0..len).map(|_| dice.below(256) as u8).collect();
+        let mut data = vec![0; len];
+        fastrand::Rng::with_seed(seed).fill(&mut data);
         self.disk.write(at, &data).unwrap();
         self.bytes[at as usize..at as usize + len].copy_from_slice(&data);
     }
@@ -81,9 +81,11 @@ impl Image {
 
     fn check(&self, at: u64, len: usize) {
         let found = self.disk.read(at, len).unwrap();
-        let differs = found.iter().zip(&self.bytes[at as usize..]);
-        let first = differs.into_iter().position(|(a, b)| a != b);
-        assert_eq!(first, None, "of {len} bytes at {at}");
+        let expected = &self.bytes[at as usize..at as usize + len];
+        if found != expected {
+            let first = found.iter().zip(expected).position(|(a, b)| a != b);
+            panic!("of {len} bytes at {at} one is wrong: {first:?}");
+        }
     }
 }
 
@@ -168,10 +170,11 @@ fn fio_job(disk: &Path, (name, pattern, sizes, place): (&str, &str, &str, u64), 
 /// The whole disk's bytes.
 fn whole(disk: &Path) -> Vec<u8> {
     let disk = Direct::open(disk);
-    let parts = (0..SIZE).step_by(MIB as usize);
-    parts
-        .flat_map(|at| disk.read(at, MIB as usize).unwrap())
-        .collect()
+    let mut bytes = Vec::with_capacity(SIZE as usize);
+    for at in (0..SIZE).step_by(MIB as usize) {
+        bytes.extend_from_slice(&disk.read(at, MIB as usize).unwrap());
+    }
+    bytes
 }
 
 fn fio(mode: &str) {

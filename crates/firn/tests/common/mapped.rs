@@ -308,27 +308,37 @@ impl Faulty {
 
     /// Where on the disk a range of bytes of a file in the cache directory lies.
     pub fn of_file(&self, guest: &Guest, name: &str, from: u64, bytes: u64) -> Vec<Range> {
+        self.of_parts(guest, name, &[(from, bytes)])
+    }
+
+    /// The same of many ranges of one file, each its first byte and its length.
+    pub fn of_parts(&self, guest: &Guest, name: &str, parts: &[(u64, u64)]) -> Vec<Range> {
         let file = guest.world.path("cache").join(name);
+        // Asked once: under emulation a program takes half a second to start.
         let told = must("filefrag", &["-v", "-b512", text(&file)]);
-        let (from, end) = (from / SECTOR, (from + bytes) / SECTOR);
-        let mut ranges = Vec::new();
-        for line in told.lines() {
+        let extents = told.lines().filter_map(|line| {
             // ext: logical_offset: physical_offset: length: expected: flags
-            let words: Vec<&str> = line
-                .split([':', ' ', '.'])
-                .filter(|w| !w.is_empty())
-                .collect();
-            let numbers: Vec<u64> = words.iter().map_while(|word| word.parse().ok()).collect();
+            let words = line.split([':', ' ', '.']).filter(|word| !word.is_empty());
+            let numbers: Vec<u64> = words.map_while(|word| word.parse().ok()).collect();
             let [_, first, last, place, ..] = numbers[..] else {
-                continue;
+                return None;
             };
-            let (begin, stop) = (first.max(from), (last + 1).min(end));
-            if begin < stop {
-                ranges.push((place + begin - first, stop - begin));
+            Some((first, last, place))
+        });
+        let extents: Vec<_> = extents.collect();
+        let mut ranges = Vec::new();
+        for (from, bytes) in parts {
+            let (from, end) = (from / SECTOR, (from + bytes) / SECTOR);
+            let before = ranges.len();
+            for (first, last, place) in &extents {
+                let (begin, stop) = (*first.max(&from), (last + 1).min(end));
+                if begin < stop {
+                    ranges.push((place + begin - first, stop - begin));
+                }
             }
+            let found: u64 = ranges[before..].iter().map(|(_, sectors)| sectors).sum();
+            assert_eq!(found, end - from, "{told}");
         }
-        let found: u64 = ranges.iter().map(|(_, sectors)| sectors).sum();
-        assert_eq!(found, end - from, "{told}");
         ranges.sort_unstable();
         ranges
     }
