@@ -7,6 +7,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -26,54 +27,113 @@ const EXAMPLES: &str = "crates/ublk/examples";
 /// Programs that a smoke run has; they read [`TABLE`].
 const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
-/// Programs that only the whole table has: minutes each under emulation.
-const LONG: [&str; 13] = [
-    "guest_blktests",
-    "guest_faulty",
-    "guest_fs",
-    "guest_mischief",
-    "guest_modes",
-    "guest_neighbours",
-    "guest_power",
-    "guest_promises",
-    "guest_races",
-    "guest_recovery",
-    "guest_scenarios",
-    "guest_shared_queue",
-    "guest_volume",
+/// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
+/// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
+const LONG: [(&str, u64); 13] = [
+    ("guest_blktests", 1800),
+    ("guest_faulty", 1800),
+    ("guest_fs", 1800),
+    ("guest_mischief", 900),
+    ("guest_modes", 1800),
+    ("guest_neighbours", 900),
+    ("guest_power", 1800),
+    ("guest_promises", 1800),
+    ("guest_races", 1800),
+    ("guest_recovery", 1800),
+    ("guest_scenarios", 900),
+    ("guest_shared_queue", 900),
+    ("guest_volume", 1800),
 ];
+
+/// Of those, what CI runs all the same: the cheapest of the bugs that others had in this place, zeroing
+/// that was acknowledged and not done, and requests across extents, holes and what is cold. The next
+/// ones would take minutes, for the server that CI builds is not optimized.
+const BUGS: [(&str, &[&str]); 1] = [(
+    "guest_modes",
+    &["zero_copy::requests_of_every_kind_and_shape_do_what_they_say"],
+)];
 
 /// The variable that says how much of the table is run: `smoke`, `all`, or unset for what CI runs.
 const TABLE: &str = "FIRN_UBLK_TABLE";
 
-/// Runs each program that is named to it and ends with the last bad status.
+/// Runs what is named to it, in each argument a program and the tests of it that are wanted, a line
+/// each, or all of them; ends with the last bad status.
 const RUN: &str = r#"modprobe ublk_drv || exit 1
 modprobe -qa loop dm-delay dm-flakey dm-log-writes
 worst=0
-for program; do
+set -f
+IFS='
+'
+for lines; do
+  set -- $lines
+  program=$1; shift
   name=${program##*/}
   echo "     Running tests/${name%-*}.rs ($program)"
-  "$program" --test-threads=1 --show-output || worst=$?
+  [ $# -eq 0 ] || set -- --exact "$@"
+  "$program" --test-threads=1 --show-output "$@" || worst=$?
 done
 exit $worst"#;
 
-/// One boot: kernel, part of the table, seconds that it may take.
-type Boot = (&'static str, &'static str, u64);
+/// One boot.
+#[derive(Clone, Copy, Debug)]
+struct Boot {
+    kernel: &'static str,
+    /// Part of the table.
+    table: &'static str,
+    /// Only this program of [`LONG`].
+    program: Option<&'static str>,
+    /// How long it may take.
+    seconds: u64,
+}
+
+impl Boot {
+    const fn of(kernel: &'static str, table: &'static str, seconds: u64) -> Boot {
+        Boot {
+            kernel,
+            table,
+            program: None,
+            seconds,
+        }
+    }
+
+    fn has(&self, name: &str) -> bool {
+        match (self.table, self.program) {
+            ("smoke", _) => SMOKE.contains(&name),
+            (_, Some(program)) => name == program,
+            (_, None) => !LONG.iter().any(|(long, _)| *long == name),
+        }
+    }
+}
 
 /// What CI runs, meant for eight minutes on a quiet machine. The deadlines end what hangs, and
 /// leave room for a busy one.
 const CI: [Boot; 3] = [
-    ("7.2", "", 360),
-    ("6.12", "", 360),
-    ("7.2-rt", "smoke", 240),
+    Boot::of("7.2", "", 420),
+    Boot::of("6.12", "", 420),
+    Boot::of("7.2-rt", "smoke", 240),
 ];
 
-/// Everything.
-const ALL: [Boot; 3] = [
-    ("7.2", "all", 2 * 3600),
-    ("6.12", "all", 2 * 3600),
-    ("7.2-rt", "all", 3 * 3600),
-];
+/// Everything. What is late, or brings its kernel down, takes nothing else with it.
+fn whole() -> Vec<Boot> {
+    // The real-time kernel takes half as long again.
+    let kernels = [("7.2", 2), ("6.12", 2), ("7.2-rt", 3)];
+    let boots = kernels.into_iter().flat_map(|(kernel, halves)| {
+        let short = Boot::of(kernel, "all", 2400 * halves / 2);
+        let long = LONG.into_iter().map(move |(name, seconds)| Boot {
+            program: Some(name),
+            ..Boot::of(kernel, "all", seconds * halves / 2)
+        });
+        std::iter::once(short).chain(long)
+    });
+    boots.collect()
+}
+
+/// The longest that boots may take, and what is between them.
+fn limit(boots: &[Boot]) -> Duration {
+    let seconds: u64 = boots.iter().map(|boot| boot.seconds).sum();
+    // Fetching and building come on top of the deadlines.
+    Duration::from_secs(seconds + 15 * 60)
+}
 
 /// The step of `cargo xtask test`.
 pub(super) fn step() -> Step {
@@ -82,8 +142,7 @@ pub(super) fn step() -> Step {
         what: "ublk under real kernels: 7.2, 6.12, and a smoke run under 7.2 with PREEMPT_RT",
         quick: false,
         output: Output::Guest,
-        // Fetching and building come on top of the deadlines.
-        limit: std::time::Duration::from_secs(30 * 60),
+        limit: limit(&CI),
         run: |_| boots(&CI),
     }
 }
@@ -93,8 +152,8 @@ pub(super) fn whole_table() -> Step {
     Step {
         name: "ublk-guest-all",
         what: "ublk under real kernels, every row of the table",
-        limit: std::time::Duration::from_secs(8 * 3600),
-        run: |_| boots(&ALL),
+        limit: limit(&whole()),
+        run: |_| boots(&whole()),
         ..step()
     }
 }
@@ -114,23 +173,24 @@ fn boots(boots: &[Boot]) -> Kind {
 }
 
 /// One guest with its programs.
-fn command(
-    programs: &[(String, PathBuf)],
-    (kernel, table, seconds): Boot,
-) -> Result<Command, Failure> {
+fn command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, Failure> {
+    let (kernel, table, seconds) = (boot.kernel, boot.table, boot.seconds);
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["vm", "--kernel", kernel, "--deadline", &seconds.to_string()])
         .args(["--", "env", &format!("{TABLE}={table}")])
         .args(["sh", "-c", RUN, "guest"]);
-    let chosen = |name: &str| match table {
-        "smoke" => SMOKE.contains(&name),
-        "all" => true,
-        _ => !LONG.contains(&name),
-    };
     for (name, program) in programs {
-        if chosen(name) {
+        let some = BUGS.iter().find(|(of, _)| of == name && table.is_empty());
+        if boot.has(name) {
             command.arg(program);
+        } else if let Some((_, tests)) = some {
+            let mut lines = program.as_os_str().to_owned();
+            for test in *tests {
+                lines.push("\n");
+                lines.push(test);
+            }
+            command.arg(lines);
         }
     }
     command.current_dir(workspace::root());
@@ -221,10 +281,52 @@ mod tests {
     }
 
     #[test]
-    fn boots_that_hang_end_before_the_step_does() {
-        for (boots, step) in [(CI, step()), (ALL, whole_table())] {
-            let seconds: u64 = boots.iter().map(|(_, _, seconds)| seconds).sum();
-            assert!(seconds < step.limit.as_secs(), "{}", step.name);
+    fn of_a_program_with_named_tests_those_are_run_and_of_others_all() {
+        let run = |arguments: &[&str]| {
+            let mut shell = Command::new("sh");
+            // The guest's modprobe is not this machine's.
+            shell.args(["-c", &format!("modprobe() {{ :; }}\n{RUN}"), "guest"]);
+            let output = shell.args(arguments).output().unwrap();
+            let said = String::from_utf8(output.stdout).unwrap();
+            let ran = said.lines().filter(|line| line.starts_with("--"));
+            (ran.map(str::to_owned).collect(), output.status.success())
+        };
+        let (ran, passed): (Vec<_>, _) = run(&["/bin/echo", "/bin/echo\none\ntwo"]);
+        let all = "--test-threads=1 --show-output";
+        assert_eq!(ran, [all, &format!("{all} --exact one two")]);
+        assert!(passed);
+        let (_, passed): (Vec<_>, _) = run(&["/bin/false\none", "/bin/echo"]);
+        assert!(!passed);
+    }
+
+    #[test]
+    fn the_tests_that_ci_has_of_long_programs_are_there() {
+        for (program, tests) in BUGS {
+            assert!(LONG.iter().any(|(long, _)| *long == program), "{program}");
+            let path = format!("crates/firn/tests/{program}.rs");
+            let text = std::fs::read_to_string(workspace::root().join(path)).unwrap();
+            for test in tests {
+                let name = test.rsplit("::").next().unwrap();
+                assert!(text.contains(&format!("fn {name}()")), "{test}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_whole_table_has_every_program_once_on_every_kernel() {
+        let names = |directory: &&str| of_guests(&workspace::root().join(directory));
+        let names: Vec<String> = PROGRAMS.iter().flat_map(names).collect();
+        for kernel in ["7.2", "6.12", "7.2-rt"] {
+            let boots = whole();
+            let here = boots.iter().filter(|boot| boot.kernel == kernel);
+            let here: Vec<_> = here.collect();
+            for name in &names {
+                let count = here.iter().filter(|boot| boot.has(name)).count();
+                assert_eq!(count, 1, "{name} on {kernel}");
+            }
+            for boot in here {
+                assert!(names.iter().any(|name| boot.has(name)), "{boot:?}");
+            }
         }
     }
 
@@ -240,8 +342,12 @@ mod tests {
             words.collect::<Vec<_>>()
         };
         let ends = |boot, last: &str| arguments(boot).last().is_some_and(|word| word == last);
-        assert!(ends(("7.2-rt", "smoke", 1), "/deps/guest_smoke-1"));
-        assert!(ends(("7.2", "", 1), "/deps/guest_control-1"));
-        assert!(ends(("7.2-rt", "all", 1), "/deps/guest_scenarios-1"));
+        assert!(ends(Boot::of("7.2-rt", "smoke", 1), "/deps/guest_smoke-1"));
+        assert!(ends(Boot::of("7.2", "", 1), "/deps/guest_control-1"));
+        let alone = Boot {
+            program: Some("guest_scenarios"),
+            ..Boot::of("7.2-rt", "all", 1)
+        };
+        assert!(ends(alone, "/deps/guest_scenarios-1"));
     }
 }
