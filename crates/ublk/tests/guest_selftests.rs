@@ -321,9 +321,7 @@ fn a_null_device_serves_reads_and_writes_in_every_mode() {
             ..Load::endless(server.blocks())
         }
         .run();
-        let (status, said) = server.terminate();
-        assert!(status.success(), "{said}");
-        delete([0]);
+        server.ends_well();
     }
 }
 
@@ -358,9 +356,7 @@ fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
             ..Load::endless(server.blocks())
         }
         .run();
-        let (status, said) = server.terminate();
-        assert!(status.success(), "{said}");
-        delete([0]);
+        server.ends_well();
     }
 }
 
@@ -392,11 +388,9 @@ fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
             ..Load::verified(server.blocks())
         }
         .run();
-        let (status, said) = server.terminate();
-        assert!(status.success(), "{said}");
+        let said = server.ends_well();
         let fallbacks: u64 = counted(&said, "fallbacks").iter().map(|(_, n)| n).sum();
         assert_eq!(fallbacks > 0, mode == "zero-copy", "{said}");
-        delete(0..4);
     }
 }
 

@@ -41,9 +41,7 @@ fn every_granted_mode_when_forced_is_the_one_that_serves_and_data_verifies() {
         let server = file_server(&scratch, mode, 32).start();
         assert_eq!(server.mode(0), mode, "{}", server.said());
         Load::verified(server.blocks()).run();
-        let (status, said) = server.terminate();
-        assert!(status.success(), "{said}");
-        delete([0]);
+        server.ends_well();
     }
 }
 
@@ -173,9 +171,7 @@ fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
             ..Load::verified(server.blocks())
         }
         .run();
-        let (status, said) = server.terminate();
-        assert!(status.success(), "{said}");
-        delete(0..64);
+        server.ends_well();
     }
 }
 
@@ -341,9 +337,7 @@ fn partitions_appear_by_themselves_unless_the_scan_is_declined() {
     let partition = std::path::Path::new("/dev/ublkb0p1");
     let server = serve.start();
     until("the partitions are there", DEADLINE, || partition.exists());
-    let (status, said) = server.terminate();
-    assert!(status.success(), "{said}");
-    delete([0]);
+    server.ends_well();
     if !kernel_has(sys::F_NO_PART_SCAN, "a way to decline the scan") {
         return;
     }

@@ -281,6 +281,15 @@ impl Server {
         (self.ended(), self.said())
     }
 
+    /// The same; it must end well, and its devices go. What it said.
+    pub fn ends_well(self) -> String {
+        let ids = self.ids.clone();
+        let (status, said) = self.terminate();
+        assert!(status.success(), "{said}");
+        delete(ids);
+        said
+    }
+
     /// Waits until it ends by itself.
     pub fn ended(&mut self) -> ExitStatus {
         let end = Instant::now() + DEADLINE;
