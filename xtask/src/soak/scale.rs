@@ -23,6 +23,9 @@ const WITHIN: Duration = Duration::from_secs(900);
 /// What a server says of each disk that it brings back.
 const BACK: &str = "the disk is back";
 
+/// What it says when it has left them.
+const LEFT: &str = "disks wait for the next server";
+
 const VOLUME_BYTES: u64 = 64 << 20;
 
 /// Memory of the guest that nobody can have any more.
@@ -114,6 +117,9 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     if !status.success() {
         return Err(format!("the server ended with {status}").into());
     }
+    let text = server::tail(&setup.said(), usize::MAX);
+    let left = text.lines().rfind(|line| line.contains(LEFT));
+    println!("after {:.2} s: {}", stop.as_secs_f64(), left.unwrap_or("?"));
     let server = setup.start(WITHIN)?;
     let after_stop = server.came_up;
     all_back(&names)?;
@@ -175,7 +181,8 @@ fn parts(setup: &Setup, server: &Server) -> String {
     let back = when(BACK);
     let shown = |time: Option<&f64>| time.map_or("?".to_owned(), |time| format!("{time:.2}"));
     format!(
-        "log recovered {}, volumes open {}, first disk back {}, last {}, ready {:.2}",
+        "waits for the last server's log from {}, log recovered {}, volumes open {}, first disk back {}, last {}, ready {:.2}",
+        shown(when("waiting until the I/O").first()),
         shown(when("the log was recovered").first()),
         shown(when("volumes are open").first()),
         shown(back.first()),
