@@ -255,7 +255,8 @@ impl Server {
         self.ids.iter().map(|id| block(*id)).collect()
     }
 
-    fn signal(&self, signal: rustix::process::Signal) {
+    /// Sends a signal and does not wait.
+    pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         // It may have ended by itself, which its status shows.
         let _ = rustix::process::kill_process(pid, signal);
