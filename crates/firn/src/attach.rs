@@ -94,13 +94,7 @@ impl Control {
     pub(crate) async fn detach(&self, name: &str, force: bool) -> Result<()> {
         let _turn = self.turns.take(name).await;
         let Some(open) = self.volumes.get(name) else {
-            // A volume that does not exist at all is told apart.
-            self.host.show_volume(name).await.map_err(Failure::from)?;
-            return Err(Failure::new(
-                "not-attached",
-                409,
-                format!("volume {name} is not attached here; there is nothing to detach"),
-            ));
+            return self.give_up(name, force).await;
         };
         if !force {
             self.no_connections(name)?;
@@ -110,6 +104,32 @@ impl Control {
             self.put_back(&open);
             return Err(failure);
         }
+        self.disks.attached.forget(name)
+    }
+
+    /// Tries no more to open a volume that the store has not given yet ([`crate::reopen`]). What this
+    /// host has of it stays in the log, for when it is attached again.
+    async fn give_up(&self, name: &str, force: bool) -> Result<()> {
+        let Some(disk) = self.disks.attached.all().remove(name) else {
+            // A volume that does not exist at all is told apart.
+            self.host.show_volume(name).await.map_err(Failure::from)?;
+            return Err(Failure::new(
+                "not-attached",
+                409,
+                format!("volume {name} is not attached here; there is nothing to detach"),
+            ));
+        };
+        if disk.is_some() && !force {
+            return Err(Failure::new(
+                "not-open-yet",
+                409,
+                format!(
+                    "volume {name} could not be opened yet, and its disk waits for it; \
+                     `firn detach --force {name}` takes the disk away and fails what waits there"
+                ),
+            ));
+        }
+        self.disks.detach(name, force).await?;
         self.disks.attached.forget(name)
     }
 

@@ -109,6 +109,8 @@ mod tests {
     use super::*;
     use crate::cli::args::{LogIo, ServeArgs};
     use crate::config::Settings;
+    use crate::disks::remembered::Remembered;
+    use crate::disks::wanted::Wanted;
     use crate::engine::Engine;
     use crate::files::{CacheDir, Progress};
     use crate::model::{AttachRequest, Transport};
@@ -178,6 +180,29 @@ mod tests {
     #[test]
     fn a_volume_that_is_wanted_is_opened_late() {
         assert!(open_after(async |_| {}));
+    }
+
+    #[test]
+    fn a_volume_that_is_detached_before_it_could_be_opened_is_not_opened_late() {
+        let is_open = open_after(async |control| control.detach("demo", false).await.unwrap());
+        assert!(!is_open);
+    }
+
+    #[test]
+    fn a_disk_that_waits_for_its_volume_is_taken_away_only_by_force() {
+        open_after(async |control| {
+            let waiting = Remembered {
+                id: 7,
+                volume_id: "none".into(),
+                wanted: Wanted::of(&AttachRequest::default(), 1),
+                leaving: false,
+            };
+            let attached = &control.disks.attached;
+            attached.set_disk("demo", Some(waiting)).unwrap();
+            let refused = control.detach("demo", false).await.unwrap_err();
+            assert_eq!(refused.code, "not-open-yet");
+            assert!(attached.all().contains_key("demo"), "nothing has changed");
+        });
     }
 
     /// However long attaching and detaching take, it is closed in the end.

@@ -7,9 +7,9 @@
 
 mod disk;
 pub(crate) mod machine;
-mod remembered;
+pub(crate) mod remembered;
 mod view;
-mod wanted;
+pub(crate) mod wanted;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
