@@ -127,6 +127,12 @@ pub struct Reactor {
     parked: Option<Parked>,
 }
 
+// Whoever has it may look at it from any thread.
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    is_shared::<Reactor>();
+};
+
 impl Reactor {
     /// Starts a reactor's thread; an error says what the host refused.
     pub fn start(config: Config) -> io::Result<Reactor> {
@@ -200,10 +206,9 @@ impl Reactor {
     pub fn drain(&mut self, within: Duration) -> bool {
         blkmq::may_block("draining a reactor");
         if self.parked.is_none() {
-            let (parking, parked) = park::parking();
+            let (parking, arriving) = park::parking();
             self.ask_to_stop(within, Some(parking));
-            let there = parked.wait(within + LINGER + END_PATIENCE);
-            self.parked = there.then_some(parked);
+            self.parked = arriving.wait(within + LINGER + END_PATIENCE);
         }
         self.parked.is_some()
     }

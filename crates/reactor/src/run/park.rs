@@ -15,16 +15,22 @@ pub(crate) struct Parking {
     go: Receiver<Infallible>,
 }
 
-/// The other side. The thread goes on when this is dropped.
+/// The other side, until the thread is there.
+#[derive(Debug)]
+pub(super) struct Arriving {
+    parked: Receiver<()>,
+    go: Sender<Infallible>,
+}
+
+/// A thread that is there. It goes on when this is dropped.
 #[derive(Debug)]
 pub(super) struct Parked {
-    parked: Receiver<()>,
     _go: Sender<Infallible>,
 }
 
-pub(super) fn parking() -> (Parking, Parked) {
-    let ((to, parked), (_go, go)) = (sync_channel(1), channel());
-    (Parking { parked: to, go }, Parked { parked, _go })
+pub(super) fn parking() -> (Parking, Arriving) {
+    let ((to, parked), (from, go)) = (sync_channel(1), channel());
+    (Parking { parked: to, go }, Arriving { parked, go: from })
 }
 
 impl Parking {
@@ -36,9 +42,10 @@ impl Parking {
     }
 }
 
-impl Parked {
-    /// Waits until the thread is there; false where it is not in time, or has ended.
-    pub(super) fn wait(&self, within: Duration) -> bool {
-        self.parked.recv_timeout(within).is_ok()
+impl Arriving {
+    /// Waits until the thread is there; none where it is not in time, or has ended.
+    pub(super) fn wait(self, within: Duration) -> Option<Parked> {
+        self.parked.recv_timeout(within).ok()?;
+        Some(Parked { _go: self.go })
     }
 }
