@@ -108,7 +108,8 @@ impl Control {
     }
 
     /// Tries no more to open a volume that the store has not given yet ([`crate::reopen`]). What this
-    /// host has of it stays in the log, for when it is attached again.
+    /// host has of it stays in the log: it is opened again when it is attached, or with the next
+    /// server, which brings what the store lacks there.
     async fn give_up(&self, name: &str, force: bool) -> Result<()> {
         let Some(disk) = self.disks.attached.all().remove(name) else {
             // A volume that does not exist at all is told apart.
