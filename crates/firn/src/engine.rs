@@ -154,7 +154,9 @@ impl Engine {
                 let left = ublk::exit::leave(&control, devices, reactors, limits);
                 tracing::info!(
                     disks = count,
+                    unquiesced = left.unquiesced.len(),
                     unseen = left.unseen.len(),
+                    drained = ?left.drained,
                     quiesced = ?left.quiesced,
                     stopped = ?left.stopped,
                     closed = ?left.closed,

@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 
 use reactor::{Reactor, StopReport};
 
-use crate::control::Control;
+use crate::control::{Control, SIDE_BY_SIDE};
 use crate::device::{Live, Pause, State};
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Operation};
 use crate::spec::Capability;
 use crate::sys::DeviceInfo;
 
@@ -37,12 +37,12 @@ use crate::sys::DeviceInfo;
 pub struct Limits {
     /// For requests in progress.
     pub drain: Duration,
-    /// For the driver to keep new requests back, of all devices that it can do that for, before
+    /// For the driver to keep new requests back, of each 256 devices that it can do that for, before
     /// the rings close. None: it does so as they close.
     pub quiesce: Option<Duration>,
     /// For one question to the driver about a device.
     pub probe: Duration,
-    /// For all devices together to be seen without a server.
+    /// For each 256 devices together to be seen without a server.
     pub seen: Duration,
 }
 
@@ -62,8 +62,10 @@ impl Default for Limits {
 pub struct Report {
     /// What each reactor says of its own end, in the order in which they were given.
     pub reactors: Vec<StopReport>,
-    /// From the beginning until all reactors had finished what they had, and the driver kept back
-    /// new requests of the devices that it can do that for. Nothing where there are none.
+    /// From the beginning until all reactors had finished what they had. Nothing where none has a
+    /// device that can be told to the driver ahead.
+    pub drained: Duration,
+    /// From then until the driver kept back new requests of the devices that it can do that for.
     pub quiesced: Duration,
     /// Devices of which it is not known that it did, and why.
     pub unquiesced: Vec<(u32, Error)>,
@@ -97,8 +99,22 @@ pub fn leave(
     limits: Limits,
 ) -> Report {
     blkmq::may_block("leaving");
+    let able = |live: &&Live| live.granted().has(Capability::Quiesce);
+    let ahead: Vec<u32> = devices.iter().filter(able).map(Live::id).collect();
+    let within = limits.quiesce.filter(|_| !ahead.is_empty());
     let begun = Instant::now();
-    let unquiesced = quiesce(control, &devices, &mut reactors, limits);
+    let at_rest = within.is_some() && drain_all(&mut reactors, limits.drain);
+    let drained = begun.elapsed();
+
+    let begun = Instant::now();
+    let unquiesced = match within {
+        Some(within) if at_rest => quiesce(control, &ahead, within),
+        Some(_) => {
+            tracing::warn!("ublk: a reactor does not come to rest; the driver is not told ahead");
+            Vec::new()
+        }
+        None => Vec::new(),
+    };
     let quiesced = begun.elapsed();
 
     let begun = Instant::now();
@@ -120,6 +136,7 @@ pub fn leave(
     }
     Report {
         reactors,
+        drained,
         quiesced,
         unquiesced,
         stopped,
@@ -129,24 +146,26 @@ pub fn leave(
     }
 }
 
-/// Makes the driver keep back new requests of the devices that it can do that for, once no
-/// reactor has any. What is not done here is done as the rings close.
-fn quiesce(
-    control: &Control,
-    devices: &[Live],
-    reactors: &mut [Reactor],
-    limits: Limits,
-) -> Vec<(u32, Error)> {
-    let able = |live: &&Live| live.granted().has(Capability::Quiesce);
-    let ids: Vec<u32> = devices.iter().filter(able).map(Live::id).collect();
-    let Some(within) = limits.quiesce.filter(|_| !ids.is_empty()) else {
-        return Vec::new();
-    };
-    if !drain_all(reactors, limits.drain) {
-        tracing::warn!("ublk: a reactor does not come to rest; the driver is not told ahead");
-        return Vec::new();
+/// Makes the driver keep back new requests of these devices, of which no reactor has any. What is
+/// not done here is done as the rings close, one device of a ring after the other: so the many get
+/// more time than the few, as long as it leads anywhere.
+fn quiesce(control: &Control, ids: &[u32], within: Duration) -> Vec<(u32, Error)> {
+    let begun = Instant::now();
+    let mut refused = Vec::new();
+    let mut rest = ids.chunks(SIDE_BY_SIDE);
+    for some in rest.by_ref() {
+        let late = control.quiesce_all(some, within);
+        let none = late.len() == some.len();
+        refused.extend(late);
+        if none {
+            break;
+        }
     }
-    let refused = control.quiesce_all(&ids, within);
+    let untold = rest.flatten().map(|id| {
+        let late = Error::late(Operation::Quiesce, Some(*id), begun.elapsed());
+        (*id, late)
+    });
+    refused.extend(untold);
     for (device, error) in &refused {
         tracing::warn!(device, %error, "ublk: not quiesced ahead");
     }
@@ -220,7 +239,9 @@ fn close_share(share: Vec<Live>, until: Instant) -> Vec<(u32, Error)> {
 
 /// Asks about all devices at once, again and again, until each has no server.
 fn wait_seen(control: &Control, ids: &[u32], limits: Limits) -> BTreeMap<u32, Unseen> {
-    let mut pause = Pause::until(Instant::now() + limits.seen);
+    let shares = ids.len().div_ceil(SIDE_BY_SIDE).max(1);
+    let shares = u32::try_from(shares).unwrap_or(u32::MAX);
+    let mut pause = Pause::until(Instant::now() + limits.seen.saturating_mul(shares));
     let mut unseen: BTreeMap<u32, Unseen> = BTreeMap::new();
     let mut asked: Vec<u32> = ids.to_vec();
     loop {

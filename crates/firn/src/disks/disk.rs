@@ -30,8 +30,10 @@ use crate::volumes::Open;
 
 /// How long a device may take to come alive.
 const START: Duration = Duration::from_secs(30);
-/// How long a dead server's device is waited for, until the driver lets go of it.
+/// How long a dead server's device is waited for, until the driver lets go of it, and how much
+/// longer for each device that the dead server had: the driver may see to one after the other.
 const RECOVER: Duration = Duration::from_secs(60);
+const RECOVER_EACH: Duration = Duration::from_millis(100);
 /// How long requests may take to be answered before those that are parked fail.
 const FAREWELL: Duration = Duration::from_secs(5);
 /// How long the device may take to go after that.
@@ -214,11 +216,13 @@ impl Maker {
         Ok(site.disk(live, wanted))
     }
 
-    /// The device that was made before, however it is now; or a new one of that number.
+    /// The device that was made before, one of so many, however it is now; or a new one of that
+    /// number.
     pub(super) fn bring_back(
         &self,
         open: &Open,
         remembered: &Remembered,
+        devices: usize,
     ) -> std::result::Result<Disk, NotMade> {
         let id = remembered.id;
         let depth = match self.control.info(id) {
@@ -240,7 +244,7 @@ impl Maker {
             (id, &spec),
             (&site.reactors, &device::Options::default()),
             |_| site.serve(depth),
-            RECOVER,
+            RECOVER + RECOVER_EACH.saturating_mul(u32::try_from(devices).unwrap_or(u32::MAX)),
         )
         // Somebody has it, and it is ours: not a number to be given up.
         .map_err(|error| NotMade::Failed(error.into()))?;

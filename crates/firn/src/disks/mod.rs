@@ -176,7 +176,9 @@ impl Disks {
         let (for_maker, for_open) = (Arc::clone(maker), Arc::clone(open));
         let wanted = remembered.wanted.clone();
         let id = remembered.id;
-        match blocking(move || for_maker.bring_back(&for_open, &remembered)).await? {
+        let devices = self.attached.len();
+        let made = blocking(move || for_maker.bring_back(&for_open, &remembered, devices));
+        match made.await? {
             Ok(disk) => Ok(disk),
             Err(NotMade::Failed(failure)) => Err(failure),
             Err(NotMade::Taken) => {

@@ -94,6 +94,11 @@ impl Attached {
             .collect()
     }
 
+    /// How many volumes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().len()
+    }
+
     /// The disk of a volume.
     pub(crate) fn disk(&self, volume: &str) -> Option<Remembered> {
         self.lock().get(volume)?.disk.clone()

@@ -22,7 +22,7 @@ const ENTRIES: u32 = 64;
 /// Commands of a ring that wait in the kernel side by side, each on a thread of the kernel's. Left
 /// alone, it has four threads per processor, and whoever has many devices would wait for one after
 /// the other.
-const SIDE_BY_SIDE: u32 = 256;
+pub(crate) const SIDE_BY_SIDE: usize = 256;
 
 /// How long a cancelled command may take to end before it is called stuck.
 const GRACE: Duration = Duration::from_millis(500);
@@ -68,7 +68,7 @@ impl Lane {
     /// workers are that thread's.
     pub(super) fn widen(&self) {
         // The second number is that of another kind of worker, which stays.
-        let mut workers = [SIDE_BY_SIDE, 0];
+        let mut workers = [SIDE_BY_SIDE as u32, 0];
         if let Err(error) = self
             .ring
             .submitter()

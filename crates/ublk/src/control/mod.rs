@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use self::ring::KernelPort;
+pub(crate) use lane::SIDE_BY_SIDE;
 
 use self::port::{Answer, Argument, Command, ControlPort, Failure, Ticket};
 use crate::error::{Error, Operation};

@@ -27,6 +27,7 @@ struct Devices {
     /// What the driver answers when it is to quiesce a device.
     quiesces: Vec<Quiesce>,
     quiescing: Mutex<Vec<(i32, Unanswered)>>,
+    busy_until: Mutex<Option<Instant>>,
 }
 
 /// What a device answers when it is quiesced.
@@ -34,6 +35,9 @@ struct Devices {
 enum Quiesce {
     /// This, once all devices wait: a grace period that they share.
     Together(i32),
+    /// Success, and whoever is begun meanwhile waits for it: one after the other, each of them takes
+    /// this long.
+    InTurn(Duration),
     /// Nothing, ever.
     Silent,
 }
@@ -48,9 +52,13 @@ impl std::fmt::Debug for Unanswered {
 
 impl Devices {
     fn quiesce(&self, device: u32, done: Done) {
-        let Quiesce::Together(result) = self.quiesces[device as usize] else {
-            let mut unanswered = self.unanswered.lock().unwrap();
-            return unanswered.push(Unanswered(done));
+        let result = match self.quiesces[device as usize] {
+            Quiesce::Together(result) => result,
+            Quiesce::InTurn(takes) => return self.in_turn(takes, done),
+            Quiesce::Silent => {
+                let mut unanswered = self.unanswered.lock().unwrap();
+                return unanswered.push(Unanswered(done));
+            }
         };
         let mut quiescing = self.quiescing.lock().unwrap();
         quiescing.push((result, Unanswered(done)));
@@ -65,6 +73,23 @@ impl Devices {
                 _ => Err(Failure::Errno(-result)),
             });
         }
+    }
+}
+
+impl Devices {
+    fn in_turn(&self, takes: Duration, done: Done) {
+        let now = Instant::now();
+        let mut busy = self.busy_until.lock().unwrap();
+        let end = busy.unwrap_or(now).max(now) + takes;
+        *busy = Some(end);
+        std::thread::spawn(move || {
+            std::thread::sleep(end.saturating_duration_since(Instant::now()));
+            let argument = Argument::None;
+            done(Ok(Answer {
+                result: 0,
+                argument,
+            }));
+        });
     }
 }
 
@@ -189,7 +214,7 @@ fn quiesce_all(quiesces: Vec<Quiesce>, within: Duration) -> (Vec<(u32, Error)>, 
     };
     let control = Control::over(Arc::new(devices), u64::MAX).unwrap();
     let begun = Instant::now();
-    (control.quiesce_all(&ids, within), begun.elapsed())
+    (quiesce(&control, &ids, within), begun.elapsed())
 }
 
 #[test]
@@ -225,6 +250,26 @@ fn a_driver_that_does_not_quiesce_holds_nobody_beyond_the_time() {
     let devices = [Quiesce::Silent, Quiesce::Together(0)].repeat(32);
     let (refused, took) = quiesce_all(devices, SHORT.seen);
     assert_eq!(refused.len(), 32);
+    assert!(refused.iter().all(|(_, error)| error.kind() == Kind::Late));
+    assert!(took < 20 * SHORT.seen, "{took:?}");
+}
+
+#[test]
+fn the_many_have_more_time_to_be_quiesced_than_the_few() {
+    // Each share of them needs half of the time that a share has.
+    let takes = Duration::from_millis(4);
+    let within = 2 * takes * SIDE_BY_SIDE as u32;
+    let many = 3 * SIDE_BY_SIDE;
+    let (refused, took) = quiesce_all(vec![Quiesce::InTurn(takes); many], within);
+    assert!(refused.is_empty(), "{refused:?}");
+    assert!(took > within, "{took:?}");
+}
+
+#[test]
+fn of_many_devices_that_a_driver_does_not_quiesce_only_a_share_is_waited_for() {
+    let many = 20 * SIDE_BY_SIDE;
+    let (refused, took) = quiesce_all(vec![Quiesce::Silent; many], SHORT.seen);
+    assert_eq!(refused.len(), many);
     assert!(refused.iter().all(|(_, error)| error.kind() == Kind::Late));
     assert!(took < 20 * SHORT.seen, "{took:?}");
 }
