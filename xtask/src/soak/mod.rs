@@ -204,7 +204,11 @@ struct Planted {
 fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
     let kernel = arguments.kernel();
     let myself = std::env::current_exe()?;
-    let deadline = arguments.time() + Duration::from_secs(1200);
+    let deadline = if arguments.scale.is_empty() {
+        arguments.time() + Duration::from_secs(1200)
+    } else {
+        scale::limit(&arguments.scale)
+    };
     let mut guest = Command::new(&myself);
     guest.args(["vm", "--kernel", kernel, "--memory", &arguments.memory]);
     guest.args(["--deadline", &deadline.as_secs().to_string()]);

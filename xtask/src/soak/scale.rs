@@ -2,9 +2,12 @@
 //!
 //! One server, no requests, no planned faults. Each row begins with a fresh store and cache. Memory of
 //! the kernel is what became unavailable and is not the server's own: it counts what the disks' nodes in
-//! sysfs and devtmpfs cost, too.
+//! sysfs and devtmpfs cost, too. Some disks are attached and detached one after the other, which says what
+//! one of them takes; the many between them side by side, as a host does it that has so many.
 
 use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::Signal;
@@ -19,6 +22,12 @@ const LIMIT: &str = "/sys/module/ublk_drv/parameters/ublks_max";
 
 /// How long a server with all its disks may take to end or to come up.
 const WITHIN: Duration = Duration::from_secs(900);
+
+/// Disks that are attached or detached one after the other.
+const ALONE: usize = 16;
+
+/// Those that are, side by side.
+const TOGETHER: usize = 16;
 
 /// What a server says of each disk that it brings back.
 const BACK: &str = "the disk is back";
@@ -60,25 +69,68 @@ impl Rest {
     }
 }
 
+/// The longest that rows of so many devices may take.
+pub(super) fn limit(counts: &[usize]) -> Duration {
+    let devices: usize = counts.iter().sum();
+    Duration::from_secs(600 + 2 * devices as u64)
+}
+
+/// Does something to each of these, side by side; how long all of it took.
+fn together(
+    names: &[String],
+    work: impl Fn(&str) -> Result<(), Failure> + Sync,
+) -> Result<Duration, Failure> {
+    let began = Instant::now();
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
+    std::thread::scope(|scope| {
+        for _ in 0..TOGETHER {
+            scope.spawn(|| {
+                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = work(name) {
+                        // The first failure is told, and nothing more is begun.
+                        next.store(names.len(), Ordering::Relaxed);
+                        let mut failed = failed.lock().unwrap_or_else(|error| error.into_inner());
+                        failed.get_or_insert(error.to_string());
+                    }
+                }
+            });
+        }
+    });
+    let failed = failed.into_inner();
+    match failed.unwrap_or_else(|error| error.into_inner()) {
+        Some(error) => Err(error.into()),
+        None => Ok(began.elapsed()),
+    }
+}
+
+/// Does something to each of these, one after the other; how long all of it took.
+fn in_turn(
+    names: &[String],
+    work: impl Fn(&str) -> Result<(), Failure>,
+) -> Result<Duration, Failure> {
+    let began = Instant::now();
+    names.iter().try_for_each(|name| work(name))?;
+    Ok(began.elapsed())
+}
+
 /// Prints a row for each number of devices.
 pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Result<(), Failure> {
     if let Err(error) = fs::write(LIMIT, "4200") {
         println!("the driver's limit stays: {error}");
     }
     println!(
-        "| devices | create ms each | attach ms each: first 16 | last 16 | all | RSS KiB each | kernel KiB each | \
-         threads | descriptors each | stop s | back after stop s | back after kill s | detach ms each |"
+        "| devices | create ms each | attach ms each: first {ALONE} | {TOGETHER} side by side | last {ALONE} | \
+         RSS KiB each | kernel KiB each | threads | descriptors each | stop s | back after stop s | \
+         back after kill s | detach ms each: first {ALONE} | {TOGETHER} side by side |"
     );
-    println!("|{}", "---:|".repeat(13));
+    println!("|{}", "---:|".repeat(14));
     for count in counts {
         let mut setup = setup.clone();
         setup.dir = setup.dir.join(format!("scale{count}"));
         fs::create_dir_all(&setup.dir)?;
         let row = row(&setup, mode, *count).map_err(|error| {
             let said = server::tail(&setup.said(), usize::MAX);
-            let troubles = said.lines().filter(|line| !line.contains(" INFO "));
-            let troubles: Vec<_> = troubles.take(20).collect();
-            format!("{count} devices: {error}\n{}", troubles.join("\n"))
+            format!("{count} devices: {error}\n{}", troubles(&said).join("\n"))
         })?;
         if json {
             println!("{row}");
@@ -89,30 +141,33 @@ pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Re
     Ok(())
 }
 
+/// The first things that went wrong.
+fn troubles(said: &str) -> Vec<&str> {
+    let lines = said
+        .lines()
+        .filter(|line| line.contains(" WARN ") || line.contains("ERROR"));
+    lines.take(20).collect()
+}
+
 fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Failure> {
     let names: Vec<_> = (0..count).map(|number| format!("scale{number}")).collect();
     let server = setup.start(PATIENCE)?;
-    let began = Instant::now();
-    for name in &names {
+    let create = together(&names, |name| {
         let wish = json!({"name": name, "size_bytes": VOLUME_BYTES});
-        server::done("POST", "/v1/volumes", Some(&wish))?;
-    }
-    let create = ms_each(began.elapsed(), count);
+        server::done("POST", "/v1/volumes", Some(&wish)).map(drop)
+    })?;
     let before = Rest::now(&server)?;
-    let mut took = Vec::with_capacity(count);
-    for name in &names {
-        let began = Instant::now();
-        server::attach(name, mode, PATIENCE)?;
-        took.push(began.elapsed());
-    }
-    let sum = |times: &[Duration]| ms_each(times.iter().sum(), times.len());
-    let some = count.min(16);
-    let (first, last, all) = (sum(&took[..some]), sum(&took[count - some..]), sum(&took));
+    let alone = count.min(ALONE);
+    let (first, others) = names.split_at(alone);
+    let (middle, last) = others.split_at(others.len().saturating_sub(ALONE));
+    let attach = |name: &str| server::attach(name, mode, PATIENCE).map(drop);
+    let attached = [
+        in_turn(first, attach)?,
+        together(middle, attach)?,
+        in_turn(last, attach)?,
+    ];
     let idle = Rest::now(&server)?;
     let each = |now: u64, then: u64| now.saturating_sub(then) as f64 / count as f64;
-    let rss = each(idle.server.rss_kib, before.server.rss_kib);
-    let kernel = each(idle.kernel_kib(), before.kernel_kib());
-    let descriptors = each(idle.server.descriptors, before.server.descriptors);
     let (stop, status) = server.end(Signal::TERM, WITHIN)?;
     if !status.success() {
         return Err(format!("the server ended with {status}").into());
@@ -120,42 +175,77 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     let text = server::tail(&setup.said(), usize::MAX);
     let left = text.lines().rfind(|line| line.contains(LEFT));
     println!("after {:.2} s: {}", stop.as_secs_f64(), left.unwrap_or("?"));
-    let server = setup.start(WITHIN)?;
-    let after_stop = server.came_up;
-    all_back(&names)?;
-    println!("after stop: {}", parts(setup, &server));
-    let (killed, _) = server.end(Signal::KILL, WITHIN)?;
-    let server = setup.start(WITHIN)?;
-    let after_kill = server.came_up;
-    all_back(&names)?;
-    println!("gone {:.2} s after kill", killed.as_secs_f64());
-    println!("after kill: {}", parts(setup, &server));
-    let began = Instant::now();
-    for name in &names {
-        server::detach(name, PATIENCE)?;
+    for line in troubles(&text) {
+        println!("  {line}");
     }
-    let detach = ms_each(began.elapsed(), count);
+    let server = restarted(setup, &names, "stop")?;
+    let after_stop = server.came_up;
+    let (killed, _) = server.end(Signal::KILL, WITHIN)?;
+    println!("gone {:.2} s after kill", killed.as_secs_f64());
+    let server = restarted(setup, &names, "kill")?;
+    let after_kill = server.came_up;
+    let detach = |name: &str| server::detach(name, PATIENCE);
+    let detached = [in_turn(first, detach)?, together(others, detach)?];
     server.end(Signal::TERM, WITHIN)?;
-    println!(
-        "| {count} | {create:.1} | {first:.1} | {last:.1} | {all:.1} | {rss:.0} | {kernel:.0} | {} | {descriptors:.1} | \
-         {:.2} | {:.2} | {:.2} | {detach:.1} |",
-        idle.server.threads,
-        stop.as_secs_f64(),
-        after_stop.as_secs_f64(),
-        after_kill.as_secs_f64()
-    );
-    Ok(json!({
-        "devices": count, "create_ms": create, "attach_ms_first": first, "attach_ms_last": last,
-        "attach_ms": all, "rss_kib_each": rss, "kernel_kib_each": kernel,
-        "threads": idle.server.threads, "descriptors_each": descriptors,
-        "stop_s": stop.as_secs_f64(), "back_after_stop_s": after_stop.as_secs_f64(),
-        "back_after_kill_s": after_kill.as_secs_f64(), "detach_ms": detach,
-    }))
+    let row = json!({
+        "devices": count,
+        "create_ms": ms_each(create, count),
+        "attach_ms_first": ms_each(attached[0], alone),
+        "attach_ms_together": ms_each(attached[1], middle.len()),
+        "attach_ms_last": ms_each(attached[2], last.len()),
+        "rss_kib_each": each(idle.server.rss_kib, before.server.rss_kib),
+        "kernel_kib_each": each(idle.kernel_kib(), before.kernel_kib()),
+        "threads": idle.server.threads,
+        "descriptors_each": each(idle.server.descriptors, before.server.descriptors),
+        "stop_s": stop.as_secs_f64(),
+        "back_after_stop_s": after_stop.as_secs_f64(),
+        "back_after_kill_s": after_kill.as_secs_f64(),
+        "detach_ms_first": ms_each(detached[0], alone),
+        "detach_ms_together": ms_each(detached[1], others.len()),
+    });
+    print_row(&row);
+    Ok(row)
+}
+
+/// Figures in the order of the table, with as many digits as they are worth.
+const COLUMNS: [(&str, usize); 14] = [
+    ("devices", 0),
+    ("create_ms", 1),
+    ("attach_ms_first", 1),
+    ("attach_ms_together", 1),
+    ("attach_ms_last", 1),
+    ("rss_kib_each", 0),
+    ("kernel_kib_each", 0),
+    ("threads", 0),
+    ("descriptors_each", 1),
+    ("stop_s", 2),
+    ("back_after_stop_s", 2),
+    ("back_after_kill_s", 2),
+    ("detach_ms_first", 1),
+    ("detach_ms_together", 1),
+];
+
+fn print_row(row: &serde_json::Value) {
+    let cells = COLUMNS.map(|(name, digits)| match row[name].as_f64() {
+        Some(value) => format!("{value:.digits$}"),
+        None => "-".to_owned(),
+    });
+    println!("| {} |", cells.join(" | "));
+}
+
+/// Starts a server over the disks of the last one; each must be back when it is ready.
+fn restarted(setup: &Setup, names: &[String], after: &str) -> Result<Server, Failure> {
+    let said = fs::metadata(setup.said())?.len();
+    let server = setup.start(WITHIN)?;
+    all_back(names)?;
+    let text = server::tail(&setup.said(), usize::MAX);
+    let text = text.get(said as usize..).unwrap_or_default();
+    println!("after {after}: {}", parts(text, &server));
+    Ok(server)
 }
 
 /// What a server that has just come up said of its way there, in seconds after its start.
-fn parts(setup: &Setup, server: &Server) -> String {
-    let text = server::tail(&setup.said(), usize::MAX);
+fn parts(text: &str, server: &Server) -> String {
     let day = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH);
         since.unwrap_or_default().as_secs_f64() % 86_400.0
@@ -171,8 +261,7 @@ fn parts(setup: &Setup, server: &Server) -> String {
         let [hours, minutes, seconds] = parts[..] else {
             return None;
         };
-        let after = hours * 3600.0 + minutes * 60.0 + seconds - started;
-        (after > -1.0).then_some(after)
+        Some(hours * 3600.0 + minutes * 60.0 + seconds - started)
     };
     let when = |words: &str| -> Vec<f64> {
         let lines = text.lines().filter(|line| line.contains(words));
@@ -202,6 +291,7 @@ fn all_back(names: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn ms_each(time: Duration, count: usize) -> f64 {
-    time.as_secs_f64() * 1e3 / count as f64
+/// None if there are none.
+fn ms_each(time: Duration, count: usize) -> Option<f64> {
+    (count > 0).then(|| time.as_secs_f64() * 1e3 / count as f64)
 }
