@@ -30,7 +30,7 @@ enum What {
     Nbd(nbd::Arguments),
     /// The ublk example servers against the kernel tree's own, in a guest (P1, P14, P15)
     Ublk(ublk::Arguments),
-    /// Volumes as disks: hot, cold and while evicting, in a guest (P2, P3, P4, P5)
+    /// Volumes as disks: hot, cold and while evicting, in a guest (P2 to P6)
     Volume(ublk::volume::Arguments),
 }
 

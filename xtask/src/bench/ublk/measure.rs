@@ -51,9 +51,8 @@ pub(super) struct Sample {
 
 /// Runs a job to its end.
 pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
-    let mut command = Command::new("fio");
-    command.args(["--output-format=json", "--ioengine=libaio", "--direct=1"]);
-    command.args(["--group_reporting", "--thread"]);
+    let mut command = usual();
+    command.arg("--ioengine=libaio");
     match job.length {
         Length::Seconds(seconds) => {
             command.args(["--time_based", "--norandommap"]);
@@ -78,6 +77,19 @@ pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
         command.arg(format!("--name={name}"));
         command.arg(format!("--filename={}", device.display()));
     }
+    sample(&report(&mut command)?)
+}
+
+/// fio as all measurements run it: past the page cache, one report over all of its jobs.
+pub(super) fn usual() -> Command {
+    let mut command = Command::new("fio");
+    command.args(["--output-format=json", "--direct=1"]);
+    command.args(["--group_reporting", "--thread"]);
+    command
+}
+
+/// Runs fio to its end; its report.
+pub(super) fn report(command: &mut Command) -> Result<Value, Failure> {
     let output = command
         .output()
         .map_err(|error| format!("cannot start fio: {error}"))?;
@@ -86,14 +98,16 @@ pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
         let errors = String::from_utf8_lossy(&output.stderr);
         return Err(format!("fio ended with {}:\n{text}{errors}", output.status).into());
     }
-    sample(&text)
+    parsed(&text)
+}
+
+fn parsed(text: &str) -> Result<Value, Failure> {
+    let start = text.find('{').unwrap_or(text.len());
+    serde_json::from_str(&text[start..]).map_err(|_| format!("fio gave no report:\n{text}").into())
 }
 
 /// Reads fio's report; what did nothing, or had an error, is a failure.
-fn sample(text: &str) -> Result<Sample, Failure> {
-    let start = text.find('{').unwrap_or(text.len());
-    let report: Value =
-        serde_json::from_str(&text[start..]).map_err(|_| format!("fio gave no report:\n{text}"))?;
+pub(super) fn sample(report: &Value) -> Result<Sample, Failure> {
     let job = &report["jobs"][0];
     let (mut requests, mut per_second, mut nanoseconds) = (0.0, 0.0, 0.0);
     let mut percentiles_us = [0.0_f64; 3];
@@ -108,7 +122,7 @@ fn sample(text: &str) -> Result<Sample, Failure> {
         }
     }
     if job["error"] != 0 || requests == 0.0 {
-        return Err(format!("fio did nothing, or failed:\n{text}").into());
+        return Err(format!("fio did nothing, or failed:\n{report}").into());
     }
     Ok(Sample {
         per_second,
@@ -142,14 +156,15 @@ mod tests {
             percentiles_us: [2.0, 7.0, 9.0],
             requests: 200.0,
         };
-        assert_eq!(sample(REPORT).unwrap(), expected);
+        assert_eq!(sample(&parsed(REPORT).unwrap()).unwrap(), expected);
     }
 
     #[test]
     fn what_failed_or_did_nothing_is_no_sample() {
-        assert!(sample("").is_err());
-        assert!(sample(&REPORT.replace("\"error\":0", "\"error\":5")).is_err());
-        assert!(sample(&REPORT.replace("200", "0")).is_err());
+        let of = |text: &str| parsed(text).and_then(|report| sample(&report));
+        assert!(of("").is_err());
+        assert!(of(&REPORT.replace("\"error\":0", "\"error\":5")).is_err());
+        assert!(of(&REPORT.replace("200", "0")).is_err());
     }
 
     #[test]

@@ -2,13 +2,15 @@
 //!
 //! Hot requests against a bare file that the kernel tree's server serves (P2), zero-copy against
 //! user-copy (P3), the first write to a cold block (P4), what a cold read asks of the store and
-//! how many threads a hot request meets (P5), and a working set larger than the cache. Everything
-//! in one run, in one guest, so that ratios mean something. Like the other benchmarks of ublk it
-//! runs itself a second time inside the guest. What idle disks cost (P10) is the soak's to say.
+//! how many threads a hot request meets (P5), a working set larger than the cache, and writers that
+//! share a flush (P6). Everything in one run, in one guest, so that ratios mean something. Like the
+//! other benchmarks of ublk it runs itself a second time inside the guest. What idle disks cost
+//! (P10) is the soak's to say.
 
 mod chart;
 mod cold;
 mod evict;
+mod flush;
 mod hot;
 pub(super) mod medium;
 mod modes;
@@ -53,6 +55,8 @@ enum What {
     Cold,
     /// A working set larger than the cache
     Evict,
+    /// P6: 64 writers that wait for each write's flush against one, where a flush is slow
+    Flush,
 }
 
 /// Where and for how long to measure.
@@ -73,6 +77,9 @@ struct Options {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Milliseconds that a flush of the log's disk takes, for `flush`
+    #[arg(long, default_value_t = 1)]
+    flush_ms: u64,
     /// The kernel tree's server, inside the guest
     #[arg(long, hide = true)]
     inside: Option<PathBuf>,
@@ -125,6 +132,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
         only,
         seconds,
         rounds,
+        flush_ms,
         ..
     } = &arguments.options;
     let me = std::env::current_exe()?;
@@ -139,6 +147,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     guest.args(["--kernel", kernel, "--only", only, "--medium", &medium]);
     guest.args(["--seconds", &seconds.to_string()]);
     guest.args(["--rounds", &rounds.to_string()]).args(counted);
+    guest.args(["--flush-ms", &flush_ms.to_string()]);
     println!("this machine: {}", crate::bench::lane()?);
     println!("$ {}", process::spelled(&guest));
     let mut child = guest.stdout(Stdio::piped()).spawn()?;
@@ -181,11 +190,12 @@ fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     println!("{lane}");
     let mut report = Report::new(&arguments.options, &lane);
     let wanted = |what| arguments.what == what || arguments.what == What::All;
-    let parts: [(What, Part); 4] = [
+    let parts: [(What, Part); 5] = [
         (What::Hot, hot::run),
         (What::Modes, modes::run),
         (What::Cold, cold::run),
         (What::Evict, evict::run),
+        (What::Flush, flush::run),
     ];
     let place = match arguments.medium {
         Medium::Memory => medium::in_memory()?,

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use super::Site;
 use super::hot::fill;
-use super::report::{Report, Row};
+use super::report::{Bars, Report, Row};
 use super::server::{Firn, World};
 use crate::Failure;
 use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
@@ -29,6 +29,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     report.part(
         "cold",
         "P4: first write to a cold block against a hot write",
+        Bars::Ratio,
     );
     for depth in [1, 32] {
         let workload = format!("randwrite 4k QD{depth}");

@@ -5,7 +5,7 @@
 
 use super::Site;
 use super::hot::fill;
-use super::report::{Report, Row};
+use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
 use crate::bench::ublk::measure::{Job, Length, fio, median};
@@ -40,7 +40,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     let mut firn = world.serve(&[&usual[..], &["--take-over"]].concat())?;
     let disk = firn.attach("large", Mode::ZeroCopy)?;
     let granted = firn.granted("large")?;
-    report.part("evict", "A working set larger than the cache");
+    report.part("evict", "A working set larger than the cache", Bars::Cost);
     println!(
         "<!-- volume: {MIB} MiB; cache: 128 MiB in memory, 16 MiB on disk; {} -->",
         firn.log

@@ -16,7 +16,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::Site;
-use super::report::{Report, Row};
+use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
 use crate::bench::ublk::servers::{Kind, Mode, Running, Server};
@@ -74,7 +74,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
         fill(&disk)?;
         firn.ask(&["sync", "hot"])?;
     }
-    report.part("hot", "P2: hot volume against a bare file");
+    report.part("hot", "P2: hot volume against a bare file", Bars::Ratio);
     println!("<!-- volume: {} -->", firn.log);
     let pid = firn.pid();
     let mut hops = Vec::new();

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use super::Site;
 use super::hot::fill;
-use super::report::{Report, Row};
+use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
 use crate::bench::ublk::measure::{Job, Length, fio, median};
@@ -55,7 +55,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
             }
         }
     }
-    report.part("modes", "P3: zero-copy against user-copy");
+    report.part("modes", "P3: zero-copy against user-copy", Bars::Ratio);
     println!("<!-- volumes: {} -->", firn.log);
     for (pattern, block, depth, devices) in WORKLOADS {
         let workload = format!("{pattern} {block} QD{depth} x{devices}");

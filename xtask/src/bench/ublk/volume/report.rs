@@ -21,11 +21,21 @@ pub(super) struct Row<'a> {
     pub(super) granted: &'a str,
 }
 
+/// What the bars of a part's chart are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bars {
+    /// The rate, relative to the first of its group.
+    Ratio,
+    /// What a request costs, where there is nothing to compare it with.
+    Cost,
+}
+
 /// What is told, and drawn at the end.
 pub(super) struct Report {
     icount: bool,
     lane: String,
     charts: Vec<(String, Chart)>,
+    bars: Bars,
     /// The rate of the workload's first server.
     base: Option<(String, f64)>,
 }
@@ -36,17 +46,23 @@ impl Report {
             icount: options.icount,
             lane: lane.to_owned(),
             charts: Vec::new(),
+            bars: Bars::Ratio,
             base: None,
         }
     }
 
     /// Begins a part with a table and a chart of its own.
-    pub(super) fn part(&mut self, name: &str, title: &str) {
+    pub(super) fn part(&mut self, name: &str, title: &str, bars: Bars) {
         let unit = self.unit();
+        let drawn = match bars {
+            Bars::Ratio => "requests/s relative to the first of each group",
+            Bars::Cost => unit.split(';').next().unwrap_or(unit),
+        };
+        self.bars = bars;
         self.charts.push((
             name.to_owned(),
             Chart {
-                title: format!("{title}: requests/s relative to the first server"),
+                title: format!("{title}: {drawn}"),
                 note: self.lane.clone(),
                 ..Chart::default()
             },
@@ -86,7 +102,11 @@ impl Report {
             row.workload, row.server, row.granted
         );
         if let Some((_, chart)) = self.charts.last_mut() {
-            chart.put(row.workload, row.server, ratio);
+            let value = match self.bars {
+                Bars::Ratio => ratio,
+                Bars::Cost => each,
+            };
+            chart.put(row.workload, row.server, value);
         }
     }
 
@@ -129,6 +149,39 @@ pub(super) fn chart(line: &str) -> Option<(String, Chart)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_is_drawn_as_ratios_or_as_costs() {
+        let options = Options {
+            kernel: "uml".to_owned(),
+            icount: true,
+            seconds: 1.0,
+            only: String::new(),
+            rounds: 1,
+            flush_ms: 1,
+            inside: None,
+        };
+        let mut report = Report::new(&options, "lane");
+        for bars in [Bars::Ratio, Bars::Cost] {
+            report.part("name", "title", bars);
+            for (server, per_second) in [("one", 1e6), ("two", 2e6)] {
+                let row = Row {
+                    workload: "reads",
+                    server,
+                    granted: "",
+                };
+                let sample = Sample {
+                    per_second,
+                    ..Sample::default()
+                };
+                report.row(row, &sample);
+            }
+        }
+        let drawn = |at: usize| &report.charts[at].1;
+        assert_eq!(drawn(0).groups[0].1, [Some(1.0), Some(2.0)]);
+        assert_eq!(drawn(1).groups[0].1, [Some(1000.0), Some(500.0)]);
+        assert_eq!(drawn(1).title, "title: instructions/request");
+    }
 
     #[test]
     fn a_chart_comes_out_as_it_went_in_and_other_lines_are_none() {

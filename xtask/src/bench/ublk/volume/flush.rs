@@ -1,0 +1,245 @@
+//! P6: many writers that each wait for their write's flush against one, where a flush is slow.
+//!
+//! The log is on a disk whose every flush takes a millisecond or more and whose writes take nothing, so the
+//! rate is how many writes one flush makes durable. The kernel helps on the way: of one queue's
+//! flushes it has one in flight, and lets those that come meanwhile share the next. So what this
+//! server does by itself shows best with FUA, which the kernel passes on as it is, and with
+//! writers on disks of their own. The bare disk is measured beside it, to show what there is to win.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::Site;
+use super::hot::fill;
+use super::medium::SlowFlush;
+use super::report::{Bars, Report, Row};
+use super::server::World;
+use crate::Failure;
+use crate::bench::ublk::measure::{self, Sample, median};
+use crate::bench::ublk::servers::Mode;
+
+/// Writers in all, where there are many.
+const MANY: usize = 64;
+
+/// Disks of a mode: each has as many of the many writers, where they are spread.
+const DISKS: usize = 16;
+
+/// MiB of a disk, and of the file that stands for a bare one.
+const MIB: u64 = 8;
+
+/// Writes whose flush is timed to see what the disk costs by itself.
+const BARE: u32 = 100;
+
+/// How a writer waits for its write to be durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// A write, then `fdatasync`.
+    Sync,
+    /// A write with `O_DSYNC`: FUA where the disk has it.
+    Fua,
+}
+
+impl Wait {
+    fn name(self) -> &'static str {
+        match self {
+            Wait::Sync => "fdatasync",
+            Wait::Fua => "O_DSYNC",
+        }
+    }
+}
+
+/// Writers on a number of disks.
+const CROWDS: [(&str, usize, usize); 3] = [
+    ("1 writer", 1, 1),
+    ("64 writers, 1 disk", MANY, 1),
+    ("64 writers, 16 disks", MANY, DISKS),
+];
+
+/// What the log's disk did during a measurement.
+struct Counted {
+    workload: String,
+    crowd: &'static str,
+    writes: f64,
+    flushes: f64,
+}
+
+pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
+    let slow = SlowFlush::new(site.options.flush_ms * 1_000_000)?;
+    report.part(
+        "flush",
+        "P6: 64 writers that wait for a flush against one",
+        Bars::Ratio,
+    );
+    println!(
+        "<!-- the log's disk: {} -->",
+        bare(&slow, site.options.flush_ms)?
+    );
+    let place = slow.mounted()?;
+    let world = World::new(&place, "flush")?;
+    let mut firn = world.serve(&["--log-size", "1GiB"])?;
+    println!("<!-- volumes: {} -->", firn.log);
+    let mut counted = Vec::new();
+    let files = files(&place)?;
+    let bench = Bench { site, slow: &slow };
+    // The disk carries out FUA at once, so for a file of its own that is no measure.
+    let (bare, how) = (("bare file", "ext4"), [Wait::Sync]);
+    bench.rows(report, &mut counted, bare, &files, &how)?;
+    for mode in [Mode::ZeroCopy, Mode::UserCopy] {
+        let mut disks = Vec::new();
+        for number in 0..DISKS {
+            let volume = format!("{}-{number}", mode.name());
+            firn.ask(&["volume", "create", &volume, "--size", &format!("{MIB}MiB")])?;
+            let disk = firn.attach(&volume, mode)?;
+            fill(&disk)?;
+            disks.push(disk);
+        }
+        let granted = firn.granted(&format!("{}-0", mode.name()))?;
+        let what = (mode.name(), &*granted);
+        let how = [Wait::Sync, Wait::Fua];
+        bench.rows(report, &mut counted, what, &disks, &how)?;
+    }
+    println!("\n| workload | writers | writes | flushes of the disk | writes a flush |");
+    println!("|---|---|---:|---:|---:|");
+    for one in counted {
+        println!(
+            "| {} | {} | {:.0} | {:.0} | {:.2} |",
+            one.workload,
+            one.crowd,
+            one.writes,
+            one.flushes,
+            one.writes / one.flushes.max(1.0),
+        );
+    }
+    Ok(())
+}
+
+/// What a flush of the disk takes by itself, said and checked.
+fn bare(slow: &SlowFlush, least_ms: u64) -> Result<String, Failure> {
+    let direct = rustix::fs::OFlags::DIRECT.bits().cast_signed();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(direct)
+        .open(&slow.disk)?;
+    // Direct I/O wants its memory aligned: the part of a larger buffer that is.
+    let buffer = vec![0x5a_u8; 2 * 4096];
+    let skip = buffer.as_ptr().align_offset(4096);
+    let (mut writes, mut flushes) = (0.0, 0.0);
+    let before = slow.flushes()?;
+    for number in 0..BARE {
+        let began = Instant::now();
+        file.write_all_at(&buffer[skip..skip + 4096], u64::from(number) << 12)?;
+        let written = Instant::now();
+        file.sync_data()?;
+        writes += (written - began).as_secs_f64();
+        flushes += written.elapsed().as_secs_f64();
+    }
+    let seen = slow.flushes()? - before;
+    let ms = |sum: f64| sum * 1e3 / f64::from(BARE);
+    let said = format!(
+        "a write of 4 KiB takes {:.3} ms, a flush after it {:.3} ms; it saw {seen} of {BARE} flushes",
+        ms(writes),
+        ms(flushes)
+    );
+    if ms(flushes) < least_ms as f64 || seen < f64::from(BARE) {
+        return Err(format!("this is no disk with slow flushes: {said}").into());
+    }
+    Ok(said)
+}
+
+/// Files that were written once, so that a sync has no metadata to write.
+fn files(place: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut paths = Vec::new();
+    for number in 0..DISKS {
+        let path = place.join(format!("bare-{number}"));
+        std::fs::write(&path, vec![0x5a_u8; (MIB << 20) as usize])?;
+        File::open(&path)?.sync_all()?;
+        paths.push(path);
+    }
+    Ok(paths)
+}
+
+struct Bench<'a> {
+    site: &'a Site<'a>,
+    slow: &'a SlowFlush,
+}
+
+impl Bench<'_> {
+    /// The rows of one kind of disk.
+    fn rows(
+        &self,
+        report: &mut Report,
+        counted: &mut Vec<Counted>,
+        (name, granted): (&str, &str),
+        disks: &[PathBuf],
+        how: &[Wait],
+    ) -> Result<(), Failure> {
+        for &wait in how {
+            let workload = format!("{name} {}", wait.name());
+            if !self.site.options.wants(&format!("flush {workload}")) {
+                continue;
+            }
+            for (crowd, writers, spread) in CROWDS {
+                let before = self.slow.flushes()?;
+                let mut samples = Vec::new();
+                for _ in 0..self.site.options.rounds {
+                    samples.push(self.fio(&disks[..spread], writers / spread, wait)?);
+                }
+                counted.push(Counted {
+                    workload: workload.clone(),
+                    crowd,
+                    writes: samples.iter().map(|sample| sample.requests).sum(),
+                    flushes: self.slow.flushes()? - before,
+                });
+                let row = Row {
+                    workload: &workload,
+                    server: crowd,
+                    granted,
+                };
+                report.row(row, &median(samples));
+            }
+        }
+        Ok(())
+    }
+
+    /// So many writers on each of the disks.
+    fn fio(&self, disks: &[PathBuf], writers: usize, wait: Wait) -> Result<Sample, Failure> {
+        let mut command = measure::usual();
+        command.args(["--ioengine=psync", "--rw=randwrite", "--bs=4k"]);
+        command.args(["--time_based", "--norandommap", "--randrepeat=1"]);
+        command.arg(format!(
+            "--runtime={:.0}ms",
+            self.site.options.seconds * 1e3
+        ));
+        command.arg(format!("--numjobs={writers}"));
+        command.arg(format!("--size={MIB}m"));
+        command.arg(match wait {
+            Wait::Sync => "--fdatasync=1",
+            Wait::Fua => "--sync=dsync",
+        });
+        for (number, disk) in disks.iter().enumerate() {
+            command.arg(format!("--name=disk{number}"));
+            command.arg(format!("--filename={}", disk.display()));
+        }
+        let report = measure::report(&mut command)?;
+        let mut sample = measure::sample(&report)?;
+        if wait == Wait::Sync {
+            // Who syncs waits for the sync, and hardly for the write.
+            sample.percentiles_us = syncs(&report)?;
+        }
+        Ok(sample)
+    }
+}
+
+/// The latencies of the syncs in a report.
+fn syncs(report: &serde_json::Value) -> Result<[f64; 3], Failure> {
+    let of = &report["jobs"][0]["sync"]["lat_ns"]["percentile"];
+    let mut percentiles = [0.0; 3];
+    for (at, name) in ["50.000000", "99.000000", "99.900000"].iter().enumerate() {
+        let below = of[name].as_f64();
+        percentiles[at] = below.ok_or("fio told no latencies of syncs")? / 1e3;
+    }
+    Ok(percentiles)
+}
