@@ -87,6 +87,8 @@ impl<'a> Load<'a> {
             "--group_reporting",
         ]);
         command.args(["--minimal", "--exitall_on_error"]);
+        // A client that is slow to start may find its device gone: it would use a file of that name.
+        command.arg("--allow_file_create=0");
         command.arg(format!("--rw={}", self.pattern));
         command.arg(format!("--bs={}", self.block));
         command.arg(format!("--iodepth={}", self.depth));
