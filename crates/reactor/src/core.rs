@@ -271,7 +271,23 @@ impl Core {
         }
     }
 
+    /// Begins an operation. What every request of a disk needs is told apart first: each of these
+    /// calls becomes code of its own, which moves nothing about that only other kinds have.
     pub(crate) fn submit(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
+        match op {
+            Op::Command(_) => self.begin(source, token, op),
+            Op::ReadFixed { .. } | Op::WriteFixed { .. } => self.begin(source, token, op),
+            _ => self.begin_other(source, token, op),
+        }
+    }
+
+    #[inline(never)]
+    fn begin_other(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
+        self.begin(source, token, op)
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
         let after = if let Op::Timeout { after } = &op {
             Some(*after)
         } else {

@@ -49,6 +49,7 @@ impl Flights {
     }
 
     /// Takes an operation in; its key.
+    #[inline]
     pub(crate) fn insert(&mut self, flight: InFlight) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());

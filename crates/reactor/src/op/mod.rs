@@ -193,6 +193,7 @@ pub(crate) enum Work {
 
 impl Work {
     /// The operation's file and its state at the start.
+    #[inline(always)]
     pub(crate) fn new(op: Op) -> (Option<FileIndex>, Work) {
         match op {
             Op::Accept { file } => (Some(file), Work::Accept),
@@ -292,6 +293,7 @@ impl Work {
     }
 
     /// The next single call; its pointers are good as long as `self` is neither used nor freed.
+    #[inline]
     pub(crate) fn call(&mut self) -> Call {
         match self {
             Work::Accept => Call::Accept,
