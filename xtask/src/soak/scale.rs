@@ -161,11 +161,18 @@ fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Fai
     let (first, others) = names.split_at(alone);
     let (middle, last) = others.split_at(others.len().saturating_sub(ALONE));
     let attach = |name: &str| server::attach(name, mode, PATIENCE).map(drop);
-    let attached = [
-        in_turn(first, attach)?,
-        together(middle, attach)?,
-        in_turn(last, attach)?,
-    ];
+    let attached = || {
+        Ok([
+            in_turn(first, attach)?,
+            together(middle, attach)?,
+            in_turn(last, attach)?,
+        ])
+    };
+    let attached = attached().map_err(|error: Failure| {
+        let now = server.size();
+        let place = server::where_it_is(server.pid());
+        format!("{error}\nthe server, {now:?}:\n{place}")
+    })?;
     let idle = Rest::now(&server)?;
     let each = |now: u64, then: u64| now.saturating_sub(then) as f64 / count as f64;
     let (stop, status) = server.end(Signal::TERM, WITHIN)?;

@@ -1,10 +1,11 @@
 //! P6: many writers that each wait for their write's flush against one, where a flush is slow.
 //!
-//! The log is on a disk whose every flush takes a millisecond or more and whose writes take nothing, so the
-//! rate is how many writes one flush makes durable. The kernel helps on the way: of one queue's
-//! flushes it has one in flight, and lets those that come meanwhile share the next. So what this
-//! server does by itself shows best with FUA, which the kernel passes on as it is, and with
-//! writers on disks of their own. The bare disk is measured beside it, to show what there is to win.
+//! The log is on a disk whose every flush takes a millisecond or more and whose writes take nothing, so
+//! the rate is how many writes one flush makes durable. The kernel helps on the way: of one queue's
+//! flushes it has one in flight, and lets those that come meanwhile share the next. A write with
+//! O_DSYNC to a disk is sent with FUA and followed by such a flush. Writers on disks of their own
+//! have no help: what they share is this server's doing. The bare disk is measured beside it, to
+//! show what there is to win.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -37,7 +38,8 @@ const BARE: u32 = 100;
 enum Wait {
     /// A write, then `fdatasync`.
     Sync,
-    /// A write with `O_DSYNC`: FUA where the disk has it.
+    /// A write with `O_DSYNC`: FUA, and a flush after it that finds nothing left to do where nobody
+    /// else writes.
     Fua,
 }
 
