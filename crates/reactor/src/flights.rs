@@ -31,6 +31,9 @@ pub(crate) struct Flights {
     slots: Vec<Slot>,
     free: Vec<u32>,
     armed: usize,
+    /// How often all of them were looked at.
+    #[cfg(test)]
+    pub(crate) looks: std::cell::Cell<usize>,
 }
 
 fn index_of(key: u64) -> usize {
@@ -86,8 +89,11 @@ impl Flights {
         self.free.push(index_of(key) as u32);
     }
 
-    /// The operations of which `wanted` says so.
+    /// The operations of which `wanted` says so. It looks at all of them: never once per source or
+    /// file where many go together.
     pub(crate) fn ids_where(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<OpId> {
+        #[cfg(test)]
+        self.looks.set(self.looks.get() + 1);
         let slots = self.slots.iter().enumerate();
         slots
             .filter_map(|(index, slot)| {

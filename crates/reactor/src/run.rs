@@ -460,6 +460,7 @@ impl Loop {
     }
 
     fn departures(&mut self) {
+        self.core.cancel_leaving();
         self.departing.append(&mut self.core.leaving);
         let mut departing = std::mem::take(&mut self.departing);
         departing.retain(|&id| {

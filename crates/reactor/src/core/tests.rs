@@ -232,6 +232,40 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
 }
 
 #[test]
+fn what_the_sources_that_leave_in_a_turn_have_in_flight_is_looked_for_once() {
+    let (mut core, kernel, stays, file) = world();
+    let kept = core.submit(stays, Token(1), Op::Command(command(file)));
+    let mut expected = Vec::new();
+    for _ in 0..100 {
+        let leaves = core.attach(|_| Idle);
+        core.submit(leaves, Token(1), Op::Command(command(file).armed()));
+        let op = core.submit(leaves, Token(2), Op::Command(command(file)));
+        expected.push(op.0);
+        core.detach(leaves);
+    }
+    core.cancel_leaving();
+    core.cancel_leaving();
+    assert_eq!(kernel.borrow().cancelled, expected);
+    assert_eq!(core.flights.looks.get(), 1);
+    core.cancel(kept);
+    assert_eq!(kernel.borrow().cancelled.len(), expected.len() + 1);
+}
+
+#[test]
+fn for_a_source_and_a_file_without_operations_nothing_is_looked_for() {
+    let (mut core, _kernel, source, _file) = world();
+    let idle = core.attach(|_| Idle);
+    let fd = Arc::new(memfd(c"idle", 0).unwrap());
+    let own = core.register_for(Some(idle), fd);
+    core.detach(idle);
+    core.cancel_leaving();
+    assert!(core.release(idle));
+    assert!(core.files.target(own).is_none(), "its file is closed");
+    assert_eq!(core.flights.looks.get(), 0);
+    assert!(core.source(source).is_some());
+}
+
+#[test]
 fn closing_hands_out_the_memory_of_armed_commands_instead_of_freeing_it() {
     let (mut core, _kernel, source, file) = world();
     for hold in [Hold::UntilDone, Hold::UntilTaken] {
