@@ -7,6 +7,7 @@
 
 mod servers;
 
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use servers::client::{Load, Mounted, completed, run, text};
@@ -391,10 +392,14 @@ fn an_inline_server_completes_in_the_order_of_submission() {
     set("events/block/block_rq_issue/enable", "0");
     set("events/block/block_rq_complete/enable", "0");
     let trace = std::fs::read_to_string(tracing.join("trace")).unwrap();
+    // Other disks are traced, too.
+    let number = std::fs::metadata(server.block(0)).unwrap().rdev();
+    let ours = format!("{},{} ", libc::major(number), libc::minor(number));
     let sectors = |event: &str| -> Vec<u64> {
         let lines = trace.lines().filter_map(|line| line.split_once(event));
         // `259,0 WS 4096 () 1024 + 8 …`: what stands before the plus is the sector.
         let numbers = lines
+            .filter(|(_, rest)| rest.starts_with(&ours))
             .filter_map(|(_, rest)| rest.split_once(" + ")?.0.rsplit(' ').next()?.parse().ok());
         numbers.collect()
     };
