@@ -19,8 +19,9 @@ use crate::{Failure, workspace};
 const TRACING: &str = "/sys/kernel/tracing";
 
 /// What is traced, where the kernel has it: the names differ between releases.
-const FUNCTIONS: [&str; 9] = [
+const FUNCTIONS: [&str; 10] = [
     "blk_mq_quiesce_queue",
+    CANCEL,
     "io_ring_ctx_wait_and_kill",
     "ublk_ch_release",
     "ublk_ch_release_work_fn",
@@ -31,13 +32,21 @@ const FUNCTIONS: [&str; 9] = [
     "blk_mq_unquiesce_queue",
 ];
 
+/// What takes back all commands of a device at once: for a server's QUIESCE_DEV, or by itself.
+const CANCEL: &str = "ublk_cancel_dev";
+
 /// How long after a server's end its devices may still be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Looks at the trace, a second apart, that must find nothing new before it is taken for whole: between
+/// two things that a ring's end does, an emulated kernel takes its time.
+const QUIET: usize = 5;
+
 /// Devices and queues of each; no device has more queues than there could be processors.
-const SHAPES: [(usize, usize); 13] = [
+const SHAPES: [(usize, usize); 15] = [
     (1, 2),
     (8, 2),
+    (16, 2),
     (32, 2),
     (64, 2),
     (128, 2),
@@ -46,6 +55,7 @@ const SHAPES: [(usize, usize); 13] = [
     (64, 4),
     (128, 4),
     (8, 24),
+    (16, 24),
     (32, 24),
     (64, 24),
     (128, 24),
@@ -66,6 +76,8 @@ const THREADS_MAX: usize = 1024;
 struct Trace {
     /// Calls that quiesce a queue.
     quiesces: usize,
+    /// Calls that take back all commands of a device.
+    cancels: usize,
     /// Releases of a device.
     releases: usize,
     /// Milliseconds from the first ring's end to the last thing traced.
@@ -77,18 +89,19 @@ struct Trace {
 struct Exit {
     /// Milliseconds from the signal until no device has a server.
     from_signal: f64,
-    /// Calls that quiesce a queue, and the part of the time from the first ring's end on: where the
-    /// kernel tells.
-    traced: Option<(usize, f64)>,
+    /// What the kernel tells, where it does.
+    traced: Option<Trace>,
 }
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.traced {
-            None => write!(f, "| {:.0} |", self.from_signal),
-            Some((quiesces, from_ring)) => {
-                write!(f, "{quiesces} | {:.0} | {from_ring:.0}", self.from_signal)
-            }
+        match &self.traced {
+            None => write!(f, "| | {:.0} |", self.from_signal),
+            Some(trace) => write!(
+                f,
+                "{} | {} | {:.0} | {:.0}",
+                trace.quiesces, trace.cancels, self.from_signal, trace.from_ring
+            ),
         }
     }
 }
@@ -102,9 +115,9 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
         .stderr(Stdio::null())
         .status();
     println!(
-        "| server | devices x queues | end | quiesces | from the signal, ms | from the first ring's end, ms |"
+        "| server | devices x queues | end | quiesces | cancels | from the signal, ms | from the first ring's end, ms |"
     );
-    println!("|---|---|---|---:|---:|---:|");
+    println!("|---|---|---|---:|---:|---:|---:|");
     let possible = processors()?;
     for (devices, queues) in SHAPES {
         for server in SERVERS {
@@ -171,7 +184,7 @@ fn one(
     let traced = traced.then(|| settled(devices)).transpose()?;
     Ok(Exit {
         from_signal,
-        traced: traced.map(|trace| (trace.quiesces, trace.from_ring)),
+        traced,
     })
 }
 
@@ -291,10 +304,12 @@ fn start_tracing() -> Result<bool, Failure> {
 fn settled(devices: usize) -> Result<Trace, Failure> {
     let until = Instant::now() + PATIENCE;
     let mut before = Trace::default();
+    let mut quiet = 0;
     loop {
         std::thread::sleep(Duration::from_secs(1));
         let now = read(&fs::read_to_string(format!("{TRACING}/trace"))?);
-        if now.releases >= devices && now == before {
+        quiet = if now == before { quiet + 1 } else { 0 };
+        if now.releases >= devices && quiet >= QUIET {
             return Ok(now);
         }
         if Instant::now() > until {
@@ -322,6 +337,7 @@ fn read(text: &str) -> Trace {
         };
         match function {
             "blk_mq_quiesce_queue" => trace.quiesces += 1,
+            CANCEL => trace.cancels += 1,
             "ublk_ch_release" => trace.releases += 1,
             "io_ring_ctx_wait_and_kill" => {
                 // The control ring closes with its process, when devices may be long released.
@@ -346,10 +362,11 @@ mod tests {
             kublk-77 [001] d..1.   10.000000: io_ring_ctx_wait_and_kill <-io_uring_release\n\
             kublk-77 [001] d..1.   10.100000: blk_mq_quiesce_queue <-ublk_start_cancel\n\
             kublk-77 [001] d..1.   10.100001: blk_mq_quiesce_queue_nowait <-blk_mq_quiesce_queue\n\
+            firn-77 [001] d..1.   10.200000: ublk_cancel_dev <-ublk_ctrl_uring_cmd\n\
             kublk-77 [000] d..1.   10.250000: ublk_ch_release <-__fput\n\
             kublk-77 [000] d..1.   19.000000: io_ring_ctx_wait_and_kill <-io_uring_release\n";
         let trace = read(text);
-        assert_eq!((trace.quiesces, trace.releases), (1, 1));
+        assert_eq!((trace.quiesces, trace.cancels, trace.releases), (1, 1, 1));
         assert!((trace.from_ring - 250.0).abs() < 0.01);
         assert_eq!(read("nothing\n: x\n"), Trace::default());
     }
