@@ -29,7 +29,7 @@ const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
 /// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
-const LONG: [(&str, u64); 13] = [
+const LONG: [(&str, u64); 14] = [
     ("guest_blktests", 1800),
     ("guest_faulty", 1800),
     ("guest_fs", 1800),
@@ -41,6 +41,7 @@ const LONG: [(&str, u64); 13] = [
     ("guest_races", 1800),
     ("guest_recovery", 1800),
     ("guest_scenarios", 900),
+    ("guest_selftests", 1800),
     ("guest_shared_queue", 900),
     ("guest_volume", 1800),
 ];
