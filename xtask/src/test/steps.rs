@@ -166,8 +166,9 @@ fn soak_step() -> Step {
         output: Output::GuestStatus,
         limit: minutes(15),
         run: |times| {
-            // The whole workspace, so that this is the binary that the other steps have built.
-            let build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
+            // The whole workspace, so that this is the binary of the other guests.
+            let mut build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
+            workspace::for_guests(&mut build);
             let program = workspace::target().join("debug/firn");
             let soak = std::env::current_exe().map(|myself| {
                 let mut soak = Command::new(myself);
