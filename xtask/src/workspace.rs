@@ -34,7 +34,7 @@ pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Comma
 const SERVERS: [&str; 7] = ["blkmq", "firn", "nbd", "reactor", "store", "ublk", "volume"];
 
 /// Makes `command` build servers for guests: little optimized, with every assertion. Under emulation
-/// one that is not optimized at all needs four to six times as long for the same test. It takes the
+/// one that is not optimized at all needs up to six times as long for the same test. It takes the
 /// place of the other one, `target/debug/firn`, until cargo builds that again; what is compiled of
 /// both is kept.
 pub(crate) fn for_guests(command: &mut Command) {

@@ -3,7 +3,9 @@
 //! Owned by the reactor's thread alone. Invariants: an operation's slot is taken until its last
 //! raw result is in, so memory that the kernel may touch is always held here; each operation
 //! ends with exactly one completion; a source's count of operations is exact, so it can be
-//! dropped when the count is zero.
+//! dropped when the count is zero. How sources and the ring leave is in `leaving`.
+
+mod leaving;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -83,8 +85,6 @@ pub struct Core {
     pub(crate) arrivals: Vec<Arrival>,
     pub(crate) turns: Vec<SourceId>,
     pub(crate) leaving: Vec<SourceId>,
-    /// One of those that leave had something in flight.
-    leaves_busy: bool,
     pub(crate) stop_by: Option<Instant>,
     pub(crate) stop_asked: Option<Instant>,
     /// Who wants the thread to wait between the end of its work and that of its ring.
@@ -111,7 +111,6 @@ impl Core {
             arrivals: Vec::new(),
             turns: Vec::new(),
             leaving: Vec::new(),
-            leaves_busy: false,
             stop_by: None,
             stop_asked: None,
             parking: None,
@@ -240,40 +239,6 @@ impl Core {
         };
         self.arrivals.push((me, Box::new(source)));
         me
-    }
-
-    /// Detaches a source at the end of this turn.
-    pub fn detach(&mut self, source: SourceId) {
-        let Some(state) = self.source(source) else {
-            return;
-        };
-        if std::mem::replace(&mut state.detaching, true) {
-            return;
-        }
-        self.leaves_busy |= state.ops > 0;
-        self.leaving.push(source);
-        for queue in &mut self.waiting {
-            queue.retain(|waiter| waiter.source != source);
-        }
-    }
-
-    /// Cancels what the sources that leave have in flight, once for all that do so in a turn: it takes
-    /// a look at everything that is in flight, and thousands of disks that go together have much.
-    pub(crate) fn cancel_leaving(&mut self) {
-        if !std::mem::take(&mut self.leaves_busy) {
-            return;
-        }
-        let sources = &self.sources;
-        let leaves = |id: SourceId| {
-            let state = &sources[id.slot as usize];
-            state.generation == id.generation && state.detaching
-        };
-        let ops = self
-            .flights
-            .ids_where(|flight| !flight.armed && !flight.cancelled && leaves(flight.source));
-        for op in ops {
-            self.cancel(op);
-        }
     }
 
     pub(crate) fn request_turn(&mut self, source: SourceId) {
@@ -490,29 +455,6 @@ impl Core {
         self.source(source).is_some_and(|state| !state.detaching)
     }
 
-    /// Frees a leaving source's id once nothing of it is in flight; false until then.
-    pub(crate) fn release(&mut self, source: SourceId) -> bool {
-        match self.source(source) {
-            None => return true,
-            Some(state) if state.ops > 0 => return false,
-            Some(_) => {}
-        }
-        for file in self.files.owned_by(source) {
-            self.close(file);
-        }
-        self.buffer_slots.give_all_of(source);
-        let Some(state) = self.source(source) else {
-            return true;
-        };
-        let generation = state.generation.wrapping_add(1);
-        *state = SourceState {
-            generation,
-            ..SourceState::default()
-        };
-        self.sources_free.push(source.slot);
-        true
-    }
-
     fn source(&mut self, id: SourceId) -> Option<&mut SourceState> {
         let state = self.sources.get_mut(id.slot as usize)?;
         (state.present && state.generation == id.generation).then_some(state)
@@ -569,40 +511,10 @@ impl Core {
         }
     }
 
-    /// Closes the ring, in the thread that owns it, and returns the memory of armed commands:
-    /// drivers touch it in that thread, so it is free only when the thread has ended. What else is in flight does not
-    /// end, so its memory is left behind. The second value is to be dropped last: the files.
-    pub(crate) fn close_ring(self) -> (Vec<Buf>, impl Sized) {
-        let Core {
-            driver,
-            mut flights,
-            files,
-            ready,
-            timers,
-            ..
-        } = self;
-        let memory = flights.disarm();
-        if flights.len() > 0 && driver.kind() == BackendKind::Epoll {
-            // A worker uses descriptors by number, and waiting for it could take for ever.
-            Box::leak(Box::new((driver, files)));
-            return (memory, (None, ready, timers));
-        }
-        drop(driver);
-        (memory, (Some(files), ready, timers))
-    }
-
     /// See [`Flights::arm`].
     #[cfg(test)]
     pub(crate) fn arm(&mut self, op: OpId) {
         self.flights.arm(op.0);
-    }
-
-    /// Cancels everything there is: the reactor's deadline has passed.
-    pub(crate) fn cancel_all(&mut self) {
-        let ops = self.flights.ids_where(|_| true);
-        for op in ops {
-            self.cancel(op);
-        }
     }
 }
 

@@ -460,8 +460,7 @@ impl Loop {
     }
 
     fn departures(&mut self) {
-        self.core.cancel_leaving();
-        self.departing.append(&mut self.core.leaving);
+        self.departing.append(&mut self.core.take_leaving());
         let mut departing = std::mem::take(&mut self.departing);
         departing.retain(|&id| {
             if !self.core.release(id) {

@@ -243,12 +243,21 @@ fn what_the_sources_that_leave_in_a_turn_have_in_flight_is_looked_for_once() {
         expected.push(op.0);
         core.detach(leaves);
     }
-    core.cancel_leaving();
-    core.cancel_leaving();
+    assert_eq!(core.take_leaving().len(), 100);
+    assert_eq!(core.take_leaving(), []);
     assert_eq!(kernel.borrow().cancelled, expected);
     assert_eq!(core.flights.looks.get(), 1);
     core.cancel(kept);
     assert_eq!(kernel.borrow().cancelled.len(), expected.len() + 1);
+}
+
+#[test]
+fn what_a_source_begins_after_it_was_detached_is_cancelled_too() {
+    let (mut core, kernel, source, file) = world();
+    core.detach(source);
+    let op = core.submit(source, Token(1), Op::Command(command(file)));
+    assert_eq!(core.take_leaving(), [source]);
+    assert_eq!(kernel.borrow().cancelled, [op.0]);
 }
 
 #[test]
@@ -258,7 +267,7 @@ fn for_a_source_and_a_file_without_operations_nothing_is_looked_for() {
     let fd = Arc::new(memfd(c"idle", 0).unwrap());
     let own = core.register_for(Some(idle), fd);
     core.detach(idle);
-    core.cancel_leaving();
+    assert_eq!(core.take_leaving(), [idle]);
     assert!(core.release(idle));
     assert!(core.files.target(own).is_none(), "its file is closed");
     assert_eq!(core.flights.looks.get(), 0);

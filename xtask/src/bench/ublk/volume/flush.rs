@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::Site;
-use super::hot::fill;
+use super::hot::filled;
 use super::medium::SlowFlush;
 use super::report::{Bars, Report, Row};
 use super::server::World;
@@ -89,14 +89,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     let (bare, how) = (("bare file", "ext4"), [Wait::Sync]);
     bench.rows(report, &mut counted, bare, &files, &how)?;
     for mode in [Mode::ZeroCopy, Mode::UserCopy] {
-        let mut disks = Vec::new();
-        for number in 0..DISKS {
-            let volume = format!("{}-{number}", mode.name());
-            firn.ask(&["volume", "create", &volume, "--size", &format!("{MIB}MiB")])?;
-            let disk = firn.attach(&volume, mode)?;
-            fill(&disk)?;
-            disks.push(disk);
-        }
+        let disks = filled(&mut firn, mode, (DISKS, MIB))?;
         let granted = firn.granted(&format!("{}-0", mode.name()))?;
         let what = (mode.name(), &*granted);
         let how = [Wait::Sync, Wait::Fua];

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use super::Site;
 use super::report::{Bars, Report, Row};
-use super::server::World;
+use super::server::{Firn, World};
 use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
 use crate::bench::ublk::servers::{Kind, Mode, Running, Server};
 use crate::{Failure, workspace};
@@ -196,6 +196,23 @@ pub(super) fn fill(disk: &PathBuf) -> Result<Sample, Failure> {
         batch: 4,
         length: Length::Once,
     })
+}
+
+/// New volumes of so many MiB each as disks, every byte of them written once.
+pub(super) fn filled(
+    firn: &mut Firn,
+    mode: Mode,
+    (count, mib): (usize, u64),
+) -> Result<Vec<PathBuf>, Failure> {
+    let mut disks = Vec::with_capacity(count);
+    for number in 0..count {
+        let volume = format!("{}-{number}", mode.name());
+        firn.ask(&["volume", "create", &volume, "--size", &format!("{mib}MiB")])?;
+        let disk = firn.attach(&volume, mode)?;
+        fill(&disk)?;
+        disks.push(disk);
+    }
+    Ok(disks)
 }
 
 /// Voluntary context switches of a process's threads, summed by name without its number.

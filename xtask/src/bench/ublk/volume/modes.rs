@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use super::Site;
-use super::hot::fill;
+use super::hot::{fill, filled};
 use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
@@ -36,15 +36,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     let modes = [Mode::UserCopy, Mode::ZeroCopy];
     let mut disks: Vec<Vec<PathBuf>> = Vec::new();
     for mode in modes {
-        let mut of_mode = Vec::new();
-        for number in 0..DEVICES {
-            let volume = format!("{}-{number}", mode.name());
-            firn.ask(&["volume", "create", &volume, "--size", &format!("{MIB}MiB")])?;
-            let disk = firn.attach(&volume, mode)?;
-            fill(&disk)?;
-            of_mode.push(disk);
-        }
-        disks.push(of_mode);
+        disks.push(filled(&mut firn, mode, (DEVICES, MIB))?);
     }
     // A segment of the log is zeroed before its first use: that is behind it after this lap.
     for _ in 0..2 {
