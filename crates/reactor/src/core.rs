@@ -3,8 +3,10 @@
 //! Owned by the reactor's thread alone. Invariants: an operation's slot is taken until its last
 //! raw result is in, so memory that the kernel may touch is always held here; each operation
 //! ends with exactly one completion; a source's count of operations is exact, so it can be
-//! dropped when the count is zero. How sources and the ring leave is in `leaving`.
+//! dropped when the count is zero. How operations end is in `ending`, how sources and the ring leave
+//! in `leaving`.
 
+mod ending;
 mod leaving;
 
 use std::cmp::Reverse;
@@ -17,15 +19,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buf::Buf;
-use crate::driver::{BackendKind, Drive};
+use crate::driver::{BackendKind, Call, Drive};
 use crate::files::{FileIndex, FileTable, Removed};
 use crate::flights::{Flights, InFlight};
 use crate::handle::Handle;
-use crate::op::{Completion, Op, OpId, Token, Work};
+use crate::op::{Completion, Fixed, Op, OpId, Sent, Token, Way, Work};
 use crate::pool::{Need, Pool};
 use crate::run::Parking;
 use crate::slots::BufferSlots;
 use crate::source::{Cx, Source, SourceId};
+use ending::Results;
 
 #[derive(Default)]
 struct SourceState {
@@ -90,7 +93,7 @@ pub struct Core {
     /// Who wants the thread to wait between the end of its work and that of its ring.
     pub(crate) parking: Option<Parking>,
     pub(crate) panics: u64,
-    raw: Vec<(u64, i32)>,
+    results: Results,
 }
 
 impl Core {
@@ -115,7 +118,7 @@ impl Core {
             stop_asked: None,
             parking: None,
             panics: 0,
-            raw: Vec::new(),
+            results: Results::default(),
         }
     }
 
@@ -210,7 +213,7 @@ impl Core {
             return;
         }
         if matches!(flight.work, Work::Timeout) {
-            self.finish(op.0, -libc::ECANCELED);
+            self.end_unasked(op.0, -libc::ECANCELED);
         } else {
             self.driver.cancel(op.0);
         }
@@ -260,55 +263,131 @@ impl Core {
     /// calls becomes code of its own, which moves nothing about that only other kinds have.
     pub(crate) fn submit(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
         match op {
-            Op::Command(_) => self.begin(source, token, op),
-            Op::ReadFixed { .. } | Op::WriteFixed { .. } => self.begin(source, token, op),
-            _ => self.begin_other(source, token, op),
+            Op::Command(command) => {
+                let (file, armed) = (command.file(), command.is_armed());
+                match command.send() {
+                    (call, None) => {
+                        self.begin(source, token, file, (Work::Command, armed), Some(call))
+                    }
+                    (call, Some(sent)) => self.begin_lent(source, token, file, (sent, armed), call),
+                }
+            }
+            Op::ReadFixed {
+                file,
+                offset,
+                slot,
+                at,
+                len,
+            } => self.begin_fixed(
+                source,
+                token,
+                file,
+                Fixed::new(Way::In, offset, slot, at, len),
+            ),
+            Op::WriteFixed {
+                file,
+                offset,
+                slot,
+                at,
+                len,
+            } => self.begin_fixed(
+                source,
+                token,
+                file,
+                Fixed::new(Way::Out, offset, slot, at, len),
+            ),
+            Op::Timeout { after } => self.begin_timer(source, token, after),
+            op => self.begin_other(source, token, op),
         }
+    }
+
+    #[inline(always)]
+    fn begin_fixed(
+        &mut self,
+        source: SourceId,
+        token: Token,
+        file: FileIndex,
+        fixed: Fixed,
+    ) -> OpId {
+        let call = (!fixed.empty()).then(|| fixed.call());
+        self.begin(source, token, file, (Work::Fixed(fixed), false), call)
+    }
+
+    /// Begins a command that has memory.
+    #[inline(never)]
+    fn begin_lent(
+        &mut self,
+        source: SourceId,
+        token: Token,
+        file: FileIndex,
+        (sent, armed): (Sent, bool),
+        call: Call,
+    ) -> OpId {
+        let untaken = sent.held_until_taken();
+        let op = self.begin(source, token, file, (Work::Lent(sent), armed), Some(call));
+        if untaken {
+            // One that was refused is not found when it is looked for.
+            self.untaken.push(op.0);
+        }
+        op
     }
 
     #[inline(never)]
     fn begin_other(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
-        self.begin(source, token, op)
+        let (file, mut work) = Work::new(op);
+        let call = (!work.empty()).then(|| work.call());
+        self.begin(source, token, file, (work, false), call)
     }
 
+    /// Begins an operation with its first call; without one there is nothing to do.
     #[inline(always)]
-    fn begin(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
-        let after = if let Op::Timeout { after } = &op {
-            Some(*after)
-        } else {
-            None
-        };
-        let (file, mut work) = Work::new(op);
+    fn begin(
+        &mut self,
+        source: SourceId,
+        token: Token,
+        file: FileIndex,
+        (work, armed): (Work, bool),
+        call: Option<Call>,
+    ) -> OpId {
         if let Some(state) = self.source(source) {
             state.ops += 1;
         }
-        let target = file.map(|file| self.files.begin(file));
-        if let Some(None) = target {
+        let Some(target) = self.files.begin(file) else {
             // Counted in for the source, never in flight.
             let closed = io::Error::from_raw_os_error(libc::EBADF);
             self.ready.push_back((source, token, work.end(Err(closed))));
             return OpId(u64::MAX);
-        }
-        let call = (after.is_none() && !work.empty()).then(|| work.call());
-        let (armed, untaken) = (work.is_armed(), work.held_until_taken());
+        };
         let key = self.flights.insert(InFlight {
             source,
             token,
             work,
-            file,
+            file: Some(file),
             cancelled: false,
             armed,
         });
-        match (after, call, target.flatten()) {
-            (Some(after), _, _) => self.timers.push(Reverse((Instant::now() + after, key))),
-            // SAFETY: the operation owns the memory and sits untouched in its slot until
-            // `finish` is called with this key, which is after its result is out.
-            (_, Some(call), Some(target)) => unsafe { self.driver.start(key, target, call) },
-            _ => self.finish_empty(key),
+        match call {
+            // SAFETY: the operation owns the memory, which does not move with it, and sits
+            // untouched in its slot until its end is judged, after the result of this key is out.
+            Some(call) => unsafe { self.driver.start(key, target, call) },
+            None => self.end_uncalled(key),
         }
-        if untaken {
-            self.untaken.push(key);
+        OpId(key)
+    }
+
+    fn begin_timer(&mut self, source: SourceId, token: Token, after: Duration) -> OpId {
+        if let Some(state) = self.source(source) {
+            state.ops += 1;
         }
+        let key = self.flights.insert(InFlight {
+            source,
+            token,
+            work: Work::Timeout,
+            file: None,
+            cancelled: false,
+            armed: false,
+        });
+        self.timers.push(Reverse((Instant::now() + after, key)));
         OpId(key)
     }
 
@@ -360,7 +439,7 @@ impl Core {
                 return;
             }
             self.timers.pop();
-            self.finish(key, 0);
+            self.end_unasked(key, 0);
         }
     }
 
@@ -374,32 +453,6 @@ impl Core {
             }
             // Cancelled.
             self.timers.pop();
-        }
-    }
-
-    /// Has the driver begin what is queued, waits as told, and queues completions.
-    pub(crate) fn drive(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let mut raw = std::mem::take(&mut self.raw);
-        let result = self.driver.wait(timeout, &mut raw);
-        // Before anything else is begun: what is queued later was not part of that enter.
-        self.release_taken();
-        for (key, value) in raw.drain(..) {
-            self.finish(key, value);
-        }
-        self.raw = raw;
-        result
-    }
-
-    /// Lets buffers go that were held until the kernel had taken their commands.
-    fn release_taken(&mut self) {
-        if self.untaken.is_empty() || !self.driver.all_taken() {
-            return;
-        }
-        for key in self.untaken.drain(..) {
-            // One that has ended already let go of it then.
-            if let Some(flight) = self.flights.get(key) {
-                flight.work.taken();
-            }
         }
     }
 
@@ -434,22 +487,6 @@ impl Core {
         self.buffer_slots.give(slots);
     }
 
-    /// Whose completion is next.
-    pub(crate) fn next_delivery(&self) -> Option<SourceId> {
-        self.ready.front().map(|&(source, ..)| source)
-    }
-
-    /// The next completion leaves the queue, if it is this source's; without what it brings where
-    /// the source is on its way out.
-    pub(crate) fn take_delivery(&mut self, of: SourceId) -> Option<(Token, Option<Completion>)> {
-        let (_, token, completion) = self.ready.pop_front_if(|(source, ..)| *source == of)?;
-        let wanted = self.source(of).is_some_and(|state| {
-            state.ops -= 1;
-            !state.detaching
-        });
-        Some((token, wanted.then_some(completion)))
-    }
-
     /// Whether a source is attached and not on its way out.
     pub(crate) fn is_live(&mut self, source: SourceId) -> bool {
         self.source(source).is_some_and(|state| !state.detaching)
@@ -458,46 +495,6 @@ impl Core {
     fn source(&mut self, id: SourceId) -> Option<&mut SourceState> {
         let state = self.sources.get_mut(id.slot as usize)?;
         (state.present && state.generation == id.generation).then_some(state)
-    }
-
-    /// The raw result of an operation's last call is in.
-    fn finish(&mut self, key: u64, raw: i32) {
-        let Some(flight) = self.flights.get(key) else {
-            return;
-        };
-        let Some(completion) = flight.work.judge(raw, flight.cancelled) else {
-            let call = flight.work.call();
-            let file = flight.file.expect("only calls on a file are continued");
-            let target = self.files.target(file);
-            let target = target.expect("an operation keeps its file");
-            // SAFETY: as in `submit`; it never left its slot.
-            return unsafe { self.driver.start(key, target, call) };
-        };
-        let (source, token, file) = (flight.source, flight.token, flight.file);
-        self.flights.free(key);
-        self.ended(source, token, file, completion);
-    }
-
-    /// Ends an operation that needs no call.
-    fn finish_empty(&mut self, key: u64) {
-        let Some(flight) = self.flights.take(key) else {
-            return;
-        };
-        self.flights.free(key);
-        let completion = flight.work.end(Ok(()));
-        self.ended(flight.source, flight.token, flight.file, completion);
-    }
-
-    fn ended(
-        &mut self,
-        source: SourceId,
-        token: Token,
-        file: Option<FileIndex>,
-        completion: Completion,
-    ) {
-        self.ready.push_back((source, token, completion));
-        let removed = file.and_then(|file| self.files.end(file));
-        self.forget(removed);
     }
 
     fn forget(&mut self, removed: Option<Removed>) {

@@ -52,7 +52,7 @@ impl Flights {
     }
 
     /// Takes an operation in; its key.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn insert(&mut self, flight: InFlight) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());

@@ -412,14 +412,16 @@ impl Loop {
                     && let Some((token, completion)) = cx.core.take_delivery(id)
                 {
                     left -= 1;
-                    if let Some(completion) = completion {
+                    if cx.core.count_out(id) {
                         source.completed(cx, token, completion);
                     }
                 }
             });
             if left == before {
-                // It has left: nobody wants it.
-                drop(self.core.take_delivery(id));
+                // It has left, and nobody wants it; or a transfer goes on.
+                if self.core.take_delivery(id).is_some() {
+                    self.core.count_out(id);
+                }
                 left -= 1;
             }
         }
@@ -507,7 +509,7 @@ impl Loop {
 
     /// How long the next wait may be: not at all while there is something to do.
     fn wait(&mut self) -> Option<Duration> {
-        let core = &self.core;
+        let core = &mut self.core;
         let busy = core.next_delivery().is_some()
             || !core.turns.is_empty()
             || !core.leaving.is_empty()
@@ -561,6 +563,7 @@ impl Loop {
         // What was handed over last (closing descriptors) goes to the kernel before the ring
         // does.
         let _ = core.drive(Some(Duration::ZERO));
+        core.judge_rest();
         let began = Instant::now();
         report.panics = core.panics;
         let stats = core.stats();

@@ -100,7 +100,13 @@ fn enter(core: &mut Core) {
 fn answer(core: &mut Core, kernel: &RefCell<Kernel>, op: OpId, raw: i32) -> Completion {
     kernel.borrow_mut().results.push((op.0, raw));
     enter(core);
-    core.ready.pop_front().expect("a completion").2
+    next(core).expect("a completion").1
+}
+
+/// Whatever ended first, whoever is to be told.
+fn next(core: &mut Core) -> Option<(Token, Completion)> {
+    let source = core.next_delivery()?;
+    core.take_delivery(source)
 }
 
 #[test]
@@ -152,10 +158,7 @@ fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
     assert!(core.enter_frees());
     enter(&mut core);
     core.grant_buffers();
-    let (_, token, granted) = core
-        .ready
-        .pop_front()
-        .expect("the buffer that was waited for");
+    let (token, granted) = next(&mut core).expect("the buffer that was waited for");
     assert!(token == Token(2) && matches!(granted, Completion::Buffer(_)));
 }
 
@@ -197,8 +200,55 @@ fn a_drivers_answer_is_given_as_it_is() {
     assert_eq!(kernel.borrow().started.len(), 6, "one was repeated");
     core.close(file);
     core.submit(source, Token(2), Op::Command(command(file).armed()));
-    let end = core.ready.pop_front().unwrap().2;
+    let end = next(&mut core).unwrap().1;
     assert!(matches!(end, Completion::Commanded(None, raw) if raw == -libc::EBADF));
+}
+
+#[test]
+fn a_socket_that_nobody_will_be_told_of_is_closed() {
+    let (mut core, kernel, source, file) = world();
+    let accept = core.submit(source, Token(1), Op::Accept { file });
+    let flags = rustix::pipe::PipeFlags::NONBLOCK;
+    let (reading, socket) = rustix::pipe::pipe_with(flags).unwrap();
+    let raw = std::os::fd::IntoRawFd::into_raw_fd(socket);
+    kernel.borrow_mut().results.push((accept.0, raw));
+    enter(&mut core);
+    core.judge_rest();
+    assert_eq!(core.stats().ops, 0);
+    drop(core.close_ring());
+    let read = rustix::io::read(&reading, &mut [0; 1]).unwrap();
+    assert_eq!(read, 0, "the other end is still open");
+}
+
+#[test]
+fn a_result_is_judged_when_its_source_is_told_and_a_short_transfer_goes_on_untold() {
+    let (mut core, kernel, source, file) = world();
+    let read = Op::ReadFixed {
+        file,
+        offset: 0,
+        slot: 3,
+        at: 0,
+        len: 4096,
+    };
+    let op = core.submit(source, Token(1), read);
+    kernel.borrow_mut().results.push((op.0, 1024));
+    enter(&mut core);
+    assert_eq!(core.next_delivery(), Some(source));
+    assert!(core.take_delivery(source).is_none(), "it is not over");
+    assert!(core.next_delivery().is_none());
+    let (key, call) = *kernel.borrow().started.last().unwrap();
+    let rest = matches!(
+        call,
+        Call::Fixed {
+            offset: 1024,
+            at: 1024,
+            len: 3072,
+            ..
+        }
+    );
+    assert!(key == op.0 && rest, "{call:?}");
+    let end = answer(&mut core, &kernel, op, 3072);
+    assert!(matches!(end, Completion::Moved(Ok(()))));
 }
 
 #[test]
@@ -217,15 +267,14 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
         .push((other.0, -libc::ECANCELED));
     enter(&mut core);
     let told = core.take_delivery(source);
-    assert!(
-        matches!(told, Some((Token(2), None))),
-        "{told:?}: it leaves"
-    );
+    assert!(matches!(told, Some((Token(2), _))), "{told:?}");
+    assert!(!core.count_out(source), "told although it leaves");
     assert!(!core.release(source), "released with an armed command");
     assert_eq!((core.stats().armed, core.stats().files), (1, 1));
     kernel.borrow_mut().results.push((armed.0, -libc::ENODEV));
     enter(&mut core);
     assert!(core.take_delivery(source).is_some());
+    assert!(!core.count_out(source));
     assert!(core.release(source));
     let stats = core.stats();
     assert_eq!((stats.ops, stats.armed, stats.files), (0, 0, 0));
@@ -341,11 +390,13 @@ impl Drop for LowMemory {
 
 fn wait_for(core: &mut Core) -> Completion {
     let until = Instant::now() + Duration::from_secs(20);
-    while core.ready.is_empty() {
+    loop {
+        if let Some((_, completion)) = next(core) {
+            return completion;
+        }
         assert!(Instant::now() < until, "no completion came");
         core.drive(Some(Duration::from_secs(1))).unwrap();
     }
-    core.ready.pop_front().unwrap().2
 }
 
 #[test]

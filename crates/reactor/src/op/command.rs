@@ -5,8 +5,6 @@
 //! affair. What this file owns is the memory of a command, because only the reactor knows when
 //! the kernel is done with it.
 
-use std::io;
-
 use crate::buf::Buf;
 use crate::driver::Call;
 use crate::files::FileIndex;
@@ -139,44 +137,71 @@ impl Command {
         self.lent.as_mut().map(|lent| &mut lent.buf)
     }
 
-    /// Its end with the driver's raw answer.
-    pub fn end(mut self, raw: i32) -> Completion {
-        self.ended(raw)
+    /// Its end with the driver's raw answer, for doubles of drivers.
+    #[cfg(any(test, feature = "fake"))]
+    pub fn end(self, raw: i32) -> Completion {
+        let sent = self.send().1;
+        sent.map_or(Completion::Commanded(None, raw), |mut sent| sent.ended(raw))
     }
 
-    /// Its end in place. A buffer that does not come back stays until `self` goes.
-    pub(crate) fn ended(&mut self, raw: i32) -> Completion {
-        let kept = self.lent.take_if(|lent| lent.hold == Hold::UntilDone);
-        Completion::Commanded(kept.map(|lent| lent.buf), raw)
-    }
-
-    /// Its end by the reactor instead of by the driver.
-    pub(crate) fn end_with(self, result: &io::Result<()>) -> Completion {
-        let errno = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-        let raw = result.as_ref().err().map_or(0, errno);
-        self.end(-raw)
-    }
-
-    /// Lets the buffer go that was held only until the kernel took the command.
-    pub(crate) fn taken(&mut self) {
-        self.lent.take_if(|lent| lent.hold == Hold::UntilTaken);
-    }
-
-    /// Its memory, for who must outlive the kernel's use of it.
-    pub(crate) fn into_memory(self) -> Option<Buf> {
-        self.lent.map(|lent| lent.buf)
-    }
-
-    pub(crate) fn call(&mut self) -> Call {
-        let mut payload = self.payload;
-        if let Some(lent) = &mut self.lent {
-            let address = lent.buf.raw() as u64;
-            payload[lent.payload_at..][..size_of::<u64>()].copy_from_slice(&address.to_ne_bytes());
-        }
-        Call::Command {
-            opcode: self.opcode,
+    /// Its call, and the memory that stays here while the kernel has it, where it has some. The
+    /// call's address is good for as long as that is not freed.
+    #[inline(always)]
+    pub(crate) fn send(self) -> (Call, Option<Sent>) {
+        let Command {
+            opcode,
+            mut payload,
+            sqe_addr,
+            lent,
+            ..
+        } = self;
+        let sent = match lent {
+            None => None,
+            Some(mut lent) => {
+                let address = lent.buf.raw() as u64;
+                payload[lent.payload_at..][..size_of::<u64>()]
+                    .copy_from_slice(&address.to_ne_bytes());
+                Some(Sent {
+                    buf: Some(lent.buf),
+                    hold: lent.hold,
+                })
+            }
+        };
+        let call = Call::Command {
+            opcode,
             payload,
-            sqe_addr: self.sqe_addr,
-        }
+            sqe_addr,
+        };
+        (call, sent)
+    }
+}
+
+/// The memory of a command that was sent.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    buf: Option<Buf>,
+    hold: Hold,
+}
+
+impl Sent {
+    /// The command's end in place. A buffer that does not come back stays until `self` goes.
+    pub(crate) fn ended(&mut self, raw: i32) -> Completion {
+        let kept = self.buf.take_if(|_| self.hold == Hold::UntilDone);
+        Completion::Commanded(kept, raw)
+    }
+
+    /// Whether it is held only until the kernel has taken the command.
+    pub(crate) fn held_until_taken(&self) -> bool {
+        self.hold == Hold::UntilTaken
+    }
+
+    /// Lets go of what was held only until the kernel took the command.
+    pub(crate) fn taken(&mut self) {
+        self.buf.take_if(|_| self.hold == Hold::UntilTaken);
+    }
+
+    /// The memory, for who must outlive the kernel's use of it.
+    pub(crate) fn into_memory(self) -> Option<Buf> {
+        self.buf
     }
 }

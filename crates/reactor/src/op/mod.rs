@@ -17,6 +17,7 @@ use crate::buf::Buf;
 use crate::driver::Call;
 use crate::files::FileIndex;
 
+pub(crate) use command::Sent;
 pub use command::{Command, Hold};
 pub(crate) use fixed::{Fixed, Way};
 pub use send::Part;
@@ -181,7 +182,10 @@ pub(crate) enum Work {
         done: usize,
     },
     Fixed(Fixed),
-    Command(Command),
+    /// A command without memory.
+    Command,
+    /// A command with memory.
+    Lent(Sent),
     Sync {
         data_only: bool,
     },
@@ -192,18 +196,18 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// The operation's file and its state at the start.
-    #[inline(always)]
-    pub(crate) fn new(op: Op) -> (Option<FileIndex>, Work) {
+    /// The operation's file and its state at the start, of those that are not on the way of every
+    /// request.
+    pub(crate) fn new(op: Op) -> (FileIndex, Work) {
         match op {
-            Op::Accept { file } => (Some(file), Work::Accept),
+            Op::Accept { file } => (file, Work::Accept),
             Op::Recv {
                 file,
                 buf,
                 at,
                 exact,
             } => (
-                Some(file),
+                file,
                 Work::Recv {
                     buf,
                     filled: at,
@@ -211,9 +215,9 @@ impl Work {
                     received: 0,
                 },
             ),
-            Op::Send { file, parts } => (Some(file), Work::Send(Sending::new(parts))),
+            Op::Send { file, parts } => (file, Work::Send(Sending::new(parts))),
             Op::Read { file, offset, buf } => (
-                Some(file),
+                file,
                 Work::Read {
                     buf,
                     offset,
@@ -221,61 +225,32 @@ impl Work {
                 },
             ),
             Op::Write { file, offset, buf } => (
-                Some(file),
+                file,
                 Work::Write {
                     buf,
                     offset,
                     done: 0,
                 },
             ),
-            Op::ReadFixed {
-                file,
-                offset,
-                slot,
-                at,
-                len,
-            } => (
-                Some(file),
-                Work::Fixed(Fixed::new(Way::In, offset, slot, at, len)),
-            ),
-            Op::WriteFixed {
-                file,
-                offset,
-                slot,
-                at,
-                len,
-            } => (
-                Some(file),
-                Work::Fixed(Fixed::new(Way::Out, offset, slot, at, len)),
-            ),
-            Op::Command(command) => (Some(command.file()), Work::Command(command)),
-            Op::Sync { file, data_only } => (Some(file), Work::Sync { data_only }),
-            Op::Poll { file, events } => (Some(file), Work::Poll { events }),
-            Op::Timeout { .. } => (None, Work::Timeout),
+            Op::Sync { file, data_only } => (file, Work::Sync { data_only }),
+            Op::Poll { file, events } => (file, Work::Poll { events }),
+            Op::Command(_) | Op::ReadFixed { .. } | Op::WriteFixed { .. } | Op::Timeout { .. } => {
+                unreachable!("these are begun in ways of their own")
+            }
         }
-    }
-
-    /// Whether it ends by its driver's will only.
-    pub(crate) fn is_armed(&self) -> bool {
-        matches!(self, Work::Command(command) if command.is_armed())
-    }
-
-    /// Whether it holds memory for the kernel only until the kernel has taken the call.
-    pub(crate) fn held_until_taken(&self) -> bool {
-        matches!(self, Work::Command(command) if command.hold() == Some(Hold::UntilTaken))
     }
 
     /// The kernel has taken the call.
     pub(crate) fn taken(&mut self) {
-        if let Work::Command(command) = self {
-            command.taken();
+        if let Work::Lent(sent) = self {
+            sent.taken();
         }
     }
 
     /// The memory of an armed operation, for who must outlive the kernel's use of it.
     pub(crate) fn into_memory(self) -> Option<Buf> {
         match self {
-            Work::Command(command) => command.into_memory(),
+            Work::Lent(sent) => sent.into_memory(),
             Work::Recv { buf, .. } => Some(buf),
             _ => None,
         }
@@ -321,7 +296,7 @@ impl Work {
                 offset: *offset + *done as u64,
             },
             Work::Fixed(fixed) => fixed.call(),
-            Work::Command(command) => command.call(),
+            Work::Command | Work::Lent(_) => unreachable!("a command's only call was made"),
             Work::Sync { data_only } => Call::Sync {
                 data_only: *data_only,
             },
@@ -341,7 +316,8 @@ impl Work {
             Work::Read { buf, .. } => Completion::Read(buf, result),
             Work::Write { buf, .. } => Completion::Wrote(buf, result),
             Work::Fixed(_) => Completion::Moved(result),
-            Work::Command(command) => command.end_with(&result),
+            Work::Command => Completion::Commanded(None, raw_of(&result)),
+            Work::Lent(mut sent) => sent.ended(raw_of(&result)),
             Work::Sync { .. } => Completion::Synced(result),
             Work::Poll { .. } => Completion::Polled(result.map(|()| 0)),
             Work::Timeout => Completion::Elapsed(result),
@@ -352,8 +328,10 @@ impl Work {
     /// takes what `self` owned, or `None` where another call is to be made. In place: this is
     /// twice on the way of every request, and nothing of the two kinds it meets there is moved.
     pub(crate) fn judge(&mut self, raw: i32, stop: bool) -> Option<Completion> {
-        if let Work::Command(command) = self {
-            return Some(command.ended(raw));
+        match self {
+            Work::Command => return Some(Completion::Commanded(None, raw)),
+            Work::Lent(sent) => return Some(sent.ended(raw)),
+            _ => {}
         }
         if raw == -libc::EINTR || raw == -libc::EAGAIN {
             return stop.then(|| self.ended(Err(cancelled())));
@@ -408,7 +386,8 @@ impl Work {
             // One call is all of it.
             Work::Accept
             | Work::Poll { .. }
-            | Work::Command(_)
+            | Work::Command
+            | Work::Lent(_)
             | Work::Sync { .. }
             | Work::Timeout => return Some(Ok(())),
         };
@@ -426,6 +405,12 @@ impl Work {
         }
         std::mem::replace(self, Work::Timeout).end(result)
     }
+}
+
+/// A driver's answer that the reactor gives in its place.
+fn raw_of(result: &io::Result<()>) -> i32 {
+    let errno = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+    result.as_ref().err().map_or(0, |error| -errno(error))
 }
 
 /// The error of an operation that was cancelled.

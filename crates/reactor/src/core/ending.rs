@@ -1,0 +1,158 @@
+//! How operations end.
+//!
+//! What the driver brings are keys and raw results. They wait as such until their source is about to
+//! be told, and only then is it decided what they mean: a completion is never kept or moved
+//! about on the way of a request. What ends without the driver (timers, refusals, buffers that were
+//! waited for) waits as a completion, and goes first.
+
+use std::io;
+use std::time::Duration;
+
+use crate::op::{Completion, Token};
+use crate::source::SourceId;
+
+use super::Core;
+
+/// Raw results in the order in which they came, by key.
+#[derive(Default)]
+pub(super) struct Results {
+    raw: Vec<(u64, i32)>,
+    /// How many of them were taken.
+    taken: usize,
+}
+
+impl Results {
+    fn first(&self) -> Option<(u64, i32)> {
+        self.raw.get(self.taken).copied()
+    }
+
+    fn drop_first(&mut self) {
+        self.taken += 1;
+    }
+
+    /// Where the driver appends; what was taken is forgotten.
+    fn room(&mut self) -> &mut Vec<(u64, i32)> {
+        self.raw.drain(..self.taken);
+        self.taken = 0;
+        &mut self.raw
+    }
+}
+
+impl Core {
+    /// Has the driver begin what is queued, waits as told, and takes in what it brings.
+    pub(crate) fn drive(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let result = self.driver.wait(timeout, self.results.room());
+        // Before anything else is begun: what is queued later was not part of that enter.
+        self.release_taken();
+        result
+    }
+
+    /// Lets buffers go that were held until the kernel had taken their commands.
+    fn release_taken(&mut self) {
+        if self.untaken.is_empty() || !self.driver.all_taken() {
+            return;
+        }
+        for key in self.untaken.drain(..) {
+            // One that has ended already let go of it then.
+            if let Some(flight) = self.flights.get(key) {
+                flight.work.taken();
+            }
+        }
+    }
+
+    /// Whose completion is next. Nothing may come of it yet: a short transfer goes on.
+    pub(crate) fn next_delivery(&mut self) -> Option<SourceId> {
+        if let Some(&(source, ..)) = self.ready.front() {
+            return Some(source);
+        }
+        loop {
+            let (key, _) = self.results.first()?;
+            if let Some(flight) = self.flights.get(key) {
+                return Some(flight.source);
+            }
+            self.results.drop_first();
+        }
+    }
+
+    /// The next completion, if it is this source's.
+    #[inline]
+    pub(crate) fn take_delivery(&mut self, of: SourceId) -> Option<(Token, Completion)> {
+        if !self.ready.is_empty() {
+            let (_, token, completion) = self.ready.pop_front_if(|(source, ..)| *source == of)?;
+            return Some((token, completion));
+        }
+        loop {
+            let (key, raw) = self.results.first()?;
+            let flight = self.flights.get(key);
+            if flight.is_some_and(|flight| flight.source != of) {
+                return None;
+            }
+            self.results.drop_first();
+            if let Some(end) = self.judged(key, raw) {
+                return Some(end);
+            }
+        }
+    }
+
+    /// A delivery of this source's is at its end; whether the source is still to be told.
+    #[inline]
+    pub(crate) fn count_out(&mut self, source: SourceId) -> bool {
+        self.source(source).is_some_and(|state| {
+            state.ops -= 1;
+            !state.detaching
+        })
+    }
+
+    /// What the raw result of an operation's last call means: its end, or none where it goes on.
+    #[inline]
+    fn judged(&mut self, key: u64, raw: i32) -> Option<(Token, Completion)> {
+        let flight = self.flights.get(key)?;
+        let Some(completion) = flight.work.judge(raw, flight.cancelled) else {
+            let call = flight.work.call();
+            let file = flight.file.expect("only calls on a file are continued");
+            let target = self.files.target(file);
+            let target = target.expect("an operation keeps its file");
+            // SAFETY: as in `begin`; it never left its slot.
+            unsafe { self.driver.start(key, target, call) };
+            return None;
+        };
+        let (token, file) = (flight.token, flight.file);
+        self.flights.free(key);
+        if let Some(removed) = file.and_then(|file| self.files.end(file)) {
+            self.forget(Some(removed));
+        }
+        Some((token, completion))
+    }
+
+    /// Judges all that came, for nobody is to be told any more: what an end brings (a socket that was
+    /// accepted) is let go with it.
+    pub(crate) fn judge_rest(&mut self) {
+        while let Some((key, raw)) = self.results.first() {
+            self.results.drop_first();
+            self.end_unasked(key, raw);
+        }
+    }
+
+    /// Ends an operation, a timer mostly, whose source is told later.
+    pub(super) fn end_unasked(&mut self, key: u64, raw: i32) {
+        let Some(source) = self.flights.get(key).map(|flight| flight.source) else {
+            return;
+        };
+        if let Some((token, completion)) = self.judged(key, raw) {
+            self.ready.push_back((source, token, completion));
+        }
+    }
+
+    /// Ends an operation that needs no call.
+    pub(super) fn end_uncalled(&mut self, key: u64) {
+        let Some(flight) = self.flights.take(key) else {
+            return;
+        };
+        self.flights.free(key);
+        let completion = flight.work.end(Ok(()));
+        self.ready
+            .push_back((flight.source, flight.token, completion));
+        let removed = flight.file.and_then(|file| self.files.end(file));
+        self.forget(removed);
+    }
+}
