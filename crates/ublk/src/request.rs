@@ -16,6 +16,7 @@ use blkmq::io::{Op, SECTOR_BYTES};
 use reactor::Buf;
 
 use crate::queue::Counters;
+use crate::sys;
 
 /// Where a request's bytes are.
 #[derive(Debug)]
@@ -64,14 +65,17 @@ pub(crate) struct Home {
     /// Wakes the queue's owner.
     waker: OnceLock<Waker>,
     counters: Arc<Counters>,
+    /// The queue, where the device lets the bytes of its requests be copied.
+    windows: Option<u16>,
 }
 
 impl Home {
-    pub(crate) fn new(counters: Arc<Counters>) -> Arc<Home> {
+    pub(crate) fn new(counters: Arc<Counters>, windows: Option<u16>) -> Arc<Home> {
         Arc::new(Home {
             returned: SmallLock::new("answered requests", Vec::new()),
             waker: OnceLock::new(),
             counters,
+            windows,
         })
     }
 
@@ -98,7 +102,6 @@ pub(crate) struct Told {
     pub(crate) tag: u16,
     pub(crate) op: Op,
     pub(crate) keep_allocated: bool,
-    pub(crate) window: Option<u64>,
 }
 
 /// A request of the kernel. It is answered exactly once.
@@ -171,7 +174,8 @@ impl Request {
     /// Offset on the character device of its first byte, where the device lets it be copied there
     /// (also where the bytes are in a buffer slot).
     pub fn window(&self) -> Option<u64> {
-        self.told.window
+        let queue = self.home.as_ref()?.windows?;
+        (self.bytes() > 0).then(|| sys::data_offset(queue, self.told.tag, 0))
     }
 
     /// Its bytes, or room for them.
@@ -222,6 +226,7 @@ impl Request {
         }
     }
 
+    #[inline]
     fn returned(&mut self, answer: Answer) -> Returned {
         let part = self.limited && answer == Answer::Done;
         Returned {
@@ -235,8 +240,10 @@ impl Request {
         }
     }
 
-    /// Takes it apart if it belongs to this queue.
-    pub(crate) fn into_returned(mut self, home: &Arc<Home>, answer: Answer) -> Option<Returned> {
+    /// Ends it; what is left owns nothing and is only dropped. If it belongs to this queue, its
+    /// answer comes back at once, otherwise it goes where it belongs.
+    #[inline]
+    pub(crate) fn end_at(&mut self, home: &Arc<Home>, answer: Answer) -> Option<Returned> {
         if self.home.as_ref().is_some_and(|own| Arc::ptr_eq(own, home)) {
             self.home = None;
             return Some(self.returned(answer));
@@ -277,7 +284,6 @@ mod tests {
                 sectors: 8,
             },
             keep_allocated: false,
-            window: None,
         };
         Request::new(Arc::clone(home), told, Data::None)
     }
@@ -290,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_dropped_request_fails_and_is_counted() {
-        let home = Home::new(Arc::default());
+        let home = Home::new(Arc::default(), None);
         drop(request(&home, 3));
         assert_eq!(answers(&home), [(3, Answer::Failed(libc::EIO))]);
         assert_eq!(home.counters.stats().dropped, 1);
@@ -298,7 +304,7 @@ mod tests {
 
     #[test]
     fn an_answered_request_returns_once() {
-        let home = Home::new(Arc::default());
+        let home = Home::new(Arc::default(), None);
         request(&home, 1).complete();
         request(&home, 2).fail(28);
         assert_eq!(answers(&home), [(1, Answer::Done), (2, Answer::Failed(28))]);
@@ -307,7 +313,7 @@ mod tests {
 
     #[test]
     fn a_limited_request_is_done_in_part() {
-        let home = Home::new(Arc::default());
+        let home = Home::new(Arc::default(), None);
         let mut one = request(&home, 1);
         one.limit(1000);
         assert_eq!(one.bytes(), 512);
@@ -322,18 +328,21 @@ mod tests {
 
     #[test]
     fn a_request_answered_through_another_queue_goes_home() {
-        let (home, other) = (Home::new(Arc::default()), Home::new(Arc::default()));
-        let away = request(&home, 5).into_returned(&other, Answer::Done);
+        let (home, other) = (
+            Home::new(Arc::default(), None),
+            Home::new(Arc::default(), None),
+        );
+        let away = request(&home, 5).end_at(&other, Answer::Done);
         assert!(away.is_none());
         assert_eq!(answers(&home), [(5, Answer::Done)]);
-        let own = request(&home, 6).into_returned(&home, Answer::Part(512));
+        let own = request(&home, 6).end_at(&home, Answer::Part(512));
         assert_eq!(own.map(|one| one.answer), Some(Answer::Part(512)));
         assert!(answers(&home).is_empty());
     }
 
     #[test]
     fn a_request_can_be_answered_on_another_thread() {
-        let home = Home::new(Arc::default());
+        let home = Home::new(Arc::default(), None);
         let one = request(&home, 9);
         std::thread::spawn(move || one.complete()).join().unwrap();
         assert_eq!(answers(&home), [(9, Answer::Done)]);

@@ -102,6 +102,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
 /// Measures, as root of the guest.
 fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
+    lane::level()?;
     println!("{}", lane::of_guest(&arguments.kernel, arguments.icount)?);
     let servers = servers::all(kublk, libublk);
     match arguments.what {

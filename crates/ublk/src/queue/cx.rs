@@ -45,8 +45,8 @@ impl<P: Port> QueueCx<'_, P> {
     }
 
     /// Answers a request in place. Its result goes to the driver with all others of this turn.
-    pub fn answer(&mut self, request: Request, answer: Answer) {
-        if let Some(returned) = request.into_returned(&self.hw.home, answer) {
+    pub fn answer(&mut self, mut request: Request, answer: Answer) {
+        if let Some(returned) = request.end_at(&self.hw.home, answer) {
             self.hw.answered(self.port, returned);
         }
     }

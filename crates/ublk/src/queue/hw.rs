@@ -5,7 +5,10 @@
 //! again after a pause that grows; a result that is refused again and again becomes EIO, because
 //! some result must be taken: a tag that is lost hangs the removal of its device.
 //!
-//! Commands are only queued here. The reactor hands over all of a turn with one enter.
+//! Commands are only queued here. The reactor hands over all of a turn with one enter. How a queue
+//! leaves is in `leaving`.
+
+mod leaving;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,6 +16,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use blkmq::io::{Op as Ask, SECTOR_BYTES};
+use reactor::op::Command;
 use reactor::{Buf, FileIndex, Op, Port};
 
 use super::descriptors::bytes_of;
@@ -22,27 +26,12 @@ use super::token::{self, Kind};
 use super::{Counters, Descriptors, KEY_RETURNED, QueueParts, Watch};
 use crate::request::{Answer, Data, Home, Request, Returned, Told};
 use crate::sys::{self, IoDescriptor};
+use leaving::Leaving;
 
 /// A result that was refused this often becomes EIO.
 const REFUSALS_MAX: u8 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// How long a queue whose first tag was retired waits for the others. A quiesced driver may leave
-/// some armed for ever.
-const GRACE: Duration = Duration::from_secs(1);
-
-/// Why a queue is about to leave its reactor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaving {
-    No,
-    /// The driver retired a tag: it retires all.
-    Aborted {
-        grace_over: bool,
-    },
-    /// The reactor stops.
-    Stopping,
-}
-
 pub(super) struct Hw {
     queue: u16,
     depth: u16,
@@ -50,7 +39,6 @@ pub(super) struct Hw {
     io_bytes_max: u32,
     /// Whether a driver that has no idle tag left misses the server's exit (before 6.16).
     exit_needs_idle_tag: bool,
-    user_copy: bool,
     char_device: Arc<OwnedFd>,
     file: Option<FileIndex>,
     descriptors: Descriptors,
@@ -80,7 +68,6 @@ impl Hw {
             share: parts.share,
             io_bytes_max: parts.io_bytes_max,
             exit_needs_idle_tag: parts.flags & sys::F_PER_IO_TASK == 0,
-            user_copy,
             char_device: parts.char_device,
             file: None,
             descriptors: parts.descriptors,
@@ -88,7 +75,10 @@ impl Hw {
             tags: Tags::new(parts.depth, parts.share),
             leaving: Leaving::No,
             detached: false,
-            home: Home::new(Arc::clone(&parts.counters)),
+            home: Home::new(
+                Arc::clone(&parts.counters),
+                user_copy.then_some(parts.queue),
+            ),
             waker: Waker::noop().clone(),
             counters: parts.counters,
             watch: parts.watch,
@@ -125,28 +115,38 @@ impl Hw {
             zero_copy.begin(port);
         }
         for tag in self.share.tags(self.depth) {
-            self.send(port, tag, None);
+            self.send(port, tag);
         }
         self.watch.armed(self.queue);
     }
 
-    /// Sends what `sent` of the tag says.
-    fn send<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>) {
-        let driver = self.driver();
-        let (sent, op) = (self.tags.of(tag).sent, self.tags.of(tag).op);
-        let command = match sent {
-            Sent::Fetch => self.mode.fetch(driver, tag),
-            Sent::Commit { result } => self.mode.commit(
-                driver,
-                Commit {
-                    tag,
-                    result,
-                    op,
-                    buf,
-                },
-            ),
-            Sent::Prepare => return self.prepare(port, tag),
+    /// Sends what `sent` of the tag says, anew or for the first time.
+    fn send<P: Port>(&mut self, port: &mut P, tag: u16) {
+        match self.tags.of(tag).sent {
+            Sent::Fetch => {
+                let command = self.mode.fetch(self.driver(), tag);
+                self.submit(port, tag, command);
+            }
+            Sent::Commit { result } => self.commit(port, tag, result, None),
+            Sent::Prepare => self.prepare(port, tag),
+        }
+    }
+
+    #[inline]
+    fn commit<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
+        let commit = Commit {
+            tag,
+            result,
+            op: self.tags.of(tag).op,
+            buf,
         };
+        let command = self.mode.commit(self.driver(), commit);
+        self.submit(port, tag, command);
+    }
+
+    /// Gives a tag to the driver.
+    #[inline]
+    fn submit<P: Port>(&mut self, port: &mut P, tag: u16, command: Option<Command>) {
         let Some(command) = command else {
             // Memory is short, or what a read brought is gone with the command that was refused.
             return self.refused(port, tag, None, -libc::ENOMEM);
@@ -182,12 +182,6 @@ impl Hw {
                 None
             }
         }
-    }
-
-    /// Whether a request that comes now is to stay with the driver.
-    fn leaves_it(&self) -> bool {
-        let last_idle = self.exit_needs_idle_tag && self.tags.count(State::Armed) == 0;
-        self.leaving == Leaving::Stopping && !last_idle
     }
 
     /// A request came, with its bytes where the mode has them before the server looks.
@@ -240,7 +234,7 @@ impl Hw {
         self.counters.requests.one();
         let (sector, sectors) = (descriptor.sector, descriptor.sectors);
         let fua = descriptor.has(sys::IO_FUA);
-        let (wide, bytes) = (u64::from(sectors), self.tags.of(tag).bytes);
+        let wide = u64::from(sectors);
         let op = match descriptor.op() {
             sys::OP_READ => Ask::Read { sector, sectors },
             sys::OP_WRITE => Ask::Write {
@@ -260,12 +254,10 @@ impl Hw {
             },
             _ => Ask::Flush,
         };
-        let window = (self.user_copy && bytes > 0).then(|| sys::data_offset(self.queue, tag, 0));
         let told = Told {
             tag,
             op,
             keep_allocated: descriptor.has(sys::IO_NO_UNMAP),
-            window,
         };
         Request::new(Arc::clone(&self.home), told, data)
     }
@@ -412,25 +404,6 @@ impl Hw {
         }
     }
 
-    /// The driver takes no more from this tag.
-    fn retired<P: Port>(&mut self, port: &mut P, tag: u16) {
-        self.counters.aborts.one();
-        self.tags.set(tag, State::Retired);
-        if self.leaving == Leaving::No {
-            self.counters
-                .owned_at_abort
-                .set(u64::from(self.tags.owned()));
-            self.leaving = Leaving::Aborted { grace_over: false };
-            port.submit(token::own(Kind::Grace, 0), Op::Timeout { after: GRACE });
-        }
-    }
-
-    pub(super) fn grace_over(&mut self) {
-        if let Leaving::Aborted { grace_over } = &mut self.leaving {
-            *grace_over = true;
-        }
-    }
-
     /// The driver did not take a command: the tag is ours, and its command is to be sent again.
     fn refused<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>, raw: i32) {
         self.counters.rearms.one();
@@ -470,7 +443,7 @@ impl Hw {
     /// The pause is over.
     pub(super) fn again<P: Port>(&mut self, port: &mut P, tag: u16) {
         if self.tags.state(tag) == State::Pausing {
-            self.send(port, tag, None);
+            self.send(port, tag);
         }
     }
 
@@ -516,6 +489,7 @@ impl Hw {
     }
 
     /// Gives a result to the driver, and the tag with it.
+    #[inline]
     fn give<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
         self.counters.commits.one();
         if let Some(slot) = self.tags.of(tag).slot.take() {
@@ -528,56 +502,6 @@ impl Hw {
         let of = self.tags.of(tag);
         of.sent = Sent::Commit { result };
         of.refused = 0;
-        self.send(port, tag, buf);
-    }
-
-    fn leave_tag<P: Port>(&mut self, port: &mut P, tag: u16) {
-        self.counters.abandoned.one();
-        if let Some(slot) = self.tags.of(tag).slot.take() {
-            let command = self
-                .driver()
-                .plain(sys::IO_UNREGISTER_BUFFER, tag, 0, u64::from(slot));
-            port.submit(token::own(Kind::Unregister, slot), Op::Command(command));
-        }
-        self.tags.set(tag, State::Left);
-    }
-
-    /// The reactor stops: no more requests are taken up, those in hand are finished.
-    pub(super) fn stop<P: Port>(&mut self, port: &mut P) {
-        self.leaving = Leaving::Stopping;
-        for tag in self.share.tags(self.depth) {
-            if self.tags.state(tag) == State::Owed && self.leaves_it() {
-                self.leave_tag(port, tag);
-            }
-        }
-    }
-
-    pub(super) fn aborted(&self) -> bool {
-        matches!(self.leaving, Leaving::Aborted { .. })
-    }
-
-    /// Leaves the reactor once nothing is in hand any more.
-    pub(super) fn leave_if_done<P: Port>(&mut self, port: &mut P) {
-        if self.leaving == Leaving::No {
-            return;
-        }
-        let count = |state| self.tags.count(state);
-        let in_hand = count(State::Served) + count(State::Owed) + count(State::Fetching);
-        let with_driver = count(State::Armed);
-        let done = match self.leaving {
-            Leaving::No => false,
-            Leaving::Aborted { grace_over } => {
-                // What a driver that is about to go refuses for so long, it settles by itself
-                // when its character device is closed.
-                in_hand == 0 && (grace_over || with_driver + count(State::Pausing) == 0)
-            }
-            Leaving::Stopping => {
-                let unsettled = count(State::Pausing) > 0;
-                in_hand == 0 && !unsettled
-            }
-        };
-        if done && !std::mem::replace(&mut self.detached, true) {
-            port.detach();
-        }
+        self.commit(port, tag, result, buf);
     }
 }

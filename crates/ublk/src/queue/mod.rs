@@ -153,10 +153,16 @@ impl<H: Handler> QueueSource<H> {
         cx.guarded(|cx| what(&mut self.handler, cx));
     }
 
-    fn hand_out<P: Port>(&mut self, port: &mut P, request: Option<Request>) {
-        if let Some(request) = request {
-            self.call(port, |handler, cx| handler.request(cx, request));
+    fn hand_out<P: Port>(&mut self, port: &mut P, mut request: Option<Request>) {
+        if request.is_none() {
+            return;
         }
+        // Lent to the call and taken there: what a call captures by value is moved several times.
+        self.call(port, |handler, cx| {
+            if let Some(request) = request.take() {
+                handler.request(cx, request);
+            }
+        });
     }
 
     /// Gives all tags to the driver.
@@ -177,31 +183,36 @@ impl<H: Handler> QueueSource<H> {
             }
         };
         let hw = &mut self.hw;
-        let request = match (kind, completion) {
-            (Kind::Command, Completion::Commanded(buf, raw)) => {
-                hw.commanded(port, number, buf, raw)
+        let request = match kind {
+            Kind::Command | Kind::GetData | Kind::Register => {
+                // Commands end in no other way.
+                let Completion::Commanded(buf, raw) = completion else {
+                    return;
+                };
+                match kind {
+                    Kind::Command => hw.commanded(port, number, buf, raw),
+                    Kind::GetData => hw.data_came(port, number, buf, raw),
+                    _ => hw.registered(port, number, raw),
+                }
             }
-            (Kind::GetData, Completion::Commanded(buf, raw)) => {
-                hw.data_came(port, number, buf, raw)
-            }
-            (Kind::Register, Completion::Commanded(_, raw)) => hw.registered(port, number, raw),
-            (Kind::Unregister, _) => {
+            Kind::Unregister => {
                 hw.slot_free(port, number);
                 None
             }
-            (Kind::Buffer, Completion::Buffer(buf)) => {
-                hw.buffer_came(port, number, buf);
+            Kind::Buffer => {
+                if let Completion::Buffer(buf) = completion {
+                    hw.buffer_came(port, number, buf);
+                }
                 None
             }
-            (Kind::Pause, _) => {
+            Kind::Pause => {
                 hw.again(port, number);
                 None
             }
-            (Kind::Grace, _) => {
+            Kind::Grace => {
                 hw.grace_over();
                 None
             }
-            _ => None,
         };
         self.hand_out(port, request);
         self.settle(port);

@@ -205,11 +205,18 @@ impl Server {
 
     /// Waits until all devices are live under this very process and can be opened.
     pub fn until_live(&mut self) {
+        if let Err(status) = self.comes_up() {
+            panic!("the server ended with {status}:\n{}", self.said());
+        }
+    }
+
+    /// The same, or how the server ended instead.
+    pub fn comes_up(&mut self) -> Result<(), ExitStatus> {
         for id in self.ids.clone() {
             let end = Instant::now() + DEADLINE;
             while !(state(id) == Some(sys::STATE_LIVE) && self.serves(id) && is_block(&block(id))) {
                 if let Some(status) = self.child.try_wait().expect("a child") {
-                    panic!("the server ended with {status}:\n{}", self.said());
+                    return Err(status);
                 }
                 assert!(
                     Instant::now() < end,
@@ -219,6 +226,7 @@ impl Server {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
+        Ok(())
     }
 
     /// Whether it has announced a disk: a predecessor's device is live for a while, too.

@@ -184,6 +184,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
 /// Measures, as root of the guest.
 fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
+    lane::level()?;
     process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     let Options { kernel, icount, .. } = &arguments.options;
     let lane = lane::of_guest(kernel, *icount)?;

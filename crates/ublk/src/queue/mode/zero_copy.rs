@@ -28,9 +28,10 @@ pub(in crate::queue) struct ZeroCopy {
     /// What is in no slot can be copied.
     user_copy: bool,
     wanted: u16,
+    depth: u16,
     share: Share,
-    /// Shared by the tags in turn.
-    shared: Vec<u16>,
+    /// Each tag's slot, which several may have; none at all where there are no slots.
+    of_tags: Vec<u16>,
     /// For requests that are put into a slot of their own; taken when the queue began.
     free: Vec<u16>,
     /// How many those are, in use or not.
@@ -46,8 +47,9 @@ impl ZeroCopy {
             auto: flags & sys::F_AUTO_BUFFER != 0,
             user_copy: flags & sys::F_USER_COPY != 0,
             wanted: slots_max.min(tags),
+            depth,
             share,
-            shared: Vec::new(),
+            of_tags: Vec::new(),
             free: Vec::new(),
             own: 0,
             waiting: VecDeque::new(),
@@ -66,16 +68,16 @@ impl ZeroCopy {
             taken = port.take_slots(count);
             count /= 2;
         }
-        let taken = taken.unwrap_or_default();
+        let mut taken = taken.unwrap_or_default();
         if self.auto {
-            self.shared = taken;
             if !self.user_copy {
                 // One that nobody shares, so that what finds its slot taken always gets on.
                 self.free = port
                     .take_slots(1)
-                    .or_else(|| self.shared.pop().map(|slot| vec![slot]))
+                    .or_else(|| taken.pop().map(|slot| vec![slot]))
                     .unwrap_or_default();
             }
+            self.share_out(&taken);
         } else {
             self.free = taken;
         }
@@ -88,11 +90,17 @@ impl ZeroCopy {
         }
     }
 
-    fn slot(&self, tag: u16) -> u16 {
-        if self.shared.is_empty() {
-            return NO_SLOT;
+    /// Gives the slots to the tags in turn.
+    fn share_out(&mut self, slots: &[u16]) {
+        if !slots.is_empty() {
+            let of = |tag| slots[self.share.ordinal(tag) % slots.len()];
+            self.of_tags = (0..self.depth).map(of).collect();
         }
-        self.shared[self.share.ordinal(tag) % self.shared.len()]
+    }
+
+    fn slot(&self, tag: u16) -> u16 {
+        let slot = self.of_tags.get(usize::from(tag));
+        slot.copied().unwrap_or(NO_SLOT)
     }
 
     pub(super) fn dress(&self, plain: Command, tag: u16) -> Command {
@@ -150,7 +158,7 @@ mod tests {
 
     fn with(flags: u64, shared: &[u16], free: &[u16]) -> ZeroCopy {
         let mut zero_copy = ZeroCopy::new(flags, 4, (8, Share::WHOLE));
-        zero_copy.shared = shared.to_vec();
+        zero_copy.share_out(shared);
         zero_copy.free = free.to_vec();
         zero_copy.own = free.len();
         zero_copy
