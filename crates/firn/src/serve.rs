@@ -36,6 +36,10 @@ use crate::units::Size;
 /// Threads for the API and the store; what takes time there is waiting.
 const RUNTIME_THREADS: usize = 2;
 
+/// Open files that are enough for 4,096 disks with thousands of connections, and less than any
+/// kernel refuses (`fs.nr_open`).
+const FILES: u64 = 1 << 16;
+
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
     flush_io_for_others();
@@ -65,12 +69,19 @@ fn flush_io_for_others() {
 }
 
 /// Each disk and each connection has a descriptor, and what a process usually gets is enough for a
-/// thousand. The limit is raised as far as this process may; before the reactors start, which make
-/// their tables of files to measure.
+/// thousand, or for four thousand at most. The limit is raised as far as this process may, with the
+/// privilege beyond what it was given; before the reactors start, which make their tables of files
+/// to measure.
 fn open_many_files() {
-    let mut limit = rustix::process::getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(error) = rustix::process::setrlimit(Resource::Nofile, limit) {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let may = |maximum| rustix::process::Rlimit {
+        current: maximum,
+        maximum,
+    };
+    let wanted = limit.maximum.map(|maximum| maximum.max(FILES));
+    let raised = rustix::process::setrlimit(Resource::Nofile, may(wanted))
+        .or_else(|_| rustix::process::setrlimit(Resource::Nofile, may(limit.maximum)));
+    if let Err(error) = raised {
         tracing::debug!(%error, "the limit on open files stays");
     }
 }
