@@ -51,8 +51,8 @@ pub(crate) struct Arguments {
     /// Virtual processors; one with --icount
     #[arg(long, default_value_t = 2)]
     cpus: u32,
-    /// Processors that there are with those that are never started; packaged kernels only. A ublk
-    /// device has at most so many queues
+    /// Processors that there are with those that are never started. A ublk device has at most so many
+    /// queues
     #[arg(long, default_value_t = 0)]
     possible_cpus: u32,
     /// The guest's memory

@@ -79,7 +79,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let mut guest = Command::new(std::env::current_exe()?);
     guest.args(["vm", "--kernel", &arguments.kernel, "--deadline", DEADLINE]);
     guest.args(["--memory", "4G"]);
-    if arguments.what == What::Exit && arguments.kernel != "uml" {
+    if arguments.what == What::Exit {
         // A device has no more queues than there could be processors.
         guest.args(["--possible-cpus", "24"]);
     }

@@ -170,6 +170,7 @@ fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
                 disk: &disk,
                 memory: job.memory,
                 cpus: job.cpus,
+                possible_cpus: job.possible_cpus,
                 console: job.console,
             };
             uml::start(kernel, folder, &start)

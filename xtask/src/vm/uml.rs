@@ -39,6 +39,10 @@ const WITH: &[&str] = &[
     "PRINTK_TIME",
 ];
 
+/// Processors that it may have at most: as many as this architecture allows. How many there are is
+/// said at each start.
+const PROCESSORS_MAX: &str = "64";
+
 /// What would only take time.
 const WITHOUT: &[&str] = &["MODULES", "SOUND", "WIRELESS", "DEBUG_INFO"];
 
@@ -53,7 +57,8 @@ pub(crate) struct UserMode {
 
 /// Configuration that a kept kernel must have been built with.
 fn configuration() -> String {
-    format!("with {}\nwithout {}\n", WITH.join(" "), WITHOUT.join(" "))
+    let (with, without) = (WITH.join(" "), WITHOUT.join(" "));
+    format!("with {with}\nwithout {without}\nprocessors {PROCESSORS_MAX}\n")
 }
 
 /// Where everything is of a kernel in `folder`.
@@ -95,6 +100,7 @@ fn build(cache: &Path, new: &Path) -> Result<(), Failure> {
     for name in WITHOUT {
         configure.args(["--disable", name]);
     }
+    configure.args(["--set-val", "NR_CPUS", PROCESSORS_MAX]);
     ran(
         configure.args(["--enable", "DEBUG_INFO_NONE"]),
         "configure the kernel",
@@ -164,7 +170,9 @@ pub(super) fn start(kernel: &UserMode, folder: &Path, job: &Start) -> Command {
     command.arg(format!("init={}", job.script.display()));
     command.arg(format!("ubd0={}", job.disk.display()));
     command.arg(format!("mem={}", job.memory));
-    command.arg(format!("ncpus={}", job.cpus));
+    // Those that there could be, and those of them that are started.
+    command.arg(format!("ncpus={}", job.cpus.max(job.possible_cpus)));
+    command.arg(format!("maxcpus={}", job.cpus));
     command.arg(format!("uml_dir={}", folder.display()));
     command.args([
         "umid=firn",
@@ -188,6 +196,7 @@ pub(super) struct Start<'a> {
     pub(super) disk: &'a Path,
     pub(super) memory: &'a str,
     pub(super) cpus: u32,
+    pub(super) possible_cpus: u32,
     pub(super) console: bool,
 }
 
