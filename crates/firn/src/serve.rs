@@ -36,8 +36,8 @@ use crate::units::Size;
 /// Threads for the API and the store; what takes time there is waiting.
 const RUNTIME_THREADS: usize = 2;
 
-/// Open files that are enough for 4,096 disks with thousands of connections, and less than any
-/// kernel refuses (`fs.nr_open`).
+/// Open files that are enough for 4,096 disks with thousands of connections, and far below what a
+/// kernel usually refuses (`fs.nr_open`).
 const FILES: u64 = 1 << 16;
 
 /// Runs a server until it is told to stop.

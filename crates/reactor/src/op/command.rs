@@ -127,11 +127,6 @@ impl Command {
         self.armed
     }
 
-    /// How long its buffer is held, where it has one.
-    pub fn hold(&self) -> Option<Hold> {
-        self.lent.as_ref().map(|lent| lent.hold)
-    }
-
     /// Its buffer, as the driver sees it.
     pub fn buffer_mut(&mut self) -> Option<&mut Buf> {
         self.lent.as_mut().map(|lent| &mut lent.buf)

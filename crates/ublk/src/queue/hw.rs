@@ -404,6 +404,17 @@ impl Hw {
         }
     }
 
+    /// Takes a request's pages out of the slot that it was put into alone, where it was.
+    #[inline]
+    fn empty_slot<P: Port>(&mut self, port: &mut P, tag: u16) {
+        if let Some(slot) = self.tags.of(tag).slot.take() {
+            let command = self
+                .driver()
+                .plain(sys::IO_UNREGISTER_BUFFER, tag, 0, u64::from(slot));
+            port.submit(token::own(Kind::Unregister, slot), Op::Command(command));
+        }
+    }
+
     /// The driver did not take a command: the tag is ours, and its command is to be sent again.
     fn refused<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>, raw: i32) {
         self.counters.rearms.one();
@@ -492,13 +503,8 @@ impl Hw {
     #[inline]
     fn give<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
         self.counters.commits.one();
-        if let Some(slot) = self.tags.of(tag).slot.take() {
-            // Before the commit: what is in a slot keeps its request from ending.
-            let command = self
-                .driver()
-                .plain(sys::IO_UNREGISTER_BUFFER, tag, 0, u64::from(slot));
-            port.submit(token::own(Kind::Unregister, slot), Op::Command(command));
-        }
+        // Before the commit: what is in a slot keeps its request from ending.
+        self.empty_slot(port, tag);
         let of = self.tags.of(tag);
         of.sent = Sent::Commit { result };
         of.refused = 0;

@@ -1,11 +1,12 @@
 //! How a queue leaves: its driver retires the tags, or its reactor stops. What the server has in
-//! hand then is finished first, or left with the driver, and only after that is the queue detached.
+//! hand then is finished first, or left with the driver, and only after that is the queue detached: a
+//! queue never goes while a handler has a request of it.
 
 use std::time::Duration;
 
 use reactor::{Op, Port};
 
-use super::{Hw, Kind, State, sys, token};
+use super::{Hw, Kind, State, token};
 
 /// How long a queue whose first tag was retired waits for the others. A quiesced driver may leave
 /// some armed for ever.
@@ -51,12 +52,7 @@ impl Hw {
 
     pub(super) fn leave_tag<P: Port>(&mut self, port: &mut P, tag: u16) {
         self.counters.abandoned.one();
-        if let Some(slot) = self.tags.of(tag).slot.take() {
-            let command = self
-                .driver()
-                .plain(sys::IO_UNREGISTER_BUFFER, tag, 0, u64::from(slot));
-            port.submit(token::own(Kind::Unregister, slot), Op::Command(command));
-        }
+        self.empty_slot(port, tag);
         self.tags.set(tag, State::Left);
     }
 
