@@ -461,13 +461,16 @@ fn clients_that_stall_lose_their_buffers_to_those_that_wait_for_them() {
             bytes: 64 << 20,
             ..Setup::new(kind)
         });
-        // Half of the pool, 64 MiB, may be held by payloads under way: two clients take it.
-        let mut stalled: Vec<_> = (0..2).map(|_| world.client()).collect();
+        // Half of the pool, 64 MiB, may be held by payloads under way, and as much again by clients
+        // that had none: four take it.
+        let mut stalled: Vec<_> = (0..4).map(|_| world.client()).collect();
         for client in &mut stalled {
             client.start(WRITE, 0, 1, 0, 32 << 20);
         }
-        eventually("both payloads have a buffer", || {
-            world.pools().iter().map(|pool| pool.lent).sum::<usize>() == 64 << 20
+        eventually("all four payloads have a buffer", || {
+            let pools = world.pools();
+            let lent = pools.iter().map(|pool| pool.lent + pool.beyond);
+            lent.sum::<usize>() == 128 << 20
         });
         let mut reader = world.client();
         assert_eq!(
@@ -477,12 +480,12 @@ fn clients_that_stall_lose_their_buffers_to_those_that_wait_for_them() {
         );
         assert_eq!(
             world.server.connections(),
-            3,
+            5,
             "nobody waited, so nobody was cut"
         );
         let mut writer = world.client();
         writer.write(0, 0, &[7; 4096]).unwrap();
-        eventually("one of the two is cut", || world.server.connections() <= 3);
+        eventually("one of the four is cut", || world.server.connections() <= 5);
         assert_eq!(reader.read(0, 4096).unwrap(), [7; 4096]);
         drop(stalled);
         world.assert_nothing_left();

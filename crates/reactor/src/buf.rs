@@ -16,6 +16,12 @@ use crate::pool::Home;
 /// Alignment of every buffer, enough for direct I/O on all known devices.
 pub const BUF_ALIGN: usize = 4096;
 
+#[cfg(test)]
+thread_local! {
+    /// Plays an allocator that has nothing left.
+    pub(crate) static NO_MEMORY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 /// A page-aligned allocation. It goes back to its pool, or to the allocator, when dropped.
 pub(crate) struct Region {
     /// What the allocator gave.
@@ -41,6 +47,10 @@ impl Region {
             capacity > 0 && capacity.is_multiple_of(BUF_ALIGN),
             "capacity {capacity}"
         );
+        #[cfg(test)]
+        if NO_MEMORY.get() {
+            return None;
+        }
         // SAFETY: the layout's size is above zero, as asserted.
         let base = NonNull::new(unsafe { alloc_zeroed(Self::layout(capacity)?) })?;
         let skip = base.as_ptr().align_offset(BUF_ALIGN);

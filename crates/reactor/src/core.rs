@@ -4,10 +4,11 @@
 //! raw result is in, so memory that the kernel may touch is always held here; each operation
 //! ends with exactly one completion; a source's count of operations is exact, so it can be
 //! dropped when the count is zero. How operations end is in `ending`, how sources and the ring leave
-//! in `leaving`.
+//! in `leaving`, who waits for a buffer in `lending`.
 
 mod ending;
 mod leaving;
+mod lending;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -18,17 +19,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::buf::Buf;
 use crate::driver::{BackendKind, Call, Drive};
 use crate::files::{FileIndex, FileTable, Removed};
 use crate::flights::{Flights, InFlight};
 use crate::handle::Handle;
 use crate::op::{Completion, Fixed, Op, OpId, Sent, Token, Way, Work};
-use crate::pool::{Need, Pool};
+use crate::pool::Pool;
 use crate::run::Parking;
 use crate::slots::BufferSlots;
 use crate::source::{Cx, Source, SourceId};
 use ending::Results;
+use lending::Lending;
 
 #[derive(Default)]
 struct SourceState {
@@ -38,12 +39,6 @@ struct SourceState {
     turn_requested: bool,
     /// Operations in flight and completions not delivered yet.
     ops: u32,
-}
-
-struct Waiter {
-    source: SourceId,
-    token: Token,
-    len: usize,
 }
 
 /// A source on its way into the reactor.
@@ -80,8 +75,7 @@ pub struct Core {
     files: FileTable,
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
     pool: Pool,
-    /// Who waits for a buffer, by need, each in order.
-    waiting: [VecDeque<Waiter>; 3],
+    lending: Lending,
     sources: Vec<SourceState>,
     sources_free: Vec<u32>,
     ready: VecDeque<(SourceId, Token, Completion)>,
@@ -98,6 +92,7 @@ pub struct Core {
 
 impl Core {
     pub(crate) fn new(driver: Box<dyn Drive>, handle: Handle, pool: Pool) -> Core {
+        let lending = Lending::new(&handle);
         Core {
             driver,
             handle,
@@ -107,7 +102,7 @@ impl Core {
             files: FileTable::default(),
             timers: BinaryHeap::new(),
             pool,
-            waiting: Default::default(),
+            lending,
             sources: Vec::new(),
             sources_free: Vec::new(),
             ready: VecDeque::new(),
@@ -135,11 +130,6 @@ impl Core {
     /// The buffers of this reactor.
     pub fn pool(&self) -> &Pool {
         &self.pool
-    }
-
-    /// Whether somebody waits for a buffer: who sits on some for long should let go.
-    pub fn buffers_wanted(&self) -> bool {
-        self.waiting.iter().any(|queue| !queue.is_empty())
     }
 
     /// Whether the reactor is to stop.
@@ -389,43 +379,6 @@ impl Core {
         });
         self.timers.push(Reverse((Instant::now() + after, key)));
         OpId(key)
-    }
-
-    pub(crate) fn buffer(
-        &mut self,
-        source: SourceId,
-        token: Token,
-        len: usize,
-        need: Need,
-    ) -> Option<Buf> {
-        let queue = &mut self.waiting[need as usize];
-        // Nobody overtakes those who wait.
-        if queue.is_empty()
-            && let Some(buf) = self.pool.take(len, need)
-        {
-            return Some(buf);
-        }
-        queue.push_back(Waiter { source, token, len });
-        None
-    }
-
-    /// Lends buffers to those who wait, in order; those who must get on come first.
-    pub(crate) fn grant_buffers(&mut self) {
-        for need in [Need::Progress, Need::Fresh, Need::Held] {
-            loop {
-                let queue = &mut self.waiting[need as usize];
-                let Some(head) = queue.front() else { break };
-                let Some(buf) = self.pool.take(head.len, need) else {
-                    break;
-                };
-                let Some(head) = queue.pop_front() else { break };
-                if let Some(state) = self.source(head.source) {
-                    state.ops += 1;
-                }
-                self.ready
-                    .push_back((head.source, head.token, Completion::Buffer(buf)));
-            }
-        }
     }
 
     /// Queues the completions of timers that are due.

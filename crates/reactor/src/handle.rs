@@ -21,6 +21,8 @@ type Posted = Box<dyn FnOnce(&mut Core) + Send>;
 pub(crate) enum Message {
     Run(Posted),
     Wake(Arc<SourceWake>),
+    /// A buffer came back that is waited for: what is due happens in every turn.
+    Look,
 }
 
 #[derive(Default)]
@@ -88,6 +90,14 @@ impl Shared {
         let mut inbox = self.inbox();
         inbox.closed = true;
         std::mem::take(&mut inbox.messages)
+    }
+}
+
+/// Wakes the reactor for a turn.
+impl Wake for Shared {
+    fn wake(self: Arc<Self>) {
+        // A reactor that has ended lends nothing.
+        let _ = self.send(Message::Look);
     }
 }
 

@@ -5,9 +5,28 @@
 //! The reserve is lent to one holder at a time, and only for [`Need::Progress`]: requests that
 //! already hold memory and cannot finish without a little more. As such a request gives the
 //! reserve back before it asks again, the head of that queue always gets on.
+//!
+//! # Buffers that are held for long
+//!
+//! A request that its device parks may keep its buffer for ever ([`Need::Held`]). Nobody must wait
+//! for such a buffer of somebody else, or one device's full log would stop all others. So:
+//!
+//! 1. They take at most half of the bytes, and leave room for the largest request besides: who
+//!    gives back without waiting ([`Need::Fresh`]) gets on whatever is held.
+//! 2. A holder gets no more than it leaves to the others: its own bytes and the new ones fit in what
+//!    is left of that half. One takes half of it at most, two a third each, and so on.
+//! 3. A holder that has none always gets one, beyond the bounds where need be. So who waits has a
+//!    buffer, and waits for its own to come back and for nothing else.
+//!
+//! The third costs at most one request's bytes for each holder, which only queues of devices are:
+//! their number is the server's own choice. That of clients is not, so all that clients get beyond
+//! the bounds is bounded again ([`Need::Client`]); what they stop over is cut off instead.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 
 use crate::buf::{BUF_ALIGN, Buf, Region};
 
@@ -23,10 +42,12 @@ const KEPT_BYTES_MAX: usize = 16 << 20;
 pub enum Need {
     /// A request that holds no memory yet, and gives this back without waiting for anybody.
     Fresh,
-    /// The same, but held for as long as something outside makes the request wait (a payload
-    /// that comes slowly, a log without space). Such holders get at most half of the bytes, so
-    /// that requests which need not wait go on beside them.
+    /// The same, but held for as long as the device makes the request wait (a log without space).
+    /// Each holder gets a part of the bytes, and one buffer in any case.
     Held,
+    /// The same for a client that may come slowly with what is to be put in, and of whom there may
+    /// be any number: one buffer in any case only as far as all such take as much again.
+    Client,
     /// A request that holds memory and needs this to finish. May use the reserve; holds no other
     /// buffer obtained for this need while it waits.
     Progress,
@@ -34,13 +55,24 @@ pub enum Need {
 
 struct Inner {
     bytes_max: usize,
+    /// Bytes within the bounds.
     lent: usize,
-    /// The part of `lent` that is lent for [`Need::Held`].
+    /// The part of `lent` that is lent for [`Need::Held`] and [`Need::Client`], and its bound.
     held: usize,
+    held_max: usize,
+    /// Bytes lent beyond the bounds, and those of them that clients have.
+    beyond: usize,
+    beyond_clients: usize,
+    /// What each holder has of all these. Only those that have something are here.
+    holders: HashMap<u64, usize>,
     kept: usize,
     reserve_len: usize,
     free: [Vec<Region>; CLASSES],
     reserve: Option<Region>,
+    /// The system had no memory when it was last asked.
+    short: bool,
+    /// Somebody waits: to be woken by the next buffer that comes back.
+    watch: Option<Waker>,
 }
 
 /// Where a region returns to when its last part is dropped.
@@ -48,14 +80,20 @@ struct Inner {
 pub(crate) struct Home {
     pool: Weak<Mutex<Inner>>,
     lent_as: LentAs,
+    holder: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LentAs {
     Ordinary,
     Held,
+    Beyond,
+    BeyondClient,
     Reserve,
 }
+
+/// The holder of whoever does not say who it is.
+const NOBODY: u64 = u64::MAX;
 
 /// A pool of page-aligned buffers. Its lock is small: memory only, never held over a wait.
 pub struct Pool {
@@ -65,8 +103,10 @@ pub struct Pool {
 /// Figures of a pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// Bytes lent now, without the reserve.
+    /// Bytes lent now within the bounds, without the reserve.
     pub lent: usize,
+    /// Bytes lent beyond them, to holders that had none.
+    pub beyond: usize,
     /// Bytes kept for reuse.
     pub kept: usize,
     /// Whether the reserve is lent.
@@ -90,42 +130,75 @@ impl Pool {
     pub fn new(bytes_max: usize, reserve_bytes: usize) -> Option<Pool> {
         // Untouched pages of the reserve cost no memory until it is needed.
         let (_, reserve_size) = class_of(reserve_bytes)?;
+        let bytes_max = bytes_max.max(reserve_size);
         let inner = Inner {
-            bytes_max: bytes_max.max(reserve_size),
+            bytes_max,
             lent: 0,
             held: 0,
+            held_max: (bytes_max / 2).min(bytes_max - reserve_size),
+            beyond: 0,
+            beyond_clients: 0,
+            holders: HashMap::new(),
             reserve_len: reserve_size,
             kept: 0,
             free: std::array::from_fn(|_| Vec::new()),
             reserve: Some(Region::allocate(reserve_size)?),
+            short: false,
+            watch: None,
         };
         Some(Pool {
             inner: Arc::new(Mutex::new(inner)),
         })
     }
 
-    /// A buffer of `len` bytes with any content, or `None` where the pool is dry.
+    /// A buffer of `len` bytes with any content, or `None` where the pool is dry. See
+    /// [`Pool::take_for`] for what is held.
     pub fn take(&self, len: usize, need: Need) -> Option<Buf> {
+        self.take_for(NOBODY, len, need)
+    }
+
+    /// The same for a holder, of whom all buffers for [`Need::Held`] and [`Need::Client`] count
+    /// together.
+    pub fn take_for(&self, holder: u64, len: usize, need: Need) -> Option<Buf> {
         let (class, size) = class_of(len)?;
         let mut inner = lock(&self.inner);
-        let (region, lent_as) = match (inner.ordinary(class, size, need), need) {
-            (Some(region), Need::Held) => (Some(region), LentAs::Held),
-            (Some(region), _) => (Some(region), LentAs::Ordinary),
-            (None, Need::Progress) => (inner.reserve_for(len), LentAs::Reserve),
-            (None, _) => return None,
+        let (region, lent_as) = match inner.ordinary(class, size, need, holder) {
+            None if need == Need::Progress => (inner.reserve_for(len)?, LentAs::Reserve),
+            other => other?,
         };
         drop(inner);
-        let mut region = region?;
+        let mut region = region;
         region.settle(Home {
             pool: Arc::downgrade(&self.inner),
             lent_as,
+            holder,
         });
         Some(Buf::whole(region, len))
     }
 
+    /// Wakes this the next time that a buffer comes back, once, from whatever thread. Who waits
+    /// asks for it before it tries to take one in vain.
+    pub(crate) fn watch(&self, waker: &Waker) {
+        lock(&self.inner).watch = Some(waker.clone());
+    }
+
+    /// Nobody waits any more, or who does looks anyway.
+    pub(crate) fn unwatch(&self) {
+        let watch = lock(&self.inner).watch.take();
+        drop(watch);
+    }
+
+    /// Whether the system had no memory when it was last asked for some: no buffer that comes back
+    /// says when it has.
+    pub(crate) fn is_short(&self) -> bool {
+        lock(&self.inner).short
+    }
+
     /// The largest buffer that can ever be had, for whatever need.
     pub fn len_max(&self) -> usize {
-        (lock(&self.inner).bytes_max / 2).min(BUF_ALIGN << (CLASSES - 1))
+        let most = lock(&self.inner).bytes_max.min(BUF_ALIGN << (CLASSES - 1));
+        // Sizes are powers of two.
+        1 << most.ilog2()
     }
 
     /// The largest buffer that is certain to come to who asks for [`Need::Progress`].
@@ -139,6 +212,7 @@ impl Pool {
         let reserve_lent = inner.reserve.is_none();
         PoolStats {
             lent: inner.lent,
+            beyond: inner.beyond,
             kept: inner.kept,
             reserve_lent,
         }
@@ -146,27 +220,94 @@ impl Pool {
 }
 
 impl Inner {
-    fn ordinary(&mut self, class: usize, size: usize, need: Need) -> Option<Region> {
-        let too_much_held = need == Need::Held && self.held + size > self.bytes_max / 2;
-        if too_much_held || self.lent + size > self.bytes_max {
-            return None;
-        }
+    fn ordinary(
+        &mut self,
+        class: usize,
+        size: usize,
+        need: Need,
+        holder: u64,
+    ) -> Option<(Region, LentAs)> {
+        let lent_as = self.way(size, need, holder)?;
         let region = match self.free[class].pop() {
             Some(region) => {
                 self.kept -= size;
                 region
             }
-            None => Region::allocate(size)?,
+            None => {
+                let region = Region::allocate(size);
+                self.short = region.is_none();
+                region?
+            }
         };
-        self.lent += size;
-        if need == Need::Held {
-            self.held += size;
+        match lent_as {
+            LentAs::Ordinary | LentAs::Reserve => self.lent += size,
+            LentAs::Held => (self.lent, self.held) = (self.lent + size, self.held + size),
+            LentAs::Beyond => self.beyond += size,
+            LentAs::BeyondClient => {
+                self.beyond += size;
+                self.beyond_clients += size;
+            }
         }
-        Some(region)
+        if lent_as != LentAs::Ordinary {
+            *self.holders.entry(holder).or_default() += size;
+        }
+        Some((region, lent_as))
+    }
+
+    /// How so many bytes can be lent now, if they can.
+    fn way(&self, size: usize, need: Need, holder: u64) -> Option<LentAs> {
+        let fits = self.lent + size <= self.bytes_max;
+        if matches!(need, Need::Fresh | Need::Progress) {
+            return fits.then_some(LentAs::Ordinary);
+        }
+        let own = self.holders.get(&holder).copied().unwrap_or(0);
+        if fits && own + size <= self.held_max - self.held {
+            return Some(LentAs::Held);
+        }
+        match need {
+            _ if own > 0 => None,
+            Need::Client if self.beyond_clients + size > self.held_max => None,
+            Need::Client => Some(LentAs::BeyondClient),
+            _ => Some(LentAs::Beyond),
+        }
     }
 
     fn reserve_for(&mut self, len: usize) -> Option<Region> {
         self.reserve.take_if(|reserve| reserve.capacity() >= len)
+    }
+
+    /// Takes what was lent back, and returns what is not kept.
+    fn take_back(&mut self, region: Region, lent_as: LentAs, holder: u64) -> Option<Region> {
+        let size = region.capacity();
+        match lent_as {
+            LentAs::Reserve => {
+                self.reserve = Some(region);
+                return None;
+            }
+            LentAs::Ordinary => self.lent -= size,
+            LentAs::Held => (self.lent, self.held) = (self.lent - size, self.held - size),
+            LentAs::Beyond => self.beyond -= size,
+            LentAs::BeyondClient => {
+                self.beyond -= size;
+                self.beyond_clients -= size;
+            }
+        }
+        if lent_as != LentAs::Ordinary
+            && let Entry::Occupied(mut own) = self.holders.entry(holder)
+        {
+            *own.get_mut() -= size;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+        match class_of(size) {
+            Some((class, _)) if self.kept + size <= KEPT_BYTES_MAX => {
+                self.kept += size;
+                self.free[class].push(region);
+                None
+            }
+            _ => Some(region),
+        }
     }
 }
 
@@ -177,24 +318,13 @@ impl Home {
         let Some(pool) = self.pool.upgrade() else {
             return;
         };
-        let size = region.capacity();
         let mut inner = lock(&pool);
-        match self.lent_as {
-            LentAs::Reserve => {
-                inner.reserve = Some(region);
-                return;
-            }
-            LentAs::Held => inner.held -= size,
-            LentAs::Ordinary => {}
-        }
-        inner.lent -= size;
-        if inner.kept + size > KEPT_BYTES_MAX {
-            drop(inner);
-            return;
-        }
-        if let Some((class, _)) = class_of(size) {
-            inner.kept += size;
-            inner.free[class].push(region);
+        let surplus = inner.take_back(region, self.lent_as, self.holder);
+        let watch = inner.watch.take();
+        drop(inner);
+        drop(surplus);
+        if let Some(waker) = watch {
+            waker.wake();
         }
     }
 }
@@ -207,6 +337,8 @@ impl fmt::Debug for Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
 
     #[test]
@@ -220,9 +352,8 @@ mod tests {
         assert_eq!(
             pool.stats(),
             PoolStats {
-                lent: 0,
                 kept: 64 << 10,
-                reserve_lent: false
+                ..PoolStats::default()
             }
         );
         assert_eq!(pool.take(60 << 10, Need::Fresh).unwrap().len(), 60 << 10);
@@ -241,13 +372,100 @@ mod tests {
     }
 
     #[test]
-    fn those_that_may_wait_long_get_at_most_half() {
-        let pool = Pool::new(16 << 10, 4096).unwrap();
-        let held = pool.take(8192, Need::Held).unwrap();
-        assert!(pool.take(1, Need::Held).is_none());
-        let _fresh = pool.take(8192, Need::Fresh).unwrap();
+    fn what_is_held_is_at_most_half_and_leaves_room_for_the_largest_fresh_request() {
+        for (bytes, reserve, half) in [(64 << 10, 4096, 32 << 10), (64 << 10, 64 << 10, 0)] {
+            let pool = Pool::new(bytes, reserve).unwrap();
+            let hold = |holder| pool.take_for(holder, 4096, Need::Held).unwrap();
+            let _held: Vec<_> = (0..100).map(hold).collect();
+            let stats = pool.stats();
+            assert_eq!(stats.lent + stats.beyond, 100 * 4096);
+            assert!(stats.lent <= half, "{stats:?}");
+            assert!(pool.take(pool.reserve_len(), Need::Fresh).is_some());
+        }
+    }
+
+    #[test]
+    fn a_holder_gets_no_more_than_it_leaves_to_the_others() {
+        let pool = Pool::new(2 << 20, 4096).unwrap();
+        let mut held = Vec::new();
+        let mut hold = |holder| {
+            let before = held.len();
+            while let Some(buf) = pool.take_for(holder, 4096, Need::Held) {
+                held.push(buf);
+            }
+            (held.len() - before) * 4096
+        };
+        assert_eq!(
+            [hold(1), hold(2), hold(3)],
+            [512 << 10, 256 << 10, 128 << 10]
+        );
+        assert_eq!(hold(1), 0);
         drop(held);
-        assert!(pool.take(4096, Need::Held).is_some());
+        assert_eq!((pool.stats().lent, pool.stats().beyond), (0, 0));
+        assert!(lock(&pool.inner).holders.is_empty());
+    }
+
+    #[test]
+    fn a_holder_that_has_nothing_waits_for_nobody_else() {
+        let pool = Pool::new(4 << 20, 1 << 20).unwrap();
+        let mut parked = Vec::new();
+        for holder in 0..100 {
+            let first = pool.take_for(holder, 1 << 20, Need::Held);
+            parked.push(first.expect("whatever the others hold"));
+            while let Some(more) = pool.take_for(holder, 1 << 20, Need::Held) {
+                parked.push(more);
+            }
+        }
+        // And one that has something waits for its own alone.
+        assert!(pool.take_for(99, 512, Need::Held).is_none());
+        drop(parked.pop());
+        let again = pool.take_for(99, pool.len_max(), Need::Held);
+        assert!(again.is_some());
+        drop((parked, again));
+        assert_eq!((pool.stats().lent, pool.stats().beyond), (0, 0));
+    }
+
+    #[test]
+    fn what_clients_get_beyond_the_bounds_is_bounded_and_stops_no_queue() {
+        let pool = Pool::new(4 << 20, 1 << 20).unwrap();
+        let first = |client| pool.take_for(client, 1 << 20, Need::Client);
+        let held: Vec<_> = (0..100).map_while(first).collect();
+        assert_eq!(held.len(), 4, "half of the pool, and as much again");
+        assert!(pool.take_for(100, 1 << 20, Need::Held).is_some());
+        assert!(pool.take(1 << 20, Need::Fresh).is_some());
+        drop(held);
+        assert!(first(0).is_some());
+    }
+
+    #[test]
+    fn a_buffer_that_comes_back_wakes_who_watches_once() {
+        struct Count(AtomicUsize);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(Arc::clone(&count));
+        let woken = || count.0.load(Ordering::SeqCst);
+        let pool = Pool::new(64 << 10, 4096).unwrap();
+        let lend = |need| pool.take(4096, need).unwrap();
+        drop(lend(Need::Fresh));
+        assert_eq!(woken(), 0);
+        let all = pool.take(64 << 10, Need::Fresh).unwrap();
+        let reserve = lend(Need::Progress);
+        let held = lend(Need::Held);
+        for (round, buf) in [reserve, held, all].into_iter().enumerate() {
+            pool.watch(&waker);
+            std::thread::scope(|scope| scope.spawn(|| drop(buf)).join().unwrap());
+            assert_eq!(woken(), round + 1);
+            drop(pool.take_for(1, 4096, Need::Held));
+            assert_eq!(woken(), round + 1, "nobody watches");
+        }
+        pool.watch(&waker);
+        pool.unwatch();
+        drop(lend(Need::Fresh));
+        assert_eq!(woken(), 3);
     }
 
     #[test]
@@ -279,5 +497,9 @@ mod tests {
         let pool = Pool::new(1 << 30, 4096).unwrap();
         assert!(pool.take((64 << 20) + 1, Need::Fresh).is_none());
         assert!(pool.take(usize::MAX, Need::Progress).is_none());
+        assert_eq!(pool.len_max(), 64 << 20);
+        let odd = Pool::new(100 << 10, 4096).unwrap();
+        assert!(odd.take(odd.len_max(), Need::Fresh).is_some());
+        assert!(odd.take(odd.len_max() + 1, Need::Fresh).is_none());
     }
 }

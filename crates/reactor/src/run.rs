@@ -338,6 +338,7 @@ impl Loop {
         let mut asked_to_stop = false;
         let mut cut_at = None;
         loop {
+            self.core.watch_no_buffers();
             self.core.handle().shared.take(&mut messages);
             for message in messages.drain(..) {
                 self.message(message);
@@ -356,7 +357,8 @@ impl Loop {
                 Some(wait) => wait,
                 None => break,
             };
-            let wait = [self.wait(), stop_wait].into_iter().flatten().min();
+            let retry = self.core.retry_buffers();
+            let wait = [self.wait(), stop_wait, retry].into_iter().flatten().min();
             if let Err(error) = self.core.drive(wait) {
                 // Nothing can be submitted any more: whoever waits must not wait for ever.
                 tracing::error!(%error, "the reactor cannot enter its ring and stops");
@@ -394,6 +396,7 @@ impl Loop {
                     self.with_source(wake.source, |source, cx| source.woken(cx, wake.key));
                 }
             }
+            Message::Look => {}
         }
         // A message may attach sources and a later one may wake them.
         self.arrivals();

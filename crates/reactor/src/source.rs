@@ -19,6 +19,13 @@ pub struct SourceId {
     pub(crate) generation: u32,
 }
 
+impl SourceId {
+    /// As one number.
+    pub(crate) fn number(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+}
+
 /// Something that lives on a reactor's thread. No method may wait (R1).
 ///
 /// A source that panics is detached; the others go on. When a source is detached, its operations
@@ -67,7 +74,8 @@ impl Cx<'_> {
         self.core.submit(self.me, token, op)
     }
 
-    /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of asking.
+    /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of asking
+    /// (for [`Need::Held`] and [`Need::Client`], of this source's asking).
     /// `len` beyond [`crate::Pool::len_max`] never comes: check it before.
     pub fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
         self.core.buffer(self.me, token, len, need)

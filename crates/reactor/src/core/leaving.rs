@@ -21,9 +21,7 @@ impl Core {
             return;
         }
         self.leaving.push(source);
-        for queue in &mut self.waiting {
-            queue.retain(|waiter| waiter.source != source);
-        }
+        self.lending.forget(source);
     }
 
     /// Those that were detached in this turn, with all that they have in flight cancelled: also what

@@ -6,11 +6,13 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
 
 use super::*;
+use crate::buf::{Buf, NO_MEMORY};
 use crate::driver::{Call, Uring, wake_fd};
 use crate::files::Target;
 use crate::handle::Shared;
 use crate::memory::memfd;
 use crate::op::{Command, Hold};
+use crate::pool::Need;
 
 /// What a double's driver was told, and what it is to answer.
 #[derive(Default)]
@@ -160,6 +162,47 @@ fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
     core.grant_buffers();
     let (token, granted) = next(&mut core).expect("the buffer that was waited for");
     assert!(token == Token(2) && matches!(granted, Completion::Buffer(_)));
+}
+
+#[test]
+fn a_source_that_waits_for_its_own_buffers_is_waited_for_by_no_other() {
+    let (mut core, _kernel, parked, _file) = world();
+    let other = core.attach(|_| Idle);
+    let mut ask = |source, token| core.buffer(source, Token(token), 128 << 10, Need::Held);
+    let held: Vec<_> = (0..9).map_while(|token| ask(parked, token)).collect();
+    assert_eq!(held.len(), 2, "half of what may be held; the third waits");
+    let own = ask(other, 4).expect("it has none");
+    assert!(ask(other, 5).is_none());
+    assert!(ask(other, 6).is_none());
+    core.grant_buffers();
+    assert!(next(&mut core).is_none());
+    drop(own);
+    core.grant_buffers();
+    let (token, granted) = next(&mut core).expect("its own came back");
+    assert_eq!(token, Token(5), "in the order of asking");
+    core.grant_buffers();
+    assert!(next(&mut core).is_none());
+    drop((held, granted));
+    core.grant_buffers();
+    let mut rest = [next(&mut core), next(&mut core)].map(|one| one.unwrap().0.0);
+    rest.sort_unstable();
+    assert_eq!(rest, [2, 6]);
+    assert!(!core.buffers_wanted());
+}
+
+#[test]
+fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
+    let (mut core, _kernel, source, _file) = world();
+    NO_MEMORY.set(true);
+    for need in [Need::Fresh, Need::Held] {
+        assert!(core.buffer(source, Token(1), 4096, need).is_none());
+    }
+    core.grant_buffers();
+    assert!(core.retry_buffers().is_some());
+    NO_MEMORY.set(false);
+    core.grant_buffers();
+    assert!(next(&mut core).is_some() && next(&mut core).is_some());
+    assert!(core.retry_buffers().is_none());
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! every other file is a real one (tests use memory files). Nothing is submitted before
 //! [`Ring::turn`], as nothing is before a real ring is entered.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -381,14 +381,20 @@ impl Ring {
         self.end(key, |_| Completion::Elapsed(Ok(())));
     }
 
-    /// Lends buffers to those who wait, in order.
+    /// Lends buffers to those who wait, in each one's order.
     fn quench(&mut self) {
-        while let Some(&(source, token, len, need)) = self.thirsty.front() {
-            let Some(buf) = self.pool.take(len, need) else {
-                return;
+        let mut dry = BTreeSet::new();
+        for (source, token, len, need) in std::mem::take(&mut self.thirsty) {
+            let lent = match dry.contains(&source) {
+                true => None,
+                false => self.pool.take_for(source as u64, len, need),
             };
-            self.thirsty.pop_front();
-            self.ready.push((source, token, Completion::Buffer(buf)));
+            if let Some(buf) = lent {
+                self.ready.push((source, token, Completion::Buffer(buf)));
+            } else {
+                dry.insert(source);
+                self.thirsty.push_back((source, token, len, need));
+            }
         }
     }
 }
@@ -485,8 +491,12 @@ impl Port for RingPort<'_> {
 
     fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
         let ring = &mut *self.ring;
-        let dry = !ring.thirsty.is_empty() || ring.strikes(ring.chaos.dry);
-        let lent = if dry { None } else { ring.pool.take(len, need) };
+        let waits = ring.thirsty.iter().any(|one| one.0 == self.source);
+        let dry = waits || ring.strikes(ring.chaos.dry);
+        let lent = match dry {
+            true => None,
+            false => ring.pool.take_for(self.source as u64, len, need),
+        };
         if lent.is_some() {
             return lent;
         }
