@@ -333,7 +333,10 @@ impl Work {
             Work::Lent(sent) => return Some(sent.ended(raw)),
             _ => {}
         }
-        if raw == -libc::EINTR || raw == -libc::EAGAIN {
+        // A sync that failed is never made again (R10): the next one would succeed, although what
+        // this one was for may be lost.
+        let interrupted = raw == -libc::EINTR || raw == -libc::EAGAIN;
+        if interrupted && !matches!(self, Work::Sync { .. }) {
             return stop.then(|| self.ended(Err(cancelled())));
         }
         if raw < 0 {

@@ -153,3 +153,19 @@ fn a_receive_says_how_much_came_and_an_exact_one_fills_up() {
         Verdict::Done(Completion::Received(_, Ok(80)))
     ));
 }
+
+#[test]
+fn a_sync_that_failed_for_whatever_reason_is_never_made_again() {
+    for data_only in [false, true] {
+        for errno in [libc::EINTR, libc::EAGAIN, libc::EIO] {
+            for stop in [false, true] {
+                let sync = Work::Sync { data_only };
+                let Verdict::Done(Completion::Synced(Err(error))) = judged(sync, -errno, stop)
+                else {
+                    panic!("errno {errno} is not told")
+                };
+                assert_eq!(error.raw_os_error(), Some(errno));
+            }
+        }
+    }
+}
