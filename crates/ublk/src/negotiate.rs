@@ -494,10 +494,17 @@ pub fn inherit(
     Ok(granted(info, offer, mode, flags, dropped))
 }
 
+/// Flags of devices that ask more of their server than is done here.
+const FOREIGN: u64 = sys::F_BATCH_IO
+    | sys::F_ZONED
+    | sys::F_UNPRIVILEGED
+    | sys::F_INTEGRITY
+    | sys::F_SHARED_ZERO_COPY;
+
 /// The mode in which a device that somebody added can be served here.
 fn mode_of(info: &sys::DeviceInfo) -> Result<DataMode, Error> {
     let flags = Features::from_bits(info.flags);
-    let foreign = flags & Features::from_bits(sys::F_BATCH_IO | sys::F_ZONED | sys::F_UNPRIVILEGED);
+    let foreign = flags & Features::from_bits(FOREIGN);
     let has = |flag| flags.has(flag);
     if foreign == Features::NONE {
         let fallback = has(sys::F_USER_COPY) || has(sys::F_ZERO_COPY);

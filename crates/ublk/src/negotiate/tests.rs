@@ -257,6 +257,9 @@ fn a_device_is_taken_over_as_it_was_added() {
         sys::F_ZERO_COPY,
         sys::F_BATCH_IO,
         sys::F_ZONED | sys::F_USER_COPY,
+        sys::F_INTEGRITY | sys::F_USER_COPY,
+        sys::F_SHARED_ZERO_COPY | sys::F_USER_COPY,
+        sys::F_SHARED_ZERO_COPY,
     ] {
         let error = inherit(foreign, Modes::ALL).unwrap_err();
         assert!(error.remedy().contains("delete it"), "{error}");

@@ -97,9 +97,14 @@ impl Drop for Descriptors {
     }
 }
 
-/// Bytes that a request carries, or the errno of one that makes no sense. `io_bytes_max` is the
-/// device's largest request.
+/// Bytes that a request carries, or the errno of one that makes no sense or cannot be served.
+/// `io_bytes_max` is the device's largest request.
 pub(super) fn bytes_of(descriptor: &IoDescriptor, io_bytes_max: u32) -> Result<u32, i32> {
+    if descriptor.has(sys::IO_SHARED) {
+        // Nobody reads or fills shared memory here. Without this, a write would bring what the
+        // last one left in our buffer, and a read would be done without its bytes.
+        return Err(libc::EIO);
+    }
     match descriptor.op() {
         sys::OP_READ | sys::OP_WRITE => {
             let bytes = u64::from(descriptor.sectors) * SECTOR_BYTES;

@@ -106,6 +106,9 @@ pub const IO_FUA: u32 = 1 << 13;
 pub const IO_NO_UNMAP: u32 = 1 << 15;
 /// The request's pages are in no buffer slot: its own was taken.
 pub const IO_NEED_REGISTER_BUFFER: u32 = 1 << 17;
+/// Its bytes are in memory that was registered for [`super::F_SHARED_ZERO_COPY`]: the driver copies
+/// nothing, and takes any result for the whole of it.
+pub const IO_SHARED: u32 = 1 << 19;
 
 /// Where the memory that holds the descriptors of queue 0 begins on the character device.
 pub const DESCRIPTORS_OFFSET: u64 = 0;
