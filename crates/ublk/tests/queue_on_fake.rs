@@ -50,7 +50,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                     depth: 1 + seed.below(8) as u16,
                     shares: 1,
                     slots: 1 + seed.below(12) as u16,
-                    pool_bytes: 64 << 10,
+                    pool_bytes: 256 << 10,
                     habits: Habits {
                         late: 60,
                         ..Habits::default()

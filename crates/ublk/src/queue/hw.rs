@@ -281,7 +281,7 @@ impl Hw {
                 let descriptor = self.descriptors.get(tag);
                 let bytes = usize::try_from(u64::from(descriptor.sectors) * SECTOR_BYTES);
                 let bytes = bytes.unwrap_or(usize::MAX).max(1);
-                match get_data.take(port, &self.waker, tag, bytes) {
+                match get_data.take(port, (&self.waker, &self.counters), tag, bytes) {
                     Some(buf) => self.fetch_data(port, tag, buf),
                     None => self.wait(tag),
                 }
@@ -318,10 +318,18 @@ impl Hw {
         }
     }
 
+    /// The pause of a pool that failed is over.
+    pub(super) fn pool_paused<P: Port>(&mut self, port: &mut P) {
+        if let Mode::GetData(get_data) = &mut self.mode {
+            get_data.pause_over();
+        }
+        self.pool_woken(port);
+    }
+
     /// A pool of the user's may have something.
     pub(super) fn pool_woken<P: Port>(&mut self, port: &mut P) {
         while let Mode::GetData(get_data) = &mut self.mode
-            && let Some((tag, buf)) = get_data.next_waiting(&self.waker)
+            && let Some((tag, buf)) = get_data.next_waiting(port, (&self.waker, &self.counters))
         {
             self.buffer_came(port, tag, buf);
         }
@@ -396,11 +404,13 @@ impl Hw {
 
     /// A slot was emptied: the next request in line gets it.
     pub(super) fn slot_free<P: Port>(&mut self, port: &mut P, slot: u16) {
-        let Mode::ZeroCopy(zero_copy) = &mut self.mode else {
-            return;
-        };
-        if let Some(next) = zero_copy.give_own(slot) {
-            self.register(port, next, slot);
+        while let Mode::ZeroCopy(zero_copy) = &mut self.mode
+            && let Some(next) = zero_copy.give_own(slot)
+        {
+            // A tag that was left meanwhile needs none.
+            if self.tags.state(next) == State::Owed {
+                return self.register(port, next, slot);
+            }
         }
     }
 

@@ -213,6 +213,10 @@ impl<H: Handler> QueueSource<H> {
                 hw.grace_over();
                 None
             }
+            Kind::Pool => {
+                hw.pool_paused(port);
+                None
+            }
         };
         self.hand_out(port, request);
         self.settle(port);

@@ -11,6 +11,8 @@ use reactor::op::Command;
 use reactor::{Buf, FileIndex, Need, Op, OpId};
 use zerocopy::{FromBytes, IntoBytes};
 
+mod pools;
+
 use super::token::own;
 use super::*;
 use crate::request::Answer;
@@ -96,7 +98,16 @@ impl<H: Handler> Rig<H> {
         Rig::with_share(flags, (depth, Share::WHOLE), handler)
     }
 
-    fn with_share(flags: u64, (depth, share): (u16, Share), handler: H) -> Rig<H> {
+    fn with_share(flags: u64, tags: (u16, Share), handler: H) -> Rig<H> {
+        Rig::with_pool(flags, tags, None, handler)
+    }
+
+    fn with_pool(
+        flags: u64,
+        (depth, share): (u16, Share),
+        pool: Option<Box<dyn Pool>>,
+        handler: H,
+    ) -> Rig<H> {
         let memory = File::from(reactor::memfd(c"driver", 1 << 20).unwrap());
         let (told, counters) = (Arc::<Told>::default(), Arc::<Counters>::default());
         let parts = QueueParts {
@@ -108,7 +119,7 @@ impl<H: Handler> Rig<H> {
             flags,
             io_bytes_max: 1 << 20,
             slots_max: depth,
-            pool: None,
+            pool,
             counters: Arc::clone(&counters),
             watch: Arc::clone(&told) as Arc<dyn Watch>,
         };

@@ -23,6 +23,8 @@ pub(super) enum Kind {
     Pause = 5,
     /// The time that a queue which lost a tag waits for the rest.
     Grace = 6,
+    /// The pause before a pool of the user's that failed is asked again.
+    Pool = 7,
 }
 
 pub(super) fn own(kind: Kind, number: u16) -> Token {
@@ -41,7 +43,8 @@ pub(super) fn parse(token: Token) -> Result<(Kind, u16), u64> {
         3 => Kind::Unregister,
         4 => Kind::Buffer,
         5 => Kind::Pause,
-        _ => Kind::Grace,
+        6 => Kind::Grace,
+        _ => Kind::Pool,
     };
     Ok((kind, token.0 as u16))
 }
@@ -63,7 +66,9 @@ mod tests {
     #[test]
     fn a_token_tells_its_kind_and_number() {
         use Kind::*;
-        for kind in [Command, GetData, Register, Unregister, Buffer, Pause, Grace] {
+        for kind in [
+            Command, GetData, Register, Unregister, Buffer, Pause, Grace, Pool,
+        ] {
             assert_eq!(parse(own(kind, 4095)), Ok((kind, 4095)));
         }
         assert_eq!(parse(Token(17)), Err(17));

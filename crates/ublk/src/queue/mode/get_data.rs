@@ -9,35 +9,51 @@
 //! copied less (a fault in the middle), and says so in the descriptor.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
+use std::time::Duration;
 
 use reactor::op::{Command, Hold};
-use reactor::{Buf, Need, Port};
+use reactor::{Buf, Need, Op, Port};
 
 use super::Driver;
+use crate::queue::Counters;
 use crate::queue::token::{self, Kind};
 use crate::sys;
 
 /// Memory for the bytes of writes, where it is to come from elsewhere than the reactor's pool:
 /// of an RPC framework, for example ([`Buf::foreign`]).
 pub trait Pool: Send {
-    /// A buffer of exactly `bytes`, or `None` where there is none now: then `waker` is woken when
-    /// it is worth asking again. Called on a ring thread: it must not wait. A pool keeps room for
-    /// one request of the largest size, or its device can stall.
+    /// A buffer of at least `bytes`, of which the first `bytes` are used, or `None` where there is
+    /// none now: then `waker` is woken when it is worth asking again. Called on a ring thread: it
+    /// must not wait. A pool keeps room for one request of the largest size, or its device can
+    /// stall.
+    ///
+    /// One that panics, or lends less than was asked for, is taken for dry, counted, and asked again
+    /// after a pause.
     fn take(&mut self, bytes: usize, waker: &Waker) -> Option<Buf>;
 }
+
+/// How long a pool of the user's that failed is left alone.
+const FAILED_PAUSE: Duration = Duration::from_millis(100);
 
 pub(in crate::queue) struct GetData {
     pool: Option<Box<dyn Pool>>,
     /// Tags whose writes wait for the given pool, in order, with the bytes they need.
     waiting: VecDeque<(u16, usize)>,
+    /// It failed, and is asked again when a timer says so.
+    pausing: bool,
 }
+
+/// Who is woken, and what is counted.
+type Told<'a> = (&'a Waker, &'a Counters);
 
 impl GetData {
     pub(super) fn new(pool: Option<Box<dyn Pool>>) -> GetData {
         GetData {
             pool,
             waiting: VecDeque::new(),
+            pausing: false,
         }
     }
 
@@ -45,20 +61,17 @@ impl GetData {
     pub(in crate::queue) fn take<P: Port>(
         &mut self,
         port: &mut P,
-        waker: &Waker,
+        told: Told<'_>,
         tag: u16,
         bytes: usize,
     ) -> Option<Buf> {
-        let Some(pool) = &mut self.pool else {
-            if bytes > port.reserve_len() {
-                // It might never come: this one is the allocator's.
-                return Buf::allocate(bytes);
-            }
-            // A write may be parked for long with its bytes in hand: reads must get on beside it.
+        if self.pool.is_none() {
+            // A write may be parked for long with its bytes in hand: others must get on beside it.
+            // The first one of a queue comes in any case, however large it is.
             return port.buffer(token::own(Kind::Buffer, tag), bytes, Need::Held);
-        };
+        }
         let buf = if self.waiting.is_empty() {
-            pool.take(bytes, waker)
+            self.ask(port, told, bytes)
         } else {
             None
         };
@@ -69,11 +82,50 @@ impl GetData {
     }
 
     /// The given pool may have something again: the first in line that can go on.
-    pub(in crate::queue) fn next_waiting(&mut self, waker: &Waker) -> Option<(u16, Buf)> {
+    pub(in crate::queue) fn next_waiting<P: Port>(
+        &mut self,
+        port: &mut P,
+        told: Told<'_>,
+    ) -> Option<(u16, Buf)> {
         let &(tag, bytes) = self.waiting.front()?;
-        let buf = self.pool.as_mut()?.take(bytes, waker)?;
+        let buf = self.ask(port, told, bytes)?;
         self.waiting.pop_front();
         Some((tag, buf))
+    }
+
+    /// It may be asked again.
+    pub(in crate::queue) fn pause_over(&mut self) {
+        self.pausing = false;
+    }
+
+    /// Asks the given pool. The driver will write `bytes` to what it lends.
+    fn ask<P: Port>(
+        &mut self,
+        port: &mut P,
+        (waker, counters): Told<'_>,
+        bytes: usize,
+    ) -> Option<Buf> {
+        let pool = self.pool.as_mut().filter(|_| !self.pausing)?;
+        let lent = catch_unwind(AssertUnwindSafe(|| pool.take(bytes, waker)));
+        match lent {
+            Ok(None) => return None,
+            Ok(Some(mut buf)) if buf.len() >= bytes => {
+                buf.truncate(bytes);
+                return Some(buf);
+            }
+            Ok(Some(short)) => {
+                counters.faults.one();
+                tracing::error!(bytes, lent = short.len(), "a pool lent too little");
+            }
+            Err(_) => {
+                counters.panics.one();
+                tracing::error!("a pool panicked");
+            }
+        }
+        self.pausing = true;
+        let after = FAILED_PAUSE;
+        port.submit(token::own(Kind::Pool, 0), Op::Timeout { after });
+        None
     }
 }
 
@@ -94,38 +146,4 @@ pub(super) fn dress_read(plain: Command, buf: Option<Buf>, read: usize) -> Optio
         _ => return None,
     };
     Some(plain.buffer(buf, sys::IO_COMMAND_ADDR, Hold::UntilTaken))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::{Arc, Mutex};
-
-    struct Little(Arc<Mutex<usize>>);
-
-    impl Pool for Little {
-        fn take(&mut self, bytes: usize, _: &Waker) -> Option<Buf> {
-            let mut left = self.0.lock().unwrap();
-            *left = left.checked_sub(bytes)?;
-            Buf::allocate(bytes)
-        }
-    }
-
-    #[test]
-    fn a_dry_pool_of_the_users_is_waited_for_in_order() {
-        let left = Arc::new(Mutex::new(0));
-        let mut get_data = GetData::new(Some(Box::new(Little(Arc::clone(&left)))));
-        get_data.waiting = VecDeque::from([(3, 8192), (1, 512)]);
-        let waker = Waker::noop();
-        assert!(get_data.next_waiting(waker).is_none());
-        *left.lock().unwrap() = 512;
-        // Enough for the second, which does not overtake.
-        assert!(get_data.next_waiting(waker).is_none());
-        *left.lock().unwrap() = 8704;
-        let mut order = Vec::new();
-        while let Some((tag, buf)) = get_data.next_waiting(waker) {
-            order.push((tag, buf.len()));
-        }
-        assert_eq!(order, [(3, 8192), (1, 512)]);
-    }
 }
