@@ -252,3 +252,42 @@ fn what_nobody_serves_is_listed_and_removed() {
     assert_eq!(driver.devices(), [0; 0]);
     control.remove(0, QUICK).unwrap();
 }
+
+/// Where a queue's descriptors are mapped from the character devices of this fake: offset, bytes.
+fn mapped(inode: u64) -> Vec<(u64, u64)> {
+    let hex = |text: &str| u64::from_str_radix(text, 16).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let of_line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (from, to) = words.next()?.split_once('-')?;
+        let (offset, own) = (words.nth(1)?, words.nth(1)?.parse::<u64>().ok()?);
+        (own == inode).then(|| (hex(offset), hex(to) - hex(from)))
+    };
+    let mut mapped: Vec<_> = maps.lines().filter_map(of_line).collect();
+    mapped.sort_unstable();
+    mapped
+}
+
+#[test]
+fn the_descriptors_of_a_queue_are_mapped_where_and_as_far_as_its_device_says() {
+    let page = 4096;
+    for (profile, stride) in [(Profile::V7_2, 24), (Profile::V7_3, 64)] {
+        let (control, driver) = control(profile);
+        let spec = DeviceSpec {
+            queues: 2,
+            depth: 100,
+            flags: sys::F_DESCRIPTOR_BYTES,
+            ..spec()
+        };
+        let added = control.add(&spec, Any::MODES).unwrap();
+        assert_eq!(u64::from(added.granted().descriptor_bytes), stride);
+        let inode = driver.inode_of(added.id()).unwrap();
+        let reactor = ring();
+        let handles = [reactor.handle().clone()];
+        let armed = added.arm(&handles, &Options::default(), |_| Any).unwrap();
+        let bytes = (100 * stride).next_multiple_of(page);
+        assert_eq!(mapped(inode), [(0, bytes), (4096 * stride, bytes)]);
+        armed.start(QUICK).unwrap_err();
+        assert_eq!(mapped(inode), []);
+    }
+}

@@ -190,6 +190,16 @@ fn a_planned_change_of_servers_fails_nothing_even_without_reissue() {
 }
 
 #[test]
+fn descriptors_are_read_at_the_distance_that_the_device_says() {
+    let sum = stories(|plot| {
+        plot.profile = Profile::V7_3;
+        plot.flags |= sys::F_DESCRIPTOR_BYTES;
+        plot.depth += 2;
+    });
+    assert_eq!(sum.failed, 0);
+}
+
+#[test]
 fn a_dry_pool_delays_requests_and_loses_none() {
     let sum = stories(|plot| {
         plot.pool_bytes = 1;

@@ -120,6 +120,10 @@ impl Kernel {
             id => id,
         };
         info.flags = self.granted(info.flags)?;
+        info.descriptor_bytes = match info.flags & sys::F_DESCRIPTOR_BYTES {
+            0 => 0,
+            _ => self.profile.descriptor_bytes,
+        };
         info.queues = info.queues.min(self.processors);
         info.io_bytes_max &= !((1 << PAGE_SHIFT) - 1);
         info.state = sys::STATE_DEAD;
@@ -311,7 +315,7 @@ fn read_params(argument: &[u8]) -> Result<(Params, usize), i32> {
 
 fn new_device(info: DeviceInfo) -> std::io::Result<Device> {
     let memory = rustix::fs::memfd_create("ublk-fake", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let len = u64::from(info.queues) * super::tags::descriptors_apart();
+    let len = u64::from(info.queues) * super::device::descriptors_apart(&info);
     rustix::fs::ftruncate(&memory, len)?;
     let inode = rustix::fs::fstat(&memory)?.st_ino;
     let queue = || Queue {

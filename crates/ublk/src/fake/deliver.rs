@@ -5,8 +5,8 @@ use zerocopy::IntoBytes;
 
 use super::data::{read_in, write_out};
 use super::device::{Armed, ClientId, ClientOp, Request};
+use super::device::{descriptor_stride, descriptors_apart};
 use super::kernel::{Kernel, SlotUse};
-use super::tags::descriptors_apart;
 use crate::sys::{self, IoDescriptor};
 
 /// Zero-byte results of one write after which the fake ends what the kernel would repeat for ever.
@@ -218,9 +218,10 @@ impl Kernel {
             sector: request.sector + (request.done / 512) as u64,
             addr: if copies { state.addr } else { 0 },
         };
-        let size = size_of::<IoDescriptor>() as u64;
-        let at = u64::from(queue) * descriptors_apart() + u64::from(tag) * size;
-        rustix::io::pwrite(&self.devices[&id].memory, descriptor.as_bytes(), at)
+        let device = &self.devices[&id];
+        let of_queue = u64::from(queue) * descriptors_apart(&device.info);
+        let at = of_queue + u64::from(tag) * descriptor_stride(&device.info);
+        rustix::io::pwrite(&device.memory, descriptor.as_bytes(), at)
             .expect("the descriptors' memory is as long as all of them");
     }
 

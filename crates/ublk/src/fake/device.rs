@@ -121,6 +121,19 @@ pub(super) struct Device {
     pub(super) inode: u64,
 }
 
+/// Bytes between the descriptors of two tags.
+pub(super) fn descriptor_stride(info: &DeviceInfo) -> u64 {
+    match info.descriptor_bytes {
+        0 => size_of::<sys::IoDescriptor>() as u64,
+        bytes => u64::from(bytes),
+    }
+}
+
+/// Bytes between the descriptors of two queues.
+pub(super) fn descriptors_apart(info: &DeviceInfo) -> u64 {
+    u64::from(sys::DEPTH_MAX) * descriptor_stride(info)
+}
+
 impl Device {
     pub(super) fn has(&self, flag: u64) -> bool {
         self.info.flags & flag == flag

@@ -96,6 +96,13 @@ impl Driver {
         found.map(|(&id, _)| id)
     }
 
+    /// The inode of a device's character device, by which its mappings are known.
+    pub fn inode_of(&self, device: u32) -> Option<u64> {
+        let locked = self.kernel();
+        let device = locked.kernel.devices.get(&device);
+        device.map(|device| device.inode)
+    }
+
     /// The numbers of the devices that are listed: those that are not deleted.
     pub fn devices(&self) -> Vec<u32> {
         let locked = self.kernel();

@@ -32,6 +32,9 @@ pub struct Profile {
     pub loose_window: bool,
     /// The kinds of parameters that the driver knows, a mask of `PARAM_` bits.
     pub params: u32,
+    /// The distance of descriptors of devices that asked for one; others have 24 bytes, and do not
+    /// say so.
+    pub descriptor_bytes: u16,
 }
 
 impl Profile {
@@ -46,6 +49,7 @@ impl Profile {
         checks_recovery_flags: false,
         loose_window: true,
         params: 0xf,
+        descriptor_bytes: 0,
     };
 
     /// Linux 6.17: zero copy, tags with tasks of their own.
@@ -59,6 +63,7 @@ impl Profile {
         checks_recovery_flags: true,
         loose_window: false,
         params: 0x3f,
+        descriptor_bytes: 0,
     };
 
     /// Linux 7.2.
@@ -69,7 +74,15 @@ impl Profile {
         ..Profile::V6_17
     };
 
-    /// Every profile, oldest first.
+    /// Linux 7.3, as far as its descriptors go; it was not compared with the kernel.
+    pub const V7_3: Profile = Profile {
+        name: "7.3",
+        features: 0x1f_ffff,
+        descriptor_bytes: 64,
+        ..Profile::V7_2
+    };
+
+    /// Every profile that is compared with its kernel, oldest first.
     pub const ALL: [Profile; 3] = [Profile::V6_12, Profile::V6_17, Profile::V7_2];
 
     /// Whether the driver knows all of these flags.

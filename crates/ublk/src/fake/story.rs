@@ -101,6 +101,7 @@ struct Story<'a> {
     driver: Driver,
     device: u32,
     flags: u64,
+    descriptor_bytes: u16,
     disk: Arc<OwnedFd>,
     server: Option<Server>,
     tasks: u32,
@@ -122,6 +123,7 @@ pub fn live(plot: Plot, choose: &mut dyn FnMut(u64) -> u64) -> Result<Report, St
         driver,
         device: 0,
         flags: 0,
+        descriptor_bytes: 0,
         disk: Arc::new(disk),
         server: None,
         tasks: 0,
@@ -167,9 +169,8 @@ impl Story<'_> {
             ..DeviceInfo::default()
         };
         self.must("ADD", sys::ADD_DEVICE, 0, info.as_mut_bytes())?;
-        self.flags = DeviceInfo::read_from_bytes(info.as_bytes())
-            .expect("as long as one")
-            .flags;
+        let info = DeviceInfo::read_from_bytes(info.as_bytes()).expect("as long as one");
+        (self.flags, self.descriptor_bytes) = (info.flags, info.descriptor_bytes);
         let mut params = Params {
             len: size_of::<Params>() as u32,
             types: sys::PARAM_BASIC | sys::PARAM_DISCARD,
@@ -211,7 +212,8 @@ impl Story<'_> {
             }
             let at = server.rings.len() - 1;
             let ring = &mut server.rings[at];
-            let descriptors = Descriptors::map(&char_device, queue, self.plot.depth, 0)
+            let (depth, stride) = (self.plot.depth, self.descriptor_bytes);
+            let descriptors = Descriptors::map(&char_device, queue, depth, stride)
                 .map_err(|error| format!("descriptors: {error}"))?;
             let counters = Arc::new(Counters::default());
             server.counters.push(Arc::clone(&counters));

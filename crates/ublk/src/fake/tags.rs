@@ -32,11 +32,6 @@ pub(super) enum Verdict {
 const EINVAL: Result<Verdict, i32> = Err(-libc::EINVAL);
 const EBUSY: Result<Verdict, i32> = Err(-libc::EBUSY);
 
-/// Bytes between the descriptors of two queues.
-pub(super) fn descriptors_apart() -> u64 {
-    (usize::from(sys::DEPTH_MAX) * size_of::<sys::IoDescriptor>()) as u64
-}
-
 impl Kernel {
     /// Carries out a request command.
     ///
