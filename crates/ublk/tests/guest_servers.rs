@@ -148,6 +148,40 @@ fn xfs_comes_back_clean_in_every_mode() {
 }
 
 #[test]
+fn get_data_writes_through_a_pool_of_the_servers_own_wait_their_turn_and_verify() {
+    if !wanted(Table::Fast) || !kernel_has(sys::F_NEED_GET_DATA, "get-data") {
+        return;
+    }
+    // Room for four of the largest requests, for both devices together.
+    let scratch = Scratch::new();
+    let server = Serve {
+        program: "file",
+        mode: "get-data",
+        devices: 2,
+        files: vec![scratch.file("a", 16), scratch.file("b", 16)],
+        more: ["--io-bytes", "64K", "--pool", "256K"]
+            .map(String::from)
+            .into(),
+        ..Serve::default()
+    }
+    .start();
+    assert!((0..2).all(|id| server.mode(id) == "get-data"));
+    Load::verified(server.blocks()).run();
+    let said = server.ends_well();
+    let figures = said.lines().find_map(|line| line.strip_prefix("pool: "));
+    let figures = figures.unwrap_or_else(|| panic!("no figures of a pool:\n{said}"));
+    let numbers: Vec<u64> = figures
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [lent, dry, left] = numbers[..] else {
+        panic!("other figures: {figures}")
+    };
+    assert!(lent >= 100 && dry > 0, "{figures}");
+    assert_eq!(left, 256 << 10, "{figures}");
+}
+
+#[test]
 fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
     if !wanted(Table::All) {
         return;

@@ -1,7 +1,7 @@
 //! Whole lives of devices over the fake driver, by seed: the queue's promises in every data mode
 //! and against every kernel that the fake plays.
 
-use ublk::fake::story::{self, Plot, Report};
+use ublk::fake::story::{self, IO_BYTES, Plot, Report};
 use ublk::fake::{Chaos, Habits, Profile};
 use ublk::sys;
 
@@ -51,6 +51,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                     shares: 1,
                     slots: 1 + seed.below(12) as u16,
                     pool_bytes: 256 << 10,
+                    own_pool: None,
                     habits: Habits {
                         late: 60,
                         ..Habits::default()
@@ -76,6 +77,7 @@ fn stories(change: impl Fn(&mut Plot)) -> Report {
                 sum.handovers += report.handovers;
                 sum.exits += report.exits;
                 sum.fallbacks += report.fallbacks;
+                sum.dry += report.dry;
             }
         }
     }
@@ -207,6 +209,21 @@ fn a_dry_pool_delays_requests_and_loses_none() {
         plot.habits.late = 0;
     });
     assert_eq!(sum.failed, 0);
+}
+
+/// One pool for all queues, on rings of their own or not, with room for one request.
+#[test]
+fn writes_wait_for_a_dry_pool_of_the_servers_own_and_go_on_when_it_wakes_them() {
+    for (deaths, exits) in [(0, 0), (6, 0), (0, 12)] {
+        let sum = stories(|plot| {
+            plot.own_pool = Some(IO_BYTES as usize);
+            // Answers come at once: nothing but the pool wakes who waits for it.
+            plot.habits.late = 0;
+            (plot.deaths, plot.exits) = (deaths, exits);
+        });
+        assert_eq!(sum.failed, 0);
+        assert!(sum.dry > 100, "{sum:?}");
+    }
 }
 
 #[test]

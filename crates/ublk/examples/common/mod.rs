@@ -18,9 +18,10 @@ use std::time::Duration;
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use ublk::control::Control;
-use ublk::device::{self, Live};
+use ublk::device::{self, Live, MakePool};
 use ublk::exit;
-use ublk::queue::Handler;
+use ublk::fake::Purse;
+use ublk::queue::{Handler, Pool};
 use ublk::{DeviceSpec, Disk};
 
 pub use options::{Options, Parsed};
@@ -54,9 +55,10 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
             })
         })
         .collect::<Result<Vec<_>, _>>()?;
+    let pool = options.pool.map(Purse::new);
     let mut devices = Vec::new();
     for (at, one) in served.iter().enumerate() {
-        match bring_up(options, &control, &reactors, at, one) {
+        match bring_up((options, &pool), &control, &reactors, at, one) {
             Ok(live) => devices.push(live),
             Err(error) => {
                 // Nothing is left behind.
@@ -84,6 +86,9 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
             );
         }
     }
+    if let Some(pool) = &pool {
+        eprintln!("pool: {pool:?}");
+    }
     for (at, reactor) in reactors.iter().enumerate() {
         let (to, from) = std::sync::mpsc::channel();
         // A reactor that has ended has nothing to say, and who waits too long is not there to hear.
@@ -108,7 +113,7 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
 }
 
 fn bring_up<S: Served>(
-    options: &Options,
+    (options, pool): (&Options, &Option<Purse>),
     control: &Control,
     reactors: &[Reactor],
     at: usize,
@@ -134,7 +139,10 @@ fn bring_up<S: Served>(
     let given = device::Options {
         slots_max: options.slots,
         spread: options.spread,
-        ..device::Options::default()
+        pool: pool.clone().map(|pool| {
+            let of_queue = move |_| Box::new(pool.clone()) as Box<dyn Pool>;
+            Box::new(of_queue) as MakePool
+        }),
     };
     let build = |queue| served.handler(queue, options.depth);
     let live = match id.filter(|_| options.recover) {

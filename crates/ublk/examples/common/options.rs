@@ -14,6 +14,7 @@ Options of all example servers (SIZE is a number with an optional K, M or G):
   --io-bytes SIZE       largest request [1M]
   --mode MODE           auto, zero-copy, user-copy, get-data or copy [auto]
   --slots N             buffer slots of a zero-copy queue [64]
+  --pool SIZE           memory of its own for all get-data writes [that of the reactors]
   --reactors N          threads, each with one ring, for all devices together [1]
   --spread              share every queue among all reactors
   --completions N       completion queue of each ring [4096]
@@ -40,6 +41,8 @@ pub struct Options {
     pub mode: ModeChoice,
     /// `--slots N`: buffer slots of a zero-copy queue.
     pub slots: u16,
+    /// `--pool SIZE`: memory for the writes of get-data queues, for all of them together.
+    pub pool: Option<usize>,
     /// `--reactors N`: threads and rings, shared by all devices.
     pub reactors: usize,
     /// `--spread`: every queue is shared by all reactors.
@@ -108,6 +111,7 @@ impl Parsed {
                 io_bytes: 1 << 20,
                 mode: ModeChoice::Auto,
                 slots: 64,
+                pool: None,
                 reactors: 1,
                 spread: false,
                 completions: 4096,
@@ -135,6 +139,7 @@ impl Parsed {
                 "--io-bytes" => options.io_bytes = u32::try_from(size(&value()?)?)?,
                 "--mode" => options.mode = value()?.parse()?,
                 "--slots" => options.slots = number(&arg, &value()?)?,
+                "--pool" => options.pool = Some(usize::try_from(size(&value()?)?)?),
                 "--reactors" => options.reactors = number::<usize>(&arg, &value()?)?.max(1),
                 "--spread" => options.spread = true,
                 "--completions" => options.completions = number(&arg, &value()?)?,
@@ -157,6 +162,12 @@ impl Parsed {
         let options = &mut parsed.options;
         if options.recover && options.id.is_none() {
             return Err("--recover needs --id".into());
+        }
+        if options
+            .pool
+            .is_some_and(|bytes| bytes < options.io_bytes as usize)
+        {
+            return Err("--pool must have room for one request of --io-bytes".into());
         }
         if !part_scan {
             options.wants = options.wants.with(Capability::NoPartScan, Want::Require);

@@ -82,6 +82,7 @@ pub fn story(input: &[u8]) {
         one_ring: bytes.flag(),
         depth: 1 + bytes.below(6) as u16,
         slots: 2 * queues + bytes.below(6) as u16,
+        own_pool: None,
         pool_bytes: [1, 256 << 10][bytes.below(2) as usize],
         habits: Habits {
             late: shares(bytes.below(256)),

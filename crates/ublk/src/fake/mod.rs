@@ -9,7 +9,8 @@
 //! of a device; `control`, `params` and `lifecycle` are the control commands; `tags` says who may
 //! give which command for a tag, `deliver` how requests come and go, `data` how their bytes do;
 //! `exit` is a server that leaves. [`Driver`] is the handle, [`FakePort`] its control device;
-//! [`Ring`] is a reactor over it that a test turns by hand, and [`Oracle`] judges what clients read.
+//! [`Ring`] is a reactor over it that a test turns by hand, and [`Oracle`] judges what clients read;
+//! [`Purse`] is a pool of a user's own.
 //!
 //! It is not the kernel: nothing takes time, START does not scan partitions, nobody but the
 //! test's own clients opens a disk, and the process has every privilege. Batches, shared-memory
@@ -29,6 +30,7 @@ mod lifecycle;
 mod params;
 mod port;
 mod profile;
+mod purse;
 mod ring;
 pub mod story;
 mod tags;
@@ -42,4 +44,5 @@ pub use keeper::{Habits, Keeper};
 pub use kernel::{Complaints, ControlId, RingId, TaskId};
 pub use port::FakePort;
 pub use profile::Profile;
+pub use purse::Purse;
 pub use ring::{Chaos, Event, Ring, RingPort, SourceKey};

@@ -20,13 +20,17 @@ use super::driver::Driver;
 use super::keeper::{Habits, Keeper};
 use super::kernel::TaskId;
 use super::profile::Profile;
+use super::purse::Purse;
 use super::ring::{Chaos, Event, Ring, SourceKey};
-use crate::queue::{Counters, Descriptors, QueueParts, QueueSource, QueueStats, Share, Watch};
+use crate::queue::{
+    Counters, Descriptors, Pool, QueueParts, QueueSource, QueueStats, Share, Watch,
+};
 use crate::sys::{self, ControlCommand, DeviceInfo, Params};
 
 /// Sectors of the disk: few, so that requests meet.
 const SECTORS: u64 = 256;
-const IO_BYTES: u32 = 16 << 10;
+/// The largest request.
+pub const IO_BYTES: u32 = 16 << 10;
 const PID: i32 = 4711;
 /// Turns of all rings after which a request that has not ended is lost.
 const TURNS_MAX: u32 = 5_000;
@@ -50,6 +54,9 @@ pub struct Plot {
     pub slots: u16,
     /// Bytes of buffers of a ring.
     pub pool_bytes: usize,
+    /// Bytes of a pool of the server's own for get-data writes, at least as many as the largest
+    /// request has; the rings' pools where there is none.
+    pub own_pool: Option<usize>,
     /// How the server behaves.
     pub habits: Habits,
     /// What the ring does wrong.
@@ -74,6 +81,7 @@ struct Server {
     rings: Vec<Ring>,
     sources: BTreeMap<(usize, SourceKey), QueueSource<Keeper>>,
     counters: Vec<Arc<Counters>>,
+    own_pool: Option<Purse>,
 }
 
 /// What happened.
@@ -93,6 +101,8 @@ pub struct Report {
     pub refused: u64,
     /// Requests whose bytes went another way than through a slot.
     pub fallbacks: u64,
+    /// How often a pool of the server's own had nothing.
+    pub dry: u64,
 }
 
 struct Story<'a> {
@@ -197,6 +207,7 @@ impl Story<'_> {
             rings: Vec::new(),
             sources: BTreeMap::new(),
             counters: Vec::new(),
+            own_pool: self.plot.own_pool.map(Purse::new),
         };
         let shares = self.plot.shares;
         let seats = (0..self.plot.queues).flat_map(|queue| (0..shares).map(move |of| (queue, of)));
@@ -230,7 +241,7 @@ impl Story<'_> {
                 io_bytes_max: IO_BYTES,
                 // One is left for what finds its slot taken.
                 slots_max: (self.plot.slots / (self.plot.queues * shares)).max(1) - 1,
-                pool: None,
+                pool: (server.own_pool.clone()).map(|own| Box::new(own) as Box<dyn Pool>),
                 counters,
                 watch: Arc::new(Quiet),
             };
@@ -456,6 +467,7 @@ impl Story<'_> {
             let stats: QueueStats = counters.stats();
             self.report.fallbacks += stats.fallbacks;
         }
+        self.report.dry += server.own_pool.as_ref().map_or(0, Purse::dry);
     }
 
     fn recover(&mut self) -> Result<(), String> {
