@@ -23,7 +23,7 @@ use std::fmt;
 use blkmq::io::{FileId, Piece, Place};
 
 /// File operations in flight per request; a plan of many pieces must not fill the ring.
-const OPS_IN_FLIGHT_MAX: u32 = 64;
+pub const OPS_IN_FLIGHT_MAX: u32 = 64;
 
 /// A file of a backend, as registered with the reactor that moves its bytes.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ fn is_direct(piece: &Piece, offset: u64, align: DioAlign) -> bool {
 }
 
 /// Whether the pieces cover `len` bytes in order without gap or overlap.
-fn covers(pieces: &[Piece], len: usize) -> bool {
+pub fn covers(pieces: &[Piece], len: usize) -> bool {
     let mut end = 0_u64;
     for piece in pieces {
         if u64::from(piece.at) != end || piece.len == 0 {

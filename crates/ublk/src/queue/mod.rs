@@ -13,10 +13,11 @@
 //! # Slots and completions: the budget of a ring
 //!
 //! A zero-copy queue takes `min(depth, slots_max)` buffer slots of its ring's 16,384, or half as
-//! many, and so on, where they are not free any more. Each tag has one command in flight at most,
-//! and a request `k` file operations, so a ring's completion queue has room for everything where
-//! it holds `sum over queues of depth * (1 + k)`; what does not fit is kept aside by the kernel,
-//! which costs time and loses nothing.
+//! many, and so on, where they are not free any more. A tag has one command with the driver, or its
+//! request is here and has some file operations in flight, `pieces` at most: so a ring's
+//! completion queue has room for everything where it holds `sum over queues of depth * max(1,
+//! pieces)`, one more for a request that is put into a slot of its own, and one for the ring's
+//! wake. What does not fit is kept aside by the kernel, which costs time and loses nothing.
 
 mod cx;
 mod descriptors;

@@ -8,13 +8,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use blkmq::io::{Piece, Place};
-use reactor::{Completion, Direction, FileIndex, Op, OpenFile, Port};
+use reactor::{Completion, Direction, FileIndex, OPS_IN_FLIGHT_MAX, Op, OpenFile, Port, covers};
 
 use super::token;
 use crate::sys::IO_BYTES_MAX;
-
-/// File operations in flight per request; a plan of many pieces must not fill the ring.
-const OPS_IN_FLIGHT_MAX: u32 = 64;
 
 /// A file of zeroes that takes no memory, for the holes of reads: as long as the longest request.
 pub(super) fn zeroes() -> Option<Arc<OwnedFd>> {
@@ -44,18 +41,6 @@ pub(super) fn fits(pieces: &[Piece], files: &[OpenFile]) -> bool {
     })
 }
 
-/// Whether the pieces cover `len` bytes in order without gap or overlap.
-fn covers(pieces: &[Piece], len: u32) -> bool {
-    let mut end = 0_u64;
-    for piece in pieces {
-        if u64::from(piece.at) != end || piece.len == 0 {
-            return false;
-        }
-        end += u64::from(piece.len);
-    }
-    end == u64::from(len)
-}
-
 /// How a move ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Moved {
@@ -78,7 +63,7 @@ pub(super) struct FixedMove {
 impl FixedMove {
     /// A move of `len` bytes. A plan that does not cover them moves nothing and fails.
     pub(super) fn new(direction: Direction, slot: u16, len: u32, pieces: &[Piece]) -> FixedMove {
-        let outcome = if covers(pieces, len) {
+        let outcome = if covers(pieces, len as usize) {
             Moved::All
         } else {
             Moved::Failed
@@ -185,7 +170,9 @@ mod tests {
 
     #[test]
     fn a_plan_that_does_not_cover_the_request_moves_nothing() {
-        assert!(covers(&[piece(0, 512, 0), piece(512, 512, 0)], 1024));
+        let whole = [piece(0, 512, 0), piece(512, 512, 0)];
+        let moving = FixedMove::new(Direction::Write, 0, 1024, &whole);
+        assert_eq!(moving.outcome, Moved::All);
         for pieces in [
             vec![],
             vec![piece(0, 512, 0)],

@@ -23,7 +23,9 @@ use crate::sys;
 const NO_SLOT: u16 = u16::MAX;
 
 pub(in crate::queue) struct ZeroCopy {
-    /// The driver fills slots by itself.
+    /// The driver fills slots by itself. It does for every device that is negotiated here; whoever
+    /// puts a queue together from its parts may have one of Linux 6.15, which cannot: then each
+    /// request is put into a slot of its own.
     auto: bool,
     /// What is in no slot can be copied.
     user_copy: bool,
