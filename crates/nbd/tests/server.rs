@@ -493,6 +493,38 @@ fn clients_that_stall_lose_their_buffers_to_those_that_wait_for_them() {
 }
 
 #[test]
+fn writes_that_are_parked_stop_no_other_clients_writes() {
+    for kind in backends() {
+        let mischief = Mischief {
+            park_fetch: 1,
+            ..Mischief::default()
+        };
+        let world = World::new(Setup {
+            mischief,
+            reactors: 1,
+            bytes: 64 << 20,
+            ..Setup::new(kind)
+        });
+        // Half of the pool, which is all that may be held.
+        let mut parked: Vec<_> = (0..2).map(|_| world.client()).collect();
+        for client in &mut parked {
+            client.start_write(0, 1, 0, &vec![3; 32 << 20]);
+        }
+        eventually("both are parked", || world.disk.begun() == 2);
+        world.disk.set_mischief(Mischief::default());
+        let mut other = world.client();
+        for round in 0..10 {
+            other.write(0, round * 4096, &[7; 4096]).unwrap();
+            assert_eq!(other.read(round * 4096, 4096).unwrap(), [7; 4096]);
+        }
+        assert_eq!(world.disk.begun(), 22, "nobody woke the two");
+        eventually("both go on", || world.disk.wake_all() == 2);
+        assert!(parked.iter_mut().all(|client| client.reply() == (1, 0)));
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
 fn disc_finishes_what_is_outstanding_and_closes() {
     for kind in backends() {
         let world = World::new(Setup::new(kind));
