@@ -437,6 +437,40 @@ fn a_dry_pool_parks_in_order_and_the_reserve_keeps_the_started_going() {
 }
 
 #[test]
+fn a_buffer_given_back_on_another_thread_reaches_who_waits_however_the_two_meet() {
+    for kind in backends() {
+        let reactor = start(kind);
+        let probe = Remote::attach(&reactor, false);
+        let (to, from) = channel::<reactor::Buf>();
+        // A little later each time, so that it falls into every part of the reactor's turn.
+        let dropper = std::thread::spawn(move || {
+            for (round, buf) in from.into_iter().enumerate() {
+                (0..round % 97 * 7).for_each(|_| std::hint::spin_loop());
+                drop(buf);
+            }
+        });
+        let mut all = probe
+            .run(|cx| cx.buffer(Token(0), 64 << 10, Need::Fresh))
+            .unwrap();
+        let mut waited = 0;
+        for round in 0..20_000 {
+            to.send(all).unwrap();
+            let asked = probe.run(move |cx| cx.buffer(Token(round), 64 << 10, Need::Fresh));
+            all = asked.unwrap_or_else(|| {
+                waited += 1;
+                let Completion::Buffer(buf) = probe.completion(round) else {
+                    panic!("another completion")
+                };
+                buf
+            });
+        }
+        println!("{kind:?}: waited {waited} times");
+        drop(to);
+        dropper.join().unwrap();
+    }
+}
+
+#[test]
 fn a_detached_source_is_dropped_only_after_its_operations_ended() {
     for kind in backends() {
         let reactor = start(kind);
