@@ -125,6 +125,22 @@ impl Buf {
         Some(Buf::whole(Region::allocate(capacity)?, len))
     }
 
+    /// The same for memory of which most may never be touched: it costs what is touched, a page at
+    /// a time, also where the kernel would rather give huge ones.
+    pub fn allocate_untouched(len: usize) -> Option<Buf> {
+        let mut buf = Buf::allocate(len)?;
+        let (start, bytes) = (buf.raw(), buf.room());
+        // SAFETY: the range is this buffer's, in whole pages; the advice changes no content.
+        let advised = unsafe {
+            rustix::mm::madvise(start.cast(), bytes, rustix::mm::Advice::LinuxNoHugepage)
+        };
+        if let Err(error) = advised {
+            // A kernel without huge pages refuses, and needs no advice.
+            tracing::trace!(%error, "no advice on huge pages");
+        }
+        Some(buf)
+    }
+
     /// Memory from elsewhere: registered with a network card, shared with another process. `owner`
     /// is dropped when the last part of it is.
     ///
@@ -218,6 +234,12 @@ impl Buf {
     fn as_ptr(&self) -> *mut u8 {
         // SAFETY: `start + len <= capacity`, so the offset stays inside the allocation.
         unsafe { self.region.start.as_ptr().add(self.start) }
+    }
+
+    /// Where a driver may read or write [`Buf::room`] bytes as long as `self` lives unused.
+    #[inline]
+    pub fn address(&self) -> u64 {
+        self.as_ptr() as u64
     }
 
     /// Where the kernel may read or write `self.len()` bytes as long as `self` lives unused.

@@ -19,11 +19,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::driver::{BackendKind, Call, Drive};
-use crate::files::{FileIndex, FileTable, Removed};
+use crate::buf::Buf;
+use crate::driver::{BackendKind, Call, Drive, Driver};
+use crate::files::{FileIndex, FileTable, Removed, Target};
 use crate::flights::{Flights, InFlight};
 use crate::handle::Handle;
-use crate::op::{Completion, Fixed, Op, OpId, Sent, Token, Way, Work};
+use crate::op::{Command, Completion, Fixed, Op, OpId, Token, Way, Work};
 use crate::pool::Pool;
 use crate::run::Parking;
 use crate::slots::BufferSlots;
@@ -37,8 +38,36 @@ struct SourceState {
     present: bool,
     detaching: bool,
     turn_requested: bool,
-    /// Operations in flight and completions not delivered yet.
+    /// Operations in flight and completions not delivered yet, armed commands among them.
     ops: u32,
+    /// Armed commands that the kernel has.
+    armed: u32,
+    /// Their file, which they use together, and how the driver names it unless it is being closed.
+    armed_on: Option<(FileIndex, Option<Target>)>,
+}
+
+/// In the keys of armed commands, and in no other.
+const ARMED: u64 = 1 << 63;
+
+/// The key of an armed command. No generation is needed: a source's slot is not given to another
+/// while one is in flight.
+fn armed_key(source: SourceId, number: u32) -> u64 {
+    debug_assert!(source.slot < u32::MAX >> 1, "below the driver's own keys");
+    ARMED | u64::from(source.slot) << 32 | u64::from(number)
+}
+
+/// The slot of the source whose armed command this key names, and the command's number.
+#[inline]
+fn armed_of(key: u64) -> Option<(u32, u32)> {
+    let slot = (key & !ARMED) >> 32;
+    (key & ARMED != 0).then_some((slot as u32, key as u32))
+}
+
+/// What the core knows of a source, if it is here.
+#[inline]
+fn state_of(sources: &mut [SourceState], id: SourceId) -> Option<&mut SourceState> {
+    let state = sources.get_mut(id.slot as usize)?;
+    (state.present && state.generation == id.generation).then_some(state)
 }
 
 /// A source on its way into the reactor.
@@ -66,11 +95,13 @@ pub struct CoreStats {
 
 /// The part of a reactor that its sources talk to.
 pub struct Core {
-    driver: Box<dyn Drive>,
+    driver: Driver,
     handle: Handle,
     flights: Flights,
-    /// Commands whose buffers are held until the kernel has taken them.
-    untaken: Vec<u64>,
+    /// Armed commands that the kernel has.
+    armed: usize,
+    /// Buffers that are held until the kernel has taken what was begun.
+    untaken: Vec<Buf>,
     buffer_slots: BufferSlots,
     files: FileTable,
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -91,12 +122,13 @@ pub struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(driver: Box<dyn Drive>, handle: Handle, pool: Pool) -> Core {
+    pub(crate) fn new(driver: Driver, handle: Handle, pool: Pool) -> Core {
         let lending = Lending::new(&handle);
         Core {
             driver,
             handle,
             flights: Flights::default(),
+            armed: 0,
             untaken: Vec::new(),
             buffer_slots: BufferSlots::default(),
             files: FileTable::default(),
@@ -140,8 +172,8 @@ impl Core {
     /// Figures for reports and tests.
     pub fn stats(&self) -> CoreStats {
         CoreStats {
-            ops: self.flights.len(),
-            armed: self.flights.armed(),
+            ops: self.flights.len() + self.armed,
+            armed: self.flights.armed() + self.armed,
             slots: self.buffer_slots.left(),
             files: self.files.len(),
             sources: self.sources.len() - self.sources_free.len(),
@@ -175,6 +207,11 @@ impl Core {
             // Nothing is in flight on it, and so nothing is looked for among all that is.
             return self.forget(Some(removed));
         }
+        for state in &mut self.sources {
+            if let Some((_, target)) = state.armed_on.as_mut().filter(|on| on.0 == file) {
+                *target = None;
+            }
+        }
         for op in self.flights.ids_where(|flight| flight.file == Some(file)) {
             self.cancel(op);
         }
@@ -191,7 +228,7 @@ impl Core {
     }
 
     /// Asks for the early end of an operation; its completion comes as ever. One that has ended
-    /// is left alone, and so is an armed command: only its driver can end it.
+    /// is left alone.
     pub fn cancel(&mut self, op: OpId) {
         let Some(flight) = self.flights.get(op.0) else {
             return;
@@ -254,13 +291,8 @@ impl Core {
     pub(crate) fn submit(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
         match op {
             Op::Command(command) => {
-                let (file, armed) = (command.file(), command.is_armed());
-                match command.send() {
-                    (call, None) => {
-                        self.begin(source, token, file, (Work::Command, armed), Some(call))
-                    }
-                    (call, Some(sent)) => self.begin_lent(source, token, file, (sent, armed), call),
-                }
+                let call = Call::Command(command.call());
+                self.begin(source, token, command.file(), Work::Command, Some(call))
             }
             Op::ReadFixed {
                 file,
@@ -300,33 +332,59 @@ impl Core {
         fixed: Fixed,
     ) -> OpId {
         let call = (!fixed.empty()).then(|| fixed.call());
-        self.begin(source, token, file, (Work::Fixed(fixed), false), call)
+        self.begin(source, token, file, Work::Fixed(fixed), call)
     }
 
-    /// Begins a command that has memory.
-    #[inline(never)]
-    fn begin_lent(
-        &mut self,
-        source: SourceId,
-        token: Token,
-        file: FileIndex,
-        (sent, armed): (Sent, bool),
-        call: Call,
-    ) -> OpId {
-        let untaken = sent.held_until_taken();
-        let op = self.begin(source, token, file, (Work::Lent(sent), armed), Some(call));
-        if untaken {
-            // One that was refused is not found when it is looked for.
-            self.untaken.push(op.0);
+    /// Begins a command that ends by its driver's will only.
+    #[inline]
+    pub(crate) fn arm(&mut self, source: SourceId, number: u32, command: Command) {
+        let state = state_of(&mut self.sources, source).expect("a source arms while it is here");
+        let Some((file, Some(target))) = state.armed_on else {
+            return self.arm_first(source, number, command);
+        };
+        assert!(
+            file == command.file(),
+            "a source's armed commands go to one file"
+        );
+        state.ops += 1;
+        state.armed += 1;
+        self.armed += 1;
+        let key = armed_key(source, number);
+        // SAFETY: who made the command promised that what it names is good until it has ended, or
+        // until the ring's thread has: it is its source's, which is not dropped before that end is
+        // told, and hands its memory over where the ring is closed first.
+        unsafe { self.driver.command(key, target, command.call()) };
+    }
+
+    /// Begins the first armed command of a source, or the first after all had ended: all of them
+    /// together are one user of their file. One that is closed refuses, which is counted in for the
+    /// source and never in flight.
+    #[cold]
+    fn arm_first(&mut self, source: SourceId, number: u32, command: Command) {
+        if let Some(target) = self.files.begin(command.file()) {
+            if let Some(state) = self.source(source) {
+                state.armed_on = Some((command.file(), Some(target)));
+            }
+            return self.arm(source, number, command);
         }
-        op
+        if let Some(state) = self.source(source) {
+            state.ops += 1;
+        }
+        let end = Completion::Armed(number, -libc::EBADF);
+        let token = Token(u64::from(number));
+        self.ready.push_back((source, token, end));
+    }
+
+    /// Keeps a buffer until the kernel has taken all that was begun up to now.
+    pub fn hold(&mut self, buf: Buf) {
+        self.untaken.push(buf);
     }
 
     #[inline(never)]
     fn begin_other(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
         let (file, mut work) = Work::new(op);
         let call = (!work.empty()).then(|| work.call());
-        self.begin(source, token, file, (work, false), call)
+        self.begin(source, token, file, work, call)
     }
 
     /// Begins an operation with its first call; without one there is nothing to do.
@@ -336,7 +394,7 @@ impl Core {
         source: SourceId,
         token: Token,
         file: FileIndex,
-        (work, armed): (Work, bool),
+        work: Work,
         call: Option<Call>,
     ) -> OpId {
         if let Some(state) = self.source(source) {
@@ -354,7 +412,7 @@ impl Core {
             work,
             file: Some(file),
             cancelled: false,
-            armed,
+            armed: false,
         });
         match call {
             // SAFETY: the operation owns the memory, which does not move with it, and sits
@@ -445,9 +503,16 @@ impl Core {
         self.source(source).is_some_and(|state| !state.detaching)
     }
 
+    /// The source that has a slot.
+    fn source_in(&self, slot: u32) -> Option<SourceId> {
+        let state = self.sources.get(slot as usize)?;
+        let generation = state.generation;
+        state.present.then_some(SourceId { slot, generation })
+    }
+
+    #[inline]
     fn source(&mut self, id: SourceId) -> Option<&mut SourceState> {
-        let state = self.sources.get_mut(id.slot as usize)?;
-        (state.present && state.generation == id.generation).then_some(state)
+        state_of(&mut self.sources, id)
     }
 
     fn forget(&mut self, removed: Option<Removed>) {
@@ -463,7 +528,7 @@ impl Core {
 
     /// See [`Flights::arm`].
     #[cfg(test)]
-    pub(crate) fn arm(&mut self, op: OpId) {
+    pub(crate) fn arm_any(&mut self, op: OpId) {
         self.flights.arm(op.0);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A key names one operation and never another: its slot's generation is part of it. A slot is
 //! taken until the operation's last raw result is in, so what the kernel may touch stays held.
+//! The highest bit of a key is never set: such keys are those of armed commands, which are not here.
 
 use crate::buf::Buf;
 use crate::files::FileIndex;
@@ -83,8 +84,7 @@ impl Flights {
     pub(crate) fn free(&mut self, key: u64) {
         let slot = &mut self.slots[index_of(key)];
         slot.flight = None;
-        // The two highest generations would look like the driver's own keys.
-        slot.generation = (slot.generation + 1) % (u32::MAX - 1);
+        slot.generation = (slot.generation + 1) % (1 << 31);
         self.armed -= usize::from(std::mem::take(&mut slot.armed));
         self.free.push(index_of(key) as u32);
     }

@@ -35,7 +35,7 @@ pub use crate::memory::{DioAlign, SharedWords, memfd};
 pub use crate::moving::{
     Direction, MoveFailed, MoveTokens, Moving, OPS_IN_FLIGHT_MAX, OpenFile, covers,
 };
-pub use crate::op::{Command, Completion, Hold, Op, OpId, Part, Token};
+pub use crate::op::{Command, Completion, Op, OpId, Part, Token};
 pub use crate::pool::{Need, Pool, PoolStats};
 pub use crate::port::Port;
 pub use crate::run::{BackendChoice, Config, Reactor, StopReport};

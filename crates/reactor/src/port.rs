@@ -8,7 +8,7 @@ use std::task::Waker;
 
 use crate::buf::Buf;
 use crate::files::FileIndex;
-use crate::op::{Op, OpId, Token};
+use crate::op::{Command, Op, OpId, Token};
 use crate::pool::Need;
 use crate::source::Cx;
 
@@ -18,7 +18,15 @@ pub trait Port {
     /// Begins an operation. It ends with exactly one completion, also where it is refused.
     fn submit(&mut self, token: Token, op: Op) -> OpId;
 
-    /// Asks for the early end of an operation. An armed command is left alone.
+    /// Begins a command that ends by its driver's will only, or with the ring. `number` is the
+    /// source's own name for it.
+    fn arm(&mut self, number: u32, command: Command);
+
+    /// Keeps a buffer until the kernel has taken all that was begun up to now: for drivers that read
+    /// a command's memory while they take it.
+    fn hold(&mut self, buf: Buf);
+
+    /// Asks for the early end of an operation.
     fn cancel(&mut self, op: OpId);
 
     /// A buffer of `len` bytes now, or later as [`crate::Completion::Buffer`].
@@ -55,6 +63,15 @@ pub trait Port {
 impl Port for Cx<'_> {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         Cx::submit(self, token, op)
+    }
+
+    #[inline]
+    fn arm(&mut self, number: u32, command: Command) {
+        Cx::arm(self, number, command);
+    }
+
+    fn hold(&mut self, buf: Buf) {
+        self.core.hold(buf);
     }
 
     fn cancel(&mut self, op: OpId) {

@@ -13,15 +13,18 @@ use std::time::{Duration, Instant};
 
 use crate::buf::Buf;
 use crate::core::Core;
-use crate::driver::{BackendKind, Drive, Epoll, Uring, wake_fd};
+use crate::driver::{BackendKind, Driver, Epoll, Uring, wake_fd};
 use crate::handle::{Handle, Message, Shared};
+use crate::op::Completion;
 use crate::pool::Pool;
 use crate::source::{Cx, Source, SourceId};
 use park::Parked;
+use sources::Sources;
 
 pub(crate) use park::Parking;
 
 mod park;
+mod sources;
 
 /// Completions delivered before the kernel is asked again, so that a source that produces its
 /// own work cannot keep the others waiting.
@@ -158,7 +161,7 @@ impl Reactor {
                 let _ = started.send(Ok((core.backend(), io_flusher)));
                 let reactor = Loop {
                     core,
-                    sources: Vec::new(),
+                    sources: Sources::default(),
                     departing: Vec::new(),
                     every_turn: Vec::new(),
                 };
@@ -302,17 +305,17 @@ fn become_io_flusher() -> bool {
 }
 
 fn build(config: &Config, wake: Arc<std::os::fd::OwnedFd>, handle: Handle) -> io::Result<Core> {
-    let driver: Box<dyn Drive> = match config.backend {
+    let driver = match config.backend {
         BackendChoice::Only(BackendKind::IoUring) => {
-            Box::new(Uring::new(config.entries, config.completions, wake)?)
+            Driver::Uring(Uring::new(config.entries, config.completions, wake)?)
         }
-        BackendChoice::Only(BackendKind::Epoll) => Box::new(Epoll::new(config.workers, wake)?),
+        BackendChoice::Only(BackendKind::Epoll) => Driver::Epoll(Epoll::new(config.workers, wake)?),
         BackendChoice::Auto => {
             match Uring::new(config.entries, config.completions, Arc::clone(&wake)) {
-                Ok(ring) => Box::new(ring),
+                Ok(ring) => Driver::Uring(ring),
                 Err(error) => {
                     tracing::info!(%error, "io_uring is refused, falling back to epoll");
-                    Box::new(Epoll::new(config.workers, wake)?)
+                    Driver::Epoll(Epoll::new(config.workers, wake)?)
                 }
             }
         }
@@ -324,7 +327,7 @@ fn build(config: &Config, wake: Arc<std::os::fd::OwnedFd>, handle: Handle) -> io
 
 struct Loop {
     core: Core,
-    sources: Vec<Option<(SourceId, Box<dyn Source>)>>,
+    sources: Sources,
     /// Detached sources whose operations have not all ended.
     departing: Vec<SourceId>,
     /// Sources that want every turn.
@@ -412,12 +415,24 @@ impl Loop {
         {
             let before = left;
             self.with_source(id, |source, cx| {
-                while left > 0
-                    && let Some((token, completion)) = cx.core.take_delivery(id)
-                {
+                while left > 0 {
+                    if let Some((number, raw, told)) = cx.core.take_armed(id) {
+                        left -= 1;
+                        if told {
+                            source.commanded(cx, number, raw);
+                        }
+                        continue;
+                    }
+                    let Some((token, completion)) = cx.core.take_delivery(id) else {
+                        return;
+                    };
                     left -= 1;
-                    if cx.core.count_out(id) {
-                        source.completed(cx, token, completion);
+                    if !cx.core.count_out(id) {
+                        continue;
+                    }
+                    match completion {
+                        Completion::Armed(number, raw) => source.commanded(cx, number, raw),
+                        other => source.completed(cx, token, other),
                     }
                 }
             });
@@ -451,13 +466,13 @@ impl Loop {
         while !self.core.arrivals.is_empty() {
             for (id, source) in std::mem::take(&mut self.core.arrivals) {
                 let at = id.slot as usize;
-                if self.sources.len() <= at {
-                    self.sources.resize_with(at + 1, || None);
+                if self.sources.0.len() <= at {
+                    self.sources.0.resize_with(at + 1, || None);
                 }
                 if source.every_turn() {
                     self.every_turn.push(id);
                 }
-                self.sources[at] = Some((id, source));
+                self.sources.0[at] = Some((id, source));
                 if self.core.is_live(id) {
                     self.with_source(id, |source, cx| source.attached(cx));
                 }
@@ -474,6 +489,7 @@ impl Loop {
             }
             let source = self
                 .sources
+                .0
                 .get_mut(id.slot as usize)
                 .and_then(Option::take);
             if catch_unwind(AssertUnwindSafe(|| drop(source))).is_err() {
@@ -485,7 +501,7 @@ impl Loop {
     }
 
     fn each_source(&mut self, mut call: impl FnMut(&mut dyn Source, &mut Cx<'_>)) {
-        let ids: Vec<SourceId> = self.sources.iter().flatten().map(|(id, _)| *id).collect();
+        let ids: Vec<SourceId> = self.sources.0.iter().flatten().map(|(id, _)| *id).collect();
         for id in ids {
             if self.core.is_live(id) {
                 self.with_source(id, &mut call);
@@ -494,7 +510,7 @@ impl Loop {
     }
 
     fn with_source(&mut self, id: SourceId, call: impl FnOnce(&mut dyn Source, &mut Cx<'_>)) {
-        let Some(entry) = self.sources.get_mut(id.slot as usize) else {
+        let Some(entry) = self.sources.0.get_mut(id.slot as usize) else {
             return;
         };
         let Some((_, mut source)) = entry.take_if(|(present, _)| *present == id) else {
@@ -508,7 +524,7 @@ impl Loop {
             self.core.panics += 1;
             self.core.detach(id);
         }
-        self.sources[id.slot as usize] = Some((id, source));
+        self.sources.0[id.slot as usize] = Some((id, source));
     }
 
     /// How long the next wait may be: not at all while there is something to do.
@@ -561,7 +577,9 @@ impl Loop {
     /// Closes the ring, then lets the sources go, then the files.
     fn end(self, mut report: StopReport) -> Ended {
         let Loop {
-            mut core, sources, ..
+            mut core,
+            mut sources,
+            ..
         } = self;
         let late = core.handle().shared.close();
         // What was handed over last (closing descriptors) goes to the kernel before the ring
@@ -573,7 +591,9 @@ impl Loop {
         let stats = core.stats();
         report.ops_armed = stats.armed;
         report.ops_abandoned = stats.ops - stats.armed;
-        let (memory, files) = core.close_ring();
+        let mut memory = sources.leave();
+        let (last, files) = core.close_ring();
+        memory.extend(last);
         if report.ops_abandoned > 0 {
             // Plans must not be given back while their I/O may land: left behind on purpose.
             tracing::error!(

@@ -9,7 +9,7 @@ use std::task::Waker;
 use crate::buf::Buf;
 use crate::core::Core;
 use crate::files::FileIndex;
-use crate::op::{Completion, Op, OpId, Token};
+use crate::op::{Command, Completion, Op, OpId, Token};
 use crate::pool::Need;
 
 /// Names an attached source; never names another one later.
@@ -37,6 +37,18 @@ pub trait Source: 'static {
 
     /// An operation has ended.
     fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion);
+
+    /// An armed command has ended with its driver's raw answer.
+    fn commanded(&mut self, cx: &mut Cx<'_>, number: u32, raw: i32) {
+        self.completed(cx, Token(u64::from(number)), Completion::Commanded(raw));
+    }
+
+    /// The ring is about to be closed: the memory that this source's armed commands name. Their
+    /// driver may touch it until the ring's thread has ended, and it is kept until then. No other
+    /// method is called after this one.
+    fn leave(&mut self) -> Vec<Buf> {
+        Vec::new()
+    }
 
     /// A waker with this key was woken. Wakes may be spurious.
     fn woken(&mut self, _cx: &mut Cx<'_>, _key: u64) {}
@@ -72,6 +84,16 @@ impl Cx<'_> {
     /// Begins an operation. It ends with exactly one completion, also where it is refused.
     pub fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.core.submit(self.me, token, op)
+    }
+
+    /// Begins a command that ends by its driver's will only, or with the ring: it does not keep a
+    /// stopping reactor, and cannot be cancelled by itself (drivers know no such thing). Its end is
+    /// told to [`Source::commanded`] with this number. All of a source's go to one file, and their
+    /// memory is the source's: it stays where it is until the end is told, or is handed over by
+    /// [`Source::leave`].
+    #[inline]
+    pub fn arm(&mut self, number: u32, command: Command) {
+        self.core.arm(self.me, number, command);
     }
 
     /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of asking

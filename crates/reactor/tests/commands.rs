@@ -29,7 +29,7 @@ fn command(file: FileIndex, opcode: u32) -> Command {
 fn answer(probe: &Remote, command: Command) -> i32 {
     probe.submit(1, Op::Command(command));
     match probe.completion(1) {
-        Completion::Commanded(None, raw) => raw,
+        Completion::Commanded(raw) => raw,
         other => panic!("saw {other:?}"),
     }
 }
@@ -64,7 +64,11 @@ fn a_command_reaches_the_driver_of_its_file_and_its_answer_comes_back_as_it_is()
         assert_eq!(answer(&probe, no_such(socket)), -libc::EOPNOTSUPP);
         assert_eq!(answer(&probe, no_such(plain)), -libc::EOPNOTSUPP);
         // An armed one is refused like any other.
-        assert_eq!(answer(&probe, no_such(gone).armed()), -libc::EBADF);
+        probe.arm(7, no_such(gone));
+        match probe.completion(7) {
+            Completion::Commanded(raw) => assert_eq!(raw, -libc::EBADF),
+            other => panic!("saw {other:?}"),
+        }
         assert_eq!(probe.run(|cx| cx.stats().armed), 0);
     }
 }

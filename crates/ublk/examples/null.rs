@@ -70,6 +70,7 @@ impl Nothing {
         }
     }
 
+    #[inline]
     fn answer<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         self.keep(&request);
         match &self.deferred {

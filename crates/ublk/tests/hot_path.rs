@@ -17,7 +17,7 @@ use std::task::Waker;
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Geometry, Op as Ask, Piece, Place, Plan, Step, StepOf};
 use blkmq::{Device, DeviceOptions};
-use reactor::{Buf, Completion, DioAlign, FileIndex, Need, Op, OpId, Port, Token};
+use reactor::{Buf, Command, Completion, DioAlign, FileIndex, Need, Op, OpId, Port, Token};
 use smallvec::{SmallVec, smallvec};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use ublk::queue::{Counters, Descriptors, QueueParts, QueueSource, Share, Watch};
@@ -91,6 +91,7 @@ impl Backend for Plain {
 /// A port whose operations end when the test says. It never grows while requests are counted.
 struct Table {
     ops: Vec<(Token, Op)>,
+    armed: Vec<u32>,
     files: u32,
 }
 
@@ -98,6 +99,12 @@ impl Port for Table {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.ops.push((token, op));
         OpId::of_test(0)
+    }
+    fn arm(&mut self, number: u32, _: Command) {
+        self.armed.push(number);
+    }
+    fn hold(&mut self, buf: Buf) {
+        panic!("{buf:?} for a request that is not copied");
     }
     fn cancel(&mut self, _: OpId) {}
     fn buffer(&mut self, _: Token, len: usize, _: Need) -> Option<Buf> {
@@ -138,6 +145,7 @@ struct Rig {
     source: QueueSource<Serve<Plain>>,
     port: Table,
     ended: Vec<(Token, Op)>,
+    answered: Vec<u32>,
     memory: File,
     counters: Arc<Counters>,
 }
@@ -171,9 +179,11 @@ impl Rig {
             source: QueueSource::new(parts, serve),
             port: Table {
                 ops: Vec::with_capacity(room),
+                armed: Vec::with_capacity(room),
                 files: 0,
             },
             ended: Vec::with_capacity(room),
+            answered: Vec::with_capacity(room),
             memory,
             counters,
         };
@@ -197,10 +207,14 @@ impl Rig {
 
     /// Ends all that is in flight: fetches bring requests, and whatever moves bytes has moved them.
     fn turn(&mut self) {
+        std::mem::swap(&mut self.port.armed, &mut self.answered);
+        for number in self.answered.drain(..) {
+            self.source
+                .commanded(&mut self.port, number, sys::RESULT_OK);
+        }
         std::mem::swap(&mut self.port.ops, &mut self.ended);
         for (token, op) in self.ended.drain(..) {
             let completion = match op {
-                Op::Command(command) => command.end(sys::RESULT_OK),
                 Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Moved(Ok(())),
                 other => panic!("{other:?}"),
             };

@@ -6,7 +6,7 @@
 //! once for each of those that leave together.
 
 use crate::buf::Buf;
-use crate::driver::BackendKind;
+use crate::driver::{BackendKind, Drive};
 use crate::source::SourceId;
 
 use super::{Core, SourceState};
@@ -68,9 +68,9 @@ impl Core {
         true
     }
 
-    /// Closes the ring, in the thread that owns it, and returns the memory of armed commands:
-    /// drivers touch it in that thread, so it is free only when the thread has ended. What else is
-    /// in flight does not end, so its memory is left behind. The second value is to be dropped
+    /// Closes the ring, in the thread that owns it, and returns memory that may be touched in that
+    /// thread still, so it is free only when the thread has ended; that of armed commands is their
+    /// sources'. What else is in flight does not end, so its memory is left behind. The second value is to be dropped
     /// last: the files.
     pub(crate) fn close_ring(self) -> (Vec<Buf>, impl Sized) {
         let Core {
@@ -79,9 +79,11 @@ impl Core {
             files,
             ready,
             timers,
+            untaken,
             ..
         } = self;
-        let memory = flights.disarm();
+        let mut memory = flights.disarm();
+        memory.extend(untaken);
         if flights.len() > 0 && driver.kind() == BackendKind::Epoll {
             // A worker uses descriptors by number, and waiting for it could take for ever.
             Box::leak(Box::new((driver, files)));

@@ -7,11 +7,10 @@ use std::rc::Rc;
 
 use super::*;
 use crate::buf::{Buf, NO_MEMORY};
-use crate::driver::{Call, Uring, wake_fd};
+use crate::driver::{Call, CommandCall, Uring, wake_fd};
 use crate::files::Target;
 use crate::handle::Shared;
 use crate::memory::memfd;
-use crate::op::{Command, Hold};
 use crate::pool::Need;
 
 /// What a double's driver was told, and what it is to answer.
@@ -69,7 +68,7 @@ impl Source for Idle {
     fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
 }
 
-fn core_over(driver: Box<dyn Drive>) -> Core {
+fn core_over(driver: Driver) -> Core {
     let shared = Arc::new(Shared::new(wake_fd().unwrap()));
     Core::new(driver, Handle { shared }, Pool::new(1 << 20, 4096).unwrap())
 }
@@ -80,7 +79,7 @@ fn world() -> (Core, Rc<RefCell<Kernel>>, SourceId, FileIndex) {
         takes: true,
         ..Kernel::default()
     }));
-    let mut core = core_over(Box::new(Double(Rc::clone(&kernel))));
+    let mut core = core_over(Driver::Double(Box::new(Double(Rc::clone(&kernel)))));
     let source = core.attach(|_| Idle);
     let file = core.register(memfd(c"device", 4096).unwrap());
     (core, kernel, source, file)
@@ -111,13 +110,19 @@ fn next(core: &mut Core) -> Option<(Token, Completion)> {
     core.take_delivery(source)
 }
 
+/// The key of the last call that was begun.
+fn begun(kernel: &RefCell<Kernel>) -> OpId {
+    OpId(kernel.borrow().started.last().expect("nothing was begun").0)
+}
+
 #[test]
 fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_no_other() {
     let (mut core, kernel, source, file) = world();
     kernel.borrow_mut().takes = false;
     let buf = lend(&core);
-    let op = command(file).buffer(buf, 8, Hold::UntilTaken).armed();
-    let op = core.submit(source, Token(1), Op::Command(op));
+    core.hold(buf);
+    core.arm(source, 1, command(file));
+    let op = begun(&kernel);
     enter(&mut core);
     assert_eq!(core.pool().stats().lent, 4096, "the kernel has not read it");
     kernel.borrow_mut().takes = true;
@@ -125,7 +130,8 @@ fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_
     assert_eq!(core.pool().stats().lent, 0);
     assert_eq!(core.stats().armed, 1, "the command goes on without it");
     let end = answer(&mut core, &kernel, op, 3);
-    assert!(matches!(end, Completion::Commanded(None, 3)));
+    assert!(matches!(end, Completion::Armed(1, 3)));
+    assert_eq!(core.stats().armed, 0);
 }
 
 #[test]
@@ -138,14 +144,16 @@ fn a_command_begun_by_the_results_of_an_enter_was_not_taken_by_it() {
     };
     let read = core.submit(source, Token(1), read);
     enter(&mut core);
-    let lent = command(file).buffer(lend(&core), 8, Hold::UntilTaken);
-    core.submit(source, Token(2), Op::Command(lent));
+    let buf = lend(&core);
+    core.hold(buf);
+    core.submit(source, Token(2), Op::Command(command(file)));
     // The short read is continued, which queues a call behind that enter.
     kernel.borrow_mut().results.push((read.0, 100));
     enter(&mut core);
     assert_eq!(core.pool().stats().lent, 0, "what was before it is taken");
-    let lent = command(file).buffer(lend(&core), 8, Hold::UntilTaken);
-    core.submit(source, Token(3), Op::Command(lent));
+    let buf = lend(&core);
+    core.hold(buf);
+    core.submit(source, Token(3), Op::Command(command(file)));
     assert_eq!(core.pool().stats().lent, 4096);
 }
 
@@ -153,8 +161,8 @@ fn a_command_begun_by_the_results_of_an_enter_was_not_taken_by_it() {
 fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
     let (mut core, _kernel, source, file) = world();
     let all = core.pool().take(1 << 20, Need::Fresh).unwrap();
-    let op = command(file).buffer(all, 8, Hold::UntilTaken).armed();
-    core.submit(source, Token(1), Op::Command(op));
+    core.hold(all);
+    core.arm(source, 1, command(file));
     assert!(!core.enter_frees(), "nobody waits");
     assert!(core.buffer(source, Token(2), 4096, Need::Fresh).is_none());
     assert!(core.enter_frees());
@@ -206,30 +214,60 @@ fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
 }
 
 #[test]
-fn a_buffer_held_until_done_is_named_in_the_payload_and_comes_back() {
+fn a_command_reaches_its_driver_as_it_was_made() {
     let (mut core, kernel, source, file) = world();
-    let mut buf = lend(&core);
-    buf.fill(5);
-    let address = buf.raw() as u64;
-    let op = command(file).sqe_addr(77).buffer(buf, 8, Hold::UntilDone);
-    let op = core.submit(source, Token(1), Op::Command(op));
-    let (_, call) = kernel.borrow().started[0];
-    let Call::Command {
-        opcode: 7,
-        payload,
-        sqe_addr: Some(77),
-    } = call
-    else {
-        panic!("another call: {call:?}")
-    };
-    assert_eq!(payload[..8], [9; 8]);
-    assert_eq!(payload[8..], address.to_ne_bytes());
+    core.arm(source, 5, command(file).sqe_addr(77));
+    core.submit(source, Token(5), Op::Command(command(file).sqe_addr(77)));
+    for (_, call) in &kernel.borrow().started {
+        let Call::Command(CommandCall {
+            opcode: 7,
+            payload,
+            sqe_addr: Some(77),
+        }) = call
+        else {
+            panic!("another call: {call:?}")
+        };
+        assert_eq!(*payload, [9; 16]);
+    }
+}
+
+#[test]
+fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
+    let (mut core, kernel, first, file) = world();
+    let second = core.attach(|_| Idle);
+    let other = core.register(memfd(c"other device", 4096).unwrap());
+    let mut keys = Vec::new();
+    for number in [0, 1, u32::MAX] {
+        core.arm(first, number, command(file));
+        keys.push(begun(&kernel).0);
+        core.arm(second, number, command(other));
+        keys.push(begun(&kernel).0);
+    }
+    assert_eq!(core.stats().armed, 6);
+    let results = keys.iter().zip(10..).map(|(&key, raw)| (key, raw));
+    kernel.borrow_mut().results.extend(results);
     enter(&mut core);
-    assert_eq!(core.pool().stats().lent, 4096);
-    let Completion::Commanded(Some(buf), 0) = answer(&mut core, &kernel, op, 0) else {
-        panic!("the buffer is gone")
-    };
-    assert!(buf.iter().all(|&byte| byte == 5));
+    let mut told = Vec::new();
+    while let Some(source) = core.next_delivery() {
+        let (number, raw, wanted) = core.take_armed(source).expect("an armed command");
+        assert!(wanted);
+        told.push((source, number, raw));
+    }
+    let expected = [
+        (first, 0, 10),
+        (second, 0, 11),
+        (first, 1, 12),
+        (second, 1, 13),
+        (first, u32::MAX, 14),
+        (second, u32::MAX, 15),
+    ];
+    assert_eq!(told, expected);
+    let stats = core.stats();
+    assert_eq!((stats.ops, stats.armed), (0, 0));
+    // Their files are not in use any more.
+    core.close(file);
+    core.close(other);
+    assert_eq!(core.stats().files, 0);
 }
 
 #[test]
@@ -238,13 +276,17 @@ fn a_drivers_answer_is_given_as_it_is() {
     for raw in [0, 1, 4096, -libc::EINTR, -libc::EAGAIN, -libc::ENODEV] {
         let op = core.submit(source, Token(1), Op::Command(command(file)));
         let end = answer(&mut core, &kernel, op, raw);
-        assert!(matches!(end, Completion::Commanded(None, seen) if seen == raw));
+        assert!(matches!(end, Completion::Commanded(seen) if seen == raw));
     }
     assert_eq!(kernel.borrow().started.len(), 6, "one was repeated");
     core.close(file);
-    core.submit(source, Token(2), Op::Command(command(file).armed()));
+    core.submit(source, Token(2), Op::Command(command(file)));
     let end = next(&mut core).unwrap().1;
-    assert!(matches!(end, Completion::Commanded(None, raw) if raw == -libc::EBADF));
+    assert!(matches!(end, Completion::Commanded(raw) if raw == -libc::EBADF));
+    core.arm(source, 3, command(file));
+    let end = next(&mut core).unwrap().1;
+    assert!(matches!(end, Completion::Armed(3, raw) if raw == -libc::EBADF));
+    assert_eq!(core.stats().armed, 0);
 }
 
 #[test]
@@ -297,13 +339,18 @@ fn a_result_is_judged_when_its_source_is_told_and_a_short_transfer_goes_on_untol
 #[test]
 fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() {
     let (mut core, kernel, source, file) = world();
-    let armed = core.submit(source, Token(1), Op::Command(command(file).armed()));
+    core.arm(source, 1, command(file));
+    let armed = begun(&kernel);
     let other = core.submit(source, Token(2), Op::Command(command(file)));
-    core.cancel(armed);
     core.close(file);
     core.detach(source);
     core.cancel_all();
     assert_eq!(kernel.borrow().cancelled, [other.0]);
+    core.arm(source, 2, command(file));
+    assert_eq!(core.stats().armed, 1, "begun on a file that is closing");
+    let refused = core.take_delivery(source).expect("an end").1;
+    assert!(matches!(refused, Completion::Armed(2, raw) if raw == -libc::EBADF));
+    assert!(!core.count_out(source));
     kernel
         .borrow_mut()
         .results
@@ -330,7 +377,7 @@ fn what_the_sources_that_leave_in_a_turn_have_in_flight_is_looked_for_once() {
     let mut expected = Vec::new();
     for _ in 0..100 {
         let leaves = core.attach(|_| Idle);
-        core.submit(leaves, Token(1), Op::Command(command(file).armed()));
+        core.arm(leaves, 1, command(file));
         let op = core.submit(leaves, Token(2), Op::Command(command(file)));
         expected.push(op.0);
         core.detach(leaves);
@@ -367,14 +414,15 @@ fn for_a_source_and_a_file_without_operations_nothing_is_looked_for() {
 }
 
 #[test]
-fn closing_hands_out_the_memory_of_armed_commands_instead_of_freeing_it() {
-    let (mut core, _kernel, source, file) = world();
-    for hold in [Hold::UntilDone, Hold::UntilTaken] {
-        let op = command(file).buffer(Buf::allocate(10).unwrap(), 0, hold);
-        core.submit(source, Token(1), Op::Command(op.armed()));
-    }
+fn closing_hands_out_what_the_kernel_has_not_taken_instead_of_freeing_it() {
+    let (mut core, kernel, source, file) = world();
+    kernel.borrow_mut().takes = false;
+    let buf = lend(&core);
+    core.hold(buf);
+    core.arm(source, 1, command(file));
+    enter(&mut core);
     let (memory, rest) = core.close_ring();
-    assert_eq!(memory.len(), 2);
+    assert_eq!(memory.len(), 1);
     drop(rest);
 }
 
@@ -459,7 +507,7 @@ fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
     // SAFETY: the mapping outlives the ring, and is looked at only between operations.
     unsafe { ring.fill_slot(5, iovec) }.unwrap();
     let at = memory.start as u32;
-    let mut core = core_over(Box::new(ring));
+    let mut core = core_over(Driver::Uring(ring));
     let source = core.attach(|_| Idle);
     let file = memfd(c"disk", 300_000).unwrap();
     assert!(file.as_raw_fd() >= 0);

@@ -174,7 +174,7 @@ fn attempt(fd: RawFd, call: &Call) -> Option<i32> {
         }
         Call::Poll { .. } => return None,
         Call::Read { .. } | Call::Write { .. } | Call::Sync { .. } => return Some(-libc::EINVAL),
-        Call::Fixed { .. } | Call::Command { .. } => return Some(-libc::EOPNOTSUPP),
+        Call::Fixed { .. } | Call::Command(_) => return Some(-libc::EOPNOTSUPP),
     };
     if result >= 0 {
         return Some(result.min(i32::MAX as isize) as i32);
@@ -215,7 +215,7 @@ impl Drive for Epoll {
                 return;
             }
             // Both exist on a ring only.
-            Call::Fixed { .. } | Call::Command { .. } => {
+            Call::Fixed { .. } | Call::Command(_) => {
                 self.ready.push((key, -libc::EOPNOTSUPP));
                 return;
             }

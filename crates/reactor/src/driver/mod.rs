@@ -49,17 +49,21 @@ pub(crate) enum Call {
         len: u32,
     },
     /// A command of the file's driver.
-    Command {
-        opcode: u32,
-        payload: [u8; Command::PAYLOAD_BYTES],
-        sqe_addr: Option<u64>,
-    },
+    Command(CommandCall),
     Sync {
         data_only: bool,
     },
     Poll {
         events: u32,
     },
+}
+
+/// A command of a file's driver.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CommandCall {
+    pub(crate) opcode: u32,
+    pub(crate) payload: [u8; Command::PAYLOAD_BYTES],
+    pub(crate) sqe_addr: Option<u64>,
 }
 
 /// What carries out calls.
@@ -90,6 +94,16 @@ pub(crate) trait Drive {
     /// result is out.
     unsafe fn start(&mut self, key: u64, target: Target, call: Call);
 
+    /// Begins a driver command: [`Drive::start`] by a shorter way.
+    ///
+    /// # Safety
+    ///
+    /// As there.
+    unsafe fn command(&mut self, key: u64, target: Target, call: CommandCall) {
+        // SAFETY: the caller's promise.
+        unsafe { self.start(key, target, Call::Command(call)) }
+    }
+
     /// How often the kernel's ring was entered; none where there is no ring.
     fn enters(&self) -> u64 {
         0
@@ -110,6 +124,77 @@ pub(crate) trait Drive {
     /// Begins what is queued and appends results; waits for the first one up to `timeout`, for
     /// ever where it is `None`. Returns early when the wake descriptor was written to.
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()>;
+}
+
+/// The driver of a reactor. No trait object: what every request of a disk begins with is worth code
+/// that knows where it goes.
+pub(crate) enum Driver {
+    Uring(Uring),
+    Epoll(Epoll),
+    #[cfg(test)]
+    Double(Box<dyn Drive>),
+}
+
+/// Calls the driver that it is.
+macro_rules! of {
+    ($driver:expr, |$own:ident| $call:expr) => {
+        match $driver {
+            Driver::Uring($own) => $call,
+            Driver::Epoll($own) => $call,
+            #[cfg(test)]
+            Driver::Double($own) => $call,
+        }
+    };
+}
+
+impl Drive for Driver {
+    fn kind(&self) -> BackendKind {
+        of!(self, |own| own.kind())
+    }
+
+    fn register(&mut self, slot: u32, fd: RawFd) -> bool {
+        of!(self, |own| own.register(slot, fd))
+    }
+
+    fn unregister(&mut self, slot: u32, fd: RawFd, fixed: bool) {
+        of!(self, |own| own.unregister(slot, fd, fixed));
+    }
+
+    #[inline]
+    unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
+        // SAFETY: the caller's promise.
+        of!(self, |own| unsafe { own.start(key, target, call) });
+    }
+
+    #[inline]
+    unsafe fn command(&mut self, key: u64, target: Target, call: CommandCall) {
+        // SAFETY: the caller's promise.
+        of!(self, |own| unsafe { own.command(key, target, call) });
+    }
+
+    fn enters(&self) -> u64 {
+        of!(self, |own| own.enters())
+    }
+
+    fn all_taken(&mut self) -> bool {
+        of!(self, |own| own.all_taken())
+    }
+
+    fn register_slots(&mut self, count: u16) -> io::Result<()> {
+        of!(self, |own| own.register_slots(count))
+    }
+
+    fn cancel(&mut self, key: u64) {
+        of!(self, |own| own.cancel(key));
+    }
+
+    fn close(&mut self, fd: OwnedFd) {
+        of!(self, |own| own.close(fd));
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
+        of!(self, |own| own.wait(timeout, out))
+    }
 }
 
 /// The descriptor by which other threads end a wait.

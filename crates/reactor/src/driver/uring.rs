@@ -21,7 +21,7 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
-use super::{BackendKind, Call, Drive};
+use super::{BackendKind, Call, CommandCall, Drive};
 use crate::files::Target;
 use crate::op::Way;
 
@@ -93,13 +93,18 @@ impl Uring {
         })
     }
 
+    #[inline]
     fn push(&mut self, entry: &Entry) {
+        // SAFETY: `start` passes on its caller's promise for the memory; the entries made
+        // here point to nothing or to `wake_count`, which lives as long as the ring.
+        if unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.push_when_full(entry);
+        }
+    }
+
+    #[cold]
+    fn push_when_full(&mut self, entry: &Entry) {
         loop {
-            // SAFETY: `start` passes on its caller's promise for the memory; the entries made
-            // here point to nothing or to `wake_count`, which lives as long as the ring.
-            if unsafe { self.ring.submission().push(entry) }.is_ok() {
-                return;
-            }
             // Full: hand over what is there. The kernel refuses for a moment where it has
             // results that do not fit; they are taken and kept for the next wait.
             self.enters += 1;
@@ -112,6 +117,10 @@ impl Uring {
                 let mut stash = std::mem::take(&mut self.stash);
                 self.reap(&mut stash);
                 self.stash = stash;
+            }
+            // SAFETY: as in `push`.
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                return;
             }
         }
     }
@@ -256,14 +265,7 @@ fn entry_of(target: Target, call: Call) -> Entry {
             at,
             len,
         } => fixed_entry(target, way, offset, slot, at, clamp(len as usize)),
-        Call::Command {
-            opcode,
-            payload,
-            sqe_addr,
-        } => on!(target, |fd| opcode::UringCmd16::new(fd, opcode)
-            .cmd(payload)
-            .addr(sqe_addr)
-            .build()),
+        Call::Command(call) => command_entry(target, call),
         Call::Sync { data_only } => {
             let flags = if data_only {
                 FsyncFlags::DATASYNC
@@ -274,6 +276,14 @@ fn entry_of(target: Target, call: Call) -> Entry {
         }
         Call::Poll { events } => on!(target, |fd| opcode::PollAdd::new(fd, events).build()),
     }
+}
+
+#[inline]
+fn command_entry(target: Target, call: CommandCall) -> Entry {
+    on!(target, |fd| opcode::UringCmd16::new(fd, call.opcode)
+        .cmd(call.payload)
+        .addr(call.sqe_addr)
+        .build())
 }
 
 /// A slot's memory has no address here: the field holds the position within it.
@@ -312,6 +322,12 @@ impl Drive for Uring {
 
     unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
         let entry = entry_of(target, call).user_data(key);
+        self.push(&entry);
+    }
+
+    #[inline]
+    unsafe fn command(&mut self, key: u64, target: Target, call: CommandCall) {
+        let entry = command_entry(target, call).user_data(key);
         self.push(&entry);
     }
 

@@ -145,7 +145,7 @@ fn carry_out(job: &Job) -> i32 {
         | Call::Send { .. }
         | Call::Poll { .. }
         | Call::Fixed { .. }
-        | Call::Command { .. } => return -libc::EINVAL,
+        | Call::Command(_) => return -libc::EINVAL,
     };
     if result < 0 {
         return -io::Error::last_os_error()

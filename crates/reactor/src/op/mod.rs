@@ -17,8 +17,7 @@ use crate::buf::Buf;
 use crate::driver::Call;
 use crate::files::FileIndex;
 
-pub(crate) use command::Sent;
-pub use command::{Command, Hold};
+pub use command::Command;
 pub(crate) use fixed::{Fixed, Way};
 pub use send::Part;
 use send::Sending;
@@ -148,9 +147,11 @@ pub enum Completion {
     /// All bytes went between the file and the buffer slot.
     Moved(io::Result<()>),
     /// The driver's answer as it is, a count or a negated errno (`-EINTR` and `-EAGAIN` too; on a
-    /// reactor without a ring always `-EOPNOTSUPP`). The buffer comes back where it was held
-    /// until now ([`Hold::UntilDone`]).
-    Commanded(Option<Buf>, i32),
+    /// reactor without a ring always `-EOPNOTSUPP`).
+    Commanded(i32),
+    /// The same of an armed command, with its number: sources are told by
+    /// [`crate::Source::commanded`].
+    Armed(u32, i32),
     /// The file is durable, or must be taken for damaged: a failed sync is never retried.
     Synced(io::Result<()>),
     /// These events are there.
@@ -182,10 +183,7 @@ pub(crate) enum Work {
         done: usize,
     },
     Fixed(Fixed),
-    /// A command without memory.
     Command,
-    /// A command with memory.
-    Lent(Sent),
     Sync {
         data_only: bool,
     },
@@ -240,17 +238,9 @@ impl Work {
         }
     }
 
-    /// The kernel has taken the call.
-    pub(crate) fn taken(&mut self) {
-        if let Work::Lent(sent) = self {
-            sent.taken();
-        }
-    }
-
     /// The memory of an armed operation, for who must outlive the kernel's use of it.
     pub(crate) fn into_memory(self) -> Option<Buf> {
         match self {
-            Work::Lent(sent) => sent.into_memory(),
             Work::Recv { buf, .. } => Some(buf),
             _ => None,
         }
@@ -296,7 +286,7 @@ impl Work {
                 offset: *offset + *done as u64,
             },
             Work::Fixed(fixed) => fixed.call(),
-            Work::Command | Work::Lent(_) => unreachable!("a command's only call was made"),
+            Work::Command => unreachable!("a command's only call was made"),
             Work::Sync { data_only } => Call::Sync {
                 data_only: *data_only,
             },
@@ -316,8 +306,7 @@ impl Work {
             Work::Read { buf, .. } => Completion::Read(buf, result),
             Work::Write { buf, .. } => Completion::Wrote(buf, result),
             Work::Fixed(_) => Completion::Moved(result),
-            Work::Command => Completion::Commanded(None, raw_of(&result)),
-            Work::Lent(mut sent) => sent.ended(raw_of(&result)),
+            Work::Command => Completion::Commanded(raw_of(&result)),
             Work::Sync { .. } => Completion::Synced(result),
             Work::Poll { .. } => Completion::Polled(result.map(|()| 0)),
             Work::Timeout => Completion::Elapsed(result),
@@ -328,10 +317,8 @@ impl Work {
     /// takes what `self` owned, or `None` where another call is to be made. In place: this is
     /// twice on the way of every request, and nothing of the two kinds it meets there is moved.
     pub(crate) fn judge(&mut self, raw: i32, stop: bool) -> Option<Completion> {
-        match self {
-            Work::Command => return Some(Completion::Commanded(None, raw)),
-            Work::Lent(sent) => return Some(sent.ended(raw)),
-            _ => {}
+        if matches!(self, Work::Command) {
+            return Some(Completion::Commanded(raw));
         }
         // A sync that failed is never made again (R10): the next one would succeed, although what
         // this one was for may be lost.
@@ -390,7 +377,6 @@ impl Work {
             Work::Accept
             | Work::Poll { .. }
             | Work::Command
-            | Work::Lent(_)
             | Work::Sync { .. }
             | Work::Timeout => return Some(Ok(())),
         };

@@ -17,20 +17,25 @@ struct Waits {
     stays: bool,
 }
 
+/// Begins an operation that ends with the ring only.
+fn never_ends(cx: &mut Cx<'_>, socket: UnixStream) {
+    let file = cx.register(OwnedFd::from(socket));
+    let buf = cx
+        .buffer(Token(0), 4096, Need::Fresh)
+        .expect("the pool is full");
+    let recv = Op::Recv {
+        file,
+        buf,
+        at: 0,
+        exact: false,
+    };
+    let op = cx.submit(Token(1), recv);
+    cx.arm_any(op);
+}
+
 impl Waits {
     fn on(cx: &mut Cx<'_>, socket: UnixStream, dropped: Sender<()>, stays: bool) -> Waits {
-        let file = cx.register(OwnedFd::from(socket));
-        let buf = cx
-            .buffer(Token(0), 4096, Need::Fresh)
-            .expect("the pool is full");
-        let recv = Op::Recv {
-            file,
-            buf,
-            at: 0,
-            exact: false,
-        };
-        let op = cx.submit(Token(1), recv);
-        cx.arm(op);
+        never_ends(cx, socket);
         Waits { dropped, stays }
     }
 }
@@ -125,6 +130,71 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
         .expect_err("dropped under a command in flight");
     assert_eq!(reactor.stop(DEADLINE).ops_armed, 1);
     dropped.try_recv().expect("the source is dropped");
+}
+
+/// Memory that says on which thread it was let go.
+struct Lent(Sender<Option<String>>);
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let name = std::thread::current().name().map(str::to_owned);
+        let _ = self.0.send(name);
+    }
+}
+
+/// A source whose armed commands name memory.
+struct Names {
+    memory: Option<Buf>,
+    panics: bool,
+    dropped: Sender<()>,
+}
+
+impl Source for Names {
+    fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
+    fn leave(&mut self) -> Vec<Buf> {
+        assert!(!self.panics, "planted");
+        self.memory.take().into_iter().collect()
+    }
+}
+
+impl Drop for Names {
+    fn drop(&mut self) {
+        let _ = self.dropped.send(());
+    }
+}
+
+#[test]
+fn memory_that_armed_commands_name_outlives_the_rings_thread() {
+    for panics in [false, true] {
+        let Some(reactor) = ring() else { return };
+        let (told, let_go) = channel();
+        let (dropped, source_dropped) = channel();
+        let (_ours, theirs) = UnixStream::pair().unwrap();
+        let attached = reactor.handle().attach(move |cx| {
+            never_ends(cx, theirs);
+            let own = Buf::allocate(4096).expect("memory");
+            let start = std::ptr::NonNull::new(own.as_ptr().cast_mut()).expect("an address");
+            let owner = Box::new((Lent(told), own));
+            // SAFETY: the memory is that of `own`, which nobody uses while its owner lives.
+            let memory = unsafe { Buf::foreign(start, 4096, owner) };
+            Names {
+                memory: Some(memory),
+                panics,
+                dropped,
+            }
+        });
+        attached.unwrap();
+        reactor.stop(DEADLINE);
+        if panics {
+            // What it would have named is not known: neither goes.
+            source_dropped.try_recv().expect_err("the source is gone");
+            let_go.try_recv().expect_err("the memory is gone");
+            continue;
+        }
+        source_dropped.try_recv().expect("the source is dropped");
+        let thread = let_go.recv_timeout(DEADLINE).expect("the memory is freed");
+        assert_eq!(thread.as_deref(), Some("reactor-join"));
+    }
 }
 
 /// A reactor with one source that waits for what never comes, and the socket's other end.

@@ -13,7 +13,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use reactor::{
-    BackendChoice, BackendKind, Buf, Completion, Config, Cx, FileIndex, Op, Reactor, Source, Token,
+    BackendChoice, BackendKind, Buf, Command, Completion, Config, Cx, FileIndex, Op, Reactor,
+    Source, Token,
 };
 
 pub const DEADLINE: Duration = Duration::from_secs(20);
@@ -140,6 +141,10 @@ impl Remote {
 
     pub fn submit(&self, token: u64, op: Op) {
         self.run(move |cx| cx.submit(Token(token), op));
+    }
+
+    pub fn arm(&self, number: u32, command: Command) {
+        self.run(move |cx| cx.arm(number, command));
     }
 
     pub fn next(&self) -> Seen {

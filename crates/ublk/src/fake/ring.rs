@@ -18,7 +18,7 @@ use zerocopy::FromBytes;
 
 use super::driver::Driver;
 use super::kernel::{RingId, TaskId};
-use crate::sys::{self, IoCommand};
+use crate::sys::IoCommand;
 
 /// Names a source on a ring.
 pub type SourceKey = usize;
@@ -50,6 +50,8 @@ struct Flight {
     source: SourceKey,
     token: Token,
     op: Option<Op>,
+    /// Its number, if it is an armed command.
+    armed: Option<u32>,
     /// Turns until it is begun.
     delay: u32,
 }
@@ -89,6 +91,8 @@ pub struct Ring {
     next: u64,
     /// Not handed over yet, in order.
     queued: VecDeque<u64>,
+    /// Held until they are.
+    untaken: Vec<Buf>,
     timers: Vec<(Duration, u64)>,
     now: Duration,
     ready: Vec<(SourceKey, Token, Completion)>,
@@ -112,6 +116,7 @@ impl Ring {
             flights: BTreeMap::new(),
             next: 0,
             queued: VecDeque::new(),
+            untaken: Vec::new(),
             timers: Vec::new(),
             now: Duration::ZERO,
             ready: Vec::new(),
@@ -167,10 +172,13 @@ impl Ring {
         self.quench();
         for (key, raw) in self.driver.completions(self.id) {
             if let Some(flight) = self.flights.remove(&key)
-                && let Some(Op::Command(command)) = flight.op
+                && let Some(Op::Command(_)) = flight.op
             {
-                self.ready
-                    .push((flight.source, flight.token, command.end(raw)));
+                let end = match flight.armed {
+                    Some(number) => Completion::Armed(number, raw),
+                    None => Completion::Commanded(raw),
+                };
+                self.ready.push((flight.source, flight.token, end));
             }
         }
         self.close_files();
@@ -253,20 +261,27 @@ impl Ring {
             self.begin(key);
         }
         self.queued = later;
+        self.untaken.clear();
     }
 
     fn begin(&mut self, key: u64) {
         let flight = self.flights.get_mut(&key).expect("it is in flight");
-        if let Some(Op::Command(command)) = &mut flight.op {
+        if let Some(Op::Command(command)) = &flight.op {
             let file = command.file();
-            let given = prepared(command);
+            let (given, armed) = (prepared(command), flight.armed);
             let device = self.file(file).and_then(|file| self.driver.device_of(file));
             let Some(device) = device else {
-                return self.end(key, |op| refused(op, libc::EOPNOTSUPP));
+                return match armed {
+                    Some(number) => {
+                        let end = Completion::Armed(number, -libc::EOPNOTSUPP);
+                        self.end(key, |_| end)
+                    }
+                    None => self.end(key, |op| refused(op, libc::EOPNOTSUPP)),
+                };
             };
             let (opcode, sqe_addr, payload) = given;
             // SAFETY: whoever made the command promised that what it names is sound until it
-            // ends; its buffer is in `flights` until then, or until the ring is closed.
+            // ends, or until the ring is closed.
             unsafe {
                 self.driver
                     .io(self.id, device, opcode, sqe_addr, payload, key);
@@ -401,18 +416,14 @@ impl Ring {
 
 impl Flight {
     fn armed(&self) -> bool {
-        matches!(&self.op, Some(Op::Command(command)) if command.is_armed())
+        self.armed.is_some()
     }
 }
 
 /// The command as the driver gets it: opcode, the entry's address, payload.
-fn prepared(command: &mut Command) -> (u32, u64, IoCommand) {
-    let mut payload = *command.payload();
-    if let Some(buf) = command.buffer_mut() {
-        let addr = buf.as_mut_ptr() as u64;
-        payload[sys::IO_COMMAND_ADDR..].copy_from_slice(&addr.to_ne_bytes());
-    }
-    let parsed = IoCommand::read_from_bytes(&payload).expect("a payload is as long as a command");
+fn prepared(command: &Command) -> (u32, u64, IoCommand) {
+    let parsed =
+        IoCommand::read_from_bytes(command.payload()).expect("a payload is as long as a command");
     (command.opcode(), command.addr().unwrap_or(0), parsed)
 }
 
@@ -438,7 +449,7 @@ fn refused(op: Op, errno: i32) -> Completion {
         Op::Read { buf, .. } => Completion::Read(buf, Err(error())),
         Op::Write { buf, .. } => Completion::Wrote(buf, Err(error())),
         Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Moved(Err(error())),
-        Op::Command(command) => command.end(-errno),
+        Op::Command(_) => Completion::Commanded(-errno),
         Op::Sync { .. } => Completion::Synced(Err(error())),
         Op::Poll { .. } => Completion::Polled(Err(error())),
         Op::Timeout { .. } => Completion::Elapsed(Err(error())),
@@ -452,8 +463,8 @@ pub struct RingPort<'a> {
     source: SourceKey,
 }
 
-impl Port for RingPort<'_> {
-    fn submit(&mut self, token: Token, op: Op) -> OpId {
+impl RingPort<'_> {
+    fn queue(&mut self, token: Token, op: Op, armed: Option<u32>) -> u64 {
         let ring = &mut *self.ring;
         let key = ring.next;
         ring.next += 1;
@@ -464,17 +475,31 @@ impl Port for RingPort<'_> {
         } else {
             0
         };
-        ring.flights.insert(
-            key,
-            Flight {
-                source: self.source,
-                token,
-                op: Some(op),
-                delay,
-            },
-        );
+        let flight = Flight {
+            source: self.source,
+            token,
+            op: Some(op),
+            armed,
+            delay,
+        };
+        ring.flights.insert(key, flight);
         ring.queued.push_back(key);
-        OpId::of_test(key)
+        key
+    }
+}
+
+impl Port for RingPort<'_> {
+    fn submit(&mut self, token: Token, op: Op) -> OpId {
+        OpId::of_test(self.queue(token, op, None))
+    }
+
+    fn arm(&mut self, number: u32, command: Command) {
+        let token = Token(u64::from(number));
+        self.queue(token, Op::Command(command), Some(number));
+    }
+
+    fn hold(&mut self, buf: Buf) {
+        self.ring.untaken.push(buf);
     }
 
     fn cancel(&mut self, op: OpId) {

@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 
-use reactor::{Buf, FileIndex, Need, Op, OpId, Port, Token};
+use reactor::{Buf, Command, FileIndex, Need, Op, OpId, Port, Token};
 
 use super::hw::Hw;
 use super::{KEY_RETURNED, token};
@@ -83,6 +83,15 @@ impl<P: Port> QueueCx<'_, P> {
 impl<P: Port> Port for QueueCx<'_, P> {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.port.submit(token::of_handler(token), op)
+    }
+
+    /// A handler cannot arm commands: those are its queue's.
+    fn arm(&mut self, number: u32, _: Command) {
+        panic!("command {number:#x} is not a handler's to arm");
+    }
+
+    fn hold(&mut self, buf: Buf) {
+        self.port.hold(buf);
     }
 
     fn cancel(&mut self, op: OpId) {

@@ -20,9 +20,9 @@ use reactor::op::Command;
 use reactor::{Buf, FileIndex, Op, Port};
 
 use super::descriptors::bytes_of;
-use super::mode::{Arrival, Commit, Driver, Mode, get_data};
+use super::mode::{Arrival, Commit, Driver, Mode};
 use super::tags::{Sent, Share, State, Tags};
-use super::token::{self, Kind};
+use super::token::{self, Armed, Kind};
 use super::{Counters, Descriptors, KEY_RETURNED, QueueParts, Watch};
 use crate::request::{Answer, Data, Home, Request, Returned, Told};
 use crate::sys::{self, IoDescriptor};
@@ -85,6 +85,11 @@ impl Hw {
         }
     }
 
+    /// The memory that commands name which the driver has.
+    pub(super) fn leave(&mut self) -> Vec<Buf> {
+        self.mode.leave()
+    }
+
     pub(super) fn queue(&self) -> u16 {
         self.queue
     }
@@ -132,7 +137,7 @@ impl Hw {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn commit<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
         let commit = Commit {
             tag,
@@ -140,33 +145,33 @@ impl Hw {
             op: self.tags.of(tag).op,
             buf,
         };
-        let command = self.mode.commit(self.driver(), commit);
+        let command = self.mode.commit(port, self.driver(), commit);
         self.submit(port, tag, command);
     }
 
     /// Gives a tag to the driver.
-    #[inline]
+    #[inline(always)]
     fn submit<P: Port>(&mut self, port: &mut P, tag: u16, command: Option<Command>) {
         let Some(command) = command else {
             // Memory is short, or what a read brought is gone with the command that was refused.
-            return self.refused(port, tag, None, -libc::ENOMEM);
+            return self.refused(port, tag, -libc::ENOMEM);
         };
         self.tags.set(tag, State::Armed);
-        port.submit(token::own(Kind::Command, tag), Op::Command(command));
+        port.arm(token::armed(Armed::Command, tag), command);
     }
 
     /// A fetch or commit has ended. A request that came of it.
+    #[inline(always)]
     pub(super) fn commanded<P: Port>(
         &mut self,
         port: &mut P,
         tag: u16,
-        buf: Option<Buf>,
         raw: i32,
     ) -> Option<Request> {
         match raw {
             sys::RESULT_OK => {
                 self.tags.of(tag).refused = 0;
-                self.came(port, tag, buf)
+                self.came(port, tag)
             }
             sys::RESULT_NEED_GET_DATA => {
                 self.tags.of(tag).refused = 0;
@@ -178,14 +183,15 @@ impl Hw {
                 None
             }
             _ => {
-                self.refused(port, tag, buf, raw);
+                self.refused(port, tag, raw);
                 None
             }
         }
     }
 
     /// A request came, with its bytes where the mode has them before the server looks.
-    fn came<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>) -> Option<Request> {
+    #[inline(always)]
+    fn came<P: Port>(&mut self, port: &mut P, tag: u16) -> Option<Request> {
         self.tags.set(tag, State::Served);
         if self.leaves_it() {
             self.leave_tag(port, tag);
@@ -199,12 +205,12 @@ impl Hw {
                     self.counters.faults.one();
                 }
                 self.describe(tag, descriptor.op(), 0);
-                self.give(port, tag, -errno, buf);
+                self.give(port, tag, -errno, None);
                 return None;
             }
         };
         self.describe(tag, descriptor.op(), bytes);
-        match self.mode.arrived(tag, descriptor.op_flags, bytes, buf) {
+        match self.mode.arrived(tag, descriptor.op_flags, bytes) {
             Arrival::Ready(data) => {
                 if matches!((&self.mode, &data), (Mode::ZeroCopy(_), Data::Window)) {
                     self.counters.fallbacks.one();
@@ -230,6 +236,7 @@ impl Hw {
         (of.op, of.bytes) = (op, bytes);
     }
 
+    #[inline(always)]
     fn request(&mut self, tag: u16, descriptor: &IoDescriptor, data: Data) -> Request {
         self.counters.requests.one();
         let (sector, sectors) = (descriptor.sector, descriptor.sectors);
@@ -294,7 +301,7 @@ impl Hw {
                 // The driver announced what this mode does not know. Answering would be refused
                 // as well: try as a plain request.
                 self.counters.faults.one();
-                self.refused(port, tag, None, -libc::EPROTO);
+                self.refused(port, tag, -libc::EPROTO);
             }
         }
     }
@@ -305,9 +312,12 @@ impl Hw {
     }
 
     fn fetch_data<P: Port>(&mut self, port: &mut P, tag: u16, buf: Buf) {
-        self.tags.set(tag, State::Fetching);
-        let command = get_data::fetch_data(self.driver(), tag, buf);
-        port.submit(token::own(Kind::GetData, tag), Op::Command(command));
+        let driver = self.driver();
+        if let Mode::GetData(get_data) = &mut self.mode {
+            self.tags.set(tag, State::Fetching);
+            let command = get_data.fetch(driver, tag, buf);
+            port.arm(token::armed(Armed::GetData, tag), command);
+        }
     }
 
     /// The buffer that a write waited for.
@@ -340,11 +350,14 @@ impl Hw {
         &mut self,
         port: &mut P,
         tag: u16,
-        buf: Option<Buf>,
         raw: i32,
     ) -> Option<Request> {
-        let Some(mut buf) = buf.filter(|_| raw == sys::RESULT_OK) else {
-            return self.commanded(port, tag, None, raw);
+        let fetched = match &mut self.mode {
+            Mode::GetData(get_data) => get_data.fetched(tag),
+            _ => None,
+        };
+        let Some(mut buf) = fetched.filter(|_| raw == sys::RESULT_OK) else {
+            return self.commanded(port, tag, raw);
         };
         self.tags.of(tag).refused = 0;
         self.tags.set(tag, State::Served);
@@ -415,7 +428,7 @@ impl Hw {
     }
 
     /// Takes a request's pages out of the slot that it was put into alone, where it was.
-    #[inline]
+    #[inline(always)]
     fn empty_slot<P: Port>(&mut self, port: &mut P, tag: u16) {
         if let Some(slot) = self.tags.of(tag).slot.take() {
             let command = self
@@ -426,9 +439,9 @@ impl Hw {
     }
 
     /// The driver did not take a command: the tag is ours, and its command is to be sent again.
-    fn refused<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>, raw: i32) {
+    #[cold]
+    fn refused<P: Port>(&mut self, port: &mut P, tag: u16, raw: i32) {
         self.counters.rearms.one();
-        self.mode.keep(tag, buf);
         let of = self.tags.of(tag);
         of.refused = of.refused.saturating_add(1);
         let refused = of.refused;
@@ -469,6 +482,7 @@ impl Hw {
     }
 
     /// An answered request.
+    #[inline(always)]
     pub(super) fn answered<P: Port>(&mut self, port: &mut P, returned: Returned) {
         let Returned { tag, answer, buf } = returned;
         debug_assert_eq!(self.tags.state(tag), State::Served, "answered once");
@@ -484,6 +498,7 @@ impl Hw {
     }
 
     /// What the driver is told of an answer.
+    #[inline(always)]
     fn result(&mut self, tag: u16, answer: Answer, buf: Option<&Buf>) -> i32 {
         let (op, bytes) = (self.tags.of(tag).op, self.tags.of(tag).bytes);
         let moved = match answer {
@@ -510,7 +525,7 @@ impl Hw {
     }
 
     /// Gives a result to the driver, and the tag with it.
-    #[inline]
+    #[inline(always)]
     fn give<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
         self.counters.commits.one();
         // Before the commit: what is in a slot keeps its request from ending.

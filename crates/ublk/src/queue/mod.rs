@@ -34,7 +34,7 @@ use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use reactor::{Completion, Cx, Port, Source, Token};
+use reactor::{Buf, Completion, Cx, Port, Source, Token};
 
 pub use cx::QueueCx;
 pub use descriptors::Descriptors;
@@ -45,7 +45,7 @@ pub use tags::Share;
 
 use crate::request::{Request, Returned};
 use hw::Hw;
-use token::Kind;
+use token::{Armed, Kind};
 
 /// The waker's key of requests that were answered elsewhere.
 const KEY_RETURNED: u64 = u64::MAX;
@@ -154,6 +154,7 @@ impl<H: Handler> QueueSource<H> {
         cx.guarded(|cx| what(&mut self.handler, cx));
     }
 
+    #[inline(always)]
     fn hand_out<P: Port>(&mut self, port: &mut P, mut request: Option<Request>) {
         if request.is_none() {
             return;
@@ -172,8 +173,22 @@ impl<H: Handler> QueueSource<H> {
         self.call(port, |handler, cx| handler.attached(cx));
     }
 
+    /// An armed command has ended: most of what a queue is told.
+    #[inline]
+    pub fn commanded<P: Port>(&mut self, port: &mut P, number: u32, raw: i32) {
+        let request = match token::parse_armed(number) {
+            (Armed::Command, tag) => self.hw.commanded(port, tag, raw),
+            (Armed::GetData, tag) => self.hw.data_came(port, tag, raw),
+        };
+        self.hand_out(port, request);
+        self.settle(port);
+    }
+
     /// An operation has ended.
     pub fn ended<P: Port>(&mut self, port: &mut P, token: Token, completion: Completion) {
+        if let Completion::Armed(number, raw) = completion {
+            return self.commanded(port, number, raw);
+        }
         let (kind, number) = match token::parse(token) {
             Ok(own) => own,
             Err(token) => {
@@ -185,16 +200,12 @@ impl<H: Handler> QueueSource<H> {
         };
         let hw = &mut self.hw;
         let request = match kind {
-            Kind::Command | Kind::GetData | Kind::Register => {
+            Kind::Register => {
                 // Commands end in no other way.
-                let Completion::Commanded(buf, raw) = completion else {
+                let Completion::Commanded(raw) = completion else {
                     return;
                 };
-                match kind {
-                    Kind::Command => hw.commanded(port, number, buf, raw),
-                    Kind::GetData => hw.data_came(port, number, buf, raw),
-                    _ => hw.registered(port, number, raw),
-                }
+                hw.registered(port, number, raw)
             }
             Kind::Unregister => {
                 hw.slot_free(port, number);
@@ -253,7 +264,15 @@ impl<H: Handler> QueueSource<H> {
     }
 
     /// Tells of an abort, and leaves when all is done.
+    #[inline]
     fn settle<P: Port>(&mut self, port: &mut P) {
+        if self.hw.is_leaving() {
+            self.settle_leaving(port);
+        }
+    }
+
+    #[cold]
+    fn settle_leaving<P: Port>(&mut self, port: &mut P) {
         if self.hw.aborted() && !std::mem::replace(&mut self.told_aborted, true) {
             self.hw.watch.aborted(self.hw.queue());
             self.call(port, |handler, cx| handler.aborted(cx));
@@ -269,6 +288,14 @@ impl<H: Handler> Source for QueueSource<H> {
 
     fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
         self.ended(cx, token, completion);
+    }
+
+    fn commanded(&mut self, cx: &mut Cx<'_>, number: u32, raw: i32) {
+        QueueSource::commanded(self, cx, number, raw);
+    }
+
+    fn leave(&mut self) -> Vec<Buf> {
+        self.hw.leave()
     }
 
     fn woken(&mut self, cx: &mut Cx<'_>, key: u64) {

@@ -13,7 +13,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 mod pools;
 
-use super::token::own;
+use super::token::{Armed, armed, own};
 use super::*;
 use crate::request::Answer;
 use crate::sys::{self, IoCommand, IoDescriptor};
@@ -22,6 +22,10 @@ use crate::sys::{self, IoCommand, IoDescriptor};
 #[derive(Default)]
 pub(crate) struct Notes {
     pub(crate) ops: Vec<(Token, Op)>,
+    /// Armed commands, by number.
+    pub(crate) armed: Vec<(u32, Command)>,
+    /// What the driver reads while it takes a command: it takes none before the end.
+    held: Vec<Buf>,
     /// Buffers are waited for.
     pub(crate) dry: bool,
     pub(crate) wanted: Vec<(Token, usize)>,
@@ -33,6 +37,12 @@ impl Port for Notes {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.ops.push((token, op));
         OpId::of_test(self.ops.len() as u64)
+    }
+    fn arm(&mut self, number: u32, command: Command) {
+        self.armed.push((number, command));
+    }
+    fn hold(&mut self, buf: Buf) {
+        self.held.push(buf);
     }
     fn cancel(&mut self, _: OpId) {}
     fn buffer(&mut self, token: Token, len: usize, _: Need) -> Option<Buf> {
@@ -157,19 +167,26 @@ impl<H: Handler> Rig<H> {
     }
 
     /// The command that a tag has with the driver.
-    fn sent(&self, kind: Kind, tag: u16) -> (u32, i32) {
-        let token = own(kind, tag);
-        let sent = self.port.ops.iter().find(|(own, _)| *own == token);
-        match sent {
-            Some((_, Op::Command(command))) => (command.opcode(), result_of(command)),
-            other => panic!("{kind:?} of {tag}: {other:?}"),
-        }
+    fn sent(&self, kind: Armed, tag: u16) -> (u32, i32) {
+        let number = armed(kind, tag);
+        let sent = self.port.armed.iter().find(|(own, _)| *own == number);
+        let (_, command) = sent.unwrap_or_else(|| panic!("no {kind:?} of {tag}"));
+        (command.opcode(), result_of(command))
+    }
+
+    /// The driver answers a tag's command.
+    fn answer(&mut self, kind: Armed, tag: u16, raw: i32) {
+        let number = armed(kind, tag);
+        let at = self.port.armed.iter().position(|(own, _)| *own == number);
+        let at = at.unwrap_or_else(|| panic!("no {kind:?} of {tag}"));
+        self.port.armed.remove(at);
+        self.with(|source, port| source.commanded(port, number, raw));
     }
 
     fn end(&mut self, kind: Kind, number: u16, raw: i32) {
         let token = own(kind, number);
         let completion = match self.take(token) {
-            Op::Command(command) => command.end(raw),
+            Op::Command(_) => Completion::Commanded(raw),
             Op::Timeout { .. } => Completion::Elapsed(Ok(())),
             other => panic!("{other:?}"),
         };
@@ -179,12 +196,12 @@ impl<H: Handler> Rig<H> {
     /// A request comes for this tag.
     pub(crate) fn come(&mut self, tag: u16, op_flags: u32, sectors: u32) {
         self.describe(tag, op_flags, sectors);
-        self.end(Kind::Command, tag, sys::RESULT_OK);
+        self.answer(Armed::Command, tag, sys::RESULT_OK);
     }
 
     /// The result that was committed for this tag.
     pub(crate) fn committed(&self, tag: u16) -> i32 {
-        let (opcode, result) = self.sent(Kind::Command, tag);
+        let (opcode, result) = self.sent(Armed::Command, tag);
         assert_eq!(opcode, sys::IO_COMMIT_AND_FETCH);
         result
     }
@@ -293,12 +310,8 @@ fn results_go_to_the_driver_in_the_order_of_the_answers() {
     for tag in [2, 0, 3, 1] {
         rig.come(tag, WRITE, 8);
     }
-    let order: Vec<u16> = rig
-        .port
-        .ops
-        .iter()
-        .map(|(token, _)| token.0 as u16)
-        .collect();
+    let sent = rig.port.armed.iter();
+    let order: Vec<u16> = sent.map(|&(number, _)| number as u16).collect();
     assert_eq!(order, [2, 0, 3, 1]);
 }
 
@@ -308,11 +321,11 @@ fn a_refused_result_is_sent_again_and_in_the_end_fails() {
     rig.come(0, WRITE, 8);
     for _ in 0..3 {
         assert_eq!(rig.committed(0), 4096);
-        rig.end(Kind::Command, 0, -libc::EINVAL);
+        rig.answer(Armed::Command, 0, -libc::EINVAL);
         rig.end(Kind::Pause, 0, 0);
     }
     assert_eq!(rig.committed(0), 4096);
-    rig.end(Kind::Command, 0, -libc::EINVAL);
+    rig.answer(Armed::Command, 0, -libc::EINVAL);
     rig.end(Kind::Pause, 0, 0);
     assert_eq!(rig.committed(0), -libc::EIO);
     rig.come(0, WRITE, 16);
@@ -325,10 +338,10 @@ fn a_refused_result_is_sent_again_and_in_the_end_fails() {
 fn a_refused_fetch_is_told_once_and_sent_again() {
     let mut rig = Rig::new(COPY_BY_USER, 2, Keep::answering(Answer::Done));
     for _ in 0..2 {
-        rig.end(Kind::Command, 1, -libc::EBUSY);
+        rig.answer(Armed::Command, 1, -libc::EBUSY);
         rig.end(Kind::Pause, 1, 0);
     }
-    assert_eq!(rig.sent(Kind::Command, 1).0, sys::IO_FETCH);
+    assert_eq!(rig.sent(Armed::Command, 1).0, sys::IO_FETCH);
     assert_eq!(*rig.told.0.lock().unwrap(), ["fetch 0 16"]);
 }
 
@@ -337,15 +350,15 @@ fn a_queue_leaves_when_all_its_tags_are_retired_and_answered() {
     let keep = Keep::default();
     let mut rig = Rig::new(COPY_BY_USER, 3, keep.clone());
     rig.come(1, WRITE, 8);
-    rig.end(Kind::Command, 0, sys::RESULT_ABORT);
-    rig.end(Kind::Command, 2, sys::RESULT_ABORT);
+    rig.answer(Armed::Command, 0, sys::RESULT_ABORT);
+    rig.answer(Armed::Command, 2, sys::RESULT_ABORT);
     let stats = rig.counters.stats();
     assert_eq!((stats.aborts, stats.owned_at_abort), (2, 1));
     assert!(!rig.port.detached, "a request is at hand");
     keep.next().complete();
     rig.returned();
     assert_eq!(rig.committed(1), 4096);
-    rig.end(Kind::Command, 1, sys::RESULT_ABORT);
+    rig.answer(Armed::Command, 1, sys::RESULT_ABORT);
     assert!(rig.port.detached);
     rig.source = None;
     assert_eq!(*rig.told.0.lock().unwrap(), ["aborted 0", "gone 0"]);
@@ -354,7 +367,7 @@ fn a_queue_leaves_when_all_its_tags_are_retired_and_answered() {
 #[test]
 fn a_tag_that_a_quiesced_driver_keeps_does_not_hold_the_queue_for_ever() {
     let mut rig = Rig::new(COPY_BY_USER, 2, Keep::default());
-    rig.end(Kind::Command, 0, sys::RESULT_ABORT);
+    rig.answer(Armed::Command, 0, sys::RESULT_ABORT);
     assert!(!rig.port.detached);
     rig.end(Kind::Grace, 0, 0);
     assert!(rig.port.detached);
@@ -395,14 +408,14 @@ fn a_share_of_a_queue_has_its_tags_and_leaves_with_them() {
     let share = Share { first: 1, step: 3 };
     let mut rig = Rig::with_share(0, (8, share), Keep::answering(Answer::Done));
     let sent = |tag: &u16| {
-        let token = own(Kind::Command, *tag);
-        rig.port.ops.iter().any(|(own, _)| *own == token)
+        let number = armed(Armed::Command, *tag);
+        rig.port.armed.iter().any(|(own, _)| *own == number)
     };
     let fetched: Vec<u16> = (0..8).filter(sent).collect();
     assert_eq!(fetched, [1, 4, 7]);
     for tag in fetched {
         assert!(!rig.detached(), "before its last tag");
-        rig.end(Kind::Command, tag, sys::RESULT_ABORT);
+        rig.answer(Armed::Command, tag, sys::RESULT_ABORT);
     }
     assert!(rig.detached());
     assert_eq!(rig.stats().aborts, 3);
@@ -422,17 +435,17 @@ fn a_panic_costs_its_request() {
 fn a_write_is_fetched_before_it_is_handed_out_and_may_have_become_shorter() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
     rig.describe(0, WRITE, 16);
-    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
-    assert_eq!(rig.sent(Kind::GetData, 0).0, sys::IO_NEED_GET_DATA);
-    assert_eq!(rig.port.ops.len(), 1, "nothing else is legal now");
+    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
+    assert_eq!(rig.sent(Armed::GetData, 0).0, sys::IO_NEED_GET_DATA);
+    assert_eq!(rig.port.armed.len(), 1, "nothing else is legal now");
     rig.describe(0, WRITE, 8);
-    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
     assert_eq!(rig.committed(0), 4096);
     // Longer than was announced: what came is not all, and is not believed.
     rig.describe(0, WRITE, 8);
-    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
+    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
     rig.describe(0, WRITE, 64);
-    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
     assert_eq!(rig.committed(0), -libc::EIO);
 }
 
@@ -440,11 +453,11 @@ fn a_write_is_fetched_before_it_is_handed_out_and_may_have_become_shorter() {
 fn a_refused_fetch_of_data_is_tried_again_with_nothing_else() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
     rig.describe(0, WRITE, 8);
-    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
-    rig.end(Kind::GetData, 0, -libc::EFAULT);
+    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
+    rig.answer(Armed::GetData, 0, -libc::EFAULT);
     rig.end(Kind::Pause, 0, 0);
-    assert_eq!(rig.sent(Kind::GetData, 0).0, sys::IO_NEED_GET_DATA);
-    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    assert_eq!(rig.sent(Armed::GetData, 0).0, sys::IO_NEED_GET_DATA);
+    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
     assert_eq!(rig.committed(0), 4096);
 }
 
@@ -453,12 +466,12 @@ fn a_dry_pool_parks_a_write_until_its_buffer_comes() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 2, Keep::answering(Answer::Done));
     rig.port.dry = true;
     rig.describe(0, WRITE, 8);
-    rig.end(Kind::Command, 0, sys::RESULT_NEED_GET_DATA);
+    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
     let (token, len) = rig.port.wanted.remove(0);
     assert_eq!(len, 4096, "exactly what was announced");
     let buf = Completion::Buffer(Buf::allocate(len).unwrap());
     rig.with(|source, port| source.ended(port, token, buf));
-    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
     assert_eq!((rig.committed(0), rig.counters.stats().waits), (4096, 1));
 }
 
@@ -472,7 +485,7 @@ fn a_refused_read_whose_buffer_is_gone_fails() {
     request.complete();
     rig.returned();
     assert_eq!(rig.committed(0), 4096);
-    rig.end(Kind::Command, 0, -libc::EINVAL);
+    rig.answer(Armed::Command, 0, -libc::EINVAL);
     rig.end(Kind::Pause, 0, 0);
     rig.end(Kind::Pause, 0, 0);
     assert_eq!(rig.committed(0), -libc::EIO);
@@ -499,11 +512,9 @@ fn a_copy_buffer_travels_with_its_request_and_keeps_its_room() {
     request.set_buffer(other);
     request.complete();
     rig.returned();
-    let (_, op) = rig.port.ops.last_mut().unwrap();
-    let Op::Command(command) = op else {
-        panic!("{op:?}")
-    };
-    let buf = command.buffer_mut().unwrap();
-    assert!(buf[..4096].iter().all(|&byte| byte == 7));
+    rig.come(0, READ, 8);
+    let mut request = keep.next();
+    let buf = request.buffer_mut().unwrap();
+    assert!(buf.iter().all(|&byte| byte == 7));
     assert!(buf.room() >= 1 << 20);
 }

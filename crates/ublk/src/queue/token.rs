@@ -1,30 +1,51 @@
 //! How a queue names its operations: the highest bit, a kind, and a tag or slot. Tokens without
-//! the highest bit are the handler's.
+//! the highest bit are the handler's. Armed commands, which are all the queue's, have numbers.
 
 use reactor::Token;
 
 /// Set in every token of the queue's own.
 const OWN: u64 = 1 << 63;
 
-/// What an operation of the queue's own is for.
+/// What an armed command of a tag is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum Armed {
     /// A fetch or commit; ends with a request.
     Command = 0,
     /// A write's data are being copied to its buffer.
     GetData = 1,
+}
+
+/// The number of an armed command.
+#[inline]
+pub(super) fn armed(kind: Armed, tag: u16) -> u32 {
+    (kind as u32) << 16 | u32::from(tag)
+}
+
+/// What an armed command of this number is for, and its tag.
+#[inline]
+pub(super) fn parse_armed(number: u32) -> (Armed, u16) {
+    let kind = match number >> 16 {
+        0 => Armed::Command,
+        _ => Armed::GetData,
+    };
+    (kind, number as u16)
+}
+
+/// What an operation of the queue's own is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
     /// A request's pages are being put into a slot.
-    Register = 2,
+    Register = 0,
     /// They are being taken out; named by the slot.
-    Unregister = 3,
+    Unregister = 1,
     /// A buffer for a write.
-    Buffer = 4,
+    Buffer = 2,
     /// The pause before a refused command is sent again.
-    Pause = 5,
+    Pause = 3,
     /// The time that a queue which lost a tag waits for the rest.
-    Grace = 6,
+    Grace = 4,
     /// The pause before a pool of the user's that failed is asked again.
-    Pool = 7,
+    Pool = 5,
 }
 
 pub(super) fn own(kind: Kind, number: u16) -> Token {
@@ -37,13 +58,11 @@ pub(super) fn parse(token: Token) -> Result<(Kind, u16), u64> {
         return Err(token.0);
     }
     let kind = match token.0 >> 32 & 0xff {
-        0 => Kind::Command,
-        1 => Kind::GetData,
-        2 => Kind::Register,
-        3 => Kind::Unregister,
-        4 => Kind::Buffer,
-        5 => Kind::Pause,
-        6 => Kind::Grace,
+        0 => Kind::Register,
+        1 => Kind::Unregister,
+        2 => Kind::Buffer,
+        3 => Kind::Pause,
+        4 => Kind::Grace,
         _ => Kind::Pool,
     };
     Ok((kind, token.0 as u16))
@@ -66,11 +85,12 @@ mod tests {
     #[test]
     fn a_token_tells_its_kind_and_number() {
         use Kind::*;
-        for kind in [
-            Command, GetData, Register, Unregister, Buffer, Pause, Grace, Pool,
-        ] {
+        for kind in [Register, Unregister, Buffer, Pause, Grace, Pool] {
             assert_eq!(parse(own(kind, 4095)), Ok((kind, 4095)));
         }
         assert_eq!(parse(Token(17)), Err(17));
+        for kind in [Armed::Command, Armed::GetData] {
+            assert_eq!(parse_armed(armed(kind, u16::MAX)), (kind, u16::MAX));
+        }
     }
 }

@@ -327,7 +327,7 @@ fn a_flush_waits_until_it_is_durable() {
     let (mut rig, _) = over(ZERO_COPY, Scripted::default());
     rig.come(0, FLUSH, 0);
     assert!(
-        rig.port.ops.iter().all(|(token, _)| token.0 as u16 != 0),
+        rig.port.armed.iter().all(|&(number, _)| number != 0),
         "too soon"
     );
     for _ in 0..2 {

@@ -26,9 +26,10 @@ pub(super) enum Leaving {
 
 impl Hw {
     /// Whether a request that comes now is to stay with the driver.
+    #[inline]
     pub(super) fn leaves_it(&self) -> bool {
-        let last_idle = self.exit_needs_idle_tag && self.tags.count(State::Armed) == 0;
-        self.leaving == Leaving::Stopping && !last_idle
+        let last_idle = || self.exit_needs_idle_tag && self.tags.count(State::Armed) == 0;
+        self.leaving == Leaving::Stopping && !last_idle()
     }
 
     /// The driver takes no more from this tag.
@@ -64,6 +65,12 @@ impl Hw {
                 self.leave_tag(port, tag);
             }
         }
+    }
+
+    /// Whether it is on its way out, for whatever reason.
+    #[inline]
+    pub(in crate::queue) fn is_leaving(&self) -> bool {
+        self.leaving != Leaving::No
     }
 
     pub(in crate::queue) fn aborted(&self) -> bool {

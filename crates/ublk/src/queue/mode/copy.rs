@@ -1,72 +1,178 @@
 //! Copy: the driver copies between a request's pages and a buffer of its tag.
 //!
-//! The buffer is with the driver while the tag is armed: it is named by the fetch or commit and
-//! held by that command, because the driver may write to it at any time. It travels with the
-//! request and comes back with its answer. Each is as large as the largest request, but memory
-//! that was never touched costs nothing (R5 as far as this mode can keep it).
+//! The buffer is named by the fetch or commit, and stays here while the tag is armed: nobody looks
+//! at it, because the driver may write to it at any time. It travels with the request and comes
+//! back with its answer. Each is as large as the largest request, but memory that was never touched
+//! costs nothing (R5 as far as this mode can keep it). They are cut from a few large mappings: one
+//! for each would cost a page and a system call apiece, at the end as well.
 
 use reactor::Buf;
-use reactor::op::{Command, Hold};
 
 use crate::request::Data;
-use crate::sys;
+
+/// Buffers that are mapped together have this many bytes, or are one.
+const MAPPED_BYTES: usize = 64 << 20;
+
+/// A tag's buffer.
+#[derive(Default)]
+struct Own {
+    /// Unless its request has it.
+    here: Option<Buf>,
+    /// Its address, by which it is known again; zero before there is one.
+    address: u64,
+}
 
 pub(in crate::queue) struct CopyBuffers {
     bytes: usize,
-    /// By tag: buffers of commands that were refused, or whose request has no data.
-    idle: Vec<Option<Buf>>,
+    by_tag: Vec<Own>,
+    /// Mapped, and nobody's yet.
+    fresh: Option<Buf>,
+    /// Tags that had none so far.
+    without: usize,
 }
 
 impl CopyBuffers {
-    pub(super) fn new(depth: u16, io_bytes_max: u32) -> CopyBuffers {
+    /// Buffers for the `tags` that are served here, of a queue that has `depth`.
+    pub(super) fn new(depth: u16, tags: usize, io_bytes_max: u32) -> CopyBuffers {
         CopyBuffers {
             bytes: io_bytes_max as usize,
-            idle: (0..depth).map(|_| None).collect(),
+            by_tag: (0..depth).map(|_| Own::default()).collect(),
+            fresh: None,
+            without: tags,
         }
     }
 
-    /// Gives a command the tag's buffer, with the first `read` bytes of what a read brought.
-    pub(super) fn dress(
-        &mut self,
-        plain: Command,
-        tag: u16,
-        buf: Option<Buf>,
-        read: usize,
-    ) -> Option<Command> {
-        let own = self.idle[usize::from(tag)].take();
-        let buf = match buf {
-            Some(buf) if buf.room() >= self.bytes => buf,
-            // A handler that brought another buffer, or none, costs a copy.
-            other => {
-                let mut own = match own {
-                    Some(own) => own,
-                    None => Buf::allocate(self.bytes)?,
-                };
-                if let Some(other) = other {
-                    own.show(read);
-                    own.copy_from_slice(&other[..read]);
-                }
-                own
+    /// The address of the tag's buffer, with the first `read` bytes of what a read brought in it.
+    /// `None` where memory is short.
+    #[inline(always)]
+    pub(super) fn address(&mut self, tag: u16, buf: Option<Buf>, read: usize) -> Option<u64> {
+        let own = &mut self.by_tag[usize::from(tag)];
+        match buf {
+            None if own.here.is_some() => Some(own.address),
+            Some(buf) if buf.address() == own.address && buf.room() >= self.bytes => {
+                own.here = Some(buf);
+                Some(own.address)
             }
-        };
-        // The driver copies up to the largest request: the buffer has that room (checked above).
-        Some(plain.buffer(buf, sys::IO_COMMAND_ADDR, Hold::UntilDone))
+            // A handler that brought another buffer, or none, costs a copy.
+            other => self.replace(tag, other, read),
+        }
     }
 
+    #[cold]
+    fn replace(&mut self, tag: u16, other: Option<Buf>, read: usize) -> Option<u64> {
+        let mut buf = match self.by_tag[usize::from(tag)].here.take() {
+            Some(buf) => buf,
+            None => self.fresh()?,
+        };
+        if let Some(other) = other {
+            buf.show(read);
+            buf.copy_from_slice(&other[..read]);
+        }
+        let own = &mut self.by_tag[usize::from(tag)];
+        own.address = buf.address();
+        own.here = Some(buf);
+        Some(own.address)
+    }
+
+    /// A buffer that nobody had.
+    fn fresh(&mut self) -> Option<Buf> {
+        if self.fresh.is_none() {
+            let together = (MAPPED_BYTES / self.bytes).min(self.without).max(1);
+            self.fresh = Some(Buf::allocate_untouched(together * self.bytes)?);
+        }
+        self.without = self.without.saturating_sub(1);
+        let rest = self.fresh.as_mut()?;
+        if rest.len() <= self.bytes {
+            return self.fresh.take();
+        }
+        Some(rest.split_to(self.bytes))
+    }
+
+    /// Takes the buffer of a request back that is not answered.
     pub(super) fn keep(&mut self, tag: u16, buf: Buf) {
-        self.idle[usize::from(tag)] = Some(buf);
+        let own = &mut self.by_tag[usize::from(tag)];
+        if buf.address() == own.address {
+            own.here = Some(buf);
+        }
     }
 
-    pub(super) fn arrived(&mut self, tag: u16, bytes: u32, buf: Option<Buf>) -> Data {
-        let own = self.idle[usize::from(tag)].take();
-        let Some(mut buf) = buf.or(own) else {
-            return Data::None;
-        };
+    #[inline(always)]
+    pub(super) fn arrived(&mut self, tag: u16, bytes: u32) -> Data {
         if bytes == 0 {
-            self.keep(tag, buf);
             return Data::None;
         }
+        let Some(mut buf) = self.by_tag[usize::from(tag)].here.take() else {
+            return Data::None;
+        };
         buf.show(bytes as usize);
         Data::Buffer(buf)
+    }
+
+    /// Every buffer that the driver may know.
+    pub(super) fn leave(&mut self) -> Vec<Buf> {
+        let own = self.by_tag.iter_mut();
+        own.filter_map(|own| own.here.take()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BYTES: u32 = 1 << 20;
+
+    #[test]
+    fn buffers_are_disjoint_and_each_tag_keeps_its_own() {
+        let mut buffers = CopyBuffers::new(130, 130, BYTES);
+        let first: Vec<u64> = (0..130)
+            .map(|tag| buffers.address(tag, None, 0).expect("memory"))
+            .collect();
+        let mut sorted = first.clone();
+        sorted.sort_unstable();
+        let apart = |pair: &[u64]| pair[1] - pair[0] >= u64::from(BYTES);
+        assert!(sorted.windows(2).all(apart));
+        for tag in 0..130 {
+            let Data::Buffer(buf) = buffers.arrived(tag, 512) else {
+                panic!("tag {tag} has no buffer")
+            };
+            assert_eq!((buf.len(), buf.room()), (512, BYTES as usize));
+            let again = buffers.address(tag, Some(buf), 0);
+            assert_eq!(again, Some(first[usize::from(tag)]));
+        }
+        assert_eq!(buffers.leave().len(), 130);
+    }
+
+    #[test]
+    fn a_buffer_of_somebody_elses_is_copied_from_and_given_back() {
+        let mut buffers = CopyBuffers::new(1, 1, BYTES);
+        let own = buffers.address(0, None, 0).expect("memory");
+        let pool = reactor::Pool::new(4 << 20, 4096).expect("memory");
+        let mut large = pool.take(2 << 20, reactor::Need::Fresh).expect("lent");
+        large.fill(7);
+        assert!(matches!(buffers.arrived(0, 4096), Data::Buffer(_)));
+        let replaced = buffers.address(0, Some(large), 4096).expect("memory");
+        assert_ne!(replaced, own, "its own was lost");
+        assert_eq!(pool.stats().lent, 0, "an idle tag keeps what is the pool's");
+        let Data::Buffer(buf) = buffers.arrived(0, 4096) else {
+            panic!("no buffer")
+        };
+        assert!(buf.iter().all(|&byte| byte == 7));
+        assert_eq!(buf.room(), BYTES as usize);
+    }
+
+    #[test]
+    fn what_is_mapped_and_not_touched_costs_no_memory() {
+        let resident = || {
+            let text = std::fs::read_to_string("/proc/self/statm").expect("procfs");
+            let pages = text.split(' ').nth(1).expect("a second number");
+            pages.parse::<usize>().expect("a number") * 4096
+        };
+        let before = resident();
+        let mut buffers = CopyBuffers::new(4096, 4096, BYTES);
+        for tag in 0..4096 {
+            assert!(buffers.address(tag, None, 0).is_some());
+        }
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 4 << 20, "{grown} bytes for 4 GiB of room");
     }
 }

@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 use std::time::Duration;
 
-use reactor::op::{Command, Hold};
+use reactor::op::Command;
 use reactor::{Buf, Need, Op, Port};
 
 use super::Driver;
@@ -43,17 +43,20 @@ pub(in crate::queue) struct GetData {
     waiting: VecDeque<(u16, usize)>,
     /// It failed, and is asked again when a timer says so.
     pausing: bool,
+    /// By tag: the buffer that its write's bytes are being copied to, at which nobody looks.
+    fetching: Vec<Option<Buf>>,
 }
 
 /// Who is woken, and what is counted.
 type Told<'a> = (&'a Waker, &'a Counters);
 
 impl GetData {
-    pub(super) fn new(pool: Option<Box<dyn Pool>>) -> GetData {
+    pub(super) fn new(depth: u16, pool: Option<Box<dyn Pool>>) -> GetData {
         GetData {
             pool,
             waiting: VecDeque::new(),
             pausing: false,
+            fetching: (0..depth).map(|_| None).collect(),
         }
     }
 
@@ -127,23 +130,36 @@ impl GetData {
         port.submit(token::own(Kind::Pool, 0), Op::Timeout { after });
         None
     }
+
+    /// The command that fetches a write's bytes, the only one that is legal while they are owed. The
+    /// buffer stays here until it has ended.
+    pub(in crate::queue) fn fetch(&mut self, driver: Driver, tag: u16, buf: Buf) -> Command {
+        let address = buf.address();
+        self.fetching[usize::from(tag)] = Some(buf);
+        driver.naming(sys::IO_NEED_GET_DATA, tag, 0, address)
+    }
+
+    /// That command has ended: its buffer.
+    pub(in crate::queue) fn fetched(&mut self, tag: u16) -> Option<Buf> {
+        self.fetching[usize::from(tag)].take()
+    }
+
+    /// Every buffer that the driver may know.
+    pub(super) fn leave(&mut self) -> Vec<Buf> {
+        self.fetching.iter_mut().filter_map(Option::take).collect()
+    }
 }
 
-/// The only command that is legal while a write's bytes are owed.
-pub(in crate::queue) fn fetch_data(driver: Driver, tag: u16, buf: Buf) -> Command {
-    driver
-        .plain(sys::IO_NEED_GET_DATA, tag, 0, 0)
-        .armed()
-        .buffer(buf, sys::IO_COMMAND_ADDR, Hold::UntilDone)
-}
-
-/// Gives the commit of a read its buffer. A read's commit must name one, also if it failed; the
-/// driver reads `read` bytes of it while it takes the command, and nothing after that.
-pub(super) fn dress_read(plain: Command, buf: Option<Buf>, read: usize) -> Option<Command> {
+/// Has a read's commit name its buffer, also if it failed: the driver reads `read` bytes of it while
+/// it takes the command, and nothing after that. The address, or `None` where memory is short or
+/// what the read brought is gone.
+pub(super) fn read_address<P: Port>(port: &mut P, buf: Option<Buf>, read: usize) -> Option<u64> {
     let buf = match buf {
         Some(buf) if buf.len() >= read && !buf.is_empty() => buf,
         _ if read == 0 => Buf::allocate(1)?,
         _ => return None,
     };
-    Some(plain.buffer(buf, sys::IO_COMMAND_ADDR, Hold::UntilTaken))
+    let address = buf.address();
+    port.hold(buf);
+    Some(address)
 }

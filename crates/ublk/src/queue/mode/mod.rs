@@ -5,7 +5,7 @@ pub(super) mod copy;
 pub(super) mod get_data;
 pub(super) mod zero_copy;
 
-use reactor::{Buf, FileIndex, op::Command};
+use reactor::{Buf, FileIndex, Port, op::Command};
 use zerocopy::IntoBytes;
 
 use crate::queue::{Pool, Share};
@@ -25,8 +25,16 @@ pub(super) struct Driver {
 }
 
 impl Driver {
-    /// A command that names no memory.
+    /// A command that names no memory: `addr` is zero, or the number of a buffer slot.
+    #[inline]
     pub(super) fn plain(self, opcode: u32, tag: u16, result: i32, addr: u64) -> Command {
+        self.naming(opcode, tag, result, addr)
+    }
+
+    /// A command that names a buffer, which its mode keeps until the command has ended, or until the
+    /// driver has taken it where that reads no later.
+    #[inline]
+    fn naming(self, opcode: u32, tag: u16, result: i32, addr: u64) -> Command {
         let command = IoCommand {
             queue: self.queue,
             tag,
@@ -35,8 +43,9 @@ impl Driver {
         };
         let mut payload = [0; Command::PAYLOAD_BYTES];
         payload.copy_from_slice(command.as_bytes());
-        // SAFETY: `addr` is zero or the number of a buffer slot, no address. Where the driver
-        // wants an address, the caller adds a buffer that is as large as the driver believes.
+        // SAFETY: `addr` is no address, or that of a buffer which is as large as the driver believes.
+        // Its mode looks at it no more and has it until the command has ended (`GetData::fetching`,
+        // `Own::here`) or was taken (`Port::hold`), and hands it over in `Mode::leave`.
         unsafe { Command::new(self.file, opcode, payload) }
     }
 }
@@ -78,8 +87,11 @@ impl Mode {
         match DataMode::of_flags(flags) {
             DataMode::ZeroCopy => Mode::ZeroCopy(ZeroCopy::new(flags, slots_max, (depth, share))),
             DataMode::UserCopy => Mode::UserCopy,
-            DataMode::GetData => Mode::GetData(GetData::new(pool)),
-            DataMode::Copy => Mode::Copy(CopyBuffers::new(depth, io_bytes_max)),
+            DataMode::GetData => Mode::GetData(GetData::new(depth, pool)),
+            DataMode::Copy => {
+                let tags = share.tags(depth).count();
+                Mode::Copy(CopyBuffers::new(depth, tags, io_bytes_max))
+            }
         }
     }
 
@@ -90,59 +102,76 @@ impl Mode {
 
     /// The first command of a tag, or one that takes its place; `None` where memory is short.
     pub(super) fn fetch(&mut self, driver: Driver, tag: u16) -> Option<Command> {
-        let plain = driver.plain(sys::IO_FETCH, tag, 0, 0).armed();
-        match self {
-            Mode::ZeroCopy(zero_copy) => Some(zero_copy.dress(plain, tag)),
-            Mode::UserCopy | Mode::GetData(_) => Some(plain),
-            Mode::Copy(buffers) => buffers.dress(plain, tag, None, 0),
-        }
+        let address = match self {
+            Mode::Copy(buffers) => buffers.address(tag, None, 0)?,
+            _ => 0,
+        };
+        let fetch = driver.naming(sys::IO_FETCH, tag, 0, address);
+        Some(self.dressed(fetch, tag))
     }
 
     /// The command that commits a result; `None` where memory is short.
-    pub(super) fn commit(&mut self, driver: Driver, commit: Commit) -> Option<Command> {
+    #[inline(always)]
+    pub(super) fn commit<P: Port>(
+        &mut self,
+        port: &mut P,
+        driver: Driver,
+        commit: Commit,
+    ) -> Option<Command> {
         let Commit {
             tag,
             result,
             op,
             buf,
         } = commit;
-        let plain = driver
-            .plain(sys::IO_COMMIT_AND_FETCH, tag, result, 0)
-            .armed();
         let read = if op == sys::OP_READ {
             result.max(0) as usize
         } else {
             0
         };
+        let address = match self {
+            Mode::ZeroCopy(_) | Mode::UserCopy => 0,
+            Mode::GetData(_) if op == sys::OP_READ => get_data::read_address(port, buf, read)?,
+            Mode::GetData(_) => 0,
+            Mode::Copy(buffers) => buffers.address(tag, buf, read)?,
+        };
+        let commit = driver.naming(sys::IO_COMMIT_AND_FETCH, tag, result, address);
+        Some(self.dressed(commit, tag))
+    }
+
+    /// What a command says beside its payload.
+    #[inline]
+    fn dressed(&self, command: Command, tag: u16) -> Command {
         match self {
-            Mode::ZeroCopy(zero_copy) => Some(zero_copy.dress(plain, tag)),
-            Mode::UserCopy => Some(plain),
-            Mode::GetData(_) if op == sys::OP_READ => get_data::dress_read(plain, buf, read),
-            Mode::GetData(_) => Some(plain),
-            Mode::Copy(buffers) => buffers.dress(plain, tag, buf, read),
+            Mode::ZeroCopy(zero_copy) => zero_copy.dress(command, tag),
+            _ => command,
         }
     }
 
-    /// A command of this tag was refused, and gave its buffer back.
+    /// A request of this tag came back unanswered, with its buffer.
     pub(super) fn keep(&mut self, tag: u16, buf: Option<Buf>) {
         if let (Mode::Copy(buffers), Some(buf)) = (self, buf) {
             buffers.keep(tag, buf);
         }
     }
 
-    /// A request with `bytes` of data came; `buf` is what its command gave back.
-    pub(super) fn arrived(
-        &mut self,
-        tag: u16,
-        op_flags: u32,
-        bytes: u32,
-        buf: Option<Buf>,
-    ) -> Arrival {
+    /// A request with `bytes` of data came.
+    #[inline(always)]
+    pub(super) fn arrived(&mut self, tag: u16, op_flags: u32, bytes: u32) -> Arrival {
         match self {
             Mode::ZeroCopy(zero_copy) => zero_copy.arrived(tag, op_flags, bytes),
             Mode::UserCopy if bytes > 0 => Arrival::Ready(Data::Window),
             Mode::UserCopy | Mode::GetData(_) => Arrival::Ready(Data::None),
-            Mode::Copy(buffers) => Arrival::Ready(buffers.arrived(tag, bytes, buf)),
+            Mode::Copy(buffers) => Arrival::Ready(buffers.arrived(tag, bytes)),
+        }
+    }
+
+    /// The memory that commands name which the driver has.
+    pub(super) fn leave(&mut self) -> Vec<Buf> {
+        match self {
+            Mode::ZeroCopy(_) | Mode::UserCopy => Vec::new(),
+            Mode::GetData(get_data) => get_data.leave(),
+            Mode::Copy(buffers) => buffers.leave(),
         }
     }
 }

@@ -49,14 +49,15 @@ fn rig(pool: &Little, keep: &Keep) -> Rig<Keep> {
 impl<H: Handler> Rig<H> {
     fn announce(&mut self, tag: u16, sectors: u32) {
         self.describe(tag, WRITE, sectors);
-        self.end(Kind::Command, tag, sys::RESULT_NEED_GET_DATA);
+        self.answer(Armed::Command, tag, sys::RESULT_NEED_GET_DATA);
     }
 
     /// Tags whose bytes are asked for, in the order of asking.
     fn fetching(&self) -> Vec<u16> {
-        let tag_of = |token: Token| (0..8).find(|tag| own(Kind::GetData, *tag) == token);
-        let ops = self.port.ops.iter();
-        ops.filter_map(|(token, _)| tag_of(*token)).collect()
+        let sent = self.port.armed.iter();
+        let fetched = sent.map(|&(number, _)| token::parse_armed(number));
+        let fetching = fetched.filter(|(kind, _)| *kind == Armed::GetData);
+        fetching.map(|(_, tag)| tag).collect()
     }
 }
 
@@ -92,7 +93,7 @@ fn a_pool_that_panics_is_taken_for_dry_and_asked_again_after_a_pause() {
     pool.with(|purse| (purse.panics, purse.bytes) = (false, 8192));
     rig.end(Kind::Pool, 0, 0);
     assert_eq!(rig.fetching(), [2, 0]);
-    rig.end(Kind::GetData, 2, sys::RESULT_OK);
+    rig.answer(Armed::GetData, 2, sys::RESULT_OK);
     assert_eq!(rig.committed(2), 4096);
 }
 
@@ -146,6 +147,6 @@ fn a_request_in_shared_memory_fails_and_is_counted() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
     rig.announce(0, 8);
     rig.describe(0, WRITE | sys::IO_SHARED, 8);
-    rig.end(Kind::GetData, 0, sys::RESULT_OK);
+    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
     assert_eq!((rig.committed(0), rig.stats().faults), (-libc::EIO, 1));
 }

@@ -1,0 +1,38 @@
+//! The sources that a reactor's thread has, and what becomes of their memory at its end: none that an
+//! armed command names goes before the thread has.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::buf::Buf;
+use crate::source::{Source, SourceId};
+
+/// The sources by slot.
+#[derive(Default)]
+pub(super) struct Sources(pub(super) Vec<Option<(SourceId, Box<dyn Source>)>>);
+
+impl Sources {
+    /// The memory that armed commands name.
+    pub(super) fn leave(&mut self) -> Vec<Buf> {
+        let mut memory = Vec::new();
+        for place in &mut self.0 {
+            let Some((_, source)) = place else { continue };
+            match catch_unwind(AssertUnwindSafe(|| source.leave())) {
+                Ok(left) => memory.extend(left),
+                Err(_) => {
+                    tracing::error!("a source did not say what its commands name: it is left");
+                    Box::leak(Box::new(place.take()));
+                }
+            }
+        }
+        memory
+    }
+}
+
+impl Drop for Sources {
+    /// Where the thread unwinds, armed commands may still touch their sources' memory.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            Box::leak(Box::new(std::mem::take(&mut self.0)));
+        }
+    }
+}
