@@ -25,6 +25,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
@@ -64,7 +65,7 @@ struct Inner {
     beyond: usize,
     beyond_clients: usize,
     /// What each holder has of all these. Only those that have something are here.
-    holders: HashMap<u64, usize>,
+    holders: HashMap<u64, usize, BuildHasherDefault<Spread>>,
     kept: usize,
     reserve_len: usize,
     free: [Vec<Region>; CLASSES],
@@ -73,6 +74,27 @@ struct Inner {
     short: bool,
     /// Somebody waits: to be woken by the next buffer that comes back.
     watch: Option<Waker>,
+}
+
+/// Spreads the numbers of holders, which are this process's own: a hash that also withstands an
+/// adversary is several hundred instructions of every write.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(self.0 ^ u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 /// Where a region returns to when its last part is dropped.
@@ -138,7 +160,7 @@ impl Pool {
             held_max: (bytes_max / 2).min(bytes_max - reserve_size),
             beyond: 0,
             beyond_clients: 0,
-            holders: HashMap::new(),
+            holders: HashMap::default(),
             reserve_len: reserve_size,
             kept: 0,
             free: std::array::from_fn(|_| Vec::new()),
