@@ -338,6 +338,11 @@ fn meaning(operation: Operation, errno: i32) -> (Kind, &'static str, &'static st
             "somebody has the disk open",
             "unmount and close it, or stop it regardless",
         ),
+        (Op::Quiesce, libc::EBUSY) => (
+            Kind::Busy,
+            "requests that wait have every tag of a queue, and none can be taken back",
+            "close its reactors, and recover it",
+        ),
         (Op::StartRecovery, libc::EINVAL) => (
             Kind::Invalid,
             "it was not added with recovery, or a recovery of it was begun and given up",

@@ -1,16 +1,28 @@
 //! A device with a disk, and the two ways out: stopped, or quiesced.
+//!
+//! QUIESCE_DEV takes back only tags that the driver has. A result that is given to it later arms its
+//! tag once more, and nobody takes that back; and the driver (7.2, mended in 7.3) corrupts its ring's
+//! list of commands where it takes one back that is being handed over. So a device's queues rest
+//! first: they finish what they have, and keep what comes. Then it is asked, and what was kept is left
+//! to it.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::delete;
 use super::serving::Serving;
+use super::{Pause, delete};
 use crate::control::Control;
 use crate::error::{Error, Kind, Operation};
 use crate::negotiate::Granted;
 use crate::queue::QueueStats;
 use crate::spec::Capability;
+
+/// The share of the time for quiescing that is kept for the driver, of which it needs little.
+const KEPT_FOR_THE_DRIVER: u32 = 4;
+
+/// How long the driver may look for idle tags, and queues may take to leave, before it is asked anew.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// A device that stays as it was, and why.
 #[derive(Debug)]
@@ -118,11 +130,16 @@ impl Live {
     }
 
     /// Takes the server away and leaves the disk: its requests wait for the next server (6.16,
-    /// and recovery). Not undone where it fails: then close the reactors, and recover.
+    /// and recovery). What its handlers have is answered first; what comes meanwhile goes to the next
+    /// server with [`Capability::Reissue`], and may fail without. Others on the same rings go on.
+    ///
+    /// Where handlers do not answer in time, the device goes on as it was. A later failure is not
+    /// undone: then close the reactors, and recover.
     pub fn quiesce(self, within: Duration) -> Result<Quiesced, Kept<Live>> {
         let until = Instant::now() + within;
         let quiesced = if self.serving.granted.has(Capability::Quiesce) {
-            self.serving.control.quiesce(self.serving.id, within)
+            self.rest(until, within / KEPT_FOR_THE_DRIVER)
+                .and_then(|()| self.taken_back(until))
         } else {
             Err(Error::new(
                 Operation::Quiesce,
@@ -133,7 +150,7 @@ impl Live {
             )
             .on(self.serving.id))
         };
-        match quiesced.and_then(|()| self.wait_gone(until)) {
+        match quiesced {
             Ok(()) => Ok(Quiesced {
                 control: self.serving.control,
                 id: self.serving.id,
@@ -142,6 +159,52 @@ impl Live {
                 device: self,
                 error,
             }),
+        }
+    }
+
+    /// Waits until the queues have nothing in hand, and leaves time for what comes after that.
+    fn rest(&self, until: Instant, kept: Duration) -> Result<(), Error> {
+        let watcher = &self.serving.watcher;
+        if watcher.rest(until.checked_sub(kept).unwrap_or(until)) {
+            return Ok(());
+        }
+        watcher.resume();
+        Err(Error::new(
+            Operation::Quiesce,
+            Kind::Late,
+            "its handlers have not answered what they have",
+            "see what its requests wait for; it goes on as it was",
+        )
+        .on(self.serving.id))
+    }
+
+    /// Has the driver take back the tags of queues that rest, until they are gone.
+    fn taken_back(&self, until: Instant) -> Result<(), Error> {
+        let Serving {
+            control,
+            id,
+            watcher,
+            ..
+        } = &*self.serving;
+        let mut pause = Pause::until(until);
+        loop {
+            let quiesced = control.quiesce(*id, pause.left().min(LOOK));
+            match &quiesced {
+                Ok(()) => {}
+                // Requests are kept back, but no tag is idle, or a signal came.
+                Err(error) if matches!(error.errno(), Some(libc::EBUSY | libc::EINTR)) => {}
+                Err(_) => {
+                    watcher.resume();
+                    return quiesced;
+                }
+            }
+            watcher.let_go();
+            if watcher.wait_gone((Instant::now() + LOOK).min(until)) {
+                return Ok(());
+            }
+            if !pause.wait() {
+                return quiesced.and(Err(self.serving.still_there()));
+            }
         }
     }
 

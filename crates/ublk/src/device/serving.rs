@@ -13,9 +13,7 @@ use super::{Pause, delete};
 use crate::control::Control;
 use crate::error::{Error, Kind, Operation};
 use crate::negotiate::Granted;
-use crate::queue::{
-    Counters, Descriptors, Handler, QueueParts, QueueSource, QueueStats, Share, Watch,
-};
+use crate::queue::{Counters, Descriptors, Handler, QueueParts, QueueSource, QueueStats, Share};
 
 /// How long a device that failed to come alive may take to go.
 const UNDO: Duration = Duration::from_secs(5);
@@ -95,7 +93,7 @@ impl Serving {
             let source = QueueSource::new(parts, handler);
             let (watcher, seat) = (Arc::clone(&serving.watcher), reactor.clone());
             let sit = move |cx: &mut Cx<'_>| {
-                watcher.sits(seat, cx.me());
+                watcher.sits(at, seat, cx.me());
                 source
             };
             stopped |= reactor.attach(sit).is_err();
@@ -129,7 +127,7 @@ impl Serving {
             slots_max: options.slots_max,
             pool: options.pool.as_ref().map(|pool| pool(queue)),
             counters: Arc::clone(&self.counters[at]),
-            watch: Arc::clone(&self.watcher) as Arc<dyn Watch>,
+            watch: self.watcher.voice(at),
         }
     }
 

@@ -3,14 +3,15 @@
 //! Queues speak on their rings' threads, so they only leave a note under a lock that nobody holds
 //! for long. A refused fetch ends the START (or END_USER_RECOVERY) that waits for all fetches.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use reactor::{Handle, SourceId};
 
 use crate::control::Cancel;
 use crate::error::{Error, Kind, Operation};
-use crate::queue::{QueueStats, Watch};
+use crate::queue::{KEY_LET_GO, KEY_REST, KEY_RESUME, QueueStats, Watch};
 
 #[derive(Debug)]
 pub(super) struct Watcher {
@@ -22,11 +23,31 @@ pub(super) struct Watcher {
 
 #[derive(Debug, Default)]
 struct Notes {
-    /// Queues that are attached or about to be.
-    here: usize,
+    seats: Vec<Seat>,
     aborted: usize,
     refused: Option<(u16, i32)>,
-    seats: Vec<(Handle, SourceId)>,
+}
+
+/// A queue, or a share of one.
+#[derive(Clone, Debug, Default)]
+struct Seat {
+    /// It has left its reactor.
+    gone: bool,
+    /// It takes nothing up, and has nothing in hand.
+    rests: bool,
+    at: Option<(Handle, SourceId)>,
+}
+
+impl Notes {
+    fn all(&self, what: impl Fn(&Seat) -> bool) -> bool {
+        self.seats.iter().all(|seat| seat.gone || what(seat))
+    }
+}
+
+/// A queue's way to say something.
+pub(super) struct Voice {
+    watcher: Arc<Watcher>,
+    seat: usize,
 }
 
 impl Watcher {
@@ -35,7 +56,7 @@ impl Watcher {
         Watcher {
             device,
             notes: Mutex::new(Notes {
-                here: queues,
+                seats: vec![Seat::default(); queues],
                 ..Notes::default()
             }),
             changed: Condvar::new(),
@@ -75,25 +96,83 @@ impl Watcher {
         }
     }
 
+    /// What the queue of this seat is given to speak with.
+    pub(super) fn voice(self: &Arc<Watcher>, seat: usize) -> Arc<dyn Watch> {
+        let watcher = Arc::clone(self);
+        Arc::new(Voice { watcher, seat })
+    }
+
     /// Says where a queue is.
-    pub(super) fn sits(&self, reactor: Handle, source: SourceId) {
-        self.note(|notes| notes.seats.push((reactor, source)));
+    pub(super) fn sits(&self, seat: usize, reactor: Handle, source: SourceId) {
+        self.note(|notes| notes.seats[seat].at = Some((reactor, source)));
     }
 
     /// Makes the queues leave, of a device that did not come alive: by themselves they would go
     /// on trying. They have no requests.
     pub(super) fn evict(&self) {
-        for (reactor, source) in self.notes().seats.drain(..) {
+        for (reactor, source) in self.places() {
             // A reactor that has ended has no queues.
             let _ = reactor.post(move |core| core.detach(source));
         }
     }
 
+    /// Where the queues are that are still there.
+    fn places(&self) -> Vec<(Handle, SourceId)> {
+        let notes = self.notes();
+        let here = notes.seats.iter().filter(|seat| !seat.gone);
+        here.filter_map(|seat| seat.at.clone()).collect()
+    }
+
+    fn wake(&self, key: u64) {
+        for (reactor, source) in self.places() {
+            reactor.waker(source, key).wake();
+        }
+    }
+
+    /// Makes the queues finish what they have and keep what comes, until [`Watcher::resume`] or
+    /// [`Watcher::let_go`]. Waits until all do, with all that they gave to the driver handed over;
+    /// false at the deadline.
+    pub(super) fn rest(&self, until: Instant) -> bool {
+        self.note(|notes| notes.seats.iter_mut().for_each(|seat| seat.rests = false));
+        self.wake(KEY_REST);
+        self.wait(until, |notes| notes.all(|seat| seat.rests)) && self.handed_over(until)
+    }
+
+    /// Makes queues that rest go on, and take up what they kept.
+    pub(super) fn resume(&self) {
+        self.wake(KEY_RESUME);
+    }
+
+    /// Makes queues that rest leave, once the driver has none of their tags any more. What they kept
+    /// stays with it.
+    pub(super) fn let_go(&self) {
+        self.wake(KEY_LET_GO);
+    }
+
+    /// Waits until what the queues did before is with the driver: a reactor hands it over before it
+    /// takes its next messages.
+    fn handed_over(&self, until: Instant) -> bool {
+        let (to, from) = channel();
+        let mut asked = 0;
+        for (reactor, _) in self.places() {
+            let to = to.clone();
+            // Nobody may be there to hear it any more; and a reactor that has ended has no queues.
+            let heard = move || to.send(()).unwrap_or_default();
+            asked += usize::from(reactor.post(move |_| heard()).is_ok());
+        }
+        let heard = || from.recv_timeout(until.saturating_duration_since(Instant::now()));
+        (0..asked).all(|_| heard().is_ok())
+    }
+
     /// Waits until every queue has left; false at the deadline.
     pub(super) fn wait_gone(&self, until: Instant) -> bool {
+        self.wait(until, |notes| notes.all(|_| false))
+    }
+
+    fn wait(&self, until: Instant, what: impl Fn(&Notes) -> bool) -> bool {
         blkmq::may_block("waiting for a device's queues");
         let mut notes = self.notes();
-        while notes.here > 0 {
+        while !what(&notes) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
@@ -110,41 +189,47 @@ impl Watcher {
     }
 }
 
-impl Watch for Watcher {
+impl Watch for Voice {
     fn fetch_failed(&self, queue: u16, errno: i32) {
+        let watcher = &self.watcher;
         tracing::error!(
-            device = self.device,
+            device = watcher.device,
             queue,
             errno,
             "ublk: a fetch is refused"
         );
-        self.note(|notes| {
+        watcher.note(|notes| {
             notes.refused.get_or_insert((queue, errno.abs()));
         });
-        self.cancel.cancel();
+        watcher.cancel.cancel();
     }
 
     fn aborted(&self, _queue: u16) {
-        self.note(|notes| notes.aborted += 1);
+        self.watcher.note(|notes| notes.aborted += 1);
+    }
+
+    fn rested(&self, _queue: u16) {
+        self.watcher
+            .note(|notes| notes.seats[self.seat].rests = true);
     }
 
     fn gone(&self, _queue: u16, _stats: QueueStats) {
-        self.note(|notes| notes.here -= 1);
+        self.watcher
+            .note(|notes| notes.seats[self.seat].gone = true);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Duration;
 
     use super::*;
 
     #[test]
     fn a_refused_fetch_cancels_the_start_and_is_the_reason_that_is_told() {
-        let watcher = Watcher::new(3, 2);
+        let watcher = Arc::new(Watcher::new(3, 2));
         assert!(!watcher.cancel().is_cancelled());
-        watcher.fetch_failed(1, libc::EINVAL);
+        watcher.voice(1).fetch_failed(1, libc::EINVAL);
         assert!(watcher.cancel().is_cancelled());
         let told = watcher.reason(Error::kernel(Operation::Start, Some(3), libc::ECANCELED));
         assert_eq!(told.operation(), Operation::Fetch);
@@ -158,9 +243,9 @@ mod tests {
     fn a_device_is_left_when_its_last_queue_is_gone() {
         let watcher = Arc::new(Watcher::new(3, 2));
         let soon = || Instant::now() + Duration::from_millis(5);
-        watcher.gone(0, QueueStats::default());
+        watcher.voice(0).gone(0, QueueStats::default());
         assert!(!watcher.wait_gone(soon()));
-        let other = Arc::clone(&watcher);
+        let other = watcher.voice(1);
         let queue = std::thread::spawn(move || other.gone(1, QueueStats::default()));
         assert!(watcher.wait_gone(Instant::now() + Duration::from_secs(10)));
         queue.join().unwrap();

@@ -10,7 +10,7 @@ use std::task::Waker;
 use reactor::{Buf, Command, FileIndex, Need, Op, OpId, Port, Token};
 
 use super::hw::Hw;
-use super::{KEY_RETURNED, token};
+use super::{KEY_LET_GO, token};
 use crate::request::{Answer, Request};
 
 /// What a handler has during a call: its queue, and through it the reactor.
@@ -131,7 +131,7 @@ impl<P: Port> Port for QueueCx<'_, P> {
     }
 
     fn waker(&self, key: u64) -> Waker {
-        assert!(key != KEY_RETURNED, "this key is the queue's own");
+        assert!(key < KEY_LET_GO, "this key is the queue's own");
         self.port.waker(key)
     }
 

@@ -10,6 +10,7 @@
 
 mod leaving;
 
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::task::Waker;
@@ -45,6 +46,8 @@ pub(super) struct Hw {
     mode: Mode,
     tags: Tags,
     leaving: Leaving,
+    /// Requests that came to a queue that rests, and what their tags were.
+    held: VecDeque<(u16, State)>,
     detached: bool,
     pub(super) home: Arc<Home>,
     waker: Waker,
@@ -74,6 +77,7 @@ impl Hw {
             mode,
             tags: Tags::new(parts.depth, parts.share),
             leaving: Leaving::No,
+            held: VecDeque::new(),
             detached: false,
             home: Home::new(
                 Arc::clone(&parts.counters),
@@ -197,6 +201,9 @@ impl Hw {
             self.leave_tag(port, tag);
             return None;
         }
+        if self.held(tag) {
+            return None;
+        }
         let descriptor = self.descriptors.get(tag);
         let bytes = match bytes_of(&descriptor, self.io_bytes_max) {
             Ok(bytes) => bytes,
@@ -275,7 +282,9 @@ impl Hw {
         if self.leaves_it() {
             return self.leave_tag(port, tag);
         }
-        self.prepare(port, tag);
+        if !self.held(tag) {
+            self.prepare(port, tag);
+        }
     }
 
     /// Gets an owed request what it needs before the handler may see it: a buffer with its bytes,

@@ -49,6 +49,12 @@ use token::{Armed, Kind};
 
 /// The waker's key of requests that were answered elsewhere.
 const KEY_RETURNED: u64 = u64::MAX;
+/// The waker's key that makes a queue rest: it finishes what it has, says so, and keeps what comes.
+pub(crate) const KEY_REST: u64 = u64::MAX - 1;
+/// The waker's key that ends a rest.
+pub(crate) const KEY_RESUME: u64 = u64::MAX - 2;
+/// The waker's key that makes a queue leave after a rest, as soon as the driver has none of its tags.
+pub(crate) const KEY_LET_GO: u64 = u64::MAX - 3;
 
 /// Who is told what happens to a queue. Called on its reactor's thread: must not wait.
 pub trait Watch: Send + Sync {
@@ -61,6 +67,9 @@ pub trait Watch: Send + Sync {
 
     /// The driver retired the first tag: the device stops or is quiesced.
     fn aborted(&self, _queue: u16) {}
+
+    /// The queue has answered what it had, and takes nothing up: its device may be about to leave.
+    fn rested(&self, _queue: u16) {}
 
     /// The queue has left its reactor: its memory is unmapped, its files are closed.
     fn gone(&self, _queue: u16, _stats: QueueStats) {}
@@ -236,9 +245,27 @@ impl<H: Handler> QueueSource<H> {
 
     /// A waker with this key was woken.
     pub fn woke<P: Port>(&mut self, port: &mut P, key: u64) {
-        if key != KEY_RETURNED {
-            self.call(port, |handler, cx| handler.woken(cx, key));
-            return self.settle(port);
+        match key {
+            KEY_RETURNED => {}
+            KEY_REST => {
+                self.hw.rest();
+                return self.settle(port);
+            }
+            KEY_RESUME => {
+                self.hw.resume(port);
+                while let Some(request) = self.hw.take_up(port) {
+                    self.hand_out(port, Some(request));
+                }
+                return self.settle(port);
+            }
+            KEY_LET_GO => {
+                self.hw.let_go(port);
+                return self.settle(port);
+            }
+            _ => {
+                self.call(port, |handler, cx| handler.woken(cx, key));
+                return self.settle(port);
+            }
         }
         let mut returned = std::mem::take(&mut self.returned);
         self.hw.home.take(&mut returned);

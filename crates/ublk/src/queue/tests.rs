@@ -18,6 +18,8 @@ use super::*;
 use crate::request::Answer;
 use crate::sys::{self, IoCommand, IoDescriptor};
 
+mod resting;
+
 /// A port whose operations end when the test says.
 #[derive(Default)]
 pub(crate) struct Notes {
@@ -88,6 +90,9 @@ impl Watch for Told {
     }
     fn aborted(&self, queue: u16) {
         self.0.lock().unwrap().push(format!("aborted {queue}"));
+    }
+    fn rested(&self, queue: u16) {
+        self.0.lock().unwrap().push(format!("rested {queue}"));
     }
     fn gone(&self, queue: u16, _: QueueStats) {
         self.0.lock().unwrap().push(format!("gone {queue}"));

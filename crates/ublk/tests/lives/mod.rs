@@ -2,6 +2,8 @@
 //! that completes everything, a reader that must never see an error.
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
+pub mod memory;
+
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};

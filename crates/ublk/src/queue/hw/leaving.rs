@@ -1,12 +1,17 @@
-//! How a queue leaves: its driver retires the tags, or its reactor stops. What the server has in
-//! hand then is finished first, or left with the driver, and only after that is the queue detached: a
-//! queue never goes while a handler has a request of it.
+//! How a queue leaves: its driver retires the tags, its reactor stops, or its device leaves alone. What
+//! the server has in hand then is finished first, or left with the driver, and only after that is the
+//! queue detached: a queue never goes while a handler has a request of it.
+//!
+//! A device that leaves alone rests first: its queues finish what they have and only keep what comes,
+//! so that nothing is handed over while the driver takes tags back. Then it is let go, with what was
+//! kept left to the driver; or it goes on, with what was kept taken up.
 
 use std::time::Duration;
 
 use reactor::{Op, Port};
 
 use super::{Hw, Kind, State, token};
+use crate::request::Request;
 
 /// How long a queue whose first tag was retired waits for the others. A quiesced driver may leave
 /// some armed for ever.
@@ -16,6 +21,13 @@ const GRACE: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaving {
     No,
+    /// Its device may be about to leave: what comes is kept.
+    Resting {
+        told: bool,
+        aborted: bool,
+    },
+    /// The driver was told to retire all tags, of a queue that rests.
+    LetGo,
     /// The driver retired a tag: it retires all.
     Aborted {
         grace_over: bool,
@@ -28,21 +40,103 @@ impl Hw {
     /// Whether a request that comes now is to stay with the driver.
     #[inline]
     pub(super) fn leaves_it(&self) -> bool {
-        let last_idle = || self.exit_needs_idle_tag && self.tags.count(State::Armed) == 0;
-        self.leaving == Leaving::Stopping && !last_idle()
+        match self.leaving {
+            Leaving::Stopping => !self.exit_needs_idle_tag || self.tags.count(State::Armed) > 0,
+            Leaving::LetGo => true,
+            Leaving::No | Leaving::Resting { .. } | Leaving::Aborted { .. } => false,
+        }
+    }
+
+    /// Keeps a request that came to a queue that rests, or the announcement of one; false where it
+    /// does not rest.
+    #[inline]
+    pub(super) fn held(&mut self, tag: u16) -> bool {
+        if !matches!(self.leaving, Leaving::Resting { .. }) {
+            return false;
+        }
+        self.held.push_back((tag, self.tags.state(tag)));
+        self.tags.set(tag, State::Left);
+        true
+    }
+
+    /// Finishes what is in hand, tells it, and keeps what comes.
+    pub(in crate::queue) fn rest(&mut self) {
+        match self.leaving {
+            Leaving::No => {
+                self.leaving = Leaving::Resting {
+                    told: false,
+                    aborted: false,
+                };
+            }
+            // It tells anew.
+            Leaving::Resting { aborted, .. } => {
+                self.leaving = Leaving::Resting {
+                    told: false,
+                    aborted,
+                };
+            }
+            // It leaves already.
+            Leaving::LetGo | Leaving::Aborted { .. } | Leaving::Stopping => {
+                self.watch.rested(self.queue);
+            }
+        }
+    }
+
+    /// Goes on after a rest. What it kept is to be taken up.
+    pub(in crate::queue) fn resume<P: Port>(&mut self, port: &mut P) {
+        if let Leaving::Resting { aborted, .. } = self.leaving {
+            self.leaving = Leaving::No;
+            if aborted {
+                self.abort(port);
+            }
+        }
+    }
+
+    /// Takes up what was kept, one after the other, once the rest is over.
+    pub(in crate::queue) fn take_up<P: Port>(&mut self, port: &mut P) -> Option<Request> {
+        while let Some(held) = self.held.pop_front() {
+            match held {
+                (tag, State::Owed) => self.owed(port, tag),
+                (tag, _) => match self.came(port, tag) {
+                    None => {}
+                    request => return request,
+                },
+            }
+        }
+        None
+    }
+
+    /// Leaves after a rest, as soon as the driver has no tag of it any more.
+    pub(in crate::queue) fn let_go<P: Port>(&mut self, port: &mut P) {
+        if matches!(self.leaving, Leaving::Resting { .. }) {
+            self.leaving = Leaving::LetGo;
+            self.leave_held(port);
+        }
+    }
+
+    fn leave_held<P: Port>(&mut self, port: &mut P) {
+        for (tag, _) in std::mem::take(&mut self.held) {
+            self.leave_tag(port, tag);
+        }
     }
 
     /// The driver takes no more from this tag.
     pub(super) fn retired<P: Port>(&mut self, port: &mut P, tag: u16) {
         self.counters.aborts.one();
         self.tags.set(tag, State::Retired);
-        if self.leaving == Leaving::No {
-            self.counters
-                .owned_at_abort
-                .set(u64::from(self.tags.owned()));
-            self.leaving = Leaving::Aborted { grace_over: false };
-            port.submit(token::own(Kind::Grace, 0), Op::Timeout { after: GRACE });
+        match &mut self.leaving {
+            Leaving::No => self.abort(port),
+            Leaving::Resting { aborted, .. } => *aborted = true,
+            Leaving::LetGo | Leaving::Aborted { .. } | Leaving::Stopping => {}
         }
+    }
+
+    fn abort<P: Port>(&mut self, port: &mut P) {
+        self.counters
+            .owned_at_abort
+            .set(u64::from(self.tags.owned()));
+        self.leaving = Leaving::Aborted { grace_over: false };
+        port.submit(token::own(Kind::Grace, 0), Op::Timeout { after: GRACE });
     }
 
     pub(in crate::queue) fn grace_over(&mut self) {
@@ -60,6 +154,7 @@ impl Hw {
     /// The reactor stops: no more requests are taken up, those in hand are finished.
     pub(in crate::queue) fn stop<P: Port>(&mut self, port: &mut P) {
         self.leaving = Leaving::Stopping;
+        self.leave_held(port);
         for tag in self.share.tags(self.depth) {
             if self.tags.state(tag) == State::Owed && self.leaves_it() {
                 self.leave_tag(port, tag);
@@ -74,7 +169,7 @@ impl Hw {
     }
 
     pub(in crate::queue) fn aborted(&self) -> bool {
-        matches!(self.leaving, Leaving::Aborted { .. })
+        matches!(self.leaving, Leaving::Aborted { .. } | Leaving::LetGo)
     }
 
     /// Leaves the reactor once nothing is in hand any more.
@@ -85,17 +180,22 @@ impl Hw {
         let count = |state| self.tags.count(state);
         let in_hand = count(State::Served) + count(State::Owed) + count(State::Fetching);
         let with_driver = count(State::Armed);
-        let done = match self.leaving {
+        let unsettled = count(State::Pausing);
+        let done = match &mut self.leaving {
             Leaving::No => false,
+            Leaving::Resting { told, .. } => {
+                if in_hand + unsettled == 0 && !std::mem::replace(told, true) {
+                    self.watch.rested(self.queue);
+                }
+                false
+            }
+            Leaving::LetGo => in_hand + unsettled + with_driver == 0,
             Leaving::Aborted { grace_over } => {
                 // What a driver that is about to go refuses for so long, it settles by itself
                 // when its character device is closed.
-                in_hand == 0 && (grace_over || with_driver + count(State::Pausing) == 0)
+                in_hand == 0 && (*grace_over || with_driver + unsettled == 0)
             }
-            Leaving::Stopping => {
-                let unsettled = count(State::Pausing) > 0;
-                in_hand == 0 && !unsettled
-            }
+            Leaving::Stopping => in_hand + unsettled == 0,
         };
         if done && !std::mem::replace(&mut self.detached, true) {
             port.detach();

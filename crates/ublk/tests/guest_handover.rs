@@ -1,0 +1,125 @@
+//! Devices that one server gives to the next under load, against a real kernel: run as root in a guest,
+//! after `modprobe ublk_drv`. Requests are answered late, so that the server always has some.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod lives;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use lives::memory::{Bytes, Clients, Late};
+use lives::{SOON, World, path_of, ring, spec};
+use reactor::Handle;
+use ublk::device::{How, Live, Options, State, open_or_recover};
+use ublk::error::Kind;
+use ublk::{Capability, DeviceSpec, Want, sys};
+
+/// A disk, and the will to answer.
+#[derive(Default)]
+struct Memory {
+    bytes: Bytes,
+    held: Arc<AtomicBool>,
+}
+
+impl Memory {
+    fn new() -> Memory {
+        let memory = Memory::default();
+        memory.bytes.lock().unwrap().resize(64 << 20, 0);
+        memory
+    }
+
+    /// Few tags, so that many clients take them all.
+    fn spec() -> DeviceSpec {
+        let spec = spec();
+        DeviceSpec {
+            depth: 4,
+            wants: spec.wants.with(Capability::Reissue, Want::Require),
+            ..spec
+        }
+    }
+
+    fn open(&self, world: &World, id: u32, reactors: &[Handle]) -> (Live, How) {
+        let (spec, options) = (Memory::spec(), Options::default());
+        let build = |_| Late::new(&self.bytes, &self.held);
+        let seats = (reactors, &options);
+        open_or_recover(&world.control, (id, &spec), seats, build, SOON).unwrap()
+    }
+}
+
+fn until_quiesced(world: &World, id: u32) {
+    let deadline = Instant::now() + SOON;
+    while world.state(id) != State::Quiesced {
+        assert!(Instant::now() < deadline, "the driver never notices");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
+    let Some(world) = World::new() else { return };
+    if !world.has(sys::F_QUIESCE) {
+        println!("skipped: this kernel lacks the quiesce command");
+        return;
+    }
+    let reactors = [ring("shared-0"), ring("shared-1")];
+    let handles = [reactors[0].handle().clone(), reactors[1].handle().clone()];
+    let (stays, goes) = (Memory::new(), Memory::new());
+    let (stayed, _) = stays.open(&world, 1, &handles);
+    let (mut live, _) = goes.open(&world, 2, &handles);
+    let others = Clients::start(&path_of(1), 16);
+    // More than there are tags, and fewer: then some are with the driver.
+    for count in [32, 3] {
+        let clients = Clients::start(&path_of(2), count);
+        for _ in 0..8 {
+            clients.go_on();
+            let begun = Instant::now();
+            let quiesced = live.quiesce(SOON).unwrap();
+            println!("{count} clients: quiesced in {:?}", begun.elapsed());
+            until_quiesced(&world, quiesced.id());
+            others.go_on();
+            let (next, how) = goes.open(&world, 2, &handles);
+            assert_eq!(how, How::Recovered);
+            live = next;
+        }
+        clients.go_on();
+        println!("{} rounds of {count} clients", clients.end());
+    }
+    println!("{} rounds of the others", others.end());
+    for live in [live, stayed] {
+        live.stop(SOON).unwrap().delete(SOON).unwrap();
+    }
+}
+
+#[test]
+fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
+    let Some(world) = World::new() else { return };
+    if !world.has(sys::F_QUIESCE) {
+        println!("skipped: this kernel lacks the quiesce command");
+        return;
+    }
+    let reactor = ring("slow");
+    let memory = Memory::new();
+    let (live, _) = memory.open(&world, 3, &[reactor.handle().clone()]);
+    let clients = Clients::start(&path_of(3), 16);
+    clients.go_on();
+    memory.held.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    let kept = live.quiesce(Duration::from_secs(1)).unwrap_err();
+    assert!(
+        begun.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begun.elapsed()
+    );
+    assert_eq!(kept.error.kind(), Kind::Late, "{kept}");
+    memory.held.store(false, Ordering::Relaxed);
+    clients.go_on();
+    assert_eq!(world.state(3), State::Live);
+    let quiesced = kept.device.quiesce(SOON).unwrap();
+    until_quiesced(&world, quiesced.id());
+    let next = ring("next");
+    let (live, _) = memory.open(&world, 3, &[next.handle().clone()]);
+    clients.go_on();
+    clients.end();
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
