@@ -29,6 +29,8 @@ mod source;
 pub use crate::buf::{BUF_ALIGN, Buf};
 pub use crate::core::{Core, CoreStats};
 pub use crate::driver::BackendKind;
+#[cfg(feature = "fake")]
+pub use crate::driver::Commands;
 pub use crate::files::FileIndex;
 pub use crate::handle::{Handle, Stopped};
 pub use crate::memory::{DioAlign, SharedWords, memfd};

@@ -140,6 +140,26 @@ const _: () = {
 impl Reactor {
     /// Starts a reactor's thread; an error says what the host refused.
     pub fn start(config: Config) -> io::Result<Reactor> {
+        Reactor::start_on(config, build_driver)
+    }
+
+    /// The same, with commands given to a double of the files' driver that the reactor's thread makes.
+    #[cfg(feature = "fake")]
+    pub fn start_with_double(
+        config: Config,
+        double: impl FnOnce() -> Box<dyn crate::driver::Commands> + Send + 'static,
+    ) -> io::Result<Reactor> {
+        Reactor::start_on(config, |config, wake| {
+            let rest = Epoll::new(config.workers, wake)?;
+            let double = crate::driver::Double::new(double(), rest);
+            Ok(Driver::Double(Box::new(double)))
+        })
+    }
+
+    fn start_on(
+        config: Config,
+        driver: impl FnOnce(&Config, Arc<std::os::fd::OwnedFd>) -> io::Result<Driver> + Send + 'static,
+    ) -> io::Result<Reactor> {
         let wake = wake_fd()?;
         let handle = Handle {
             shared: Arc::new(Shared::new(Arc::clone(&wake))),
@@ -150,7 +170,8 @@ impl Reactor {
             .name(config.name.clone())
             .spawn(move || {
                 let io_flusher = config.io_flusher && become_io_flusher();
-                let core = match build(&config, wake, thread_handle) {
+                let built = driver(&config, wake);
+                let core = match built.and_then(|driver| build(&config, driver, thread_handle)) {
                     Ok(core) => core,
                     Err(error) => {
                         // The starter waits for exactly one answer.
@@ -304,8 +325,8 @@ fn become_io_flusher() -> bool {
     set.is_ok()
 }
 
-fn build(config: &Config, wake: Arc<std::os::fd::OwnedFd>, handle: Handle) -> io::Result<Core> {
-    let driver = match config.backend {
+fn build_driver(config: &Config, wake: Arc<std::os::fd::OwnedFd>) -> io::Result<Driver> {
+    Ok(match config.backend {
         BackendChoice::Only(BackendKind::IoUring) => {
             Driver::Uring(Uring::new(config.entries, config.completions, wake)?)
         }
@@ -319,7 +340,10 @@ fn build(config: &Config, wake: Arc<std::os::fd::OwnedFd>, handle: Handle) -> io
                 }
             }
         }
-    };
+    })
+}
+
+fn build(config: &Config, driver: Driver, handle: Handle) -> io::Result<Core> {
     let pool = Pool::new(config.pool_bytes, config.reserve_bytes)
         .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
     Ok(Core::new(driver, handle, pool))

@@ -3,6 +3,8 @@
 //! A driver knows keys and raw results only. What a result means, which operation is continued,
 //! and who is told, is decided above it, once for both.
 
+#[cfg(feature = "fake")]
+mod double;
 mod epoll;
 mod uring;
 mod workers;
@@ -15,6 +17,10 @@ use std::time::Duration;
 use crate::files::Target;
 use crate::op::{Command, Way};
 
+#[cfg(feature = "fake")]
+pub use double::Commands;
+#[cfg(feature = "fake")]
+pub(crate) use double::Double;
 pub(crate) use epoll::Epoll;
 pub(crate) use uring::Uring;
 
@@ -131,7 +137,7 @@ pub(crate) trait Drive {
 pub(crate) enum Driver {
     Uring(Uring),
     Epoll(Epoll),
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fake"))]
     Double(Box<dyn Drive>),
 }
 
@@ -141,7 +147,7 @@ macro_rules! of {
         match $driver {
             Driver::Uring($own) => $call,
             Driver::Epoll($own) => $call,
-            #[cfg(test)]
+            #[cfg(any(test, feature = "fake"))]
             Driver::Double($own) => $call,
         }
     };

@@ -1,0 +1,96 @@
+//! A driver for tests of drivers' servers: commands go to a double of their file's driver, everything
+//! else to the fall-back driver. It looks for the ends of commands every millisecond.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use super::{BackendKind, Call, Drive, Epoll};
+use crate::files::Target;
+use crate::op::Command;
+
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A double of a driver that takes commands, as one ring has it. Dropped when the ring is closed.
+pub trait Commands {
+    /// Begins a command on a file.
+    ///
+    /// # Safety
+    ///
+    /// Memory that the command names stays valid, and is touched by nobody else, until the command
+    /// has ended or this is dropped.
+    unsafe fn begin(
+        &mut self,
+        key: u64,
+        file: BorrowedFd<'_>,
+        opcode: u32,
+        payload: [u8; Command::PAYLOAD_BYTES],
+        sqe_addr: Option<u64>,
+    );
+
+    /// Appends the commands that have ended: key and result.
+    fn ended(&mut self, out: &mut Vec<(u64, i32)>);
+}
+
+pub(crate) struct Double {
+    // Before the files that it is told of.
+    commands: Box<dyn Commands>,
+    rest: Epoll,
+}
+
+impl Double {
+    pub(crate) fn new(commands: Box<dyn Commands>, rest: Epoll) -> Double {
+        Double { commands, rest }
+    }
+}
+
+impl Drive for Double {
+    fn kind(&self) -> BackendKind {
+        self.rest.kind()
+    }
+
+    fn register(&mut self, slot: u32, fd: RawFd) -> bool {
+        self.rest.register(slot, fd)
+    }
+
+    fn unregister(&mut self, slot: u32, fd: RawFd, fixed: bool) {
+        self.rest.unregister(slot, fd, fixed);
+    }
+
+    unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
+        let Call::Command(command) = call else {
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.rest.start(key, target, call) };
+        };
+        // SAFETY: the core keeps the descriptor open while a call is in flight.
+        let file = unsafe { BorrowedFd::borrow_raw(target.fd) };
+        // SAFETY: the caller's promise, until the result is out or the ring is closed.
+        unsafe {
+            self.commands
+                .begin(key, file, command.opcode, command.payload, command.sqe_addr)
+        };
+    }
+
+    fn all_taken(&mut self) -> bool {
+        self.rest.all_taken()
+    }
+
+    fn register_slots(&mut self, count: u16) -> io::Result<()> {
+        self.rest.register_slots(count)
+    }
+
+    fn cancel(&mut self, key: u64) {
+        self.rest.cancel(key);
+    }
+
+    fn close(&mut self, fd: OwnedFd) {
+        self.rest.close(fd);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
+        let timeout = timeout.map_or(LOOK, |timeout| timeout.min(LOOK));
+        let waited = self.rest.wait(Some(timeout), out);
+        self.commands.ended(out);
+        waited
+    }
+}

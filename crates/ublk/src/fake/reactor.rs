@@ -1,0 +1,75 @@
+//! Real reactors whose commands go to the fake driver: what runs whole devices on it, threads and all.
+//!
+//! They carry out commands that name memory (the data modes copy and get-data). Windows and buffer
+//! slots are played by [`super::Ring`] only.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use reactor::op::Command;
+use reactor::{Commands, Config, Reactor};
+use zerocopy::FromBytes;
+
+use super::driver::Driver;
+use super::kernel::{RingId, TaskId};
+use crate::sys::IoCommand;
+
+/// Threads that there were; tests may name others by small numbers.
+static TASKS: AtomicU32 = AtomicU32::new(1 << 16);
+
+struct OnFake {
+    driver: Driver,
+    ring: RingId,
+    /// Commands to files that are no devices.
+    strays: Vec<u64>,
+}
+
+/// Starts a reactor whose ring is the fake driver's.
+pub fn start_reactor(driver: &Driver, config: Config) -> io::Result<Reactor> {
+    let driver = driver.clone();
+    Reactor::start_with_double(config, move || {
+        let task = TaskId(TASKS.fetch_add(1, Ordering::Relaxed));
+        Box::new(OnFake {
+            ring: driver.ring_open(task, 0),
+            driver,
+            strays: Vec::new(),
+        })
+    })
+}
+
+impl Commands for OnFake {
+    unsafe fn begin(
+        &mut self,
+        key: u64,
+        file: BorrowedFd<'_>,
+        opcode: u32,
+        payload: [u8; Command::PAYLOAD_BYTES],
+        sqe_addr: Option<u64>,
+    ) {
+        let (Some(device), Ok(command)) = (
+            self.driver.device_of(file),
+            IoCommand::read_from_bytes(&payload),
+        ) else {
+            return self.strays.push(key);
+        };
+        // SAFETY: the caller's promise; the driver forgets commands when their ring is closed.
+        unsafe {
+            let addr = sqe_addr.unwrap_or_default();
+            self.driver
+                .io(self.ring, device, opcode, addr, command, key);
+        }
+    }
+
+    fn ended(&mut self, out: &mut Vec<(u64, i32)>) {
+        let strays = self.strays.drain(..);
+        out.extend(strays.map(|key| (key, -libc::EOPNOTSUPP)));
+        out.extend(self.driver.completions(self.ring));
+    }
+}
+
+impl Drop for OnFake {
+    fn drop(&mut self) {
+        self.driver.ring_close(self.ring);
+    }
+}
