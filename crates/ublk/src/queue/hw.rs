@@ -21,6 +21,7 @@ use reactor::op::Command;
 use reactor::{Buf, FileIndex, Op, Port};
 
 use super::descriptors::bytes_of;
+use super::mode::zero_copy::NO_SLOT;
 use super::mode::{Arrival, Commit, Driver, Mode};
 use super::tags::{Sent, Share, State, Tags};
 use super::token::{self, Armed, Kind};
@@ -426,6 +427,10 @@ impl Hw {
 
     /// A slot was emptied: the next request in line gets it.
     pub(super) fn slot_free<P: Port>(&mut self, port: &mut P, slot: u16) {
+        if slot == NO_SLOT {
+            // One that the driver filled, and several tags have.
+            return;
+        }
         while let Mode::ZeroCopy(zero_copy) = &mut self.mode
             && let Some(next) = zero_copy.give_own(slot)
         {

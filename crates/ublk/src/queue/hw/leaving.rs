@@ -11,7 +11,11 @@ use std::time::Duration;
 use reactor::{Op, Port};
 
 use super::{Hw, Kind, State, token};
-use crate::request::Request;
+use crate::queue::descriptors::bytes_of;
+use crate::queue::mode::zero_copy::NO_SLOT;
+use crate::queue::mode::{Arrival, Mode};
+use crate::request::{Data, Request};
+use crate::sys;
 
 /// How long a queue whose first tag was retired waits for the others. A quiesced driver may leave
 /// some armed for ever.
@@ -148,7 +152,27 @@ impl Hw {
     pub(super) fn leave_tag<P: Port>(&mut self, port: &mut P, tag: u16) {
         self.counters.abandoned.one();
         self.empty_slot(port, tag);
+        if self.leaving != Leaving::Stopping {
+            self.empty_drivers_slot(port, tag);
+        }
         self.tags.set(tag, State::Left);
+    }
+
+    /// Takes a request's pages out of the slot that the driver put them into, where the ring stays: the
+    /// driver takes nobody for gone before all pages are back.
+    fn empty_drivers_slot<P: Port>(&mut self, port: &mut P, tag: u16) {
+        let Mode::ZeroCopy(zero_copy) = &self.mode else {
+            return;
+        };
+        let descriptor = self.descriptors.get(tag);
+        let bytes = bytes_of(&descriptor, self.io_bytes_max).unwrap_or(0);
+        let arrival = zero_copy.arrived(tag, descriptor.op_flags, bytes);
+        if let Arrival::Ready(Data::Fixed { slot }) = arrival {
+            let command = self
+                .driver()
+                .plain(sys::IO_UNREGISTER_BUFFER, tag, 0, u64::from(slot));
+            port.submit(token::own(Kind::Unregister, NO_SLOT), Op::Command(command));
+        }
     }
 
     /// The reactor stops: no more requests are taken up, those in hand are finished.

@@ -20,7 +20,7 @@ use crate::request::Data;
 use crate::sys;
 
 /// No slot of any table: the driver notes that it cannot fill it.
-const NO_SLOT: u16 = u16::MAX;
+pub(in crate::queue) const NO_SLOT: u16 = u16::MAX;
 
 pub(in crate::queue) struct ZeroCopy {
     /// The driver fills slots by itself. It does for every device that is negotiated here; whoever
@@ -113,7 +113,7 @@ impl ZeroCopy {
         plain.sqe_addr(addr)
     }
 
-    pub(super) fn arrived(&self, tag: u16, op_flags: u32, bytes: u32) -> Arrival {
+    pub(in crate::queue) fn arrived(&self, tag: u16, op_flags: u32, bytes: u32) -> Arrival {
         let in_slot = self.auto && op_flags & sys::IO_NEED_REGISTER_BUFFER == 0;
         if bytes == 0 {
             Arrival::Ready(Data::None)

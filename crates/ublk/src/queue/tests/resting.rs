@@ -104,3 +104,24 @@ fn a_reactor_that_stops_leaves_what_came_to_a_queue_that_rests() {
     assert_eq!(rig.stats().abandoned, 1);
     assert!(handler.kept.lock().unwrap().is_empty(), "taken up");
 }
+
+#[test]
+fn pages_that_the_driver_put_into_a_slot_are_taken_out_where_a_queue_is_let_go() {
+    let auto = sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_USER_COPY | sys::F_PER_IO_TASK;
+    let mut rig = Rig::new(auto, 3, Keep::default());
+    wake(&mut rig, KEY_REST);
+    rig.come(0, READ, 8);
+    rig.come(1, READ | sys::IO_NEED_REGISTER_BUFFER, 8);
+    rig.come(2, u32::from(sys::OP_FLUSH), 0);
+    wake(&mut rig, KEY_LET_GO);
+    let sent: Vec<_> = rig.port.ops.drain(..).collect();
+    let [(token, Op::Command(command))] = &sent[..] else {
+        panic!("{sent:?}");
+    };
+    assert_eq!(command.opcode(), sys::IO_UNREGISTER_BUFFER);
+    let of = IoCommand::read_from_bytes(command.payload()).unwrap();
+    assert_eq!((of.tag, of.addr), (0, 0), "of the first tag and slot");
+    let token = *token;
+    rig.with(|source, port| source.ended(port, token, Completion::Commanded(0)));
+    assert!(rig.detached());
+}
