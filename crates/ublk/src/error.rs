@@ -307,10 +307,11 @@ fn meaning(operation: Operation, errno: i32) -> (Kind, &'static str, &'static st
             "another process has it open",
             "end the other server first; a device has one server",
         ),
-        (Op::OpenChar, libc::ENOENT) => (
+        (Op::OpenChar, libc::ENOENT | libc::ENODEV | libc::ENXIO) => (
             Kind::Gone,
-            "its node is missing",
-            "see that devtmpfs or udev makes /dev/ublkcN here, also inside a container",
+            "its node is missing, or it is being deleted",
+            "see that devtmpfs or udev makes /dev/ublkcN here, also inside a container; a device that is \
+             deleted goes when nobody has it open any more",
         ),
         (Op::Start, libc::EEXIST) => (
             Kind::Busy,
@@ -345,8 +346,9 @@ fn meaning(operation: Operation, errno: i32) -> (Kind, &'static str, &'static st
         ),
         (Op::StartRecovery, libc::EINVAL) => (
             Kind::Invalid,
-            "it was not added with recovery, or a recovery of it was begun and given up",
-            "delete it",
+            "it was not added with recovery; or (before Linux 6.16) a recovery of it was begun, and given \
+             up or not ended yet",
+            "see that no other server is taking it over; if none is, delete it",
         ),
         (_, libc::EBUSY) => (
             Kind::Busy,

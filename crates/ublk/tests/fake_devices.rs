@@ -14,7 +14,7 @@ use ublk::fake::{Driver, FakePort, Profile};
 use ublk::negotiate::What;
 use ublk::queue::{Handler, QueueCx};
 use ublk::spec::Segments;
-use ublk::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Request, Want, Wants, sys};
+use ublk::{DataMode, DeviceSpec, Disk, ModeChoice, Modes, Request, sys};
 
 struct Any;
 
@@ -199,42 +199,12 @@ fn a_device_that_is_open_elsewhere_is_waited_for_and_never_doubled() {
 }
 
 #[test]
-fn a_device_that_is_there_and_cannot_be_started_stays_there() {
+fn a_device_without_a_disk_is_replaced_and_goes_where_that_fails() {
     let (control, driver) = control(Profile::V7_2);
     let added = control.add(&spec(), Any::MODES).unwrap();
     let error = open(&control, added.id(), 3 * QUICK);
     assert_eq!(error.operation(), Operation::Fetch, "{error}");
-    assert_eq!(driver.devices(), [added.id()]);
-    let info = control.info(added.id()).unwrap();
-    assert_eq!(State::of(&info), State::Dead);
-}
-
-#[test]
-fn a_device_of_another_kind_is_not_taken_over() {
-    let (control, driver) = control(Profile::V7_2);
-    let copy = DeviceSpec {
-        id: Some(3),
-        mode: ModeChoice::Only(DataMode::Copy),
-        wants: Wants::NOTHING,
-        ..spec()
-    };
-    drop(control.add(&copy, Any::MODES).unwrap());
-    let reactor = ring();
-    let wanted = DeviceSpec {
-        wants: Wants::default().with(Capability::Recovery, Want::Require),
-        ..spec()
-    };
-    let error = open_or_recover(
-        &control,
-        (3, &wanted),
-        (&[reactor.handle().clone()], &Options::default()),
-        |_| Any,
-        QUICK,
-    )
-    .unwrap_err();
-    assert_eq!(error.kind(), Kind::NotGranted, "{error}");
-    assert!(error.remedy().contains("delete the device"), "{error}");
-    assert_eq!(driver.devices(), [3]);
+    assert_eq!(driver.devices(), [0; 0]);
 }
 
 #[test]

@@ -269,7 +269,7 @@ fn a_device_that_another_server_has_is_waited_for_and_then_refused() {
 }
 
 #[test]
-fn a_number_that_is_free_is_added_and_one_that_was_added_is_started() {
+fn a_number_that_is_free_is_added_and_one_that_has_no_disk_is_added_anew() {
     let Some(world) = World::new() else { return };
     let reactor = ring("number");
     let reactors = [reactor.handle().clone()];
@@ -282,9 +282,28 @@ fn a_number_that_is_free_is_added_and_one_that_was_added_is_started() {
     };
     drop(world.control.add(&added, Null::MODES).unwrap());
     let (live, how) = world.open(42, &reactors);
-    assert_eq!((live.id(), how), (42, How::Started));
+    assert_eq!((live.id(), how), (42, How::Added));
     read(&disk(&live.path()), 0).unwrap();
     live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+#[test]
+fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
+    let Some(world) = World::new() else { return };
+    let (reactor, next) = (ring("before"), ring("after"));
+    let (live, _) = world.open(43, &[reactor.handle().clone()]);
+    drop(live.stop(SOON).unwrap());
+    for again in [&reactor, &next] {
+        let (live, found) = world.open(43, &[again.handle().clone()]);
+        assert_eq!(found, How::Added);
+        read(&disk(&live.path()), 0).unwrap();
+        drop(live.stop(SOON).unwrap());
+    }
+    let (server, found) = Server::start(43);
+    assert!(found.starts_with("Added"), "{found}");
+    read(&disk(&path_of(43)), 0).unwrap();
+    drop(server);
+    assert_eq!(world.control.devices().unwrap(), [43], "no second device");
 }
 
 #[test]

@@ -23,8 +23,6 @@ const UNDO: Duration = Duration::from_secs(5);
 pub(super) enum Origin {
     /// It was added here.
     Added,
-    /// It was there, without a disk.
-    Found,
     /// It was there, with a disk that waits for a server.
     Recovered,
 }

@@ -58,7 +58,18 @@ impl Kernel {
             sys::ADD_DEVICE => return self.add(command, argument).into(),
             _ => {}
         }
-        if self.devices.get(&id).is_none_or(|device| device.deleted) {
+        let Some(device) = self.devices.get(&id) else {
+            return Outcome::Ended(-libc::ENODEV);
+        };
+        // A deleted device is there until nobody has it open. What the kernel says to other commands
+        // on one nobody should rely on.
+        let of_deleted = [
+            sys::GET_DEVICE_INFO,
+            sys::START_RECOVERY,
+            sys::DELETE_DEVICE,
+            sys::DELETE_DEVICE_ASYNC,
+        ];
+        if device.deleted && !of_deleted.contains(&opcode) {
             return Outcome::Ended(-libc::ENODEV);
         }
         let argument = match path_skipped(opcode, command, argument) {

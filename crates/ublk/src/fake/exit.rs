@@ -11,7 +11,10 @@ use crate::sys;
 impl Kernel {
     /// Opens a character device for a process.
     pub(super) fn open(&mut self, id: u32, pid: i32) -> Result<(), i32> {
-        let device = self.devices.get_mut(&id).ok_or(-libc::ENOENT)?;
+        let there = self.devices.get_mut(&id);
+        let device = there
+            .filter(|device| !device.deleted)
+            .ok_or(-libc::ENOENT)?;
         if device.open {
             return Err(-libc::EBUSY);
         }
@@ -165,14 +168,15 @@ impl Kernel {
 
     /// The character device is released: the disk is without a server.
     pub(super) fn server_gone(&mut self, id: u32) {
+        if !self.devices[&id].disk {
+            // It keeps what it knows of the server: nobody can fetch it any more.
+            return;
+        }
         for queue in 0..self.devices[&id].queues.len() {
             self.abandon(id, queue);
         }
         self.forget_server(id);
         let device = self.devices.get_mut(&id).expect("the device is there");
-        if !device.disk {
-            return;
-        }
         if !device.has(sys::F_RECOVERY) {
             self.disk_down(id);
         } else if device.has(sys::F_RECOVERY_FAIL_IO) {

@@ -219,6 +219,8 @@ pub enum Step {
     Aborted(usize),
     /// The device gets to this state.
     State(u16),
+    /// The device gets away.
+    Gone,
     /// The server is gone as after a kill: rings, then everything else.
     Dies,
     /// Only this task's ring is gone.

@@ -1,11 +1,12 @@
 //! Rows about the end: stop, deletion, quiesce, a server's death and its successor.
 
-use libc::{EBUSY, EINVAL, EIO, ENODEV, EREMOTEIO};
+use libc::{EBUSY, EEXIST, EINVAL, EIO, ENODEV, ENOENT, EREMOTEIO};
 use ublk::sys::*;
 
 use super::Addr::Proper;
 use super::Kernel::{V6_12, V6_17, V7_2};
 use super::Step::*;
+use super::rows::no_no;
 use super::{Ask, KEPT, KERNEL_WARNS, Mode, OK, Pid, Scenario, all};
 
 const REISSUE: u64 = F_RECOVERY | F_RECOVERY_REISSUE;
@@ -81,6 +82,40 @@ pub(super) const ROWS: &[Scenario] = &[
             Control(DELETE_DEVICE_ASYNC, 0, OK),
             Aborted(2),
             Dies,
+        ],
+    },
+    Scenario {
+        name: "a deleted device is told as one without a disk until its last user is gone",
+        kernels: (V6_12, V7_2),
+        needs: 0,
+        modes: ONE,
+        steps: &[
+            Up(F_RECOVERY, 1, 2),
+            Control(DELETE_DEVICE_ASYNC, 0, OK),
+            Aborted(2),
+            State(STATE_DEAD),
+            Open(all(-ENOENT)),
+            AddAgain(all(-EEXIST)),
+            Control(START_RECOVERY, 0, all(-EBUSY)),
+            Control(DELETE_DEVICE_ASYNC, 0, OK),
+            State(STATE_DEAD),
+            Dies,
+            Gone,
+            Control(START_RECOVERY, 0, all(-ENODEV)),
+        ],
+    },
+    Scenario {
+        name: "a device that was stopped before its server left is not fetched again",
+        kernels: (V6_12, V7_2),
+        needs: 0,
+        modes: ONE,
+        steps: &[
+            Up(0, 1, 2),
+            Control(STOP_DEVICE, 0, OK),
+            Aborted(2),
+            Dies,
+            OpenSoon,
+            Fetch(0, 0, 0, Proper, no_no(EINVAL, EBUSY)),
         ],
     },
     Scenario {

@@ -182,6 +182,7 @@ impl Run<'_> {
             }
             Step::Aborted(..)
             | Step::State(..)
+            | Step::Gone
             | Step::Dies
             | Step::TaskEnds(..)
             | Step::OpenSoon
@@ -283,6 +284,10 @@ impl Run<'_> {
             Step::State(state) => self.until(|run| {
                 let info = run.info_now().ok()?;
                 (info.state == state).then_some(())
+            }),
+            Step::Gone => self.until(|run| {
+                let result = run.call(sys::GET_DEVICE_INFO, 0, vec![0; 64]).ok()?.0;
+                (result == -libc::ENODEV).then_some(())
             }),
             Step::Dies => {
                 for task in 0..self.tasks {

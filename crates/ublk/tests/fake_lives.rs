@@ -1,0 +1,407 @@
+//! Devices' lives where they go well, on the fake driver, with real reactors whose commands it takes:
+//! what the guests show on real kernels, here in a second and without root.
+#![allow(clippy::unwrap_used, reason = "these are tests")]
+
+mod lives;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use lives::SOON;
+use lives::memory::{Bytes, Late};
+use reactor::{Config, Handle, Reactor};
+use ublk::control::port::{Command, ControlPort, Done, Ticket};
+use ublk::control::{Control, QUICK};
+use ublk::device::{How, Live, Options, State, open_or_recover};
+use ublk::error::Kind;
+use ublk::exit::{Limits, leave};
+use ublk::fake::{ClientId, ClientOp, ClientRequest, Driver, FakePort, Profile, start_reactor};
+use ublk::{Capability, DeviceSpec, Disk, Error, Want, Wants, sys};
+
+/// A driver, and a server's process. All of them have this process's number, by which the library
+/// knows itself.
+struct World {
+    driver: Driver,
+    control: Control,
+    bytes: Bytes,
+    held: Arc<AtomicBool>,
+    answers: Mutex<BTreeMap<ClientId, Result<Vec<u8>, i32>>>,
+    /// Handlers that were made.
+    built: AtomicUsize,
+}
+
+impl World {
+    fn new(profile: Profile) -> World {
+        let driver = Driver::new(profile);
+        let port = FakePort::new(driver.clone(), std::process::id() as i32);
+        World::over(driver, Arc::new(port))
+    }
+
+    fn over(driver: Driver, port: Arc<dyn ControlPort>) -> World {
+        let bytes = Bytes::default();
+        bytes.lock().unwrap().resize(1 << 20, 0);
+        World {
+            control: Control::over(port, u64::MAX).unwrap(),
+            driver,
+            bytes,
+            held: Arc::default(),
+            answers: Mutex::default(),
+            built: AtomicUsize::new(0),
+        }
+    }
+
+    fn ring(&self) -> Reactor {
+        let config = Config {
+            pool_bytes: 2 << 20,
+            reserve_bytes: 1 << 20,
+            ..Config::default()
+        };
+        start_reactor(&self.driver, config).unwrap()
+    }
+
+    fn try_open(
+        &self,
+        id: u32,
+        reactors: &[Handle],
+        within: Duration,
+    ) -> Result<(Live, How), Error> {
+        let (spec, options) = (spec(), Options::default());
+        let build = |_| {
+            self.built.fetch_add(1, Ordering::Relaxed);
+            Late::new(&self.bytes, &self.held)
+        };
+        let seats = (reactors, &options);
+        open_or_recover(&self.control, (id, &spec), seats, build, within)
+    }
+
+    fn open(&self, id: u32, reactors: &[Handle]) -> (Live, How) {
+        self.try_open(id, reactors, SOON).unwrap()
+    }
+
+    fn write(&self, id: u32, byte: u8) -> ClientId {
+        let request = ClientRequest {
+            op: ClientOp::Write(vec![byte; 4096]),
+            sector: 8,
+            fua: false,
+        };
+        self.driver.submit(id, 0, request)
+    }
+
+    fn answered(&self, client: ClientId) -> Result<Vec<u8>, i32> {
+        let mut answer = None;
+        until("a request is answered", || {
+            let mut answers = self.answers.lock().unwrap();
+            answers.extend(self.driver.answers());
+            answer = answers.remove(&client);
+            answer.is_some()
+        });
+        answer.unwrap()
+    }
+
+    /// Writes and reads back.
+    fn works(&self, id: u32, byte: u8) {
+        let written = self.write(id, byte);
+        assert_eq!(self.answered(written), Ok(Vec::new()));
+        assert_eq!(self.read(id), [byte; 4096]);
+    }
+
+    fn read(&self, id: u32) -> Vec<u8> {
+        let request = ClientRequest {
+            op: ClientOp::Read(4096),
+            sector: 8,
+            fua: false,
+        };
+        let client = self.driver.submit(id, 0, request);
+        self.answered(client).unwrap()
+    }
+
+    /// The server goes, and all that it had with it.
+    fn dies(&self, live: Live, reactor: Reactor) {
+        reactor.stop(Duration::ZERO);
+        drop(live);
+    }
+
+    fn state(&self, id: u32) -> State {
+        State::of(&self.control.info(id).unwrap())
+    }
+}
+
+fn spec() -> DeviceSpec {
+    DeviceSpec {
+        queues: 2,
+        depth: 4,
+        io_bytes_max: 64 << 10,
+        ..DeviceSpec::new(Disk::new(1 << 20))
+    }
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + SOON;
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_device_lives_from_its_spec_to_its_deletion() {
+    for profile in Profile::ALL {
+        let world = World::new(profile);
+        let reactor = world.ring();
+        let (live, how) = world.open(3, &[reactor.handle().clone()]);
+        assert_eq!((live.id(), how), (3, How::Added));
+        world.works(3, 7);
+        let resized = live.resize(2 << 20);
+        assert_eq!(resized.is_ok(), profile.has(sys::F_UPDATE_SIZE));
+        world.driver.disk_open(3, true).unwrap();
+        let kept = live.try_stop(SOON).unwrap_err();
+        let expected = match profile.has(sys::F_SAFE_STOP) {
+            true => Kind::Busy,
+            false => Kind::TooOld,
+        };
+        assert_eq!(kept.error.kind(), expected, "{kept}");
+        world.works(3, 8);
+        world.driver.disk_open(3, false).unwrap();
+        let stopped = match profile.has(sys::F_SAFE_STOP) {
+            true => kept.device.try_stop(SOON).unwrap(),
+            false => kept.device.stop(SOON).unwrap(),
+        };
+        assert_eq!(world.state(3), State::Dead);
+        stopped.delete(SOON).unwrap();
+        assert_eq!(world.driver.devices(), [0; 0]);
+        assert_eq!(world.driver.complaints().refused, 0);
+    }
+}
+
+#[test]
+fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
+    for profile in [Profile::V6_17, Profile::V7_2] {
+        let world = World::new(profile);
+        let reactor = world.ring();
+        let handles = [reactor.handle().clone()];
+        let (stays, _) = world.open(1, &handles);
+        let (mut live, _) = world.open(2, &handles);
+        for round in 0..5 {
+            world.held.store(true, Ordering::Relaxed);
+            // More than there are tags.
+            let writes: Vec<_> = (0..6).map(|_| world.write(2, round)).collect();
+            let held = Arc::clone(&world.held);
+            let answering = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                held.store(false, Ordering::Relaxed);
+            });
+            live.quiesce(SOON).unwrap();
+            answering.join().unwrap();
+            until("it has no server", || world.state(2) == State::Quiesced);
+            world.works(1, 100 + round);
+            let (next, how) = world.open(2, &handles);
+            assert_eq!(how, How::Recovered);
+            live = next;
+            for write in writes {
+                assert_eq!(world.answered(write), Ok(Vec::new()));
+            }
+            assert_eq!(world.read(2), [round; 4096]);
+        }
+        for live in [live, stays] {
+            live.stop(SOON).unwrap().delete(SOON).unwrap();
+        }
+        assert_eq!(world.driver.complaints().refused, 0);
+    }
+}
+
+#[test]
+fn a_server_that_leaves_finishes_what_it_has_and_its_successor_does_the_rest() {
+    for profile in Profile::ALL {
+        let world = World::new(profile);
+        let reactors = vec![world.ring(), world.ring()];
+        let handles: Vec<Handle> = reactors.iter().map(|one| one.handle().clone()).collect();
+        let devices: Vec<Live> = (0..3).map(|id| world.open(id, &handles).0).collect();
+        let writes: Vec<_> = (0..3).map(|id| (id, world.write(id, 5))).collect();
+        let report = leave(&world.control, devices, reactors, Limits::default());
+        assert_eq!(report.unseen, [], "{report:?}");
+        assert_eq!(report.unquiesced, [], "{report:?}");
+        for (id, write) in writes {
+            assert_eq!(world.answered(write), Ok(Vec::new()));
+            assert_eq!(world.state(id), State::Quiesced);
+            let waits = world.write(id, 6);
+            let next = world.ring();
+            let (live, how) = world.open(id, &[next.handle().clone()]);
+            assert_eq!(how, How::Recovered);
+            assert_eq!(world.answered(waits), Ok(Vec::new()));
+            live.stop(SOON).unwrap().delete(SOON).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_request_that_is_not_answered_in_time_is_its_successors() {
+    for profile in [Profile::V6_17, Profile::V7_2] {
+        let world = World::new(profile);
+        let reactor = world.ring();
+        let (live, _) = world.open(0, &[reactor.handle().clone()]);
+        world.held.store(true, Ordering::Relaxed);
+        let write = world.write(0, 9);
+        until("it is taken up", || live.stats()[0].requests == 1);
+        let limits = Limits {
+            drain: Duration::from_millis(50),
+            ..Limits::default()
+        };
+        let report = leave(&world.control, vec![live], vec![reactor], limits);
+        assert_eq!(report.reactors[0].sources_cut, 1, "{report:?}");
+        assert_eq!(report.unseen, [], "{report:?}");
+        world.held.store(false, Ordering::Relaxed);
+        let next = world.ring();
+        let (live, _) = world.open(0, &[next.handle().clone()]);
+        assert_eq!(world.answered(write), Ok(Vec::new()));
+        assert_eq!(live.stats()[0].requests, 1, "its successor did it");
+        live.stop(SOON).unwrap().delete(SOON).unwrap();
+    }
+}
+
+#[test]
+fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_made() {
+    for profile in Profile::ALL {
+        let world = World::new(profile);
+        let reactor = world.ring();
+        let (live, _) = world.open(0, &[reactor.handle().clone()]);
+        let built = world.built.load(Ordering::Relaxed);
+        world.driver.release_delay(20);
+        world.dies(live, reactor);
+        let next = world.ring();
+        let (live, how) = world.open(0, &[next.handle().clone()]);
+        assert_eq!(how, How::Recovered);
+        assert_eq!(
+            world.built.load(Ordering::Relaxed),
+            built + 2,
+            "one per queue"
+        );
+        world.works(0, 3);
+        live.stop(SOON).unwrap().delete(SOON).unwrap();
+        assert_eq!(world.driver.devices(), [0; 0]);
+    }
+}
+
+/// A driver that answers START_USER_RECOVERY late.
+#[derive(Debug)]
+struct SlowToBegin {
+    port: FakePort,
+    late: Duration,
+}
+
+impl ControlPort for SlowToBegin {
+    fn submit(&self, command: Command, deadline: Instant, done: Done) -> Ticket {
+        if command.opcode == sys::START_RECOVERY {
+            std::thread::sleep(self.late);
+        }
+        self.port.submit(command, deadline, done)
+    }
+
+    fn cancel(&self, ticket: Ticket) {
+        self.port.cancel(ticket);
+    }
+
+    fn open_char(&self, device: u32) -> io::Result<Arc<OwnedFd>> {
+        self.port.open_char(device)
+    }
+
+    fn devices(&self) -> io::Result<Vec<u32>> {
+        self.port.devices()
+    }
+}
+
+#[test]
+fn a_recovery_that_has_begun_is_given_time_whatever_the_deadline() {
+    for profile in Profile::ALL {
+        let driver = Driver::new(profile);
+        let port = SlowToBegin {
+            port: FakePort::new(driver.clone(), std::process::id() as i32),
+            late: Duration::from_millis(300),
+        };
+        let world = World::over(driver, Arc::new(port));
+        let reactor = world.ring();
+        let (live, _) = world.open(0, &[reactor.handle().clone()]);
+        world.dies(live, reactor);
+        let next = world.ring();
+        let handles = [next.handle().clone()];
+        let (live, how) = world
+            .try_open(0, &handles, Duration::from_millis(200))
+            .unwrap();
+        assert_eq!(how, How::Recovered);
+        world.works(0, 3);
+        live.stop(SOON).unwrap().delete(SOON).unwrap();
+    }
+}
+
+#[test]
+fn a_device_that_is_being_deleted_is_waited_for_and_then_added() {
+    for profile in Profile::ALL {
+        let world = World::new(profile);
+        let reactor = world.ring();
+        let (live, _) = world.open(4, &[reactor.handle().clone()]);
+        world.control.delete_async(4, QUICK).unwrap();
+        let next = world.ring();
+        let handles = [next.handle().clone()];
+        let error = world
+            .try_open(4, &handles, Duration::from_millis(100))
+            .unwrap_err();
+        assert_eq!(error.kind(), Kind::Gone, "{error}");
+        std::thread::scope(|scope| {
+            let opening = scope.spawn(|| world.open(4, &handles));
+            std::thread::sleep(Duration::from_millis(50));
+            world.dies(live, reactor);
+            let (live, how) = opening.join().unwrap();
+            assert_eq!(how, How::Added);
+            live.stop(SOON).unwrap().delete(SOON).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
+    for profile in Profile::ALL {
+        let world = World::new(profile);
+        let reactor = world.ring();
+        let (live, _) = world.open(4, &[reactor.handle().clone()]);
+        drop(live.stop(SOON).unwrap());
+        for again in [true, false] {
+            let next = world.ring();
+            let ring = if again { &reactor } else { &next };
+            let (live, how) = world.open(4, &[ring.handle().clone()]);
+            assert_eq!(how, How::Added, "on {}", profile.name);
+            world.works(4, 9);
+            drop(live.stop(SOON).unwrap());
+        }
+        assert_eq!(world.driver.devices(), [4]);
+        assert_eq!(world.driver.complaints().warnings, 0);
+    }
+}
+
+#[test]
+fn a_disk_of_another_kind_is_not_taken_over() {
+    let world = World::new(Profile::V7_2);
+    let reactor = world.ring();
+    let (live, _) = world.open(3, &[reactor.handle().clone()]);
+    world.dies(live, reactor);
+    let next = world.ring();
+    let wanted = DeviceSpec {
+        wants: Wants::NOTHING
+            .with(Capability::Recovery, Want::Require)
+            .with(Capability::FailIo, Want::Require),
+        ..spec()
+    };
+    let error = open_or_recover(
+        &world.control,
+        (3, &wanted),
+        (&[next.handle().clone()], &Options::default()),
+        |_| Late::new(&world.bytes, &world.held),
+        SOON,
+    )
+    .unwrap_err();
+    assert_eq!(error.kind(), Kind::NotGranted, "{error}");
+    assert!(error.remedy().contains("delete the device"), "{error}");
+    assert_eq!(world.state(3), State::Quiesced);
+}
