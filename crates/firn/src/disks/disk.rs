@@ -14,7 +14,7 @@ use blkmq::io::Backend;
 use reactor::Handle;
 use rustix::fs::{Mode, OFlags};
 use ublk::control::Control;
-use ublk::device::{self, Kept, Live};
+use ublk::device::{self, Kept, Live, State};
 use ublk::error::Kind;
 use ublk::negotiate::Granted;
 use ublk::serve::{Serve, ServedFile};
@@ -230,6 +230,8 @@ impl Maker {
                 return self.add(open, id, &remembered.wanted);
             }
             Ok(info) if info.server_flags != mark(open) => return Err(NotMade::Taken),
+            // It is added anew, as it is wanted.
+            Ok(info) if State::of(&info) == State::Dead => remembered.wanted.depth,
             Ok(info) => info.depth,
             Err(error) => return Err(error.into()),
         };
