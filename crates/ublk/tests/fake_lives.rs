@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 use lives::SOON;
 use lives::memory::{Bytes, Late};
 use reactor::{Config, Handle, Reactor};
-use ublk::control::port::{Command, ControlPort, Done, Ticket};
+use ublk::control::port::{Answer, Argument, Command, ControlPort, Done, Ticket};
 use ublk::control::{Control, QUICK};
 use ublk::device::{How, Live, Options, State, open_or_recover};
 use ublk::error::Kind;
 use ublk::exit::{Limits, leave};
 use ublk::fake::{ClientId, ClientOp, ClientRequest, Driver, FakePort, Profile, start_reactor};
+use ublk::sys::DeviceInfo;
 use ublk::{Capability, DeviceSpec, Disk, Error, Want, Wants, sys};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// A driver, and a server's process. All of them have this process's number, by which the library
 /// knows itself.
@@ -285,17 +287,38 @@ fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_m
     }
 }
 
-/// A driver that answers START_USER_RECOVERY late.
+/// A driver that answers START_USER_RECOVERY late, or whose servers are not seen here.
 #[derive(Debug)]
-struct SlowToBegin {
+struct Odd {
     port: FakePort,
     late: Duration,
+    unseen: bool,
 }
 
-impl ControlPort for SlowToBegin {
-    fn submit(&self, command: Command, deadline: Instant, done: Done) -> Ticket {
+impl Odd {
+    fn world(profile: Profile, late: Duration, unseen: bool) -> World {
+        let driver = Driver::new(profile);
+        let port = FakePort::new(driver.clone(), std::process::id() as i32);
+        World::over(driver, Arc::new(Odd { port, late, unseen }))
+    }
+}
+
+impl ControlPort for Odd {
+    fn submit(&self, command: Command, deadline: Instant, mut done: Done) -> Ticket {
         if command.opcode == sys::START_RECOVERY {
             std::thread::sleep(self.late);
+        }
+        if command.opcode == sys::GET_DEVICE_INFO && self.unseen {
+            let told = done;
+            done = Box::new(|answer| {
+                told(answer.map(|answer| {
+                    let (mut info, _) =
+                        DeviceInfo::read_from_prefix(answer.argument.bytes()).unwrap();
+                    info.server_pid = 0;
+                    let argument = Argument::Bytes(info.as_bytes().to_vec());
+                    Answer { argument, ..answer }
+                }));
+            });
         }
         self.port.submit(command, deadline, done)
     }
@@ -316,12 +339,7 @@ impl ControlPort for SlowToBegin {
 #[test]
 fn a_recovery_that_has_begun_is_given_time_whatever_the_deadline() {
     for profile in Profile::ALL {
-        let driver = Driver::new(profile);
-        let port = SlowToBegin {
-            port: FakePort::new(driver.clone(), std::process::id() as i32),
-            late: Duration::from_millis(300),
-        };
-        let world = World::over(driver, Arc::new(port));
+        let world = Odd::world(profile, Duration::from_millis(300), false);
         let reactor = world.ring();
         let (live, _) = world.open(0, &[reactor.handle().clone()]);
         world.dies(live, reactor);
@@ -404,4 +422,24 @@ fn a_disk_of_another_kind_is_not_taken_over() {
     assert_eq!(error.kind(), Kind::NotGranted, "{error}");
     assert!(error.remedy().contains("delete the device"), "{error}");
     assert_eq!(world.state(3), State::Quiesced);
+}
+
+#[test]
+fn a_disk_whose_server_is_not_seen_here_is_no_orphan() {
+    for profile in Profile::ALL {
+        let world = Odd::world(profile, Duration::ZERO, true);
+        let reactor = world.ring();
+        let (live, _) = world.open(3, &[reactor.handle().clone()]);
+        assert_eq!(world.control.orphans().unwrap().len(), 0);
+        let error = world
+            .control
+            .remove(3, Duration::from_millis(50))
+            .unwrap_err();
+        assert_eq!(error.kind(), Kind::Taken, "{error}");
+        assert!(error.remedy().contains("namespaces"), "{error}");
+        world.works(3, 4);
+        world.dies(live, reactor);
+        world.control.remove(3, SOON).unwrap();
+        assert_eq!(world.driver.devices(), [0; 0]);
+    }
 }

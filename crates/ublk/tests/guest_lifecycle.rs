@@ -7,6 +7,7 @@
 mod lives;
 
 use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ use ublk::{Capability, DeviceSpec, Want, Wants, sys};
 
 /// Tells a process that it is a server, and of which device.
 const SERVER_OF: &str = "GUEST_SERVER_OF";
+/// Tells a process which device to look at.
+const LOOKS_AT: &str = "GUEST_LOOKS_AT";
 
 #[test]
 fn a_device_lives_from_its_spec_to_its_deletion() {
@@ -400,6 +403,40 @@ fn a_server_that_is_killed_twenty_times_loses_no_read() {
     }
     world.control.remove(id, SOON).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
+}
+
+/// Not a test by itself: looks at the next one's disk, from where its server's process is not seen.
+#[test]
+fn looks_for_orphans() {
+    let Ok(id) = std::env::var(LOOKS_AT) else {
+        return;
+    };
+    let (control, id) = (Control::open().unwrap(), id.parse().unwrap());
+    println!("{:?}", control.info(id).unwrap());
+    assert_eq!(control.orphans().unwrap().len(), 0);
+    let removed = control.remove(id, Duration::from_millis(100));
+    assert_eq!(removed.unwrap_err().kind(), Kind::Taken);
+}
+
+#[test]
+fn a_disk_that_is_served_from_another_namespace_is_no_orphan() {
+    let Some(world) = World::new() else { return };
+    if !Path::new("/proc/self/ns/pid").exists() {
+        println!("skipped: this kernel lacks process id namespaces");
+        return;
+    }
+    let reactor = ring("seen");
+    let live = world.serve(&spec(), &[reactor.handle().clone()]);
+    let looked = Command::new("unshare")
+        .args(["--pid", "--fork", "--kill-child"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "looks_for_orphans", "--nocapture"])
+        .env(LOOKS_AT, live.id().to_string())
+        .status()
+        .unwrap();
+    assert!(looked.success());
+    read(&disk(&live.path()), 0).unwrap();
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
 }
 
 #[test]

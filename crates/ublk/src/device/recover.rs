@@ -145,15 +145,17 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, H, B> {
     }
 
     fn served(&self, info: &DeviceInfo) -> Error {
-        let (detail, remedy) = if super::orphans::is_served(info) {
+        let (detail, remedy) = if super::orphans::has_process(info) {
             (
                 format!("process {} serves it", info.server_pid),
                 "end that process first; a device has one server",
             )
         } else {
             (
-                "the driver has not noticed that its server is gone".to_owned(),
-                "allow it more time; see the kernel log for hung tasks",
+                "its server is not seen here, and the driver has not noticed that it is gone"
+                    .to_owned(),
+                "allow it more time; look into other process id namespaces (containers); see the kernel \
+                 log for hung tasks",
             )
         };
         Error::new(Operation::StartRecovery, Kind::Taken, detail, remedy).on(self.id)
