@@ -279,3 +279,43 @@ fn servers_that_leave_one_after_the_other_under_load_fail_no_request() {
         assert_eq!(driver::devices(), [0, 1, 2, 3]);
     }
 }
+
+#[test]
+fn a_successor_that_cannot_take_over_all_disks_leaves_them_as_they_were() {
+    if !wanted(Table::Fast) || !kernel_has(sys::F_RECOVERY_FAIL_IO, "failing without a server") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (first, mut next) = recoverable(&scratch, "auto", 16);
+    let mut other = first.clone();
+    (other.id, other.recovery) = (1, "fail-io");
+    other.files = vec![scratch.file("other", 16)];
+    let (server, other) = (first.start(), other.start());
+    server.kill();
+    other.kill();
+    until_state(0, sys::STATE_QUIESCED);
+    until_state(1, sys::STATE_FAIL_IO);
+    // It wants requests to be reissued, which the other disk does not do.
+    next.files.push(scratch.path("other"));
+    next.devices = 2;
+    let mut both = next.spawn().keeping();
+    let status = both.comes_up().unwrap_err();
+    assert!(!status.success(), "{}", both.said());
+    assert!(
+        both.said().contains("device 0: Recovered"),
+        "{}",
+        both.said()
+    );
+    assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{}", both.said());
+    assert_eq!(state(1), Some(sys::STATE_FAIL_IO), "{}", both.said());
+    next.files.pop();
+    next.devices = 1;
+    let server = next.start();
+    Load {
+        mib: 2,
+        ..Load::verified(server.blocks())
+    }
+    .run();
+    server.ends_well();
+    delete([1]);
+}

@@ -18,7 +18,7 @@ use std::time::Duration;
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use ublk::control::Control;
-use ublk::device::{self, Live, MakePool};
+use ublk::device::{self, How, Live, MakePool};
 use ublk::exit;
 use ublk::fake::Purse;
 use ublk::queue::{Handler, Pool};
@@ -56,13 +56,15 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
         })
         .collect::<Result<Vec<_>, _>>()?;
     let pool = options.pool.map(Purse::new);
-    let mut devices = Vec::new();
+    let (mut devices, mut hows) = (Vec::new(), Vec::new());
     for (at, one) in served.iter().enumerate() {
         match bring_up((options, &pool), &control, &reactors, at, one) {
-            Ok(live) => devices.push(live),
+            Ok((live, how)) => {
+                devices.push(live);
+                hows.push(how);
+            }
             Err(error) => {
-                // Nothing is left behind.
-                take_down(devices);
+                give_up(&control, devices.into_iter().zip(hows), reactors);
                 return Err(error);
             }
         }
@@ -108,8 +110,7 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
         eprintln!("left: {report:?}");
         return Ok(());
     }
-    take_down(devices);
-    Ok(())
+    take_down(devices)
 }
 
 fn bring_up<S: Served>(
@@ -118,7 +119,7 @@ fn bring_up<S: Served>(
     reactors: &[Reactor],
     at: usize,
     served: &S,
-) -> Result<Live, Box<dyn Error>> {
+) -> Result<(Live, How), Box<dyn Error>> {
     // Devices begin on different reactors, so that single queues spread, and that each queue has a
     // reactor of its own where there are so many.
     let (count, first) = (reactors.len(), at * usize::from(options.queues));
@@ -145,7 +146,7 @@ fn bring_up<S: Served>(
         }),
     };
     let build = |queue| served.handler(queue, options.depth);
-    let live = match id.filter(|_| options.recover) {
+    let (live, how) = match id.filter(|_| options.recover) {
         Some(id) => {
             let (live, how) = device::open_or_recover(
                 control,
@@ -155,12 +156,12 @@ fn bring_up<S: Served>(
                 STEP,
             )?;
             eprintln!("device {id}: {how:?}");
-            live
+            (live, how)
         }
-        None => control
-            .add(&spec, S::Handler::MODES)?
-            .arm(&handles, &given, build)?
-            .start(STEP)?,
+        None => {
+            let added = control.add(&spec, S::Handler::MODES)?;
+            (added.arm(&handles, &given, build)?.start(STEP)?, How::Added)
+        }
     };
     let granted = live.granted();
     eprintln!(
@@ -174,21 +175,31 @@ fn bring_up<S: Served>(
     for dropped in &granted.dropped {
         eprintln!("device {}: without {dropped}", live.id());
     }
-    Ok(live)
+    Ok((live, how))
 }
 
-fn take_down(devices: Vec<Live>) {
+/// Leaves nothing behind that was not there before, and loses nothing of that: disks that were taken
+/// over wait for the next server.
+fn give_up(control: &Control, devices: impl Iterator<Item = (Live, How)>, reactors: Vec<Reactor>) {
+    let (there, added): (Vec<_>, Vec<_>) = devices.partition(|(_, how)| *how == How::Recovered);
+    let of = |devices: Vec<(Live, How)>| devices.into_iter().map(|one| one.0).collect();
+    // Told already, and not the reason.
+    let _ = take_down(of(added));
+    let report = exit::leave(control, of(there), reactors, exit::Limits::default());
+    eprintln!("left: {report:?}");
+}
+
+/// Stops and deletes all of them; the last error is told.
+fn take_down(devices: Vec<Live>) -> Result<(), Box<dyn Error>> {
+    let mut verdict = Ok(());
     for live in devices {
-        let id = live.id();
-        match live.stop(STEP) {
-            Ok(stopped) => {
-                if let Err(error) = stopped.delete(STEP) {
-                    eprintln!("device {id}: {error}");
-                }
-            }
-            Err(kept) => eprintln!("device {id}: {kept}"),
+        let stopped = live.stop(STEP).map_err(ublk::Error::from);
+        if let Err(error) = stopped.and_then(|stopped| stopped.delete(STEP)) {
+            eprintln!("{error}");
+            verdict = Err(error.into());
         }
     }
+    verdict
 }
 
 /// Hears of the end from the moment it is made: a signal that comes while devices are brought up
