@@ -42,7 +42,7 @@ pub struct Limits {
     pub quiesce: Option<Duration>,
     /// For one question to the driver about a device.
     pub probe: Duration,
-    /// For each 256 devices together to be seen without a server.
+    /// For all devices together to be seen without a server.
     pub seen: Duration,
 }
 
@@ -239,9 +239,7 @@ fn close_share(share: Vec<Live>, until: Instant) -> Vec<(u32, Error)> {
 
 /// Asks about all devices at once, again and again, until each has no server.
 fn wait_seen(control: &Control, ids: &[u32], limits: Limits) -> BTreeMap<u32, Unseen> {
-    let shares = ids.len().div_ceil(SIDE_BY_SIDE).max(1);
-    let shares = u32::try_from(shares).unwrap_or(u32::MAX);
-    let mut pause = Pause::until(Instant::now() + limits.seen.saturating_mul(shares));
+    let mut pause = Pause::until(Instant::now() + limits.seen);
     let mut unseen: BTreeMap<u32, Unseen> = BTreeMap::new();
     let mut asked: Vec<u32> = ids.to_vec();
     loop {

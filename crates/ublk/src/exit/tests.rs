@@ -195,6 +195,18 @@ fn devices_that_stay_are_told_when_the_time_for_all_of_them_is_up() {
 }
 
 #[test]
+fn thousands_of_devices_have_no_more_time_than_one() {
+    let limits = Limits {
+        seen: Duration::from_secs(1),
+        ..SHORT
+    };
+    let many = 16 * SIDE_BY_SIDE;
+    let (unseen, took) = wait(vec![Manner::Served(us(), u32::MAX); many], limits);
+    assert_eq!(unseen.len(), many);
+    assert!(took < 5 * limits.seen, "{took:?}");
+}
+
+#[test]
 fn a_driver_that_does_not_answer_holds_nobody_beyond_the_time() {
     let (unseen, took) = wait(vec![Manner::Silent; 64], SHORT);
     assert_eq!(unseen.len(), 64);
