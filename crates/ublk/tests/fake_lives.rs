@@ -7,12 +7,12 @@ mod lives;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lives::SOON;
-use lives::memory::{Bytes, Late};
+use lives::memory::{Bytes, Gate, Late};
 use reactor::{Config, Handle, Reactor};
 use ublk::control::port::{Answer, Argument, Command, ControlPort, Done, Ticket};
 use ublk::control::{Control, QUICK};
@@ -30,7 +30,7 @@ struct World {
     driver: Driver,
     control: Control,
     bytes: Bytes,
-    held: Arc<AtomicBool>,
+    gate: Arc<Gate>,
     answers: Mutex<BTreeMap<ClientId, Result<Vec<u8>, i32>>>,
     /// Handlers that were made.
     built: AtomicUsize,
@@ -50,7 +50,7 @@ impl World {
             control: Control::over(port, u64::MAX).unwrap(),
             driver,
             bytes,
-            held: Arc::default(),
+            gate: Arc::default(),
             answers: Mutex::default(),
             built: AtomicUsize::new(0),
         }
@@ -74,7 +74,7 @@ impl World {
         let (spec, options) = (spec(), Options::default());
         let build = |_| {
             self.built.fetch_add(1, Ordering::Relaxed);
-            Late::new(&self.bytes, &self.held)
+            Late::new(&self.bytes, &self.gate)
         };
         let seats = (reactors, &options);
         open_or_recover(&self.control, (id, &spec), seats, build, within)
@@ -188,13 +188,13 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
         let (stays, _) = world.open(1, &handles);
         let (mut live, _) = world.open(2, &handles);
         for round in 0..5 {
-            world.held.store(true, Ordering::Relaxed);
+            world.gate.shut();
             // More than there are tags.
             let writes: Vec<_> = (0..6).map(|_| world.write(2, round)).collect();
-            let held = Arc::clone(&world.held);
+            let gate = Arc::clone(&world.gate);
             let answering = std::thread::spawn(move || {
                 std::thread::sleep(Duration::from_millis(20));
-                held.store(false, Ordering::Relaxed);
+                gate.open();
             });
             live.quiesce(SOON).unwrap();
             answering.join().unwrap();
@@ -245,7 +245,7 @@ fn a_request_that_is_not_answered_in_time_is_its_successors() {
         let world = World::new(profile);
         let reactor = world.ring();
         let (live, _) = world.open(0, &[reactor.handle().clone()]);
-        world.held.store(true, Ordering::Relaxed);
+        world.gate.shut();
         let write = world.write(0, 9);
         until("it is taken up", || live.stats()[0].requests == 1);
         let limits = Limits {
@@ -255,7 +255,7 @@ fn a_request_that_is_not_answered_in_time_is_its_successors() {
         let report = leave(&world.control, vec![live], vec![reactor], limits);
         assert_eq!(report.reactors[0].sources_cut, 1, "{report:?}");
         assert_eq!(report.unseen, [], "{report:?}");
-        world.held.store(false, Ordering::Relaxed);
+        world.gate.open();
         let next = world.ring();
         let (live, _) = world.open(0, &[next.handle().clone()]);
         assert_eq!(world.answered(write), Ok(Vec::new()));
@@ -415,7 +415,7 @@ fn a_disk_of_another_kind_is_not_taken_over() {
         &world.control,
         (3, &wanted),
         (&[next.handle().clone()], &Options::default()),
-        |_| Late::new(&world.bytes, &world.held),
+        |_| Late::new(&world.bytes, &world.gate),
         SOON,
     )
     .unwrap_err();

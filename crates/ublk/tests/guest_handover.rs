@@ -5,21 +5,21 @@
 mod lives;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use lives::memory::{Bytes, Clients, Late};
+use lives::memory::{Bytes, Clients, Gate, Late};
 use lives::{SOON, World, path_of, ring, spec};
 use reactor::Handle;
 use ublk::device::{How, Live, Options, State, open_or_recover};
 use ublk::error::Kind;
+use ublk::exit::{Limits, leave};
 use ublk::{Capability, DeviceSpec, Want, sys};
 
 /// A disk, and the will to answer.
 #[derive(Default)]
 struct Memory {
     bytes: Bytes,
-    held: Arc<AtomicBool>,
+    gate: Arc<Gate>,
 }
 
 impl Memory {
@@ -41,7 +41,7 @@ impl Memory {
 
     fn open(&self, world: &World, id: u32, reactors: &[Handle]) -> (Live, How) {
         let (spec, options) = (Memory::spec(), Options::default());
-        let build = |_| Late::new(&self.bytes, &self.held);
+        let build = |_| Late::new(&self.bytes, &self.gate);
         let seats = (reactors, &options);
         open_or_recover(&world.control, (id, &spec), seats, build, SOON).unwrap()
     }
@@ -103,7 +103,7 @@ fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
     let (live, _) = memory.open(&world, 3, &[reactor.handle().clone()]);
     let clients = Clients::start(&path_of(3), 16);
     clients.go_on();
-    memory.held.store(true, Ordering::Relaxed);
+    memory.gate.catch_one();
     let begun = Instant::now();
     let kept = live.quiesce(Duration::from_secs(1)).unwrap_err();
     assert!(
@@ -112,7 +112,7 @@ fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
         begun.elapsed()
     );
     assert_eq!(kept.error.kind(), Kind::Late, "{kept}");
-    memory.held.store(false, Ordering::Relaxed);
+    memory.gate.open();
     clients.go_on();
     assert_eq!(world.state(3), State::Live);
     let quiesced = kept.device.quiesce(SOON).unwrap();
@@ -121,5 +121,33 @@ fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
     let (live, _) = memory.open(&world, 3, &[next.handle().clone()]);
     clients.go_on();
     clients.end();
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
+}
+
+#[test]
+fn a_request_that_is_not_answered_before_its_server_leaves_is_the_successors() {
+    let Some(world) = World::new() else { return };
+    let reactor = ring("leaves");
+    let memory = Memory::new();
+    let (live, _) = memory.open(&world, 4, &[reactor.handle().clone()]);
+    let clients = Clients::start(&path_of(4), 3);
+    clients.go_on();
+    memory.gate.catch_one();
+    let limits = Limits {
+        drain: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let begun = Instant::now();
+    let report = leave(&world.control, vec![live], vec![reactor], limits);
+    println!("left in {:?}: {report:?}", begun.elapsed());
+    assert!(report.reactors[0].sources_cut > 0, "{report:?}");
+    assert_eq!(report.unseen, [], "{report:?}");
+    assert_eq!(world.state(4), State::Quiesced);
+    let next = ring("next");
+    let (live, how) = memory.open(&world, 4, &[next.handle().clone()]);
+    assert_eq!(how, How::Recovered);
+    memory.gate.open();
+    clients.go_on();
+    println!("{} rounds, none failed", clients.end());
     live.stop(SOON).unwrap().delete(SOON).unwrap();
 }

@@ -22,21 +22,57 @@ const PAGE: usize = 4096;
 /// A disk's bytes, which outlive its servers.
 pub type Bytes = Arc<Mutex<Vec<u8>>>;
 
-/// Answers each request a millisecond late, or only when it is told to.
+/// Where requests wait to be answered, while it is shut.
+#[derive(Debug, Default)]
+pub struct Gate {
+    shut: AtomicBool,
+    keeps: AtomicBool,
+}
+
+impl Gate {
+    pub fn shut(&self) {
+        self.shut.store(true, Ordering::SeqCst);
+    }
+
+    pub fn open(&self) {
+        self.shut.store(false, Ordering::SeqCst);
+        self.keeps.store(false, Ordering::SeqCst);
+    }
+
+    /// Shuts it, and waits until a request waits there.
+    pub fn catch_one(&self) {
+        self.shut();
+        let deadline = Instant::now() + SOON;
+        while !self.keeps.load(Ordering::SeqCst) {
+            assert!(Instant::now() < deadline, "no request comes");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn keeps_one(&self) -> bool {
+        let shut = self.shut.load(Ordering::SeqCst);
+        if shut {
+            self.keeps.store(true, Ordering::SeqCst);
+        }
+        shut
+    }
+}
+
+/// Answers each request a millisecond late, and not while its gate is shut.
 pub struct Late {
     to: Sender<Request>,
 }
 
 impl Late {
-    /// A handler of one queue. Requests wait as long as `held` says so.
-    pub fn new(bytes: &Bytes, held: &Arc<AtomicBool>) -> Late {
-        let (bytes, held) = (Arc::clone(bytes), Arc::clone(held));
+    /// A handler of one queue.
+    pub fn new(bytes: &Bytes, gate: &Arc<Gate>) -> Late {
+        let (bytes, gate) = (Arc::clone(bytes), Arc::clone(gate));
         let (to, from) = channel::<Request>();
         // It ends with the handler.
         std::thread::spawn(move || {
             while let Ok(first) = from.recv() {
                 let late = Instant::now() + Duration::from_millis(1);
-                while Instant::now() < late || held.load(Ordering::Relaxed) {
+                while Instant::now() < late || gate.keeps_one() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 for request in std::iter::once(first).chain(from.try_iter()) {
