@@ -271,7 +271,7 @@ fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_m
         let reactor = world.ring();
         let (live, _) = world.open(0, &[reactor.handle().clone()]);
         let built = world.built.load(Ordering::Relaxed);
-        world.driver.release_delay(20);
+        world.driver.release_delay(8);
         world.dies(live, reactor);
         let next = world.ring();
         let (live, how) = world.open(0, &[next.handle().clone()]);

@@ -10,10 +10,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::memory::Lent;
-use super::port::{Answer, Command, Done, Failure, Ticket};
+use super::port::{Answer, Argument, Command, Done, Failure, Ticket};
+use crate::sys::{self, DeviceInfo};
 
 /// Commands of a ring that can be handed over with one enter. More are handed over one after the
 /// other.
@@ -53,6 +54,18 @@ pub(super) struct Lane {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     flights: BTreeMap<u64, Flight>,
     stuck: bool,
+}
+
+/// Tells of the end of a command that nobody waits for any more.
+fn stuck_ended(opcode: u32, result: i32, argument: &Argument) {
+    let added = DeviceInfo::read_from_prefix(argument.bytes());
+    match added {
+        Ok((info, _)) if opcode == sys::ADD_DEVICE && result >= 0 => tracing::warn!(
+            device = info.device,
+            "ublk: a device was added after all, and nobody has it: remove it, or adopt it"
+        ),
+        _ => tracing::info!(opcode, result, "ublk: a stuck command ended"),
+    }
 }
 
 impl Lane {
@@ -189,11 +202,7 @@ impl Lane {
             // SAFETY: its completion was just seen.
             let argument = unsafe { flight.memory.back() };
             let Some(done) = flight.done else {
-                tracing::info!(
-                    opcode = flight.opcode,
-                    result,
-                    "ublk: a stuck command ended"
-                );
+                stuck_ended(flight.opcode, result, &argument);
                 continue;
             };
             done(match result {
