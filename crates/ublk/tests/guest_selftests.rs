@@ -10,23 +10,12 @@ use std::time::Instant;
 
 use servers::client::{Load, Running, completed};
 use servers::driver;
+use servers::figures::Figures;
 use servers::world::{
     DEADLINE, Scratch, Serve, Server, Table, block, delete, inflight, is_block, kernel_has, modes,
     state, until, until_state, wanted,
 };
 use ublk::sys;
-
-/// What the last line of a server says a counter of every queue's share was.
-fn counted(said: &str, counter: &str) -> Vec<(u16, u64)> {
-    let of_line = |line: &str| {
-        let (_, rest) = line.split_once(" share ")?;
-        let (share, stats) = rest.split_once(": ")?;
-        let (_, number) = stats.split_once(&format!("{counter}: "))?;
-        let digits = number.split(|c: char| !c.is_ascii_digit()).next()?;
-        Some((share.parse().ok()?, digits.parse().ok()?))
-    };
-    said.lines().filter_map(of_line).collect()
-}
 
 /// Waits until a load on a device is under way.
 fn busy(device: &std::path::Path) {
@@ -389,7 +378,7 @@ fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
         }
         .run();
         let said = server.ends_well();
-        let fallbacks: u64 = counted(&said, "fallbacks").iter().map(|(_, n)| n).sum();
+        let fallbacks = Figures::read(&said).sum("fallbacks");
         assert_eq!(fallbacks > 0, mode == "zero-copy", "{said}");
     }
 }

@@ -9,6 +9,7 @@ mod servers;
 
 use servers::client::{Load, completed};
 use servers::driver;
+use servers::figures::Figures;
 use servers::world::{DEADLINE, Scratch, Serve, Table, delete, modes, until, wanted};
 use ublk::sys;
 
@@ -17,17 +18,6 @@ const THREADS: u16 = 6;
 
 fn shared() -> Vec<String> {
     vec!["--reactors".into(), THREADS.to_string(), "--spread".into()]
-}
-
-/// Requests by share of a queue's tags, from what a server says at its end.
-fn requests_by_share(said: &str) -> Vec<(u16, u64)> {
-    let of_line = |line: &str| {
-        let (share, stats) = line.split_once(" share ")?.1.split_once(": ")?;
-        let (_, number) = stats.split_once("requests: ")?;
-        let digits = number.split(|c: char| !c.is_ascii_digit()).next()?;
-        Some((share.parse().ok()?, digits.parse().ok()?))
-    };
-    said.lines().filter_map(of_line).collect()
 }
 
 /// generic_12.
@@ -59,7 +49,7 @@ fn every_thread_serves_a_queue_that_one_processor_keeps_busy() {
     .run();
     let (status, said) = server.terminate();
     assert!(status.success(), "{said}");
-    let requests = requests_by_share(&said);
+    let requests = Figures::read(&said).by_share("requests");
     for thread in 0..THREADS {
         let of_thread = requests.iter().filter(|(share, _)| *share == thread);
         let sum: u64 = of_thread.map(|(_, count)| count).sum();

@@ -1,7 +1,8 @@
 //! What the example servers share: options, and the life of their devices.
 //!
 //! They print the path of each disk on standard output once it is there, and serve until standard
-//! input ends or SIGTERM or SIGINT comes. Everything else is said on standard error.
+//! input ends or SIGTERM or SIGINT comes. Everything else is said on standard error: the figures of
+//! all queues at the end, and whenever a line comes on standard input.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -12,7 +13,7 @@ pub mod disk;
 pub mod options;
 
 use std::error::Error;
-use std::io::{Read, Write};
+use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
@@ -76,18 +77,13 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
         }
         out.flush()?;
     }
-    end.wait();
-    for live in &devices {
-        let stats = live.stats();
-        let shares = stats.len() / usize::from(live.granted().queues);
-        for (at, stats) in stats.iter().enumerate() {
-            let (queue, share) = (at / shares, at % shares);
-            eprintln!(
-                "device {} queue {queue} share {share}: {stats:?}",
-                live.id()
-            );
-        }
-    }
+    let mut times = 0_u64;
+    end.wait(|| {
+        say_figures(&devices);
+        times += 1;
+        eprintln!("figures said {times}");
+    });
+    say_figures(&devices);
     if let Some(pool) = &pool {
         eprintln!("pool: {pool:?}");
     }
@@ -178,6 +174,21 @@ fn bring_up<S: Served>(
     Ok((live, how))
 }
 
+/// Says what each queue, or each share of one, has done so far.
+fn say_figures(devices: &[Live]) {
+    for live in devices {
+        let stats = live.stats();
+        let shares = stats.len() / usize::from(live.granted().queues);
+        for (at, stats) in stats.iter().enumerate() {
+            let (queue, share) = (at / shares, at % shares);
+            eprintln!(
+                "device {} queue {queue} share {share}: {stats:?}",
+                live.id()
+            );
+        }
+    }
+}
+
 /// Leaves nothing behind that was not there before, and loses nothing of that: disks that were taken
 /// over wait for the next server.
 fn give_up(control: &Control, devices: impl Iterator<Item = (Live, How)>, reactors: Vec<Reactor>) {
@@ -229,20 +240,28 @@ impl End {
         })
     }
 
-    /// Until standard input ends, or SIGTERM or SIGINT comes or has come.
-    fn wait(mut self) {
-        let (over, ended) = tokio::sync::oneshot::channel();
+    /// Until standard input ends, or SIGTERM or SIGINT comes or has come. `asked` is called for
+    /// every line of standard input.
+    fn wait(mut self, mut asked: impl FnMut()) {
+        let (more, mut lines) = tokio::sync::mpsc::unbounded_channel();
         std::thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while matches!(std::io::stdin().read(&mut bytes), Ok(read) if read > 0) {}
             // Whoever waited may have heard of a signal first.
-            let _ = over.send(());
+            for line in std::io::stdin().lock().lines() {
+                if line.is_err() || more.send(()).is_err() {
+                    break;
+                }
+            }
         });
         self.runtime.block_on(async {
-            tokio::select! {
-                _ = ended => {}
-                _ = self.terminate.recv() => {}
-                _ = self.interrupt.recv() => {}
+            loop {
+                tokio::select! {
+                    line = lines.recv() => match line {
+                        Some(()) => asked(),
+                        None => break,
+                    },
+                    _ = self.terminate.recv() => break,
+                    _ = self.interrupt.recv() => break,
+                }
             }
         });
     }

@@ -24,7 +24,8 @@ Options of all example servers (SIZE is a number with an optional K, M or G):
   --leave               leave the devices to a successor at the end
   --help                this text
 
-It prints the path of each disk and serves until standard input ends, or SIGTERM or SIGINT comes.";
+It prints the path of each disk and serves until standard input ends, or SIGTERM or SIGINT comes.
+For every line of standard input, and at the end, it says what each queue has done.";
 
 /// What all example servers take.
 #[derive(Clone, Debug)]

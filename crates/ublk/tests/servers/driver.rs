@@ -78,6 +78,18 @@ pub fn info(device: u32) -> Option<DeviceInfo> {
     }
 }
 
+/// The data mode that the driver serves a device in.
+pub fn mode(device: u32) -> &'static str {
+    let flags = info(device).expect("the device is there").flags;
+    let has = |flag: u64| flags & flag != 0;
+    match () {
+        () if has(sys::F_ZERO_COPY) => "zero-copy",
+        () if has(sys::F_USER_COPY) => "user-copy",
+        () if has(sys::F_NEED_GET_DATA) => "get-data",
+        () => "copy",
+    }
+}
+
 /// Stops a device if nobody has it open; EBUSY otherwise. Linux 7.0.
 pub fn try_stop(device: u32) -> io::Result<i32> {
     run(sys::TRY_STOP_DEVICE, of(device), &mut [])

@@ -3,4 +3,5 @@
 
 pub mod client;
 pub mod driver;
+pub mod figures;
 pub mod world;

@@ -4,12 +4,14 @@
 //! devices deleted. Waiting is for a condition, with a deadline.
 
 use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use super::driver;
+use super::figures::Figures;
 use ublk::sys;
 
 /// No step takes longer on a healthy guest, however slow the emulator.
@@ -148,8 +150,24 @@ pub struct Server {
     child: Child,
     said: tempfile::NamedTempFile,
     ids: Vec<u32>,
+    /// Each device's data mode by the driver's word, once all of them are live.
+    served: Vec<(u32, &'static str)>,
+    expected: Expected,
+    /// How often it was asked for its figures.
+    asked: u64,
     /// Dropping leaves the devices to a successor.
     keeps: bool,
+}
+
+/// What a server's figures are judged by.
+#[derive(Clone, Debug)]
+struct Expected {
+    /// The data mode that was asked for, or `auto`.
+    mode: String,
+    /// Whether it moves bytes at all.
+    moves: bool,
+    /// Whether it has fewer slots than tags.
+    shared: bool,
 }
 
 impl Serve<'_> {
@@ -185,6 +203,13 @@ impl Serve<'_> {
             child,
             said,
             ids,
+            served: Vec::new(),
+            expected: Expected {
+                mode: self.mode.to_owned(),
+                moves: self.program != "null",
+                shared: self.more.iter().any(|word| word == "--slots"),
+            },
+            asked: 0,
             keeps: false,
         }
     }
@@ -226,7 +251,53 @@ impl Server {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
+        let modes = self.ids.iter().map(|id| (*id, driver::mode(*id)));
+        self.served = modes.collect();
+        for (id, mode) in &self.served {
+            let asked = &self.expected.mode;
+            let forced = asked != "auto";
+            assert!(!forced || asked == mode, "device {id} is in mode {mode}");
+            assert_eq!(self.mode(*id), *mode, "what the server says of device {id}");
+        }
         Ok(())
+    }
+
+    /// What its queues did so far; it is asked, where it still can be.
+    pub fn figures(&mut self) -> Figures {
+        self.asked += 1;
+        let asked = self.child.stdin.as_mut().expect("a pipe").write_all(b"\n");
+        let (mark, end) = (
+            format!("figures said {}", self.asked),
+            Instant::now() + DEADLINE,
+        );
+        while asked.is_ok() && !self.said().lines().any(|line| line == mark) {
+            if self.child.try_wait().expect("a child").is_some() || Instant::now() > end {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Figures::read(&self.said())
+    }
+
+    /// Whether every device was served in the mode that it has; to be asked before the end.
+    fn verdict(&mut self, figures: &Figures) -> Result<(), String> {
+        let Expected { moves, shared, .. } = self.expected;
+        // Once is enough.
+        for (id, mode) in std::mem::take(&mut self.served) {
+            figures
+                .judge(id, mode, (moves, shared))
+                .map_err(|wrong| format!("{wrong}\n{}", self.said()))?;
+        }
+        Ok(())
+    }
+
+    /// Judges it by what it says now.
+    fn judged(&mut self) -> Result<(), String> {
+        if self.served.is_empty() {
+            return Ok(());
+        }
+        let figures = self.figures();
+        self.verdict(&figures)
     }
 
     /// Whether it has announced a disk: a predecessor's device is live for a while, too.
@@ -273,8 +344,10 @@ impl Server {
     /// kill -9; the devices are left as they are.
     pub fn kill(mut self) {
         self.keeps = true;
+        let judged = self.judged();
         self.signal(rustix::process::Signal::KILL);
         self.child.wait().expect("a child");
+        judged.unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 
     /// Its devices may be another's: they are not deleted with it.
@@ -287,7 +360,12 @@ impl Server {
     pub fn terminate(mut self) -> (ExitStatus, String) {
         self.keeps = true;
         self.signal(rustix::process::Signal::TERM);
-        (self.ended(), self.said())
+        let (status, said) = (self.ended(), self.said());
+        if status.success() {
+            let judged = self.verdict(&Figures::read(&said));
+            judged.unwrap_or_else(|wrong| panic!("{wrong}"));
+        }
+        (status, said)
     }
 
     /// The same; it must end well, and its devices go. What it said.
@@ -318,6 +396,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // Said only when everything is taken away, and not over what went wrong before.
+        let judged = match std::thread::panicking() {
+            true => Ok(()),
+            false => self.judged(),
+        };
         self.signal(rustix::process::Signal::KILL);
         // Nothing is left to do where that fails.
         let _ = self.child.wait();
@@ -327,6 +410,7 @@ impl Drop for Server {
         if !self.keeps || std::thread::panicking() {
             self.ids.iter().for_each(|id| driver::delete(*id));
         }
+        judged.unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }
 
