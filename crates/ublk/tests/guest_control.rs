@@ -13,7 +13,7 @@ use ublk::control::{Cancel, Control, QUICK};
 use ublk::error::Kind;
 use ublk::negotiate;
 use ublk::sys::{self, DeviceInfo};
-use ublk::{DataMode, DeviceSpec, Disk, ModeChoice, Modes};
+use ublk::{DataMode, DeviceSpec, Disk, Features, ModeChoice, Modes};
 
 /// One test at a time: some change what others would see.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -125,6 +125,17 @@ fn a_device_is_added_described_and_deleted() {
     assert!(!world.control.devices().unwrap().contains(&info.device));
     let error = world.control.info(info.device).unwrap_err();
     assert_eq!(error.kind(), Kind::Gone, "{error}");
+}
+
+/// generic_13.
+#[test]
+fn every_feature_of_the_kernel_has_a_name() {
+    let Some(world) = World::new() else {
+        return;
+    };
+    let features = world.control.features();
+    assert_eq!(features.unknown(), Features::NONE, "{features}");
+    assert_ne!(features, Features::NONE);
 }
 
 #[test]
@@ -276,6 +287,7 @@ fn commands_that_this_kernel_lacks_say_which_one_has_them() {
     let Some(mut world) = World::new() else {
         return;
     };
+    // It has no disk yet, which each of them needs: what the kernel has, it refuses.
     let device = world.add(&spec()).unwrap().device;
     let control = &world.control;
     for (result, flag) in [
@@ -287,5 +299,6 @@ fn commands_that_this_kernel_lacks_say_which_one_has_them() {
         println!("{error}");
         let has = control.features().has(flag);
         assert_eq!(error.kind() == Kind::TooOld, !has, "{error}");
+        assert_eq!(error.errno(), has.then_some(libc::ENODEV), "{error}");
     }
 }

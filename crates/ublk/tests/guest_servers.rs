@@ -101,6 +101,45 @@ fn a_mode_that_the_kernel_lacks_is_refused_with_words_and_leaves_nothing_behind(
 }
 
 #[test]
+fn a_kernel_that_plays_an_older_one_serves_as_that_one_does() {
+    if !wanted(Table::All) {
+        return;
+    }
+    let modes = modes();
+    for (kernel, mask, mode) in [
+        ("6.17", 0x7fff_u64, "zero-copy"),
+        ("6.8", 0x1fe, "user-copy"),
+        ("6.4", 0x7e, "get-data"),
+    ] {
+        // Where it is older itself, it plays nobody.
+        let mode = if modes.contains(&mode) {
+            mode
+        } else {
+            modes[0]
+        };
+        let scratch = Scratch::new();
+        let visible = format!("{mask:#x}");
+        let server = Serve {
+            queues: 2,
+            variables: vec![("FIRN_UBLK_FEATURE_MASK", &visible)],
+            ..file_server(&scratch, "auto", 32)
+        }
+        .start();
+        assert_eq!(server.mode(0), mode, "{kernel}: {}", server.said());
+        // What the driver sets unasked is there all the same.
+        let unasked = sys::F_COMPLETE_IN_TASK
+            | sys::F_IOCTL_ENCODE
+            | sys::F_PER_IO_TASK
+            | sys::F_REGISTER_ANYWHERE
+            | sys::F_SAFE_STOP;
+        let flags = driver::info(0).unwrap().flags & !unasked;
+        assert_eq!(flags & !mask, 0, "{kernel}: {flags:#x}");
+        Load::verified(server.blocks()).run();
+        server.ends_well();
+    }
+}
+
+#[test]
 fn a_file_system_comes_back_clean_in_every_mode() {
     if !wanted(Table::All) {
         return;

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use lives::{Null, Reader, SOON, World, disk, read, ring, spec};
 use reactor::{Handle, Port, Reactor};
 use ublk::control::Control;
-use ublk::device::{How, Options, State, open_or_recover};
+use ublk::device::{How, Live, Options, State, open_or_recover};
 use ublk::error::Kind;
 use ublk::exit::{Limits, leave};
 use ublk::queue::{Handler, QueueCx};
@@ -51,10 +51,10 @@ impl Hold {
         held.requests.clear();
     }
 
-    fn wait_for_one(&self) {
+    fn wait_for(&self, count: usize) {
         let deadline = Instant::now() + SOON;
-        while self.0.lock().unwrap().requests.is_empty() {
-            assert!(Instant::now() < deadline, "no request comes");
+        while self.0.lock().unwrap().requests.len() < count {
+            assert!(Instant::now() < deadline, "{count} requests do not come");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -105,7 +105,7 @@ fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
     }
     let path = live.path();
     let client = std::thread::spawn(move || read(&disk(&path), 0));
-    hold.0.wait_for_one();
+    hold.0.wait_for(1);
 
     let begun = Instant::now();
     let kept = live.stop(Duration::from_millis(700)).unwrap_err();
@@ -126,6 +126,64 @@ fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
     client.join().unwrap().unwrap_err();
     let stopped = kept.device.stop(SOON).unwrap();
     stopped.delete(SOON).unwrap();
+    assert_eq!(world.control.devices().unwrap(), []);
+}
+
+/// Waits until the only queue of a device has counted so many aborts: no more, and of the rest the
+/// server owned what it should at the first.
+fn until_aborts(live: &Live, aborts: u64, owned: u64) {
+    let deadline = Instant::now() + SOON;
+    while live.stats()[0].aborts < aborts {
+        assert!(Instant::now() < deadline, "{:?}", live.stats());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let stats = live.stats()[0];
+    assert_eq!((stats.aborts, stats.owned_at_abort), (aborts, owned));
+}
+
+#[test]
+fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
+    let Some(world) = World::new() else { return };
+    let (reactor, next) = (ring("owner"), ring("next"));
+    let hold = LetGo(Hold::default());
+    let one_queue = DeviceSpec {
+        queues: 1,
+        ..spec()
+    };
+    let added = world.control.add(&one_queue, Hold::MODES).unwrap();
+    let handles = [reactor.handle().clone()];
+    let armed = added.arm(&handles, &Options::default(), |_| hold.0.clone());
+    // Until the disk is there, and any scan of it has had its answers.
+    hold.0.0.lock().unwrap().letting_go = true;
+    let mut live = armed.unwrap().start(SOON).unwrap();
+    let (id, path, tags) = (live.id(), live.path(), u64::from(spec().depth));
+    let quiesces = world.has(sys::F_QUIESCE);
+    if quiesces {
+        read(&disk(&path), 0).unwrap();
+        hold.0.0.lock().unwrap().letting_go = false;
+        let client = |at: u64| {
+            let disk = disk(&path);
+            std::thread::spawn(move || read(&disk, (1000 + at) * 4096))
+        };
+        let clients = [client(0), client(1), client(2)];
+        hold.0.wait_for(3);
+        world.control.quiesce(id, SOON).unwrap();
+        until_aborts(&live, tags - 3, 3);
+        // The queue stays for them, and each is answered: dropped, that is failed.
+        hold.0.let_go();
+        for client in clients {
+            client.join().unwrap().unwrap_err();
+        }
+        let report = leave(&world.control, vec![live], vec![reactor], Limits::default());
+        assert_eq!(report.unseen, []);
+        let how;
+        (live, how) = world.open(id, &[next.handle().clone()]);
+        assert_eq!(how, How::Recovered);
+    }
+    // A stop waits for what the server owns: then every tag is idle.
+    world.control.stop(id, SOON).unwrap();
+    until_aborts(&live, tags, 0);
+    live.stop(SOON).unwrap().delete(SOON).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
