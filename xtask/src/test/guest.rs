@@ -29,9 +29,10 @@ const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
 /// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
-const LONG: [(&str, u64); 15] = [
+const LONG: [(&str, u64); 16] = [
     ("guest_blktests", 1800),
     ("guest_faulty", 1800),
+    ("guest_flush", 900),
     ("guest_fs", 1800),
     ("guest_mischief", 900),
     ("guest_modes", 1800),

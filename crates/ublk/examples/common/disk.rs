@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::error::Error;
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -140,8 +140,9 @@ impl FileDisk {
             if direct {
                 options.custom_flags(libc::O_DIRECT);
             }
-            let file = options.open(path).map_err(|error| named(path, error))?;
-            smallest = smallest.min(file.metadata()?.len());
+            let mut file = options.open(path).map_err(|error| named(path, error))?;
+            // Not what it says of itself: block devices have a size, too.
+            smallest = smallest.min(file.seek(SeekFrom::End(0))?);
             if direct {
                 let untold = || io::Error::other("its direct I/O alignment is not told");
                 let told = DioAlign::of(&file)?

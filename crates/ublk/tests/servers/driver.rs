@@ -34,20 +34,20 @@ fn run(opcode: u32, mut command: ControlCommand, argument: &mut [u8]) -> io::Res
     unsafe { ring.submission().push(&entry) }.expect("the queue is empty");
     let time = types::Timespec::from(DEADLINE);
     let limits = types::SubmitArgs::new().timespec(&time);
-    loop {
+    let result = loop {
+        // Handed over and then interrupted, it says only the former.
+        if let Some(ended) = ring.completion().next() {
+            break ended.result();
+        }
         match ring.submitter().submit_with_args(1, &limits) {
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
             Err(error) if error.raw_os_error() == Some(libc::ETIME) => {
                 eprintln!("command {opcode:#x} of device {} hangs", command.device);
                 std::process::abort();
             }
-            done => {
-                done?;
-                break;
-            }
+            done => drop(done?),
         }
-    }
-    let result = ring.completion().next().expect("one completion").result();
+    };
     if result < 0 {
         return Err(io::Error::from_raw_os_error(-result));
     }
