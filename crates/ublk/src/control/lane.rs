@@ -263,3 +263,15 @@ impl Lane {
         self.flights.values().any(|flight| flight.done.is_some())
     }
 }
+
+#[cfg(test)]
+impl Lane {
+    /// One whose ring takes no command, nor a cancellation: every command on it gets stuck.
+    pub(super) fn dead() -> io::Result<Lane> {
+        Ok(Lane {
+            ring: IoUring::builder().setup_r_disabled().build(ENTRIES)?,
+            flights: BTreeMap::new(),
+            stuck: false,
+        })
+    }
+}

@@ -295,3 +295,64 @@ impl Worker {
         let _ = rustix::event::poll(&mut fds, timeout.as_ref());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::port::{Answer, Argument};
+    use crate::sys::ControlCommand;
+
+    /// A worker on its thread, ended when dropped.
+    struct Working(Arc<Shared>, Option<JoinHandle<()>>);
+
+    impl Working {
+        fn on(lane: Lane) -> Working {
+            let shared = Arc::new(Shared {
+                inbox: Mutex::default(),
+                wake: rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
+            });
+            let worker = Worker {
+                shared: Arc::clone(&shared),
+                // It ends every command at once, well or not, as its kernel likes.
+                control: std::fs::File::open("/dev/null").unwrap().into(),
+                lanes: vec![lane],
+            };
+            let thread = std::thread::spawn(move || worker.run());
+            Working(shared, Some(thread))
+        }
+
+        /// How a command ends, if it does.
+        fn command(&self, ticket: u64, within: Duration) -> Result<Answer, Failure> {
+            let command = Command {
+                opcode: sys::STOP_DEVICE,
+                header: ControlCommand::default(),
+                argument: Argument::None,
+            };
+            let (tell, told) = mpsc::channel();
+            let done: Done = Box::new(move |how| tell.send(how).unwrap());
+            let deadline = Instant::now() + within;
+            self.0
+                .send(Message::Begin(Ticket(ticket), command, deadline, done));
+            told.recv_timeout(within + Duration::from_secs(20)).unwrap()
+        }
+    }
+
+    impl Drop for Working {
+        fn drop(&mut self) {
+            self.0.send(Message::Stop);
+            self.1.take().unwrap().join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_ring_on_which_a_command_got_stuck_is_replaced_for_those_that_follow() {
+        let working = Working::on(Lane::dead().unwrap());
+        let stuck = working.command(1, Duration::from_millis(1));
+        assert_eq!(stuck, Err(Failure::Stuck));
+        for ticket in 2..5 {
+            let ended = working.command(ticket, Duration::from_secs(10));
+            let answered = matches!(ended, Ok(_) | Err(Failure::Errno(_)));
+            assert!(answered, "{ended:?}");
+        }
+    }
+}
