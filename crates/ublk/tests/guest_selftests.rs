@@ -275,19 +275,22 @@ fn a_device_is_deleted_at_once_after_its_server_was_killed() {
     if !wanted(Table::All) {
         return;
     }
-    for recovery in ["none", "plain", "reissue"] {
-        let server = Serve {
-            queues: 2,
-            recovery,
-            ..Serve::default()
+    for mode in modes() {
+        for recovery in ["none", "plain", "reissue"] {
+            let server = Serve {
+                queues: 2,
+                mode,
+                recovery,
+                ..Serve::default()
+            }
+            .start();
+            let load = Load::endless(server.blocks()).start();
+            busy(&server.block(0));
+            server.kill();
+            delete([0]);
+            load.failed();
+            gone(0..1);
         }
-        .start();
-        let load = Load::endless(server.blocks()).start();
-        busy(&server.block(0));
-        server.kill();
-        delete([0]);
-        load.failed();
-        gone(0..1);
     }
 }
 

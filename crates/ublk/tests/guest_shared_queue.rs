@@ -39,23 +39,30 @@ fn every_thread_serves_a_queue_that_one_processor_keeps_busy() {
         assert_eq!(driver::devices(), [0; 0], "left behind");
         return;
     }
-    let server = serve.start();
-    Load {
-        pattern: "read",
-        mib: 8,
-        more: vec!["--cpus_allowed=0"],
-        ..Load::verified(server.blocks())
+    for mode in modes() {
+        let server = Serve {
+            mode,
+            ..serve.clone()
+        }
+        .start();
+        Load {
+            pattern: "read",
+            mib: 8,
+            more: vec!["--cpus_allowed=0"],
+            ..Load::verified(server.blocks())
+        }
+        .run();
+        let said = server.ends_well();
+        let requests = Figures::read(&said).by_share("requests");
+        for thread in 0..THREADS {
+            let of_thread = requests.iter().filter(|(share, _)| *share == thread);
+            let sum: u64 = of_thread.map(|(_, count)| count).sum();
+            assert!(
+                sum > 0,
+                "{mode}: thread {thread} had nothing to do:\n{said}"
+            );
+        }
     }
-    .run();
-    let (status, said) = server.terminate();
-    assert!(status.success(), "{said}");
-    let requests = Figures::read(&said).by_share("requests");
-    for thread in 0..THREADS {
-        let of_thread = requests.iter().filter(|(share, _)| *share == thread);
-        let sum: u64 = of_thread.map(|(_, count)| count).sum();
-        assert!(sum > 0, "thread {thread} had nothing to do:\n{said}");
-    }
-    delete([0]);
 }
 
 #[test]

@@ -95,6 +95,17 @@ pub fn try_stop(device: u32) -> io::Result<i32> {
     run(sys::TRY_STOP_DEVICE, of(device), &mut [])
 }
 
+/// Gives a live disk another size. Linux 6.16.
+pub fn update_size(device: u32, sectors: u64) {
+    let command = ControlCommand {
+        data: sectors,
+        ..of(device)
+    };
+    if let Err(error) = run(sys::UPDATE_SIZE, command, &mut []) {
+        panic!("size of device {device}: {error}");
+    }
+}
+
 /// Deletes a device and waits until it is gone; it is no error if it is gone already.
 pub fn delete(device: u32) {
     loop {
