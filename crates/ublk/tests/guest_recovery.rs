@@ -10,8 +10,8 @@ use rustix::process::Signal;
 use servers::client::{Load, Mounted, Running, completed, run, text};
 use servers::driver;
 use servers::world::{
-    DEADLINE, Scratch, Serve, Server, Table, asked, delete, kernel_has, modes, state, until,
-    until_state, wanted,
+    DEADLINE, Scratch, Serve, Server, Table, delete, kernel_has, modes, state, until, until_state,
+    wanted,
 };
 use ublk::sys;
 
@@ -96,14 +96,10 @@ fn a_killed_server_with_recovery_leaves_a_device_that_can_be_deleted_under_load(
 
 #[test]
 fn a_successor_takes_over_under_load_and_no_client_sees_an_error() {
-    if !wanted(Table::Smoke) {
+    if !wanted(Table::All) {
         return;
     }
-    let mut chosen = modes();
-    if asked() != Table::All {
-        chosen.truncate(1);
-    }
-    for mode in chosen {
+    for mode in modes() {
         let scratch = Scratch::new();
         let (first, next) = recoverable(&scratch, mode, 32);
         let server = first.start();

@@ -21,11 +21,11 @@ use ublk::{Capability, DataMode, DeviceSpec, Modes, Request, Want, Wants, sys};
 /// Tells a process what to be, and of which device.
 const ROLE: &str = "GUEST_ROLE";
 
-/// This program again, as one test that plays a role.
+/// This program again, as one ignored test that plays a role.
 fn role(name: &str, id: u32) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", name, "--nocapture"])
+        .args(["--ignored", "--exact", name, "--nocapture"])
         .env(ROLE, id.to_string());
     command
 }
@@ -259,6 +259,7 @@ impl Handler for Dies {
 
 /// Not a test by itself: dies while it recovers a device.
 #[test]
+#[ignore = "a role in another test"]
 fn dies_recovering() {
     let Some(id) = my_role() else { return };
     let reactor = ring("dies");
@@ -305,6 +306,7 @@ fn a_server_killed_while_it_recovers_leaves_a_disk_that_is_recovered_or_removed(
 
 /// Not a test by itself: opens the control device as somebody who may not.
 #[test]
+#[ignore = "a role in another test"]
 fn opens_without_rights() {
     if my_role().is_none() {
         return;

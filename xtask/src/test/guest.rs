@@ -347,6 +347,20 @@ mod tests {
     }
 
     #[test]
+    fn rows_for_a_smoke_run_are_in_programs_that_it_has() {
+        for directory in PROGRAMS {
+            let directory = workspace::root().join(directory);
+            for name in of_guests(&directory) {
+                let path = directory.join(format!("{name}.rs"));
+                let has_rows = std::fs::read_to_string(path)
+                    .unwrap()
+                    .contains("Table::Smoke");
+                assert!(!has_rows || SMOKE.contains(&name.as_str()), "{name}");
+            }
+        }
+    }
+
+    #[test]
     fn a_smoke_run_has_only_the_programs_that_know_of_it() {
         let programs = ["guest_smoke", "guest_control", "guest_scenarios"]
             .map(|name| (name.to_owned(), PathBuf::from(format!("/deps/{name}-1"))));

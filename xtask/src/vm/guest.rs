@@ -17,7 +17,10 @@ pub(super) const PORT: &str = "firn.output";
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lane<'a> {
     /// A packaged kernel in QEMU; modules are loaded, and the start of the guest was another's.
-    Packaged,
+    Packaged {
+        /// Whether its clock counts instructions: then it leaps where all processors wait.
+        icount: bool,
+    },
     /// User-Mode Linux: no modules, and the script is the first process.
     UserMode {
         /// The program that turns the guest off.
@@ -32,7 +35,15 @@ for port in /sys/class/virtio-ports/*; do
   read -r name < "$port/name" && [ "$name" = {PORT} ] && output=/dev/${port##*/}
 done
 [ -c "$output" ] || unready the port for the output
-disk=/dev/vda"#;
+disk=/dev/vda
+hung=/proc/sys/kernel/hung_task_timeout_secs
+[ ! -e $hung ] || echo {HUNG} > $hung || unready $hung"#;
+
+/// Seconds after which the kernel complains of a task that waits and cannot be interrupted. Its own
+/// two minutes are longer than most tests, which then end before it says anything.
+const HUNG: u32 = 60;
+/// The same where the clock leaps.
+const HUNG_ICOUNT: u32 = 600;
 
 /// The same as the first process of User-Mode Linux, which finds no file system but its root.
 const USER_MODE: &str = r#"mount -t proc proc /proc && mount -t sysfs sysfs /sys
@@ -53,7 +64,11 @@ pub(super) fn script(lane: Lane, command: &[String], directory: &Path, tools: &[
     let path = quoted(&format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"));
     let directory = quoted(&directory.display().to_string());
     let (before, after) = match lane {
-        Lane::Packaged => (PACKAGED.replace("{PORT}", PORT), String::new()),
+        Lane::Packaged { icount } => {
+            let hung = if icount { HUNG_ICOUNT } else { HUNG };
+            let before = PACKAGED.replace("{PORT}", PORT);
+            (before.replace("{HUNG}", &hung.to_string()), String::new())
+        }
         Lane::UserMode { busybox } => {
             let busybox = quoted(&busybox.display().to_string());
             (USER_MODE.to_owned(), format!("{busybox} poweroff -f\n"))
@@ -103,7 +118,8 @@ mod tests {
         let command = ["sh", "-c", "echo 'BUG: planted' > /dev/kmsg; exit 3"];
         let command = command.map(str::to_owned);
         let busybox = Path::new("/tools/busybox");
-        for lane in [Lane::Packaged, Lane::UserMode { busybox }] {
+        let icount = false;
+        for lane in [Lane::Packaged { icount }, Lane::UserMode { busybox }] {
             let script = script(
                 lane,
                 &command,

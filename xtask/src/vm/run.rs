@@ -146,7 +146,8 @@ fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
     let text = match job.machine {
         Machine::Packaged(image) => {
             image.module_loader(&modprobe)?;
-            guest::script(Lane::Packaged, job.command, &here, &[&bin, &image.bin])
+            let lane = Lane::Packaged { icount: job.icount };
+            guest::script(lane, job.command, &here, &[&bin, &image.bin])
         }
         Machine::UserMode { busybox, .. } => {
             // All that commands load is built in.
