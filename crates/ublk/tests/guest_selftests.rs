@@ -55,6 +55,18 @@ fn a_device_starts_while_its_scan_is_blocked_and_its_server_can_be_killed() {
     }
 }
 
+/// Each mode, and with it: far fewer slots than tags, so that requests find theirs taken; and
+/// queues whose tags several threads share.
+fn variants() -> Vec<(&'static str, &'static str)> {
+    let spread = driver::features() & sys::F_PER_IO_TASK != 0;
+    let of = |mode| {
+        let few = (mode == "zero-copy").then_some((mode, "--slots 2"));
+        let spread = spread.then_some((mode, "--reactors 3 --spread"));
+        [Some((mode, "")), few, spread].into_iter().flatten()
+    };
+    modes().into_iter().flat_map(of).collect()
+}
+
 /// The loads of a stress test: a null, a file and a striped device in one mode.
 struct Stress {
     ids: std::ops::Range<u32>,
@@ -66,7 +78,11 @@ struct Stress {
 impl Stress {
     /// With three numbers that no other round has: one that was deleted without waiting is taken
     /// for a moment longer.
-    fn start(round: usize, mode: &'static str, recovery: &'static str) -> Stress {
+    fn start(
+        round: usize,
+        (mode, how): (&'static str, &'static str),
+        recovery: &'static str,
+    ) -> Stress {
         let first = round as u32 * 3;
         let scratch = Scratch::new();
         let legs = |count: usize, of: &str| {
@@ -79,10 +95,10 @@ impl Stress {
             mode,
             queues: 4,
             recovery,
-            more: match files.len() {
-                2 => vec!["--stripe".into(), "65536".into()],
-                _ => Vec::new(),
-            },
+            more: format!("{how}{}", ["", "", " --stripe 65536"][files.len()])
+                .split_whitespace()
+                .map(String::from)
+                .collect(),
             files,
             ..Serve::default()
         };
@@ -126,8 +142,8 @@ fn devices_of_every_kind_are_deleted_under_load_in_every_mode() {
     if !wanted(Table::All) {
         return;
     }
-    for (round, mode) in modes().into_iter().enumerate() {
-        let stress = Stress::start(round, mode, "none");
+    for (round, variant) in variants().into_iter().enumerate() {
+        let stress = Stress::start(round, variant, "none");
         let ids = stress.ids.clone();
         ids.clone().for_each(driver::delete_async);
         for server in stress.failed() {
@@ -144,8 +160,8 @@ fn servers_of_every_kind_are_killed_under_load_in_every_mode() {
     if !wanted(Table::All) {
         return;
     }
-    for (round, mode) in modes().into_iter().enumerate() {
-        let mut stress = Stress::start(round, mode, "none");
+    for (round, variant) in variants().into_iter().enumerate() {
+        let mut stress = Stress::start(round, variant, "none");
         let ids = stress.ids.clone();
         stress.servers.drain(..).for_each(Server::kill);
         stress.failed();
@@ -163,9 +179,9 @@ fn devices_that_wait_for_a_server_are_deleted_under_load_in_every_mode() {
     if !wanted(Table::All) {
         return;
     }
-    for (round, mode) in modes().into_iter().enumerate() {
+    for (round, variant) in variants().into_iter().enumerate() {
         for recovery in ["plain", "reissue"] {
-            let mut stress = Stress::start(round, mode, recovery);
+            let mut stress = Stress::start(round, variant, recovery);
             let ids = stress.ids.clone();
             stress.servers.drain(..).for_each(Server::kill);
             for id in ids.clone() {
@@ -445,33 +461,23 @@ impl Drop for Limit {
     }
 }
 
-/// The limit counts devices of root before 6.15, but for stable kernels that were given the change,
-/// and no feature says so: then the second device is one like any other.
+/// The limit counts root's devices before 6.15 only, and 6.12 was given the change, too: on no kernel
+/// of the lane can it be reached by a device that this library adds. What is said where it is
+/// reached is tested beside the errors.
 #[test]
-fn a_full_module_says_so_and_how_to_raise_its_limit() {
+fn a_modules_limit_on_devices_of_others_does_not_hold_for_those_of_root() {
     if !wanted(Table::All) {
         return;
     }
     let first = Serve::default().start();
     let limit = Limit::set("1");
-    let mut second = Serve {
+    let second = Serve {
         id: 1,
         ..Serve::default()
     }
-    .spawn()
-    .keeping();
-    match second.comes_up() {
-        Err(status) => {
-            assert!(!status.success());
-            assert!(second.said().contains("ublks_max"), "{}", second.said());
-            assert_eq!(driver::devices(), [0], "left behind");
-        }
-        Ok(()) => {
-            let (status, said) = second.terminate();
-            assert!(status.success(), "{said}");
-            delete([1]);
-        }
-    }
+    .start();
+    assert_eq!(driver::devices(), [0, 1]);
+    second.ends_well();
     drop(limit);
-    drop(first);
+    first.ends_well();
 }
