@@ -7,22 +7,23 @@
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::buf::Buf;
 use crate::core::Core;
 use crate::driver::{BackendKind, Driver, Epoll, Uring, wake_fd};
 use crate::handle::{Handle, Message, Shared};
 use crate::op::Completion;
 use crate::pool::Pool;
 use crate::source::{Cx, Source, SourceId};
+use joining::{Ended, join};
 use park::Parked;
 use sources::Sources;
 
 pub(crate) use park::Parking;
 
+mod joining;
 mod park;
 mod sources;
 
@@ -110,15 +111,6 @@ pub struct StopReport {
     /// The thread had not ended when the patience with it did; the kernel still has its ring.
     /// Nothing else in the report is known then.
     pub left: bool,
-}
-
-/// The last word of a reactor's thread.
-struct Ended {
-    report: StopReport,
-    at: Instant,
-    /// Memory of armed commands. Drivers touch it in this thread only, so whoever joins the
-    /// thread frees it.
-    _memory: Vec<Buf>,
 }
 
 /// A running reactor. Dropping it stops it with a deadline of five seconds.
@@ -261,52 +253,6 @@ impl Reactor {
             core.stop_by = Some(asked + within);
             core.parking = parking;
         });
-    }
-}
-
-/// Waits for a thread to the deadline: on its way out it is in the kernel, which may be stuck. The
-/// memory that the ring had is given back after that, and nobody waits for it: a call for every
-/// buffer takes time.
-fn join(thread: JoinHandle<Option<Ended>>, deadline: Instant) -> Option<StopReport> {
-    let (joined, joining) = mpsc::sync_channel(1);
-    let thread = Arc::new(Mutex::new(Some(thread)));
-    let taken = Arc::clone(&thread);
-    let joiner = move || {
-        let ended = join_now(&taken);
-        // Whoever waited may have given up.
-        let _ = joined.send(ended.as_ref().map(Ended::now));
-    };
-    let spawned = std::thread::Builder::new()
-        .name("reactor-join".into())
-        .spawn(joiner);
-    if spawned.is_err() {
-        tracing::warn!("no thread can be started to wait for a reactor: waiting without a bound");
-        return join_now(&thread).as_ref().map(Ended::now);
-    }
-    match joining.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-        Ok(report) => report,
-        Err(_) => {
-            tracing::error!("a reactor's thread does not come out of the kernel; it is left");
-            Some(StopReport {
-                left: true,
-                ..StopReport::default()
-            })
-        }
-    }
-}
-
-fn join_now(thread: &Mutex<Option<JoinHandle<Option<Ended>>>>) -> Option<Ended> {
-    let mut thread = thread.lock().unwrap_or_else(PoisonError::into_inner);
-    thread.take()?.join().ok().flatten()
-}
-
-impl Ended {
-    /// What there is to say of it, now that the thread is gone.
-    fn now(&self) -> StopReport {
-        StopReport {
-            ended: self.at.elapsed(),
-            ..self.report
-        }
     }
 }
 

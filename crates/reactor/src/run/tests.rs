@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
+use crate::buf::Buf;
 use crate::op::{Completion, Op, Token};
 use crate::pool::Need;
 
