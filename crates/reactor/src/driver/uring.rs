@@ -62,7 +62,12 @@ impl Uring {
         let mut refused = io::Error::from(io::ErrorKind::Unsupported);
         for setup in [Setup::Deferred, Setup::Cooperative, Setup::Plain] {
             match build(setup, entries, completions) {
-                Ok(ring) => return Uring::over(ring, wake),
+                Ok(ring) => {
+                    if setup != Setup::Deferred {
+                        tracing::info!(?setup, %refused, "the ring does its work less cheaply");
+                    }
+                    return Uring::over(ring, wake);
+                }
                 Err(error) => refused = error,
             }
         }

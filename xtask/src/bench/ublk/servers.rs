@@ -15,7 +15,7 @@ use crate::{Failure, workspace};
 /// Requests a queue has.
 pub(super) const DEPTH: u32 = 128;
 
-/// How long devices may take to come and to go.
+/// How long devices may take to come and to go, beside three seconds for each.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// How data gets between client and server.
@@ -257,7 +257,8 @@ pub(super) fn wait(devices: &[PathBuf], there: bool) -> Result<(), Failure> {
     let is_there = |path: &PathBuf| {
         std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
     };
-    let until = Instant::now() + PATIENCE;
+    // One by one, where the kernel does one after the other.
+    let until = Instant::now() + PATIENCE + 3 * devices.len() as u32 * Duration::from_secs(1);
     while let Some(other) = devices.iter().find(|path| is_there(path) != there) {
         if Instant::now() > until {
             let what = if there { "did not come" } else { "did not go" };
