@@ -8,7 +8,7 @@
 //!
 //! This is the room for unsafe code of the data path. Memory that the kernel may write to is
 //! owned by the operation ([`Buf`]) and held until the kernel is done, so the crate's interface
-//! is safe. Reading order: [`op`], [`Source`], [`Core`], `run`, `driver`.
+//! is safe; only a driver's command, whose meaning the crate does not know, is unsafe to make. Reading order: [`op`], [`Source`], [`Core`], `run`, `driver`.
 #![allow(unsafe_code)]
 
 mod buf;
