@@ -7,6 +7,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -84,6 +85,8 @@ impl Region {
 }
 
 impl Drop for Region {
+    /// Whoever drops the last part mostly gives the region back before (`Buf::drop`); not so where
+    /// two parts go at once on two threads, and neither is the last.
     fn drop(&mut self) {
         if let Some(home) = self.home.take() {
             let same = Region {
@@ -93,7 +96,7 @@ impl Drop for Region {
                 home: None,
                 owner: None,
             };
-            home.take_back(same);
+            home.take_back(Arc::new(same));
             return;
         }
         if self.owner.take().is_some() {
@@ -112,7 +115,8 @@ impl Drop for Region {
 /// Invariant: the ranges `[start, start + room)` of all live `Buf`s of one region are disjoint,
 /// and `len <= room`.
 pub struct Buf {
-    region: Arc<Region>,
+    /// There until the value is dropped.
+    region: ManuallyDrop<Arc<Region>>,
     start: usize,
     len: usize,
     room: usize,
@@ -122,7 +126,7 @@ impl Buf {
     /// A zeroed buffer of its own, not counted by any pool; `None` where memory is short.
     pub fn allocate(len: usize) -> Option<Buf> {
         let capacity = len.max(1).checked_next_multiple_of(BUF_ALIGN)?;
-        Some(Buf::whole(Region::allocate(capacity)?, len))
+        Some(Buf::whole(Arc::new(Region::allocate(capacity)?), len))
     }
 
     /// The same for memory of which most may never be touched: it costs what is touched, a page at
@@ -161,15 +165,16 @@ impl Buf {
             home: None,
             owner: Some(owner),
         };
-        Buf::whole(region, len)
+        Buf::whole(Arc::new(region), len)
     }
 
-    /// The whole of a region, showing its first `len` bytes.
-    pub(crate) fn whole(region: Region, len: usize) -> Buf {
+    /// The whole of a region, of which there is no other part, showing its first `len` bytes.
+    #[inline]
+    pub(crate) fn whole(region: Arc<Region>, len: usize) -> Buf {
         let room = region.capacity();
         assert!(len <= room, "{len} bytes do not fit in {room}");
         Buf {
-            region: Arc::new(region),
+            region: ManuallyDrop::new(region),
             start: 0,
             len,
             room,
@@ -179,7 +184,7 @@ impl Buf {
     /// Cuts the first `at` bytes off and returns them; `self` keeps the rest.
     pub fn split_to(&mut self, at: usize) -> Buf {
         assert!(at <= self.len, "split at {at} of {} bytes", self.len);
-        let region = Arc::clone(&self.region);
+        let region = ManuallyDrop::new(Arc::clone(&self.region));
         let front = Buf {
             region,
             start: self.start,
@@ -245,6 +250,20 @@ impl Buf {
     /// Where the kernel may read or write `self.len()` bytes as long as `self` lives unused.
     pub(crate) fn raw(&mut self) -> *mut u8 {
         self.as_ptr()
+    }
+}
+
+impl Drop for Buf {
+    /// The last part gives its region back as it is: what counts the parts is used again, too.
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the value is being dropped, and its region is not looked at through it after this.
+        let mut region = unsafe { ManuallyDrop::take(&mut self.region) };
+        if let Some(whole) = Arc::get_mut(&mut region)
+            && let Some(home) = whole.home.take()
+        {
+            home.take_back(region);
+        }
     }
 }
 

@@ -68,8 +68,9 @@ struct Inner {
     holders: HashMap<u64, usize, BuildHasherDefault<Spread>>,
     kept: usize,
     reserve_len: usize,
-    free: [Vec<Region>; CLASSES],
-    reserve: Option<Region>,
+    /// Each with the count of its parts, which are none.
+    free: [Vec<Arc<Region>>; CLASSES],
+    reserve: Option<Arc<Region>>,
     /// The system had no memory when it was last asked.
     short: bool,
     /// Somebody waits: to be woken by the next buffer that comes back.
@@ -164,7 +165,7 @@ impl Pool {
             reserve_len: reserve_size,
             kept: 0,
             free: std::array::from_fn(|_| Vec::new()),
-            reserve: Some(Region::allocate(reserve_size)?),
+            reserve: Some(Arc::new(Region::allocate(reserve_size)?)),
             short: false,
             watch: None,
         };
@@ -190,7 +191,8 @@ impl Pool {
         };
         drop(inner);
         let mut region = region;
-        region.settle(Home {
+        let whole = Arc::get_mut(&mut region).expect("nobody has a part of what is not lent");
+        whole.settle(Home {
             pool: Arc::downgrade(&self.inner),
             lent_as,
             holder,
@@ -248,7 +250,7 @@ impl Inner {
         size: usize,
         need: Need,
         holder: u64,
-    ) -> Option<(Region, LentAs)> {
+    ) -> Option<(Arc<Region>, LentAs)> {
         let lent_as = self.way(size, need, holder)?;
         let region = match self.free[class].pop() {
             Some(region) => {
@@ -256,7 +258,7 @@ impl Inner {
                 region
             }
             None => {
-                let region = Region::allocate(size);
+                let region = Region::allocate(size).map(Arc::new);
                 self.short = region.is_none();
                 region?
             }
@@ -294,12 +296,17 @@ impl Inner {
         }
     }
 
-    fn reserve_for(&mut self, len: usize) -> Option<Region> {
+    fn reserve_for(&mut self, len: usize) -> Option<Arc<Region>> {
         self.reserve.take_if(|reserve| reserve.capacity() >= len)
     }
 
     /// Takes what was lent back, and returns what is not kept.
-    fn take_back(&mut self, region: Region, lent_as: LentAs, holder: u64) -> Option<Region> {
+    fn take_back(
+        &mut self,
+        region: Arc<Region>,
+        lent_as: LentAs,
+        holder: u64,
+    ) -> Option<Arc<Region>> {
         let size = region.capacity();
         match lent_as {
             LentAs::Reserve => {
@@ -335,7 +342,7 @@ impl Inner {
 
 impl Home {
     /// Takes a region whose last part was dropped.
-    pub(crate) fn take_back(&self, region: Region) {
+    pub(crate) fn take_back(&self, region: Arc<Region>) {
         // A pool that is gone leaves the region to the allocator.
         let Some(pool) = self.pool.upgrade() else {
             return;
@@ -488,6 +495,23 @@ mod tests {
         pool.unwatch();
         drop(lend(Need::Fresh));
         assert_eq!(woken(), 3);
+    }
+
+    #[test]
+    fn parts_that_go_at_once_on_two_threads_give_their_whole_back() {
+        let pool = Pool::new(64 << 10, 4096).unwrap();
+        let (parts, dropped) = std::sync::mpsc::sync_channel::<Buf>(0);
+        let other = std::thread::spawn(move || dropped.into_iter().for_each(drop));
+        for _ in 0..20_000 {
+            let mut rest = pool.take(8192, Need::Fresh).unwrap();
+            parts.send(rest.split_to(4096)).unwrap();
+            drop(rest);
+        }
+        drop(parts);
+        other.join().unwrap();
+        let stats = pool.stats();
+        assert_eq!(stats.lent, 0);
+        assert!(stats.kept <= 3 * 8192, "{stats:?}: made anew each time");
     }
 
     #[test]
