@@ -181,6 +181,14 @@ impl Buf {
         }
     }
 
+    pub(crate) fn has_owner(&self) -> bool {
+        self.region.owner.is_some()
+    }
+
+    pub(crate) fn home(&self) -> Option<&Home> {
+        self.region.home.as_ref()
+    }
+
     /// Cuts the first `at` bytes off and returns them; `self` keeps the rest.
     pub fn split_to(&mut self, at: usize) -> Buf {
         assert!(at <= self.len, "split at {at} of {} bytes", self.len);

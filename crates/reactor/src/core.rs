@@ -102,6 +102,8 @@ pub struct Core {
     armed: usize,
     /// Buffers that are held until the kernel has taken what was begun.
     untaken: Vec<Buf>,
+    /// Whether somebody may wait for one of them whom this reactor does not know.
+    untaken_elsewhere: bool,
     buffer_slots: BufferSlots,
     files: FileTable,
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
@@ -130,6 +132,7 @@ impl Core {
             flights: Flights::default(),
             armed: 0,
             untaken: Vec::new(),
+            untaken_elsewhere: false,
             buffer_slots: BufferSlots::default(),
             files: FileTable::default(),
             timers: BinaryHeap::new(),
@@ -361,6 +364,9 @@ impl Core {
     /// source and never in flight.
     #[cold]
     fn arm_first(&mut self, source: SourceId, number: u32, command: Command) {
+        let before = self.source(source).and_then(|state| state.armed_on);
+        let same = before.is_none_or(|(file, _)| file == command.file());
+        assert!(same, "a source's armed commands go to one file");
         if let Some(target) = self.files.begin(command.file()) {
             if let Some(state) = self.source(source) {
                 state.armed_on = Some((command.file(), Some(target)));
@@ -377,6 +383,7 @@ impl Core {
 
     /// Keeps a buffer until the kernel has taken all that was begun up to now.
     pub fn hold(&mut self, buf: Buf) {
+        self.untaken_elsewhere |= self.pool.is_strange(&buf);
         self.untaken.push(buf);
     }
 
@@ -467,9 +474,10 @@ impl Core {
         }
     }
 
-    /// Whether the next enter lets buffers go that somebody waits for: it must not wait then.
+    /// Whether the next enter lets buffers go that somebody waits for, or may wait for where they are
+    /// not this pool's: it must not wait then.
     pub(crate) fn enter_frees(&self) -> bool {
-        !self.untaken.is_empty() && self.buffers_wanted()
+        !self.untaken.is_empty() && (self.untaken_elsewhere || self.buffers_wanted())
     }
 
     /// Has the kernel make the table of buffer slots, once. An error where there is no ring, or

@@ -230,6 +230,12 @@ impl Pool {
         lock(&self.inner).reserve_len
     }
 
+    /// Whether a buffer goes elsewhere when it is dropped: to another pool, or to an owner of its own.
+    pub(crate) fn is_strange(&self, buf: &Buf) -> bool {
+        let ours = |home: &Home| std::ptr::eq(home.pool.as_ptr(), Arc::as_ptr(&self.inner));
+        buf.has_owner() || buf.home().is_some_and(|home| !ours(home))
+    }
+
     /// Figures for reports and tests.
     pub fn stats(&self) -> PoolStats {
         let inner = lock(&self.inner);

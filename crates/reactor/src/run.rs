@@ -563,7 +563,7 @@ impl Loop {
         report.ops_abandoned = stats.ops - stats.armed;
         let mut memory = sources.leave();
         let (last, files) = core.close_ring();
-        memory.extend(last);
+        memory.0.extend(last);
         if report.ops_abandoned > 0 {
             // Plans must not be given back while their I/O may land: left behind on purpose.
             tracing::error!(

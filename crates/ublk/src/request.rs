@@ -188,7 +188,7 @@ impl Request {
 
     /// Takes its buffer away, to move bytes. It is given back before the request is answered if
     /// it is a read; a device in copy mode wants it back for the next request in any case, and
-    /// makes a new one where it does not come.
+    /// maps a new one where it does not come, which is dear.
     pub fn take_buffer(&mut self) -> Option<Buf> {
         match std::mem::replace(&mut self.data, Data::None) {
             Data::Buffer(buf) => Some(buf),

@@ -52,6 +52,7 @@ impl Core {
     fn release_taken(&mut self) {
         if !self.untaken.is_empty() && self.driver.all_taken() {
             self.untaken.clear();
+            self.untaken_elsewhere = false;
         }
     }
 

@@ -6,7 +6,7 @@
 //! once for each of those that leave together.
 
 use crate::buf::Buf;
-use crate::driver::{BackendKind, Drive};
+use crate::driver::Driver;
 use crate::source::SourceId;
 
 use super::{Core, SourceState};
@@ -84,7 +84,7 @@ impl Core {
         } = self;
         let mut memory = flights.disarm();
         memory.extend(untaken);
-        if flights.len() > 0 && driver.kind() == BackendKind::Epoll {
+        if flights.len() > 0 && matches!(driver, Driver::Epoll(_)) {
             // A worker uses descriptors by number, and waiting for it could take for ever.
             Box::leak(Box::new((driver, files)));
             return (memory, (None, ready, timers));

@@ -214,6 +214,24 @@ fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
 }
 
 #[test]
+fn an_enter_that_frees_memory_of_another_pool_does_not_wait() {
+    let (mut core, _kernel, source, file) = world();
+    let other = Pool::new(1 << 20, 4096).unwrap();
+    for (buf, frees) in [
+        (lend(&core), false),
+        (Buf::allocate(4096).unwrap(), false),
+        (other.take(4096, Need::Fresh).unwrap(), true),
+    ] {
+        core.hold(buf);
+        core.arm(source, 1, command(file));
+        assert_eq!(core.enter_frees(), frees);
+        enter(&mut core);
+        assert!(!core.enter_frees());
+    }
+    assert_eq!(other.stats().lent, 0);
+}
+
+#[test]
 fn a_command_reaches_its_driver_as_it_was_made() {
     let (mut core, kernel, source, file) = world();
     core.arm(source, 5, command(file).sqe_addr(77));

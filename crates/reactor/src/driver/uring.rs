@@ -25,7 +25,7 @@ use super::{BackendKind, Call, CommandCall, Drive};
 use crate::files::Target;
 use crate::op::Way;
 
-/// Keys of the driver's own; the core's keys never reach them (their index has 32 bits).
+/// Keys of the driver's own; the core's keys never reach them (`core::armed_key`).
 const KEY_WAKE: u64 = u64::MAX;
 const KEY_IGNORE: u64 = u64::MAX - 1;
 

@@ -8,7 +8,7 @@ use crate::driver::CommandCall;
 use crate::files::FileIndex;
 
 /// A driver command on a registered file.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Command {
     file: FileIndex,
     opcode: u32,

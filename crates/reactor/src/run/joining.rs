@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use super::StopReport;
-use crate::buf::Buf;
+use super::sources::Memory;
 
 /// The last word of a reactor's thread.
 pub(super) struct Ended {
@@ -14,7 +14,7 @@ pub(super) struct Ended {
     pub(super) at: Instant,
     /// Memory of armed commands. Drivers touch it in this thread only, so whoever joins the
     /// thread frees it.
-    pub(super) _memory: Vec<Buf>,
+    pub(super) _memory: Memory,
 }
 
 impl Ended {

@@ -12,12 +12,12 @@ pub(super) struct Sources(pub(super) Vec<Option<(SourceId, Box<dyn Source>)>>);
 
 impl Sources {
     /// The memory that armed commands name.
-    pub(super) fn leave(&mut self) -> Vec<Buf> {
-        let mut memory = Vec::new();
+    pub(super) fn leave(&mut self) -> Memory {
+        let mut memory = Memory::default();
         for place in &mut self.0 {
             let Some((_, source)) = place else { continue };
             match catch_unwind(AssertUnwindSafe(|| source.leave())) {
-                Ok(left) => memory.extend(left),
+                Ok(left) => memory.0.extend(left),
                 Err(_) => {
                     tracing::error!("a source did not say what its commands name: it is left");
                     Box::leak(Box::new(place.take()));
@@ -30,6 +30,19 @@ impl Sources {
 
 impl Drop for Sources {
     /// Where the thread unwinds, armed commands may still touch their sources' memory.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            Box::leak(Box::new(std::mem::take(&mut self.0)));
+        }
+    }
+}
+
+/// Memory that drivers may touch until the ring's thread has ended.
+#[derive(Default)]
+pub(super) struct Memory(pub(super) Vec<Buf>);
+
+impl Drop for Memory {
+    /// Where the thread unwinds, it has not ended.
     fn drop(&mut self) {
         if std::thread::panicking() {
             Box::leak(Box::new(std::mem::take(&mut self.0)));

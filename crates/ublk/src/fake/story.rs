@@ -410,8 +410,9 @@ impl Story<'_> {
             return Err("a queue did not leave after its tags were aborted".into());
         }
         self.take_figures(&server);
-        drop(server.sources);
+        // The driver lets go of the commands' memory first.
         server.rings.into_iter().for_each(Ring::close);
+        drop(server.sources);
         self.driver.closed(self.device);
         Ok(())
     }
