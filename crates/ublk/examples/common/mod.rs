@@ -87,16 +87,7 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
     if let Some(pool) = &pool {
         eprintln!("pool: {pool:?}");
     }
-    for (at, reactor) in reactors.iter().enumerate() {
-        let (to, from) = std::sync::mpsc::channel();
-        // A reactor that has ended has nothing to say, and who waits too long is not there to hear.
-        let _ = reactor.handle().post(move |core| {
-            let _ = to.send(core.stats());
-        });
-        if let Ok(stats) = from.recv_timeout(STEP) {
-            eprintln!("reactor {at}: {stats:?}");
-        }
-    }
+    say_reactors(&reactors);
     if options.leave {
         let mut limits = exit::Limits::default();
         if options.quiesce_by_ring {
@@ -174,19 +165,38 @@ fn bring_up<S: Served>(
     Ok((live, how))
 }
 
-/// Says what each queue, or each share of one, has done so far.
+/// Says what each queue, or each share of one, has done so far. All of it at once: standard error is
+/// written through, and a call for every word of a thousand queues would be most of an exit.
 fn say_figures(devices: &[Live]) {
+    let mut text = String::new();
     for live in devices {
         let stats = live.stats();
         let shares = stats.len() / usize::from(live.granted().queues);
         for (at, stats) in stats.iter().enumerate() {
             let (queue, share) = (at / shares, at % shares);
-            eprintln!(
-                "device {} queue {queue} share {share}: {stats:?}",
-                live.id()
-            );
+            let id = live.id();
+            text += &format!("device {id} queue {queue} share {share}: {stats:?}\n");
         }
     }
+    eprint!("{text}");
+}
+
+/// Says what each reactor has, likewise.
+fn say_reactors(reactors: &[Reactor]) {
+    let (to, from) = std::sync::mpsc::channel();
+    for (at, reactor) in reactors.iter().enumerate() {
+        let to = to.clone();
+        // A reactor that has ended has nothing to say, and who waits too long is not there to hear.
+        let _ = reactor.handle().post(move |core| {
+            let _ = to.send((at, core.stats()));
+        });
+    }
+    drop(to);
+    let mut said: Vec<_> = std::iter::from_fn(|| from.recv_timeout(STEP).ok()).collect();
+    said.sort_unstable_by_key(|&(at, _)| at);
+    let lines = said.iter();
+    let lines = lines.map(|(at, stats)| format!("reactor {at}: {stats:?}\n"));
+    eprint!("{}", lines.collect::<String>());
 }
 
 /// Leaves nothing behind that was not there before, and loses nothing of that: disks that were taken
