@@ -79,7 +79,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let mut guest = Command::new(std::env::current_exe()?);
     guest.args(["vm", "--kernel", &arguments.kernel, "--deadline", DEADLINE]);
     if arguments.what == What::Exit {
-        // A server with 64 devices of 24 queues, whose requests are copied, has 3.7 GiB.
+        // Room for 128 devices of 24 queues, and for as many servers.
         guest.args(["--memory", "12G"]);
         // A device has no more queues than there could be processors.
         guest.args(["--possible-cpus", "24"]);
