@@ -39,9 +39,18 @@ pub(crate) struct Arguments {
     /// Which kernel to run under
     #[arg(long, value_enum, required_unless_present = "all")]
     kernel: Option<Kernel>,
-    /// The whole table of guest tests on every kernel, instead of a command
-    #[arg(long, conflicts_with_all = ["kernel", "icount", "command"])]
+    /// The whole table of guest tests on 7.2 and 6.12 and a smoke run on 7.2-rt, instead of a command;
+    /// with --kernel, the whole table on that one
+    #[arg(long, conflicts_with_all = ["icount", "command"])]
     all: bool,
+    /// Of the whole table, only these test programs, by name
+    #[arg(
+        long,
+        requires = "all",
+        value_delimiter = ',',
+        value_name = "PROGRAM,..."
+    )]
+    only: Vec<String>,
     /// One processor whose clock counts instructions: slow, and the same on every run
     #[arg(long)]
     icount: bool,
@@ -70,9 +79,15 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let Some(kernel) = arguments.kernel else {
-        crate::test::whole_table()?;
-        return Ok(ExitCode::SUCCESS);
+    let kernel = match arguments.kernel {
+        Some(kernel) if !arguments.all => kernel,
+        named => {
+            crate::test::whole_table(crate::test::Wanted {
+                kernel: named.map(Kernel::name),
+                programs: arguments.only.clone(),
+            })?;
+            return Ok(ExitCode::SUCCESS);
+        }
     };
     let cache = cache();
     let builders: &[(&str, &str)] = match kernel {

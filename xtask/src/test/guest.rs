@@ -127,19 +127,58 @@ const CI: [Boot; 3] = [
     Boot::of("7.2-rt", "smoke", 240),
 ];
 
+/// What of the whole table is wanted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Wanted {
+    /// One kernel instead of all.
+    pub(crate) kernel: Option<&'static str>,
+    /// These programs instead of all.
+    pub(crate) programs: Vec<String>,
+}
+
+/// Kernels that have the whole table, and half the factor of what it takes there. The real-time kernel
+/// has it where it is named; else a smoke run, as in CI.
+const TABLE_KERNELS: [(&str, u64); 2] = [("7.2", 2), ("6.12", 2)];
+const REAL_TIME: (&str, u64) = ("7.2-rt", 3);
+
 /// Everything. What is late, or brings its kernel down, takes nothing else with it.
-fn whole() -> Vec<Boot> {
-    // The real-time kernel takes half as long again.
-    let kernels = [("7.2", 2), ("6.12", 2), ("7.2-rt", 3)];
-    let boots = kernels.into_iter().flat_map(|(kernel, halves)| {
+fn whole(kernel: Option<&'static str>) -> Vec<Boot> {
+    let everything = |(kernel, halves): (&'static str, u64)| {
         let short = Boot::of(kernel, "all", 2400 * halves / 2);
         let long = LONG.into_iter().map(move |(name, seconds)| Boot {
             program: Some(name),
             ..Boot::of(kernel, "all", seconds * halves / 2)
         });
         std::iter::once(short).chain(long)
-    });
-    boots.collect()
+    };
+    match kernel {
+        Some(kernel) if kernel == REAL_TIME.0 => everything(REAL_TIME).collect(),
+        Some(kernel) => everything((kernel, 2)).collect(),
+        None => {
+            let all = TABLE_KERNELS.into_iter().flat_map(everything);
+            all.chain([Boot::of(REAL_TIME.0, "smoke", 240)]).collect()
+        }
+    }
+}
+
+/// Of these boots, what has one of the programs, and of each boot's programs only those.
+fn chosen(programs: &[String], kernel: Option<&'static str>) -> Result<Vec<Boot>, Failure> {
+    let mut boots = whole(kernel);
+    if programs.is_empty() {
+        return Ok(boots);
+    }
+    let names = all_programs();
+    if let Some(unknown) = programs.iter().find(|wanted| !names.contains(wanted)) {
+        return Err(format!("no guest test {unknown}; there are: {}", names.join(", ")).into());
+    }
+    boots.retain(|boot| programs.iter().any(|name| boot.has(name)));
+    Ok(boots)
+}
+
+/// Every guest test program.
+fn all_programs() -> Vec<String> {
+    let names = |directory: &&str| of_guests(&workspace::root().join(directory));
+    PROGRAMS.iter().flat_map(names).collect()
 }
 
 /// The longest that boots may take, and what is between them.
@@ -157,23 +196,25 @@ pub(super) fn step() -> Step {
         quick: false,
         output: Output::Guest,
         limit: limit(&CI),
-        run: |_| boots(&CI),
+        run: Box::new(|_| boots(&CI, &[])),
     }
 }
 
-/// The same with nothing left out.
-pub(super) fn whole_table() -> Step {
-    Step {
+/// The same with nothing left out but what is not wanted.
+pub(super) fn whole_table(wanted: Wanted) -> Result<Step, Failure> {
+    let all = chosen(&wanted.programs, wanted.kernel)?;
+    Ok(Step {
         name: "ublk-guest-all",
         what: "ublk under real kernels, every row of the table",
-        limit: limit(&whole()),
-        run: |_| boots(&whole()),
+        limit: limit(&all),
+        run: Box::new(move |_| boots(&all, &wanted.programs)),
         ..step()
-    }
+    })
 }
 
-fn boots(boots: &[Boot]) -> Kind {
-    let made = build(boots).and_then(|programs| {
+/// The boots with all of their programs, or with these of them.
+fn boots(boots: &[Boot], only: &[String]) -> Kind {
+    let made = build(boots, only).and_then(|programs| {
         let commands = boots.iter().map(|boot| command(&programs, *boot));
         commands.collect::<Result<Vec<_>, _>>()
     });
@@ -211,11 +252,9 @@ fn command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, Failur
 }
 
 /// Builds the programs of these boots, and the servers; answers the programs by name.
-fn build(boots: &[Boot]) -> Result<Vec<(String, PathBuf)>, Failure> {
-    let mut names: Vec<String> = PROGRAMS
-        .iter()
-        .flat_map(|directory| of_guests(&workspace::root().join(directory)))
-        .collect();
+fn build(boots: &[Boot], only: &[String]) -> Result<Vec<(String, PathBuf)>, Failure> {
+    let mut names = all_programs();
+    names.retain(|name| only.is_empty() || only.contains(name));
     names.retain(|name| boots.iter().any(|boot| boot.runs(name)));
     let examples = test_programs(&workspace::root().join(EXAMPLES));
     if !examples.is_empty() {
@@ -330,12 +369,16 @@ mod tests {
 
     #[test]
     fn the_whole_table_has_every_program_once_on_every_kernel() {
-        let names = |directory: &&str| of_guests(&workspace::root().join(directory));
-        let names: Vec<String> = PROGRAMS.iter().flat_map(names).collect();
-        for kernel in ["7.2", "6.12", "7.2-rt"] {
-            let boots = whole();
+        let names = all_programs();
+        let boots = whole(None);
+        for kernel in ["7.2", "6.12", "7.2-rt", "uml"] {
+            let alone = whole(Some(kernel));
             let here = boots.iter().filter(|boot| boot.kernel == kernel);
-            let here: Vec<_> = here.collect();
+            let here: Vec<_> = if TABLE_KERNELS.iter().any(|(of, _)| *of == kernel) {
+                here.collect()
+            } else {
+                alone.iter().collect()
+            };
             for name in &names {
                 let count = here.iter().filter(|boot| boot.has(name)).count();
                 assert_eq!(count, 1, "{name} on {kernel}");
@@ -344,6 +387,23 @@ mod tests {
                 assert!(names.iter().any(|name| boot.has(name)), "{boot:?}");
             }
         }
+    }
+
+    #[test]
+    fn of_the_whole_table_some_programs_are_chosen_by_name() {
+        let names = |programs: &[&str], kernel| {
+            let programs: Vec<_> = programs.iter().map(|&name| name.to_owned()).collect();
+            let boots = chosen(&programs, kernel)?;
+            let of = boots.iter().map(|boot| (boot.kernel, boot.program));
+            Ok::<_, Failure>(of.collect::<Vec<_>>())
+        };
+        let recovery = Some("guest_recovery");
+        let both = names(&["guest_recovery"], None).unwrap();
+        assert_eq!(both, [("7.2", recovery), ("6.12", recovery)]);
+        let short = names(&["guest_recovery", "guest_control"], Some("7.2-rt")).unwrap();
+        assert_eq!(short, [("7.2-rt", None), ("7.2-rt", recovery)]);
+        let unknown = names(&["guest_recover"], None).unwrap_err().to_string();
+        assert!(unknown.contains("guest_recovery"), "{unknown}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::Failure;
 use count::Counts;
-pub(crate) use guest::executables;
+pub(crate) use guest::{Wanted, executables};
 use steps::{Kind, Step};
 
 /// Arguments of `cargo xtask test`.
@@ -36,9 +36,9 @@ pub(crate) struct Arguments {
     times: u64,
 }
 
-/// `cargo xtask vm --all`: every guest test in every variant, on every kernel.
-pub(crate) fn whole_table() -> Result<(), Failure> {
-    run_steps(&[guest::whole_table()], 1, false)
+/// `cargo xtask vm --all`: every guest test in every variant, on every kernel, or what is wanted of that.
+pub(crate) fn whole_table(wanted: Wanted) -> Result<(), Failure> {
+    run_steps(&[guest::whole_table(wanted)?], 1, false)
 }
 
 /// How a step went.

@@ -215,7 +215,7 @@ mod tests {
             quick: true,
             output,
             limit,
-            run: |_| Kind::Inside(Counts::default()),
+            run: Box::new(|_| Kind::Inside(Counts::default())),
         };
         let mut command = Command::new("sh");
         command.args(["-c", script]);

@@ -40,7 +40,7 @@ pub(super) struct Step {
     /// What still runs then hangs.
     pub(super) limit: Duration,
     /// Takes how many times longer than usual what is bounded by time should run.
-    pub(super) run: fn(u64) -> Kind,
+    pub(super) run: Box<dyn Fn(u64) -> Kind>,
 }
 
 /// Test programs of the binary that drive whole servers.
@@ -70,7 +70,7 @@ fn fast_steps() -> Vec<Step> {
             quick: false,
             output: Output::All,
             limit: minutes(10),
-            run: |_| Kind::Inside(packages::provide()),
+            run: Box::new(|_| Kind::Inside(packages::provide())),
         },
         Step {
             name: "tidy",
@@ -78,7 +78,7 @@ fn fast_steps() -> Vec<Step> {
             quick: true,
             output: Output::All,
             limit: minutes(1),
-            run: |_| Kind::Inside(tidy_counts()),
+            run: Box::new(|_| Kind::Inside(tidy_counts())),
         },
         Step {
             name: "fmt",
@@ -86,7 +86,7 @@ fn fast_steps() -> Vec<Step> {
             quick: true,
             output: Output::All,
             limit: minutes(2),
-            run: |_| Kind::Commands(vec![workspace::cargo(["fmt", "--all", "--check"])]),
+            run: Box::new(|_| Kind::Commands(vec![workspace::cargo(["fmt", "--all", "--check"])])),
         },
         Step {
             name: "clippy",
@@ -94,11 +94,11 @@ fn fast_steps() -> Vec<Step> {
             quick: true,
             output: Output::All,
             limit: minutes(15),
-            run: |_| {
+            run: Box::new(|_| {
                 let mut clippy = workspace::cargo(["clippy", "--quiet", "--workspace"]);
                 clippy.args(["--all-targets", "--", "-D", "warnings"]);
                 Kind::Commands(vec![clippy])
-            },
+            }),
         },
     ]
 }
@@ -111,7 +111,7 @@ fn test_steps() -> Vec<Step> {
             quick: true,
             output: Output::Tests,
             limit: minutes(25),
-            run: |_| Kind::Commands(vec![tests_of_rooms()]),
+            run: Box::new(|_| Kind::Commands(vec![tests_of_rooms()])),
         },
         Step {
             name: "doc",
@@ -119,11 +119,11 @@ fn test_steps() -> Vec<Step> {
             quick: true,
             output: Output::Tests,
             limit: minutes(10),
-            run: |_| {
+            run: Box::new(|_| {
                 let mut doc = workspace::cargo(["test", "--workspace", "--doc", "--no-fail-fast"]);
                 doc.args(["--", "--show-output"]);
                 Kind::Commands(vec![doc])
-            },
+            }),
         },
         Step {
             name: "e2e",
@@ -131,13 +131,13 @@ fn test_steps() -> Vec<Step> {
             quick: false,
             output: Output::Tests,
             limit: minutes(10),
-            run: |_| {
+            run: Box::new(|_| {
                 let mut names = test_programs(&workspace::root().join(END_TO_END));
                 names.retain(|name| {
                     !ROUNDS.contains(&name.as_str()) && !name.starts_with(guest::PREFIX)
                 });
                 Kind::Commands(vec![end_to_end(&names, 1)])
-            },
+            }),
         },
         Step {
             name: "e2e-kill",
@@ -145,7 +145,9 @@ fn test_steps() -> Vec<Step> {
             quick: false,
             output: Output::Tests,
             limit: minutes(15),
-            run: |times| Kind::Commands(vec![end_to_end(&[ROUNDS[0].into()], 50 * times)]),
+            run: Box::new(|times| {
+                Kind::Commands(vec![end_to_end(&[ROUNDS[0].into()], 50 * times)])
+            }),
         },
         Step {
             name: "e2e-ext4",
@@ -153,7 +155,9 @@ fn test_steps() -> Vec<Step> {
             quick: false,
             output: Output::Tests,
             limit: minutes(15),
-            run: |times| Kind::Commands(vec![end_to_end(&[ROUNDS[1].into()], 50 * times)]),
+            run: Box::new(|times| {
+                Kind::Commands(vec![end_to_end(&[ROUNDS[1].into()], 50 * times)])
+            }),
         },
     ]
 }
@@ -165,7 +169,7 @@ fn soak_step() -> Step {
         quick: false,
         output: Output::GuestStatus,
         limit: minutes(15),
-        run: |times| {
+        run: Box::new(|times| {
             // The whole workspace, so that this is the binary of the other guests.
             let mut build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
             workspace::for_guests(&mut build);
@@ -185,7 +189,7 @@ fn soak_step() -> Step {
                     ..Counts::default()
                 }),
             }
-        },
+        }),
     }
 }
 
@@ -197,7 +201,7 @@ fn proof_steps() -> Vec<Step> {
             quick: false,
             output: Output::Tests,
             limit: minutes(20),
-            run: |times| proofs("blkmq", times),
+            run: Box::new(|times| proofs("blkmq", times)),
         },
         Step {
             name: "messenger",
@@ -205,7 +209,7 @@ fn proof_steps() -> Vec<Step> {
             quick: false,
             output: Output::Tests,
             limit: minutes(15),
-            run: |times| proofs("messenger", 20_000 * times),
+            run: Box::new(|times| proofs("messenger", 20_000 * times)),
         },
         Step {
             name: "sim-seeds",
@@ -213,7 +217,7 @@ fn proof_steps() -> Vec<Step> {
             quick: false,
             output: Output::All,
             limit: minutes(30),
-            run: |times| simulate(&["--seconds", &(60 * times).to_string()]),
+            run: Box::new(|times| simulate(&["--seconds", &(60 * times).to_string()])),
         },
         Step {
             name: "sim-exhaustive",
@@ -221,7 +225,9 @@ fn proof_steps() -> Vec<Step> {
             quick: false,
             output: Output::All,
             limit: minutes(30),
-            run: |times| simulate(&["--exhaustive", "--seconds", &(60 * times).to_string()]),
+            run: Box::new(|times| {
+                simulate(&["--exhaustive", "--seconds", &(60 * times).to_string()])
+            }),
         },
         Step {
             name: "sim-canaries",
@@ -229,7 +235,9 @@ fn proof_steps() -> Vec<Step> {
             quick: false,
             output: Output::All,
             limit: minutes(30),
-            run: |times| simulate(&["--canaries", "--seconds", &(120 * times).to_string()]),
+            run: Box::new(|times| {
+                simulate(&["--canaries", "--seconds", &(120 * times).to_string()])
+            }),
         },
         Step {
             name: "fuzz",
@@ -237,7 +245,7 @@ fn proof_steps() -> Vec<Step> {
             quick: false,
             output: Output::Log,
             limit: minutes(20),
-            run: |times| fuzzing(5 * times),
+            run: Box::new(|times| fuzzing(5 * times)),
         },
     ]
 }

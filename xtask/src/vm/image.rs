@@ -36,6 +36,11 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
+    /// What it is called on the command line, and its folder.
+    pub(crate) fn name(self) -> &'static str {
+        self.source().map_or("uml", |(name, ..)| name)
+    }
+
     /// Name of its folder, version series, Debian suite, flavour.
     /// `None`: it is built and not fetched.
     fn source(self) -> Option<(&'static str, &'static str, &'static str, &'static str)> {
