@@ -39,16 +39,22 @@ const COMPLAINTS: &[&str] = &[
 /// Lines kept to show where a guest stopped.
 const TAIL: usize = 30;
 
+/// Lines of the kernel after a complaint that belong to it: the stacks of who waits and of who is
+/// waited for.
+const TRACE: usize = 60;
+
 /// Reads a console line by line and remembers what matters.
 #[derive(Debug, Default)]
 pub(super) struct Scanner {
     complaints: usize,
     status: Option<u8>,
     tail: VecDeque<String>,
+    /// Lines of a trace that may still come.
+    trace: usize,
 }
 
 impl Scanner {
-    /// Takes one line; answers whether it is a complaint.
+    /// Takes one line; answers whether it is a complaint, or belongs to one.
     pub(super) fn line(&mut self, line: &str) -> bool {
         let line = line.trim_end_matches(['\r', '\n']);
         if self.tail.len() == TAIL {
@@ -61,6 +67,13 @@ impl Scanner {
         }
         let complaint = COMPLAINTS.iter().any(|start| message.starts_with(start));
         self.complaints += usize::from(complaint);
+        if complaint {
+            self.trace = TRACE;
+        } else if !message.is_empty() && !message.starts_with(ENDED) {
+            let belongs = self.trace > 0;
+            self.trace = self.trace.saturating_sub(1);
+            return belongs;
+        }
         complaint
     }
 
@@ -152,6 +165,19 @@ mod tests {
         ] {
             assert!(!complains(line), "{line}");
         }
+    }
+
+    #[test]
+    fn what_follows_a_complaint_is_shown_and_is_none_itself() {
+        let mut scanner = Scanner::default();
+        assert!(!scanner.line("[    1.000000] before"));
+        assert!(scanner.line("[    1.000000] INFO: task fio:9 blocked for more than 60 seconds."));
+        for _ in 0..TRACE {
+            assert!(scanner.line("[    1.000000]  blkdev_open+0x1/0x2"));
+            assert!(!scanner.line("a program's own words"));
+        }
+        assert!(!scanner.line("[    2.000000] long after"));
+        assert_eq!(scanner.complaints(), 1);
     }
 
     #[test]

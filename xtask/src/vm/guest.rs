@@ -37,7 +37,9 @@ done
 [ -c "$output" ] || unready the port for the output
 disk=/dev/vda
 hung=/proc/sys/kernel/hung_task_timeout_secs
-[ ! -e $hung ] || echo {HUNG} > $hung || unready $hung"#;
+[ ! -e $hung ] || echo {HUNG} > $hung || unready $hung
+# A complaint's trace is said in a lower voice than the complaint.
+echo 7 > /proc/sys/kernel/printk || unready printk"#;
 
 /// Seconds after which the kernel complains of a task that waits and cannot be interrupted. Its own
 /// two minutes are longer than most tests, which then end before it says anything.

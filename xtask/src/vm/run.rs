@@ -200,7 +200,7 @@ fn emulator(folder: &Path, job: &Job, image: &Image, script: &Path, disk: &Path)
         // The others are never started, and cost nothing.
         .args(["--kopt", &format!("maxcpus={}", job.cpus)])
         .args(["--show-boot-console", "--kopt", "printk.devkmsg=on"])
-        // Warnings and worse; a serial line is too slow to show everything always.
+        // Warnings and worse; a serial line is too slow to show a whole boot always.
         .args([
             "--kopt",
             if job.console {
