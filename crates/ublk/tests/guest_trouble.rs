@@ -150,14 +150,16 @@ fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
     let Some(world) = World::new() else { return };
     let (reactor, next) = (ring("owner"), ring("next"));
     let hold = LetGo(Hold::default());
+    // A late look for partitions would be held as well, and keep all others from opening the disk.
     let one_queue = DeviceSpec {
         queues: 1,
+        wants: Wants::default().with(Capability::NoPartScan, Want::Prefer),
         ..spec()
     };
     let added = world.control.add(&one_queue, Hold::MODES).unwrap();
     let handles = [reactor.handle().clone()];
     let armed = added.arm(&handles, &Options::default(), |_| hold.0.clone());
-    // Until the disk is there, and any scan of it has had its answers.
+    // Until the disk is there: before 7.0 the kernel looks for partitions inside START.
     hold.0.0.lock().unwrap().letting_go = true;
     let mut live = armed.unwrap().start(SOON).unwrap();
     let (id, path, tags) = (live.id(), live.path(), u64::from(spec().depth));
