@@ -78,9 +78,13 @@ impl Region {
         self.capacity
     }
 
-    /// Lets the region return to `home` instead of to the allocator when it is dropped.
-    pub(crate) fn settle(&mut self, home: Home) {
-        self.home = Some(home);
+    pub(crate) fn home(&self) -> Option<&Home> {
+        self.home.as_ref()
+    }
+
+    /// Where the region returns to, instead of to the allocator, when it is dropped.
+    pub(crate) fn home_mut(&mut self) -> &mut Option<Home> {
+        &mut self.home
     }
 }
 
@@ -220,18 +224,21 @@ impl Buf {
     }
 
     /// Shows only the first `len` bytes.
+    #[inline]
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }
 
     /// Shows the first `len` bytes of its room, with whatever is in them. `len` is at most
     /// [`Buf::room`].
+    #[inline]
     pub fn show(&mut self, len: usize) {
         assert!(len <= self.room, "showing {len} of {} bytes", self.room);
         self.len = len;
     }
 
     /// How long [`Buf::pad_to`] could make it.
+    #[inline]
     pub fn room(&self) -> usize {
         self.room
     }
@@ -244,6 +251,7 @@ impl Buf {
         self[old..].fill(0);
     }
 
+    #[inline]
     fn as_ptr(&self) -> *mut u8 {
         // SAFETY: `start + len <= capacity`, so the offset stays inside the allocation.
         unsafe { self.region.start.as_ptr().add(self.start) }
@@ -267,10 +275,8 @@ impl Drop for Buf {
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, and its region is not looked at through it after this.
         let mut region = unsafe { ManuallyDrop::take(&mut self.region) };
-        if let Some(whole) = Arc::get_mut(&mut region)
-            && let Some(home) = whole.home.take()
-        {
-            home.take_back(region);
+        if Arc::get_mut(&mut region).is_some_and(|whole| whole.home.is_some()) {
+            Home::take_back_settled(region);
         }
     }
 }

@@ -121,6 +121,8 @@ pub struct Core {
     pub(crate) parking: Option<Parking>,
     pub(crate) panics: u64,
     results: Results,
+    /// How many completions are still delivered in this turn.
+    pub(crate) deliveries: usize,
 }
 
 impl Core {
@@ -149,6 +151,7 @@ impl Core {
             parking: None,
             panics: 0,
             results: Results::default(),
+            deliveries: 0,
         }
     }
 
@@ -339,11 +342,13 @@ impl Core {
     }
 
     /// Begins a command that ends by its driver's will only.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn arm(&mut self, source: SourceId, number: u32, command: Command) {
-        let state = state_of(&mut self.sources, source).expect("a source arms while it is here");
+        // A source arms while it is called, and so while it is here.
+        let state = &mut self.sources[source.slot as usize];
+        debug_assert!(state.present && state.generation == source.generation);
         let Some((file, Some(target))) = state.armed_on else {
-            return self.arm_first(source, number, command);
+            return self.arm_first(source, number, command.same());
         };
         assert!(
             file == command.file(),

@@ -22,14 +22,14 @@
 //! their number is the server's own choice. That of clients is not, so all that clients get beyond
 //! the bounds is bounded again ([`Need::Client`]); what they stop over is cut off instead.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
+mod accounts;
+
 use std::fmt;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 
 use crate::buf::{BUF_ALIGN, Buf, Region};
+use accounts::{Accounts, NOBODY};
 
 /// Size classes are powers of two times [`BUF_ALIGN`]; the largest is 64 MiB.
 const CLASSES: usize = 15;
@@ -64,8 +64,8 @@ struct Inner {
     /// Bytes lent beyond the bounds, and those of them that clients have.
     beyond: usize,
     beyond_clients: usize,
-    /// What each holder has of all these. Only those that have something are here.
-    holders: HashMap<u64, usize, BuildHasherDefault<Spread>>,
+    /// What each holder has of all these.
+    accounts: Accounts,
     kept: usize,
     reserve_len: usize,
     /// Each with the count of its parts, which are none.
@@ -77,29 +77,8 @@ struct Inner {
     watch: Option<Waker>,
 }
 
-/// Spreads the numbers of holders, which are this process's own: a hash that also withstands an
-/// adversary is several hundred instructions of every write.
-#[derive(Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(self.0 ^ u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, number: u64) {
-        self.0 = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
-/// Where a region returns to when its last part is dropped.
-#[derive(Clone)]
+/// Where a region returns to when its last part is dropped. It stays with the region while that is
+/// kept for the next one.
 pub(crate) struct Home {
     pool: Weak<Mutex<Inner>>,
     lent_as: LentAs,
@@ -114,9 +93,6 @@ enum LentAs {
     BeyondClient,
     Reserve,
 }
-
-/// The holder of whoever does not say who it is.
-const NOBODY: u64 = u64::MAX;
 
 /// A pool of page-aligned buffers. Its lock is small: memory only, never held over a wait.
 pub struct Pool {
@@ -161,7 +137,7 @@ impl Pool {
             held_max: (bytes_max / 2).min(bytes_max - reserve_size),
             beyond: 0,
             beyond_clients: 0,
-            holders: HashMap::default(),
+            accounts: Accounts::default(),
             reserve_len: reserve_size,
             kept: 0,
             free: std::array::from_fn(|_| Vec::new()),
@@ -181,7 +157,8 @@ impl Pool {
     }
 
     /// The same for a holder, of whom all buffers for [`Need::Held`] and [`Need::Client`] count
-    /// together.
+    /// together. The lower half of its number is its place, of which the pool keeps an account each,
+    /// and the upper one tells apart who has it after each other.
     pub fn take_for(&self, holder: u64, len: usize, need: Need) -> Option<Buf> {
         let (class, size) = class_of(len)?;
         let mut inner = lock(&self.inner);
@@ -192,11 +169,16 @@ impl Pool {
         drop(inner);
         let mut region = region;
         let whole = Arc::get_mut(&mut region).expect("nobody has a part of what is not lent");
-        whole.settle(Home {
-            pool: Arc::downgrade(&self.inner),
-            lent_as,
-            holder,
-        });
+        match whole.home_mut() {
+            Some(home) => (home.lent_as, home.holder) = (lent_as, holder),
+            none => {
+                *none = Some(Home {
+                    pool: Arc::downgrade(&self.inner),
+                    lent_as,
+                    holder,
+                });
+            }
+        }
         Some(Buf::whole(region, len))
     }
 
@@ -279,7 +261,7 @@ impl Inner {
             }
         }
         if lent_as != LentAs::Ordinary {
-            *self.holders.entry(holder).or_default() += size;
+            self.accounts.add(holder, size);
         }
         Some((region, lent_as))
     }
@@ -290,7 +272,7 @@ impl Inner {
         if matches!(need, Need::Fresh | Need::Progress) {
             return fits.then_some(LentAs::Ordinary);
         }
-        let own = self.holders.get(&holder).copied().unwrap_or(0);
+        let own = self.accounts.of(holder);
         if fits && own + size <= self.held_max - self.held {
             return Some(LentAs::Held);
         }
@@ -327,13 +309,8 @@ impl Inner {
                 self.beyond_clients -= size;
             }
         }
-        if lent_as != LentAs::Ordinary
-            && let Entry::Occupied(mut own) = self.holders.entry(holder)
-        {
-            *own.get_mut() -= size;
-            if *own.get() == 0 {
-                own.remove();
-            }
+        if lent_as != LentAs::Ordinary {
+            self.accounts.take(holder, size);
         }
         match class_of(size) {
             Some((class, _)) if self.kept + size <= KEPT_BYTES_MAX => {
@@ -347,20 +324,47 @@ impl Inner {
 }
 
 impl Home {
-    /// Takes a region whose last part was dropped.
-    pub(crate) fn take_back(&self, region: Arc<Region>) {
+    /// Takes a region whose last part was dropped, and which has none itself.
+    pub(crate) fn take_back(self, region: Arc<Region>) {
         // A pool that is gone leaves the region to the allocator.
-        let Some(pool) = self.pool.upgrade() else {
+        if let Some(pool) = self.pool.upgrade() {
+            take_back(&pool, region, self.lent_as, self.holder);
+        }
+    }
+
+    /// The same as it is, with its home.
+    #[inline]
+    pub(crate) fn take_back_settled(region: Arc<Region>) {
+        let Some(home) = region.home() else {
             return;
         };
-        let mut inner = lock(&pool);
-        let surplus = inner.take_back(region, self.lent_as, self.holder);
-        let watch = inner.watch.take();
-        drop(inner);
-        drop(surplus);
-        if let Some(waker) = watch {
-            waker.wake();
+        let (lent_as, holder) = (home.lent_as, home.holder);
+        if let Some(pool) = home.pool.upgrade() {
+            take_back(&pool, region, lent_as, holder);
+        } else {
+            leave(region);
         }
+    }
+}
+
+fn take_back(pool: &Mutex<Inner>, region: Arc<Region>, lent_as: LentAs, holder: u64) {
+    let mut inner = lock(pool);
+    let surplus = inner.take_back(region, lent_as, holder);
+    let watch = inner.watch.take();
+    drop(inner);
+    if let Some(region) = surplus {
+        leave(region);
+    }
+    if let Some(waker) = watch {
+        waker.wake();
+    }
+}
+
+/// Leaves a region to the allocator.
+#[cold]
+fn leave(mut region: Arc<Region>) {
+    if let Some(whole) = Arc::get_mut(&mut region) {
+        *whole.home_mut() = None;
     }
 }
 
@@ -437,7 +441,9 @@ mod tests {
         assert_eq!(hold(1), 0);
         drop(held);
         assert_eq!((pool.stats().lent, pool.stats().beyond), (0, 0));
-        assert!(lock(&pool.inner).holders.is_empty());
+        for holder in [1, 2, 3] {
+            assert_eq!(lock(&pool.inner).accounts.of(holder), 0);
+        }
     }
 
     #[test]

@@ -65,7 +65,7 @@ impl Port for Cx<'_> {
         Cx::submit(self, token, op)
     }
 
-    #[inline]
+    #[inline(always)]
     fn arm(&mut self, number: u32, command: Command) {
         Cx::arm(self, number, command);
     }

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use crate::core::Core;
 use crate::driver::{BackendKind, Driver, Epoll, Uring, wake_fd};
 use crate::handle::{Handle, Message, Shared};
-use crate::op::Completion;
 use crate::pool::Pool;
 use crate::source::{Cx, Source, SourceId};
 use joining::{Ended, join};
@@ -379,44 +378,40 @@ impl Loop {
     /// Gives completions to their sources. Those of one source that follow each other are one
     /// visit: what a visit costs is paid once for all of a busy queue's.
     fn deliver(&mut self) {
-        let mut left = DELIVERIES_PER_TURN;
-        while left > 0
+        self.core.deliveries = DELIVERIES_PER_TURN;
+        while self.core.deliveries > 0
             && let Some(id) = self.core.next_delivery()
         {
-            let before = left;
+            let before = self.core.deliveries;
             self.with_source(id, |source, cx| {
-                while left > 0 {
-                    if let Some((number, raw, told)) = cx.core.take_armed(id) {
-                        left -= 1;
-                        if told {
-                            source.commanded(cx, number, raw);
-                        }
+                while cx.core.deliveries > 0 {
+                    if cx.core.armed_is_next(id) {
+                        tell_armed(source, cx);
                         continue;
                     }
                     let Some((token, completion)) = cx.core.take_delivery(id) else {
                         return;
                     };
-                    left -= 1;
-                    if !cx.core.count_out(id) {
-                        continue;
-                    }
-                    match completion {
-                        Completion::Armed(number, raw) => source.commanded(cx, number, raw),
-                        other => source.completed(cx, token, other),
+                    cx.core.deliveries -= 1;
+                    if cx.core.count_out(id) {
+                        source.completed(cx, token, completion);
                     }
                 }
             });
-            if left == before {
+            if self.core.deliveries == before {
                 // It has left, and nobody wants it; or a transfer goes on.
                 if self.core.take_delivery(id).is_some() {
                     self.core.count_out(id);
                 }
-                left -= 1;
+                self.core.deliveries -= 1;
             }
         }
     }
 
     fn turns(&mut self) {
+        if self.every_turn.is_empty() && self.core.turns.is_empty() {
+            return;
+        }
         let mut every = std::mem::take(&mut self.every_turn);
         every.retain(|&id| self.core.is_live(id));
         for &id in &every {
@@ -451,6 +446,9 @@ impl Loop {
     }
 
     fn departures(&mut self) {
+        if self.departing.is_empty() && self.core.leaving.is_empty() {
+            return;
+        }
         self.departing.append(&mut self.core.take_leaving());
         let mut departing = std::mem::take(&mut self.departing);
         departing.retain(|&id| {
@@ -583,6 +581,18 @@ impl Loop {
             at,
             _memory: memory,
         }
+    }
+}
+
+/// Tells a source of the ends of its armed commands. What it does not ask for is lost to it, one at a
+/// time, and what comes for one that leaves is counted only.
+fn tell_armed(source: &mut dyn Source, cx: &mut Cx<'_>) {
+    let before = cx.core.deliveries;
+    if cx.core.is_live(cx.me) {
+        source.commanded(cx);
+    }
+    if cx.core.deliveries == before {
+        cx.next_armed();
     }
 }
 

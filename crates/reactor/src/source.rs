@@ -38,9 +38,11 @@ pub trait Source: 'static {
     /// An operation has ended.
     fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion);
 
-    /// An armed command has ended with its driver's raw answer.
-    fn commanded(&mut self, cx: &mut Cx<'_>, number: u32, raw: i32) {
-        self.completed(cx, Token(u64::from(number)), Completion::Commanded(raw));
+    /// Armed commands have ended: [`Cx::next_armed`] tells which. What is left there is told anew.
+    fn commanded(&mut self, cx: &mut Cx<'_>) {
+        while let Some((number, raw)) = cx.next_armed() {
+            self.completed(cx, Token(u64::from(number)), Completion::Commanded(raw));
+        }
     }
 
     /// The ring is about to be closed: the memory that this source's armed commands name. Their
@@ -91,9 +93,16 @@ impl Cx<'_> {
     /// told to [`Source::commanded`] with this number. All of a source's go to one file, and their
     /// memory is the source's: it stays where it is until the end is told, or is handed over by
     /// [`Source::leave`].
-    #[inline]
+    #[inline(always)]
     pub fn arm(&mut self, number: u32, command: Command) {
         self.core.arm(self.me, number, command);
+    }
+
+    /// The next armed command of this source's that has ended, with its driver's raw answer. For
+    /// [`Source::commanded`]: outside there is mostly none.
+    #[inline]
+    pub fn next_armed(&mut self) -> Option<(u32, i32)> {
+        self.core.next_armed(self.me)
     }
 
     /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of asking

@@ -8,6 +8,7 @@
 //! bytes than asked for, an errno that is none.
 
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 
@@ -104,42 +105,85 @@ pub(crate) struct Told {
     pub(crate) keep_allocated: bool,
 }
 
-/// A request of the kernel. It is answered exactly once.
-pub struct Request {
-    /// Present until the request is answered, which consumes the value.
-    home: Option<Arc<Home>>,
+/// A request that is owed its answer.
+struct Pending {
+    home: Arc<Home>,
     told: Told,
     /// It asks for less than the kernel did.
     limited: bool,
     data: Data,
 }
 
-impl Request {
-    pub(crate) fn new(home: Arc<Home>, told: Told, data: Data) -> Request {
-        Request {
-            home: Some(home),
-            told,
-            limited: false,
-            data,
-        }
-    }
-
-    /// What is asked. Addresses and lengths are in sectors of 512 bytes.
-    pub fn op(&self) -> &Op {
-        &self.told.op
-    }
-
-    /// Its tag in the hardware queue; nobody else's until it is answered.
-    pub fn tag(&self) -> u16 {
-        self.told.tag
-    }
-
-    /// Bytes that a read or write carries; zero for the others.
-    pub fn bytes(&self) -> u32 {
+impl Pending {
+    fn bytes(&self) -> u32 {
         match self.told.op {
             Op::Read { sectors, .. } | Op::Write { sectors, .. } => sectors * SECTOR_BYTES as u32,
             _ => 0,
         }
+    }
+
+    #[inline]
+    fn returned(self, answer: Answer) -> (Arc<Home>, Returned) {
+        let part = self.limited && answer == Answer::Done;
+        let answer = if part {
+            Answer::Part(self.bytes())
+        } else {
+            answer
+        };
+        let buf = match self.data {
+            Data::Buffer(buf) => Some(buf),
+            _ => None,
+        };
+        let tag = self.told.tag;
+        (self.home, Returned { tag, answer, buf })
+    }
+
+    fn send(self, answer: Answer) {
+        let (home, returned) = self.returned(answer);
+        home.put(returned);
+    }
+}
+
+/// A request of the kernel. It is answered exactly once.
+pub struct Request {
+    /// There until the value is answered or dropped.
+    pending: ManuallyDrop<Pending>,
+}
+
+impl Request {
+    #[inline]
+    pub(crate) fn new(home: Arc<Home>, told: Told, data: Data) -> Request {
+        Request {
+            pending: ManuallyDrop::new(Pending {
+                home,
+                told,
+                limited: false,
+                data,
+            }),
+        }
+    }
+
+    /// Who calls this answers it.
+    #[inline]
+    fn into_pending(self) -> Pending {
+        let mut request = ManuallyDrop::new(self);
+        // SAFETY: `request` is not dropped, and not looked at after this.
+        unsafe { ManuallyDrop::take(&mut request.pending) }
+    }
+
+    /// What is asked. Addresses and lengths are in sectors of 512 bytes.
+    pub fn op(&self) -> &Op {
+        &self.pending.told.op
+    }
+
+    /// Its tag in the hardware queue; nobody else's until it is answered.
+    pub fn tag(&self) -> u16 {
+        self.pending.told.tag
+    }
+
+    /// Bytes that a read or write carries; zero for the others.
+    pub fn bytes(&self) -> u32 {
+        self.pending.bytes()
     }
 
     /// Makes a read or write shorter: only its first `bytes`, whole sectors and not none, are
@@ -149,38 +193,39 @@ impl Request {
         if fewer == 0 {
             return;
         }
-        match &mut self.told.op {
+        let pending = &mut *self.pending;
+        match &mut pending.told.op {
             Op::Read { sectors, .. } | Op::Write { sectors, .. } if fewer < *sectors => {
                 *sectors = fewer;
             }
             _ => return,
         }
-        self.limited = true;
-        if let Data::Buffer(buf) = &mut self.data {
+        pending.limited = true;
+        if let Data::Buffer(buf) = &mut pending.data {
             buf.truncate(fewer as usize * SECTOR_BYTES as usize);
         }
     }
 
     /// Of a zeroing: the range must keep its space.
     pub fn keeps_allocated(&self) -> bool {
-        self.told.keep_allocated
+        self.pending.told.keep_allocated
     }
 
     /// Where its bytes are.
     pub fn data(&self) -> &Data {
-        &self.data
+        &self.pending.data
     }
 
     /// Offset on the character device of its first byte, where the device lets it be copied there
     /// (also where the bytes are in a buffer slot).
     pub fn window(&self) -> Option<u64> {
-        let queue = self.home.as_ref()?.windows?;
-        (self.bytes() > 0).then(|| sys::data_offset(queue, self.told.tag, 0))
+        let queue = self.pending.home.windows?;
+        (self.bytes() > 0).then(|| sys::data_offset(queue, self.tag(), 0))
     }
 
     /// Its bytes, or room for them.
     pub fn buffer_mut(&mut self) -> Option<&mut Buf> {
-        match &mut self.data {
+        match &mut self.pending.data {
             Data::Buffer(buf) => Some(buf),
             _ => None,
         }
@@ -190,10 +235,10 @@ impl Request {
     /// it is a read; a device in copy mode wants it back for the next request in any case, and
     /// maps a new one where it does not come, which is dear.
     pub fn take_buffer(&mut self) -> Option<Buf> {
-        match std::mem::replace(&mut self.data, Data::None) {
+        match std::mem::replace(&mut self.pending.data, Data::None) {
             Data::Buffer(buf) => Some(buf),
             other => {
-                self.data = other;
+                self.pending.data = other;
                 None
             }
         }
@@ -201,13 +246,13 @@ impl Request {
 
     /// Gives it a buffer: what a read brought, or the one that was taken away.
     pub fn set_buffer(&mut self, buf: Buf) {
-        self.data = Data::Buffer(buf);
+        self.pending.data = Data::Buffer(buf);
     }
 
     /// Answers it from any thread; its queue is woken. On the queue's own thread
     /// [`crate::queue::QueueCx::answer`] is the shorter way.
-    pub fn answer(mut self, answer: Answer) {
-        self.finish(answer);
+    pub fn answer(self, answer: Answer) {
+        self.into_pending().send(answer);
     }
 
     /// All of it was done.
@@ -220,54 +265,35 @@ impl Request {
         self.answer(Answer::Failed(errno));
     }
 
-    fn finish(&mut self, answer: Answer) {
-        if let Some(home) = self.home.take() {
-            home.put(self.returned(answer));
-        }
-    }
-
+    /// Ends it. If it belongs to this queue, its answer comes back at once, otherwise it goes where
+    /// it belongs.
     #[inline]
-    fn returned(&mut self, answer: Answer) -> Returned {
-        let part = self.limited && answer == Answer::Done;
-        Returned {
-            tag: self.told.tag,
-            answer: if part {
-                Answer::Part(self.bytes())
-            } else {
-                answer
-            },
-            buf: self.take_buffer(),
+    pub(crate) fn end_at(self, home: &Arc<Home>, answer: Answer) -> Option<Returned> {
+        let (own, returned) = self.into_pending().returned(answer);
+        if Arc::ptr_eq(&own, home) {
+            return Some(returned);
         }
-    }
-
-    /// Ends it; what is left owns nothing and is only dropped. If it belongs to this queue, its
-    /// answer comes back at once, otherwise it goes where it belongs.
-    #[inline]
-    pub(crate) fn end_at(&mut self, home: &Arc<Home>, answer: Answer) -> Option<Returned> {
-        if self.home.as_ref().is_some_and(|own| Arc::ptr_eq(own, home)) {
-            self.home = None;
-            return Some(self.returned(answer));
-        }
-        self.finish(answer);
+        own.put(returned);
         None
     }
 }
 
 impl Drop for Request {
+    #[cold]
     fn drop(&mut self) {
-        if let Some(home) = &self.home {
-            home.counters.count_dropped();
-            self.finish(Answer::Failed(libc::EIO));
-        }
+        // SAFETY: the value is being dropped, and `pending` is not looked at through it after this.
+        let pending = unsafe { ManuallyDrop::take(&mut self.pending) };
+        pending.home.counters.count_dropped();
+        pending.send(Answer::Failed(libc::EIO));
     }
 }
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request")
-            .field("tag", &self.told.tag)
-            .field("op", &self.told.op)
-            .field("data", &self.data)
+            .field("tag", &self.tag())
+            .field("op", self.op())
+            .field("data", self.data())
             .finish_non_exhaustive()
     }
 }

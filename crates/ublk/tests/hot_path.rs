@@ -208,10 +208,11 @@ impl Rig {
     /// Ends all that is in flight: fetches bring requests, and whatever moves bytes has moved them.
     fn turn(&mut self) {
         std::mem::swap(&mut self.port.armed, &mut self.answered);
-        for number in self.answered.drain(..) {
-            self.source
-                .commanded(&mut self.port, number, sys::RESULT_OK);
-        }
+        let mut ends = self.answered.drain(..);
+        self.source.commanded(&mut self.port, |_| {
+            ends.next().map(|number| (number, sys::RESULT_OK))
+        });
+        drop(ends);
         std::mem::swap(&mut self.port.ops, &mut self.ended);
         for (token, op) in self.ended.drain(..) {
             let completion = match op {

@@ -12,7 +12,7 @@ use crate::driver::Drive;
 use crate::op::{Completion, Token};
 use crate::source::SourceId;
 
-use super::{Core, armed_of, state_of};
+use super::{Core, armed_of};
 
 /// Raw results in the order in which they came, by key.
 #[derive(Default)]
@@ -78,28 +78,60 @@ impl Core {
         }
     }
 
-    /// The end of an armed command, if it is next and this source's, with whether the source is to
-    /// be told: [`Core::take_delivery`] and [`Core::count_out`] by a shorter way.
-    #[inline]
-    pub(crate) fn take_armed(&mut self, of: SourceId) -> Option<(u32, i32, bool)> {
-        if !self.ready.is_empty() {
+    /// Whether the end of an armed command of this source's is next.
+    pub(crate) fn armed_is_next(&self, of: SourceId) -> bool {
+        match self.ready.front() {
+            Some((source, _, end)) => *source == of && matches!(end, Completion::Armed(..)),
+            None => {
+                let next = self.results.first().and_then(|(key, _)| armed_of(key));
+                next.is_some_and(|(slot, _)| slot == of.slot)
+            }
+        }
+    }
+
+    /// The end of an armed command, if it is next, this source's, and to be told in this turn.
+    /// [`Core::take_delivery`] and [`Core::count_out`] by a shorter way.
+    #[inline(always)]
+    pub(crate) fn next_armed(&mut self, of: SourceId) -> Option<(u32, i32)> {
+        while self.deliveries > 0 {
+            if !self.ready.is_empty() {
+                return self.next_armed_ready(of);
+            }
+            let (key, raw) = self.results.first()?;
+            let (slot, number) = armed_of(key)?;
+            if slot != of.slot {
+                return None;
+            }
+            self.results.drop_first();
+            self.deliveries -= 1;
+            self.armed -= 1;
+            // Who has commands in flight is here.
+            let state = &mut self.sources[slot as usize];
+            debug_assert!(state.present && state.generation == of.generation);
+            state.ops -= 1;
+            state.armed -= 1;
+            let told = !state.detaching;
+            if state.armed == 0 {
+                self.last_disarmed(of);
+            }
+            if told {
+                return Some((number, raw));
+            }
+        }
+        None
+    }
+
+    /// The same where something ended without the driver: that goes first.
+    #[cold]
+    fn next_armed_ready(&mut self, of: SourceId) -> Option<(u32, i32)> {
+        let mine = |(source, _, end): &mut (SourceId, Token, Completion)| {
+            *source == of && matches!(end, Completion::Armed(..))
+        };
+        let Some((_, _, Completion::Armed(number, raw))) = self.ready.pop_front_if(mine) else {
             return None;
-        }
-        let (key, raw) = self.results.first()?;
-        let (slot, number) = armed_of(key)?;
-        if slot != of.slot {
-            return None;
-        }
-        self.results.drop_first();
-        self.armed -= 1;
-        let state = state_of(&mut self.sources, of)?;
-        state.ops -= 1;
-        state.armed -= 1;
-        let told = !state.detaching;
-        if state.armed == 0 {
-            self.last_disarmed(of);
-        }
-        Some((number, raw, told))
+        };
+        self.deliveries -= 1;
+        self.count_out(of).then_some((number, raw))
     }
 
     /// No armed command of a source is in flight any more, and none uses their file.

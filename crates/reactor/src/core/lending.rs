@@ -119,7 +119,24 @@ impl Core {
         self.lending.wanted()
     }
 
+    #[inline]
     pub(crate) fn buffer(
+        &mut self,
+        source: SourceId,
+        token: Token,
+        len: usize,
+        need: Need,
+    ) -> Option<Buf> {
+        if !self.lending.wanted()
+            && let Some(buf) = self.pool.take_for(source.number(), len, need)
+        {
+            return Some(buf);
+        }
+        self.buffer_in_line(source, token, len, need)
+    }
+
+    #[cold]
+    fn buffer_in_line(
         &mut self,
         source: SourceId,
         token: Token,

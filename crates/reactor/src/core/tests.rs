@@ -266,11 +266,14 @@ fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
     kernel.borrow_mut().results.extend(results);
     enter(&mut core);
     let mut told = Vec::new();
+    core.deliveries = 100;
     while let Some(source) = core.next_delivery() {
-        let (number, raw, wanted) = core.take_armed(source).expect("an armed command");
-        assert!(wanted);
+        assert!(core.armed_is_next(source));
+        let (number, raw) = core.next_armed(source).expect("an armed command");
+        assert_eq!(core.next_armed(source), None, "the next one is another's");
         told.push((source, number, raw));
     }
+    assert_eq!(core.deliveries, 94);
     let expected = [
         (first, 0, 10),
         (second, 0, 11),

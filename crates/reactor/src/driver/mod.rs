@@ -133,7 +133,8 @@ pub(crate) trait Drive {
 }
 
 /// The driver of a reactor. No trait object: what every request of a disk begins with is worth code
-/// that knows where it goes.
+/// that knows where it goes, and a tag that is read as it is.
+#[repr(u8)]
 pub(crate) enum Driver {
     Uring(Uring),
     Epoll(Epoll),
@@ -172,7 +173,7 @@ impl Drive for Driver {
         of!(self, |own| unsafe { own.start(key, target, call) });
     }
 
-    #[inline]
+    #[inline(always)]
     unsafe fn command(&mut self, key: u64, target: Target, call: CommandCall) {
         // SAFETY: the caller's promise.
         of!(self, |own| unsafe { own.command(key, target, call) });

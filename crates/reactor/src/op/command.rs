@@ -72,6 +72,13 @@ impl Command {
         self.sqe_addr
     }
 
+    /// The same one again, for a way that is seldom gone: what stays here is looked at by nobody else,
+    /// and never needs to be put together in memory.
+    #[inline(always)]
+    pub(crate) fn same(&self) -> Command {
+        Command { ..*self }
+    }
+
     #[inline]
     pub(crate) fn call(&self) -> CommandCall {
         CommandCall {

@@ -45,7 +45,8 @@ impl<P: Port> QueueCx<'_, P> {
     }
 
     /// Answers a request in place. Its result goes to the driver with all others of this turn.
-    pub fn answer(&mut self, mut request: Request, answer: Answer) {
+    #[inline]
+    pub fn answer(&mut self, request: Request, answer: Answer) {
         if let Some(returned) = request.end_at(&self.hw.home, answer) {
             self.hw.answered(self.port, returned);
         }
@@ -55,8 +56,7 @@ impl<P: Port> QueueCx<'_, P> {
     /// call, and so fails. For handlers that carry on several requests in one call.
     pub(crate) fn guarded(&mut self, call: impl FnOnce(&mut Self)) {
         if catch_unwind(AssertUnwindSafe(|| call(self))).is_err() {
-            self.hw.counters.panics.one();
-            tracing::error!(queue = self.hw.queue(), "a handler panicked");
+            self.hw.handler_panicked();
         }
     }
 
@@ -70,6 +70,7 @@ impl<P: Port> QueueCx<'_, P> {
     }
 
     /// All of it was done.
+    #[inline]
     pub fn complete(&mut self, request: Request) {
         self.answer(request, Answer::Done);
     }

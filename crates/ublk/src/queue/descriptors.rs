@@ -67,6 +67,7 @@ impl Descriptors {
     }
 
     /// What the driver says about the request that has this tag.
+    #[inline(always)]
     pub fn get(&self, tag: u16) -> IoDescriptor {
         assert!(tag < self.depth, "tag {tag} of a queue of {}", self.depth);
         let at = self

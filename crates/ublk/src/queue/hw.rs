@@ -90,6 +90,13 @@ impl Hw {
         }
     }
 
+    /// What it panicked over is its request, which was dropped with the call, and so fails.
+    #[cold]
+    pub(super) fn handler_panicked(&self) {
+        self.counters.panics.one();
+        tracing::error!(queue = self.queue, "a handler panicked");
+    }
+
     /// The memory that commands name which the driver has.
     pub(super) fn leave(&mut self) -> Vec<Buf> {
         self.mode.leave()
@@ -166,7 +173,6 @@ impl Hw {
     }
 
     /// A fetch or commit has ended. A request that came of it.
-    #[inline(always)]
     pub(super) fn commanded<P: Port>(
         &mut self,
         port: &mut P,
@@ -174,12 +180,8 @@ impl Hw {
         raw: i32,
     ) -> Option<Request> {
         match raw {
-            sys::RESULT_OK => {
-                self.tags.of(tag).refused = 0;
-                self.came(port, tag)
-            }
+            sys::RESULT_OK => self.came(port, tag),
             sys::RESULT_NEED_GET_DATA => {
-                self.tags.of(tag).refused = 0;
                 self.owed(port, tag);
                 None
             }
@@ -195,9 +197,8 @@ impl Hw {
     }
 
     /// A request came, with its bytes where the mode has them before the server looks.
-    #[inline(always)]
     fn came<P: Port>(&mut self, port: &mut P, tag: u16) -> Option<Request> {
-        self.tags.set(tag, State::Served);
+        self.tags.came(tag, State::Served);
         if self.leaves_it() {
             self.leave_tag(port, tag);
             return None;
@@ -205,15 +206,32 @@ impl Hw {
         if self.held(tag) {
             return None;
         }
+        self.arrived(port, tag)
+    }
+
+    /// The same where the driver says no more than that it came, and [`Hw::takes_all`]: what most of
+    /// what happens is.
+    #[inline(always)]
+    pub(super) fn served<P: Port>(&mut self, port: &mut P, tag: u16) -> Option<Request> {
+        self.tags.came(tag, State::Served);
+        self.arrived(port, tag)
+    }
+
+    /// Whether what comes is handed out as it comes.
+    #[inline(always)]
+    pub(super) fn takes_all(&self) -> bool {
+        matches!(self.leaving, Leaving::No)
+    }
+
+    /// What the handler gets of a tag that the driver handed over.
+    #[inline(always)]
+    fn arrived<P: Port>(&mut self, port: &mut P, tag: u16) -> Option<Request> {
         let descriptor = self.descriptors.get(tag);
         let bytes = match bytes_of(&descriptor, self.io_bytes_max) {
             Ok(bytes) => bytes,
             Err(errno) => {
-                if errno == libc::EIO {
-                    self.counters.faults.one();
-                }
                 self.describe(tag, descriptor.op(), 0);
-                self.give(port, tag, -errno, None);
+                self.refuse(port, tag, errno);
                 return None;
             }
         };
@@ -232,11 +250,20 @@ impl Hw {
                 None
             }
             Arrival::Unreachable => {
-                self.counters.faults.one();
-                self.give(port, tag, -libc::EIO, None);
+                self.refuse(port, tag, libc::EIO);
                 None
             }
         }
+    }
+
+    /// Answers a request that the handler never sees. EIO says that the driver asked for what makes no
+    /// sense.
+    #[cold]
+    fn refuse<P: Port>(&mut self, port: &mut P, tag: u16, errno: i32) {
+        if errno == libc::EIO {
+            self.counters.faults.one();
+        }
+        self.give(port, tag, -errno, None);
     }
 
     fn describe(&mut self, tag: u16, op: u8, bytes: u32) {
@@ -277,9 +304,16 @@ impl Hw {
         Request::new(Arc::clone(&self.home), told, data)
     }
 
+    /// A write was announced, and [`Hw::takes_all`].
+    #[inline(always)]
+    pub(super) fn announced<P: Port>(&mut self, port: &mut P, tag: u16) {
+        self.tags.came(tag, State::Owed);
+        self.prepare(port, tag);
+    }
+
     /// A write was announced: its bytes are owed.
     fn owed<P: Port>(&mut self, port: &mut P, tag: u16) {
-        self.tags.set(tag, State::Owed);
+        self.tags.came(tag, State::Owed);
         if self.leaves_it() {
             return self.leave_tag(port, tag);
         }
@@ -356,6 +390,7 @@ impl Hw {
     }
 
     /// A write's bytes came, or the driver said something else about its tag.
+    #[inline]
     pub(super) fn data_came<P: Port>(
         &mut self,
         port: &mut P,
@@ -369,8 +404,7 @@ impl Hw {
         let Some(mut buf) = fetched.filter(|_| raw == sys::RESULT_OK) else {
             return self.commanded(port, tag, raw);
         };
-        self.tags.of(tag).refused = 0;
-        self.tags.set(tag, State::Served);
+        self.tags.came(tag, State::Served);
         if self.leaves_it() {
             self.leave_tag(port, tag);
             return None;
@@ -381,8 +415,7 @@ impl Hw {
         let bytes = checked.unwrap_or(0);
         self.describe(tag, descriptor.op(), bytes);
         if bytes == 0 || bytes as usize > buf.len() {
-            self.counters.faults.one();
-            self.give(port, tag, -libc::EIO, None);
+            self.refuse(port, tag, libc::EIO);
             return None;
         }
         buf.truncate(bytes as usize);
@@ -442,7 +475,7 @@ impl Hw {
     }
 
     /// Takes a request's pages out of the slot that it was put into alone, where it was.
-    #[inline(always)]
+    #[cold]
     fn empty_slot<P: Port>(&mut self, port: &mut P, tag: u16) {
         if let Some(slot) = self.tags.of(tag).slot.take() {
             let command = self
@@ -499,22 +532,28 @@ impl Hw {
     #[inline(always)]
     pub(super) fn answered<P: Port>(&mut self, port: &mut P, returned: Returned) {
         let Returned { tag, answer, buf } = returned;
-        debug_assert_eq!(self.tags.state(tag), State::Served, "answered once");
-        if self.tags.state(tag) != State::Served {
+        let of = self.tags.of(tag);
+        debug_assert_eq!(of.state, State::Served, "answered once");
+        if of.state != State::Served {
             return;
         }
         if answer == Answer::Abandoned {
-            self.mode.keep(tag, buf);
-            return self.leave_tag(port, tag);
+            return self.abandoned(port, tag, buf);
         }
-        let result = self.result(tag, answer, buf.as_ref());
+        let (op, bytes) = (of.op, of.bytes);
+        let result = self.result((op, bytes), answer, buf.as_ref());
         self.give(port, tag, result, buf);
+    }
+
+    #[cold]
+    fn abandoned<P: Port>(&mut self, port: &mut P, tag: u16, buf: Option<Buf>) {
+        self.mode.keep(tag, buf);
+        self.leave_tag(port, tag);
     }
 
     /// What the driver is told of an answer.
     #[inline(always)]
-    fn result(&mut self, tag: u16, answer: Answer, buf: Option<&Buf>) -> i32 {
-        let (op, bytes) = (self.tags.of(tag).op, self.tags.of(tag).bytes);
+    fn result(&self, (op, bytes): (u8, u32), answer: Answer, buf: Option<&Buf>) -> i32 {
         let moved = match answer {
             Answer::Done => bytes,
             Answer::Part(part) => {
@@ -542,11 +581,13 @@ impl Hw {
     #[inline(always)]
     fn give<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
         self.counters.commits.one();
-        // Before the commit: what is in a slot keeps its request from ending.
-        self.empty_slot(port, tag);
         let of = self.tags.of(tag);
         of.sent = Sent::Commit { result };
         of.refused = 0;
+        if of.slot.is_some() {
+            // Before the commit: what is in a slot keeps its request from ending.
+            self.empty_slot(port, tag);
+        }
         self.commit(port, tag, result, buf);
     }
 }

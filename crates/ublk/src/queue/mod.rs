@@ -30,8 +30,10 @@ mod tags;
 pub(crate) mod tests;
 mod token;
 
+use std::any::Any;
 use std::fmt;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use reactor::{Buf, Completion, Cx, Port, Source, Token};
@@ -44,6 +46,7 @@ pub use stats::{Counters, QueueStats};
 pub use tags::Share;
 
 use crate::request::{Request, Returned};
+use crate::sys;
 use hw::Hw;
 use token::{Armed, Kind};
 
@@ -133,6 +136,8 @@ pub struct QueueSource<H: Handler> {
     handler: H,
     hw: Hw,
     returned: Vec<Returned>,
+    /// The handler is being called with a request.
+    calling: bool,
     told_aborted: bool,
     _farewell: Farewell,
 }
@@ -149,6 +154,7 @@ impl<H: Handler> QueueSource<H> {
             handler,
             hw: Hw::new(parts),
             returned: Vec::new(),
+            calling: false,
             told_aborted: false,
             _farewell: farewell,
         }
@@ -163,17 +169,10 @@ impl<H: Handler> QueueSource<H> {
         cx.guarded(|cx| what(&mut self.handler, cx));
     }
 
-    #[inline(always)]
-    fn hand_out<P: Port>(&mut self, port: &mut P, mut request: Option<Request>) {
-        if request.is_none() {
-            return;
+    fn hand_out<P: Port>(&mut self, port: &mut P, request: Option<Request>) {
+        if let Some(request) = request {
+            self.call(port, |handler, cx| handler.request(cx, request));
         }
-        // Lent to the call and taken there: what a call captures by value is moved several times.
-        self.call(port, |handler, cx| {
-            if let Some(request) = request.take() {
-                handler.request(cx, request);
-            }
-        });
     }
 
     /// Gives all tags to the driver.
@@ -182,21 +181,81 @@ impl<H: Handler> QueueSource<H> {
         self.call(port, |handler, cx| handler.attached(cx));
     }
 
-    /// An armed command has ended: most of what a queue is told.
+    /// Armed commands have ended, which is most of what a queue is told: `next` has their numbers and
+    /// raw answers. What the handler panics over costs its request alone, but is caught for all
+    /// of them together: a request that goes in and out again by one call is moved nowhere.
     #[inline]
-    pub fn commanded<P: Port>(&mut self, port: &mut P, number: u32, raw: i32) {
-        let request = match token::parse_armed(number) {
-            (Armed::Command, tag) => self.hw.commanded(port, tag, raw),
-            (Armed::GetData, tag) => self.hw.data_came(port, tag, raw),
+    pub fn commanded<P: Port>(
+        &mut self,
+        port: &mut P,
+        mut next: impl FnMut(&mut P) -> Option<(u32, i32)>,
+    ) {
+        loop {
+            let all = catch_unwind(AssertUnwindSafe(|| {
+                while let Some((number, raw)) = next(port) {
+                    self.command_ended(port, number, raw);
+                }
+            }));
+            match all {
+                Ok(()) => return,
+                Err(panic) => self.panicked(port, panic),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn command_ended<P: Port>(&mut self, port: &mut P, number: u32, raw: i32) {
+        // Told apart early, and not put together again: see above.
+        match token::parse_armed(number) {
+            (Armed::Command, tag) if raw == sys::RESULT_OK && self.hw.takes_all() => {
+                if let Some(request) = self.hw.served(port, tag) {
+                    self.take(port, request);
+                }
+            }
+            (Armed::Command, tag) if raw == sys::RESULT_NEED_GET_DATA && self.hw.takes_all() => {
+                self.hw.announced(port, tag);
+            }
+            (Armed::Command, tag) => {
+                let request = self.hw.commanded(port, tag, raw);
+                self.hand_out(port, request);
+                self.settle(port);
+            }
+            (Armed::GetData, tag) => {
+                if let Some(request) = self.hw.data_came(port, tag, raw) {
+                    self.take(port, request);
+                }
+                self.settle(port);
+            }
+        }
+    }
+
+    /// The handler takes a request; who calls this catches what it panics over.
+    #[inline(always)]
+    fn take<P: Port>(&mut self, port: &mut P, request: Request) {
+        self.calling = true;
+        let mut cx = QueueCx {
+            hw: &mut self.hw,
+            port,
         };
-        self.hand_out(port, request);
+        self.handler.request(&mut cx, request);
+        self.calling = false;
+    }
+
+    /// Something panicked while ends of commands were told: the handler, or what is ours.
+    #[cold]
+    fn panicked<P: Port>(&mut self, port: &mut P, panic: Box<dyn Any + Send>) {
+        if !std::mem::take(&mut self.calling) {
+            resume_unwind(panic);
+        }
+        self.hw.handler_panicked();
         self.settle(port);
     }
 
     /// An operation has ended.
     pub fn ended<P: Port>(&mut self, port: &mut P, token: Token, completion: Completion) {
         if let Completion::Armed(number, raw) = completion {
-            return self.commanded(port, number, raw);
+            let mut one = Some((number, raw));
+            return self.commanded(port, |_| one.take());
         }
         let (kind, number) = match token::parse(token) {
             Ok(own) => own,
@@ -317,8 +376,8 @@ impl<H: Handler> Source for QueueSource<H> {
         self.ended(cx, token, completion);
     }
 
-    fn commanded(&mut self, cx: &mut Cx<'_>, number: u32, raw: i32) {
-        QueueSource::commanded(self, cx, number, raw);
+    fn commanded(&mut self, cx: &mut Cx<'_>) {
+        QueueSource::commanded(self, cx, Cx::next_armed);
     }
 
     fn leave(&mut self) -> Vec<Buf> {

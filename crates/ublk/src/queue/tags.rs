@@ -119,6 +119,13 @@ impl Tags {
         self.counts[state as usize] += 1;
     }
 
+    /// The driver handed a tag over: it took what was sent before.
+    #[inline]
+    pub(super) fn came(&mut self, tag: u16, state: State) {
+        self.of(tag).refused = 0;
+        self.set(tag, state);
+    }
+
     pub(super) fn count(&self, state: State) -> u16 {
         self.counts[state as usize]
     }

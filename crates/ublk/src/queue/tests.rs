@@ -185,7 +185,8 @@ impl<H: Handler> Rig<H> {
         let at = self.port.armed.iter().position(|(own, _)| *own == number);
         let at = at.unwrap_or_else(|| panic!("no {kind:?} of {tag}"));
         self.port.armed.remove(at);
-        self.with(|source, port| source.commanded(port, number, raw));
+        let mut one = Some((number, raw));
+        self.with(|source, port| source.commanded(port, |_| one.take()));
     }
 
     fn end(&mut self, kind: Kind, number: u16, raw: i32) {
@@ -434,6 +435,46 @@ fn a_panic_costs_its_request() {
     assert_eq!(rig.committed(0), -libc::EIO);
     let stats = rig.counters.stats();
     assert_eq!((stats.panics, stats.dropped), (1, 1));
+}
+
+/// Panics over writes of nine sectors; all else is done.
+struct Nine;
+
+impl Handler for Nine {
+    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        assert!(request.bytes() != 9 * 512, "planted");
+        queue.complete(request);
+    }
+}
+
+#[test]
+fn requests_that_come_together_with_one_that_is_panicked_over_are_served() {
+    let mut rig = Rig::new(COPY_BY_USER, 4, Nine);
+    for (tag, sectors) in [8, 9, 16, 9].into_iter().enumerate() {
+        rig.describe(tag as u16, WRITE, sectors);
+    }
+    rig.port.armed.clear();
+    let mut ends = (0..4).map(|tag| (armed(Armed::Command, tag), sys::RESULT_OK));
+    rig.with(|source, port| source.commanded(port, |_| ends.next()));
+    assert_eq!((rig.committed(0), rig.committed(2)), (4096, 8192));
+    assert_eq!(rig.port.armed.len(), 2);
+    rig.returned();
+    for tag in [1, 3] {
+        assert_eq!(rig.committed(tag), -libc::EIO);
+    }
+    assert_eq!((rig.stats().panics, rig.stats().dropped), (2, 2));
+}
+
+#[test]
+fn a_panic_of_the_queue_itself_is_not_taken_for_its_handlers() {
+    let mut rig = Rig::new(COPY_BY_USER, 1, Nine);
+    rig.port.armed.clear();
+    let mut ends = [(armed(Armed::Command, 7), sys::RESULT_OK)].into_iter();
+    let told = catch_unwind(AssertUnwindSafe(|| {
+        rig.with(|source, port| source.commanded(port, |_| ends.next()));
+    }));
+    assert!(told.is_err(), "there is no tag 7");
+    assert_eq!(rig.stats().panics, 0);
 }
 
 #[test]

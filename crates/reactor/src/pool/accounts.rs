@@ -1,0 +1,102 @@
+//! What each holder has of what is lent to be held.
+//!
+//! Holders are sources, whose numbers are a place that is used again and a generation: so an account is
+//! found without a search, and a few words are kept for each place that ever held something. Who has
+//! taken a place begins with nothing, whatever who left it still has.
+
+/// Whoever does not say who it is.
+pub(super) const NOBODY: u64 = u64::MAX;
+
+#[derive(Clone, Copy, Default)]
+struct Account {
+    generation: u32,
+    bytes: usize,
+}
+
+#[derive(Default)]
+pub(super) struct Accounts {
+    by_place: Vec<Account>,
+    nobodys: usize,
+}
+
+/// The place and the generation that a holder's number says.
+fn parts(holder: u64) -> (usize, u32) {
+    (holder as u32 as usize, (holder >> 32) as u32)
+}
+
+impl Accounts {
+    /// Bytes that a holder has.
+    pub(super) fn of(&self, holder: u64) -> usize {
+        if holder == NOBODY {
+            return self.nobodys;
+        }
+        let (place, generation) = parts(holder);
+        match self.by_place.get(place) {
+            Some(account) if account.generation == generation => account.bytes,
+            _ => 0,
+        }
+    }
+
+    /// It got more.
+    pub(super) fn add(&mut self, holder: u64, bytes: usize) {
+        if holder == NOBODY {
+            self.nobodys += bytes;
+            return;
+        }
+        let (place, generation) = parts(holder);
+        if place >= self.by_place.len() {
+            self.by_place.resize(place + 1, Account::default());
+        }
+        let account = &mut self.by_place[place];
+        if account.generation != generation {
+            *account = Account {
+                generation,
+                bytes: 0,
+            };
+        }
+        account.bytes += bytes;
+    }
+
+    /// It gave back what it got. One whose place another has taken has no account any more.
+    pub(super) fn take(&mut self, holder: u64, bytes: usize) {
+        if holder == NOBODY {
+            self.nobodys -= bytes;
+            return;
+        }
+        let (place, generation) = parts(holder);
+        if let Some(account) = self.by_place.get_mut(place)
+            && account.generation == generation
+        {
+            account.bytes -= bytes;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_takes_a_place_begins_with_nothing_and_owes_nothing_of_who_had_it() {
+        let mut accounts = Accounts::default();
+        let (first, next) = (7, 1 << 32 | 7);
+        accounts.add(first, 100);
+        assert_eq!((accounts.of(first), accounts.of(next)), (100, 0));
+        accounts.add(next, 10);
+        assert_eq!((accounts.of(first), accounts.of(next)), (0, 10));
+        accounts.take(first, 100);
+        assert_eq!(accounts.of(next), 10);
+        accounts.take(next, 10);
+        assert_eq!(accounts.of(next), 0);
+    }
+
+    #[test]
+    fn whoever_does_not_say_who_it_is_has_one_account_together() {
+        let mut accounts = Accounts::default();
+        accounts.add(NOBODY, 5);
+        accounts.add(0, 7);
+        assert_eq!((accounts.of(NOBODY), accounts.of(0)), (5, 7));
+        accounts.take(NOBODY, 5);
+        assert_eq!((accounts.of(NOBODY), accounts.of(0)), (0, 7));
+    }
+}
