@@ -160,7 +160,9 @@ fn a_write_with_fua_is_answered_when_it_is_durable() {
             let more = flushes(&stack.lower.block(0)) - before;
             assert!(more >= BLOCKS, "{mode}: {more} for {BLOCKS} writes");
         }
-        assert_eq!(flushes(&upper), asked, "{mode}: it was not FUA alone");
+        // One for each write if it was not FUA alone. The file system has some of its own.
+        let own = flushes(&upper) - asked;
+        assert!(own < ROUNDS * BLOCKS / 4, "{mode}: {own} flushes");
         drop(file);
         mounted.unmount();
         stack.end();

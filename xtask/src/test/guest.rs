@@ -73,7 +73,7 @@ for lines; do
   name=${program##*/}
   echo "     Running tests/${name%-*}.rs ($program)"
   [ $# -eq 0 ] || set -- --exact "$@"
-  "$program" --test-threads=1 --show-output "$@" || worst=$?
+  "$program" --test-threads=1 --show-output --color=never "$@" || worst=$?
 done
 exit $worst"#;
 
@@ -347,7 +347,7 @@ mod tests {
             (ran.map(str::to_owned).collect(), output.status.success())
         };
         let (ran, passed): (Vec<_>, _) = run(&["/bin/echo", "/bin/echo\none\ntwo"]);
-        let all = "--test-threads=1 --show-output";
+        let all = "--test-threads=1 --show-output --color=never";
         assert_eq!(ran, [all, &format!("{all} --exact one two")]);
         assert!(passed);
         let (_, passed): (Vec<_>, _) = run(&["/bin/false\none", "/bin/echo"]);
