@@ -38,9 +38,9 @@ struct SourceState {
     present: bool,
     detaching: bool,
     turn_requested: bool,
-    /// Operations in flight and completions not delivered yet, armed commands among them.
+    /// Operations in flight and completions not delivered yet, without what the next one counts.
     ops: u32,
-    /// Armed commands that the kernel has.
+    /// Armed commands that the kernel has, or whose ends nobody has looked at yet.
     armed: u32,
     /// Their file, which they use together, and how the driver names it unless it is being closed.
     armed_on: Option<(FileIndex, Option<Target>)>,
@@ -354,7 +354,6 @@ impl Core {
             file == command.file(),
             "a source's armed commands go to one file"
         );
-        state.ops += 1;
         state.armed += 1;
         self.armed += 1;
         let key = armed_key(source, number);

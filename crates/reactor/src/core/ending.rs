@@ -108,7 +108,6 @@ impl Core {
             // Who has commands in flight is here.
             let state = &mut self.sources[slot as usize];
             debug_assert!(state.present && state.generation == of.generation);
-            state.ops -= 1;
             state.armed -= 1;
             let told = !state.detaching;
             if state.armed == 0 {
@@ -179,6 +178,8 @@ impl Core {
             let source = self.source_in(slot)?;
             self.armed -= 1;
             let state = self.source(source)?;
+            // It waits to be delivered now.
+            state.ops += 1;
             state.armed -= 1;
             if state.armed == 0 {
                 self.last_disarmed(source);

@@ -49,7 +49,7 @@ impl Core {
     pub(crate) fn release(&mut self, source: SourceId) -> bool {
         match self.source(source) {
             None => return true,
-            Some(state) if state.ops > 0 => return false,
+            Some(state) if state.ops > 0 || state.armed > 0 => return false,
             Some(_) => {}
         }
         for file in self.files.owned_by(source) {

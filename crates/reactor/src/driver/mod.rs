@@ -176,7 +176,11 @@ impl Drive for Driver {
     #[inline(always)]
     unsafe fn command(&mut self, key: u64, target: Target, call: CommandCall) {
         // SAFETY: the caller's promise.
-        of!(self, |own| unsafe { own.command(key, target, call) });
+        match self {
+            Driver::Uring(own) => unsafe { own.command(key, target, call) },
+            // A copy of its own, so that what a ring is given is put together in the ring alone.
+            other => unsafe { other.command_elsewhere(key, target, call) },
+        }
     }
 
     fn enters(&self) -> u64 {
@@ -201,6 +205,20 @@ impl Drive for Driver {
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
         of!(self, |own| own.wait(timeout, out))
+    }
+}
+
+impl Driver {
+    /// A command where there is no ring.
+    ///
+    /// # Safety
+    ///
+    /// That of [`Drive::start`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn command_elsewhere(&mut self, key: u64, target: Target, call: CommandCall) {
+        // SAFETY: the caller's promise.
+        of!(self, |own| unsafe { own.command(key, target, call) });
     }
 }
 

@@ -166,13 +166,17 @@ impl Uring {
         }
     }
 
+    #[inline]
     fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
         let mut woken = false;
-        for completion in self.ring.completion() {
-            match completion.user_data() {
-                KEY_WAKE => woken = true,
-                KEY_IGNORE => {}
-                key => out.push((key, completion.result())),
+        let completions = self.ring.completion();
+        out.reserve(completions.len());
+        for completion in completions {
+            let key = completion.user_data();
+            if key < KEY_IGNORE {
+                out.push((key, completion.result()));
+            } else {
+                woken |= key == KEY_WAKE;
             }
         }
         if woken {

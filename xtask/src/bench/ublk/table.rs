@@ -15,7 +15,7 @@ const FILE_BYTES: u64 = 32 << 20;
 /// fio's pattern, bytes per request, requests in flight, devices.
 type Workload = (&'static str, &'static str, u32, usize);
 
-const WORKLOADS: [Workload; 12] = [
+const WORKLOADS: [Workload; 16] = [
     ("randread", "4k", 1, 1),
     ("randwrite", "4k", 1, 1),
     ("randread", "4k", 32, 1),
@@ -24,8 +24,12 @@ const WORKLOADS: [Workload; 12] = [
     ("randwrite", "128k", 1, 1),
     ("randread", "128k", 32, 1),
     ("randwrite", "128k", 32, 1),
+    ("randread", "4k", 1, 16),
+    ("randwrite", "4k", 1, 16),
     ("randread", "4k", 32, 16),
     ("randwrite", "4k", 32, 16),
+    ("randread", "128k", 1, 16),
+    ("randwrite", "128k", 1, 16),
     ("randread", "128k", 32, 16),
     ("randwrite", "128k", 32, 16),
 ];

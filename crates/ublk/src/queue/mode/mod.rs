@@ -155,17 +155,6 @@ impl Mode {
         }
     }
 
-    /// A request with `bytes` of data came.
-    #[inline(always)]
-    pub(super) fn arrived(&mut self, tag: u16, op_flags: u32, bytes: u32) -> Arrival {
-        match self {
-            Mode::ZeroCopy(zero_copy) => zero_copy.arrived(tag, op_flags, bytes),
-            Mode::UserCopy if bytes > 0 => Arrival::Ready(Data::Window),
-            Mode::UserCopy | Mode::GetData(_) => Arrival::Ready(Data::None),
-            Mode::Copy(buffers) => Arrival::Ready(buffers.arrived(tag, bytes)),
-        }
-    }
-
     /// The memory that commands name which the driver has.
     pub(super) fn leave(&mut self) -> Vec<Buf> {
         match self {
