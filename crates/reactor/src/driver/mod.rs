@@ -175,10 +175,11 @@ impl Drive for Driver {
 
     #[inline(always)]
     unsafe fn command(&mut self, key: u64, target: Target, call: CommandCall) {
-        // SAFETY: the caller's promise.
         match self {
+            // SAFETY: the caller's promise.
             Driver::Uring(own) => unsafe { own.command(key, target, call) },
             // A copy of its own, so that what a ring is given is put together in the ring alone.
+            // SAFETY: the caller's promise.
             other => unsafe { other.command_elsewhere(key, target, call) },
         }
     }
