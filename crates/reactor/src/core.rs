@@ -554,4 +554,4 @@ impl fmt::Debug for Core {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -22,13 +22,10 @@ use sources::Sources;
 
 pub(crate) use park::Parking;
 
+mod delivering;
 mod joining;
 mod park;
 mod sources;
-
-/// Completions delivered before the kernel is asked again, so that a source that produces its
-/// own work cannot keep the others waiting.
-const DELIVERIES_PER_TURN: usize = 1024;
 
 /// How long after its deadline a stopping reactor waits for operations that cannot be cancelled
 /// (disk I/O) before it gives up and leaves their memory behind.
@@ -375,39 +372,6 @@ impl Loop {
         self.arrivals();
     }
 
-    /// Gives completions to their sources. Those of one source that follow each other are one
-    /// visit: what a visit costs is paid once for all of a busy queue's.
-    fn deliver(&mut self) {
-        self.core.deliveries = DELIVERIES_PER_TURN;
-        while self.core.deliveries > 0
-            && let Some(id) = self.core.next_delivery()
-        {
-            let before = self.core.deliveries;
-            self.with_source(id, |source, cx| {
-                while cx.core.deliveries > 0 {
-                    if cx.core.armed_is_next(id) {
-                        tell_armed(source, cx);
-                        continue;
-                    }
-                    let Some((token, completion)) = cx.core.take_delivery(id) else {
-                        return;
-                    };
-                    cx.core.deliveries -= 1;
-                    if cx.core.count_out(id) {
-                        source.completed(cx, token, completion);
-                    }
-                }
-            });
-            if self.core.deliveries == before {
-                // It has left, and nobody wants it; or a transfer goes on.
-                if self.core.take_delivery(id).is_some() {
-                    self.core.count_out(id);
-                }
-                self.core.deliveries -= 1;
-            }
-        }
-    }
-
     fn turns(&mut self) {
         if self.every_turn.is_empty() && self.core.turns.is_empty() {
             return;
@@ -581,18 +545,6 @@ impl Loop {
             at,
             _memory: memory,
         }
-    }
-}
-
-/// Tells a source of the ends of its armed commands. What it does not ask for is lost to it, one at a
-/// time, and what comes for one that leaves is counted only.
-fn tell_armed(source: &mut dyn Source, cx: &mut Cx<'_>) {
-    let before = cx.core.deliveries;
-    if cx.core.is_live(cx.me) {
-        source.commanded(cx);
-    }
-    if cx.core.deliveries == before {
-        cx.next_armed();
     }
 }
 

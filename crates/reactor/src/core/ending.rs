@@ -162,6 +162,11 @@ impl Core {
         }
     }
 
+    /// Puts a completion that was taken back in front of all others.
+    pub(crate) fn tell_first(&mut self, of: SourceId, token: Token, completion: Completion) {
+        self.ready.push_front((of, token, completion));
+    }
+
     /// A delivery of this source's is at its end; whether the source is still to be told.
     #[inline]
     pub(crate) fn count_out(&mut self, source: SourceId) -> bool {

@@ -143,6 +143,10 @@ impl Core {
         len: usize,
         need: Need,
     ) -> Option<Buf> {
+        if !self.is_live(source) {
+            // Nothing would be told to it, and its place may be another's by then.
+            return None;
+        }
         // Nobody overtakes those who wait in the same line.
         let alone = self
             .lending

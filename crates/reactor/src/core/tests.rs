@@ -15,14 +15,14 @@ use crate::pool::Need;
 
 /// What a double's driver was told, and what it is to answer.
 #[derive(Default)]
-struct Kernel {
-    started: Vec<(u64, Call)>,
+pub(crate) struct Kernel {
+    pub(crate) started: Vec<(u64, Call)>,
     cancelled: Vec<u64>,
     /// Calls that the kernel has not taken.
     queued: usize,
     /// Whether an enter takes what is queued.
     takes: bool,
-    results: Vec<(u64, i32)>,
+    pub(crate) results: Vec<(u64, i32)>,
 }
 
 struct Double(Rc<RefCell<Kernel>>);
@@ -74,7 +74,7 @@ fn core_over(driver: Driver) -> Core {
 }
 
 /// A core on a double, a source and a file of it.
-fn world() -> (Core, Rc<RefCell<Kernel>>, SourceId, FileIndex) {
+pub(crate) fn world() -> (Core, Rc<RefCell<Kernel>>, SourceId, FileIndex) {
     let kernel = Rc::new(RefCell::new(Kernel {
         takes: true,
         ..Kernel::default()
@@ -85,7 +85,7 @@ fn world() -> (Core, Rc<RefCell<Kernel>>, SourceId, FileIndex) {
     (core, kernel, source, file)
 }
 
-fn command(file: FileIndex) -> Command {
+pub(crate) fn command(file: FileIndex) -> Command {
     // SAFETY: the double's driver takes nothing for an address.
     unsafe { Command::new(file, 7, [9; 16]) }
 }

@@ -123,6 +123,10 @@ impl Uring {
                 let mut stash = std::mem::take(&mut self.stash);
                 self.reap(&mut stash);
                 self.stash = stash;
+                if raw == libc::EAGAIN {
+                    // The kernel is out of memory: somebody else must get on first.
+                    std::thread::yield_now();
+                }
             }
             // SAFETY: as in `push`.
             if unsafe { self.ring.submission().push(entry) }.is_ok() {
@@ -296,8 +300,9 @@ struct CommandEntry {
     flags: u8,
     ioprio: u16,
     fd: i32,
-    /// The driver's opcode; the upper half is not used.
-    command: u64,
+    /// The driver's opcode.
+    command: u32,
+    unused: u32,
     addr: u64,
     len: u32,
     command_flags: u32,
@@ -321,7 +326,8 @@ fn command_entry(key: u64, target: Target, call: CommandCall) -> Entry {
         flags,
         ioprio: 0,
         fd,
-        command: u64::from(call.opcode),
+        command: call.opcode,
+        unused: 0,
         addr: call.sqe_addr.unwrap_or(0),
         len: 0,
         command_flags: 0,

@@ -7,6 +7,9 @@
 /// Whoever does not say who it is.
 pub(super) const NOBODY: u64 = u64::MAX;
 
+/// Places that have an account of their own; who says a higher number is nobody.
+const PLACES_MAX: usize = 1 << 20;
+
 #[derive(Clone, Copy, Default)]
 struct Account {
     generation: u32,
@@ -19,18 +22,18 @@ pub(super) struct Accounts {
     nobodys: usize,
 }
 
-/// The place and the generation that a holder's number says.
-fn parts(holder: u64) -> (usize, u32) {
-    (holder as u32 as usize, (holder >> 32) as u32)
+/// The place and the generation that a holder's number says; none of nobody's.
+fn parts(holder: u64) -> Option<(usize, u32)> {
+    let place = holder as u32 as usize;
+    (place < PLACES_MAX).then_some((place, (holder >> 32) as u32))
 }
 
 impl Accounts {
     /// Bytes that a holder has.
     pub(super) fn of(&self, holder: u64) -> usize {
-        if holder == NOBODY {
+        let Some((place, generation)) = parts(holder) else {
             return self.nobodys;
-        }
-        let (place, generation) = parts(holder);
+        };
         match self.by_place.get(place) {
             Some(account) if account.generation == generation => account.bytes,
             _ => 0,
@@ -39,11 +42,10 @@ impl Accounts {
 
     /// It got more.
     pub(super) fn add(&mut self, holder: u64, bytes: usize) {
-        if holder == NOBODY {
+        let Some((place, generation)) = parts(holder) else {
             self.nobodys += bytes;
             return;
-        }
-        let (place, generation) = parts(holder);
+        };
         if place >= self.by_place.len() {
             self.by_place.resize(place + 1, Account::default());
         }
@@ -59,15 +61,15 @@ impl Accounts {
 
     /// It gave back what it got. One whose place another has taken has no account any more.
     pub(super) fn take(&mut self, holder: u64, bytes: usize) {
-        if holder == NOBODY {
+        let Some((place, generation)) = parts(holder) else {
             self.nobodys -= bytes;
             return;
-        }
-        let (place, generation) = parts(holder);
+        };
         if let Some(account) = self.by_place.get_mut(place)
             && account.generation == generation
         {
-            account.bytes -= bytes;
+            // Less than that where another had the place meanwhile, and who was there first came back.
+            account.bytes = account.bytes.saturating_sub(bytes);
         }
     }
 }
@@ -88,6 +90,17 @@ mod tests {
         assert_eq!(accounts.of(next), 10);
         accounts.take(next, 10);
         assert_eq!(accounts.of(next), 0);
+    }
+
+    #[test]
+    fn who_comes_back_to_a_place_owes_no_more_than_it_has() {
+        let mut accounts = Accounts::default();
+        let (first, next) = (7, 1 << 32 | 7);
+        for (holder, bytes) in [(first, 100), (next, 10), (first, 1)] {
+            accounts.add(holder, bytes);
+        }
+        accounts.take(first, 100);
+        assert_eq!(accounts.of(first), 0);
     }
 
     #[test]

@@ -12,7 +12,9 @@
 //! | to be brought (a read of get-data) | | into a buffer of the pool, which answers it |
 //!
 //! Buffers of the pool are taken after the plan, and let go before a request parks: what waits
-//! for space or for the store holds no memory (R5). One blkmq queue stands behind each ublk queue.
+//! for space or for the store holds no memory of the pool (R5). A get-data write is the exception: its
+//! bytes were fetched before anybody could plan, and stay in its buffer, for which the pool has bounds
+//! of its own (`reactor::Need::Held`). One blkmq queue stands behind each ublk queue.
 
 mod fixed;
 mod job;
