@@ -263,12 +263,15 @@ pub(super) const ROWS: &[Scenario] = &[
         modes: ONE,
         steps: &[
             Up(F_RECOVERY, 1, 2),
+            // Before, or a client that is slow finds no disk any more.
+            DiskOpen(true),
             Dies,
             State(STATE_QUIESCED),
             Client('r', Ask::Read),
             Pending('r'),
             Control(STOP_DEVICE, 0, OK),
             Ended('r', all(-EIO)),
+            DiskOpen(false),
             State(STATE_DEAD),
         ],
     },

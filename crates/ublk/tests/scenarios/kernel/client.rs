@@ -14,9 +14,13 @@ pub(super) fn open(device: u32) -> Result<File, i32> {
     opened.map_err(|error| -error.raw_os_error().unwrap_or(libc::EIO))
 }
 
-/// Runs a request to its end.
-pub(super) fn run(device: u32, request: ClientRequest) -> Result<Vec<u8>, i32> {
-    let disk = open(device)?;
+/// Runs a request to its end, on the disk as somebody has opened it, or opens it first.
+pub(super) fn run(
+    device: u32,
+    opened: Option<File>,
+    request: ClientRequest,
+) -> Result<Vec<u8>, i32> {
+    let disk = opened.map_or_else(|| open(device), Ok)?;
     let offset = request.sector * 512;
     let failed = |errno: rustix::io::Errno| -errno.raw_os_error();
     match request.op {

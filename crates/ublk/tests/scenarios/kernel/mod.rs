@@ -211,8 +211,9 @@ impl World for RealWorld {
 
     fn client(&mut self, request: ClientRequest) -> usize {
         let id = self.id;
-        self.clients
-            .push(Call::begin(move || client::run(id, request)));
+        let opened = self.disk.as_ref().and_then(|disk| disk.try_clone().ok());
+        let call = Call::begin(move || client::run(id, opened, request));
+        self.clients.push(call);
         self.clients.len() - 1
     }
 
