@@ -173,9 +173,7 @@ impl Uring {
     #[inline]
     fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
         let mut woken = false;
-        let completions = self.ring.completion();
-        out.reserve(completions.len());
-        for completion in completions {
+        for completion in self.ring.completion() {
             let key = completion.user_data();
             if key < KEY_IGNORE {
                 out.push((key, completion.result()));
