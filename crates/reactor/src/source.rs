@@ -38,8 +38,8 @@ pub trait Source: 'static {
     /// An operation has ended.
     fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion);
 
-    /// Armed commands have ended: [`Cx::next_armed`] tells which. It takes one at least, or one is lost;
-    /// what it leaves besides is told anew.
+    /// Armed commands have ended: [`Cx::next_armed`] tells which. What is left there is told anew; where
+    /// none is taken, the first comes to [`Source::completed`].
     fn commanded(&mut self, cx: &mut Cx<'_>) {
         while let Some((number, raw)) = cx.next_armed() {
             self.completed(cx, Token(u64::from(number)), Completion::Commanded(raw));

@@ -2,7 +2,7 @@
 //!
 //! Each end is told exactly once, or to nobody where its source has left.
 
-use crate::op::Completion;
+use crate::op::{Completion, Token};
 use crate::source::{Cx, Source, SourceId};
 
 use super::Loop;
@@ -66,15 +66,18 @@ impl Loop {
     }
 }
 
-/// Tells a source of the ends of its armed commands. What it does not ask for is lost to it, one at a
-/// time, and what comes for one that leaves is counted only.
+/// Tells a source of the ends of its armed commands. One that asks for none is told of the first as of
+/// any other operation, so that none is lost; what comes for one that leaves is counted only.
 fn tell_armed(source: &mut dyn Source, cx: &mut Cx<'_>) {
     let before = cx.core.deliveries;
     if cx.core.is_live(cx.me) {
         source.commanded(cx);
     }
-    if cx.core.deliveries == before {
-        cx.next_armed();
+    if cx.core.deliveries == before
+        && let Some((number, raw)) = cx.next_armed()
+    {
+        let token = Token(u64::from(number));
+        source.completed(cx, token, Completion::Armed(number, raw));
     }
 }
 
@@ -85,7 +88,7 @@ mod tests {
 
     use super::*;
     use crate::core::tests::{Kernel, command, world};
-    use crate::op::{Op, Token};
+    use crate::op::Op;
     use crate::run::sources::Sources;
 
     type Heard = Rc<RefCell<Vec<String>>>;
@@ -93,6 +96,8 @@ mod tests {
     /// Says what it is told; `then` is done when it is told something first.
     struct Says {
         name: &'static str,
+        /// For ends of armed commands.
+        asks: bool,
         heard: Heard,
         then: Option<fn(&mut Cx<'_>, Heard)>,
     }
@@ -119,7 +124,9 @@ mod tests {
         }
 
         fn commanded(&mut self, cx: &mut Cx<'_>) {
-            while let Some((number, raw)) = cx.next_armed() {
+            while self.asks
+                && let Some((number, raw)) = cx.next_armed()
+            {
                 self.say(cx, &format!("{number} armed, {raw}"));
             }
         }
@@ -144,6 +151,7 @@ mod tests {
         let heard = Heard::default();
         let says = Says {
             name: "it",
+            asks: true,
             heard: Rc::clone(&heard),
             then: None,
         };
@@ -171,11 +179,38 @@ mod tests {
     }
 
     #[test]
+    fn no_end_is_lost_to_a_source_that_does_not_ask() {
+        let (mut core, kernel, _, file) = world();
+        let heard = Heard::default();
+        let says = Says {
+            name: "it",
+            asks: false,
+            heard: Rc::clone(&heard),
+            then: None,
+        };
+        let source = core.attach(|_| says);
+        core.arm(source, 5, command(file));
+        core.arm(source, 6, command(file));
+        let ends = [(key(&kernel, 0), 0), (key(&kernel, 1), -19)];
+        kernel.borrow_mut().results.extend(ends);
+        core.drive(Some(std::time::Duration::ZERO)).unwrap();
+        let mut turning = turning(core);
+        turning.arrivals();
+        turning.deliver();
+        assert_eq!(
+            *heard.borrow(),
+            ["it: 5 in the wrong way, 0", "it: 6 in the wrong way, -19"]
+        );
+        assert_eq!(turning.core.stats().armed, 0);
+    }
+
+    #[test]
     fn what_is_refused_to_a_source_on_its_way_in_is_told_to_it() {
         let (mut core, kernel, _, file) = world();
         let heard = Heard::default();
         let says = Says {
             name: "first",
+            asks: true,
             heard: Rc::clone(&heard),
             then: Some(|cx, heard| {
                 let closed = cx.register(crate::memory::memfd(c"closed", 4096).unwrap());
@@ -185,6 +220,7 @@ mod tests {
                     cx.arm(9, command(closed));
                     Says {
                         name: "second",
+                        asks: true,
                         heard,
                         then: None,
                     }
