@@ -11,7 +11,7 @@ use nbd::server::{BadListen, Listen};
 
 use crate::cli::args::{LogIo, NewVolume, ServeArgs};
 use crate::failure::{Failure, Result};
-use crate::planned::Planned;
+use crate::store_faults::Planned;
 use crate::units::Size;
 
 const DATA_DIR: &str = "./firn-data";

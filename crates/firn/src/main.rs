@@ -7,30 +7,20 @@
 
 #![forbid(unsafe_code)]
 
+mod abort_on_panic;
 mod api;
-mod attach;
-mod bell;
 mod cli;
-mod commit;
 mod config;
-mod control;
-mod disks;
-mod doctor;
-mod doors;
-mod edge;
+mod control_plane;
 mod engine;
 mod failure;
-mod files;
+mod frontends;
+mod local_files;
 mod metrics;
 mod model;
-mod planned;
-mod reopen;
-mod report;
-mod serve;
-mod turns;
+mod server;
+mod store_faults;
 mod units;
-mod vital;
-mod volumes;
 
 use std::process::ExitCode;
 
@@ -50,7 +40,7 @@ fn main() -> ExitCode {
     plant();
     let done = match cli.command {
         Command::Serve(args) => match config::Settings::new(&cli.api, *args) {
-            Ok(settings) => serve::serve(settings),
+            Ok(settings) => server::serve(settings),
             Err(failure) => {
                 eprintln!("firn: {failure}");
                 return ExitCode::from(EXIT_USAGE);
@@ -66,7 +56,7 @@ fn main() -> ExitCode {
         },
         Command::Detach(args) => cli::detach(&cli.api, &args),
         Command::Sync(which) => cli::sync(&cli.api, cli.json, &which.name),
-        Command::Doctor(args) => doctor::doctor(cli.json, &args),
+        Command::Doctor(args) => cli::doctor(cli.json, &args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -4,6 +4,7 @@
 //! is a problem document with a stable code, also those that the framework would answer in words
 //! of its own (no such path, a body that is not JSON).
 
+pub(crate) mod metrics_page;
 mod problem;
 
 use std::net::{IpAddr, SocketAddr};
@@ -18,12 +19,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::de::DeserializeOwned;
 
-use crate::control::Control;
+use crate::control_plane::Control;
 use crate::failure::{Failure, Result};
 use crate::model::{
     AttachRequest, Attachment, CreateVolume, DetachRequest, ResizeRequest, Volume, VolumeList,
 };
-use crate::report;
 
 /// The API's description, written by hand; a test holds it against the routes.
 pub(crate) const OPENAPI: &str = include_str!("openapi.json");
@@ -173,7 +173,7 @@ async fn metrics(State(control): Shared) -> Response {
         header::CONTENT_TYPE,
         "text/plain; version=0.0.4; charset=utf-8",
     )];
-    (kind, report::metrics(&control)).into_response()
+    (kind, metrics_page::metrics(&control)).into_response()
 }
 
 async fn no_such_path() -> Failure {

@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
 use crate::model::{AttachRequest, DataMode, Transport};
-use crate::planned::Planned;
+use crate::store_faults::Planned;
 use crate::units::{Size, Span};
 
 /// Where the API listens, and where commands look for it, unless told otherwise.

@@ -5,6 +5,7 @@
 
 pub(crate) mod args;
 mod client;
+mod doctor;
 pub(crate) mod output;
 mod sync;
 mod volume;
@@ -15,6 +16,7 @@ use client::Client;
 use crate::failure::Result;
 use crate::model::{AttachRequest, Attachment, DetachRequest};
 
+pub(crate) use doctor::doctor;
 pub(crate) use sync::sync;
 pub(crate) use volume::volume;
 

@@ -21,7 +21,7 @@ use std::result::Result;
 
 use super::*;
 use crate::cli::args::{LogIo, ServeArgs};
-use crate::files::Progress;
+use crate::local_files::Progress;
 use crate::units::{Size, Span};
 
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -11,8 +11,8 @@ use reactor::Reactor;
 use volume::Volume;
 
 use crate::failure::{Failure, Result};
-use crate::serve::absolute;
-use crate::volumes::Volumes;
+use crate::frontends::open_volumes::Volumes;
+use crate::server::absolute;
 
 /// How long clients may take to have their outstanding requests answered when the server stops.
 const FAREWELL: Duration = Duration::from_secs(5);

@@ -16,7 +16,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::cli::args::LogIo;
 use crate::config::Settings;
 use crate::failure::{Failure, Result};
-use crate::files::CacheFile;
+use crate::local_files::CacheFile;
 use crate::units::Size;
 
 /// Bytes per write while the log is filled.

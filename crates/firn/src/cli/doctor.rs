@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
 use serde::Serialize;
 
-use crate::cli::args::DoctorArgs;
-use crate::cli::output;
-use crate::disks::machine::{self, Offered};
+use super::args::DoctorArgs;
+use super::output;
 use crate::failure::{Failure, Result};
-use crate::files;
+use crate::frontends::disks::probe::{self, Offered};
+use crate::local_files;
 
 /// How good a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -48,7 +48,7 @@ pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
     let mut findings = vec![kernel(), io_uring(), log_io(&cache), rings(&args.ring_dir)];
     findings.extend(orphaned_rings(&args.ring_dir));
     findings.push(store(args.store.as_deref()));
-    let offered = machine::look();
+    let offered = probe::look();
     findings.push(ublk(&offered));
     findings.push(transport(&offered));
     print(json, &findings)?;
@@ -127,7 +127,7 @@ fn io_uring() -> Finding {
 }
 
 fn log_io(dir: &Path) -> Finding {
-    match files::direct_io_offered(dir) {
+    match local_files::direct_io_offered(dir) {
         Ok(align) => Finding::new(
             "log I/O",
             Verdict::Good,
@@ -179,7 +179,7 @@ fn rings(dir: &Path) -> Finding {
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 fn orphaned_rings(ring_dir: &Path) -> Vec<Finding> {
-    files::orphans(ring_dir)
+    local_files::orphans(ring_dir)
         .into_iter()
         .map(|(rings, cache)| {
             Finding::new(
@@ -266,7 +266,7 @@ fn transport(offered: &Offered) -> Finding {
             return Finding::new("transport", Verdict::Good, found);
         }
     };
-    match machine::auto_mode(control) {
+    match probe::auto_mode(control) {
         Ok((mode, better)) => {
             let mut found = format!("auto chooses ublk, data mode {}", mode.word());
             for missing in better {

@@ -11,7 +11,7 @@ use reactor::{Buf, Completion, Cx, FileIndex, Op, Source, Token};
 use volume::request::{DiskError, DiskOp, RequestOp};
 use volume::{Host, Outcome, RequestId};
 
-use crate::vital::Vital;
+use crate::abort_on_panic::Vital;
 
 /// Takes the engine's commit requests when woken.
 #[derive(Debug)]

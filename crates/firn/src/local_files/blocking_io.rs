@@ -12,7 +12,7 @@ use std::sync::Arc;
 use blkmq::io::FileId;
 use volume::request::{DiskError, DiskOp};
 
-/// Alignment of memory for direct I/O: enough for every file that `prepare` accepts.
+/// Alignment of memory for direct I/O: enough for every file that `create` accepts.
 const ALIGN: usize = 4096;
 
 /// Bytes per write when a range is zeroed.
@@ -128,16 +128,16 @@ fn aligned(len: usize) -> (Vec<u8>, usize) {
 mod tests {
     use super::*;
     use crate::cli::args::LogIo;
-    use crate::files::prepare;
+    use crate::local_files::create;
 
     fn disk(direct: bool) -> Option<(Disk, tempfile::TempDir)> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, vec![9; 64 << 10]).unwrap();
-        if direct && prepare::direct_io(&path, LogIo::Auto).unwrap().0.is_none() {
+        if direct && create::direct_io(&path, LogIo::Auto).unwrap().0.is_none() {
             return None;
         }
-        let log = Arc::new(prepare::open_file(&path, direct).unwrap());
+        let log = Arc::new(create::open_file(&path, direct).unwrap());
         let memory = Arc::new(tempfile::tempfile().unwrap());
         let cache = Arc::new(tempfile::tempfile().unwrap());
         Some((

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::watch;
 
-use crate::control::Control;
+use crate::control_plane::Control;
 use crate::failure::Failure;
 
 /// The first pause between tries, and the longest.
@@ -109,10 +109,10 @@ mod tests {
     use super::*;
     use crate::cli::args::{LogIo, ServeArgs};
     use crate::config::Settings;
-    use crate::disks::remembered::Remembered;
-    use crate::disks::wanted::Wanted;
     use crate::engine::Engine;
-    use crate::files::{CacheDir, Progress};
+    use crate::frontends::disks::attached_file::Remembered;
+    use crate::frontends::disks::options::Wanted;
+    use crate::local_files::{CacheDir, Progress};
     use crate::model::{AttachRequest, Transport};
     use crate::units::Size;
 

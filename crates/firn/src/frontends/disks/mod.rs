@@ -5,11 +5,11 @@
 //! device's life, and `view` what its queues serve. Callers see to it that one volume's changes
 //! take turns.
 
+pub(crate) mod attached_file;
+mod backend;
 mod disk;
-pub(crate) mod machine;
-pub(crate) mod remembered;
-mod view;
-pub(crate) mod wanted;
+pub(crate) mod options;
+pub(crate) mod probe;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,12 +22,12 @@ use ublk::serve::ServedFile;
 
 use crate::engine::Engine;
 use crate::failure::{Failure, Result};
+use crate::frontends::open_volumes::Open;
 use crate::model::{self, AttachRequest};
-use crate::volumes::Open;
 
+use attached_file::{Attached, Remembered};
 use disk::{Disk, Maker, NotMade, Seats};
-use remembered::{Attached, Remembered};
-use wanted::Wanted;
+use options::Wanted;
 
 /// How many numbers are tried while others take them at the same moment.
 const ID_TRIES: u32 = 16;
@@ -62,9 +62,9 @@ impl Disks {
             return Ok(Arc::clone(maker));
         }
         if !self.seats.rings {
-            return Err(machine::no_rings());
+            return Err(probe::no_rings());
         }
-        let control = blocking(machine::look).await??;
+        let control = blocking(probe::look).await??;
         let seats = self.seats.clone();
         let maker = self
             .maker

@@ -18,10 +18,10 @@ use volume::request::{DiskError, DiskOp, RequestOp, StoreError, StoreOp, StoreRe
 use volume::units::Now;
 use volume::{Host, Outcome, Request, RequestId};
 
-use crate::bell::Bell;
-use crate::files::Disk;
+use crate::abort_on_panic::Vital;
+use crate::engine::wakeup::Bell;
+use crate::local_files::Disk;
 use crate::metrics::Counters;
-use crate::vital::Vital;
 
 /// Reads of the store at once: enough to fill a long line, few enough not to be throttled.
 const READS_MAX: usize = 64;

@@ -4,6 +4,10 @@
 //! truth. Operations that change one volume take turns, and each either does what it says or says
 //! why not and has changed nothing.
 
+mod attach;
+pub(crate) mod reopen;
+mod volume_locks;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +19,19 @@ use futures_util::stream::{self, StreamExt};
 use nbd::server::{Export, ExportFile, Listen};
 use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
 
+use crate::api::metrics_page::ladder;
 use crate::cli::args::NewVolume;
-use crate::disks::Disks;
-use crate::doors::Doors;
+use crate::control_plane::reopen::may_pass;
+use crate::control_plane::volume_locks::Turns;
 use crate::engine::Engine;
 use crate::failure::{Failure, Result};
+use crate::frontends::disks::Disks;
+use crate::frontends::nbd::Doors;
+use crate::frontends::open_volumes::{Open, Volumes};
 use crate::metrics::Counters;
 use crate::model::{CreateVolume, Nbd, State, Volume};
-use crate::planned::Running;
-use crate::reopen::may_pass;
-use crate::report::ladder;
-use crate::turns::Turns;
+use crate::store_faults::Running;
 use crate::units::Size;
-use crate::volumes::{Open, Volumes};
 
 /// How often it is said that the store is still being waited for.
 const PATIENCE: Duration = Duration::from_secs(10);

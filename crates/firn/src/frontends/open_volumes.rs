@@ -1,7 +1,7 @@
 //! The volumes that are open here, as clients find them.
 //!
 //! A map in memory with a small lock: NBD connections look exports up on reactor threads, which
-//! never wait. Opening and closing is [`crate::control`]'s; this only says what is open.
+//! never wait. Opening and closing is [`crate::control_plane`]'s; this only says what is open.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

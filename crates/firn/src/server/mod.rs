@@ -24,13 +24,13 @@ use volume::RecoveryReport;
 use crate::api;
 use crate::cli::output;
 use crate::config::Settings;
-use crate::control::Control;
-use crate::doors;
+use crate::control_plane::Control;
+use crate::control_plane::reopen::Reopening;
 use crate::engine::Engine;
 use crate::failure::{Failure, Result};
-use crate::files::{CacheDir, Progress};
-use crate::planned::Running;
-use crate::reopen::Reopening;
+use crate::frontends::nbd as doors;
+use crate::local_files::{CacheDir, Progress};
+use crate::store_faults::Running;
 use crate::units::Size;
 
 /// Threads for the API and the store; what takes time there is waiting.
@@ -89,7 +89,7 @@ fn open_many_files() {
 fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
-        .thread_name("firn-edge")
+        .thread_name("firn-runtime")
         .enable_all()
         .build()
         .map_err(|source| Failure::new("internal", 500, format!("cannot start threads: {source}")))

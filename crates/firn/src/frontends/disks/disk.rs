@@ -21,12 +21,12 @@ use ublk::serve::{Serve, ServedFile};
 use ublk::spec::Discard;
 use ublk::{Capability, DeviceSpec, ModeChoice, Want};
 
-use super::remembered::Remembered;
-use super::view::View;
-use super::wanted::{Patience, Wanted};
+use super::attached_file::Remembered;
+use super::backend::View;
+use super::options::{Patience, Wanted};
 use crate::failure::{Failure, Result};
+use crate::frontends::open_volumes::Open;
 use crate::model::{self, DataMode};
-use crate::volumes::Open;
 
 /// How long a device may take to come alive.
 const START: Duration = Duration::from_secs(30);

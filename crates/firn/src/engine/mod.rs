@@ -3,6 +3,10 @@
 //! Owns the threads and the order in which they start and stop. Reactors carry the clients'
 //! bytes and the commit path; the job thread and the runtime carry the rest.
 
+mod commit_io;
+mod io_executor;
+pub(crate) mod wakeup;
+
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -18,12 +22,12 @@ use ublk::device::Live;
 use ublk::exit::Limits;
 use volume::{Host, Notify, Options, RecoveryReport, Setup};
 
-use crate::bell::Bell;
-use crate::commit::Committer;
 use crate::config::Settings;
-use crate::edge::{Clock, Edge, JobThread};
+use crate::engine::commit_io::Committer;
+use crate::engine::io_executor::{Clock, Edge, JobThread};
+use crate::engine::wakeup::Bell;
 use crate::failure::{Failure, Result};
-use crate::files::{self, CacheDir, Disk, RingFiles};
+use crate::local_files::{self, CacheDir, Disk, RingFiles};
 use crate::metrics::Counters;
 use crate::units::Size;
 
@@ -236,7 +240,7 @@ fn setup(
         options,
         rings: Arc::new(rings),
         notify: Arc::clone(bells) as Arc<dyn Notify>,
-        boot_id: files::boot_id()?,
+        boot_id: local_files::boot_id()?,
         mount_id,
         entropy,
         label: format!(

@@ -16,9 +16,9 @@
 //! that has it knows that the dead process's last write has landed (else that write could land
 //! on top of the successor's).
 
-mod disk;
-mod prepare;
-mod rings;
+mod blocking_io;
+mod create;
+mod ring_files;
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as Io, Write};
@@ -33,10 +33,10 @@ use crate::cli::args::LogIo;
 use crate::config::Settings;
 use crate::failure::{Failure, Result};
 
-pub(crate) use disk::Disk;
-pub(crate) use prepare::offered_in as direct_io_offered;
-pub(crate) use prepare::{Progress, write_whole};
-pub(crate) use rings::{RingFiles, boot_id, orphans};
+pub(crate) use blocking_io::Disk;
+pub(crate) use create::offered_in as direct_io_offered;
+pub(crate) use create::{Progress, write_whole};
+pub(crate) use ring_files::{RingFiles, boot_id, orphans};
 
 const FORMAT_PREFIX: &str = "firn cache directory, format ";
 const FORMAT: u32 = 1;
@@ -99,10 +99,10 @@ impl CacheDir {
         check_format(&path)?;
         let lock = lock_directory(&path)?;
         write_format(&path)?;
-        let fresh = prepare::log(&path, settings, progress)?;
+        let fresh = create::log(&path, settings, progress)?;
         let log = open_log(&path, settings.log_io)?;
         wait_for_landing(&path, &log.file)?;
-        let cache = prepare::cache(&path, settings)?;
+        let cache = create::cache(&path, settings)?;
         Ok(CacheDir {
             path,
             log,
@@ -249,8 +249,8 @@ fn wait_for_landing(path: &Path, log: &File) -> Result<()> {
 fn open_log(path: &Path, mode: LogIo) -> Result<LogFile> {
     let log_path = path.join("log");
     let failed = |source: &io::Error| Failure::io("open", &log_path, source);
-    let (align, reason) = prepare::direct_io(&log_path, mode)?;
-    let file = prepare::open_file(&log_path, align.is_some()).map_err(|source| failed(&source))?;
+    let (align, reason) = create::direct_io(&log_path, mode)?;
+    let file = create::open_file(&log_path, align.is_some()).map_err(|source| failed(&source))?;
     let bytes = file.metadata().map_err(|source| failed(&source))?.len();
     Ok(LogFile {
         file: Arc::new(file),

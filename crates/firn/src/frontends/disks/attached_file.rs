@@ -13,9 +13,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::wanted::Wanted;
+use super::options::Wanted;
 use crate::failure::{Failure, Result};
-use crate::files;
+use crate::local_files;
 
 const VERSION: u32 = 2;
 
@@ -148,7 +148,7 @@ impl Attached {
         let text = serde_json::to_string_pretty(&content)
             .expect("strings, numbers and flags always serialize");
         *entries = content.volumes;
-        files::write_whole(&self.path, format!("{text}\n").as_bytes())
+        local_files::write_whole(&self.path, format!("{text}\n").as_bytes())
             .map_err(|source| Failure::io("write", &self.path, &source))
     }
 }

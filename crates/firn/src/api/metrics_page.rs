@@ -7,10 +7,10 @@ use std::sync::Arc;
 
 use volume::HostUse;
 
-use crate::control::Control;
+use crate::control_plane::Control;
+use crate::frontends::open_volumes::Open;
 use crate::metrics::Text;
 use crate::model::{Mark, Watermarks};
-use crate::volumes::Open;
 
 /// Everything, in Prometheus' text format.
 pub(crate) fn metrics(control: &Control) -> String {

@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use crate::control::Control;
-use crate::disks::machine;
+use crate::control_plane::Control;
 use crate::failure::{Failure, Result};
+use crate::frontends::disks::probe;
+use crate::frontends::open_volumes::Open;
 use crate::model::{AttachRequest, Attachment, Transport, Volume};
-use crate::volumes::Open;
 
 impl Control {
     /// Opens the volume if it is not open, and gives it the place that was asked for. What is
@@ -17,7 +17,7 @@ impl Control {
     pub(crate) async fn attach(&self, name: &str, request: AttachRequest) -> Result<Attachment> {
         request.check()?;
         let _turn = self.turns.take(name).await;
-        match machine::choose(&request, &self.disks.maker().await)? {
+        match probe::choose(&request, &self.disks.maker().await)? {
             Transport::Ublk => self.attach_disk(name, &request).await,
             _ => self.attach_nbd(name).await,
         }
@@ -107,7 +107,7 @@ impl Control {
         self.disks.attached.forget(name)
     }
 
-    /// Tries no more to open a volume that the store has not given yet ([`crate::reopen`]). What this
+    /// Tries no more to open a volume that the store has not given yet ([`super::reopen`]). What this
     /// host has of it stays in the log: it is opened again when it is attached, or with the next
     /// server, which brings what the store lacks there.
     async fn give_up(&self, name: &str, force: bool) -> Result<()> {
