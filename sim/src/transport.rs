@@ -10,9 +10,15 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, FileId, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf};
+use blkmq::io::{
+    self, Backend, FileId, MoveError, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step,
+    StepOf,
+};
 
 use crate::disk::IoError;
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
 
 #[cfg(test)]
 mod tests;
@@ -108,12 +114,12 @@ enum State<B: Backend> {
     Reading {
         plan: B::Read,
         left: u32,
-        result: Result<(), ErrorKind>,
+        result: MoveResult,
     },
     Writing {
         plan: B::Write,
         left: u32,
-        result: Result<(), ErrorKind>,
+        result: MoveResult,
     },
     Syncing(B::Sync),
 }
@@ -353,9 +359,9 @@ impl<B: Backend> Transport<B> {
             piece.attempt, request.attempt,
             "a piece of an attempt that was over"
         );
-        let kind = |error| match error {
-            IoError::Full => ErrorKind::NoSpace,
-            IoError::Eio | IoError::Short(_) => ErrorKind::Io,
+        let errno = |error| match error {
+            IoError::Full => ENOSPC,
+            IoError::Eio | IoError::Short(_) => EIO,
         };
         let (left, outcome) = match &mut request.state {
             State::Reading {
@@ -367,17 +373,22 @@ impl<B: Backend> Transport<B> {
                 match result {
                     Ok(bytes) => request.bytes[range.at as usize..(range.at + range.len) as usize]
                         .copy_from_slice(&bytes),
-                    Err(error) => *outcome = Err(kind(error)),
+                    Err(error) => {
+                        let direction = io::Direction::Read;
+                        *outcome = Err(MoveError::of_piece(direction, &range, errno(error)));
+                    }
                 }
                 (left, outcome)
             }
             State::Writing {
+                plan,
                 left,
                 result: outcome,
-                ..
             } => {
                 if let Err(error) = result {
-                    *outcome = Err(kind(error));
+                    let (direction, range) =
+                        (io::Direction::Write, &plan.pieces()[piece.index as usize]);
+                    *outcome = Err(MoveError::of_piece(direction, range, errno(error)));
                 }
                 (left, outcome)
             }
@@ -392,7 +403,7 @@ impl<B: Backend> Transport<B> {
         self.all_moved(id, request, outcome);
     }
 
-    fn all_moved(&mut self, id: ReqId, mut request: Request<B>, outcome: Result<(), ErrorKind>) {
+    fn all_moved(&mut self, id: ReqId, mut request: Request<B>, outcome: MoveResult) {
         let waker = request.waker.clone();
         let step = match std::mem::replace(&mut request.state, State::Parked) {
             State::Reading { plan, .. } => self.backend.read(plan, outcome, &waker),

@@ -104,6 +104,110 @@ pub trait Plan: Send + fmt::Debug {
     fn pieces(&self) -> &[Piece];
 }
 
+/// Which way the bytes of a request go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the extents to the request.
+    Read,
+    /// From the request to the extents.
+    Write,
+}
+
+impl fmt::Display for Direction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Direction::Read => "read",
+            Direction::Write => "write",
+        })
+    }
+}
+
+/// How the move of a request's bytes ended.
+pub type MoveResult = Result<(), MoveError>;
+
+/// Why the bytes of a request could not be moved: the first file operation that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveError {
+    /// What was to be done to the file.
+    pub direction: Direction,
+    /// The file, or none where the plan itself does not fit its request: no I/O was done then.
+    pub file: Option<FileId>,
+    /// Offset in the file, in bytes.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u32,
+    /// The positive errno. I/O that stays short counts as `EIO`.
+    pub errno: i32,
+}
+
+impl MoveError {
+    const EIO: i32 = 5;
+    const EINVAL: i32 = 22;
+
+    /// A file operation for `piece` failed with `errno`.
+    #[cold]
+    pub fn of_piece(direction: Direction, piece: &Piece, errno: i32) -> MoveError {
+        let (file, offset) = match piece.place {
+            Place::Hole => (None, 0),
+            Place::At { file, offset } => (Some(file), offset),
+        };
+        MoveError {
+            direction,
+            file,
+            offset,
+            len: piece.len,
+            errno,
+        }
+    }
+
+    /// The same, with the error of a call. One without an errno is I/O that stayed short.
+    #[cold]
+    pub fn of_io(direction: Direction, piece: &Piece, error: &std::io::Error) -> MoveError {
+        let errno = error.raw_os_error().unwrap_or(MoveError::EIO);
+        MoveError::of_piece(direction, piece, errno)
+    }
+
+    /// The plan does not fit its request.
+    #[cold]
+    pub fn of_plan(direction: Direction) -> MoveError {
+        MoveError {
+            direction,
+            file: None,
+            offset: 0,
+            len: 0,
+            errno: MoveError::EINVAL,
+        }
+    }
+}
+
+impl fmt::Display for MoveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MoveError {
+            direction,
+            offset,
+            len,
+            errno,
+            ..
+        } = self;
+        match self.file {
+            Some(FileId(file)) => write!(
+                f,
+                "{direction} of {len} bytes at offset {offset} of file {file}: errno {errno}"
+            ),
+            None => write!(f, "{direction}: the plan does not fit the request"),
+        }
+    }
+}
+
+impl std::error::Error for MoveError {}
+
+/// The client of a request whose bytes could not be moved learns no more than that.
+impl From<MoveError> for ErrorKind {
+    fn from(_: MoveError) -> ErrorKind {
+        ErrorKind::Io
+    }
+}
+
 /// A count of plans that name a segment or a slot; whoever recycles it first sees zero.
 #[derive(Clone, Debug, Default)]
 pub struct PinCount(Arc<AtomicU32>);
@@ -195,18 +299,13 @@ pub trait Backend: Send + Sync + 'static {
 
     /// The bytes of a read are in place, or could not be moved. Answers `Done`, or `Park` where
     /// another copy of the bytes is worth trying (then begin again).
-    fn read(&self, plan: Self::Read, moved: Result<(), ErrorKind>, waker: &Waker) -> StepOf<Self>
+    fn read(&self, plan: Self::Read, moved: MoveResult, waker: &Waker) -> StepOf<Self>
     where
         Self: Sized;
 
     /// The bytes of a write are in place: commit. Or they could not be moved: then a new plan at
     /// another place is answered as long as that makes sense (R10), else the error.
-    fn written(
-        &self,
-        plan: Self::Write,
-        moved: Result<(), ErrorKind>,
-        waker: &Waker,
-    ) -> StepOf<Self>
+    fn written(&self, plan: Self::Write, moved: MoveResult, waker: &Waker) -> StepOf<Self>
     where
         Self: Sized;
 
@@ -214,4 +313,27 @@ pub trait Backend: Send + Sync + 'static {
     fn poll_sync(&self, sync: Self::Sync, waker: &Waker) -> StepOf<Self>
     where
         Self: Sized;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_move_names_operation_file_offset_length_and_errno() {
+        let piece = Piece {
+            at: 512,
+            len: 4096,
+            place: Place::At {
+                file: FileId::CACHE,
+                offset: 8192,
+            },
+        };
+        let error = MoveError::of_piece(Direction::Write, &piece, 28);
+        let text = "write of 4096 bytes at offset 8192 of file 1: errno 28";
+        assert_eq!(error.to_string(), text);
+        let short = std::io::ErrorKind::UnexpectedEof.into();
+        assert_eq!(MoveError::of_io(Direction::Read, &piece, &short).errno, 5);
+        assert_eq!(MoveError::of_plan(Direction::Read).file, None);
+    }
 }

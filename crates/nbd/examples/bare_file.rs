@@ -13,7 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, FileId, Geometry, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf};
+use blkmq::io::{
+    Backend, FileId, Geometry, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
+};
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::Listed;
 use nbd::server::{Export, ExportFile, Exports, Listen, Options, Server};
@@ -119,20 +121,15 @@ impl Backend for FileDisk {
         }
     }
 
-    fn read(&self, _: Whole, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
-        Step::Done(moved)
+    fn read(&self, _: Whole, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(
-        &self,
-        plan: WholeWrite,
-        moved: Result<(), ErrorKind>,
-        waker: &Waker,
-    ) -> StepOf<Self> {
+    fn written(&self, plan: WholeWrite, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         if plan.1 && moved.is_ok() {
             self.flush(waker)
         } else {
-            Step::Done(moved)
+            Step::Done(moved.map_err(ErrorKind::from))
         }
     }
 

@@ -34,9 +34,7 @@ pub use crate::driver::Commands;
 pub use crate::files::FileIndex;
 pub use crate::handle::{Handle, Stopped};
 pub use crate::memory::{DioAlign, SharedWords, memfd};
-pub use crate::moving::{
-    Direction, MoveFailed, MoveTokens, Moving, OPS_IN_FLIGHT_MAX, OpenFile, covers,
-};
+pub use crate::moving::{MoveTokens, Moving, OPS_IN_FLIGHT_MAX, OpenFile, covers};
 pub use crate::op::{Command, Completion, Op, OpId, Part, Token};
 pub use crate::pool::{Need, Pool, PoolStats};
 pub use crate::port::Port;

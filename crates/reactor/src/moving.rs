@@ -18,9 +18,8 @@ use crate::memory::DioAlign;
 use crate::op::{Completion, Op, Token};
 use crate::pool::Need;
 use crate::port::Port;
-use std::fmt;
 
-use blkmq::io::{FileId, Piece, Place};
+use blkmq::io::{Direction, FileId, MoveError, MoveResult, Piece, Place};
 
 /// File operations in flight per request; a plan of many pieces must not fill the ring.
 pub const OPS_IN_FLIGHT_MAX: u32 = 64;
@@ -34,15 +33,6 @@ pub struct OpenFile {
     pub index: FileIndex,
     /// What its direct I/O asks for.
     pub align: DioAlign,
-}
-
-/// Which way the bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the extents to the buffer.
-    Read,
-    /// From the buffer to the extents.
-    Write,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,20 +64,9 @@ pub struct Moving {
     next: usize,
     in_flight: u32,
     bounce: Bounce,
-    failed: bool,
+    /// The first error stands.
+    result: MoveResult,
 }
-
-/// The bytes could not be moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MoveFailed;
-
-impl fmt::Display for MoveFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the bytes of a request could not be moved")
-    }
-}
-
-impl std::error::Error for MoveFailed {}
 
 fn round_down(value: u64, align: u32) -> u64 {
     value & !(u64::from(align) - 1)
@@ -118,9 +97,12 @@ pub fn covers(pieces: &[Piece], len: usize) -> bool {
 impl Moving {
     /// Splits `buf` along the pieces. A plan that does not cover it moves nothing and fails.
     pub fn new(direction: Direction, mut buf: Buf, pieces: &[Piece]) -> Moving {
-        let failed = !covers(pieces, buf.len());
+        let result = match covers(pieces, buf.len()) {
+            true => Ok(()),
+            false => Err(MoveError::of_plan(direction)),
+        };
         let mut parts = Vec::with_capacity(pieces.len().max(1));
-        if let (false, Some((_, but_last))) = (failed, pieces.split_last()) {
+        if let (Ok(()), Some((_, but_last))) = (result, pieces.split_last()) {
             parts.extend(
                 but_last
                     .iter()
@@ -135,7 +117,7 @@ impl Moving {
             next: 0,
             in_flight: 0,
             bounce: Bounce::Free,
-            failed,
+            result,
         }
     }
 
@@ -147,7 +129,8 @@ impl Moving {
         files: &[OpenFile],
         tokens: MoveTokens,
     ) -> bool {
-        while !self.failed && self.next < pieces.len() && self.in_flight < OPS_IN_FLIGHT_MAX {
+        while self.result.is_ok() && self.next < pieces.len() && self.in_flight < OPS_IN_FLIGHT_MAX
+        {
             let at = self.next;
             let piece = pieces[at];
             match piece.place {
@@ -156,10 +139,10 @@ impl Moving {
                         part.fill(0);
                     }
                 }
-                Place::Hole => self.failed = true,
+                Place::Hole => self.fail(MoveError::of_plan(self.direction)),
                 Place::At { file, offset } => {
                     let Some(file) = files.iter().find(|open| open.id == file) else {
-                        self.failed = true;
+                        self.fail(MoveError::of_piece(self.direction, &piece, libc::EBADF));
                         break;
                     };
                     if is_direct(&piece, offset, file.align) {
@@ -174,8 +157,13 @@ impl Moving {
         self.finished(pieces)
     }
 
+    #[cold]
+    fn fail(&mut self, error: MoveError) {
+        self.result = self.result.and(Err(error));
+    }
+
     fn finished(&self, pieces: &[Piece]) -> bool {
-        let all_begun = self.failed || self.next == pieces.len();
+        let all_begun = self.result.is_err() || self.next == pieces.len();
         all_begun && self.in_flight == 0 && self.bounce == Bounce::Free
     }
 
@@ -220,7 +208,7 @@ impl Moving {
         let len = (end - start) as usize;
         if len > port.reserve_len() {
             // It could wait for ever. The reserve is made for the largest request.
-            self.failed = true;
+            self.fail(MoveError::of_piece(self.direction, piece, libc::ENOBUFS));
             return true;
         }
         // Begun as far as `pump` goes: where the buffer comes later, its arrival carries it on.
@@ -288,7 +276,7 @@ impl Moving {
                 buf[len..].fill(0);
                 // Bytes before the piece may be another extent's: never written over.
                 if start != offset {
-                    self.failed = true;
+                    self.fail(MoveError::of_piece(self.direction, piece, libc::EINVAL));
                     self.bounce = Bounce::Free;
                     self.in_flight -= 1;
                     return;
@@ -316,7 +304,7 @@ impl Moving {
             return;
         };
         self.bounce = Bounce::Free;
-        let (Some(piece), false) = (pieces.get(at), self.failed) else {
+        let (Some(piece), false) = (pieces.get(at), self.result.is_err()) else {
             return;
         };
         let Place::At { file, offset } = piece.place else {
@@ -340,10 +328,13 @@ impl Moving {
             return;
         };
         self.in_flight -= 1;
-        self.failed |= result.is_err();
         let (Some(piece), Some(part)) = (pieces.get(at), self.parts.get_mut(at)) else {
             return;
         };
+        if let Err(error) = &result {
+            let error = MoveError::of_io(self.direction, piece, error);
+            self.result = self.result.and(Err(error));
+        }
         if self.bounce != Bounce::Busy(at) {
             // Without the padding.
             buf.truncate(piece.len as usize);
@@ -366,14 +357,13 @@ impl Moving {
     }
 
     /// Everything has ended: the whole buffer, and whether all bytes were moved.
-    pub fn into_buffer(self) -> (Option<Buf>, Result<(), MoveFailed>) {
+    pub fn into_buffer(self) -> (Option<Buf>, MoveResult) {
         let mut parts = self.parts.into_iter().flatten();
         let first = parts.next();
         let whole = first.and_then(|first| parts.try_fold(first, |buf, next| buf.join(next).ok()));
-        let result = if self.failed || whole.is_none() {
-            Err(MoveFailed)
-        } else {
-            Ok(())
+        let result = match &whole {
+            Some(_) => self.result,
+            None => self.result.and(Err(MoveError::of_plan(self.direction))),
         };
         (whole, result)
     }

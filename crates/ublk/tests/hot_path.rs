@@ -15,7 +15,9 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, FileId, Geometry, Op as Ask, Piece, Place, Plan, Step, StepOf};
+use blkmq::io::{
+    Backend, FileId, Geometry, MoveResult, Op as Ask, Piece, Place, Plan, Step, StepOf,
+};
 use blkmq::{Device, DeviceOptions};
 use reactor::{Buf, Command, Completion, DioAlign, FileIndex, Need, Op, OpId, Port, Token};
 use smallvec::{SmallVec, smallvec};
@@ -75,12 +77,12 @@ impl Backend for Plain {
         }
     }
 
-    fn read(&self, _: OnePiece, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
-        Step::Done(moved)
+    fn read(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(&self, _: OnePiece, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
-        Step::Done(moved)
+    fn written(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
     fn poll_sync(&self, (): (), _: &Waker) -> StepOf<Self> {

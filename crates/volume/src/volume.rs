@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Geometry, Op, Park, Piece, Pin, Place, Plan, Step, StepOf};
+use blkmq::io::{Backend, Geometry, MoveResult, Op, Park, Piece, Pin, Place, Plan, Step, StepOf};
 use smallvec::SmallVec;
 
 use crate::cache::ChunkKey;
@@ -439,7 +439,7 @@ impl Backend for Volume {
         }
     }
 
-    fn read(&self, plan: ReadPlan, moved: Result<(), ErrorKind>, waker: &Waker) -> StepOf<Self> {
+    fn read(&self, plan: ReadPlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         let from_cache_disk = |piece: &Piece| matches!(piece.place, Place::At { file, .. } if file == blkmq::io::FileId::CACHE);
         let again = moved.is_err()
             && plan.pieces.iter().any(from_cache_disk)
@@ -457,22 +457,17 @@ impl Backend for Volume {
             waker.wake_by_ref();
             return Step::Park(Park::Fetch);
         }
-        Step::Done(moved)
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(
-        &self,
-        mut plan: WritePlan,
-        moved: Result<(), ErrorKind>,
-        waker: &Waker,
-    ) -> StepOf<Self> {
+    fn written(&self, mut plan: WritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         if let Err(error) = moved
             && !canary::active(Canary::IgnoreShortWrite)
         {
             let (span, fua, tries) = (plan.span, plan.fua, plan.tries + 1);
             drop(plan);
             if tries == WRITE_TRIES {
-                return Step::Done(Err(error));
+                return Step::Done(Err(error.into()));
             }
             tracing::warn!(volume = self.name(), %error, "a log write failed; writing elsewhere");
             return self.begin_write(span, fua, tries, waker);

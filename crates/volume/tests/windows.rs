@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
+use blkmq::io::{Backend, Direction, FileId, MoveError, Op, Place, Plan, Step};
 use support::{Lasting, World, options, waker};
 use volume::request::{DiskError, DiskOp, Outcome, Request, RequestOp};
 use volume::{OpenError, Options};
@@ -306,7 +306,7 @@ fn what_the_cache_disk_cannot_read_comes_from_the_store() {
         Place::Hole => None,
     };
     assert_eq!(from(&plan), Some(FileId::CACHE));
-    let again = volume.read(plan, Err(ErrorKind::Io), &waker());
+    let again = volume.read(plan, Err(MoveError::of_plan(Direction::Read)), &waker());
     assert!(matches!(again, Step::Park(_)), "{again:?}");
     let Step::Park(_) = volume.begin(&op, &waker()) else {
         panic!("it must be fetched")
@@ -316,7 +316,7 @@ fn what_the_cache_disk_cannot_read_comes_from_the_store() {
         panic!("it was fetched")
     };
     assert_eq!(from(&plan), Some(FileId::MEMORY));
-    let last = volume.read(plan, Err(ErrorKind::Io), &waker());
+    let last = volume.read(plan, Err(MoveError::of_plan(Direction::Read)), &waker());
     assert!(matches!(last, Step::Done(Err(ErrorKind::Io))), "{last:?}");
     assert_eq!(world.read_fill(&volume, one, 4096), 1);
 }

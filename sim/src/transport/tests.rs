@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use blkmq::io::{Geometry, Park, Piece};
+use blkmq::io::{Geometry, MoveResult, Park, Piece};
 
 use super::*;
 
@@ -80,15 +80,15 @@ impl Backend for Append {
         }
     }
 
-    fn read(&self, _: Pieces, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
-        Step::Done(moved)
+    fn read(&self, _: Pieces, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(&self, _: Pieces, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
+    fn written(&self, _: Pieces, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         if moved.is_err() && self.failures.fetch_add(1, Ordering::Relaxed) == 0 {
             return Step::Write(self.plan(16));
         }
-        Step::Done(moved)
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
     fn poll_sync(&self, (): (), waker: &Waker) -> StepOf<Self> {

@@ -12,9 +12,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Plan, Step, StepOf};
+use blkmq::io::{Backend, Direction, Plan, Step, StepOf};
 use blkmq::{Admit, Admitted, Cause, Completer, Queue, SmallLock};
-use reactor::{Buf, Completion, Cx, Direction, MoveTokens, Moving, Need, OpenFile, Token};
+use reactor::{Buf, Completion, Cx, MoveTokens, Moving, Need, OpenFile, Token};
 
 use super::export::Export;
 use super::outbox::{Outbox, Weight};
@@ -289,12 +289,12 @@ impl<B: Backend> Lane<B> {
             Stage::Reading(plan, moving) => {
                 let (buf, moved) = moving.into_buffer();
                 admitted.payload_mut().data = buf;
-                backend.read(plan, moved.map_err(|_| ErrorKind::Io), admitted.waker())
+                backend.read(plan, moved, admitted.waker())
             }
             Stage::Writing(plan, moving) => {
                 let (buf, moved) = moving.into_buffer();
                 admitted.payload_mut().data = buf;
-                backend.written(plan, moved.map_err(|_| ErrorKind::Io), admitted.waker())
+                backend.written(plan, moved, admitted.waker())
             }
             _ => Step::Done(Err(ErrorKind::Io)),
         };

@@ -12,7 +12,7 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, FileId, Geometry, Op, Park, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
+    Backend, FileId, Geometry, MoveResult, Op, Park, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
 };
 
 const BLOCK_BYTES: u64 = 4096;
@@ -439,17 +439,12 @@ impl Backend for MemoryDisk {
         }
     }
 
-    fn read(&self, plan: ReadPlan, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
+    fn read(&self, plan: ReadPlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         drop(plan);
-        Step::Done(moved)
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(
-        &self,
-        plan: WritePlan,
-        moved: Result<(), ErrorKind>,
-        waker: &Waker,
-    ) -> StepOf<Self> {
+    fn written(&self, plan: WritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         let (sector, fua) = (plan.sector, plan.fua);
         if moved.is_err() {
             let sectors = plan

@@ -35,7 +35,8 @@ fn a_plan_that_does_not_cover_the_request_moves_nothing() {
         assert!(!covers(&pieces, 1024), "{pieces:?}");
         let buf = Buf::allocate(1024).unwrap();
         let (buf, result) = Moving::new(Direction::Write, buf, &pieces).into_buffer();
-        assert_eq!((buf.unwrap().len(), result), (1024, Err(MoveFailed)));
+        assert_eq!(buf.unwrap().len(), 1024);
+        assert_eq!(result, Err(MoveError::of_plan(Direction::Write)));
     }
 }
 
@@ -189,7 +190,7 @@ fn run(
     mut moving: Moving,
     pieces: &[Piece],
     fails_at: Option<usize>,
-) -> (Option<Buf>, Result<(), MoveFailed>) {
+) -> (Option<Buf>, MoveResult) {
     let files = [OpenFile {
         id: FileId::LOG,
         index: FileIndex::of_test(0),
@@ -321,7 +322,8 @@ fn a_write_into_the_middle_of_a_block_is_refused_and_touches_nothing() {
     let buf = Buf::allocate(512).unwrap();
     let moving = Moving::new(Direction::Write, buf, &pieces);
     let (_, result) = run(&mut port, &mut Dice(3), moving, &pieces, None);
-    assert_eq!(result, Err(MoveFailed));
+    let error = MoveError::of_piece(Direction::Write, &pieces[0], libc::EINVAL);
+    assert_eq!(result, Err(error));
     assert!(port.file.iter().all(|&byte| byte == 0xff));
 }
 
@@ -337,7 +339,15 @@ fn one_failed_operation_fails_the_move_after_all_others_have_ended() {
             let moving = Moving::new(direction, buf, &pieces);
             let at = dice.below(pieces.len());
             let (_, result) = run(&mut port, &mut dice, moving, &pieces, Some(at));
-            assert_eq!(result, Err(MoveFailed), "round {round}");
+            let error = result.unwrap_err();
+            assert_eq!(
+                (error.direction, error.errno),
+                (direction, libc::EIO),
+                "round {round}"
+            );
+            let names_it =
+                |piece: &Piece| MoveError::of_piece(direction, piece, libc::EIO) == error;
+            assert!(pieces.iter().any(names_it), "round {round}: {error}");
         }
     }
 }

@@ -16,7 +16,9 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, FileId, Geometry, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf};
+use blkmq::io::{
+    Backend, FileId, Geometry, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
+};
 use blkmq::{Device, DeviceOptions};
 use reactor::DioAlign;
 use rustix::fs::FallocateFlags;
@@ -310,20 +312,15 @@ impl Backend for FileDisk {
         }
     }
 
-    fn read(&self, _: Pieces, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
-        Step::Done(moved)
+    fn read(&self, _: Pieces, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(
-        &self,
-        plan: WritePlan,
-        moved: Result<(), ErrorKind>,
-        waker: &Waker,
-    ) -> StepOf<Self> {
+    fn written(&self, plan: WritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         if plan.1 && moved.is_ok() {
             return Step::Sync(self.chores.ask(Chore::Sync, waker));
         }
-        Step::Done(moved)
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
     fn poll_sync(&self, ticket: Ticket, waker: &Waker) -> StepOf<Self> {

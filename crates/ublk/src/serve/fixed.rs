@@ -7,8 +7,8 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-use blkmq::io::{Piece, Place};
-use reactor::{Completion, Direction, FileIndex, OPS_IN_FLIGHT_MAX, Op, OpenFile, Port, covers};
+use blkmq::io::{Direction, MoveError, MoveResult, Piece, Place};
+use reactor::{Completion, FileIndex, OPS_IN_FLIGHT_MAX, Op, OpenFile, Port, covers};
 
 use super::token;
 use crate::sys::IO_BYTES_MAX;
@@ -41,13 +41,9 @@ pub(super) fn fits(pieces: &[Piece], files: &[OpenFile]) -> bool {
     })
 }
 
-/// How a move ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Moved {
-    All,
-    Failed,
-    /// A file did not take this memory or place.
-    Refused,
+/// Whether a file did not take this memory or place.
+pub(super) fn is_refused(error: MoveError) -> bool {
+    error.file.is_some() && matches!(error.errno, libc::EINVAL | libc::EOPNOTSUPP)
 }
 
 /// A request's bytes on their way between its slot and files.
@@ -57,23 +53,23 @@ pub(super) struct FixedMove {
     slot: u16,
     next: usize,
     in_flight: u32,
-    outcome: Moved,
+    /// The first error stands.
+    result: MoveResult,
 }
 
 impl FixedMove {
     /// A move of `len` bytes. A plan that does not cover them moves nothing and fails.
     pub(super) fn new(direction: Direction, slot: u16, len: u32, pieces: &[Piece]) -> FixedMove {
-        let outcome = if covers(pieces, len as usize) {
-            Moved::All
-        } else {
-            Moved::Failed
+        let result = match covers(pieces, len as usize) {
+            true => Ok(()),
+            false => Err(MoveError::of_plan(direction)),
         };
         FixedMove {
             direction,
             slot,
             next: 0,
             in_flight: 0,
-            outcome,
+            result,
         }
     }
 
@@ -85,20 +81,20 @@ impl FixedMove {
         files: &[OpenFile],
         zeroes: Option<FileIndex>,
         tag: u16,
-    ) -> Option<Moved> {
-        while self.outcome == Moved::All
+    ) -> Option<MoveResult> {
+        while self.result.is_ok()
             && self.in_flight < OPS_IN_FLIGHT_MAX
             && let Some(piece) = pieces.get(self.next)
         {
             let Some(op) = self.op(piece, files, zeroes) else {
-                self.outcome = Moved::Failed;
+                self.result = Err(MoveError::of_piece(self.direction, piece, libc::EBADF));
                 break;
             };
             port.submit(token::piece(tag, self.next as u32), op);
             self.in_flight += 1;
             self.next += 1;
         }
-        (self.in_flight == 0).then_some(self.outcome)
+        (self.in_flight == 0).then_some(self.result)
     }
 
     fn op(&self, piece: &Piece, files: &[OpenFile], zeroes: Option<FileIndex>) -> Option<Op> {
@@ -134,19 +130,19 @@ impl FixedMove {
         }
     }
 
-    /// A file operation has ended. The first error stands.
-    pub(super) fn completed(&mut self, completion: &Completion) {
+    /// The file operation of piece `at` has ended.
+    pub(super) fn completed(&mut self, at: usize, completion: &Completion, pieces: &[Piece]) {
         self.in_flight -= 1;
-        let result = match completion {
-            Completion::Moved(result) => result,
-            _ => return self.outcome = Moved::Failed,
-        };
-        if let (Err(error), Moved::All) = (result, self.outcome) {
-            self.outcome = match error.raw_os_error() {
-                Some(libc::EINVAL | libc::EOPNOTSUPP) => Moved::Refused,
-                _ => Moved::Failed,
-            };
+        if let Completion::Moved(Ok(())) = completion {
+            return;
         }
+        let error = match (completion, pieces.get(at)) {
+            (Completion::Moved(Err(error)), Some(piece)) => {
+                MoveError::of_io(self.direction, piece, error)
+            }
+            _ => MoveError::of_plan(self.direction),
+        };
+        self.result = self.result.and(Err(error));
     }
 }
 
@@ -172,7 +168,7 @@ mod tests {
     fn a_plan_that_does_not_cover_the_request_moves_nothing() {
         let whole = [piece(0, 512, 0), piece(512, 512, 0)];
         let moving = FixedMove::new(Direction::Write, 0, 1024, &whole);
-        assert_eq!(moving.outcome, Moved::All);
+        assert_eq!(moving.result, Ok(()));
         for pieces in [
             vec![],
             vec![piece(0, 512, 0)],
@@ -181,7 +177,7 @@ mod tests {
             vec![piece(0, 1024, 0), piece(1024, 0, 0)],
         ] {
             let moving = FixedMove::new(Direction::Write, 0, 1024, &pieces);
-            assert_eq!(moving.outcome, Moved::Failed, "{pieces:?}");
+            assert!(moving.result.is_err(), "{pieces:?}");
         }
     }
 

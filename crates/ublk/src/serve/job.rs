@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Op, Piece, Plan};
+use blkmq::io::{Backend, Direction, Op, Piece, Plan};
 use blkmq::{Completer, Kick};
-use reactor::{Buf, Direction, Moving};
+use reactor::{Buf, Moving};
 
 use super::fixed::FixedMove;
 use crate::request::{Answer, Data, Request};

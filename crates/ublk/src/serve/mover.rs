@@ -4,11 +4,11 @@
 //! for a buffer), or on the stack of the call that carries it on.
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Step, StepOf};
+use blkmq::io::{Backend, Direction, MoveResult, Step, StepOf};
 use blkmq::{Admitted, Cause};
-use reactor::{Buf, Completion, Direction, MoveTokens, Moving, Need, Op, Port};
+use reactor::{Buf, Completion, MoveTokens, Moving, Need, Op, Port};
 
-use super::fixed::{self, FixedMove, Moved};
+use super::fixed::{self, FixedMove};
 use super::job::{Mover, Planned, Stage};
 use super::{Held, Serve, token};
 use crate::queue::QueueCx;
@@ -23,7 +23,7 @@ fn tokens(tag: u16) -> MoveTokens {
 }
 
 /// A request whose bytes have moved, or not; none where it waits for something and was put away.
-type Carried<B> = Option<(Admitted<Held<B>>, Result<(), ErrorKind>)>;
+type Carried<B> = Option<(Admitted<Held<B>>, MoveResult)>;
 
 impl<B: Backend> Serve<B> {
     /// Plans a request, or asks whether it is durable now.
@@ -73,7 +73,7 @@ impl<B: Backend> Serve<B> {
     fn moved(
         &mut self,
         mut admitted: Admitted<Held<B>>,
-        result: Result<(), ErrorKind>,
+        result: MoveResult,
     ) -> (Admitted<Held<B>>, StepOf<B>) {
         let step = match admitted.payload_mut().planned.take() {
             Some(Planned::Read(plan)) => self.backend.read(plan, result, admitted.waker()),
@@ -236,7 +236,7 @@ impl<B: Backend> Serve<B> {
             Mover::Fixed(moving) => moving.pump(cx, pieces, files, self.zeroes, tag),
             Mover::Buffered(moving) => moving
                 .pump(cx, pieces, files, tokens(tag))
-                .then_some(Moved::All),
+                .then_some(Ok(())),
         };
         let Some(outcome) = outcome else {
             self.put(admitted);
@@ -245,15 +245,16 @@ impl<B: Backend> Serve<B> {
         if matches!(mover, Mover::Fixed(_)) {
             job.stage = Stage::Plan;
             return match outcome {
-                Moved::All => {
-                    cx.count_moved(true);
-                    Some((admitted, Ok(())))
-                }
-                Moved::Refused if job.request().window().is_some() => {
+                Err(error) if fixed::is_refused(error) && job.request().window().is_some() => {
                     job.copied = true;
                     self.begin_move(cx, admitted)
                 }
-                _ => Some((admitted, Err(ErrorKind::Io))),
+                result => {
+                    if result.is_ok() {
+                        cx.count_moved(true);
+                    }
+                    Some((admitted, result))
+                }
             };
         }
         let Stage::Moving(Mover::Buffered(moving)) = std::mem::replace(&mut job.stage, Stage::Plan)
@@ -263,7 +264,7 @@ impl<B: Backend> Serve<B> {
         let (buf, result) = moving.into_buffer();
         job.data = buf;
         cx.count_moved(false);
-        Some((admitted, result.map_err(|_| ErrorKind::Io)))
+        Some((admitted, result))
     }
 
     /// A file operation of a request has ended.
@@ -280,7 +281,7 @@ impl<B: Backend> Serve<B> {
         let job = &mut **admitted.payload_mut();
         if let (Stage::Moving(mover), Some(planned)) = (&mut job.stage, &job.planned) {
             match mover {
-                Mover::Fixed(moving) => moving.completed(&completion),
+                Mover::Fixed(moving) => moving.completed(piece, &completion, planned.pieces()),
                 Mover::Buffered(moving) => {
                     moving.completed(piece, completion, planned.pieces(), &self.files);
                 }

@@ -5,7 +5,7 @@ use std::task::Waker;
 
 use blkmq::DeviceOptions;
 use blkmq::error::ErrorKind;
-use blkmq::io::{Geometry, Op as Ask, Park, Piece, Place, Plan, Step, StepOf};
+use blkmq::io::{Geometry, MoveResult, Op as Ask, Park, Piece, Place, Plan, Step, StepOf};
 use reactor::Buf;
 
 use super::*;
@@ -75,15 +75,15 @@ impl Backend for Scripted {
         }
     }
 
-    fn read(&self, _: Planned, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
-        Step::Done(moved)
+    fn read(&self, _: Planned, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(&self, plan: Planned, moved: Result<(), ErrorKind>, _: &Waker) -> StepOf<Self> {
+    fn written(&self, plan: Planned, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         if moved.is_err() && std::mem::take(&mut *self.failed.lock().unwrap()) > 0 {
             return Step::Write(plan);
         }
-        Step::Done(moved)
+        Step::Done(moved.map_err(ErrorKind::from))
     }
 
     fn poll_sync(&self, left: u32, waker: &Waker) -> StepOf<Self> {

@@ -6,7 +6,7 @@
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Geometry, Op, Step, StepOf};
+use blkmq::io::{Backend, Geometry, MoveResult, Op, Step, StepOf};
 use volume::{ReadPlan, SyncWait, Volume, WritePlan};
 
 /// What a disk serves.
@@ -36,16 +36,11 @@ impl Backend for View {
         self.volume.begin(op, waker)
     }
 
-    fn read(&self, plan: ReadPlan, moved: Result<(), ErrorKind>, waker: &Waker) -> StepOf<Self> {
+    fn read(&self, plan: ReadPlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         self.volume.read(plan, moved, waker)
     }
 
-    fn written(
-        &self,
-        plan: WritePlan,
-        moved: Result<(), ErrorKind>,
-        waker: &Waker,
-    ) -> StepOf<Self> {
+    fn written(&self, plan: WritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         self.volume.written(plan, moved, waker)
     }
 
