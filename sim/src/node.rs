@@ -15,8 +15,8 @@ use crate::rng::Rng;
 use crate::store::{Call, CallError, CallResult, Condition, Reply};
 
 pub use volume::Volume;
-use volume::request::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
-pub use volume::request::{DiskOp, Request, RequestId, RequestOp};
+use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
+pub use volume::driver::{DiskOp, Request, RequestId, RequestOp};
 use volume::units::{Lsn, Now};
 use volume::{
     Answer, Host, Notify, OpenError, OpenMode, Options, RecoveryReport, VolumeInfo, VolumeSpec,

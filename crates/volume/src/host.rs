@@ -9,22 +9,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use crate::cache::CacheUse;
-use crate::catalog::{self, VolumeInfo, VolumeSpec};
-use crate::checkpoint;
+use crate::driver::{Outcome, Request, RequestId};
 use crate::error::OpenError;
+use crate::jobs::maintenance::{self};
 use crate::jobs::{Answer, Jobs, Notify, Port};
+use crate::log::checkpoint;
 use crate::log::committer::{Committer, Journal};
 use crate::log::ring::{Home, Ring, Rings};
 use crate::log::segments::Room;
-use crate::maintenance::{self};
-use crate::opener::{self, OpenMode};
 use crate::options::Options;
 use crate::recover;
-use crate::request::{Outcome, Request, RequestId};
+use crate::request::Volume;
 use crate::shared::{Parts, Shared};
+use crate::store::catalog::{self, VolumeInfo, VolumeSpec};
+use crate::store::open::{self, OpenMode};
+use crate::store::upload;
 use crate::units::{HostId, Lsn, Now};
-use crate::uploader;
-use crate::volume::Volume;
 
 /// What a host is started with.
 pub struct Setup {
@@ -173,13 +173,13 @@ impl Host {
     /// Opens a volume: takes its epoch, loads its index, recovers its local tail.
     pub fn open_volume(&self, name: &str, mode: OpenMode) -> Answer<Result<Volume, OpenError>> {
         let name = name.to_owned();
-        self.control(move |shared| async move { opener::open(&shared, &name, mode).await })
+        self.control(move |shared| async move { open::open(&shared, &name, mode).await })
     }
 
     /// Brings a volume to the store and gives it back. Transports have let go of it before.
     pub fn close_volume(&self, volume: &Volume) -> Answer<Result<(), OpenError>> {
         let tail = Arc::clone(&volume.tail);
-        self.control(move |shared| async move { opener::close(&shared, &tail).await })
+        self.control(move |shared| async move { open::close(&shared, &tail).await })
     }
 
     /// Makes an open volume larger, in the store and here. Ends when it is; a volume never
@@ -212,7 +212,7 @@ impl Host {
         let tail = Arc::clone(&volume.tail);
         let target = tail.newest();
         self.control(move |shared| async move {
-            uploader::stored(&shared, &tail, target)
+            upload::stored(&shared, &tail, target)
                 .await
                 .map(|()| target)
         })
@@ -287,7 +287,7 @@ async fn seal(
         shared
             .tails()
             .iter()
-            .for_each(|tail| opener::empty_ring(shared, tail));
+            .for_each(|tail| open::empty_ring(shared, tail));
     }
     let frozen = checkpoint::freeze(shared).expect("nothing was committed yet");
     match checkpoint::write(shared, before, frozen).await {
@@ -296,7 +296,7 @@ async fn seal(
                 shared
                     .tails()
                     .iter()
-                    .for_each(|tail| opener::empty_ring(shared, tail));
+                    .for_each(|tail| open::empty_ring(shared, tail));
             }
             Ok(journal)
         }
@@ -348,7 +348,7 @@ async fn bring_up(
         report
             .tails
             .push((tail.name.clone(), tail.newest, tail.rescue));
-        shared.add_tail(Arc::new(opener::dormant(id, tail)));
+        shared.add_tail(Arc::new(open::dormant(id, tail)));
     }
     let mut journal = found.journal;
     if !found.poisoned {
@@ -358,7 +358,7 @@ async fn bring_up(
     if !shared.begin_commits(committer) || slot.set(Arc::clone(&shared)).is_err() {
         return Err(OpenError::Options("the host was started twice".into()));
     }
-    jobs.spawn(crate::reclaim::run(Arc::clone(&shared)));
+    jobs.spawn(crate::log::reclaim::run(Arc::clone(&shared)));
     shared.call_reclaim();
     Ok(report)
 }

@@ -6,55 +6,43 @@
 //! and the read plans again. Disk and store operations come out as [`Request`]s and go back in as
 //! [`Outcome`]s; time is passed in. So the server and the simulator drive the same code.
 //!
-//! Reading order: [`units`], `map` (where the newest bytes are), `log` (segments, ring, frames,
-//! group commit), `tail` (a volume's local state and its commit), `volume` (the request path),
-//! `uploader` and `roots` (how bytes reach the store), `object` (what they look like there),
-//! `catalog`, `opener` and `recover` (how volumes and a host come up), `reclaim` and `space` (how
-//! the log never fills), `jobs` (how procedures run without a runtime), `shared` (what they all
-//! hold), `host` (what a driver holds).
+//! Reading order, along the path of the data: [`units`], `request` (plan and commit, a volume's tail, where
+//! writes wait), `map` (which extent is the newest), `log` (segments, ring, frames, group commit, reclaim),
+//! `store` (open, upload, index pages, roots, fetch), `object` (the formats there), `cache` (fetched
+//! chunks), `recover` (how a host comes up). `jobs` runs procedures without a runtime, `shared` is what
+//! all parts use, [`driver`] the requests and outcomes that pass between the engine and its driver,
+//! `host` what a driver holds.
 #![forbid(unsafe_code)]
 
 mod cache;
 pub mod canary;
-mod catalog;
-mod checkpoint;
 mod codec;
+pub mod driver;
 mod error;
-mod fetch;
-mod fold;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(test)]
 mod golden;
 mod host;
-mod index;
 mod jobs;
 mod log;
-mod maintenance;
 mod map;
 pub mod object;
-mod opener;
 mod options;
-mod reclaim;
 mod recover;
-pub mod request;
-mod roots;
+mod request;
 mod shared;
-mod space;
-mod tail;
+mod store;
 pub mod units;
-mod uploader;
-mod volume;
-mod watermark;
 
 pub use cache::CacheUse;
-pub use catalog::{VolumeInfo, VolumeSpec, check_name};
+pub use driver::{Outcome, Request, RequestId};
 pub use error::OpenError;
 pub use host::{Host, HostUse, RecoveryReport, Setup};
 pub use jobs::{Answer, Notify};
 pub use log::ring::{HeapRegion, RingRegion, Rings, TailId};
-pub use opener::OpenMode;
 pub use options::Options;
-pub use request::{Outcome, Request, RequestId};
-pub use volume::{ReadPlan, SyncWait, Volume, WritePlan};
-pub use watermark::{Rung, Watermarks};
+pub use request::watermark::{Rung, Watermarks};
+pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
+pub use store::catalog::{VolumeInfo, VolumeSpec, check_name};
+pub use store::open::OpenMode;

@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cache::Cache;
-use crate::fetch::Fetches;
+use crate::jobs::maintenance::Maintenance;
 use crate::jobs::{Jobs, Port, Signal, lock};
 use crate::log::committer::Committer;
 use crate::log::layout::{Layout, Superblock};
 use crate::log::ring::{Home, Rings, TailId};
 use crate::log::segments::Segments;
-use crate::maintenance::Maintenance;
 use crate::object::ObjectId;
 use crate::options::Options;
-use crate::space::Space;
-use crate::tail::Tail;
+use crate::request::space::Space;
+use crate::request::tail::Tail;
+use crate::store::fetch::Fetches;
 use crate::units::{HostId, VolumeId};
 
 /// What recovery and the driver give to make a host.

@@ -9,7 +9,7 @@ use std::task::{Wake, Waker};
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, FileId, MoveError, Op, Place, Plan, Step};
 use support::{Lasting, World, options, waker};
-use volume::request::{DiskError, DiskOp, Outcome, Request, RequestOp};
+use volume::driver::{DiskError, DiskOp, Outcome, Request, RequestOp};
 use volume::{OpenError, Options};
 
 const GIB: u64 = 1 << 30;

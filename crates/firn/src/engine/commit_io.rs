@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use blkmq::io::FileId;
 use reactor::{Buf, Completion, Cx, FileIndex, Op, Source, Token};
-use volume::request::{DiskError, DiskOp, RequestOp};
+use volume::driver::{DiskError, DiskOp, RequestOp};
 use volume::{Host, Outcome, RequestId};
 
 use crate::abort_on_panic::Vital;

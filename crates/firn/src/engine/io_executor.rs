@@ -14,7 +14,7 @@ use bytes::Bytes;
 use store::{Kind, SharedStore, Store, Version};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
-use volume::request::{DiskError, DiskOp, RequestOp, StoreError, StoreOp, StoreReply};
+use volume::driver::{DiskError, DiskOp, RequestOp, StoreError, StoreOp, StoreReply};
 use volume::units::Now;
 use volume::{Host, Outcome, Request, RequestId};
 
@@ -311,8 +311,8 @@ fn counter_index(op: &StoreOp) -> usize {
     }
 }
 
-fn seen(version: Version) -> volume::request::Version {
-    volume::request::Version(version.0)
+fn seen(version: Version) -> volume::driver::Version {
+    volume::driver::Version(version.0)
 }
 
 /// A store's error in the engine's words.

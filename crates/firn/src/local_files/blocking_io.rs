@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use blkmq::io::FileId;
-use volume::request::{DiskError, DiskOp};
+use volume::driver::{DiskError, DiskOp};
 
 /// Alignment of memory for direct I/O: enough for every file that `create` accepts.
 const ALIGN: usize = 4096;

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Wake, Waker};
 
-use crate::request::{Outcome, Request, RequestId, RequestOp};
+use crate::driver::{Outcome, Request, RequestId, RequestOp};
 use crate::units::Now;
 
 /// Locks a mutex whose sections never leave broken state behind: a panic elsewhere on the
 /// thread does not make the data wrong, so poisoning is not passed on. A tail's lock is no such
-/// mutex, see [`crate::tail::Tail::lock`].
+/// mutex, see [`crate::request::tail::Tail::lock`].
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -34,6 +34,7 @@ pub trait Notify: Send + Sync {
 }
 
 mod answer;
+pub(crate) mod maintenance;
 mod port;
 
 pub use answer::Answer;

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use blkmq::io::FileId;
 
 use super::{Jobs, ReplyCell, lock};
-use crate::request::{DiskError, DiskOp, Outcome, RequestOp, StoreError, StoreOp, StoreReply};
+use crate::driver::{DiskError, DiskOp, Outcome, RequestOp, StoreError, StoreOp, StoreReply};
 use crate::units::Now;
 
 /// The outcome of a request, when it is there. Dropping it leaves the request to run its course.

@@ -18,10 +18,10 @@ use blkmq::io::FileId;
 
 use super::frame::{FrameWriter, Part, Record};
 use crate::canary::{self, Canary};
+use crate::driver::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
 use crate::jobs::{Signal, lock};
-use crate::request::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
+use crate::request::tail::Tail;
 use crate::shared::Shared;
-use crate::tail::Tail;
 use crate::units::Lsn;
 
 /// Where a round is.
@@ -289,7 +289,7 @@ impl Committer {
             shared
                 .clone()
                 .jobs
-                .spawn(async move { crate::checkpoint::run(&shared).await });
+                .spawn(async move { crate::log::checkpoint::run(&shared).await });
             return;
         }
         let data = frame.finish(Part::Round, journal.lap, journal.number);
@@ -374,7 +374,7 @@ impl Committer {
         }
         let shared = Arc::clone(shared);
         shared.clone().jobs.spawn(async move {
-            crate::checkpoint::mark_poisoned(&shared.port, shared.superblock()).await
+            crate::log::checkpoint::mark_poisoned(&shared.port, shared.superblock()).await
         });
     }
 }

@@ -5,9 +5,11 @@
 //! the memory that outlives the process, [`frame`] the record on disk, and [`committer`] the
 //! group commit that makes both meet.
 
+pub(crate) mod checkpoint;
 pub(crate) mod committer;
 pub(crate) mod entry;
 pub(crate) mod frame;
 pub(crate) mod layout;
+pub(crate) mod reclaim;
 pub(crate) mod ring;
 pub(crate) mod segments;

@@ -4,6 +4,7 @@
 //! frozen layers on their way to the store, clean log extents that the store has too, and below
 //! them (owned by `index`) the store itself.
 
+pub(crate) mod index;
 pub(crate) mod layers;
 
 use std::collections::BTreeMap;

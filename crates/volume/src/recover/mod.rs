@@ -13,10 +13,11 @@ use std::collections::BTreeMap;
 
 use blkmq::io::FileId;
 
-use crate::checkpoint::mark_poisoned;
+use crate::driver::{DiskError, DiskOp};
 use crate::error::OpenError;
 use crate::host::RecoveryReport;
 use crate::jobs::{Port, join_all};
+use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
 use crate::log::layout::{BLOCK, Layout, SegmentHeader, Superblock};
 use crate::log::ring::{Home, Rings, TailId};
@@ -24,7 +25,6 @@ use crate::log::segments::{Segments, Summary};
 use crate::map::ExtentMap;
 use crate::map::layers::{Dirty, LogAddr};
 use crate::options::Options;
-use crate::request::{DiskError, DiskOp};
 use crate::units::{HostId, Lsn, Span};
 
 mod journal;

@@ -11,7 +11,7 @@ use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
-use volume::request::{
+use volume::driver::{
     DiskError, DiskOp, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply, Version,
 };
 use volume::units::Now;

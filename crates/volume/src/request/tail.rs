@@ -17,18 +17,18 @@ use blkmq::error::ErrorKind;
 use blkmq::io::Geometry;
 
 use crate::canary::{self, Canary};
-use crate::index::Index;
+use crate::driver::DiskError;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, TailRecord};
 use crate::log::ring::{Ring, TailId};
 use crate::log::segments::Lots;
 use crate::map::ExtentMap;
+use crate::map::index::Index;
 use crate::map::layers::{Dirty, Frozen, Layers, LogAddr};
-use crate::request::DiskError;
+use crate::request::watermark::Ages;
 use crate::shared::Shared;
+use crate::store::upload::UploadState;
 use crate::units::{Lsn, Span};
-use crate::uploader::UploadState;
-use crate::watermark::Ages;
 
 /// Extents that one commit takes out of the top layer under the lock, at most.
 const HIDDEN_MAX: usize = 4096;

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use blkmq::io::{FileId, Pin};
 use smallvec::SmallVec;
 
+use crate::driver::{DiskError, DiskOp};
 use crate::log::layout::{BLOCK_SECTORS, SegmentHeader};
 use crate::log::segments::{Lane, Lot, Summary};
 use crate::map::layers::{Found, LogAddr, merge};
-use crate::request::{DiskError, DiskOp};
+use crate::request::tail::Tail;
 use crate::shared::Shared;
-use crate::tail::Tail;
 use crate::units::Span;
 
 /// Runs as long as the host.

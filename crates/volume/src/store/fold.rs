@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::error::OpenError;
-use crate::fetch::load_page;
 use crate::object::ObjectId;
 use crate::object::page::{BlockRef, NODE_PAGES, encode_node, encode_page};
 use crate::object::root::Root;
+use crate::request::tail::Tail;
 use crate::shared::Shared;
-use crate::tail::Tail;
-use crate::uploader::{HOLD_EXTENTS, put};
+use crate::store::fetch::load_page;
+use crate::store::upload::{HOLD_EXTENTS, put};
 
 /// An index object is closed at this size.
 const OBJECT_BYTES: usize = 32 << 20;

@@ -15,20 +15,20 @@ use std::sync::{Arc, Mutex};
 use blkmq::io::FileId;
 
 use crate::canary::{self, Canary};
+use crate::driver::StoreOp;
 use crate::error::OpenError;
-use crate::fold;
-use crate::index::delta_of;
 use crate::jobs::{Signal, lock};
 use crate::log::frame::Record;
 use crate::log::layout::BLOCK_SECTORS;
 use crate::map::ExtentMap;
+use crate::map::index::delta_of;
 use crate::map::layers::{Clean, Dirty, LogAddr, merge};
 use crate::object::pack::{Pack, PackWriter};
 use crate::object::root::DeltaRef;
-use crate::request::StoreOp;
-use crate::roots::{Head, commit_root, store_error};
+use crate::request::tail::{Status, Tail};
 use crate::shared::Shared;
-use crate::tail::{Status, Tail};
+use crate::store::fold;
+use crate::store::roots::{Head, commit_root, store_error};
 use crate::units::{Lsn, Span};
 
 /// Content gathered before it is compressed into the pack at hand.

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use crate::jobs::lock;
 use crate::log::layout::BLOCK_SECTORS;
+use crate::request::tail::Status;
 use crate::shared::Shared;
-use crate::tail::Status;
 use crate::units::Now;
 
 /// Interval of the bookkeeping below while something moves: short against what a client notices.

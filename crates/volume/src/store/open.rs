@@ -10,27 +10,27 @@ use std::sync::atomic::Ordering;
 
 use blkmq::io::Geometry;
 
-use crate::catalog::check_name;
+use crate::driver::{StoreOp, StoreReply};
 use crate::error::OpenError;
-use crate::index::{Index, delta_of};
 use crate::jobs::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId, region_words};
+use crate::map::index::{Index, delta_of};
 use crate::map::layers::{Frozen, Layers};
 use crate::object::pack::{Item, TRAILER_BYTES, decode_footer};
 use crate::object::page::decode_node;
 use crate::object::root::{Owner, Root};
 use crate::recover::RecoveredTail;
-use crate::request::{StoreOp, StoreReply};
-use crate::roots::{
+use crate::request::Volume;
+use crate::request::tail::{Inner, Status, Tail};
+use crate::request::watermark::Ages;
+use crate::shared::Shared;
+use crate::store::catalog::check_name;
+use crate::store::roots::{
     Head, Replaced, TRIES, commit_root, patient, read_root, replace_root, store_error,
 };
-use crate::shared::Shared;
-use crate::tail::{Inner, Status, Tail};
+use crate::store::upload;
 use crate::units::{Epoch, Lsn, VolumeId};
-use crate::uploader;
-use crate::volume::Volume;
-use crate::watermark::Ages;
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -364,13 +364,13 @@ async fn go_live(
     tail.lock().status = Status::Live;
     shared
         .jobs
-        .spawn(uploader::run(Arc::clone(shared), Arc::clone(tail)));
+        .spawn(upload::run(Arc::clone(shared), Arc::clone(tail)));
     Ok(())
 }
 
 pub(crate) async fn close(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let _busy = Busy::take(shared, tail.name())?;
-    uploader::stored(shared, tail, tail.newest()).await?;
+    upload::stored(shared, tail, tail.newest()).await?;
     {
         let mut inner = tail.lock();
         if inner.newest > tail.stored() {

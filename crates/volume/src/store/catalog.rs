@@ -5,16 +5,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::error::OpenError;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
-use crate::opener::{Busy, forget, local_tails};
-use crate::request::{StoreError, StoreOp, StoreReply};
-use crate::roots::{Replaced, patient, read_any_root, read_root, replace_root, store_error};
+use crate::request::tail::{Status, Tail};
 use crate::shared::Shared;
-use crate::tail::{Status, Tail};
+use crate::store::open::{Busy, forget, local_tails};
+use crate::store::roots::{Replaced, patient, read_any_root, read_root, replace_root, store_error};
+use crate::store::upload;
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
-use crate::uploader;
 
 /// The longest name.
 const NAME_BYTES_MAX: usize = 64;
@@ -121,7 +121,7 @@ pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> 
             tail.name()
         )));
     }
-    uploader::grown(tail, bytes).await
+    upload::grown(tail, bytes).await
 }
 
 pub(crate) async fn create(

@@ -3,6 +3,10 @@
 //! Everything here answers from memory. What a request means is decided in [`Backend::begin`],
 //! the one dispatch table that all transports share.
 
+pub(crate) mod space;
+pub(crate) mod tail;
+pub(crate) mod watermark;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,15 +18,15 @@ use smallvec::SmallVec;
 
 use crate::cache::ChunkKey;
 use crate::canary::{self, Canary};
-use crate::catalog::VolumeInfo;
-use crate::fetch::{Need, chunk_key};
-use crate::index::Stored;
 use crate::log::segments::{Lane, Lots};
+use crate::map::index::Stored;
 use crate::map::layers::Found;
+use crate::request::tail::{Inner, Tail};
+use crate::request::watermark::Watermarks;
 use crate::shared::Shared;
-use crate::tail::{Inner, Tail};
+use crate::store::catalog::VolumeInfo;
+use crate::store::fetch::{Need, chunk_key};
 use crate::units::{Lsn, Span};
-use crate::watermark::Watermarks;
 
 /// How often a write whose bytes could not be moved is tried at another place (R10).
 const WRITE_TRIES: u8 = 3;

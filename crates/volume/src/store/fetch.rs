@@ -14,13 +14,13 @@ use blkmq::io::FileId;
 
 use crate::cache::ChunkKey;
 use crate::canary::{self, Canary};
+use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::jobs::lock;
 use crate::log::ring::TailId;
 use crate::object::pack::Chunk;
 use crate::object::page::{BlockRef, decode_page};
-use crate::request::{StoreError, StoreOp, StoreReply};
+use crate::request::tail::Tail;
 use crate::shared::Shared;
-use crate::tail::Tail;
 
 /// Neighbours in a pack closer than this share a range request.
 const GAP_BYTES: u64 = 64 << 10;

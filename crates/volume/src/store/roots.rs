@@ -5,12 +5,12 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::error::OpenError;
 use crate::object::root::Root;
 use crate::object::root_key;
-use crate::request::{StoreError, StoreOp, StoreReply, Version};
+use crate::request::tail::Tail;
 use crate::shared::Shared;
-use crate::tail::Tail;
 
 /// How often a request of an open or create is tried again before it fails.
 pub(crate) const TRIES: u32 = 5;

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use blkmq::io::FileId;
 
+use crate::driver::DiskError;
 use crate::jobs::Port;
 use crate::log::committer::Journal;
 use crate::log::entry::Entry;
@@ -16,9 +17,8 @@ use crate::log::frame::{FrameWriter, Part, Record};
 use crate::log::layout::Superblock;
 use crate::map::ExtentMap;
 use crate::map::layers::{Dirty, Frozen, merge};
-use crate::request::DiskError;
+use crate::request::tail::Tail;
 use crate::shared::Shared;
-use crate::tail::Tail;
 use crate::units::{Lsn, Span};
 
 /// Entries per frame: about a megabyte, so that reading them back needs no large buffers.
