@@ -10,8 +10,6 @@ pub mod control;
 pub mod device;
 pub mod error;
 pub mod exit;
-#[cfg(any(test, feature = "fake"))]
-pub mod fake;
 mod features;
 pub mod negotiate;
 pub mod queue;

@@ -10,11 +10,11 @@ use ublk::control::port::ControlPort;
 use ublk::control::{Control, QUICK};
 use ublk::device::{Options, State, open_or_recover};
 use ublk::error::{Kind, Operation};
-use ublk::fake::{Driver, FakePort, Profile};
 use ublk::negotiate::What;
 use ublk::queue::{Handler, QueueCx};
 use ublk::spec::Segments;
 use ublk::{DataMode, DeviceSpec, Disk, ModeChoice, Modes, Request, sys};
+use ublk_fake::{Driver, FakePort, Profile};
 
 struct Any;
 

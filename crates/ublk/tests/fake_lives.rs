@@ -19,9 +19,9 @@ use ublk::control::{Control, QUICK};
 use ublk::device::{How, Live, Options, State, open_or_recover};
 use ublk::error::Kind;
 use ublk::exit::{Limits, leave};
-use ublk::fake::{ClientId, ClientOp, ClientRequest, Driver, FakePort, Profile, start_reactor};
 use ublk::sys::DeviceInfo;
 use ublk::{Capability, DeviceSpec, Disk, Error, Want, Wants, sys};
+use ublk_fake::{ClientId, ClientOp, ClientRequest, Driver, FakePort, Profile, start_reactor};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// A driver, and a server's process. All of them have this process's number, by which the library

@@ -3,7 +3,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use ublk::fake::fuzzing;
+use ublk_fake::fuzzing;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]

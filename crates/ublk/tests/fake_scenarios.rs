@@ -37,15 +37,15 @@ fn every_row(kernel: Kernel, features: u64) {
 
 #[test]
 fn the_fake_of_6_12_answers_as_the_table_says() {
-    every_row(Kernel::V6_12, ublk::fake::Profile::V6_12.features);
+    every_row(Kernel::V6_12, ublk_fake::Profile::V6_12.features);
 }
 
 #[test]
 fn the_fake_of_6_17_answers_as_the_table_says() {
-    every_row(Kernel::V6_17, ublk::fake::Profile::V6_17.features);
+    every_row(Kernel::V6_17, ublk_fake::Profile::V6_17.features);
 }
 
 #[test]
 fn the_fake_of_7_2_answers_as_the_table_says() {
-    every_row(Kernel::V7_2, ublk::fake::Profile::V7_2.features);
+    every_row(Kernel::V7_2, ublk_fake::Profile::V7_2.features);
 }

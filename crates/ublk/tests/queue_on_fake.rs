@@ -1,9 +1,9 @@
 //! Whole lives of devices over the fake driver, by seed: the queue's promises in every data mode
 //! and against every kernel that the fake plays.
 
-use ublk::fake::story::{self, IO_BYTES, Plot, Report};
-use ublk::fake::{Chaos, Habits, Profile};
 use ublk::sys;
+use ublk_fake::story::{self, IO_BYTES, Plot, Report};
+use ublk_fake::{Chaos, Habits, Profile};
 
 struct Seed(u64);
 

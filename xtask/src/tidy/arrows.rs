@@ -13,6 +13,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("reactor", &["blkmq"]),
     ("nbd", &["blkmq", "reactor"]),
     ("ublk", &["blkmq", "reactor"]),
+    // The driver without a kernel: no room may see it, so that it is in tests and fuzz targets only.
+    ("ublk-fake", &["blkmq", "reactor", "ublk"]),
     (
         "firn",
         &["blkmq", "nbd", "reactor", "store", "ublk", "volume"],

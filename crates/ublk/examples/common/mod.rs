@@ -21,9 +21,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use ublk::control::Control;
 use ublk::device::{self, How, Live, MakePool};
 use ublk::exit;
-use ublk::fake::Purse;
 use ublk::queue::{Handler, Pool};
 use ublk::{DeviceSpec, Disk};
+use ublk_fake::Purse;
 
 pub use options::{Options, Parsed};
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use ublk::fake::{ClientId, ClientRequest, ControlId, Driver, Outcome, Profile, RingId, TaskId};
 use ublk::sys::{ControlCommand, IoCommand, IoDescriptor};
+use ublk_fake::{ClientId, ClientRequest, ControlId, Driver, Outcome, Profile, RingId, TaskId};
 use zerocopy::FromBytes;
 
 use super::{Controlled, IO_BYTES, Kernel, Key, Patience, SLOTS, World};

@@ -13,8 +13,8 @@ mod table;
 mod table_exit;
 mod table_requests;
 
-use ublk::fake::ClientRequest;
 use ublk::sys::{self, ControlCommand, IoCommand, IoDescriptor};
+use ublk_fake::ClientRequest;
 
 /// Where the clients of scenarios read and write: far from whatever looks for partitions.
 pub const SECTOR: u64 = 40_000;

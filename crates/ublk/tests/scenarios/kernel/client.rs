@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
-use ublk::fake::{ClientOp, ClientRequest};
+use ublk_fake::{ClientOp, ClientRequest};
 
 /// Opens the disk past the page cache.
 pub(super) fn open(device: u32) -> Result<File, i32> {

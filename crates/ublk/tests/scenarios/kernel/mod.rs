@@ -14,8 +14,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ublk::fake::ClientRequest;
 use ublk::sys::{ControlCommand, IoCommand, IoDescriptor};
+use ublk_fake::ClientRequest;
 
 use super::{Controlled, IO_BYTES, Kernel, Key, Patience, World};
 use server::{CharDevice, Task};

@@ -1,7 +1,7 @@
 //! Steps in which clients ask and the server answers.
 
-use ublk::fake::{ClientOp, ClientRequest};
 use ublk::sys;
+use ublk_fake::{ClientOp, ClientRequest};
 
 use super::super::{Addr, Ask, KEPT, Mode, Patience, SECTOR, Step};
 use super::{Arrived, CLIENT_BYTES, Done, Run, expect, named, pattern};

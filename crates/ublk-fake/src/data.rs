@@ -1,11 +1,11 @@
 //! How the bytes of a request get to the server and back: copies to and from its memory, buffer
 //! slots, and the window of user copy.
 
-use super::device::Request;
-use super::kernel::RingId;
-use super::kernel::{Kernel, SlotUse};
-use super::tags::{Given, Verdict};
-use crate::sys;
+use crate::device::Request;
+use crate::kernel::RingId;
+use crate::kernel::{Kernel, SlotUse};
+use crate::tags::{Given, Verdict};
+use ublk::sys;
 
 /// The server's memory could not be reached.
 #[derive(Clone, Copy, Debug)]

@@ -4,10 +4,10 @@
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::device::{Device, Queue, Release, Tag};
-use super::kernel::{ControlId, Kernel, Waiting};
-use super::params::{self, PAGE_SHIFT};
-use crate::sys::{self, ControlCommand, DeviceInfo, Params};
+use crate::device::{Device, Queue, Release, Tag};
+use crate::kernel::{ControlId, Kernel, Waiting};
+use crate::params::{self, PAGE_SHIFT};
+use ublk::sys::{self, ControlCommand, DeviceInfo, Params};
 
 /// What became of a control command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -326,7 +326,7 @@ fn read_params(argument: &[u8]) -> Result<(Params, usize), i32> {
 
 fn new_device(info: DeviceInfo) -> std::io::Result<Device> {
     let memory = rustix::fs::memfd_create("ublk-fake", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let len = u64::from(info.queues) * super::device::descriptors_apart(&info);
+    let len = u64::from(info.queues) * crate::device::descriptors_apart(&info);
     rustix::fs::ftruncate(&memory, len)?;
     let inode = rustix::fs::fstat(&memory)?.st_ino;
     let queue = || Queue {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::{ControlId, Driver, Outcome};
-use crate::control::port::{Answer, Argument, Command, ControlPort, Done, Failure, Ticket};
+use ublk::control::port::{Answer, Argument, Command, ControlPort, Done, Failure, Ticket};
 
 /// Between two looks at a command that waits.
 const LOOK: Duration = Duration::from_millis(1);

@@ -4,10 +4,10 @@
 //! answered by the first. A refused command changes nothing: a tag that the server owned stays
 //! owned, and the command can be given again.
 
-use super::data::Fault;
-use super::device::{Armed, AutoSlot, Device};
-use super::kernel::{Kernel, RingId};
-use crate::sys::{self, IoCommand};
+use crate::data::Fault;
+use crate::device::{Armed, AutoSlot, Device};
+use crate::kernel::{Kernel, RingId};
+use ublk::sys::{self, IoCommand};
 
 /// What a server hands to the driver for one tag.
 #[derive(Clone, Copy, Debug)]
@@ -221,7 +221,7 @@ impl Kernel {
         state.fetched = true;
         state.addr = addr;
         let request = state.request.as_mut().expect("an owed tag has a request");
-        match super::data::write_out(request, addr, limit) {
+        match crate::data::write_out(request, addr, limit) {
             Ok(moved) => {
                 self.describe(given.device, queue, tag, moved);
                 Ok(Verdict::Ends(sys::RESULT_OK))
@@ -241,13 +241,13 @@ impl Kernel {
         }
     }
 
-    fn queue(&mut self, given: &Given) -> &mut super::device::Queue {
+    fn queue(&mut self, given: &Given) -> &mut crate::device::Queue {
         let device = self.devices.get_mut(&given.device);
         let device = device.expect("the device was checked");
         &mut device.queues[usize::from(given.command.queue)]
     }
 
-    pub(super) fn tag(&mut self, given: &Given) -> &mut super::device::Tag {
+    pub(super) fn tag(&mut self, given: &Given) -> &mut crate::device::Tag {
         &mut self.queue(given).tags[usize::from(given.command.tag)]
     }
 }

@@ -4,9 +4,9 @@
 //! Linux 6.12 notices a server's exit by an idle tag that is cancelled, queue by queue; later
 //! kernels by the release of the character device.
 
-use super::device::{Release, Tag};
-use super::kernel::{Kernel, RingId, TaskId};
-use crate::sys;
+use crate::device::{Release, Tag};
+use crate::kernel::{Kernel, RingId, TaskId};
+use ublk::sys;
 
 impl Kernel {
     /// Opens a character device for a process.

@@ -8,7 +8,7 @@ use std::task::Waker;
 
 use reactor::Buf;
 
-use crate::queue::Pool;
+use ublk::queue::Pool;
 
 #[derive(Default)]
 struct Inside {

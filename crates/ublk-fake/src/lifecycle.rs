@@ -1,12 +1,12 @@
 //! Start, stop, deletion, quiesce and recovery, with what each waits for.
 
-use super::control::Outcome;
-use super::device::Release;
-use super::kernel::{ControlId, Kernel, Waiting};
-use crate::sys;
+use crate::control::Outcome;
+use crate::device::Release;
+use crate::kernel::{ControlId, Kernel, Waiting};
+use ublk::sys;
 
 impl Kernel {
-    fn device(&mut self, id: u32) -> &mut super::device::Device {
+    fn device(&mut self, id: u32) -> &mut crate::device::Device {
         self.devices.get_mut(&id).expect("the device was found")
     }
 
@@ -33,7 +33,7 @@ impl Kernel {
         if !device.has(sys::F_RECOVERY) {
             return Err(-libc::EINVAL);
         }
-        let none_ready = !device.queues.iter().any(super::device::Queue::ready);
+        let none_ready = !device.queues.iter().any(crate::device::Queue::ready);
         if starts_over && none_ready {
             return Err(-libc::EINVAL);
         }

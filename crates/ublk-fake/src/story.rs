@@ -12,20 +12,18 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::client::Oracle;
-use super::control::Outcome;
-use super::deliver::ClientRequest;
-use super::device::ClientOp;
-use super::driver::Driver;
-use super::keeper::{Habits, Keeper};
-use super::kernel::TaskId;
-use super::profile::Profile;
-use super::purse::Purse;
-use super::ring::{Chaos, Event, Ring, SourceKey};
-use crate::queue::{
-    Counters, Descriptors, Pool, QueueParts, QueueSource, QueueStats, Share, Watch,
-};
-use crate::sys::{self, ControlCommand, DeviceInfo, Params};
+use crate::client::Oracle;
+use crate::control::Outcome;
+use crate::deliver::ClientRequest;
+use crate::device::ClientOp;
+use crate::driver::Driver;
+use crate::keeper::{Habits, Keeper};
+use crate::kernel::TaskId;
+use crate::profile::Profile;
+use crate::purse::Purse;
+use crate::ring::{Chaos, Event, Ring, SourceKey};
+use ublk::queue::{Counters, Descriptors, Pool, QueueParts, QueueSource, QueueStats, Share, Watch};
+use ublk::sys::{self, ControlCommand, DeviceInfo, Params};
 
 /// Sectors of the disk: few, so that requests meet.
 const SECTORS: u64 = 256;
@@ -325,7 +323,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// The server leaves as [`crate::exit`] has it: it finishes what it has, takes nothing new and
+    /// The server leaves as [`ublk::exit`] has it: it finishes what it has, takes nothing new and
     /// looks at its rings no more; the driver is told to keep requests back; the rings are closed,
     /// and the character device. Clients ask at any time.
     fn exit(&mut self) -> Result<(), String> {

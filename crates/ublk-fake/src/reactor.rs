@@ -1,7 +1,7 @@
 //! Real reactors whose commands go to the fake driver: what runs whole devices on it, threads and all.
 //!
 //! They carry out commands that name memory (the data modes copy and get-data). Windows and buffer
-//! slots are played by [`super::Ring`] only.
+//! slots are played by [`crate::Ring`] only.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,9 +11,9 @@ use reactor::op::Command;
 use reactor::{Commands, Config, Reactor};
 use zerocopy::FromBytes;
 
-use super::driver::Driver;
-use super::kernel::{RingId, TaskId};
-use crate::sys::IoCommand;
+use crate::driver::Driver;
+use crate::kernel::{RingId, TaskId};
+use ublk::sys::IoCommand;
 
 /// Threads that there were; tests may name others by small numbers.
 static TASKS: AtomicU32 = AtomicU32::new(1 << 16);

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use blkmq::io::Op as Ask;
 use reactor::{Buf, Completion, FileIndex, Op, Port, Token};
 
-use crate::queue::{Handler, QueueCx};
-use crate::request::{Answer, Data, Request};
+use ublk::queue::{Handler, QueueCx};
+use ublk::{Answer, Data, Request};
 
 /// How a keeper behaves, each in so many of 256 requests.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,11 +3,11 @@
 
 use zerocopy::IntoBytes;
 
-use super::data::{read_in, write_out};
-use super::device::{Armed, ClientId, ClientOp, Request};
-use super::device::{descriptor_stride, descriptors_apart};
-use super::kernel::{Kernel, SlotUse};
-use crate::sys::{self, IoDescriptor};
+use crate::data::{read_in, write_out};
+use crate::device::{Armed, ClientId, ClientOp, Request};
+use crate::device::{descriptor_stride, descriptors_apart};
+use crate::kernel::{Kernel, SlotUse};
+use ublk::sys::{self, IoDescriptor};
 
 /// Zero-byte results of one write after which the fake ends what the kernel would repeat for ever.
 const ZERO_RESULTS_MAX: u32 = 8;
@@ -135,7 +135,7 @@ impl Kernel {
         if held_by_state || queue.canceling || !queue.ready() || queue.waiting.is_empty() {
             return None;
         }
-        let tag = queue.tags.iter().position(super::device::Tag::free)?;
+        let tag = queue.tags.iter().position(crate::device::Tag::free)?;
         Some((tag, queue.waiting.pop_front()?))
     }
 
@@ -174,7 +174,7 @@ impl Kernel {
         } else if write && copies {
             match write_out(&request, state.addr, None) {
                 Ok(bytes) => moved = bytes,
-                Err(super::data::Fault) => {
+                Err(crate::data::Fault) => {
                     self.answers.push((request.client, Err(-libc::EIO)));
                     return;
                 }
@@ -195,7 +195,7 @@ impl Kernel {
         self.post(ring, key, result);
     }
 
-    fn state(&mut self, id: u32, queue: u16, tag: u16) -> &mut super::device::Tag {
+    fn state(&mut self, id: u32, queue: u16, tag: u16) -> &mut crate::device::Tag {
         let device = self.devices.get_mut(&id).expect("the device is there");
         &mut device.queues[usize::from(queue)].tags[usize::from(tag)]
     }

@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use super::kernel::{RingId, TaskId};
-use super::profile::Profile;
-use crate::sys::{self, DeviceInfo, Params};
+use crate::kernel::{RingId, TaskId};
+use crate::profile::Profile;
+use ublk::sys::{self, DeviceInfo, Params};
 
 /// A command that the driver keeps until there is work for its tag.
 #[derive(Clone, Copy, Debug)]

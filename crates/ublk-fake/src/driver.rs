@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-use super::control::Outcome;
-use super::deliver::ClientRequest;
-use super::device::ClientId;
-use super::kernel::{Complaints, ControlId, Kernel, RingId, TaskId};
-use super::profile::Profile;
-use super::tags::Given;
-use crate::sys::{ControlCommand, IoCommand};
+use crate::control::Outcome;
+use crate::deliver::ClientRequest;
+use crate::device::ClientId;
+use crate::kernel::{Complaints, ControlId, Kernel, RingId, TaskId};
+use crate::profile::Profile;
+use crate::tags::Given;
+use ublk::sys::{ControlCommand, IoCommand};
 
 /// A driver without a kernel. Clones are the same driver.
 #[derive(Clone, Debug)]

@@ -16,9 +16,9 @@ use reactor::op::Command;
 use reactor::{Buf, Completion, FileIndex, Need, Op, OpId, Pool, Port, Token};
 use zerocopy::FromBytes;
 
-use super::driver::Driver;
-use super::kernel::{RingId, TaskId};
-use crate::sys::IoCommand;
+use crate::driver::Driver;
+use crate::kernel::{RingId, TaskId};
+use ublk::sys::IoCommand;
 
 /// Names a source on a ring.
 pub type SourceKey = usize;

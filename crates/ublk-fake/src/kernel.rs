@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use super::device::{ClientId, Device};
-use super::profile::Profile;
+use crate::device::{ClientId, Device};
+use crate::profile::Profile;
 
 /// Names a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

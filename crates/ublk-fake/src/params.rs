@@ -1,8 +1,8 @@
 //! What the driver thinks of parameters.
 
-use super::device::Device;
-use super::profile::Profile;
-use crate::sys::{self, Params};
+use crate::device::Device;
+use crate::profile::Profile;
+use ublk::sys::{self, Params};
 
 /// A page, as the kernel has it.
 pub(super) const PAGE_SHIFT: u8 = 12;

@@ -3,7 +3,7 @@
 //! Each difference has a name here and is asked for by that name; no other file compares
 //! versions.
 
-use crate::sys;
+use ublk::sys;
 
 /// A kernel's version of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,19 +5,19 @@ use std::collections::BTreeSet;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::control::Outcome;
-use super::deliver::ClientRequest;
-use super::device::{ClientId, ClientOp};
-use super::driver::Driver;
-use super::keeper::Habits;
-use super::kernel::{RingId, TaskId};
-use super::profile::Profile;
-use super::ring::Chaos;
-use super::story::{self, Plot};
-use crate::Features;
-use crate::negotiate::{self, Offer};
-use crate::spec::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Want};
-use crate::sys::{self, ControlCommand, DeviceInfo, IoCommand, Params};
+use crate::control::Outcome;
+use crate::deliver::ClientRequest;
+use crate::device::{ClientId, ClientOp};
+use crate::driver::Driver;
+use crate::keeper::Habits;
+use crate::kernel::{RingId, TaskId};
+use crate::profile::Profile;
+use crate::ring::Chaos;
+use crate::story::{self, Plot};
+use ublk::Features;
+use ublk::negotiate::{self, Offer};
+use ublk::spec::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Want};
+use ublk::sys::{self, ControlCommand, DeviceInfo, IoCommand, Params};
 
 /// Choices out of a fuzzer's bytes; when they are used up, always the last, which is the one that
 /// breaks nothing.

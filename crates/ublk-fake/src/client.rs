@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use super::deliver::ClientRequest;
-use super::device::{ClientId, ClientOp};
+use crate::deliver::ClientRequest;
+use crate::device::{ClientId, ClientOp};
 
 const SECTOR: usize = 512;
 
