@@ -10,14 +10,14 @@ use std::task::Waker;
 use std::time::Duration;
 
 use crate::error::ErrorKind;
-use crate::parked::{Cause, Held};
+use crate::parked::{Held, ParkReason};
 use crate::plant::planted;
 use crate::queue::HwQueue;
 use crate::tags::Tag;
 
 /// A request in flight. It completes exactly once (R6): by one of the `complete` methods, which
 /// consume it, or, if it is dropped, with [`ErrorKind::Io`], which the device counts.
-pub struct Admitted<T: Send + 'static> {
+pub struct AdmittedRequest<T: Send + 'static> {
     queue: Arc<HwQueue<T>>,
     tag: Tag,
     /// Its place in the order of admission.
@@ -28,7 +28,7 @@ pub struct Admitted<T: Send + 'static> {
     payload: Option<T>,
 }
 
-impl<T: Send + 'static> Admitted<T> {
+impl<T: Send + 'static> AdmittedRequest<T> {
     #[inline]
     pub(crate) fn new(
         queue: Arc<HwQueue<T>>,
@@ -36,8 +36,8 @@ impl<T: Send + 'static> Admitted<T> {
         payload: T,
         ticket: u64,
         since: Option<Duration>,
-    ) -> Admitted<T> {
-        Admitted {
+    ) -> AdmittedRequest<T> {
+        AdmittedRequest {
             queue,
             tag,
             ticket,
@@ -69,14 +69,14 @@ impl<T: Send + 'static> Admitted<T> {
     }
 
     /// Parks the request until its waker is woken; then `Queue::run` hands it out again. Parked
-    /// for [`Cause::Space`] or [`Cause::Fetch`] it is not in flight; a cancel or the device's
+    /// for [`ParkReason::Space`] or [`ParkReason::Fetch`] it is not in flight; a cancel or the device's
     /// time-out completes it.
-    pub fn park(mut self, cause: impl Into<Cause>) {
+    pub fn park(mut self, reason: impl Into<ParkReason>) {
         let payload = self.take();
         let held = Held {
             payload,
             ticket: self.ticket,
-            cause: cause.into(),
+            reason: reason.into(),
             since: self.since,
         };
         self.queue.park(self.tag, held);
@@ -104,7 +104,7 @@ impl<T: Send + 'static> Admitted<T> {
     }
 }
 
-struct Release<'a, T: Send + 'static>(&'a Admitted<T>);
+struct Release<'a, T: Send + 'static>(&'a AdmittedRequest<T>);
 
 impl<T: Send + 'static> Drop for Release<'_, T> {
     fn drop(&mut self) {
@@ -112,7 +112,7 @@ impl<T: Send + 'static> Drop for Release<'_, T> {
     }
 }
 
-impl<T: Send + 'static> Drop for Admitted<T> {
+impl<T: Send + 'static> Drop for AdmittedRequest<T> {
     fn drop(&mut self) {
         if let Some(payload) = self.payload.take()
             && !planted("dropped_request_is_lost")
@@ -122,8 +122,8 @@ impl<T: Send + 'static> Drop for Admitted<T> {
     }
 }
 
-impl<T: Send + 'static> fmt::Debug for Admitted<T> {
+impl<T: Send + 'static> fmt::Debug for AdmittedRequest<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Admitted(tag {})", self.tag)
+        write!(f, "AdmittedRequest(tag {})", self.tag)
     }
 }

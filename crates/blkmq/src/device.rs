@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::barrier::Barrier;
-use crate::drain::{Quiesced, Waiters};
+use crate::drain::{QuiesceGuard, Waiters};
 use crate::error::ErrorKind;
 use crate::gate::{CANCELLED, Gate, QUIESCED};
 use crate::may_block::{SleepGuard, SleepLock, SmallLock, may_block};
@@ -43,9 +43,9 @@ pub struct QueueLoad {
 }
 
 /// Where ring threads post the work that may sleep.
-pub trait Control: Send + Sync {
-    /// Called on a ring thread; must not wait. The control thread calls [`Work::perform`].
-    fn post(&self, work: Work);
+pub trait ControlThread: Send + Sync {
+    /// Called on a ring thread; must not wait. The control thread calls [`CancelWork::run`].
+    fn post(&self, work: CancelWork);
 }
 
 /// How a device is made.
@@ -56,7 +56,7 @@ pub struct DeviceOptions {
     /// How long a request may stay parked; by default for ever (S10).
     pub park_timeout: Option<Duration>,
     /// Where [`Device::request_cancel`] posts its work. Needed by devices with ring threads.
-    pub control: Option<Arc<dyn Control>>,
+    pub control: Option<Arc<dyn ControlThread>>,
 }
 
 impl fmt::Debug for DeviceOptions {
@@ -235,7 +235,7 @@ impl Device {
     /// Shuts the gate: when this returns, no request that is not in flight already gets by. The
     /// guard says what still is, and waits for it; dropping the guard opens the gate again. Nests:
     /// the gate opens when the last guard goes. May sleep, for as long as another transition takes.
-    pub fn quiesce(self: &Arc<Self>) -> Quiesced {
+    pub fn quiesce(self: &Arc<Self>) -> QuiesceGuard {
         let mut admin = self.lock_admin();
         admin.quiesce_depth += 1;
         let members = if admin.quiesce_depth == 1 {
@@ -248,7 +248,7 @@ impl Device {
             admin.members()
         };
         drop(admin);
-        Quiesced::new(Arc::clone(self), members)
+        QuiesceGuard::new(Arc::clone(self), members)
     }
 
     pub(crate) fn unquiesce(&self) {
@@ -313,14 +313,14 @@ impl Device {
                 .compare_exchange(asked, asked | 1, Ordering::AcqRel, Ordering::Relaxed)
                 .is_ok();
         if won {
-            let work = Work {
+            let work = CancelWork {
                 device: Arc::clone(self),
                 error,
                 epoch: asked | 1,
             };
             match &self.options.control {
                 Some(control) => control.post(work),
-                None => work.perform(),
+                None => work.run(),
             }
         }
         won
@@ -392,15 +392,15 @@ impl fmt::Debug for Device {
 }
 
 /// A cancel that a ring thread handed over.
-pub struct Work {
+pub struct CancelWork {
     device: Arc<Device>,
     error: ErrorKind,
     epoch: u64,
 }
 
-impl Work {
+impl CancelWork {
     /// Does it. On the control thread: may sleep. Void if the device was re-armed since.
-    pub fn perform(self) {
+    pub fn run(self) {
         let epoch = self.epoch;
         let asked = &self.device.cancel_asked;
         self.device
@@ -408,8 +408,12 @@ impl Work {
     }
 }
 
-impl fmt::Debug for Work {
+impl fmt::Debug for CancelWork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Work(cancel {} with {:?})", self.device.name, self.error)
+        write!(
+            f,
+            "CancelWork(cancel {} with {:?})",
+            self.device.name, self.error
+        )
     }
 }

@@ -55,14 +55,14 @@ impl Waiters {
 
 /// A device that admits nothing, as long as this lives.
 #[must_use = "dropping the guard opens the gate again"]
-pub struct Quiesced {
+pub struct QuiesceGuard {
     device: Arc<Device>,
     members: Vec<Arc<dyn Member>>,
 }
 
-impl Quiesced {
-    pub(crate) fn new(device: Arc<Device>, members: Vec<Arc<dyn Member>>) -> Quiesced {
-        Quiesced { device, members }
+impl QuiesceGuard {
+    pub(crate) fn new(device: Arc<Device>, members: Vec<Arc<dyn Member>>) -> QuiesceGuard {
+        QuiesceGuard { device, members }
     }
 
     /// Whether nothing is in flight. Once true, it stays so while the guard lives.
@@ -87,7 +87,7 @@ impl Quiesced {
         may_block("waiting for a quiesced device to drain");
         let deadline = Instant::now() + limit;
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-        let mut drained = pin!(self.drained());
+        let mut drained = pin!(self.drain());
         while drained
             .as_mut()
             .poll(&mut Context::from_waker(&waker))
@@ -104,35 +104,35 @@ impl Quiesced {
     }
 
     /// The same for async code, which brings its own deadline.
-    pub fn drained(&self) -> Drained<'_> {
-        Drained {
+    pub fn drain(&self) -> Drain<'_> {
+        Drain {
             quiesced: self,
             key: None,
         }
     }
 }
 
-impl Drop for Quiesced {
+impl Drop for QuiesceGuard {
     fn drop(&mut self) {
         self.device.unquiesce();
     }
 }
 
-impl fmt::Debug for Quiesced {
+impl fmt::Debug for QuiesceGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Quiesced({})", self.device.name())
+        write!(f, "QuiesceGuard({})", self.device.name())
     }
 }
 
 /// Ready when nothing is in flight on a quiesced device.
 #[derive(Debug)]
-pub struct Drained<'a> {
-    quiesced: &'a Quiesced,
+pub struct Drain<'a> {
+    quiesced: &'a QuiesceGuard,
     /// This waiter's place in the line, once it has one.
     key: Option<u64>,
 }
 
-impl Future for Drained<'_> {
+impl Future for Drain<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
@@ -155,7 +155,7 @@ impl Future for Drained<'_> {
     }
 }
 
-impl Drop for Drained<'_> {
+impl Drop for Drain<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
             self.quiesced.device.drain_waiters().remove(key);

@@ -179,7 +179,7 @@ impl Gate {
 
     /// One look, without a lock, at whether the owner has something to do.
     #[inline]
-    pub(crate) fn look(&self) -> bool {
+    pub(crate) fn has_pending(&self) -> bool {
         let pending = &self.pending.0;
         if pending.resumed.load(Ordering::Acquire) != 0 {
             return true;
@@ -195,13 +195,13 @@ impl Gate {
     /// rare side changes, cannot both stay unseen.
     #[inline]
     pub(crate) fn must_run(&self) -> bool {
-        if self.look() {
+        if self.has_pending() {
             return true;
         }
         if !planted("must_run_without_barrier") {
             self.barrier.light();
         }
-        self.look()
+        self.has_pending()
     }
 
     /// Whether the caller is the one who has to deliver the kick. AcqRel: the owner, which clears

@@ -8,14 +8,14 @@
 //! - a [`Device`] owns the state that changes rarely (quiesced, cancelled), once for all queues;
 //! - a [`Queue`] is the owner's end of one hardware queue, used by one thread: it *admits* new
 //!   requests and *runs* parked ones; others hold a [`QueueHandle`] and kick;
-//! - an [`Admitted`] is a request in flight. It completes exactly once, or parks;
+//! - an [`AdmittedRequest`] is a request in flight. It completes exactly once, or parks;
 //! - [`may_block`], [`SmallLock`] and [`SleepLock`] keep ring threads from waiting.
 //!
 //! What a transport does, with `T` its own request type:
 //!
 //! ```
 //! use std::sync::{Arc, mpsc};
-//! use blkmq::{Admit, Admitted, Cause, Completer, Device, DeviceOptions, Kick, Queue};
+//! use blkmq::{Admission, AdmittedRequest, ParkReason, Completer, Device, DeviceOptions, Kick, Queue};
 //! use blkmq::error::ErrorKind;
 //!
 //! /// The transport's own part of a request: here a number and what the engine said last.
@@ -36,12 +36,12 @@
 //! }
 //!
 //! /// The next step of a request: ask the engine, move bytes, complete or park.
-//! fn go(mut request: Admitted<Request>) {
+//! fn go(mut request: AdmittedRequest<Request>) {
 //!     request.payload_mut().tries += 1;
 //!     // engine.begin(&op, request.waker()) answers a Step; here the first try finds no data.
 //!     if request.payload().tries == 1 {
 //!         let waker = request.waker().clone();    // the engine keeps it,
-//!         request.park(Cause::Fetch);             // Step::Park(cause) => park(cause)
+//!         request.park(ParkReason::Fetch);             // Step::Park(reason) => park(reason)
 //!         waker.wake();                           // and wakes it from any thread
 //!     } else {
 //!         request.complete(Ok(()));               // Step::Done(result) => complete(result)
@@ -56,8 +56,8 @@
 //!
 //! // The owner's loop: admit what the socket or the ring brought, run after every kick.
 //! match queue.admit(Request { id: 7, tries: 0 }) {
-//!     Admit::Run(request) => go(request),
-//!     Admit::Parked | Admit::Refused => {}
+//!     Admission::Run(request) => go(request),
+//!     Admission::Parked | Admission::Refused => {}
 //! }
 //! while rang.try_recv().is_ok() {
 //!     queue.run(go);
@@ -67,7 +67,7 @@
 //! // The control side: nothing is admitted while the guard lives.
 //! let quiesced = device.quiesce();
 //! quiesced.wait(std::time::Duration::from_secs(1)).expect("nothing is in flight");
-//! assert!(matches!(queue.admit(Request { id: 8, tries: 1 }), Admit::Parked));
+//! assert!(matches!(queue.admit(Request { id: 8, tries: 1 }), Admission::Parked));
 //! drop(quiesced);
 //! while rang.try_recv().is_ok() {
 //!     queue.run(go);
@@ -79,8 +79,8 @@
 //! 1. A kick means: call [`Queue::run`], soon. Calling it at other times is allowed and cheap.
 //! 2. `depth` bounds the requests that hold a tag, parked ones included: choose it as large as
 //!    what the client may have outstanding. A transport stops reading from a client whose
-//!    requests come back [`Admit::Parked`] in numbers; the dispatch list has no bound of its own.
-//! 3. `Step::Sync` parks with [`Cause::Sync`]: the request stays in flight, and when it is handed
+//!    requests come back [`Admission::Parked`] in numbers; the dispatch list has no bound of its own.
+//! 3. `Step::Sync` parks with [`ParkReason::Sync`]: the request stays in flight, and when it is handed
 //!    out again the transport calls `poll_sync`.
 //! 4. A wake too many is possible: be ready to `begin` (or `poll_sync`) again and park again.
 
@@ -117,13 +117,13 @@ mod queue;
 mod sync;
 mod tags;
 
-pub use admitted::Admitted;
+pub use admitted::AdmittedRequest;
 pub use barrier::Barrier;
-pub use device::{Control, Device, DeviceCounts, DeviceOptions, QueueLoad, Work};
-pub use drain::{Drained, Quiesced};
+pub use device::{CancelWork, ControlThread, Device, DeviceCounts, DeviceOptions, QueueLoad};
+pub use drain::{Drain, QuiesceGuard};
 pub use may_block::{
     RingThread, SleepGuard, SleepLock, SmallGuard, SmallLock, enter_ring_thread, may_block,
 };
-pub use parked::Cause;
-pub use queue::{Admit, Completer, Kick, Queue, QueueHandle};
+pub use parked::ParkReason;
+pub use queue::{Admission, Completer, Kick, Queue, QueueHandle};
 pub use tags::{DEPTH_MAX, Tag};

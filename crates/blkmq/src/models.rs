@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use loom::sync::atomic::{AtomicUsize, Ordering::AcqRel};
 
 use crate::error::ErrorKind;
-use crate::{Admitted, Completer, Device, DeviceOptions, Kick, Queue};
+use crate::{AdmittedRequest, Completer, Device, DeviceOptions, Kick, Queue};
 
 type Outcome = (u32, Result<(), ErrorKind>);
 
@@ -54,7 +54,7 @@ impl Rig {
     }
 
     /// What the owner does when it is woken: a run for every kick, and only for a kick.
-    fn serve(&self, queue: &mut Queue<u32>, mut go: impl FnMut(Admitted<u32>)) {
+    fn serve(&self, queue: &mut Queue<u32>, mut go: impl FnMut(AdmittedRequest<u32>)) {
         while self.hear() > 0 {
             queue.run(&mut go);
         }
@@ -73,7 +73,7 @@ impl Rig {
     }
 }
 
-fn finish(request: Admitted<u32>) {
+fn finish(request: AdmittedRequest<u32>) {
     request.complete(Ok(()));
 }
 

@@ -22,7 +22,7 @@ use crate::tags::Tag;
 
 /// Why an admitted request does not go on now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
+pub enum ParkReason {
     /// The log or the index ring has no room: requests go on in the order they were admitted.
     Space,
     /// Its bytes are being fetched: it goes on by itself, and holds up nobody.
@@ -32,11 +32,11 @@ pub enum Cause {
     Sync,
 }
 
-impl From<Park> for Cause {
-    fn from(park: Park) -> Cause {
+impl From<Park> for ParkReason {
+    fn from(park: Park) -> ParkReason {
         match park {
-            Park::Space => Cause::Space,
-            Park::Fetch => Cause::Fetch,
+            Park::Space => ParkReason::Space,
+            Park::Fetch => ParkReason::Fetch,
         }
     }
 }
@@ -52,7 +52,7 @@ pub(crate) struct Held<T> {
     pub(crate) payload: T,
     /// Its place in the order of admission, kept however often it parks.
     pub(crate) ticket: u64,
-    pub(crate) cause: Cause,
+    pub(crate) reason: ParkReason,
     /// When the clock was first seen while it was parked.
     pub(crate) since: Option<Duration>,
 }
@@ -136,13 +136,13 @@ impl<T> Parked<T> {
         self.waiting.front()?;
         let tag = take_tag()?;
         let Waiting { payload, since } = self.waiting.pop_front()?;
-        // The cause is of no account until it parks again.
+        // The reason is of no account until it parks again.
         Some((
             tag,
             Held {
                 payload,
                 ticket,
-                cause: Cause::Fetch,
+                reason: ParkReason::Fetch,
                 since,
             },
         ))
@@ -154,16 +154,16 @@ impl<T> Parked<T> {
             return Some(held);
         }
         let woken = self.early.remove(&tag);
-        match held.cause {
-            Cause::Fetch if woken => self.fetched.push_back(tag),
-            Cause::Fetch => {}
-            Cause::Sync => {
+        match held.reason {
+            ParkReason::Fetch if woken => self.fetched.push_back(tag),
+            ParkReason::Fetch => {}
+            ParkReason::Sync => {
                 self.syncing += 1;
                 if woken {
                     self.synced.push_back(tag);
                 }
             }
-            Cause::Space => {
+            ParkReason::Space => {
                 self.space.insert(held.ticket, tag);
                 if woken {
                     self.open_space();
@@ -177,10 +177,10 @@ impl<T> Parked<T> {
 
     /// The engine woke the request with this tag.
     pub(crate) fn wake(&mut self, tag: Tag) {
-        match self.held.get(&tag).map(|held| held.cause) {
-            Some(Cause::Fetch) => push_once(&mut self.fetched, tag),
-            Some(Cause::Sync) => push_once(&mut self.synced, tag),
-            Some(Cause::Space) => self.open_space(),
+        match self.held.get(&tag).map(|held| held.reason) {
+            Some(ParkReason::Fetch) => push_once(&mut self.fetched, tag),
+            Some(ParkReason::Sync) => push_once(&mut self.synced, tag),
+            Some(ParkReason::Space) => self.open_space(),
             None if planted("early_wake_forgotten") => {}
             None => {
                 self.early.insert(tag);
@@ -240,7 +240,7 @@ impl<T> Parked<T> {
         self.space_open = false;
         let (syncs, rest) = std::mem::take(&mut self.held)
             .into_iter()
-            .partition(|(_, h)| h.cause == Cause::Sync);
+            .partition(|(_, h)| h.reason == ParkReason::Sync);
         self.held = syncs;
         let rest: BTreeMap<Tag, Held<T>> = rest;
         (self.waiting.drain(..).collect(), rest.into_iter().collect())
@@ -269,14 +269,14 @@ impl<T> Parked<T> {
         let tags: Vec<Tag> = self
             .held
             .iter_mut()
-            .filter(|(_, held)| held.cause != Cause::Sync)
+            .filter(|(_, held)| held.reason != ParkReason::Sync)
             .filter_map(|(tag, held)| due(&mut held.since).then_some(*tag))
             .collect();
         let mut held = Vec::with_capacity(tags.len());
         for tag in tags {
             self.fetched.retain(|t| *t != tag);
             let one = self.release(tag);
-            if one.cause == Cause::Space {
+            if one.reason == ParkReason::Space {
                 self.space.remove(&one.ticket);
                 // It may have been the one whose waker stood for all (invariant "space").
                 self.open_space();
@@ -290,7 +290,7 @@ impl<T> Parked<T> {
     pub(crate) fn idle_tags(&self) -> impl Iterator<Item = Tag> {
         self.held
             .iter()
-            .filter(|(_, held)| held.cause != Cause::Sync)
+            .filter(|(_, held)| held.reason != ParkReason::Sync)
             .map(|(tag, _)| *tag)
     }
 }

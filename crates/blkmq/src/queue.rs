@@ -2,7 +2,7 @@
 //!
 //! [`Queue`] is the owner's end: one value, used by one thread, and only it admits and runs.
 //! [`QueueHandle`] is everybody else's: they submit, look, and kick. Completing is for whoever
-//! has the [`Admitted`]. No step here waits, and the list's small lock is never held while
+//! has the [`AdmittedRequest`]. No step here waits, and the list's small lock is never held while
 //! somebody else's code runs.
 
 use std::fmt;
@@ -10,18 +10,18 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use crate::admitted::Admitted;
+use crate::admitted::AdmittedRequest;
 use crate::device::{Device, Member, QueueLoad};
 use crate::error::ErrorKind;
 use crate::gate::{CANCELLED, Enter, Gate};
 use crate::may_block::SmallLock;
-use crate::parked::{Cause, Drained, Held, Parked};
+use crate::parked::{Drained, Held, ParkReason, Parked};
 use crate::plant::planted;
 use crate::tags::{Tag, TagSet};
 
 /// How a transport is told that a request is complete.
 pub trait Completer<T>: Send + Sync {
-    /// Called exactly once per request that was not finished by [`Admitted::complete_with`], from
+    /// Called exactly once per request that was not finished by [`AdmittedRequest::complete_with`], from
     /// whatever thread the request came to its end on. Must not wait.
     fn complete(&self, payload: T, result: Result<(), ErrorKind>);
 }
@@ -35,9 +35,9 @@ pub trait Kick: Send + Sync {
 
 /// What became of a request at the gate.
 #[derive(Debug)]
-pub enum Admit<T: Send + 'static> {
+pub enum Admission<T: Send + 'static> {
     /// Go on with it.
-    Run(Admitted<T>),
+    Run(AdmittedRequest<T>),
     /// It waits in the dispatch list; a later [`Queue::run`] hands it out.
     Parked,
     /// The device is cancelled: the request is complete, with the device's error.
@@ -134,13 +134,13 @@ impl<T: Send + 'static> HwQueue<T> {
     /// Parks an admitted request. It is listed before it leaves flight, so it is always in one of
     /// the two counts, and the owner may hand it out again before this call returns.
     pub(crate) fn park(&self, tag: Tag, held: Held<T>) {
-        let cause = held.cause;
+        let reason = held.reason;
         if let Some(held) = self.change(|parked| parked.hold(tag, held)) {
             // The owner is gone, and nobody would ever hand it out.
             self.complete(tag, held.payload, Err(self.closing_error()));
             return;
         }
-        if cause != Cause::Sync {
+        if reason != ParkReason::Sync {
             self.leave_flight();
         }
         // Pairs with a cancel as well as with unquiesce: P2.
@@ -166,7 +166,7 @@ impl<T: Send + 'static> HwQueue<T> {
         self.tags.put(tag);
         self.leave_flight();
         // Completing side of P3: who waits for a tag is published, or finds this one.
-        if self.gate.look() {
+        if self.gate.has_pending() {
             self.kick_owner();
         }
     }
@@ -187,7 +187,7 @@ impl<T: Send + 'static> HwQueue<T> {
 
 /// What only the owner does.
 impl<T: Send + 'static> HwQueue<T> {
-    fn admit(self: &Arc<Self>, payload: T) -> Admit<T> {
+    fn admit(self: &Arc<Self>, payload: T) -> Admission<T> {
         if self.gate.line_ahead() {
             // Somebody may wait at the gate: go behind, and let the run sort it out.
             return self.wait(payload);
@@ -196,7 +196,7 @@ impl<T: Send + 'static> HwQueue<T> {
             Enter::In { ticket } => match self.tags.take() {
                 Some(tag) => {
                     let queue = Arc::clone(self);
-                    return Admit::Run(Admitted::new(queue, tag, payload, ticket, None));
+                    return Admission::Run(AdmittedRequest::new(queue, tag, payload, ticket, None));
                 }
                 None => self.leave_flight(),
             },
@@ -208,17 +208,17 @@ impl<T: Send + 'static> HwQueue<T> {
 
     /// Puts a request at the end of the dispatch list. Whatever ends its wait sees it there, or
     /// is seen here: for the gate that is P2, for a tag P3.
-    fn wait(&self, payload: T) -> Admit<T> {
+    fn wait(&self, payload: T) -> Admission<T> {
         if self.gate.flags() & CANCELLED != 0
             && let Some(error) = self.device.cancel_error()
         {
             self.completer.complete(payload, Err(error));
-            return Admit::Refused;
+            return Admission::Refused;
         }
         let refused = self.change(|parked| parked.wait(payload));
         debug_assert!(refused.is_none(), "the owner is here");
         if planted("wait_for_tag_without_second_look") {
-            return Admit::Parked;
+            return Admission::Parked;
         }
         self.gate.meet_completers();
         // With the gate open and no tag free, a completion will kick; a kick now would only make
@@ -226,10 +226,10 @@ impl<T: Send + 'static> HwQueue<T> {
         if self.tags.any_free() || self.gate.flags() != 0 {
             self.kick_if_due();
         }
-        Admit::Parked
+        Admission::Parked
     }
 
-    fn run(self: &Arc<Self>, mut go: impl FnMut(Admitted<T>)) -> usize {
+    fn run(self: &Arc<Self>, mut go: impl FnMut(AdmittedRequest<T>)) -> usize {
         let late = planted("kick_answered_after_the_look");
         if !late {
             self.gate.answer_kick();
@@ -277,7 +277,7 @@ impl<T: Send + 'static> HwQueue<T> {
     }
 
     /// The next request that may go on. The caller has counted itself in for it.
-    fn next(self: &Arc<Self>, ticket: u64) -> Option<Admitted<T>> {
+    fn next(self: &Arc<Self>, ticket: u64) -> Option<AdmittedRequest<T>> {
         let (tag, held) = self.change(|parked| {
             parked
                 .next_held()
@@ -286,8 +286,8 @@ impl<T: Send + 'static> HwQueue<T> {
         Some(self.resume(tag, held))
     }
 
-    fn resume(self: &Arc<Self>, tag: Tag, held: Held<T>) -> Admitted<T> {
-        Admitted::new(Arc::clone(self), tag, held.payload, held.ticket, held.since)
+    fn resume(self: &Arc<Self>, tag: Tag, held: Held<T>) -> AdmittedRequest<T> {
+        AdmittedRequest::new(Arc::clone(self), tag, held.payload, held.ticket, held.since)
     }
 
     /// A tag for a request that is published in the dispatch list. Waiting side of P3: if there
@@ -355,7 +355,7 @@ impl<T: Send + 'static> Member for HwQueue<T> {
     }
 
     fn kick_if_listed(&self) {
-        if self.gate.look() {
+        if self.gate.has_pending() {
             self.kick_owner();
         }
     }
@@ -420,14 +420,14 @@ impl<T: Send + 'static> Queue<T> {
 
     /// Brings a request to the gate. Nobody overtakes a request that waits there.
     #[inline]
-    pub fn admit(&mut self, payload: T) -> Admit<T> {
+    pub fn admit(&mut self, payload: T) -> Admission<T> {
         self.inner.admit(payload)
     }
 
     /// Hands out what can go on: woken requests, then those at the gate, in order. Call it after
     /// a kick, and whenever it is convenient; it costs two looks when there is nothing to do.
     /// Answers how many requests it handed out or, on a cancelled device, completed.
-    pub fn run(&mut self, go: impl FnMut(Admitted<T>)) -> usize {
+    pub fn run(&mut self, go: impl FnMut(AdmittedRequest<T>)) -> usize {
         self.inner.run(go)
     }
 
@@ -476,8 +476,8 @@ impl<T: Send + 'static> QueueHandle<T> {
 
     /// The first half of [`QueueHandle::must_run`]: one look, without the barrier. A hint only.
     #[inline]
-    pub fn look(&self) -> bool {
-        self.inner.gate.look()
+    pub fn has_pending(&self) -> bool {
+        self.inner.gate.has_pending()
     }
 
     /// How many requests are in flight now.

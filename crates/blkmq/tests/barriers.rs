@@ -13,7 +13,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use blkmq::error::ErrorKind;
-use blkmq::{Admit, Admitted, Barrier, Completer, Device, DeviceOptions, Kick, Queue};
+use blkmq::{Admission, AdmittedRequest, Barrier, Completer, Device, DeviceOptions, Kick, Queue};
 
 const DEADLINE: Duration = Duration::from_secs(20);
 const QUIESCES: u64 = 20_000;
@@ -59,10 +59,10 @@ fn own(
     mut queue: Queue<()>,
     bell: &Bell,
     shared: &Shared,
-    others: &mpsc::Sender<Admitted<()>>,
+    others: &mpsc::Sender<AdmittedRequest<()>>,
 ) -> u64 {
     let (mut ran, mut parked) = (0, 0);
-    let go = |request: Admitted<()>, ran: &mut u64| {
+    let go = |request: AdmittedRequest<()>, ran: &mut u64| {
         *ran += 1;
         // The owner does the update; every second completion is another thread's.
         shared.update();
@@ -83,9 +83,9 @@ fn own(
         }
         if parked < DEPTH.into() && !shared.stop.load(Relaxed) {
             match queue.admit(()) {
-                Admit::Run(request) => go(request, &mut ran),
-                Admit::Parked => parked += 1,
-                Admit::Refused => unreachable!("nobody cancels"),
+                Admission::Run(request) => go(request, &mut ran),
+                Admission::Parked => parked += 1,
+                Admission::Refused => unreachable!("nobody cancels"),
             }
         } else if !bell.rung.load(SeqCst) {
             thread::park_timeout(DEADLINE);
@@ -102,7 +102,7 @@ fn stress(barrier: Barrier) {
             ..Default::default()
         },
     );
-    let (to_completer, from_owner) = mpsc::channel::<Admitted<()>>();
+    let (to_completer, from_owner) = mpsc::channel::<AdmittedRequest<()>>();
     let completer = thread::spawn(move || from_owner.iter().for_each(|r| r.complete(Ok(()))));
     let owner = {
         let (device, shared) = (Arc::clone(&device), Arc::clone(&shared));

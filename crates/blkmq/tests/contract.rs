@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use blkmq::error::ErrorKind;
 use blkmq::{
-    Admit, Admitted, Cause, Completer, Device, DeviceOptions, Kick, Queue, SleepLock, SmallLock,
-    enter_ring_thread, may_block,
+    Admission, AdmittedRequest, Completer, Device, DeviceOptions, Kick, ParkReason, Queue,
+    SleepLock, SmallLock, enter_ring_thread, may_block,
 };
 
 const SOON: Duration = Duration::from_millis(20);
@@ -51,9 +51,9 @@ fn device() -> Arc<Device> {
     Device::new("vol0", DeviceOptions::default())
 }
 
-fn run(admit: Admit<u32>) -> Admitted<u32> {
+fn run(admit: Admission<u32>) -> AdmittedRequest<u32> {
     match admit {
-        Admit::Run(request) => request,
+        Admission::Run(request) => request,
         other => panic!("expected to run, got {other:?}"),
     }
 }
@@ -79,7 +79,7 @@ fn quiesces_nest_and_the_gate_opens_with_the_last_guard() {
     let device = device();
     let (transport, mut queue) = queue(&device, 8);
     let (outer, inner) = (device.quiesce(), device.quiesce());
-    assert!(matches!(queue.admit(1), Admit::Parked));
+    assert!(matches!(queue.admit(1), Admission::Parked));
     drop(outer);
     queue.run(|_| panic!("one guard is left"));
     drop(inner);
@@ -109,7 +109,7 @@ fn async_code_is_woken_by_the_last_completion() {
     let notify = Arc::new(Notify(AtomicUsize::new(0)));
     let waker = Waker::from(Arc::clone(&notify));
     let mut context = Context::from_waker(&waker);
-    let mut drained = pin!(quiesced.drained());
+    let mut drained = pin!(quiesced.drain());
     assert!(drained.as_mut().poll(&mut context).is_pending());
     request.complete(Ok(()));
     assert_eq!(notify.0.load(SeqCst), 1);
@@ -120,7 +120,7 @@ fn async_code_is_woken_by_the_last_completion() {
 fn a_cold_read_does_not_hold_up_a_quiesce_nor_the_requests_behind_it() {
     let device = device();
     let (transport, mut queue) = queue(&device, 8);
-    run(queue.admit(1)).park(Cause::Fetch);
+    run(queue.admit(1)).park(ParkReason::Fetch);
     run(queue.admit(2)).complete(Ok(()));
     let quiesced = device.quiesce();
     assert_eq!(quiesced.wait(DEADLINE), Ok(()));
@@ -137,7 +137,7 @@ fn a_flush_that_waits_for_durability_is_in_flight_until_it_is_done() {
     let (_transport, mut queue) = queue(&device, 8);
     let flush = run(queue.admit(1));
     let waker = flush.waker().clone();
-    flush.park(Cause::Sync);
+    flush.park(ParkReason::Sync);
     let quiesced = device.quiesce();
     device.cancel(ErrorKind::Closed);
     assert!(quiesced.wait(SOON).is_err(), "a flush was promised");
@@ -158,7 +158,7 @@ fn writes_that_wait_for_space_go_on_in_the_order_they_came() {
     for number in 1..=3 {
         let request = run(queue.admit(number));
         wakers.push(request.waker().clone());
-        request.park(Cause::Space);
+        request.park(ParkReason::Space);
     }
     // Space for one: the engine wakes somebody, and the oldest gets it.
     wakers[2].wake_by_ref();
@@ -168,7 +168,7 @@ fn writes_that_wait_for_space_go_on_in_the_order_they_came() {
         if order.len() == 1 {
             request.complete(Ok(()))
         } else {
-            request.park(Cause::Space)
+            request.park(ParkReason::Space)
         }
     });
     assert_eq!(
@@ -190,7 +190,7 @@ fn writes_that_wait_for_space_go_on_in_the_order_they_came() {
 fn parked_requests_time_out_only_where_the_device_says_so() {
     let patient = device();
     let (_transport, mut queue_of_patient) = queue(&patient, 8);
-    run(queue_of_patient.admit(1)).park(Cause::Fetch);
+    run(queue_of_patient.admit(1)).park(ParkReason::Fetch);
     assert_eq!(queue_of_patient.expire(Duration::ZERO), 0);
     assert_eq!(queue_of_patient.expire(Duration::from_secs(1_000_000)), 0);
 
@@ -203,7 +203,7 @@ fn parked_requests_time_out_only_where_the_device_says_so() {
         },
     );
     let (transport, mut queue) = queue(&hasty, 8);
-    run(queue.admit(1)).park(Cause::Fetch);
+    run(queue.admit(1)).park(ParkReason::Fetch);
     assert_eq!(
         queue.expire(Duration::from_secs(10)),
         0,
@@ -246,11 +246,11 @@ fn a_queue_starts_in_the_state_of_its_device() {
     let device = device();
     let quiesced = device.quiesce();
     let (_one, mut parks) = queue(&device, 1);
-    assert!(matches!(parks.admit(1), Admit::Parked));
+    assert!(matches!(parks.admit(1), Admission::Parked));
     drop(quiesced);
     device.cancel(ErrorKind::Fenced);
     let (transport, mut refuses) = queue(&device, 1);
-    assert!(matches!(refuses.admit(2), Admit::Refused));
+    assert!(matches!(refuses.admit(2), Admission::Refused));
     assert_eq!(
         *transport.done.lock().unwrap(),
         [(2, Err(ErrorKind::Fenced))]
@@ -306,7 +306,7 @@ mod waiting {
         let device = device();
         let (_transport, mut queue) = queue(&device, 1);
         let _ring = enter_ring_thread();
-        run(queue.admit(1)).park(Cause::Fetch);
+        run(queue.admit(1)).park(ParkReason::Fetch);
         queue.run(|request| request.complete(Ok(())));
         drop(queue);
     }

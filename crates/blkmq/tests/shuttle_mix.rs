@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::{Admit, Admitted, Cause, Completer, Device, DeviceOptions, Kick, Queue};
+use blkmq::{
+    Admission, AdmittedRequest, Completer, Device, DeviceOptions, Kick, ParkReason, Queue,
+};
 use shuttle::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use shuttle::sync::{Mutex, mpsc};
 use shuttle::{future::block_on, rand, thread};
@@ -45,25 +47,25 @@ struct Mix {
 }
 
 impl Mix {
-    /// One try at a request: it may park for any cause, or complete, here or elsewhere.
-    fn go(&self, request: Admitted<u32>, elsewhere: &mut Vec<thread::JoinHandle<()>>) {
+    /// One try at a request: it may park for any reason, or complete, here or elsewhere.
+    fn go(&self, request: AdmittedRequest<u32>, elsewhere: &mut Vec<thread::JoinHandle<()>>) {
         assert!(!self.shut.load(SeqCst), "run while quiesced");
         match rand::Rng::gen_range(&mut rand::thread_rng(), 0..6) {
-            0 => self.park(request, Cause::Fetch),
-            1 => self.park(request, Cause::Space),
-            2 => self.park(request, Cause::Sync),
+            0 => self.park(request, ParkReason::Fetch),
+            1 => self.park(request, ParkReason::Space),
+            2 => self.park(request, ParkReason::Sync),
             3 => elsewhere.push(thread::spawn(move || request.complete(Ok(())))),
             _ => request.complete(Ok(())),
         }
     }
 
-    fn park(&self, request: Admitted<u32>, cause: Cause) {
+    fn park(&self, request: AdmittedRequest<u32>, reason: ParkReason) {
         self.engine
             .lock()
             .unwrap()
             .send(request.waker().clone())
             .unwrap();
-        request.park(cause);
+        request.park(reason);
     }
 }
 
@@ -71,7 +73,7 @@ impl Mix {
 fn own(mut queue: Queue<u32>, transport: &Transport, bell: &mpsc::Receiver<()>, mix: &Mix) {
     let mut elsewhere = Vec::new();
     for number in 0..REQUESTS {
-        if let Admit::Run(request) = queue.admit(number) {
+        if let Admission::Run(request) = queue.admit(number) {
             mix.go(request, &mut elsewhere);
         }
     }
@@ -117,7 +119,7 @@ fn mix() {
         })
     };
     let quiesced = device.quiesce();
-    block_on(quiesced.drained());
+    block_on(quiesced.drain());
     mix.shut.store(true, SeqCst);
     thread::yield_now();
     mix.shut.store(false, SeqCst);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use blkmq::error::ErrorKind;
-use blkmq::{Admit, Barrier, Cause, Completer, Device, DeviceOptions, Kick, Queue};
+use blkmq::{Admission, Barrier, Completer, Device, DeviceOptions, Kick, ParkReason, Queue};
 
 use crate::second_look::{Look, Looker};
 use crate::{ROUND, ROUNDS, barriers, median};
@@ -44,19 +44,19 @@ pub(crate) fn queue(device: &Arc<Device>, depth: u16) -> Queue<u64> {
 
 fn admit_complete(queue: &mut Queue<u64>, number: u64) {
     match queue.admit(number) {
-        Admit::Run(request) => {
+        Admission::Run(request) => {
             request.complete_with(black_box);
         }
-        Admit::Parked | Admit::Refused => unreachable!("the gate is open"),
+        Admission::Parked | Admission::Refused => unreachable!("the gate is open"),
     }
 }
 
 fn park_wake_run(queue: &mut Queue<u64>, number: u64) {
-    let Admit::Run(request) = queue.admit(number) else {
+    let Admission::Run(request) = queue.admit(number) else {
         unreachable!("the gate is open")
     };
     let waker = request.waker().clone();
-    request.park(Cause::Fetch);
+    request.park(ParkReason::Fetch);
     waker.wake();
     queue.run(|request| {
         request.complete_with(black_box);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use blkmq::error::ErrorKind;
-use blkmq::{Admit, Barrier, Device, Queue};
+use blkmq::{Admission, Barrier, Device, Queue};
 
 use crate::barriers;
 use crate::cases::{Null, device};
@@ -20,11 +20,11 @@ fn load(mut queues: Vec<(Queue<u64>, Arc<Null>)>, stop: &AtomicBool, served: &At
     while !stop.load(Ordering::Relaxed) {
         for (queue, bell) in &mut queues {
             match queue.admit(0) {
-                Admit::Run(request) => {
+                Admission::Run(request) => {
                     request.complete_with(|_| ());
                     served.fetch_add(1, Ordering::Relaxed);
                 }
-                Admit::Parked | Admit::Refused => thread::yield_now(),
+                Admission::Parked | Admission::Refused => thread::yield_now(),
             }
             if bell.0.swap(false, Ordering::Acquire) {
                 let ran = queue.run(|request| {

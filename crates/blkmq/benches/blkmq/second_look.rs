@@ -9,7 +9,7 @@ use std::sync::{Arc, Barrier as Gathering, Mutex, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use blkmq::{Admit, Barrier, QueueHandle};
+use blkmq::{Admission, Barrier, QueueHandle};
 
 use crate::cases::{device, queue};
 use crate::{ROUND, ROUNDS, median};
@@ -78,8 +78,8 @@ impl Looker {
     pub(crate) fn must_run(&self) -> bool {
         match self.look {
             Look::Fences | Look::Membarrier(_) => self.queue.must_run(),
-            Look::Spin => self.queue.look() || self.look_spinning(),
-            Look::Mutex => self.queue.look() || self.look_locked(),
+            Look::Spin => self.queue.has_pending() || self.look_spinning(),
+            Look::Mutex => self.queue.has_pending() || self.look_locked(),
         }
     }
 
@@ -92,7 +92,7 @@ impl Looker {
             }
             self.waited.set(self.waited.get() + start.elapsed());
         }
-        let must_run = self.queue.look();
+        let must_run = self.queue.has_pending();
         spin.store(false, Ordering::Release);
         must_run
     }
@@ -108,7 +108,7 @@ impl Looker {
                 held
             }
         };
-        self.queue.look()
+        self.queue.has_pending()
     }
 }
 
@@ -138,7 +138,7 @@ fn round(look: Look, threads: usize, requests: bool) -> Rate {
                     let mut count = 0_u64;
                     while !stop.load(Ordering::Relaxed) {
                         for _ in 0..16 {
-                            if requests && let Admit::Run(request) = queue.admit(count) {
+                            if requests && let Admission::Run(request) = queue.admit(count) {
                                 request.complete_with(|_| ());
                             }
                             if looker.must_run() {

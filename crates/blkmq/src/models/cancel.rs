@@ -7,7 +7,9 @@ use loom::thread;
 
 use super::{Rig, check, finish};
 use crate::error::ErrorKind;
-use crate::{Admit, Cause, Control, Device, DeviceOptions, Work, enter_ring_thread};
+use crate::{
+    Admission, CancelWork, ControlThread, Device, DeviceOptions, ParkReason, enter_ring_thread,
+};
 
 /// Two queues die at the same moment and both call for the cancel.
 #[test]
@@ -29,10 +31,10 @@ fn a_cancel_is_decided_once_however_many_call_for_it() {
 
 /// The control thread, which takes what ring threads post.
 #[derive(Default)]
-struct Posted(Mutex<Vec<Work>>);
+struct Posted(Mutex<Vec<CancelWork>>);
 
-impl Control for Posted {
-    fn post(&self, work: Work) {
+impl ControlThread for Posted {
+    fn post(&self, work: CancelWork) {
         self.0.lock().unwrap().push(work);
     }
 }
@@ -59,7 +61,7 @@ fn ring_threads_hand_a_cancel_over_once_and_do_not_sleep() {
         assert!(!(one && two), "both ring threads won");
         std::mem::take(&mut *control.0.lock().unwrap())
             .into_iter()
-            .for_each(Work::perform);
+            .for_each(CancelWork::run);
         assert!(direct, "nothing was performed before it");
         assert_eq!(
             (device.counts().cancels, device.counts().grace_periods),
@@ -81,7 +83,7 @@ fn a_cancel_that_was_asked_for_before_a_rearm_is_void() {
         assert!(device.cancel(ErrorKind::Closed) && device.rearm());
         std::mem::take(&mut *control.0.lock().unwrap())
             .into_iter()
-            .for_each(Work::perform);
+            .for_each(CancelWork::run);
         assert_eq!(device.counts().cancels, 1);
         assert!(
             device.request_cancel(ErrorKind::Io),
@@ -97,15 +99,15 @@ fn a_cancel_completes_what_is_parked_and_what_arrives() {
         let device = Rig::device();
         let (first, mut one) = Rig::queue(&device, 1);
         let (second, mut two) = Rig::queue(&device, 1);
-        let Admit::Run(request) = one.admit(1) else {
+        let Admission::Run(request) = one.admit(1) else {
             panic!("the gate is open")
         };
         let parker = thread::spawn(move || {
-            request.park(Cause::Fetch);
+            request.park(ParkReason::Fetch);
             one
         });
         let arriver = thread::spawn(move || {
-            if let Admit::Run(request) = two.admit(2) {
+            if let Admission::Run(request) = two.admit(2) {
                 finish(request);
             }
             two
@@ -130,7 +132,7 @@ fn a_rearm_opens_the_device_and_every_queue() {
         let (rig, mut queue) = Rig::queue(&device, 1);
         device.cancel(ErrorKind::Closed);
         let owner = thread::spawn(move || {
-            if let Admit::Run(request) = queue.admit(1) {
+            if let Admission::Run(request) = queue.admit(1) {
                 finish(request);
             }
             queue
@@ -144,7 +146,7 @@ fn a_rearm_opens_the_device_and_every_queue() {
             "{done:?}"
         );
         assert!(
-            matches!(queue.admit(2), Admit::Run(_)),
+            matches!(queue.admit(2), Admission::Run(_)),
             "the copy of the flag was left behind"
         );
     });
@@ -155,7 +157,7 @@ fn a_dropped_request_completes_once_and_is_counted() {
     check(None, || {
         let device = Rig::device();
         let (rig, mut queue) = Rig::queue(&device, 1);
-        let Admit::Run(request) = queue.admit(1) else {
+        let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
         let holder = thread::spawn(move || drop(request));
@@ -177,15 +179,15 @@ fn no_request_path_sleeps_or_holds_a_small_lock_across_a_sleep() {
         let device = Rig::device();
         let (rig, mut queue) = Rig::queue(&device, 2);
         let (a, b) = match (queue.admit(1), queue.admit(2)) {
-            (Admit::Run(a), Admit::Run(b)) => (a, b),
+            (Admission::Run(a), Admission::Run(b)) => (a, b),
             _ => panic!("the gate is open"),
         };
         let quiesced = device.quiesce();
         let owner = thread::spawn(move || {
             let _ring = enter_ring_thread();
             finish(a);
-            b.park(Cause::Space);
-            assert!(matches!(queue.admit(3), Admit::Parked));
+            b.park(ParkReason::Space);
+            assert!(matches!(queue.admit(3), Admission::Parked));
             queue.run(finish);
             queue
         });
@@ -207,21 +209,21 @@ fn two_queues_live_through_quiesce_and_cancel() {
         let (second, mut two) = Rig::queue(&device, 1);
         let handle = one.handle();
         let owner_one = thread::spawn(move || {
-            if let Admit::Run(request) = one.admit(1) {
+            if let Admission::Run(request) = one.admit(1) {
                 finish(request);
             }
             one.run(finish);
             one
         });
         let owner_two = thread::spawn(move || {
-            if let Admit::Run(request) = two.admit(3) {
+            if let Admission::Run(request) = two.admit(3) {
                 finish(request);
             }
             two
         });
         let submitter = thread::spawn(move || handle.submit(2));
         let quiesced = device.quiesce();
-        loom::future::block_on(quiesced.drained());
+        loom::future::block_on(quiesced.drain());
         let (before_one, before_two) = (first.done(), second.done());
         thread::yield_now();
         assert_eq!(

@@ -8,7 +8,7 @@ use loom::future::block_on;
 use loom::thread;
 
 use super::{Rig, check, finish};
-use crate::{Admit, Admitted, Cause, Queue};
+use crate::{Admission, AdmittedRequest, ParkReason, Queue};
 
 /// What a control operation changes while nothing is in flight: a geometry, say. Loom reports
 /// every access that another one does not come before.
@@ -40,10 +40,10 @@ impl Geometry {
     }
 }
 
-fn admit(queue: &mut Queue<u32>, number: u32, go: impl FnOnce(Admitted<u32>)) {
+fn admit(queue: &mut Queue<u32>, number: u32, go: impl FnOnce(AdmittedRequest<u32>)) {
     match queue.admit(number) {
-        Admit::Run(request) => go(request),
-        Admit::Parked | Admit::Refused => {}
+        Admission::Run(request) => go(request),
+        Admission::Parked | Admission::Refused => {}
     }
 }
 
@@ -130,7 +130,7 @@ fn nothing_runs_while_a_drained_device_is_changed() {
             })
         };
         let quiesced = device.quiesce();
-        block_on(quiesced.drained());
+        block_on(quiesced.drain());
         geometry.grow();
         drop(quiesced);
         let mut queue = owner.join().unwrap();
@@ -171,12 +171,12 @@ fn a_drain_ends_with_the_last_completion() {
     check(None, || {
         let device = Rig::device();
         let (rig, mut queue) = Rig::queue(&device, 1);
-        let Admit::Run(request) = queue.admit(1) else {
+        let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
         let completer = thread::spawn(move || finish(request));
         let quiesced = device.quiesce();
-        block_on(quiesced.drained());
+        block_on(quiesced.drain());
         assert_eq!(rig.done(), [(1, Ok(()))], "drained before it was answered");
         drop(quiesced);
         completer.join().unwrap();
@@ -189,7 +189,7 @@ fn a_request_without_a_tag_runs_when_one_comes_back() {
     check(None, || {
         let device = Rig::device();
         let (rig, mut queue) = Rig::queue(&device, 1);
-        let Admit::Run(request) = queue.admit(1) else {
+        let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
         let completer = thread::spawn(move || finish(request));
@@ -211,7 +211,7 @@ fn a_run_that_finds_no_tag_is_followed_by_a_kick() {
     check(Some(3), || {
         let device = Rig::device();
         let (rig, mut queue) = Rig::queue(&device, 1);
-        let Admit::Run(request) = queue.admit(1) else {
+        let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
         let handle = queue.handle();
@@ -232,16 +232,16 @@ fn a_run_that_finds_no_tag_is_followed_by_a_kick() {
 /// The engine may wake a request before the transport has parked it.
 #[test]
 fn a_wake_before_the_park_is_not_lost() {
-    for cause in [Cause::Fetch, Cause::Space, Cause::Sync] {
+    for reason in [ParkReason::Fetch, ParkReason::Space, ParkReason::Sync] {
         check(None, move || {
             let device = Rig::device();
             let (rig, mut queue) = Rig::queue(&device, 1);
-            let Admit::Run(request) = queue.admit(1) else {
+            let Admission::Run(request) = queue.admit(1) else {
                 panic!("the gate is open")
             };
             let waker = request.waker().clone();
             let engine = thread::spawn(move || waker.wake());
-            request.park(cause);
+            request.park(reason);
             engine.join().unwrap();
             rig.serve(&mut queue, finish);
             assert_eq!(rig.done(), [(1, Ok(()))], "the wake was lost");
@@ -255,17 +255,17 @@ fn a_parked_request_is_not_in_flight_and_survives_a_quiesce() {
     check(Some(2), || {
         let device = Rig::device();
         let (rig, mut queue) = Rig::queue(&device, 1);
-        let Admit::Run(request) = queue.admit(1) else {
+        let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
         let waker = request.waker().clone();
         let owner = thread::spawn(move || {
-            request.park(Cause::Fetch);
+            request.park(ParkReason::Fetch);
             queue
         });
         let engine = thread::spawn(move || waker.wake());
         let quiesced = device.quiesce();
-        block_on(quiesced.drained());
+        block_on(quiesced.drain());
         assert_eq!(rig.done(), [], "it ran on a quiesced device");
         drop(quiesced);
         engine.join().unwrap();

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use blkmq::error::ErrorKind;
 use blkmq::{
-    Admit, Admitted, Cause, Completer, Control, Device, DeviceOptions, Kick, Queue, Quiesced, Work,
+    Admission, AdmittedRequest, CancelWork, Completer, ControlThread, Device, DeviceOptions, Kick,
+    ParkReason, Queue, QuiesceGuard,
 };
 
 type Id = u64;
@@ -96,10 +97,10 @@ impl Kick for Transport {
 }
 
 #[derive(Default)]
-struct ControlThread(Mutex<Vec<Work>>);
+struct PostedWork(Mutex<Vec<CancelWork>>);
 
-impl Control for ControlThread {
-    fn post(&self, work: Work) {
+impl ControlThread for PostedWork {
+    fn post(&self, work: CancelWork) {
         self.0.lock().unwrap().push(work);
     }
 }
@@ -108,7 +109,7 @@ impl Control for ControlThread {
 #[derive(Debug)]
 struct HeldModel {
     tag: u16,
-    cause: Cause,
+    reason: ParkReason,
     woken: bool,
     order: u64,
     since: Option<Duration>,
@@ -139,46 +140,52 @@ impl QueueModel {
             + self
                 .held
                 .values()
-                .filter(|h| h.cause == Cause::Sync)
+                .filter(|h| h.reason == ParkReason::Sync)
                 .count()
     }
 
     fn space(&self) -> impl Iterator<Item = (&Id, &HeldModel)> {
         self.held
             .iter()
-            .filter(|(_, held)| held.cause == Cause::Space)
+            .filter(|(_, held)| held.reason == ParkReason::Space)
     }
 
     /// Whether the owner has something to do on a device in this state.
     fn must_run(&self, quiesced: bool, cancelled: bool) -> bool {
-        let woken = |cause| self.held.values().any(|h| h.cause == cause && h.woken);
+        let woken = |reason| self.held.values().any(|h| h.reason == reason && h.woken);
         let space = self.space_open && self.space().next().is_some();
         let probing = self.probe.is_some_and(|id| {
             self.held
                 .get(&id)
-                .is_some_and(|held| held.cause == Cause::Space)
+                .is_some_and(|held| held.reason == ParkReason::Space)
         });
-        if woken(Cause::Sync) {
+        if woken(ParkReason::Sync) {
             return true;
         }
         if cancelled {
             return !self.waiting.is_empty()
-                || self.held.values().any(|held| held.cause != Cause::Sync);
+                || self
+                    .held
+                    .values()
+                    .any(|held| held.reason != ParkReason::Sync);
         }
         !quiesced
-            && (woken(Cause::Fetch)
+            && (woken(ParkReason::Fetch)
                 || space && !probing
                 || !self.waiting.is_empty() && self.tags_free())
     }
 
     fn open_space(&mut self) {
-        self.space_open = self.held.values().any(|held| held.cause == Cause::Space);
+        self.space_open = self
+            .held
+            .values()
+            .any(|held| held.reason == ParkReason::Space);
         self.probe = None;
     }
 
     fn wake(&mut self, tag: u16) {
         match self.held.values_mut().find(|held| held.tag == tag) {
-            Some(held) if held.cause == Cause::Space => self.open_space(),
+            Some(held) if held.reason == ParkReason::Space => self.open_space(),
             Some(held) => held.woken = true,
             None => {
                 self.early.insert(tag);
@@ -192,16 +199,16 @@ struct QueueUnderTest {
     transport: Arc<Transport>,
     model: QueueModel,
     /// Requests in flight that somebody has in hand.
-    hands: Vec<Admitted<Id>>,
+    hands: Vec<AdmittedRequest<Id>>,
     /// Wakers that the engine may still use, rightly or not.
     wakers: VecDeque<(u16, Waker)>,
 }
 
 pub(crate) struct World {
     device: Arc<Device>,
-    control: Arc<ControlThread>,
+    control: Arc<PostedWork>,
     queues: Vec<QueueUnderTest>,
-    guards: Vec<Quiesced>,
+    guards: Vec<QuiesceGuard>,
     cancelled: Option<ErrorKind>,
     gone: bool,
     asked: bool,
@@ -212,8 +219,8 @@ pub(crate) struct World {
     seen: Seen,
 }
 
-fn make_device() -> (Arc<Device>, Arc<ControlThread>) {
-    let control = Arc::new(ControlThread::default());
+fn make_device() -> (Arc<Device>, Arc<PostedWork>) {
+    let control = Arc::new(PostedWork::default());
     let options = DeviceOptions {
         park_timeout: Some(PARK_TIMEOUT),
         control: Some(Arc::clone(&control) as _),
@@ -314,7 +321,7 @@ impl World {
         let shut = !self.guards.is_empty() || self.cancelled.is_some();
         let q = &mut self.queues[which];
         match q.queue.admit(id) {
-            Admit::Run(request) => {
+            Admission::Run(request) => {
                 assert!(!shut, "{id} was admitted through a shut gate");
                 assert!(
                     q.model.waiting.is_empty(),
@@ -323,7 +330,7 @@ impl World {
                 self.seen.note("admitted");
                 q.take_in_hand(request, None, random);
             }
-            Admit::Parked => {
+            Admission::Parked => {
                 self.seen.note("parked at the gate");
                 assert!(
                     self.cancelled.is_none(),
@@ -331,7 +338,7 @@ impl World {
                 );
                 q.model.waiting.push_back((id, None));
             }
-            Admit::Refused => {
+            Admission::Refused => {
                 self.seen.note("refused");
                 let error = self.cancelled.expect("only a cancelled device refuses");
                 assert_eq!(q.take_done(), [(id, Err(error))]);
@@ -410,9 +417,10 @@ impl World {
                 // Park again at once, as an engine does that has no room yet; or keep it in hand.
                 if random.one_in(2) {
                     wakers.push_back((request.tag().number(), request.waker().clone()));
-                    let cause = [Cause::Space, Cause::Fetch, Cause::Sync][random.below(3)];
-                    model.park(&request, cause);
-                    request.park(cause);
+                    let reason =
+                        [ParkReason::Space, ParkReason::Fetch, ParkReason::Sync][random.below(3)];
+                    model.park(&request, reason);
+                    request.park(reason);
                 } else {
                     hands.push(request);
                 }
@@ -432,7 +440,7 @@ impl World {
         let q = &mut self.queues[which];
         let mut expected: Vec<Id> = q.model.waiting.drain(..).map(|(id, _)| id).collect();
         q.model.held.retain(|id, held| {
-            let kept = held.cause == Cause::Sync;
+            let kept = held.reason == ParkReason::Sync;
             if !kept {
                 expected.push(*id);
             }
@@ -473,7 +481,7 @@ impl World {
             assert_eq!(self.device.request_cancel(error), !self.asked);
             let posted = std::mem::take(&mut *self.control.0.lock().unwrap());
             assert_eq!(posted.len(), usize::from(!self.asked));
-            posted.into_iter().for_each(Work::perform);
+            posted.into_iter().for_each(CancelWork::run);
         } else {
             assert_eq!(self.device.cancel(error), applies);
         }
@@ -508,9 +516,9 @@ impl World {
         });
         let mut reopen = false;
         q.model.held.retain(|id, held| {
-            let due = held.cause != Cause::Sync && due(&mut held.since);
+            let due = held.reason != ParkReason::Sync && due(&mut held.since);
             expected.extend(due.then_some(*id));
-            reopen |= due && held.cause == Cause::Space;
+            reopen |= due && held.reason == ParkReason::Space;
             !due
         });
         if reopen {
@@ -537,7 +545,7 @@ impl World {
             let expected = if n % 2 == 0 { Ok(()) } else { Err(error) };
             match expected {
                 Ok(()) => request.complete(Ok(())),
-                Err(_) => request.park(Cause::Fetch),
+                Err(_) => request.park(ParkReason::Fetch),
             }
             let done = std::mem::take(&mut *q.transport.done.lock().unwrap());
             assert_eq!(done, [(id, expected)]);
@@ -590,7 +598,7 @@ impl World {
                 .model
                 .held
                 .values()
-                .filter(|held| held.cause == Cause::Sync)
+                .filter(|held| held.reason == ParkReason::Sync)
                 .count();
             assert_eq!(
                 load.parked,
@@ -635,7 +643,7 @@ impl QueueUnderTest {
 
     fn take_in_hand(
         &mut self,
-        request: Admitted<Id>,
+        request: AdmittedRequest<Id>,
         since: Option<Duration>,
         random: &mut Random,
     ) {
@@ -652,17 +660,17 @@ impl QueueUnderTest {
         self.hands.push(request);
     }
 
-    fn park(&mut self, request: Admitted<Id>, random: &mut Random) {
-        let cause = [Cause::Space, Cause::Fetch, Cause::Sync][random.below(3)];
+    fn park(&mut self, request: AdmittedRequest<Id>, random: &mut Random) {
+        let reason = [ParkReason::Space, ParkReason::Fetch, ParkReason::Sync][random.below(3)];
         self.wakers
             .push_back((request.tag().number(), request.waker().clone()));
-        self.model.park(&request, cause);
-        request.park(cause);
+        self.model.park(&request, reason);
+        request.park(reason);
     }
 }
 
 impl QueueModel {
-    fn park(&mut self, request: &Admitted<Id>, cause: Cause) {
+    fn park(&mut self, request: &AdmittedRequest<Id>, reason: ParkReason) {
         let (id, tag) = (*request.payload(), request.tag().number());
         let (order, since) = self.running.remove(&id).expect("it was in flight");
         let woken = self.early.remove(&tag);
@@ -670,19 +678,19 @@ impl QueueModel {
             id,
             HeldModel {
                 tag,
-                cause,
+                reason,
                 woken,
                 order,
                 since,
             },
         );
-        if cause == Cause::Space && woken {
+        if reason == ParkReason::Space && woken {
             self.open_space();
         }
     }
 
     /// The queue handed this request out: it must have been its turn.
-    fn hand_out(&mut self, request: &Admitted<Id>, shut: bool) -> &'static str {
+    fn hand_out(&mut self, request: &AdmittedRequest<Id>, shut: bool) -> &'static str {
         let (id, tag) = (*request.payload(), request.tag().number());
         let Some(held) = self.held.get(&id) else {
             assert!(!shut, "{id} ran through a shut gate");
@@ -700,19 +708,19 @@ impl QueueModel {
         };
         assert_eq!(held.tag, tag, "a parked request keeps its tag");
         assert!(
-            !shut || held.cause == Cause::Sync,
+            !shut || held.reason == ParkReason::Sync,
             "{id} ran through a shut gate"
         );
-        let kind = match held.cause {
-            Cause::Fetch => {
+        let kind = match held.reason {
+            ParkReason::Fetch => {
                 assert!(held.woken, "{id} was not woken");
                 "run after a fetch"
             }
-            Cause::Sync => {
+            ParkReason::Sync => {
                 assert!(held.woken, "{id} was not woken");
                 "run after a sync"
             }
-            Cause::Space => {
+            ParkReason::Space => {
                 let oldest = self.space().map(|(_, other)| other.order).min();
                 assert_eq!(
                     oldest,
@@ -742,7 +750,7 @@ impl QueueModel {
             && self
                 .held
                 .get(&id)
-                .is_some_and(|held| held.cause == Cause::Space)
+                .is_some_and(|held| held.reason == ParkReason::Space)
         {
             self.space_open = false;
             self.probe = None;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, Plan, Step, StepOf};
-use blkmq::{Admit, Admitted, Cause, Completer, Queue, SmallLock};
+use blkmq::{Admission, AdmittedRequest, Completer, ParkReason, Queue, SmallLock};
 use reactor::{Buf, Completion, Cx, MoveTokens, Moving, Need, OpenFile, Token};
 
 use super::export::Export;
@@ -83,7 +83,7 @@ pub(super) struct Lane<B: Backend> {
     ended: Arc<Ended<B>>,
     files: Vec<OpenFile>,
     /// By tag.
-    active: Vec<Option<Admitted<Job<B>>>>,
+    active: Vec<Option<AdmittedRequest<Job<B>>>>,
     active_count: usize,
 }
 
@@ -137,8 +137,8 @@ impl<B: Backend> Lane<B> {
             stage: Stage::Plan,
             data,
         }) {
-            Admit::Run(admitted) => self.go(cx, out, admitted),
-            Admit::Parked | Admit::Refused => {}
+            Admission::Run(admitted) => self.go(cx, out, admitted),
+            Admission::Parked | Admission::Refused => {}
         }
     }
 
@@ -187,7 +187,7 @@ impl<B: Backend> Lane<B> {
         }
     }
 
-    fn put(&mut self, admitted: Admitted<Job<B>>) {
+    fn put(&mut self, admitted: AdmittedRequest<Job<B>>) {
         let at = usize::from(admitted.tag().number());
         if self.active.len() <= at {
             self.active.resize_with(at + 1, || None);
@@ -197,14 +197,14 @@ impl<B: Backend> Lane<B> {
         debug_assert!(before.is_none(), "a tag belongs to one request");
     }
 
-    fn take(&mut self, tag: u16) -> Option<Admitted<Job<B>>> {
+    fn take(&mut self, tag: u16) -> Option<AdmittedRequest<Job<B>>> {
         let admitted = self.active.get_mut(usize::from(tag))?.take()?;
         self.active_count -= 1;
         Some(admitted)
     }
 
     /// Plans a request, or asks whether it is durable now.
-    fn go(&mut self, cx: &mut Cx<'_>, out: &mut Outbox, mut admitted: Admitted<Job<B>>) {
+    fn go(&mut self, cx: &mut Cx<'_>, out: &mut Outbox, mut admitted: AdmittedRequest<Job<B>>) {
         let stage = std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan);
         let op = admitted.payload().request.op();
         let step = match stage {
@@ -219,7 +219,7 @@ impl<B: Backend> Lane<B> {
         &mut self,
         cx: &mut Cx<'_>,
         out: &mut Outbox,
-        mut admitted: Admitted<Job<B>>,
+        mut admitted: AdmittedRequest<Job<B>>,
         mut step: StepOf<B>,
     ) {
         loop {
@@ -237,7 +237,7 @@ impl<B: Backend> Lane<B> {
                 }
                 Step::Sync(sync) => {
                     job.stage = Stage::Sync(sync);
-                    return admitted.park(Cause::Sync);
+                    return admitted.park(ParkReason::Sync);
                 }
                 Step::Read(plan) => {
                     let len = job.request.length as usize;
@@ -270,8 +270,8 @@ impl<B: Backend> Lane<B> {
     fn pump(
         &mut self,
         cx: &mut Cx<'_>,
-        mut admitted: Admitted<Job<B>>,
-    ) -> Option<(Admitted<Job<B>>, StepOf<B>)> {
+        mut admitted: AdmittedRequest<Job<B>>,
+    ) -> Option<(AdmittedRequest<Job<B>>, StepOf<B>)> {
         let tokens = tokens(admitted.tag().number());
         let files = &self.files;
         let finished = match &mut admitted.payload_mut().stage {
@@ -302,7 +302,7 @@ impl<B: Backend> Lane<B> {
     }
 
     /// Carries a request on after one of its operations, found by tag.
-    fn resume(&mut self, cx: &mut Cx<'_>, out: &mut Outbox, admitted: Admitted<Job<B>>) {
+    fn resume(&mut self, cx: &mut Cx<'_>, out: &mut Outbox, admitted: AdmittedRequest<Job<B>>) {
         if let Some((admitted, step)) = self.pump(cx, admitted) {
             self.follow(cx, out, admitted, step);
         }

@@ -30,7 +30,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use blkmq::io::{Backend, FileId};
-use blkmq::{Admit, Admitted, Device, Queue};
+use blkmq::{Admission, AdmittedRequest, Device, Queue};
 use reactor::{Completion, DioAlign, FileIndex, Op, OpenFile, Port, Token};
 
 use crate::queue::{Handler, QueueCx};
@@ -70,7 +70,7 @@ pub struct Serve<B: Backend> {
     files: Vec<OpenFile>,
     zeroes: Option<FileIndex>,
     /// Requests whose bytes move or that wait for a buffer, by the core's tag.
-    active: Vec<Option<Admitted<Held<B>>>>,
+    active: Vec<Option<AdmittedRequest<Held<B>>>>,
     spare: Spare<B>,
     began: Instant,
     ticking: bool,
@@ -104,7 +104,7 @@ impl<B: Backend> Serve<B> {
         }
     }
 
-    fn put(&mut self, admitted: Admitted<Held<B>>) {
+    fn put(&mut self, admitted: AdmittedRequest<Held<B>>) {
         let at = usize::from(admitted.tag().number());
         if self.active.len() <= at {
             self.active.resize_with(at + 1, || None);
@@ -113,7 +113,7 @@ impl<B: Backend> Serve<B> {
         debug_assert!(before.is_none(), "a tag belongs to one request");
     }
 
-    fn take(&mut self, tag: u16) -> Option<Admitted<Held<B>>> {
+    fn take(&mut self, tag: u16) -> Option<AdmittedRequest<Held<B>>> {
         self.active.get_mut(usize::from(tag))?.take()
     }
 
@@ -164,9 +164,9 @@ impl<B: Backend> Handler for Serve<B> {
             return cx.answer(request, crate::Answer::Abandoned);
         };
         match queue.admit(self.spare.job(request)) {
-            Admit::Run(admitted) => self.go(cx, admitted),
-            Admit::Parked => self.tick(cx),
-            Admit::Refused => {}
+            Admission::Run(admitted) => self.go(cx, admitted),
+            Admission::Parked => self.tick(cx),
+            Admission::Refused => {}
         }
     }
 

@@ -5,7 +5,7 @@
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, MoveResult, Step, StepOf};
-use blkmq::{Admitted, Cause};
+use blkmq::{AdmittedRequest, ParkReason};
 use reactor::{Buf, Completion, MoveTokens, Moving, Need, Op, Port};
 
 use super::fixed::{self, FixedMove};
@@ -23,11 +23,15 @@ fn tokens(tag: u16) -> MoveTokens {
 }
 
 /// A request whose bytes have moved, or not; none where it waits for something and was put away.
-type Carried<B> = Option<(Admitted<Held<B>>, MoveResult)>;
+type Carried<B> = Option<(AdmittedRequest<Held<B>>, MoveResult)>;
 
 impl<B: Backend> Serve<B> {
     /// Plans a request, or asks whether it is durable now.
-    pub(super) fn go<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, mut admitted: Admitted<Held<B>>) {
+    pub(super) fn go<P: Port>(
+        &mut self,
+        cx: &mut QueueCx<'_, P>,
+        mut admitted: AdmittedRequest<Held<B>>,
+    ) {
         let stage = std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan);
         let step = match stage {
             Stage::Sync(sync) => self.backend.poll_sync(sync, admitted.waker()),
@@ -42,7 +46,7 @@ impl<B: Backend> Serve<B> {
     fn follow<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
         mut step: StepOf<B>,
     ) {
         loop {
@@ -57,7 +61,7 @@ impl<B: Backend> Serve<B> {
                     let job = admitted.payload_mut();
                     job.slim();
                     job.stage = Stage::Sync(sync);
-                    return admitted.park(Cause::Sync);
+                    return admitted.park(ParkReason::Sync);
                 }
                 Step::Read(plan) => Planned::Read(plan),
                 Step::Write(plan) => Planned::Write(plan),
@@ -72,9 +76,9 @@ impl<B: Backend> Serve<B> {
     /// Tells the backend how the move went.
     fn moved(
         &mut self,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
         result: MoveResult,
-    ) -> (Admitted<Held<B>>, StepOf<B>) {
+    ) -> (AdmittedRequest<Held<B>>, StepOf<B>) {
         let step = match admitted.payload_mut().planned.take() {
             Some(Planned::Read(plan)) => self.backend.read(plan, result, admitted.waker()),
             Some(Planned::Write(plan)) => self.backend.written(plan, result, admitted.waker()),
@@ -96,7 +100,7 @@ impl<B: Backend> Serve<B> {
     fn done<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
         result: Result<(), ErrorKind>,
     ) {
         let job = admitted.payload_mut();
@@ -124,7 +128,7 @@ impl<B: Backend> Serve<B> {
     fn begin_move<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
     ) -> Carried<B> {
         let job = &mut **admitted.payload_mut();
         let Some(planned) = &job.planned else {
@@ -174,7 +178,7 @@ impl<B: Backend> Serve<B> {
     fn hopeless<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
     ) -> Carried<B> {
         admitted.payload_mut().planned = None;
         self.done(cx, admitted, Err(ErrorKind::Io));
@@ -185,7 +189,7 @@ impl<B: Backend> Serve<B> {
     fn fill<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
         buf: Buf,
     ) -> Carried<B> {
         let job = admitted.payload_mut();
@@ -206,7 +210,7 @@ impl<B: Backend> Serve<B> {
     fn move_buffered<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
         buf: Buf,
     ) -> Carried<B> {
         let job = &mut **admitted.payload_mut();
@@ -222,7 +226,7 @@ impl<B: Backend> Serve<B> {
     fn pump<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
-        mut admitted: Admitted<Held<B>>,
+        mut admitted: AdmittedRequest<Held<B>>,
     ) -> Carried<B> {
         let tag = admitted.tag().number();
         let job = &mut **admitted.payload_mut();
