@@ -173,18 +173,18 @@ impl Committer {
 }
 
 impl Source for Committer {
-    fn completed(&mut self, cx: &mut Cx<'_>, _: Token, completion: Completion) {
+    fn on_completion(&mut self, cx: &mut Cx<'_>, _: Token, completion: Completion) {
         let mut flushes = self.disk.flushes();
         flushes.done = self.covers.take().unwrap_or(flushes.done);
         // A failed sync is never tried again: what it should have covered is unknown (R10).
-        flushes.failed |= !matches!(completion, Completion::Synced(Ok(())));
+        flushes.failed |= !matches!(completion, Completion::Sync(Ok(())));
         let waiting = std::mem::take(&mut flushes.waiting);
         drop(flushes);
         waiting.iter().for_each(Waker::wake_by_ref);
         self.go(cx);
     }
 
-    fn woken(&mut self, cx: &mut Cx<'_>, _: u64) {
+    fn on_wake(&mut self, cx: &mut Cx<'_>, _: u64) {
         self.go(cx);
     }
 }

@@ -137,7 +137,7 @@ impl Buf {
     /// a time, also where the kernel would rather give huge ones.
     pub fn allocate_untouched(len: usize) -> Option<Buf> {
         let mut buf = Buf::allocate(len)?;
-        let (start, bytes) = (buf.raw(), buf.room());
+        let (start, bytes) = (buf.raw(), buf.capacity());
         // SAFETY: the range is this buffer's, in whole pages; the advice changes no content.
         let advised = unsafe {
             rustix::mm::madvise(start.cast(), bytes, rustix::mm::Advice::LinuxNoHugepage)
@@ -156,7 +156,7 @@ impl Buf {
     ///
     /// The `len` bytes from `start` on are initialised, aligned to [`BUF_ALIGN`] and valid for
     /// reads and writes, and nobody else reads or writes them until `owner` is dropped.
-    pub unsafe fn foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Buf {
+    pub unsafe fn from_foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Buf {
         assert_eq!(
             start.addr().get() % BUF_ALIGN,
             0,
@@ -230,20 +230,20 @@ impl Buf {
     }
 
     /// Shows the first `len` bytes of its room, with whatever is in them. `len` is at most
-    /// [`Buf::room`].
+    /// [`Buf::capacity`].
     #[inline]
-    pub fn show(&mut self, len: usize) {
+    pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.room, "showing {len} of {} bytes", self.room);
         self.len = len;
     }
 
     /// How long [`Buf::pad_to`] could make it.
     #[inline]
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.room
     }
 
-    /// Grows to `len` bytes, the new ones zero. `len` is at most [`Buf::room`].
+    /// Grows to `len` bytes, the new ones zero. `len` is at most [`Buf::capacity`].
     pub fn pad_to(&mut self, len: usize) {
         assert!(len <= self.room, "padding to {len} of {} bytes", self.room);
         let old = self.len;
@@ -257,7 +257,7 @@ impl Buf {
         unsafe { self.region.start.as_ptr().add(self.start) }
     }
 
-    /// Where a driver may read or write [`Buf::room`] bytes as long as `self` lives unused.
+    /// Where a driver may read or write [`Buf::capacity`] bytes as long as `self` lives unused.
     #[inline]
     pub fn address(&self) -> u64 {
         self.as_ptr() as u64
@@ -314,7 +314,10 @@ mod tests {
         whole.fill(7);
         let mut front = whole.split_to(512);
         front.fill(1);
-        assert_eq!((front.len(), front.room(), whole.len()), (512, 512, 9488));
+        assert_eq!(
+            (front.len(), front.capacity(), whole.len()),
+            (512, 512, 9488)
+        );
         assert!(whole.iter().all(|&byte| byte == 7));
         drop(whole);
         assert!(front.iter().all(|&byte| byte == 1));
@@ -328,7 +331,7 @@ mod tests {
         let second = rest.split_to(1024);
         let (first, rest) = first.join(rest).unwrap_err();
         let whole = first.join(second).unwrap().join(rest).unwrap();
-        assert_eq!((whole.len(), whole.room()), (4096, 4096));
+        assert_eq!((whole.len(), whole.capacity()), (4096, 4096));
         assert!(whole.iter().all(|&byte| byte == 3));
         assert!(whole.join(Buf::allocate(1).unwrap()).is_err());
     }
@@ -368,7 +371,7 @@ mod tests {
         let own = Arc::new(Buf::allocate(8192).unwrap());
         let start = NonNull::new(own.as_ptr()).unwrap();
         // SAFETY: the memory is that of `own`, which nobody uses while its owner lives.
-        let mut buf = unsafe { Buf::foreign(start, 8192, Box::new(Arc::clone(&own))) };
+        let mut buf = unsafe { Buf::from_foreign(start, 8192, Box::new(Arc::clone(&own))) };
         buf.fill(5);
         let front = buf.split_to(4096);
         drop(buf);
@@ -383,7 +386,7 @@ mod tests {
         let mut buf = Buf::allocate(4096).unwrap();
         buf.fill(9);
         buf.truncate(512);
-        buf.show(4096);
+        buf.set_len(4096);
         assert!(buf.iter().all(|&byte| byte == 9));
     }
 

@@ -25,7 +25,7 @@ use crate::files::{FileIndex, FileTable, Removed, Target};
 use crate::flights::{Flights, InFlight};
 use crate::handle::Handle;
 use crate::op::{Command, Completion, Fixed, Op, OpId, Token, Way, Work};
-use crate::pool::Pool;
+use crate::pool::BufferPool;
 use crate::run::Parking;
 use crate::slots::BufferSlots;
 use crate::source::{Cx, Source, SourceId};
@@ -107,7 +107,7 @@ pub struct Core {
     buffer_slots: BufferSlots,
     files: FileTable,
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
-    pool: Pool,
+    pool: BufferPool,
     lending: Lending,
     sources: Vec<SourceState>,
     sources_free: Vec<u32>,
@@ -126,7 +126,7 @@ pub struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(driver: Driver, handle: Handle, pool: Pool) -> Core {
+    pub(crate) fn new(driver: Driver, handle: Handle, pool: BufferPool) -> Core {
         let lending = Lending::new(&handle);
         Core {
             driver,
@@ -166,12 +166,12 @@ impl Core {
     }
 
     /// The buffers of this reactor.
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &BufferPool {
         &self.pool
     }
 
     /// Whether the reactor is to stop.
-    pub fn stopping(&self) -> bool {
+    pub fn is_stopping(&self) -> bool {
         self.stop_by.is_some()
     }
 
@@ -380,13 +380,13 @@ impl Core {
         if let Some(state) = self.source(source) {
             state.ops += 1;
         }
-        let end = Completion::Armed(number, -libc::EBADF);
+        let end = Completion::ArmedCommand(number, -libc::EBADF);
         let token = Token(u64::from(number));
         self.ready.push_back((source, token, end));
     }
 
     /// Keeps a buffer until the kernel has taken all that was begun up to now.
-    pub fn hold(&mut self, buf: Buf) {
+    pub fn hold_until_submitted(&mut self, buf: Buf) {
         self.untaken_elsewhere |= self.pool.is_strange(&buf);
         self.untaken.push(buf);
     }
@@ -481,12 +481,12 @@ impl Core {
     /// Whether the next enter lets buffers go that somebody waits for, or may wait for where they are
     /// not this pool's: it must not wait then.
     pub(crate) fn enter_frees(&self) -> bool {
-        !self.untaken.is_empty() && (self.untaken_elsewhere || self.buffers_wanted())
+        !self.untaken.is_empty() && (self.untaken_elsewhere || self.has_buffer_waiters())
     }
 
     /// Has the kernel make the table of buffer slots, once. An error where there is no ring, or
     /// where the kernel is older than such tables (Linux 5.19).
-    pub fn slots_enable(&mut self) -> io::Result<()> {
+    pub fn enable_buffer_slots(&mut self) -> io::Result<()> {
         if !self.buffer_slots.enabled() {
             self.driver.register_slots(BufferSlots::COUNT)?;
             self.buffer_slots.enable();
@@ -494,19 +494,23 @@ impl Core {
         Ok(())
     }
 
-    /// `count` buffer slots, or none where so many are not left. See [`Cx::take_slots`] for such
+    /// `count` buffer slots, or none where so many are not left. See [`Cx::take_buffer_slots`] for such
     /// that belong to a source.
-    pub fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+    pub fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
         self.buffer_slots.take(count, None)
     }
 
-    pub(crate) fn take_slots_for(&mut self, source: SourceId, count: usize) -> Option<Vec<u16>> {
+    pub(crate) fn take_buffer_slots_for(
+        &mut self,
+        source: SourceId,
+        count: usize,
+    ) -> Option<Vec<u16>> {
         self.buffer_slots.take(count, Some(source))
     }
 
     /// Gives buffer slots back. Nothing of the kernel's may be in them: the next holder's memory
     /// would not go in.
-    pub fn give_slots(&mut self, slots: &[u16]) {
+    pub fn release_buffer_slots(&mut self, slots: &[u16]) {
         self.buffer_slots.give(slots);
     }
 

@@ -16,7 +16,7 @@ pub struct FileIndex {
 #[cfg(any(test, feature = "fake"))]
 impl FileIndex {
     /// A descriptor of a reactor that is none: for doubles of [`crate::Port`].
-    pub fn of_test(number: u32) -> FileIndex {
+    pub fn for_test(number: u32) -> FileIndex {
         FileIndex {
             slot: number,
             generation: 0,

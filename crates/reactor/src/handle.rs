@@ -50,11 +50,11 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn send(&self, message: Message) -> Result<(), Stopped> {
+    fn send(&self, message: Message) -> Result<(), StoppedError> {
         {
             let mut inbox = self.inbox();
             if inbox.closed {
-                return Err(Stopped);
+                return Err(StoppedError);
             }
             inbox.messages.push(message);
         }
@@ -103,15 +103,15 @@ impl Wake for Shared {
 
 /// The reactor has ended; what was given is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped;
+pub struct StoppedError;
 
-impl fmt::Display for Stopped {
+impl fmt::Display for StoppedError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the reactor has stopped")
     }
 }
 
-impl std::error::Error for Stopped {}
+impl std::error::Error for StoppedError {}
 
 /// A reactor as other threads see it. Never waits.
 #[derive(Clone)]
@@ -121,7 +121,7 @@ pub struct Handle {
 
 impl Handle {
     /// Runs `work` on the reactor's thread, soon and in the order of posting.
-    pub fn post(&self, work: impl FnOnce(&mut Core) + Send + 'static) -> Result<(), Stopped> {
+    pub fn post(&self, work: impl FnOnce(&mut Core) + Send + 'static) -> Result<(), StoppedError> {
         self.shared.send(Message::Run(Box::new(work)))
     }
 
@@ -129,13 +129,13 @@ impl Handle {
     pub fn attach<S: Source>(
         &self,
         build: impl FnOnce(&mut Cx<'_>) -> S + Send + 'static,
-    ) -> Result<(), Stopped> {
+    ) -> Result<(), StoppedError> {
         self.post(move |core| {
             core.attach(build);
         })
     }
 
-    /// A waker that calls [`Source::woken`] with `key`. Waking a source that is gone is nothing.
+    /// A waker that calls [`Source::on_wake`] with `key`. Waking a source that is gone is nothing.
     pub fn waker(&self, source: SourceId, key: u64) -> Waker {
         let shared = Arc::clone(&self.shared);
         Waker::from(Arc::new(SourceWake {

@@ -30,13 +30,13 @@ pub use crate::buf::{BUF_ALIGN, Buf};
 pub use crate::core::{Core, CoreStats};
 pub use crate::driver::BackendKind;
 #[cfg(feature = "fake")]
-pub use crate::driver::Commands;
+pub use crate::driver::CommandDriver;
 pub use crate::files::FileIndex;
-pub use crate::handle::{Handle, Stopped};
+pub use crate::handle::{Handle, StoppedError};
 pub use crate::memory::{DioAlign, SharedWords, memfd};
 pub use crate::moving::{MoveTokens, Moving, OPS_IN_FLIGHT_MAX, OpenFile, covers};
-pub use crate::op::{Command, Completion, Op, OpId, Part, Token};
-pub use crate::pool::{Need, Pool, PoolStats};
+pub use crate::op::{Command, Completion, Op, OpId, SendPart, Token};
+pub use crate::pool::{BufferPool, Need, PoolStats};
 pub use crate::port::Port;
 pub use crate::run::{BackendChoice, Config, Reactor, StopReport};
 pub use crate::source::{Cx, Source, SourceId};

@@ -212,7 +212,7 @@ impl Moving {
             return true;
         }
         // Begun as far as `pump` goes: where the buffer comes later, its arrival carries it on.
-        match port.buffer((tokens.bounce)(tokens.tag), len, Need::Progress) {
+        match port.request_buffer((tokens.bounce)(tokens.tag), len, Need::Progress) {
             Some(buf) => self.through(port, at, buf, piece, offset, file, tokens),
             None => self.bounce = Bounce::Wanted(at),
         }
@@ -232,7 +232,7 @@ impl Moving {
         let padded = round_up(u64::from(piece.len), file.align.offset) as usize;
         let fits = self.parts[at]
             .as_ref()
-            .is_some_and(|part| part.room() >= padded);
+            .is_some_and(|part| part.capacity() >= padded);
         let aligned = Piece {
             len: padded as u32,
             ..*piece
@@ -323,7 +323,7 @@ impl Moving {
         pieces: &[Piece],
         files: &[OpenFile],
     ) {
-        let (Completion::Read(mut buf, result) | Completion::Wrote(mut buf, result)) = completion
+        let (Completion::Read(mut buf, result) | Completion::Write(mut buf, result)) = completion
         else {
             return;
         };

@@ -95,7 +95,7 @@ enum LentAs {
 }
 
 /// A pool of page-aligned buffers. Its lock is small: memory only, never held over a wait.
-pub struct Pool {
+pub struct BufferPool {
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -124,9 +124,9 @@ fn class_of(len: usize) -> Option<(usize, usize)> {
     (class < CLASSES).then_some((class, size))
 }
 
-impl Pool {
+impl BufferPool {
     /// A pool that lends at most `bytes_max`, and beyond that one reserve of `reserve_bytes`.
-    pub fn new(bytes_max: usize, reserve_bytes: usize) -> Option<Pool> {
+    pub fn new(bytes_max: usize, reserve_bytes: usize) -> Option<BufferPool> {
         // Untouched pages of the reserve cost no memory until it is needed.
         let (_, reserve_size) = class_of(reserve_bytes)?;
         let bytes_max = bytes_max.max(reserve_size);
@@ -145,13 +145,13 @@ impl Pool {
             short: false,
             watch: None,
         };
-        Some(Pool {
+        Some(BufferPool {
             inner: Arc::new(Mutex::new(inner)),
         })
     }
 
     /// A buffer of `len` bytes with any content, or `None` where the pool is dry. See
-    /// [`Pool::take_for`] for what is held.
+    /// [`BufferPool::take_for`] for what is held.
     pub fn take(&self, len: usize, need: Need) -> Option<Buf> {
         self.take_for(NOBODY, len, need)
     }
@@ -368,7 +368,7 @@ fn leave(mut region: Arc<Region>) {
     }
 }
 
-impl fmt::Debug for Pool {
+impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.stats().fmt(f)
     }
@@ -382,7 +382,7 @@ mod tests {
 
     #[test]
     fn bytes_lent_are_bounded_and_come_back() {
-        let pool = Pool::new(64 << 10, 4096).unwrap();
+        let pool = BufferPool::new(64 << 10, 4096).unwrap();
         let held: Vec<_> = (0..16)
             .map(|_| pool.take(4096, Need::Fresh).unwrap())
             .collect();
@@ -400,7 +400,7 @@ mod tests {
 
     #[test]
     fn the_reserve_serves_one_holder_that_must_get_on_and_no_fresh_request() {
-        let pool = Pool::new(8192, 8192).unwrap();
+        let pool = BufferPool::new(8192, 8192).unwrap();
         let _all = pool.take(8192, Need::Fresh).unwrap();
         assert!(pool.take(512, Need::Fresh).is_none());
         let reserve = pool.take(8192, Need::Progress).unwrap();
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn what_is_held_is_at_most_half_and_leaves_room_for_the_largest_fresh_request() {
         for (bytes, reserve, half) in [(64 << 10, 4096, 32 << 10), (64 << 10, 64 << 10, 0)] {
-            let pool = Pool::new(bytes, reserve).unwrap();
+            let pool = BufferPool::new(bytes, reserve).unwrap();
             let hold = |holder| pool.take_for(holder, 4096, Need::Held).unwrap();
             let _held: Vec<_> = (0..100).map(hold).collect();
             let stats = pool.stats();
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_holder_gets_no_more_than_it_leaves_to_the_others() {
-        let pool = Pool::new(2 << 20, 4096).unwrap();
+        let pool = BufferPool::new(2 << 20, 4096).unwrap();
         let mut held = Vec::new();
         let mut hold = |holder| {
             let before = held.len();
@@ -448,7 +448,7 @@ mod tests {
 
     #[test]
     fn a_holder_that_has_nothing_waits_for_nobody_else() {
-        let pool = Pool::new(4 << 20, 1 << 20).unwrap();
+        let pool = BufferPool::new(4 << 20, 1 << 20).unwrap();
         let mut parked = Vec::new();
         for holder in 0..100 {
             let first = pool.take_for(holder, 1 << 20, Need::Held);
@@ -468,7 +468,7 @@ mod tests {
 
     #[test]
     fn what_clients_get_beyond_the_bounds_is_bounded_and_stops_no_queue() {
-        let pool = Pool::new(4 << 20, 1 << 20).unwrap();
+        let pool = BufferPool::new(4 << 20, 1 << 20).unwrap();
         let first = |client| pool.take_for(client, 1 << 20, Need::Client);
         let held: Vec<_> = (0..100).map_while(first).collect();
         assert_eq!(held.len(), 4, "half of the pool, and as much again");
@@ -489,7 +489,7 @@ mod tests {
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(Arc::clone(&count));
         let woken = || count.0.load(Ordering::SeqCst);
-        let pool = Pool::new(64 << 10, 4096).unwrap();
+        let pool = BufferPool::new(64 << 10, 4096).unwrap();
         let lend = |need| pool.take(4096, need).unwrap();
         drop(lend(Need::Fresh));
         assert_eq!(woken(), 0);
@@ -511,7 +511,7 @@ mod tests {
 
     #[test]
     fn parts_that_go_at_once_on_two_threads_give_their_whole_back() {
-        let pool = Pool::new(64 << 10, 4096).unwrap();
+        let pool = BufferPool::new(64 << 10, 4096).unwrap();
         let (parts, dropped) = std::sync::mpsc::sync_channel::<Buf>(0);
         let other = std::thread::spawn(move || dropped.into_iter().for_each(drop));
         for _ in 0..20_000 {
@@ -528,7 +528,7 @@ mod tests {
 
     #[test]
     fn a_part_keeps_the_whole_lent() {
-        let pool = Pool::new(64 << 10, 4096).unwrap();
+        let pool = BufferPool::new(64 << 10, 4096).unwrap();
         let mut buf = pool.take(16 << 10, Need::Fresh).unwrap();
         let part = buf.split_to(512);
         drop(buf);
@@ -539,7 +539,7 @@ mod tests {
 
     #[test]
     fn idle_memory_is_bounded_and_outlives_no_pool() {
-        let pool = Pool::new(64 << 20, 4096).unwrap();
+        let pool = BufferPool::new(64 << 20, 4096).unwrap();
         let held: Vec<_> = (0..32)
             .map(|_| pool.take(1 << 20, Need::Fresh).unwrap())
             .collect();
@@ -552,11 +552,11 @@ mod tests {
 
     #[test]
     fn what_no_class_holds_is_never_lent() {
-        let pool = Pool::new(1 << 30, 4096).unwrap();
+        let pool = BufferPool::new(1 << 30, 4096).unwrap();
         assert!(pool.take((64 << 20) + 1, Need::Fresh).is_none());
         assert!(pool.take(usize::MAX, Need::Progress).is_none());
         assert_eq!(pool.len_max(), 64 << 20);
-        let odd = Pool::new(100 << 10, 4096).unwrap();
+        let odd = BufferPool::new(100 << 10, 4096).unwrap();
         assert!(odd.take(odd.len_max(), Need::Fresh).is_some());
         assert!(odd.take(odd.len_max() + 1, Need::Fresh).is_none());
     }

@@ -24,13 +24,13 @@ pub trait Port {
 
     /// Keeps a buffer until the kernel has taken all that was begun up to now: for drivers that read
     /// a command's memory while they take it.
-    fn hold(&mut self, buf: Buf);
+    fn hold_until_submitted(&mut self, buf: Buf);
 
     /// Asks for the early end of an operation.
     fn cancel(&mut self, op: OpId);
 
     /// A buffer of `len` bytes now, or later as [`crate::Completion::Buffer`].
-    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf>;
+    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf>;
 
     /// The largest buffer that is certain to come to who asks for [`Need::Progress`], in bytes.
     fn reserve_len(&self) -> usize;
@@ -42,13 +42,13 @@ pub trait Port {
     fn close(&mut self, file: FileIndex);
 
     /// Makes the table of buffer slots, once; an error where there can be none.
-    fn slots_enable(&mut self) -> io::Result<()>;
+    fn enable_buffer_slots(&mut self) -> io::Result<()>;
 
     /// `count` buffer slots or none. They come back when the source is gone at the latest.
-    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>>;
+    fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>>;
 
     /// Gives buffer slots back. Nothing of the kernel's may be in them.
-    fn give_slots(&mut self, slots: &[u16]);
+    fn release_buffer_slots(&mut self, slots: &[u16]);
 
     /// Asks for a call of the source's `turn` at the end of this turn.
     fn request_turn(&mut self);
@@ -70,16 +70,16 @@ impl Port for Cx<'_> {
         Cx::arm(self, number, command);
     }
 
-    fn hold(&mut self, buf: Buf) {
-        self.core.hold(buf);
+    fn hold_until_submitted(&mut self, buf: Buf) {
+        self.core.hold_until_submitted(buf);
     }
 
     fn cancel(&mut self, op: OpId) {
         self.core.cancel(op);
     }
 
-    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
-        Cx::buffer(self, token, len, need)
+    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        Cx::request_buffer(self, token, len, need)
     }
 
     fn reserve_len(&self) -> usize {
@@ -94,16 +94,16 @@ impl Port for Cx<'_> {
         self.core.close(file);
     }
 
-    fn slots_enable(&mut self) -> io::Result<()> {
-        self.core.slots_enable()
+    fn enable_buffer_slots(&mut self) -> io::Result<()> {
+        self.core.enable_buffer_slots()
     }
 
-    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
-        Cx::take_slots(self, count)
+    fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        Cx::take_buffer_slots(self, count)
     }
 
-    fn give_slots(&mut self, slots: &[u16]) {
-        self.core.give_slots(slots);
+    fn release_buffer_slots(&mut self, slots: &[u16]) {
+        self.core.release_buffer_slots(slots);
     }
 
     fn request_turn(&mut self) {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::core::Core;
 use crate::driver::{BackendKind, Driver, Epoll, Uring, wake_fd};
 use crate::handle::{Handle, Message, Shared};
-use crate::pool::Pool;
+use crate::pool::BufferPool;
 use crate::source::{Cx, Source, SourceId};
 use joining::{Ended, join};
 use park::Parked;
@@ -90,7 +90,7 @@ impl Default for Config {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StopReport {
     /// Sources that had not detached at the deadline.
-    pub sources_cut: usize,
+    pub sources_forced: usize,
     /// Operations that did not end even after being cancelled; their memory was left behind.
     pub ops_abandoned: usize,
     /// Armed commands that ended with the ring.
@@ -98,15 +98,15 @@ pub struct StopReport {
     /// Sources that panicked while the reactor ran.
     pub panics: u64,
     /// From the request to stop until nothing was left but armed commands, or the deadline's end.
-    pub drained: Duration,
+    pub drain_time: Duration,
     /// Closing the ring and dropping the sources, in the reactor's thread.
-    pub closed: Duration,
+    pub close_time: Duration,
     /// From then until the thread had ended. What the ring still had, the kernel cancels after
     /// that by itself; files of armed commands are closed some milliseconds later.
-    pub ended: Duration,
+    pub exit_time: Duration,
     /// The thread had not ended when the patience with it did; the kernel still has its ring.
     /// Nothing else in the report is known then.
-    pub left: bool,
+    pub thread_stuck: bool,
 }
 
 /// A running reactor. Dropping it stops it with a deadline of five seconds.
@@ -133,9 +133,9 @@ impl Reactor {
 
     /// The same, with commands given to a double of the files' driver that the reactor's thread makes.
     #[cfg(feature = "fake")]
-    pub fn start_with_double(
+    pub fn start_with_command_driver(
         config: Config,
-        double: impl FnOnce() -> Box<dyn crate::driver::Commands> + Send + 'static,
+        double: impl FnOnce() -> Box<dyn crate::driver::CommandDriver> + Send + 'static,
     ) -> io::Result<Reactor> {
         Reactor::start_on(config, |config, wake| {
             let rest = Epoll::new(config.workers, wake)?;
@@ -286,7 +286,7 @@ fn build_driver(config: &Config, wake: Arc<std::os::fd::OwnedFd>) -> io::Result<
 }
 
 fn build(config: &Config, driver: Driver, handle: Handle) -> io::Result<Core> {
-    let pool = Pool::new(config.pool_bytes, config.reserve_bytes)
+    let pool = BufferPool::new(config.pool_bytes, config.reserve_bytes)
         .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
     Ok(Core::new(driver, handle, pool))
 }
@@ -317,8 +317,8 @@ impl Loop {
             self.deliver();
             self.turns();
             self.arrivals();
-            if self.core.stopping() && !std::mem::replace(&mut asked_to_stop, true) {
-                self.each_source(|source, cx| source.stop(cx));
+            if self.core.is_stopping() && !std::mem::replace(&mut asked_to_stop, true) {
+                self.each_source(|source, cx| source.on_stop(cx));
             }
             self.departures();
             // Last: whatever was let go in this turn is there to be lent.
@@ -338,7 +338,7 @@ impl Loop {
             self.core.handle().shared.awake();
         }
         drop(ring_thread);
-        report.drained = (self.core.stop_asked).map_or(Duration::ZERO, |asked| asked.elapsed());
+        report.drain_time = (self.core.stop_asked).map_or(Duration::ZERO, |asked| asked.elapsed());
         self.park();
         self.end(report)
     }
@@ -363,7 +363,7 @@ impl Loop {
             Message::Wake(wake) => {
                 wake.deliver();
                 if self.core.is_live(wake.source) {
-                    self.with_source(wake.source, |source, cx| source.woken(cx, wake.key));
+                    self.with_source(wake.source, |source, cx| source.on_wake(cx, wake.key));
                 }
             }
             Message::Look => {}
@@ -379,14 +379,14 @@ impl Loop {
         let mut every = std::mem::take(&mut self.every_turn);
         every.retain(|&id| self.core.is_live(id));
         for &id in &every {
-            self.with_source(id, |source, cx| source.turn(cx));
+            self.with_source(id, |source, cx| source.on_turn(cx));
         }
         every.append(&mut self.every_turn);
         self.every_turn = every;
         for id in std::mem::take(&mut self.core.turns) {
             self.core.turn_begins(id);
             if self.core.is_live(id) {
-                self.with_source(id, |source, cx| source.turn(cx));
+                self.with_source(id, |source, cx| source.on_turn(cx));
             }
         }
     }
@@ -398,12 +398,12 @@ impl Loop {
                 if self.sources.0.len() <= at {
                     self.sources.0.resize_with(at + 1, || None);
                 }
-                if source.every_turn() {
+                if source.wants_every_turn() {
                     self.every_turn.push(id);
                 }
                 self.sources.0[at] = Some((id, source));
                 if self.core.is_live(id) {
-                    self.with_source(id, |source, cx| source.attached(cx));
+                    self.with_source(id, |source, cx| source.on_attached(cx));
                 }
             }
         }
@@ -483,7 +483,7 @@ impl Loop {
             return Some(None);
         };
         let stats = self.core.stats();
-        // Commands that only their driver or the end of the ring can end keep nobody.
+        // CommandDriver that only their driver or the end of the ring can end keep nobody.
         let detached = stats.sources == self.departing.len() && self.core.next_delivery().is_none();
         if detached && stats.ops == stats.armed {
             return None;
@@ -493,7 +493,7 @@ impl Loop {
             return Some(Some(by - now));
         }
         let cut = *cut_at.get_or_insert_with(|| {
-            report.sources_cut = stats.sources - self.departing.len();
+            report.sources_forced = stats.sources - self.departing.len();
             self.each_source(|_, cx| cx.detach());
             self.core.cancel_all();
             now
@@ -539,7 +539,7 @@ impl Loop {
         drop(late);
         drop(files);
         let at = Instant::now();
-        report.closed = at - began;
+        report.close_time = at - began;
         Ended {
             report,
             at,

@@ -33,40 +33,40 @@ impl SourceId {
 /// last of its operations has ended: what it holds for them (plans, pins) outlives them.
 pub trait Source: 'static {
     /// The source is attached and may begin operations.
-    fn attached(&mut self, _cx: &mut Cx<'_>) {}
+    fn on_attached(&mut self, _cx: &mut Cx<'_>) {}
 
     /// An operation has ended.
-    fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion);
+    fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion);
 
     /// Armed commands have ended: [`Cx::next_armed`] tells which. What is left there is told anew; where
-    /// none is taken, the first comes to [`Source::completed`].
-    fn commanded(&mut self, cx: &mut Cx<'_>) {
+    /// none is taken, the first comes to [`Source::on_completion`].
+    fn on_armed_completions(&mut self, cx: &mut Cx<'_>) {
         while let Some((number, raw)) = cx.next_armed() {
-            self.completed(cx, Token(u64::from(number)), Completion::Commanded(raw));
+            self.on_completion(cx, Token(u64::from(number)), Completion::Command(raw));
         }
     }
 
     /// The ring is about to be closed: the memory that this source's armed commands name. Their
     /// driver may touch it until the ring's thread has ended, and it is kept until then. No other
     /// method is called after this one.
-    fn leave(&mut self) -> Vec<Buf> {
+    fn release_armed_memory(&mut self) -> Vec<Buf> {
         Vec::new()
     }
 
     /// A waker with this key was woken. Wakes may be spurious.
-    fn woken(&mut self, _cx: &mut Cx<'_>, _key: u64) {}
+    fn on_wake(&mut self, _cx: &mut Cx<'_>, _key: u64) {}
 
     /// All completions of this turn are delivered. Called once per turn for a source that asked
-    /// ([`Cx::request_turn`]) or that wants every turn ([`Source::every_turn`]).
-    fn turn(&mut self, _cx: &mut Cx<'_>) {}
+    /// ([`Cx::request_turn`]) or that wants every turn ([`Source::wants_every_turn`]).
+    fn on_turn(&mut self, _cx: &mut Cx<'_>) {}
 
-    /// Whether [`Source::turn`] is called each turn: for owners of work that others produce.
-    fn every_turn(&self) -> bool {
+    /// Whether [`Source::on_turn`] is called each turn: for owners of work that others produce.
+    fn wants_every_turn(&self) -> bool {
         false
     }
 
     /// The reactor is to stop: finish what is in flight and detach.
-    fn stop(&mut self, cx: &mut Cx<'_>) {
+    fn on_stop(&mut self, cx: &mut Cx<'_>) {
         cx.detach();
     }
 }
@@ -91,16 +91,16 @@ impl Cx<'_> {
 
     /// Begins a command that ends by its driver's will only, or with the ring: it does not keep a
     /// stopping reactor, and cannot be cancelled by itself (drivers know no such thing). Its end is
-    /// told to [`Source::commanded`] with this number. All of a source's go to one file, and their
+    /// told to [`Source::on_armed_completions`] with this number. All of a source's go to one file, and their
     /// memory is the source's: it stays where it is until the end is told, or is handed over by
-    /// [`Source::leave`].
+    /// [`Source::release_armed_memory`].
     #[inline(always)]
     pub fn arm(&mut self, number: u32, command: Command) {
         self.core.arm(self.me, number, command);
     }
 
     /// The next armed command of this source's that has ended, with its driver's raw answer. For
-    /// [`Source::commanded`]: outside there is mostly none.
+    /// [`Source::on_armed_completions`]: outside there is mostly none.
     #[inline]
     pub fn next_armed(&mut self) -> Option<(u32, i32)> {
         self.core.next_armed(self.me)
@@ -108,9 +108,9 @@ impl Cx<'_> {
 
     /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of asking
     /// (for [`Need::Held`] and [`Need::Client`], of this source's asking).
-    /// `len` beyond [`crate::Pool::len_max`] never comes: check it before.
-    pub fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
-        self.core.buffer(self.me, token, len, need)
+    /// `len` beyond [`crate::BufferPool::len_max`] never comes: check it before.
+    pub fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        self.core.request_buffer(self.me, token, len, need)
     }
 
     /// Makes a descriptor usable here until this source closes it or is gone, however it ends.
@@ -119,11 +119,11 @@ impl Cx<'_> {
     }
 
     /// `count` buffer slots or none, this source's until it gives them back or is gone.
-    pub fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
-        self.core.take_slots_for(self.me, count)
+    pub fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        self.core.take_buffer_slots_for(self.me, count)
     }
 
-    /// Asks for a call of [`Source::turn`] at the end of this turn.
+    /// Asks for a call of [`Source::on_turn`] at the end of this turn.
     pub fn request_turn(&mut self) {
         self.core.request_turn(self.me);
     }
@@ -133,7 +133,7 @@ impl Cx<'_> {
         self.core.detach(self.me);
     }
 
-    /// A waker that calls [`Source::woken`] of this source with `key`, from any thread.
+    /// A waker that calls [`Source::on_wake`] of this source with `key`, from any thread.
     pub fn waker(&self, key: u64) -> Waker {
         self.core.handle().waker(self.me, key)
     }

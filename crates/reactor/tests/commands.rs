@@ -29,7 +29,7 @@ fn command(file: FileIndex, opcode: u32) -> Command {
 fn answer(probe: &Remote, command: Command) -> i32 {
     probe.submit(1, Op::Command(command));
     match probe.completion(1) {
-        Completion::Commanded(raw) => raw,
+        Completion::Command(raw) => raw,
         other => panic!("saw {other:?}"),
     }
 }
@@ -66,7 +66,7 @@ fn a_command_reaches_the_driver_of_its_file_and_its_answer_comes_back_as_it_is()
         // An armed one is refused like any other.
         probe.arm(7, no_such(gone));
         match probe.completion(7) {
-            Completion::Commanded(raw) => assert_eq!(raw, -libc::EBADF),
+            Completion::Command(raw) => assert_eq!(raw, -libc::EBADF),
             other => panic!("saw {other:?}"),
         }
         assert_eq!(probe.run(|cx| cx.stats().armed), 0);
@@ -113,9 +113,9 @@ fn a_flood_loses_nothing_on_a_completion_queue_that_is_far_too_small() {
                 panic!("something else")
             };
             match completion {
-                Completion::Polled(Ok(_)) => assert!(token < FLOOD),
+                Completion::Poll(Ok(_)) => assert!(token < FLOOD),
                 // A socket cannot be synced, which its completion says.
-                Completion::Synced(Err(_)) => assert!(token >= FLOOD),
+                Completion::Sync(Err(_)) => assert!(token >= FLOOD),
                 other => panic!("saw {other:?}"),
             }
             seen[token as usize] += 1;
@@ -130,10 +130,7 @@ fn a_flood_loses_nothing_on_a_completion_queue_that_is_far_too_small() {
                 exact: false,
             },
         );
-        assert!(matches!(
-            probe.completion(0),
-            Completion::Received(_, Ok(1))
-        ));
+        assert!(matches!(probe.completion(0), Completion::Recv(_, Ok(1))));
     }
     assert_eq!(probe.run(|cx| cx.stats().ops), 0);
 }

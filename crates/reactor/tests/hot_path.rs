@@ -34,7 +34,7 @@ struct Endless {
 }
 
 impl Source for Endless {
-    fn attached(&mut self, cx: &mut Cx<'_>) {
+    fn on_attached(&mut self, cx: &mut Cx<'_>) {
         for number in 0..IN_FLIGHT {
             let (file, offset) = (self.file, number * 4096);
             let buf = Buf::allocate(4096).unwrap();
@@ -42,7 +42,7 @@ impl Source for Endless {
         }
     }
 
-    fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
+    fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
         let (file, offset) = (self.file, token.0 * 4096);
         self.ended += 1;
         if self.ended == WARM {
@@ -56,7 +56,7 @@ impl Source for Endless {
             return cx.detach();
         }
         match completion {
-            Completion::Wrote(buf, Ok(())) => cx.submit(token, Op::Read { file, offset, buf }),
+            Completion::Write(buf, Ok(())) => cx.submit(token, Op::Read { file, offset, buf }),
             Completion::Read(buf, Ok(())) => cx.submit(token, Op::Write { file, offset, buf }),
             // Cancelled, once the count is over.
             _ => return,

@@ -13,7 +13,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use reactor::{BackendKind, Completion, Core, Cx, Need, Op, Part, Source, Token, memfd};
+use reactor::{BackendKind, Completion, Core, Cx, Need, Op, SendPart, Source, Token, memfd};
 
 mod support;
 
@@ -33,7 +33,7 @@ fn what_is_written_is_read_back_and_synced() {
                 buf: buf(300_000, 7),
             },
         );
-        assert!(matches!(probe.completion(1), Completion::Wrote(_, Ok(()))));
+        assert!(matches!(probe.completion(1), Completion::Write(_, Ok(()))));
         probe.submit(
             2,
             Op::Sync {
@@ -41,7 +41,7 @@ fn what_is_written_is_read_back_and_synced() {
                 data_only: true,
             },
         );
-        assert!(matches!(probe.completion(2), Completion::Synced(Ok(()))));
+        assert!(matches!(probe.completion(2), Completion::Sync(Ok(()))));
         probe.submit(
             3,
             Op::Read {
@@ -108,7 +108,7 @@ fn a_closed_file_is_closed_in_the_kernel_too() {
             },
         );
         probe.run(move |cx| cx.close(file));
-        let Completion::Received(_, Err(_)) = probe.completion(1) else {
+        let Completion::Recv(_, Err(_)) = probe.completion(1) else {
             panic!("not cancelled")
         };
         ours.set_read_timeout(Some(DEADLINE)).unwrap();
@@ -132,7 +132,7 @@ fn connections_are_accepted_and_bytes_flow_both_ways() {
         let listener = probe.register(UnixListener::bind(&path).unwrap());
         probe.submit(1, Op::Accept { file: listener });
         let mut client = UnixStream::connect(&path).unwrap();
-        let Completion::Accepted(Ok(socket)) = probe.completion(1) else {
+        let Completion::Accept(Ok(socket)) = probe.completion(1) else {
             panic!("no accept")
         };
         let file = probe.register(socket);
@@ -147,21 +147,21 @@ fn connections_are_accepted_and_bytes_flow_both_ways() {
             },
         );
         client.write_all(b"hello").unwrap();
-        let Completion::Received(got, Ok(5)) = probe.completion(2) else {
+        let Completion::Recv(got, Ok(5)) = probe.completion(2) else {
             panic!("no bytes")
         };
         assert_eq!(got[10..15], *b"hello");
 
         let parts = vec![
-            Part::Bytes(b"head".to_vec()),
-            Part::Bytes(vec![]),
-            Part::Buf(buf(1 << 20, 9)),
+            SendPart::Bytes(b"head".to_vec()),
+            SendPart::Bytes(vec![]),
+            SendPart::Buf(buf(1 << 20, 9)),
         ];
         probe.submit(3, Op::Send { file, parts });
         let mut answer = vec![0; 4 + (1 << 20)];
         client.read_exact(&mut answer).unwrap();
         assert!(answer[..4] == *b"head" && answer[4..].iter().all(|&byte| byte == 9));
-        let Completion::Sent(parts, Ok(())) = probe.completion(3) else {
+        let Completion::Send(parts, Ok(())) = probe.completion(3) else {
             panic!("not sent")
         };
         assert_eq!(parts.len(), 3);
@@ -176,10 +176,7 @@ fn connections_are_accepted_and_bytes_flow_both_ways() {
                 exact: false,
             },
         );
-        assert!(matches!(
-            probe.completion(4),
-            Completion::Received(_, Ok(0))
-        ));
+        assert!(matches!(probe.completion(4), Completion::Recv(_, Ok(0))));
     }
 }
 
@@ -202,7 +199,7 @@ fn an_exact_receive_fills_its_buffer_or_fails() {
         for _ in 0..200 {
             client.write_all(&[5; 1000]).unwrap();
         }
-        let Completion::Received(got, Ok(200_000)) = probe.completion(1) else {
+        let Completion::Recv(got, Ok(200_000)) = probe.completion(1) else {
             panic!("short")
         };
         assert!(got.iter().all(|&byte| byte == 5));
@@ -217,10 +214,7 @@ fn an_exact_receive_fills_its_buffer_or_fails() {
         );
         client.write_all(&[5; 10]).unwrap();
         drop(client);
-        assert!(matches!(
-            probe.completion(2),
-            Completion::Received(_, Err(_))
-        ));
+        assert!(matches!(probe.completion(2), Completion::Recv(_, Err(_))));
     }
 }
 
@@ -243,7 +237,7 @@ fn more_operations_than_the_ring_has_entries_all_complete_once() {
         let mut seen = vec![0; 500];
         for _ in 0..500 {
             match probe.next() {
-                Seen::Completed(token, Completion::Wrote(_, Ok(()))) => seen[token as usize] += 1,
+                Seen::Completed(token, Completion::Write(_, Ok(()))) => seen[token as usize] += 1,
                 other => panic!("saw {other:?}"),
             }
         }
@@ -278,9 +272,9 @@ fn timers_fire_in_order_and_a_cancelled_one_says_so() {
             );
             cx.cancel(never);
         });
-        assert!(matches!(probe.completion(9), Completion::Elapsed(Err(_))));
-        assert!(matches!(probe.completion(1), Completion::Elapsed(Ok(()))));
-        assert!(matches!(probe.completion(2), Completion::Elapsed(Ok(()))));
+        assert!(matches!(probe.completion(9), Completion::Timeout(Err(_))));
+        assert!(matches!(probe.completion(1), Completion::Timeout(Ok(()))));
+        assert!(matches!(probe.completion(2), Completion::Timeout(Ok(()))));
         assert!(began.elapsed() >= Duration::from_millis(40));
     }
 }
@@ -289,7 +283,7 @@ fn timers_fire_in_order_and_a_cancelled_one_says_so() {
 fn a_timer_set_by_a_completion_ends_the_wait_that_follows() {
     struct Chain(u64, Sender<()>);
     impl Source for Chain {
-        fn attached(&mut self, cx: &mut Cx<'_>) {
+        fn on_attached(&mut self, cx: &mut Cx<'_>) {
             cx.submit(
                 Token(0),
                 Op::Timeout {
@@ -297,7 +291,7 @@ fn a_timer_set_by_a_completion_ends_the_wait_that_follows() {
                 },
             );
         }
-        fn completed(&mut self, cx: &mut Cx<'_>, _: Token, _: Completion) {
+        fn on_completion(&mut self, cx: &mut Cx<'_>, _: Token, _: Completion) {
             self.0 += 1;
             if self.0 < 20 {
                 cx.submit(
@@ -336,7 +330,7 @@ fn a_cancelled_receive_and_accept_end_with_an_error() {
             let recv = cx.submit(Token(1), op);
             cx.cancel(recv);
         });
-        let Completion::Received(_, Err(error)) = probe.completion(1) else {
+        let Completion::Recv(_, Err(error)) = probe.completion(1) else {
             panic!("no error")
         };
         assert_eq!(error.raw_os_error(), Some(libc::ECANCELED));
@@ -397,7 +391,7 @@ fn a_requested_turn_comes_once_after_the_calls_of_the_turn() {
             );
         });
         assert!(matches!(probe.next(), Seen::Turn));
-        assert!(matches!(probe.completion(1), Completion::Elapsed(Ok(()))));
+        assert!(matches!(probe.completion(1), Completion::Timeout(Ok(()))));
     }
 }
 
@@ -407,13 +401,13 @@ fn a_dry_pool_parks_in_order_and_the_reserve_keeps_the_started_going() {
         let reactor = start(kind);
         let probe = Remote::attach(&reactor, false);
         let all = probe
-            .run(|cx| cx.buffer(Token(0), 64 << 10, Need::Fresh))
+            .run(|cx| cx.request_buffer(Token(0), 64 << 10, Need::Fresh))
             .unwrap();
         probe.run(|cx| {
-            assert!(cx.buffer(Token(1), 4096, Need::Fresh).is_none());
-            assert!(cx.buffer(Token(2), 64 << 10, Need::Fresh).is_none());
-            assert!(cx.buffer(Token(3), 4096, Need::Fresh).is_none());
-            let reserve = cx.buffer(Token(4), 8192, Need::Progress);
+            assert!(cx.request_buffer(Token(1), 4096, Need::Fresh).is_none());
+            assert!(cx.request_buffer(Token(2), 64 << 10, Need::Fresh).is_none());
+            assert!(cx.request_buffer(Token(3), 4096, Need::Fresh).is_none());
+            let reserve = cx.request_buffer(Token(4), 8192, Need::Progress);
             assert!(reserve.is_some(), "the reserve is there");
         });
         // Nothing else happens on the reactor: whatever thread gives a buffer back wakes it.
@@ -450,12 +444,12 @@ fn a_buffer_given_back_on_another_thread_reaches_who_waits_however_the_two_meet(
             }
         });
         let mut all = probe
-            .run(|cx| cx.buffer(Token(0), 64 << 10, Need::Fresh))
+            .run(|cx| cx.request_buffer(Token(0), 64 << 10, Need::Fresh))
             .unwrap();
         let mut waited = 0;
         for round in 0..20_000 {
             to.send(all).unwrap();
-            let asked = probe.run(move |cx| cx.buffer(Token(round), 64 << 10, Need::Fresh));
+            let asked = probe.run(move |cx| cx.request_buffer(Token(round), 64 << 10, Need::Fresh));
             all = asked.unwrap_or_else(|| {
                 waited += 1;
                 let Completion::Buffer(buf) = probe.completion(round) else {
@@ -503,7 +497,7 @@ fn a_detached_source_is_dropped_only_after_its_operations_ended() {
 fn a_panicking_source_is_detached_with_its_files_and_disturbs_no_other() {
     struct Bomb;
     impl Source for Bomb {
-        fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {
+        fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {
             panic!("planted");
         }
     }
@@ -558,7 +552,7 @@ fn a_source_that_does_not_detach_is_cut_off_at_the_deadline() {
             },
         );
         let report = reactor.stop(Duration::from_millis(50));
-        assert_eq!((report.sources_cut, report.ops_abandoned), (1, 0));
+        assert_eq!((report.sources_forced, report.ops_abandoned), (1, 0));
         assert!(matches!(probe.next(), Seen::Dropped));
     }
 }
@@ -571,7 +565,7 @@ fn a_stopped_reactor_refuses_messages_and_leaves_no_descriptor() {
         let probe = Remote::attach(&reactor, false);
         let (ours, theirs) = UnixStream::pair().unwrap();
         probe.register(theirs);
-        assert_eq!(reactor.stop(DEADLINE).sources_cut, 0);
+        assert_eq!(reactor.stop(DEADLINE).sources_forced, 0);
         assert!(handle.post(|_: &mut Core| ()).is_err());
         ours.set_read_timeout(Some(DEADLINE)).unwrap();
         assert_eq!((&ours).read(&mut [0; 1]).unwrap(), 0);
@@ -595,7 +589,7 @@ fn one_file_may_be_registered_with_several_reactors() {
                 buf: buf(512, 3),
             },
         );
-        assert!(matches!(probe.completion(1), Completion::Wrote(_, Ok(()))));
+        assert!(matches!(probe.completion(1), Completion::Write(_, Ok(()))));
         probe.run(move |cx| cx.close(file));
     }
     let mut file = File::from(Arc::into_inner(fd).expect("the reactors let go"));
@@ -628,7 +622,7 @@ fn readiness_can_be_waited_for() {
             },
         );
         client.write_all(b"x").unwrap();
-        let Completion::Polled(Ok(events)) = probe.completion(1) else {
+        let Completion::Poll(Ok(events)) = probe.completion(1) else {
             panic!("not polled")
         };
         assert!(events & libc::POLLIN as u32 != 0);
@@ -654,13 +648,10 @@ fn the_peers_end_is_seen_beside_a_waiting_receive_and_with_bytes_unread() {
             },
         );
         client.write_all(b"x").unwrap();
-        assert!(matches!(
-            probe.completion(2),
-            Completion::Received(_, Ok(1))
-        ));
+        assert!(matches!(probe.completion(2), Completion::Recv(_, Ok(1))));
         client.write_all(b"unread").unwrap();
         drop(client);
-        let Completion::Polled(Ok(seen)) = probe.completion(1) else {
+        let Completion::Poll(Ok(seen)) = probe.completion(1) else {
             panic!("not polled")
         };
         assert!(seen & events != 0);

@@ -223,8 +223,8 @@ impl Handler for Keeper {
             return;
         };
         let (buf, result) = match completion {
-            Completion::Read(buf, result) | Completion::Wrote(buf, result) => (Some(buf), result),
-            Completion::Moved(result) => (None, result),
+            Completion::Read(buf, result) | Completion::Write(buf, result) => (Some(buf), result),
+            Completion::Fixed(result) => (None, result),
             _ => return,
         };
         match result {

@@ -73,7 +73,7 @@ impl Pool for Purse {
         };
         // SAFETY: the bytes are those of `_memory`: aligned, initialised, and looked at by nobody
         // until it is dropped with its owner.
-        Some(unsafe { Buf::foreign(start, bytes, Box::new(lent)) })
+        Some(unsafe { Buf::from_foreign(start, bytes, Box::new(lent)) })
     }
 }
 

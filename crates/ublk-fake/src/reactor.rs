@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use reactor::op::Command;
-use reactor::{Commands, Config, Reactor};
+use reactor::{CommandDriver, Config, Reactor};
 use zerocopy::FromBytes;
 
 use crate::driver::Driver;
@@ -28,7 +28,7 @@ struct OnFake {
 /// Starts a reactor whose ring is the fake driver's.
 pub fn start_reactor(driver: &Driver, config: Config) -> io::Result<Reactor> {
     let driver = driver.clone();
-    Reactor::start_with_double(config, move || {
+    Reactor::start_with_command_driver(config, move || {
         let task = TaskId(TASKS.fetch_add(1, Ordering::Relaxed));
         Box::new(OnFake {
             ring: driver.ring_open(task, 0),
@@ -38,8 +38,8 @@ pub fn start_reactor(driver: &Driver, config: Config) -> io::Result<Reactor> {
     })
 }
 
-impl Commands for OnFake {
-    unsafe fn begin(
+impl CommandDriver for OnFake {
+    unsafe fn submit(
         &mut self,
         key: u64,
         file: BorrowedFd<'_>,
@@ -61,7 +61,7 @@ impl Commands for OnFake {
         }
     }
 
-    fn ended(&mut self, out: &mut Vec<(u64, i32)>) {
+    fn take_completions(&mut self, out: &mut Vec<(u64, i32)>) {
         let strays = self.strays.drain(..);
         out.extend(strays.map(|key| (key, -libc::EOPNOTSUPP)));
         out.extend(self.driver.completions(self.ring));

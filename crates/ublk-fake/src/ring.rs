@@ -13,7 +13,7 @@ use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use reactor::op::Command;
-use reactor::{Buf, Completion, FileIndex, Need, Op, OpId, Pool, Port, Token};
+use reactor::{Buf, BufferPool, Completion, FileIndex, Need, Op, OpId, Port, Token};
 use zerocopy::FromBytes;
 
 use crate::driver::Driver;
@@ -96,7 +96,7 @@ pub struct Ring {
     timers: Vec<(Duration, u64)>,
     now: Duration,
     ready: Vec<(SourceKey, Token, Completion)>,
-    pool: Pool,
+    pool: BufferPool,
     thirsty: VecDeque<(SourceKey, Token, usize, Need)>,
     slots_free: Vec<u16>,
     sources: Vec<SourceState>,
@@ -120,7 +120,7 @@ impl Ring {
             timers: Vec::new(),
             now: Duration::ZERO,
             ready: Vec::new(),
-            pool: Pool::new(pool_bytes, 64 << 10).expect("a pool's reserve is small"),
+            pool: BufferPool::new(pool_bytes, 64 << 10).expect("a pool's reserve is small"),
             thirsty: VecDeque::new(),
             slots_free: (0..slots).rev().collect(),
             sources: Vec::new(),
@@ -175,8 +175,8 @@ impl Ring {
                 && let Some(Op::Command(_)) = flight.op
             {
                 let end = match flight.armed {
-                    Some(number) => Completion::Armed(number, raw),
-                    None => Completion::Commanded(raw),
+                    Some(number) => Completion::ArmedCommand(number, raw),
+                    None => Completion::Command(raw),
                 };
                 self.ready.push((flight.source, flight.token, end));
             }
@@ -273,7 +273,7 @@ impl Ring {
             let Some(device) = device else {
                 return match armed {
                     Some(number) => {
-                        let end = Completion::Armed(number, -libc::EOPNOTSUPP);
+                        let end = Completion::ArmedCommand(number, -libc::EOPNOTSUPP);
                         self.end(key, |_| end)
                     }
                     None => self.end(key, |op| refused(op, libc::EOPNOTSUPP)),
@@ -310,7 +310,7 @@ impl Ring {
     }
 
     fn file(&self, file: FileIndex) -> Option<&Arc<OwnedFd>> {
-        let known = |at: &usize| FileIndex::of_test(*at as u32) == file;
+        let known = |at: &usize| FileIndex::for_test(*at as u32) == file;
         let at = (0..self.files.len()).find(known)?;
         self.files[at].as_ref()
     }
@@ -331,7 +331,7 @@ impl Ring {
                 mut buf,
             } => {
                 let result = self.write(file, offset, &mut buf);
-                Completion::Wrote(buf, result)
+                Completion::Write(buf, result)
             }
             Op::ReadFixed {
                 file,
@@ -343,7 +343,7 @@ impl Ring {
                 let mut bytes = vec![0; len as usize];
                 let read = self.read(file, offset, &mut bytes);
                 let moved = read.and_then(|()| self.fixed(slot, at, true, &mut bytes));
-                Completion::Moved(moved)
+                Completion::Fixed(moved)
             }
             Op::WriteFixed {
                 file,
@@ -354,9 +354,9 @@ impl Ring {
             } => {
                 let mut bytes = vec![0; len as usize];
                 let moved = self.fixed(slot, at, false, &mut bytes);
-                Completion::Moved(moved.and_then(|()| self.write(file, offset, &mut bytes)))
+                Completion::Fixed(moved.and_then(|()| self.write(file, offset, &mut bytes)))
             }
-            Op::Sync { .. } => Completion::Synced(Ok(())),
+            Op::Sync { .. } => Completion::Sync(Ok(())),
             other => refused(other, libc::EOPNOTSUPP),
         }
     }
@@ -393,7 +393,7 @@ impl Ring {
         };
         self.timers.retain(|timer| *timer != (due, key));
         self.now = self.now.max(due);
-        self.end(key, |_| Completion::Elapsed(Ok(())));
+        self.end(key, |_| Completion::Timeout(Ok(())));
     }
 
     /// Lends buffers to those who wait, in each one's order.
@@ -443,16 +443,16 @@ fn full(moved: usize, len: usize) -> io::Result<()> {
 fn refused(op: Op, errno: i32) -> Completion {
     let error = || io::Error::from_raw_os_error(errno);
     match op {
-        Op::Accept { .. } => Completion::Accepted(Err(error())),
-        Op::Recv { buf, .. } => Completion::Received(buf, Err(error())),
-        Op::Send { parts, .. } => Completion::Sent(parts, Err(error())),
+        Op::Accept { .. } => Completion::Accept(Err(error())),
+        Op::Recv { buf, .. } => Completion::Recv(buf, Err(error())),
+        Op::Send { parts, .. } => Completion::Send(parts, Err(error())),
         Op::Read { buf, .. } => Completion::Read(buf, Err(error())),
-        Op::Write { buf, .. } => Completion::Wrote(buf, Err(error())),
-        Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Moved(Err(error())),
-        Op::Command(_) => Completion::Commanded(-errno),
-        Op::Sync { .. } => Completion::Synced(Err(error())),
-        Op::Poll { .. } => Completion::Polled(Err(error())),
-        Op::Timeout { .. } => Completion::Elapsed(Err(error())),
+        Op::Write { buf, .. } => Completion::Write(buf, Err(error())),
+        Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Fixed(Err(error())),
+        Op::Command(_) => Completion::Command(-errno),
+        Op::Sync { .. } => Completion::Sync(Err(error())),
+        Op::Poll { .. } => Completion::Poll(Err(error())),
+        Op::Timeout { .. } => Completion::Timeout(Err(error())),
     }
 }
 
@@ -490,7 +490,7 @@ impl RingPort<'_> {
 
 impl Port for RingPort<'_> {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
-        OpId::of_test(self.queue(token, op, None))
+        OpId::for_test(self.queue(token, op, None))
     }
 
     fn arm(&mut self, number: u32, command: Command) {
@@ -498,7 +498,7 @@ impl Port for RingPort<'_> {
         self.queue(token, Op::Command(command), Some(number));
     }
 
-    fn hold(&mut self, buf: Buf) {
+    fn hold_until_submitted(&mut self, buf: Buf) {
         self.ring.untaken.push(buf);
     }
 
@@ -507,14 +507,14 @@ impl Port for RingPort<'_> {
             .ring
             .flights
             .keys()
-            .find(|key| OpId::of_test(**key) == op);
+            .find(|key| OpId::for_test(**key) == op);
         let Some(&key) = key else { return };
         if !self.ring.flights[&key].armed() {
             self.ring.end(key, |op| refused(op, libc::ECANCELED));
         }
     }
 
-    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
         let ring = &mut *self.ring;
         let waits = ring.thirsty.iter().any(|one| one.0 == self.source);
         let dry = waits || ring.strikes(ring.chaos.dry);
@@ -535,24 +535,24 @@ impl Port for RingPort<'_> {
 
     fn register(&mut self, fd: Arc<OwnedFd>) -> FileIndex {
         self.ring.files.push(Some(fd));
-        let index = FileIndex::of_test(self.ring.files.len() as u32 - 1);
+        let index = FileIndex::for_test(self.ring.files.len() as u32 - 1);
         self.ring.sources[self.source].files.push(index);
         index
     }
 
     fn close(&mut self, file: FileIndex) {
-        let known = |at: &usize| FileIndex::of_test(*at as u32) == file;
+        let known = |at: &usize| FileIndex::for_test(*at as u32) == file;
         let at = (0..self.ring.files.len()).find(known);
         if let Some(at) = at {
             self.ring.files[at] = None;
         }
     }
 
-    fn slots_enable(&mut self) -> io::Result<()> {
+    fn enable_buffer_slots(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+    fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
         let ring = &mut *self.ring;
         let from = ring.slots_free.len().checked_sub(count)?;
         let taken = ring.slots_free.split_off(from);
@@ -560,7 +560,7 @@ impl Port for RingPort<'_> {
         Some(taken)
     }
 
-    fn give_slots(&mut self, slots: &[u16]) {
+    fn release_buffer_slots(&mut self, slots: &[u16]) {
         self.ring.slots_free.extend(slots);
         self.ring.sources[self.source]
             .slots

@@ -100,7 +100,7 @@ impl Handler for Nothing {
             matches!(request.op(), Op::Read { .. }) && matches!(request.data(), Data::None);
         if wants_buffer {
             let token = u64::from(request.tag());
-            match queue.buffer(Token(token), request.bytes() as usize, Need::Fresh) {
+            match queue.request_buffer(Token(token), request.bytes() as usize, Need::Fresh) {
                 Some(buf) => request.set_buffer(buf),
                 None => {
                     self.waiting.insert(token, request);

@@ -253,7 +253,7 @@ fn a_request_that_is_not_answered_in_time_is_its_successors() {
             ..Limits::default()
         };
         let report = leave(&world.control, vec![live], vec![reactor], limits);
-        assert_eq!(report.reactors[0].sources_cut, 1, "{report:?}");
+        assert_eq!(report.reactors[0].sources_forced, 1, "{report:?}");
         assert_eq!(report.unseen, [], "{report:?}");
         world.gate.open();
         let next = world.ring();

@@ -140,7 +140,7 @@ fn a_request_that_is_not_answered_before_its_server_leaves_is_the_successors() {
     let begun = Instant::now();
     let report = leave(&world.control, vec![live], vec![reactor], limits);
     println!("left in {:?}: {report:?}", begun.elapsed());
-    assert!(report.reactors[0].sources_cut > 0, "{report:?}");
+    assert!(report.reactors[0].sources_forced > 0, "{report:?}");
     assert_eq!(report.unseen, [], "{report:?}");
     assert_eq!(world.state(4), State::Quiesced);
     let next = ring("next");

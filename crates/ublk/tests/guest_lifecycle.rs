@@ -468,7 +468,7 @@ fn more_tags_than_completion_entries_lose_no_request() {
     live.stop(SOON).unwrap().delete(SOON).unwrap();
     let report = reactor.stop(SOON);
     assert_eq!(
-        (report.ops_abandoned, report.sources_cut),
+        (report.ops_abandoned, report.sources_forced),
         (0, 0),
         "{report:?}"
     );

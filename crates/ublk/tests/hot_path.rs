@@ -100,16 +100,16 @@ struct Table {
 impl Port for Table {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.ops.push((token, op));
-        OpId::of_test(0)
+        OpId::for_test(0)
     }
     fn arm(&mut self, number: u32, _: Command) {
         self.armed.push(number);
     }
-    fn hold(&mut self, buf: Buf) {
+    fn hold_until_submitted(&mut self, buf: Buf) {
         panic!("{buf:?} for a request that is not copied");
     }
     fn cancel(&mut self, _: OpId) {}
-    fn buffer(&mut self, _: Token, len: usize, _: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, _: Token, len: usize, _: Need) -> Option<Buf> {
         panic!("a buffer of {len} bytes for a request that is not copied");
     }
     fn reserve_len(&self) -> usize {
@@ -117,16 +117,16 @@ impl Port for Table {
     }
     fn register(&mut self, _: Arc<OwnedFd>) -> FileIndex {
         self.files += 1;
-        FileIndex::of_test(self.files)
+        FileIndex::for_test(self.files)
     }
     fn close(&mut self, _: FileIndex) {}
-    fn slots_enable(&mut self) -> io::Result<()> {
+    fn enable_buffer_slots(&mut self) -> io::Result<()> {
         Ok(())
     }
-    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+    fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
         Some((0..count as u16).collect())
     }
-    fn give_slots(&mut self, _: &[u16]) {}
+    fn release_buffer_slots(&mut self, _: &[u16]) {}
     fn request_turn(&mut self) {}
     fn waker(&self, _: u64) -> Waker {
         Waker::noop().clone()
@@ -218,7 +218,7 @@ impl Rig {
         std::mem::swap(&mut self.port.ops, &mut self.ended);
         for (token, op) in self.ended.drain(..) {
             let completion = match op {
-                Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Moved(Ok(())),
+                Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Fixed(Ok(())),
                 other => panic!("{other:?}"),
             };
             self.source.ended(&mut self.port, token, completion);

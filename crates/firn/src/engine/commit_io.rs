@@ -89,19 +89,19 @@ impl Committer {
 }
 
 impl Source for Committer {
-    fn attached(&mut self, cx: &mut Cx<'_>) {
+    fn on_attached(&mut self, cx: &mut Cx<'_>) {
         self.pump(cx);
     }
 
-    fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
+    fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
         let Some(id) = self.flights.remove(&token.0) else {
             return;
         };
         let result = match completion {
-            Completion::Wrote(_, result) => {
+            Completion::Write(_, result) => {
                 result.map_err(|error| DiskError(format!("write of the log failed: {error}")))
             }
-            Completion::Synced(result) => {
+            Completion::Sync(result) => {
                 result.map_err(|error| DiskError(format!("sync of the log failed: {error}")))
             }
             other => Err(DiskError(format!("an unexpected completion: {other:?}"))),
@@ -113,7 +113,7 @@ impl Source for Committer {
         self.pump(cx);
     }
 
-    fn woken(&mut self, cx: &mut Cx<'_>, _key: u64) {
+    fn on_wake(&mut self, cx: &mut Cx<'_>, _key: u64) {
         self.pump(cx);
     }
 }

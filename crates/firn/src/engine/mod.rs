@@ -177,7 +177,7 @@ impl Engine {
             }
         };
         for report in reports {
-            if report.ops_abandoned > 0 || report.panics > 0 || report.left {
+            if report.ops_abandoned > 0 || report.panics > 0 || report.thread_stuck {
                 tracing::error!(?report, "a reactor did not end well");
             }
         }

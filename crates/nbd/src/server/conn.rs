@@ -266,7 +266,7 @@ impl<B: Backend> Connection<B> {
     /// buffers. It may, as long as nobody else wants them.
     fn let_go_if_stalled(&mut self, cx: &mut Cx<'_>) {
         let stalled = self.intake.payload_stalled().max(self.out.stalled());
-        if stalled > self.shared.options.stalled_within && cx.buffers_wanted() {
+        if stalled > self.shared.options.stalled_within && cx.has_buffer_waiters() {
             tracing::warn!(
                 ?stalled,
                 "a client that stalls is cut off: others need its buffers"
@@ -358,14 +358,14 @@ impl<B: Backend> Connection<B> {
 }
 
 impl<B: Backend> Source for Connection<B> {
-    fn attached(&mut self, cx: &mut Cx<'_>) {
+    fn on_attached(&mut self, cx: &mut Cx<'_>) {
         let after = self.shared.options.handshake_within;
         self.handshake_timer = Some(cx.submit(token::HANDSHAKE_TIMER, Op::Timeout { after }));
         self.out.push_bytes(&Handshake::greeting());
         self.settle(cx);
     }
 
-    fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
+    fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
         if token::is_of_request(token) {
             if let Some(lane) = &mut self.lane {
                 match completion {
@@ -376,21 +376,21 @@ impl<B: Backend> Source for Connection<B> {
             return self.settle(cx);
         }
         match (token, completion) {
-            (token::RECV, Completion::Received(buf, result)) => {
+            (token::RECV, Completion::Recv(buf, result)) => {
                 let more = self.intake.received(buf, result);
                 self.cut_unless(cx, more);
             }
-            (token::PAYLOAD, Completion::Received(buf, result)) => {
+            (token::PAYLOAD, Completion::Recv(buf, result)) => {
                 let more = self.intake.payload_received(buf, result, &mut self.decoder);
                 self.cut_unless(cx, more);
             }
             (token::PAYLOAD_BUFFER, Completion::Buffer(buf)) => self.intake.payload_buffer(buf),
-            (token::SEND, Completion::Sent(_, result)) => self.sent(cx, result.is_ok()),
-            (token::HANDSHAKE_TIMER, Completion::Elapsed(Ok(()))) => {
+            (token::SEND, Completion::Send(_, result)) => self.sent(cx, result.is_ok()),
+            (token::HANDSHAKE_TIMER, Completion::Timeout(Ok(()))) => {
                 tracing::debug!("client does not finish its handshake");
                 self.cut(cx);
             }
-            (token::HANGUP, Completion::Polled(result)) => {
+            (token::HANGUP, Completion::Poll(result)) => {
                 self.hangup_watched = false;
                 // A receive in flight tells the end after the bytes before it.
                 if result.is_ok() && !self.intake.is_receiving() {
@@ -409,7 +409,7 @@ impl<B: Backend> Source for Connection<B> {
         self.advance(cx);
     }
 
-    fn woken(&mut self, cx: &mut Cx<'_>, key: u64) {
+    fn on_wake(&mut self, cx: &mut Cx<'_>, key: u64) {
         match key {
             KEY_RUN => {
                 if let Some(lane) = &mut self.lane {
@@ -425,13 +425,13 @@ impl<B: Backend> Source for Connection<B> {
         self.advance(cx);
     }
 
-    fn turn(&mut self, cx: &mut Cx<'_>) {
+    fn on_turn(&mut self, cx: &mut Cx<'_>) {
         if self.ending < Ending::Cut {
             self.out.flush(cx, self.socket, token::SEND);
         }
     }
 
-    fn stop(&mut self, cx: &mut Cx<'_>) {
+    fn on_stop(&mut self, cx: &mut Cx<'_>) {
         self.drain();
         self.settle(cx);
     }

@@ -121,7 +121,7 @@ impl Intake {
     /// checked the length.
     pub(super) fn expect_payload(&mut self, cx: &mut Cx<'_>, request: Request) {
         let len = request.length as usize;
-        let buf = cx.buffer(token::PAYLOAD_BUFFER, len, Need::Client);
+        let buf = cx.request_buffer(token::PAYLOAD_BUFFER, len, Need::Client);
         let since = buf.is_some().then(Instant::now);
         self.incoming = Some(Incoming {
             request,

@@ -241,7 +241,8 @@ impl<B: Backend> Lane<B> {
                 }
                 Step::Read(plan) => {
                     let len = job.request.length as usize;
-                    let Some(buf) = cx.buffer(token::read_buffer(tag), len, Need::Fresh) else {
+                    let Some(buf) = cx.request_buffer(token::read_buffer(tag), len, Need::Fresh)
+                    else {
                         job.stage = Stage::ReadBuffer(plan);
                         return self.put(admitted);
                     };

@@ -134,17 +134,17 @@ impl<B: Backend> Listener<B> {
 }
 
 impl<B: Backend> Source for Listener<B> {
-    fn attached(&mut self, cx: &mut Cx<'_>) {
+    fn on_attached(&mut self, cx: &mut Cx<'_>) {
         self.accept(cx);
     }
 
-    fn completed(&mut self, cx: &mut Cx<'_>, _token: Token, completion: Completion) {
+    fn on_completion(&mut self, cx: &mut Cx<'_>, _token: Token, completion: Completion) {
         match completion {
-            Completion::Accepted(Ok(socket)) => {
+            Completion::Accept(Ok(socket)) => {
                 self.accepted(socket);
                 self.accept(cx);
             }
-            Completion::Accepted(Err(error)) => {
+            Completion::Accept(Err(error)) => {
                 tracing::warn!(place = %self.place, %error, "accepting a connection failed");
                 cx.submit(token::ACCEPT_PAUSE, Op::Timeout { after: PAUSE });
             }
@@ -152,13 +152,13 @@ impl<B: Backend> Source for Listener<B> {
         }
     }
 
-    fn woken(&mut self, cx: &mut Cx<'_>, _key: u64) {
+    fn on_wake(&mut self, cx: &mut Cx<'_>, _key: u64) {
         // The only wake is the one to stop.
         cx.close(self.socket);
         cx.detach();
     }
 
-    fn stop(&mut self, cx: &mut Cx<'_>) {
+    fn on_stop(&mut self, cx: &mut Cx<'_>) {
         cx.close(self.socket);
         cx.detach();
     }

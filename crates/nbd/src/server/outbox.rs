@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use reactor::{Buf, Cx, FileIndex, Op, Part, Token};
+use reactor::{Buf, Cx, FileIndex, Op, SendPart, Token};
 
 use crate::codec::simple_reply;
 
@@ -21,7 +21,7 @@ pub(super) struct Weight {
 
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    pending: Vec<Part>,
+    pending: Vec<SendPart>,
     pending_weight: Weight,
     /// The weight of the send in flight, and since when it is.
     sending: Option<(Weight, Instant)>,
@@ -44,8 +44,8 @@ impl Outbox {
             return;
         }
         match self.pending.last_mut() {
-            Some(Part::Bytes(last)) => last.extend_from_slice(bytes),
-            _ => self.pending.push(Part::Bytes(bytes.to_vec())),
+            Some(SendPart::Bytes(last)) => last.extend_from_slice(bytes),
+            _ => self.pending.push(SendPart::Bytes(bytes.to_vec())),
         }
     }
 
@@ -59,7 +59,7 @@ impl Outbox {
     ) {
         self.push_bytes(&simple_reply(cookie, error));
         if let Some(data) = data {
-            self.pending.push(Part::Buf(data));
+            self.pending.push(SendPart::Buf(data));
         }
         self.pending_weight.requests += weight.requests;
         self.pending_weight.bytes += weight.bytes;
@@ -120,7 +120,7 @@ mod tests {
         outbox.push_reply(2, 0, Buf::allocate(512), one);
         outbox.push_reply(3, 5, None, one);
         outbox.push_reply(4, 0, None, one);
-        let lens: Vec<_> = outbox.pending.iter().map(Part::len).collect();
+        let lens: Vec<_> = outbox.pending.iter().map(SendPart::len).collect();
         assert_eq!(lens, [32, 512, 32]);
         assert_eq!(
             outbox.pending_weight,

@@ -32,7 +32,7 @@ impl Results {
     }
 
     /// Where the driver appends; what was taken is forgotten.
-    fn room(&mut self) -> &mut Vec<(u64, i32)> {
+    fn append_to(&mut self) -> &mut Vec<(u64, i32)> {
         self.raw.drain(..self.taken);
         self.taken = 0;
         &mut self.raw
@@ -42,7 +42,7 @@ impl Results {
 impl Core {
     /// Has the driver begin what is queued, waits as told, and takes in what it brings.
     pub(crate) fn drive(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        let result = self.driver.wait(timeout, self.results.room());
+        let result = self.driver.wait(timeout, self.results.append_to());
         // Before anything else is begun: what is queued later was not part of that enter.
         self.release_taken();
         result
@@ -81,7 +81,7 @@ impl Core {
     /// Whether the end of an armed command of this source's is next.
     pub(crate) fn armed_is_next(&self, of: SourceId) -> bool {
         match self.ready.front() {
-            Some((source, _, end)) => *source == of && matches!(end, Completion::Armed(..)),
+            Some((source, _, end)) => *source == of && matches!(end, Completion::ArmedCommand(..)),
             None => {
                 let next = self.results.first().and_then(|(key, _)| armed_of(key));
                 next.is_some_and(|(slot, _)| slot == of.slot)
@@ -124,9 +124,10 @@ impl Core {
     #[cold]
     fn next_armed_ready(&mut self, of: SourceId) -> Option<(u32, i32)> {
         let mine = |(source, _, end): &mut (SourceId, Token, Completion)| {
-            *source == of && matches!(end, Completion::Armed(..))
+            *source == of && matches!(end, Completion::ArmedCommand(..))
         };
-        let Some((_, _, Completion::Armed(number, raw))) = self.ready.pop_front_if(mine) else {
+        let Some((_, _, Completion::ArmedCommand(number, raw))) = self.ready.pop_front_if(mine)
+        else {
             return None;
         };
         self.deliveries -= 1;
@@ -189,7 +190,10 @@ impl Core {
             if state.armed == 0 {
                 self.last_disarmed(source);
             }
-            return Some((Token(u64::from(number)), Completion::Armed(number, raw)));
+            return Some((
+                Token(u64::from(number)),
+                Completion::ArmedCommand(number, raw),
+            ));
         }
         let flight = self.flights.get(key)?;
         let Some(completion) = flight.work.judge(raw, flight.cancelled) else {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use crate::buf::Buf;
 use crate::handle::Handle;
 use crate::op::{Completion, Token};
-use crate::pool::{Need, Pool};
+use crate::pool::{BufferPool, Need};
 use crate::source::SourceId;
 
 use super::Core;
@@ -80,7 +80,7 @@ impl Lending {
     }
 
     /// Those who can have their buffers now; those first who must get on.
-    fn grant(&mut self, pool: &Pool) -> Vec<(Waiter, Buf)> {
+    fn grant(&mut self, pool: &BufferPool) -> Vec<(Waiter, Buf)> {
         let mut granted = Vec::new();
         feed(&mut self.progress, pool, &mut granted);
         feed(&mut self.fresh, pool, &mut granted);
@@ -104,7 +104,7 @@ impl Lending {
 }
 
 /// Lends to those who stand in a line until one has to wait.
-fn feed(line: &mut VecDeque<Waiter>, pool: &Pool, granted: &mut Vec<(Waiter, Buf)>) {
+fn feed(line: &mut VecDeque<Waiter>, pool: &BufferPool, granted: &mut Vec<(Waiter, Buf)>) {
     while let Some(head) = line.front()
         && let Some(buf) = pool.take_for(head.source.number(), head.len, head.need)
         && let Some(head) = line.pop_front()
@@ -115,12 +115,12 @@ fn feed(line: &mut VecDeque<Waiter>, pool: &Pool, granted: &mut Vec<(Waiter, Buf
 
 impl Core {
     /// Whether somebody waits for a buffer: who sits on some for long should let go.
-    pub fn buffers_wanted(&self) -> bool {
+    pub fn has_buffer_waiters(&self) -> bool {
         self.lending.wanted()
     }
 
     #[inline]
-    pub(crate) fn buffer(
+    pub(crate) fn request_buffer(
         &mut self,
         source: SourceId,
         token: Token,

@@ -1,4 +1,4 @@
-//! Commands, their memory and buffer slots: on a double that decides when the kernel takes what
+//! CommandDriver, their memory and buffer slots: on a double that decides when the kernel takes what
 //! was begun and when it answers, and on this host's ring.
 
 use std::cell::RefCell;
@@ -65,12 +65,16 @@ impl Drive for Double {
 struct Idle;
 
 impl Source for Idle {
-    fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
+    fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
 }
 
 fn core_over(driver: Driver) -> Core {
     let shared = Arc::new(Shared::new(wake_fd().unwrap()));
-    Core::new(driver, Handle { shared }, Pool::new(1 << 20, 4096).unwrap())
+    Core::new(
+        driver,
+        Handle { shared },
+        BufferPool::new(1 << 20, 4096).unwrap(),
+    )
 }
 
 /// A core on a double, a source and a file of it.
@@ -120,7 +124,7 @@ fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_
     let (mut core, kernel, source, file) = world();
     kernel.borrow_mut().takes = false;
     let buf = lend(&core);
-    core.hold(buf);
+    core.hold_until_submitted(buf);
     core.arm(source, 1, command(file));
     let op = begun(&kernel);
     enter(&mut core);
@@ -130,7 +134,7 @@ fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_
     assert_eq!(core.pool().stats().lent, 0);
     assert_eq!(core.stats().armed, 1, "the command goes on without it");
     let end = answer(&mut core, &kernel, op, 3);
-    assert!(matches!(end, Completion::Armed(1, 3)));
+    assert!(matches!(end, Completion::ArmedCommand(1, 3)));
     assert_eq!(core.stats().armed, 0);
 }
 
@@ -145,14 +149,14 @@ fn a_command_begun_by_the_results_of_an_enter_was_not_taken_by_it() {
     let read = core.submit(source, Token(1), read);
     enter(&mut core);
     let buf = lend(&core);
-    core.hold(buf);
+    core.hold_until_submitted(buf);
     core.submit(source, Token(2), Op::Command(command(file)));
     // The short read is continued, which queues a call behind that enter.
     kernel.borrow_mut().results.push((read.0, 100));
     enter(&mut core);
     assert_eq!(core.pool().stats().lent, 0, "what was before it is taken");
     let buf = lend(&core);
-    core.hold(buf);
+    core.hold_until_submitted(buf);
     core.submit(source, Token(3), Op::Command(command(file)));
     assert_eq!(core.pool().stats().lent, 4096);
 }
@@ -161,10 +165,13 @@ fn a_command_begun_by_the_results_of_an_enter_was_not_taken_by_it() {
 fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
     let (mut core, _kernel, source, file) = world();
     let all = core.pool().take(1 << 20, Need::Fresh).unwrap();
-    core.hold(all);
+    core.hold_until_submitted(all);
     core.arm(source, 1, command(file));
     assert!(!core.enter_frees(), "nobody waits");
-    assert!(core.buffer(source, Token(2), 4096, Need::Fresh).is_none());
+    assert!(
+        core.request_buffer(source, Token(2), 4096, Need::Fresh)
+            .is_none()
+    );
     assert!(core.enter_frees());
     enter(&mut core);
     core.grant_buffers();
@@ -176,7 +183,7 @@ fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
 fn a_source_that_waits_for_its_own_buffers_is_waited_for_by_no_other() {
     let (mut core, _kernel, parked, _file) = world();
     let other = core.attach(|_| Idle);
-    let mut ask = |source, token| core.buffer(source, Token(token), 128 << 10, Need::Held);
+    let mut ask = |source, token| core.request_buffer(source, Token(token), 128 << 10, Need::Held);
     let held: Vec<_> = (0..9).map_while(|token| ask(parked, token)).collect();
     assert_eq!(held.len(), 2, "half of what may be held; the third waits");
     let own = ask(other, 4).expect("it has none");
@@ -195,7 +202,7 @@ fn a_source_that_waits_for_its_own_buffers_is_waited_for_by_no_other() {
     let mut rest = [next(&mut core), next(&mut core)].map(|one| one.unwrap().0.0);
     rest.sort_unstable();
     assert_eq!(rest, [2, 6]);
-    assert!(!core.buffers_wanted());
+    assert!(!core.has_buffer_waiters());
 }
 
 #[test]
@@ -203,7 +210,7 @@ fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
     let (mut core, _kernel, source, _file) = world();
     NO_MEMORY.set(true);
     for need in [Need::Fresh, Need::Held] {
-        assert!(core.buffer(source, Token(1), 4096, need).is_none());
+        assert!(core.request_buffer(source, Token(1), 4096, need).is_none());
     }
     core.grant_buffers();
     assert!(core.retry_buffers().is_some());
@@ -216,13 +223,13 @@ fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
 #[test]
 fn an_enter_that_frees_memory_of_another_pool_does_not_wait() {
     let (mut core, _kernel, source, file) = world();
-    let other = Pool::new(1 << 20, 4096).unwrap();
+    let other = BufferPool::new(1 << 20, 4096).unwrap();
     for (buf, frees) in [
         (lend(&core), false),
         (Buf::allocate(4096).unwrap(), false),
         (other.take(4096, Need::Fresh).unwrap(), true),
     ] {
-        core.hold(buf);
+        core.hold_until_submitted(buf);
         core.arm(source, 1, command(file));
         assert_eq!(core.enter_frees(), frees);
         enter(&mut core);
@@ -297,16 +304,16 @@ fn a_drivers_answer_is_given_as_it_is() {
     for raw in [0, 1, 4096, -libc::EINTR, -libc::EAGAIN, -libc::ENODEV] {
         let op = core.submit(source, Token(1), Op::Command(command(file)));
         let end = answer(&mut core, &kernel, op, raw);
-        assert!(matches!(end, Completion::Commanded(seen) if seen == raw));
+        assert!(matches!(end, Completion::Command(seen) if seen == raw));
     }
     assert_eq!(kernel.borrow().started.len(), 6, "one was repeated");
     core.close(file);
     core.submit(source, Token(2), Op::Command(command(file)));
     let end = next(&mut core).unwrap().1;
-    assert!(matches!(end, Completion::Commanded(raw) if raw == -libc::EBADF));
+    assert!(matches!(end, Completion::Command(raw) if raw == -libc::EBADF));
     core.arm(source, 3, command(file));
     let end = next(&mut core).unwrap().1;
-    assert!(matches!(end, Completion::Armed(3, raw) if raw == -libc::EBADF));
+    assert!(matches!(end, Completion::ArmedCommand(3, raw) if raw == -libc::EBADF));
     assert_eq!(core.stats().armed, 0);
 }
 
@@ -354,7 +361,7 @@ fn a_result_is_judged_when_its_source_is_told_and_a_short_transfer_goes_on_untol
     );
     assert!(key == op.0 && rest, "{call:?}");
     let end = answer(&mut core, &kernel, op, 3072);
-    assert!(matches!(end, Completion::Moved(Ok(()))));
+    assert!(matches!(end, Completion::Fixed(Ok(()))));
 }
 
 #[test]
@@ -370,7 +377,7 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
     core.arm(source, 2, command(file));
     assert_eq!(core.stats().armed, 1, "begun on a file that is closing");
     let refused = core.take_delivery(source).expect("an end").1;
-    assert!(matches!(refused, Completion::Armed(2, raw) if raw == -libc::EBADF));
+    assert!(matches!(refused, Completion::ArmedCommand(2, raw) if raw == -libc::EBADF));
     assert!(!core.count_out(source));
     kernel
         .borrow_mut()
@@ -439,7 +446,7 @@ fn closing_hands_out_what_the_kernel_has_not_taken_instead_of_freeing_it() {
     let (mut core, kernel, source, file) = world();
     kernel.borrow_mut().takes = false;
     let buf = lend(&core);
-    core.hold(buf);
+    core.hold_until_submitted(buf);
     core.arm(source, 1, command(file));
     enter(&mut core);
     let (memory, rest) = core.close_ring();
@@ -450,17 +457,20 @@ fn closing_hands_out_what_the_kernel_has_not_taken_instead_of_freeing_it() {
 #[test]
 fn a_source_that_is_gone_leaves_its_buffer_slots() {
     let (mut core, _kernel, source, _file) = world();
-    assert!(core.take_slots(1).is_none(), "nobody asked for the table");
-    core.slots_enable().unwrap();
-    core.slots_enable().unwrap();
+    assert!(
+        core.take_buffer_slots(1).is_none(),
+        "nobody asked for the table"
+    );
+    core.enable_buffer_slots().unwrap();
+    core.enable_buffer_slots().unwrap();
     let all = core.stats().slots;
-    core.take_slots_for(source, 100).unwrap();
-    let mine = core.take_slots(10).unwrap();
+    core.take_buffer_slots_for(source, 100).unwrap();
+    let mine = core.take_buffer_slots(10).unwrap();
     assert_eq!(core.stats().slots, all - 110);
     core.detach(source);
     assert!(core.release(source));
     assert_eq!(core.stats().slots, all - 10);
-    core.give_slots(&mine);
+    core.release_buffer_slots(&mine);
     assert_eq!(core.stats().slots, all);
 }
 
@@ -549,13 +559,13 @@ fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
         len: 100_000,
     };
     core.submit(source, Token(0), write(at, 100_000, 5));
-    assert!(matches!(wait_for(&mut core), Completion::Moved(Ok(()))));
+    assert!(matches!(wait_for(&mut core), Completion::Fixed(Ok(()))));
     core.submit(source, Token(0), read(200_000, 5));
-    assert!(matches!(wait_for(&mut core), Completion::Moved(Ok(()))));
+    assert!(matches!(wait_for(&mut core), Completion::Fixed(Ok(()))));
     let seen = &memory.bytes()[500_000..];
     assert!(seen[..100_000].iter().all(|&byte| byte == 3) && seen[100_000] == 0);
     core.submit(source, Token(0), write(at, 0, 5));
-    assert!(matches!(wait_for(&mut core), Completion::Moved(Ok(()))));
+    assert!(matches!(wait_for(&mut core), Completion::Fixed(Ok(()))));
 
     // Beyond the file's end, beyond the slot's memory, a slot with nothing in it, no such slot.
     let refused = [
@@ -569,7 +579,7 @@ fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
     ];
     for (op, errno) in refused {
         core.submit(source, Token(0), op);
-        let Completion::Moved(Err(error)) = wait_for(&mut core) else {
+        let Completion::Fixed(Err(error)) = wait_for(&mut core) else {
             panic!("taken for success")
         };
         assert_eq!(error.raw_os_error(), errno);

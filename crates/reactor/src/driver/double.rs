@@ -12,14 +12,14 @@ use crate::op::Command;
 const LOOK: Duration = Duration::from_millis(1);
 
 /// A double of a driver that takes commands, as one ring has it. Dropped when the ring is closed.
-pub trait Commands {
+pub trait CommandDriver {
     /// Begins a command on a file.
     ///
     /// # Safety
     ///
     /// Memory that the command names stays valid, and is touched by nobody else, until the command
     /// has ended or this is dropped.
-    unsafe fn begin(
+    unsafe fn submit(
         &mut self,
         key: u64,
         file: BorrowedFd<'_>,
@@ -29,17 +29,17 @@ pub trait Commands {
     );
 
     /// Appends the commands that have ended: key and result.
-    fn ended(&mut self, out: &mut Vec<(u64, i32)>);
+    fn take_completions(&mut self, out: &mut Vec<(u64, i32)>);
 }
 
 pub(crate) struct Double {
     // Before the files that it is told of.
-    commands: Box<dyn Commands>,
+    commands: Box<dyn CommandDriver>,
     rest: Epoll,
 }
 
 impl Double {
-    pub(crate) fn new(commands: Box<dyn Commands>, rest: Epoll) -> Double {
+    pub(crate) fn new(commands: Box<dyn CommandDriver>, rest: Epoll) -> Double {
         Double { commands, rest }
     }
 }
@@ -67,7 +67,7 @@ impl Drive for Double {
         // SAFETY: the caller's promise, until the result is out or the ring is closed.
         unsafe {
             self.commands
-                .begin(key, file, command.opcode, command.payload, command.sqe_addr)
+                .submit(key, file, command.opcode, command.payload, command.sqe_addr)
         };
     }
 
@@ -90,7 +90,7 @@ impl Drive for Double {
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
         let timeout = timeout.map_or(LOOK, |timeout| timeout.min(LOOK));
         let waited = self.rest.wait(Some(timeout), out);
-        self.commands.ended(out);
+        self.commands.take_completions(out);
         waited
     }
 }

@@ -18,7 +18,7 @@ use crate::files::Target;
 use crate::op::{Command, Way};
 
 #[cfg(feature = "fake")]
-pub use double::Commands;
+pub use double::CommandDriver;
 #[cfg(feature = "fake")]
 pub(crate) use double::Double;
 pub(crate) use epoll::Epoll;

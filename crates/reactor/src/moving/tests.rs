@@ -8,7 +8,7 @@ use std::task::Waker;
 
 use super::*;
 use crate::op::OpId;
-use crate::pool::Pool;
+use crate::pool::BufferPool;
 
 fn piece(at: u32, len: u32) -> Piece {
     Piece {
@@ -85,7 +85,7 @@ impl Dice {
 /// A reactor with one file in memory, whose operations wait to be ended by the test.
 struct Double {
     file: Vec<u8>,
-    pool: Pool,
+    pool: BufferPool,
     begun: Vec<(Token, Op)>,
     wanted: VecDeque<(Token, usize)>,
 }
@@ -93,9 +93,9 @@ struct Double {
 impl Port for Double {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.begun.push((token, op));
-        OpId::of_test(0)
+        OpId::for_test(0)
     }
-    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
         assert_eq!(
             need,
             Need::Progress,
@@ -113,19 +113,19 @@ impl Port for Double {
     fn arm(&mut self, _: u32, _: crate::op::Command) {
         panic!("no command moves bytes");
     }
-    fn hold(&mut self, _: Buf) {}
+    fn hold_until_submitted(&mut self, _: Buf) {}
     fn cancel(&mut self, _: OpId) {}
     fn register(&mut self, _: Arc<OwnedFd>) -> FileIndex {
-        FileIndex::of_test(0)
+        FileIndex::for_test(0)
     }
     fn close(&mut self, _: FileIndex) {}
-    fn slots_enable(&mut self) -> io::Result<()> {
+    fn enable_buffer_slots(&mut self) -> io::Result<()> {
         Ok(())
     }
-    fn take_slots(&mut self, _: usize) -> Option<Vec<u16>> {
+    fn take_buffer_slots(&mut self, _: usize) -> Option<Vec<u16>> {
         None
     }
-    fn give_slots(&mut self, _: &[u16]) {}
+    fn release_buffer_slots(&mut self, _: &[u16]) {}
     fn request_turn(&mut self) {}
     fn waker(&self, _: u64) -> Waker {
         Waker::noop().clone()
@@ -137,7 +137,7 @@ impl Double {
     fn new(file: Vec<u8>) -> Double {
         Double {
             file,
-            pool: Pool::new(64 << 10, 64 << 10).unwrap(),
+            pool: BufferPool::new(64 << 10, 64 << 10).unwrap(),
             begun: Vec::new(),
             wanted: VecDeque::new(),
         }
@@ -168,7 +168,7 @@ impl Double {
             }
             Op::Write { buf, .. } => {
                 self.file[range].copy_from_slice(&buf);
-                Completion::Wrote(buf, result)
+                Completion::Write(buf, result)
             }
             _ => unreachable!("matched above"),
         };
@@ -193,7 +193,7 @@ fn run(
 ) -> (Option<Buf>, MoveResult) {
     let files = [OpenFile {
         id: FileId::LOG,
-        index: FileIndex::of_test(0),
+        index: FileIndex::for_test(0),
         align: ALIGN,
     }];
     let mut held = port.pool.take(64 << 10, Need::Fresh);

@@ -28,10 +28,10 @@ impl Command {
     /// address or for another resource of this process, what it does there must be sound until
     /// the command has ended: the memory stays valid, nobody else touches it, and it is as large as
     /// the driver believes. For an armed command ([`crate::Port::arm`]) that means memory which its
-    /// source hands over when the ring is closed under it ([`crate::Source::leave`]), and a driver
+    /// source hands over when the ring is closed under it ([`crate::Source::release_armed_memory`]), and a driver
     /// which touches it in the thread that submitted the command, and nowhere else: the kernel goes
     /// on cancelling for a moment after that thread has ended. Memory that the driver reads only
-    /// while it takes the command may go after that ([`crate::Port::hold`]).
+    /// while it takes the command may go after that ([`crate::Port::hold_until_submitted`]).
     pub unsafe fn new(
         file: FileIndex,
         opcode: u32,

@@ -19,7 +19,7 @@ use crate::files::FileIndex;
 
 pub use command::Command;
 pub(crate) use fixed::{Fixed, Way};
-pub use send::Part;
+pub use send::SendPart;
 use send::Sending;
 
 /// A source's own name for an operation, given back with its completion.
@@ -33,7 +33,7 @@ pub struct OpId(pub(crate) u64);
 #[cfg(any(test, feature = "fake"))]
 impl OpId {
     /// An operation of a reactor that is none: for doubles of [`crate::Port`].
-    pub fn of_test(number: u64) -> OpId {
+    pub fn for_test(number: u64) -> OpId {
         OpId(number)
     }
 }
@@ -62,7 +62,7 @@ pub enum Op {
         /// The socket.
         file: FileIndex,
         /// What.
-        parts: Vec<Part>,
+        parts: Vec<SendPart>,
     },
     /// Read the whole of `buf` from a file.
     Read {
@@ -88,7 +88,7 @@ pub enum Op {
         file: FileIndex,
         /// Byte offset in the file.
         offset: u64,
-        /// The buffer slot ([`crate::Core::take_slots`]).
+        /// The buffer slot ([`crate::Core::take_buffer_slots`]).
         slot: u16,
         /// First byte within the slot's memory.
         at: u32,
@@ -135,29 +135,29 @@ pub enum Op {
 #[derive(Debug)]
 pub enum Completion {
     /// A connection came.
-    Accepted(io::Result<OwnedFd>),
+    Accept(io::Result<OwnedFd>),
     /// Bytes came: how many, zero for the peer's end. An exact receive reports all or an error.
-    Received(Buf, io::Result<usize>),
+    Recv(Buf, io::Result<usize>),
     /// Everything was handed to the socket.
-    Sent(Vec<Part>, io::Result<()>),
+    Send(Vec<SendPart>, io::Result<()>),
     /// The buffer was filled.
     Read(Buf, io::Result<()>),
     /// The buffer was written.
-    Wrote(Buf, io::Result<()>),
+    Write(Buf, io::Result<()>),
     /// All bytes went between the file and the buffer slot.
-    Moved(io::Result<()>),
+    Fixed(io::Result<()>),
     /// The driver's answer as it is, a count or a negated errno (`-EINTR` and `-EAGAIN` too; on a
     /// reactor without a ring always `-EOPNOTSUPP`).
-    Commanded(i32),
+    Command(i32),
     /// The same of an armed command, with its number: sources are told by
-    /// [`crate::Source::commanded`].
-    Armed(u32, i32),
+    /// [`crate::Source::on_armed_completions`].
+    ArmedCommand(u32, i32),
     /// The file is durable, or must be taken for damaged: a failed sync is never retried.
-    Synced(io::Result<()>),
+    Sync(io::Result<()>),
     /// These events are there.
-    Polled(io::Result<u32>),
+    Poll(io::Result<u32>),
     /// The time is over, or the operation was cancelled.
-    Elapsed(io::Result<()>),
+    Timeout(io::Result<()>),
     /// A buffer that was waited for.
     Buffer(Buf),
 }
@@ -298,18 +298,16 @@ impl Work {
     /// The end of it, without or with an error.
     pub(crate) fn end(self, result: io::Result<()>) -> Completion {
         match self {
-            Work::Accept => Completion::Accepted(Err(result.err().unwrap_or_else(cancelled))),
-            Work::Recv { buf, received, .. } => {
-                Completion::Received(buf, result.map(|()| received))
-            }
-            Work::Send(sending) => Completion::Sent(sending.into_parts(), result),
+            Work::Accept => Completion::Accept(Err(result.err().unwrap_or_else(cancelled))),
+            Work::Recv { buf, received, .. } => Completion::Recv(buf, result.map(|()| received)),
+            Work::Send(sending) => Completion::Send(sending.into_parts(), result),
             Work::Read { buf, .. } => Completion::Read(buf, result),
-            Work::Write { buf, .. } => Completion::Wrote(buf, result),
-            Work::Fixed(_) => Completion::Moved(result),
-            Work::Command => Completion::Commanded(raw_of(&result)),
-            Work::Sync { .. } => Completion::Synced(result),
-            Work::Poll { .. } => Completion::Polled(result.map(|()| 0)),
-            Work::Timeout => Completion::Elapsed(result),
+            Work::Write { buf, .. } => Completion::Write(buf, result),
+            Work::Fixed(_) => Completion::Fixed(result),
+            Work::Command => Completion::Command(raw_of(&result)),
+            Work::Sync { .. } => Completion::Sync(result),
+            Work::Poll { .. } => Completion::Poll(result.map(|()| 0)),
+            Work::Timeout => Completion::Timeout(result),
         }
     }
 
@@ -318,7 +316,7 @@ impl Work {
     /// twice on the way of every request, and nothing of the two kinds it meets there is moved.
     pub(crate) fn judge(&mut self, raw: i32, stop: bool) -> Option<Completion> {
         if matches!(self, Work::Command) {
-            return Some(Completion::Commanded(raw));
+            return Some(Completion::Command(raw));
         }
         // A sync that failed is never made again (R10): the next one would succeed, although what
         // this one was for may be lost.
@@ -333,9 +331,9 @@ impl Work {
             Work::Accept => {
                 // SAFETY: a successful accept returned this new descriptor, owned by nobody yet.
                 let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-                return Some(Completion::Accepted(Ok(socket)));
+                return Some(Completion::Accept(Ok(socket)));
             }
-            Work::Poll { .. } => return Some(Completion::Polled(Ok(raw as u32))),
+            Work::Poll { .. } => return Some(Completion::Poll(Ok(raw as u32))),
             _ => {}
         }
         match self.advance(raw as usize) {
@@ -390,7 +388,7 @@ impl Work {
     /// The end of it in place; what is left owns nothing and is not called again.
     fn ended(&mut self, result: io::Result<()>) -> Completion {
         if let Work::Fixed(_) = self {
-            return Completion::Moved(result);
+            return Completion::Fixed(result);
         }
         std::mem::replace(self, Work::Timeout).end(result)
     }

@@ -4,18 +4,18 @@ use crate::buf::Buf;
 
 /// A piece of a vectored send.
 #[derive(Debug)]
-pub enum Part {
+pub enum SendPart {
     /// A few bytes: headers.
     Bytes(Vec<u8>),
     /// A buffer.
     Buf(Buf),
 }
 
-impl Part {
+impl SendPart {
     fn bytes(&self) -> &[u8] {
         match self {
-            Part::Bytes(bytes) => bytes,
-            Part::Buf(buf) => buf,
+            SendPart::Bytes(bytes) => bytes,
+            SendPart::Buf(buf) => buf,
         }
     }
 
@@ -32,7 +32,7 @@ impl Part {
 
 /// A vectored send under way: the kernel reads `msg`, `iov` and the parts until it is done.
 pub(crate) struct Sending {
-    parts: Vec<Part>,
+    parts: Vec<SendPart>,
     pub(super) iov: Vec<libc::iovec>,
     /// First vector with something left.
     pub(super) next: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Sending {
 const IOV_MAX: usize = 1024;
 
 impl Sending {
-    pub(crate) fn new(parts: Vec<Part>) -> Box<Sending> {
+    pub(crate) fn new(parts: Vec<SendPart>) -> Box<Sending> {
         let iov = parts
             .iter()
             .filter(|part| !part.is_empty())
@@ -62,7 +62,7 @@ impl Sending {
         })
     }
 
-    pub(crate) fn into_parts(self) -> Vec<Part> {
+    pub(crate) fn into_parts(self) -> Vec<SendPart> {
         self.parts
     }
 

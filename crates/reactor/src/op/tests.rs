@@ -52,7 +52,7 @@ fn a_short_write_is_continued_where_it_stopped_and_one_that_stops_is_an_error() 
         panic!("another call")
     };
     assert_eq!((len, offset), (700, 400));
-    let Verdict::Done(Completion::Wrote(_, Err(error))) = judged(work, 0, false) else {
+    let Verdict::Done(Completion::Write(_, Err(error))) = judged(work, 0, false) else {
         panic!("taken for success")
     };
     assert_eq!(error.kind(), io::ErrorKind::WriteZero);
@@ -85,12 +85,12 @@ fn a_short_move_of_a_slot_is_continued_in_file_and_slot_and_one_that_stops_is_an
         let Verdict::Again(rest) = judged(rest, 3071, false) else {
             panic!("{way:?}: a byte is missing")
         };
-        let Verdict::Done(Completion::Moved(Err(error))) = judged(rest, 0, false) else {
+        let Verdict::Done(Completion::Fixed(Err(error))) = judged(rest, 0, false) else {
             panic!("{way:?}: nothing was taken for the rest")
         };
         assert_eq!(error.kind(), none);
         let whole = judged(Work::Fixed(Fixed::new(way, 0, 0, 0, 4096)), 4096, false);
-        assert!(matches!(whole, Verdict::Done(Completion::Moved(Ok(())))));
+        assert!(matches!(whole, Verdict::Done(Completion::Fixed(Ok(())))));
     }
 }
 
@@ -116,9 +116,9 @@ fn a_cancelled_operation_is_not_continued() {
 #[test]
 fn a_short_send_leaves_out_what_was_sent() {
     let parts = vec![
-        Part::Bytes(vec![1; 10]),
-        Part::Bytes(vec![]),
-        Part::Buf(Buf::allocate(100).unwrap()),
+        SendPart::Bytes(vec![1; 10]),
+        SendPart::Bytes(vec![]),
+        SendPart::Buf(Buf::allocate(100).unwrap()),
     ];
     let work = Work::Send(Sending::new(parts));
     let Verdict::Again(Work::Send(mut sending)) = judged(work, 40, false) else {
@@ -127,7 +127,7 @@ fn a_short_send_leaves_out_what_was_sent() {
     assert_eq!((sending.next, sending.iov[1].iov_len), (1, 70));
     sending.message();
     assert_eq!(sending.msg.msg_iovlen, 1);
-    let Verdict::Done(Completion::Sent(parts, Ok(()))) = judged(Work::Send(sending), 70, false)
+    let Verdict::Done(Completion::Send(parts, Ok(()))) = judged(Work::Send(sending), 70, false)
     else {
         panic!("not finished")
     };
@@ -142,7 +142,7 @@ fn a_receive_says_how_much_came_and_an_exact_one_fills_up() {
         exact,
         received: 0,
     };
-    let Verdict::Done(Completion::Received(_, Ok(30))) = judged(recv(false), 30, false) else {
+    let Verdict::Done(Completion::Recv(_, Ok(30))) = judged(recv(false), 30, false) else {
         panic!("another count")
     };
     let Verdict::Again(rest) = judged(recv(true), 30, false) else {
@@ -150,7 +150,7 @@ fn a_receive_says_how_much_came_and_an_exact_one_fills_up() {
     };
     assert!(matches!(
         judged(rest, 50, false),
-        Verdict::Done(Completion::Received(_, Ok(80)))
+        Verdict::Done(Completion::Recv(_, Ok(80)))
     ));
 }
 
@@ -160,8 +160,7 @@ fn a_sync_that_failed_for_whatever_reason_is_never_made_again() {
         for errno in [libc::EINTR, libc::EAGAIN, libc::EIO] {
             for stop in [false, true] {
                 let sync = Work::Sync { data_only };
-                let Verdict::Done(Completion::Synced(Err(error))) = judged(sync, -errno, stop)
-                else {
+                let Verdict::Done(Completion::Sync(Err(error))) = judged(sync, -errno, stop) else {
                     panic!("errno {errno} is not told")
                 };
                 assert_eq!(error.raw_os_error(), Some(errno));

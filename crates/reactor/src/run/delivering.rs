@@ -29,14 +29,14 @@ impl Loop {
                     let Some((token, completion)) = cx.core.take_delivery(id) else {
                         return;
                     };
-                    if matches!(completion, Completion::Armed(..)) {
+                    if matches!(completion, Completion::ArmedCommand(..)) {
                         // It came behind a transfer that goes on.
                         cx.core.tell_first(id, token, completion);
                         continue;
                     }
                     cx.core.deliveries -= 1;
                     if cx.core.count_out(id) {
-                        source.completed(cx, token, completion);
+                        source.on_completion(cx, token, completion);
                     }
                 }
             });
@@ -71,13 +71,13 @@ impl Loop {
 fn tell_armed(source: &mut dyn Source, cx: &mut Cx<'_>) {
     let before = cx.core.deliveries;
     if cx.core.is_live(cx.me) {
-        source.commanded(cx);
+        source.on_armed_completions(cx);
     }
     if cx.core.deliveries == before
         && let Some((number, raw)) = cx.next_armed()
     {
         let token = Token(u64::from(number));
-        source.completed(cx, token, Completion::Armed(number, raw));
+        source.on_completion(cx, token, Completion::ArmedCommand(number, raw));
     }
 }
 
@@ -114,16 +114,18 @@ mod tests {
     }
 
     impl Source for Says {
-        fn completed(&mut self, cx: &mut Cx<'_>, _: Token, completion: Completion) {
+        fn on_completion(&mut self, cx: &mut Cx<'_>, _: Token, completion: Completion) {
             let what = match completion {
-                Completion::Commanded(raw) => format!("a command, {raw}"),
-                Completion::Armed(number, raw) => format!("{number} in the wrong way, {raw}"),
+                Completion::Command(raw) => format!("a command, {raw}"),
+                Completion::ArmedCommand(number, raw) => {
+                    format!("{number} in the wrong way, {raw}")
+                }
                 _ => "a transfer".to_owned(),
             };
             self.say(cx, &what);
         }
 
-        fn commanded(&mut self, cx: &mut Cx<'_>) {
+        fn on_armed_completions(&mut self, cx: &mut Cx<'_>) {
             while self.asks
                 && let Some((number, raw)) = cx.next_armed()
             {

@@ -21,7 +21,7 @@ impl Ended {
     /// What there is to say of it, now that the thread is gone.
     fn now(&self) -> StopReport {
         StopReport {
-            ended: self.at.elapsed(),
+            exit_time: self.at.elapsed(),
             ..self.report
         }
     }
@@ -51,7 +51,7 @@ pub(super) fn join(thread: JoinHandle<Option<Ended>>, deadline: Instant) -> Opti
         Err(_) => {
             tracing::error!("a reactor's thread does not come out of the kernel; it is left");
             Some(StopReport {
-                left: true,
+                thread_stuck: true,
                 ..StopReport::default()
             })
         }

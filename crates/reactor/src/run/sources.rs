@@ -16,7 +16,7 @@ impl Sources {
         let mut memory = Memory::default();
         for place in &mut self.0 {
             let Some((_, source)) = place else { continue };
-            match catch_unwind(AssertUnwindSafe(|| source.leave())) {
+            match catch_unwind(AssertUnwindSafe(|| source.release_armed_memory())) {
                 Ok(left) => memory.0.extend(left),
                 Err(_) => {
                     tracing::error!("a source did not say what its commands name: it is left");

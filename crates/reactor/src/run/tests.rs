@@ -22,7 +22,7 @@ struct Waits {
 fn never_ends(cx: &mut Cx<'_>, socket: UnixStream) {
     let file = cx.register(OwnedFd::from(socket));
     let buf = cx
-        .buffer(Token(0), 4096, Need::Fresh)
+        .request_buffer(Token(0), 4096, Need::Fresh)
         .expect("the pool is full");
     let recv = Op::Recv {
         file,
@@ -42,8 +42,8 @@ impl Waits {
 }
 
 impl Source for Waits {
-    fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
-    fn stop(&mut self, cx: &mut Cx<'_>) {
+    fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
+    fn on_stop(&mut self, cx: &mut Cx<'_>) {
         if !self.stays {
             cx.detach();
         }
@@ -89,12 +89,12 @@ fn a_stop_closes_the_ring_under_armed_commands_at_once_and_nothing_is_left_open(
         let report = reactor.stop(within);
         assert!(began.elapsed() < DEADLINE / 2, "{report:?}");
         assert_eq!(
-            (report.ops_armed, report.ops_abandoned, report.left),
+            (report.ops_armed, report.ops_abandoned, report.thread_stuck),
             (1, 0, false)
         );
-        assert_eq!(report.sources_cut, usize::from(stays));
-        assert!(report.drained >= if stays { within } else { Duration::ZERO });
-        assert!(report.drained + report.closed + report.ended <= began.elapsed());
+        assert_eq!(report.sources_forced, usize::from(stays));
+        assert!(report.drain_time >= if stays { within } else { Duration::ZERO });
+        assert!(report.drain_time + report.close_time + report.exit_time <= began.elapsed());
         dropped.try_recv().expect("the source is dropped");
         // Neither the operation nor the ring's table keeps the socket: the kernel cancels what
         // a closed ring had by itself, some milliseconds later.
@@ -151,8 +151,8 @@ struct Names {
 }
 
 impl Source for Names {
-    fn completed(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
-    fn leave(&mut self) -> Vec<Buf> {
+    fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
+    fn release_armed_memory(&mut self) -> Vec<Buf> {
         assert!(!self.panics, "planted");
         self.memory.take().into_iter().collect()
     }
@@ -177,7 +177,7 @@ fn memory_that_armed_commands_name_outlives_the_rings_thread() {
             let start = std::ptr::NonNull::new(own.as_ptr().cast_mut()).expect("an address");
             let owner = Box::new((Lent(told), own));
             // SAFETY: the memory is that of `own`, which nobody uses while its owner lives.
-            let memory = unsafe { Buf::foreign(start, 4096, owner) };
+            let memory = unsafe { Buf::from_foreign(start, 4096, owner) };
             Names {
                 memory: Some(memory),
                 panics,
@@ -228,10 +228,10 @@ fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
         handle.post(move |_| told.send(()).unwrap()).unwrap();
         let report = reactor.stop(DEADLINE);
         assert_eq!(
-            (report.ops_armed, report.ops_abandoned, report.left),
+            (report.ops_armed, report.ops_abandoned, report.thread_stuck),
             (1, 0, false)
         );
-        assert_eq!(report.sources_cut, usize::from(stays));
+        assert_eq!(report.sources_forced, usize::from(stays));
         dropped.try_recv().expect("the source is dropped");
         late.try_recv().expect_err("nothing is done any more");
         ours.set_nonblocking(false).unwrap();
@@ -258,7 +258,7 @@ fn a_thread_that_does_not_end_is_reported_and_left() {
         None
     });
     let report = join(thread, Instant::now() + Duration::from_millis(20)).unwrap();
-    assert!(report.left);
+    assert!(report.thread_stuck);
     drop(end);
 }
 

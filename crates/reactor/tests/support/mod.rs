@@ -66,10 +66,10 @@ pub struct Probe {
 pub const RUN_SCRIPT: u64 = u64::MAX;
 
 impl Source for Probe {
-    fn completed(&mut self, _cx: &mut Cx<'_>, token: Token, completion: Completion) {
+    fn on_completion(&mut self, _cx: &mut Cx<'_>, token: Token, completion: Completion) {
         let _ = self.seen.send(Seen::Completed(token.0, completion));
     }
-    fn woken(&mut self, cx: &mut Cx<'_>, key: u64) {
+    fn on_wake(&mut self, cx: &mut Cx<'_>, key: u64) {
         if key == RUN_SCRIPT {
             while let Ok(script) = self.scripts.try_recv() {
                 script(cx);
@@ -78,10 +78,10 @@ impl Source for Probe {
             let _ = self.seen.send(Seen::Woken(key));
         }
     }
-    fn turn(&mut self, _cx: &mut Cx<'_>) {
+    fn on_turn(&mut self, _cx: &mut Cx<'_>) {
         let _ = self.seen.send(Seen::Turn);
     }
-    fn stop(&mut self, cx: &mut Cx<'_>) {
+    fn on_stop(&mut self, cx: &mut Cx<'_>) {
         if !self.busy_on_stop {
             cx.detach();
         }

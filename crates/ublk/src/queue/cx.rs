@@ -91,16 +91,17 @@ impl<P: Port> Port for QueueCx<'_, P> {
         panic!("command {number:#x} is not a handler's to arm");
     }
 
-    fn hold(&mut self, buf: Buf) {
-        self.port.hold(buf);
+    fn hold_until_submitted(&mut self, buf: Buf) {
+        self.port.hold_until_submitted(buf);
     }
 
     fn cancel(&mut self, op: OpId) {
         self.port.cancel(op);
     }
 
-    fn buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
-        self.port.buffer(token::of_handler(token), len, need)
+    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        self.port
+            .request_buffer(token::of_handler(token), len, need)
     }
 
     fn reserve_len(&self) -> usize {
@@ -115,16 +116,16 @@ impl<P: Port> Port for QueueCx<'_, P> {
         self.port.close(file);
     }
 
-    fn slots_enable(&mut self) -> io::Result<()> {
-        self.port.slots_enable()
+    fn enable_buffer_slots(&mut self) -> io::Result<()> {
+        self.port.enable_buffer_slots()
     }
 
-    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
-        self.port.take_slots(count)
+    fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        self.port.take_buffer_slots(count)
     }
 
-    fn give_slots(&mut self, slots: &[u16]) {
-        self.port.give_slots(slots);
+    fn release_buffer_slots(&mut self, slots: &[u16]) {
+        self.port.release_buffer_slots(slots);
     }
 
     fn request_turn(&mut self) {

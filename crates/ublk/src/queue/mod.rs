@@ -253,7 +253,7 @@ impl<H: Handler> QueueSource<H> {
 
     /// An operation has ended.
     pub fn ended<P: Port>(&mut self, port: &mut P, token: Token, completion: Completion) {
-        if let Completion::Armed(number, raw) = completion {
+        if let Completion::ArmedCommand(number, raw) = completion {
             let mut one = Some((number, raw));
             return self.commanded(port, |_| one.take());
         }
@@ -270,7 +270,7 @@ impl<H: Handler> QueueSource<H> {
         let request = match kind {
             Kind::Register => {
                 // Commands end in no other way.
-                let Completion::Commanded(raw) = completion else {
+                let Completion::Command(raw) = completion else {
                     return;
                 };
                 hw.registered(port, number, raw)
@@ -368,31 +368,31 @@ impl<H: Handler> QueueSource<H> {
 }
 
 impl<H: Handler> Source for QueueSource<H> {
-    fn attached(&mut self, cx: &mut Cx<'_>) {
+    fn on_attached(&mut self, cx: &mut Cx<'_>) {
         self.begin(cx);
     }
 
-    fn completed(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
+    fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
         self.ended(cx, token, completion);
     }
 
-    fn commanded(&mut self, cx: &mut Cx<'_>) {
+    fn on_armed_completions(&mut self, cx: &mut Cx<'_>) {
         QueueSource::commanded(self, cx, Cx::next_armed);
     }
 
-    fn leave(&mut self) -> Vec<Buf> {
+    fn release_armed_memory(&mut self) -> Vec<Buf> {
         self.hw.leave()
     }
 
-    fn woken(&mut self, cx: &mut Cx<'_>, key: u64) {
+    fn on_wake(&mut self, cx: &mut Cx<'_>, key: u64) {
         self.woke(cx, key);
     }
 
-    fn turn(&mut self, cx: &mut Cx<'_>) {
+    fn on_turn(&mut self, cx: &mut Cx<'_>) {
         self.turned(cx);
     }
 
-    fn stop(&mut self, cx: &mut Cx<'_>) {
+    fn on_stop(&mut self, cx: &mut Cx<'_>) {
         self.stopping(cx);
     }
 }

@@ -38,16 +38,16 @@ pub(crate) struct Notes {
 impl Port for Notes {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.ops.push((token, op));
-        OpId::of_test(self.ops.len() as u64)
+        OpId::for_test(self.ops.len() as u64)
     }
     fn arm(&mut self, number: u32, command: Command) {
         self.armed.push((number, command));
     }
-    fn hold(&mut self, buf: Buf) {
+    fn hold_until_submitted(&mut self, buf: Buf) {
         self.held.push(buf);
     }
     fn cancel(&mut self, _: OpId) {}
-    fn buffer(&mut self, token: Token, len: usize, _: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, _: Need) -> Option<Buf> {
         if self.dry {
             self.wanted.push((token, len));
             return None;
@@ -59,16 +59,16 @@ impl Port for Notes {
     }
     fn register(&mut self, _: Arc<OwnedFd>) -> FileIndex {
         self.files += 1;
-        FileIndex::of_test(self.files)
+        FileIndex::for_test(self.files)
     }
     fn close(&mut self, _: FileIndex) {}
-    fn slots_enable(&mut self) -> io::Result<()> {
+    fn enable_buffer_slots(&mut self) -> io::Result<()> {
         Ok(())
     }
-    fn take_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+    fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
         Some((0..count as u16).collect())
     }
-    fn give_slots(&mut self, _: &[u16]) {}
+    fn release_buffer_slots(&mut self, _: &[u16]) {}
     fn request_turn(&mut self) {}
     fn waker(&self, _: u64) -> Waker {
         Waker::noop().clone()
@@ -192,8 +192,8 @@ impl<H: Handler> Rig<H> {
     fn end(&mut self, kind: Kind, number: u16, raw: i32) {
         let token = own(kind, number);
         let completion = match self.take(token) {
-            Op::Command(_) => Completion::Commanded(raw),
-            Op::Timeout { .. } => Completion::Elapsed(Ok(())),
+            Op::Command(_) => Completion::Command(raw),
+            Op::Timeout { .. } => Completion::Timeout(Ok(())),
             other => panic!("{other:?}"),
         };
         self.with(|source, port| source.ended(port, token, completion));
@@ -562,5 +562,5 @@ fn a_copy_buffer_travels_with_its_request_and_keeps_its_room() {
     let mut request = keep.next();
     let buf = request.buffer_mut().unwrap();
     assert!(buf.iter().all(|&byte| byte == 7));
-    assert!(buf.room() >= 1 << 20);
+    assert!(buf.capacity() >= 1 << 20);
 }

@@ -133,11 +133,11 @@ impl FixedMove {
     /// The file operation of piece `at` has ended.
     pub(super) fn completed(&mut self, at: usize, completion: &Completion, pieces: &[Piece]) {
         self.in_flight -= 1;
-        if let Completion::Moved(Ok(())) = completion {
+        if let Completion::Fixed(Ok(())) = completion {
             return;
         }
         let error = match (completion, pieces.get(at)) {
-            (Completion::Moved(Err(error)), Some(piece)) => {
+            (Completion::Fixed(Err(error)), Some(piece)) => {
                 MoveError::of_io(self.direction, piece, error)
             }
             _ => MoveError::of_plan(self.direction),
@@ -189,7 +189,7 @@ mod tests {
         };
         let files = [OpenFile {
             id: FileId::LOG,
-            index: FileIndex::of_test(0),
+            index: FileIndex::for_test(0),
             align,
         }];
         assert!(fits(&[piece(0, 4096, 8192), piece(4096, 4096, 0)], &files));

@@ -161,7 +161,7 @@ impl<B: Backend> Serve<B> {
             // It might never come from the pool: this one is the allocator's.
             Buf::allocate(bytes)
         } else {
-            cx.buffer(token::buffer(tag), bytes, Need::Fresh)
+            cx.request_buffer(token::buffer(tag), bytes, Need::Fresh)
         };
         match buf {
             Some(buf) => self.fill(cx, admitted, buf),
@@ -353,7 +353,7 @@ impl<B: Backend> Serve<B> {
             (Stage::CopyIn, Completion::Read(_, Err(_))) => {
                 self.hopeless(cx, admitted);
             }
-            (Stage::CopyOut, Completion::Wrote(_, result)) => {
+            (Stage::CopyOut, Completion::Write(_, result)) => {
                 self.done(cx, admitted, result.map_err(|_| ErrorKind::Io));
             }
             _ => self.put(admitted),

@@ -158,8 +158,8 @@ fn noted(rig: &Rig<Serve<Scripted>>) -> Vec<String> {
 fn well(op: Op) -> Completion {
     match op {
         Op::Read { buf, .. } => Completion::Read(buf, Ok(())),
-        Op::Write { buf, .. } => Completion::Wrote(buf, Ok(())),
-        _ => Completion::Moved(Ok(())),
+        Op::Write { buf, .. } => Completion::Write(buf, Ok(())),
+        _ => Completion::Fixed(Ok(())),
     }
 }
 
@@ -167,8 +167,8 @@ fn badly(errno: i32) -> impl FnOnce(Op) -> Completion {
     let error = std::io::Error::from_raw_os_error(errno);
     move |op| match op {
         Op::Read { buf, .. } => Completion::Read(buf, Err(error)),
-        Op::Write { buf, .. } => Completion::Wrote(buf, Err(error)),
-        _ => Completion::Moved(Err(error)),
+        Op::Write { buf, .. } => Completion::Write(buf, Err(error)),
+        _ => Completion::Fixed(Err(error)),
     }
 }
 

@@ -49,7 +49,7 @@ impl CopyBuffers {
         let own = &mut self.by_tag[usize::from(tag)];
         match buf {
             None if own.here.is_some() => Some(own.address),
-            Some(buf) if buf.address() == own.address && buf.room() >= self.bytes => {
+            Some(buf) if buf.address() == own.address && buf.capacity() >= self.bytes => {
                 own.here = Some(buf);
                 Some(own.address)
             }
@@ -65,7 +65,7 @@ impl CopyBuffers {
             None => self.fresh()?,
         };
         if let Some(other) = other {
-            buf.show(read);
+            buf.set_len(read);
             buf.copy_from_slice(&other[..read]);
         }
         let own = &mut self.by_tag[usize::from(tag)];
@@ -91,7 +91,7 @@ impl CopyBuffers {
     /// Takes the buffer of a request back that is not answered.
     pub(super) fn keep(&mut self, tag: u16, buf: Buf) {
         let own = &mut self.by_tag[usize::from(tag)];
-        if buf.address() == own.address && buf.room() >= self.bytes {
+        if buf.address() == own.address && buf.capacity() >= self.bytes {
             own.here = Some(buf);
         }
     }
@@ -104,7 +104,7 @@ impl CopyBuffers {
         let Some(mut buf) = self.by_tag[usize::from(tag)].here.take() else {
             return Data::None;
         };
-        buf.show(bytes as usize);
+        buf.set_len(bytes as usize);
         Data::Buffer(buf)
     }
 
@@ -135,7 +135,7 @@ mod tests {
             let Data::Buffer(buf) = buffers.arrived(tag, 512) else {
                 panic!("tag {tag} has no buffer")
             };
-            assert_eq!((buf.len(), buf.room()), (512, BYTES as usize));
+            assert_eq!((buf.len(), buf.capacity()), (512, BYTES as usize));
             let again = buffers.address(tag, Some(buf), 0);
             assert_eq!(again, Some(first[usize::from(tag)]));
         }
@@ -146,7 +146,7 @@ mod tests {
     fn a_buffer_of_somebody_elses_is_copied_from_and_given_back() {
         let mut buffers = CopyBuffers::new(1, 1, BYTES);
         let own = buffers.address(0, None, 0).expect("memory");
-        let pool = reactor::Pool::new(4 << 20, 4096).expect("memory");
+        let pool = reactor::BufferPool::new(4 << 20, 4096).expect("memory");
         let mut large = pool.take(2 << 20, reactor::Need::Fresh).expect("lent");
         large.fill(7);
         // Kept, or what comes in its place could have its address.
@@ -160,7 +160,7 @@ mod tests {
             panic!("no buffer")
         };
         assert!(buf.iter().all(|&byte| byte == 7));
-        assert_eq!(buf.room(), BYTES as usize);
+        assert_eq!(buf.capacity(), BYTES as usize);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use crate::queue::token::{self, Kind};
 use crate::sys;
 
 /// Memory for the bytes of writes, where it is to come from elsewhere than the reactor's pool:
-/// of an RPC framework, for example ([`Buf::foreign`]).
+/// of an RPC framework, for example ([`Buf::from_foreign`]).
 pub trait Pool: Send {
     /// A buffer of at least `bytes`, of which the first `bytes` are used, or `None` where there is
     /// none now: then `waker` is woken when it is worth asking again. Called on a ring thread: it
@@ -71,7 +71,7 @@ impl GetData {
         if self.pool.is_none() {
             // A write may be parked for long with its bytes in hand: others must get on beside it.
             // The first one of a queue comes in any case, however large it is.
-            return port.buffer(token::own(Kind::Buffer, tag), bytes, Need::Held);
+            return port.request_buffer(token::own(Kind::Buffer, tag), bytes, Need::Held);
         }
         let buf = if self.waiting.is_empty() {
             self.ask(port, told, bytes)
@@ -160,6 +160,6 @@ pub(super) fn read_address<P: Port>(port: &mut P, buf: Option<Buf>, read: usize)
         _ => return None,
     };
     let address = buf.address();
-    port.hold(buf);
+    port.hold_until_submitted(buf);
     Some(address)
 }

@@ -43,7 +43,7 @@ impl Driver {
         let payload: [u8; Command::PAYLOAD_BYTES] = zerocopy::transmute!(command);
         // SAFETY: `addr` is no address, or that of a buffer which is as large as the driver believes.
         // Its mode looks at it no more and has it until the command has ended (`GetData::fetching`,
-        // `Own::here`) or was taken (`Port::hold`), and hands it over in `Mode::leave`.
+        // `Own::here`) or was taken (`Port::hold_until_submitted`), and hands it over in `Mode::leave`.
         unsafe { Command::new(self.file, opcode, payload) }
     }
 }

@@ -60,14 +60,14 @@ impl ZeroCopy {
 
     /// Takes slots: as many as are wanted, or half of it, and so on.
     pub(in crate::queue) fn begin<P: Port>(&mut self, port: &mut P) {
-        if let Err(error) = port.slots_enable() {
+        if let Err(error) = port.enable_buffer_slots() {
             tracing::warn!(%error, "no table of buffer slots: requests will be copied");
             return;
         }
         let mut count = usize::from(self.wanted);
         let mut taken = None;
         while count > 0 && taken.is_none() {
-            taken = port.take_slots(count);
+            taken = port.take_buffer_slots(count);
             count /= 2;
         }
         let mut taken = taken.unwrap_or_default();
@@ -75,7 +75,7 @@ impl ZeroCopy {
             if !self.user_copy {
                 // One that nobody shares, so that what finds its slot taken always gets on.
                 self.free = port
-                    .take_slots(1)
+                    .take_buffer_slots(1)
                     .or_else(|| taken.pop().map(|slot| vec![slot]))
                     .unwrap_or_default();
             }

@@ -122,6 +122,6 @@ fn pages_that_the_driver_put_into_a_slot_are_taken_out_where_a_queue_is_let_go()
     let of = IoCommand::read_from_bytes(command.payload()).unwrap();
     assert_eq!((of.tag, of.addr), (0, 0), "of the first tag and slot");
     let token = *token;
-    rig.with(|source, port| source.ended(port, token, Completion::Commanded(0)));
+    rig.with(|source, port| source.ended(port, token, Completion::Command(0)));
     assert!(rig.detached());
 }
