@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let kernel = match arguments.kernel.as_deref() {
         Some(kernel) => kernel,
         None if vm::has_user_mode() => "uml",
-        None => "7.2",
+        None => "recent",
     };
     let wanted = |canary: &&Canary| {
         let only = arguments.only.as_deref();

@@ -53,7 +53,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Arguments::parse().command {
+    let command = Arguments::parse().command;
+    if let Err(why) = workspace::check_place(workspace::root(), &workspace::target()) {
+        eprintln!("cargo xtask: {why}");
+        return ExitCode::FAILURE;
+    }
+    let result = match command {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Canaries(arguments) => canaries::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),

@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
     /// Which kernel to run under
     #[arg(long, value_enum, required_unless_present = "all")]
     kernel: Option<Kernel>,
-    /// The whole table of guest tests on 7.2 and 6.12 and a smoke run on 7.2-rt, instead of a command;
+    /// The whole table of guest tests on recent and stable and a smoke run on real-time, instead of a command;
     /// with --kernel, the whole table on that one
     #[arg(long, conflicts_with_all = ["icount", "command"])]
     all: bool,

@@ -22,6 +22,38 @@ pub(crate) fn target() -> PathBuf {
     }
 }
 
+/// Directories that a guest has for itself, so that nothing of this machine's is seen below them.
+const GUESTS_OWN: [&str; 4] = ["/run", "/dev", "/proc", "/sys"];
+
+/// Whether the workspace is where this program was built for, and where guests can see it; what to
+/// do where it is not.
+pub(crate) fn check_place(root: &Path, target: &Path) -> Result<(), String> {
+    if !root.join("Cargo.toml").exists() {
+        return Err(format!(
+            "this program was built for a tree at {}, which is not there any more; where it is now, \
+             run `cargo clean -p xtask` and then `cargo xtask` again",
+            root.display()
+        ));
+    }
+    let own = GUESTS_OWN.iter().find_map(|own| {
+        let hidden = [root, target]
+            .into_iter()
+            .find(|path| path.starts_with(own));
+        hidden.map(|path| (own, path))
+    });
+    match own {
+        Some((own, path)) => Err(format!(
+            "{} is below {own}, of which guests have their own: what is built there cannot be run \
+             in them; clone, or set CARGO_TARGET_DIR, elsewhere",
+            path.display()
+        )),
+        None if root == Path::new("/tmp") || target == Path::new("/tmp") => {
+            Err("a guest has a /tmp of its own: clone into a directory below it".to_owned())
+        }
+        None => Ok(()),
+    }
+}
+
 /// `cargo ARGS` in the workspace's root.
 pub(crate) fn cargo<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let program = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -54,6 +86,17 @@ pub(crate) fn build_apart(command: &mut Command, name: &str, rustflags: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tree_that_was_moved_or_that_guests_cannot_see_is_told_as_such() {
+        let place = |root: &str| check_place(Path::new(root), Path::new("/tmp/target"));
+        assert!(check_place(root(), Path::new("/tmp/target")).is_ok());
+        let moved = place("/nowhere/firn").unwrap_err();
+        assert!(moved.contains("/nowhere/firn"), "{moved}");
+        let hidden = check_place(root(), Path::new("/run/user/0/target")).unwrap_err();
+        assert!(hidden.contains("CARGO_TARGET_DIR"), "{hidden}");
+        assert!(check_place(root(), Path::new("/tmp")).is_err());
+    }
 
     #[test]
     fn what_is_optimized_for_guests_are_crates_of_this_workspace() {

@@ -110,7 +110,7 @@ impl Arguments {
         match &self.kernel {
             Some(kernel) => kernel,
             None if vm::has_user_mode() => "uml",
-            None => "7.2",
+            None => "recent",
         }
     }
 

@@ -122,9 +122,9 @@ impl Boot {
 /// What CI runs, meant for eight minutes on a quiet machine. The deadlines end what hangs, and
 /// leave room for a busy one.
 const CI: [Boot; 3] = [
-    Boot::of("7.2", "", 420),
-    Boot::of("6.12", "", 420),
-    Boot::of("7.2-rt", "smoke", 240),
+    Boot::of("recent", "", 420),
+    Boot::of("stable", "", 420),
+    Boot::of("real-time", "smoke", 240),
 ];
 
 /// What of the whole table is wanted.
@@ -138,8 +138,8 @@ pub(crate) struct Wanted {
 
 /// Kernels that have the whole table, and half the factor of what it takes there. The real-time kernel
 /// has it where it is named; else a smoke run, as in CI.
-const TABLE_KERNELS: [(&str, u64); 2] = [("7.2", 2), ("6.12", 2)];
-const REAL_TIME: (&str, u64) = ("7.2-rt", 3);
+const TABLE_KERNELS: [(&str, u64); 2] = [("recent", 2), ("stable", 2)];
+const REAL_TIME: (&str, u64) = ("real-time", 3);
 
 /// Everything. What is late, or brings its kernel down, takes nothing else with it.
 fn whole(kernel: Option<&'static str>) -> Vec<Boot> {
@@ -192,7 +192,7 @@ fn limit(boots: &[Boot]) -> Duration {
 pub(super) fn step() -> Step {
     Step {
         name: "ublk-guest",
-        what: "ublk under real kernels: 7.2, 6.12, and a smoke run under 7.2 with PREEMPT_RT",
+        what: "ublk under real kernels: recent, stable, and a smoke run of the real-time one",
         quick: false,
         output: Output::Guest,
         limit: limit(&CI),
@@ -371,7 +371,7 @@ mod tests {
     fn the_whole_table_has_every_program_once_on_every_kernel() {
         let names = all_programs();
         let boots = whole(None);
-        for kernel in ["7.2", "6.12", "7.2-rt", "uml"] {
+        for kernel in ["recent", "stable", "real-time", "uml"] {
             let alone = whole(Some(kernel));
             let here = boots.iter().filter(|boot| boot.kernel == kernel);
             let here: Vec<_> = if TABLE_KERNELS.iter().any(|(of, _)| *of == kernel) {
@@ -399,9 +399,9 @@ mod tests {
         };
         let recovery = Some("guest_recovery");
         let both = names(&["guest_recovery"], None).unwrap();
-        assert_eq!(both, [("7.2", recovery), ("6.12", recovery)]);
-        let short = names(&["guest_recovery", "guest_control"], Some("7.2-rt")).unwrap();
-        assert_eq!(short, [("7.2-rt", None), ("7.2-rt", recovery)]);
+        assert_eq!(both, [("recent", recovery), ("stable", recovery)]);
+        let short = names(&["guest_recovery", "guest_control"], Some("real-time")).unwrap();
+        assert_eq!(short, [("real-time", None), ("real-time", recovery)]);
         let unknown = names(&["guest_recover"], None).unwrap_err().to_string();
         assert!(unknown.contains("guest_recovery"), "{unknown}");
     }
@@ -432,11 +432,14 @@ mod tests {
             words.collect::<Vec<_>>()
         };
         let ends = |boot, last: &str| arguments(boot).last().is_some_and(|word| word == last);
-        assert!(ends(Boot::of("7.2-rt", "smoke", 1), "/deps/guest_smoke-1"));
-        assert!(ends(Boot::of("7.2", "", 1), "/deps/guest_control-1"));
+        assert!(ends(
+            Boot::of("real-time", "smoke", 1),
+            "/deps/guest_smoke-1"
+        ));
+        assert!(ends(Boot::of("recent", "", 1), "/deps/guest_control-1"));
         let alone = Boot {
             program: Some("guest_scenarios"),
-            ..Boot::of("7.2-rt", "all", 1)
+            ..Boot::of("real-time", "all", 1)
         };
         assert!(ends(alone, "/deps/guest_scenarios-1"));
     }

@@ -165,7 +165,7 @@ fn test_steps() -> Vec<Step> {
 fn soak_step() -> Step {
     Step {
         name: "soak",
-        what: "four disks in use for ten seconds under 7.2: store faults, kill -9, every read judged",
+        what: "four disks in use for ten seconds in a guest: store faults, kill -9, every read judged",
         quick: false,
         output: Output::GuestStatus,
         limit: minutes(15),
@@ -176,7 +176,7 @@ fn soak_step() -> Step {
             let program = workspace::target().join("debug/firn");
             let soak = std::env::current_exe().map(|myself| {
                 let mut soak = Command::new(myself);
-                soak.args(["soak", "--kernel", "7.2", "--devices", "4"]);
+                soak.args(["soak", "--kernel", "recent", "--devices", "4"]);
                 soak.args(["--seconds", &(10 * times).to_string()]);
                 soak.args(["--rate", "1", "--span", "8", "--program"])
                     .arg(program);

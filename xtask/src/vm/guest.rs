@@ -54,12 +54,42 @@ mkdir -p /dev/shm && mount -t tmpfs tmpfs /dev/shm || unready /dev/shm
 output=/dev/tty1 disk=/dev/ubda
 stty -F "$output" raw -echo || unready the console for the output"#;
 
-/// The script for `command`, run in `directory` with the programs of `tools` before all others.
-pub(super) fn script(lane: Lane, command: &[String], directory: &Path, tools: &[&Path]) -> String {
+/// Gives the guest a /tmp of its own, in which what the command needs of this machine's stays.
+const TMP: &str = r#"mkdir -p /run/firn-tmp && mount --bind /tmp /run/firn-tmp || unready /tmp
+mount -t tmpfs tmpfs /tmp || unready /tmp
+for kept in{KEPT}; do
+  mkdir -p "$kept" && mount --bind "/run/firn-tmp/${kept#/tmp/}" "$kept" || unready "$kept"
+done"#;
+
+/// What the guest runs, and where.
+#[derive(Debug)]
+pub(super) struct Task<'a> {
+    pub(super) command: &'a [String],
+    /// The working directory.
+    pub(super) directory: &'a Path,
+    /// Directories of programs that come before all others.
+    pub(super) tools: &'a [&'a Path],
+    /// Directories of this machine that the command needs; those below /tmp are mounted again.
+    pub(super) needed: &'a [&'a Path],
+}
+
+/// The script for a task.
+pub(super) fn script(lane: Lane, task: &Task) -> String {
+    let Task {
+        command,
+        directory,
+        tools,
+        needed,
+    } = task;
+    let kept = needed.iter().filter(|path| path.starts_with("/tmp"));
+    let kept: String = kept
+        .map(|path| format!(" {}", quoted(&path.display().to_string())))
+        .collect();
+    let tmp = TMP.replace("{KEPT}", &kept);
     let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
     let command = command.join(" ");
     let mut path = String::new();
-    for tools in tools {
+    for tools in *tools {
         path += &format!("{}:", tools.display());
     }
     path += &std::env::var("PATH").unwrap_or_default();
@@ -82,8 +112,8 @@ export PATH={path} FIRN_VM_SCRATCH={SCRATCH}
 unready() {{ echo "{UNREADY}$*" > /dev/kmsg; {after}exit 1; }}
 {before}
 mkdir -p {SCRATCH} && mount -t ext4 "$disk" {SCRATCH} || unready the scratch disk
+{tmp}
 cd {directory} || unready the working directory
-mount -t tmpfs tmpfs /tmp || unready /tmp
 (exec {command}) < /dev/null > "$output" 2>&1
 status=$?
 cd /
@@ -122,11 +152,16 @@ mod tests {
         let busybox = Path::new("/tools/busybox");
         let icount = false;
         for lane in [Lane::Packaged { icount }, Lane::UserMode { busybox }] {
-            let script = script(
-                lane,
-                &command,
-                Path::new("/it's/here"),
-                &[Path::new("/tools")],
+            let task = Task {
+                command: &command,
+                directory: Path::new("/it's/here"),
+                tools: &[Path::new("/tools")],
+                needed: &[Path::new("/tmp/it's/here"), Path::new("/home")],
+            };
+            let script = script(lane, &task);
+            assert!(
+                script.contains(r"for kept in '/tmp/it'\''s/here'; do"),
+                "{script}"
             );
             let status = Command::new("sh").args(["-n", "-c", &script]).status();
             assert!(status.unwrap().success(), "{script}");

@@ -21,37 +21,43 @@ const VIRTME: &str = "virtme-ng==1.42";
 /// The kernels that firn is tested under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Kernel {
-    /// Debian's stable kernel: the oldest that firn serves ublk on
-    #[value(name = "6.12")]
+    /// The kernel of a Debian release: ublk without zero-copy
     Stable,
-    /// Debian's backport of 7.2
-    #[value(name = "7.2")]
+    /// The newest kernel that Debian backports to that release: ublk with everything
     Recent,
-    /// The same with PREEMPT_RT
-    #[value(name = "7.2-rt")]
+    /// The recent kernel with PREEMPT_RT
     RealTime,
-    /// 7.2 as User-Mode Linux, built here once: for measuring
+    /// The recent kernel as User-Mode Linux, built here once: for measuring
     #[value(name = "uml")]
     UserMode,
 }
 
 impl Kernel {
-    /// What it is called on the command line, and its folder.
+    /// What it is called on the command line, and its folder. The names are roles: versions come
+    /// and go with the archive.
     pub(crate) fn name(self) -> &'static str {
-        self.source().map_or("uml", |(name, ..)| name)
+        match self {
+            Self::Stable => "stable",
+            Self::Recent => "recent",
+            Self::RealTime => "real-time",
+            Self::UserMode => "uml",
+        }
     }
 
-    /// Name of its folder, version series, Debian suite, flavour.
-    /// `None`: it is built and not fetched.
-    fn source(self) -> Option<(&'static str, &'static str, &'static str, &'static str)> {
+    /// Debian's suite and flavour. `None`: it is built and not fetched.
+    fn source(self) -> Option<(&'static str, &'static str)> {
         Some(match self {
-            Self::Stable => ("6.12", "6.12", "trixie", "amd64"),
-            Self::Recent => ("7.2", "7.2", "trixie-backports", "amd64"),
-            Self::RealTime => ("7.2-rt", "7.2", "trixie-backports", "rt-amd64"),
+            Self::Stable => (SUITE, "amd64"),
+            Self::Recent => (BACKPORTS, "amd64"),
+            Self::RealTime => (BACKPORTS, "rt-amd64"),
             Self::UserMode => return None,
         })
     }
 }
+
+/// The Debian release that the kernels are from, and the suite of its backports.
+pub(super) const SUITE: &str = "trixie";
+pub(super) const BACKPORTS: &str = "trixie-backports";
 
 /// What a guest can be made of.
 #[derive(Debug)]
@@ -107,7 +113,7 @@ pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Machine, Failure> 
     let tools = cache.join("tools");
     whole(&tools, |new| fetch_tools(&cache, &tools, new))?;
     let busybox = tools.join("root/bin/busybox");
-    let Some((name, series, suite, flavour)) = kernel.source() else {
+    let Some((suite, flavour)) = kernel.source() else {
         let kernel = uml::prepare(&cache, &cache.join("kernels/uml"))?;
         return Ok(Machine::UserMode { kernel, busybox });
     };
@@ -115,10 +121,10 @@ pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Machine, Failure> 
     if !virtme.join("whole").exists() {
         install_virtme(&virtme)?;
     }
-    let folder = cache.join("kernels").join(name);
+    let folder = cache.join("kernels").join(kernel.name());
     let depmod = tools.join("bin/depmod");
     whole(&folder, |new| {
-        fetch_kernel(&cache, &depmod, new, (series, suite, flavour))
+        fetch_kernel(&cache, &depmod, new, (suite, flavour))
     })?;
     let release = fs::read_to_string(folder.join("release"))?;
     let root = folder.join("root");
@@ -269,16 +275,14 @@ fn fetch_kernel(
     cache: &Path,
     depmod: &Path,
     new: &Path,
-    (series, suite, flavour): (&str, &str, &str),
+    (suite, flavour): (&str, &str),
 ) -> Result<(), Failure> {
-    eprintln!("vm: fetching Linux {series} ({flavour})");
-    let base = suite.split('-').next().unwrap_or(suite);
-    let apt = Apt::open(
-        &cache.join("apt-kernels"),
-        &[base, &format!("{base}-backports")],
-    )?;
-    let image = resolve(&apt, series, suite, flavour)?;
+    let apt = Apt::open(&cache.join("apt-kernels"), &[SUITE, BACKPORTS])?;
+    let metapackage = format!("linux-image-{flavour}");
+    let image = named(&apt.depends(&metapackage, suite)?, "linux-image-")
+        .ok_or_else(|| format!("Debian's {metapackage} of {suite} names no kernel"))?;
     let release = image.trim_start_matches("linux-image-").to_owned();
+    eprintln!("vm: fetching Linux {release}");
     let mut parts = apt.depends(&image, suite)?;
     parts.retain(|name| name.starts_with("linux-") && name.ends_with(&format!("-{release}")));
     parts.push(image);
@@ -304,32 +308,13 @@ fn fetch_kernel(
     Ok(fs::write(new.join("release"), release)?)
 }
 
-/// The newest package of a series: what the metapackage names, or, once that has gone on to the
-/// next series, the newest that the archive still has.
-fn resolve(apt: &Apt, series: &str, suite: &str, flavour: &str) -> Result<String, Failure> {
-    let start = format!("linux-image-{series}.");
-    let current = apt.depends(&format!("linux-image-{flavour}"), suite)?;
-    if let Some(named) = current.into_iter().find(|name| name.starts_with(&start)) {
-        return Ok(named);
-    }
-    newest(apt.named(&start)?, &start, flavour).ok_or_else(|| {
-        format!("Debian's {suite} has no kernel {series} ({flavour}) any more; keep the cache of a machine that has one, or raise the version firn is tested under").into()
-    })
-}
-
-/// The highest version among packages of one flavour.
-fn newest(names: Vec<String>, start: &str, flavour: &str) -> Option<String> {
-    let version = |name: &str| -> Option<Vec<u32>> {
-        let (number, rest) = name.strip_prefix(start)?.split_once('+')?;
-        let (_, after) = rest.split_once('-')?;
-        (after == flavour).then_some(())?;
-        number.split('.').map(|part| part.parse().ok()).collect()
+/// The package that a metapackage stands for: the first of its dependencies with a version behind `start`.
+pub(super) fn named(depends: &[String], start: &str) -> Option<String> {
+    let versioned = |name: &&String| {
+        let version = name.strip_prefix(start);
+        version.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
     };
-    names
-        .into_iter()
-        .filter_map(|name| Some((version(&name)?, name)))
-        .max()
-        .map(|(_, name)| name)
+    depends.iter().find(versioned).cloned()
 }
 
 #[cfg(test)]
@@ -337,25 +322,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_package_is_the_highest_number_of_the_same_flavour() {
-        let names = [
-            "linux-image-7.2.9+deb13-amd64",
-            "linux-image-7.2.12+deb13-amd64",
-            "linux-image-7.2.13+deb13-rt-amd64",
-            "linux-image-7.2.14+deb13-amd64-unsigned",
-            "linux-image-7.2.15+deb13-cloud-amd64",
+    fn a_metapackage_stands_for_the_version_that_it_depends_on() {
+        let depends =
+            |names: &[&str]| -> Vec<String> { names.iter().map(|&name| name.to_owned()).collect() };
+        let kernel = depends(&[
+            "linux-base",
+            "linux-image-extra",
             "linux-image-7.3.4+deb13-amd64",
-        ]
-        .map(str::to_owned);
-        let newest = |flavour| newest(names.to_vec(), "linux-image-7.2.", flavour);
+        ]);
+        let image = named(&kernel, "linux-image-");
+        assert_eq!(image.as_deref(), Some("linux-image-7.3.4+deb13-amd64"));
+        let source = named(&depends(&["linux-source-7.3"]), "linux-source-");
+        assert_eq!(source.as_deref(), Some("linux-source-7.3"));
         assert_eq!(
-            newest("amd64").as_deref(),
-            Some("linux-image-7.2.12+deb13-amd64")
+            named(&depends(&["linux-image-amd64"]), "linux-image-"),
+            None
         );
-        assert_eq!(
-            newest("rt-amd64").as_deref(),
-            Some("linux-image-7.2.13+deb13-rt-amd64")
-        );
-        assert_eq!(newest("arm64"), None);
     }
 }

@@ -157,16 +157,6 @@ impl Apt {
         Ok(depends(&shown))
     }
 
-    /// The packages that have files and whose name begins with `start`.
-    pub(super) fn named(&self, start: &str) -> Result<Vec<String>, Failure> {
-        let mut command = self.command("apt-cache");
-        let pattern = format!("^{}", start.replace('.', "\\."));
-        command.args(["search", "--names-only", &pattern]);
-        let found = ran(&mut command, &format!("search for {start}"))?;
-        let names = found.lines().filter_map(|line| line.split(' ').next());
-        Ok(names.map(str::to_owned).collect())
-    }
-
     fn get(&self, words: &[&str], what: &str) -> Result<(), Failure> {
         let mut command = self.command("apt-get");
         command.arg("--quiet").args(words);

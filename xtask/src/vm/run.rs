@@ -19,7 +19,7 @@ use super::guest::{self, Lane};
 use super::image::{self, Image, Machine};
 use super::packages::ran;
 use super::uml;
-use crate::Failure;
+use crate::{Failure, workspace};
 
 /// The shell above the guest: $1 is the folder of the run, the rest starts the guest.
 const GUARD: &str = r#"
@@ -72,7 +72,7 @@ pub(super) enum Outcome {
 pub(super) fn run(cache: &Path, job: &Job) -> Result<Outcome, Failure> {
     let started = Instant::now();
     let folder = Folder::new(cache)?;
-    let mut command = start(&folder.0, job)?;
+    let mut command = start(cache, &folder.0, job)?;
     let mut group = Group::spawn(&folder.0, &mut command)?;
     let output = group.take_output()?;
     let printing = thread::spawn(move || print(output));
@@ -137,24 +137,33 @@ fn print(mut output: impl Read) {
 }
 
 /// The command that starts the guest, with its script and its disk made ready.
-fn start(folder: &Path, job: &Job) -> Result<Command, Failure> {
+fn start(cache: &Path, folder: &Path, job: &Job) -> Result<Command, Failure> {
     let script = folder.join("guest.sh");
     let here = std::env::current_dir()?;
     let bin = folder.join("bin");
     fs::create_dir(&bin)?;
     let modprobe = bin.join("modprobe");
-    let text = match job.machine {
+    let target = workspace::target();
+    let mut tools = vec![bin.as_path()];
+    let lane = match job.machine {
         Machine::Packaged(image) => {
             image.module_loader(&modprobe)?;
-            let lane = Lane::Packaged { icount: job.icount };
-            guest::script(lane, job.command, &here, &[&bin, &image.bin])
+            tools.push(&image.bin);
+            Lane::Packaged { icount: job.icount }
         }
         Machine::UserMode { busybox, .. } => {
             // All that commands load is built in.
             image::program(&modprobe, "exit 0")?;
-            guest::script(Lane::UserMode { busybox }, job.command, &here, &[&bin])
+            Lane::UserMode { busybox }
         }
     };
+    let task = guest::Task {
+        command: job.command,
+        directory: &here,
+        tools: &tools,
+        needed: &[&here, workspace::root(), &target, cache],
+    };
+    let text = guest::script(lane, &task);
     image::write_executable(&script, &text)?;
     let disk = folder.join("scratch");
     fs::File::create(&disk)?.set_len(job.scratch_bytes)?;

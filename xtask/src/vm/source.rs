@@ -7,14 +7,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::image::{self, BACKPORTS, SUITE};
 use super::packages::{Apt, own_suite, ran, unpack};
 use crate::Failure;
 
-/// The package of the source.
-const SOURCE: &str = "linux-source-7.2";
-
-/// The suite that it builds on, and the one that has it.
-const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
+/// The metapackage that stands for the newest kernel's source.
+const SOURCE: &str = "linux-source";
 
 /// What building needs of this machine: a program, and the package that has it.
 pub(super) const BUILDERS: [(&str, &str); 6] = [
@@ -37,16 +35,19 @@ const PASSING: [&str; 3] = ["archives", "unpacked", "tree"];
 
 /// Fetches the source and extracts it below `new`, or only the directory `part` of it.
 pub(super) fn tree(cache: &Path, new: &Path, part: Option<&str>) -> Result<PathBuf, Failure> {
-    let package = format!("{SOURCE}/{}", SUITES[1]);
-    let archives = apt(cache)?.download(&new.join("archives"), &[package])?;
+    let apt = apt(cache)?;
+    let source = image::named(&apt.depends(SOURCE, BACKPORTS)?, "linux-source-")
+        .ok_or_else(|| format!("Debian's {SOURCE} of {BACKPORTS} names no source"))?;
+    let package = format!("{source}/{BACKPORTS}");
+    let archives = apt.download(&new.join("archives"), &[package])?;
     unpack(&archives, &new.join("unpacked"))?;
     let tree = new.join("tree");
     fs::create_dir(&tree)?;
     let mut extract = Command::new("tar");
     extract.args(["--strip-components=1", "-xf"]);
-    extract.arg(new.join(format!("unpacked/usr/src/{SOURCE}.tar.xz")));
+    extract.arg(new.join(format!("unpacked/usr/src/{source}.tar.xz")));
     extract.arg("-C").arg(&tree);
-    extract.args(part.map(|part| format!("{SOURCE}/{part}")));
+    extract.args(part.map(|part| format!("{source}/{part}")));
     ran(&mut extract, "extract the kernel's source")?;
     Ok(tree)
 }
@@ -57,7 +58,7 @@ fn version(archives: &Path) -> Result<String, Failure> {
         .flatten()
         .filter_map(|entry| entry.file_name().into_string().ok())
         .find_map(|name| {
-            let rest = name.strip_prefix(&format!("{SOURCE}_"))?.to_owned();
+            let (_, rest) = name.strip_prefix(SOURCE)?.split_once('_')?;
             Some(rest.rsplit_once('_')?.0.to_owned())
         })
         .ok_or_else(|| "the package of the kernel's source has no version in its name".into())
@@ -72,7 +73,7 @@ pub(super) fn remove(new: &Path) -> Result<(), Failure> {
 }
 
 fn apt(cache: &Path) -> Result<Apt, Failure> {
-    Apt::open(&cache.join("apt-kernels"), &SUITES)
+    Apt::open(&cache.join("apt-kernels"), &[SUITE, BACKPORTS])
 }
 
 /// Builds the kernel tree's ublk server in `new`, with that kernel's headers and no shared
@@ -82,7 +83,7 @@ pub(super) fn build_peer(cache: &Path, new: &Path) -> Result<(), Failure> {
     let tree = tree(cache, new, Some(PEER))?;
     let version = version(&new.join("archives"))?;
     let wanted = [
-        format!("liburing-dev/{}", SUITES[0]),
+        format!("liburing-dev/{SUITE}"),
         format!("linux-libc-dev={version}"),
     ];
     let headers = new.join("unpacked/headers");

@@ -222,10 +222,10 @@ mod tests {
         let folder = cache.join("uml");
         fs::create_dir_all(&folder).unwrap();
         fs::write(folder.join("configuration"), configuration()).unwrap();
-        fs::write(folder.join("release"), "7.2.12").unwrap();
+        fs::write(folder.join("release"), "7.3.4").unwrap();
         let kernel = prepare(&cache, &folder).unwrap();
         fs::remove_dir_all(&cache).unwrap();
-        assert_eq!(kernel.release, "7.2.12");
+        assert_eq!(kernel.release, "7.3.4");
         assert_eq!(kernel.linux, folder.join("linux"));
     }
 }
