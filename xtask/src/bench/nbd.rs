@@ -88,7 +88,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
             .status();
         there.map_err(|error| format!("{tool} is needed for this benchmark: {error}"))?;
     }
-    let build = ["build", "--quiet", "--release", "-p", "firn", "-p", "nbd"];
+    let build = [
+        "build",
+        "--quiet",
+        "--profile",
+        "dist",
+        "-p",
+        "firn",
+        "-p",
+        "nbd",
+    ];
     crate::process::run(workspace::cargo(build).args(["--bins", "--example", "bare_file"]))?;
     println!("{}", super::lane()?);
     for mode in [Mode::Buffered, Mode::Direct] {
@@ -183,7 +192,7 @@ fn fill(path: &Path, mib: u64) -> Result<(), Failure> {
 }
 
 fn start_all(mode: Mode, dir: &Path, image: &Path, mib: u64) -> Result<Vec<Server>, Failure> {
-    let release = workspace::target().join("release");
+    let release = workspace::packaged("");
     let mut servers = Vec::new();
     let mut bare = Command::new(release.join("examples/bare_file"));
     bare.arg(image).arg(dir.join("bare.sock"));

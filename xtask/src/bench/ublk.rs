@@ -72,7 +72,15 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Builds the servers and starts the guest.
 fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let peers = [vm::kernels_own_server()?, vm::libublks_examples()?];
-    let mut build = workspace::cargo(["build", "--quiet", "--release", "-p", "ublk", "--examples"]);
+    let mut build = workspace::cargo([
+        "build",
+        "--quiet",
+        "--profile",
+        "dist",
+        "-p",
+        "ublk",
+        "--examples",
+    ]);
     process::run(&mut build)?;
     let what =
         clap::ValueEnum::to_possible_value(&arguments.what).ok_or("a benchmark without a name")?;

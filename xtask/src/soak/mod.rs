@@ -166,11 +166,12 @@ fn outside(arguments: &Arguments) -> Result<ExitCode, Failure> {
             process::run(&mut workspace::cargo([
                 "build",
                 "--quiet",
-                "--release",
+                "--profile",
+                "dist",
                 "-p",
                 "firn",
             ]))?;
-            workspace::target().join("release/firn")
+            workspace::packaged("firn")
         }
     };
     let mut guest = guest(arguments, &program)?;

@@ -1,9 +1,11 @@
 //! `cargo xtask test`: everything that is tested, in order of cost, with a summary at the end.
 //!
 //! Each step says what it runs, streams what matters and keeps everything in
-//! `target/xtask/STEP.log`. A failing step does not stop the others: one run tells all. The last
+//! `target/xtask/STEP.log`. Steps that wait more than they compute run in the background, one at a
+//! time, beside those behind them. A failing step does not stop the others: one run tells all. The last
 //! line is always `N passed, N failed, N skipped`.
 
+mod background;
 mod count;
 mod guest;
 mod packages;
@@ -13,6 +15,7 @@ mod steps;
 use std::time::{Duration, Instant};
 
 use crate::Failure;
+use background::Background;
 use count::Counts;
 pub(crate) use guest::{Wanted, executables};
 use steps::{Kind, Step};
@@ -42,11 +45,34 @@ pub(crate) fn whole_table(wanted: Wanted) -> Result<(), Failure> {
 }
 
 /// How a step went.
-struct Ran {
+struct StepReport {
     name: &'static str,
     counts: Counts,
     wall: Duration,
-    cpu: Duration,
+    /// Unknown where another step ran at the same time: the kernel counts for all children together.
+    cpu: Option<Duration>,
+}
+
+impl StepReport {
+    /// Judges a step that has ended, and says how it went.
+    fn new(
+        step: &Step,
+        mut counts: Counts,
+        wall: Duration,
+        cpu: Option<Duration>,
+        ci: bool,
+    ) -> StepReport {
+        if ci {
+            counts.skips_that_fail();
+        }
+        println!("== {}: {counts} in {}", step.name, seconds(wall));
+        StepReport {
+            name: step.name,
+            counts,
+            wall,
+            cpu,
+        }
+    }
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -62,27 +88,32 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn run_steps(steps: &[Step], times: u64, verbose: bool) -> Result<(), Failure> {
     let ci = std::env::var("CI").as_deref() == Ok("true");
-    let mut ran = Vec::new();
-    for step in steps {
-        println!("\n== {}: {}", step.name, step.what);
-        let (begun, cpu) = (Instant::now(), runner::children_cpu());
-        let mut counts = match (step.run)(times) {
-            Kind::Inside(counts) => counts,
-            Kind::Commands(commands) => runner::run(step, commands, verbose, ci)?,
-        };
-        if ci {
-            counts.skips_that_fail();
+    let (begun, cpu) = (Instant::now(), runner::children_cpu());
+    let mut reports = std::thread::scope(|scope| {
+        let background = Background::new(scope, ci);
+        let mut reports = Vec::new();
+        for step in steps {
+            let alone = background.is_idle();
+            println!("\n== {}: {}", step.name, step.what);
+            let (begun, cpu) = (Instant::now(), runner::children_cpu());
+            let counts = match (step.run)(times) {
+                Kind::Inside(counts) => counts,
+                Kind::Commands(commands) if step.background => {
+                    background.start(step, commands);
+                    continue;
+                }
+                Kind::Commands(commands) => runner::run(step, commands, verbose, ci)?,
+            };
+            let used = runner::children_cpu().saturating_sub(cpu);
+            let cpu = (alone && background.is_idle()).then_some(used);
+            reports.push(StepReport::new(step, counts, begun.elapsed(), cpu, ci));
         }
-        let wall = begun.elapsed();
-        println!("== {}: {} in {}", step.name, counts, seconds(wall));
-        ran.push(Ran {
-            name: step.name,
-            counts,
-            wall,
-            cpu: runner::children_cpu().saturating_sub(cpu),
-        });
-    }
-    summary(&ran)
+        reports.extend(background.finish()?);
+        Ok::<_, Failure>(reports)
+    })?;
+    reports.sort_by_key(|report| steps.iter().position(|step| step.name == report.name));
+    let cpu = runner::children_cpu().saturating_sub(cpu);
+    summary(&reports, begun.elapsed(), cpu)
 }
 
 /// The steps that were asked for.
@@ -113,14 +144,13 @@ fn seconds(time: Duration) -> String {
 }
 
 /// Prints the table, what was skipped and what failed, and the closing line.
-fn summary(ran: &[Ran]) -> Result<(), Failure> {
+fn summary(reports: &[StepReport], wall: Duration, cpu: Duration) -> Result<(), Failure> {
     let mut total = Counts::default();
-    let (mut wall, mut cpu) = (Duration::ZERO, Duration::ZERO);
     println!(
         "\n{:16} {:>7} {:>7} {:>8} {:>10} {:>12}",
         "step", "passed", "failed", "skipped", "time", "processor"
     );
-    for step in ran {
+    for step in reports {
         println!(
             "{:16} {:>7} {:>7} {:>8} {:>10} {:>12}",
             step.name,
@@ -128,11 +158,9 @@ fn summary(ran: &[Ran]) -> Result<(), Failure> {
             step.counts.failed.len(),
             step.counts.skipped.len(),
             seconds(step.wall),
-            seconds(step.cpu)
+            step.cpu.map_or_else(|| "beside".to_owned(), seconds)
         );
         total.add(&step.counts);
-        wall += step.wall;
-        cpu += step.cpu;
     }
     println!("{:41} {:>10} {:>12}", "", seconds(wall), seconds(cpu));
     for skip in &total.skipped {

@@ -30,7 +30,13 @@ pub(super) fn run(
     let mut counts = Counts::default();
     for mut command in commands {
         let what = process::spelled(&command);
-        println!("$ {what}");
+        // Lines of the background stand between those of the steps in front.
+        let margin = if step.background {
+            format!("{} | ", step.name)
+        } else {
+            String::new()
+        };
+        println!("{margin}$ {what}");
         writeln!(log, "$ {what}")?;
         let mut watched = Watched::start(&mut command, &what, ci)?;
         let mut reader = Reader::default();
@@ -47,12 +53,12 @@ pub(super) fn run(
                 Output::Log => false,
             };
             if worth || verbose {
-                println!("{line}");
+                println!("{margin}{line}");
             }
         })?;
         let ok = ended.is_some_and(|status| status.success());
         if !ok && matches!(step.output, Output::Log) {
-            tail.iter().for_each(|line| println!("    {line}"));
+            tail.iter().for_each(|line| println!("{margin}    {line}"));
         }
         let in_guest = matches!(step.output, Output::Guest | Output::GuestStatus);
         if in_guest && status_is(ended, vm::SKIPPED) {
@@ -213,6 +219,7 @@ mod tests {
             name: "selftest",
             what: "",
             quick: true,
+            background: false,
             output,
             limit,
             run: Box::new(|_| Kind::Inside(Counts::default())),

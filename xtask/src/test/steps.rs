@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::count::Counts;
 use super::{guest, packages};
-use crate::{fuzz, models, sim, tidy, workspace};
+use crate::{fuzz, models, process, sim, tidy, workspace};
 
 /// How to read what a step prints.
 pub(super) enum Output {
@@ -37,10 +37,12 @@ pub(super) struct Step {
     /// Part of the inner loop.
     pub(super) quick: bool,
     pub(super) output: Output,
+    /// It waits more than it computes: once built it runs beside the steps behind it.
+    pub(super) background: bool,
     /// What still runs then hangs.
     pub(super) limit: Duration,
     /// Takes how many times longer than usual what is bounded by time should run.
-    pub(super) run: Box<dyn Fn(u64) -> Kind>,
+    pub(super) run: Box<dyn Fn(u64) -> Kind + Send + Sync>,
 }
 
 /// Test programs of the binary that drive whole servers.
@@ -48,12 +50,16 @@ const END_TO_END: &str = "crates/firn/tests";
 /// End-to-end tests with a step of their own.
 const ROUNDS: [&str; 2] = ["kill_rounds", "ext4"];
 
-/// All steps.
+/// All steps. What is built for the tests comes first, so that the background has work beside the
+/// long builds of the others.
 pub(super) fn all() -> Vec<Step> {
     let mut steps = fast_steps();
     steps.extend(test_steps());
     steps.push(guest::step());
     steps.push(soak_step());
+    steps.extend(round_steps());
+    steps.extend(source_steps());
+    steps.push(fuzz_step());
     steps.extend(proof_steps());
     steps
 }
@@ -68,6 +74,7 @@ fn fast_steps() -> Vec<Step> {
             name: "packages",
             what: "programs that tests need, from Debian where they may be installed",
             quick: false,
+            background: false,
             output: Output::All,
             limit: minutes(10),
             run: Box::new(|_| Kind::Inside(packages::provide())),
@@ -76,6 +83,7 @@ fn fast_steps() -> Vec<Step> {
             name: "tidy",
             what: "the house rules that a compiler does not know",
             quick: true,
+            background: false,
             output: Output::All,
             limit: minutes(1),
             run: Box::new(|_| Kind::Inside(tidy_counts())),
@@ -84,21 +92,10 @@ fn fast_steps() -> Vec<Step> {
             name: "fmt",
             what: "formatting",
             quick: true,
+            background: false,
             output: Output::All,
             limit: minutes(2),
             run: Box::new(|_| Kind::Commands(vec![workspace::cargo(["fmt", "--all", "--check"])])),
-        },
-        Step {
-            name: "clippy",
-            what: "lints of all targets, warnings are errors",
-            quick: true,
-            output: Output::All,
-            limit: minutes(15),
-            run: Box::new(|_| {
-                let mut clippy = workspace::cargo(["clippy", "--quiet", "--workspace"]);
-                clippy.args(["--all-targets", "--", "-D", "warnings"]);
-                Kind::Commands(vec![clippy])
-            }),
         },
     ]
 }
@@ -109,26 +106,16 @@ fn test_steps() -> Vec<Step> {
             name: "tests",
             what: "unit tests, and tests of each room on its own",
             quick: true,
+            background: false,
             output: Output::Tests,
             limit: minutes(25),
             run: Box::new(|_| Kind::Commands(vec![tests_of_rooms()])),
         },
         Step {
-            name: "doc",
-            what: "examples in the documentation",
-            quick: true,
-            output: Output::Tests,
-            limit: minutes(10),
-            run: Box::new(|_| {
-                let mut doc = workspace::cargo(["test", "--workspace", "--doc", "--no-fail-fast"]);
-                doc.args(["--", "--show-output"]);
-                Kind::Commands(vec![doc])
-            }),
-        },
-        Step {
             name: "e2e",
             what: "the shipped binary: bad input, HTTP, foreign clients, crash, loss, take-over",
             quick: false,
+            background: false,
             output: Output::Tests,
             limit: minutes(10),
             run: Box::new(|_| {
@@ -139,10 +126,16 @@ fn test_steps() -> Vec<Step> {
                 Kind::Commands(vec![end_to_end(&names, 1)])
             }),
         },
+    ]
+}
+
+fn round_steps() -> Vec<Step> {
+    vec![
         Step {
             name: "e2e-kill",
             what: "50 rounds of kill -9 under load: every acknowledgement is found",
             quick: false,
+            background: true,
             output: Output::Tests,
             limit: minutes(15),
             run: Box::new(|times| {
@@ -153,10 +146,56 @@ fn test_steps() -> Vec<Step> {
             name: "e2e-ext4",
             what: "50 rounds of kill -9 below a mounted ext4: journal replay and e2fsck",
             quick: false,
+            background: true,
             output: Output::Tests,
             limit: minutes(15),
             run: Box::new(|times| {
                 Kind::Commands(vec![end_to_end(&[ROUNDS[1].into()], 50 * times)])
+            }),
+        },
+    ]
+}
+
+/// What is said of the sources without running them, and the examples in them.
+fn source_steps() -> Vec<Step> {
+    vec![
+        Step {
+            name: "clippy",
+            what: "lints of all targets, warnings are errors",
+            quick: true,
+            background: false,
+            output: Output::All,
+            limit: minutes(15),
+            run: Box::new(|_| {
+                let mut clippy = workspace::cargo(["clippy", "--quiet", "--workspace"]);
+                clippy.args(["--all-targets", "--", "-D", "warnings"]);
+                Kind::Commands(vec![clippy])
+            }),
+        },
+        Step {
+            name: "rustdoc",
+            what: "the documentation of all crates, warnings are errors",
+            quick: false,
+            background: false,
+            output: Output::All,
+            limit: minutes(10),
+            run: Box::new(|_| {
+                let mut rustdoc = workspace::cargo(["doc", "--quiet", "--workspace", "--no-deps"]);
+                rustdoc.env("RUSTDOCFLAGS", "-D warnings");
+                Kind::Commands(vec![rustdoc])
+            }),
+        },
+        Step {
+            name: "doc",
+            what: "examples in the documentation",
+            quick: true,
+            background: false,
+            output: Output::Tests,
+            limit: minutes(10),
+            run: Box::new(|_| {
+                let mut doc = workspace::cargo(["test", "--workspace", "--doc", "--no-fail-fast"]);
+                doc.args(["--", "--show-output"]);
+                Kind::Commands(vec![doc])
             }),
         },
     ]
@@ -167,12 +206,12 @@ fn soak_step() -> Step {
         name: "soak",
         what: "four disks in use for ten seconds in a guest: store faults, kill -9, every read judged",
         quick: false,
+        background: true,
         output: Output::GuestStatus,
         limit: minutes(15),
         run: Box::new(|times| {
             // The whole workspace, so that this is the binary of the other guests.
-            let mut build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
-            workspace::for_guests(&mut build);
+            let build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
             let program = workspace::target().join("debug/firn");
             let soak = std::env::current_exe().map(|myself| {
                 let mut soak = Command::new(myself);
@@ -193,12 +232,25 @@ fn soak_step() -> Step {
     }
 }
 
+fn fuzz_step() -> Step {
+    Step {
+        name: "fuzz",
+        what: "every decoder for some seconds, from the committed seeds",
+        quick: false,
+        background: true,
+        output: Output::Log,
+        limit: minutes(20),
+        run: Box::new(|times| fuzzing(5 * times)),
+    }
+}
+
 fn proof_steps() -> Vec<Step> {
     vec![
         Step {
             name: "blkmq",
             what: "the multi-queue core: ten million random steps, shuttle, loom, planted bugs",
             quick: false,
+            background: false,
             output: Output::Tests,
             limit: minutes(20),
             run: Box::new(|times| proofs("blkmq", times)),
@@ -207,6 +259,7 @@ fn proof_steps() -> Vec<Step> {
             name: "messenger",
             what: "sessions on a simulated bad network; the out-queue under loom",
             quick: false,
+            background: false,
             output: Output::Tests,
             limit: minutes(15),
             run: Box::new(|times| proofs("messenger", 20_000 * times)),
@@ -215,6 +268,7 @@ fn proof_steps() -> Vec<Step> {
             name: "sim-seeds",
             what: "simulated worlds: crashes, torn writes, store faults; every fault kind fires",
             quick: false,
+            background: false,
             output: Output::All,
             limit: minutes(30),
             run: Box::new(|times| simulate(&["--seconds", &(60 * times).to_string()])),
@@ -223,6 +277,7 @@ fn proof_steps() -> Vec<Step> {
             name: "sim-exhaustive",
             what: "all small workloads with a crash after every event; short schedules",
             quick: false,
+            background: false,
             output: Output::All,
             limit: minutes(30),
             run: Box::new(|times| {
@@ -233,19 +288,12 @@ fn proof_steps() -> Vec<Step> {
             name: "sim-canaries",
             what: "each planted bug is caught",
             quick: false,
+            background: false,
             output: Output::All,
             limit: minutes(30),
             run: Box::new(|times| {
                 simulate(&["--canaries", "--seconds", &(120 * times).to_string()])
             }),
-        },
-        Step {
-            name: "fuzz",
-            what: "every decoder for some seconds, from the committed seeds",
-            quick: false,
-            output: Output::Log,
-            limit: minutes(20),
-            run: Box::new(|times| fuzzing(5 * times)),
         },
     ]
 }
@@ -339,13 +387,13 @@ fn simulate(arguments: &[&str]) -> Kind {
     Kind::Commands(vec![sim::command(&arguments)])
 }
 
+/// The targets are built here, and only run by the step's commands.
 fn fuzzing(seconds: u64) -> Kind {
     let fuzz = || {
-        let mut commands = vec![fuzz::build_command()];
-        for target in fuzz::targets()? {
-            commands.push(fuzz::command(&target, seconds)?);
-        }
-        Ok::<_, crate::Failure>(commands)
+        process::run(&mut fuzz::build_command())?;
+        let targets = fuzz::targets()?;
+        let commands = targets.iter().map(|target| fuzz::command(target, seconds));
+        commands.collect::<Result<Vec<_>, crate::Failure>>()
     };
     match fuzz() {
         Ok(commands) => Kind::Commands(commands),

@@ -108,7 +108,7 @@ impl fmt::Display for Exit {
 
 /// Prints a row for every shape, server and way to go.
 pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
-    let ours = workspace::target().join("release/examples/null");
+    let ours = workspace::packaged("examples/null");
     // It is there already where the guest's start has mounted it.
     let _ = Command::new("mount")
         .args(["-t", "tracefs", "tracefs", TRACING])
@@ -252,7 +252,7 @@ struct Watcher(Child, Lines<BufReader<ChildStdout>>);
 
 impl Watcher {
     fn start(devices: usize) -> Result<Watcher, Failure> {
-        let mut command = Command::new(workspace::target().join("release/examples/gone"));
+        let mut command = Command::new(workspace::packaged("examples/gone"));
         command.arg(devices.to_string()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let out = child.stdout.take().ok_or("it has no output")?;

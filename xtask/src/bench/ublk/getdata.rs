@@ -33,7 +33,7 @@ const IDLE: usize = 64;
 
 /// Runs all four.
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let server = Server::Ours(workspace::target().join("release/examples"));
+    let server = Server::Ours(workspace::packaged("examples"));
     println!(
         "| table | way | write | depth | mean latency, us | requests/s | enters/request |\n\
          |---|---|---|---:|---:|---:|---:|"

@@ -94,7 +94,7 @@ impl fmt::Display for Server {
 
 /// All servers.
 pub(super) fn all(kublk: &Path, libublk: &Path) -> Vec<Server> {
-    let examples = workspace::target().join("release/examples");
+    let examples = workspace::packaged("examples");
     vec![
         Server::Ours(examples),
         Server::Kublk(kublk.to_owned()),

@@ -122,9 +122,17 @@ fn word(value: &impl clap::ValueEnum) -> Result<String, Failure> {
 /// Builds the servers, starts the guest, and keeps what it draws.
 fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let kublk = vm::kernels_own_server()?;
-    let build = ["build", "--quiet", "--release", "-p", "ublk", "--examples"];
+    let build = [
+        "build",
+        "--quiet",
+        "--profile",
+        "dist",
+        "-p",
+        "ublk",
+        "--examples",
+    ];
     process::run(&mut workspace::cargo(build))?;
-    let build = ["build", "--quiet", "--release", "-p", "firn"];
+    let build = ["build", "--quiet", "--profile", "dist", "-p", "firn"];
     process::run(&mut workspace::cargo(build))?;
     let (what, medium) = (word(&arguments.what)?, word(&arguments.medium)?);
     let Options {

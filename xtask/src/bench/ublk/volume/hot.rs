@@ -118,7 +118,7 @@ fn peers(site: &Site) -> Result<Vec<(&'static str, Running)>, Failure> {
     let mut running = Vec::new();
     let peers = [
         Server::Kublk(site.kublk.to_owned()),
-        Server::Ours(workspace::target().join("release/examples")),
+        Server::Ours(workspace::packaged("examples")),
     ];
     for (at, server) in peers.iter().enumerate() {
         let id = FIRST_OF_PEERS + at;

@@ -87,7 +87,7 @@ impl Drop for World {
 }
 
 fn program() -> PathBuf {
-    workspace::target().join("release/firn")
+    workspace::packaged("firn")
 }
 
 impl Firn {
