@@ -43,7 +43,7 @@ enum Command {
     /// Run all tests, or some: says what it runs, and ends with a summary
     Test(test::Arguments),
     /// Check the house rules that a compiler does not know
-    Tidy,
+    Tidy(tidy::Arguments),
     /// Run the simulator: one seed, many for a time, the exhaustive modes, the canaries
     Sim(sim::Arguments),
     /// Use many disks of one server for a time, in a guest, and judge every sector that is read
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
-        Command::Tidy => tidy::run(),
+        Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::Soak(arguments) => match soak::run(&arguments) {
             Ok(status) => return status,

@@ -4,10 +4,14 @@
 //! stands in a table here, with its reason, or there is none.
 
 mod arrows;
+mod circles;
 mod docs;
 mod files;
+mod uses;
 
 use std::path::{Path, PathBuf};
+
+use clap::Args;
 
 use crate::{Failure, workspace};
 
@@ -29,7 +33,19 @@ impl Source {
     }
 }
 
-pub(crate) fn run() -> Result<(), Failure> {
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Only list the files of a crate that use each other in a circle, and what ties them
+    #[arg(long)]
+    circles: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.circles {
+        let circles = circles::circles(&sources(workspace::root()));
+        circles.iter().for_each(|circle| println!("{circle}"));
+        return Ok(());
+    }
     let mut broken = 0;
     for (rule, places) in check() {
         println!(
