@@ -8,7 +8,6 @@ use sim::batch::{self, Batch, Report};
 use sim::exhaustive;
 use sim::world::{Outcome, Watch};
 
-#[cfg(canary)]
 mod canaries;
 
 /// Runs simulated worlds of the engine and judges what their clients saw.
@@ -66,19 +65,16 @@ fn main() -> ExitCode {
     }
 }
 
-#[cfg(canary)]
 fn run_canaries(time: Duration, threads: usize, exhaustively: bool) -> bool {
+    if !cfg!(canary) {
+        println!("this build has no canaries: use `cargo xtask sim --canaries`");
+        return false;
+    }
     if exhaustively {
         canaries::exhaustively(time / 24, threads);
         return true;
     }
     canaries::run(time, threads)
-}
-
-#[cfg(not(canary))]
-fn run_canaries(_: Duration, _: usize, _: bool) -> bool {
-    println!("this build has no canaries: use `cargo xtask sim --canaries`");
-    false
 }
 
 /// Both exhaustive modes; most of the time is the crashes', and what they leave is added to the

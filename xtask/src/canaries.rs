@@ -3,7 +3,7 @@
 //! A test that cannot fail proves nothing. The real server is built with planted bugs, in a target
 //! directory of its own, and each run here must end with the words by which its bug is known: any
 //! other failure, and success above all, fails the command. The bugs are the simulator's
-//! (`volume::canary`); what ships has none of them.
+//! (the crate `canary`); what ships has none of them.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -43,7 +43,7 @@ struct Canary {
 
 const CANARIES: [Canary; 3] = [
     Canary {
-        name: "DropFua",
+        name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
         judge: Judge::Test(
             "guest_power",
@@ -52,13 +52,13 @@ const CANARIES: [Canary; 3] = [
         words: &["was told that its write", "is missing; it ended at"],
     },
     Canary {
-        name: "FetchOverNewerWrite",
+        name: "fetch_over_newer_write",
         what: "a cold read brings old bytes over a write that has just landed",
         judge: Judge::Soak,
         words: &["; allowed are generations "],
     },
     Canary {
-        name: "AckBeforeRingEntry",
+        name: "ack_before_ring_entry",
         what: "the last acknowledged write of a disk is not found after kill -9",
         judge: Judge::Soak,
         words: &["; allowed are generations "],

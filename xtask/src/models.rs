@@ -92,8 +92,8 @@ fn blkmq(arguments: &Arguments) -> Vec<Model> {
     vec![random, shuttle, loom]
 }
 
-/// Flags for loom: the same for all rooms, so that loom itself is compiled once.
-const LOOM: &str = "--cfg loom --cfg plant";
+/// Flags for loom: the same for all crates, so that loom itself is compiled once.
+const LOOM: &str = "--cfg loom";
 
 fn messenger(arguments: &Arguments) -> Vec<Model> {
     let mut sessions = test(

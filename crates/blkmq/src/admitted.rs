@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::error::ErrorKind;
 use crate::parked::{Held, ParkReason};
-use crate::plant::planted;
 use crate::queue::HwQueue;
 use crate::tags::Tag;
 
@@ -115,7 +114,7 @@ impl<T: Send + 'static> Drop for Release<'_, T> {
 impl<T: Send + 'static> Drop for AdmittedRequest<T> {
     fn drop(&mut self) {
         if let Some(payload) = self.payload.take()
-            && !planted("dropped_request_is_lost")
+            && !canary::active!("dropped_request_is_lost")
         {
             self.queue.complete_dropped(self.tag, payload);
         }

@@ -16,7 +16,6 @@ use crate::drain::{QuiesceGuard, Waiters};
 use crate::error::ErrorKind;
 use crate::gate::{CANCELLED, Gate, QUIESCED};
 use crate::may_block::{SleepGuard, SleepLock, SmallLock, may_block};
-use crate::plant::planted;
 use crate::queue::{Completer, Kick, Queue};
 use crate::sync::{AtomicU64, Ordering};
 use crate::tags::Tag;
@@ -204,7 +203,7 @@ impl Device {
     /// request that did not see the new flags is counted in flight; by P2, one that did is listed.
     fn grace_period(&self, admin: &mut Admin) {
         admin.counts.grace_periods += 1;
-        if !planted("grace_period_without_barrier") {
+        if !canary::active!("grace_period_without_barrier") {
             self.options.barrier.heavy();
         }
     }
@@ -257,7 +256,7 @@ impl Device {
         if admin.quiesce_depth > 0 {
             return;
         }
-        if planted("unquiesce_looks_before_it_clears") {
+        if canary::active!("unquiesce_looks_before_it_clears") {
             admin
                 .members()
                 .iter()
@@ -267,7 +266,7 @@ impl Device {
             return;
         }
         let members = admin.set_copies();
-        if !planted("unquiesce_without_barrier") {
+        if !canary::active!("unquiesce_without_barrier") {
             self.options.barrier.heavy();
         }
         drop(admin);
@@ -287,7 +286,7 @@ impl Device {
     /// unlocked read, each queue of a dying device would do it all again.
     fn cancel_if(&self, error: ErrorKind, still_wanted: impl FnOnce() -> bool) -> bool {
         let decide = |admin: &Admin| !admin.cancelled && !admin.gone;
-        let unlocked = planted("cancel_decided_unlocked") && decide(&self.lock_admin());
+        let unlocked = canary::active!("cancel_decided_unlocked") && decide(&self.lock_admin());
         let mut admin = self.lock_admin();
         if !(unlocked || decide(&admin) && still_wanted()) {
             return false;
@@ -337,7 +336,7 @@ impl Device {
         *self.cancel_error.lock() = None;
         // From odd to the next even number: what was asked for before this moment is void.
         self.cancel_asked.fetch_add(1, Ordering::AcqRel);
-        let members = if planted("copies_not_rearmed") {
+        let members = if canary::active!("copies_not_rearmed") {
             Vec::new()
         } else {
             admin.set_copies()
@@ -373,7 +372,7 @@ impl Device {
     /// A request left flight while a flag was set: whoever waits for a drain looks again.
     pub(crate) fn progress(&self) {
         self.drain_waiters.wake_all();
-        if planted("sleep_on_the_completion_path") {
+        if canary::active!("sleep_on_the_completion_path") {
             self.counts();
         }
     }

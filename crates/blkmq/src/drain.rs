@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use crate::device::{Device, Member, QueueLoad};
 use crate::may_block::{SmallLock, may_block};
-use crate::plant::planted;
 
 /// Who waits for requests of one device to leave flight.
 pub(crate) struct Waiters(SmallLock<Line>);
@@ -44,7 +43,7 @@ impl Waiters {
 
     pub(crate) fn wake_all(&self) {
         let wakers = std::mem::take(&mut self.0.lock().wakers);
-        if planted("sleep_under_a_small_lock") {
+        if canary::active!("sleep_under_a_small_lock") {
             let _line = self.0.lock();
             may_block("a planted bug");
         }

@@ -19,7 +19,6 @@
 //!   its own. So a completion needs no fence in either form of the barrier.
 
 use crate::barrier::Barrier;
-use crate::plant::planted;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// The device is quiesced: nothing is admitted.
@@ -91,7 +90,7 @@ impl Gate {
     /// that decides does it here, in both forms of the barrier, and costs nothing on x86.
     #[inline]
     pub(crate) fn flags(&self) -> u32 {
-        let relaxed = planted("flags_without_acquire");
+        let relaxed = canary::active!("flags_without_acquire");
         let order = if relaxed {
             Ordering::Relaxed
         } else {
@@ -121,7 +120,7 @@ impl Gate {
         self.started
             .0
             .store(started.wrapping_add(1), Ordering::Relaxed);
-        if !planted("admit_without_barrier") && !planted("flags_without_acquire") {
+        if !canary::active!("admit_without_barrier") && !canary::active!("flags_without_acquire") {
             self.barrier.light();
         }
         let flags = self.flags();
@@ -137,7 +136,7 @@ impl Gate {
     /// One request is no longer in flight. Any thread. P3: after this step, look at what waits.
     #[inline]
     pub(crate) fn leave(&self) {
-        let relaxed = planted("leave_without_order");
+        let relaxed = canary::active!("leave_without_order");
         let order = if relaxed {
             Ordering::Relaxed
         } else {
@@ -198,7 +197,7 @@ impl Gate {
         if self.has_pending() {
             return true;
         }
-        if !planted("must_run_without_barrier") {
+        if !canary::active!("must_run_without_barrier") {
             self.barrier.light();
         }
         self.has_pending()

@@ -1,14 +1,14 @@
 //! Loom models: every interleaving, and every value a weak memory may show, of small programs.
 //!
-//! Each model is a sentence of the contract. `plants` breaks the code in one place at a time and
+//! Each model is a sentence of the contract. `canaries` breaks the code in one place at a time and
 //! checks that the named model notices. `cargo xtask models` runs them. Completions are recorded with the standard library's
 //! types: loom does not see them, so they add no interleavings; they are read after a join.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
+mod canaries;
 mod cancel;
 mod gate;
-mod plants;
 mod tags;
 
 use std::sync::{Arc, Mutex};

@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use crate::gate::Counts;
 use crate::io::Park;
-use crate::plant::planted;
 use crate::tags::Tag;
 
 /// Why an admitted request does not go on now.
@@ -181,7 +180,7 @@ impl<T> Parked<T> {
             Some(ParkReason::Fetch) => push_once(&mut self.fetched, tag),
             Some(ParkReason::Sync) => push_once(&mut self.synced, tag),
             Some(ParkReason::Space) => self.open_space(),
-            None if planted("early_wake_forgotten") => {}
+            None if canary::active!("early_wake_forgotten") => {}
             None => {
                 self.early.insert(tag);
             }

@@ -16,7 +16,6 @@ use crate::error::ErrorKind;
 use crate::gate::{CANCELLED, Enter, Gate};
 use crate::may_block::SmallLock;
 use crate::parked::{Drained, Held, ParkReason, Parked};
-use crate::plant::planted;
 use crate::tags::{Tag, TagSet};
 
 /// How a transport is told that a request is complete.
@@ -217,7 +216,7 @@ impl<T: Send + 'static> HwQueue<T> {
         }
         let refused = self.change(|parked| parked.wait(payload));
         debug_assert!(refused.is_none(), "the owner is here");
-        if planted("wait_for_tag_without_second_look") {
+        if canary::active!("wait_for_tag_without_second_look") {
             return Admission::Parked;
         }
         self.gate.meet_completers();
@@ -230,7 +229,7 @@ impl<T: Send + 'static> HwQueue<T> {
     }
 
     fn run(self: &Arc<Self>, mut go: impl FnMut(AdmittedRequest<T>)) -> usize {
-        let late = planted("kick_answered_after_the_look");
+        let late = canary::active!("kick_answered_after_the_look");
         if !late {
             self.gate.answer_kick();
         }
@@ -293,7 +292,7 @@ impl<T: Send + 'static> HwQueue<T> {
     /// A tag for a request that is published in the dispatch list. Waiting side of P3: if there
     /// is none even after the step on `finished`, whoever gives one back later sees the request.
     fn take_tag(&self) -> Option<Tag> {
-        let once = planted("run_without_second_look_for_a_tag");
+        let once = canary::active!("run_without_second_look_for_a_tag");
         self.tags.take().or_else(|| {
             if once {
                 return None;

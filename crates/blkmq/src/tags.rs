@@ -7,7 +7,6 @@
 
 use std::fmt;
 
-use crate::plant::planted;
 use crate::sync::{AtomicU64, Ordering};
 
 const WORD_BITS: u32 = u64::BITS;
@@ -85,7 +84,7 @@ impl TagSet {
         // A giver sets the word, then the top bit. If it set the top bit before this step, this
         // step acquires from it and the look below sees the word. If after, the bit stays set.
         self.top.fetch_and(!(1 << index), Ordering::AcqRel);
-        let again = !planted("tag_word_closed_without_second_look");
+        let again = !canary::active!("tag_word_closed_without_second_look");
         if again && self.words[index as usize].load(Ordering::Acquire) != 0 {
             self.top.fetch_or(1 << index, Ordering::Release);
         }
@@ -94,7 +93,7 @@ impl TagSet {
     /// Gives a tag back, from any thread.
     pub(crate) fn put(&self, tag: Tag) {
         let (index, bit) = (u32::from(tag.0) / WORD_BITS, u32::from(tag.0) % WORD_BITS);
-        if planted("tag_top_set_first") {
+        if canary::active!("tag_top_set_first") {
             self.top.fetch_or(1 << index, Ordering::Release);
             self.words[index as usize].fetch_or(1 << bit, Ordering::Release);
             return;

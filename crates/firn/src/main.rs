@@ -36,8 +36,11 @@ const EXIT_FAILED: u8 = 1;
 fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging();
-    #[cfg(canary)]
-    plant();
+    if cfg!(canary)
+        && let Some(canary) = canary::of_process()
+    {
+        tracing::error!(canary, "THIS SERVER HAS A PLANTED BUG");
+    }
     let done = match cli.command {
         Command::Serve(args) => match config::Settings::new(&cli.api, *args) {
             Ok(settings) => server::serve(settings),
@@ -64,18 +67,6 @@ fn main() -> ExitCode {
             eprintln!("firn: {failure}");
             ExitCode::from(EXIT_FAILED)
         }
-    }
-}
-
-/// In a build with planted bugs, which never ships, `FIRN_CANARY` chooses one of them.
-#[cfg(canary)]
-fn plant() {
-    let Ok(name) = std::env::var("FIRN_CANARY") else {
-        return;
-    };
-    match volume::canary::plant_everywhere(&name) {
-        Some(canary) => tracing::error!(?canary, "THIS SERVER HAS A PLANTED BUG"),
-        None => panic!("FIRN_CANARY={name}: there is no such planted bug"),
     }
 }
 

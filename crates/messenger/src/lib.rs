@@ -97,7 +97,6 @@ pub mod message;
 mod messenger;
 pub mod node;
 pub mod outqueue;
-pub mod plant;
 pub mod session;
 pub mod wire;
 mod worker;

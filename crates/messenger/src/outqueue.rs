@@ -51,7 +51,6 @@ use thiserror::Error;
 
 use crate::lock::{Condvar, Guard, Lock};
 use crate::message::Message;
-use crate::plant::{Plant, planted};
 
 pub use crate::lock::Site;
 #[cfg(feature = "meter")]
@@ -173,8 +172,8 @@ struct Inner {
     next_ticket: u64,
     /// Callers that wait for room.
     waiting: usize,
-    /// Only the planted bug "sequence at enqueue" uses it.
-    planted_seq: u64,
+    /// Only the canary `sequence_at_enqueue` uses it.
+    canary_seq: u64,
 }
 
 /// What queue and acknowledgement hold at one moment.
@@ -212,7 +211,7 @@ impl OutQueue {
             wants: Wants::default(),
             next_ticket: 0,
             waiting: 0,
-            planted_seq: 0,
+            canary_seq: 0,
         };
         let queue = Arc::new(Self {
             inner: Lock::new(inner),
@@ -258,7 +257,7 @@ impl OutQueue {
                 break Refusal::Closed;
             }
             if inner.has_room(&self.bounds) {
-                if planted(Plant::PushAfterClose) {
+                if canary::active!("push_after_close") {
                     drop(inner);
                     inner = self.inner.lock(Site::Send);
                 }
@@ -339,7 +338,7 @@ impl OutQueue {
     pub fn revoke(&self, ticket: Ticket) -> Option<Arc<Message>> {
         let mut inner = self.inner.lock(Site::Control);
         let at = inner.queue.iter().position(|e| e.ticket == ticket)?;
-        let unsent = inner.queue[at].seq.is_none() || planted(Plant::SequenceAtEnqueue);
+        let unsent = inner.queue[at].seq.is_none() || canary::active!("sequence_at_enqueue");
         let entry = if unsent { inner.queue.remove(at) } else { None };
         if let Some(entry) = &entry {
             inner.release_bytes(entry.message.size());
@@ -391,9 +390,9 @@ impl Inner {
         self.next_ticket += 1;
         self.bytes += size;
         self.count += 1;
-        let seq = planted(Plant::SequenceAtEnqueue).then(|| {
-            self.planted_seq += 1;
-            self.planted_seq
+        let seq = canary::active!("sequence_at_enqueue").then(|| {
+            self.canary_seq += 1;
+            self.canary_seq
         });
         self.queue.push_back(Entry {
             ticket,

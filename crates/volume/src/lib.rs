@@ -15,7 +15,6 @@
 #![forbid(unsafe_code)]
 
 mod cache;
-pub mod canary;
 mod codec;
 pub mod driver;
 mod error;

@@ -6,10 +6,11 @@ use super::{Finding, Source};
 
 /// The rooms, and which rooms each may see. What a room's tests use is not an arrow.
 const ARROWS: &[(&str, &[&str])] = &[
-    ("blkmq", &[]),
+    ("canary", &[]),
+    ("blkmq", &["canary"]),
     ("store", &[]),
-    ("messenger", &[]),
-    ("volume", &["blkmq"]),
+    ("messenger", &["canary"]),
+    ("volume", &["blkmq", "canary"]),
     ("reactor", &["blkmq"]),
     ("nbd", &["blkmq", "reactor"]),
     ("ublk", &["blkmq", "reactor"]),
@@ -17,9 +18,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ublk-fake", &["blkmq", "reactor", "ublk"]),
     (
         "firn",
-        &["blkmq", "nbd", "reactor", "store", "ublk", "volume"],
+        &[
+            "blkmq", "canary", "nbd", "reactor", "store", "ublk", "volume",
+        ],
     ),
-    ("sim", &["blkmq", "volume"]),
+    ("sim", &["blkmq", "canary", "volume"]),
     ("xtask", &[]),
 ];
 

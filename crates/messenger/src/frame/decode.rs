@@ -68,8 +68,8 @@ impl Decoder {
         self.buf.capacity()
     }
 
-    /// Whether a message's header came and its payload did not yet, for a planted bug.
-    #[cfg(any(test, feature = "plants"))]
+    /// Whether a message's header came and its payload did not yet, for a canary.
+    #[cfg(any(test, canary))]
     pub(crate) fn message_begun(&self) -> bool {
         matches!(&self.stage, Stage::Tail { preamble, .. } if preamble.tag == super::Tag::Message)
     }

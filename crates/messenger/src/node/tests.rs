@@ -14,7 +14,6 @@ use crate::env::SeededEntropy;
 use crate::frame::{Frame, FrameError, Tag};
 use crate::link::{Link, Step};
 use crate::message::{Header, Message, Payload};
-use crate::plant::{Plant, with_plant};
 use crate::session::{Event, FEATURE_DONE};
 
 fn addr() -> std::net::SocketAddr {
@@ -278,7 +277,7 @@ fn the_receiver_drops_what_it_has_seen() {
     };
     assert_eq!(run(), [101, 102, 103]);
     // The test would notice if it did not.
-    assert_ne!(with_plant(Plant::DeliverTwice, run), [101, 102, 103]);
+    assert_ne!(canary::with("deliver_twice", run), [101, 102, 103]);
 }
 
 #[test]

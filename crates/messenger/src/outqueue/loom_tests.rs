@@ -9,7 +9,6 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
 use super::*;
-use crate::plant::with_plant;
 
 fn message(tid: u64) -> Message {
     Message::data(1, tid, vec![0; 8])
@@ -94,10 +93,7 @@ fn loom_no_wake_up_is_lost() {
 #[test]
 #[should_panic(expected = "a wake-up was lost")]
 fn loom_catches_clearing_pending_outside_the_lock() {
-    with_plant(
-        Plant::ClearPendingOutsideLock,
-        senders_against_an_idle_worker,
-    );
+    canary::with("clear_pending_outside_lock", senders_against_an_idle_worker);
 }
 
 /// A sender against a close by the worker and one by the application.
@@ -123,7 +119,7 @@ fn loom_nothing_is_queued_after_close() {
 #[test]
 #[should_panic(expected = "a message was queued after close")]
 fn loom_catches_a_push_after_close() {
-    with_plant(Plant::PushAfterClose, a_sender_against_close);
+    canary::with("push_after_close", a_sender_against_close);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::*;
-use crate::plant::with_plant;
 
 fn message(tid: u64, size: usize) -> Message {
     Message::data(1, tid, vec![0; size])
@@ -177,7 +176,7 @@ fn a_revoked_message_leaves_no_hole() {
 
 #[test]
 fn a_number_given_at_enqueue_is_caught_as_a_hole() {
-    let caught = with_plant(Plant::SequenceAtEnqueue, || {
+    let caught = canary::with("sequence_at_enqueue", || {
         let (queue, mut owner) = open(Bounds::default());
         let first = queue.try_send(message(1, 1)).unwrap().0;
         queue.try_send(message(2, 1)).unwrap().1.ignore();
@@ -197,7 +196,7 @@ fn a_message_freed_under_the_lock_is_caught() {
         owner.take_acked(1, false, &mut acked);
     };
     run();
-    let caught = std::panic::catch_unwind(|| with_plant(Plant::FreeUnderLock, run)).unwrap_err();
+    let caught = std::panic::catch_unwind(|| canary::with("free_under_lock", run)).unwrap_err();
     let text = caught.downcast_ref::<String>().unwrap();
     assert!(text.contains("freed under the out-queue's lock"), "{text}");
 }

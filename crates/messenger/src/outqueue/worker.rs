@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use super::{Entry, Inner, OutQueue, State};
 use crate::lock::{Guard, Site};
-use crate::plant::{Plant, planted};
 
 /// The worker's ownership of one queue: there is exactly one, and it is not cloned.
 #[derive(Debug)]
@@ -74,7 +73,7 @@ impl Owner {
     /// message that has no number yet; `keep` says whether messages stay until acknowledged.
     pub fn take_next(&mut self, next_seq: &mut u64, keep: bool) -> Next {
         let next = self.both_at(Site::Next).next(next_seq, keep);
-        if planted(Plant::ClearPendingOutsideLock) && matches!(next, Next::Idle) {
+        if canary::active!("clear_pending_outside_lock") && matches!(next, Next::Idle) {
             self.both_at(Site::Next).inner.kicked = false;
         }
         next
@@ -93,7 +92,7 @@ impl Owner {
     pub fn take_acked(&mut self, seq: u64, keep_count: bool, out: &mut Vec<Entry>) {
         let mut both = self.both_at(Site::Acked);
         both.take_acked(seq, keep_count, out);
-        if planted(Plant::FreeUnderLock) {
+        if canary::active!("free_under_lock") {
             out.clear();
         }
     }
@@ -147,7 +146,7 @@ impl Both<'_> {
             return Next::Done(seq);
         }
         let Some(mut entry) = inner.queue.pop_front() else {
-            if !planted(Plant::ClearPendingOutsideLock) {
+            if !canary::active!("clear_pending_outside_lock") {
                 inner.kicked = false;
             }
             return Next::Idle;
@@ -191,7 +190,7 @@ impl Both<'_> {
     /// and with its numbers. The worker now owes the queue a look.
     pub fn requeue(&mut self) {
         let inner = &mut *self.inner;
-        if planted(Plant::RequeueBehind) {
+        if canary::active!("requeue_behind") {
             inner.queue.append(&mut inner.sent);
         }
         while let Some(entry) = inner.sent.pop_back() {

@@ -13,7 +13,6 @@ use crate::fault::{CloseReason, Fault};
 use crate::frame::{Frame, Tag};
 use crate::link::Link;
 use crate::outqueue::{OutQueue, State};
-use crate::plant::{Plant, planted};
 
 /// How often one connection may be told to use other numbers.
 const ATTEMPTS_MAX: u32 = 4;
@@ -380,16 +379,15 @@ impl Session {
         Duration::from_nanos(half + cx.env.entropy.word() % half.max(1))
     }
 
-    /// Only for the planted bug: counts a message whose payload is still on the way.
+    /// Only for a canary: counts a message whose payload is still on the way.
     fn count_too_early(&mut self) {
-        #[cfg(any(test, feature = "plants"))]
-        if planted(Plant::AckBeforeInOrderReceipt)
+        #[cfg(any(test, canary))]
+        if canary::active!("ack_before_in_order_receipt")
             && let Some(io) = self.link.as_ref().and_then(|l| l.io.as_ref())
             && io.message_begun()
         {
             self.in_seq += 1;
         }
-        let _ = planted(Plant::AckBeforeInOrderReceipt);
     }
 }
 

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
 
-use crate::plant::{Plant, with_plant};
 use coverage::Coverage;
 use world::World;
 
@@ -59,40 +58,40 @@ fn sim_no_message_is_lost_doubled_or_reordered() {
     covered.assert_everything_happened();
 }
 
-/// The first seed of the given number at which the oracle, or an assertion, finds the plant.
-fn seed_that_finds(plant: Plant, seeds: u64) -> Option<u64> {
+/// The first seed of the given number at which the oracle, or an assertion, finds the canary.
+fn seed_that_finds(canary: &'static str, seeds: u64) -> Option<u64> {
     (0..seeds).find(|seed| {
-        let run = || with_plant(plant, || run_seed(*seed));
+        let run = || canary::with(canary, || run_seed(*seed));
         let found = catch_unwind(AssertUnwindSafe(run)).map_or(true, |outcome| outcome.is_err());
-        // It is the plant that was found: without it the seed passes.
+        // It is the canary that was found: without it the seed passes.
         found && run_seed(*seed).is_ok()
     })
 }
 
 #[test]
 fn sim_catches_an_acknowledgement_before_receipt_in_order() {
-    let seed = seed_that_finds(Plant::AckBeforeInOrderReceipt, 2000);
+    let seed = seed_that_finds("ack_before_in_order_receipt", 2000);
     println!("found at seed {seed:?}");
     assert!(seed.is_some());
 }
 
 #[test]
 fn sim_catches_a_sequence_given_at_enqueue() {
-    let seed = seed_that_finds(Plant::SequenceAtEnqueue, 500);
+    let seed = seed_that_finds("sequence_at_enqueue", 500);
     println!("found at seed {seed:?}");
     assert!(seed.is_some());
 }
 
 #[test]
 fn sim_catches_unacknowledged_messages_requeued_behind_the_queue() {
-    let seed = seed_that_finds(Plant::RequeueBehind, 500);
+    let seed = seed_that_finds("requeue_behind", 500);
     println!("found at seed {seed:?}");
     assert!(seed.is_some());
 }
 
 #[test]
 fn sim_catches_a_message_freed_under_the_lock() {
-    let seed = seed_that_finds(Plant::FreeUnderLock, 50);
+    let seed = seed_that_finds("free_under_lock", 50);
     println!("found at seed {seed:?}");
     assert!(seed.is_some());
 }

@@ -17,7 +17,6 @@ use std::task::Waker;
 use blkmq::io::FileId;
 
 use super::frame::{FrameWriter, Part, Record};
-use crate::canary::{self, Canary};
 use crate::driver::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
 use crate::jobs::{Signal, lock};
 use crate::request::tail::Tail;
@@ -250,7 +249,7 @@ impl Committer {
             .collect();
         state.written = std::mem::take(&mut state.records);
         state.phase = Phase::SyncData;
-        if canary::active(Canary::SkipSegmentSync) {
+        if canary::active!("skip_segment_sync") {
             let mut finished = Cuts::new();
             self.write_frame(state, shared, &mut finished);
             finished
@@ -272,7 +271,7 @@ impl Committer {
             if let Err(error) = tail.write_entries(&mut frame, *cut) {
                 return self.poison(state, shared, &error);
             }
-            if canary::active(Canary::PerRingFrames) {
+            if canary::active!("per_ring_frames") {
                 break;
             }
         }

@@ -159,7 +159,7 @@ impl Ring {
         let mark = words[UNIT - 1].load(Ordering::Acquire);
         let seal = words_crc(&found);
         let mut expected = header(tail, host, home);
-        if crate::canary::active(crate::canary::Canary::TrustRingAfterReboot) {
+        if canary::active!("trust_ring_after_reboot") {
             expected[6] = found[6];
         }
         if found != expected || (mark != seal && mark != !seal) {

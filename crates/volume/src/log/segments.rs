@@ -20,7 +20,6 @@ use smallvec::SmallVec;
 
 use super::layout::{BLOCK, BLOCK_SECTORS, Layout};
 use super::ring::TailId;
-use crate::canary::{self, Canary};
 use crate::jobs::lock;
 use crate::map::layers::LogAddr;
 use crate::units::Span;
@@ -357,8 +356,8 @@ impl Segments {
             let State::Dying { round } = *state else {
                 continue;
             };
-            let framed = durable >= round || canary::active(Canary::ReuseBeforeFrame);
-            let free_of_pins = cell.pins.count() == 0 || canary::active(Canary::ReusePinned);
+            let framed = durable >= round || canary::active!("reuse_before_frame");
+            let free_of_pins = cell.pins.count() == 0 || canary::active!("reuse_pinned");
             if framed && free_of_pins {
                 *state = State::Free;
                 freed += 1;

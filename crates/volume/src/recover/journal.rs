@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use blkmq::io::FileId;
 
 use super::disk;
-use crate::canary::{self, Canary};
 use crate::error::OpenError;
 use crate::jobs::Port;
 use crate::log::frame::{Found, Frame, VERSION, decode};
@@ -149,7 +148,7 @@ impl Scan {
             && (frame.number == 0 || frame.lap == half.lap);
         if follows {
             half.lap = frame.lap;
-            half.whole |= frame.ends_checkpoint || canary::active(Canary::ReplayPastHole);
+            half.whole |= frame.ends_checkpoint || canary::active!("replay_past_hole");
             half.frames.push(frame);
             return;
         }

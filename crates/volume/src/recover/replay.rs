@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 
 use super::RecoveredTail;
-use crate::canary::{self, Canary};
 use crate::error::OpenError;
 use crate::host::RecoveryReport;
 use crate::log::entry::Entry;
@@ -218,7 +217,7 @@ pub(super) fn replay_rings(
         };
         let next = |newest: Lsn| {
             let entry = ring.read(newest.next());
-            if canary::active(Canary::ReplayPastHole) {
+            if canary::active!("replay_past_hole") {
                 return entry.or_else(|| ring.read(newest.next().next()));
             }
             entry

@@ -17,7 +17,6 @@ use blkmq::io::{Backend, Geometry, MoveResult, Op, Park, Piece, Pin, Place, Plan
 use smallvec::SmallVec;
 
 use crate::cache::ChunkKey;
-use crate::canary::{self, Canary};
 use crate::log::segments::{Lane, Lots};
 use crate::map::index::Stored;
 use crate::map::layers::Found;
@@ -276,7 +275,7 @@ impl Volume {
             tries,
             planted: false,
         };
-        if canary::active(Canary::LsnAtPlan) {
+        if canary::active!("lsn_at_plan") {
             plan.planted = tail
                 .commit_lots(shared, &plan.lots, shared.jobs.mono_ns())
                 .is_ok();
@@ -343,7 +342,7 @@ impl Volume {
 
     /// The commit is done; what is left is durability, if it was asked for.
     fn finish_write(&self, lsn: Lsn, fua: bool, waker: &Waker) -> StepOf<Self> {
-        if fua && !canary::active(Canary::DropFua) {
+        if fua && !canary::active!("drop_fua") {
             return self.poll_sync(SyncWait(lsn), waker);
         }
         Step::Done(Ok(()))
@@ -466,7 +465,7 @@ impl Backend for Volume {
 
     fn written(&self, mut plan: WritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         if let Err(error) = moved
-            && !canary::active(Canary::IgnoreShortWrite)
+            && !canary::active!("ignore_short_write")
         {
             let (span, fua, tries) = (plan.span, plan.fua, plan.tries + 1);
             drop(plan);

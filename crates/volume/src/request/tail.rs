@@ -16,7 +16,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use blkmq::error::ErrorKind;
 use blkmq::io::Geometry;
 
-use crate::canary::{self, Canary};
 use crate::driver::DiskError;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, TailRecord};
@@ -337,7 +336,7 @@ impl Tail {
             addr,
             generation,
         });
-        if canary::active(Canary::AckBeforeRingEntry) {
+        if canary::active!("ack_before_ring_entry") {
             #[cfg(canary)]
             std::mem::swap(&mut entry, &mut inner.late);
         }

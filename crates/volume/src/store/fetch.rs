@@ -13,7 +13,6 @@ use blkmq::error::ErrorKind;
 use blkmq::io::FileId;
 
 use crate::cache::ChunkKey;
-use crate::canary::{self, Canary};
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::jobs::lock;
 use crate::log::ring::TailId;
@@ -249,7 +248,7 @@ async fn fetch_chunks(shared: &Arc<Shared>, tail: &Arc<Tail>, group: Vec<Arc<Chu
                 }
             }
         };
-        if canary::active(Canary::FetchOverNewerWrite) {
+        if canary::active!("fetch_over_newer_write") {
             tail.lock().layers.top.remove(chunk.span, |_, _| {});
         }
         shared.fetches.done(key, result, shared.jobs.now().mono_ns);

@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex};
 
 use blkmq::io::FileId;
 
-use crate::canary::{self, Canary};
 use crate::driver::StoreOp;
 use crate::error::OpenError;
 use crate::jobs::{Signal, lock};
@@ -439,7 +438,7 @@ async fn put_pack(shared: &Shared, tail: &Tail, pack: Pack) -> Result<Uploaded, 
         footer_offset: pack.footer_offset,
         footer_bytes: pack.footer_bytes,
     };
-    if canary::active(Canary::RootBeforePacks) {
+    if canary::active!("root_before_packs") {
         // Asked for, not waited for: the root may be there first, or alone.
         let (key, data) = (pack.id.pack_key(), pack.bytes);
         drop(shared.port.store(StoreOp::Put { key, data }));
