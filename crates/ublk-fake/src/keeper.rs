@@ -195,11 +195,11 @@ impl Keeper {
 }
 
 impl Handler for Keeper {
-    fn attached<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
+    fn on_attached<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
         self.file = Some(queue.register(Arc::clone(&self.disk)));
     }
 
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         if self.strikes(self.habits.drops) {
             return;
         }
@@ -213,7 +213,7 @@ impl Handler for Keeper {
         self.serve(queue, request);
     }
 
-    fn completed<P: Port>(
+    fn on_completion<P: Port>(
         &mut self,
         queue: &mut QueueCx<'_, P>,
         token: Token,
@@ -236,7 +236,7 @@ impl Handler for Keeper {
         }
     }
 
-    fn turn<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
+    fn on_turn<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
         if self.late.is_empty() {
             return;
         }

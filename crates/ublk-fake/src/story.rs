@@ -22,7 +22,9 @@ use crate::kernel::TaskId;
 use crate::profile::Profile;
 use crate::purse::Purse;
 use crate::ring::{Chaos, Event, Ring, SourceKey};
-use ublk::queue::{Counters, Descriptors, Pool, QueueParts, QueueSource, QueueStats, Share, Watch};
+use ublk::queue::{
+    Counters, Descriptors, Pool, QueueObserver, QueueParts, QueueSource, QueueStats, Share,
+};
 use ublk::sys::{self, ControlCommand, DeviceInfo, Params};
 
 /// Sectors of the disk: few, so that requests meet.
@@ -71,8 +73,8 @@ pub struct Plot {
 
 struct Quiet;
 
-impl Watch for Quiet {
-    fn fetch_failed(&self, _queue: u16, _errno: i32) {}
+impl QueueObserver for Quiet {
+    fn on_fetch_failed(&self, _queue: u16, _: u16, _errno: i32) {}
 }
 
 struct Server {
@@ -227,6 +229,7 @@ impl Story<'_> {
             let counters = Arc::new(Counters::default());
             server.counters.push(Arc::clone(&counters));
             let parts = QueueParts {
+                device: 0,
                 queue,
                 depth: self.plot.depth,
                 share: Share {
@@ -241,13 +244,13 @@ impl Story<'_> {
                 slots_max: (self.plot.slots / (self.plot.queues * shares)).max(1) - 1,
                 pool: (server.own_pool.clone()).map(|own| Box::new(own) as Box<dyn Pool>),
                 counters,
-                watch: Arc::new(Quiet),
+                observer: Arc::new(Quiet),
             };
             let seed = (self.choose)(u64::from(u32::MAX));
             let keeper = Keeper::new(Arc::clone(&self.disk), self.plot.habits, seed);
             let key = ring.attach();
             let mut source = QueueSource::new(parts, keeper);
-            source.begin(&mut ring.port(key));
+            source.on_attached(&mut ring.port(key));
             server.sources.insert((at, key), source);
         }
         self.server = Some(server);
@@ -268,9 +271,11 @@ impl Story<'_> {
                     };
                     let port = &mut ring.port(key);
                     match event {
-                        Event::Ended(token, completion) => source.ended(port, token, completion),
-                        Event::Woken(key) => source.woke(port, key),
-                        Event::Turn => source.turned(port),
+                        Event::Ended(token, completion) => {
+                            source.on_completion(port, token, completion)
+                        }
+                        Event::Woken(key) => source.on_wake(port, key),
+                        Event::Turn => source.on_turn(port),
                     }
                 }
             }
@@ -331,7 +336,7 @@ impl Story<'_> {
             return Ok(());
         };
         for (&(at, key), source) in &mut server.sources {
-            source.stopping(&mut server.rings[at].port(key));
+            source.on_stop(&mut server.rings[at].port(key));
         }
         for _ in 0..(self.choose)(4) {
             self.ask();
@@ -374,7 +379,7 @@ impl Story<'_> {
             for (&(at, key), source) in &mut server.sources {
                 let ring = &mut server.rings[at];
                 if !ring.is_detached(key) {
-                    source.stopping(&mut ring.port(key));
+                    source.on_stop(&mut ring.port(key));
                 }
             }
         }

@@ -80,16 +80,16 @@ impl Mischievous {
                 request.limit(request.bytes() / 2);
             }
         }
-        self.inner.request(queue, request);
+        self.inner.on_request(queue, request);
     }
 }
 
 impl Handler for Mischievous {
-    fn attached<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
-        self.inner.attached(queue);
+    fn on_attached<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
+        self.inner.on_attached(queue);
     }
 
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         let after = self.mischief.delay;
         if after.is_zero() {
             return self.serve(queue, request);
@@ -99,26 +99,26 @@ impl Handler for Mischievous {
         queue.submit(Token(DELAY | u64::from(tag)), Op::Timeout { after });
     }
 
-    fn completed<P: Port>(
+    fn on_completion<P: Port>(
         &mut self,
         queue: &mut QueueCx<'_, P>,
         token: Token,
         completion: Completion,
     ) {
         if token.0 & DELAY == 0 {
-            return self.inner.completed(queue, token, completion);
+            return self.inner.on_completion(queue, token, completion);
         }
         if let Some(request) = self.delayed.remove(&(token.0 as u16)) {
             self.serve(queue, request);
         }
     }
 
-    fn woken<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, key: u64) {
-        self.inner.woken(queue, key);
+    fn on_wake<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, key: u64) {
+        self.inner.on_wake(queue, key);
     }
 
-    fn stopping<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
-        self.inner.stopping(queue);
+    fn on_stop<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
+        self.inner.on_stop(queue);
     }
 }
 

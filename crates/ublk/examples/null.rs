@@ -95,7 +95,7 @@ impl Nothing {
 
 impl Handler for Nothing {
     #[inline(always)]
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, mut request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, mut request: Request) {
         let wants_buffer =
             matches!(request.op(), Op::Read { .. }) && matches!(request.data(), Data::None);
         if wants_buffer {
@@ -111,7 +111,7 @@ impl Handler for Nothing {
         self.answer(queue, request);
     }
 
-    fn completed<P: Port>(
+    fn on_completion<P: Port>(
         &mut self,
         queue: &mut QueueCx<'_, P>,
         token: Token,

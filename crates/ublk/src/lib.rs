@@ -13,7 +13,7 @@ pub mod exit;
 mod features;
 pub mod negotiate;
 pub mod queue;
-mod request;
+
 pub mod serve;
 pub mod spec;
 pub mod sys;
@@ -21,5 +21,5 @@ pub mod sys;
 pub use crate::error::Error;
 pub use crate::features::Features;
 pub use crate::negotiate::{Dropped, Granted};
-pub use crate::request::{Answer, Data, Request};
+pub use crate::queue::{Answer, Data, Request};
 pub use crate::spec::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Want, Wants};

@@ -19,7 +19,7 @@ use ublk_fake::{Driver, FakePort, Profile};
 struct Any;
 
 impl Handler for Any {
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         queue.complete(request);
     }
 }
@@ -29,7 +29,7 @@ struct CopyOnly;
 impl Handler for CopyOnly {
     const MODES: Modes = Modes::NONE.and(DataMode::Copy);
 
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         queue.complete(request);
     }
 }

@@ -67,7 +67,7 @@ impl Hold {
 impl Handler for Hold {
     const MODES: Modes = Modes::NONE.and(DataMode::UserCopy);
 
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         let mut held = self.0.lock().unwrap();
         if held.letting_go {
             queue.complete(request);
@@ -324,12 +324,12 @@ struct Dies;
 impl Handler for Dies {
     const MODES: Modes = Modes::ALL;
 
-    fn attached<P: Port>(&mut self, _queue: &mut QueueCx<'_, P>) {
+    fn on_attached<P: Port>(&mut self, _queue: &mut QueueCx<'_, P>) {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
             .unwrap();
     }
 
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         queue.complete(request);
     }
 }
@@ -386,7 +386,7 @@ struct Idle;
 impl Handler for Idle {
     const MODES: Modes = Modes::ALL;
 
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         queue.complete(request);
     }
 }

@@ -22,7 +22,7 @@ use blkmq::{Device, DeviceOptions};
 use reactor::{Buf, Command, Completion, DioAlign, FileIndex, Need, Op, OpId, Port, Token};
 use smallvec::{SmallVec, smallvec};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use ublk::queue::{Counters, Descriptors, QueueParts, QueueSource, Share, Watch};
+use ublk::queue::{Counters, Descriptors, QueueObserver, QueueParts, QueueSource, Share};
 use ublk::serve::{Serve, ServedFile};
 use ublk::sys::{self, IoDescriptor};
 use zerocopy::IntoBytes;
@@ -136,8 +136,8 @@ impl Port for Table {
 
 struct Nobody;
 
-impl Watch for Nobody {
-    fn fetch_failed(&self, _: u16, errno: i32) {
+impl QueueObserver for Nobody {
+    fn on_fetch_failed(&self, _: u16, _: u16, errno: i32) {
         panic!("a fetch failed with {errno}");
     }
 }
@@ -163,6 +163,7 @@ impl Rig {
         };
         let counters = Arc::<Counters>::default();
         let parts = QueueParts {
+            device: 0,
             queue: 0,
             depth: DEPTH,
             share: Share::WHOLE,
@@ -173,7 +174,7 @@ impl Rig {
             slots_max: DEPTH,
             pool: None,
             counters: Arc::clone(&counters),
-            watch: Arc::new(Nobody),
+            observer: Arc::new(Nobody),
         };
         let serve = Serve::new(Arc::new(Plain), &device, vec![log], DEPTH);
         let room = 4 * usize::from(DEPTH);
@@ -189,7 +190,7 @@ impl Rig {
             memory,
             counters,
         };
-        rig.source.begin(&mut rig.port);
+        rig.source.on_attached(&mut rig.port);
         rig
     }
 
@@ -211,7 +212,7 @@ impl Rig {
     fn turn(&mut self) {
         std::mem::swap(&mut self.port.armed, &mut self.answered);
         let mut ends = self.answered.drain(..);
-        self.source.commanded(&mut self.port, |_| {
+        self.source.on_armed_completions(&mut self.port, |_| {
             ends.next().map(|number| (number, sys::RESULT_OK))
         });
         drop(ends);
@@ -221,7 +222,7 @@ impl Rig {
                 Op::ReadFixed { .. } | Op::WriteFixed { .. } => Completion::Fixed(Ok(())),
                 other => panic!("{other:?}"),
             };
-            self.source.ended(&mut self.port, token, completion);
+            self.source.on_completion(&mut self.port, token, completion);
         }
     }
 

@@ -115,6 +115,7 @@ impl Serving {
         options: &Options,
     ) -> QueueParts {
         QueueParts {
+            device: self.id,
             queue,
             share,
             depth: self.granted.depth,
@@ -125,7 +126,7 @@ impl Serving {
             slots_max: options.slots_max,
             pool: options.pool.as_ref().map(|pool| pool(queue)),
             counters: Arc::clone(&self.counters[at]),
-            watch: self.watcher.voice(at),
+            observer: self.watcher.voice(at),
         }
     }
 

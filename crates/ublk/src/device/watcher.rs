@@ -11,7 +11,7 @@ use reactor::{Handle, SourceId};
 
 use crate::control::Cancel;
 use crate::error::{Error, Kind, Operation};
-use crate::queue::{KEY_LET_GO, KEY_REST, KEY_RESUME, QueueStats, Watch};
+use crate::queue::{KEY_DRAIN, KEY_RELEASE, KEY_RESUME, QueueObserver, QueueStats};
 
 #[derive(Debug)]
 pub(super) struct Watcher {
@@ -25,7 +25,7 @@ pub(super) struct Watcher {
 struct Notes {
     seats: Vec<Seat>,
     aborted: usize,
-    refused: Option<(u16, i32)>,
+    refused: Option<(u16, u16, i32)>,
 }
 
 /// A queue, or a share of one.
@@ -82,12 +82,12 @@ impl Watcher {
     pub(super) fn reason(&self, error: Error) -> Error {
         match self.notes().refused {
             None => error,
-            Some((queue, errno)) => {
+            Some((queue, tag, errno)) => {
                 let text = std::io::Error::from_raw_os_error(errno);
                 Error::new(
                     Operation::Fetch,
                     Kind::Kernel,
-                    format!("the driver refuses the tags of queue {queue}: {text}"),
+                    format!("the driver refuses tag {tag} of queue {queue}: {text}"),
                     "a queue is fetched once, from one thread, in the device's data mode; see \
                      that nothing else serves this device",
                 )
@@ -97,7 +97,7 @@ impl Watcher {
     }
 
     /// What the queue of this seat is given to speak with.
-    pub(super) fn voice(self: &Arc<Watcher>, seat: usize) -> Arc<dyn Watch> {
+    pub(super) fn voice(self: &Arc<Watcher>, seat: usize) -> Arc<dyn QueueObserver> {
         let watcher = Arc::clone(self);
         Arc::new(Voice { watcher, seat })
     }
@@ -134,7 +134,7 @@ impl Watcher {
     /// false at the deadline.
     pub(super) fn rest(&self, until: Instant) -> bool {
         self.note(|notes| notes.seats.iter_mut().for_each(|seat| seat.rests = false));
-        self.wake(KEY_REST);
+        self.wake(KEY_DRAIN);
         self.wait(until, |notes| notes.all(|seat| seat.rests)) && self.handed_over(until)
     }
 
@@ -146,7 +146,7 @@ impl Watcher {
     /// Makes queues that rest leave, once the driver has none of their tags any more. What they kept
     /// stays with it.
     pub(super) fn let_go(&self) {
-        self.wake(KEY_LET_GO);
+        self.wake(KEY_RELEASE);
     }
 
     /// Waits until what the queues did before is with the driver: a reactor hands it over before it
@@ -189,31 +189,32 @@ impl Watcher {
     }
 }
 
-impl Watch for Voice {
-    fn fetch_failed(&self, queue: u16, errno: i32) {
+impl QueueObserver for Voice {
+    fn on_fetch_failed(&self, queue: u16, tag: u16, errno: i32) {
         let watcher = &self.watcher;
         tracing::error!(
             device = watcher.device,
             queue,
+            tag,
             errno,
             "ublk: a fetch is refused"
         );
         watcher.note(|notes| {
-            notes.refused.get_or_insert((queue, errno.abs()));
+            notes.refused.get_or_insert((queue, tag, errno.abs()));
         });
         watcher.cancel.cancel();
     }
 
-    fn aborted(&self, _queue: u16) {
+    fn on_aborted(&self, _queue: u16) {
         self.watcher.note(|notes| notes.aborted += 1);
     }
 
-    fn rested(&self, _queue: u16) {
+    fn on_drained(&self, _queue: u16) {
         self.watcher
             .note(|notes| notes.seats[self.seat].rests = true);
     }
 
-    fn gone(&self, _queue: u16, _stats: QueueStats) {
+    fn on_detached(&self, _queue: u16, _stats: QueueStats) {
         self.watcher
             .note(|notes| notes.seats[self.seat].gone = true);
     }
@@ -229,7 +230,7 @@ mod tests {
     fn a_refused_fetch_cancels_the_start_and_is_the_reason_that_is_told() {
         let watcher = Arc::new(Watcher::new(3, 2));
         assert!(!watcher.cancel().is_cancelled());
-        watcher.voice(1).fetch_failed(1, libc::EINVAL);
+        watcher.voice(1).on_fetch_failed(1, 0, libc::EINVAL);
         assert!(watcher.cancel().is_cancelled());
         let told = watcher.reason(Error::kernel(Operation::Start, Some(3), libc::ECANCELED));
         assert_eq!(told.operation(), Operation::Fetch);
@@ -243,10 +244,10 @@ mod tests {
     fn a_device_is_left_when_its_last_queue_is_gone() {
         let watcher = Arc::new(Watcher::new(3, 2));
         let soon = || Instant::now() + Duration::from_millis(5);
-        watcher.voice(0).gone(0, QueueStats::default());
+        watcher.voice(0).on_detached(0, QueueStats::default());
         assert!(!watcher.wait_gone(soon()));
         let other = watcher.voice(1);
-        let queue = std::thread::spawn(move || other.gone(1, QueueStats::default()));
+        let queue = std::thread::spawn(move || other.on_detached(1, QueueStats::default()));
         assert!(watcher.wait_gone(Instant::now() + Duration::from_secs(10)));
         queue.join().unwrap();
     }

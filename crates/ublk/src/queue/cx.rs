@@ -9,16 +9,16 @@ use std::task::Waker;
 
 use reactor::{Buf, Command, FileIndex, Need, Op, OpId, Port, Token};
 
-use super::hw::Hw;
-use super::{KEY_LET_GO, token};
-use crate::request::{Answer, Request};
+use super::hw::HwQueue;
+use super::request::{Answer, Request};
+use super::token::{self, KEY_RELEASE};
 
-/// What a handler has during a call: its queue, and through it the reactor.
+/// What a handler works with during a call: its queue, and through it the reactor.
 ///
-/// It is a [`Port`] like the reactor's own, so that what is written for one runs on it. Tokens and
-/// keys of the highest bit are the queue's; using one panics.
+/// It is a [`Port`] like the reactor's own, so that code for a port runs on it. Tokens with the highest
+/// bit and the highest waker keys are the queue's; using one panics.
 pub struct QueueCx<'a, P: Port> {
-    pub(super) hw: &'a mut Hw,
+    pub(super) hw: &'a mut HwQueue,
     pub(super) port: &'a mut P,
 }
 
@@ -44,24 +44,25 @@ impl<P: Port> QueueCx<'_, P> {
         self.hw.file()
     }
 
-    /// Answers a request in place. Its result goes to the driver with all others of this turn.
+    /// Answers a request on its queue's thread. Its commit goes to the driver with all others of
+    /// this turn.
     #[inline]
     pub fn answer(&mut self, request: Request, answer: Answer) {
-        if let Some(returned) = request.end_at(&self.hw.home, answer) {
-            self.hw.answered(self.port, returned);
+        if let Some(returned) = request.answer_on(&self.hw.return_queue, answer) {
+            self.hw.on_answered(self.port, returned);
         }
     }
 
-    /// Calls what may panic: what it panics over is its request alone, which is dropped with the
-    /// call, and so fails. For handlers that carry on several requests in one call.
-    pub(crate) fn guarded(&mut self, call: impl FnOnce(&mut Self)) {
+    /// Makes a call that may panic. A panic drops the request of the call, which fails it, and no
+    /// other. For handlers that continue several requests in one call.
+    pub(crate) fn catch_panic(&mut self, call: impl FnOnce(&mut Self)) {
         if catch_unwind(AssertUnwindSafe(|| call(self))).is_err() {
-            self.hw.handler_panicked();
+            self.hw.on_handler_panic();
         }
     }
 
-    /// A plan's bytes were moved without a copy, or with one.
-    pub(crate) fn count_moved(&mut self, uncopied: bool) {
+    /// Counts a plan whose bytes were moved, without a copy or with one.
+    pub(crate) fn count_move(&mut self, uncopied: bool) {
         let counters = &self.hw.counters;
         match uncopied {
             true => counters.uncopied.one(),
@@ -83,10 +84,10 @@ impl<P: Port> QueueCx<'_, P> {
 
 impl<P: Port> Port for QueueCx<'_, P> {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
-        self.port.submit(token::of_handler(token), op)
+        self.port.submit(token::check_handler(token), op)
     }
 
-    /// A handler cannot arm commands: those are its queue's.
+    /// Panics: only the queue issues FETCH and COMMIT_AND_FETCH.
     fn arm(&mut self, number: u32, _: Command) {
         panic!("command {number:#x} is not a handler's to arm");
     }
@@ -101,7 +102,7 @@ impl<P: Port> Port for QueueCx<'_, P> {
 
     fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
         self.port
-            .request_buffer(token::of_handler(token), len, need)
+            .request_buffer(token::check_handler(token), len, need)
     }
 
     fn reserve_len(&self) -> usize {
@@ -133,11 +134,11 @@ impl<P: Port> Port for QueueCx<'_, P> {
     }
 
     fn waker(&self, key: u64) -> Waker {
-        assert!(key < KEY_LET_GO, "this key is the queue's own");
+        assert!(key < KEY_RELEASE, "this key is the queue's own");
         self.port.waker(key)
     }
 
-    /// A handler cannot leave alone: tags would be lost. Its queue leaves with the device or with
-    /// the reactor.
+    /// Does nothing: a handler cannot detach its queue, whose tags would be lost. The queue detaches
+    /// with its device or with the reactor.
     fn detach(&mut self) {}
 }

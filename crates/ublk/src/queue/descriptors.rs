@@ -1,8 +1,9 @@
 //! The memory in which the driver describes the requests of one queue: mapped read-only.
 //!
-//! The driver writes a tag's descriptor before it hands the tag over, and leaves it alone while
-//! the server has the tag. It is still copied out by one volatile read and never referred to:
-//! who reads for a tag that it does not own gets bytes of no meaning, not undefined behaviour.
+//! The driver writes a tag's descriptor before it completes the tag's FETCH, and does not change it
+//! while the server has the tag. Even so a descriptor is copied out by one volatile read and never
+//! borrowed: a read for a tag that the server does not have gives meaningless bytes, not undefined
+//! behaviour.
 
 use std::fmt;
 use std::io;
@@ -14,8 +15,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::sys::{self, IoDescriptor};
 
-/// The descriptors of one queue. Unmapped when dropped: a mapping that stays would keep the
-/// device from being deleted.
+/// The descriptors of one queue. Unmapped when dropped: a mapping that stays would keep the driver
+/// from deleting the device.
 pub struct Descriptors {
     start: NonNull<u8>,
     bytes: usize,
@@ -27,8 +28,8 @@ pub struct Descriptors {
 unsafe impl Send for Descriptors {}
 
 impl Descriptors {
-    /// Maps those of `queue` from a device's character device. `stride` is the distance of
-    /// descriptors that the device says, in bytes; zero for the 24 of kernels that do not say.
+    /// Maps the descriptors of `queue` from the character device. `stride` is the distance between
+    /// descriptors in bytes, as the driver gives it; zero stands for the 24 of older kernels.
     pub fn map(
         char_device: impl AsFd,
         queue: u16,
@@ -44,7 +45,7 @@ impl Descriptors {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let page = rustix::param::page_size();
-        let (offset, bytes) = place(queue, depth, stride, page);
+        let (offset, bytes) = layout(queue, depth, stride, page);
         // SAFETY: a fresh read-only mapping at an address of the kernel's choice touches no
         // memory of ours; the result is owned by this value and unmapped once, in drop.
         let start = unsafe {
@@ -83,7 +84,7 @@ impl Descriptors {
 
 /// Where the descriptors of a queue lie on the character device, and how many bytes to map. The
 /// driver takes exactly this length.
-fn place(queue: u16, depth: u16, stride: usize, page: usize) -> (u64, usize) {
+fn layout(queue: u16, depth: u16, stride: usize, page: usize) -> (u64, usize) {
     let queue_bytes = (usize::from(sys::DEPTH_MAX) * stride).next_multiple_of(page);
     let bytes = (usize::from(depth) * stride).next_multiple_of(page);
     let offset = sys::DESCRIPTORS_OFFSET + u64::from(queue) * queue_bytes as u64;
@@ -98,12 +99,12 @@ impl Drop for Descriptors {
     }
 }
 
-/// Bytes that a request carries, or the errno of one that makes no sense or cannot be served.
+/// The bytes that a request carries, or an errno if it makes no sense or cannot be served.
 /// `io_bytes_max` is the device's largest request.
 pub(super) fn bytes_of(descriptor: &IoDescriptor, io_bytes_max: u32) -> Result<u32, i32> {
     if descriptor.has(sys::IO_SHARED) {
-        // Nobody reads or fills shared memory here. Without this, a write would bring what the
-        // last one left in our buffer, and a read would be done without its bytes.
+        // This server does not access shared memory. Without this check a write would store what
+        // the last request left in the buffer, and a read would complete without its bytes.
         return Err(libc::EIO);
     }
     match descriptor.op() {
@@ -135,11 +136,11 @@ mod tests {
 
     #[test]
     fn the_place_is_the_one_that_the_driver_takes() {
-        assert_eq!(place(0, 1, 24, 4096), (0, 4096));
-        assert_eq!(place(1, 128, 24, 4096), (98_304, 4096));
-        assert_eq!(place(3, 4096, 24, 4096), (3 * 98_304, 98_304));
-        assert_eq!(place(1, 128, 64, 4096), (262_144, 8192));
-        assert_eq!(place(1, 128, 24, 65_536), (131_072, 65_536));
+        assert_eq!(layout(0, 1, 24, 4096), (0, 4096));
+        assert_eq!(layout(1, 128, 24, 4096), (98_304, 4096));
+        assert_eq!(layout(3, 4096, 24, 4096), (3 * 98_304, 98_304));
+        assert_eq!(layout(1, 128, 64, 4096), (262_144, 8192));
+        assert_eq!(layout(1, 128, 24, 65_536), (131_072, 65_536));
     }
 
     #[test]
@@ -153,7 +154,7 @@ mod tests {
                 addr: 0,
             };
             let distance = if stride == 0 { 24 } else { u64::from(stride) };
-            let (queue, _) = place(2, 300, distance as usize, rustix::param::page_size());
+            let (queue, _) = layout(2, 300, distance as usize, rustix::param::page_size());
             file.write_all_at(descriptor.as_bytes(), queue + 299 * distance)
                 .unwrap();
             let descriptors = Descriptors::map(&file, 2, 300, stride).unwrap();

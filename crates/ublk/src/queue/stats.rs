@@ -1,36 +1,36 @@
-//! Figures of a queue, counted by its thread and read by all.
+//! The counters of a queue: its thread counts, any thread reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Figures of one hardware queue.
+/// What one hardware queue has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStats {
-    /// Requests that were handed to the handler.
+    /// Requests that the handler got.
     pub requests: u64,
-    /// Results that were given to the driver.
+    /// Results that were committed.
     pub commits: u64,
-    /// Tags that the driver retired.
+    /// Tags that the driver aborted.
     pub aborts: u64,
-    /// Tags that the server had when the driver retired the first one.
+    /// Tags that the server had when the driver aborted the first one.
     pub owned_at_abort: u64,
-    /// Commands that were sent again after the driver refused them.
-    pub rearms: u64,
-    /// Results that the driver refused until they were given up for EIO.
+    /// Commands that were issued again after the driver refused them.
+    pub retries: u64,
+    /// Results that the driver refused until they were replaced by EIO.
     pub commits_lost: u64,
     /// Requests that were dropped unanswered.
     pub dropped: u64,
     /// Calls of the handler that panicked.
     pub panics: u64,
-    /// Requests whose buffer slot was taken, so that their bytes went another way.
+    /// Requests whose buffer slot was in use, so that their bytes went another way.
     pub fallbacks: u64,
     /// Plans whose bytes were moved between the request's slot and files, without a copy.
     pub uncopied: u64,
-    /// Plans whose bytes passed through memory of the server.
+    /// Plans whose bytes were copied through memory of the server.
     pub copied: u64,
     /// Requests that had to wait for a buffer or a slot.
     pub waits: u64,
-    /// Requests that were left with the driver.
+    /// Requests that were left for the next server.
     pub abandoned: u64,
     /// Requests whose answer or description made no sense.
     pub faults: u64,
@@ -43,7 +43,7 @@ pub struct Counters {
     pub(super) commits: Count,
     pub(super) aborts: Count,
     pub(super) owned_at_abort: Count,
-    pub(super) rearms: Count,
+    pub(super) retries: Count,
     pub(super) commits_lost: Count,
     dropped: AtomicU64,
     pub(super) panics: Count,
@@ -84,14 +84,14 @@ impl Counters {
         self.dropped.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The figures now.
+    /// The present values.
     pub fn stats(&self) -> QueueStats {
         QueueStats {
             requests: self.requests.get(),
             commits: self.commits.get(),
             aborts: self.aborts.get(),
             owned_at_abort: self.owned_at_abort.get(),
-            rearms: self.rearms.get(),
+            retries: self.retries.get(),
             commits_lost: self.commits_lost.get(),
             dropped: self.dropped.load(Ordering::Relaxed),
             panics: self.panics.get(),

@@ -1,13 +1,13 @@
-//! What a queue knows of its tags.
+//! The tags of a queue: which of them it serves, who has each one, and its last command.
 
-/// The tags of a hardware queue that one source has: every `step`-th from `first` on. Whole queues
-/// everywhere; shares where the driver lets each tag have a thread of its own (6.16), so that a
-/// queue that one processor keeps busy is served by several reactors.
+/// The tags of a hardware queue that one source serves: every `step`-th from `first` on. Every kernel
+/// allows whole queues; shares need a driver that gives each tag a task of its own (6.16), and let
+/// several reactors serve a queue that one processor keeps busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// The first of them.
+    /// The first tag.
     pub first: u16,
-    /// From one to the next.
+    /// The distance from one tag to the next.
     pub step: u16,
 }
 
@@ -15,13 +15,13 @@ impl Share {
     /// All tags.
     pub const WHOLE: Share = Share { first: 0, step: 1 };
 
-    /// Its tags, of a queue that has this many.
+    /// Its tags, of a queue with this depth.
     pub fn tags(self, depth: u16) -> impl Iterator<Item = u16> {
         (self.first..depth).step_by(usize::from(self.step))
     }
 
-    /// The how-manieth of its tags this one is.
-    pub(super) fn ordinal(self, tag: u16) -> usize {
+    /// The index of a tag within this share.
+    pub(super) fn index_in_share(self, tag: u16) -> usize {
         usize::from(tag / self.step)
     }
 
@@ -32,49 +32,49 @@ impl Share {
 
 /// Who has a tag, and what for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    /// The driver: a fetch or commit is in flight.
-    Armed,
-    /// The server: the handler has its request.
-    Served,
-    /// The server: a write was announced (get-data) or a request needs a slot, and waits for it.
-    Owed,
-    /// A command that fetches a write's data, or puts pages into a slot, is in flight.
-    Fetching,
-    /// The server: a command was refused and is sent again after a pause.
-    Pausing,
-    /// Left with the driver for good: the server is about to leave.
-    Left,
-    /// Nobody, or another source: the driver will not use it here again.
+pub(super) enum TagState {
+    /// The driver: FETCH or COMMIT_AND_FETCH is in flight.
+    WithDriver,
+    /// The server: the handler has the request.
+    WithHandler,
+    /// The server: a write needs a buffer (get-data), or a request needs a slot, and waits for it.
+    Waiting,
+    /// NEED_GET_DATA or REGISTER_IO_BUF is in flight for its request.
+    Preparing,
+    /// The server: the driver refused a command, which is issued again after a pause.
+    Backoff,
+    /// The server, for good: it is about to leave, and the request is left for the next server.
+    Abandoned,
+    /// Nobody, because the driver aborted it, or another source.
     Retired,
 }
 
-/// The last command of a tag, for when it is refused.
+/// The last command of a tag, in case the driver refuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(super) enum LastCommand {
     Fetch,
     Commit {
         result: i32,
     },
-    /// Whatever `Owed` waits for.
+    /// NEED_GET_DATA or REGISTER_IO_BUF, once the request has its buffer or slot.
     Prepare,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tag {
-    pub(super) state: State,
-    pub(super) sent: Sent,
-    /// How often in a row its command was refused.
-    pub(super) refused: u8,
-    /// Of its request.
+    pub(super) state: TagState,
+    pub(super) last_command: LastCommand,
+    /// How often in a row the driver refused its command.
+    pub(super) refusals: u8,
+    /// The operation of its request.
     pub(super) op: u8,
-    /// Of its request: bytes that a read or write carries.
+    /// The bytes that its request carries.
     pub(super) bytes: u32,
-    /// A slot that its request was put into.
+    /// The slot of its own in which its request is registered.
     pub(super) slot: Option<u16>,
 }
 
-/// The tags of a queue, with how many are in which state.
+/// The tags of a queue, with the number in each state.
 #[derive(Debug)]
 pub(super) struct Tags {
     tags: Vec<Tag>,
@@ -85,20 +85,20 @@ impl Tags {
     pub(super) fn new(depth: u16, share: Share) -> Tags {
         let tag = |tag| Tag {
             state: if share.has(tag) {
-                State::Pausing
+                TagState::Backoff
             } else {
-                State::Retired
+                TagState::Retired
             },
-            sent: Sent::Fetch,
-            refused: 0,
+            last_command: LastCommand::Fetch,
+            refusals: 0,
             op: 0,
             bytes: 0,
             slot: None,
         };
         let mut counts = [0; 7];
         let ours = share.tags(depth).count() as u16;
-        counts[State::Pausing as usize] = ours;
-        counts[State::Retired as usize] = depth - ours;
+        counts[TagState::Backoff as usize] = ours;
+        counts[TagState::Retired as usize] = depth - ours;
         Tags {
             tags: (0..depth).map(tag).collect(),
             counts,
@@ -109,31 +109,31 @@ impl Tags {
         &mut self.tags[usize::from(tag)]
     }
 
-    pub(super) fn state(&self, tag: u16) -> State {
+    pub(super) fn state(&self, tag: u16) -> TagState {
         self.tags[usize::from(tag)].state
     }
 
-    pub(super) fn set(&mut self, tag: u16, state: State) {
+    pub(super) fn set(&mut self, tag: u16, state: TagState) {
         let before = std::mem::replace(&mut self.of(tag).state, state);
         self.counts[before as usize] -= 1;
         self.counts[state as usize] += 1;
     }
 
-    /// The driver handed a tag over: it took what was sent before.
+    /// The driver handed a tag over, so it has accepted the last command.
     #[inline]
-    pub(super) fn came(&mut self, tag: u16, state: State) {
-        self.of(tag).refused = 0;
+    pub(super) fn on_fetched(&mut self, tag: u16, state: TagState) {
+        self.of(tag).refusals = 0;
         self.set(tag, state);
     }
 
-    pub(super) fn count(&self, state: State) -> u16 {
+    pub(super) fn count(&self, state: TagState) -> u16 {
         self.counts[state as usize]
     }
 
-    /// Tags that the server has.
+    /// The number of tags that the server has.
     pub(super) fn owned(&self) -> u16 {
-        use State::{Fetching, Left, Owed, Pausing, Served};
-        [Served, Owed, Fetching, Pausing, Left]
+        use TagState::{Abandoned, Backoff, Preparing, Waiting, WithHandler};
+        [WithHandler, Waiting, Preparing, Backoff, Abandoned]
             .iter()
             .map(|&state| self.count(state))
             .sum()

@@ -1,4 +1,4 @@
-//! A queue on a port that only takes notes: what it sends, and what it makes of each answer.
+//! A queue on a port that only records: what it sends, and what it makes of each answer.
 
 use std::fs::File;
 use std::io;
@@ -13,16 +13,22 @@ use zerocopy::{FromBytes, IntoBytes};
 
 mod pools;
 
-use super::token::{Armed, armed, own};
+use super::token::{
+    self, CommandKind, KEY_DRAIN, KEY_RELEASE, KEY_RESUME, KEY_RETURN_QUEUE, OpKind,
+    command_number, queue_token,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use reactor::{Completion, Port, Token};
+
 use super::*;
-use crate::request::Answer;
 use crate::sys::{self, IoCommand, IoDescriptor};
 
-mod resting;
+mod draining;
 
 /// A port whose operations end when the test says.
 #[derive(Default)]
-pub(crate) struct Notes {
+pub(crate) struct RecordingPort {
     pub(crate) ops: Vec<(Token, Op)>,
     /// Armed commands, by number.
     pub(crate) armed: Vec<(u32, Command)>,
@@ -35,7 +41,7 @@ pub(crate) struct Notes {
     detached: bool,
 }
 
-impl Port for Notes {
+impl Port for RecordingPort {
     fn submit(&mut self, token: Token, op: Op) -> OpId {
         self.ops.push((token, op));
         OpId::for_test(self.ops.len() as u64)
@@ -79,32 +85,32 @@ impl Port for Notes {
 }
 
 #[derive(Default)]
-struct Told(Mutex<Vec<String>>);
+struct RecordingObserver(Mutex<Vec<String>>);
 
-impl Watch for Told {
-    fn fetch_failed(&self, queue: u16, errno: i32) {
+impl QueueObserver for RecordingObserver {
+    fn on_fetch_failed(&self, queue: u16, _: u16, errno: i32) {
         self.0
             .lock()
             .unwrap()
             .push(format!("fetch {queue} {errno}"));
     }
-    fn aborted(&self, queue: u16) {
+    fn on_aborted(&self, queue: u16) {
         self.0.lock().unwrap().push(format!("aborted {queue}"));
     }
-    fn rested(&self, queue: u16) {
-        self.0.lock().unwrap().push(format!("rested {queue}"));
+    fn on_drained(&self, queue: u16) {
+        self.0.lock().unwrap().push(format!("drained {queue}"));
     }
-    fn gone(&self, queue: u16, _: QueueStats) {
-        self.0.lock().unwrap().push(format!("gone {queue}"));
+    fn on_detached(&self, queue: u16, _: QueueStats) {
+        self.0.lock().unwrap().push(format!("detached {queue}"));
     }
 }
 
 /// A queue, its driver's memory and its port.
 pub(crate) struct Rig<H: Handler> {
     source: Option<QueueSource<H>>,
-    pub(crate) port: Notes,
+    pub(crate) port: RecordingPort,
     memory: File,
-    told: Arc<Told>,
+    observer: Arc<RecordingObserver>,
     counters: Arc<Counters>,
 }
 
@@ -124,8 +130,12 @@ impl<H: Handler> Rig<H> {
         handler: H,
     ) -> Rig<H> {
         let memory = File::from(reactor::memfd(c"driver", 1 << 20).unwrap());
-        let (told, counters) = (Arc::<Told>::default(), Arc::<Counters>::default());
+        let (observer, counters) = (
+            Arc::<RecordingObserver>::default(),
+            Arc::<Counters>::default(),
+        );
         let parts = QueueParts {
+            device: 0,
             queue: 0,
             depth,
             share,
@@ -136,20 +146,20 @@ impl<H: Handler> Rig<H> {
             slots_max: depth,
             pool,
             counters: Arc::clone(&counters),
-            watch: Arc::clone(&told) as Arc<dyn Watch>,
+            observer: Arc::clone(&observer) as Arc<dyn QueueObserver>,
         };
         let mut rig = Rig {
             source: Some(QueueSource::new(parts, handler)),
-            port: Notes::default(),
+            port: RecordingPort::default(),
             memory,
-            told,
+            observer,
             counters,
         };
-        rig.with(|source, port| source.begin(port));
+        rig.with(|source, port| source.on_attached(port));
         rig
     }
 
-    pub(crate) fn with(&mut self, call: impl FnOnce(&mut QueueSource<H>, &mut Notes)) {
+    pub(crate) fn with(&mut self, call: impl FnOnce(&mut QueueSource<H>, &mut RecordingPort)) {
         call(self.source.as_mut().unwrap(), &mut self.port);
     }
 
@@ -172,42 +182,42 @@ impl<H: Handler> Rig<H> {
     }
 
     /// The command that a tag has with the driver.
-    fn sent(&self, kind: Armed, tag: u16) -> (u32, i32) {
-        let number = armed(kind, tag);
+    fn issued(&self, kind: CommandKind, tag: u16) -> (u32, i32) {
+        let number = command_number(kind, tag);
         let sent = self.port.armed.iter().find(|(own, _)| *own == number);
         let (_, command) = sent.unwrap_or_else(|| panic!("no {kind:?} of {tag}"));
         (command.opcode(), result_of(command))
     }
 
     /// The driver answers a tag's command.
-    fn answer(&mut self, kind: Armed, tag: u16, raw: i32) {
-        let number = armed(kind, tag);
+    fn answer(&mut self, kind: CommandKind, tag: u16, raw: i32) {
+        let number = command_number(kind, tag);
         let at = self.port.armed.iter().position(|(own, _)| *own == number);
         let at = at.unwrap_or_else(|| panic!("no {kind:?} of {tag}"));
         self.port.armed.remove(at);
         let mut one = Some((number, raw));
-        self.with(|source, port| source.commanded(port, |_| one.take()));
+        self.with(|source, port| source.on_armed_completions(port, |_| one.take()));
     }
 
-    fn end(&mut self, kind: Kind, number: u16, raw: i32) {
-        let token = own(kind, number);
+    fn end(&mut self, kind: OpKind, number: u16, raw: i32) {
+        let token = queue_token(kind, number);
         let completion = match self.take(token) {
             Op::Command(_) => Completion::Command(raw),
             Op::Timeout { .. } => Completion::Timeout(Ok(())),
             other => panic!("{other:?}"),
         };
-        self.with(|source, port| source.ended(port, token, completion));
+        self.with(|source, port| source.on_completion(port, token, completion));
     }
 
     /// A request comes for this tag.
     pub(crate) fn come(&mut self, tag: u16, op_flags: u32, sectors: u32) {
         self.describe(tag, op_flags, sectors);
-        self.answer(Armed::Command, tag, sys::RESULT_OK);
+        self.answer(CommandKind::Fetch, tag, sys::RESULT_OK);
     }
 
     /// The result that was committed for this tag.
     pub(crate) fn committed(&self, tag: u16) -> i32 {
-        let (opcode, result) = self.sent(Armed::Command, tag);
+        let (opcode, result) = self.issued(CommandKind::Fetch, tag);
         assert_eq!(opcode, sys::IO_COMMIT_AND_FETCH);
         result
     }
@@ -215,7 +225,7 @@ impl<H: Handler> Rig<H> {
     /// Ends the handler's operation of this token.
     pub(crate) fn end_own(&mut self, token: Token, end: impl FnOnce(Op) -> Completion) {
         let completion = end(self.take(token));
-        self.with(|source, port| source.ended(port, token, completion));
+        self.with(|source, port| source.on_completion(port, token, completion));
     }
 
     pub(crate) fn stats(&self) -> QueueStats {
@@ -228,7 +238,7 @@ impl<H: Handler> Rig<H> {
 
     /// Requests that were answered elsewhere come back.
     pub(crate) fn returned(&mut self) {
-        self.with(|source, port| source.woke(port, KEY_RETURNED));
+        self.with(|source, port| source.on_wake(port, KEY_RETURN_QUEUE));
     }
 }
 
@@ -259,7 +269,7 @@ impl Keep {
 }
 
 impl Handler for Keep {
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         match self.at_once {
             Some(Answer::Failed(0)) => panic!("planted"),
             Some(answer) => queue.answer(request, answer),
@@ -327,28 +337,28 @@ fn a_refused_result_is_sent_again_and_in_the_end_fails() {
     rig.come(0, WRITE, 8);
     for _ in 0..3 {
         assert_eq!(rig.committed(0), 4096);
-        rig.answer(Armed::Command, 0, -libc::EINVAL);
-        rig.end(Kind::Pause, 0, 0);
+        rig.answer(CommandKind::Fetch, 0, -libc::EINVAL);
+        rig.end(OpKind::RetryTimer, 0, 0);
     }
     assert_eq!(rig.committed(0), 4096);
-    rig.answer(Armed::Command, 0, -libc::EINVAL);
-    rig.end(Kind::Pause, 0, 0);
+    rig.answer(CommandKind::Fetch, 0, -libc::EINVAL);
+    rig.end(OpKind::RetryTimer, 0, 0);
     assert_eq!(rig.committed(0), -libc::EIO);
     rig.come(0, WRITE, 16);
     assert_eq!(rig.committed(0), 8192, "the tag serves again");
     let stats = rig.counters.stats();
-    assert_eq!((stats.rearms, stats.commits_lost, stats.aborts), (4, 1, 0));
+    assert_eq!((stats.retries, stats.commits_lost, stats.aborts), (4, 1, 0));
 }
 
 #[test]
 fn a_refused_fetch_is_told_once_and_sent_again() {
     let mut rig = Rig::new(COPY_BY_USER, 2, Keep::answering(Answer::Done));
     for _ in 0..2 {
-        rig.answer(Armed::Command, 1, -libc::EBUSY);
-        rig.end(Kind::Pause, 1, 0);
+        rig.answer(CommandKind::Fetch, 1, -libc::EBUSY);
+        rig.end(OpKind::RetryTimer, 1, 0);
     }
-    assert_eq!(rig.sent(Armed::Command, 1).0, sys::IO_FETCH);
-    assert_eq!(*rig.told.0.lock().unwrap(), ["fetch 0 16"]);
+    assert_eq!(rig.issued(CommandKind::Fetch, 1).0, sys::IO_FETCH);
+    assert_eq!(*rig.observer.0.lock().unwrap(), ["fetch 0 16"]);
 }
 
 #[test]
@@ -356,26 +366,26 @@ fn a_queue_leaves_when_all_its_tags_are_retired_and_answered() {
     let keep = Keep::default();
     let mut rig = Rig::new(COPY_BY_USER, 3, keep.clone());
     rig.come(1, WRITE, 8);
-    rig.answer(Armed::Command, 0, sys::RESULT_ABORT);
-    rig.answer(Armed::Command, 2, sys::RESULT_ABORT);
+    rig.answer(CommandKind::Fetch, 0, sys::RESULT_ABORT);
+    rig.answer(CommandKind::Fetch, 2, sys::RESULT_ABORT);
     let stats = rig.counters.stats();
     assert_eq!((stats.aborts, stats.owned_at_abort), (2, 1));
     assert!(!rig.port.detached, "a request is at hand");
     keep.next().complete();
     rig.returned();
     assert_eq!(rig.committed(1), 4096);
-    rig.answer(Armed::Command, 1, sys::RESULT_ABORT);
+    rig.answer(CommandKind::Fetch, 1, sys::RESULT_ABORT);
     assert!(rig.port.detached);
     rig.source = None;
-    assert_eq!(*rig.told.0.lock().unwrap(), ["aborted 0", "gone 0"]);
+    assert_eq!(*rig.observer.0.lock().unwrap(), ["aborted 0", "detached 0"]);
 }
 
 #[test]
 fn a_tag_that_a_quiesced_driver_keeps_does_not_hold_the_queue_for_ever() {
     let mut rig = Rig::new(COPY_BY_USER, 2, Keep::default());
-    rig.answer(Armed::Command, 0, sys::RESULT_ABORT);
+    rig.answer(CommandKind::Fetch, 0, sys::RESULT_ABORT);
     assert!(!rig.port.detached);
-    rig.end(Kind::Grace, 0, 0);
+    rig.end(OpKind::GraceTimer, 0, 0);
     assert!(rig.port.detached);
 }
 
@@ -384,7 +394,7 @@ fn a_server_that_stops_finishes_what_it_has_and_leaves_the_rest() {
     let keep = Keep::default();
     let mut rig = Rig::new(COPY_BY_USER, 3, keep.clone());
     rig.come(0, WRITE, 8);
-    rig.with(|source, port| source.stopping(port));
+    rig.with(|source, port| source.on_stop(port));
     rig.come(1, WRITE, 8);
     assert!(!rig.port.detached);
     assert_eq!(rig.counters.stats().abandoned, 1);
@@ -399,7 +409,7 @@ fn before_linux_6_16_a_stopping_server_keeps_one_tag_idle() {
     let keep = Keep::default();
     let mut rig = Rig::new(sys::F_USER_COPY, 2, keep.clone());
     rig.come(0, WRITE, 8);
-    rig.with(|source, port| source.stopping(port));
+    rig.with(|source, port| source.on_stop(port));
     // The last idle tag: its request is served, else the driver would miss the exit.
     rig.come(1, WRITE, 8);
     assert_eq!(rig.counters.stats().abandoned, 0);
@@ -414,14 +424,14 @@ fn a_share_of_a_queue_has_its_tags_and_leaves_with_them() {
     let share = Share { first: 1, step: 3 };
     let mut rig = Rig::with_share(0, (8, share), Keep::answering(Answer::Done));
     let sent = |tag: &u16| {
-        let number = armed(Armed::Command, *tag);
+        let number = command_number(CommandKind::Fetch, *tag);
         rig.port.armed.iter().any(|(own, _)| *own == number)
     };
     let fetched: Vec<u16> = (0..8).filter(sent).collect();
     assert_eq!(fetched, [1, 4, 7]);
     for tag in fetched {
         assert!(!rig.detached(), "before its last tag");
-        rig.answer(Armed::Command, tag, sys::RESULT_ABORT);
+        rig.answer(CommandKind::Fetch, tag, sys::RESULT_ABORT);
     }
     assert!(rig.detached());
     assert_eq!(rig.stats().aborts, 3);
@@ -441,7 +451,7 @@ fn a_panic_costs_its_request() {
 struct Nine;
 
 impl Handler for Nine {
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         assert!(request.bytes() != 9 * 512, "planted");
         queue.complete(request);
     }
@@ -454,8 +464,8 @@ fn requests_that_come_together_with_one_that_is_panicked_over_are_served() {
         rig.describe(tag as u16, WRITE, sectors);
     }
     rig.port.armed.clear();
-    let mut ends = (0..4).map(|tag| (armed(Armed::Command, tag), sys::RESULT_OK));
-    rig.with(|source, port| source.commanded(port, |_| ends.next()));
+    let mut ends = (0..4).map(|tag| (command_number(CommandKind::Fetch, tag), sys::RESULT_OK));
+    rig.with(|source, port| source.on_armed_completions(port, |_| ends.next()));
     assert_eq!((rig.committed(0), rig.committed(2)), (4096, 8192));
     assert_eq!(rig.port.armed.len(), 2);
     rig.returned();
@@ -469,9 +479,9 @@ fn requests_that_come_together_with_one_that_is_panicked_over_are_served() {
 fn a_panic_of_the_queue_itself_is_not_taken_for_its_handlers() {
     let mut rig = Rig::new(COPY_BY_USER, 1, Nine);
     rig.port.armed.clear();
-    let mut ends = [(armed(Armed::Command, 7), sys::RESULT_OK)].into_iter();
+    let mut ends = [(command_number(CommandKind::Fetch, 7), sys::RESULT_OK)].into_iter();
     let told = catch_unwind(AssertUnwindSafe(|| {
-        rig.with(|source, port| source.commanded(port, |_| ends.next()));
+        rig.with(|source, port| source.on_armed_completions(port, |_| ends.next()));
     }));
     assert!(told.is_err(), "there is no tag 7");
     assert_eq!(rig.stats().panics, 0);
@@ -481,17 +491,17 @@ fn a_panic_of_the_queue_itself_is_not_taken_for_its_handlers() {
 fn a_write_is_fetched_before_it_is_handed_out_and_may_have_become_shorter() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
     rig.describe(0, WRITE, 16);
-    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
-    assert_eq!(rig.sent(Armed::GetData, 0).0, sys::IO_NEED_GET_DATA);
+    rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
+    assert_eq!(rig.issued(CommandKind::GetData, 0).0, sys::IO_NEED_GET_DATA);
     assert_eq!(rig.port.armed.len(), 1, "nothing else is legal now");
     rig.describe(0, WRITE, 8);
-    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
+    rig.answer(CommandKind::GetData, 0, sys::RESULT_OK);
     assert_eq!(rig.committed(0), 4096);
     // Longer than was announced: what came is not all, and is not believed.
     rig.describe(0, WRITE, 8);
-    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
+    rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
     rig.describe(0, WRITE, 64);
-    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
+    rig.answer(CommandKind::GetData, 0, sys::RESULT_OK);
     assert_eq!(rig.committed(0), -libc::EIO);
 }
 
@@ -499,11 +509,11 @@ fn a_write_is_fetched_before_it_is_handed_out_and_may_have_become_shorter() {
 fn a_refused_fetch_of_data_is_tried_again_with_nothing_else() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
     rig.describe(0, WRITE, 8);
-    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
-    rig.answer(Armed::GetData, 0, -libc::EFAULT);
-    rig.end(Kind::Pause, 0, 0);
-    assert_eq!(rig.sent(Armed::GetData, 0).0, sys::IO_NEED_GET_DATA);
-    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
+    rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
+    rig.answer(CommandKind::GetData, 0, -libc::EFAULT);
+    rig.end(OpKind::RetryTimer, 0, 0);
+    assert_eq!(rig.issued(CommandKind::GetData, 0).0, sys::IO_NEED_GET_DATA);
+    rig.answer(CommandKind::GetData, 0, sys::RESULT_OK);
     assert_eq!(rig.committed(0), 4096);
 }
 
@@ -512,12 +522,12 @@ fn a_dry_pool_parks_a_write_until_its_buffer_comes() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 2, Keep::answering(Answer::Done));
     rig.port.dry = true;
     rig.describe(0, WRITE, 8);
-    rig.answer(Armed::Command, 0, sys::RESULT_NEED_GET_DATA);
+    rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
     let (token, len) = rig.port.wanted.remove(0);
     assert_eq!(len, 4096, "exactly what was announced");
     let buf = Completion::Buffer(Buf::allocate(len).unwrap());
-    rig.with(|source, port| source.ended(port, token, buf));
-    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
+    rig.with(|source, port| source.on_completion(port, token, buf));
+    rig.answer(CommandKind::GetData, 0, sys::RESULT_OK);
     assert_eq!((rig.committed(0), rig.counters.stats().waits), (4096, 1));
 }
 
@@ -531,9 +541,9 @@ fn a_refused_read_whose_buffer_is_gone_fails() {
     request.complete();
     rig.returned();
     assert_eq!(rig.committed(0), 4096);
-    rig.answer(Armed::Command, 0, -libc::EINVAL);
-    rig.end(Kind::Pause, 0, 0);
-    rig.end(Kind::Pause, 0, 0);
+    rig.answer(CommandKind::Fetch, 0, -libc::EINVAL);
+    rig.end(OpKind::RetryTimer, 0, 0);
+    rig.end(OpKind::RetryTimer, 0, 0);
     assert_eq!(rig.committed(0), -libc::EIO);
 }
 

@@ -11,7 +11,7 @@ use blkmq::{Completer, Kick};
 use reactor::{Buf, Moving};
 
 use super::fixed::FixedMove;
-use crate::request::{Answer, Data, Request};
+use crate::queue::{Answer, Data, Request};
 
 /// A plan of either kind.
 pub(super) enum Planned<B: Backend> {

@@ -33,8 +33,8 @@ use blkmq::io::{Backend, FileId};
 use blkmq::{Admission, AdmittedRequest, Device, Queue};
 use reactor::{Completion, DioAlign, FileIndex, Op, OpenFile, Port, Token};
 
+use crate::queue::Request;
 use crate::queue::{Handler, QueueCx};
-use crate::request::Request;
 use job::{Doorbell, Ended, Job, Spare};
 use token::Named;
 
@@ -125,7 +125,7 @@ impl<B: Backend> Serve<B> {
         };
         // Each by itself: a panic over one must neither take the queue along nor leave behind
         // those that are woken already, whom nobody wakes again.
-        queue.run(|admitted| cx.guarded(|cx| self.go(cx, admitted)));
+        queue.run(|admitted| cx.catch_panic(|cx| self.go(cx, admitted)));
         self.queue = Some(queue);
     }
 
@@ -148,7 +148,7 @@ impl<B: Backend> Serve<B> {
 }
 
 impl<B: Backend> Handler for Serve<B> {
-    fn attached<P: Port>(&mut self, cx: &mut QueueCx<'_, P>) {
+    fn on_attached<P: Port>(&mut self, cx: &mut QueueCx<'_, P>) {
         self.doorbell.hang(cx.waker(KEY_RUN));
         let open = self.served.drain(..).map(|file| OpenFile {
             id: file.id,
@@ -159,7 +159,7 @@ impl<B: Backend> Handler for Serve<B> {
         self.zeroes = self.zeroes_fd.take().map(|fd| cx.register(fd));
     }
 
-    fn request<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, request: Request) {
         let Some(queue) = &mut self.queue else {
             return cx.answer(request, crate::Answer::Abandoned);
         };
@@ -170,7 +170,7 @@ impl<B: Backend> Handler for Serve<B> {
         }
     }
 
-    fn completed<P: Port>(
+    fn on_completion<P: Port>(
         &mut self,
         cx: &mut QueueCx<'_, P>,
         token: Token,
@@ -185,11 +185,11 @@ impl<B: Backend> Handler for Serve<B> {
         }
     }
 
-    fn woken<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, _key: u64) {
+    fn on_wake<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, _key: u64) {
         self.run(cx);
     }
 
-    fn stopping<P: Port>(&mut self, _cx: &mut QueueCx<'_, P>) {
+    fn on_stop<P: Port>(&mut self, _cx: &mut QueueCx<'_, P>) {
         self.ended.leaving.store(true, Ordering::Relaxed);
         // What is parked ends now; what moves goes on, so that no plan is given back under a
         // write in flight.

@@ -11,8 +11,8 @@ use reactor::{Buf, Completion, MoveTokens, Moving, Need, Op, Port};
 use super::fixed::{self, FixedMove};
 use super::job::{Mover, Planned, Stage};
 use super::{Held, Serve, token};
+use crate::queue::Data;
 use crate::queue::QueueCx;
-use crate::request::Data;
 
 fn tokens(tag: u16) -> MoveTokens {
     MoveTokens {
@@ -255,7 +255,7 @@ impl<B: Backend> Serve<B> {
                 }
                 result => {
                     if result.is_ok() {
-                        cx.count_moved(true);
+                        cx.count_move(true);
                     }
                     Some((admitted, result))
                 }
@@ -267,7 +267,7 @@ impl<B: Backend> Serve<B> {
         };
         let (buf, result) = moving.into_buffer();
         job.data = buf;
-        cx.count_moved(false);
+        cx.count_move(false);
         Some((admitted, result))
     }
 

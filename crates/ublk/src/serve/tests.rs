@@ -272,7 +272,7 @@ fn a_parked_request_holds_no_memory_and_goes_on_when_woken() {
     rig.come(0, WRITE, 8);
     assert!(noted(&rig).is_empty(), "no buffer before there is a plan");
     wake_parked(&disk);
-    rig.with(|source, port| source.woke(port, KEY_RUN));
+    rig.with(|source, port| source.on_wake(port, KEY_RUN));
     rig.end_own(token::copy(0), well);
     rig.end_own(token::piece(0, 0), well);
     assert_eq!(rig.committed(0), 4096);
@@ -294,7 +294,7 @@ fn a_panic_over_a_parked_request_costs_that_request_alone() {
         }
         *disk.panics.lock().unwrap() = panics;
         wake_parked(&disk);
-        rig.with(|source, port| source.woke(port, KEY_RUN));
+        rig.with(|source, port| source.on_wake(port, KEY_RUN));
         rig.returned();
         // Those behind it in the same pass went on: nobody wakes them again.
         assert_eq!(noted(&rig).len(), 3 - panics as usize);
@@ -316,7 +316,7 @@ fn a_dry_pool_is_waited_for() {
     rig.come(0, READ, 8);
     let (token, len) = rig.port.wanted.remove(0);
     let buf = Completion::Buffer(Buf::allocate(len).unwrap());
-    rig.with(|source, port| source.ended(port, token, buf));
+    rig.with(|source, port| source.on_completion(port, token, buf));
     rig.end_own(token::piece(0, 0), well);
     rig.end_own(token::copy(0), well);
     assert_eq!(rig.committed(0), 4096);
@@ -331,7 +331,7 @@ fn a_flush_waits_until_it_is_durable() {
         "too soon"
     );
     for _ in 0..2 {
-        rig.with(|source, port| source.woke(port, KEY_RUN));
+        rig.with(|source, port| source.on_wake(port, KEY_RUN));
     }
     assert_eq!(rig.committed(0), 0);
 }
@@ -350,7 +350,7 @@ fn what_is_parked_when_the_server_leaves_stays_with_the_driver() {
     let (mut rig, disk) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
     *disk.parks.lock().unwrap() = 1;
     rig.come(0, WRITE, 8);
-    rig.with(|source, port| source.stopping(port));
+    rig.with(|source, port| source.on_stop(port));
     rig.returned();
     assert_eq!(rig.stats().abandoned, 1);
     assert!(rig.detached());

@@ -87,7 +87,7 @@ impl Late {
 impl Handler for Late {
     const MODES: Modes = Modes::NONE.and(DataMode::Copy);
 
-    fn request<P: Port>(&mut self, _: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, _: &mut QueueCx<'_, P>, request: Request) {
         // Whoever answers outlives this handler.
         let _ = self.to.send(request);
     }

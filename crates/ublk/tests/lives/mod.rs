@@ -28,7 +28,7 @@ pub struct Null;
 impl Handler for Null {
     const MODES: Modes = Modes::NONE.and(DataMode::ZeroCopy).and(DataMode::UserCopy);
 
-    fn request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         queue.complete(request);
     }
 }

@@ -1,34 +1,34 @@
 //! Copy: the driver copies between a request's pages and a buffer of its tag.
 //!
-//! The buffer is named by the fetch or commit, and stays here while the tag is armed: nobody looks
-//! at it, because the driver may write to it at any time. It travels with the request and comes
-//! back with its answer. Each is as large as the largest request, but memory that was never touched
-//! costs nothing (R5 as far as this mode can keep it). They are cut from a few large mappings: one
-//! for each would cost a page and a system call apiece, at the end as well.
+//! FETCH and COMMIT_AND_FETCH name the buffer. While the driver has the tag the buffer stays here and
+//! is not accessed, because the driver may write to it at any time. It travels with the request and
+//! comes back with the answer. Each buffer is as large as the largest request, but memory that was
+//! never touched costs nothing (R5 as far as this mode can keep it). Buffers are cut from a few large
+//! mappings: a mapping for each would cost a page and a system call apiece, also when it is unmapped.
 
 use reactor::Buf;
 
-use crate::request::Data;
+use crate::queue::request::Data;
 
-/// Buffers that are mapped together have this many bytes, or are one.
-const MAPPED_BYTES: usize = 64 << 20;
+/// Bytes of a mapping that buffers are cut from. A larger buffer has a mapping of its own.
+const MAPPING_BYTES: usize = 64 << 20;
 
 /// A tag's buffer.
 #[derive(Default)]
-struct Own {
-    /// Unless its request has it.
-    here: Option<Buf>,
-    /// Its address, by which it is known again; zero before there is one.
+struct TagBuffer {
+    /// `None` while its request has it.
+    buf: Option<Buf>,
+    /// Its address, which identifies it when it comes back; zero before there is one.
     address: u64,
 }
 
 pub(in crate::queue) struct CopyBuffers {
     bytes: usize,
-    by_tag: Vec<Own>,
-    /// Mapped, and nobody's yet.
-    fresh: Option<Buf>,
-    /// Tags that had none so far.
-    without: usize,
+    by_tag: Vec<TagBuffer>,
+    /// The rest of a mapping that buffers are cut from.
+    unused: Option<Buf>,
+    /// Tags that had no buffer so far.
+    tags_without: usize,
 }
 
 impl CopyBuffers {
@@ -36,33 +36,33 @@ impl CopyBuffers {
     pub(super) fn new(depth: u16, tags: usize, io_bytes_max: u32) -> CopyBuffers {
         CopyBuffers {
             bytes: io_bytes_max.max(1) as usize,
-            by_tag: (0..depth).map(|_| Own::default()).collect(),
-            fresh: None,
-            without: tags,
+            by_tag: (0..depth).map(|_| TagBuffer::default()).collect(),
+            unused: None,
+            tags_without: tags,
         }
     }
 
-    /// The address of the tag's buffer, with the first `read` bytes of what a read brought in it.
-    /// `None` where memory is short.
+    /// The address of the tag's buffer, which holds the first `read` bytes of `buf`. `None` where
+    /// memory is short.
     #[inline(always)]
     pub(super) fn address(&mut self, tag: u16, buf: Option<Buf>, read: usize) -> Option<u64> {
         let own = &mut self.by_tag[usize::from(tag)];
         match buf {
-            None if own.here.is_some() => Some(own.address),
+            None if own.buf.is_some() => Some(own.address),
             Some(buf) if buf.address() == own.address && buf.capacity() >= self.bytes => {
-                own.here = Some(buf);
+                own.buf = Some(buf);
                 Some(own.address)
             }
-            // A handler that brought another buffer, or none, costs a copy.
+            // A handler that answers with another buffer costs a copy.
             other => self.replace(tag, other, read),
         }
     }
 
     #[cold]
     fn replace(&mut self, tag: u16, other: Option<Buf>, read: usize) -> Option<u64> {
-        let mut buf = match self.by_tag[usize::from(tag)].here.take() {
+        let mut buf = match self.by_tag[usize::from(tag)].buf.take() {
             Some(buf) => buf,
-            None => self.fresh()?,
+            None => self.cut_buffer()?,
         };
         if let Some(other) = other {
             buf.set_len(read);
@@ -70,48 +70,49 @@ impl CopyBuffers {
         }
         let own = &mut self.by_tag[usize::from(tag)];
         own.address = buf.address();
-        own.here = Some(buf);
+        own.buf = Some(buf);
         Some(own.address)
     }
 
-    /// A buffer that nobody had.
-    fn fresh(&mut self) -> Option<Buf> {
-        if self.fresh.is_none() {
-            let together = (MAPPED_BYTES / self.bytes).min(self.without).max(1);
-            self.fresh = Some(Buf::allocate_untouched(together * self.bytes)?);
+    /// Cuts a new buffer from a mapping.
+    fn cut_buffer(&mut self) -> Option<Buf> {
+        if self.unused.is_none() {
+            let count = (MAPPING_BYTES / self.bytes).min(self.tags_without).max(1);
+            self.unused = Some(Buf::allocate_untouched(count * self.bytes)?);
         }
-        self.without = self.without.saturating_sub(1);
-        let rest = self.fresh.as_mut()?;
+        self.tags_without = self.tags_without.saturating_sub(1);
+        let rest = self.unused.as_mut()?;
         if rest.len() <= self.bytes {
-            return self.fresh.take();
+            return self.unused.take();
         }
         Some(rest.split_to(self.bytes))
     }
 
-    /// Takes the buffer of a request back that is not answered.
-    pub(super) fn keep(&mut self, tag: u16, buf: Buf) {
+    /// Takes back the buffer of a request that is not committed.
+    pub(super) fn put_back(&mut self, tag: u16, buf: Buf) {
         let own = &mut self.by_tag[usize::from(tag)];
         if buf.address() == own.address && buf.capacity() >= self.bytes {
-            own.here = Some(buf);
+            own.buf = Some(buf);
         }
     }
 
+    /// The tag's buffer for a request of so many bytes.
     #[inline(always)]
-    pub(in crate::queue) fn arrived(&mut self, tag: u16, bytes: u32) -> Data {
+    pub(in crate::queue) fn take(&mut self, tag: u16, bytes: u32) -> Data {
         if bytes == 0 {
             return Data::None;
         }
-        let Some(mut buf) = self.by_tag[usize::from(tag)].here.take() else {
+        let Some(mut buf) = self.by_tag[usize::from(tag)].buf.take() else {
             return Data::None;
         };
         buf.set_len(bytes as usize);
         Data::Buffer(buf)
     }
 
-    /// Every buffer that the driver may know.
-    pub(super) fn leave(&mut self) -> Vec<Buf> {
+    /// Takes every buffer that the driver may know.
+    pub(super) fn take_driver_buffers(&mut self) -> Vec<Buf> {
         let own = self.by_tag.iter_mut();
-        own.filter_map(|own| own.here.take()).collect()
+        own.filter_map(|own| own.buf.take()).collect()
     }
 }
 
@@ -132,14 +133,14 @@ mod tests {
         let apart = |pair: &[u64]| pair[1] - pair[0] >= u64::from(BYTES);
         assert!(sorted.windows(2).all(apart));
         for tag in 0..130 {
-            let Data::Buffer(buf) = buffers.arrived(tag, 512) else {
+            let Data::Buffer(buf) = buffers.take(tag, 512) else {
                 panic!("tag {tag} has no buffer")
             };
             assert_eq!((buf.len(), buf.capacity()), (512, BYTES as usize));
             let again = buffers.address(tag, Some(buf), 0);
             assert_eq!(again, Some(first[usize::from(tag)]));
         }
-        assert_eq!(buffers.leave().len(), 130);
+        assert_eq!(buffers.take_driver_buffers().len(), 130);
     }
 
     #[test]
@@ -150,13 +151,13 @@ mod tests {
         let mut large = pool.take(2 << 20, reactor::Need::Fresh).expect("lent");
         large.fill(7);
         // Kept, or what comes in its place could have its address.
-        let Data::Buffer(_lost) = buffers.arrived(0, 4096) else {
+        let Data::Buffer(_lost) = buffers.take(0, 4096) else {
             panic!("no buffer")
         };
         let replaced = buffers.address(0, Some(large), 4096).expect("memory");
         assert_ne!(replaced, own, "its own was lost");
         assert_eq!(pool.stats().lent, 0, "an idle tag keeps what is the pool's");
-        let Data::Buffer(buf) = buffers.arrived(0, 4096) else {
+        let Data::Buffer(buf) = buffers.take(0, 4096) else {
             panic!("no buffer")
         };
         assert!(buf.iter().all(|&byte| byte == 7));

@@ -1,12 +1,13 @@
-//! Get-data: a write comes without its bytes; a buffer of the right size is found, and the driver
-//! asked to copy them there. A read is answered with a buffer.
+//! Get-data: the driver hands a write over without its bytes. The queue takes a buffer of the right
+//! size and sends NEED_GET_DATA, on which the driver copies the bytes there. A read is answered with
+//! a buffer.
 //!
-//! Memory follows the bytes in flight (R5). While a write's bytes are owed, asking for them is the
-//! only command that the driver takes for that tag: whatever is to become of the write, its bytes
-//! are fetched first. Where the pool is dry, tags wait in the order in which their writes came.
+//! Memory follows the bytes in flight (R5). Until the bytes were copied, NEED_GET_DATA is the only
+//! command that the driver takes for that tag: whatever is to become of the write, its bytes are
+//! copied first. Where the pool is empty, tags wait in the order in which their writes arrived.
 //!
-//! The length that was announced chose the buffer, and is forgotten then: the driver may have
-//! copied less (a fault in the middle), and says so in the descriptor.
+//! The first length in the descriptor only chooses the buffer: the driver may copy less (a fault in
+//! the middle), and then shortens the length in the descriptor.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,65 +17,69 @@ use std::time::Duration;
 use reactor::op::Command;
 use reactor::{Buf, Need, Op, Port};
 
-use super::Driver;
-use crate::queue::Counters;
-use crate::queue::token::{self, Kind};
+use super::driver::CommandBuilder;
+use crate::queue::stats::Counters;
+use crate::queue::token::{self, OpKind};
 use crate::sys;
 
-/// Memory for the bytes of writes, where it is to come from elsewhere than the reactor's pool:
-/// of an RPC framework, for example ([`Buf::from_foreign`]).
+/// Memory for the bytes of writes from elsewhere than the reactor's pool: of an RPC framework, for
+/// example ([`Buf::from_foreign`]).
 pub trait Pool: Send {
     /// A buffer of at least `bytes`, of which the first `bytes` are used, or `None` where there is
-    /// none now: then `waker` is woken when it is worth asking again. Called on a ring thread: it
-    /// must not wait. A pool keeps room for one request of the largest size, or its device can
-    /// stall.
+    /// none now: then the pool wakes `waker` when it is worth asking again. Called on a ring's
+    /// thread: it must not wait. A pool keeps room for one request of the largest size, or its
+    /// device can stall.
     ///
-    /// One that panics, or lends less than was asked for, is taken for dry, counted, and asked again
-    /// after a pause.
+    /// A pool that panics, or lends less than was asked for, is treated as empty, counted, and asked
+    /// again after a pause.
     fn take(&mut self, bytes: usize, waker: &Waker) -> Option<Buf>;
 }
 
-/// How long a pool of the user's that failed is left alone.
+/// How long the queue waits before it asks a pool again that failed.
 const FAILED_PAUSE: Duration = Duration::from_millis(100);
 
 pub(in crate::queue) struct GetData {
     pool: Option<Box<dyn Pool>>,
-    /// Tags whose writes wait for the given pool, in order, with the bytes they need.
+    /// Tags whose writes wait for the user's pool, in order, with the bytes they need.
     waiting: VecDeque<(u16, usize)>,
-    /// It failed, and is asked again when a timer says so.
-    pausing: bool,
-    /// By tag: the buffer that its write's bytes are being copied to, at which nobody looks.
-    fetching: Vec<Option<Buf>>,
+    /// The user's pool failed, and is not asked before a timer has elapsed.
+    in_backoff: bool,
+    /// By tag: the buffer that the driver copies a write's bytes to. Not accessed meanwhile.
+    copying: Vec<Option<Buf>>,
 }
 
-/// Who is woken, and what is counted.
-type Told<'a> = (&'a Waker, &'a Counters);
+/// What a call of the user's pool needs of its queue.
+#[derive(Clone, Copy)]
+pub(in crate::queue) struct PoolContext<'a> {
+    pub(in crate::queue) waker: &'a Waker,
+    pub(in crate::queue) counters: &'a Counters,
+}
 
 impl GetData {
     pub(super) fn new(depth: u16, pool: Option<Box<dyn Pool>>) -> GetData {
         GetData {
             pool,
             waiting: VecDeque::new(),
-            pausing: false,
-            fetching: (0..depth).map(|_| None).collect(),
+            in_backoff: false,
+            copying: (0..depth).map(|_| None).collect(),
         }
     }
 
-    /// A buffer for a write, or its tag waits.
+    /// A buffer for a write; without one its tag waits.
     pub(in crate::queue) fn take<P: Port>(
         &mut self,
         port: &mut P,
-        told: Told<'_>,
+        context: PoolContext<'_>,
         tag: u16,
         bytes: usize,
     ) -> Option<Buf> {
         if self.pool.is_none() {
-            // A write may be parked for long with its bytes in hand: others must get on beside it.
-            // The first one of a queue comes in any case, however large it is.
-            return port.request_buffer(token::own(Kind::Buffer, tag), bytes, Need::Held);
+            // A write may be parked for long with its buffer: `Held` bounds these, so that other
+            // queues get on. The first buffer of a queue is granted in any case.
+            return port.request_buffer(token::queue_token(OpKind::Buffer, tag), bytes, Need::Held);
         }
         let buf = if self.waiting.is_empty() {
-            self.ask(port, told, bytes)
+            self.ask_pool(port, context, bytes)
         } else {
             None
         };
@@ -84,32 +89,32 @@ impl GetData {
         buf
     }
 
-    /// The given pool may have something again: the first in line that can go on.
+    /// The user's pool may have memory again: a buffer for the first tag in line.
     pub(in crate::queue) fn next_waiting<P: Port>(
         &mut self,
         port: &mut P,
-        told: Told<'_>,
+        context: PoolContext<'_>,
     ) -> Option<(u16, Buf)> {
         let &(tag, bytes) = self.waiting.front()?;
-        let buf = self.ask(port, told, bytes)?;
+        let buf = self.ask_pool(port, context, bytes)?;
         self.waiting.pop_front();
         Some((tag, buf))
     }
 
-    /// It may be asked again.
-    pub(in crate::queue) fn pause_over(&mut self) {
-        self.pausing = false;
+    /// The user's pool may be asked again.
+    pub(in crate::queue) fn end_backoff(&mut self) {
+        self.in_backoff = false;
     }
 
-    /// Asks the given pool. The driver will write `bytes` to what it lends.
-    fn ask<P: Port>(
+    /// Asks the user's pool. The driver will write `bytes` to what it lends.
+    fn ask_pool<P: Port>(
         &mut self,
         port: &mut P,
-        (waker, counters): Told<'_>,
+        context: PoolContext<'_>,
         bytes: usize,
     ) -> Option<Buf> {
-        let pool = self.pool.as_mut().filter(|_| !self.pausing)?;
-        let lent = catch_unwind(AssertUnwindSafe(|| pool.take(bytes, waker)));
+        let pool = self.pool.as_mut().filter(|_| !self.in_backoff)?;
+        let lent = catch_unwind(AssertUnwindSafe(|| pool.take(bytes, context.waker)));
         match lent {
             Ok(None) => return None,
             Ok(Some(mut buf)) if buf.len() >= bytes => {
@@ -117,43 +122,58 @@ impl GetData {
                 return Some(buf);
             }
             Ok(Some(short)) => {
-                counters.faults.one();
-                tracing::error!(bytes, lent = short.len(), "a pool lent too little");
+                context.counters.faults.one();
+                tracing::error!(
+                    bytes,
+                    lent = short.len(),
+                    "ublk: a pool lent fewer bytes than it was asked for"
+                );
             }
             Err(_) => {
-                counters.panics.one();
-                tracing::error!("a pool panicked");
+                context.counters.panics.one();
+                tracing::error!("ublk: a pool panicked");
             }
         }
-        self.pausing = true;
+        self.in_backoff = true;
         let after = FAILED_PAUSE;
-        port.submit(token::own(Kind::Pool, 0), Op::Timeout { after });
+        port.submit(
+            token::queue_token(OpKind::PoolTimer, 0),
+            Op::Timeout { after },
+        );
         None
     }
 
-    /// The command that fetches a write's bytes, the only one that is legal while they are owed. The
-    /// buffer stays here until it has ended.
-    pub(in crate::queue) fn fetch(&mut self, driver: Driver, tag: u16, buf: Buf) -> Command {
+    /// NEED_GET_DATA for a write. Its buffer stays here until the command has completed.
+    pub(in crate::queue) fn build_command(
+        &mut self,
+        commands: CommandBuilder,
+        tag: u16,
+        buf: Buf,
+    ) -> Command {
         let address = buf.address();
-        self.fetching[usize::from(tag)] = Some(buf);
-        driver.naming(sys::IO_NEED_GET_DATA, tag, 0, address)
+        self.copying[usize::from(tag)] = Some(buf);
+        commands.build(sys::IO_NEED_GET_DATA, tag, 0, address)
     }
 
-    /// That command has ended: its buffer.
-    pub(in crate::queue) fn fetched(&mut self, tag: u16) -> Option<Buf> {
-        self.fetching[usize::from(tag)].take()
+    /// The buffer of a NEED_GET_DATA that has completed.
+    pub(in crate::queue) fn take_copied(&mut self, tag: u16) -> Option<Buf> {
+        self.copying[usize::from(tag)].take()
     }
 
-    /// Every buffer that the driver may know.
-    pub(super) fn leave(&mut self) -> Vec<Buf> {
-        self.fetching.iter_mut().filter_map(Option::take).collect()
+    /// Takes every buffer that the driver may know.
+    pub(super) fn take_driver_buffers(&mut self) -> Vec<Buf> {
+        self.copying.iter_mut().filter_map(Option::take).collect()
     }
 }
 
-/// Has a read's commit name its buffer, also if it failed: the driver reads `read` bytes of it while
-/// it takes the command, and nothing after that. The address, or `None` where memory is short or
-/// what the read brought is gone.
-pub(super) fn read_address<P: Port>(port: &mut P, buf: Option<Buf>, read: usize) -> Option<u64> {
+/// The address that a read's commit names, also for a read that failed: the driver reads `read` bytes
+/// there while it takes the command, and nothing later. `None` where memory is short or the read's
+/// buffer is gone.
+pub(super) fn hold_read_buffer<P: Port>(
+    port: &mut P,
+    buf: Option<Buf>,
+    read: usize,
+) -> Option<u64> {
     let buf = match buf {
         Some(buf) if buf.len() >= read && !buf.is_empty() => buf,
         _ if read == 0 => Buf::allocate(1)?,

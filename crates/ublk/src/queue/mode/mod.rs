@@ -1,73 +1,34 @@
-//! What the data modes differ in: what a fetch or commit carries, and where the bytes of a
-//! request are when it comes. Each mode's state is in its own file.
+//! What the data modes differ in: what a FETCH or COMMIT_AND_FETCH carries, and where the bytes of
+//! a request are when the driver hands it over. Each mode's state is in its own file.
 
 pub(super) mod copy;
+pub(super) mod driver;
 pub(super) mod get_data;
 pub(super) mod zero_copy;
 
-use reactor::{Buf, FileIndex, Port, op::Command};
+use reactor::{Buf, Port, op::Command};
 
-use crate::queue::{Pool, Share};
-use crate::request::Data;
+use crate::queue::tags::Share;
 use crate::spec::DataMode;
-use crate::sys::{self, IoCommand};
+use crate::sys;
 
 use copy::CopyBuffers;
-use get_data::GetData;
+use driver::{CommandBuilder, Commit};
+use get_data::{GetData, Pool};
 use zero_copy::ZeroCopy;
 
-/// The driver's end of a queue.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Driver {
-    pub(super) file: FileIndex,
-    pub(super) queue: u16,
+/// What a mode's state is made from.
+pub(super) struct ModeParts {
+    pub(super) flags: u64,
+    pub(super) depth: u16,
+    pub(super) share: Share,
+    pub(super) io_bytes_max: u32,
+    pub(super) slots_max: u16,
+    pub(super) pool: Option<Box<dyn Pool>>,
 }
 
-impl Driver {
-    /// A command that names no memory: `addr` is zero, or the number of a buffer slot.
-    #[inline]
-    pub(super) fn plain(self, opcode: u32, tag: u16, result: i32, addr: u64) -> Command {
-        self.naming(opcode, tag, result, addr)
-    }
-
-    /// A command that names a buffer, which its mode keeps until the command has ended, or until the
-    /// driver has taken it where that reads no later.
-    #[inline]
-    fn naming(self, opcode: u32, tag: u16, result: i32, addr: u64) -> Command {
-        let command = IoCommand {
-            queue: self.queue,
-            tag,
-            result,
-            addr,
-        };
-        let payload: [u8; Command::PAYLOAD_BYTES] = zerocopy::transmute!(command);
-        // SAFETY: `addr` is no address, or that of a buffer which is as large as the driver believes.
-        // Its mode looks at it no more and has it until the command has ended (`GetData::fetching`,
-        // `Own::here`) or was taken (`Port::hold_until_submitted`), and hands it over in `Mode::leave`.
-        unsafe { Command::new(self.file, opcode, payload) }
-    }
-}
-
-/// A result on its way to the driver.
-#[derive(Debug)]
-pub(super) struct Commit {
-    pub(super) tag: u16,
-    pub(super) result: i32,
-    pub(super) op: u8,
-    pub(super) buf: Option<Buf>,
-}
-
-/// What becomes of a request that came.
-pub(super) enum Arrival {
-    /// Its bytes are here, or can be reached.
-    Ready(Data),
-    /// Its pages must be put into a buffer slot first.
-    Register,
-    /// There is no way to its bytes.
-    Unreachable,
-}
-
-/// With a tag of its own: one that is hidden in a field costs more to read, several times a request.
+/// A data mode with its state. `repr(u8)` gives it a discriminant of its own: one that is hidden in
+/// a field costs more to read, several times a request.
 #[repr(u8)]
 pub(super) enum Mode {
     ZeroCopy(ZeroCopy),
@@ -77,20 +38,17 @@ pub(super) enum Mode {
 }
 
 impl Mode {
-    pub(super) fn new(
-        flags: u64,
-        (depth, share): (u16, Share),
-        io_bytes_max: u32,
-        slots_max: u16,
-        pool: Option<Box<dyn Pool>>,
-    ) -> Mode {
-        match DataMode::of_flags(flags) {
-            DataMode::ZeroCopy => Mode::ZeroCopy(ZeroCopy::new(flags, slots_max, (depth, share))),
+    pub(super) fn new(parts: ModeParts) -> Mode {
+        let ModeParts { depth, share, .. } = parts;
+        match DataMode::of_flags(parts.flags) {
+            DataMode::ZeroCopy => {
+                Mode::ZeroCopy(ZeroCopy::new(parts.flags, parts.slots_max, depth, share))
+            }
             DataMode::UserCopy => Mode::UserCopy,
-            DataMode::GetData => Mode::GetData(GetData::new(depth, pool)),
+            DataMode::GetData => Mode::GetData(GetData::new(depth, parts.pool)),
             DataMode::Copy => {
                 let tags = share.tags(depth).count();
-                Mode::Copy(CopyBuffers::new(depth, tags, io_bytes_max))
+                Mode::Copy(CopyBuffers::new(depth, tags, parts.io_bytes_max))
             }
         }
     }
@@ -100,22 +58,22 @@ impl Mode {
         matches!(self, Mode::GetData(_) | Mode::Copy(_))
     }
 
-    /// The first command of a tag, or one that takes its place; `None` where memory is short.
-    pub(super) fn fetch(&mut self, driver: Driver, tag: u16) -> Option<Command> {
+    /// A tag's FETCH, its first command; `None` where memory is short.
+    pub(super) fn fetch(&mut self, commands: CommandBuilder, tag: u16) -> Option<Command> {
         let address = match self {
             Mode::Copy(buffers) => buffers.address(tag, None, 0)?,
             _ => 0,
         };
-        let fetch = driver.naming(sys::IO_FETCH, tag, 0, address);
-        Some(self.dressed(fetch, tag))
+        let fetch = commands.build(sys::IO_FETCH, tag, 0, address);
+        Some(self.with_auto_buffer(fetch, tag))
     }
 
-    /// The command that commits a result; `None` where memory is short.
+    /// The COMMIT_AND_FETCH of a result; `None` where memory is short.
     #[inline(always)]
     pub(super) fn commit<P: Port>(
         &mut self,
         port: &mut P,
-        driver: Driver,
+        commands: CommandBuilder,
         commit: Commit,
     ) -> Option<Command> {
         let Commit {
@@ -131,36 +89,36 @@ impl Mode {
         };
         let address = match self {
             Mode::ZeroCopy(_) | Mode::UserCopy => 0,
-            Mode::GetData(_) if op == sys::OP_READ => get_data::read_address(port, buf, read)?,
+            Mode::GetData(_) if op == sys::OP_READ => get_data::hold_read_buffer(port, buf, read)?,
             Mode::GetData(_) => 0,
             Mode::Copy(buffers) => buffers.address(tag, buf, read)?,
         };
-        let commit = driver.naming(sys::IO_COMMIT_AND_FETCH, tag, result, address);
-        Some(self.dressed(commit, tag))
+        let commit = commands.build(sys::IO_COMMIT_AND_FETCH, tag, result, address);
+        Some(self.with_auto_buffer(commit, tag))
     }
 
-    /// What a command says beside its payload.
+    /// Adds the buffer slot that zero copy names beside the payload.
     #[inline]
-    fn dressed(&self, command: Command, tag: u16) -> Command {
+    fn with_auto_buffer(&self, command: Command, tag: u16) -> Command {
         match self {
-            Mode::ZeroCopy(zero_copy) => zero_copy.dress(command, tag),
+            Mode::ZeroCopy(zero_copy) => zero_copy.with_auto_buffer(command, tag),
             _ => command,
         }
     }
 
-    /// A request of this tag came back unanswered, with its buffer.
-    pub(super) fn keep(&mut self, tag: u16, buf: Option<Buf>) {
+    /// Puts back the buffer of a request that is not committed.
+    pub(super) fn put_back(&mut self, tag: u16, buf: Option<Buf>) {
         if let (Mode::Copy(buffers), Some(buf)) = (self, buf) {
-            buffers.keep(tag, buf);
+            buffers.put_back(tag, buf);
         }
     }
 
-    /// The memory that commands name which the driver has.
-    pub(super) fn leave(&mut self) -> Vec<Buf> {
+    /// Takes the memory that the driver's commands name.
+    pub(super) fn take_driver_buffers(&mut self) -> Vec<Buf> {
         match self {
             Mode::ZeroCopy(_) | Mode::UserCopy => Vec::new(),
-            Mode::GetData(get_data) => get_data.leave(),
-            Mode::Copy(buffers) => buffers.leave(),
+            Mode::GetData(get_data) => get_data.take_driver_buffers(),
+            Mode::Copy(buffers) => buffers.take_driver_buffers(),
         }
     }
 }

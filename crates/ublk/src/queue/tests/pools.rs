@@ -5,7 +5,7 @@ use super::*;
 
 /// What a pool has, and what it does wrong.
 #[derive(Default)]
-struct Purse {
+struct PoolState {
     bytes: usize,
     panics: bool,
     short: bool,
@@ -14,10 +14,10 @@ struct Purse {
 }
 
 #[derive(Clone, Default)]
-struct Little(Arc<Mutex<Purse>>);
+struct TestPool(Arc<Mutex<PoolState>>);
 
-impl Little {
-    fn with<R>(&self, call: impl FnOnce(&mut Purse) -> R) -> R {
+impl TestPool {
+    fn with<R>(&self, call: impl FnOnce(&mut PoolState) -> R) -> R {
         call(
             &mut self
                 .0
@@ -27,19 +27,19 @@ impl Little {
     }
 }
 
-impl Pool for Little {
+impl Pool for TestPool {
     fn take(&mut self, bytes: usize, waker: &Waker) -> Option<Buf> {
-        self.with(|purse| {
-            purse.asked += 1;
-            purse.waker = Some(waker.clone());
-            assert!(!purse.panics, "planted");
-            purse.bytes = purse.bytes.checked_sub(bytes)?;
-            Buf::allocate(if purse.short { bytes - 1 } else { bytes })
+        self.with(|state| {
+            state.asked += 1;
+            state.waker = Some(waker.clone());
+            assert!(!state.panics, "planted");
+            state.bytes = state.bytes.checked_sub(bytes)?;
+            Buf::allocate(if state.short { bytes - 1 } else { bytes })
         })
     }
 }
 
-fn rig(pool: &Little, keep: &Keep) -> Rig<Keep> {
+fn rig(pool: &TestPool, keep: &Keep) -> Rig<Keep> {
     let tags = (4, Share::WHOLE);
     let pool = Some(Box::new(pool.clone()) as Box<dyn Pool>);
     let flags = sys::F_NEED_GET_DATA | sys::F_PER_IO_TASK;
@@ -49,64 +49,64 @@ fn rig(pool: &Little, keep: &Keep) -> Rig<Keep> {
 impl<H: Handler> Rig<H> {
     fn announce(&mut self, tag: u16, sectors: u32) {
         self.describe(tag, WRITE, sectors);
-        self.answer(Armed::Command, tag, sys::RESULT_NEED_GET_DATA);
+        self.answer(CommandKind::Fetch, tag, sys::RESULT_NEED_GET_DATA);
     }
 
     /// Tags whose bytes are asked for, in the order of asking.
     fn fetching(&self) -> Vec<u16> {
         let sent = self.port.armed.iter();
-        let fetched = sent.map(|&(number, _)| token::parse_armed(number));
-        let fetching = fetched.filter(|(kind, _)| *kind == Armed::GetData);
+        let fetched = sent.map(|&(number, _)| token::parse_command_number(number));
+        let fetching = fetched.filter(|(kind, _)| *kind == CommandKind::GetData);
         fetching.map(|(_, tag)| tag).collect()
     }
 }
 
 #[test]
 fn a_dry_pool_of_the_users_is_waited_for_in_order() {
-    let pool = Little::default();
+    let pool = TestPool::default();
     let mut rig = rig(&pool, &Keep::default());
     rig.announce(3, 16);
     rig.announce(1, 1);
     assert_eq!(rig.stats().waits, 2);
     rig.returned();
     // Enough for the second, which does not overtake.
-    pool.with(|purse| purse.bytes = 512);
+    pool.with(|state| state.bytes = 512);
     rig.returned();
     rig.announce(0, 1);
     assert!(rig.fetching().is_empty());
-    pool.with(|purse| purse.bytes = 9216);
+    pool.with(|state| state.bytes = 9216);
     rig.returned();
     assert_eq!(rig.fetching(), [3, 1, 0]);
 }
 
 #[test]
 fn a_pool_that_panics_is_taken_for_dry_and_asked_again_after_a_pause() {
-    let pool = Little::default();
+    let pool = TestPool::default();
     let mut rig = rig(&pool, &Keep::answering(Answer::Done));
-    pool.with(|purse| purse.panics = true);
+    pool.with(|state| state.panics = true);
     rig.announce(2, 8);
     rig.announce(0, 8);
     rig.returned();
-    assert_eq!((rig.stats().panics, pool.with(|purse| purse.asked)), (1, 1));
-    rig.end(Kind::Pool, 0, 0);
+    assert_eq!((rig.stats().panics, pool.with(|state| state.asked)), (1, 1));
+    rig.end(OpKind::PoolTimer, 0, 0);
     assert_eq!(rig.stats().panics, 2, "asked once a pause");
-    pool.with(|purse| (purse.panics, purse.bytes) = (false, 8192));
-    rig.end(Kind::Pool, 0, 0);
+    pool.with(|state| (state.panics, state.bytes) = (false, 8192));
+    rig.end(OpKind::PoolTimer, 0, 0);
     assert_eq!(rig.fetching(), [2, 0]);
-    rig.answer(Armed::GetData, 2, sys::RESULT_OK);
+    rig.answer(CommandKind::GetData, 2, sys::RESULT_OK);
     assert_eq!(rig.committed(2), 4096);
 }
 
 #[test]
 fn the_driver_never_writes_to_a_buffer_that_is_too_short() {
-    let pool = Little::default();
+    let pool = TestPool::default();
     let mut rig = rig(&pool, &Keep::answering(Answer::Done));
-    pool.with(|purse| (purse.short, purse.bytes) = (true, 1 << 20));
+    pool.with(|state| (state.short, state.bytes) = (true, 1 << 20));
     rig.announce(0, 8);
     assert!(rig.fetching().is_empty());
     assert_eq!(rig.stats().faults, 1);
-    pool.with(|purse| purse.short = false);
-    rig.end(Kind::Pool, 0, 0);
+    pool.with(|state| state.short = false);
+    rig.end(OpKind::PoolTimer, 0, 0);
     assert_eq!(rig.fetching(), [0]);
 }
 
@@ -119,13 +119,13 @@ fn what_waits_for_a_slot_when_the_server_leaves_is_left_and_not_handed_out_after
     for tag in [0, 1, 2] {
         rig.come(tag, WRITE | sys::IO_NEED_REGISTER_BUFFER, 8);
     }
-    rig.end(Kind::Register, 0, 0);
+    rig.end(OpKind::Register, 0, 0);
     assert_eq!(rig.stats().waits, 2);
-    rig.with(|source, port| source.stopping(port));
+    rig.with(|source, port| source.on_stop(port));
     assert_eq!(rig.stats().abandoned, 2);
     keep.next().complete();
     rig.returned();
-    rig.end(Kind::Unregister, 0, 0);
+    rig.end(OpKind::Unregister, 0, 0);
     assert_eq!(rig.stats().requests, 1);
     let registers =
         |op: &Op| matches!(op, Op::Command(command) if command.opcode() == sys::IO_REGISTER_BUFFER);
@@ -147,6 +147,6 @@ fn a_request_in_shared_memory_fails_and_is_counted() {
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
     rig.announce(0, 8);
     rig.describe(0, WRITE | sys::IO_SHARED, 8);
-    rig.answer(Armed::GetData, 0, sys::RESULT_OK);
+    rig.answer(CommandKind::GetData, 0, sys::RESULT_OK);
     assert_eq!((rig.committed(0), rig.stats().faults), (-libc::EIO, 1));
 }

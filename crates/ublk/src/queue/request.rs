@@ -1,11 +1,11 @@
 //! A request of the kernel, as a value that must complete (R6).
 //!
-//! Whoever has it decides its end, on whatever thread: answered, or (a bug that is made harmless)
-//! dropped, which is answered with EIO and counted. One that was lost would hang the removal of
-//! its device, and with it every control command of the host.
+//! Its owner answers it, on any thread. A request that is dropped instead (a bug) is answered with EIO
+//! and counted. A request that got no answer at all would hang the removal of its device, and with it
+//! every control command of the host.
 //!
-//! Results that the driver would misunderstand cannot be said: a read or write of no bytes, more
-//! bytes than asked for, an errno that is none.
+//! [`Answer`] has no value for a result that the driver would misunderstand without the queue
+//! noticing: the queue replaces a length or an errno that makes no sense by EIO.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -16,7 +16,7 @@ use blkmq::SmallLock;
 use blkmq::io::{Op, SECTOR_BYTES};
 use reactor::Buf;
 
-use crate::queue::Counters;
+use crate::queue::stats::Counters;
 use crate::sys;
 
 /// Where a request's bytes are.
@@ -51,80 +51,80 @@ pub enum Answer {
     Abandoned,
 }
 
-/// A request on its way back to its queue.
+/// An answered request on its way back to its queue.
 #[derive(Debug)]
-pub(crate) struct Returned {
+pub(crate) struct ReturnedRequest {
     pub(crate) tag: u16,
     pub(crate) answer: Answer,
     pub(crate) buf: Option<Buf>,
 }
 
-/// Where the requests of one queue return to.
+/// The answered requests of one queue, from any thread. The queue takes them on its own thread.
 #[derive(Debug)]
-pub(crate) struct Home {
-    returned: SmallLock<Vec<Returned>>,
+pub(crate) struct ReturnQueue {
+    entries: SmallLock<Vec<ReturnedRequest>>,
     /// Wakes the queue's owner.
     waker: OnceLock<Waker>,
     counters: Arc<Counters>,
-    /// The queue, where the device lets the bytes of its requests be copied.
-    windows: Option<u16>,
+    /// The queue's number, where its device has user copy: the base of [`Request::window`].
+    user_copy_queue: Option<u16>,
 }
 
-impl Home {
-    pub(crate) fn new(counters: Arc<Counters>, windows: Option<u16>) -> Arc<Home> {
-        Arc::new(Home {
-            returned: SmallLock::new("answered requests", Vec::new()),
+impl ReturnQueue {
+    pub(crate) fn new(counters: Arc<Counters>, user_copy_queue: Option<u16>) -> Arc<ReturnQueue> {
+        Arc::new(ReturnQueue {
+            entries: SmallLock::new("answered requests", Vec::new()),
             waker: OnceLock::new(),
             counters,
-            windows,
+            user_copy_queue,
         })
     }
 
-    /// Says how the owner is woken; the first word counts.
-    pub(crate) fn settle(&self, waker: Waker) {
+    /// Sets the waker of the queue. Only the first call has an effect.
+    pub(crate) fn set_waker(&self, waker: Waker) {
         let _ = self.waker.set(waker);
     }
 
-    fn put(&self, returned: Returned) {
-        self.returned.lock().push(returned);
+    fn push(&self, returned: ReturnedRequest) {
+        self.entries.lock().push(returned);
         if let Some(waker) = self.waker.get() {
             waker.wake_by_ref();
         }
     }
 
-    /// Takes what returned. `into` is empty; its memory is swapped in.
-    pub(crate) fn take(&self, into: &mut Vec<Returned>) {
-        std::mem::swap(&mut *self.returned.lock(), into);
+    /// Takes all entries. `into` is empty; its memory is swapped in.
+    pub(crate) fn swap(&self, into: &mut Vec<ReturnedRequest>) {
+        std::mem::swap(&mut *self.entries.lock(), into);
     }
 }
 
-/// What a queue says about a request when it hands it out.
-pub(crate) struct Told {
+/// What a queue knows of a request when it hands it to the handler.
+pub(crate) struct RequestHeader {
     pub(crate) tag: u16,
     pub(crate) op: Op,
     pub(crate) keep_allocated: bool,
 }
 
-/// A request that is owed its answer.
-struct Pending {
-    home: Arc<Home>,
-    told: Told,
-    /// It asks for less than the kernel did.
-    limited: bool,
+/// The state of a request that is not answered.
+struct Inner {
+    return_queue: Arc<ReturnQueue>,
+    header: RequestHeader,
+    /// [`Request::limit`] made it shorter.
+    truncated: bool,
     data: Data,
 }
 
-impl Pending {
+impl Inner {
     fn bytes(&self) -> u32 {
-        match self.told.op {
+        match self.header.op {
             Op::Read { sectors, .. } | Op::Write { sectors, .. } => sectors * SECTOR_BYTES as u32,
             _ => 0,
         }
     }
 
     #[inline]
-    fn returned(self, answer: Answer) -> (Arc<Home>, Returned) {
-        let part = self.limited && answer == Answer::Done;
+    fn into_returned(self, answer: Answer) -> (Arc<ReturnQueue>, ReturnedRequest) {
+        let part = self.truncated && answer == Answer::Done;
         let answer = if part {
             Answer::Part(self.bytes())
         } else {
@@ -134,56 +134,60 @@ impl Pending {
             Data::Buffer(buf) => Some(buf),
             _ => None,
         };
-        let tag = self.told.tag;
-        (self.home, Returned { tag, answer, buf })
+        let tag = self.header.tag;
+        (self.return_queue, ReturnedRequest { tag, answer, buf })
     }
 
     fn send(self, answer: Answer) {
-        let (home, returned) = self.returned(answer);
-        home.put(returned);
+        let (return_queue, returned) = self.into_returned(answer);
+        return_queue.push(returned);
     }
 }
 
 /// A request of the kernel. It is answered exactly once.
 pub struct Request {
     /// There until the value is answered or dropped.
-    pending: ManuallyDrop<Pending>,
+    inner: ManuallyDrop<Inner>,
 }
 
 impl Request {
     #[inline]
-    pub(crate) fn new(home: Arc<Home>, told: Told, data: Data) -> Request {
+    pub(crate) fn new(
+        return_queue: Arc<ReturnQueue>,
+        header: RequestHeader,
+        data: Data,
+    ) -> Request {
         Request {
-            pending: ManuallyDrop::new(Pending {
-                home,
-                told,
-                limited: false,
+            inner: ManuallyDrop::new(Inner {
+                return_queue,
+                header,
+                truncated: false,
                 data,
             }),
         }
     }
 
-    /// Who calls this answers it.
+    /// The caller answers it.
     #[inline]
-    fn into_pending(self) -> Pending {
+    fn into_inner(self) -> Inner {
         let mut request = ManuallyDrop::new(self);
         // SAFETY: `request` is not dropped, and not looked at after this.
-        unsafe { ManuallyDrop::take(&mut request.pending) }
+        unsafe { ManuallyDrop::take(&mut request.inner) }
     }
 
     /// What is asked. Addresses and lengths are in sectors of 512 bytes.
     pub fn op(&self) -> &Op {
-        &self.pending.told.op
+        &self.inner.header.op
     }
 
     /// Its tag in the hardware queue; nobody else's until it is answered.
     pub fn tag(&self) -> u16 {
-        self.pending.told.tag
+        self.inner.header.tag
     }
 
     /// Bytes that a read or write carries; zero for the others.
     pub fn bytes(&self) -> u32 {
-        self.pending.bytes()
+        self.inner.bytes()
     }
 
     /// Makes a read or write shorter: only its first `bytes`, whole sectors and not none, are
@@ -193,39 +197,39 @@ impl Request {
         if fewer == 0 {
             return;
         }
-        let pending = &mut *self.pending;
-        match &mut pending.told.op {
+        let inner = &mut *self.inner;
+        match &mut inner.header.op {
             Op::Read { sectors, .. } | Op::Write { sectors, .. } if fewer < *sectors => {
                 *sectors = fewer;
             }
             _ => return,
         }
-        pending.limited = true;
-        if let Data::Buffer(buf) = &mut pending.data {
+        inner.truncated = true;
+        if let Data::Buffer(buf) = &mut inner.data {
             buf.truncate(fewer as usize * SECTOR_BYTES as usize);
         }
     }
 
     /// Of a zeroing: the range must keep its space.
     pub fn keeps_allocated(&self) -> bool {
-        self.pending.told.keep_allocated
+        self.inner.header.keep_allocated
     }
 
     /// Where its bytes are.
     pub fn data(&self) -> &Data {
-        &self.pending.data
+        &self.inner.data
     }
 
     /// Offset on the character device of its first byte, where the device lets it be copied there
     /// (also where the bytes are in a buffer slot).
     pub fn window(&self) -> Option<u64> {
-        let queue = self.pending.home.windows?;
+        let queue = self.inner.return_queue.user_copy_queue?;
         (self.bytes() > 0).then(|| sys::data_offset(queue, self.tag(), 0))
     }
 
     /// Its bytes, or room for them.
     pub fn buffer_mut(&mut self) -> Option<&mut Buf> {
-        match &mut self.pending.data {
+        match &mut self.inner.data {
             Data::Buffer(buf) => Some(buf),
             _ => None,
         }
@@ -235,10 +239,10 @@ impl Request {
     /// it is a read; a device in copy mode wants it back for the next request in any case, and
     /// maps a new one where it does not come, which is dear.
     pub fn take_buffer(&mut self) -> Option<Buf> {
-        match std::mem::replace(&mut self.pending.data, Data::None) {
+        match std::mem::replace(&mut self.inner.data, Data::None) {
             Data::Buffer(buf) => Some(buf),
             other => {
-                self.pending.data = other;
+                self.inner.data = other;
                 None
             }
         }
@@ -246,13 +250,13 @@ impl Request {
 
     /// Gives it a buffer: what a read brought, or the one that was taken away.
     pub fn set_buffer(&mut self, buf: Buf) {
-        self.pending.data = Data::Buffer(buf);
+        self.inner.data = Data::Buffer(buf);
     }
 
-    /// Answers it from any thread; its queue is woken. On the queue's own thread
+    /// Answers it from any thread and wakes its queue. On the queue's own thread
     /// [`crate::queue::QueueCx::answer`] is the shorter way.
     pub fn answer(self, answer: Answer) {
-        self.into_pending().send(answer);
+        self.into_inner().send(answer);
     }
 
     /// All of it was done.
@@ -265,15 +269,19 @@ impl Request {
         self.answer(Answer::Failed(errno));
     }
 
-    /// Ends it. If it belongs to this queue, its answer comes back at once, otherwise it goes where
-    /// it belongs.
+    /// Answers it on the thread of the queue with this return queue. If the request is of that queue
+    /// it is returned at once, otherwise it goes to its own return queue.
     #[inline]
-    pub(crate) fn end_at(self, home: &Arc<Home>, answer: Answer) -> Option<Returned> {
-        let (own, returned) = self.into_pending().returned(answer);
-        if Arc::ptr_eq(&own, home) {
+    pub(crate) fn answer_on(
+        self,
+        return_queue: &Arc<ReturnQueue>,
+        answer: Answer,
+    ) -> Option<ReturnedRequest> {
+        let (own, returned) = self.into_inner().into_returned(answer);
+        if Arc::ptr_eq(&own, return_queue) {
             return Some(returned);
         }
-        own.put(returned);
+        own.push(returned);
         None
     }
 }
@@ -281,10 +289,10 @@ impl Request {
 impl Drop for Request {
     #[cold]
     fn drop(&mut self) {
-        // SAFETY: the value is being dropped, and `pending` is not looked at through it after this.
-        let pending = unsafe { ManuallyDrop::take(&mut self.pending) };
-        pending.home.counters.count_dropped();
-        pending.send(Answer::Failed(libc::EIO));
+        // SAFETY: the value is being dropped, and `inner` is not looked at through it after this.
+        let inner = unsafe { ManuallyDrop::take(&mut self.inner) };
+        inner.return_queue.counters.count_dropped();
+        inner.send(Answer::Failed(libc::EIO));
     }
 }
 
@@ -302,8 +310,8 @@ impl fmt::Debug for Request {
 mod tests {
     use super::*;
 
-    fn request(home: &Arc<Home>, tag: u16) -> Request {
-        let told = Told {
+    fn request(return_queue: &Arc<ReturnQueue>, tag: u16) -> Request {
+        let header = RequestHeader {
             tag,
             op: Op::Read {
                 sector: 0,
@@ -311,66 +319,72 @@ mod tests {
             },
             keep_allocated: false,
         };
-        Request::new(Arc::clone(home), told, Data::None)
+        Request::new(Arc::clone(return_queue), header, Data::None)
     }
 
-    fn answers(home: &Home) -> Vec<(u16, Answer)> {
+    fn answers(return_queue: &ReturnQueue) -> Vec<(u16, Answer)> {
         let mut returned = Vec::new();
-        home.take(&mut returned);
+        return_queue.swap(&mut returned);
         returned.iter().map(|one| (one.tag, one.answer)).collect()
     }
 
     #[test]
     fn a_dropped_request_fails_and_is_counted() {
-        let home = Home::new(Arc::default(), None);
-        drop(request(&home, 3));
-        assert_eq!(answers(&home), [(3, Answer::Failed(libc::EIO))]);
-        assert_eq!(home.counters.stats().dropped, 1);
+        let return_queue = ReturnQueue::new(Arc::default(), None);
+        drop(request(&return_queue, 3));
+        assert_eq!(answers(&return_queue), [(3, Answer::Failed(libc::EIO))]);
+        assert_eq!(return_queue.counters.stats().dropped, 1);
     }
 
     #[test]
     fn an_answered_request_returns_once() {
-        let home = Home::new(Arc::default(), None);
-        request(&home, 1).complete();
-        request(&home, 2).fail(28);
-        assert_eq!(answers(&home), [(1, Answer::Done), (2, Answer::Failed(28))]);
-        assert_eq!(home.counters.stats().dropped, 0);
+        let return_queue = ReturnQueue::new(Arc::default(), None);
+        request(&return_queue, 1).complete();
+        request(&return_queue, 2).fail(28);
+        assert_eq!(
+            answers(&return_queue),
+            [(1, Answer::Done), (2, Answer::Failed(28))]
+        );
+        assert_eq!(return_queue.counters.stats().dropped, 0);
     }
 
     #[test]
-    fn a_limited_request_is_done_in_part() {
-        let home = Home::new(Arc::default(), None);
-        let mut one = request(&home, 1);
+    fn a_truncated_request_is_done_in_part() {
+        let return_queue = ReturnQueue::new(Arc::default(), None);
+        let mut one = request(&return_queue, 1);
         one.limit(1000);
         assert_eq!(one.bytes(), 512);
         one.limit(4096);
         one.limit(0);
         one.complete();
-        let mut whole = request(&home, 2);
+        let mut whole = request(&return_queue, 2);
         whole.limit(4096);
         whole.complete();
-        assert_eq!(answers(&home), [(1, Answer::Part(512)), (2, Answer::Done)]);
+        assert_eq!(
+            answers(&return_queue),
+            [(1, Answer::Part(512)), (2, Answer::Done)]
+        );
     }
 
     #[test]
     fn a_request_answered_through_another_queue_goes_home() {
-        let (home, other) = (
-            Home::new(Arc::default(), None),
-            Home::new(Arc::default(), None),
+        let (return_queue, other) = (
+            ReturnQueue::new(Arc::default(), None),
+            ReturnQueue::new(Arc::default(), None),
         );
-        let away = request(&home, 5).end_at(&other, Answer::Done);
+        let away = request(&return_queue, 5).answer_on(&other, Answer::Done);
         assert!(away.is_none());
-        assert_eq!(answers(&home), [(5, Answer::Done)]);
-        let own = request(&home, 6).end_at(&home, Answer::Part(512));
+        assert_eq!(answers(&return_queue), [(5, Answer::Done)]);
+        let own = request(&return_queue, 6).answer_on(&return_queue, Answer::Part(512));
         assert_eq!(own.map(|one| one.answer), Some(Answer::Part(512)));
-        assert!(answers(&home).is_empty());
+        assert!(answers(&return_queue).is_empty());
     }
 
     #[test]
     fn a_request_can_be_answered_on_another_thread() {
-        let home = Home::new(Arc::default(), None);
-        let one = request(&home, 9);
+        let return_queue = ReturnQueue::new(Arc::default(), None);
+        let one = request(&return_queue, 9);
         std::thread::spawn(move || one.complete()).join().unwrap();
-        assert_eq!(answers(&home), [(9, Answer::Done)]);
+        assert_eq!(answers(&return_queue), [(9, Answer::Done)]);
     }
 }

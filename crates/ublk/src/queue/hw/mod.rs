@@ -1,0 +1,509 @@
+//! The driver's side of a queue: issues FETCH, takes requests, commits results. It knows neither
+//! handlers nor what requests mean.
+//!
+//! Only -ENODEV (UBLK_IO_RES_ABORT) retires a tag. After every other refusal the server still has the
+//! tag, so the command is issued again after a pause that grows; a result that is refused again and
+//! again becomes EIO, because the driver must get some result: a tag that is lost hangs the removal of
+//! its device.
+//!
+//! Commands are only queued here. The reactor submits all commands of a turn with one enter. `commit`
+//! has the way of results and of refused commands, `detach` the ways out of the reactor.
+
+mod commit;
+mod detach;
+mod phase;
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::task::Waker;
+
+use blkmq::io::{Op as RequestOp, SECTOR_BYTES};
+use reactor::op::Command;
+use reactor::{Buf, FileIndex, Op, Port};
+
+use super::descriptors::{Descriptors, bytes_of};
+use super::mode::driver::{CommandBuilder, Commit, DataAccess};
+use super::mode::get_data::PoolContext;
+use super::mode::zero_copy::NO_SLOT;
+use super::mode::{Mode, ModeParts};
+use super::parts::{QueueObserver, QueueParts};
+use super::request::{Data, Request, RequestHeader, ReturnQueue};
+use super::stats::Counters;
+use super::tags::{LastCommand, Share, TagState, Tags};
+use super::token::{self, CommandKind, KEY_RETURN_QUEUE, OpKind};
+use crate::sys::{self, IoDescriptor};
+use phase::Phase;
+
+/// A hardware queue, or a share of one, as the driver sees it.
+pub(super) struct HwQueue {
+    device: u32,
+    queue: u16,
+    depth: u16,
+    share: Share,
+    io_bytes_max: u32,
+    /// Whether a driver that has no idle tag left misses the server's exit (before 6.16).
+    exit_needs_idle_tag: bool,
+    char_device: Arc<OwnedFd>,
+    file: Option<FileIndex>,
+    descriptors: Descriptors,
+    mode: Mode,
+    tags: Tags,
+    phase: Phase,
+    /// Requests that arrived while the queue drains, with the states of their tags.
+    held: VecDeque<(u16, TagState)>,
+    detached: bool,
+    pub(super) return_queue: Arc<ReturnQueue>,
+    waker: Waker,
+    pub(super) counters: Arc<Counters>,
+    pub(super) observer: Arc<dyn QueueObserver>,
+}
+
+impl HwQueue {
+    pub(super) fn new(parts: QueueParts) -> HwQueue {
+        let user_copy = parts.flags & sys::F_USER_COPY != 0;
+        let mode = Mode::new(ModeParts {
+            flags: parts.flags,
+            depth: parts.depth,
+            share: parts.share,
+            io_bytes_max: parts.io_bytes_max,
+            slots_max: parts.slots_max,
+            pool: parts.pool,
+        });
+        HwQueue {
+            device: parts.device,
+            queue: parts.queue,
+            depth: parts.depth,
+            share: parts.share,
+            io_bytes_max: parts.io_bytes_max,
+            exit_needs_idle_tag: parts.flags & sys::F_PER_IO_TASK == 0,
+            char_device: parts.char_device,
+            file: None,
+            descriptors: parts.descriptors,
+            mode,
+            tags: Tags::new(parts.depth, parts.share),
+            phase: Phase::Serving,
+            held: VecDeque::new(),
+            detached: false,
+            return_queue: ReturnQueue::new(
+                Arc::clone(&parts.counters),
+                user_copy.then_some(parts.queue),
+            ),
+            waker: Waker::noop().clone(),
+            counters: parts.counters,
+            observer: parts.observer,
+        }
+    }
+
+    /// The handler panicked: its request was dropped with the call, and so fails.
+    #[cold]
+    pub(super) fn on_handler_panic(&self) {
+        self.counters.panics.one();
+        tracing::error!(
+            device = self.device,
+            queue = self.queue,
+            "ublk: a handler panicked; its request fails"
+        );
+    }
+
+    /// Takes the memory that the driver's commands name.
+    pub(super) fn take_driver_buffers(&mut self) -> Vec<Buf> {
+        self.mode.take_driver_buffers()
+    }
+
+    pub(super) fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    pub(super) fn depth(&self) -> u16 {
+        self.depth
+    }
+
+    /// The character device, once the queue is attached.
+    pub(super) fn file(&self) -> FileIndex {
+        self.file
+            .expect("registered when the queue is attached, before any call of a handler")
+    }
+
+    fn commands(&self) -> CommandBuilder {
+        CommandBuilder {
+            file: self.file(),
+            queue: self.queue,
+        }
+    }
+
+    /// Registers the character device and slots, and issues FETCH for every tag.
+    pub(super) fn start<P: Port>(&mut self, port: &mut P) {
+        self.file = Some(port.register(Arc::clone(&self.char_device)));
+        self.waker = port.waker(KEY_RETURN_QUEUE);
+        self.return_queue.set_waker(self.waker.clone());
+        if let Mode::ZeroCopy(zero_copy) = &mut self.mode {
+            zero_copy.reserve_slots(port);
+        }
+        for tag in self.share.tags(self.depth) {
+            self.reissue(port, tag);
+        }
+        self.observer.on_fetches_issued(self.queue);
+    }
+
+    /// Issues the tag's `last_command`, for the first time or again.
+    fn reissue<P: Port>(&mut self, port: &mut P, tag: u16) {
+        match self.tags.of(tag).last_command {
+            LastCommand::Fetch => {
+                let command = self.mode.fetch(self.commands(), tag);
+                self.issue(port, tag, command);
+            }
+            LastCommand::Commit { result } => self.issue_commit(port, tag, result, None),
+            LastCommand::Prepare => self.prepare(port, tag),
+        }
+    }
+
+    #[inline(always)]
+    fn issue_commit<P: Port>(&mut self, port: &mut P, tag: u16, result: i32, buf: Option<Buf>) {
+        let commit = Commit {
+            tag,
+            result,
+            op: self.tags.of(tag).op,
+            buf,
+        };
+        let command = self.mode.commit(port, self.commands(), commit);
+        self.issue(port, tag, command);
+    }
+
+    /// Gives a tag to the driver with this command.
+    #[inline(always)]
+    fn issue<P: Port>(&mut self, port: &mut P, tag: u16, command: Option<Command>) {
+        let Some(command) = command else {
+            // Memory is short, or a read's buffer is gone with the command that was refused.
+            return self.on_refused(port, tag, -libc::ENOMEM);
+        };
+        self.tags.set(tag, TagState::WithDriver);
+        port.arm(token::command_number(CommandKind::Fetch, tag), command);
+    }
+
+    /// FETCH, COMMIT_AND_FETCH or NEED_GET_DATA has completed. Returns the request for the handler.
+    pub(super) fn on_command<P: Port>(
+        &mut self,
+        port: &mut P,
+        tag: u16,
+        raw: i32,
+    ) -> Option<Request> {
+        match raw {
+            sys::RESULT_OK => self.on_fetched(port, tag),
+            sys::RESULT_NEED_GET_DATA => {
+                self.on_get_data(port, tag);
+                None
+            }
+            sys::RESULT_ABORT => {
+                self.on_tag_aborted(port, tag);
+                None
+            }
+            _ => {
+                self.on_refused(port, tag, raw);
+                None
+            }
+        }
+    }
+
+    /// FETCH completed with a request.
+    fn on_fetched<P: Port>(&mut self, port: &mut P, tag: u16) -> Option<Request> {
+        self.tags.on_fetched(tag, TagState::WithHandler);
+        if self.abandons_new() {
+            self.abandon_tag(port, tag);
+            return None;
+        }
+        if self.hold_if_draining(tag) {
+            return None;
+        }
+        self.accept(port, tag)
+    }
+
+    /// The same in [`Phase::Serving`], which is the hot path.
+    #[inline(always)]
+    pub(super) fn on_fetched_serving<P: Port>(
+        &mut self,
+        port: &mut P,
+        tag: u16,
+    ) -> Option<Request> {
+        self.tags.on_fetched(tag, TagState::WithHandler);
+        self.accept(port, tag)
+    }
+
+    /// Whether a new request goes to the handler at once.
+    #[inline(always)]
+    pub(super) fn is_serving(&self) -> bool {
+        matches!(self.phase, Phase::Serving)
+    }
+
+    /// Makes a request of a tag that the driver handed over; `None` where it needs a slot first, or
+    /// fails.
+    #[inline(always)]
+    fn accept<P: Port>(&mut self, port: &mut P, tag: u16) -> Option<Request> {
+        let descriptor = self.descriptors.get(tag);
+        let bytes = match bytes_of(&descriptor, self.io_bytes_max) {
+            Ok(bytes) => bytes,
+            Err(errno) => {
+                self.record_op(tag, descriptor.op(), 0);
+                self.reject(port, tag, errno);
+                return None;
+            }
+        };
+        self.record_op(tag, descriptor.op(), bytes);
+        let data = match &mut self.mode {
+            Mode::Copy(buffers) => buffers.take(tag, bytes),
+            Mode::UserCopy if bytes > 0 => Data::Window,
+            Mode::UserCopy | Mode::GetData(_) => Data::None,
+            Mode::ZeroCopy(zero_copy) => {
+                match zero_copy.data_access(tag, descriptor.op_flags, bytes) {
+                    DataAccess::Ready(data) => data,
+                    DataAccess::NeedsSlot => {
+                        self.on_slot_missing(port, tag);
+                        return None;
+                    }
+                    DataAccess::Unreachable => {
+                        self.reject(port, tag, libc::EIO);
+                        return None;
+                    }
+                }
+            }
+        };
+        if matches!((&self.mode, &data), (Mode::ZeroCopy(_), Data::Window)) {
+            self.counters.fallbacks.one();
+        }
+        Some(self.request(tag, &descriptor, data))
+    }
+
+    /// The driver handed over a request whose pages are in no slot.
+    #[cold]
+    fn on_slot_missing<P: Port>(&mut self, port: &mut P, tag: u16) {
+        self.counters.fallbacks.one();
+        self.tags.set(tag, TagState::Waiting);
+        self.prepare(port, tag);
+    }
+
+    /// Keeps what the commit of the tag must know of its request.
+    fn record_op(&mut self, tag: u16, op: u8, bytes: u32) {
+        let of = self.tags.of(tag);
+        (of.op, of.bytes) = (op, bytes);
+    }
+
+    #[inline(always)]
+    fn request(&mut self, tag: u16, descriptor: &IoDescriptor, data: Data) -> Request {
+        self.counters.requests.one();
+        let (sector, sectors) = (descriptor.sector, descriptor.sectors);
+        let fua = descriptor.has(sys::IO_FUA);
+        let wide = u64::from(sectors);
+        let op = match descriptor.op() {
+            sys::OP_READ => RequestOp::Read { sector, sectors },
+            sys::OP_WRITE => RequestOp::Write {
+                sector,
+                sectors,
+                fua,
+            },
+            sys::OP_DISCARD => RequestOp::Discard {
+                sector,
+                sectors: wide,
+                fua,
+            },
+            sys::OP_WRITE_ZEROES => RequestOp::WriteZeroes {
+                sector,
+                sectors: wide,
+                fua,
+            },
+            _ => RequestOp::Flush,
+        };
+        let header = RequestHeader {
+            tag,
+            op,
+            keep_allocated: descriptor.has(sys::IO_NO_UNMAP),
+        };
+        Request::new(Arc::clone(&self.return_queue), header, data)
+    }
+
+    /// [`HwQueue::on_get_data`] in [`Phase::Serving`], which is the hot path.
+    #[inline(always)]
+    pub(super) fn on_get_data_serving<P: Port>(&mut self, port: &mut P, tag: u16) {
+        self.tags.on_fetched(tag, TagState::Waiting);
+        self.prepare(port, tag);
+    }
+
+    /// FETCH completed with a write whose bytes are still to be copied (UBLK_IO_RES_NEED_GET_DATA).
+    fn on_get_data<P: Port>(&mut self, port: &mut P, tag: u16) {
+        self.tags.on_fetched(tag, TagState::Waiting);
+        if self.abandons_new() {
+            return self.abandon_tag(port, tag);
+        }
+        if !self.hold_if_draining(tag) {
+            self.prepare(port, tag);
+        }
+    }
+
+    /// Gets a request what it needs before the handler may see it: a buffer with its bytes, or a slot
+    /// with its pages.
+    fn prepare<P: Port>(&mut self, port: &mut P, tag: u16) {
+        let of = self.tags.of(tag);
+        of.last_command = LastCommand::Prepare;
+        match &mut self.mode {
+            Mode::GetData(get_data) => {
+                let descriptor = self.descriptors.get(tag);
+                let bytes = usize::try_from(u64::from(descriptor.sectors) * SECTOR_BYTES);
+                let bytes = bytes.unwrap_or(usize::MAX).max(1);
+                let context = PoolContext {
+                    waker: &self.waker,
+                    counters: &self.counters,
+                };
+                match get_data.take(port, context, tag, bytes) {
+                    Some(buf) => self.issue_get_data(port, tag, buf),
+                    None => self.mark_waiting(tag),
+                }
+            }
+            Mode::ZeroCopy(zero_copy) => match zero_copy.take_own_slot(tag) {
+                Some(slot) => self.issue_register(port, tag, slot),
+                None => self.mark_waiting(tag),
+            },
+            Mode::UserCopy | Mode::Copy(_) => {
+                // The driver asks for a step that this mode does not have. It would refuse a commit
+                // as well, so this is treated as a refusal.
+                self.counters.faults.one();
+                self.on_refused(port, tag, -libc::EPROTO);
+            }
+        }
+    }
+
+    fn mark_waiting(&mut self, tag: u16) {
+        self.counters.waits.one();
+        self.tags.set(tag, TagState::Waiting);
+    }
+
+    fn issue_get_data<P: Port>(&mut self, port: &mut P, tag: u16, buf: Buf) {
+        let commands = self.commands();
+        if let Mode::GetData(get_data) = &mut self.mode {
+            self.tags.set(tag, TagState::Preparing);
+            let command = get_data.build_command(commands, tag, buf);
+            port.arm(token::command_number(CommandKind::GetData, tag), command);
+        }
+    }
+
+    /// A write gets the buffer that it waited for.
+    pub(super) fn on_buffer<P: Port>(&mut self, port: &mut P, tag: u16, buf: Buf) {
+        // A tag that was abandoned meanwhile needs no buffer.
+        if self.tags.state(tag) == TagState::Waiting {
+            self.issue_get_data(port, tag, buf);
+        }
+    }
+
+    /// The pause after a failure of the user's pool is over.
+    pub(super) fn on_pool_timer<P: Port>(&mut self, port: &mut P) {
+        if let Mode::GetData(get_data) = &mut self.mode {
+            get_data.end_backoff();
+        }
+        self.on_pool_woken(port);
+    }
+
+    /// The user's pool may have memory.
+    pub(super) fn on_pool_woken<P: Port>(&mut self, port: &mut P) {
+        loop {
+            let Mode::GetData(get_data) = &mut self.mode else {
+                return;
+            };
+            let context = PoolContext {
+                waker: &self.waker,
+                counters: &self.counters,
+            };
+            let Some((tag, buf)) = get_data.next_waiting(port, context) else {
+                return;
+            };
+            self.on_buffer(port, tag, buf);
+        }
+    }
+
+    /// NEED_GET_DATA has completed: a write's bytes were copied, or the driver says something else about
+    /// the tag.
+    #[inline]
+    pub(super) fn on_data_copied<P: Port>(
+        &mut self,
+        port: &mut P,
+        tag: u16,
+        raw: i32,
+    ) -> Option<Request> {
+        let copied = match &mut self.mode {
+            Mode::GetData(get_data) => get_data.take_copied(tag),
+            _ => None,
+        };
+        let Some(mut buf) = copied.filter(|_| raw == sys::RESULT_OK) else {
+            return self.on_command(port, tag, raw);
+        };
+        self.tags.on_fetched(tag, TagState::WithHandler);
+        if self.abandons_new() {
+            self.abandon_tag(port, tag);
+            return None;
+        }
+        // Read again: the driver shortens the length where it could not copy all.
+        let descriptor = self.descriptors.get(tag);
+        let checked = bytes_of(&descriptor, self.io_bytes_max);
+        let bytes = checked.unwrap_or(0);
+        self.record_op(tag, descriptor.op(), bytes);
+        if bytes == 0 || bytes as usize > buf.len() {
+            self.reject(port, tag, libc::EIO);
+            return None;
+        }
+        buf.truncate(bytes as usize);
+        Some(self.request(tag, &descriptor, Data::Buffer(buf)))
+    }
+
+    fn issue_register<P: Port>(&mut self, port: &mut P, tag: u16, slot: u16) {
+        self.tags.set(tag, TagState::Preparing);
+        self.tags.of(tag).slot = Some(slot);
+        let command = self
+            .commands()
+            .build(sys::IO_REGISTER_BUFFER, tag, 0, u64::from(slot));
+        port.submit(
+            token::queue_token(OpKind::Register, tag),
+            Op::Command(command),
+        );
+    }
+
+    /// REGISTER_IO_BUF has completed.
+    pub(super) fn on_registered<P: Port>(
+        &mut self,
+        port: &mut P,
+        tag: u16,
+        raw: i32,
+    ) -> Option<Request> {
+        let slot = self.tags.of(tag).slot?;
+        if raw < 0 {
+            tracing::warn!(
+                device = self.device,
+                queue = self.queue,
+                tag,
+                slot,
+                errno = -raw,
+                "ublk: the driver refused REGISTER_IO_BUF; the request fails"
+            );
+            self.tags.of(tag).slot = None;
+            self.on_slot_free(port, slot);
+            self.tags.set(tag, TagState::WithHandler);
+            self.commit(port, tag, -libc::EIO, None);
+            return None;
+        }
+        self.tags.set(tag, TagState::WithHandler);
+        let descriptor = self.descriptors.get(tag);
+        Some(self.request(tag, &descriptor, Data::Fixed { slot }))
+    }
+
+    /// UNREGISTER_IO_BUF has completed: the next request in line gets the slot.
+    pub(super) fn on_slot_free<P: Port>(&mut self, port: &mut P, slot: u16) {
+        if slot == NO_SLOT {
+            // A slot that the driver filled, which tags may share.
+            return;
+        }
+        while let Mode::ZeroCopy(zero_copy) = &mut self.mode
+            && let Some(next) = zero_copy.return_own_slot(slot)
+        {
+            // A tag that was abandoned meanwhile needs no buffer.
+            if self.tags.state(next) == TagState::Waiting {
+                return self.issue_register(port, next, slot);
+            }
+        }
+    }
+}
