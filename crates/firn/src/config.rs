@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn an_unknown_name_in_the_file_is_an_error_that_names_it() {
         let error = with_file("log-sise = \"2GiB\"\n", ServeArgs::default()).unwrap_err();
-        assert!(error.text.contains("log-sise"), "{error}");
+        assert!(error.detail.contains("log-sise"), "{error}");
         // A loss must be declared each time, never by a line that stays in a file.
         assert!(with_file("take-over = true\n", ServeArgs::default()).is_err());
     }
@@ -266,10 +266,10 @@ mod tests {
             (8 << 20, 0),
         ] {
             let failure = sizes(log, segment).unwrap_err();
-            assert!(failure.text.contains("--segment-size"), "{failure}");
+            assert!(failure.detail.contains("--segment-size"), "{failure}");
         }
         let failure = sizes(2 << 20, 8 << 10).unwrap_err();
-        assert!(failure.text.contains("--log-size"), "{failure}");
+        assert!(failure.detail.contains("--log-size"), "{failure}");
     }
 
     #[test]

@@ -1,61 +1,228 @@
-//! The one error of the binary: what a person or a script is told.
+//! The one error of the binary, and the table of its stable codes.
 //!
-//! Every failure has a stable code (for problem documents and scripts), an HTTP status, and a
-//! text that names the operation, the thing and the remedy. Richer errors of the crates below end
-//! here; nothing above this needs to know them.
+//! A [`FailureCode`] decides the HTTP status, the exit status of a command, the title and the
+//! general remedy; no other place may choose one of them. The detail of a [`Failure`] names the
+//! operation, the object, the cause and what to do. Errors of the crates below are converted here,
+//! so that nothing above needs to know them.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::Path;
 
+/// What the table says about one code.
+struct Row {
+    name: &'static str,
+    /// HTTP status of the problem document.
+    status: u16,
+    /// Exit status of a command that fails with this code.
+    exit: u8,
+    title: &'static str,
+    remedy: &'static str,
+}
+
+macro_rules! failure_codes {
+    ($($code:ident, $name:literal, $status:literal, $exit:ident, $title:literal, $remedy:literal;)*) => {
+        /// Why an operation failed, as a stable code: part of the API.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum FailureCode { $($code,)* }
+
+        impl FailureCode {
+            const ALL: &[FailureCode] = &[$(FailureCode::$code,)*];
+
+            fn row(self) -> Row {
+                match self {
+                    $(FailureCode::$code => Row {
+                        name: $name,
+                        status: $status,
+                        exit: $exit,
+                        title: $title,
+                        remedy: $remedy,
+                    },)*
+                }
+            }
+        }
+    };
+}
+
+/// Exit status of a command line that makes no sense; clap uses the same.
+const USAGE: u8 = 2;
+/// Exit status of every other failure.
+const FAILED: u8 = 1;
+
+failure_codes! {
+    AddressInUse, "address-in-use", 500, FAILED, "Cannot listen on an address",
+        "Stop the other server, or choose another address with --api or --nbd.";
+    AttachedOtherwise, "attached-otherwise", 409, FAILED, "The volume is attached with other options",
+        "Detach the volume first, or leave the differing option out.";
+    BadOptions, "bad-options", 400, FAILED, "The engine's options contradict each other",
+        "Correct the sizes that the server was started with.";
+    CacheInUse, "cache-in-use", 409, FAILED, "Another server uses the cache directory",
+        "Stop the other server, or name another directory with --cache.";
+    Corrupt, "corrupt", 500, FAILED, "A structure fails its checksum",
+        "Look for errors of the disk or of the store; the detail names the structure.";
+    DiskFailed, "disk-failed", 500, FAILED, "A local file cannot be used",
+        "Look for the cause in the kernel log.";
+    DiskFull, "disk-full", 500, FAILED, "A local disk is full",
+        "Free space, or choose smaller --log-size and --cache-size.";
+    Doctor, "doctor", 500, FAILED, "This machine cannot run a server as asked",
+        "Correct the findings marked BAD.";
+    ForeignFormat, "foreign-format", 500, FAILED, "A file or object is not firn's",
+        "Choose another directory or prefix.";
+    Internal, "internal", 500, FAILED, "The server failed",
+        "See the server's log.";
+    Invalid, "invalid", 400, FAILED, "The request makes no sense",
+        "Correct the value that the detail names.";
+    LogPoisoned, "log-poisoned", 500, FAILED, "A sync of the log failed",
+        "Replace the disk; volumes stay readable, and what is in durable frames is uploaded.";
+    NewerFormat, "newer-format", 500, FAILED, "A structure has a newer format",
+        "Use a newer firn.";
+    NoDirectIo, "no-direct-io", 500, FAILED, "The file system has no direct I/O",
+        "Use --log-io auto or buffered, or another file system.";
+    NoPermission, "no-permission", 500, FAILED, "A local file may not be used",
+        "Check the owner and mode of the directory, or choose another.";
+    NoSuchMethod, "no-such-method", 405, FAILED, "The path does not take this method",
+        "See /v1/openapi.json.";
+    NoSuchPath, "no-such-path", 404, FAILED, "There is nothing at this path",
+        "See /v1/openapi.json.";
+    NoSuchVolume, "no-such-volume", 404, FAILED, "There is no volume of this name",
+        "See `firn volume list`.";
+    NotAttached, "not-attached", 409, FAILED, "The volume is not attached here",
+        "Nothing needs to be done.";
+    NotFirn, "not-firn", 502, FAILED, "The answer is not a firn server's",
+        "Check the address; client and server should have the same version.";
+    NotJson, "not-json", 415, FAILED, "The request's body is not JSON",
+        "Send JSON with content-type: application/json.";
+    NotOpenYet, "not-open-yet", 409, FAILED, "The volume could not be opened yet",
+        "Wait until the store answers, or detach with --force.";
+    NoTransport, "no-transport", 500, FAILED, "The server has no listener for this transport",
+        "Start the server with --nbd.";
+    Output, "output", 500, FAILED, "The result cannot be written",
+        "Check where standard output leads.";
+    ServerUnreachable, "server-unreachable", 503, FAILED, "The server does not answer",
+        "Start one with `firn serve`, or name another with --api.";
+    StoreDenied, "store-denied", 502, FAILED, "The store refuses access",
+        "Check the credentials, or the permissions of the directory.";
+    StoreFailed, "store-failed", 503, FAILED, "A request to the store failed",
+        "Try again once the store works.";
+    StoreUnavailable, "store-unavailable", 503, FAILED, "The store does not answer",
+        "Try again once the store can be reached.";
+    StoreUnsupported, "store-unsupported", 501, FAILED, "The store lacks a function",
+        "Use a store with conditional PUT, or --single-writer.";
+    UblkDenied, "ublk-denied", 500, FAILED, "This process may not use ublk",
+        "Give the server the privilege, or use --transport nbd.";
+    UblkFailed, "ublk-failed", 500, FAILED, "The ublk driver failed",
+        "See the kernel log, or use --transport nbd.";
+    UblkLimit, "ublk-limit", 503, FAILED, "The ublk driver has no room for another device",
+        "Detach a disk, or raise the limit ublks_max of the module.";
+    UblkMissing, "ublk-missing", 501, FAILED, "The ublk driver is not loaded",
+        "Load it with `modprobe ublk_drv`, or use --transport nbd.";
+    UblkStuck, "ublk-stuck", 504, FAILED, "The ublk driver did not answer in time",
+        "See the kernel log, then try again.";
+    UblkUnsupported, "ublk-unsupported", 501, FAILED, "This kernel cannot do what was asked of ublk",
+        "Leave the option out, or use a newer kernel.";
+    Unknown, "unknown", 500, FAILED, "The server reports a failure that this firn does not know",
+        "Use a client of the server's version.";
+    Usage, "usage", 400, USAGE, "The command line makes no sense",
+        "See --help.";
+    VolumeExists, "volume-exists", 409, FAILED, "A volume of this name exists",
+        "Choose another name.";
+    VolumeFenced, "volume-fenced", 409, FAILED, "Another host has taken the volume over",
+        "Use the volume on that host.";
+    VolumeHeld, "volume-held", 409, FAILED, "Another host has the volume open",
+        "Detach it there, or declare the loss with --take-over.";
+    VolumeInUse, "volume-in-use", 409, FAILED, "The volume is in use",
+        "Unmount, disconnect or detach it first.";
+    WrongHost, "wrong-host", 403, FAILED, "The request names another host",
+        "Use an IP address or localhost.";
+}
+
+impl FailureCode {
+    /// The code that has this name, as a problem document of a server may carry it.
+    pub(crate) fn from_name(name: &str) -> Self {
+        let mut all = Self::ALL.iter();
+        all.find(|code| code.name() == name)
+            .map_or(FailureCode::Unknown, |code| *code)
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    pub(crate) fn status(self) -> u16 {
+        self.row().status
+    }
+
+    pub(crate) fn exit_status(self) -> u8 {
+        self.row().exit
+    }
+
+    pub(crate) fn title(self) -> &'static str {
+        self.row().title
+    }
+
+    pub(crate) fn remedy(self) -> &'static str {
+        self.row().remedy
+    }
+
+    /// Whether the store failed in a way that may pass, so that trying again can help.
+    pub(crate) fn is_transient(self) -> bool {
+        matches!(
+            self,
+            FailureCode::StoreFailed | FailureCode::StoreUnavailable
+        )
+    }
+}
+
 /// What went wrong, for people and for scripts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// Stable word: part of the API.
-    pub(crate) code: String,
-    /// HTTP status.
-    pub(crate) status: u16,
-    /// Operation, thing, cause and remedy.
-    pub(crate) text: String,
+    pub(crate) code: FailureCode,
+    /// Operation, object, cause and remedy.
+    pub(crate) detail: String,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Failure {
-    pub(crate) fn new(code: &str, status: u16, text: impl Into<String>) -> Self {
+    pub(crate) fn new(code: FailureCode, detail: impl Into<String>) -> Self {
         Failure {
-            code: code.to_owned(),
-            status,
-            text: text.into(),
+            code,
+            detail: detail.into(),
         }
     }
 
-    /// What the user asked for makes no sense.
-    pub(crate) fn invalid(text: impl Into<String>) -> Self {
-        Failure::new("invalid", 400, text)
+    /// A value that makes no sense.
+    pub(crate) fn invalid(detail: impl Into<String>) -> Self {
+        Failure::new(FailureCode::Invalid, detail)
     }
 
-    /// A failure of the machine below: `operation` on `path`.
+    /// A step of the server's own that should never fail.
+    pub(crate) fn internal(detail: impl Into<String>) -> Self {
+        Failure::new(FailureCode::Internal, detail)
+    }
+
+    /// The same failure, found on the command line before anything was touched.
+    pub(crate) fn into_usage(self) -> Self {
+        Failure::new(FailureCode::Usage, self.detail)
+    }
+
+    /// A file operation that failed: `operation` on `path`.
     pub(crate) fn io(operation: &str, path: &Path, source: &io::Error) -> Self {
         use io::ErrorKind as Io;
-        let remedy = match source.kind() {
-            Io::StorageFull | Io::QuotaExceeded => {
-                "; free space, or choose smaller --log-size and --cache-size"
-            }
-            Io::PermissionDenied | Io::ReadOnlyFilesystem => {
-                "; check the owner and mode of the directory, or choose another"
-            }
-            _ => "",
-        };
-        let code = match source.kind() {
-            Io::StorageFull | Io::QuotaExceeded => "disk-full",
-            Io::PermissionDenied | Io::ReadOnlyFilesystem => "no-permission",
-            _ => "disk-failed",
+        let (code, remedy) = match source.kind() {
+            Io::StorageFull | Io::QuotaExceeded => (
+                FailureCode::DiskFull,
+                "; free space, or choose smaller --log-size and --cache-size",
+            ),
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => (
+                FailureCode::NoPermission,
+                "; check the owner and mode of the directory, or choose another",
+            ),
+            _ => (FailureCode::DiskFailed, ""),
         };
         Failure::new(
             code,
-            500,
             format!("cannot {operation} {}: {source}{remedy}", path.display()),
         )
     }
@@ -63,7 +230,7 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.detail)
     }
 }
 
@@ -72,28 +239,91 @@ impl Error for Failure {}
 impl From<store::Error> for Failure {
     fn from(error: store::Error) -> Self {
         use store::Kind;
-        let (code, status) = match error.kind() {
-            Kind::Denied => ("store-denied", 502),
-            Kind::Unsupported => ("store-unsupported", 501),
-            Kind::Invalid => ("invalid", 400),
-            Kind::Foreign => ("foreign-format", 500),
-            Kind::Unavailable | Kind::Unknown => ("store-unavailable", 503),
-            _ => ("store-failed", 502),
+        let code = match error.kind() {
+            Kind::Denied => FailureCode::StoreDenied,
+            Kind::Unsupported => FailureCode::StoreUnsupported,
+            Kind::Invalid => FailureCode::Invalid,
+            Kind::Foreign => FailureCode::ForeignFormat,
+            Kind::Unavailable | Kind::Unknown => FailureCode::StoreUnavailable,
+            _ => FailureCode::StoreFailed,
         };
-        Failure::new(code, status, error.chain())
+        Failure::new(code, error.chain())
     }
 }
 
 impl From<volume::OpenError> for Failure {
     fn from(error: volume::OpenError) -> Self {
         use volume::OpenError as E;
-        let status = match &error {
-            E::Options(_) | E::Invalid(_) => 400,
-            E::NoSuchVolume(_) => 404,
-            E::Exists(_) | E::Held { .. } | E::Fenced(_) | E::InUse(_) => 409,
-            E::Store(_) => 503,
-            _ => 500,
+        let code = match &error {
+            E::Options(_) => FailureCode::BadOptions,
+            E::Foreign(_) => FailureCode::ForeignFormat,
+            E::Newer { .. } => FailureCode::NewerFormat,
+            E::Corrupt(_) => FailureCode::Corrupt,
+            E::Disk(_) => FailureCode::DiskFailed,
+            E::Store(_) => FailureCode::StoreFailed,
+            E::NoSuchVolume(_) => FailureCode::NoSuchVolume,
+            E::Exists(_) => FailureCode::VolumeExists,
+            E::Held { .. } => FailureCode::VolumeHeld,
+            E::Fenced(_) => FailureCode::VolumeFenced,
+            E::InUse(_) => FailureCode::VolumeInUse,
+            E::Invalid(_) => FailureCode::Invalid,
+            E::Poisoned => FailureCode::LogPoisoned,
+            _ => FailureCode::Internal,
         };
-        Failure::new(error.code(), status, error.to_string())
+        Failure::new(code, error.to_string())
+    }
+}
+
+impl From<ublk::Error> for Failure {
+    fn from(error: ublk::Error) -> Self {
+        use ublk::error::Kind;
+        let code = match error.kind() {
+            Kind::NoDriver => FailureCode::UblkMissing,
+            Kind::Denied => FailureCode::UblkDenied,
+            Kind::TooOld | Kind::NotGranted | Kind::Handler => FailureCode::UblkUnsupported,
+            Kind::Limit => FailureCode::UblkLimit,
+            Kind::Invalid => FailureCode::Invalid,
+            Kind::Busy => FailureCode::VolumeInUse,
+            Kind::Late | Kind::Stuck => FailureCode::UblkStuck,
+            _ => FailureCode::UblkFailed,
+        };
+        Failure::new(code, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_code_is_unique_and_has_a_status_a_title_and_a_remedy() {
+        let mut names = BTreeSet::new();
+        for &code in FailureCode::ALL {
+            let name = code.name();
+            assert!(names.insert(name), "{name} stands for two failures");
+            assert!(
+                name.bytes().all(|b| b.is_ascii_lowercase() || b == b'-'),
+                "{name}"
+            );
+            assert!((400..600).contains(&code.status()), "{name}");
+            assert_eq!(code.exit_status() == USAGE, code == FailureCode::Usage);
+            assert!(!code.title().is_empty(), "{name}");
+            assert!(code.remedy().ends_with('.'), "{name}");
+            assert_eq!(FailureCode::from_name(name), code);
+        }
+        assert_eq!(
+            FailureCode::from_name("of-a-newer-server"),
+            FailureCode::Unknown
+        );
+    }
+
+    #[test]
+    fn the_openapi_document_lists_every_code() {
+        let document: serde_json::Value =
+            serde_json::from_str(include_str!("api/openapi.json")).unwrap();
+        let listed = &document["components"]["schemas"]["Problem"]["properties"]["code"]["enum"];
+        let names: Vec<&str> = FailureCode::ALL.iter().map(|code| code.name()).collect();
+        assert_eq!(*listed, serde_json::json!(names));
     }
 }

@@ -1,9 +1,18 @@
 //! The firn binary: the server, and the commands that talk to it.
 //!
-//! Joins what must not know each other: the engine (without I/O), the object store, the local
-//! files and the transports. tokio lives here, at the edges (API, store); no request of a client
-//! ever waits for it. Reading order: `serve` brings everything up, `edge` carries the engine's
-//! requests out, `control` is what the API does, `cli` is what people type.
+//! It joins what must not know each other: the engine (crate `volume`, which does no I/O), the
+//! object store, the local files and the transports. tokio serves the API and the store alone; no
+//! request of a client ever waits for it. Reading order, as a volume's data goes:
+//!
+//! 1. [`cli`] parses what people type and sends it over HTTP; [`model`] is what travels there.
+//! 2. [`api`] turns HTTP requests into calls of the control plane.
+//! 3. [`control_plane`] opens, closes, attaches and resizes volumes: what the API means.
+//! 4. [`frontends`] lets clients reach an open volume: NBD connections and ublk disks.
+//! 5. [`engine`] runs the engine's threads and carries out its disk and store requests.
+//! 6. [`local_files`] makes and locks the cache directory: log, read cache and index rings.
+//!
+//! [`server`] starts all of it in order and stops it in reverse. Every error ends as a
+//! [`failure::Failure`] with a stable code.
 
 #![forbid(unsafe_code)]
 
@@ -28,10 +37,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use cli::args::{Cli, Command};
-
-/// The command line makes no sense; the same status as clap's own.
-const EXIT_USAGE: u8 = 2;
-const EXIT_FAILED: u8 = 1;
+use failure::{Failure, Result};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -41,32 +47,29 @@ fn main() -> ExitCode {
     {
         tracing::error!(canary, "THIS SERVER HAS A PLANTED BUG");
     }
-    let done = match cli.command {
-        Command::Serve(args) => match config::Settings::new(&cli.api, *args) {
-            Ok(settings) => server::serve(settings),
-            Err(failure) => {
-                eprintln!("firn: {failure}");
-                return ExitCode::from(EXIT_USAGE);
-            }
-        },
-        Command::Volume(command) => cli::volume(&cli.api, cli.json, &command),
-        Command::Attach(args) => match args.request() {
-            Ok(request) => cli::attach(&cli.api, cli.json, &args.name, &request),
-            Err(failure) => {
-                eprintln!("firn: {failure}");
-                return ExitCode::from(EXIT_USAGE);
-            }
-        },
-        Command::Detach(args) => cli::detach(&cli.api, &args),
-        Command::Sync(which) => cli::sync(&cli.api, cli.json, &which.name),
-        Command::Doctor(args) => cli::doctor(cli.json, &args),
-    };
-    match done {
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             eprintln!("firn: {failure}");
-            ExitCode::from(EXIT_FAILED)
+            ExitCode::from(failure.code.exit_status())
         }
+    }
+}
+
+fn run(cli: Cli) -> Result<()> {
+    match cli.command {
+        Command::Serve(args) => {
+            let settings = config::Settings::new(&cli.api, *args).map_err(Failure::into_usage)?;
+            server::serve(settings)
+        }
+        Command::Volume(command) => cli::volume(&cli.api, cli.json, &command),
+        Command::Attach(args) => {
+            let request = args.request().map_err(Failure::into_usage)?;
+            cli::attach(&cli.api, cli.json, &args.name, &request)
+        }
+        Command::Detach(args) => cli::detach(&cli.api, &args),
+        Command::Sync(which) => cli::sync(&cli.api, cli.json, &which.name),
+        Command::Doctor(args) => cli::doctor(cli.json, &args),
     }
 }
 

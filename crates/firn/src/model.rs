@@ -84,9 +84,19 @@ pub(crate) struct Dropped {
 }
 
 /// How a volume is reached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Transport {
+    /// A block device of this machine, /dev/ublkbN.
+    Ublk,
+    /// A network block device.
+    Nbd,
+}
+
+/// How a volume is to be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TransportChoice {
     /// A ublk disk where this machine offers it, else nbd.
     #[default]
     Auto,
@@ -202,7 +212,7 @@ pub(crate) struct ResizeRequest {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AttachRequest {
-    pub(crate) transport: Transport,
+    pub(crate) transport: TransportChoice,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) data_mode: Option<DataMode>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,7 +229,7 @@ pub(crate) struct AttachRequest {
 /// Where a volume can be reached.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Attachment {
-    /// What `auto` came to be.
+    /// What `auto` chose.
     pub(crate) transport: Transport,
     /// The disk, where the transport is ublk.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -249,4 +259,7 @@ pub(crate) struct Problem {
     pub(crate) detail: String,
     /// Stable word for scripts.
     pub(crate) code: String,
+    /// What usually helps; absent in documents of older servers.
+    #[serde(default)]
+    pub(crate) remedy: String,
 }

@@ -142,7 +142,7 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
             "/v1/volumes",
             Some(("text/plain", r#"{"name":"a","size_bytes":4096}"#)),
             415,
-            "invalid",
+            "not-json",
         ),
     ] {
         let answer = send(&server.api, method, path, body);
@@ -157,7 +157,9 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
             format!("urn:firn:problem:{code}"),
             "{what}"
         );
-        assert!(!problem["detail"].as_str().unwrap().is_empty(), "{what}");
+        for text in ["detail", "title", "remedy"] {
+            assert!(!problem[text].as_str().unwrap().is_empty(), "{what}");
+        }
     }
     assert_eq!(
         send(&server.api, "GET", "/v1/volumes/a", None).status,

@@ -10,7 +10,7 @@ use volume::HostUse;
 use crate::control_plane::Control;
 use crate::frontends::open_volumes::Open;
 use crate::metrics::Text;
-use crate::model::{Mark, Watermarks};
+use crate::model::Mark;
 
 /// Everything, in Prometheus' text format.
 pub(crate) fn metrics(control: &Control) -> String {
@@ -69,7 +69,7 @@ fn write_volumes(text: &mut Text, open: &[Arc<Open>]) {
         .iter()
         .flat_map(|open| {
             let name = open.info.name.as_str();
-            let marks = ladder(open.volume.watermarks());
+            let marks = open.watermarks();
             [
                 (name, "acknowledged", marks.acknowledged),
                 (name, "flushed", marks.flushed),
@@ -101,18 +101,5 @@ fn write_volumes(text: &mut Text, open: &[Arc<Open>]) {
     for open in open {
         let name = open.info.name.as_str();
         text.sample(&[("volume", name)], open.volume.uploaded_bytes() as f64);
-    }
-}
-
-/// The engine's watermarks as the API shows them.
-pub(crate) fn ladder(marks: volume::Watermarks) -> Watermarks {
-    let mark = |rung: volume::Rung| Mark {
-        lsn: rung.lsn.0,
-        age_seconds: rung.age_ms as f64 / 1000.0,
-    };
-    Watermarks {
-        acknowledged: mark(marks.acked),
-        flushed: mark(marks.flushed),
-        stored: mark(marks.stored),
     }
 }

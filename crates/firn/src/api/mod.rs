@@ -4,7 +4,7 @@
 //! is a problem document with a stable code, also those that the framework would answer in words
 //! of its own (no such path, a body that is not JSON).
 
-pub(crate) mod metrics_page;
+mod metrics_page;
 mod problem;
 
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use axum::routing::{get, post};
 use serde::de::DeserializeOwned;
 
 use crate::control_plane::Control;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
     AttachRequest, Attachment, CreateVolume, DetachRequest, ResizeRequest, Volume, VolumeList,
 };
@@ -72,7 +72,7 @@ async fn local_names_only(request: Request, next: Next) -> Response {
          IP address or localhost",
         named.unwrap_or_default()
     );
-    Failure::new("wrong-host", 403, text).into_response()
+    Failure::new(FailureCode::WrongHost, text).into_response()
 }
 
 fn is_local_name(host: &str) -> bool {
@@ -146,11 +146,9 @@ async fn to_its_end<T: Send + 'static>(
     change: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     tokio::spawn(change).await.unwrap_or_else(|source| {
-        Err(Failure::new(
-            "internal",
-            500,
-            format!("the change did not come to its end: {source}; see the server's log"),
-        ))
+        Err(Failure::internal(format!(
+            "the change did not come to its end: {source}; see the server's log"
+        )))
     })
 }
 
@@ -178,16 +176,14 @@ async fn metrics(State(control): Shared) -> Response {
 
 async fn no_such_path() -> Failure {
     Failure::new(
-        "no-such-path",
-        404,
+        FailureCode::NoSuchPath,
         "there is nothing at this path; see /v1/openapi.json",
     )
 }
 
 async fn no_such_method() -> Failure {
     Failure::new(
-        "no-such-method",
-        405,
+        FailureCode::NoSuchMethod,
         "this path does not take this method; see /v1/openapi.json",
     )
 }
@@ -209,8 +205,7 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
     let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
     if kind != Some("application/json") {
         return Err(Failure::new(
-            "invalid",
-            415,
+            FailureCode::NotJson,
             "the body must be JSON; send it with content-type: application/json",
         ));
     }

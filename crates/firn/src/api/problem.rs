@@ -1,4 +1,4 @@
-//! Failures as problem documents (RFC 9457).
+//! Failures as problem documents (RFC 9457): status, title and remedy come from the code's row.
 
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,23 +8,22 @@ use crate::model::Problem;
 
 impl From<&Failure> for Problem {
     fn from(failure: &Failure) -> Self {
-        let status = StatusCode::from_u16(failure.status).ok();
+        let code = failure.code;
         Problem {
-            kind: format!("urn:firn:problem:{}", failure.code),
-            title: status
-                .and_then(|status| status.canonical_reason())
-                .unwrap_or("Error")
-                .to_owned(),
-            status: failure.status,
-            detail: failure.text.clone(),
-            code: failure.code.clone(),
+            kind: format!("urn:firn:problem:{}", code.name()),
+            title: code.title().to_owned(),
+            status: code.status(),
+            detail: failure.detail.clone(),
+            code: code.name().to_owned(),
+            remedy: code.remedy().to_owned(),
         }
     }
 }
 
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status = StatusCode::from_u16(self.code.status())
+            .expect("the table's statuses are valid, by a test");
         let body = serde_json::to_vec(&Problem::from(&self))
             .expect("a problem document of strings and a number always serializes");
         (

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
-use crate::model::{AttachRequest, DataMode, Transport};
+use crate::model::{AttachRequest, DataMode, TransportChoice};
 use crate::store_faults::Planned;
 use crate::units::{Size, Span};
 
@@ -246,8 +246,8 @@ pub(crate) struct AttachArgs {
     #[arg(value_name = "VOLUME")]
     pub(crate) name: String,
     /// How to reach it. What follows is about a ublk disk.
-    #[arg(long, value_enum, default_value_t = Transport::Auto)]
-    transport: Transport,
+    #[arg(long, value_enum, default_value_t = TransportChoice::Auto)]
+    transport: TransportChoice,
     /// How the bytes of its requests travel; one that this kernel lacks is an error.
     #[arg(long, value_enum, value_name = "MODE", default_value_t = DataMode::Auto)]
     data_mode: DataMode,

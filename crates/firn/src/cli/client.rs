@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use ureq::http::{Method, Request, Response};
 use ureq::{Agent, Body};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::Problem;
 
 /// Waiting for a connection. Answers are waited for without limit: a sync takes what it takes.
@@ -110,8 +110,7 @@ impl Client {
 
     fn unreachable(&self, error: &ureq::Error) -> Failure {
         Failure::new(
-            "server-unreachable",
-            503,
+            FailureCode::ServerUnreachable,
             format!(
                 "no answer from a firn server at {}: {error}; start one with `firn serve`, or \
                  name another with --api or FIRN_API",
@@ -123,10 +122,9 @@ impl Client {
 
 fn refused(response: &Response<Body>, bytes: &[u8], url: &str) -> Failure {
     match serde_json::from_slice::<Problem>(bytes) {
-        Ok(problem) => Failure::new(&problem.code, problem.status, problem.detail),
+        Ok(problem) => Failure::new(FailureCode::from_name(&problem.code), problem.detail),
         Err(_) => Failure::new(
-            "not-firn",
-            502,
+            FailureCode::NotFirn,
             format!(
                 "{url} answered {} without a firn problem document; is that a firn server?",
                 response.status()
@@ -138,8 +136,7 @@ fn refused(response: &Response<Body>, bytes: &[u8], url: &str) -> Failure {
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes).map_err(|source| {
         Failure::new(
-            "not-firn",
-            502,
+            FailureCode::NotFirn,
             format!(
                 "the server's answer is not what this firn expects: {source}; are both of \
                      the same version?"
@@ -163,8 +160,8 @@ mod tests {
     fn a_server_that_is_not_there_is_named_with_the_remedy() {
         let client = Client::new("127.0.0.1:1").unwrap();
         let error = client.get::<Problem>("/v1/volumes").unwrap_err();
-        assert!(error.text.contains("http://127.0.0.1:1"), "{error}");
-        assert!(error.text.contains("firn serve"), "{error}");
+        assert!(error.detail.contains("http://127.0.0.1:1"), "{error}");
+        assert!(error.detail.contains("firn serve"), "{error}");
         assert!(Client::new("https://127.0.0.1:1").is_err());
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::args::DoctorArgs;
 use super::output;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe::{self, Offered};
 use crate::local_files;
 
@@ -60,8 +60,7 @@ pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
         return Ok(());
     }
     Err(Failure::new(
-        "doctor",
-        500,
+        FailureCode::Doctor,
         format!("{bad} of {} findings are bad", findings.len()),
     ))
 }
@@ -229,7 +228,7 @@ fn store(named: Option<&str>) -> Finding {
                  takes it only with --single-writer"
             ),
         ),
-        Err(failure) => Finding::new("store", Verdict::Bad, failure.text),
+        Err(failure) => Finding::new("store", Verdict::Bad, failure.detail),
     }
 }
 
@@ -253,7 +252,7 @@ fn ublk(offered: &Offered) -> Finding {
                 control.features()
             ),
         ),
-        Err(why) => Finding::new("ublk", Verdict::Fair, why.text.clone()),
+        Err(why) => Finding::new("ublk", Verdict::Fair, why.detail.clone()),
     }
 }
 
@@ -274,6 +273,6 @@ fn transport(offered: &Offered) -> Finding {
             }
             Finding::new("transport", Verdict::Good, found)
         }
-        Err(failure) => Finding::new("transport", Verdict::Bad, failure.text),
+        Err(failure) => Finding::new("transport", Verdict::Bad, failure.detail),
     }
 }

@@ -6,7 +6,7 @@ use std::io::{self, ErrorKind, Write};
 
 use serde::Serialize;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 
 pub(crate) fn line(text: &str) -> Result<()> {
     write(format!("{text}\n").as_bytes())
@@ -44,8 +44,7 @@ pub(crate) fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
 fn write(bytes: &[u8]) -> Result<()> {
     match io::stdout().lock().write_all(bytes) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::new(
-            "output",
-            500,
+            FailureCode::Output,
             format!("cannot write the result: {error}"),
         )),
         _ => Ok(()),

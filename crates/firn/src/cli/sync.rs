@@ -63,7 +63,7 @@ fn with_progress(client: &Client, name: &str) -> Result<Volume> {
             match receiver.recv_timeout(LOOK_EVERY) {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::new("internal", 500, "the request was lost"));
+                    return Err(Failure::internal("the request was lost"));
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     // A failed look costs nothing but this step of the bar.

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use crate::control_plane::Control;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe;
 use crate::frontends::open_volumes::Open;
 use crate::model::{AttachRequest, Attachment, Transport, Volume};
@@ -17,9 +17,9 @@ impl Control {
     pub(crate) async fn attach(&self, name: &str, request: AttachRequest) -> Result<Attachment> {
         request.check()?;
         let _turn = self.turns.take(name).await;
-        match probe::choose(&request, &self.disks.maker().await)? {
+        match probe::choose_transport(&request, &self.disks.maker().await)? {
             Transport::Ublk => self.attach_disk(name, &request).await,
-            _ => self.attach_nbd(name).await,
+            Transport::Nbd => self.attach_nbd(name).await,
         }
     }
 
@@ -72,8 +72,7 @@ impl Control {
         let uris = self.doors.uris(name);
         if uris.is_empty() {
             return Err(Failure::new(
-                "no-transport",
-                500,
+                FailureCode::NoTransport,
                 "the server listens nowhere; start it with --nbd",
             ));
         }
@@ -115,15 +114,13 @@ impl Control {
             // A volume that does not exist at all is told apart.
             self.host.show_volume(name).await.map_err(Failure::from)?;
             return Err(Failure::new(
-                "not-attached",
-                409,
+                FailureCode::NotAttached,
                 format!("volume {name} is not attached here; there is nothing to detach"),
             ));
         };
         if disk.is_some() && !force {
             return Err(Failure::new(
-                "not-open-yet",
-                409,
+                FailureCode::NotOpenYet,
                 format!(
                     "volume {name} could not be opened yet, and its disk waits for it; \
                      `firn detach --force {name}` takes the disk away and fails what waits there"
@@ -148,8 +145,7 @@ impl Control {
         let disk = self.disks.get(name);
         if let Some(disk) = disk.as_ref().filter(|disk| !disk.can_grow()) {
             return Err(Failure::new(
-                "ublk-unsupported",
-                501,
+                FailureCode::UblkUnsupported,
                 format!(
                     "disk {} cannot change its size while it is there: this needs Linux 6.16; \
                      detach it, resize, and attach it again",
@@ -170,8 +166,7 @@ impl Control {
         match self.disks.get(name) {
             None => Ok(()),
             Some(disk) => Err(Failure::new(
-                "volume-in-use",
-                409,
+                FailureCode::VolumeInUse,
                 format!(
                     "volume {name} is attached as {}; detach it first: firn detach {name}",
                     disk.path().display()
@@ -185,8 +180,7 @@ impl Control {
         match self.doors.clients(name) {
             0 => Ok(()),
             clients => Err(Failure::new(
-                "volume-in-use",
-                409,
+                FailureCode::VolumeInUse,
                 format!("volume {name} is used by {clients} connections; disconnect them first"),
             )),
         }

@@ -19,9 +19,7 @@ use futures_util::stream::{self, StreamExt};
 use nbd::server::{Export, ExportFile, Listen};
 use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
 
-use crate::api::metrics_page::ladder;
 use crate::cli::args::NewVolume;
-use crate::control_plane::reopen::may_pass;
 use crate::control_plane::volume_locks::Turns;
 use crate::engine::Engine;
 use crate::failure::{Failure, Result};
@@ -192,7 +190,7 @@ impl Control {
             let failure = self.open(&name).await.err()?;
             // Others may be fine, and what this one has in the log stays there.
             tracing::error!(volume = %name, %failure, "not opened again");
-            may_pass(&failure).then_some(name)
+            failure.code.is_transient().then_some(name)
         }))
         .await;
         let late: Vec<String> = late.into_iter().flatten().collect();
@@ -375,7 +373,7 @@ impl Control {
             state,
             epoch: info.epoch.0,
             holder: holder.map(|(_, label)| label.clone()),
-            watermarks: open.as_ref().map(|open| ladder(open.volume.watermarks())),
+            watermarks: open.as_ref().map(|open| open.watermarks()),
             nbd: open.as_ref().map(|_| Nbd {
                 uris: self.doors.uris(&info.name),
                 connections: self.doors.clients(&info.name),

@@ -11,16 +11,10 @@ use futures_util::future::join_all;
 use tokio::sync::watch;
 
 use crate::control_plane::Control;
-use crate::failure::Failure;
 
 /// The first pause between tries, and the longest.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(15);
-
-/// Whether to try again helps: the store failed, and it may not fail the next time.
-pub(crate) fn may_pass(failure: &Failure) -> bool {
-    failure.code == "store-failed"
-}
 
 impl Control {
     /// Opens each of these as soon as the store lets it be opened, until `stop` changes.
@@ -57,7 +51,7 @@ impl Control {
                     }
                     return;
                 }
-                Some(Err(failure)) if may_pass(&failure) => {
+                Some(Err(failure)) if failure.code.is_transient() => {
                     tracing::warn!(volume = name, %failure, "still not opened; tried again");
                     pause = (pause * 2).min(PAUSE_MAX);
                 }
@@ -110,10 +104,11 @@ mod tests {
     use crate::cli::args::{LogIo, ServeArgs};
     use crate::config::Settings;
     use crate::engine::Engine;
+    use crate::failure::FailureCode;
     use crate::frontends::disks::attached_file::Remembered;
     use crate::frontends::disks::options::Wanted;
     use crate::local_files::{CacheDir, Progress};
-    use crate::model::{AttachRequest, Transport};
+    use crate::model::{AttachRequest, TransportChoice};
     use crate::units::Size;
 
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -200,7 +195,7 @@ mod tests {
             let attached = &control.disks.attached;
             attached.set_disk("demo", Some(waiting)).unwrap();
             let refused = control.detach("demo", false).await.unwrap_err();
-            assert_eq!(refused.code, "not-open-yet");
+            assert_eq!(refused.code, FailureCode::NotOpenYet);
             assert!(attached.all().contains_key("demo"), "nothing has changed");
         });
     }
@@ -210,7 +205,7 @@ mod tests {
     fn a_volume_that_was_attached_and_let_go_of_within_a_pause_is_not_opened_late() {
         let is_open = open_after(async |control| {
             let request = AttachRequest {
-                transport: Transport::Nbd,
+                transport: TransportChoice::Nbd,
                 ..AttachRequest::default()
             };
             control.attach("demo", request).await.unwrap();

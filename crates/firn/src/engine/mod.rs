@@ -186,7 +186,7 @@ impl Engine {
 }
 
 fn failed(what: &str, source: &std::io::Error) -> Failure {
-    Failure::new("internal", 500, format!("cannot {what}: {source}"))
+    Failure::internal(format!("cannot {what}: {source}"))
 }
 
 fn options(settings: &Settings, files: &CacheDir) -> Options {
@@ -303,7 +303,7 @@ fn attach_committer(
     bells: &Arc<Bells>,
     files: &[ExportFile],
 ) -> Result<()> {
-    let gone = || Failure::new("internal", 500, "a reactor ended while it was set up");
+    let gone = || Failure::internal("a reactor ended while it was set up");
     let log = files
         .iter()
         .find(|file| file.id == FileId::LOG)

@@ -3,6 +3,7 @@
 //! Wraps the NBD server, whose calls may sleep, for async callers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,9 +11,8 @@ use nbd::server::{Export, Listen, Options, Server};
 use reactor::Reactor;
 use volume::Volume;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::Volumes;
-use crate::server::absolute;
 
 /// How long clients may take to have their outstanding requests answered when the server stops.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -30,11 +30,7 @@ impl Doors {
             .map(|reactor| reactor.handle().clone())
             .collect();
         let server = Server::new(handles, volumes, Options::default()).map_err(|source| {
-            Failure::new(
-                "internal",
-                500,
-                format!("cannot start the NBD server: {source}"),
-            )
+            Failure::internal(format!("cannot start the NBD server: {source}"))
         })?;
         Ok(Doors {
             server: Arc::new(server),
@@ -61,8 +57,7 @@ impl Doors {
         }
         let granted = self.server.listen(place).map_err(|source| {
             Failure::new(
-                "address-in-use",
-                500,
+                FailureCode::AddressInUse,
                 format!(
                     "cannot listen for NBD on {}: {source}; is another server running? Choose \
                      another place with --nbd",
@@ -143,6 +138,11 @@ fn reachable(address: SocketAddr) -> SocketAddr {
         ip => ip,
     };
     SocketAddr::new(ip, address.port())
+}
+
+/// An absolute path for messages and URIs, of something that may not exist.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 fn escaped(path: &str) -> String {

@@ -10,6 +10,8 @@ use nbd::codec::Listed;
 use nbd::server::{Export, Exports};
 use volume::{Volume, VolumeInfo};
 
+use crate::model::{Mark, Watermarks};
+
 /// An open volume with what serves it.
 #[derive(Debug)]
 pub(crate) struct Open {
@@ -17,6 +19,22 @@ pub(crate) struct Open {
     /// As the store described it when it was opened.
     pub(crate) info: VolumeInfo,
     pub(crate) export: Arc<Export<Volume>>,
+}
+
+impl Open {
+    /// How far the volume's writes have got, as the API shows it.
+    pub(crate) fn watermarks(&self) -> Watermarks {
+        let mark = |rung: volume::Rung| Mark {
+            lsn: rung.lsn.0,
+            age_seconds: rung.age_ms as f64 / 1000.0,
+        };
+        let watermarks = self.volume.watermarks();
+        Watermarks {
+            acknowledged: mark(watermarks.acked),
+            flushed: mark(watermarks.flushed),
+            stored: mark(watermarks.stored),
+        }
+    }
 }
 
 /// All open volumes, by name.

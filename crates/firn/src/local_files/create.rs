@@ -15,7 +15,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::cli::args::LogIo;
 use crate::config::Settings;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files::CacheFile;
 use crate::units::Size;
 
@@ -142,8 +142,7 @@ pub(super) fn direct_io(path: &Path, mode: LogIo) -> Result<(Option<DioAlign>, S
         }
         Err(why) if mode == LogIo::Auto => Ok((None, why)),
         Err(why) => Err(Failure::new(
-            "no-direct-io",
-            500,
+            FailureCode::NoDirectIo,
             format!(
                 "direct I/O on {} is not possible: {why}; use --log-io auto or buffered, or \
                  another file system",

@@ -31,7 +31,7 @@ use reactor::DioAlign;
 
 use crate::cli::args::LogIo;
 use crate::config::Settings;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 
 pub(crate) use blocking_io::Disk;
 pub(crate) use create::offered_in as direct_io_offered;
@@ -117,8 +117,7 @@ impl CacheDir {
 fn check_format(path: &Path) -> Result<()> {
     let foreign = |text: String| {
         Err(Failure::new(
-            "foreign-format",
-            500,
+            FailureCode::ForeignFormat,
             format!("cache directory {}: {text}", path.display()),
         ))
     };
@@ -197,8 +196,7 @@ fn lock_directory(path: &Path) -> Result<File> {
             _ => "another server".to_owned(),
         };
         return Err(Failure::new(
-            "cache-in-use",
-            409,
+            FailureCode::CacheInUse,
             format!(
                 "cache directory {} is in use by {holder}; stop it, or give this one a directory \
                  of its own with --cache",
@@ -233,8 +231,7 @@ fn wait_for_landing(path: &Path, log: &File) -> Result<()> {
     match lock_within(log, LANDING_PATIENCE) {
         Ok(true) => Ok(()),
         Ok(false) => Err(Failure::new(
-            "cache-in-use",
-            409,
+            FailureCode::CacheInUse,
             format!(
                 "the log {} still has I/O in flight from a process that died {} s ago or more; \
                  see the kernel log for the disk's errors, then start again",

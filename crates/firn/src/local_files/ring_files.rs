@@ -16,7 +16,7 @@ use reactor::SharedWords;
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
 use volume::{RingRegion, Rings, TailId};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 
 const PREFIX: &str = "firn-rings-";
 
@@ -102,7 +102,7 @@ impl Rings for RingFiles {
             Ok(map) => Ok(Arc::new(Region(map))),
             Err(source) => {
                 let path = self.path(tail);
-                let text = Failure::io("make the index ring", &path, &source).text;
+                let text = Failure::io("make the index ring", &path, &source).detail;
                 Err(format!(
                     "{text}; --ring-dir chooses another directory in memory"
                 ))
@@ -142,8 +142,7 @@ fn check_owner(dir: &Path) -> Result<()> {
         return Ok(());
     }
     Err(Failure::new(
-        "foreign-format",
-        500,
+        FailureCode::ForeignFormat,
         format!(
             "{} is not a directory of this user; remove it, or choose another --ring-dir",
             dir.display()
@@ -184,8 +183,7 @@ pub(crate) fn boot_id() -> Result<[u8; 16]> {
         .map(u128::to_be_bytes)
         .map_err(|_| {
             Failure::new(
-                "disk-failed",
-                500,
+                FailureCode::DiskFailed,
                 format!("{} is not a boot id", path.display()),
             )
         })

@@ -9,7 +9,6 @@
 
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ use crate::config::Settings;
 use crate::control_plane::Control;
 use crate::control_plane::reopen::Reopening;
 use crate::engine::Engine;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd as doors;
 use crate::local_files::{CacheDir, Progress};
 use crate::store_faults::Running;
@@ -92,14 +91,13 @@ fn runtime() -> Result<Runtime> {
         .thread_name("firn-runtime")
         .enable_all()
         .build()
-        .map_err(|source| Failure::new("internal", 500, format!("cannot start threads: {source}")))
+        .map_err(|source| Failure::internal(format!("cannot start threads: {source}")))
 }
 
 fn listen(settings: &Settings) -> Result<TcpListener> {
     let failed = |source: std::io::Error| {
         Failure::new(
-            "address-in-use",
-            500,
+            FailureCode::AddressInUse,
             format!(
                 "cannot listen for the API on {}: {source}; is another firn running? Choose \
                  another address with --api",
@@ -192,9 +190,8 @@ async fn doors_open(
 ) -> Result<()> {
     control.listen(&settings.nbd)?;
     let mut stop = Stop::new()?;
-    let listener = tokio::net::TcpListener::from_std(api).map_err(|source| {
-        Failure::new("internal", 500, format!("cannot serve the API: {source}"))
-    })?;
+    let listener = tokio::net::TcpListener::from_std(api)
+        .map_err(|source| Failure::internal(format!("cannot serve the API: {source}")))?;
     let address = listener.local_addr().unwrap_or(settings.api);
     let (close, closed) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn({
@@ -285,11 +282,7 @@ struct Stop {
 impl Stop {
     fn new() -> Result<Self> {
         let failed = |source: std::io::Error| {
-            Failure::new(
-                "internal",
-                500,
-                format!("cannot wait for signals: {source}"),
-            )
+            Failure::internal(format!("cannot wait for signals: {source}"))
         };
         Ok(Stop {
             terminate: signal(SignalKind::terminate()).map_err(failed)?,
@@ -329,9 +322,4 @@ impl Progress for FillBar {
             }
         }
     }
-}
-
-/// An absolute path for messages and URIs, of something that may not exist.
-pub(crate) fn absolute(path: &Path) -> std::path::PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::options::Wanted;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files;
 
 const VERSION: u32 = 2;
@@ -63,8 +63,7 @@ impl Attached {
         let entries = match fs::read_to_string(&path) {
             Ok(text) => parse(&text).map_err(|why| {
                 Failure::new(
-                    "foreign-format",
-                    500,
+                    FailureCode::ForeignFormat,
                     format!(
                         "the list of attached volumes {}: {why}; use a newer firn, or remove the \
                          file and attach anew",
@@ -245,9 +244,9 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             fs::write(dir.path().join("attached"), text).unwrap();
             let failure = Attached::load(dir.path()).unwrap_err();
-            assert_eq!(failure.code, "foreign-format");
-            assert!(failure.text.contains(says), "{failure}");
-            assert!(failure.text.contains("attach anew"), "{failure}");
+            assert_eq!(failure.code, FailureCode::ForeignFormat);
+            assert!(failure.detail.contains(says), "{failure}");
+            assert!(failure.detail.contains("attach anew"), "{failure}");
             assert_eq!(
                 fs::read_to_string(dir.path().join("attached")).unwrap(),
                 text

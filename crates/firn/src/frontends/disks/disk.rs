@@ -24,7 +24,7 @@ use ublk::{Capability, DeviceSpec, ModeChoice, Want};
 use super::attached_file::Remembered;
 use super::backend::View;
 use super::options::{Patience, Wanted};
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::Open;
 use crate::model::{self, DataMode};
 
@@ -280,7 +280,7 @@ impl Maker {
     pub(super) fn free_id(&self, reserved: &[u32]) -> Result<u32> {
         let taken = self.control.devices().map_err(Failure::from)?;
         let free = (0..).find(|id| !taken.contains(id) && !reserved.contains(id));
-        free.ok_or_else(|| Failure::new("ublk-limit", 503, "no device number is free"))
+        free.ok_or_else(|| Failure::new(FailureCode::UblkLimit, "no device number is free"))
     }
 
     fn site(&self, open: &Open, wanted: &Wanted) -> Site<'_> {
@@ -441,8 +441,7 @@ impl Disk {
 
     fn in_use(&self) -> Failure {
         Failure::new(
-            "volume-in-use",
-            409,
+            FailureCode::VolumeInUse,
             format!(
                 "disk {} is mounted or open; unmount and close it first, or use --force and have \
                  its users see errors",

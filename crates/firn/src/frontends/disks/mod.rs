@@ -21,7 +21,7 @@ use ublk::device::Live;
 use ublk::serve::ServedFile;
 
 use crate::engine::Engine;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::Open;
 use crate::model::{self, AttachRequest};
 
@@ -141,8 +141,7 @@ impl Disks {
         }
         self.attached.set_disk(name, None)?;
         Err(Failure::new(
-            "ublk-failed",
-            500,
+            FailureCode::UblkFailed,
             format!("no device number for volume {name}: others take each first; try again"),
         ))
     }
@@ -287,8 +286,7 @@ fn as_wished(name: &str, disk: &Wanted, request: &AttachRequest) -> Result<()> {
     match disk.unlike(request) {
         None => Ok(()),
         Some(wish) => Err(Failure::new(
-            "attached-otherwise",
-            409,
+            FailureCode::AttachedOtherwise,
             format!(
                 "volume {name} is attached with another {wish}; detach it first, or leave \
                  {wish} out to use it as it is"
@@ -300,10 +298,8 @@ fn as_wished(name: &str, disk: &Wanted, request: &AttachRequest) -> Result<()> {
 /// Runs what waits for the driver on a thread that may wait.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|source| {
-        Failure::new(
-            "internal",
-            500,
-            format!("a disk's thread ended: {source}; see the server's log"),
-        )
+        Failure::internal(format!(
+            "a disk's thread ended: {source}; see the server's log"
+        ))
     })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, Result};
-use crate::model::{AttachRequest, DataMode, Transport};
+use crate::model::{AttachRequest, DataMode, TransportChoice};
 
 /// The driver's bounds on a disk.
 const QUEUES_MAX: u16 = 4096;
@@ -62,8 +62,8 @@ impl AttachRequest {
                 ))
             })?;
         }
-        match self.names_of_wishes().first() {
-            Some(wish) if self.transport == Transport::Nbd => Err(Failure::invalid(format!(
+        match self.disk_option_names().first() {
+            Some(wish) if self.transport == TransportChoice::Nbd => Err(Failure::invalid(format!(
                 "{wish} is a property of a ublk disk and means nothing over nbd; leave it out, \
                  or use transport ublk"
             ))),
@@ -72,7 +72,7 @@ impl AttachRequest {
     }
 
     /// Wishes that only a disk can fulfil, as they are called in the API.
-    pub(crate) fn names_of_wishes(&self) -> Vec<&'static str> {
+    pub(crate) fn disk_option_names(&self) -> Vec<&'static str> {
         let wishes = [
             (
                 "data_mode",
@@ -148,6 +148,7 @@ impl Wanted {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::failure::FailureCode;
 
     fn asked(change: impl FnOnce(&mut AttachRequest)) -> AttachRequest {
         let mut request = AttachRequest::default();
@@ -172,8 +173,8 @@ mod tests {
             ),
         ] {
             let failure = request.check().unwrap_err();
-            assert_eq!(failure.code, "invalid");
-            assert!(failure.text.contains(says), "{failure}");
+            assert_eq!(failure.code, FailureCode::Invalid);
+            assert!(failure.detail.contains(says), "{failure}");
         }
         asked(|r| (r.queues, r.depth) = (Some(4096), Some(1)))
             .check()
@@ -197,12 +198,12 @@ mod tests {
         ] {
             let mut request = asked(change);
             request.check().unwrap();
-            request.transport = Transport::Nbd;
+            request.transport = TransportChoice::Nbd;
             let failure = request.check().unwrap_err();
-            assert!(failure.text.contains(says), "{failure}");
+            assert!(failure.detail.contains(says), "{failure}");
         }
         let plain = asked(|r| {
-            r.transport = Transport::Nbd;
+            r.transport = TransportChoice::Nbd;
             r.data_mode = Some(DataMode::Auto);
         });
         plain.check().unwrap();
