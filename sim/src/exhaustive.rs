@@ -75,7 +75,7 @@ fn profile() -> Profile {
             delta_extents_max: 8,
             pages_max: 1,
             rpo_ns: 15 * MS,
-            seal_ns: 5 * MS,
+            frame_interval_ns: 5 * MS,
             retry_ns: MS,
         },
     }

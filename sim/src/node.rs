@@ -113,7 +113,7 @@ fn options(limits: &Limits, take_over: bool) -> Options {
         delta_extents_max: limits.delta_extents_max,
         pages_max: limits.pages_max,
         rpo_ns: limits.rpo_ns,
-        seal_ns: limits.seal_ns,
+        frame_interval_ns: limits.frame_interval_ns,
         retry_ns: limits.retry_ns,
         take_over,
     }
@@ -245,7 +245,7 @@ impl Node {
             Ok(Reply::Deleted) => Ok(StoreReply::Deleted),
             Ok(Reply::Keys(keys)) => Ok(StoreReply::Keys(keys)),
             Err(CallError::NotFound) => Err(StoreError::NotFound),
-            Err(CallError::Lost) => Err(StoreError::Lost),
+            Err(CallError::Lost) => Err(StoreError::PreconditionFailed),
             Err(CallError::Unknown) => Err(StoreError::Unknown("the answer was lost".into())),
             Err(CallError::Unavailable) => Err(StoreError::Unavailable("try again".into())),
         };

@@ -34,7 +34,7 @@ pub struct Limits {
     /// Recovery-point timer.
     pub rpo_ns: u64,
     /// Frame timer.
-    pub seal_ns: u64,
+    pub frame_interval_ns: u64,
     /// First retry delay.
     pub retry_ns: u64,
 }
@@ -118,7 +118,7 @@ fn limits(rng: &mut Rng, sectors: u64) -> Limits {
         delta_extents_max: *rng.pick(&[8, 64, 1024]),
         pages_max: *rng.pick(&[1, 2, 64]),
         rpo_ns: *rng.pick(&[20 * MS, 200 * MS, 5000 * MS]),
-        seal_ns: *rng.pick(&[MS, 10 * MS, 1000 * MS]),
+        frame_interval_ns: *rng.pick(&[MS, 10 * MS, 1000 * MS]),
         retry_ns: *rng.pick(&[MS, 20 * MS]),
     }
 }

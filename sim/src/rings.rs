@@ -118,7 +118,7 @@ impl RingDir {
 }
 
 impl Rings for RingDir {
-    fn existing(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
+    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
         self.map()
             .get(&tail)
             .map(|region| Arc::clone(region) as Arc<dyn RingRegion>)

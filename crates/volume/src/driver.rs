@@ -155,7 +155,7 @@ pub enum StoreError {
     /// No such object.
     NotFound,
     /// The condition of a `Create` or `Update` did not hold.
-    Lost,
+    PreconditionFailed,
     /// It may or may not have happened: read back before deciding.
     Unknown(String),
     /// It did not happen, or a read failed; worth trying again later.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::codec::{Reader, Writer, crc64};
 use crate::log::entry::Entry;
-use crate::log::frame::{self, Found, FrameWriter, Part, Record};
+use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record};
 use crate::log::layout::{SegmentHeader, Superblock};
 use crate::log::ring::TailId;
 use crate::map::layers::LogAddr;
@@ -142,7 +142,7 @@ pub fn log(input: &[u8]) {
             .iter()
             .for_each(|record| writer.record(record));
         let again = writer.finish(Part::Round, 7, 8);
-        let Found::Frame(again) = frame::decode(&again, HOST) else {
+        let FrameParse::Frame(again) = frame::decode(&again, HOST) else {
             panic!("what was just written is not read");
         };
         // Its length may be another: what is no UTF-8 in a name is replaced, which takes more room.
@@ -160,7 +160,7 @@ pub fn log(input: &[u8]) {
 
 fn check_frame(bytes: &[u8]) -> Option<frame::Frame> {
     match frame::decode(bytes, HOST) {
-        Found::Frame(frame) => {
+        FrameParse::Frame(frame) => {
             for record in &frame.records {
                 if let Record::Entries { entries, .. } = record {
                     assert!(
@@ -172,11 +172,11 @@ fn check_frame(bytes: &[u8]) -> Option<frame::Frame> {
             }
             Some(frame)
         }
-        Found::Needs(bytes_needed) => {
+        FrameParse::Incomplete(bytes_needed) => {
             assert!(bytes_needed > bytes.len(), "it asks for what it has");
             None
         }
-        Found::Nothing | Found::Newer(_) => None,
+        FrameParse::NoFrame | FrameParse::Newer(_) => None,
     }
 }
 
@@ -243,7 +243,7 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
         since: Epoch(3),
     };
     let mut writer = FrameWriter::new(HOST);
-    writer.record(&Record::Home(5));
+    writer.record(&Record::RingMount(5));
     writer.record(&Record::Tail(frame::TailRecord {
         tail,
         name: "demo".into(),
@@ -261,7 +261,7 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
         cut: Lsn(5),
         entries: vec![entry],
     });
-    writer.record(&Record::Gone(tail));
+    writer.record(&Record::TailRemoved(tail));
     let frame = writer.finish(Part::Round, 1, 1);
     let superblock = Superblock {
         host: HOST,

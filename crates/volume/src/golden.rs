@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::log::entry::Entry;
-use crate::log::frame::{self, Found, FrameWriter, Part, Record, TailRecord};
+use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{SegmentHeader, Superblock};
-use crate::log::ring::{HeapRegion, Home, Ring, RingRegion, TailId};
+use crate::log::ring::{HeapRegion, Ring, RingMount, RingRegion, TailId};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter};
@@ -137,14 +137,14 @@ fn region(bytes: &[u8]) -> Arc<HeapRegion> {
 #[test]
 fn the_index_ring_is_as_documented() {
     let bytes = fixture!("ring");
-    let home = Home::new(&[0xb0; 16], 7);
+    let mount = RingMount::new(&[0xb0; 16], 7);
     let found = |bytes: &[u8]| {
-        let ring = Ring::trust(region(bytes), tail(), host(), home)?;
+        let ring = Ring::open_existing(region(bytes), tail(), host(), mount)?;
         Some([ring.read(Lsn(5))?, ring.read(Lsn(6))?])
     };
     every_byte_matters(&bytes, &[], |bytes| found(bytes) == Some(entries()));
     let empty = Arc::new(HeapRegion::new(bytes.len() / 8));
-    let ring = Ring::format(empty.clone(), tail(), host(), home);
+    let ring = Ring::format(empty.clone(), tail(), host(), mount);
     entries().iter().for_each(|entry| ring.write(entry));
     let word = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
     let written = |region: &HeapRegion| region.words().iter().flat_map(word).collect::<Vec<u8>>();
@@ -153,7 +153,7 @@ fn the_index_ring_is_as_documented() {
     ring.poison();
     let marked = fixture!("ring_poisoned");
     assert_eq!(written(&empty), marked);
-    let found = Ring::trust(region(&marked), tail(), host(), home);
+    let found = Ring::open_existing(region(&marked), tail(), host(), mount);
     assert!(found.is_some_and(|ring| ring.is_poisoned()));
 }
 
@@ -173,7 +173,7 @@ fn frames_and_their_records_are_as_documented() {
         })
     };
     let records = vec![
-        Record::Home(Home::new(&[0xb0; 16], 7).0),
+        Record::RingMount(RingMount::new(&[0xb0; 16], 7).0),
         state(tail(), "demo", 4, false),
         Record::Entries {
             tail: tail(),
@@ -181,7 +181,7 @@ fn frames_and_their_records_are_as_documented() {
             entries: entries().to_vec(),
         },
         state(old, "old", 2, true),
-        Record::Gone(old),
+        Record::TailRemoved(old),
     ];
     let lap = (7 << 32) | 0x0102_0304;
     let whole = Part::Checkpoint {
@@ -195,7 +195,7 @@ fn frames_and_their_records_are_as_documented() {
     let ignored: Vec<usize> = (56..64).collect();
     let length = u32::from_le_bytes(bytes[12..16].try_into().expect("four bytes")) as usize;
     every_byte_matters(&bytes[..64 + length], &ignored, |bytes| {
-        matches!(frame::decode(bytes, host()), Found::Frame(found) if found.records == records
+        matches!(frame::decode(bytes, host()), FrameParse::Frame(found) if found.records == records
             && (found.lap, found.number, found.bytes) == (lap, 0, 4096)
             && found.begins_checkpoint && found.ends_checkpoint && !found.round)
     });
@@ -213,7 +213,7 @@ fn the_frame_of_a_group_commit_is_as_documented() {
     let mut writer = FrameWriter::new(host());
     records.iter().for_each(|record| writer.record(record));
     assert!(writer.finish(Part::Round, lap, 3) == bytes);
-    let Found::Frame(found) = frame::decode(&bytes, host()) else {
+    let FrameParse::Frame(found) = frame::decode(&bytes, host()) else {
         panic!("no frame")
     };
     assert!(found.round && !found.begins_checkpoint && !found.ends_checkpoint);

@@ -1,26 +1,26 @@
 //! A host: one log, one cache, and the volumes that are open on them.
 //!
 //! [`Host`] is what a driver holds: it starts recovery, carries requests out and outcomes in,
-//! lets time pass, and offers the control operations. [`Shared`] is what the engine's parts hold.
+//! lets time pass, and offers the control operations. [`Engine`] is what the engine's parts hold.
 
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
-use crate::cache::CacheUse;
+use crate::cache::CacheUsage;
 use crate::driver::{Outcome, Request, RequestId};
+use crate::engine::{Engine, Parts};
 use crate::error::OpenError;
 use crate::jobs::maintenance::{self};
 use crate::jobs::{Answer, Jobs, Notify, Port};
 use crate::log::checkpoint;
 use crate::log::committer::{Committer, Journal};
-use crate::log::ring::{Home, Ring, Rings};
-use crate::log::segments::Room;
+use crate::log::ring::{Ring, RingMount, Rings};
+use crate::log::segments::SegmentCounts;
 use crate::options::Options;
 use crate::recover;
 use crate::request::Volume;
-use crate::shared::{Parts, Shared};
 use crate::store::catalog::{self, VolumeInfo, VolumeSpec};
 use crate::store::open::{self, OpenMode};
 use crate::store::upload;
@@ -76,15 +76,15 @@ pub struct RecoveryReport {
 
 /// Numbers for `/metrics` and `volume show`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostUse {
+pub struct HostUsage {
     /// Segments of the log.
     pub segments: usize,
     /// Of them ready, free or soon so.
     pub segments_spare: usize,
     /// Thousandths of the log that hold what the store does not have.
-    pub pressure: u64,
+    pub pressure_permille: u64,
     /// The read cache.
-    pub cache: CacheUse,
+    pub cache: CacheUsage,
     /// The log is poisoned.
     pub poisoned: bool,
 }
@@ -93,13 +93,13 @@ pub struct HostUse {
 #[derive(Clone)]
 pub struct Host {
     jobs: Arc<Jobs>,
-    shared: Arc<OnceLock<Arc<Shared>>>,
+    engine: Arc<OnceLock<Arc<Engine>>>,
 }
 
 impl fmt::Debug for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Host")
-            .field("started", &self.shared.get().is_some())
+            .field("started", &self.engine.get().is_some())
             .finish()
     }
 }
@@ -109,14 +109,14 @@ impl Host {
     pub fn start(setup: Setup) -> (Host, Answer<Result<RecoveryReport, OpenError>>) {
         let jobs = Jobs::new(Arc::clone(&setup.notify));
         jobs.advance(setup.now);
-        let shared = Arc::new(OnceLock::new());
+        let engine = Arc::new(OnceLock::new());
         let host = Host {
             jobs: Arc::clone(&jobs),
-            shared: Arc::clone(&shared),
+            engine: Arc::clone(&engine),
         };
-        let (answerer, answer) = Answer::pair();
+        let (sender, answer) = Answer::channel();
         jobs.clone()
-            .spawn(async move { answerer.give(bring_up(jobs, shared, setup).await) });
+            .spawn(async move { sender.send(start_engine(jobs, engine, setup).await) });
         (host, answer)
     }
 
@@ -133,53 +133,53 @@ impl Host {
 
     /// Requests of the group commit: a FLUSH waits for them. All are disk requests.
     pub fn take_commit_requests(&self) -> Vec<Request> {
-        self.shared
+        self.engine
             .get()
-            .map(|shared| shared.committer().take_requests())
+            .map(|engine| engine.committer().take_requests())
             .unwrap_or_default()
     }
 
     /// The outcome of a request, from any thread. An outcome that nobody waits for is dropped.
     pub fn complete(&self, id: RequestId, outcome: Outcome) {
         if let Err(outcome) = self.jobs.complete(id, outcome)
-            && let Some(shared) = self.shared.get()
+            && let Some(engine) = self.engine.get()
         {
             // Nobody's: the waiter was given up.
-            let _ = shared.committer().complete(shared, id, outcome);
+            let _ = engine.committer().complete(engine, id, outcome);
         }
     }
 
     /// Lets time pass.
     pub fn tick(&self, now: Now) {
         self.jobs.advance(now);
-        if let Some(shared) = self.shared.get() {
-            maintenance::tick(shared, now);
+        if let Some(engine) = self.engine.get() {
+            maintenance::tick(engine, now);
         }
     }
 
     /// When [`Host::tick`] is worth calling next, on the monotonic clock.
     pub fn next_tick_ns(&self) -> u64 {
         let timer = self.jobs.next_timer_ns().unwrap_or(u64::MAX);
-        self.shared
+        self.engine
             .get()
-            .map_or(timer, |shared| timer.min(maintenance::next_ns(shared)))
+            .map_or(timer, |engine| timer.min(maintenance::next_ns(engine)))
     }
 
     /// Creates a volume in the store. It is not opened.
     pub fn create_volume(&self, spec: VolumeSpec) -> Answer<Result<VolumeInfo, OpenError>> {
-        self.control(|shared| async move { catalog::create(&shared, spec).await })
+        self.control(|engine| async move { catalog::create(&engine, spec).await })
     }
 
     /// Opens a volume: takes its epoch, loads its index, recovers its local tail.
     pub fn open_volume(&self, name: &str, mode: OpenMode) -> Answer<Result<Volume, OpenError>> {
         let name = name.to_owned();
-        self.control(move |shared| async move { open::open(&shared, &name, mode).await })
+        self.control(move |engine| async move { open::open(&engine, &name, mode).await })
     }
 
     /// Brings a volume to the store and gives it back. Transports have let go of it before.
     pub fn close_volume(&self, volume: &Volume) -> Answer<Result<(), OpenError>> {
         let tail = Arc::clone(&volume.tail);
-        self.control(move |shared| async move { open::close(&shared, &tail).await })
+        self.control(move |engine| async move { open::close(&engine, &tail).await })
     }
 
     /// Makes an open volume larger, in the store and here. Ends when it is; a volume never
@@ -192,18 +192,18 @@ impl Host {
     /// Deletes a volume that is open nowhere.
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
-        self.control(move |shared| async move { catalog::delete(&shared, &name).await })
+        self.control(move |engine| async move { catalog::delete(&engine, &name).await })
     }
 
     /// What the store holds.
     pub fn list_volumes(&self) -> Answer<Result<Vec<VolumeInfo>, OpenError>> {
-        self.control(|shared| async move { catalog::list(&shared).await })
+        self.control(|engine| async move { catalog::list(&engine).await })
     }
 
     /// What the store says of one volume.
     pub fn show_volume(&self, name: &str) -> Answer<Result<VolumeInfo, OpenError>> {
         let name = name.to_owned();
-        self.control(move |shared| async move { catalog::show(&shared, &name).await })
+        self.control(move |engine| async move { catalog::show(&engine, &name).await })
     }
 
     /// Ends when everything that completed before this call is in the store (S3). The LSN is how
@@ -211,8 +211,8 @@ impl Host {
     pub fn sync(&self, volume: &Volume) -> Answer<Result<Lsn, OpenError>> {
         let tail = Arc::clone(&volume.tail);
         let target = tail.newest();
-        self.control(move |shared| async move {
-            upload::stored(&shared, &tail, target)
+        self.control(move |engine| async move {
+            upload::wait_stored(&engine, &tail, target)
                 .await
                 .map(|()| target)
         })
@@ -220,40 +220,44 @@ impl Host {
 
     /// The identity of this host's log.
     pub fn id(&self) -> Option<HostId> {
-        self.shared.get().map(|shared| shared.host)
+        self.engine.get().map(|engine| engine.host)
     }
 
     /// How full everything is.
-    pub fn usage(&self) -> HostUse {
-        let Some(shared) = self.shared.get() else {
-            return HostUse::default();
+    pub fn usage(&self) -> HostUsage {
+        let Some(engine) = self.engine.get() else {
+            return HostUsage::default();
         };
-        let room: Room = shared.segments.room();
-        HostUse {
-            segments: room.total,
-            segments_spare: room.ready + room.preparing + room.free + room.dying + room.idle,
-            pressure: room.pressure(),
-            cache: shared.cache.usage(),
-            poisoned: shared.poisoned.load(Ordering::Acquire),
+        let counts: SegmentCounts = engine.segments.counts();
+        HostUsage {
+            segments: counts.total,
+            segments_spare: counts.ready
+                + counts.preparing
+                + counts.free
+                + counts.dying
+                + counts.idle,
+            pressure_permille: counts.pressure(),
+            cache: engine.cache.usage(),
+            poisoned: engine.poisoned.load(Ordering::Acquire),
         }
     }
 
     fn control<T: Send + 'static, F>(
         &self,
-        run: impl FnOnce(Arc<Shared>) -> F + Send + 'static,
+        run: impl FnOnce(Arc<Engine>) -> F + Send + 'static,
     ) -> Answer<Result<T, OpenError>>
     where
         F: Future<Output = Result<T, OpenError>> + Send,
     {
-        let (answerer, answer) = Answer::pair();
-        match self.shared.get() {
-            None => answerer.give(Err(OpenError::Options(
+        let (sender, answer) = Answer::channel();
+        match self.engine.get() {
+            None => sender.send(Err(OpenError::Options(
                 "the host has not started yet".into(),
             ))),
-            Some(shared) => {
-                let shared = Arc::clone(shared);
+            Some(engine) => {
+                let engine = Arc::clone(engine);
                 self.jobs
-                    .spawn(async move { answerer.give(run(shared).await) });
+                    .spawn(async move { sender.send(run(engine).await) });
             }
         }
         answer
@@ -263,10 +267,10 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         // The last handle: procedures hold the host's parts, and those hold the procedures.
-        if Arc::strong_count(&self.shared) == 1
-            && let Some(shared) = self.shared.get()
+        if Arc::strong_count(&self.engine) == 1
+            && let Some(engine) = self.engine.get()
         {
-            shared.stop();
+            engine.stop();
             self.jobs.clear();
         }
     }
@@ -278,39 +282,39 @@ impl Drop for Host {
 /// Every tail has a ring here and now afterwards, opened or not, so that one that is gone is always
 /// a loss. Void rings are replaced before the log says that rings live here, the others after it
 /// has what they hold.
-async fn seal(
-    shared: &Arc<Shared>,
+async fn write_first_checkpoint(
+    engine: &Arc<Engine>,
     before: Journal,
     rings_void: bool,
 ) -> Result<Journal, OpenError> {
     if rings_void {
-        shared
+        engine
             .tails()
             .iter()
-            .for_each(|tail| open::empty_ring(shared, tail));
+            .for_each(|tail| open::install_empty_ring(engine, tail));
     }
-    let frozen = checkpoint::freeze(shared).expect("nothing was committed yet");
-    match checkpoint::write(shared, before, frozen).await {
+    let frozen = checkpoint::freeze(engine).expect("nothing was committed yet");
+    match checkpoint::write(engine, before, frozen).await {
         Ok((journal, _)) => {
             if !rings_void {
-                shared
+                engine
                     .tails()
                     .iter()
-                    .for_each(|tail| open::empty_ring(shared, tail));
+                    .for_each(|tail| open::install_empty_ring(engine, tail));
             }
             Ok(journal)
         }
         Err(error) => {
-            if shared.poisoned.load(Ordering::Acquire) {
+            if engine.poisoned.load(Ordering::Acquire) {
                 // What the next start reads may not be on disk: it must not take it for durable.
-                for tail in shared.tails() {
-                    let region = shared.rings.existing(tail.id());
+                for tail in engine.tails() {
+                    let region = engine.rings.find(tail.id());
                     let ring = region.and_then(|region| {
-                        Ring::trust(region, tail.id(), shared.host, shared.home)
+                        Ring::open_existing(region, tail.id(), engine.host, engine.mount)
                     });
                     ring.iter().for_each(Ring::poison);
                 }
-                checkpoint::mark_poisoned(&shared.port, shared.superblock()).await;
+                checkpoint::mark_poisoned(&engine.port, engine.superblock()).await;
             }
             Err(OpenError::Disk(error.0))
         }
@@ -318,47 +322,47 @@ async fn seal(
 }
 
 /// Recovers the log and makes the host usable.
-async fn bring_up(
+async fn start_engine(
     jobs: Arc<Jobs>,
-    slot: Arc<OnceLock<Arc<Shared>>>,
+    slot: Arc<OnceLock<Arc<Engine>>>,
     setup: Setup,
 ) -> Result<RecoveryReport, OpenError> {
     let port = Port(Arc::clone(&jobs));
-    let home = Home::new(&setup.boot_id, setup.mount_id);
+    let mount = RingMount::new(&setup.boot_id, setup.mount_id);
     let hash = |what: &str| *blake3::keyed_hash(&setup.entropy, what.as_bytes()).as_bytes();
     let mut fresh = [0; 16];
     fresh.copy_from_slice(&hash("host")[..16]);
     let rings = &*setup.rings;
-    let found = recover::open(&port, &setup.options, HostId(fresh), rings, home).await?;
+    let found = recover::open(&port, &setup.options, HostId(fresh), rings, mount).await?;
     let mut report = found.report;
     let parts = Parts {
         options: setup.options,
         layout: found.layout,
         host: found.host,
         label: setup.label,
-        home,
+        mount,
         segments: found.segments,
         rings: setup.rings,
         poisoned: found.poisoned,
         entropy: setup.entropy,
     };
-    let shared = Arc::new(Shared::new(Arc::clone(&jobs), parts));
+    let engine = Arc::new(Engine::new(Arc::clone(&jobs), parts));
     report.poisoned = found.poisoned;
     for (id, tail) in found.tails {
         report
             .tails
             .push((tail.name.clone(), tail.newest, tail.rescue));
-        shared.add_tail(Arc::new(open::dormant(id, tail)));
+        engine.add_tail(Arc::new(open::dormant_tail(id, tail)));
     }
     let mut journal = found.journal;
     if !found.poisoned {
-        journal = seal(&shared, journal, found.rings_void).await?;
+        journal = write_first_checkpoint(&engine, journal, found.rings_void).await?;
     }
     let committer = Committer::new(journal, found.poisoned);
-    if !shared.begin_commits(committer) || slot.set(Arc::clone(&shared)).is_err() {
+    if !engine.begin_commits(committer) || slot.set(Arc::clone(&engine)).is_err() {
         return Err(OpenError::Options("the host was started twice".into()));
     }
-    jobs.spawn(crate::log::reclaim::run(Arc::clone(&shared)));
-    shared.call_reclaim();
+    jobs.spawn(crate::log::reclaim::run(Arc::clone(&engine)));
+    engine.request_reclaim();
     Ok(report)
 }

@@ -17,6 +17,7 @@
 mod cache;
 mod codec;
 pub mod driver;
+mod engine;
 mod error;
 #[cfg(fuzzing)]
 pub mod fuzzing;
@@ -30,14 +31,13 @@ pub mod object;
 mod options;
 mod recover;
 mod request;
-mod shared;
 mod store;
 pub mod units;
 
-pub use cache::CacheUse;
+pub use cache::CacheUsage;
 pub use driver::{Outcome, Request, RequestId};
 pub use error::OpenError;
-pub use host::{Host, HostUse, RecoveryReport, Setup};
+pub use host::{Host, HostUsage, RecoveryReport, Setup};
 pub use jobs::{Answer, Notify};
 pub use log::ring::{HeapRegion, RingRegion, Rings, TailId};
 pub use options::Options;

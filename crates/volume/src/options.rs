@@ -33,7 +33,7 @@ pub struct Options {
     /// Everything older than this is uploaded.
     pub rpo_ns: u64,
     /// A frame is written at least this often while there is something to put in it.
-    pub seal_ns: u64,
+    pub frame_interval_ns: u64,
     /// First delay after a failed upload; doubles up to thirty times this.
     pub retry_ns: u64,
     /// Take over volumes whose last holder has not let go (a declared loss, S7).
@@ -54,7 +54,7 @@ impl Default for Options {
             delta_extents_max: 1 << 18,
             pages_max: 256,
             rpo_ns: 30 * SECOND_NS,
-            seal_ns: SECOND_NS,
+            frame_interval_ns: SECOND_NS,
             retry_ns: SECOND_NS,
             take_over: false,
         }

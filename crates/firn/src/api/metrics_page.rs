@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use volume::HostUse;
+use volume::HostUsage;
 
 use crate::control_plane::Control;
 use crate::frontends::open_volumes::Open;
@@ -24,7 +24,7 @@ pub(crate) fn metrics(control: &Control) -> String {
     text.finish()
 }
 
-fn write_usage(text: &mut Text, usage: &HostUse) {
+fn write_usage(text: &mut Text, usage: &HostUsage) {
     let gauges = [
         (
             "firn_log_segments",
@@ -39,7 +39,7 @@ fn write_usage(text: &mut Text, usage: &HostUse) {
         (
             "firn_log_pressure_ratio",
             "Part of the log that holds what the store does not have.",
-            usage.pressure as f64 / 1000.0,
+            usage.pressure_permille as f64 / 1000.0,
         ),
         (
             "firn_log_poisoned",

@@ -319,7 +319,7 @@ fn seen(version: Version) -> volume::driver::Version {
 fn told(error: &store::Error) -> StoreError {
     match error.kind() {
         Kind::NotFound => StoreError::NotFound,
-        Kind::Lost => StoreError::Lost,
+        Kind::Lost => StoreError::PreconditionFailed,
         Kind::Unknown => StoreError::Unknown(error.chain()),
         Kind::Unavailable => StoreError::Unavailable(error.chain()),
         _ => StoreError::Denied(error.chain()),

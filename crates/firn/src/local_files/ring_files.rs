@@ -82,7 +82,7 @@ impl RingFiles {
 }
 
 impl Rings for RingFiles {
-    fn existing(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
+    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
         let file = self.file(tail, false).ok()?;
         let words = usize::try_from(file.metadata().ok()?.len()).ok()? / size_of::<u64>();
         let map = SharedWords::map(&file, words).ok()?;
@@ -206,11 +206,11 @@ mod tests {
         };
 
         let files = open(true);
-        assert!(files.existing(tail).is_none());
+        assert!(files.find(tail).is_none());
         files.open(tail, 1024).unwrap().words()[1000].store(42, Ordering::Relaxed);
         drop(files);
         let files = open(false);
-        let found = files.existing(tail).unwrap();
+        let found = files.find(tail).unwrap();
         assert_eq!(
             (
                 found.words().len(),
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(orphans(rings.path()), [], "its cache directory is there");
 
         let files = open(true);
-        assert!(files.existing(tail).is_none());
+        assert!(files.find(tail).is_none());
         drop(files);
         assert_eq!(
             fs::read_dir(rings.path()).unwrap().count(),

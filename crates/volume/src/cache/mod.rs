@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use blkmq::io::{FileId, Pin, PinCount};
 
 use crate::jobs::lock;
-use crate::log::layout::BLOCK;
+use crate::log::layout::BLOCK_BYTES;
 use crate::object::ObjectId;
 
 /// Names a chunk.
@@ -87,7 +87,7 @@ impl Slab {
 
     /// Gives space, evicting as needed. The caller inserts the slot.
     fn allocate(&mut self, bytes: u64, now: u64) -> Option<u64> {
-        let bytes = bytes.next_multiple_of(BLOCK);
+        let bytes = bytes.next_multiple_of(BLOCK_BYTES);
         loop {
             if let Some((&at, &gap)) = self
                 .gaps
@@ -133,7 +133,7 @@ impl Slab {
                 continue;
             }
             if let Some(slot) = self.slots.remove(&key) {
-                self.give_back(slot.offset, slot.bytes.next_multiple_of(BLOCK));
+                self.give_back(slot.offset, slot.bytes.next_multiple_of(BLOCK_BYTES));
             }
             return true;
         }
@@ -174,7 +174,7 @@ impl Slab {
             vacant.insert(slot);
             self.clock.push_back(key);
         } else {
-            self.give_back(offset, bytes.next_multiple_of(BLOCK));
+            self.give_back(offset, bytes.next_multiple_of(BLOCK_BYTES));
         }
     }
 }
@@ -190,7 +190,7 @@ pub(crate) struct Hit {
 
 /// Space promised to a chunk that is being written there.
 #[derive(Debug)]
-pub(crate) struct Landing {
+pub(crate) struct CacheAllocation {
     key: ChunkKey,
     pub(crate) file: FileId,
     pub(crate) offset: u64,
@@ -199,7 +199,7 @@ pub(crate) struct Landing {
 
 /// Counters for `/metrics`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CacheUse {
+pub struct CacheUsage {
     /// Bytes in the memory file.
     pub memory_bytes: u64,
     /// Bytes in the disk file.
@@ -234,7 +234,7 @@ impl Cache {
 
     /// A plan names these chunks: they need not wait for anybody any more. A read that found only
     /// some of what it needs must not say so, or they might be gone when the rest arrives.
-    pub(crate) fn arrived_at(&self, keys: &[ChunkKey]) {
+    pub(crate) fn mark_planned(&self, keys: &[ChunkKey]) {
         for slab in lock(&self.tiers).iter_mut() {
             for key in keys {
                 if let Some(slot) = slab.slots.get_mut(key) {
@@ -253,7 +253,7 @@ impl Cache {
 
     /// The disk file gave an error where these chunks are; true if any of them is there. They
     /// are found no more, so the next read of them asks the store.
-    pub(crate) fn damaged_on_disk(&self, keys: &[ChunkKey]) -> bool {
+    pub(crate) fn mark_damaged_on_disk(&self, keys: &[ChunkKey]) -> bool {
         let slots = &mut lock(&self.tiers)[DISK].slots;
         let mut any = false;
         for key in keys {
@@ -267,22 +267,38 @@ impl Cache {
     }
 
     /// Space in the memory file; always granted.
-    pub(crate) fn land(&self, key: ChunkKey, bytes: u64, now: u64) -> Option<Landing> {
-        self.promise(MEMORY, key, bytes, now)
+    pub(crate) fn allocate_in_memory(
+        &self,
+        key: ChunkKey,
+        bytes: u64,
+        now: u64,
+    ) -> Option<CacheAllocation> {
+        self.allocate(MEMORY, key, bytes, now)
     }
 
     /// Space in the disk file, if something there can go.
-    pub(crate) fn demote(&self, key: ChunkKey, bytes: u64, now: u64) -> Option<Landing> {
-        self.promise(DISK, key, bytes, now)
+    pub(crate) fn allocate_on_disk(
+        &self,
+        key: ChunkKey,
+        bytes: u64,
+        now: u64,
+    ) -> Option<CacheAllocation> {
+        self.allocate(DISK, key, bytes, now)
     }
 
-    fn promise(&self, tier: usize, key: ChunkKey, bytes: u64, now: u64) -> Option<Landing> {
+    fn allocate(
+        &self,
+        tier: usize,
+        key: ChunkKey,
+        bytes: u64,
+        now: u64,
+    ) -> Option<CacheAllocation> {
         let slab = &mut lock(&self.tiers)[tier];
         if tier == DISK && slab.slots.contains_key(&key) {
             return None;
         }
         let offset = slab.allocate(bytes, now)?;
-        Some(Landing {
+        Some(CacheAllocation {
             key,
             file: slab.file,
             offset,
@@ -291,23 +307,28 @@ impl Cache {
     }
 
     /// The content is in place.
-    pub(crate) fn landed(&self, landing: Landing, now: u64) {
-        let tier = usize::from(landing.file != FileId::MEMORY);
+    pub(crate) fn fill(&self, allocation: CacheAllocation, now: u64) {
+        let tier = usize::from(allocation.file != FileId::MEMORY);
         let fresh_until = if tier == MEMORY { now + FRESH_NS } else { 0 };
         let slab = &mut lock(&self.tiers)[tier];
-        slab.insert(landing.key, landing.offset, landing.bytes, fresh_until);
+        slab.insert(
+            allocation.key,
+            allocation.offset,
+            allocation.bytes,
+            fresh_until,
+        );
     }
 
     /// The content could not be written.
-    pub(crate) fn gave_up(&self, landing: Landing) {
-        let tier = usize::from(landing.file != FileId::MEMORY);
-        let bytes = landing.bytes.next_multiple_of(BLOCK);
-        lock(&self.tiers)[tier].give_back(landing.offset, bytes);
+    pub(crate) fn cancel(&self, allocation: CacheAllocation) {
+        let tier = usize::from(allocation.file != FileId::MEMORY);
+        let bytes = allocation.bytes.next_multiple_of(BLOCK_BYTES);
+        lock(&self.tiers)[tier].give_back(allocation.offset, bytes);
     }
 
-    pub(crate) fn usage(&self) -> CacheUse {
+    pub(crate) fn usage(&self) -> CacheUsage {
         let tiers = lock(&self.tiers);
-        CacheUse {
+        CacheUsage {
             memory_bytes: tiers[MEMORY].used,
             disk_bytes: tiers[DISK].used,
         }
@@ -326,33 +347,35 @@ mod tests {
     }
 
     fn put(cache: &Cache, n: u32, bytes: u64, now: u64) {
-        let landing = cache.land(key(n), bytes, now).expect("memory is elastic");
-        cache.landed(landing, now);
+        let allocation = cache
+            .allocate_in_memory(key(n), bytes, now)
+            .expect("memory is elastic");
+        cache.fill(allocation, now);
     }
 
     #[test]
     fn the_cache_keeps_to_its_size_once_chunks_were_used() {
-        let cache = Cache::new(4 * BLOCK, 0);
+        let cache = Cache::new(4 * BLOCK_BYTES, 0);
         for n in 0..100 {
-            put(&cache, n, BLOCK, 0);
+            put(&cache, n, BLOCK_BYTES, 0);
             assert!(cache.find(key(n)).is_some());
-            cache.arrived_at(&[key(n)]);
+            cache.mark_planned(&[key(n)]);
         }
-        assert!(cache.usage().memory_bytes <= 4 * BLOCK);
+        assert!(cache.usage().memory_bytes <= 4 * BLOCK_BYTES);
     }
 
     #[test]
     fn what_a_waiting_read_needs_is_kept_until_it_was_used_or_is_old() {
-        let cache = Cache::new(2 * BLOCK, 0);
-        (0..8).for_each(|n| put(&cache, n, BLOCK, 0));
+        let cache = Cache::new(2 * BLOCK_BYTES, 0);
+        (0..8).for_each(|n| put(&cache, n, BLOCK_BYTES, 0));
         assert!(
             (0..8).all(|n| cache.find(key(n)).is_some()),
             "all were fresh"
         );
-        (0..8).for_each(|n| cache.arrived_at(&[key(n)]));
-        (8..16).for_each(|n| put(&cache, n, BLOCK, 1));
+        (0..8).for_each(|n| cache.mark_planned(&[key(n)]));
+        (8..16).for_each(|n| put(&cache, n, BLOCK_BYTES, 1));
         let old = FRESH_NS + 2;
-        (16..32).for_each(|n| put(&cache, n, BLOCK, old));
+        (16..32).for_each(|n| put(&cache, n, BLOCK_BYTES, old));
         assert!(
             (8..16).all(|n| cache.find(key(n)).is_none()),
             "nobody came for them"
@@ -361,12 +384,12 @@ mod tests {
 
     #[test]
     fn a_pinned_chunk_is_not_evicted() {
-        let cache = Cache::new(BLOCK, 0);
-        put(&cache, 0, BLOCK, 0);
+        let cache = Cache::new(BLOCK_BYTES, 0);
+        put(&cache, 0, BLOCK_BYTES, 0);
         let hit = cache.find(key(0)).expect("there");
         for n in 1..20 {
-            put(&cache, n, BLOCK, 0);
-            cache.arrived_at(&[key(n)]);
+            put(&cache, n, BLOCK_BYTES, 0);
+            cache.mark_planned(&[key(n)]);
         }
         assert_eq!(
             cache.find(key(0)).map(|again| again.offset),
@@ -376,27 +399,37 @@ mod tests {
 
     #[test]
     fn a_second_copy_of_a_chunk_does_not_take_the_place_of_a_pinned_one() {
-        let cache = Cache::new(0, 3 * BLOCK);
-        let first = cache.demote(key(0), BLOCK, 0).expect("room");
-        let second = cache.demote(key(0), BLOCK, 0).expect("room");
-        cache.landed(first, 0);
+        let cache = Cache::new(0, 3 * BLOCK_BYTES);
+        let first = cache
+            .allocate_on_disk(key(0), BLOCK_BYTES, 0)
+            .expect("room");
+        let second = cache
+            .allocate_on_disk(key(0), BLOCK_BYTES, 0)
+            .expect("room");
+        cache.fill(first, 0);
         let hit = cache.find(key(0)).expect("there");
-        cache.landed(second, 0);
-        let other = cache.demote(key(1), BLOCK, 0).expect("room");
+        cache.fill(second, 0);
+        let other = cache
+            .allocate_on_disk(key(1), BLOCK_BYTES, 0)
+            .expect("room");
         assert_ne!(other.offset, hit.offset, "the pinned bytes stay");
-        assert_eq!(cache.usage().disk_bytes, 2 * BLOCK);
+        assert_eq!(cache.usage().disk_bytes, 2 * BLOCK_BYTES);
     }
 
     #[test]
     fn the_disk_tier_never_exceeds_its_size() {
-        let cache = Cache::new(0, 3 * BLOCK);
+        let cache = Cache::new(0, 3 * BLOCK_BYTES);
         for n in 0..50 {
-            if let Some(landing) = cache.demote(key(n), BLOCK + 1, 0) {
-                assert!(landing.offset + 2 * BLOCK <= 3 * BLOCK);
-                cache.landed(landing, 0);
+            if let Some(allocation) = cache.allocate_on_disk(key(n), BLOCK_BYTES + 1, 0) {
+                assert!(allocation.offset + 2 * BLOCK_BYTES <= 3 * BLOCK_BYTES);
+                cache.fill(allocation, 0);
             }
         }
-        assert_eq!(cache.usage().disk_bytes, 2 * BLOCK);
-        assert!(cache.demote(key(99), 4 * BLOCK, 0).is_none());
+        assert_eq!(cache.usage().disk_bytes, 2 * BLOCK_BYTES);
+        assert!(
+            cache
+                .allocate_on_disk(key(99), 4 * BLOCK_BYTES, 0)
+                .is_none()
+        );
     }
 }

@@ -26,16 +26,16 @@ impl<T> fmt::Debug for Answer<T> {
 }
 
 /// Gives the result of a control operation, once.
-pub(crate) struct Answerer<T>(Arc<Mutex<AnswerState<T>>>);
+pub(crate) struct AnswerSender<T>(Arc<Mutex<AnswerState<T>>>);
 
 impl<T> Answer<T> {
-    pub(crate) fn pair() -> (Answerer<T>, Answer<T>) {
+    pub(crate) fn channel() -> (AnswerSender<T>, Answer<T>) {
         let state = Arc::new(Mutex::new(AnswerState {
             value: None,
             given: false,
             waker: None,
         }));
-        (Answerer(Arc::clone(&state)), Answer(state))
+        (AnswerSender(Arc::clone(&state)), Answer(state))
     }
 
     /// Takes the result if it is there.
@@ -44,8 +44,8 @@ impl<T> Answer<T> {
     }
 }
 
-impl<T> Answerer<T> {
-    pub(crate) fn give(self, value: T) {
+impl<T> AnswerSender<T> {
+    pub(crate) fn send(self, value: T) {
         let waker = {
             let mut state = lock(&self.0);
             state.value = Some(value);
@@ -80,7 +80,7 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Keeps the waker until the next [`Signal::raise`]. Callers look at the condition *after*
+    /// Keeps the waker until the next [`Signal::wake_all`]. Callers look at the condition *after*
     /// this, so a raise between look and wait is not missed.
     pub(crate) fn wait(&self, waker: &Waker) {
         let mut waiters = lock(&self.waiters);
@@ -89,17 +89,17 @@ impl Signal {
         }
     }
 
-    pub(crate) fn raise(&self) {
+    pub(crate) fn wake_all(&self) {
         let waiters = std::mem::take(&mut *lock(&self.waiters));
         waiters.into_iter().for_each(Waker::wake);
     }
 
-    pub(crate) fn is_awaited(&self) -> bool {
+    pub(crate) fn has_waiters(&self) -> bool {
         !lock(&self.waiters).is_empty()
     }
 
     /// A future that ends when `condition` gives a value; looked at after each raise.
-    pub(crate) async fn until<T>(&self, mut condition: impl FnMut() -> Option<T>) -> T {
+    pub(crate) async fn wait_until<T>(&self, mut condition: impl FnMut() -> Option<T>) -> T {
         std::future::poll_fn(|cx| {
             if let Some(value) = condition() {
                 return Poll::Ready(value);

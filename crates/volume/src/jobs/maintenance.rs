@@ -3,10 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blkmq::io::SECTOR_BYTES;
+
+use crate::engine::Engine;
 use crate::jobs::lock;
 use crate::log::layout::BLOCK_SECTORS;
 use crate::request::tail::Status;
-use crate::shared::Shared;
 use crate::units::Now;
 
 /// Interval of the bookkeeping below while something moves: short against what a client notices.
@@ -14,20 +16,20 @@ const INTERVAL_NS: u64 = 10_000_000;
 /// The same while nothing does: an idle server costs next to nothing.
 const IDLE_INTERVAL_NS: u64 = 200_000_000;
 /// Thousandths of the log at which uploads begin without waiting for the recovery point.
-const UPLOAD_AT: u64 = 350;
+const UPLOAD_AT_PERMILLE: u64 = 350;
 
 /// When what was done last.
 #[derive(Debug, Default)]
 pub(crate) struct Maintenance {
     last_ns: u64,
     next_ns: u64,
-    sealed_ns: u64,
+    framed_ns: u64,
 }
 
 impl Maintenance {
-    fn due_ns(&self, shared: &Shared) -> u64 {
+    fn due_ns(&self, engine: &Engine) -> u64 {
         // Who is parked for space waits for the bookkeeping, also if all was idle before.
-        let parked = shared.space.has_waiters();
+        let parked = engine.space.has_waiters();
         if parked {
             self.next_ns.min(self.last_ns + INTERVAL_NS)
         } else {
@@ -37,31 +39,31 @@ impl Maintenance {
 }
 
 /// When the next bookkeeping is due.
-pub(crate) fn next_ns(shared: &Shared) -> u64 {
-    lock(&shared.maintenance).due_ns(shared)
+pub(crate) fn next_ns(engine: &Engine) -> u64 {
+    lock(&engine.maintenance).due_ns(engine)
 }
 
 /// Time has come to `now`.
-pub(crate) fn tick(shared: &Arc<Shared>, now: Now) {
+pub(crate) fn tick(engine: &Arc<Engine>, now: Now) {
     let seal = {
-        let mut state = lock(&shared.maintenance);
-        if now.mono_ns < state.due_ns(shared) {
+        let mut state = lock(&engine.maintenance);
+        if now.mono_ns < state.due_ns(engine) {
             return;
         }
         state.last_ns = now.mono_ns;
         state.next_ns = now.mono_ns + INTERVAL_NS;
-        let seal = now.mono_ns >= state.sealed_ns + shared.options.seal_ns;
+        let seal = now.mono_ns >= state.framed_ns + engine.options.frame_interval_ns;
         if seal {
-            state.sealed_ns = now.mono_ns;
+            state.framed_ns = now.mono_ns;
         }
         seal
     };
-    let room = shared.segments.room();
-    let pressure = room.pressure();
-    let tails = shared.tails();
+    let counts = engine.segments.counts();
+    let pressure = counts.pressure();
+    let tails = engine.tails();
     let mut extents = 0;
     let mut unframed = false;
-    let mut moving = room.ready < room.ready_target() || room.dying > 0;
+    let mut moving = counts.ready < counts.ready_target() || counts.dying > 0;
     let mut live = 0;
     for tail in &tails {
         let (newest, oldest, dirty, status) = {
@@ -81,25 +83,25 @@ pub(crate) fn tick(shared: &Arc<Shared>, now: Now) {
             continue;
         }
         live += 1;
-        let due = oldest.is_some_and(|at| now.mono_ns >= at + shared.options.rpo_ns);
-        let large = tail.dirty_sectors() * 512 > 4 * shared.options.pack_bytes;
-        let crowded = pressure >= UPLOAD_AT || extents > shared.layout.extents_max() / 2;
+        let due = oldest.is_some_and(|at| now.mono_ns >= at + engine.options.rpo_ns);
+        let large = tail.dirty_sectors() * SECTOR_BYTES > 4 * engine.options.pack_bytes;
+        let crowded = pressure >= UPLOAD_AT_PERMILLE || extents > engine.layout.extents_max() / 2;
         if newest > tail.stored() && (due || large || crowded) {
-            tail.upload.want(newest);
+            tail.upload.request(newest);
         }
     }
-    shared.extents.store(extents, Ordering::Relaxed);
-    let share = u64::from(shared.layout.segments) * shared.layout.segment_sectors() / live.max(1);
+    engine.extents.store(extents, Ordering::Relaxed);
+    let share = u64::from(engine.layout.segments) * engine.layout.segment_sectors() / live.max(1);
     // Even alone on its host, a volume is slowed before the log is full.
     let share = (share / 2).max(BLOCK_SECTORS);
-    shared.space.tick(now.mono_ns, pressure, share, live > 1);
+    engine.space.tick(now.mono_ns, pressure, share, live > 1);
     if unframed && seal {
-        shared.committer().want(shared);
+        engine.committer().request_round(engine);
     }
-    if room.ready < room.ready_target() || room.dying > 0 {
-        shared.call_reclaim();
+    if counts.ready < counts.ready_target() || counts.dying > 0 {
+        engine.request_reclaim();
     }
     if !moving {
-        lock(&shared.maintenance).next_ns = now.mono_ns + IDLE_INTERVAL_NS;
+        lock(&engine.maintenance).next_ns = now.mono_ns + IDLE_INTERVAL_NS;
     }
 }

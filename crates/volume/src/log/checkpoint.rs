@@ -10,35 +10,37 @@ use std::sync::atomic::Ordering;
 use blkmq::io::FileId;
 
 use crate::driver::DiskError;
+use crate::engine::Engine;
 use crate::jobs::Port;
 use crate::log::committer::Journal;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, Part, Record};
 use crate::log::layout::Superblock;
 use crate::map::ExtentMap;
-use crate::map::layers::{Dirty, Frozen, merge};
+use crate::map::layers::{DirtyExtent, FrozenLayer, merge};
 use crate::request::tail::Tail;
-use crate::shared::Shared;
 use crate::units::{Lsn, Span};
 
 /// Entries per frame: about a megabyte, so that reading them back needs no large buffers.
 const ENTRIES_PER_FRAME: usize = 24 * 1024;
 
 /// A checkpoint in place of a round that did not fit.
-pub(crate) async fn run(shared: &Arc<Shared>) {
-    let Some(frozen) = freeze(shared) else {
-        return shared.committer().halt(shared);
+pub(crate) async fn run(engine: &Arc<Engine>) {
+    let Some(frozen) = freeze(engine) else {
+        return engine.committer().halt(engine);
     };
-    match write(shared, shared.committer().journal(), frozen).await {
-        Ok((journal, cuts)) => shared.committer().checkpointed(shared, journal, cuts),
-        Err(error) => shared.committer().checkpoint_failed(shared, &error),
+    match write(engine, engine.committer().journal(), frozen).await {
+        Ok((journal, cuts)) => engine
+            .committer()
+            .on_checkpoint_written(engine, journal, cuts),
+        Err(error) => engine.committer().on_checkpoint_failed(engine, &error),
     }
 }
 
 /// What all tails hold at one moment each. None if one of them is broken: what it holds can only
 /// be said by the frames and its ring.
-pub(crate) fn freeze(shared: &Shared) -> Option<FrozenTails> {
-    let tails = shared.tails().into_iter();
+pub(crate) fn freeze(engine: &Engine) -> Option<FrozenTails> {
+    let tails = engine.tails().into_iter();
     tails
         .map(|tail| {
             let (cut, layers) = tail.freeze()?;
@@ -47,18 +49,18 @@ pub(crate) fn freeze(shared: &Shared) -> Option<FrozenTails> {
         .collect()
 }
 
-type FrozenTails = Vec<(Arc<Tail>, Lsn, Vec<Frozen>)>;
+type FrozenTails = Vec<(Arc<Tail>, Lsn, Vec<FrozenLayer>)>;
 
 /// Writes a checkpoint to the half that `before` does not use; durable when it returns. What is
 /// frozen was moved before, so the first sync covers its bytes.
 pub(crate) async fn write(
-    shared: &Arc<Shared>,
+    engine: &Arc<Engine>,
     before: Journal,
     frozen: FrozenTails,
 ) -> Result<(Journal, Vec<(Arc<Tail>, Lsn)>), DiskError> {
-    sync(shared).await?;
-    let mut out = Output::new(shared, before);
-    out.frame.record(&Record::Home(shared.home.0));
+    sync(engine).await?;
+    let mut out = Output::new(engine, before);
+    out.frame.record(&Record::RingMount(engine.mount.0));
     let mut cuts = Vec::new();
     for (tail, cut, layers) in frozen {
         let mut dead = Vec::new();
@@ -69,20 +71,20 @@ pub(crate) async fn write(
         out.extents(&tail, cut, &merged).await?;
         // Many small layers would make reads slow; equal content in one is a pointer swap.
         if layers.len() > 4 {
-            tail.replace_frozen(shared, &layers, merged, &dead);
+            tail.replace_frozen(engine, &layers, merged, &dead);
         }
         cuts.push((tail, cut));
     }
     let journal = out.finish().await?;
-    sync(shared).await?;
+    sync(engine).await?;
     Ok((journal, cuts))
 }
 
 /// A sync of the log that fails is the last one (R10).
-async fn sync(shared: &Shared) -> Result<(), DiskError> {
-    let synced = shared.port.sync(FileId::LOG).await;
+async fn sync(engine: &Engine) -> Result<(), DiskError> {
+    let synced = engine.port.sync(FileId::LOG).await;
     if synced.is_err() {
-        shared.poisoned.store(true, Ordering::Release);
+        engine.poisoned.store(true, Ordering::Release);
     }
     synced
 }
@@ -98,22 +100,22 @@ fn next_lap(before: u64, drawn: u64) -> u64 {
 
 /// Frames of one checkpoint on their way to disk.
 struct Output<'a> {
-    shared: &'a Shared,
+    engine: &'a Engine,
     frame: FrameWriter,
     journal: Journal,
 }
 
 impl<'a> Output<'a> {
-    fn new(shared: &'a Shared, before: Journal) -> Output<'a> {
+    fn new(engine: &'a Engine, before: Journal) -> Output<'a> {
         let journal = Journal {
             half: 1 - before.half,
             used: 0,
-            lap: next_lap(before.lap, shared.next_nonce()),
+            lap: next_lap(before.lap, engine.next_nonce()),
             number: 0,
         };
         Output {
-            shared,
-            frame: FrameWriter::new(shared.host),
+            engine,
+            frame: FrameWriter::new(engine.host),
             journal,
         }
     }
@@ -122,15 +124,15 @@ impl<'a> Output<'a> {
         &mut self,
         tail: &Tail,
         cut: Lsn,
-        merged: &ExtentMap<Dirty>,
+        merged: &ExtentMap<DirtyExtent>,
     ) -> Result<(), DiskError> {
-        let entry = |(span, dirty): (Span, &Dirty)| Entry {
+        let entry = |(span, dirty): (Span, &DirtyExtent)| Entry {
             lsn: dirty.lsn,
             span,
             addr: dirty.addr,
             generation: dirty
                 .addr
-                .and_then(|addr| self.shared.segments.generation_of(addr.sector()))
+                .and_then(|addr| self.engine.segments.generation_of(addr.sector()))
                 .unwrap_or(0),
         };
         let entries: Vec<Entry> = merged.iter().map(entry).collect();
@@ -149,21 +151,21 @@ impl<'a> Output<'a> {
     }
 
     async fn write(&mut self, last: bool) -> Result<(), DiskError> {
-        let frame = std::mem::replace(&mut self.frame, FrameWriter::new(self.shared.host));
+        let frame = std::mem::replace(&mut self.frame, FrameWriter::new(self.engine.host));
         let journal = &mut self.journal;
         let part = Part::Checkpoint {
             first: journal.number == 0,
             last,
         };
         let data = frame.finish(part, journal.lap, journal.number);
-        let offset = self.shared.layout.half(journal.half) + journal.used;
+        let offset = self.engine.layout.half(journal.half) + journal.used;
         journal.used += data.len() as u64;
         journal.number += 1;
-        if journal.used > self.shared.layout.half_bytes {
+        if journal.used > self.engine.layout.half_bytes {
             // Unreachable while writers are parked at `Layout::extents_max`; never overwrite.
             return Err(DiskError("a checkpoint outgrew its journal half".into()));
         }
-        self.shared.port.write(FileId::LOG, offset, data).await
+        self.engine.port.write(FileId::LOG, offset, data).await
     }
 
     async fn finish(mut self) -> Result<Journal, DiskError> {

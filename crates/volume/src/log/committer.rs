@@ -18,9 +18,9 @@ use blkmq::io::FileId;
 
 use super::frame::{FrameWriter, Part, Record};
 use crate::driver::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
+use crate::engine::Engine;
 use crate::jobs::{Signal, lock};
 use crate::request::tail::Tail;
-use crate::shared::Shared;
 use crate::units::Lsn;
 
 /// Where a round is.
@@ -103,32 +103,32 @@ impl Committer {
     }
 
     /// Asks for a round that begins after this call.
-    pub(crate) fn want(&self, shared: &Arc<Shared>) {
+    pub(crate) fn request_round(&self, engine: &Arc<Engine>) {
         let mut state = lock(&self.state);
         state.wanted = true;
-        let emitted = self.start(&mut state, shared);
+        let emitted = self.start(&mut state, engine);
         drop(state);
         if emitted {
-            shared.jobs.notifier().commit_ready();
+            engine.jobs.notifier().commit_ready();
         }
     }
 
     /// Asks for whatever is still needed to make `lsn` of a tail durable: nothing if the round
     /// that is going on covers it.
-    pub(crate) fn want_up_to(&self, shared: &Arc<Shared>, tail: &Arc<Tail>, lsn: Lsn) {
+    pub(crate) fn request_round_up_to(&self, engine: &Arc<Engine>, tail: &Arc<Tail>, lsn: Lsn) {
         let covered = lock(&self.state)
             .cuts
             .iter()
             .any(|(other, cut)| Arc::ptr_eq(other, tail) && *cut >= lsn);
         if !covered {
-            self.want(shared);
+            self.request_round(engine);
         }
     }
 
     /// Puts a record into the next round's frame, and asks for that round.
-    pub(crate) fn record(&self, shared: &Arc<Shared>, record: Record) {
+    pub(crate) fn record(&self, engine: &Arc<Engine>, record: Record) {
         lock(&self.state).records.push(record);
-        self.want(shared);
+        self.request_round(engine);
     }
 
     /// The round that will cover everything committed before this call: the next to start.
@@ -147,7 +147,7 @@ impl Committer {
 
     /// Lets all waiters look again.
     pub(crate) fn wake(&self) {
-        self.changed.raise();
+        self.changed.wake_all();
     }
 
     /// Wakes `waker` when the next round becomes durable or the log is poisoned.
@@ -156,9 +156,9 @@ impl Committer {
     }
 
     /// Ends when `round` is durable; false if the log is poisoned.
-    pub(crate) async fn durable(&self, shared: &Arc<Shared>, round: u64) -> bool {
+    pub(crate) async fn durable(&self, engine: &Arc<Engine>, round: u64) -> bool {
         self.changed
-            .until(|| {
+            .wait_until(|| {
                 let state = lock(&self.state);
                 if state.durable >= round {
                     return Some(true);
@@ -170,7 +170,7 @@ impl Committer {
                 let start = !state.wanted && state.started < round;
                 drop(state);
                 if start {
-                    self.want(shared);
+                    self.request_round(engine);
                 }
                 None
             })
@@ -184,7 +184,7 @@ impl Committer {
     /// Takes the outcome of a request if it is this machine's.
     pub(crate) fn complete(
         &self,
-        shared: &Arc<Shared>,
+        engine: &Arc<Engine>,
         id: RequestId,
         outcome: Outcome,
     ) -> Result<(), Outcome> {
@@ -199,46 +199,46 @@ impl Committer {
         };
         let mut finished = Cuts::new();
         if let Err(error) = result {
-            self.poison(&mut state, shared, &error);
+            self.poison(&mut state, engine, &error);
         } else {
             match state.phase {
-                Phase::SyncData => self.write_frame(&mut state, shared, &mut finished),
+                Phase::SyncData => self.write_frame(&mut state, engine, &mut finished),
                 Phase::WriteFrame => {
                     state.phase = Phase::SyncFrame;
-                    emit(&mut state, shared, DiskOp::Sync { file: FileId::LOG });
+                    emit(&mut state, engine, DiskOp::Sync { file: FileId::LOG });
                 }
                 Phase::SyncFrame => finished = finish(&mut state),
                 Phase::Idle | Phase::Checkpoint | Phase::Poisoned => {}
             }
         }
-        self.start(&mut state, shared);
+        self.start(&mut state, engine);
         drop(state);
-        shared.jobs.notifier().commit_ready();
-        self.tell(shared, finished);
+        engine.jobs.notifier().commit_ready();
+        self.publish(engine, finished);
         Ok(())
     }
 
     /// Tells tails and waiters, with no lock held.
-    fn tell(&self, shared: &Shared, finished: Cuts) {
+    fn publish(&self, engine: &Engine, finished: Cuts) {
         for (tail, cut) in finished {
             tail.set_framed(cut);
         }
-        self.changed.raise();
+        self.changed.wake_all();
         // Ring slots are free again, and what was dying may be buried.
-        if shared.space.has_waiters() {
-            shared.call_reclaim();
-            shared.space.raise();
+        if engine.space.has_waiters() {
+            engine.request_reclaim();
+            engine.space.wake_all();
         }
     }
 
     /// Starts a round if one is wanted and none is going on.
-    fn start(&self, state: &mut State, shared: &Arc<Shared>) -> bool {
+    fn start(&self, state: &mut State, engine: &Arc<Engine>) -> bool {
         if state.phase != Phase::Idle || !state.wanted {
             return false;
         }
         state.wanted = false;
         state.started += 1;
-        state.cuts = shared
+        state.cuts = engine
             .tails()
             .into_iter()
             .map(|tail| {
@@ -251,25 +251,25 @@ impl Committer {
         state.phase = Phase::SyncData;
         if canary::active!("skip_segment_sync") {
             let mut finished = Cuts::new();
-            self.write_frame(state, shared, &mut finished);
+            self.write_frame(state, engine, &mut finished);
             finished
                 .into_iter()
                 .for_each(|(tail, cut)| tail.set_framed(cut));
         } else {
-            emit(state, shared, DiskOp::Sync { file: FileId::LOG });
+            emit(state, engine, DiskOp::Sync { file: FileId::LOG });
         }
         true
     }
 
     /// The bytes up to the cuts are durable: write the frame that says so.
-    fn write_frame(&self, state: &mut State, shared: &Arc<Shared>, finished: &mut Cuts) {
-        let mut frame = FrameWriter::new(shared.host);
+    fn write_frame(&self, state: &mut State, engine: &Arc<Engine>, finished: &mut Cuts) {
+        let mut frame = FrameWriter::new(engine.host);
         for record in &state.written {
             frame.record(record);
         }
         for (tail, cut) in &state.cuts {
             if let Err(error) = tail.write_entries(&mut frame, *cut) {
-                return self.poison(state, shared, &error);
+                return self.poison(state, engine, &error);
             }
             if canary::active!("per_ring_frames") {
                 break;
@@ -281,24 +281,24 @@ impl Committer {
             return;
         }
         let journal = state.journal;
-        let room = shared.layout.half_bytes - journal.used;
+        let room = engine.layout.half_bytes - journal.used;
         if frame.len() as u64 + 4096 > room {
             state.phase = Phase::Checkpoint;
-            let shared = Arc::clone(shared);
-            shared
+            let engine = Arc::clone(engine);
+            engine
                 .clone()
                 .jobs
-                .spawn(async move { crate::log::checkpoint::run(&shared).await });
+                .spawn(async move { crate::log::checkpoint::run(&engine).await });
             return;
         }
         let data = frame.finish(Part::Round, journal.lap, journal.number);
-        let offset = shared.layout.half(journal.half) + journal.used;
+        let offset = engine.layout.half(journal.half) + journal.used;
         state.journal.used += data.len() as u64;
         state.journal.number += 1;
         state.phase = Phase::WriteFrame;
         emit(
             state,
-            shared,
+            engine,
             DiskOp::Write {
                 file: FileId::LOG,
                 offset,
@@ -314,9 +314,9 @@ impl Committer {
 
     /// The checkpoint is durable: it stands for the round that it took over, and for all records
     /// that were waiting.
-    pub(crate) fn checkpointed(
+    pub(crate) fn on_checkpoint_written(
         &self,
-        shared: &Arc<Shared>,
+        engine: &Arc<Engine>,
         journal: Journal,
         cuts: Vec<(Arc<Tail>, Lsn)>,
     ) {
@@ -324,20 +324,20 @@ impl Committer {
         state.journal = journal;
         state.cuts = cuts;
         let finished = finish(&mut state);
-        self.start(&mut state, shared);
+        self.start(&mut state, engine);
         drop(state);
-        shared.jobs.notifier().commit_ready();
-        self.tell(shared, finished);
+        engine.jobs.notifier().commit_ready();
+        self.publish(engine, finished);
     }
 
     /// The checkpoint could not be written.
-    pub(crate) fn checkpoint_failed(&self, shared: &Arc<Shared>, error: &DiskError) {
-        self.failed(shared, error);
+    pub(crate) fn on_checkpoint_failed(&self, engine: &Arc<Engine>, error: &DiskError) {
+        self.on_sync_failed(engine, error);
     }
 
     /// The journal is full, and a broken tail makes a checkpoint impossible: no more rounds until
     /// a restart. The disk is good, so nothing is marked, and the rings will be believed.
-    pub(crate) fn halt(&self, shared: &Arc<Shared>) {
+    pub(crate) fn halt(&self, engine: &Arc<Engine>) {
         tracing::error!(
             "the log cannot be rewritten after an internal error: no more writes until the \
              server is restarted; nothing that was acknowledged is lost"
@@ -345,18 +345,18 @@ impl Committer {
         let mut state = lock(&self.state);
         state.phase = Phase::Poisoned;
         state.cuts.clear();
-        shared.poisoned.store(true, Ordering::Release);
+        engine.poisoned.store(true, Ordering::Release);
         drop(state);
-        self.tell(shared, Cuts::new());
+        self.publish(engine, Cuts::new());
     }
 
     /// A sync of the log failed outside a round: the log is poisoned all the same.
-    pub(crate) fn failed(&self, shared: &Arc<Shared>, error: &DiskError) {
-        self.poison(&mut lock(&self.state), shared, error);
-        self.tell(shared, Cuts::new());
+    pub(crate) fn on_sync_failed(&self, engine: &Arc<Engine>, error: &DiskError) {
+        self.poison(&mut lock(&self.state), engine, error);
+        self.publish(engine, Cuts::new());
     }
 
-    fn poison(&self, state: &mut State, shared: &Arc<Shared>, error: &DiskError) {
+    fn poison(&self, state: &mut State, engine: &Arc<Engine>, error: &DiskError) {
         if state.phase == Phase::Poisoned {
             return;
         }
@@ -366,20 +366,20 @@ impl Committer {
         );
         state.phase = Phase::Poisoned;
         state.cuts.clear();
-        shared.poisoned.store(true, Ordering::Release);
+        engine.poisoned.store(true, Ordering::Release);
         // At once, before anybody hears of the failure: the mark on disk takes a while.
-        for tail in shared.tails() {
+        for tail in engine.tails() {
             tail.poison_ring();
         }
-        let shared = Arc::clone(shared);
-        shared.clone().jobs.spawn(async move {
-            crate::log::checkpoint::mark_poisoned(&shared.port, shared.superblock()).await
+        let engine = Arc::clone(engine);
+        engine.clone().jobs.spawn(async move {
+            crate::log::checkpoint::mark_poisoned(&engine.port, engine.superblock()).await
         });
     }
 }
 
-fn emit(state: &mut State, shared: &Shared, op: DiskOp) {
-    let id = shared.jobs.next_request_id();
+fn emit(state: &mut State, engine: &Engine, op: DiskOp) {
+    let id = engine.jobs.next_request_id();
     state.awaited = Some(id);
     state.out.push_back(Request {
         id,

@@ -21,7 +21,7 @@
 //! Records: docs/format.md "Frame records".
 
 use super::entry::{ENTRY_BYTES, Entry};
-use super::layout::BLOCK;
+use super::layout::BLOCK_BYTES;
 use super::ring::TailId;
 use crate::codec::{Reader, Truncated, Writer, crc64};
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
@@ -37,8 +37,8 @@ const GROUP_COMMIT: u16 = 4;
 
 const TAG_TAIL: u8 = 1;
 const TAG_ENTRIES: u8 = 2;
-const TAG_HOME: u8 = 3;
-const TAG_GONE: u8 = 4;
+const TAG_RING_MOUNT: u8 = 3;
+const TAG_TAIL_REMOVED: u8 = 4;
 
 /// What a frame says about a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,9 +64,9 @@ pub(crate) enum Record {
         entries: Vec<Entry>,
     },
     /// Where the rings live.
-    Home(u64),
+    RingMount(u64),
     /// The tail is empty and closed.
-    Gone(TailId),
+    TailRemoved(TailId),
 }
 
 /// What a frame is written for.
@@ -153,11 +153,11 @@ impl FrameWriter {
             Record::Entries { tail, cut, entries } => {
                 self.entries(*tail, *cut, entries.iter().copied());
             }
-            Record::Home(home) => {
-                self.w.u8(TAG_HOME).u64(*home);
+            Record::RingMount(mount) => {
+                self.w.u8(TAG_RING_MOUNT).u64(*mount);
             }
-            Record::Gone(tail) => {
-                self.w.u8(TAG_GONE);
+            Record::TailRemoved(tail) => {
+                self.w.u8(TAG_TAIL_REMOVED);
                 self.tail_id(*tail);
             }
         }
@@ -191,32 +191,32 @@ impl FrameWriter {
         let bytes = self.w.bytes();
         let crc = crc64(&[&bytes[..48], &bytes[HEADER..]]);
         self.w.put_u64_at(48, crc);
-        self.w.pad_to_multiple(BLOCK as usize);
+        self.w.pad_to_multiple(BLOCK_BYTES as usize);
         self.w.finish()
     }
 }
 
 /// What stands where a frame may begin.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum FrameParse {
     Frame(Frame),
     /// Not a whole frame of this host.
-    Nothing,
+    NoFrame,
     /// It may be one, but it needs this many bytes from its begin to tell.
-    Needs(usize),
+    Incomplete(usize),
     /// A whole frame of another format version.
     Newer(u16),
 }
 
 /// Looks for a frame at the beginning of `bytes`.
-pub(crate) fn decode(bytes: &[u8], host: HostId) -> Found {
+pub(crate) fn decode(bytes: &[u8], host: HostId) -> FrameParse {
     match decode_header(bytes, host) {
         Ok(found) => found,
-        Err(Truncated) => Found::Nothing,
+        Err(Truncated) => FrameParse::NoFrame,
     }
 }
 
-fn decode_header(bytes: &[u8], host: HostId) -> Result<Found, Truncated> {
+fn decode_header(bytes: &[u8], host: HostId) -> Result<FrameParse, Truncated> {
     let mut r = Reader::new(bytes);
     let magic = r.array::<8>()? == MAGIC;
     let version = r.u16()?;
@@ -226,29 +226,29 @@ fn decode_header(bytes: &[u8], host: HostId) -> Result<Found, Truncated> {
     let (lap, number, crc) = (r.u64()?, r.u64()?, r.u64()?);
     r.u64()?;
     if !magic || !ours {
-        return Ok(Found::Nothing);
+        return Ok(FrameParse::NoFrame);
     }
     if r.remaining() < len {
-        return Ok(Found::Needs(HEADER + len));
+        return Ok(FrameParse::Incomplete(HEADER + len));
     }
     let records = r.raw(len)?;
     if crc != crc64(&[&bytes[..48], records]) {
-        return Ok(Found::Nothing);
+        return Ok(FrameParse::NoFrame);
     }
     if version != VERSION {
-        return Ok(Found::Newer(version));
+        return Ok(FrameParse::Newer(version));
     }
     let Some(records) = decode_records(records)? else {
-        return Ok(Found::Nothing);
+        return Ok(FrameParse::NoFrame);
     };
-    Ok(Found::Frame(Frame {
+    Ok(FrameParse::Frame(Frame {
         begins_checkpoint: flags & CHECKPOINT_BEGINS != 0,
         ends_checkpoint: flags & CHECKPOINT_ENDS != 0,
         round: flags & GROUP_COMMIT != 0,
         lap,
         number,
         records,
-        bytes: (HEADER + len).next_multiple_of(BLOCK as usize) as u64,
+        bytes: (HEADER + len).next_multiple_of(BLOCK_BYTES as usize) as u64,
     }))
 }
 
@@ -277,8 +277,8 @@ fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, Truncated> {
                 }
                 Record::Entries { tail, cut, entries }
             }
-            TAG_HOME => Record::Home(r.u64()?),
-            TAG_GONE => Record::Gone(tail_id(&mut r)?),
+            TAG_RING_MOUNT => Record::RingMount(r.u64()?),
+            TAG_TAIL_REMOVED => Record::TailRemoved(tail_id(&mut r)?),
             _ => return Ok(None),
         });
     }
@@ -312,7 +312,7 @@ mod tests {
             generation: 1,
         };
         vec![
-            Record::Home(5),
+            Record::RingMount(5),
             Record::Tail(TailRecord {
                 tail,
                 name: "demo".into(),
@@ -324,7 +324,7 @@ mod tests {
                 cut: Lsn(6),
                 entries: vec![entry(5), entry(6)],
             },
-            Record::Gone(tail),
+            Record::TailRemoved(tail),
         ]
     }
 
@@ -341,7 +341,7 @@ mod tests {
     #[test]
     fn a_frame_is_read_back_as_it_was_written() {
         let bytes = frame();
-        let Found::Frame(found) = decode(&bytes, HOST) else {
+        let FrameParse::Frame(found) = decode(&bytes, HOST) else {
             panic!("no frame")
         };
         assert_eq!(found.records, records());
@@ -360,7 +360,10 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(
-                !matches!(decode(&damaged, HOST), Found::Frame(_) | Found::Newer(_)),
+                !matches!(
+                    decode(&damaged, HOST),
+                    FrameParse::Frame(_) | FrameParse::Newer(_)
+                ),
                 "{bit}"
             );
         }
@@ -369,8 +372,11 @@ mod tests {
     #[test]
     fn a_frame_cut_short_or_of_another_host_is_no_frame() {
         let bytes = frame();
-        assert_eq!(decode(&bytes, HostId([3; 16])), Found::Nothing);
-        assert!(matches!(decode(&bytes[..100], HOST), Found::Needs(_)));
-        assert_eq!(decode(&bytes[..50], HOST), Found::Nothing);
+        assert_eq!(decode(&bytes, HostId([3; 16])), FrameParse::NoFrame);
+        assert!(matches!(
+            decode(&bytes[..100], HOST),
+            FrameParse::Incomplete(_)
+        ));
+        assert_eq!(decode(&bytes[..50], HOST), FrameParse::NoFrame);
     }
 }

@@ -11,14 +11,16 @@
 //! `H` is computed from the sizes in the superblock ([`Layout::new`]); it never changes for a
 //! formatted log. Format: docs/format.md "Log file".
 
+use blkmq::io::SECTOR_BYTES;
+
 use crate::codec::{Reader, Truncated, Writer, crc64};
 use crate::error::OpenError;
 use crate::units::HostId;
 
 /// The unit of space and alignment in the log, in bytes.
-pub(crate) const BLOCK: u64 = 4096;
+pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// The same in sectors.
-pub(crate) const BLOCK_SECTORS: u64 = BLOCK / 512;
+pub(crate) const BLOCK_SECTORS: u64 = BLOCK_BYTES / SECTOR_BYTES;
 
 const SUPER_MAGIC: [u8; 8] = *b"FIRNLOG\0";
 const SUPER_VERSION: u16 = 1;
@@ -40,16 +42,17 @@ impl Layout {
     /// The layout of a log of this size, or why there is none.
     pub(crate) fn new(log_bytes: u64, segment_bytes: u64) -> Result<Layout, OpenError> {
         let bad = |why: &str| OpenError::Options(format!("log of {log_bytes} bytes: {why}"));
-        if segment_bytes < 2 * BLOCK || !segment_bytes.is_multiple_of(BLOCK) {
+        if segment_bytes < 2 * BLOCK_BYTES || !segment_bytes.is_multiple_of(BLOCK_BYTES) {
             return Err(bad(
                 "the segment size must be a multiple of 4096 and at least 8192",
             ));
         }
         // A checkpoint holds every dirty extent; each takes at least a block of log, and a write
         // into the middle of another splits it in two. Half as much again is for deltas.
-        let extents = log_bytes / BLOCK * 2;
-        let half_bytes = (extents * EXTENT_BYTES * 3 / 2 + 64 * BLOCK).next_multiple_of(BLOCK);
-        let rest = log_bytes.saturating_sub(2 * BLOCK + 2 * half_bytes);
+        let extents = log_bytes / BLOCK_BYTES * 2;
+        let half_bytes =
+            (extents * EXTENT_BYTES * 3 / 2 + 64 * BLOCK_BYTES).next_multiple_of(BLOCK_BYTES);
+        let rest = log_bytes.saturating_sub(2 * BLOCK_BYTES + 2 * half_bytes);
         let segments = u32::try_from(rest / segment_bytes)
             .map_err(|_| bad("too many segments: choose larger ones"))?;
         if segments < 6 {
@@ -65,7 +68,7 @@ impl Layout {
 
     /// Byte offset of a journal half.
     pub(crate) fn half(&self, half: usize) -> u64 {
-        2 * BLOCK + half as u64 * self.half_bytes
+        2 * BLOCK_BYTES + half as u64 * self.half_bytes
     }
 
     /// Byte offset of a segment's header.
@@ -75,19 +78,19 @@ impl Layout {
 
     /// Sectors of a segment that hold data.
     pub(crate) fn segment_sectors(&self) -> u64 {
-        (self.segment_bytes - BLOCK) / 512
+        (self.segment_bytes - BLOCK_BYTES) / SECTOR_BYTES
     }
 
     /// The segment in which a sector of the log lies.
     pub(crate) fn segment_of(&self, log_sector: u64) -> Option<u32> {
-        let from = (log_sector * 512).checked_sub(self.half(2))?;
+        let from = (log_sector * SECTOR_BYTES).checked_sub(self.half(2))?;
         let segment = u32::try_from(from / self.segment_bytes).ok()?;
-        (segment < self.segments && from % self.segment_bytes >= BLOCK).then_some(segment)
+        (segment < self.segments && from % self.segment_bytes >= BLOCK_BYTES).then_some(segment)
     }
 
     /// The most dirty extents that a checkpoint can hold with room to spare.
     pub(crate) fn extents_max(&self) -> u64 {
-        self.log_bytes / BLOCK
+        self.log_bytes / BLOCK_BYTES
     }
 }
 
@@ -123,7 +126,7 @@ impl Superblock {
             .u64(self.log_bytes)
             .u64(self.segment_bytes);
         let crc = crc64(&[w.bytes()]);
-        w.u64(crc).pad_to_multiple(BLOCK as usize);
+        w.u64(crc).pad_to_multiple(BLOCK_BYTES as usize);
         w.finish()
     }
 
@@ -197,7 +200,7 @@ impl SegmentHeader {
             .u32(self.generation);
         w.raw(&self.host.0).u32(self.segment).u32(0);
         let crc = crc64(&[w.bytes()]);
-        w.u64(crc).pad_to_multiple(BLOCK as usize);
+        w.u64(crc).pad_to_multiple(BLOCK_BYTES as usize);
         w.finish()
     }
 
@@ -240,11 +243,11 @@ mod tests {
     #[test]
     fn addresses_in_headers_belong_to_no_segment() {
         let layout = Layout::new(4 << 20, 64 << 10).expect("valid");
-        let first = layout.segment(0) / 512;
+        let first = layout.segment(0) / SECTOR_BYTES;
         assert_eq!(layout.segment_of(first), None);
         assert_eq!(layout.segment_of(first + BLOCK_SECTORS), Some(0));
         assert_eq!(
-            layout.segment_of(layout.segment(layout.segments) / 512 + 8),
+            layout.segment_of(layout.segment(layout.segments) / SECTOR_BYTES + 8),
             None
         );
         assert_eq!(layout.segment_of(1), None);

@@ -13,7 +13,7 @@
 //! | 1, 2 | volume id |
 //! | 3 | `since` epoch of the tail |
 //! | 4, 5 | host id |
-//! | 6 | home: a hash of boot id and mount id |
+//! | 6 | ring mount: a hash of boot id and mount id |
 //! | 7 | CRC-64 of words 0..7; its complement once the log is poisoned |
 //!
 //! | word | of the entry |
@@ -32,7 +32,7 @@ use crate::codec::crc64;
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
 /// Words before the first entry, and words of an entry.
-const UNIT: usize = 8;
+const SLOT_WORDS: usize = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FIRNRNG\x01");
 
 /// Shared memory that outlives the process, but not the host.
@@ -54,7 +54,7 @@ pub struct TailId {
 /// Gives out ring regions by name. Called outside the hot path.
 pub trait Rings: Send + Sync {
     /// The region of a tail as a dead process left it, if it is there.
-    fn existing(&self, tail: TailId) -> Option<Arc<dyn RingRegion>>;
+    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>>;
     /// The region of a tail with this many words; an existing one of that size is kept as it is.
     ///
     /// # Errors
@@ -66,22 +66,22 @@ pub trait Rings: Send + Sync {
 
 /// Words of a region for this many entries.
 pub(crate) fn region_words(entries: u32) -> usize {
-    UNIT + entries as usize * UNIT
+    SLOT_WORDS + entries as usize * SLOT_WORDS
 }
 
 /// Where rings live now: it changes with a reboot or a remount, and then their content is void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Home(pub(crate) u64);
+pub(crate) struct RingMount(pub(crate) u64);
 
-impl Home {
-    pub(crate) fn new(boot_id: &[u8; 16], mount_id: u64) -> Home {
+impl RingMount {
+    pub(crate) fn new(boot_id: &[u8; 16], mount_id: u64) -> RingMount {
         let boot = crc64(&[boot_id]) & !u64::from(u32::MAX);
         let place = crc64(&[boot_id, &mount_id.to_le_bytes()]) & u64::from(u32::MAX);
-        Home(boot | place)
+        RingMount(boot | place)
     }
 
     /// Was the host not restarted between the two? Then rings that are gone were lost.
-    pub(crate) fn same_boot(self, other: Home) -> bool {
+    pub(crate) fn same_boot(self, other: RingMount) -> bool {
         self.0 >> 32 == other.0 >> 32
     }
 }
@@ -91,7 +91,7 @@ impl Home {
 pub(crate) struct Ring {
     region: Arc<dyn RingRegion>,
     entries: u64,
-    seal: u64,
+    header_crc: u64,
 }
 
 fn words_crc(words: &[u64; 7]) -> u64 {
@@ -111,10 +111,10 @@ fn halves(id: &[u8; 16]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-fn header(tail: TailId, host: HostId, home: Home) -> [u64; 7] {
+fn header(tail: TailId, host: HostId, mount: RingMount) -> [u64; 7] {
     let [v0, v1] = halves(&tail.volume.0);
     let [h0, h1] = halves(&host.0);
-    [MAGIC, v0, v1, tail.since.0, h0, h1, home.0]
+    [MAGIC, v0, v1, tail.since.0, h0, h1, mount.0]
 }
 
 impl Ring {
@@ -124,64 +124,64 @@ impl Ring {
         region: Arc<dyn RingRegion>,
         tail: TailId,
         host: HostId,
-        home: Home,
+        mount: RingMount,
     ) -> Ring {
-        let header = header(tail, host, home);
-        let seal = words_crc(&header);
+        let header = header(tail, host, mount);
+        let header_crc = words_crc(&header);
         let words = region.words();
-        let entries = (words.len() / UNIT - 1) as u64;
+        let entries = (words.len() / SLOT_WORDS - 1) as u64;
         for word in words {
             word.store(0, Ordering::Relaxed);
         }
         for (word, value) in words.iter().zip(header) {
             word.store(value, Ordering::Relaxed);
         }
-        words[UNIT - 1].store(seal, Ordering::Release);
+        words[SLOT_WORDS - 1].store(header_crc, Ordering::Release);
         Ring {
             region,
             entries,
-            seal,
+            header_crc,
         }
     }
 
     /// A dead process's ring, if it is this tail's and stood in the same memory all the time.
-    pub(crate) fn trust(
+    pub(crate) fn open_existing(
         region: Arc<dyn RingRegion>,
         tail: TailId,
         host: HostId,
-        home: Home,
+        mount: RingMount,
     ) -> Option<Ring> {
         let words = region.words();
-        if words.len() < 2 * UNIT || !words.len().is_multiple_of(UNIT) {
+        if words.len() < 2 * SLOT_WORDS || !words.len().is_multiple_of(SLOT_WORDS) {
             return None;
         }
         let found: [u64; 7] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
-        let mark = words[UNIT - 1].load(Ordering::Acquire);
-        let seal = words_crc(&found);
-        let mut expected = header(tail, host, home);
+        let mark = words[SLOT_WORDS - 1].load(Ordering::Acquire);
+        let header_crc = words_crc(&found);
+        let mut expected = header(tail, host, mount);
         if canary::active!("trust_ring_after_reboot") {
             expected[6] = found[6];
         }
-        if found != expected || (mark != seal && mark != !seal) {
+        if found != expected || (mark != header_crc && mark != !header_crc) {
             return None;
         }
-        let entries = (words.len() / UNIT - 1) as u64;
+        let entries = (words.len() / SLOT_WORDS - 1) as u64;
         Some(Ring {
             region,
             entries,
-            seal,
+            header_crc,
         })
     }
 
     /// Marks the log as poisoned, for whoever comes after this process. One store, so that it is
     /// there whatever happens next; the mark in the superblock needs a disk that just failed.
     pub(crate) fn poison(&self) {
-        self.region.words()[UNIT - 1].store(!self.seal, Ordering::Release);
+        self.region.words()[SLOT_WORDS - 1].store(!self.header_crc, Ordering::Release);
     }
 
     /// Whether the log was poisoned while this ring was in use.
     pub(crate) fn is_poisoned(&self) -> bool {
-        self.region.words()[UNIT - 1].load(Ordering::Acquire) == !self.seal
+        self.region.words()[SLOT_WORDS - 1].load(Ordering::Acquire) == !self.header_crc
     }
 
     pub(crate) fn entries(&self) -> u64 {
@@ -189,8 +189,8 @@ impl Ring {
     }
 
     fn slot(&self, lsn: Lsn) -> &[AtomicU64] {
-        let at = UNIT + (lsn.0 % self.entries) as usize * UNIT;
-        &self.region.words()[at..at + UNIT]
+        let at = SLOT_WORDS + (lsn.0 % self.entries) as usize * SLOT_WORDS;
+        &self.region.words()[at..at + SLOT_WORDS]
     }
 
     /// Writes an entry. The caller holds the volume's lock, and the slot's former entry is in a
@@ -198,20 +198,20 @@ impl Ring {
     /// never acknowledged.
     pub(crate) fn write(&self, entry: &Entry) {
         let [lsn, start, sectors, addr, generation] = entry.words();
-        let words = [lsn, start, sectors, addr, generation, self.seal, 0];
+        let words = [lsn, start, sectors, addr, generation, self.header_crc, 0];
         let slot = self.slot(entry.lsn);
         for (word, value) in slot.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
-        slot[UNIT - 1].store(words_crc(&words), Ordering::Release);
+        slot[SLOT_WORDS - 1].store(words_crc(&words), Ordering::Release);
     }
 
     /// The entry of `lsn`, if it is there and whole.
     pub(crate) fn read(&self, lsn: Lsn) -> Option<Entry> {
         let slot = self.slot(lsn);
-        let crc = slot[UNIT - 1].load(Ordering::Acquire);
+        let crc = slot[SLOT_WORDS - 1].load(Ordering::Acquire);
         let words: [u64; 7] = std::array::from_fn(|i| slot[i].load(Ordering::Acquire));
-        let whole = crc == words_crc(&words) && words[5] == self.seal && words[0] == lsn.0;
+        let whole = crc == words_crc(&words) && words[5] == self.header_crc && words[0] == lsn.0;
         let [lsn, start, sectors, addr, generation, ..] = words;
         whole
             .then(|| Entry::from_words([lsn, start, sectors, addr, generation]))
@@ -261,9 +261,9 @@ mod tests {
     #[test]
     fn entries_are_found_again_until_their_slot_is_used_again() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        let ring = Ring::format(region.clone(), TAIL, HOST, Home(9));
+        let ring = Ring::format(region.clone(), TAIL, HOST, RingMount(9));
         (1..=6).for_each(|lsn| ring.write(&entry(lsn)));
-        let again = Ring::trust(region, TAIL, HOST, Home(9)).expect("the same ring");
+        let again = Ring::open_existing(region, TAIL, HOST, RingMount(9)).expect("the same ring");
         assert_eq!(again.read(Lsn(2)), None);
         assert_eq!(again.read(Lsn(3)), Some(entry(3)));
         assert_eq!(again.read(Lsn(6)), Some(entry(6)));
@@ -273,37 +273,38 @@ mod tests {
     #[test]
     fn a_ring_of_another_boot_host_or_tail_is_not_trusted() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        Ring::format(region.clone(), TAIL, HOST, Home(9));
+        Ring::format(region.clone(), TAIL, HOST, RingMount(9));
         let other = TailId {
             since: Epoch(4),
             ..TAIL
         };
-        assert!(Ring::trust(region.clone(), TAIL, HOST, Home(8)).is_none());
-        assert!(Ring::trust(region.clone(), TAIL, HostId([3; 16]), Home(9)).is_none());
-        assert!(Ring::trust(region, other, HOST, Home(9)).is_none());
+        assert!(Ring::open_existing(region.clone(), TAIL, HOST, RingMount(8)).is_none());
+        assert!(Ring::open_existing(region.clone(), TAIL, HostId([3; 16]), RingMount(9)).is_none());
+        assert!(Ring::open_existing(region, other, HOST, RingMount(9)).is_none());
     }
 
     #[test]
     fn a_poisoned_ring_is_still_this_tails_and_says_so() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        let ring = Ring::format(region.clone(), TAIL, HOST, Home(9));
+        let ring = Ring::format(region.clone(), TAIL, HOST, RingMount(9));
         ring.write(&entry(1));
         assert!(!ring.is_poisoned());
         ring.poison();
         ring.poison();
-        let again = Ring::trust(region.clone(), TAIL, HOST, Home(9)).expect("the same ring");
+        let again =
+            Ring::open_existing(region.clone(), TAIL, HOST, RingMount(9)).expect("the same ring");
         assert!(again.is_poisoned());
         assert_eq!(again.read(Lsn(1)), Some(entry(1)));
-        assert!(Ring::trust(region, TAIL, HOST, Home(8)).is_none());
+        assert!(Ring::open_existing(region, TAIL, HOST, RingMount(8)).is_none());
     }
 
     #[test]
     fn an_entry_with_any_flipped_bit_was_never_committed() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        let ring = Ring::format(region.clone(), TAIL, HOST, Home(9));
+        let ring = Ring::format(region.clone(), TAIL, HOST, RingMount(9));
         ring.write(&entry(1));
         for bit in 0..512 {
-            let word = &region.words()[2 * UNIT + bit / 64];
+            let word = &region.words()[2 * SLOT_WORDS + bit / 64];
             word.fetch_xor(1 << (bit % 64), Ordering::Relaxed);
             assert_eq!(ring.read(Lsn(1)), None, "bit {bit}");
             word.fetch_xor(1 << (bit % 64), Ordering::Relaxed);

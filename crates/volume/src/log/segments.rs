@@ -15,10 +15,10 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use blkmq::io::{Pin, PinCount};
+use blkmq::io::{Pin, PinCount, SECTOR_BYTES};
 use smallvec::SmallVec;
 
-use super::layout::{BLOCK, BLOCK_SECTORS, Layout};
+use super::layout::{BLOCK_BYTES, BLOCK_SECTORS, Layout};
 use super::ring::TailId;
 use crate::jobs::lock;
 use crate::map::layers::LogAddr;
@@ -30,7 +30,7 @@ const CLEANER_RESERVE: usize = 2;
 
 /// Who allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lane {
+pub(crate) enum Stream {
     Writer = 0,
     Cleaner = 1,
 }
@@ -46,7 +46,7 @@ pub(crate) enum State {
     Preparing,
     /// Its header could not be written: the disk may be bad there. Tried again when nothing else
     /// can be had.
-    Aside { fresh: bool },
+    Suspect { fresh: bool },
     /// Its header is durable; nothing is in it.
     Ready,
     /// Being filled.
@@ -59,7 +59,7 @@ pub(crate) enum State {
 
 /// What was put into a segment: enough to find the extents that may still point there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Summary {
+pub(crate) struct SummaryEntry {
     pub(crate) tail: TailId,
     pub(crate) span: Span,
     pub(crate) addr: LogAddr,
@@ -101,7 +101,7 @@ struct Alloc {
     ready: VecDeque<u32>,
     /// Oldest first.
     sealed: VecDeque<u32>,
-    summaries: Vec<Vec<Summary>>,
+    summaries: Vec<Vec<SummaryEntry>>,
     /// Sectors of the largest write that found no room since the last one that did.
     wanted: u64,
 }
@@ -133,7 +133,7 @@ impl Segments {
     }
 
     /// What recovery found: a header, and what still lives in the segment.
-    pub(crate) fn recovered(&self, segment: u32, generation: u32, live: Vec<Summary>) {
+    pub(crate) fn restore(&self, segment: u32, generation: u32, live: Vec<SummaryEntry>) {
         let cell = &self.cells[segment as usize];
         cell.generation.store(generation, Ordering::Relaxed);
         let mut alloc = lock(&self.alloc);
@@ -158,50 +158,50 @@ impl Segments {
 
     /// Gives log space for `span`, all of it or nothing. Every lot begins on a 4096-byte block
     /// and shares no block with another.
-    pub(crate) fn allocate(&self, lane: Lane, tail: TailId, span: Span) -> Option<Lots> {
+    pub(crate) fn allocate(&self, stream: Stream, tail: TailId, span: Span) -> Option<Lots> {
         let need = span.sectors().next_multiple_of(BLOCK_SECTORS);
         let per_segment = self.layout.segment_sectors();
         let mut alloc = lock(&self.alloc);
-        let left = alloc.open[lane as usize]
+        let left = alloc.open[stream as usize]
             .as_ref()
             .map_or(0, |open| per_segment - open.used);
-        let reserve = if lane == Lane::Writer {
+        let reserve = if stream == Stream::Writer {
             alloc.reserve_left()
         } else {
             0
         };
         let usable = alloc.ready.len().saturating_sub(reserve) as u64;
         if left + usable * per_segment < need {
-            if lane == Lane::Writer {
+            if stream == Stream::Writer {
                 alloc.wanted = alloc.wanted.max(need);
             }
             return None;
         }
-        if lane == Lane::Writer {
+        if stream == Stream::Writer {
             // Whoever still waits for more says so again when it is woken.
             alloc.wanted = 0;
         }
         let mut lots = Lots::new();
         let mut at = span.start;
         while at < span.end {
-            if alloc.open[lane as usize]
+            if alloc.open[stream as usize]
                 .as_ref()
                 .is_none_or(|open| open.used == per_segment)
             {
-                alloc.open_next(lane);
+                alloc.open_next(stream);
             }
-            let open = alloc.open[lane as usize]
+            let open = alloc.open[stream as usize]
                 .as_mut()
                 .expect("counted above: one was ready");
             let sectors = (span.end - at).min(per_segment - open.used);
             let segment = open.segment;
-            let first = (self.layout.segment(segment) + BLOCK) / 512 + open.used;
+            let first = (self.layout.segment(segment) + BLOCK_BYTES) / SECTOR_BYTES + open.used;
             open.used += sectors.next_multiple_of(BLOCK_SECTORS);
             let addr = LogAddr::new(first).expect("segments lie behind the superblock");
             let part = Span::new(at, sectors);
             let cell = &self.cells[segment as usize];
             cell.dirty.fetch_add(sectors, Ordering::Relaxed);
-            alloc.summaries[segment as usize].push(Summary {
+            alloc.summaries[segment as usize].push(SummaryEntry {
                 tail,
                 span: part,
                 addr,
@@ -223,18 +223,18 @@ impl Segments {
     }
 
     /// Some dirty sectors at `addr` are no longer named by any dirty map or reservation.
-    pub(crate) fn dirty_dead(&self, addr: LogAddr, sectors: u64) {
+    pub(crate) fn release_dirty(&self, addr: LogAddr, sectors: u64) {
         let before = self.cell(addr).dirty.fetch_sub(sectors, Ordering::Release);
         debug_assert!(before >= sectors, "a sector died twice");
     }
 
     /// Some sectors at `addr` are now named by a clean map.
-    pub(crate) fn clean_born(&self, addr: LogAddr, sectors: u64) {
+    pub(crate) fn add_clean(&self, addr: LogAddr, sectors: u64) {
         self.cell(addr).clean.fetch_add(sectors, Ordering::Relaxed);
     }
 
     /// Some sectors at `addr` are no longer named by a clean map.
-    pub(crate) fn clean_dead(&self, addr: LogAddr, sectors: u64) {
+    pub(crate) fn release_clean(&self, addr: LogAddr, sectors: u64) {
         let before = self.cell(addr).clean.fetch_sub(sectors, Ordering::Release);
         debug_assert!(before >= sectors, "a clean sector died twice");
     }
@@ -251,31 +251,31 @@ impl Segments {
 
     /// The largest write in sectors that can ever find room, if each lot takes a slot of a ring
     /// with this many.
-    pub(crate) fn largest_write(&self, ring_entries: u32) -> u64 {
+    pub(crate) fn largest_write_sectors(&self, ring_entries: u32) -> u64 {
         let segments = (self.cells.len() - CLEANER_RESERVE) as u64;
         segments.min(u64::from(ring_entries) - 2) * self.layout.segment_sectors()
     }
 
     /// Segments that are or will soon be writable, and all segments.
-    pub(crate) fn room(&self) -> Room {
+    pub(crate) fn counts(&self) -> SegmentCounts {
         let alloc = lock(&self.alloc);
-        let mut room = Room {
+        let mut counts = SegmentCounts {
             total: alloc.states.len(),
             wanted: alloc.wanted.div_ceil(self.layout.segment_sectors()) as usize,
-            ..Room::default()
+            ..SegmentCounts::default()
         };
         for (state, cell) in alloc.states.iter().zip(&self.cells) {
             match state {
-                State::Ready => room.ready += 1,
-                State::Preparing => room.preparing += 1,
-                State::Fresh | State::Free => room.free += 1,
-                State::Dying { .. } => room.dying += 1,
-                State::Aside { .. } => room.aside += 1,
-                State::Sealed if cell.dirty.load(Ordering::Acquire) == 0 => room.idle += 1,
+                State::Ready => counts.ready += 1,
+                State::Preparing => counts.preparing += 1,
+                State::Fresh | State::Free => counts.free += 1,
+                State::Dying { .. } => counts.dying += 1,
+                State::Suspect { .. } => counts.suspect += 1,
+                State::Sealed if cell.dirty.load(Ordering::Acquire) == 0 => counts.idle += 1,
                 State::Open | State::Sealed => {}
             }
         }
-        room
+        counts
     }
 
     /// Takes up to `most` free segments to be prepared: (segment, new generation, fresh).
@@ -297,7 +297,7 @@ impl Segments {
     }
 
     /// The new header is durable (c).
-    pub(crate) fn prepared(&self, segment: u32, generation: u32) {
+    pub(crate) fn mark_ready(&self, segment: u32, generation: u32) {
         self.cells[segment as usize]
             .generation
             .store(generation, Ordering::Relaxed);
@@ -309,24 +309,24 @@ impl Segments {
 
     /// The header could not be written; the segment is as empty as before, and others are taken
     /// first: one bad place must not keep the rest of the log from writers.
-    pub(crate) fn not_prepared(&self, segment: u32, fresh: bool) {
-        lock(&self.alloc).states[segment as usize] = State::Aside { fresh };
+    pub(crate) fn mark_suspect(&self, segment: u32, fresh: bool) {
+        lock(&self.alloc).states[segment as usize] = State::Suspect { fresh };
     }
 
     /// What was put aside may be tried again.
-    pub(crate) fn retry_aside(&self) {
+    pub(crate) fn retry_suspects(&self) {
         for state in &mut lock(&self.alloc).states {
             match *state {
-                State::Aside { fresh: true } => *state = State::Fresh,
-                State::Aside { fresh: false } => *state = State::Free,
+                State::Suspect { fresh: true } => *state = State::Fresh,
+                State::Suspect { fresh: false } => *state = State::Free,
                 _ => {}
             }
         }
     }
 
     /// The oldest sealed segments without dirty sectors, with what was put into them, at most
-    /// `most`. Their clean extents are to be purged before [`Segments::dying`].
-    pub(crate) fn idle(&self, most: usize) -> Vec<(u32, Vec<Summary>)> {
+    /// `most`. Their clean extents are to be purged before [`Segments::mark_dying`].
+    pub(crate) fn idle_segments(&self, most: usize) -> Vec<(u32, Vec<SummaryEntry>)> {
         let alloc = lock(&self.alloc);
         let idle = alloc
             .sealed
@@ -338,7 +338,7 @@ impl Segments {
     }
 
     /// No map names the segment any more; it may be reused after `round`.
-    pub(crate) fn dying(&self, segment: u32, round: u64) {
+    pub(crate) fn mark_dying(&self, segment: u32, round: u64) {
         let cell = &self.cells[segment as usize];
         let live = cell.dirty.load(Ordering::Acquire) + cell.clean.load(Ordering::Acquire);
         assert_eq!(live, 0, "a segment that a map names must not die");
@@ -349,7 +349,7 @@ impl Segments {
     }
 
     /// Frees what has died and may be reused now. `durable` is the newest durable round.
-    pub(crate) fn bury(&self, durable: u64) -> usize {
+    pub(crate) fn free_dying(&self, durable: u64) -> usize {
         let mut alloc = lock(&self.alloc);
         let mut freed = 0;
         for (state, cell) in alloc.states.iter_mut().zip(&self.cells) {
@@ -368,7 +368,11 @@ impl Segments {
 
     /// Up to `most` sealed segments with the least dirty data, if that is at most half of them,
     /// with what was put into each: what a cleaner may move. Leaves out those in `seen`.
-    pub(crate) fn sparse(&self, most: usize, seen: &BTreeSet<u32>) -> Vec<(u32, Vec<Summary>)> {
+    pub(crate) fn sparse_segments(
+        &self,
+        most: usize,
+        seen: &BTreeSet<u32>,
+    ) -> Vec<(u32, Vec<SummaryEntry>)> {
         let alloc = lock(&self.alloc);
         let mut sparse: Vec<(u64, u32)> = alloc
             .sealed
@@ -403,35 +407,35 @@ impl Alloc {
         CLEANER_RESERVE - coming
     }
 
-    fn open_next(&mut self, lane: Lane) {
-        if let Some(full) = self.open[lane as usize].take() {
+    fn open_next(&mut self, stream: Stream) {
+        if let Some(full) = self.open[stream as usize].take() {
             self.states[full.segment as usize] = State::Sealed;
             self.sealed.push_back(full.segment);
         }
         if let Some(segment) = self.ready.pop_front() {
             self.states[segment as usize] = State::Open;
-            self.open[lane as usize] = Some(OpenSegment { segment, used: 0 });
+            self.open[stream as usize] = Some(OpenSegment { segment, used: 0 });
         }
     }
 }
 
 /// How full the log is, in segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Room {
+pub(crate) struct SegmentCounts {
     pub(crate) total: usize,
     pub(crate) ready: usize,
     pub(crate) preparing: usize,
     pub(crate) free: usize,
     pub(crate) dying: usize,
     /// Empty, and their headers could not be written.
-    pub(crate) aside: usize,
+    pub(crate) suspect: usize,
     /// Sealed, and everything in it is in the store or superseded.
     pub(crate) idle: usize,
     /// Ready segments that the largest waiting write needs, none if none waits.
     pub(crate) wanted: usize,
 }
 
-impl Room {
+impl SegmentCounts {
     /// How many segments should be ready: enough that a burst does not wait for a header sync,
     /// and that the largest write that waits finds what it needs beside the cleaner's reserve.
     pub(crate) fn ready_target(&self) -> usize {
@@ -466,7 +470,7 @@ mod tests {
         let segments = Segments::new(layout);
         for (segment, generation, fresh) in segments.start_preparing(4) {
             assert!(fresh);
-            segments.prepared(segment, generation);
+            segments.mark_ready(segment, generation);
         }
         segments
     }
@@ -475,10 +479,10 @@ mod tests {
     fn a_write_takes_whole_blocks_and_may_cross_into_the_next_segment() {
         let segments = table();
         let one = segments
-            .allocate(Lane::Writer, TAIL, Span::new(0, 1))
+            .allocate(Stream::Writer, TAIL, Span::new(0, 1))
             .expect("room");
         let two = segments
-            .allocate(Lane::Writer, TAIL, Span::new(1, 30))
+            .allocate(Stream::Writer, TAIL, Span::new(1, 30))
             .expect("room");
         assert_eq!(one.len(), 1);
         assert_eq!(
@@ -497,9 +501,9 @@ mod tests {
         let segments = table();
         let per_segment = segments.layout.segment_sectors();
         let all = Span::new(0, per_segment * 5);
-        assert!(segments.allocate(Lane::Writer, TAIL, all).is_none());
+        assert!(segments.allocate(Stream::Writer, TAIL, all).is_none());
         let most = Span::new(0, per_segment * 4);
-        assert!(segments.allocate(Lane::Writer, TAIL, most).is_some());
+        assert!(segments.allocate(Stream::Writer, TAIL, most).is_some());
     }
 
     #[test]
@@ -507,24 +511,24 @@ mod tests {
         let segments = table();
         let per_segment = segments.layout.segment_sectors();
         let lots = segments
-            .allocate(Lane::Writer, TAIL, Span::new(0, per_segment))
+            .allocate(Stream::Writer, TAIL, Span::new(0, per_segment))
             .expect("room");
         let addr = lots[0].addr;
         let next = segments
-            .allocate(Lane::Writer, TAIL, Span::new(0, 1))
+            .allocate(Stream::Writer, TAIL, Span::new(0, 1))
             .expect("room");
         assert!(
-            segments.idle(9).is_empty(),
+            segments.idle_segments(9).is_empty(),
             "reserved sectors keep it alive"
         );
-        segments.dirty_dead(addr, per_segment);
-        let idle = segments.idle(9);
+        segments.release_dirty(addr, per_segment);
+        let idle = segments.idle_segments(9);
         assert_eq!(idle.len(), 1);
-        segments.dying(idle[0].0, 5);
-        assert_eq!(segments.bury(4), 0, "the round is not durable");
-        assert_eq!(segments.bury(5), 0, "a plan pins it");
+        segments.mark_dying(idle[0].0, 5);
+        assert_eq!(segments.free_dying(4), 0, "the round is not durable");
+        assert_eq!(segments.free_dying(5), 0, "a plan pins it");
         drop(lots);
-        assert_eq!(segments.bury(5), 1);
+        assert_eq!(segments.free_dying(5), 1);
         drop(next);
     }
 }

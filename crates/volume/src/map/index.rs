@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::map::{Cut, ExtentMap};
+use crate::map::{ExtentMap, SectorRun};
 use crate::object::pack::{ChunkPart, Item};
 use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::units::Span;
@@ -19,7 +19,7 @@ pub(crate) enum Delta {
     Zeroes,
 }
 
-impl Cut for Delta {
+impl SectorRun for Delta {
     fn skip(&self, sectors: u64) -> Delta {
         match self {
             Delta::Part(part) => Delta::Part(part.skip(sectors)),
@@ -30,7 +30,7 @@ impl Cut for Delta {
 
 /// What the index knows about some sectors.
 #[derive(Debug)]
-pub(crate) enum Stored<'a> {
+pub(crate) enum IndexEntry<'a> {
     Part(&'a ChunkPart),
     /// Never written, or zeroed.
     Hole,
@@ -68,7 +68,7 @@ pub(crate) fn delta_of(item: &Item) -> (Span, Delta) {
 
 impl Index {
     /// Lays an extent over everything that is known.
-    pub(crate) fn apply(&mut self, span: Span, delta: Delta) {
+    pub(crate) fn apply_delta(&mut self, span: Span, delta: Delta) {
         self.deltas.insert(span, delta, |_, _| {});
     }
 
@@ -77,15 +77,15 @@ impl Index {
     }
 
     /// Walks `span` in order; every sector is told once.
-    pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, Stored<'_>)) {
+    pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, IndexEntry<'_>)) {
         self.deltas.walk(span, |part, delta| match delta {
-            Some(Delta::Part(chunk)) => visit(part, Stored::Part(chunk)),
-            Some(Delta::Zeroes) => visit(part, Stored::Hole),
+            Some(Delta::Part(chunk)) => visit(part, IndexEntry::Part(chunk)),
+            Some(Delta::Zeroes) => visit(part, IndexEntry::Hole),
             None => self.lookup_base(part, visit),
         });
     }
 
-    fn lookup_base(&self, span: Span, visit: &mut dyn FnMut(Span, Stored<'_>)) {
+    fn lookup_base(&self, span: Span, visit: &mut dyn FnMut(Span, IndexEntry<'_>)) {
         let mut at = span.start;
         while at < span.end {
             let number = at / PAGE_SECTORS;
@@ -93,7 +93,7 @@ impl Index {
                 // A hole up to the next page that exists: holes cost nothing, however large.
                 let next = self.directory.range(number..).next();
                 let end = next.map_or(span.end, |(page, _)| span.end.min(page * PAGE_SECTORS));
-                visit(Span { start: at, end }, Stored::Hole);
+                visit(Span { start: at, end }, IndexEntry::Hole);
                 at = end;
                 continue;
             }
@@ -103,9 +103,9 @@ impl Index {
             };
             match self.pages.get(&number) {
                 Some(page) => page.walk(part, |part, chunk| {
-                    visit(part, chunk.map_or(Stored::Hole, Stored::Part));
+                    visit(part, chunk.map_or(IndexEntry::Hole, IndexEntry::Part));
                 }),
-                None => visit(part, Stored::Unloaded(number)),
+                None => visit(part, IndexEntry::Unloaded(number)),
             }
             at = part.end;
         }
@@ -116,7 +116,7 @@ impl Index {
     }
 
     /// Keeps a loaded page if the directory still names the block that it was read from.
-    pub(crate) fn loaded(&mut self, number: u64, from: BlockRef, page: Page, most: usize) {
+    pub(crate) fn insert_page(&mut self, number: u64, from: BlockRef, page: Page, most: usize) {
         if self.directory.get(&number) != Some(&from) {
             return;
         }
@@ -151,7 +151,7 @@ impl Index {
     }
 
     /// A page with the deltas laid over it; `base` is its present content.
-    pub(crate) fn folded(
+    pub(crate) fn folded_page(
         &self,
         number: u64,
         base: Option<&ExtentMap<ChunkPart>>,
@@ -169,7 +169,7 @@ impl Index {
     /// The deltas were folded: new blocks for pages and nodes (none: it is empty now). Gives the
     /// deltas back, so that the caller drops them without the volume's lock.
     #[must_use]
-    pub(crate) fn fold(
+    pub(crate) fn apply_fold(
         &mut self,
         pages: Vec<(u64, Option<BlockRef>)>,
         nodes: Vec<(u64, Option<BlockRef>)>,
@@ -254,7 +254,7 @@ mod tests {
                     .directory
                     .get(&number)
                     .map(|block| &*blocks[&block.offset]);
-                let page = index.folded(number, base);
+                let page = index.folded_page(number, base);
                 let offset = blocks.len() as u32;
                 let block = BlockRef {
                     object: ObjectId::default(),
@@ -267,7 +267,7 @@ mod tests {
             }
             from = next;
         }
-        drop(index.fold(pages, Vec::new()));
+        drop(index.apply_fold(pages, Vec::new()));
         assert_eq!(index.delta_extents(), 0);
     }
 
@@ -276,15 +276,15 @@ mod tests {
             let mut found = None;
             let mut missing = None;
             index.lookup(Span::new(sector, 1), &mut |_, stored| match stored {
-                Stored::Part(part) => {
+                IndexEntry::Part(part) => {
                     found = Some(u64::from(part.chunk.offset) * 1000 + u64::from(part.skip));
                 }
-                Stored::Hole => {}
-                Stored::Unloaded(page) => missing = Some(page),
+                IndexEntry::Hole => {}
+                IndexEntry::Unloaded(page) => missing = Some(page),
             });
             let Some(number) = missing else { return found };
             let block = index.directory[&number];
-            index.loaded(number, block, Arc::clone(&blocks[&block.offset]), 16);
+            index.insert_page(number, block, Arc::clone(&blocks[&block.offset]), 16);
         }
     }
 
@@ -299,13 +299,13 @@ mod tests {
             for (n, change) in changes.into_iter().enumerate() {
                 match change {
                     Change::Put(span) => {
-                        index.apply(span, Delta::Part(part(n as u32 + 1, span)));
+                        index.apply_delta(span, Delta::Part(part(n as u32 + 1, span)));
                         for sector in span.start..span.end {
                             model.insert(sector, (n as u64 + 1) * 1000 + sector - span.start);
                         }
                     }
                     Change::Zero(span) => {
-                        index.apply(span, Delta::Zeroes);
+                        index.apply_delta(span, Delta::Zeroes);
                         model.retain(|sector, _| !(span.start..span.end).contains(sector));
                     }
                     Change::Fold => fold(&mut index, &mut blocks),

@@ -10,7 +10,9 @@
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::{Cut, ExtentMap};
+use blkmq::io::SECTOR_BYTES;
+
+use super::{ExtentMap, SectorRun};
 use crate::units::{Lsn, Span};
 
 /// A position in the log, in sectors. Never zero: the log begins with its superblock.
@@ -26,6 +28,10 @@ impl LogAddr {
         self.0.get()
     }
 
+    pub(crate) fn byte_offset(self) -> u64 {
+        self.0.get() * SECTOR_BYTES
+    }
+
     pub(crate) fn skip(self, sectors: u64) -> LogAddr {
         LogAddr(self.0.saturating_add(sectors))
     }
@@ -33,22 +39,22 @@ impl LogAddr {
 
 /// Content that the store may not have yet. 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Dirty {
+pub(crate) struct DirtyExtent {
     /// Where the bytes are; none for zeroes (a discard or a write of zeroes).
     pub(crate) addr: Option<LogAddr>,
     /// The commit that put it there.
     pub(crate) lsn: Lsn,
 }
 
-impl Dirty {
-    fn found(&self) -> Found {
-        self.addr.map_or(Found::Zero, Found::Log)
+impl DirtyExtent {
+    fn location(&self) -> Location {
+        self.addr.map_or(Location::Zero, Location::Log)
     }
 }
 
-impl Cut for Dirty {
-    fn skip(&self, sectors: u64) -> Dirty {
-        Dirty {
+impl SectorRun for DirtyExtent {
+    fn skip(&self, sectors: u64) -> DirtyExtent {
+        DirtyExtent {
             addr: self.addr.map(|addr| addr.skip(sectors)),
             lsn: self.lsn,
         }
@@ -57,25 +63,25 @@ impl Cut for Dirty {
 
 /// Log bytes that the store has too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Clean(pub(crate) LogAddr);
+pub(crate) struct CleanExtent(pub(crate) LogAddr);
 
-impl Cut for Clean {
-    fn skip(&self, sectors: u64) -> Clean {
-        Clean(self.0.skip(sectors))
+impl SectorRun for CleanExtent {
+    fn skip(&self, sectors: u64) -> CleanExtent {
+        CleanExtent(self.0.skip(sectors))
     }
 }
 
 /// A layer that no longer changes.
 #[derive(Clone, Debug)]
-pub(crate) struct Frozen {
-    pub(crate) map: Arc<ExtentMap<Dirty>>,
+pub(crate) struct FrozenLayer {
+    pub(crate) map: Arc<ExtentMap<DirtyExtent>>,
     /// The newest commit when it was frozen.
     pub(crate) last: Lsn,
 }
 
 /// What the layers know about some sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
+pub(crate) enum Location {
     /// In the log, and perhaps nowhere else.
     Log(LogAddr),
     /// In the log, and in the store too.
@@ -87,15 +93,20 @@ pub(crate) enum Found {
 
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
-    pub(crate) top: ExtentMap<Dirty>,
+    pub(crate) top: ExtentMap<DirtyExtent>,
     /// Oldest first.
-    pub(crate) frozen: Vec<Frozen>,
-    pub(crate) clean: ExtentMap<Clean>,
+    pub(crate) frozen: Vec<FrozenLayer>,
+    pub(crate) clean: ExtentMap<CleanExtent>,
 }
 
 impl Layers {
     /// Commits `value` at `span`. Log bytes of the top layer that it hides are given to `dead`.
-    pub(crate) fn commit(&mut self, span: Span, value: Dirty, mut dead: impl FnMut(LogAddr, u64)) {
+    pub(crate) fn commit(
+        &mut self,
+        span: Span,
+        value: DirtyExtent,
+        mut dead: impl FnMut(LogAddr, u64),
+    ) {
         self.top.insert(span, value, |part, old| {
             if let Some(addr) = old.addr {
                 dead(addr, part.sectors());
@@ -107,25 +118,25 @@ impl Layers {
     pub(crate) fn freeze(&mut self, last: Lsn) {
         if !self.top.is_empty() {
             let map = Arc::new(std::mem::take(&mut self.top));
-            self.frozen.push(Frozen { map, last });
+            self.frozen.push(FrozenLayer { map, last });
         }
     }
 
     /// Walks `span` in order and tells what is found; every sector is told once.
-    pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, Found)) {
+    pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, Location)) {
         self.top.walk(span, |part, dirty| match dirty {
-            Some(dirty) => visit(part, dirty.found()),
+            Some(dirty) => visit(part, dirty.location()),
             None => self.lookup_frozen(self.frozen.len(), part, visit),
         });
     }
 
     /// The newest `depth` frozen layers are above; looks at the next one down.
-    fn lookup_frozen(&self, depth: usize, span: Span, visit: &mut dyn FnMut(Span, Found)) {
+    fn lookup_frozen(&self, depth: usize, span: Span, visit: &mut dyn FnMut(Span, Location)) {
         let Some(below) = depth.checked_sub(1) else {
             self.clean.walk(span, |part, clean| {
                 visit(
                     part,
-                    clean.map_or(Found::Below, |clean| Found::Clean(clean.0)),
+                    clean.map_or(Location::Below, |clean| Location::Clean(clean.0)),
                 );
             });
             return;
@@ -133,7 +144,7 @@ impl Layers {
         self.frozen[below]
             .map
             .walk(span, |part, dirty| match dirty {
-                Some(dirty) => visit(part, dirty.found()),
+                Some(dirty) => visit(part, dirty.location()),
                 None => self.lookup_frozen(below, part, visit),
             });
     }
@@ -197,10 +208,10 @@ impl Layers {
 /// One map that equals `layers` (oldest first) seen from above. Log bytes hidden on the way are
 /// given to `dead`.
 pub(crate) fn merge<'a>(
-    layers: impl Iterator<Item = &'a ExtentMap<Dirty>>,
+    layers: impl Iterator<Item = &'a ExtentMap<DirtyExtent>>,
     mut dead: impl FnMut(LogAddr, u64),
-) -> ExtentMap<Dirty> {
-    let mut merged: Option<ExtentMap<Dirty>> = None;
+) -> ExtentMap<DirtyExtent> {
+    let mut merged: Option<ExtentMap<DirtyExtent>> = None;
     for layer in layers {
         match &mut merged {
             None => merged = Some(layer.clone()),

@@ -13,7 +13,7 @@ use std::ops::Bound;
 use crate::units::Span;
 
 /// A value that stands for a run of sectors and can be cut.
-pub trait Cut: Clone {
+pub trait SectorRun: Clone {
     /// The value of what follows the first `sectors` of the run.
     #[must_use]
     fn skip(&self, sectors: u64) -> Self;
@@ -37,7 +37,7 @@ impl<V> Default for ExtentMap<V> {
     }
 }
 
-impl<V: Cut> ExtentMap<V> {
+impl<V: SectorRun> ExtentMap<V> {
     pub(crate) fn len(&self) -> usize {
         self.extents.len()
     }
@@ -182,12 +182,12 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{Cut, ExtentMap};
+    use super::{ExtentMap, SectorRun};
     use crate::units::Span;
 
     #[derive(Clone, Debug, PartialEq)]
     struct Run(u64);
-    impl Cut for Run {
+    impl SectorRun for Run {
         fn skip(&self, sectors: u64) -> Run {
             Run(self.0 + sectors)
         }

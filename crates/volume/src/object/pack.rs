@@ -30,9 +30,11 @@
 
 use std::sync::Arc;
 
+use blkmq::io::SECTOR_BYTES;
+
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Writer, crc64};
-use crate::map::Cut;
+use crate::map::SectorRun;
 use crate::units::{Lsn, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNPACK";
@@ -111,7 +113,7 @@ pub struct ChunkPart {
     pub skip: u32,
 }
 
-impl Cut for ChunkPart {
+impl SectorRun for ChunkPart {
     fn skip(&self, sectors: u64) -> ChunkPart {
         let skip = u64::from(self.skip) + sectors;
         let skip = u32::try_from(skip).expect("a part lies within its chunk of u32 bytes");
@@ -192,7 +194,7 @@ fn decode_item(r: &mut Reader<'_>, pack: ObjectId) -> Result<Item, FormatError> 
         2 => Codec::Zstd,
         _ => return Err(FormatError::Corrupt("an unknown codec")),
     };
-    if span.sectors() > CHUNK_BYTES_MAX / 512 {
+    if span.sectors() > CHUNK_BYTES_MAX / SECTOR_BYTES {
         return Err(FormatError::Corrupt("a chunk is too long"));
     }
     Ok(Item::Chunk(Chunk {

@@ -20,6 +20,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use blkmq::io::SECTOR_BYTES;
+
 use super::pack::{CHUNK_BYTES_MAX, Chunk, ChunkPart, Codec};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Writer, crc64};
@@ -230,7 +232,7 @@ pub fn decode_page(
         let checksum = r.u64()?;
         let end = first.checked_add(chunk_sectors).ok_or(bad.clone())?;
         if sectors == 0
-            || chunk_sectors > CHUNK_BYTES_MAX / 512
+            || chunk_sectors > CHUNK_BYTES_MAX / SECTOR_BYTES
             || start + sectors > PAGE_SECTORS
             || u64::from(skip) + sectors > chunk_sectors
         {

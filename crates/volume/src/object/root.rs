@@ -13,6 +13,8 @@
 //! does not know, unless bit 0 of the flags says that it must not: snapshots, lineage and the
 //! like will be such extensions, so that this version refuses what it would damage.
 
+use blkmq::io::SECTOR_BYTES;
+
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Truncated, Writer, crc64};
@@ -26,7 +28,7 @@ const MUST_UNDERSTAND: u16 = 1;
 /// The largest size that is accepted, an exbibyte; what can be created is far smaller.
 const BYTES_MAX: u64 = 1 << 60;
 /// The nodes of that many bytes.
-const NODES_MAX: u64 = BYTES_MAX / 512 / PAGE_SECTORS / NODE_PAGES;
+const NODES_MAX: u64 = BYTES_MAX / SECTOR_BYTES / PAGE_SECTORS / NODE_PAGES;
 
 /// A footer whose extents lie over the base pages; later ones over earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,13 +12,13 @@ use blkmq::io::FileId;
 use super::disk;
 use crate::error::OpenError;
 use crate::jobs::Port;
-use crate::log::frame::{Found, Frame, VERSION, decode};
-use crate::log::layout::{BLOCK, Layout};
+use crate::log::frame::{Frame, FrameParse, VERSION, decode};
+use crate::log::layout::{BLOCK_BYTES, Layout};
 use crate::units::HostId;
 
 /// One half: its frames as far as they follow each other, and those of rounds that do not.
 #[derive(Debug, Default)]
-pub(super) struct Half {
+pub(super) struct JournalHalf {
     pub(super) lap: u64,
     /// It begins with a checkpoint that is all there.
     pub(super) whole: bool,
@@ -36,14 +36,14 @@ pub(super) async fn read_half(
     layout: &Layout,
     host: HostId,
     half: usize,
-) -> Result<Half, OpenError> {
-    let mut scan = Scan::new(host, layout.half_bytes);
+) -> Result<JournalHalf, OpenError> {
+    let mut scan = HalfScan::new(host, layout.half_bytes);
     loop {
-        let wanted = scan.go_on()? as u64;
+        let wanted = scan.run()? as u64;
         if wanted == 0 {
             return Ok(scan.half);
         }
-        let more = STEP.max(wanted).next_multiple_of(BLOCK);
+        let more = STEP.max(wanted).next_multiple_of(BLOCK_BYTES);
         let more = more.min(layout.half_bytes - scan.read);
         let offset = layout.half(half) + scan.read;
         let data = port.read(FileId::LOG, offset, more as usize).await;
@@ -53,7 +53,10 @@ pub(super) async fn read_half(
 
 /// Refuses a journal in which frames that were durable are missing: commits that were promised
 /// would be dropped in silence. `truth` is the half that is to be replayed, if there is one.
-pub(super) fn refuse_damage(halves: &[Half], truth: Option<&Half>) -> Result<(), OpenError> {
+pub(super) fn check_no_durable_frame_lost(
+    halves: &[JournalHalf],
+    truth: Option<&JournalHalf>,
+) -> Result<(), OpenError> {
     let proofs = halves.iter().flat_map(|half| &half.beyond);
     let lost = proofs.filter(|(lap, number)| match truth {
         // Two attempts at a lap have the same count; a round follows only what became the truth.
@@ -73,7 +76,7 @@ pub(super) fn refuse_damage(halves: &[Half], truth: Option<&Half>) -> Result<(),
 
 /// Goes through the bytes of one half, block by block.
 #[derive(Debug)]
-struct Scan {
+struct HalfScan {
     host: HostId,
     half_bytes: u64,
     /// Bytes given so far.
@@ -82,20 +85,20 @@ struct Scan {
     buffer: Vec<u8>,
     at: usize,
     /// A frame is missing: what comes now follows nothing.
-    behind: bool,
-    half: Half,
+    after_gap: bool,
+    half: JournalHalf,
 }
 
-impl Scan {
-    fn new(host: HostId, half_bytes: u64) -> Scan {
-        Scan {
+impl HalfScan {
+    fn new(host: HostId, half_bytes: u64) -> HalfScan {
+        HalfScan {
             host,
             half_bytes,
             read: 0,
             buffer: Vec::new(),
             at: 0,
-            behind: false,
-            half: Half::default(),
+            after_gap: false,
+            half: JournalHalf::default(),
         }
     }
 
@@ -106,43 +109,43 @@ impl Scan {
     }
 
     /// Looks at what was given. Answers how many bytes more are needed; zero at the end.
-    fn go_on(&mut self) -> Result<usize, OpenError> {
+    fn run(&mut self) -> Result<usize, OpenError> {
         loop {
             let rest = &self.buffer[self.at..];
             let begins = self.read - rest.len() as u64;
             if begins >= self.half_bytes {
                 return Ok(0);
             }
-            if rest.len() < BLOCK as usize {
-                return Ok(BLOCK as usize - rest.len());
+            if rest.len() < BLOCK_BYTES as usize {
+                return Ok(BLOCK_BYTES as usize - rest.len());
             }
             match decode(rest, self.host) {
                 // A length beyond the half is no frame's.
-                Found::Needs(bytes) if begins + bytes as u64 <= self.half_bytes => {
+                FrameParse::Incomplete(bytes) if begins + bytes as u64 <= self.half_bytes => {
                     return Ok(bytes - rest.len());
                 }
-                Found::Frame(frame) => {
+                FrameParse::Frame(frame) => {
                     self.at = (self.at + frame.bytes as usize).min(self.buffer.len());
-                    self.take(frame);
+                    self.add_frame(frame);
                 }
-                Found::Newer(found) if !self.behind => {
+                FrameParse::Newer(found) if !self.after_gap => {
                     return Err(OpenError::Newer {
                         what: "log frame",
                         found,
                         known: VERSION,
                     });
                 }
-                Found::Needs(_) | Found::Nothing | Found::Newer(_) => {
-                    self.behind = true;
-                    self.at += BLOCK as usize;
+                FrameParse::Incomplete(_) | FrameParse::NoFrame | FrameParse::Newer(_) => {
+                    self.after_gap = true;
+                    self.at += BLOCK_BYTES as usize;
                 }
             }
         }
     }
 
-    fn take(&mut self, frame: Frame) {
+    fn add_frame(&mut self, frame: Frame) {
         let half = &mut self.half;
-        let follows = !self.behind
+        let follows = !self.after_gap
             && frame.number == half.frames.len() as u64
             && (frame.number == 0) == frame.begins_checkpoint
             && (frame.number == 0 || frame.lap == half.lap);
@@ -152,7 +155,7 @@ impl Scan {
             half.frames.push(frame);
             return;
         }
-        self.behind = true;
+        self.after_gap = true;
         if frame.round {
             let newest = half.beyond.entry(frame.lap).or_default();
             *newest = frame.number.max(*newest);
@@ -180,7 +183,7 @@ mod tests {
         };
         let frame = |number| {
             let mut writer = FrameWriter::new(HOST);
-            (0..600).for_each(|home| writer.record(&Record::Home(home)));
+            (0..600).for_each(|mount| writer.record(&Record::RingMount(mount)));
             let part = if number < checkpoint {
                 part(number)
             } else {
@@ -192,11 +195,11 @@ mod tests {
     }
 
     /// What is found in a half that begins with these frames, given in steps of `step` bytes.
-    fn scan(frames: &[Vec<u8>], step: usize) -> Half {
+    fn scan(frames: &[Vec<u8>], step: usize) -> JournalHalf {
         let mut bytes = frames.concat();
         bytes.resize(256 << 10, 0);
-        let mut scan = Scan::new(HOST, bytes.len() as u64);
-        while scan.go_on().expect("no newer frames") > 0 {
+        let mut scan = HalfScan::new(HOST, bytes.len() as u64);
+        while scan.run().expect("no newer frames") > 0 {
             let from = scan.read as usize;
             scan.feed(&bytes[from..(from + step).min(bytes.len())]);
         }
@@ -208,7 +211,7 @@ mod tests {
         let halves = halves.map(|frames| scan(&frames, 4096));
         let whole = halves.iter().filter(|half| half.whole);
         let truth = whole.max_by_key(|half| half.lap);
-        refuse_damage(&halves, truth)?;
+        check_no_durable_frame_lost(&halves, truth)?;
         Ok(truth.map_or(0, |truth| truth.frames.len()))
     }
 
@@ -274,7 +277,7 @@ mod tests {
     fn a_leftover_of_another_attempt_at_a_lap_neither_continues_it_nor_refuses_it() {
         let mut frames = lap(nth(3), 1, 0);
         let mut other = FrameWriter::new(HOST);
-        other.record(&Record::Home(1));
+        other.record(&Record::RingMount(1));
         frames.push(other.finish(MIDDLE, nth(3) + 1, 1));
         assert_eq!(judge([lap(nth(2), 1, 3), frames]), Ok(1));
     }

@@ -19,19 +19,21 @@ use crate::host::RecoveryReport;
 use crate::jobs::{Port, join_all};
 use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
-use crate::log::layout::{BLOCK, Layout, SegmentHeader, Superblock};
-use crate::log::ring::{Home, Rings, TailId};
-use crate::log::segments::{Segments, Summary};
+use crate::log::layout::{BLOCK_BYTES, Layout, SegmentHeader, Superblock};
+use crate::log::ring::{RingMount, Rings, TailId};
+use crate::log::segments::{Segments, SummaryEntry};
 use crate::map::ExtentMap;
-use crate::map::layers::{Dirty, LogAddr};
+use crate::map::layers::{DirtyExtent, LogAddr};
 use crate::options::Options;
 use crate::units::{HostId, Lsn, Span};
 
 mod journal;
 mod replay;
 
-use journal::{read_half, refuse_damage};
-use replay::{Replay, any_poisoned, finish, replay_frame, replay_rings, report_unbelieved};
+use journal::{check_no_durable_frame_lost, read_half};
+use replay::{
+    TailReplay, finish, has_poisoned_ring, replay_frame, replay_rings, report_unreplayed_rings,
+};
 
 /// A tail as recovered.
 #[derive(Debug)]
@@ -40,12 +42,12 @@ pub(crate) struct RecoveredTail {
     pub(crate) stored: Lsn,
     pub(crate) rescue: bool,
     pub(crate) newest: Lsn,
-    pub(crate) map: ExtentMap<Dirty>,
+    pub(crate) map: ExtentMap<DirtyExtent>,
 }
 
 /// Everything that recovery found.
 #[derive(Debug)]
-pub(crate) struct Recovered {
+pub(crate) struct RecoveredLog {
     pub(crate) host: HostId,
     pub(crate) layout: Layout,
     pub(crate) poisoned: bool,
@@ -67,11 +69,11 @@ pub(crate) async fn open(
     options: &Options,
     fresh_host: HostId,
     rings: &dyn Rings,
-    home: Home,
-) -> Result<Recovered, OpenError> {
+    mount: RingMount,
+) -> Result<RecoveredLog, OpenError> {
     match read_superblock(port).await? {
         None => format(port, options, fresh_host).await,
-        Some(superblock) => recover(port, superblock, rings, home).await,
+        Some(superblock) => recover(port, superblock, rings, mount).await,
     }
 }
 
@@ -82,7 +84,7 @@ async fn read_superblock(port: &Port) -> Result<Option<Superblock>, OpenError> {
     let mut found = None;
     for copy in 0..2 {
         let block = port
-            .read(FileId::LOG, copy * BLOCK, BLOCK as usize)
+            .read(FileId::LOG, copy * BLOCK_BYTES, BLOCK_BYTES as usize)
             .await
             .map_err(disk)?;
         match Superblock::decode(&block) {
@@ -104,7 +106,7 @@ async fn read_superblock(port: &Port) -> Result<Option<Superblock>, OpenError> {
     }
 }
 
-async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovered, OpenError> {
+async fn format(port: &Port, options: &Options, host: HostId) -> Result<RecoveredLog, OpenError> {
     let layout = Layout::new(options.log_bytes, options.segment_bytes)?;
     let (file, len) = (FileId::LOG, 2 * layout.half_bytes);
     port.disk(DiskOp::Zero {
@@ -124,7 +126,7 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
     };
     write_superblock(port, &superblock).await?;
     port.sync(file).await.map_err(disk)?;
-    Ok(Recovered {
+    Ok(RecoveredLog {
         host,
         layout,
         poisoned: false,
@@ -148,7 +150,9 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
 async fn write_superblock(port: &Port, superblock: &Superblock) -> Result<(), OpenError> {
     let block = superblock.encode();
     for copy in 0..2 {
-        let written = port.write(FileId::LOG, copy * BLOCK, block.clone()).await;
+        let written = port
+            .write(FileId::LOG, copy * BLOCK_BYTES, block.clone())
+            .await;
         written.map_err(disk)?;
     }
     Ok(())
@@ -158,8 +162,8 @@ async fn recover(
     port: &Port,
     superblock: Superblock,
     rings: &dyn Rings,
-    home: Home,
-) -> Result<Recovered, OpenError> {
+    mount: RingMount,
+) -> Result<RecoveredLog, OpenError> {
     let layout = Layout::new(superblock.log_bytes, superblock.segment_bytes)?;
     let host = superblock.host;
     let mut report = RecoveryReport {
@@ -175,16 +179,16 @@ async fn recover(
         .enumerate()
         .filter(|(_, half)| half.whole)
         .max_by_key(|(_, half)| half.lap);
-    refuse_damage(&halves, newest.map(|(_, half)| half))?;
+    check_no_durable_frame_lost(&halves, newest.map(|(_, half)| half))?;
     // A log that was formatted and never checkpointed held nothing.
     let (half, lap) = newest.map_or((1, 0), |(at, half)| (at, half.lap));
     let mut replay = BTreeMap::new();
-    let mut written_home = None;
+    let mut written_mount = None;
     if let Some((_, truth)) = newest {
         let mut checkpoint = true;
         for frame in &truth.frames {
             report.frames += 1;
-            replay_frame(&mut replay, frame, checkpoint, &mut written_home)?;
+            replay_frame(&mut replay, frame, checkpoint, &mut written_mount)?;
             checkpoint &= !frame.ends_checkpoint;
         }
     }
@@ -193,23 +197,23 @@ async fn recover(
         // be on disk. The first checkpoint syncs it.
         write_superblock(port, &superblock).await?;
     }
-    let same_boot = written_home.is_some_and(|written| home.same_boot(Home(written)));
+    let same_boot = written_mount.is_some_and(|written| mount.same_boot(RingMount(written)));
     let mut poisoned = superblock.poisoned;
-    if !poisoned && any_poisoned(&replay, rings, host, home) {
+    if !poisoned && has_poisoned_ring(&replay, rings, host, mount) {
         poisoned = true;
         mark_poisoned(port, superblock).await;
     }
     if poisoned {
-        report_unbelieved(&replay, rings, host, home, same_boot, &mut report);
+        report_unreplayed_rings(&replay, rings, host, mount, same_boot, &mut report);
     } else {
-        replay_rings(&mut replay, rings, host, home, same_boot, &mut report);
+        replay_rings(&mut replay, rings, host, mount, same_boot, &mut report);
     }
-    let segments = place(port, &layout, host, &replay).await?;
+    let segments = rebuild_segments(port, &layout, host, &replay).await?;
     let tails = replay
         .into_iter()
         .map(|(tail, replay)| (tail, finish(replay)))
         .collect();
-    Ok(Recovered {
+    Ok(RecoveredLog {
         host,
         layout,
         poisoned,
@@ -228,27 +232,27 @@ async fn recover(
 
 /// Reads the segment headers, checks that every extent still names the bytes it was recorded
 /// for, and rebuilds the segment table.
-async fn place(
+async fn rebuild_segments(
     port: &Port,
     layout: &Layout,
     host: HostId,
-    replay: &BTreeMap<TailId, Replay>,
+    replay: &BTreeMap<TailId, TailReplay>,
 ) -> Result<Segments, OpenError> {
-    let mut live: BTreeMap<u32, Vec<(Summary, u32)>> = BTreeMap::new();
+    let mut live: BTreeMap<u32, Vec<(SummaryEntry, u32)>> = BTreeMap::new();
     for (tail, replay) in replay {
-        for (span, piece) in replay.map.iter() {
-            let Some(addr) = piece.dirty.addr else {
+        for (span, extent) in replay.map.iter() {
+            let Some(addr) = extent.dirty.addr else {
                 continue;
             };
             for (span, addr, segment) in within_segments(layout, span, addr)? {
-                let summary = Summary {
+                let summary = SummaryEntry {
                     tail: *tail,
                     span,
                     addr,
                 };
                 live.entry(segment)
                     .or_default()
-                    .push((summary, piece.generation));
+                    .push((summary, extent.generation));
             }
         }
     }
@@ -262,7 +266,7 @@ async fn place(
                 Box::pin(port.disk(DiskOp::Read {
                     file: FileId::LOG,
                     offset,
-                    len: BLOCK as usize,
+                    len: BLOCK_BYTES as usize,
                 }))
             })
             .collect();
@@ -282,7 +286,7 @@ async fn place(
             }
             if let Some(generation) = generation {
                 let live = found.into_iter().map(|(summary, _)| summary).collect();
-                segments.recovered(segment, generation, live);
+                segments.restore(segment, generation, live);
             }
         }
     }

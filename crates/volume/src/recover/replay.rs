@@ -10,21 +10,21 @@ use crate::error::OpenError;
 use crate::host::RecoveryReport;
 use crate::log::entry::Entry;
 use crate::log::frame::{Frame, Record};
-use crate::log::ring::{Home, Ring, Rings, TailId};
-use crate::map::layers::Dirty;
-use crate::map::{Cut, ExtentMap};
+use crate::log::ring::{Ring, RingMount, Rings, TailId};
+use crate::map::layers::DirtyExtent;
+use crate::map::{ExtentMap, SectorRun};
 use crate::units::{HostId, Lsn, Span};
 
 /// A dirty extent with the generation it was recorded under.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
-    pub(super) dirty: Dirty,
+pub(super) struct ReplayedExtent {
+    pub(super) dirty: DirtyExtent,
     pub(super) generation: u32,
 }
 
-impl Cut for Piece {
-    fn skip(&self, sectors: u64) -> Piece {
-        Piece {
+impl SectorRun for ReplayedExtent {
+    fn skip(&self, sectors: u64) -> ReplayedExtent {
+        ReplayedExtent {
             dirty: self.dirty.skip(sectors),
             generation: self.generation,
         }
@@ -33,20 +33,20 @@ impl Cut for Piece {
 
 /// What was replayed of one tail so far.
 #[derive(Debug, Default)]
-pub(super) struct Replay {
+pub(super) struct TailReplay {
     name: String,
     stored: Lsn,
     rescue: bool,
     newest: Lsn,
-    pub(super) map: ExtentMap<Piece>,
+    pub(super) map: ExtentMap<ReplayedExtent>,
 }
 
-pub(super) fn finish(replay: Replay) -> RecoveredTail {
+pub(super) fn finish(replay: TailReplay) -> RecoveredTail {
     let mut map = ExtentMap::default();
-    for (span, piece) in replay.map.iter() {
-        map.insert(span, piece.dirty, |_, _| {});
+    for (span, extent) in replay.map.iter() {
+        map.insert(span, extent.dirty, |_, _| {});
     }
-    let Replay {
+    let TailReplay {
         name,
         stored,
         rescue,
@@ -63,15 +63,15 @@ pub(super) fn finish(replay: Replay) -> RecoveredTail {
 }
 
 pub(super) fn replay_frame(
-    replay: &mut BTreeMap<TailId, Replay>,
+    replay: &mut BTreeMap<TailId, TailReplay>,
     frame: &Frame,
     checkpoint: bool,
-    home: &mut Option<u64>,
+    mount: &mut Option<u64>,
 ) -> Result<(), OpenError> {
     for record in &frame.records {
         match record {
-            Record::Home(found) => *home = Some(*found),
-            Record::Gone(tail) => {
+            Record::RingMount(found) => *mount = Some(*found),
+            Record::TailRemoved(tail) => {
                 replay.remove(tail);
             }
             Record::Tail(record) => {
@@ -97,7 +97,7 @@ pub(super) fn replay_frame(
 
 /// Entries of a checkpoint are extents, in any order of LSN; those of a round are commits.
 fn replay_entries(
-    tail: &mut Replay,
+    tail: &mut TailReplay,
     cut: Lsn,
     entries: &[Entry],
     checkpoint: bool,
@@ -127,14 +127,14 @@ fn replay_entries(
     Ok(())
 }
 
-fn apply(tail: &mut Replay, entry: &Entry) {
-    let dirty = Dirty {
+fn apply(tail: &mut TailReplay, entry: &Entry) {
+    let dirty = DirtyExtent {
         addr: entry.addr,
         lsn: entry.lsn,
     };
     tail.map.insert(
         entry.span,
-        Piece {
+        ReplayedExtent {
             dirty,
             generation: entry.generation,
         },
@@ -143,12 +143,12 @@ fn apply(tail: &mut Replay, entry: &Entry) {
 }
 
 /// The store has everything up to `stored`; extents from before need not be kept.
-fn drop_stored(tail: &mut Replay) {
+fn drop_stored(tail: &mut TailReplay) {
     let stored = tail.stored;
     let old: Vec<Span> = tail
         .map
         .iter()
-        .filter(|(_, piece)| piece.dirty.lsn <= stored)
+        .filter(|(_, extent)| extent.dirty.lsn <= stored)
         .map(|(span, _)| span)
         .collect();
     for span in old {
@@ -157,35 +157,35 @@ fn drop_stored(tail: &mut Replay) {
 }
 
 /// The ring of a tail as a dead process of this boot left it.
-fn trusted(rings: &dyn Rings, tail: TailId, host: HostId, home: Home) -> Option<Ring> {
-    Ring::trust(rings.existing(tail)?, tail, host, home)
+fn existing_ring(rings: &dyn Rings, tail: TailId, host: HostId, mount: RingMount) -> Option<Ring> {
+    Ring::open_existing(rings.find(tail)?, tail, host, mount)
 }
 
 /// Whether any ring says that the log was poisoned: the dead process may not have got as far as
 /// to say so on disk.
-pub(super) fn any_poisoned(
-    replay: &BTreeMap<TailId, Replay>,
+pub(super) fn has_poisoned_ring(
+    replay: &BTreeMap<TailId, TailReplay>,
     rings: &dyn Rings,
     host: HostId,
-    home: Home,
+    mount: RingMount,
 ) -> bool {
     replay.keys().any(|id| {
-        let ring = trusted(rings, *id, host, home);
+        let ring = existing_ring(rings, *id, host, mount);
         ring.is_some_and(|ring| ring.is_poisoned())
     })
 }
 
 /// The rings of a poisoned log are not replayed (R10). What they held is lost, and said so.
-pub(super) fn report_unbelieved(
-    replay: &BTreeMap<TailId, Replay>,
+pub(super) fn report_unreplayed_rings(
+    replay: &BTreeMap<TailId, TailReplay>,
     rings: &dyn Rings,
     host: HostId,
-    home: Home,
+    mount: RingMount,
     same_boot: bool,
     report: &mut RecoveryReport,
 ) {
     for (id, tail) in replay.iter().filter(|(_, tail)| !tail.rescue && same_boot) {
-        let ring = trusted(rings, *id, host, home);
+        let ring = existing_ring(rings, *id, host, mount);
         if ring.is_none_or(|ring| ring.read(tail.newest.next()).is_some()) {
             report.rings_lost.push(tail.name.clone());
         }
@@ -193,15 +193,15 @@ pub(super) fn report_unbelieved(
 }
 
 pub(super) fn replay_rings(
-    replay: &mut BTreeMap<TailId, Replay>,
+    replay: &mut BTreeMap<TailId, TailReplay>,
     rings: &dyn Rings,
     host: HostId,
-    home: Home,
+    mount: RingMount,
     same_boot: bool,
     report: &mut RecoveryReport,
 ) {
     for (id, tail) in replay.iter_mut().filter(|(_, tail)| !tail.rescue) {
-        let Some(ring) = trusted(rings, *id, host, home) else {
+        let Some(ring) = existing_ring(rings, *id, host, mount) else {
             if same_boot {
                 // The host did not go down, and yet the ring is gone (its file was removed, or
                 // its directory mounted anew): say so.

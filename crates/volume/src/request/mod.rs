@@ -13,18 +13,20 @@ use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Geometry, MoveResult, Op, Park, Piece, Pin, Place, Plan, Step, StepOf};
+use blkmq::io::{
+    Backend, Geometry, MoveResult, Op, Park, Piece, Pin, Place, Plan, SECTOR_BYTES, Step, StepOf,
+};
 use smallvec::SmallVec;
 
 use crate::cache::ChunkKey;
-use crate::log::segments::{Lane, Lots};
-use crate::map::index::Stored;
-use crate::map::layers::Found;
+use crate::engine::Engine;
+use crate::log::segments::{Lots, Stream};
+use crate::map::index::IndexEntry;
+use crate::map::layers::Location;
 use crate::request::tail::{Inner, Tail};
 use crate::request::watermark::Watermarks;
-use crate::shared::Shared;
 use crate::store::catalog::VolumeInfo;
-use crate::store::fetch::{Need, chunk_key};
+use crate::store::fetch::{FetchTarget, chunk_key};
 use crate::units::{Lsn, Span};
 
 /// How often a write whose bytes could not be moved is tried at another place (R10).
@@ -33,7 +35,7 @@ const WRITE_TRIES: u8 = 3;
 /// An open volume. Cheap to clone; all clones are the same volume.
 #[derive(Clone)]
 pub struct Volume {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) tail: Arc<Tail>,
 }
 
@@ -52,7 +54,7 @@ type Pieces = SmallVec<[Piece; 2]>;
 #[derive(Debug)]
 pub struct ReadPlan {
     pieces: Pieces,
-    _pins: SmallVec<[Pin; 2]>,
+    pins: SmallVec<[Pin; 2]>,
     chunks: SmallVec<[ChunkKey; 1]>,
 }
 
@@ -85,16 +87,16 @@ impl Drop for WritePlan {
         if self.lots.is_empty() || self.planted {
             return;
         }
-        let Volume { shared, tail } = &self.volume;
+        let Volume { engine, tail } = &self.volume;
         if tail.is_broken() {
             // The commit may have got as far as the ring, which then names these bytes.
             return;
         }
         tail.give_back_slots(self.lots.len() as u64);
         for lot in &self.lots {
-            tail.dirty_dead(shared, lot.addr, lot.span.sectors());
+            tail.release_dirty(engine, lot.addr, lot.span.sectors());
         }
-        shared.space.raise();
+        engine.space.wake_all();
     }
 }
 
@@ -103,7 +105,7 @@ impl Drop for WritePlan {
 pub struct SyncWait(Lsn);
 
 /// Largest write, in sectors: more would starve others of log space. 32 MiB, NBD's limit.
-const WRITE_SECTORS_MAX: u32 = 65_536;
+const REQUEST_SECTORS_MAX: u32 = 65_536;
 
 impl Volume {
     /// The volume's name.
@@ -119,7 +121,7 @@ impl Volume {
 
     /// Where the volume stands on the ladder.
     pub fn watermarks(&self) -> Watermarks {
-        let now = self.shared.jobs.now();
+        let now = self.engine.jobs.now();
         let (framed, stored) = (self.tail.framed(), self.tail.stored());
         let inner = self.tail.lock();
         Watermarks {
@@ -155,9 +157,9 @@ impl Volume {
 
     fn check(&self, inner: &Inner, sector: u64, sectors: u64) -> Result<Span, ErrorKind> {
         inner.serving()?;
-        let unit = u64::from(inner.geometry.logical_block) / 512;
+        let unit = u64::from(inner.geometry.logical_block) / SECTOR_BYTES;
         let end = sector.checked_add(sectors).ok_or(ErrorKind::Invalid)?;
-        let fits = end <= inner.geometry.bytes / 512;
+        let fits = end <= inner.geometry.bytes / SECTOR_BYTES;
         let aligned = sector.is_multiple_of(unit) && sectors.is_multiple_of(unit);
         if fits && aligned {
             Ok(Span { start: sector, end })
@@ -169,7 +171,7 @@ impl Volume {
     fn begin_read(&self, sector: u64, sectors: u32, waker: &Waker) -> StepOf<Self> {
         let mut plan = ReadPlan {
             pieces: Pieces::new(),
-            _pins: SmallVec::new(),
+            pins: SmallVec::new(),
             chunks: SmallVec::new(),
         };
         let mut needs = Vec::new();
@@ -181,56 +183,56 @@ impl Volume {
                 Err(error) => return Step::Done(Err(error)),
             };
             inner.layers.lookup(span, &mut |part, found| match found {
-                Found::Log(addr) | Found::Clean(addr) => {
-                    plan._pins.push(self.shared.segments.pin(addr));
-                    let (file, offset) = (blkmq::io::FileId::LOG, addr.sector() * 512);
+                Location::Log(addr) | Location::Clean(addr) => {
+                    plan.pins.push(self.engine.segments.pin(addr));
+                    let (file, offset) = (blkmq::io::FileId::LOG, addr.byte_offset());
                     plan.add(span, part, Place::At { file, offset });
                 }
-                Found::Zero => plan.add(span, part, Place::Hole),
-                Found::Below => self.look_below(&inner, span, part, &mut plan, &mut needs),
+                Location::Zero => plan.add(span, part, Place::Hole),
+                Location::Below => self.lookup_index(&inner, span, part, &mut plan, &mut needs),
             });
         }
         if needs.is_empty() {
             // The cache's lock is everybody's: a read of the log alone has no business there.
             if !plan.chunks.is_empty() {
-                self.shared.cache.arrived_at(&plan.chunks);
+                self.engine.cache.mark_planned(&plan.chunks);
             }
             return Step::Read(plan);
         }
         drop(plan);
         match self
-            .shared
+            .engine
             .fetches
-            .want(&self.shared, &self.tail, needs, waker)
+            .request(&self.engine, &self.tail, needs, waker)
         {
             Ok(()) => Step::Park(Park::Fetch),
             Err(error) => Step::Done(Err(error)),
         }
     }
 
-    fn look_below(
+    fn lookup_index(
         &self,
         inner: &Inner,
         whole: Span,
         span: Span,
         plan: &mut ReadPlan,
-        needs: &mut Vec<Need>,
+        needs: &mut Vec<FetchTarget>,
     ) {
         inner.index.lookup(span, &mut |part, stored| match stored {
-            Stored::Hole => plan.add(whole, part, Place::Hole),
-            Stored::Unloaded(number) => {
+            IndexEntry::Hole => plan.add(whole, part, Place::Hole),
+            IndexEntry::Unloaded(number) => {
                 if let Some(block) = inner.index.directory.get(&number) {
-                    needs.push(Need::Page {
+                    needs.push(FetchTarget::Page {
                         number,
                         block: *block,
                     });
                 }
             }
-            Stored::Part(chunk) => match self.shared.cache.find(chunk_key(&chunk.chunk)) {
+            IndexEntry::Part(chunk) => match self.engine.cache.find(chunk_key(&chunk.chunk)) {
                 Some(hit) => {
-                    plan._pins.push(hit.pin);
+                    plan.pins.push(hit.pin);
                     plan.chunks.push(chunk_key(&chunk.chunk));
-                    let offset = hit.offset + u64::from(chunk.skip) * 512;
+                    let offset = hit.offset + u64::from(chunk.skip) * SECTOR_BYTES;
                     plan.add(
                         whole,
                         part,
@@ -240,28 +242,28 @@ impl Volume {
                         },
                     );
                 }
-                None => needs.push(Need::Chunk(Arc::clone(&chunk.chunk))),
+                None => needs.push(FetchTarget::Chunk(Arc::clone(&chunk.chunk))),
             },
         });
     }
 
     fn begin_write(&self, span: Span, fua: bool, tries: u8, waker: &Waker) -> StepOf<Self> {
-        let Volume { shared, tail } = self;
-        let Some(lots) = self.take_room(span).or_else(|| {
+        let Volume { engine, tail } = self;
+        let Some(lots) = self.reserve_space(span).or_else(|| {
             // Whatever makes room after this look wakes us.
-            shared.space.wait(waker);
-            self.take_room(span)
+            engine.space.wait(waker);
+            self.reserve_space(span)
         }) else {
             return Step::Park(Park::Space);
         };
         let pieces = lots
             .iter()
             .map(|lot| Piece {
-                at: ((lot.span.start - span.start) * 512) as u32,
+                at: ((lot.span.start - span.start) * SECTOR_BYTES) as u32,
                 len: lot.span.bytes() as u32,
                 place: Place::At {
                     file: blkmq::io::FileId::LOG,
-                    offset: lot.addr.sector() * 512,
+                    offset: lot.addr.byte_offset(),
                 },
             })
             .collect();
@@ -277,24 +279,24 @@ impl Volume {
         };
         if canary::active!("lsn_at_plan") {
             plan.planted = tail
-                .commit_lots(shared, &plan.lots, shared.jobs.mono_ns())
+                .commit_lots(engine, &plan.lots, engine.jobs.mono_ns())
                 .is_ok();
         }
         Step::Write(plan)
     }
 
     /// Ring slots, then log space, then the right to write now: all of it or nothing.
-    fn take_room(&self, span: Span) -> Option<Lots> {
-        let Volume { shared, tail } = self;
+    fn reserve_space(&self, span: Span) -> Option<Lots> {
+        let Volume { engine, tail } = self;
         // A lot ends with its segment, so a write has at most this many.
-        let slots = span.sectors() / shared.layout.segment_sectors() + 2;
+        let slots = span.sectors() / engine.layout.segment_sectors() + 2;
         if !tail.reserve(&mut tail.lock(), slots) {
-            shared.committer().want(shared);
+            engine.committer().request_round(engine);
             return None;
         }
         let held = tail.dirty_sectors();
-        let lots = if shared.has_extent_room() && shared.space.admit(span.bytes(), held) {
-            shared.segments.allocate(Lane::Writer, tail.id(), span)
+        let lots = if engine.has_extent_room() && engine.space.admit(span.bytes(), held) {
+            engine.segments.allocate(Stream::Writer, tail.id(), span)
         } else {
             None
         };
@@ -302,40 +304,40 @@ impl Volume {
         tail.give_back_slots(slots - used);
         match &lots {
             Some(_) => {
-                shared.extents.fetch_add(2 * used, Ordering::Relaxed);
-                tail.dirty_born(span.sectors());
+                engine.extents.fetch_add(2 * used, Ordering::Relaxed);
+                tail.add_dirty(span.sectors());
             }
-            None => shared.call_reclaim(),
+            None => engine.request_reclaim(),
         }
         lots
     }
 
     fn begin_zeroes(&self, sector: u64, sectors: u64, fua: bool, waker: &Waker) -> StepOf<Self> {
-        let Volume { shared, tail } = self;
+        let Volume { engine, tail } = self;
         let lsn = {
             let mut inner = tail.lock();
             let checked = inner
                 .writable()
                 .and_then(|()| self.check(&inner, sector, sectors));
             let span = match checked {
-                Ok(_) if shared.poisoned.load(Ordering::Acquire) => {
+                Ok(_) if engine.poisoned.load(Ordering::Acquire) => {
                     return Step::Done(Err(ErrorKind::Io));
                 }
                 Ok(span) if span.is_empty() => return Step::Done(Ok(())),
                 Ok(span) => span,
                 Err(error) => return Step::Done(Err(error)),
             };
-            if !shared.has_extent_room() || !tail.reserve(&mut inner, 1) {
-                shared.space.wait(waker);
-                if !shared.has_extent_room() || !tail.reserve(&mut inner, 1) {
+            if !engine.has_extent_room() || !tail.reserve(&mut inner, 1) {
+                engine.space.wait(waker);
+                if !engine.has_extent_room() || !tail.reserve(&mut inner, 1) {
                     drop(inner);
-                    shared.committer().want(shared);
+                    engine.committer().request_round(engine);
                     return Step::Park(Park::Space);
                 }
             }
             // At most two more; the next tick counts anew.
-            shared.extents.fetch_add(2, Ordering::Relaxed);
-            tail.commit_zeroes(shared, &mut inner, span, shared.jobs.mono_ns())
+            engine.extents.fetch_add(2, Ordering::Relaxed);
+            tail.commit_zeroes(engine, &mut inner, span, engine.jobs.mono_ns())
         };
         self.finish_write(lsn, fua, waker)
     }
@@ -351,7 +353,7 @@ impl Volume {
 
 impl ReadPlan {
     fn add(&mut self, whole: Span, part: Span, place: Place) {
-        let at = ((part.start - whole.start) * 512) as u32;
+        let at = ((part.start - whole.start) * SECTOR_BYTES) as u32;
         let len = part.bytes() as u32;
         if let Some(last) = self.pieces.last_mut() {
             let follows = match (last.place, place) {
@@ -381,21 +383,21 @@ impl Backend for Volume {
 
     fn begin(&self, op: &Op, waker: &Waker) -> StepOf<Self> {
         match *op {
-            Op::Read { sector, sectors } if sectors <= WRITE_SECTORS_MAX => {
+            Op::Read { sector, sectors } if sectors <= REQUEST_SECTORS_MAX => {
                 self.begin_read(sector, sectors, waker)
             }
             Op::Write {
                 sector,
                 sectors,
                 fua,
-            } if sectors <= WRITE_SECTORS_MAX => {
+            } if sectors <= REQUEST_SECTORS_MAX => {
                 let inner = self.tail.lock();
                 let checked = inner
                     .writable()
                     .and_then(|()| self.check(&inner, sector, u64::from(sectors)));
                 drop(inner);
                 match checked {
-                    Ok(_) if self.shared.poisoned.load(Ordering::Acquire) => {
+                    Ok(_) if self.engine.poisoned.load(Ordering::Acquire) => {
                         Step::Done(Err(ErrorKind::Io))
                     }
                     Ok(span) if span.is_empty() => Step::Done(Ok(())),
@@ -403,9 +405,9 @@ impl Backend for Volume {
                     Ok(span)
                         if span.sectors()
                             > self
-                                .shared
+                                .engine
                                 .segments
-                                .largest_write(self.shared.options.ring_entries) =>
+                                .largest_write_sectors(self.engine.options.ring_entries) =>
                     {
                         Step::Done(Err(ErrorKind::NoSpace))
                     }
@@ -418,7 +420,7 @@ impl Backend for Volume {
                 let inner = self.tail.lock();
                 match inner.serving() {
                     // Also with nothing new: a client must hear of it at its next FLUSH (R10).
-                    Ok(()) if self.shared.poisoned.load(Ordering::Acquire) => {
+                    Ok(()) if self.engine.poisoned.load(Ordering::Acquire) => {
                         Step::Done(Err(ErrorKind::Io))
                     }
                     Ok(()) => {
@@ -446,7 +448,7 @@ impl Backend for Volume {
         let from_cache_disk = |piece: &Piece| matches!(piece.place, Place::At { file, .. } if file == blkmq::io::FileId::CACHE);
         let again = moved.is_err()
             && plan.pieces.iter().any(from_cache_disk)
-            && self.shared.cache.damaged_on_disk(&plan.chunks);
+            && self.engine.cache.mark_damaged_on_disk(&plan.chunks);
         drop(plan);
         if let Err(error) = self.tail.lock().serving() {
             return Step::Done(Err(error));
@@ -475,19 +477,19 @@ impl Backend for Volume {
             tracing::warn!(volume = self.name(), %error, "a log write failed; writing elsewhere");
             return self.begin_write(span, fua, tries, waker);
         }
-        let Volume { shared, tail } = self;
-        if shared.poisoned.load(Ordering::Acquire) {
+        let Volume { engine, tail } = self;
+        if engine.poisoned.load(Ordering::Acquire) {
             return Step::Done(Err(ErrorKind::Io));
         }
         if plan.planted {
             plan.lots.clear();
             return self.finish_write(tail.newest(), plan.fua, waker);
         }
-        match tail.commit_lots(shared, &plan.lots, shared.jobs.mono_ns()) {
+        match tail.commit_lots(engine, &plan.lots, engine.jobs.mono_ns()) {
             Ok(lsn) => {
                 // The map names the bytes now: the plan gives nothing back, and unpins.
                 plan.lots.clear();
-                if shared.poisoned.load(Ordering::Acquire) {
+                if engine.poisoned.load(Ordering::Acquire) {
                     // Poisoned meanwhile: a restart will not believe the ring (R10).
                     return Step::Done(Err(ErrorKind::Io));
                 }
@@ -498,8 +500,8 @@ impl Backend for Volume {
     }
 
     fn poll_sync(&self, sync: SyncWait, waker: &Waker) -> StepOf<Self> {
-        let Volume { shared, tail } = self;
-        let committer = shared.committer();
+        let Volume { engine, tail } = self;
+        let committer = engine.committer();
         let ended = || {
             if let Err(error) = tail.lock().serving() {
                 return Some(Err(error));
@@ -518,7 +520,7 @@ impl Backend for Volume {
         if let Some(result) = ended() {
             return Step::Done(result);
         }
-        committer.want_up_to(shared, tail, sync.0);
+        committer.request_round_up_to(engine, tail, sync.0);
         Step::Sync(sync)
     }
 }

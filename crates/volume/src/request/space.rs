@@ -14,13 +14,13 @@ use std::task::Waker;
 use crate::jobs::{Signal, lock};
 
 /// Thousandths of the log above which writers are slowed.
-const SLOW_AT: u64 = 700;
+const THROTTLE_AT_PERMILLE: u64 = 700;
 /// Thousandths of the log above which only volumes below their share write, where there are others.
-const KEPT_AT: u64 = 800;
-/// The rate just above [`SLOW_AT`], in bytes per second.
-const RATE_MAX: u64 = 1 << 30;
+const RESERVED_AT_PERMILLE: u64 = 800;
+/// The rate just above [`THROTTLE_AT_PERMILLE`], in bytes per second.
+const RATE_MAX_BYTES_PER_S: u64 = 1 << 30;
 /// The rate of a full log. Writers creep, so that clients see progress while anything drains.
-const RATE_MIN: u64 = 1 << 20;
+const RATE_MIN_BYTES_PER_S: u64 = 1 << 20;
 /// Nobody may save up more than this many nanoseconds of the rate.
 const BURST_NS: u64 = 20_000_000;
 
@@ -41,26 +41,26 @@ pub(crate) struct Space {
     /// More than one volume is served: what is left of a crowded log is for the others.
     others: AtomicBool,
     /// Somebody was parked for what is kept.
-    held_back: AtomicBool,
+    starved: AtomicBool,
     room: Signal,
 }
 
 /// Bytes per second at this pressure.
 fn rate(pressure: u64) -> u64 {
     let left = 1000_u64.saturating_sub(pressure);
-    let scale = 1000 - SLOW_AT;
-    RATE_MIN + RATE_MAX / (scale * scale) * left * left
+    let scale = 1000 - THROTTLE_AT_PERMILLE;
+    RATE_MIN_BYTES_PER_S + RATE_MAX_BYTES_PER_S / (scale * scale) * left * left
 }
 
 impl Space {
     /// May `bytes` more be written by a volume that holds `held` sectors?
     pub(crate) fn admit(&self, bytes: u64, held: u64) -> bool {
         let pressure = self.pressure.load(Ordering::Relaxed);
-        if pressure < SLOW_AT || held < self.share.load(Ordering::Relaxed) {
+        if pressure < THROTTLE_AT_PERMILLE || held < self.share.load(Ordering::Relaxed) {
             return true;
         }
-        if pressure >= KEPT_AT && self.others.load(Ordering::Relaxed) {
-            self.held_back.store(true, Ordering::Relaxed);
+        if pressure >= RESERVED_AT_PERMILLE && self.others.load(Ordering::Relaxed) {
+            self.starved.store(true, Ordering::Relaxed);
             return false;
         }
         let mut bucket = lock(&self.bucket);
@@ -78,8 +78,8 @@ impl Space {
 
     /// Whether somebody was parked for what is kept since the last call: dead bytes are worth
     /// collecting then, though there are segments left.
-    pub(crate) fn take_held_back(&self) -> bool {
-        self.held_back.swap(false, Ordering::Relaxed)
+    pub(crate) fn take_starved(&self) -> bool {
+        self.starved.swap(false, Ordering::Relaxed)
     }
 
     /// Keeps the waker until there may be room.
@@ -88,12 +88,12 @@ impl Space {
     }
 
     /// There may be room now.
-    pub(crate) fn raise(&self) {
-        self.room.raise();
+    pub(crate) fn wake_all(&self) {
+        self.room.wake_all();
     }
 
     pub(crate) fn has_waiters(&self) -> bool {
-        self.room.is_awaited()
+        self.room.has_waiters()
     }
 
     /// Time passes: the bucket fills. Wakes who waits for it.
@@ -110,7 +110,7 @@ impl Space {
             bucket.tokens = (bucket.tokens + gain).min(most.max(1));
         }
         if self.has_waiters() {
-            self.raise();
+            self.wake_all();
         }
     }
 }
@@ -121,15 +121,15 @@ mod tests {
 
     #[test]
     fn the_rate_falls_steadily_and_never_to_nothing() {
-        let rates: Vec<u64> = (SLOW_AT..=1000).map(rate).collect();
+        let rates: Vec<u64> = (THROTTLE_AT_PERMILLE..=1000).map(rate).collect();
         assert!(rates.windows(2).all(|pair| pair[0] >= pair[1]));
         let steepest = rates
             .windows(2)
             .map(|pair| pair[0] - pair[1])
             .max()
             .expect("not empty");
-        assert!(steepest < RATE_MAX / 100, "no cliff");
-        assert_eq!(rates.last(), Some(&RATE_MIN));
+        assert!(steepest < RATE_MAX_BYTES_PER_S / 100, "no cliff");
+        assert_eq!(rates.last(), Some(&RATE_MIN_BYTES_PER_S));
     }
 
     #[test]
@@ -150,10 +150,10 @@ mod tests {
         let space = Space::default();
         space.tick(10_000_000, 790, 100, true);
         assert!(space.admit(4096, 100), "slowed, not stopped");
-        assert!(!space.take_held_back());
+        assert!(!space.take_starved());
         space.set_pressure(800);
         assert!(!space.admit(4096, 100));
-        assert!(space.take_held_back() && !space.take_held_back());
+        assert!(space.take_starved() && !space.take_starved());
         assert!(space.admit(4096, 99));
         space.tick(20_000_000, 999, 100, false);
         assert!(space.admit(4096, 100), "alone it may have all of it");

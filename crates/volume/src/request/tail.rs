@@ -17,15 +17,15 @@ use blkmq::error::ErrorKind;
 use blkmq::io::Geometry;
 
 use crate::driver::DiskError;
+use crate::engine::Engine;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, TailRecord};
 use crate::log::ring::{Ring, TailId};
 use crate::log::segments::Lots;
 use crate::map::ExtentMap;
 use crate::map::index::Index;
-use crate::map::layers::{Dirty, Frozen, Layers, LogAddr};
+use crate::map::layers::{DirtyExtent, FrozenLayer, Layers, LogAddr};
 use crate::request::watermark::Ages;
-use crate::shared::Shared;
 use crate::store::upload::UploadState;
 use crate::units::{Lsn, Span};
 
@@ -108,7 +108,7 @@ impl Tail {
     }
 
     /// Another host's history has overtaken this tail: it is kept and never replayed.
-    pub(crate) fn keep_for_rescue(&self) {
+    pub(crate) fn mark_rescue(&self) {
         self.rescue.store(true, Ordering::Release);
     }
 
@@ -198,7 +198,7 @@ impl Tail {
     }
 
     /// Freezes the top layer: a point in time. None if the tail is broken.
-    pub(crate) fn freeze(&self) -> Option<(Lsn, Vec<Frozen>)> {
+    pub(crate) fn freeze(&self) -> Option<(Lsn, Vec<FrozenLayer>)> {
         let mut inner = self.lock();
         if inner.status == Status::Broken {
             return None;
@@ -212,9 +212,9 @@ impl Tail {
     /// they are not the oldest any more.
     pub(crate) fn replace_frozen(
         &self,
-        shared: &Shared,
-        layers: &[Frozen],
-        merged: ExtentMap<Dirty>,
+        engine: &Engine,
+        layers: &[FrozenLayer],
+        merged: ExtentMap<DirtyExtent>,
         dead: &[(LogAddr, u64)],
     ) {
         let Some(last) = layers.last().map(|layer| layer.last) else {
@@ -230,11 +230,11 @@ impl Tail {
         if inner.uploading || !same {
             return;
         }
-        let layer = Frozen {
+        let layer = FrozenLayer {
             map: Arc::new(merged),
             last,
         };
-        let old: Vec<Frozen> = inner
+        let old: Vec<FrozenLayer> = inner
             .layers
             .frozen
             .splice(..layers.len(), [layer])
@@ -242,7 +242,7 @@ impl Tail {
         drop(inner);
         drop(old);
         for (addr, sectors) in dead {
-            self.dirty_dead(shared, *addr, *sectors);
+            self.release_dirty(engine, *addr, *sectors);
         }
     }
 
@@ -250,14 +250,14 @@ impl Tail {
         self.dirty_sectors.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn dirty_born(&self, sectors: u64) {
+    pub(crate) fn add_dirty(&self, sectors: u64) {
         self.dirty_sectors.fetch_add(sectors, Ordering::Relaxed);
     }
 
     /// Dirty sectors are named no more: by supersession, upload or a plan given up.
-    pub(crate) fn dirty_dead(&self, shared: &Shared, addr: LogAddr, sectors: u64) {
+    pub(crate) fn release_dirty(&self, engine: &Engine, addr: LogAddr, sectors: u64) {
         self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
-        shared.segments.dirty_dead(addr, sectors);
+        engine.segments.release_dirty(addr, sectors);
     }
 
     /// Promises `slots` ring slots to a plan. False: the ring is full until a frame is durable.
@@ -283,7 +283,7 @@ impl Tail {
     /// Commits a write whose bytes are in place, one entry per lot.
     pub(crate) fn commit_lots(
         &self,
-        shared: &Shared,
+        engine: &Engine,
         lots: &Lots,
         now_ns: u64,
     ) -> Result<Lsn, ErrorKind> {
@@ -291,7 +291,7 @@ impl Tail {
         inner.writable()?;
         for lot in lots {
             let (addr, generation) = (Some(lot.addr), lot.generation);
-            self.commit(shared, &mut inner, lot.span, addr, generation);
+            self.commit(engine, &mut inner, lot.span, addr, generation);
         }
         let newest = inner.newest;
         inner.ages.acked(newest, now_ns);
@@ -301,7 +301,7 @@ impl Tail {
     /// Commits zeroes over `span`.
     pub(crate) fn commit_zeroes(
         &self,
-        shared: &Shared,
+        engine: &Engine,
         inner: &mut Inner,
         span: Span,
         now_ns: u64,
@@ -312,7 +312,7 @@ impl Tail {
             let newest = inner.newest;
             inner.layers.freeze(newest);
         }
-        self.commit(shared, inner, span, None, 0);
+        self.commit(engine, inner, span, None, 0);
         let newest = inner.newest;
         inner.ages.acked(newest, now_ns);
         newest
@@ -322,7 +322,7 @@ impl Tail {
     /// reserved ring slot.
     pub(crate) fn commit(
         &self,
-        shared: &Shared,
+        engine: &Engine,
         inner: &mut Inner,
         span: Span,
         addr: Option<LogAddr>,
@@ -347,8 +347,8 @@ impl Tail {
         inner.reserved = inner.reserved.saturating_sub(1);
         inner
             .layers
-            .commit(span, Dirty { addr, lsn }, |addr, sectors| {
-                self.dirty_dead(shared, addr, sectors);
+            .commit(span, DirtyExtent { addr, lsn }, |addr, sectors| {
+                self.release_dirty(engine, addr, sectors);
             });
     }
 }

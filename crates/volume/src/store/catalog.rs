@@ -6,13 +6,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
-use crate::shared::Shared;
-use crate::store::open::{Busy, forget, local_tails};
-use crate::store::roots::{Replaced, patient, read_any_root, read_root, replace_root, store_error};
+use crate::store::open::{NameLock, discard_tail, local_tails};
+use crate::store::roots::{
+    ReplaceOutcome, read_any_root, read_root, replace_root, store_error, store_with_retry,
+};
 use crate::store::upload;
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
@@ -121,27 +123,27 @@ pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> 
             tail.name()
         )));
     }
-    upload::grown(tail, bytes).await
+    upload::wait_grown(tail, bytes).await
 }
 
 pub(crate) async fn create(
-    shared: &Arc<Shared>,
+    engine: &Arc<Engine>,
     spec: VolumeSpec,
 ) -> Result<VolumeInfo, OpenError> {
     check_spec(&spec)?;
     let root = Root {
-        volume: shared.next_volume_id(),
+        volume: engine.next_volume_id(),
         name: spec.name.clone(),
         bytes: spec.bytes,
         block: spec.block,
         epoch: Epoch(0),
         since: Epoch(0),
         sequence: 0,
-        nonce: shared.next_nonce(),
+        nonce: engine.next_nonce(),
         owner: None,
         deleted: false,
         lsn: Lsn::ZERO,
-        unix_ms: shared.jobs.now().unix_ms,
+        unix_ms: engine.jobs.now().unix_ms,
         deltas: Vec::new(),
         nodes: Vec::new(),
         extensions: Vec::new(),
@@ -151,18 +153,20 @@ pub(crate) async fn create(
         key: key.clone(),
         data: root.encode(),
     };
-    match patient(shared, op).await {
+    match store_with_retry(engine, op).await {
         Ok(_) => return Ok(VolumeInfo::of(&root)),
-        Err(StoreError::Lost | StoreError::Unknown(_)) => {}
+        Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
         Err(error) => return Err(store_error(&key, &error)),
     }
     // Somebody's root is there, or it is not known: look for our own.
-    match read_any_root(shared, &spec.name).await {
+    match read_any_root(engine, &spec.name).await {
         Ok(head) if head.root.nonce == root.nonce => Ok(VolumeInfo::of(&root)),
         // What a deletion leaves: the name is free.
-        Ok(head) if head.root.deleted => match replace_root(shared, &root, &head.version).await? {
-            Replaced::Won(_) => Ok(VolumeInfo::of(&root)),
-            Replaced::By(_) | Replaced::Gone => Err(OpenError::Exists(spec.name)),
+        Ok(head) if head.root.deleted => match replace_root(engine, &root, &head.version).await? {
+            ReplaceOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
+            ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {
+                Err(OpenError::Exists(spec.name))
+            }
         },
         Ok(_) => Err(OpenError::Exists(spec.name)),
         Err(OpenError::NoSuchVolume(_)) => Err(OpenError::Store(format!(
@@ -172,11 +176,11 @@ pub(crate) async fn create(
     }
 }
 
-pub(crate) async fn delete(shared: &Arc<Shared>, name: &str) -> Result<(), OpenError> {
+pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
     check_name(name)?;
-    let _busy = Busy::take(shared, name)?;
-    let head = read_root(shared, name).await?;
-    let tails = local_tails(shared, head.root.volume);
+    let _busy = NameLock::take(engine, name)?;
+    let head = read_root(engine, name).await?;
+    let tails = local_tails(engine, head.root.volume);
     if tails.iter().any(|tail| tail.lock().status == Status::Live) {
         return Err(OpenError::InUse(name.to_owned()));
     }
@@ -184,7 +188,7 @@ pub(crate) async fn delete(shared: &Arc<Shared>, name: &str) -> Result<(), OpenE
         .root
         .owner
         .as_ref()
-        .filter(|owner| owner.host != shared.host);
+        .filter(|owner| owner.host != engine.host);
     if let Some(owner) = foreign {
         return Err(OpenError::Held {
             volume: name.to_owned(),
@@ -197,37 +201,39 @@ pub(crate) async fn delete(shared: &Arc<Shared>, name: &str) -> Result<(), OpenE
     let root = Root {
         epoch: Epoch(head.root.epoch.0 + 1),
         sequence: head.root.sequence + 1,
-        nonce: shared.next_nonce(),
+        nonce: engine.next_nonce(),
         deleted: true,
         ..head.root
     };
-    match replace_root(shared, &root, &head.version).await? {
-        Replaced::Won(_) => {}
-        Replaced::By(_) | Replaced::Gone => return Err(OpenError::InUse(name.to_owned())),
+    match replace_root(engine, &root, &head.version).await? {
+        ReplaceOutcome::Won(_) => {}
+        ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {
+            return Err(OpenError::InUse(name.to_owned()));
+        }
     }
     for tail in tails {
-        forget(shared, &tail);
+        discard_tail(engine, &tail);
     }
     Ok(())
 }
 
-pub(crate) async fn show(shared: &Arc<Shared>, name: &str) -> Result<VolumeInfo, OpenError> {
+pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo, OpenError> {
     check_name(name)?;
-    Ok(VolumeInfo::of(&read_root(shared, name).await?.root))
+    Ok(VolumeInfo::of(&read_root(engine, name).await?.root))
 }
 
-pub(crate) async fn list(shared: &Arc<Shared>) -> Result<Vec<VolumeInfo>, OpenError> {
+pub(crate) async fn list(engine: &Arc<Engine>) -> Result<Vec<VolumeInfo>, OpenError> {
     let op = StoreOp::List {
         prefix: ROOT_PREFIX.to_owned(),
     };
-    let keys = match patient(shared, op).await {
+    let keys = match store_with_retry(engine, op).await {
         Ok(StoreReply::Keys(keys)) => keys,
         Ok(_) => return Err(OpenError::Store("the store's list does not fit".into())),
         Err(error) => return Err(store_error(ROOT_PREFIX, &error)),
     };
     let mut infos = BTreeMap::new();
     for name in keys.iter().filter_map(|key| volume_of_root_key(key)) {
-        match read_root(shared, name).await {
+        match read_root(engine, name).await {
             Ok(head) => {
                 infos.insert(name.to_owned(), VolumeInfo::of(&head.root));
             }

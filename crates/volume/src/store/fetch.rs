@@ -14,12 +14,12 @@ use blkmq::io::FileId;
 
 use crate::cache::ChunkKey;
 use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::engine::Engine;
 use crate::jobs::lock;
 use crate::log::ring::TailId;
 use crate::object::pack::Chunk;
 use crate::object::page::{BlockRef, decode_page};
 use crate::request::tail::Tail;
-use crate::shared::Shared;
 
 /// Neighbours in a pack closer than this share a range request.
 const GAP_BYTES: u64 = 64 << 10;
@@ -30,7 +30,7 @@ const FAILURE_NS: u64 = 1_000_000_000;
 
 /// Something that a read needs.
 #[derive(Clone, Debug)]
-pub(crate) enum Need {
+pub(crate) enum FetchTarget {
     Chunk(Arc<Chunk>),
     Page { number: u64, block: BlockRef },
 }
@@ -43,13 +43,13 @@ enum Key {
 
 #[derive(Debug, Default)]
 struct State {
-    going_on: BTreeMap<Key, Vec<Waker>>,
+    in_flight: BTreeMap<Key, Vec<Waker>>,
     failed: BTreeMap<Key, (ErrorKind, u64)>,
 }
 
 /// All fetches of a host.
 #[derive(Debug, Default)]
-pub(crate) struct Fetches {
+pub(crate) struct FetchTable {
     state: Mutex<State>,
 }
 
@@ -60,28 +60,28 @@ pub(crate) fn chunk_key(chunk: &Chunk) -> ChunkKey {
     }
 }
 
-impl Fetches {
+impl FetchTable {
     /// Makes sure that all of `needs` are being fetched and wakes `waker` as each arrives.
     ///
     /// # Errors
     /// If one of them failed just now.
-    pub(crate) fn want(
+    pub(crate) fn request(
         &self,
-        shared: &Arc<Shared>,
+        engine: &Arc<Engine>,
         tail: &Arc<Tail>,
-        needs: Vec<Need>,
+        needs: Vec<FetchTarget>,
         waker: &Waker,
     ) -> Result<(), ErrorKind> {
-        let now = shared.jobs.now().mono_ns;
+        let now = engine.jobs.now().mono_ns;
         let mut chunks = Vec::new();
         let mut pages = Vec::new();
         let mut arrived = false;
         {
             let mut state = lock(&self.state);
             state.failed.retain(|_, (_, until)| *until > now);
-            let key_of = |need: &Need| match need {
-                Need::Chunk(chunk) => Key::Chunk(chunk_key(chunk)),
-                Need::Page { number, .. } => Key::Page(tail.id(), *number),
+            let key_of = |need: &FetchTarget| match need {
+                FetchTarget::Chunk(chunk) => Key::Chunk(chunk_key(chunk)),
+                FetchTarget::Page { number, .. } => Key::Page(tail.id(), *number),
             };
             // Before anything is entered below: who enters a key must also fetch it.
             for need in &needs {
@@ -91,7 +91,7 @@ impl Fetches {
             }
             for need in needs {
                 let key = key_of(&need);
-                if let Some(waiters) = state.going_on.get_mut(&key) {
+                if let Some(waiters) = state.in_flight.get_mut(&key) {
                     // A read that waits for many looks again as each arrives: without this its
                     // wakers would multiply.
                     if !waiters.iter().any(|held| held.will_wake(waker)) {
@@ -100,29 +100,29 @@ impl Fetches {
                     continue;
                 }
                 // It may have arrived between the look at the cache and this lock: whoever
-                // fetched it put it there before taking the key out of `going_on`.
-                if matches!(key, Key::Chunk(key) if shared.cache.contains(key)) {
+                // fetched it put it there before taking the key out of `in_flight`.
+                if matches!(key, Key::Chunk(key) if engine.cache.contains(key)) {
                     arrived = true;
                     continue;
                 }
-                state.going_on.insert(key, vec![waker.clone()]);
+                state.in_flight.insert(key, vec![waker.clone()]);
                 match need {
-                    Need::Chunk(chunk) => chunks.push(chunk),
-                    Need::Page { number, block } => pages.push((number, block)),
+                    FetchTarget::Chunk(chunk) => chunks.push(chunk),
+                    FetchTarget::Page { number, block } => pages.push((number, block)),
                 }
             }
         }
         for group in grouped(chunks) {
-            let (shared, tail) = (Arc::clone(shared), Arc::clone(tail));
-            shared
+            let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
+            engine
                 .clone()
                 .jobs
-                .spawn(async move { fetch_chunks(&shared, &tail, group).await });
+                .spawn(async move { fetch_chunks(&engine, &tail, group).await });
         }
         for (number, block) in pages {
-            let (shared, tail) = (Arc::clone(shared), Arc::clone(tail));
-            shared.clone().jobs.spawn(async move {
-                fetch_page(&shared, &tail, number, block).await;
+            let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
+            engine.clone().jobs.spawn(async move {
+                fetch_page(&engine, &tail, number, block).await;
             });
         }
         if arrived {
@@ -135,7 +135,7 @@ impl Fetches {
     pub(crate) fn wake(&self) {
         let mut state = lock(&self.state);
         let waiting: Vec<Waker> = state
-            .going_on
+            .in_flight
             .values_mut()
             .flat_map(std::mem::take)
             .collect();
@@ -153,7 +153,7 @@ impl Fetches {
             {
                 state.failed.insert(key, (error, now + FAILURE_NS));
             }
-            state.going_on.remove(&key).unwrap_or_default()
+            state.in_flight.remove(&key).unwrap_or_default()
         };
         waiters.into_iter().for_each(Waker::wake);
     }
@@ -187,20 +187,20 @@ fn end_of(chunk: &Chunk) -> u64 {
 
 /// Reads a range, waiting out a store that is unavailable for as long as `tail` is served.
 pub(crate) async fn read_range(
-    shared: &Shared,
+    engine: &Engine,
     tail: &Tail,
     key: String,
     offset: u64,
     len: u64,
 ) -> Result<Vec<u8>, ErrorKind> {
-    let mut delay = shared.options.retry_ns;
+    let mut delay = engine.options.retry_ns;
     loop {
         let op = StoreOp::GetRange {
             key: key.clone(),
             offset,
             len,
         };
-        match shared.port.store(op).await {
+        match engine.port.store(op).await {
             Ok(StoreReply::Range(data)) if data.len() as u64 == len => return Ok(data),
             Ok(_) => {
                 tracing::warn!(
@@ -222,16 +222,16 @@ pub(crate) async fn read_range(
         if tail.lock().serving().is_err() {
             return Err(ErrorKind::Closed);
         }
-        shared.port.sleep(delay).await;
-        delay = (delay * 2).min(shared.options.retry_ns * 30);
+        engine.port.sleep(delay).await;
+        delay = (delay * 2).min(engine.options.retry_ns * 30);
     }
 }
 
-async fn fetch_chunks(shared: &Arc<Shared>, tail: &Arc<Tail>, group: Vec<Arc<Chunk>>) {
+async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chunk>>) {
     let (first, last) = (&group[0], &group[group.len() - 1]);
     let start = u64::from(first.offset);
     let len = end_of(last) - start;
-    let data = read_range(shared, tail, first.pack.pack_key(), start, len).await;
+    let data = read_range(engine, tail, first.pack.pack_key(), start, len).await;
     for chunk in &group {
         let key = Key::Chunk(chunk_key(chunk));
         let result = match &data {
@@ -241,8 +241,8 @@ async fn fetch_chunks(shared: &Arc<Shared>, tail: &Arc<Tail>, group: Vec<Arc<Chu
                 // Chunks do not overlap in a pack that firn wrote; an index may say anything.
                 match data.get(at..at + chunk.stored as usize) {
                     None => Err(ErrorKind::Corrupt),
-                    Some(stored) => match open_chunk(shared, tail, chunk, stored).await {
-                        Ok(content) => land(shared, chunk, content).await,
+                    Some(stored) => match open_chunk(engine, tail, chunk, stored).await {
+                        Ok(content) => store_in_memory(engine, chunk, content).await,
                         Err(error) => Err(error),
                     },
                 }
@@ -251,13 +251,13 @@ async fn fetch_chunks(shared: &Arc<Shared>, tail: &Arc<Tail>, group: Vec<Arc<Chu
         if canary::active!("fetch_over_newer_write") {
             tail.lock().layers.top.remove(chunk.span, |_, _| {});
         }
-        shared.fetches.done(key, result, shared.jobs.now().mono_ns);
+        engine.fetches.done(key, result, engine.jobs.now().mono_ns);
     }
 }
 
 /// The chunk's content; bytes that fail their checksum are read once more.
 async fn open_chunk(
-    shared: &Shared,
+    engine: &Engine,
     tail: &Tail,
     chunk: &Chunk,
     stored: &[u8],
@@ -270,7 +270,7 @@ async fn open_chunk(
         }
     }
     let (at, len) = (u64::from(chunk.offset), u64::from(chunk.stored));
-    let again = read_range(shared, tail, chunk.pack.pack_key(), at, len).await?;
+    let again = read_range(engine, tail, chunk.pack.pack_key(), at, len).await?;
     chunk.open(&again).map_err(|error| {
         tracing::error!(%pack, offset, %error, "a chunk is damaged in the store");
         ErrorKind::Corrupt
@@ -278,35 +278,39 @@ async fn open_chunk(
 }
 
 /// Puts content into the memory file; the disk cache follows behind.
-async fn land(shared: &Arc<Shared>, chunk: &Chunk, mut content: Vec<u8>) -> Result<(), ErrorKind> {
+async fn store_in_memory(
+    engine: &Arc<Engine>,
+    chunk: &Chunk,
+    mut content: Vec<u8>,
+) -> Result<(), ErrorKind> {
     let (key, bytes) = (chunk_key(chunk), content.len() as u64);
     content.resize(content.len().next_multiple_of(4096), 0);
-    let now = shared.jobs.now().mono_ns;
-    let Some(landing) = shared.cache.land(key, bytes, now) else {
+    let now = engine.jobs.now().mono_ns;
+    let Some(allocation) = engine.cache.allocate_in_memory(key, bytes, now) else {
         return Err(ErrorKind::Io);
     };
-    if let Err(error) = shared
+    if let Err(error) = engine
         .port
-        .write(FileId::MEMORY, landing.offset, content.clone())
+        .write(FileId::MEMORY, allocation.offset, content.clone())
         .await
     {
         tracing::error!(error = error.0, "fetched bytes could not be kept in memory");
-        shared.cache.gave_up(landing);
+        engine.cache.cancel(allocation);
         return Err(ErrorKind::Io);
     }
-    shared.cache.landed(landing, now);
-    if let Some(landing) = shared.cache.demote(key, bytes, now) {
-        let shared = Arc::clone(shared);
-        shared.clone().jobs.spawn(async move {
-            match shared
+    engine.cache.fill(allocation, now);
+    if let Some(allocation) = engine.cache.allocate_on_disk(key, bytes, now) {
+        let engine = Arc::clone(engine);
+        engine.clone().jobs.spawn(async move {
+            match engine
                 .port
-                .write(FileId::CACHE, landing.offset, content)
+                .write(FileId::CACHE, allocation.offset, content)
                 .await
             {
-                Ok(()) => shared.cache.landed(landing, 0),
+                Ok(()) => engine.cache.fill(allocation, 0),
                 Err(error) => {
                     tracing::warn!(error = error.0, "the cache disk does not take writes");
-                    shared.cache.gave_up(landing);
+                    engine.cache.cancel(allocation);
                 }
             }
         });
@@ -314,19 +318,19 @@ async fn land(shared: &Arc<Shared>, chunk: &Chunk, mut content: Vec<u8>) -> Resu
     Ok(())
 }
 
-async fn fetch_page(shared: &Arc<Shared>, tail: &Arc<Tail>, number: u64, block: BlockRef) {
+async fn fetch_page(engine: &Arc<Engine>, tail: &Arc<Tail>, number: u64, block: BlockRef) {
     let key = Key::Page(tail.id(), number);
-    let result = load_page(shared, tail, number, block).await.map(|page| {
+    let result = load_page(engine, tail, number, block).await.map(|page| {
         tail.lock()
             .index
-            .loaded(number, block, Arc::new(page), shared.options.pages_max);
+            .insert_page(number, block, Arc::new(page), engine.options.pages_max);
     });
-    shared.fetches.done(key, result, shared.jobs.now().mono_ns);
+    engine.fetches.done(key, result, engine.jobs.now().mono_ns);
 }
 
 /// A page's content, read from the store.
 pub(crate) async fn load_page(
-    shared: &Shared,
+    engine: &Engine,
     tail: &Tail,
     number: u64,
     block: BlockRef,
@@ -336,7 +340,7 @@ pub(crate) async fn load_page(
         block.offset.into(),
         block.bytes.into(),
     );
-    let data = read_range(shared, tail, object, at, len).await?;
+    let data = read_range(engine, tail, object, at, len).await?;
     decode_page(tail.id().volume, number, &data).map_err(|error| {
         tracing::error!(object = %block.object, page = number, %error, "an index page is damaged");
         ErrorKind::Corrupt

@@ -7,27 +7,27 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::object::ObjectId;
 use crate::object::page::{BlockRef, NODE_PAGES, encode_node, encode_page};
 use crate::object::root::Root;
 use crate::request::tail::Tail;
-use crate::shared::Shared;
 use crate::store::fetch::load_page;
-use crate::store::upload::{HOLD_EXTENTS, put};
+use crate::store::upload::{EXTENTS_PER_LOCK, put};
 
 /// An index object is closed at this size.
 const OBJECT_BYTES: usize = 32 << 20;
 
 /// What a fold changes; applied once the root is committed. No block: the page is empty now.
-pub(crate) struct Folded {
+pub(crate) struct FoldResult {
     pub(crate) pages: Vec<(u64, Option<BlockRef>)>,
     pub(crate) nodes: Vec<(u64, Option<BlockRef>)>,
 }
 
 /// Index blocks on their way into objects.
 struct Output<'a> {
-    shared: &'a Shared,
+    engine: &'a Engine,
     tail: &'a Tail,
     id: ObjectId,
     bytes: Vec<u8>,
@@ -50,29 +50,29 @@ impl Output<'_> {
 
     async fn flush(&mut self) -> Result<(), OpenError> {
         let bytes = std::mem::take(&mut self.bytes);
-        let id = std::mem::replace(&mut self.id, self.shared.next_object());
+        let id = std::mem::replace(&mut self.id, self.engine.next_object());
         if bytes.is_empty() {
             return Ok(());
         }
-        put(self.shared, self.tail, id.index_key(), bytes).await
+        put(self.engine, self.tail, id.index_key(), bytes).await
     }
 }
 
 /// Folds if the deltas have piled up; then `root` lists none.
-pub(crate) async fn if_due(
-    shared: &Arc<Shared>,
+pub(crate) async fn fold_if_due(
+    engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     root: &mut Root,
-) -> Result<Option<Folded>, OpenError> {
+) -> Result<Option<FoldResult>, OpenError> {
     let extents = tail.lock().index.delta_extents();
-    let options = &shared.options;
+    let options = &engine.options;
     if root.deltas.len() <= options.deltas_max && extents <= options.delta_extents_max {
         return Ok(None);
     }
     let mut out = Output {
-        shared,
+        engine,
         tail,
-        id: shared.next_object(),
+        id: engine.next_object(),
         bytes: Vec::new(),
     };
     let pages = fold_pages(tail, &mut out).await?;
@@ -87,7 +87,7 @@ pub(crate) async fn if_due(
     }
     root.nodes = listed.into_iter().collect();
     root.deltas.clear();
-    Ok(Some(Folded { pages, nodes }))
+    Ok(Some(FoldResult { pages, nodes }))
 }
 
 /// All pages that deltas touch; the lock is held for a bounded number of extents at a time. No
@@ -96,7 +96,7 @@ fn touched_pages(tail: &Tail) -> BTreeSet<u64> {
     let mut pages = BTreeSet::new();
     let mut from = Some(0);
     while let Some(at) = from {
-        let (touched, next) = tail.lock().index.touched_pages(at, HOLD_EXTENTS);
+        let (touched, next) = tail.lock().index.touched_pages(at, EXTENTS_PER_LOCK);
         pages.extend(touched);
         from = next;
     }
@@ -120,14 +120,14 @@ async fn fold_pages(
             (Some(page), _) => Some(page),
             (None, None) => None,
             (None, Some(block)) => Some(Arc::new(
-                load_page(out.shared, tail, number, block)
+                load_page(out.engine, tail, number, block)
                     .await
                     .map_err(|error| {
                         OpenError::Store(format!("index page {number} of {}: {error}", tail.name()))
                     })?,
             )),
         };
-        let page = tail.lock().index.folded(number, base.as_deref());
+        let page = tail.lock().index.folded_page(number, base.as_deref());
         let block = if page.is_empty() {
             None
         } else {

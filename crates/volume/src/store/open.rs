@@ -11,12 +11,13 @@ use std::sync::atomic::Ordering;
 use blkmq::io::Geometry;
 
 use crate::driver::{StoreOp, StoreReply};
+use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::jobs::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId, region_words};
 use crate::map::index::{Index, delta_of};
-use crate::map::layers::{Frozen, Layers};
+use crate::map::layers::{FrozenLayer, Layers};
 use crate::object::pack::{Item, TRAILER_BYTES, decode_footer};
 use crate::object::page::decode_node;
 use crate::object::root::{Owner, Root};
@@ -24,10 +25,10 @@ use crate::recover::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
-use crate::shared::Shared;
 use crate::store::catalog::check_name;
 use crate::store::roots::{
-    Head, Replaced, TRIES, commit_root, patient, read_root, replace_root, store_error,
+    ATTEMPTS_MAX, KnownRoot, ReplaceOutcome, commit_root, read_root, replace_root, store_error,
+    store_with_retry,
 };
 use crate::store::upload;
 use crate::units::{Epoch, Lsn, VolumeId};
@@ -40,31 +41,31 @@ pub struct OpenMode {
 }
 
 /// Holds a volume's name while it is opened, closed or deleted.
-pub(crate) struct Busy {
-    shared: Arc<Shared>,
+pub(crate) struct NameLock {
+    engine: Arc<Engine>,
     name: String,
 }
 
-impl Busy {
-    pub(crate) fn take(shared: &Arc<Shared>, name: &str) -> Result<Busy, OpenError> {
-        if !lock(&shared.busy).insert(name.to_owned()) {
+impl NameLock {
+    pub(crate) fn take(engine: &Arc<Engine>, name: &str) -> Result<NameLock, OpenError> {
+        if !lock(&engine.locked_names).insert(name.to_owned()) {
             return Err(OpenError::InUse(name.to_owned()));
         }
-        Ok(Busy {
-            shared: Arc::clone(shared),
+        Ok(NameLock {
+            engine: Arc::clone(engine),
             name: name.to_owned(),
         })
     }
 }
 
-impl Drop for Busy {
+impl Drop for NameLock {
     fn drop(&mut self) {
-        lock(&self.shared.busy).remove(&self.name);
+        lock(&self.engine.locked_names).remove(&self.name);
     }
 }
 
 /// A recovered tail that nobody has opened yet.
-pub(crate) fn dormant(id: TailId, found: RecoveredTail) -> Tail {
+pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
     let dirty: u64 = found
         .map
         .iter()
@@ -73,7 +74,7 @@ pub(crate) fn dormant(id: TailId, found: RecoveredTail) -> Tail {
         .sum();
     let mut layers = Layers::default();
     if !found.map.is_empty() {
-        layers.frozen.push(Frozen {
+        layers.frozen.push(FrozenLayer {
             map: Arc::new(found.map),
             last: found.newest,
         });
@@ -97,13 +98,13 @@ pub(crate) fn dormant(id: TailId, found: RecoveredTail) -> Tail {
         late: None,
     };
     let tail = Tail::new(id, found.name, found.rescue, inner, found.stored);
-    tail.dirty_born(dirty);
+    tail.add_dirty(dirty);
     tail
 }
 
 /// What an open found out about local tails of a volume.
-pub(crate) fn local_tails(shared: &Shared, volume: VolumeId) -> Vec<Arc<Tail>> {
-    shared
+pub(crate) fn local_tails(engine: &Engine, volume: VolumeId) -> Vec<Arc<Tail>> {
+    engine
         .tails()
         .into_iter()
         .filter(|tail| tail.id().volume == volume)
@@ -111,14 +112,14 @@ pub(crate) fn local_tails(shared: &Shared, volume: VolumeId) -> Vec<Arc<Tail>> {
 }
 
 pub(crate) async fn open(
-    shared: &Arc<Shared>,
+    engine: &Arc<Engine>,
     name: &str,
     mode: OpenMode,
 ) -> Result<Volume, OpenError> {
     check_name(name)?;
-    let _busy = Busy::take(shared, name)?;
-    let (head, continuing) = take_epoch(shared, name, mode).await?;
-    let index = load_index(shared, &head.root).await?;
+    let _busy = NameLock::take(engine, name)?;
+    let (head, continuing) = take_epoch(engine, name, mode).await?;
+    let index = load_index(engine, &head.root).await?;
     let root = &head.root;
     let id = TailId {
         volume: root.volume,
@@ -134,25 +135,25 @@ pub(crate) async fn open(
                 newest: root.lsn,
                 map: crate::map::ExtentMap::default(),
             };
-            Arc::new(dormant(id, none))
+            Arc::new(dormant_tail(id, none))
         }
     };
-    go_live(shared, &tail, head, index).await?;
+    go_live(engine, &tail, head, index).await?;
     Ok(Volume {
-        shared: Arc::clone(shared),
+        engine: Arc::clone(engine),
         tail,
     })
 }
 
 /// Takes the volume's next epoch. The tail is the local one, if it continues the root.
 async fn take_epoch(
-    shared: &Arc<Shared>,
+    engine: &Arc<Engine>,
     name: &str,
     mode: OpenMode,
-) -> Result<(Head, Option<Arc<Tail>>), OpenError> {
-    for _ in 0..TRIES {
-        let head = read_root(shared, name).await?;
-        let tails = local_tails(shared, head.root.volume);
+) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
+    for _ in 0..ATTEMPTS_MAX {
+        let head = read_root(engine, name).await?;
+        let tails = local_tails(engine, head.root.volume);
         if tails.iter().any(|tail| tail.lock().status == Status::Live) {
             return Err(OpenError::InUse(name.to_owned()));
         }
@@ -160,9 +161,9 @@ async fn take_epoch(
             .root
             .owner
             .as_ref()
-            .is_some_and(|owner| owner.host == shared.host);
+            .is_some_and(|owner| owner.host == engine.host);
         if let Some(owner) = head.root.owner.as_ref().filter(|_| !ours)
-            && !(mode.take_over || shared.options.take_over)
+            && !(mode.take_over || engine.options.take_over)
         {
             return Err(OpenError::Held {
                 volume: name.to_owned(),
@@ -188,24 +189,24 @@ async fn take_epoch(
                 epoch
             },
             sequence: head.root.sequence + 1,
-            nonce: shared.next_nonce(),
+            nonce: engine.next_nonce(),
             owner: Some(Owner {
-                host: shared.host,
-                label: shared.label.clone(),
+                host: engine.host,
+                label: engine.label.clone(),
             }),
-            unix_ms: shared.jobs.now().unix_ms,
+            unix_ms: engine.jobs.now().unix_ms,
             ..head.root
         };
-        match replace_root(shared, &root, &head.version).await? {
-            Replaced::Won(version) => {
+        match replace_root(engine, &root, &head.version).await? {
+            ReplaceOutcome::Won(version) => {
                 let continuing_id = continuing.as_ref().map(|tail| tail.id());
                 for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
-                    set_aside(shared, tail, since, lsn);
+                    retire_tail(engine, tail, since, lsn);
                 }
-                return Ok((Head { root, version }, continuing));
+                return Ok((KnownRoot { root, version }, continuing));
             }
             // Somebody was faster; look again at who.
-            Replaced::By(_) | Replaced::Gone => {}
+            ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {}
         }
     }
     Err(OpenError::Store(format!(
@@ -215,12 +216,12 @@ async fn take_epoch(
 
 /// A tail that does not continue the root, which was last held since `since` and is at `lsn`:
 /// kept if it holds something that the store does not have, never replayed.
-fn set_aside(shared: &Arc<Shared>, tail: &Arc<Tail>, since: Epoch, lsn: Lsn) {
+fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, since: Epoch, lsn: Lsn) {
     // Of this very hold, and given back: a crash came before the log knew.
     let given_back = tail.id().since == since && tail.newest() <= lsn;
     let holds = tail.lock().layers.dirty_extents() > 0;
     if given_back || !holds {
-        forget(shared, tail);
+        discard_tail(engine, tail);
         return;
     }
     if !tail.is_rescue() {
@@ -230,20 +231,20 @@ fn set_aside(shared: &Arc<Shared>, tail: &Arc<Tail>, since: Epoch, lsn: Lsn) {
             stored = tail.stored().0,
             "another host took this volume over; what was not uploaded is kept in the log"
         );
-        tail.keep_for_rescue();
-        shared
+        tail.mark_rescue();
+        engine
             .committer()
-            .record(shared, Record::Tail(tail.record()));
+            .record(engine, Record::Tail(tail.record()));
     }
 }
 
 /// Loads all deltas and the directory.
-async fn load_index(shared: &Shared, root: &Root) -> Result<Index, OpenError> {
+async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
     let mut index = Index::default();
     index.nodes.extend(root.nodes.iter().copied());
     for (node, block) in &root.nodes {
         let key = block.object.index_key();
-        let data = read(shared, &key, block.offset.into(), block.bytes.into()).await?;
+        let data = read(engine, &key, block.offset.into(), block.bytes.into()).await?;
         let pages = decode_node(root.volume, *node, &data)
             .map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
         index.directory.extend(pages);
@@ -251,12 +252,12 @@ async fn load_index(shared: &Shared, root: &Root) -> Result<Index, OpenError> {
     for delta in &root.deltas {
         let key = delta.pack.pack_key();
         let len = u64::from(delta.footer_bytes) + TRAILER_BYTES as u64;
-        let data = read(shared, &key, delta.footer_offset, len).await?;
+        let data = read(engine, &key, delta.footer_offset, len).await?;
         let items = decode_footer(delta.pack, &data)
             .map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
         for item in items.iter().filter(|item| origin(item) == root.volume) {
             let (span, delta) = delta_of(item);
-            index.apply(span, delta);
+            index.apply_delta(span, delta);
         }
     }
     Ok(index)
@@ -269,13 +270,13 @@ fn origin(item: &Item) -> VolumeId {
     }
 }
 
-async fn read(shared: &Shared, key: &str, offset: u64, len: u64) -> Result<Vec<u8>, OpenError> {
+async fn read(engine: &Engine, key: &str, offset: u64, len: u64) -> Result<Vec<u8>, OpenError> {
     let op = StoreOp::GetRange {
         key: key.to_owned(),
         offset,
         len,
     };
-    match patient(shared, op).await {
+    match store_with_retry(engine, op).await {
         Ok(StoreReply::Range(data)) if data.len() as u64 == len => Ok(data),
         Ok(_) => Err(OpenError::Store(format!(
             "{key}: the store's answer has another length"
@@ -287,22 +288,22 @@ async fn read(shared: &Shared, key: &str, offset: u64, len: u64) -> Result<Vec<u
 /// An empty ring for a tail. What an old one held was sealed by recovery before anything was
 /// opened. None if the log is poisoned: nothing will be committed, and the old ring stays, for it
 /// says so.
-fn open_ring(shared: &Shared, tail: TailId, entries: u32) -> Result<Option<Ring>, OpenError> {
-    if shared.poisoned.load(Ordering::Acquire) {
+fn open_ring(engine: &Engine, tail: TailId, entries: u32) -> Result<Option<Ring>, OpenError> {
+    if engine.poisoned.load(Ordering::Acquire) {
         return Ok(None);
     }
-    let region = shared.rings.open(tail, region_words(entries));
+    let region = engine.rings.open(tail, region_words(entries));
     let region = region.map_err(OpenError::Disk)?;
-    Ok(Some(Ring::format(region, tail, shared.host, shared.home)))
+    Ok(Some(Ring::format(region, tail, engine.host, engine.mount)))
 }
 
 /// Gives a tail that nobody has opened yet an empty ring of the smallest size, for a successor to
 /// find. Without one it would report a loss, so that is the worst that a failure does.
-pub(crate) fn empty_ring(shared: &Shared, tail: &Tail) {
+pub(crate) fn install_empty_ring(engine: &Engine, tail: &Tail) {
     if tail.is_rescue() {
         return;
     }
-    match open_ring(shared, tail.id(), 1) {
+    match open_ring(engine, tail.id(), 1) {
         Ok(ring) => tail.lock().ring = ring,
         Err(error) => {
             let volume = tail.name();
@@ -313,9 +314,9 @@ pub(crate) fn empty_ring(shared: &Shared, tail: &Tail) {
 
 /// Makes the tail serve: its ring, its record in the log, its uploads.
 async fn go_live(
-    shared: &Arc<Shared>,
+    engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    head: Head,
+    head: KnownRoot,
     index: Index,
 ) -> Result<(), OpenError> {
     let root = &head.root;
@@ -325,7 +326,7 @@ async fn go_live(
         physical_block: 4096,
         read_only: false,
     };
-    let ring = open_ring(shared, tail.id(), shared.options.ring_entries)?;
+    let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
     let stale = {
         let mut inner = tail.lock();
         let stale = inner.layers.drop_stored(root.lsn);
@@ -335,42 +336,42 @@ async fn go_live(
         inner.ages = Ages::default();
         let newest = inner.newest;
         if newest > root.lsn {
-            inner.ages.acked(newest, shared.jobs.mono_ns());
+            inner.ages.acked(newest, engine.jobs.mono_ns());
         }
         inner.ring = ring;
         tail.set_framed(newest);
         stale
     };
     for (addr, sectors) in stale {
-        tail.dirty_dead(shared, addr, sectors);
+        tail.release_dirty(engine, addr, sectors);
     }
     tail.set_stored(root.lsn);
     tail.upload.set_head(head);
-    shared.add_tail(Arc::clone(tail));
-    if shared.poisoned.load(Ordering::Acquire) {
+    engine.add_tail(Arc::clone(tail));
+    if engine.poisoned.load(Ordering::Acquire) {
         // It may have happened after the ring was made and before the tail was there to be told.
         tail.poison_ring();
     }
-    if !shared.committer().is_poisoned() {
+    if !engine.committer().is_poisoned() {
         // Recovery reads the rings of tails that frames name: none may be written before.
-        let round = shared.committer().next_round();
-        shared
+        let round = engine.committer().next_round();
+        engine
             .committer()
-            .record(shared, Record::Tail(tail.record()));
-        if !shared.committer().durable(shared, round).await {
+            .record(engine, Record::Tail(tail.record()));
+        if !engine.committer().durable(engine, round).await {
             return Err(OpenError::Poisoned);
         }
     }
     tail.lock().status = Status::Live;
-    shared
+    engine
         .jobs
-        .spawn(upload::run(Arc::clone(shared), Arc::clone(tail)));
+        .spawn(upload::run(Arc::clone(engine), Arc::clone(tail)));
     Ok(())
 }
 
-pub(crate) async fn close(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    let _busy = Busy::take(shared, tail.name())?;
-    upload::stored(shared, tail, tail.newest()).await?;
+pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    let _busy = NameLock::take(engine, tail.name())?;
+    upload::wait_stored(engine, tail, tail.newest()).await?;
     {
         let mut inner = tail.lock();
         if inner.newest > tail.stored() {
@@ -378,8 +379,8 @@ pub(crate) async fn close(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), 
         }
         inner.status = Status::Closed;
     }
-    tail.upload.raise();
-    shared.wake_parked();
+    tail.upload.wake_all();
+    engine.wake_parked();
     let head = tail
         .upload
         .head()
@@ -388,31 +389,31 @@ pub(crate) async fn close(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), 
         owner: None,
         ..head.root.clone()
     };
-    commit_root(shared, tail, root, &head.version).await?;
-    forget(shared, tail);
+    commit_root(engine, tail, root, &head.version).await?;
+    discard_tail(engine, tail);
     Ok(())
 }
 
 /// The tail holds nothing that the store does not have: take it out of the log.
-pub(crate) fn forget(shared: &Arc<Shared>, tail: &Arc<Tail>) {
+pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     let stale = tail.lock().layers.clear();
     for (addr, sectors, clean) in stale {
         if clean {
-            shared.segments.clean_dead(addr, sectors);
+            engine.segments.release_clean(addr, sectors);
         } else {
-            tail.dirty_dead(shared, addr, sectors);
+            tail.release_dirty(engine, addr, sectors);
         }
     }
     let id = tail.id();
-    shared.remove_tail(id);
-    let round = shared.committer().next_round();
-    shared.committer().record(shared, Record::Gone(id));
-    shared.call_reclaim();
-    let shared = Arc::clone(shared);
-    shared.clone().jobs.spawn(async move {
+    engine.remove_tail(id);
+    let round = engine.committer().next_round();
+    engine.committer().record(engine, Record::TailRemoved(id));
+    engine.request_reclaim();
+    let engine = Arc::clone(engine);
+    engine.clone().jobs.spawn(async move {
         // As long as a frame names the tail, recovery would miss its ring.
-        if shared.committer().durable(&shared, round).await && shared.tail(id).is_none() {
-            shared.rings.remove(id);
+        if engine.committer().durable(&engine, round).await && engine.tail(id).is_none() {
+            engine.rings.remove(id);
         }
     });
 }

@@ -12,22 +12,22 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use blkmq::io::FileId;
+use blkmq::io::{FileId, SECTOR_BYTES};
 
 use crate::driver::StoreOp;
+use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::jobs::{Signal, lock};
 use crate::log::frame::Record;
 use crate::log::layout::BLOCK_SECTORS;
 use crate::map::ExtentMap;
 use crate::map::index::delta_of;
-use crate::map::layers::{Clean, Dirty, LogAddr, merge};
+use crate::map::layers::{CleanExtent, DirtyExtent, LogAddr, merge};
 use crate::object::pack::{Pack, PackWriter};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
-use crate::shared::Shared;
 use crate::store::fold;
-use crate::store::roots::{Head, commit_root, store_error};
+use crate::store::roots::{KnownRoot, commit_root, store_error};
 use crate::units::{Lsn, Span};
 
 /// Content gathered before it is compressed into the pack at hand.
@@ -37,7 +37,7 @@ const PAUSE_BYTES: usize = 512 << 10;
 /// The longest read of the log.
 const READ_BYTES: u64 = 1 << 20;
 /// Extents applied under one hold of the volume's lock.
-pub(crate) const HOLD_EXTENTS: usize = 256;
+pub(crate) const EXTENTS_PER_LOCK: usize = 256;
 
 /// A tail's upload side.
 #[derive(Debug, Default)]
@@ -46,27 +46,27 @@ pub(crate) struct UploadState {
     /// The size that the volume is to have, in bytes; below its size: none is asked for.
     grow: AtomicU64,
     changed: Signal,
-    head: Mutex<Option<Head>>,
+    head: Mutex<Option<KnownRoot>>,
     error: Mutex<Option<String>>,
     pub(crate) uploaded_bytes: AtomicU64,
 }
 
 impl UploadState {
     /// Asks for everything up to `lsn` to be brought to the store.
-    pub(crate) fn want(&self, lsn: Lsn) {
+    pub(crate) fn request(&self, lsn: Lsn) {
         if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
-            self.changed.raise();
+            self.changed.wake_all();
         }
     }
 
     /// Asks for the volume to become this large, with the next root.
     pub(crate) fn grow(&self, bytes: u64) {
         self.grow.fetch_max(bytes, Ordering::AcqRel);
-        self.changed.raise();
+        self.changed.wake_all();
     }
 
     /// Whether the store's root is smaller than it is to be.
-    fn is_to_grow(&self) -> bool {
+    fn needs_grow(&self) -> bool {
         let to = self.grow.load(Ordering::Acquire);
         to > 0
             && lock(&self.head)
@@ -74,15 +74,15 @@ impl UploadState {
                 .is_some_and(|head| head.root.bytes < to)
     }
 
-    pub(crate) fn raise(&self) {
-        self.changed.raise();
+    pub(crate) fn wake_all(&self) {
+        self.changed.wake_all();
     }
 
-    pub(crate) fn head(&self) -> Option<Head> {
+    pub(crate) fn head(&self) -> Option<KnownRoot> {
         lock(&self.head).clone()
     }
 
-    pub(crate) fn set_head(&self, head: Head) {
+    pub(crate) fn set_head(&self, head: KnownRoot) {
         *lock(&self.head) = Some(head);
     }
 
@@ -93,60 +93,60 @@ impl UploadState {
 }
 
 /// Runs as long as the tail is live.
-pub(crate) async fn run(shared: Arc<Shared>, tail: Arc<Tail>) {
+pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
     let upload = &tail.upload;
-    let mut delay = shared.options.retry_ns;
+    let mut delay = engine.options.retry_ns;
     loop {
         let live = upload
             .changed
-            .until(|| {
+            .wait_until(|| {
                 if tail.lock().status != Status::Live {
                     return Some(false);
                 }
                 let wanted = upload.wanted.load(Ordering::Acquire) > tail.stored().0;
-                (wanted || upload.is_to_grow()).then_some(true)
+                (wanted || upload.needs_grow()).then_some(true)
             })
             .await;
         if !live {
             return;
         }
-        let result = once(&shared, &tail).await;
+        let result = upload_once(&engine, &tail).await;
         if let Err(error) = &result {
-            give_up(&shared, &tail, error);
+            abort_upload(&engine, &tail, error);
         }
         *lock(&upload.error) = result.as_ref().err().map(ToString::to_string);
-        upload.changed.raise();
-        shared.call_reclaim();
+        upload.changed.wake_all();
+        engine.request_reclaim();
         match result {
-            Ok(()) => delay = shared.options.retry_ns,
+            Ok(()) => delay = engine.options.retry_ns,
             Err(OpenError::Fenced(_)) => return,
             Err(error) => {
                 tracing::warn!(volume = tail.name(), %error, "an upload failed; trying again");
-                shared.port.sleep(delay).await;
-                delay = (delay * 2).min(shared.options.retry_ns * 30);
+                engine.port.sleep(delay).await;
+                delay = (delay * 2).min(engine.options.retry_ns * 30);
             }
         }
     }
 }
 
 /// Ends when everything up to `lsn` is in the store, or never will be.
-pub(crate) async fn stored(shared: &Shared, tail: &Tail, lsn: Lsn) -> Result<(), OpenError> {
-    tail.upload.want(lsn);
+pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Result<(), OpenError> {
+    tail.upload.request(lsn);
     tail.upload
         .changed
-        .until(|| {
+        .wait_until(|| {
             if tail.stored() >= lsn {
                 return Some(Ok(()));
             }
             // Only what durable frames cover is uploaded from a poisoned log (R10). Commits after
             // the last frame may hide some of it in the map: then it takes a restart, which goes
             // back to the last frame.
-            if shared.poisoned.load(Ordering::Acquire) && tail.framed() < tail.newest() {
+            if engine.poisoned.load(Ordering::Acquire) && tail.framed() < tail.newest() {
                 return Some(Err(OpenError::Poisoned));
             }
             match tail.lock().status {
                 Status::Live => None,
-                Status::Broken => Some(Err(broken(tail))),
+                Status::Broken => Some(Err(broken_error(tail))),
                 _ => Some(Err(OpenError::Fenced(tail.name().to_owned()))),
             }
         })
@@ -154,21 +154,21 @@ pub(crate) async fn stored(shared: &Shared, tail: &Tail, lsn: Lsn) -> Result<(),
 }
 
 /// Ends when the volume has this size, in the store and here, or never will have.
-pub(crate) async fn grown(tail: &Tail, bytes: u64) -> Result<(), OpenError> {
+pub(crate) async fn wait_grown(tail: &Tail, bytes: u64) -> Result<(), OpenError> {
     tail.upload.grow(bytes);
     let size = || {
         let inner = tail.lock();
         match inner.status {
             _ if inner.geometry.bytes >= bytes => Some(Ok(())),
             Status::Live => None,
-            Status::Broken => Some(Err(broken(tail))),
+            Status::Broken => Some(Err(broken_error(tail))),
             _ => Some(Err(OpenError::Fenced(tail.name().to_owned()))),
         }
     };
-    tail.upload.changed.until(size).await
+    tail.upload.changed.wait_until(size).await
 }
 
-fn broken(tail: &Tail) -> OpenError {
+fn broken_error(tail: &Tail) -> OpenError {
     OpenError::Corrupt(format!(
         "{}: the server failed inside a commit and serves it no more; restart the server: nothing \
          that was acknowledged is lost",
@@ -177,7 +177,7 @@ fn broken(tail: &Tail) -> OpenError {
 }
 
 /// Lets the frozen layers go back to being merged.
-fn give_up(shared: &Shared, tail: &Tail, error: &OpenError) {
+fn abort_upload(engine: &Engine, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();
     inner.uploading = false;
     if matches!(error, OpenError::Fenced(_)) && inner.status == Status::Live {
@@ -187,22 +187,22 @@ fn give_up(shared: &Shared, tail: &Tail, error: &OpenError) {
             volume = tail.name(),
             "fenced: another host has taken the volume over"
         );
-        shared.wake_parked();
+        engine.wake_parked();
     }
 }
 
 /// One upload.
-async fn once(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let head = tail
         .upload
         .head()
         .ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
     tail.lock().uploading = true;
     let Some((cut, frozen)) = tail.freeze() else {
-        return Err(broken(tail));
+        return Err(broken_error(tail));
     };
-    let round = shared.committer().next_round();
-    if tail.framed() < cut && !shared.committer().durable(shared, round).await {
+    let round = engine.committer().next_round();
+    if tail.framed() < cut && !engine.committer().durable(engine, round).await {
         return Err(OpenError::Poisoned);
     }
     let mut hidden = Vec::new();
@@ -213,57 +213,61 @@ async fn once(shared: &Arc<Shared>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let mut root = head.root.clone();
     root.lsn = cut;
     root.bytes = root.bytes.max(tail.upload.grow.load(Ordering::Acquire));
-    let packs = write_packs(shared, tail, &merged).await?;
+    let packs = write_packs(engine, tail, &merged).await?;
     for pack in packs {
         root.deltas.push(pack.reference);
-        for items in pack.items.chunks(HOLD_EXTENTS) {
+        for items in pack.items.chunks(EXTENTS_PER_LOCK) {
             // Early and harmless: the frozen layers hide all of it until the root is committed.
             let mut inner = tail.lock();
             for item in items {
                 let (span, delta) = delta_of(item);
-                inner.index.apply(span, delta);
+                inner.index.apply_delta(span, delta);
             }
         }
     }
-    let folded = fold::if_due(shared, tail, &mut root).await?;
-    let head = commit_root(shared, tail, root, &head.version).await?;
+    let folded = fold::fold_if_due(engine, tail, &mut root).await?;
+    let head = commit_root(engine, tail, root, &head.version).await?;
     // Only now: what is written there must be in the volume for whoever opens it next.
     tail.lock().geometry.bytes = head.root.bytes;
     tail.upload.set_head(head);
     if let Some(folded) = folded {
-        let deltas = tail.lock().index.fold(folded.pages, folded.nodes);
+        let deltas = tail.lock().index.apply_fold(folded.pages, folded.nodes);
         drop(deltas);
     }
     tail.set_stored(cut);
-    settle(shared, tail, cut, merged, hidden);
+    mark_clean(engine, tail, cut, merged, hidden);
     // The record spares recovery the uploaded extents, and lets their segments be reused.
-    shared
+    engine
         .committer()
-        .record(shared, Record::Tail(tail.record()));
+        .record(engine, Record::Tail(tail.record()));
     Ok(())
 }
 
 /// The uploaded extents are clean now; the layers that held them go.
-fn settle(
-    shared: &Arc<Shared>,
+fn mark_clean(
+    engine: &Arc<Engine>,
     tail: &Tail,
     cut: Lsn,
-    merged: ExtentMap<Dirty>,
+    merged: ExtentMap<DirtyExtent>,
     hidden: Vec<(LogAddr, u64)>,
 ) {
-    let extents: Vec<(Span, Dirty)> = merged.iter().map(|(span, dirty)| (span, *dirty)).collect();
-    for part in extents.chunks(HOLD_EXTENTS) {
+    let extents: Vec<(Span, DirtyExtent)> =
+        merged.iter().map(|(span, dirty)| (span, *dirty)).collect();
+    for part in extents.chunks(EXTENTS_PER_LOCK) {
         let mut inner = tail.lock();
         for (span, dirty) in part {
-            let clean_dead = |part: Span, old: Clean| {
-                shared.segments.clean_dead(old.0, part.sectors());
+            let release_clean = |part: Span, old: CleanExtent| {
+                engine.segments.release_clean(old.0, part.sectors());
             };
             match dirty.addr {
                 Some(addr) => {
-                    shared.segments.clean_born(addr, span.sectors());
-                    inner.layers.clean.insert(*span, Clean(addr), clean_dead);
+                    engine.segments.add_clean(addr, span.sectors());
+                    inner
+                        .layers
+                        .clean
+                        .insert(*span, CleanExtent(addr), release_clean);
                 }
-                None => inner.layers.clean.remove(*span, clean_dead),
+                None => inner.layers.clean.remove(*span, release_clean),
             }
         }
     }
@@ -283,12 +287,12 @@ fn settle(
         .iter()
         .filter_map(|(span, d)| d.addr.map(|addr| (addr, span.sectors())));
     for (addr, sectors) in born.chain(hidden) {
-        tail.dirty_dead(shared, addr, sectors);
+        tail.release_dirty(engine, addr, sectors);
     }
 }
 
 /// A pack that is in the store.
-struct Uploaded {
+struct UploadedPack {
     reference: DeltaRef,
     items: Vec<crate::object::pack::Item>,
 }
@@ -302,13 +306,13 @@ struct Run {
 
 /// Writes everything in `merged` into packs.
 async fn write_packs(
-    shared: &Arc<Shared>,
+    engine: &Arc<Engine>,
     tail: &Tail,
-    merged: &ExtentMap<Dirty>,
-) -> Result<Vec<Uploaded>, OpenError> {
+    merged: &ExtentMap<DirtyExtent>,
+) -> Result<Vec<UploadedPack>, OpenError> {
     let volume = tail.id().volume;
     let mut uploaded = Vec::new();
-    let mut writer = PackWriter::new(shared.next_object());
+    let mut writer = PackWriter::new(engine.next_object());
     let mut batch: Vec<Run> = Vec::new();
     let mut bytes = 0;
     for (span, dirty) in merged.iter() {
@@ -316,30 +320,30 @@ async fn write_packs(
             writer.add_zeroes(volume, span, dirty.lsn);
             continue;
         };
-        extend_runs(
+        append_run(
             &mut batch,
             span,
             addr,
             dirty.lsn,
-            u64::from(shared.options.chunk_bytes) / 512,
+            u64::from(engine.options.chunk_bytes) / SECTOR_BYTES,
         );
         bytes += span.bytes();
         if bytes >= BATCH_BYTES {
             // The last run may still grow.
             let last = batch.pop();
-            pack_batch(shared, tail, &mut writer, &batch, &mut uploaded).await?;
+            pack_batch(engine, tail, &mut writer, &batch, &mut uploaded).await?;
             batch = last.into_iter().collect();
             bytes = batch.iter().map(|run| run.span.bytes()).sum();
         }
     }
-    pack_batch(shared, tail, &mut writer, &batch, &mut uploaded).await?;
+    pack_batch(engine, tail, &mut writer, &batch, &mut uploaded).await?;
     if !writer.is_empty() {
-        uploaded.push(put_pack(shared, tail, writer.finish()).await?);
+        uploaded.push(put_pack(engine, tail, writer.finish()).await?);
     }
     Ok(uploaded)
 }
 
-fn extend_runs(batch: &mut Vec<Run>, span: Span, addr: LogAddr, lsn: Lsn, most: u64) {
+fn append_run(batch: &mut Vec<Run>, span: Span, addr: LogAddr, lsn: Lsn, most: u64) {
     let mut at = span.start;
     while at < span.end {
         let joins = batch
@@ -369,14 +373,14 @@ fn extend_runs(batch: &mut Vec<Run>, span: Span, addr: LogAddr, lsn: Lsn, most: 
 
 /// Reads the runs' bytes from the log and adds them to the pack; a full pack is put away.
 async fn pack_batch(
-    shared: &Arc<Shared>,
+    engine: &Arc<Engine>,
     tail: &Tail,
     writer: &mut PackWriter,
     batch: &[Run],
-    uploaded: &mut Vec<Uploaded>,
+    uploaded: &mut Vec<UploadedPack>,
 ) -> Result<(), OpenError> {
     let places: Vec<(Span, LogAddr)> = batch.iter().flat_map(|run| run.parts.clone()).collect();
-    let contents = read_log(shared, &places).await?;
+    let contents = read_log(engine, &places).await?;
     let mut contents = contents.iter();
     let mut compressed = 0;
     for run in batch {
@@ -388,18 +392,18 @@ async fn pack_batch(
         compressed += content.len();
         if compressed >= PAUSE_BYTES {
             compressed = 0;
-            shared.port.pause().await;
+            engine.port.pause().await;
         }
-        if writer.len() as u64 >= shared.options.pack_bytes {
-            let full = std::mem::replace(writer, PackWriter::new(shared.next_object()));
-            uploaded.push(put_pack(shared, tail, full.finish()).await?);
+        if writer.len() as u64 >= engine.options.pack_bytes {
+            let full = std::mem::replace(writer, PackWriter::new(engine.next_object()));
+            uploaded.push(put_pack(engine, tail, full.finish()).await?);
         }
     }
     Ok(())
 }
 
 /// Reads many places of the log: in log order, neighbours in one read.
-async fn read_log(shared: &Shared, places: &[(Span, LogAddr)]) -> Result<Vec<Vec<u8>>, OpenError> {
+async fn read_log(engine: &Engine, places: &[(Span, LogAddr)]) -> Result<Vec<Vec<u8>>, OpenError> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by_key(|i| places[*i].1);
     let mut contents = vec![Vec::new(); places.len()];
@@ -411,20 +415,20 @@ async fn read_log(shared: &Shared, places: &[(Span, LogAddr)]) -> Result<Vec<Vec
         let mut count = 1;
         for &next in &rest[1..] {
             let near = places[next].1.sector() <= until.next_multiple_of(BLOCK_SECTORS);
-            if !near || (end(next) - start) * 512 > READ_BYTES {
+            if !near || (end(next) - start) * SECTOR_BYTES > READ_BYTES {
                 break;
             }
             until = until.max(end(next));
             count += 1;
         }
-        let len = (until.next_multiple_of(BLOCK_SECTORS) - start) * 512;
-        let data = shared
+        let len = (until.next_multiple_of(BLOCK_SECTORS) - start) * SECTOR_BYTES;
+        let data = engine
             .port
-            .read(FileId::LOG, start * 512, len as usize)
+            .read(FileId::LOG, start * SECTOR_BYTES, len as usize)
             .await;
         let data = data.map_err(|error| OpenError::Disk(error.0))?;
         for &i in &rest[..count] {
-            let at = ((places[i].1.sector() - start) * 512) as usize;
+            let at = ((places[i].1.sector() - start) * SECTOR_BYTES) as usize;
             contents[i] = data[at..at + places[i].0.bytes() as usize].to_vec();
         }
         rest = &rest[count..];
@@ -432,7 +436,7 @@ async fn read_log(shared: &Shared, places: &[(Span, LogAddr)]) -> Result<Vec<Vec
     Ok(contents)
 }
 
-async fn put_pack(shared: &Shared, tail: &Tail, pack: Pack) -> Result<Uploaded, OpenError> {
+async fn put_pack(engine: &Engine, tail: &Tail, pack: Pack) -> Result<UploadedPack, OpenError> {
     let reference = DeltaRef {
         pack: pack.id,
         footer_offset: pack.footer_offset,
@@ -441,11 +445,11 @@ async fn put_pack(shared: &Shared, tail: &Tail, pack: Pack) -> Result<Uploaded, 
     if canary::active!("root_before_packs") {
         // Asked for, not waited for: the root may be there first, or alone.
         let (key, data) = (pack.id.pack_key(), pack.bytes);
-        drop(shared.port.store(StoreOp::Put { key, data }));
+        drop(engine.port.store(StoreOp::Put { key, data }));
     } else {
-        put(shared, tail, pack.id.pack_key(), pack.bytes).await?;
+        put(engine, tail, pack.id.pack_key(), pack.bytes).await?;
     }
-    Ok(Uploaded {
+    Ok(UploadedPack {
         reference,
         items: pack.items,
     })
@@ -453,7 +457,7 @@ async fn put_pack(shared: &Shared, tail: &Tail, pack: Pack) -> Result<Uploaded, 
 
 /// Writes an immutable object.
 pub(crate) async fn put(
-    shared: &Shared,
+    engine: &Engine,
     tail: &Tail,
     key: String,
     data: Vec<u8>,
@@ -461,7 +465,7 @@ pub(crate) async fn put(
     tail.upload
         .uploaded_bytes
         .fetch_add(data.len() as u64, Ordering::Relaxed);
-    match shared
+    match engine
         .port
         .store(StoreOp::Put {
             key: key.clone(),

@@ -66,7 +66,7 @@ impl RingRegion for Trapped {
 }
 
 impl Rings for HeapRings {
-    fn existing(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
+    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
         let rings = self.regions.lock().expect("no panics");
         rings.get(&tail).map(|region| self.trapped(region))
     }
@@ -331,7 +331,7 @@ impl World {
             }
             StoreOp::Create { key, data } => {
                 if objects.contains_key(&key) {
-                    return Err(StoreError::Lost);
+                    return Err(StoreError::PreconditionFailed);
                 }
                 objects.insert(key, (data, self.lasting.versions));
                 Ok(StoreReply::Written { version })
@@ -343,7 +343,7 @@ impl World {
             } => {
                 let found = objects.get(&key).ok_or(StoreError::NotFound)?;
                 if found.1.to_string() != expected.0 {
-                    return Err(StoreError::Lost);
+                    return Err(StoreError::PreconditionFailed);
                 }
                 objects.insert(key, (data, self.lasting.versions));
                 if std::mem::take(&mut self.lasting.outage_after_update) {

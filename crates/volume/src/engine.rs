@@ -13,13 +13,13 @@ use crate::jobs::maintenance::Maintenance;
 use crate::jobs::{Jobs, Port, Signal, lock};
 use crate::log::committer::Committer;
 use crate::log::layout::{Layout, Superblock};
-use crate::log::ring::{Home, Rings, TailId};
+use crate::log::ring::{RingMount, Rings, TailId};
 use crate::log::segments::Segments;
 use crate::object::ObjectId;
 use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
-use crate::store::fetch::Fetches;
+use crate::store::fetch::FetchTable;
 use crate::units::{HostId, VolumeId};
 
 /// What recovery and the driver give to make a host.
@@ -28,7 +28,7 @@ pub(crate) struct Parts {
     pub(crate) layout: Layout,
     pub(crate) host: HostId,
     pub(crate) label: String,
-    pub(crate) home: Home,
+    pub(crate) mount: RingMount,
     pub(crate) segments: Segments,
     pub(crate) rings: Arc<dyn Rings>,
     pub(crate) poisoned: bool,
@@ -36,12 +36,12 @@ pub(crate) struct Parts {
 }
 
 /// What all parts of the engine share.
-pub(crate) struct Shared {
+pub(crate) struct Engine {
     pub(crate) options: Options,
     pub(crate) layout: Layout,
     pub(crate) host: HostId,
     pub(crate) label: String,
-    pub(crate) home: Home,
+    pub(crate) mount: RingMount,
     pub(crate) jobs: Arc<Jobs>,
     pub(crate) port: Port,
     pub(crate) segments: Segments,
@@ -49,12 +49,12 @@ pub(crate) struct Shared {
     tails: Mutex<BTreeMap<TailId, Arc<Tail>>>,
     pub(crate) rings: Arc<dyn Rings>,
     pub(crate) cache: Cache,
-    pub(crate) fetches: Fetches,
+    pub(crate) fetches: FetchTable,
     pub(crate) space: Space,
     pub(crate) reclaim: Signal,
-    reclaim_calls: AtomicU64,
+    reclaim_requests: AtomicU64,
     /// Volume names whose opening, closing or deletion is going on.
-    pub(crate) busy: Mutex<BTreeSet<String>>,
+    pub(crate) locked_names: Mutex<BTreeSet<String>>,
     pub(crate) poisoned: AtomicBool,
     stopping: AtomicBool,
     /// Dirty extents of all tails, as of the last tick.
@@ -66,22 +66,22 @@ pub(crate) struct Shared {
     pub(crate) maintenance: Mutex<Maintenance>,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
+        f.debug_struct("Engine")
             .field("host", &self.host)
             .finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    pub(crate) fn new(jobs: Arc<Jobs>, parts: Parts) -> Shared {
+impl Engine {
+    pub(crate) fn new(jobs: Arc<Jobs>, parts: Parts) -> Engine {
         let Parts {
             options,
             layout,
             host,
             label,
-            home,
+            mount,
             segments,
             rings,
             poisoned,
@@ -89,11 +89,11 @@ impl Shared {
         } = parts;
         let mut session = [0; 8];
         session.copy_from_slice(&blake3::keyed_hash(&entropy, b"session").as_bytes()[..8]);
-        Shared {
+        Engine {
             layout,
             host,
             label,
-            home,
+            mount,
             port: Port(Arc::clone(&jobs)),
             jobs,
             segments,
@@ -101,11 +101,11 @@ impl Shared {
             tails: Mutex::default(),
             rings,
             cache: Cache::new(options.memory_bytes, options.cache_bytes),
-            fetches: Fetches::default(),
+            fetches: FetchTable::default(),
             space: Space::default(),
             reclaim: Signal::default(),
-            reclaim_calls: AtomicU64::new(0),
-            busy: Mutex::default(),
+            reclaim_requests: AtomicU64::new(0),
+            locked_names: Mutex::default(),
             poisoned: AtomicBool::new(poisoned),
             stopping: AtomicBool::new(false),
             extents: AtomicU64::new(0),
@@ -162,19 +162,19 @@ impl Shared {
 
     /// Wakes every parked request and every waiter: something ended for good.
     pub(crate) fn wake_parked(&self) {
-        self.space.raise();
+        self.space.wake_all();
         self.fetches.wake();
         self.committer().wake();
     }
 
     /// Asks the reclaimer to look.
-    pub(crate) fn call_reclaim(&self) {
-        self.reclaim_calls.fetch_add(1, Ordering::AcqRel);
-        self.reclaim.raise();
+    pub(crate) fn request_reclaim(&self) {
+        self.reclaim_requests.fetch_add(1, Ordering::AcqRel);
+        self.reclaim.wake_all();
     }
 
-    pub(crate) fn reclaim_calls(&self) -> u64 {
-        self.reclaim_calls.load(Ordering::Acquire)
+    pub(crate) fn reclaim_requests(&self) -> u64 {
+        self.reclaim_requests.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_stopping(&self) -> bool {
