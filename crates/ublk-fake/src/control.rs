@@ -1,26 +1,26 @@
 //! Control commands: what each checks, in the driver's order, and what it does at once.
 //!
-//! Those that wait go on in `lifecycle`.
+//! Commands that wait continue in `lifecycle`.
 
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::device::{Device, Queue, Release, Tag};
-use crate::kernel::{ControlId, Kernel, Waiting};
+use crate::kernel::{ControlId, Kernel, WaitReason};
 use crate::params::{self, PAGE_SHIFT};
 use ublk::sys::{self, ControlCommand, DeviceInfo, Params};
 
-/// What became of a control command.
+/// How a control command was answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It ended: zero, a count, or a negated errno.
-    Ended(i32),
-    /// It waits.
-    Waits(ControlId),
+    /// It completed with zero, a count, or a negated errno.
+    Done(i32),
+    /// The driver holds it until the device reaches a state.
+    Pending(ControlId),
 }
 
 impl From<Result<i32, i32>> for Outcome {
     fn from(result: Result<i32, i32>) -> Outcome {
-        Outcome::Ended(result.unwrap_or_else(|errno| errno))
+        Outcome::Done(result.unwrap_or_else(|errno| errno))
     }
 }
 
@@ -34,19 +34,19 @@ impl Kernel {
         command: ControlCommand,
         argument: &mut [u8],
     ) -> Outcome {
-        self.release_ages();
-        let outcome = self.control_now(opcode, command, argument);
-        self.settle();
+        self.age_releases();
+        let outcome = self.dispatch_control(opcode, command, argument);
+        self.run_until_idle();
         match outcome {
-            Outcome::Waits(id) => match self.ended.remove(&id) {
-                Some(result) => Outcome::Ended(result),
+            Outcome::Pending(id) => match self.control_results.remove(&id) {
+                Some(result) => Outcome::Done(result),
                 None => outcome,
             },
-            ended => ended,
+            done => done,
         }
     }
 
-    fn control_now(
+    fn dispatch_control(
         &mut self,
         opcode: u32,
         command: ControlCommand,
@@ -59,22 +59,22 @@ impl Kernel {
             _ => {}
         }
         let Some(device) = self.devices.get(&id) else {
-            return Outcome::Ended(-libc::ENODEV);
+            return Outcome::Done(-libc::ENODEV);
         };
-        // A deleted device is there until nobody has it open. What the kernel says to other commands
-        // on one nobody should rely on.
-        let of_deleted = [
+        // A deleted device stays until its last opener closes it. What the kernel answers to other
+        // commands meanwhile is not something to rely on.
+        let allowed_when_deleted = [
             sys::GET_DEVICE_INFO,
             sys::START_RECOVERY,
             sys::DELETE_DEVICE,
             sys::DELETE_DEVICE_ASYNC,
         ];
-        if device.deleted && !of_deleted.contains(&opcode) {
-            return Outcome::Ended(-libc::ENODEV);
+        if device.deleted && !allowed_when_deleted.contains(&opcode) {
+            return Outcome::Done(-libc::ENODEV);
         }
-        let argument = match path_skipped(opcode, command, argument) {
+        let argument = match skip_path(opcode, command, argument) {
             Ok(argument) => argument,
-            Err(errno) => return Outcome::Ended(errno),
+            Err(errno) => return Outcome::Done(errno),
         };
         match opcode {
             sys::GET_DEVICE_INFO | sys::GET_DEVICE_INFO2 => self.get_info(id, argument).into(),
@@ -92,8 +92,8 @@ impl Kernel {
             }
             sys::QUIESCE_DEVICE if self.profile.has(sys::F_QUIESCE) => self.quiesce(id).into(),
             sys::TRY_STOP_DEVICE if self.profile.has(sys::F_SAFE_STOP) => self.try_stop(id),
-            // What this profile does not know, and what the fake does not play.
-            _ => Outcome::Ended(-libc::EOPNOTSUPP),
+            // Commands that this profile lacks or the fake does not implement.
+            _ => Outcome::Done(-libc::EOPNOTSUPP),
         }
     }
 
@@ -130,7 +130,7 @@ impl Kernel {
             id if self.devices.contains_key(&id) => return Err(-libc::EEXIST),
             id => id,
         };
-        info.flags = self.granted(info.flags)?;
+        info.flags = self.grant_flags(info.flags)?;
         info.descriptor_bytes = match info.flags & sys::F_DESCRIPTOR_BYTES {
             0 => 0,
             _ => self.profile.descriptor_bytes,
@@ -147,9 +147,9 @@ impl Kernel {
         Ok(0)
     }
 
-    /// Sets of flags that are refused before anything is masked.
+    /// Refuses combinations of flags that the driver refuses before it masks any.
     fn check_flags(&self, flags: u64) -> Result<(), i32> {
-        if !self.profile.checks_recovery_flags {
+        if !self.profile.validates_recovery_flags {
             return Ok(());
         }
         let (plain, reissue, fail) = (
@@ -168,11 +168,11 @@ impl Kernel {
         Ok(())
     }
 
-    /// What becomes of the flags that were asked for.
-    fn granted(&self, asked: u64) -> Result<u64, i32> {
+    /// The flags that the driver grants of those that were asked for.
+    fn grant_flags(&self, asked: u64) -> Result<u64, i32> {
         // The fake's caller has all privileges.
         let mut flags = asked & !sys::F_UNPRIVILEGED & self.profile.features;
-        flags |= self.profile.forced();
+        flags |= self.profile.forced_flags();
         if flags & (sys::F_USER_COPY | sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_BATCH_IO) != 0
         {
             flags &= !sys::F_NEED_GET_DATA;
@@ -219,7 +219,7 @@ impl Kernel {
     }
 
     fn set_params(&mut self, id: u32, argument: &[u8]) -> Result<i32, i32> {
-        let (mut params, len) = read_params(argument)?;
+        let (mut params, len) = parse_params(argument)?;
         if params.types == 0 {
             return EINVAL;
         }
@@ -242,7 +242,7 @@ impl Kernel {
     }
 
     fn get_params(&self, id: u32, argument: &mut [u8]) -> Result<i32, i32> {
-        let (_, len) = read_params(argument)?;
+        let (_, len) = parse_params(argument)?;
         let device = &self.devices[&id];
         let mut params = device.params;
         params.types |= sys::PARAM_NODES;
@@ -266,33 +266,29 @@ impl Kernel {
     fn try_stop(&mut self, id: u32) -> Outcome {
         let device = self.devices.get_mut(&id).expect("the device was found");
         if !device.disk {
-            return Outcome::Ended(-libc::ENODEV);
+            return Outcome::Done(-libc::ENODEV);
         }
         if device.clients > 0 {
-            return Outcome::Ended(-libc::EBUSY);
+            return Outcome::Done(-libc::EBUSY);
         }
         device.block_open = true;
         self.stop(id)
     }
 
-    /// Whatever waits is not waited for any more.
-    pub(super) fn control_cancel(&mut self, id: ControlId) {
-        if self.waits.remove(&id).is_some() {
-            self.ended.insert(id, -libc::EINTR);
+    /// Ends a command that waits with `EINTR`.
+    pub(super) fn cancel_control(&mut self, id: ControlId) {
+        if self.pending_controls.remove(&id).is_some() {
+            self.control_results.insert(id, -libc::EINTR);
         }
     }
 
-    pub(super) fn wait_for(&mut self, id: u32, what: Waiting) -> Outcome {
-        Outcome::Waits(self.wait(id, what))
+    pub(super) fn wait_for(&mut self, id: u32, reason: WaitReason) -> Outcome {
+        Outcome::Pending(self.wait(id, reason))
     }
 }
 
-/// INFO2 wants the device's path before the argument.
-fn path_skipped(
-    opcode: u32,
-    command: ControlCommand,
-    argument: &mut [u8],
-) -> Result<&mut [u8], i32> {
+/// GET_DEV_INFO2 has the path of the device before the argument.
+fn skip_path(opcode: u32, command: ControlCommand, argument: &mut [u8]) -> Result<&mut [u8], i32> {
     if opcode != sys::GET_DEVICE_INFO2 {
         return Ok(argument);
     }
@@ -309,8 +305,8 @@ fn path_skipped(
     Ok(rest)
 }
 
-/// Parameters as long as they say they are.
-fn read_params(argument: &[u8]) -> Result<(Params, usize), i32> {
+/// Reads parameters, as long as their own `len` says.
+fn parse_params(argument: &[u8]) -> Result<(Params, usize), i32> {
     let given = argument
         .first_chunk::<4>()
         .map(|len| u32::from_ne_bytes(*len) as usize)
@@ -326,7 +322,7 @@ fn read_params(argument: &[u8]) -> Result<(Params, usize), i32> {
 
 fn new_device(info: DeviceInfo) -> std::io::Result<Device> {
     let memory = rustix::fs::memfd_create("ublk-fake", rustix::fs::MemfdFlags::CLOEXEC)?;
-    let len = u64::from(info.queues) * crate::device::descriptors_apart(&info);
+    let len = u64::from(info.queues) * crate::device::queue_descriptors_bytes(&info);
     rustix::fs::ftruncate(&memory, len)?;
     let inode = rustix::fs::fstat(&memory)?.st_ino;
     let queue = || Queue {
@@ -339,7 +335,7 @@ fn new_device(info: DeviceInfo) -> std::io::Result<Device> {
         queues: (0..info.queues).map(|_| queue()).collect(),
         opener: None,
         open: false,
-        release: Release::No,
+        release: Release::Idle,
         release_in: 0,
         disk: false,
         used: false,

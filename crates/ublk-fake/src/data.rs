@@ -1,10 +1,10 @@
-//! How the bytes of a request get to the server and back: copies to and from its memory, buffer
-//! slots, and the window of user copy.
+//! How the bytes of a request reach the server and come back: copies to and from its memory,
+//! buffer slots, and the window of user copy.
 
 use crate::device::Request;
 use crate::kernel::RingId;
 use crate::kernel::{Kernel, SlotUse};
-use crate::tags::{Given, Verdict};
+use crate::tags::{CommandOutcome, SubmittedCommand};
 use ublk::sys;
 
 /// The server's memory could not be reached.
@@ -15,7 +15,7 @@ pub(super) struct Fault;
 const LOWEST_ADDRESS: u64 = 0x1000;
 
 /// Copies what is left of a write to the server's memory, `limit` bytes at most.
-pub(super) fn write_out(
+pub(super) fn copy_to_server(
     request: &Request,
     addr: u64,
     limit: Option<usize>,
@@ -32,61 +32,69 @@ pub(super) fn write_out(
 }
 
 /// Copies `len` bytes of a read from the server's memory.
-pub(super) fn read_in(request: &mut Request, addr: u64, len: usize) -> usize {
+pub(super) fn copy_from_server(request: &mut Request, addr: u64, len: usize) -> usize {
     if addr < LOWEST_ADDRESS {
         return 0;
     }
     let to = &mut request.pages[request.done..request.done + len];
-    // SAFETY: as in `write_out`.
+    // SAFETY: as in `copy_to_server`.
     unsafe { std::ptr::copy_nonoverlapping(addr as *const u8, to.as_mut_ptr(), len) };
     len
 }
 
 impl Kernel {
-    /// REGISTER_IO_BUF: the request's pages into a slot.
-    pub(super) fn register(&mut self, given: &Given) -> Result<Verdict, i32> {
-        let slot = u16::try_from(given.command.addr).map_err(|_| -libc::EINVAL)?;
-        let device = &self.devices[&given.device];
-        let tag =
-            &device.queues[usize::from(given.command.queue)].tags[usize::from(given.command.tag)];
-        let lendable = tag.owned && tag.request.as_ref().is_some_and(Request::has_data);
-        if !device.has(sys::F_ZERO_COPY) || !lendable {
+    /// REGISTER_IO_BUF: registers the pages of the request in a slot.
+    pub(super) fn register(&mut self, submitted: &SubmittedCommand) -> Result<CommandOutcome, i32> {
+        let slot = u16::try_from(submitted.command.addr).map_err(|_| -libc::EINVAL)?;
+        let device = &self.devices[&submitted.device];
+        let tag = &device.queues[usize::from(submitted.command.queue)].tags
+            [usize::from(submitted.command.tag)];
+        let registrable = tag.owned && tag.request.as_ref().is_some_and(Request::has_data);
+        if !device.has(sys::F_ZERO_COPY) || !registrable {
             return Err(-libc::EINVAL);
         }
-        self.slot_take(given.ring, slot, given)?;
-        Ok(Verdict::Ends(0))
+        self.register_slot(submitted.ring, slot, submitted)?;
+        Ok(CommandOutcome::Done(0))
     }
 
     /// UNREGISTER_IO_BUF: neither queue nor tag matter.
-    pub(super) fn unregister(&mut self, given: &Given) -> Result<Verdict, i32> {
+    pub(super) fn unregister(
+        &mut self,
+        submitted: &SubmittedCommand,
+    ) -> Result<CommandOutcome, i32> {
         let zero_copy = self
             .devices
-            .get(&given.device)
+            .get(&submitted.device)
             .is_some_and(|device| device.has(sys::F_ZERO_COPY));
-        let slot = u16::try_from(given.command.addr).map_err(|_| -libc::EINVAL)?;
-        if !zero_copy || !self.slot_free(given.ring, slot) {
+        let slot = u16::try_from(submitted.command.addr).map_err(|_| -libc::EINVAL)?;
+        if !zero_copy || !self.unregister_slot(submitted.ring, slot) {
             return Err(-libc::EINVAL);
         }
-        Ok(Verdict::Ends(0))
+        Ok(CommandOutcome::Done(0))
     }
 
-    fn slot_take(&mut self, ring: RingId, slot: u16, given: &Given) -> Result<(), i32> {
+    fn register_slot(
+        &mut self,
+        ring: RingId,
+        slot: u16,
+        submitted: &SubmittedCommand,
+    ) -> Result<(), i32> {
         let entry = self.ring(ring).slots.get_mut(usize::from(slot));
         let entry = entry.ok_or(-libc::EINVAL)?;
         if entry.is_some() {
             return Err(-libc::EBUSY);
         }
         *entry = Some(SlotUse {
-            device: given.device,
-            queue: given.command.queue,
-            tag: given.command.tag,
+            device: submitted.device,
+            queue: submitted.command.queue,
+            tag: submitted.command.tag,
         });
-        self.tag(given).held += 1;
+        self.tag(submitted).page_refs += 1;
         Ok(())
     }
 
-    /// AUTO_BUF_REG: whether the pages of the tag's request are in its slot now.
-    pub(super) fn slot_take_auto(&mut self, ring: RingId, slot: u16, at: SlotUse) -> bool {
+    /// AUTO_BUF_REG: registers the pages of the tag's request in its slot; whether it was free.
+    pub(super) fn auto_register_slot(&mut self, ring: RingId, slot: u16, at: SlotUse) -> bool {
         let Some(entry @ None) = self.ring(ring).slots.get_mut(usize::from(slot)) else {
             return false;
         };
@@ -96,40 +104,40 @@ impl Kernel {
             .get_mut(&at.device)
             .expect("the device is there");
         let tag = &mut device.queues[usize::from(at.queue)].tags[usize::from(at.tag)];
-        tag.held += 1;
-        tag.auto_registered = Some((ring, slot));
+        tag.page_refs += 1;
+        tag.auto_slot_in_use = Some((ring, slot));
         true
     }
 
-    /// Takes pages out of a slot; ends the request whose commit waited for them.
-    pub(super) fn slot_free(&mut self, ring: RingId, slot: u16) -> bool {
+    /// Empties a slot; completes the request whose commit waited for it.
+    pub(super) fn unregister_slot(&mut self, ring: RingId, slot: u16) -> bool {
         let Some(ring) = self.rings.get_mut(&ring) else {
             return false;
         };
         let taken = ring.slots.get_mut(usize::from(slot)).and_then(Option::take);
         taken.is_some_and(|at| {
-            self.pages_back(at);
+            self.release_pages(at);
             true
         })
     }
 
-    /// A slot holds the pages of a tag's request no more.
-    pub(super) fn pages_back(&mut self, at: SlotUse) {
+    /// Drops one reference of a slot to the pages of a request.
+    pub(super) fn release_pages(&mut self, at: SlotUse) {
         let Some(device) = self.devices.get_mut(&at.device) else {
             return;
         };
         let tag = &mut device.queues[usize::from(at.queue)].tags[usize::from(at.tag)];
-        tag.held -= 1;
-        if tag.held == 0
-            && let Some(result) = tag.late_result.take()
+        tag.page_refs -= 1;
+        if tag.page_refs == 0
+            && let Some(result) = tag.deferred_result.take()
         {
-            self.finish(at.device, at.queue, at.tag, result);
+            self.apply_result(at.device, at.queue, at.tag, result);
         }
     }
 
     /// The part of a request's pages that a fixed operation moves, or why it may not:
     /// `into_request` for one that reads a file.
-    pub(super) fn fixed(
+    pub(super) fn move_fixed(
         &mut self,
         ring: RingId,
         slot: u16,
@@ -161,7 +169,7 @@ impl Kernel {
         into_request: bool,
         bytes: &mut [u8],
     ) -> Result<usize, i32> {
-        let loose = self.profile.loose_window;
+        let loose = self.profile.unchecked_window;
         let Some(device) = self.devices.get_mut(&device) else {
             return Err(-libc::EACCES);
         };

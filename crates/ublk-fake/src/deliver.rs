@@ -1,11 +1,11 @@
-//! Requests on their way to the server and back: which tag gets one, what the server is told,
-//! and what its result means to the client.
+//! Requests between the block layer and the server: which tag carries one, what its descriptor
+//! says, and what the server's result means to the client.
 
 use zerocopy::IntoBytes;
 
-use crate::data::{read_in, write_out};
-use crate::device::{Armed, ClientId, ClientOp, Request};
-use crate::device::{descriptor_stride, descriptors_apart};
+use crate::data::{copy_from_server, copy_to_server};
+use crate::device::{ArmedCommand, ClientId, ClientOp, Request};
+use crate::device::{descriptor_stride, queue_descriptors_bytes};
 use crate::kernel::{Kernel, SlotUse};
 use ublk::sys::{self, IoDescriptor};
 
@@ -13,7 +13,7 @@ use ublk::sys::{self, IoDescriptor};
 const ZERO_RESULTS_MAX: u32 = 8;
 
 impl Kernel {
-    /// A client's request. Its end is an answer.
+    /// Submits a request of a client; its completion is an entry in `answers`.
     pub(super) fn submit(&mut self, id: u32, queue: u16, request: ClientRequest) -> ClientId {
         let client = ClientId(self.client_next);
         self.client_next += 1;
@@ -25,16 +25,16 @@ impl Kernel {
             }
             Err(answer) => self.answers.push((client, answer)),
         }
-        self.settle();
+        self.run_until_idle();
         client
     }
 
-    /// What the block layer makes of a client's wish, or its answer.
+    /// What the block layer makes of a client's request, or its answer.
     fn admit(
         &self,
         id: u32,
         client: ClientId,
-        wish: ClientRequest,
+        request: ClientRequest,
     ) -> Result<Request, Result<Vec<u8>, i32>> {
         let device = self.devices.get(&id).filter(|device| device.disk);
         let Some(device) = device else {
@@ -47,7 +47,7 @@ impl Kernel {
         let attributes = params.basic.attributes;
         let cached = attributes & sys::ATTR_VOLATILE_CACHE != 0;
         let discards = params.types & sys::PARAM_DISCARD != 0;
-        let (op, pages, len) = match wish.op {
+        let (op, pages, len) = match request.op {
             ClientOp::Read(len) => (sys::OP_READ, vec![0; len as usize], len as usize),
             ClientOp::Write(bytes) => {
                 let len = bytes.len();
@@ -55,24 +55,24 @@ impl Kernel {
             }
             ClientOp::Flush if !cached => return Err(Ok(Vec::new())),
             ClientOp::Flush => (sys::OP_FLUSH, Vec::new(), 0),
-            ClientOp::Discard(_) | ClientOp::Zeroes(_) if !discards => {
+            ClientOp::Discard(_) | ClientOp::WriteZeroes(_) if !discards => {
                 return Err(Err(-libc::EOPNOTSUPP));
             }
             ClientOp::Discard(len) => (sys::OP_DISCARD, Vec::new(), len as usize),
-            ClientOp::Zeroes(len) => (sys::OP_WRITE_ZEROES, Vec::new(), len as usize),
+            ClientOp::WriteZeroes(len) => (sys::OP_WRITE_ZEROES, Vec::new(), len as usize),
         };
         if op != sys::OP_READ && op != sys::OP_FLUSH && attributes & sys::ATTR_READ_ONLY != 0 {
             return Err(Err(-libc::EPERM));
         }
-        if wish.sector + (len as u64).div_ceil(512) > params.basic.sectors {
+        if request.sector + (len as u64).div_ceil(512) > params.basic.sectors {
             return Err(Err(-libc::EIO));
         }
         let takes_fua = attributes & sys::ATTR_FUA != 0;
-        let durable = wish.fua && cached && op == sys::OP_WRITE;
+        let durable = request.fua && cached && op == sys::OP_WRITE;
         Ok(Request {
             client,
             op,
-            sector: wish.sector,
+            sector: request.sector,
             pages,
             len,
             done: 0,
@@ -82,15 +82,15 @@ impl Kernel {
         })
     }
 
-    /// Hands waiting requests to free tags; whether anything moved.
+    /// Dispatches waiting requests to free tags; whether it dispatched any.
     pub(super) fn dispatch(&mut self, id: u32) -> bool {
         let mut moved = false;
         for queue in 0..self.devices[&id].queues.len() {
-            if let Some(errno) = self.refusal(id, queue) {
+            if let Some(errno) = self.find_refusal(id, queue) {
                 moved |= self.fail_waiting(id, queue, errno);
                 continue;
             }
-            while let Some((tag, request)) = self.match_up(id, queue) {
+            while let Some((tag, request)) = self.next_dispatch(id, queue) {
                 self.deliver(id, queue as u16, tag as u16, request);
                 moved = true;
             }
@@ -98,8 +98,8 @@ impl Kernel {
         moved
     }
 
-    /// The errno with which a queue's new requests fail.
-    fn refusal(&self, id: u32, queue: usize) -> Option<i32> {
+    /// The errno with which new requests of a queue fail, if they do.
+    fn find_refusal(&self, id: u32, queue: usize) -> Option<i32> {
         let device = &self.devices[&id];
         if !device.disk {
             return Some(-libc::EIO);
@@ -107,9 +107,9 @@ impl Kernel {
         if device.info.state == sys::STATE_FAIL_IO {
             return Some(-libc::EREMOTEIO);
         }
-        // Nobody would take it any more.
+        // No server will fetch again.
         let canceling = device.queues[queue].canceling;
-        let aborted = device.stopping && (device.recoverable() || canceling);
+        let aborted = device.stopping && (device.is_recoverable() || canceling);
         let unserved = canceling && !device.queues_io();
         (aborted || unserved).then_some(-libc::EIO)
     }
@@ -126,29 +126,29 @@ impl Kernel {
         some
     }
 
-    /// A waiting request and a tag for it.
-    fn match_up(&mut self, id: u32, queue: usize) -> Option<(usize, Request)> {
-        let held_by_state = self.profile.queue_tasks && self.devices[&id].recoverable();
+    /// The next waiting request and a free tag for it.
+    fn next_dispatch(&mut self, id: u32, queue: usize) -> Option<(usize, Request)> {
+        let held_by_state = self.profile.task_per_queue && self.devices[&id].is_recoverable();
         let device = self.devices.get_mut(&id)?;
         let queue = &mut device.queues[queue];
         // While a new server fetches, a queue serves once all of it is fetched.
-        if held_by_state || queue.canceling || !queue.ready() || queue.waiting.is_empty() {
+        if held_by_state || queue.canceling || !queue.is_ready() || queue.waiting.is_empty() {
             return None;
         }
-        let tag = queue.tags.iter().position(crate::device::Tag::free)?;
+        let tag = queue.tags.iter().position(crate::device::Tag::is_free)?;
         Some((tag, queue.waiting.pop_front()?))
     }
 
     /// Gives a request to the server through a free tag.
     fn deliver(&mut self, id: u32, queue: u16, tag: u16, request: Request) {
         let device = self.devices.get_mut(&id).expect("the device is there");
-        let (copies, get_data) = (!device.moves_itself(), device.need_get_data());
+        let (copies, get_data) = (!device.server_copies(), device.needs_get_data());
         let state = &mut device.queues[usize::from(queue)].tags[usize::from(tag)];
-        let Armed { ring, key } = state.armed.expect("a free tag is armed");
+        let ArmedCommand { ring, key } = state.armed.expect("a free tag is armed");
         let has_data = request.has_data();
         let write = request.op == sys::OP_WRITE;
         let mut moved = request.left();
-        state.need_register = false;
+        state.needs_register = false;
         state.fetched = false;
         if let Some(auto) = state.auto.filter(|_| has_data) {
             let client = request.client;
@@ -158,21 +158,21 @@ impl Kernel {
                 queue,
                 tag,
             };
-            if !self.slot_take_auto(ring, auto.slot, at) {
+            if !self.auto_register_slot(ring, auto.slot, at) {
                 let state = self.state(id, queue, tag);
                 if !auto.fallback {
                     state.request = None;
-                    self.complaints.unseen += 1;
+                    self.stats.slot_failures += 1;
                     self.answers.push((client, Err(-libc::EIO)));
                     return;
                 }
-                state.need_register = true;
+                state.needs_register = true;
             }
         } else if write && copies && get_data {
             state.request = Some(request);
-            state.owed = true;
+            state.awaits_get_data = true;
         } else if write && copies {
-            match write_out(&request, state.addr, None) {
+            match copy_to_server(&request, state.addr, None) {
                 Ok(bytes) => moved = bytes,
                 Err(crate::data::Fault) => {
                     self.answers.push((request.client, Err(-libc::EIO)));
@@ -186,12 +186,12 @@ impl Kernel {
         let state = self.state(id, queue, tag);
         state.armed = None;
         state.owned = true;
-        let result = if state.owed {
+        let result = if state.awaits_get_data {
             sys::RESULT_NEED_GET_DATA
         } else {
             sys::RESULT_OK
         };
-        self.describe(id, queue, tag, moved);
+        self.write_descriptor(id, queue, tag, moved);
         self.post(ring, key, result);
     }
 
@@ -201,15 +201,15 @@ impl Kernel {
     }
 
     /// Writes a tag's descriptor; `bytes` of the request are there to be served.
-    pub(super) fn describe(&mut self, id: u32, queue: u16, tag: u16, bytes: usize) {
-        let copies = !self.devices[&id].moves_itself();
+    pub(super) fn write_descriptor(&mut self, id: u32, queue: u16, tag: u16, bytes: usize) {
+        let copies = !self.devices[&id].server_copies();
         let state = self.state(id, queue, tag);
         let request = state.request.as_ref().expect("only requests are described");
         let mut op_flags = u32::from(request.op);
         if request.fua {
             op_flags |= sys::IO_FUA;
         }
-        if state.need_register {
+        if state.needs_register {
             op_flags |= sys::IO_NEED_REGISTER_BUFFER;
         }
         let descriptor = IoDescriptor {
@@ -219,15 +219,15 @@ impl Kernel {
             addr: if copies { state.addr } else { 0 },
         };
         let device = &self.devices[&id];
-        let of_queue = u64::from(queue) * descriptors_apart(&device.info);
+        let of_queue = u64::from(queue) * queue_descriptors_bytes(&device.info);
         let at = of_queue + u64::from(tag) * descriptor_stride(&device.info);
         rustix::io::pwrite(&device.memory, descriptor.as_bytes(), at)
             .expect("the descriptors' memory is as long as all of them");
     }
 
-    /// The server's result reaches the request of a tag.
-    pub(super) fn finish(&mut self, id: u32, queue: u16, tag: u16, result: i32) {
-        let copies = !self.devices[&id].moves_itself();
+    /// Applies the result of the server to the request of a tag.
+    pub(super) fn apply_result(&mut self, id: u32, queue: u16, tag: u16, result: i32) {
+        let copies = !self.devices[&id].server_copies();
         let state = self.state(id, queue, tag);
         let addr = state.addr;
         let mut request = state.request.take().expect("a result is for a request");
@@ -237,12 +237,12 @@ impl Kernel {
             return;
         }
         if !request.has_data() {
-            self.answered(id, queue, request);
+            self.complete_request(id, queue, request);
             return;
         }
         let mut bytes = result as usize;
         if bytes > request.left() {
-            self.complaints.excess += 1;
+            self.stats.oversized_results += 1;
             bytes = request.left();
         }
         let read = request.op == sys::OP_READ;
@@ -251,30 +251,30 @@ impl Kernel {
             return;
         }
         if read && copies {
-            bytes = read_in(&mut request, addr, bytes);
+            bytes = copy_from_server(&mut request, addr, bytes);
         }
         request.done += bytes;
         if request.left() == 0 {
-            self.answered(id, queue, request);
+            self.complete_request(id, queue, request);
             return;
         }
         if bytes == 0 {
             request.zero_results += 1;
-            self.complaints.zero_writes += 1;
+            self.stats.zero_results += 1;
         }
         if request.zero_results >= ZERO_RESULTS_MAX {
             self.answers.push((request.client, Err(-libc::EIO)));
             return;
         }
-        self.complaints.requeued += 1;
+        self.stats.requeued += 1;
         let device = self.devices.get_mut(&id).expect("the device is there");
         device.queues[usize::from(queue)]
             .waiting
             .push_front(request);
     }
 
-    /// A request is done: the flush that its FUA stands for follows, or the client's answer.
-    fn answered(&mut self, id: u32, queue: u16, mut request: Request) {
+    /// Completes a request: to the client, or by queueing the flush that emulates its FUA.
+    fn complete_request(&mut self, id: u32, queue: u16, mut request: Request) {
         if request.then_flush {
             request.op = sys::OP_FLUSH;
             request.then_flush = false;
@@ -295,10 +295,10 @@ impl Kernel {
     }
 }
 
-/// What a client wants of a disk.
+/// A request of a client to a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRequest {
-    /// What.
+    /// The operation.
     pub op: ClientOp,
     /// First sector.
     pub sector: u64,

@@ -1,4 +1,4 @@
-//! What the fake knows of one device: its queues and tags, and the requests of its clients.
+//! The state of one device: its queues and tags, and the requests of its clients.
 //!
 //! Data only; the rules are in the files beside this one. Invariants: a tag is armed or owned,
 //! never both; an owned tag has a request; a request has a tag or waits in one queue.
@@ -12,7 +12,7 @@ use ublk::sys::{self, DeviceInfo, Params};
 
 /// A command that the driver keeps until there is work for its tag.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Armed {
+pub(super) struct ArmedCommand {
     pub(super) ring: RingId,
     /// The server's own name for the command.
     pub(super) key: u64,
@@ -25,38 +25,38 @@ pub(super) struct AutoSlot {
     pub(super) fallback: bool,
 }
 
-/// One tag, and whose it is.
+/// One tag, and who owns it.
 #[derive(Debug, Default)]
 pub(super) struct Tag {
-    /// The driver has it.
-    pub(super) armed: Option<Armed>,
-    /// The server has it.
+    /// The command that the driver holds for it.
+    pub(super) armed: Option<ArmedCommand>,
+    /// The server owns it.
     pub(super) owned: bool,
-    /// A write was announced and its data not asked for.
-    pub(super) owed: bool,
-    /// The data of the request at hand were asked for.
+    /// The server was told of a write and has not asked for its data yet.
+    pub(super) awaits_get_data: bool,
+    /// The server asked for the data of its request.
     pub(super) fetched: bool,
-    /// Who fetched it.
+    /// The task that fetched it.
     pub(super) task: Option<TaskId>,
     /// Where the server's buffer is.
     pub(super) addr: u64,
     pub(super) auto: Option<AutoSlot>,
-    /// Where the driver put the pages by itself; it takes them out at the commit on that ring.
-    pub(super) auto_registered: Option<(RingId, u16)>,
-    /// Slots that hold the request's pages.
-    pub(super) held: u32,
-    /// A commit that waits until no slot holds the pages.
-    pub(super) late_result: Option<i32>,
+    /// Where the driver registered the pages by itself; the commit on that ring unregisters them.
+    pub(super) auto_slot_in_use: Option<(RingId, u16)>,
+    /// Buffer slots that refer to the pages of its request.
+    pub(super) page_refs: u32,
+    /// The result of a commit that waits until no slot refers to the pages.
+    pub(super) deferred_result: Option<i32>,
     pub(super) request: Option<Request>,
     /// The last descriptor's flags, beside what the request says.
-    pub(super) need_register: bool,
-    /// Fetched once since the last reset; ready counts these.
+    pub(super) needs_register: bool,
+    /// Fetched since the last reset.
     pub(super) ready: bool,
 }
 
 impl Tag {
-    /// Whether a request may be given to it.
-    pub(super) fn free(&self) -> bool {
+    /// Whether it can carry a new request.
+    pub(super) fn is_free(&self) -> bool {
         self.armed.is_some() && self.request.is_none()
     }
 }
@@ -74,7 +74,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn ready(&self) -> bool {
+    pub(super) fn is_ready(&self) -> bool {
         self.tags.iter().all(|tag| tag.ready)
     }
 }
@@ -82,9 +82,9 @@ impl Queue {
 /// How far the release of a character device has got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
-    /// Somebody has it open, or nobody ever had.
-    No,
-    /// Everything is closed, and nothing of it is seen yet.
+    /// None is in progress.
+    Idle,
+    /// The last descriptor is closed, and no command shows it yet.
     Closed,
     /// The state is the one after the server's exit, but the device still counts as open.
     StillOpen,
@@ -109,7 +109,7 @@ pub(super) struct Device {
     pub(super) used: bool,
     /// Clients that have the disk open.
     pub(super) clients: u32,
-    /// STOP has begun: no new requests are taken.
+    /// STOP has begun: no new requests are is_fetched.
     pub(super) stopping: bool,
     pub(super) block_open: bool,
     pub(super) deleted: bool,
@@ -129,8 +129,8 @@ pub(super) fn descriptor_stride(info: &DeviceInfo) -> u64 {
     }
 }
 
-/// Bytes between the descriptors of two queues.
-pub(super) fn descriptors_apart(info: &DeviceInfo) -> u64 {
+/// Bytes that the descriptors of one queue take.
+pub(super) fn queue_descriptors_bytes(info: &DeviceInfo) -> u64 {
     u64::from(sys::DEPTH_MAX) * descriptor_stride(info)
 }
 
@@ -139,21 +139,21 @@ impl Device {
         self.info.flags & flag == flag
     }
 
-    /// Whether the server reads and writes the data itself, so that commands name no memory.
-    pub(super) fn moves_itself(&self) -> bool {
+    /// Whether the server moves the data itself, so that commands name no memory.
+    pub(super) fn server_copies(&self) -> bool {
         self.info.flags & (sys::F_USER_COPY | sys::F_ZERO_COPY | sys::F_AUTO_BUFFER) != 0
     }
 
-    pub(super) fn need_get_data(&self) -> bool {
+    pub(super) fn needs_get_data(&self) -> bool {
         self.has(sys::F_NEED_GET_DATA)
     }
 
     /// Every tag of every queue is fetched.
-    pub(super) fn ready(&self) -> bool {
-        self.queues.iter().all(Queue::ready)
+    pub(super) fn is_ready(&self) -> bool {
+        self.queues.iter().all(Queue::is_ready)
     }
 
-    /// Requests wait while there is no server.
+    /// Whether requests wait while there is no server.
     pub(super) fn queues_io(&self) -> bool {
         self.has(sys::F_RECOVERY) && !self.has(sys::F_RECOVERY_FAIL_IO)
     }
@@ -162,17 +162,17 @@ impl Device {
         self.has(sys::F_RECOVERY | sys::F_RECOVERY_REISSUE)
     }
 
-    /// Without a server, and may have one again.
-    pub(super) fn recoverable(&self) -> bool {
+    /// Whether it has no server and may get another.
+    pub(super) fn is_recoverable(&self) -> bool {
         matches!(self.info.state, sys::STATE_QUIESCED | sys::STATE_FAIL_IO)
     }
 
     /// Requests that have a tag.
-    pub(super) fn started(&self) -> usize {
+    pub(super) fn started_requests(&self) -> usize {
         self.tags().filter(|tag| tag.request.is_some()).count()
     }
 
-    pub(super) fn waiting(&self) -> usize {
+    pub(super) fn waiting_requests(&self) -> usize {
         self.queues.iter().map(|queue| queue.waiting.len()).sum()
     }
 
@@ -180,12 +180,12 @@ impl Device {
         self.queues.iter().flat_map(|queue| &queue.tags)
     }
 
-    /// What a FETCH makes ready: the queue, or the one tag.
-    pub(super) fn taken(&self, profile: &Profile, queue: u16) -> bool {
-        if profile.queue_tasks {
-            self.queues[usize::from(queue)].ready()
+    /// Whether a FETCH comes too late: its queue, or the device, is ready already.
+    pub(super) fn is_fetched(&self, profile: &Profile, queue: u16) -> bool {
+        if profile.task_per_queue {
+            self.queues[usize::from(queue)].is_ready()
         } else {
-            self.ready()
+            self.is_ready()
         }
     }
 }
@@ -197,15 +197,15 @@ pub enum ClientOp {
     Read(u32),
     /// Write these.
     Write(Vec<u8>),
-    /// Make durable what is written.
+    /// Make earlier writes durable.
     Flush,
-    /// Forget so many bytes.
+    /// Discard so many bytes.
     Discard(u32),
     /// Fill so many bytes with zeroes.
-    Zeroes(u32),
+    WriteZeroes(u32),
 }
 
-/// Names a client's request.
+/// Identifies a request of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub(super) u64);
 

@@ -7,9 +7,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use crate::control::Outcome;
 use crate::deliver::ClientRequest;
 use crate::device::ClientId;
-use crate::kernel::{Complaints, ControlId, Kernel, RingId, TaskId};
+use crate::kernel::{ControlId, DriverStats, Kernel, RingId, TaskId};
 use crate::profile::Profile;
-use crate::tags::Given;
+use crate::tags::SubmittedCommand;
 use ublk::sys::{ControlCommand, IoCommand};
 
 /// A driver without a kernel. Clones are the same driver.
@@ -21,7 +21,7 @@ pub struct Driver {
 #[derive(Debug)]
 struct Shared {
     kernel: Mutex<Kernel>,
-    moved: Condvar,
+    changed: Condvar,
 }
 
 impl Driver {
@@ -30,34 +30,34 @@ impl Driver {
         Driver {
             shared: Arc::new(Shared {
                 kernel: Mutex::new(Kernel::new(profile)),
-                moved: Condvar::new(),
+                changed: Condvar::new(),
             }),
         }
     }
 
-    pub(super) fn kernel(&self) -> Locked<'_> {
-        Locked {
+    pub(super) fn kernel(&self) -> KernelGuard<'_> {
+        KernelGuard {
             kernel: self
                 .shared
                 .kernel
                 .lock()
                 .unwrap_or_else(std::sync::PoisonError::into_inner),
-            moved: &self.shared.moved,
+            changed: &self.shared.changed,
         }
     }
 
-    /// Which kernel it plays.
+    /// The kernel that it simulates.
     pub fn profile(&self) -> Profile {
         self.kernel().kernel.profile
     }
 
-    /// How late the stages of a server's exit show, in control commands.
-    pub fn release_delay(&self, commands: u32) {
+    /// Sets after how many control commands each stage of a server's exit becomes visible.
+    pub fn set_release_delay(&self, commands: u32) {
         self.kernel().kernel.release_delay = commands;
     }
 
-    /// The next data that a server asks for are cut to so many bytes.
-    pub fn get_data_limit(&self, bytes: usize) {
+    /// Makes the next GET_DATA copy at most so many bytes.
+    pub fn set_get_data_limit(&self, bytes: usize) {
         self.kernel().kernel.get_data_limit = Some(bytes);
     }
 
@@ -66,14 +66,14 @@ impl Driver {
         self.kernel().kernel.control(opcode, command, argument)
     }
 
-    /// The result of a control command that waited, once.
+    /// The result of a control command that waited; each is returned once.
     pub fn control_result(&self, id: ControlId) -> Option<i32> {
-        self.kernel().kernel.ended.remove(&id)
+        self.kernel().kernel.control_results.remove(&id)
     }
 
     /// Ends a control command that waits, with `EINTR`.
-    pub fn control_cancel(&self, id: ControlId) {
-        self.kernel().kernel.control_cancel(id);
+    pub fn cancel_control(&self, id: ControlId) {
+        self.kernel().kernel.cancel_control(id);
     }
 
     /// Opens a character device for a process. The descriptor can be mapped for descriptors of
@@ -111,15 +111,15 @@ impl Driver {
         listed.map(|(&id, _)| id).collect()
     }
 
-    /// Every descriptor and mapping of a character device is gone.
-    pub fn closed(&self, device: u32) {
-        self.kernel().kernel.closed(device);
+    /// The last descriptor and mapping of a character device were closed.
+    pub fn on_char_close(&self, device: u32) {
+        self.kernel().kernel.on_char_close(device);
     }
 
     /// A ring of a task, with a table of so many buffer slots.
-    pub fn ring_open(&self, task: TaskId, slots: u16) -> RingId {
+    pub fn open_ring(&self, task: TaskId, slots: u16) -> RingId {
         let mut locked = self.kernel();
-        let ring = locked.kernel.ring_open(task);
+        let ring = locked.kernel.open_ring(task);
         locked
             .kernel
             .ring(ring)
@@ -129,8 +129,8 @@ impl Driver {
     }
 
     /// Closes a ring.
-    pub fn ring_close(&self, ring: RingId) {
-        self.kernel().kernel.ring_close(ring);
+    pub fn close_ring(&self, ring: RingId) {
+        self.kernel().kernel.close_ring(ring);
     }
 
     /// Carries out a request command, named `key`.
@@ -148,7 +148,7 @@ impl Driver {
         command: IoCommand,
         key: u64,
     ) {
-        let given = Given {
+        let submitted = SubmittedCommand {
             ring,
             device,
             opcode,
@@ -158,7 +158,7 @@ impl Driver {
         };
         let mut locked = self.kernel();
         // SAFETY: this function's contract is the same.
-        unsafe { locked.kernel.io(given) };
+        unsafe { locked.kernel.io(submitted) };
     }
 
     /// Commands that ended since the last call: key and result.
@@ -167,12 +167,12 @@ impl Driver {
     }
 
     /// Reads a request's data (of a write) from the window of the character device.
-    pub fn window_read(&self, device: u32, offset: u64, to: &mut [u8]) -> Result<usize, i32> {
+    pub fn read_window(&self, device: u32, offset: u64, to: &mut [u8]) -> Result<usize, i32> {
         self.kernel().kernel.user_copy(device, offset, false, to)
     }
 
     /// Writes a request's data (of a read) to the window of the character device.
-    pub fn window_write(&self, device: u32, offset: u64, from: &[u8]) -> Result<usize, i32> {
+    pub fn write_window(&self, device: u32, offset: u64, from: &[u8]) -> Result<usize, i32> {
         let mut bytes = from.to_vec();
         self.kernel()
             .kernel
@@ -181,7 +181,7 @@ impl Driver {
 
     /// Moves bytes between a slot and `bytes`: into the request, as a fixed read of a file does,
     /// or out of it, as a fixed write.
-    pub fn fixed(
+    pub fn move_fixed(
         &self,
         ring: RingId,
         slot: u16,
@@ -191,7 +191,9 @@ impl Driver {
     ) -> Result<(), i32> {
         let mut locked = self.kernel();
         let len = bytes.len() as u32;
-        let pages = locked.kernel.fixed(ring, slot, at, len, into_request)?;
+        let pages = locked
+            .kernel
+            .move_fixed(ring, slot, at, len, into_request)?;
         if into_request {
             pages.copy_from_slice(bytes);
         } else {
@@ -200,7 +202,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A client's request to a disk, from the processor of a queue.
+    /// Submits a request of a client on the processor of a queue.
     pub fn submit(&self, device: u32, queue: u16, request: ClientRequest) -> ClientId {
         self.kernel().kernel.submit(device, queue, request)
     }
@@ -227,12 +229,12 @@ impl Driver {
         Ok(())
     }
 
-    /// The block layer's timeout passes.
-    pub fn time_out(&self, device: u32) {
-        self.kernel().kernel.time_out(device);
+    /// The block layer's request timeout expires.
+    pub fn on_request_timeout(&self, device: u32) {
+        self.kernel().kernel.on_request_timeout(device);
     }
 
-    /// Panics where the driver's own state makes no sense.
+    /// Panics where an invariant of the driver's state is broken.
     pub fn check(&self) {
         for device in self.kernel().kernel.devices.values() {
             for tag in device.tags() {
@@ -244,27 +246,33 @@ impl Driver {
                     !tag.owned || tag.request.is_some(),
                     "nothing owned: {tag:?}"
                 );
-                assert!(!tag.owed || tag.owned, "owed by nobody: {tag:?}");
-                assert!(tag.held == 0 || tag.request.is_some(), "held: {tag:?}");
+                assert!(
+                    !tag.awaits_get_data || tag.owned,
+                    "awaits_get_data by nobody: {tag:?}"
+                );
+                assert!(
+                    tag.page_refs == 0 || tag.request.is_some(),
+                    "page_refs: {tag:?}"
+                );
             }
         }
     }
 
-    /// What the driver counted against its servers.
-    pub fn complaints(&self) -> Complaints {
-        self.kernel().kernel.complaints
+    /// What the driver counted.
+    pub fn stats(&self) -> DriverStats {
+        self.kernel().kernel.stats
     }
 }
 
-/// The kernel, and who waits for it to move.
+/// The locked state; whoever waits for a change is woken when it is dropped.
 #[derive(Debug)]
-pub(super) struct Locked<'a> {
+pub(super) struct KernelGuard<'a> {
     pub(super) kernel: MutexGuard<'a, Kernel>,
-    moved: &'a Condvar,
+    changed: &'a Condvar,
 }
 
-impl Drop for Locked<'_> {
+impl Drop for KernelGuard<'_> {
     fn drop(&mut self) {
-        self.moved.notify_all();
+        self.changed.notify_all();
     }
 }

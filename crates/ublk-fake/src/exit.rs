@@ -1,5 +1,5 @@
-//! A server that leaves: rings that close, the character device that is let go, and what becomes
-//! of the disk and of the requests that were with the server.
+//! The exit of a server: its rings and the character device close, and the driver decides what
+//! happens to the disk and to the requests that the server had.
 //!
 //! Linux 6.12 notices a server's exit by an idle tag that is cancelled, queue by queue; later
 //! kernels by the release of the character device.
@@ -11,8 +11,8 @@ use ublk::sys;
 impl Kernel {
     /// Opens a character device for a process.
     pub(super) fn open(&mut self, id: u32, pid: i32) -> Result<(), i32> {
-        let there = self.devices.get_mut(&id);
-        let device = there
+        let found = self.devices.get_mut(&id);
+        let device = found
             .filter(|device| !device.deleted)
             .ok_or(-libc::ENOENT)?;
         if device.open {
@@ -24,9 +24,9 @@ impl Kernel {
     }
 
     /// The last descriptor and mapping of a character device are gone.
-    pub(super) fn closed(&mut self, id: u32) {
+    pub(super) fn on_char_close(&mut self, id: u32) {
         let delay = self.release_delay;
-        let by_release = self.profile.exit_by_release;
+        let by_release = self.profile.exit_on_release;
         let Some(device) = self.devices.get_mut(&id).filter(|device| device.open) else {
             return;
         };
@@ -35,52 +35,52 @@ impl Kernel {
             device.release_in = delay;
             device.info.server_pid = -1;
         } else {
-            // Only commands wait for it: the state may still be that of a serving device.
+            // Only control commands see this; the state may still be that of a live device.
             device.release = Release::StillOpen;
         }
-        self.settle();
+        self.run_until_idle();
     }
 
-    /// Closes a ring: its commands and its slots are gone.
-    pub(super) fn ring_close(&mut self, ring: RingId) {
+    /// Closes a ring: its commands and its buffer slots go with it.
+    pub(super) fn close_ring(&mut self, ring: RingId) {
         let Some(state) = self.rings.remove(&ring) else {
             return;
         };
         let task = state.task;
         let ids: Vec<u32> = self.devices.keys().copied().collect();
         for id in ids {
-            self.ring_leaves(id, ring, task);
+            self.drop_ring_commands(id, ring, task);
         }
         for at in state.slots.into_iter().flatten() {
-            self.pages_back(at);
+            self.release_pages(at);
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     /// Drops a device's commands on a ring that closes.
-    fn ring_leaves(&mut self, id: u32, ring: RingId, task: TaskId) {
-        let by_release = self.profile.exit_by_release;
+    fn drop_ring_commands(&mut self, id: u32, ring: RingId, task: TaskId) {
+        let by_release = self.profile.exit_on_release;
         let delay = self.release_delay;
         let device = self.devices.get_mut(&id).expect("the device is there");
         let (mut noticed, disk) = (false, device.disk);
-        let mut left = Vec::new();
+        let mut canceled = Vec::new();
         for (index, queue) in device.queues.iter_mut().enumerate() {
             if !by_release && queue.task != Some(task) {
-                let given = |tag: &&Tag| tag.armed.is_some_and(|armed| armed.ring == ring);
-                self.complaints.stuck += queue.tags.iter().filter(given).count() as u64;
+                let on_ring = |tag: &&Tag| tag.armed.is_some_and(|armed| armed.ring == ring);
+                self.stats.uncancelled += queue.tags.iter().filter(on_ring).count() as u64;
                 continue;
             }
-            let mut here = false;
+            let mut dropped = false;
             for tag in &mut queue.tags {
                 if tag.armed.is_some_and(|armed| armed.ring == ring) {
                     tag.armed = None;
-                    here = true;
+                    dropped = true;
                 }
             }
-            if here && disk && !std::mem::replace(&mut queue.canceling, true) {
-                left.push(index);
+            if dropped && disk && !std::mem::replace(&mut queue.canceling, true) {
+                canceled.push(index);
             }
-            noticed |= here && disk;
+            noticed |= dropped && disk;
         }
         if !noticed {
             return;
@@ -93,13 +93,13 @@ impl Kernel {
         }
         device.release_in = delay;
         device.exit_noticed = true;
-        for queue in left {
-            self.abandon(id, queue);
+        for queue in canceled {
+            self.abort_queue(id, queue);
         }
     }
 
-    /// Requests that a dead server had: to the next one, or to an error.
-    fn abandon(&mut self, id: u32, queue: usize) {
+    /// Requeues the requests of a dead server for the next one, or fails them.
+    fn abort_queue(&mut self, id: u32, queue: usize) {
         let device = self.devices.get_mut(&id).expect("the device is there");
         let reissues = device.reissues();
         let queue = &mut device.queues[queue];
@@ -114,9 +114,9 @@ impl Kernel {
             let Some(request) = tag.request.take() else {
                 continue;
             };
-            (tag.owned, tag.owed, tag.late_result) = (false, false, None);
+            (tag.owned, tag.awaits_get_data, tag.deferred_result) = (false, false, None);
             if reissues {
-                self.complaints.reissued += 1;
+                self.stats.reissued += 1;
                 queue.waiting.push_front(request);
             } else {
                 failed.push((request.client, Err(-libc::EIO)));
@@ -125,60 +125,60 @@ impl Kernel {
         self.answers.extend(failed);
     }
 
-    /// 6.12: once nothing is with a server any more, the state follows the exit.
-    pub(super) fn exit_goes_on(&mut self, id: u32) -> bool {
+    /// 6.12: changes the state once the server has no request any more.
+    pub(super) fn advance_exit(&mut self, id: u32) -> bool {
         let device = self.devices.get_mut(&id).expect("the device is there");
-        if !device.exit_noticed || device.release_in > 0 || device.started() > 0 {
+        if !device.exit_noticed || device.release_in > 0 || device.started_requests() > 0 {
             return false;
         }
         device.exit_noticed = false;
         if device.has(sys::F_RECOVERY) {
             device.info.state = sys::STATE_QUIESCED;
         } else {
-            self.disk_down(id);
+            self.remove_disk(id);
         }
-        self.cancel_idle(id);
+        self.cancel_idle_tags(id);
         true
     }
 
     /// 6.12: the block layer's timeout looks at requests whose server may be dead, where no idle
     /// tag told it.
-    pub(super) fn time_out(&mut self, id: u32) {
+    pub(super) fn on_request_timeout(&mut self, id: u32) {
         let Some(device) = self.devices.get_mut(&id) else {
             return;
         };
-        if !self.profile.queue_tasks || !device.disk {
+        if !self.profile.task_per_queue || !device.disk {
             return;
         }
         let rings = &self.rings;
-        let alive = |tag: &Tag| rings.values().any(|ring| Some(ring.task) == tag.task);
+        let has_task = |tag: &Tag| rings.values().any(|ring| Some(ring.task) == tag.task);
         let mut dead = Vec::new();
         for (index, queue) in device.queues.iter_mut().enumerate() {
-            let stuck = |tag: &Tag| tag.request.is_some() && !alive(tag);
+            let stuck = |tag: &Tag| tag.request.is_some() && !has_task(tag);
             if queue.tags.iter().any(stuck) && !std::mem::replace(&mut queue.canceling, true) {
                 dead.push(index);
             }
         }
         device.exit_noticed |= !dead.is_empty();
         for queue in dead {
-            self.abandon(id, queue);
+            self.abort_queue(id, queue);
         }
-        self.settle();
+        self.run_until_idle();
     }
 
-    /// The character device is released: the disk is without a server.
-    pub(super) fn server_gone(&mut self, id: u32) {
+    /// The character device is released: the disk has no server.
+    pub(super) fn on_server_exit(&mut self, id: u32) {
         if !self.devices[&id].disk {
-            // It keeps what it knows of the server: nobody can fetch it any more.
+            // The tags keep their state: no server can fetch them any more.
             return;
         }
         for queue in 0..self.devices[&id].queues.len() {
-            self.abandon(id, queue);
+            self.abort_queue(id, queue);
         }
-        self.forget_server(id);
+        self.reset_tags(id);
         let device = self.devices.get_mut(&id).expect("the device is there");
         if !device.has(sys::F_RECOVERY) {
-            self.disk_down(id);
+            self.remove_disk(id);
         } else if device.has(sys::F_RECOVERY_FAIL_IO) {
             device.info.state = sys::STATE_FAIL_IO;
         } else {
@@ -186,8 +186,8 @@ impl Kernel {
         }
     }
 
-    /// Tags as nobody ever fetched them.
-    pub(super) fn forget_server(&mut self, id: u32) {
+    /// Resets all tags to their state before the first FETCH.
+    pub(super) fn reset_tags(&mut self, id: u32) {
         let device = self.devices.get_mut(&id).expect("the device is there");
         for queue in &mut device.queues {
             queue.task = None;

@@ -1,24 +1,24 @@
-//! The state that all rules work on: devices, rings, control commands that wait, and what the
-//! driver has to say against its servers.
+//! The state that all rules work on: devices, rings, control commands that wait, and counters of
+//! what servers did wrong.
 //!
-//! Deterministic: nothing here looks at a clock, a thread or a random number. Whatever can go on
-//! goes on at once ([`Kernel::settle`]); what real kernels do late is late by a count of control
-//! commands, not by time.
+//! Deterministic: nothing here reads a clock, starts a thread or draws a random number. Whatever
+//! can proceed does so at once ([`Kernel::run_until_idle`]); what real kernels do late happens
+//! after a count of control commands, not of time.
 
 use std::collections::BTreeMap;
 
 use crate::device::{ClientId, Device};
 use crate::profile::Profile;
 
-/// Names a ring.
+/// Identifies a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RingId(pub(super) u32);
 
-/// Names a task: a thread of a server.
+/// Identifies a task: a thread of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TaskId(pub u32);
 
-/// Names a control command that has not ended.
+/// Identifies a control command that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ControlId(pub(super) u64);
 
@@ -41,48 +41,48 @@ pub(super) struct RingState {
 
 /// A control command that waits.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wait {
+pub(super) struct PendingControl {
     pub(super) device: u32,
-    pub(super) what: Waiting,
+    pub(super) reason: WaitReason,
 }
 
 /// What a control command waits for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Waiting {
-    /// Every tag is fetched; then the disk comes up for this process.
+pub(super) enum WaitReason {
+    /// For every tag to be fetched; then the disk starts, served by this process.
     Start(i32),
-    /// Every tag is fetched; then the disk has a server again.
+    /// For every tag to be fetched; then the disk is live again.
     EndRecovery(i32),
-    /// The disk's requests are done.
+    /// For all requests of the disk to complete.
     Stop,
-    /// The disk's requests are done; then the device goes. Whether to wait until it is gone.
+    /// For all requests to complete; then the device is deleted. Whether to wait for its release.
     Delete(bool),
-    /// Nobody has the character device open.
+    /// For the character device to be closed.
     Gone,
 }
 
-/// What the driver counted against its servers.
+/// Counters of the driver, most of them of what servers did wrong.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Complaints {
+pub struct DriverStats {
     /// Writes answered with zero bytes: the kernel sends the whole again, for ever.
-    pub zero_writes: u64,
+    pub zero_results: u64,
     /// Results of more bytes than were asked for.
-    pub excess: u64,
-    /// Requests that failed because no buffer slot was free, unseen by the server.
-    pub unseen: u64,
+    pub oversized_results: u64,
+    /// Requests that failed because their buffer slot was taken; the server never saw them.
+    pub slot_failures: u64,
     /// Request commands refused with an error.
     pub refused: u64,
     /// What makes the kernel warn and do something that makes no sense; the fake refuses it.
     pub warnings: u64,
     /// Commands that were not cancelled with their ring (6.12): they keep the device open.
-    pub stuck: u64,
+    pub uncancelled: u64,
     /// Requests handed to a server again after a short result.
     pub requeued: u64,
     /// Requests of a dead server handed to its successor.
     pub reissued: u64,
 }
 
-/// The driver's state.
+/// The state of the driver.
 #[derive(Debug)]
 pub(super) struct Kernel {
     pub(super) profile: Profile,
@@ -91,13 +91,13 @@ pub(super) struct Kernel {
     pub(super) devices: BTreeMap<u32, Device>,
     pub(super) rings: BTreeMap<RingId, RingState>,
     ring_next: u32,
-    pub(super) waits: BTreeMap<ControlId, Wait>,
-    pub(super) ended: BTreeMap<ControlId, i32>,
+    pub(super) pending_controls: BTreeMap<ControlId, PendingControl>,
+    pub(super) control_results: BTreeMap<ControlId, i32>,
     control_next: u64,
     pub(super) client_next: u64,
     /// Requests that ended: the bytes of a read, or a negated errno.
     pub(super) answers: Vec<(ClientId, Result<Vec<u8>, i32>)>,
-    pub(super) complaints: Complaints,
+    pub(super) stats: DriverStats,
     /// How late the stages of a release show, in control commands.
     pub(super) release_delay: u32,
     /// The next data fetch moves at most so many bytes.
@@ -112,19 +112,19 @@ impl Kernel {
             devices: BTreeMap::new(),
             rings: BTreeMap::new(),
             ring_next: 0,
-            waits: BTreeMap::new(),
-            ended: BTreeMap::new(),
+            pending_controls: BTreeMap::new(),
+            control_results: BTreeMap::new(),
             control_next: 0,
             client_next: 0,
             answers: Vec::new(),
-            complaints: Complaints::default(),
+            stats: DriverStats::default(),
             release_delay: 0,
             get_data_limit: None,
         }
     }
 
     /// A ring of a task, without a buffer table.
-    pub(super) fn ring_open(&mut self, task: TaskId) -> RingId {
+    pub(super) fn open_ring(&mut self, task: TaskId) -> RingId {
         let id = RingId(self.ring_next);
         self.ring_next += 1;
         let ring = RingState {
@@ -147,24 +147,25 @@ impl Kernel {
         }
     }
 
-    pub(super) fn wait(&mut self, device: u32, what: Waiting) -> ControlId {
+    pub(super) fn wait(&mut self, device: u32, reason: WaitReason) -> ControlId {
         let id = ControlId(self.control_next);
         self.control_next += 1;
-        self.waits.insert(id, Wait { device, what });
+        self.pending_controls
+            .insert(id, PendingControl { device, reason });
         id
     }
 
-    /// Does all that can be done without anybody's help.
-    pub(super) fn settle(&mut self) {
+    /// Does everything that needs no event from outside.
+    pub(super) fn run_until_idle(&mut self) {
         loop {
             let ids: Vec<u32> = self.devices.keys().copied().collect();
-            let mut moved = false;
+            let mut progress = false;
             for id in ids {
-                moved |= self.dispatch(id);
-                moved |= self.release_goes_on(id);
+                progress |= self.dispatch(id);
+                progress |= self.advance_release(id);
             }
-            moved |= self.waits_go_on();
-            if !moved {
+            progress |= self.advance_controls();
+            if !progress {
                 return;
             }
         }

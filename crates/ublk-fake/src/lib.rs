@@ -1,20 +1,21 @@
 //! The ublk driver without a kernel, for tests: its rules as a deterministic state machine.
 //!
 //! What it is for: everything above it (control, devices, queues) is tested and fuzzed without
-//! root, in every data mode and against three kernels' rules, with servers that do wrong and
-//! servers that die at any step. That it tells the truth is checked by one table of scenarios
-//! that runs on it and on real kernels (`crates/ublk/tests/scenarios`).
+//! root, in every data mode and against three kernels' rules, with servers that misbehave and
+//! servers that die at any step. That it behaves as the kernel does is checked by one table of
+//! scenarios that runs on it and on real kernels (`crates/ublk/tests/scenarios`).
 //!
-//! Files: [`Profile`] says which kernel is played; `kernel` holds the state, `device` the parts
+//! Files: [`Profile`] says which kernel is simulated; `kernel` holds the state, `device` the parts
 //! of a device; `control`, `params` and `lifecycle` are the control commands; `tags` says who may
-//! give which command for a tag, `deliver` how requests come and go, `data` how their bytes do;
-//! `exit` is a server that leaves. [`Driver`] is the handle, [`FakePort`] its control device;
-//! [`Ring`] is a reactor over it that a test turns by hand, and [`Oracle`] judges what clients read;
-//! [`Purse`] is a pool of a user's own.
+//! submit which command for a tag, `deliver` how requests come and go, `data` how their bytes do;
+//! `exit` is the exit of a server. [`Driver`] is the handle, [`FakePort`] its control device;
+//! [`Ring`] is a reactor over it that a test drives by hand, and [`ClientOracle`] checks what clients read;
+//! [`BoundedPool`] is a pool that a server brings along; `stress` runs a
+//! device with all of them, `fuzzing` has the fuzz targets.
 //!
 //! It is not the kernel: nothing takes time, START does not scan partitions, nobody but the
 //! test's own clients opens a disk, and the process has every privilege. Batches, shared-memory
-//! zero copy, zones and integrity data are not played.
+//! zero copy, zones and integrity data are not simulated.
 //!
 //! For tests and fuzz targets alone: `cargo xtask tidy` refuses a room that depends on this one.
 //!
@@ -22,35 +23,35 @@
 //! the kernel does.
 #![allow(unsafe_code)]
 
-mod client;
+mod bounded_pool;
+mod client_oracle;
 mod control;
 mod data;
 mod deliver;
 mod device;
 mod driver;
 mod exit;
+mod faulty_handler;
 pub mod fuzzing;
-mod keeper;
 mod kernel;
 mod lifecycle;
 mod params;
 mod port;
 mod profile;
-mod purse;
 mod reactor;
 mod ring;
-pub mod story;
+pub mod stress;
 mod tags;
 
-pub use client::Oracle;
+pub use bounded_pool::BoundedPool;
+pub use client_oracle::ClientOracle;
 pub use control::Outcome;
 pub use deliver::ClientRequest;
 pub use device::{ClientId, ClientOp};
 pub use driver::Driver;
-pub use keeper::{Habits, Keeper};
-pub use kernel::{Complaints, ControlId, RingId, TaskId};
+pub use faulty_handler::{FileHandler, HandlerFaults};
+pub use kernel::{ControlId, DriverStats, RingId, TaskId};
 pub use port::FakePort;
 pub use profile::Profile;
-pub use purse::Purse;
 pub use reactor::start_reactor;
-pub use ring::{Chaos, Event, Ring, RingPort, SourceKey};
+pub use ring::{Event, Ring, RingFaults, RingPort, SourceKey};

@@ -2,7 +2,7 @@
 
 use crate::control::Outcome;
 use crate::device::Release;
-use crate::kernel::{ControlId, Kernel, Waiting};
+use crate::kernel::{ControlId, Kernel, WaitReason};
 use ublk::sys;
 
 impl Kernel {
@@ -12,36 +12,36 @@ impl Kernel {
 
     pub(super) fn start(&mut self, id: u32, pid: i32) -> Outcome {
         if pid <= 0 || self.devices[&id].params.types & sys::PARAM_BASIC == 0 {
-            return Outcome::Ended(-libc::EINVAL);
+            return Outcome::Done(-libc::EINVAL);
         }
-        self.wait_for(id, Waiting::Start(pid))
+        self.wait_for(id, WaitReason::Start(pid))
     }
 
     pub(super) fn stop(&mut self, id: u32) -> Outcome {
         self.device(id).stopping = true;
-        self.wait_for(id, Waiting::Stop)
+        self.wait_for(id, WaitReason::Stop)
     }
 
     pub(super) fn delete(&mut self, id: u32, until_gone: bool) -> Outcome {
         self.device(id).stopping = true;
-        self.wait_for(id, Waiting::Delete(until_gone))
+        self.wait_for(id, WaitReason::Delete(until_gone))
     }
 
     pub(super) fn start_recovery(&mut self, id: u32) -> Result<i32, i32> {
-        let starts_over = self.profile.recovery_starts_over;
+        let starts_over = self.profile.recovery_resets_tags;
         let device = self.device(id);
         if !device.has(sys::F_RECOVERY) {
             return Err(-libc::EINVAL);
         }
-        let none_ready = !device.queues.iter().any(crate::device::Queue::ready);
+        let none_ready = !device.queues.iter().any(crate::device::Queue::is_ready);
         if starts_over && none_ready {
             return Err(-libc::EINVAL);
         }
-        if device.open || !device.recoverable() {
+        if device.open || !device.is_recoverable() {
             return Err(-libc::EBUSY);
         }
         if starts_over {
-            self.forget_server(id);
+            self.reset_tags(id);
             let device = self.device(id);
             device
                 .queues
@@ -52,10 +52,10 @@ impl Kernel {
     }
 
     pub(super) fn end_recovery(&mut self, id: u32, pid: i32) -> Outcome {
-        self.wait_for(id, Waiting::EndRecovery(pid))
+        self.wait_for(id, WaitReason::EndRecovery(pid))
     }
 
-    /// The server is to go and the disk to stay.
+    /// Asks the server to exit while the disk stays.
     pub(super) fn quiesce(&mut self, id: u32) -> Result<i32, i32> {
         let device = self.device(id);
         if !device.has(sys::F_QUIESCE) {
@@ -70,13 +70,13 @@ impl Kernel {
         for queue in &mut device.queues {
             queue.canceling = true;
         }
-        // Tags that the server owns count as idle: they get no abort, now or later.
-        self.cancel_idle(id);
+        // Tags that the server owns count as idle: the driver aborts them neither now nor later.
+        self.cancel_idle_tags(id);
         Ok(0)
     }
 
     /// Aborts every tag that the driver has.
-    pub(super) fn cancel_idle(&mut self, id: u32) {
+    pub(super) fn cancel_idle_tags(&mut self, id: u32) {
         let mut ended = Vec::new();
         for queue in &mut self.device(id).queues {
             for tag in &mut queue.tags {
@@ -90,45 +90,45 @@ impl Kernel {
         }
     }
 
-    /// Ends the control commands that have nothing to wait for any more; whether there were any.
-    pub(super) fn waits_go_on(&mut self) -> bool {
-        let ids: Vec<ControlId> = self.waits.keys().copied().collect();
-        let mut moved = false;
+    /// Completes the control commands whose condition holds; whether there were any.
+    pub(super) fn advance_controls(&mut self) -> bool {
+        let ids: Vec<ControlId> = self.pending_controls.keys().copied().collect();
+        let mut progress = false;
         for id in ids {
-            let wait = self.waits[&id];
+            let wait = self.pending_controls[&id];
             if !self.devices.contains_key(&wait.device) {
-                self.end(id, 0);
-                moved = true;
+                self.complete_control(id, 0);
+                progress = true;
                 continue;
             }
-            let result = match wait.what {
-                Waiting::Start(pid) => self.start_goes_on(wait.device, pid),
-                Waiting::EndRecovery(pid) => self.recovery_goes_on(wait.device, pid),
-                Waiting::Stop => self.stop_goes_on(wait.device).then_some(0),
-                Waiting::Delete(until_gone) => {
-                    let result = self.delete_goes_on(id, wait.device, until_gone);
-                    moved |= matches!(self.waits[&id].what, Waiting::Gone);
+            let result = match wait.reason {
+                WaitReason::Start(pid) => self.try_start(wait.device, pid),
+                WaitReason::EndRecovery(pid) => self.try_end_recovery(wait.device, pid),
+                WaitReason::Stop => self.try_finish_stop(wait.device).then_some(0),
+                WaitReason::Delete(until_gone) => {
+                    let result = self.try_finish_delete(id, wait.device, until_gone);
+                    progress |= matches!(self.pending_controls[&id].reason, WaitReason::Gone);
                     result
                 }
-                Waiting::Gone => None,
+                WaitReason::Gone => None,
             };
             if let Some(result) = result {
-                self.end(id, result);
-                moved = true;
+                self.complete_control(id, result);
+                progress = true;
             }
         }
-        moved
+        progress
     }
 
-    fn end(&mut self, id: ControlId, result: i32) {
-        self.waits.remove(&id);
-        self.ended.insert(id, result);
+    fn complete_control(&mut self, id: ControlId, result: i32) {
+        self.pending_controls.remove(&id);
+        self.control_results.insert(id, result);
     }
 
-    fn start_goes_on(&mut self, id: u32, pid: i32) -> Option<i32> {
+    fn try_start(&mut self, id: u32, pid: i32) -> Option<i32> {
         let checks_pid = self.profile.checks_pid;
         let device = self.device(id);
-        if !device.ready() {
+        if !device.is_ready() {
             return None;
         }
         if checks_pid && device.opener != Some(pid) {
@@ -140,7 +140,7 @@ impl Kernel {
         if device.tags().any(|tag| tag.armed.is_none()) {
             // Fetched once and aborted since: the kernel starts such a disk, and uses commands
             // that are gone.
-            self.complaints.warnings += 1;
+            self.stats.warnings += 1;
             return Some(-libc::EINVAL);
         }
         device.info.state = sys::STATE_LIVE;
@@ -151,21 +151,21 @@ impl Kernel {
         Some(0)
     }
 
-    fn recovery_goes_on(&mut self, id: u32, pid: i32) -> Option<i32> {
+    fn try_end_recovery(&mut self, id: u32, pid: i32) -> Option<i32> {
         let checks_pid = self.profile.checks_pid;
         let device = self.device(id);
-        if !device.ready() {
+        if !device.is_ready() {
             return None;
         }
         if !device.has(sys::F_RECOVERY) || checks_pid && device.opener != Some(pid) {
             return Some(-libc::EINVAL);
         }
-        if !device.recoverable() {
+        if !device.is_recoverable() {
             return Some(-libc::EBUSY);
         }
         if device.tags().any(|tag| tag.armed.is_none() && !tag.owned) {
-            // Nobody began the recovery (before 6.16): the same.
-            self.complaints.warnings += 1;
+            // No START_USER_RECOVERY came before (before 6.16): the same.
+            self.stats.warnings += 1;
             return Some(-libc::EINVAL);
         }
         device.info.state = sys::STATE_LIVE;
@@ -173,19 +173,19 @@ impl Kernel {
         Some(0)
     }
 
-    /// Whether the disk is down.
-    fn stop_goes_on(&mut self, id: u32) -> bool {
+    /// Removes the disk once it has no request; whether it did.
+    fn try_finish_stop(&mut self, id: u32) -> bool {
         let device = self.device(id);
-        if device.started() + device.waiting() > 0 {
+        if device.started_requests() + device.waiting_requests() > 0 {
             return false;
         }
-        self.disk_down(id);
+        self.remove_disk(id);
         self.device(id).stopping = false;
-        self.cancel_idle(id);
+        self.cancel_idle_tags(id);
         true
     }
 
-    pub(super) fn disk_down(&mut self, id: u32) {
+    pub(super) fn remove_disk(&mut self, id: u32) {
         let device = self.device(id);
         device.disk = false;
         device.info.state = sys::STATE_DEAD;
@@ -193,9 +193,9 @@ impl Kernel {
         device.used &= device.clients > 0;
     }
 
-    fn delete_goes_on(&mut self, wait: ControlId, id: u32, until_gone: bool) -> Option<i32> {
+    fn try_finish_delete(&mut self, wait: ControlId, id: u32, until_gone: bool) -> Option<i32> {
         if !self.devices[&id].deleted {
-            if !self.stop_goes_on(id) {
+            if !self.try_finish_stop(id) {
                 return None;
             }
             self.device(id).deleted = true;
@@ -203,14 +203,17 @@ impl Kernel {
         if !until_gone {
             return Some(0);
         }
-        let wait = self.waits.get_mut(&wait).expect("the wait is there");
-        wait.what = Waiting::Gone;
+        let wait = self
+            .pending_controls
+            .get_mut(&wait)
+            .expect("the wait is there");
+        wait.reason = WaitReason::Gone;
         None
     }
 
-    /// A stage of the release that is due; whether there was one.
-    pub(super) fn release_goes_on(&mut self, id: u32) -> bool {
-        if self.exit_goes_on(id) {
+    /// Takes the next step of a release if it is due; whether it did.
+    pub(super) fn advance_release(&mut self, id: u32) -> bool {
+        if self.advance_exit(id) {
             return true;
         }
         let device = self.device(id);
@@ -218,18 +221,21 @@ impl Kernel {
             self.devices.remove(&id);
             return true;
         }
-        if device.release == Release::No || device.release_in > 0 {
+        if device.release == Release::Idle || device.release_in > 0 {
             return false;
         }
         // Pages that rings still hold come back when those are gone; commands that nobody
         // cancelled, when the device is stopped.
-        if device.tags().any(|tag| tag.held > 0 || tag.armed.is_some()) {
+        if device
+            .tags()
+            .any(|tag| tag.page_refs > 0 || tag.armed.is_some())
+        {
             return false;
         }
         match device.release {
-            Release::No => false,
+            Release::Idle => false,
             Release::Closed => {
-                self.server_gone(id);
+                self.on_server_exit(id);
                 let delay = self.release_delay;
                 let device = self.device(id);
                 device.release = Release::StillOpen;
@@ -238,7 +244,7 @@ impl Kernel {
             }
             Release::StillOpen => {
                 let device = self.device(id);
-                device.release = Release::No;
+                device.release = Release::Idle;
                 device.open = false;
                 device.opener = None;
                 true
@@ -246,8 +252,8 @@ impl Kernel {
         }
     }
 
-    /// A control command passed: what is late is nearer.
-    pub(super) fn release_ages(&mut self) {
+    /// Counts a control command towards the delays of releases.
+    pub(super) fn age_releases(&mut self) {
         for device in self.devices.values_mut() {
             device.release_in = device.release_in.saturating_sub(1);
         }

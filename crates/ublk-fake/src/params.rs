@@ -1,4 +1,4 @@
-//! What the driver thinks of parameters.
+//! The driver's validation of parameters.
 
 use crate::device::Device;
 use crate::profile::Profile;

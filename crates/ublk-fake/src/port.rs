@@ -1,6 +1,6 @@
 //! The fake driver's control device, behind the same seam as the kernel's.
 //!
-//! A process of a number of the test's choice. Commands that wait are waited for by a thread each.
+//! It acts as a process whose number the test chooses. Each command that waits has a thread.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use super::{ControlId, Driver, Outcome};
 use ublk::control::port::{Answer, Argument, Command, ControlPort, Done, Failure, Ticket};
 
-/// Between two looks at a command that waits.
-const LOOK: Duration = Duration::from_millis(1);
+/// Time between two polls of a command that waits.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The control device of a [`Driver`], as one process has it.
 #[derive(Debug)]
@@ -38,26 +38,26 @@ impl FakePort {
         }
     }
 
-    /// Tells the driver of character devices that nobody has open any more.
+    /// Tells the driver of character devices whose last descriptor was dropped.
     fn notice_closed(&self) {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(device, file)| {
             let held = file.strong_count() > 0;
             if !held {
-                self.driver.closed(*device);
+                self.driver.on_char_close(*device);
             }
             held
         });
     }
 }
 
-fn locked(
+fn lock(
     waiting: &Mutex<BTreeMap<Ticket, ControlId>>,
 ) -> MutexGuard<'_, BTreeMap<Ticket, ControlId>> {
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn told(result: i32, argument: Argument) -> Result<Answer, Failure> {
+fn to_answer(result: i32, argument: Argument) -> Result<Answer, Failure> {
     match result {
         0.. => Ok(Answer { result, argument }),
         _ => Err(Failure::Errno(-result)),
@@ -79,13 +79,13 @@ impl ControlPort for FakePort {
             Argument::Bytes(bytes) => self.driver.control(opcode, header, bytes),
         };
         let id = match outcome {
-            Outcome::Ended(result) => {
-                done(told(result, argument));
+            Outcome::Done(result) => {
+                done(to_answer(result, argument));
                 return ticket;
             }
-            Outcome::Waits(id) => id,
+            Outcome::Pending(id) => id,
         };
-        locked(&self.waiting).insert(ticket, id);
+        lock(&self.waiting).insert(ticket, id);
         let (driver, waiting) = (self.driver.clone(), Arc::clone(&self.waiting));
         std::thread::spawn(move || {
             let mut late = false;
@@ -95,12 +95,12 @@ impl ControlPort for FakePort {
                 }
                 if !late && Instant::now() >= deadline {
                     late = true;
-                    driver.control_cancel(id);
+                    driver.cancel_control(id);
                 }
-                std::thread::sleep(LOOK);
+                std::thread::sleep(POLL_INTERVAL);
             };
-            locked(&waiting).remove(&ticket);
-            done(match told(result, argument) {
+            lock(&waiting).remove(&ticket);
+            done(match to_answer(result, argument) {
                 Err(Failure::Errno(libc::EINTR)) if late => Err(Failure::Late),
                 result => result,
             });
@@ -109,9 +109,9 @@ impl ControlPort for FakePort {
     }
 
     fn cancel(&self, ticket: Ticket) {
-        let id = locked(&self.waiting).get(&ticket).copied();
+        let id = lock(&self.waiting).get(&ticket).copied();
         if let Some(id) = id {
-            self.driver.control_cancel(id);
+            self.driver.cancel_control(id);
         }
     }
 

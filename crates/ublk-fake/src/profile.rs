@@ -1,4 +1,4 @@
-//! Which kernel the fake plays: its flags, and the rules that changed between kernels.
+//! The kernel that the fake simulates: its flags, and the rules that changed between kernels.
 //!
 //! Each difference has a name here and is asked for by that name; no other file compares
 //! versions.
@@ -16,20 +16,20 @@ pub struct Profile {
     /// Commands that others gave, or that a queue got which never became ready, are not cancelled
     /// when their ring closes; the kernel warns, and they keep the character device open until
     /// the device is stopped.
-    pub queue_tasks: bool,
+    pub task_per_queue: bool,
     /// Whether START and END compare the process with the one that opened the device.
     pub checks_pid: bool,
-    /// Whether START_USER_RECOVERY begins everything anew, and so is refused where nothing was
-    /// fetched since the last one.
-    pub recovery_starts_over: bool,
-    /// Whether the server's exit is told by the close of the character device; else by an idle
-    /// tag that is cancelled.
-    pub exit_by_release: bool,
-    /// Whether ADD refuses sets of recovery flags that make no sense.
-    pub checks_recovery_flags: bool,
-    /// Whether the window counts what was asked for as moved, also beyond the request's end, and
-    /// is there without user copy.
-    pub loose_window: bool,
+    /// Whether START_USER_RECOVERY resets all tags, and so is refused where nothing was fetched
+    /// since the last one.
+    pub recovery_resets_tags: bool,
+    /// Whether the driver notices a server's exit by the release of the character device; else by
+    /// the cancellation of an idle tag.
+    pub exit_on_release: bool,
+    /// Whether ADD refuses combinations of recovery flags that make no sense.
+    pub validates_recovery_flags: bool,
+    /// Whether a transfer in the window counts as complete also beyond the end of the request, and
+    /// the window exists without user copy.
+    pub unchecked_window: bool,
     /// The kinds of parameters that the driver knows, a mask of `PARAM_` bits.
     pub params: u32,
     /// The distance of descriptors of devices that asked for one; others have 24 bytes, and do not
@@ -42,12 +42,12 @@ impl Profile {
     pub const V6_12: Profile = Profile {
         name: "6.12",
         features: 0x1fe,
-        queue_tasks: true,
+        task_per_queue: true,
         checks_pid: false,
-        recovery_starts_over: true,
-        exit_by_release: false,
-        checks_recovery_flags: false,
-        loose_window: true,
+        recovery_resets_tags: true,
+        exit_on_release: false,
+        validates_recovery_flags: false,
+        unchecked_window: true,
         params: 0xf,
         descriptor_bytes: 0,
     };
@@ -56,12 +56,12 @@ impl Profile {
     pub const V6_17: Profile = Profile {
         name: "6.17",
         features: 0x7fff,
-        queue_tasks: false,
+        task_per_queue: false,
         checks_pid: true,
-        recovery_starts_over: false,
-        exit_by_release: true,
-        checks_recovery_flags: true,
-        loose_window: false,
+        recovery_resets_tags: false,
+        exit_on_release: true,
+        validates_recovery_flags: true,
+        unchecked_window: false,
         params: 0x3f,
         descriptor_bytes: 0,
     };
@@ -91,7 +91,7 @@ impl Profile {
     }
 
     /// The flags that the driver sets whether they were asked for or not.
-    pub(super) fn forced(&self) -> u64 {
+    pub(super) fn forced_flags(&self) -> u64 {
         let always = sys::F_COMPLETE_IN_TASK | sys::F_IOCTL_ENCODE;
         let newer = sys::F_PER_IO_TASK | sys::F_REGISTER_ANYWHERE | sys::F_SAFE_STOP;
         always | newer & self.features

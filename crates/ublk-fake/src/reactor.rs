@@ -1,7 +1,7 @@
-//! Real reactors whose commands go to the fake driver: what runs whole devices on it, threads and all.
+//! Real reactors whose commands go to the fake driver, so that whole devices run on it with threads.
 //!
 //! They carry out commands that name memory (the data modes copy and get-data). Windows and buffer
-//! slots are played by [`crate::Ring`] only.
+//! slots are simulated by [`crate::Ring`] only.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -15,14 +15,14 @@ use crate::driver::Driver;
 use crate::kernel::{RingId, TaskId};
 use ublk::sys::IoCommand;
 
-/// Threads that there were; tests may name others by small numbers.
+/// The next task number; tests name tasks of their own by small numbers.
 static TASKS: AtomicU32 = AtomicU32::new(1 << 16);
 
-struct OnFake {
+struct FakeCommands {
     driver: Driver,
     ring: RingId,
-    /// Commands to files that are no devices.
-    strays: Vec<u64>,
+    /// Keys of commands to files that are no devices.
+    unsupported: Vec<u64>,
 }
 
 /// Starts a reactor whose ring is the fake driver's.
@@ -30,15 +30,15 @@ pub fn start_reactor(driver: &Driver, config: Config) -> io::Result<Reactor> {
     let driver = driver.clone();
     Reactor::start_with_command_driver(config, move || {
         let task = TaskId(TASKS.fetch_add(1, Ordering::Relaxed));
-        Box::new(OnFake {
-            ring: driver.ring_open(task, 0),
+        Box::new(FakeCommands {
+            ring: driver.open_ring(task, 0),
             driver,
-            strays: Vec::new(),
+            unsupported: Vec::new(),
         })
     })
 }
 
-impl CommandDriver for OnFake {
+impl CommandDriver for FakeCommands {
     unsafe fn submit(
         &mut self,
         key: u64,
@@ -51,7 +51,7 @@ impl CommandDriver for OnFake {
             self.driver.device_of(file),
             IoCommand::read_from_bytes(&payload),
         ) else {
-            return self.strays.push(key);
+            return self.unsupported.push(key);
         };
         // SAFETY: the caller's promise; the driver forgets commands when their ring is closed.
         unsafe {
@@ -62,14 +62,14 @@ impl CommandDriver for OnFake {
     }
 
     fn take_completions(&mut self, out: &mut Vec<(u64, i32)>) {
-        let strays = self.strays.drain(..);
-        out.extend(strays.map(|key| (key, -libc::EOPNOTSUPP)));
+        let unsupported = self.unsupported.drain(..);
+        out.extend(unsupported.map(|key| (key, -libc::EOPNOTSUPP)));
         out.extend(self.driver.completions(self.ring));
     }
 }
 
-impl Drop for OnFake {
+impl Drop for FakeCommands {
     fn drop(&mut self) {
-        self.driver.ring_close(self.ring);
+        self.driver.close_ring(self.ring);
     }
 }

@@ -1,5 +1,5 @@
-//! A reactor without a thread: sources submit to it, and the test says when it goes on and sees
-//! what ends, in an order that a seed decides.
+//! A reactor without a thread: sources submit to it; the test drives it and sees what completes,
+//! in an order that a seed decides.
 //!
 //! Commands go to the [`Driver`]; reads and writes of its character devices to their window;
 //! every other file is a real one (tests use memory files). Nothing is submitted before
@@ -20,33 +20,33 @@ use crate::driver::Driver;
 use crate::kernel::{RingId, TaskId};
 use ublk::sys::IoCommand;
 
-/// Names a source on a ring.
+/// Identifies a source on a ring.
 pub type SourceKey = usize;
 
-/// Something for a source to be called with.
+/// An event for a source.
 #[derive(Debug)]
 pub enum Event {
-    /// An operation ended.
-    Ended(Token, Completion),
-    /// A waker was woken, with its key.
-    Woken(u64),
+    /// An operation completed.
+    Completed(Token, Completion),
+    /// A waker was called, with its key.
+    Wake(u64),
     /// The turn that was asked for.
     Turn,
 }
 
-/// What a ring does wrong, each in so many of 256 operations.
+/// Faults that a ring injects, each into so many of 256 operations.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Chaos {
+pub struct RingFaults {
     /// File operations that fail with EIO.
     pub errors: u8,
-    /// Operations that end some turns late.
-    pub late: u8,
-    /// Buffers that are not there when asked for.
-    pub dry: u8,
+    /// Operations that complete some turns late.
+    pub delayed: u8,
+    /// Requests for a buffer that have to wait.
+    pub pool_empty: u8,
 }
 
 #[derive(Debug)]
-struct Flight {
+struct InFlight {
     source: SourceKey,
     token: Token,
     op: Option<Op>,
@@ -84,20 +84,20 @@ impl Wake for WakeKey {
 pub struct Ring {
     driver: Driver,
     id: RingId,
-    chaos: Chaos,
-    random: u64,
+    faults: RingFaults,
+    random: fastrand::Rng,
     files: Vec<Option<Arc<OwnedFd>>>,
-    flights: BTreeMap<u64, Flight>,
+    ops: BTreeMap<u64, InFlight>,
     next: u64,
-    /// Not handed over yet, in order.
+    /// Submitted and not handed over yet, in order.
     queued: VecDeque<u64>,
-    /// Held until they are.
-    untaken: Vec<Buf>,
+    /// Buffers to keep until the queued operations are handed over.
+    held_buffers: Vec<Buf>,
     timers: Vec<(Duration, u64)>,
     now: Duration,
     ready: Vec<(SourceKey, Token, Completion)>,
     pool: BufferPool,
-    thirsty: VecDeque<(SourceKey, Token, usize, Need)>,
+    buffer_waiters: VecDeque<(SourceKey, Token, usize, Need)>,
     slots_free: Vec<u16>,
     sources: Vec<SourceState>,
     wakes: Wakes,
@@ -109,19 +109,19 @@ impl Ring {
     pub fn new(driver: &Driver, task: TaskId, slots: u16, pool_bytes: usize, seed: u64) -> Ring {
         Ring {
             driver: driver.clone(),
-            id: driver.ring_open(task, slots),
-            chaos: Chaos::default(),
-            random: seed | 1,
+            id: driver.open_ring(task, slots),
+            faults: RingFaults::default(),
+            random: fastrand::Rng::with_seed(seed),
             files: Vec::new(),
-            flights: BTreeMap::new(),
+            ops: BTreeMap::new(),
             next: 0,
             queued: VecDeque::new(),
-            untaken: Vec::new(),
+            held_buffers: Vec::new(),
             timers: Vec::new(),
             now: Duration::ZERO,
             ready: Vec::new(),
             pool: BufferPool::new(pool_bytes, 64 << 10).expect("a pool's reserve is small"),
-            thirsty: VecDeque::new(),
+            buffer_waiters: VecDeque::new(),
             slots_free: (0..slots).rev().collect(),
             sources: Vec::new(),
             wakes: Wakes::default(),
@@ -129,12 +129,12 @@ impl Ring {
         }
     }
 
-    /// What it does wrong from here on.
-    pub fn set_chaos(&mut self, chaos: Chaos) {
-        self.chaos = chaos;
+    /// Sets the faults that it injects from now on.
+    pub fn set_faults(&mut self, faults: RingFaults) {
+        self.faults = faults;
     }
 
-    /// Makes room for a source.
+    /// Attaches a source.
     pub fn attach(&mut self) -> SourceKey {
         self.sources.push(SourceState::default());
         self.sources.len() - 1
@@ -145,7 +145,7 @@ impl Ring {
         RingPort { ring: self, source }
     }
 
-    /// Whether a source left.
+    /// Whether a source has detached.
     pub fn is_detached(&self, source: SourceKey) -> bool {
         self.sources[source].detached
     }
@@ -155,13 +155,13 @@ impl Ring {
         self.enters
     }
 
-    /// Operations in flight of a source that do not end by the driver's will only.
+    /// Operations in entry of a source that do not end by the driver's will only.
     pub fn in_flight(&self, source: SourceKey) -> usize {
-        let own = |flight: &&Flight| flight.source == source;
-        self.flights
+        let own = |entry: &&InFlight| entry.source == source;
+        self.ops
             .values()
             .filter(own)
-            .filter(|flight| !flight.armed())
+            .filter(|entry| !entry.is_armed())
             .count()
     }
 
@@ -169,16 +169,16 @@ impl Ring {
     /// without the driver's clients.
     pub fn turn(&mut self) -> Vec<(SourceKey, Event)> {
         self.enter();
-        self.quench();
+        self.serve_buffer_waiters();
         for (key, raw) in self.driver.completions(self.id) {
-            if let Some(flight) = self.flights.remove(&key)
-                && let Some(Op::Command(_)) = flight.op
+            if let Some(entry) = self.ops.remove(&key)
+                && let Some(Op::Command(_)) = entry.op
             {
-                let end = match flight.armed {
+                let end = match entry.armed {
                     Some(number) => Completion::ArmedCommand(number, raw),
                     None => Completion::Command(raw),
                 };
-                self.ready.push((flight.source, flight.token, end));
+                self.ready.push((entry.source, entry.token, end));
             }
         }
         self.close_files();
@@ -193,7 +193,7 @@ impl Ring {
     /// Closes the files of sources that left, once nothing uses them.
     fn close_files(&mut self) {
         for source in 0..self.sources.len() {
-            let used = self.flights.values().any(|flight| flight.source == source);
+            let used = self.ops.values().any(|entry| entry.source == source);
             if !self.sources[source].detached || used {
                 continue;
             }
@@ -206,7 +206,7 @@ impl Ring {
     fn events(&mut self) -> Vec<(SourceKey, Event)> {
         let mut events = Vec::new();
         for (source, token, completion) in std::mem::take(&mut self.ready) {
-            events.push((source, Event::Ended(token, completion)));
+            events.push((source, Event::Completed(token, completion)));
         }
         for at in (1..events.len()).rev() {
             let other = self.below(at as u64 + 1) as usize;
@@ -216,7 +216,7 @@ impl Ring {
         events.extend(
             woken
                 .into_iter()
-                .map(|(source, key)| (source, Event::Woken(key))),
+                .map(|(source, key)| (source, Event::Wake(key))),
         );
         for (source, state) in self.sources.iter_mut().enumerate() {
             if std::mem::take(&mut state.turn) {
@@ -227,22 +227,18 @@ impl Ring {
         events
     }
 
-    /// Closes the ring, as at its thread's end: what is in flight is gone.
+    /// Closes the ring, as at its thread's end: what is in entry is gone.
     pub fn close(self) {
-        // The driver lets go of the commands' memory first.
-        self.driver.ring_close(self.id);
-        drop(self.flights);
+        // The driver gives up the memory of the commands before they are dropped.
+        self.driver.close_ring(self.id);
+        drop(self.ops);
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        // xorshift*: enough to mix an order.
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+        self.random.u64(..bound)
     }
 
-    fn strikes(&mut self, share: u8) -> bool {
+    fn chance(&mut self, share: u8) -> bool {
         share > 0 && self.below(256) < u64::from(share)
     }
 
@@ -250,36 +246,36 @@ impl Ring {
         let mut later = VecDeque::new();
         self.enters += u64::from(!self.queued.is_empty());
         while let Some(key) = self.queued.pop_front() {
-            let Some(flight) = self.flights.get_mut(&key) else {
+            let Some(entry) = self.ops.get_mut(&key) else {
                 continue;
             };
-            if flight.delay > 0 {
-                flight.delay -= 1;
+            if entry.delay > 0 {
+                entry.delay -= 1;
                 later.push_back(key);
                 continue;
             }
-            self.begin(key);
+            self.start_op(key);
         }
         self.queued = later;
-        self.untaken.clear();
+        self.held_buffers.clear();
     }
 
-    fn begin(&mut self, key: u64) {
-        let flight = self.flights.get_mut(&key).expect("it is in flight");
-        if let Some(Op::Command(command)) = &flight.op {
+    fn start_op(&mut self, key: u64) {
+        let entry = self.ops.get_mut(&key).expect("it is in entry");
+        if let Some(Op::Command(command)) = &entry.op {
             let file = command.file();
-            let (given, armed) = (prepared(command), flight.armed);
+            let (parsed, armed) = (parse_command(command), entry.armed);
             let device = self.file(file).and_then(|file| self.driver.device_of(file));
             let Some(device) = device else {
                 return match armed {
                     Some(number) => {
                         let end = Completion::ArmedCommand(number, -libc::EOPNOTSUPP);
-                        self.end(key, |_| end)
+                        self.complete_op(key, |_| end)
                     }
-                    None => self.end(key, |op| refused(op, libc::EOPNOTSUPP)),
+                    None => self.complete_op(key, |op| failed_completion(op, libc::EOPNOTSUPP)),
                 };
             };
-            let (opcode, sqe_addr, payload) = given;
+            let (opcode, sqe_addr, payload) = parsed;
             // SAFETY: whoever made the command promised that what it names is sound until it
             // ends, or until the ring is closed.
             unsafe {
@@ -288,24 +284,24 @@ impl Ring {
             }
             return;
         }
-        if let Some(Op::Timeout { after }) = flight.op {
+        if let Some(Op::Timeout { after }) = entry.op {
             let due = self.now + after;
             return self.timers.push((due, key));
         }
-        if self.strikes(self.chaos.errors) {
-            return self.end(key, |op| refused(op, libc::EIO));
+        if self.chance(self.faults.errors) {
+            return self.complete_op(key, |op| failed_completion(op, libc::EIO));
         }
-        let flight = self.flights.remove(&key).expect("it is in flight");
-        let op = flight.op.expect("only its end takes an operation away");
-        let completion = self.carry_out(op);
-        self.ready.push((flight.source, flight.token, completion));
+        let entry = self.ops.remove(&key).expect("it is in entry");
+        let op = entry.op.expect("only its end takes an operation away");
+        let completion = self.execute(op);
+        self.ready.push((entry.source, entry.token, completion));
     }
 
-    fn end(&mut self, key: u64, how: impl FnOnce(Op) -> Completion) {
-        if let Some(flight) = self.flights.remove(&key)
-            && let Some(op) = flight.op
+    fn complete_op(&mut self, key: u64, how: impl FnOnce(Op) -> Completion) {
+        if let Some(entry) = self.ops.remove(&key)
+            && let Some(op) = entry.op
         {
-            self.ready.push((flight.source, flight.token, how(op)));
+            self.ready.push((entry.source, entry.token, how(op)));
         }
     }
 
@@ -315,7 +311,7 @@ impl Ring {
         self.files[at].as_ref()
     }
 
-    fn carry_out(&mut self, op: Op) -> Completion {
+    fn execute(&mut self, op: Op) -> Completion {
         match op {
             Op::Read {
                 file,
@@ -357,71 +353,71 @@ impl Ring {
                 Completion::Fixed(moved.and_then(|()| self.write(file, offset, &mut bytes)))
             }
             Op::Sync { .. } => Completion::Sync(Ok(())),
-            other => refused(other, libc::EOPNOTSUPP),
+            other => failed_completion(other, libc::EOPNOTSUPP),
         }
     }
 
     fn fixed(&self, slot: u16, at: u32, into: bool, bytes: &mut [u8]) -> io::Result<()> {
-        let moved = self.driver.fixed(self.id, slot, at, into, bytes);
+        let moved = self.driver.move_fixed(self.id, slot, at, into, bytes);
         moved.map_err(|errno| io::Error::from_raw_os_error(-errno))
     }
 
     fn read(&self, file: FileIndex, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let file = self.file(file).ok_or_else(closed)?;
         let read = match self.driver.device_of(file) {
-            Some(device) => self.driver.window_read(device, offset, bytes),
-            None => return full(rustix::io::pread(file, &mut *bytes, offset)?, bytes.len()),
+            Some(device) => self.driver.read_window(device, offset, bytes),
+            None => return check_full(rustix::io::pread(file, &mut *bytes, offset)?, bytes.len()),
         };
         let read = read.map_err(|errno| io::Error::from_raw_os_error(-errno))?;
-        full(read, bytes.len())
+        check_full(read, bytes.len())
     }
 
     fn write(&self, file: FileIndex, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let file = self.file(file).ok_or_else(closed)?;
         let wrote = match self.driver.device_of(file) {
-            Some(device) => self.driver.window_write(device, offset, bytes),
-            None => return full(rustix::io::pwrite(file, bytes, offset)?, bytes.len()),
+            Some(device) => self.driver.write_window(device, offset, bytes),
+            None => return check_full(rustix::io::pwrite(file, bytes, offset)?, bytes.len()),
         };
         let wrote = wrote.map_err(|errno| io::Error::from_raw_os_error(-errno))?;
-        full(wrote, bytes.len())
+        check_full(wrote, bytes.len())
     }
 
-    /// Nothing else can happen: time passes to the next timer.
+    /// Advances the time to the next timer, when nothing else can happen.
     fn fire_timer(&mut self) {
         let Some(&(due, key)) = self.timers.iter().min() else {
             return;
         };
         self.timers.retain(|timer| *timer != (due, key));
         self.now = self.now.max(due);
-        self.end(key, |_| Completion::Timeout(Ok(())));
+        self.complete_op(key, |_| Completion::Timeout(Ok(())));
     }
 
-    /// Lends buffers to those who wait, in each one's order.
-    fn quench(&mut self) {
-        let mut dry = BTreeSet::new();
-        for (source, token, len, need) in std::mem::take(&mut self.thirsty) {
-            let lent = match dry.contains(&source) {
+    /// Lends buffers to the sources that wait, in the order of each source.
+    fn serve_buffer_waiters(&mut self) {
+        let mut exhausted = BTreeSet::new();
+        for (source, token, len, need) in std::mem::take(&mut self.buffer_waiters) {
+            let lent = match exhausted.contains(&source) {
                 true => None,
                 false => self.pool.take_for(source as u64, len, need),
             };
             if let Some(buf) = lent {
                 self.ready.push((source, token, Completion::Buffer(buf)));
             } else {
-                dry.insert(source);
-                self.thirsty.push_back((source, token, len, need));
+                exhausted.insert(source);
+                self.buffer_waiters.push_back((source, token, len, need));
             }
         }
     }
 }
 
-impl Flight {
-    fn armed(&self) -> bool {
+impl InFlight {
+    fn is_armed(&self) -> bool {
         self.armed.is_some()
     }
 }
 
 /// The command as the driver gets it: opcode, the entry's address, payload.
-fn prepared(command: &Command) -> (u32, u64, IoCommand) {
+fn parse_command(command: &Command) -> (u32, u64, IoCommand) {
     let parsed =
         IoCommand::read_from_bytes(command.payload()).expect("a payload is as long as a command");
     (command.opcode(), command.addr().unwrap_or(0), parsed)
@@ -431,7 +427,7 @@ fn closed() -> io::Error {
     io::Error::from_raw_os_error(libc::EBADF)
 }
 
-fn full(moved: usize, len: usize) -> io::Result<()> {
+fn check_full(moved: usize, len: usize) -> io::Result<()> {
     if moved == len {
         Ok(())
     } else {
@@ -440,7 +436,7 @@ fn full(moved: usize, len: usize) -> io::Result<()> {
 }
 
 /// An operation that fails with this errno.
-fn refused(op: Op, errno: i32) -> Completion {
+fn failed_completion(op: Op, errno: i32) -> Completion {
     let error = || io::Error::from_raw_os_error(errno);
     match op {
         Op::Accept { .. } => Completion::Accept(Err(error())),
@@ -470,19 +466,19 @@ impl RingPort<'_> {
         ring.next += 1;
         // Commands keep their order: a slot is emptied before its request is committed.
         let ordered = matches!(op, Op::Command(_));
-        let delay = if !ordered && ring.strikes(ring.chaos.late) {
+        let delay = if !ordered && ring.chance(ring.faults.delayed) {
             1 + ring.below(4) as u32
         } else {
             0
         };
-        let flight = Flight {
+        let entry = InFlight {
             source: self.source,
             token,
             op: Some(op),
             armed,
             delay,
         };
-        ring.flights.insert(key, flight);
+        ring.ops.insert(key, entry);
         ring.queued.push_back(key);
         key
     }
@@ -499,25 +495,22 @@ impl Port for RingPort<'_> {
     }
 
     fn hold_until_submitted(&mut self, buf: Buf) {
-        self.ring.untaken.push(buf);
+        self.ring.held_buffers.push(buf);
     }
 
     fn cancel(&mut self, op: OpId) {
-        let key = self
-            .ring
-            .flights
-            .keys()
-            .find(|key| OpId::for_test(**key) == op);
+        let key = self.ring.ops.keys().find(|key| OpId::for_test(**key) == op);
         let Some(&key) = key else { return };
-        if !self.ring.flights[&key].armed() {
-            self.ring.end(key, |op| refused(op, libc::ECANCELED));
+        if !self.ring.ops[&key].is_armed() {
+            self.ring
+                .complete_op(key, |op| failed_completion(op, libc::ECANCELED));
         }
     }
 
     fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
         let ring = &mut *self.ring;
-        let waits = ring.thirsty.iter().any(|one| one.0 == self.source);
-        let dry = waits || ring.strikes(ring.chaos.dry);
+        let waits = ring.buffer_waiters.iter().any(|one| one.0 == self.source);
+        let dry = waits || ring.chance(ring.faults.pool_empty);
         let lent = match dry {
             true => None,
             false => ring.pool.take_for(self.source as u64, len, need),
@@ -525,7 +518,8 @@ impl Port for RingPort<'_> {
         if lent.is_some() {
             return lent;
         }
-        ring.thirsty.push_back((self.source, token, len, need));
+        ring.buffer_waiters
+            .push_back((self.source, token, len, need));
         None
     }
 
@@ -579,7 +573,7 @@ impl Port for RingPort<'_> {
         }))
     }
 
-    /// The source leaves: its slots are free, and what is in flight ends unseen. Armed commands
+    /// The source leaves: its slots are free, and what is in entry ends unseen. ArmedCommand commands
     /// stay until the driver or the ring ends them, those that were not handed over yet still
     /// are, and its files are closed after the last of them.
     fn detach(&mut self) {
@@ -589,8 +583,8 @@ impl Port for RingPort<'_> {
         state.detached = true;
         let slots = std::mem::take(&mut state.slots);
         ring.slots_free.extend(slots);
-        ring.flights
-            .retain(|_, flight| flight.source != source || flight.armed());
-        ring.thirsty.retain(|waiting| waiting.0 != source);
+        ring.ops
+            .retain(|_, entry| entry.source != source || entry.is_armed());
+        ring.buffer_waiters.retain(|waiting| waiting.0 != source);
     }
 }

@@ -5,32 +5,32 @@
 //! owned, and the command can be given again.
 
 use crate::data::Fault;
-use crate::device::{Armed, AutoSlot, Device};
+use crate::device::{ArmedCommand, AutoSlot, Device};
 use crate::kernel::{Kernel, RingId};
 use ublk::sys::{self, IoCommand};
 
-/// What a server hands to the driver for one tag.
+/// A command that a server submitted for one tag.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Given {
+pub(super) struct SubmittedCommand {
     pub(super) ring: RingId,
     pub(super) device: u32,
     pub(super) opcode: u32,
     /// The submission entry's address: the slot, with `AUTO_BUF_REG`.
     pub(super) sqe_addr: u64,
     pub(super) command: IoCommand,
-    /// The server's name for it.
+    /// The server's key of it.
     pub(super) key: u64,
 }
 
-/// What became of a command: kept until there is work, or ended with a result.
+/// How a command was answered: held until there is a request, or completed with a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Kept,
-    Ends(i32),
+pub(super) enum CommandOutcome {
+    Pending,
+    Done(i32),
 }
 
-const EINVAL: Result<Verdict, i32> = Err(-libc::EINVAL);
-const EBUSY: Result<Verdict, i32> = Err(-libc::EBUSY);
+const EINVAL: Result<CommandOutcome, i32> = Err(-libc::EINVAL);
+const EBUSY: Result<CommandOutcome, i32> = Err(-libc::EBUSY);
 
 impl Kernel {
     /// Carries out a request command.
@@ -38,64 +38,64 @@ impl Kernel {
     /// # Safety
     /// The command's address, where its mode gives it one, names memory that nobody else uses,
     /// as long as the largest request, until the command ends or its ring is closed.
-    pub(super) unsafe fn io(&mut self, given: Given) {
-        let verdict = if self.profile.queue_tasks {
-            self.io_by_queue(&given)
+    pub(super) unsafe fn io(&mut self, submitted: SubmittedCommand) {
+        let outcome = if self.profile.task_per_queue {
+            self.io_by_queue(&submitted)
         } else {
-            self.io_by_tag(&given)
+            self.io_by_tag(&submitted)
         };
-        match verdict {
-            Ok(Verdict::Kept) => {}
-            Ok(Verdict::Ends(result)) => self.post(given.ring, given.key, result),
+        match outcome {
+            Ok(CommandOutcome::Pending) => {}
+            Ok(CommandOutcome::Done(result)) => self.post(submitted.ring, submitted.key, result),
             Err(errno) => {
-                self.complaints.refused += 1;
-                self.post(given.ring, given.key, errno);
+                self.stats.refused += 1;
+                self.post(submitted.ring, submitted.key, errno);
             }
         }
-        self.settle();
+        self.run_until_idle();
     }
 
     /// The order of checks where each tag has its own task.
-    fn io_by_tag(&mut self, given: &Given) -> Result<Verdict, i32> {
-        check_opcode(given.opcode)?;
-        if given.opcode == sys::IO_UNREGISTER_BUFFER {
-            return self.unregister(given);
+    fn io_by_tag(&mut self, submitted: &SubmittedCommand) -> Result<CommandOutcome, i32> {
+        check_opcode(submitted.opcode)?;
+        if submitted.opcode == sys::IO_UNREGISTER_BUFFER {
+            return self.unregister(submitted);
         }
-        let task = self.ring(given.ring).task;
-        let device = self.devices.get(&given.device).ok_or(-libc::EINVAL)?;
-        let IoCommand { queue, tag, .. } = given.command;
+        let task = self.ring(submitted.ring).task;
+        let device = self.devices.get(&submitted.device).ok_or(-libc::EINVAL)?;
+        let IoCommand { queue, tag, .. } = submitted.command;
         if queue >= device.info.queues || tag >= device.info.depth {
             return EINVAL;
         }
-        if given.opcode == sys::IO_FETCH {
-            return self.fetch_tag(given);
+        if submitted.opcode == sys::IO_FETCH {
+            return self.fetch_tag(submitted);
         }
         let state = &device.queues[usize::from(queue)].tags[usize::from(tag)];
         if state.task != Some(task) {
-            if given.opcode == sys::IO_REGISTER_BUFFER && device.has(sys::F_REGISTER_ANYWHERE) {
-                return self.register(given);
+            if submitted.opcode == sys::IO_REGISTER_BUFFER && device.has(sys::F_REGISTER_ANYWHERE) {
+                return self.register(submitted);
             }
             return EINVAL;
         }
         if !state.owned {
             return EBUSY;
         }
-        if state.owed != (given.opcode == sys::IO_NEED_GET_DATA) {
+        if state.awaits_get_data != (submitted.opcode == sys::IO_NEED_GET_DATA) {
             return EINVAL;
         }
-        match given.opcode {
-            sys::IO_REGISTER_BUFFER => self.register(given),
-            sys::IO_COMMIT_AND_FETCH => self.commit(given),
-            sys::IO_NEED_GET_DATA => self.get_data(given),
+        match submitted.opcode {
+            sys::IO_REGISTER_BUFFER => self.register(submitted),
+            sys::IO_COMMIT_AND_FETCH => self.commit(submitted),
+            sys::IO_NEED_GET_DATA => self.get_data(submitted),
             _ => EINVAL,
         }
     }
 
     /// The order of checks where each queue has its task (before 6.16).
-    fn io_by_queue(&mut self, given: &Given) -> Result<Verdict, i32> {
-        let task = self.ring(given.ring).task;
-        let device = self.devices.get(&given.device).ok_or(-libc::EINVAL)?;
-        let IoCommand { queue, tag, .. } = given.command;
+    fn io_by_queue(&mut self, submitted: &SubmittedCommand) -> Result<CommandOutcome, i32> {
+        let task = self.ring(submitted.ring).task;
+        let device = self.devices.get(&submitted.device).ok_or(-libc::EINVAL)?;
+        let IoCommand { queue, tag, .. } = submitted.command;
         if queue >= device.info.queues {
             return EINVAL;
         }
@@ -107,34 +107,34 @@ impl Kernel {
         if state.armed.is_some() {
             return EBUSY;
         }
-        if state.owed != (given.opcode == sys::IO_NEED_GET_DATA) {
+        if state.awaits_get_data != (submitted.opcode == sys::IO_NEED_GET_DATA) {
             return EINVAL;
         }
-        check_opcode(given.opcode)?;
-        match given.opcode {
-            sys::IO_FETCH if of_queue.ready() => EBUSY,
+        check_opcode(submitted.opcode)?;
+        match submitted.opcode {
+            sys::IO_FETCH if of_queue.is_ready() => EBUSY,
             sys::IO_FETCH if state.owned => EINVAL,
             sys::IO_FETCH => {
-                check_addr(device, given.command.addr, false)?;
-                self.take(given, None);
-                Ok(Verdict::Kept)
+                check_addr(device, submitted.command.addr, false)?;
+                self.arm(submitted, None);
+                Ok(CommandOutcome::Pending)
             }
             sys::IO_COMMIT_AND_FETCH if !state.owned => EINVAL,
-            sys::IO_COMMIT_AND_FETCH => self.commit(given),
+            sys::IO_COMMIT_AND_FETCH => self.commit(submitted),
             sys::IO_NEED_GET_DATA if !state.owned => EINVAL,
-            sys::IO_NEED_GET_DATA => self.get_data(given),
+            sys::IO_NEED_GET_DATA => self.get_data(submitted),
             _ => EINVAL,
         }
     }
 
-    fn fetch_tag(&mut self, given: &Given) -> Result<Verdict, i32> {
-        let device = &self.devices[&given.device];
+    fn fetch_tag(&mut self, submitted: &SubmittedCommand) -> Result<CommandOutcome, i32> {
+        let device = &self.devices[&submitted.device];
         let IoCommand {
             queue, tag, addr, ..
-        } = given.command;
+        } = submitted.command;
         check_addr(device, addr, false)?;
-        let auto = auto_slot(device, given.sqe_addr)?;
-        if device.taken(&self.profile, queue) {
+        let auto = auto_slot(device, submitted.sqe_addr)?;
+        if device.is_fetched(&self.profile, queue) {
             return EBUSY;
         }
         let state = &device.queues[usize::from(queue)].tags[usize::from(tag)];
@@ -142,30 +142,30 @@ impl Kernel {
             return EINVAL;
         }
         if state.owned {
-            // A queue serves before its device is ready, so this can be; the kernel warns, and
+            // A queue serves before its device is ready, so this can happen; the kernel warns and
             // takes it.
-            self.complaints.warnings += 1;
+            self.stats.warnings += 1;
             return EINVAL;
         }
-        self.take(given, auto);
-        Ok(Verdict::Kept)
+        self.arm(submitted, auto);
+        Ok(CommandOutcome::Pending)
     }
 
-    /// A tag becomes the driver's for the first time.
-    fn take(&mut self, given: &Given, auto: Option<AutoSlot>) {
-        let task = self.ring(given.ring).task;
-        let by_queue = self.profile.queue_tasks;
-        let queue = self.queue(given);
-        let tag = &mut queue.tags[usize::from(given.command.tag)];
+    /// Arms a tag for the first time.
+    fn arm(&mut self, submitted: &SubmittedCommand, auto: Option<AutoSlot>) {
+        let task = self.ring(submitted.ring).task;
+        let by_queue = self.profile.task_per_queue;
+        let queue = self.queue(submitted);
+        let tag = &mut queue.tags[usize::from(submitted.command.tag)];
         tag.task = Some(task);
         tag.ready = true;
-        tag.addr = given.command.addr;
+        tag.addr = submitted.command.addr;
         tag.auto = auto;
-        tag.armed = Some(Armed {
-            ring: given.ring,
-            key: given.key,
+        tag.armed = Some(ArmedCommand {
+            ring: submitted.ring,
+            key: submitted.key,
         });
-        if queue.ready() {
+        if queue.is_ready() {
             if by_queue {
                 queue.task = Some(task);
             } else {
@@ -174,81 +174,87 @@ impl Kernel {
         }
     }
 
-    fn commit(&mut self, given: &Given) -> Result<Verdict, i32> {
-        let device = &self.devices[&given.device];
+    fn commit(&mut self, submitted: &SubmittedCommand) -> Result<CommandOutcome, i32> {
+        let device = &self.devices[&submitted.device];
         let IoCommand {
             queue,
             tag,
             addr,
             result,
-        } = given.command;
+        } = submitted.command;
         let state = &device.queues[usize::from(queue)].tags[usize::from(tag)];
         let request = state.request.as_ref().ok_or(-libc::EINVAL)?;
         check_addr(device, addr, request.op == sys::OP_READ)?;
-        let auto = auto_slot(device, given.sqe_addr)?;
-        let registered = state.auto_registered;
-        let state = self.tag(given);
+        let auto = auto_slot(device, submitted.sqe_addr)?;
+        let registered = state.auto_slot_in_use;
+        let state = self.tag(submitted);
         state.owned = false;
         state.addr = addr;
         state.auto = auto;
-        state.auto_registered = None;
-        state.armed = Some(Armed {
-            ring: given.ring,
-            key: given.key,
+        state.auto_slot_in_use = None;
+        state.armed = Some(ArmedCommand {
+            ring: submitted.ring,
+            key: submitted.key,
         });
         if let Some((ring, slot)) = registered
-            && ring == given.ring
+            && ring == submitted.ring
         {
-            self.slot_free(ring, slot);
+            self.unregister_slot(ring, slot);
         }
-        let state = self.tag(given);
-        if state.held > 0 {
-            // Its pages are still lent to somebody: it ends when they are back.
-            state.late_result = Some(result);
+        let state = self.tag(submitted);
+        if state.page_refs > 0 {
+            // A slot still refers to its pages: it completes when none does.
+            state.deferred_result = Some(result);
         } else {
-            self.finish(given.device, queue, tag, result);
+            self.apply_result(submitted.device, queue, tag, result);
         }
-        Ok(Verdict::Kept)
+        Ok(CommandOutcome::Pending)
     }
 
-    fn get_data(&mut self, given: &Given) -> Result<Verdict, i32> {
+    fn get_data(&mut self, submitted: &SubmittedCommand) -> Result<CommandOutcome, i32> {
         let IoCommand {
             queue, tag, addr, ..
-        } = given.command;
+        } = submitted.command;
         let limit = self.get_data_limit.take();
-        let state = self.tag(given);
-        state.owed = false;
+        let state = self.tag(submitted);
+        state.awaits_get_data = false;
         state.fetched = true;
         state.addr = addr;
-        let request = state.request.as_mut().expect("an owed tag has a request");
-        match crate::data::write_out(request, addr, limit) {
+        let request = state
+            .request
+            .as_mut()
+            .expect("an awaits_get_data tag has a request");
+        match crate::data::copy_to_server(request, addr, limit) {
             Ok(moved) => {
-                self.describe(given.device, queue, tag, moved);
-                Ok(Verdict::Ends(sys::RESULT_OK))
+                self.write_descriptor(submitted.device, queue, tag, moved);
+                Ok(CommandOutcome::Done(sys::RESULT_OK))
             }
             Err(Fault) => {
-                // Nothing could be copied: the request is announced again.
+                // Nothing could be copied: the request is dispatched again.
                 state.owned = false;
                 state.fetched = false;
-                state.armed = Some(Armed {
-                    ring: given.ring,
-                    key: given.key,
+                state.armed = Some(ArmedCommand {
+                    ring: submitted.ring,
+                    key: submitted.key,
                 });
-                let request = state.request.take().expect("an owed tag has a request");
-                self.queue(given).waiting.push_front(request);
-                Ok(Verdict::Kept)
+                let request = state
+                    .request
+                    .take()
+                    .expect("an awaits_get_data tag has a request");
+                self.queue(submitted).waiting.push_front(request);
+                Ok(CommandOutcome::Pending)
             }
         }
     }
 
-    fn queue(&mut self, given: &Given) -> &mut crate::device::Queue {
-        let device = self.devices.get_mut(&given.device);
+    fn queue(&mut self, submitted: &SubmittedCommand) -> &mut crate::device::Queue {
+        let device = self.devices.get_mut(&submitted.device);
         let device = device.expect("the device was checked");
-        &mut device.queues[usize::from(given.command.queue)]
+        &mut device.queues[usize::from(submitted.command.queue)]
     }
 
-    pub(super) fn tag(&mut self, given: &Given) -> &mut crate::device::Tag {
-        &mut self.queue(given).tags[usize::from(given.command.tag)]
+    pub(super) fn tag(&mut self, submitted: &SubmittedCommand) -> &mut crate::device::Tag {
+        &mut self.queue(submitted).tags[usize::from(submitted.command.tag)]
     }
 }
 
@@ -264,10 +270,10 @@ fn check_opcode(opcode: u32) -> Result<(), i32> {
 
 /// Whether a fetch or commit may, or must, name a buffer.
 fn check_addr(device: &Device, addr: u64, read_ends: bool) -> Result<(), i32> {
-    let bad = if device.moves_itself() {
+    let bad = if device.server_copies() {
         addr != 0
     } else {
-        addr == 0 && (!device.need_get_data() || read_ends)
+        addr == 0 && (!device.needs_get_data() || read_ends)
     };
     if bad { Err(-libc::EINVAL) } else { Ok(()) }
 }

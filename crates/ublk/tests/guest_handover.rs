@@ -2,13 +2,13 @@
 //! after `modprobe ublk_drv`. Requests are answered late, so that the server always has some.
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod lives;
+mod lifecycle;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lives::memory::{Bytes, Clients, Gate, Late};
-use lives::{SOON, World, path_of, ring, spec};
+use lifecycle::memory::{Bytes, Clients, Gate, Late};
+use lifecycle::{SOON, World, path_of, ring, spec};
 use reactor::Handle;
 use ublk::device::{How, Live, Options, State, open_or_recover};
 use ublk::error::Kind;

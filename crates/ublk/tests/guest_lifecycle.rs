@@ -4,14 +4,14 @@
 //! devices are removed, and servers in processes of their own die with their standard input.
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod lives;
+mod lifecycle;
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lives::{Null, Reader, SOON, World, disk, path_of, read, ring, spec};
+use lifecycle::{Null, Reader, SOON, World, disk, path_of, read, ring, spec};
 use reactor::{Config, Handle, Reactor};
 use ublk::control::Control;
 use ublk::device::{How, Live, Options, State, open_or_recover};

@@ -34,7 +34,7 @@ const LONG: [(&str, u64); 16] = [
     ("guest_faulty", 1800),
     ("guest_flush", 900),
     ("guest_fs", 1800),
-    ("guest_mischief", 900),
+    ("guest_bad_handlers", 900),
     ("guest_modes", 1800),
     ("guest_neighbours", 900),
     ("guest_own_slots", 900),

@@ -23,7 +23,7 @@ use ublk::device::{self, How, Live, MakePool};
 use ublk::exit;
 use ublk::queue::{Handler, Pool};
 use ublk::{DeviceSpec, Disk};
-use ublk_fake::Purse;
+use ublk_fake::BoundedPool;
 
 pub use options::{Options, Parsed};
 
@@ -56,7 +56,7 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
             })
         })
         .collect::<Result<Vec<_>, _>>()?;
-    let pool = options.pool.map(Purse::new);
+    let pool = options.pool.map(BoundedPool::new);
     let (mut devices, mut hows) = (Vec::new(), Vec::new());
     for (at, one) in served.iter().enumerate() {
         match bring_up((options, &pool), &control, &reactors, at, one) {
@@ -101,7 +101,7 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
 }
 
 fn bring_up<S: Served>(
-    (options, pool): (&Options, &Option<Purse>),
+    (options, pool): (&Options, &Option<BoundedPool>),
     control: &Control,
     reactors: &[Reactor],
     at: usize,

@@ -41,7 +41,7 @@ impl FakeWorld {
             Kernel::V7_2 => Profile::V7_2,
         };
         let driver = Driver::new(profile);
-        driver.release_delay(3);
+        driver.set_release_delay(3);
         FakeWorld {
             driver,
             kernel,
@@ -64,7 +64,7 @@ impl FakeWorld {
             return ring;
         }
         self.tasks_next += 1;
-        let ring = self.driver.ring_open(TaskId(self.tasks_next), SLOTS);
+        let ring = self.driver.open_ring(TaskId(self.tasks_next), SLOTS);
         self.rings.insert(task, ring);
         ring
     }
@@ -81,8 +81,8 @@ impl World for FakeWorld {
 
     fn control(&mut self, opcode: u32, command: ControlCommand, mut argument: Vec<u8>) -> usize {
         let call = match self.driver.control(opcode, command, &mut argument) {
-            Outcome::Ended(result) => Call::Done((result, argument)),
-            Outcome::Waits(id) => Call::Waits(id, argument),
+            Outcome::Done(result) => Call::Done((result, argument)),
+            Outcome::Pending(id) => Call::Waits(id, argument),
         };
         self.calls.push(Some(call));
         self.calls.len() - 1
@@ -112,7 +112,7 @@ impl World for FakeWorld {
 
     fn close(&mut self) {
         if let Some((device, _)) = self.device.take() {
-            self.driver.closed(device);
+            self.driver.on_char_close(device);
         }
     }
 
@@ -140,7 +140,7 @@ impl World for FakeWorld {
 
     fn task_ends(&mut self, task: usize) {
         if let Some(ring) = self.rings.remove(&task) {
-            self.driver.ring_close(ring);
+            self.driver.close_ring(ring);
         }
     }
 
@@ -161,9 +161,9 @@ impl World for FakeWorld {
     fn window(&mut self, offset: u64, into: bool, bytes: &mut [u8]) -> Result<usize, i32> {
         let device = self.device.as_ref().expect("the device is open").0;
         if into {
-            self.driver.window_write(device, offset, bytes)
+            self.driver.write_window(device, offset, bytes)
         } else {
-            self.driver.window_read(device, offset, bytes)
+            self.driver.read_window(device, offset, bytes)
         }
     }
 
@@ -176,7 +176,7 @@ impl World for FakeWorld {
         bytes: &mut [u8],
     ) -> Result<(), i32> {
         let ring = self.ring(task);
-        self.driver.fixed(ring, slot, at, into, bytes)
+        self.driver.move_fixed(ring, slot, at, into, bytes)
     }
 
     fn client(&mut self, request: ClientRequest) -> usize {

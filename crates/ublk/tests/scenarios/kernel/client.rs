@@ -51,7 +51,7 @@ pub(super) fn run(
             .map(|()| Vec::new())
             .map_err(failed),
         ClientOp::Discard(len) => range(&disk, BLKDISCARD, offset, len),
-        ClientOp::Zeroes(len) => range(&disk, BLKZEROOUT, offset, len),
+        ClientOp::WriteZeroes(len) => range(&disk, BLKZEROOUT, offset, len),
     }
 }
 

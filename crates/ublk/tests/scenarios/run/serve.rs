@@ -16,7 +16,7 @@ impl Run<'_> {
                     Ask::Write | Ask::WriteFua => ClientOp::Write(pattern(ask, CLIENT_BYTES)),
                     Ask::Flush => ClientOp::Flush,
                     Ask::Discard => ClientOp::Discard(CLIENT_BYTES as u32),
-                    Ask::Zeroes => ClientOp::Zeroes(CLIENT_BYTES as u32),
+                    Ask::Zeroes => ClientOp::WriteZeroes(CLIENT_BYTES as u32),
                 };
                 let call = self.world.client(ClientRequest {
                     op,

@@ -1,34 +1,34 @@
-//! A handler that keeps a disk in a file and does what the library promises to bear: it answers
-//! at once or late, in parts, with errors, or drops a request; it moves bytes in every data mode.
+//! A handler that serves a disk from a file, in every data mode, and injects the faults that the
+//! library must tolerate: late and short answers, errors, panics, dropped requests.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use blkmq::io::Op as Ask;
+use blkmq::io::Op as RequestOp;
 use reactor::{Buf, Completion, FileIndex, Op, Port, Token};
 
 use ublk::queue::{Handler, QueueCx};
 use ublk::{Answer, Data, Request};
 
-/// How a keeper behaves, each in so many of 256 requests.
+/// Faults that a handler injects, each into so many of 256 requests.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Habits {
-    /// Requests that are kept and begun later.
-    pub late: u8,
+pub struct HandlerFaults {
+    /// Requests that are held back and served later.
+    pub delayed: u8,
     /// Requests that fail.
-    pub failing: u8,
-    /// Reads and writes of which only a part is answered.
-    pub parts: u8,
+    pub errors: u8,
+    /// Reads and writes that are answered in part.
+    pub short: u8,
     /// Requests that are dropped.
     pub drops: u8,
     /// Requests over which it panics.
     pub panics: u8,
-    /// Writes that it says it did and did not: what a judge must catch.
-    pub lies: u8,
+    /// Writes that it acknowledges and drops: what the oracle must catch.
+    pub lost_writes: u8,
 }
 
-/// Bytes on their way.
+/// Where the bytes of a request go next.
 #[derive(Debug)]
 enum Step {
     /// The last step: its end is the request's.
@@ -47,52 +47,49 @@ struct Job {
 
 /// Serves one queue of a disk that is a file.
 #[derive(Debug)]
-pub struct Keeper {
+pub struct FileHandler {
     disk: Arc<OwnedFd>,
     file: Option<FileIndex>,
-    habits: Habits,
-    random: u64,
-    late: Vec<Request>,
+    faults: HandlerFaults,
+    random: fastrand::Rng,
+    delayed: Vec<Request>,
     jobs: BTreeMap<u64, Job>,
     next: u64,
 }
 
-impl Keeper {
+impl FileHandler {
     /// Serves from `disk`.
-    pub fn new(disk: Arc<OwnedFd>, habits: Habits, seed: u64) -> Keeper {
-        Keeper {
+    pub fn new(disk: Arc<OwnedFd>, faults: HandlerFaults, seed: u64) -> FileHandler {
+        FileHandler {
             disk,
             file: None,
-            habits,
-            random: seed | 1,
-            late: Vec::new(),
+            faults,
+            random: fastrand::Rng::with_seed(seed),
+            delayed: Vec::new(),
             jobs: BTreeMap::new(),
             next: 0,
         }
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+        self.random.u64(..bound)
     }
 
-    fn strikes(&mut self, share: u8) -> bool {
+    fn chance(&mut self, share: u8) -> bool {
         share > 0 && self.below(256) < u64::from(share)
     }
 
     fn serve<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, mut request: Request) {
-        if self.strikes(self.habits.failing) {
+        if self.chance(self.faults.errors) {
             return queue.fail(request, libc::EIO);
         }
         let (read, sector) = match *request.op() {
-            Ask::Read { sector, .. } => (true, sector),
-            Ask::Write { sector, .. } => (false, sector),
-            Ask::Discard {
+            RequestOp::Read { sector, .. } => (true, sector),
+            RequestOp::Write { sector, .. } => (false, sector),
+            RequestOp::Discard {
                 sector, sectors, ..
             }
-            | Ask::WriteZeroes {
+            | RequestOp::WriteZeroes {
                 sector, sectors, ..
             } => {
                 let zeroes = vec![0; sectors as usize * 512];
@@ -102,7 +99,7 @@ impl Keeper {
             }
             _ => return queue.complete(request),
         };
-        if !read && self.strikes(self.habits.lies) {
+        if !read && self.chance(self.faults.lost_writes) {
             return queue.complete(request);
         }
         let len = request.bytes();
@@ -154,21 +151,27 @@ impl Keeper {
         queue.submit(Token(key), op);
     }
 
-    fn done<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+    fn complete<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         let sectors = u64::from(request.bytes() / 512);
-        if sectors > 1 && self.strikes(self.habits.parts) {
+        if sectors > 1 && self.chance(self.faults.short) {
             let part = 1 + self.below(sectors - 1);
             return queue.answer(request, Answer::Part(part as u32 * 512));
         }
         queue.complete(request);
     }
 
-    fn moved<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, key: u64, job: Job, buf: Option<Buf>) {
+    fn on_moved<P: Port>(
+        &mut self,
+        queue: &mut QueueCx<'_, P>,
+        key: u64,
+        job: Job,
+        buf: Option<Buf>,
+    ) {
         let Job { mut request, step } = job;
         let next = |file, offset, buf| Op::Write { file, offset, buf };
         let op = match (step, buf) {
             (Step::ToFile, Some(buf)) => {
-                let Ask::Write { sector, .. } = *request.op() else {
+                let RequestOp::Write { sector, .. } = *request.op() else {
                     return queue.fail(request, libc::EIO);
                 };
                 let file = self.file.expect("registered when the queue was attached");
@@ -185,7 +188,7 @@ impl Keeper {
                 if let Some(buf) = buf.filter(|_| !windowed) {
                     request.set_buffer(buf);
                 }
-                return self.done(queue, request);
+                return self.complete(queue, request);
             }
         };
         let step = Step::Last;
@@ -194,20 +197,20 @@ impl Keeper {
     }
 }
 
-impl Handler for Keeper {
+impl Handler for FileHandler {
     fn on_attached<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
         self.file = Some(queue.register(Arc::clone(&self.disk)));
     }
 
     fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
-        if self.strikes(self.habits.drops) {
+        if self.chance(self.faults.drops) {
             return;
         }
-        if self.strikes(self.habits.panics) {
+        if self.chance(self.faults.panics) {
             panic!("a handler that panics on purpose");
         }
-        if self.strikes(self.habits.late) {
-            self.late.push(request);
+        if self.chance(self.faults.delayed) {
+            self.delayed.push(request);
             return queue.request_turn();
         }
         self.serve(queue, request);
@@ -228,7 +231,7 @@ impl Handler for Keeper {
             _ => return,
         };
         match result {
-            Ok(()) => self.moved(queue, token.0, job, buf),
+            Ok(()) => self.on_moved(queue, token.0, job, buf),
             Err(error) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
                 queue.fail(job.request, errno);
@@ -237,14 +240,14 @@ impl Handler for Keeper {
     }
 
     fn on_turn<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
-        if self.late.is_empty() {
+        if self.delayed.is_empty() {
             return;
         }
-        // Not in the order of coming.
-        let at = self.below(self.late.len() as u64) as usize;
-        let request = self.late.swap_remove(at);
+        // In random order.
+        let at = self.below(self.delayed.len() as u64) as usize;
+        let request = self.delayed.swap_remove(at);
         self.serve(queue, request);
-        if !self.late.is_empty() {
+        if !self.delayed.is_empty() {
             queue.request_turn();
         }
     }

@@ -2,7 +2,7 @@
 //! `modprobe ublk_drv`. Elsewhere each test says `skipped: no /dev/ublk-control`.
 #![allow(clippy::unwrap_used, unsafe_code, reason = "these are tests")]
 
-mod lives;
+mod lifecycle;
 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lives::{Null, Reader, SOON, World, disk, read, ring, spec};
+use lifecycle::{Null, Reader, SOON, World, disk, read, ring, spec};
 use reactor::{Handle, Port, Reactor};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};

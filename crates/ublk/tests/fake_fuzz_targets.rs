@@ -10,7 +10,7 @@ proptest! {
 
     #[test]
     fn whatever_a_server_does_every_client_has_one_answer(input in vec(any::<u8>(), 0..600)) {
-        fuzzing::moves(&input);
+        fuzzing::commands(&input);
     }
 
     #[test]
@@ -24,6 +24,6 @@ proptest! {
 
     #[test]
     fn any_life_of_a_device_ends_well(input in vec(any::<u8>(), 0..600)) {
-        fuzzing::story(&input);
+        fuzzing::device_lifecycle(&input);
     }
 }

@@ -2,7 +2,7 @@
 //! what the guests show on real kernels, here in a second and without root.
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
-mod lives;
+mod lifecycle;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lives::SOON;
-use lives::memory::{Bytes, Gate, Late};
+use lifecycle::SOON;
+use lifecycle::memory::{Bytes, Gate, Late};
 use reactor::{Config, Handle, Reactor};
 use ublk::control::port::{Answer, Argument, Command, ControlPort, Done, Ticket};
 use ublk::control::{Control, QUICK};
@@ -175,7 +175,7 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
         assert_eq!(world.state(3), State::Dead);
         stopped.delete(SOON).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);
-        assert_eq!(world.driver.complaints().refused, 0);
+        assert_eq!(world.driver.stats().refused, 0);
     }
 }
 
@@ -211,7 +211,7 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
         for live in [live, stays] {
             live.stop(SOON).unwrap().delete(SOON).unwrap();
         }
-        assert_eq!(world.driver.complaints().refused, 0);
+        assert_eq!(world.driver.stats().refused, 0);
     }
 }
 
@@ -271,7 +271,7 @@ fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_m
         let reactor = world.ring();
         let (live, _) = world.open(0, &[reactor.handle().clone()]);
         let built = world.built.load(Ordering::Relaxed);
-        world.driver.release_delay(8);
+        world.driver.set_release_delay(8);
         world.dies(live, reactor);
         let next = world.ring();
         let (live, how) = world.open(0, &[next.handle().clone()]);
@@ -394,7 +394,7 @@ fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
             drop(live.stop(SOON).unwrap());
         }
         assert_eq!(world.driver.devices(), [4]);
-        assert_eq!(world.driver.complaints().warnings, 0);
+        assert_eq!(world.driver.stats().warnings, 0);
     }
 }
 

@@ -1,10 +1,10 @@
-//! A whole life of a device over the fake driver: clients that ask at random, servers that serve,
-//! misbehave, are stopped and die at any step, and successors. The choices come from outside: a
-//! seed, or the bytes of a fuzzer.
+//! A stress run of one device over the fake driver, from ADD to DEL: clients submit random
+//! requests; servers inject faults, exit in order or are killed at any step, and others take over.
+//! The choices come from outside: a seed, or the input of a fuzzer.
 //!
-//! What is judged: every request ends exactly once; every byte read is one that may be there;
-//! nothing fails but what was made to fail; the library gives the driver no command that it
-//! refuses; at the end the device stops and goes.
+//! It checks that every request completes exactly once, that every byte read may be there, that
+//! nothing fails but by an injected fault, that the driver refuses no command of the library, and
+//! that the device can be stopped and deleted at the end.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -12,16 +12,16 @@ use std::sync::Arc;
 
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::client::Oracle;
+use crate::bounded_pool::BoundedPool;
+use crate::client_oracle::ClientOracle;
 use crate::control::Outcome;
 use crate::deliver::ClientRequest;
 use crate::device::ClientOp;
 use crate::driver::Driver;
-use crate::keeper::{Habits, Keeper};
+use crate::faulty_handler::{FileHandler, HandlerFaults};
 use crate::kernel::TaskId;
 use crate::profile::Profile;
-use crate::purse::Purse;
-use crate::ring::{Chaos, Event, Ring, SourceKey};
+use crate::ring::{Event, Ring, RingFaults, SourceKey};
 use ublk::queue::{
     Counters, Descriptors, Pool, QueueObserver, QueueParts, QueueSource, QueueStats, Share,
 };
@@ -35,10 +35,10 @@ const PID: i32 = 4711;
 /// Turns of all rings after which a request that has not ended is lost.
 const TURNS_MAX: u32 = 5_000;
 
-/// What a story is about.
+/// What a stress run does.
 #[derive(Clone, Copy, Debug)]
-pub struct Plot {
-    /// The kernel.
+pub struct StressConfig {
+    /// The kernel that the driver simulates.
     pub profile: Profile,
     /// The flags that are asked for.
     pub flags: u64,
@@ -57,56 +57,56 @@ pub struct Plot {
     /// Bytes of a pool of the server's own for get-data writes, at least as many as the largest
     /// request has; the rings' pools where there is none.
     pub own_pool: Option<usize>,
-    /// How the server behaves.
-    pub habits: Habits,
-    /// What the ring does wrong.
-    pub chaos: Chaos,
-    /// Deaths of the server, each in so many of 256 steps; some in the middle of recovering.
-    pub deaths: u8,
-    /// Planned changes of the server by QUIESCE_DEV, each in so many of 256 steps.
+    /// Faults of the handler.
+    pub handler_faults: HandlerFaults,
+    /// Faults of the rings.
+    pub ring_faults: RingFaults,
+    /// Kills of the server, in so many of 256 steps; some in the middle of a recovery.
+    pub kills: u8,
+    /// Handovers by QUIESCE_DEV, in so many of 256 steps.
     pub handovers: u8,
-    /// Exits in good order, each in so many of 256 steps, and a successor after each.
+    /// Orderly exits, in so many of 256 steps, each followed by a successor.
     pub exits: u8,
     /// Steps.
     pub steps: u32,
 }
 
-struct Quiet;
+struct IgnoreFetchErrors;
 
-impl QueueObserver for Quiet {
+impl QueueObserver for IgnoreFetchErrors {
     fn on_fetch_failed(&self, _queue: u16, _: u16, _errno: i32) {}
 }
 
 struct Server {
     rings: Vec<Ring>,
-    sources: BTreeMap<(usize, SourceKey), QueueSource<Keeper>>,
+    sources: BTreeMap<(usize, SourceKey), QueueSource<FileHandler>>,
     counters: Vec<Arc<Counters>>,
-    own_pool: Option<Purse>,
+    own_pool: Option<BoundedPool>,
 }
 
-/// What happened.
+/// What a run counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Clients' requests that ended.
-    pub ended: u64,
-    /// Of those, failed ones.
+    /// Requests that completed.
+    pub completed: u64,
+    /// Of those, the ones that failed.
     pub failed: u64,
-    /// Servers that died.
-    pub deaths: u64,
-    /// Servers that left for another one.
+    /// Servers that were killed.
+    pub kills: u64,
+    /// Servers that handed over to another.
     pub handovers: u64,
-    /// Servers that left in good order.
+    /// Servers that exited in order.
     pub exits: u64,
     /// Commands that the driver refused.
     pub refused: u64,
-    /// Requests whose bytes went another way than through a slot.
+    /// Requests that were served without a buffer slot.
     pub fallbacks: u64,
-    /// How often a pool of the server's own had nothing.
-    pub dry: u64,
+    /// How often the server's own pool was exhausted.
+    pub pool_exhausted: u64,
 }
 
-struct Story<'a> {
-    plot: Plot,
+struct StressRun<'a> {
+    config: StressConfig,
     choose: &'a mut dyn FnMut(u64) -> u64,
     driver: Driver,
     device: u32,
@@ -115,20 +115,20 @@ struct Story<'a> {
     disk: Arc<OwnedFd>,
     server: Option<Server>,
     tasks: u32,
-    oracle: Oracle,
+    oracle: ClientOracle,
     report: Report,
 }
 
-/// Lives a story through; the error says what was wrong. `choose` gives a number below its
+/// Executes a run; the error says which promise was broken. `choose` returns a number below its
 /// argument.
-pub fn live(plot: Plot, choose: &mut dyn FnMut(u64) -> u64) -> Result<Report, String> {
-    let driver = Driver::new(plot.profile);
-    driver.release_delay(2);
-    let disk = rustix::fs::memfd_create("ublk-story", rustix::fs::MemfdFlags::CLOEXEC)
+pub fn run(config: StressConfig, choose: &mut dyn FnMut(u64) -> u64) -> Result<Report, String> {
+    let driver = Driver::new(config.profile);
+    driver.set_release_delay(2);
+    let disk = rustix::fs::memfd_create("ublk-stress", rustix::fs::MemfdFlags::CLOEXEC)
         .and_then(|file| rustix::fs::ftruncate(&file, SECTORS * 512).map(|()| file))
         .map_err(|errno| format!("no memory file: {errno}"))?;
-    let mut story = Story {
-        plot,
+    let mut run = StressRun {
+        config,
         choose,
         driver,
         device: 0,
@@ -137,19 +137,19 @@ pub fn live(plot: Plot, choose: &mut dyn FnMut(u64) -> u64) -> Result<Report, St
         disk: Arc::new(disk),
         server: None,
         tasks: 0,
-        oracle: Oracle::new(SECTORS as usize),
+        oracle: ClientOracle::new(SECTORS as usize),
         report: Report::default(),
     };
-    story.begin()?;
-    for _ in 0..plot.steps {
-        story.step()?;
+    run.start_device()?;
+    for _ in 0..config.steps {
+        run.step()?;
     }
-    story.end()?;
-    Ok(story.report)
+    run.stop_device()?;
+    Ok(run.report)
 }
 
-impl Story<'_> {
-    fn strikes(&mut self, share: u8) -> bool {
+impl StressRun<'_> {
+    fn chance(&mut self, share: u8) -> bool {
         share > 0 && (self.choose)(256) < u64::from(share)
     }
 
@@ -165,17 +165,17 @@ impl Story<'_> {
 
     fn must(&self, what: &str, opcode: u32, data: u64, argument: &mut [u8]) -> Result<(), String> {
         match self.control(opcode, data, argument) {
-            Outcome::Ended(0) => Ok(()),
+            Outcome::Done(0) => Ok(()),
             other => Err(format!("{what}: {other:?}")),
         }
     }
 
-    fn begin(&mut self) -> Result<(), String> {
+    fn start_device(&mut self) -> Result<(), String> {
         let mut info = DeviceInfo {
-            queues: self.plot.queues,
-            depth: self.plot.depth,
+            queues: self.config.queues,
+            depth: self.config.depth,
             io_bytes_max: IO_BYTES,
-            flags: self.plot.flags,
+            flags: self.config.flags,
             ..DeviceInfo::default()
         };
         self.must("ADD", sys::ADD_DEVICE, 0, info.as_mut_bytes())?;
@@ -194,12 +194,12 @@ impl Story<'_> {
         params.discard.granularity = 512;
         params.discard.segments_max = 1;
         self.must("SET_PARAMS", sys::SET_PARAMS, 0, params.as_mut_bytes())?;
-        self.serve()?;
+        self.start_server()?;
         self.wait_for("START", sys::START_DEVICE)
     }
 
-    /// A new server: opens, attaches, gives every tag to the driver.
-    fn serve(&mut self) -> Result<(), String> {
+    /// Starts a server: opens the device, attaches queues, fetches every tag.
+    fn start_server(&mut self) -> Result<(), String> {
         let opened = self.driver.open(self.device, PID);
         let char_device = opened.map_err(|error| format!("open: {error}"))?;
         let char_device = Arc::new(char_device);
@@ -207,23 +207,24 @@ impl Story<'_> {
             rings: Vec::new(),
             sources: BTreeMap::new(),
             counters: Vec::new(),
-            own_pool: self.plot.own_pool.map(Purse::new),
+            own_pool: self.config.own_pool.map(BoundedPool::new),
         };
-        let shares = self.plot.shares;
-        let seats = (0..self.plot.queues).flat_map(|queue| (0..shares).map(move |of| (queue, of)));
-        for (queue, first) in seats {
-            if server.rings.is_empty() || !self.plot.one_ring {
+        let shares = self.config.shares;
+        let shares_of_queues =
+            (0..self.config.queues).flat_map(|queue| (0..shares).map(move |of| (queue, of)));
+        for (queue, first) in shares_of_queues {
+            if server.rings.is_empty() || !self.config.one_ring {
                 self.tasks += 1;
                 let seed = (self.choose)(u64::from(u32::MAX));
                 let task = TaskId(self.tasks);
-                let (slots, bytes) = (self.plot.slots, self.plot.pool_bytes);
+                let (slots, bytes) = (self.config.slots, self.config.pool_bytes);
                 let mut ring = Ring::new(&self.driver, task, slots, bytes, seed);
-                ring.set_chaos(self.plot.chaos);
+                ring.set_faults(self.config.ring_faults);
                 server.rings.push(ring);
             }
             let at = server.rings.len() - 1;
             let ring = &mut server.rings[at];
-            let (depth, stride) = (self.plot.depth, self.descriptor_bytes);
+            let (depth, stride) = (self.config.depth, self.descriptor_bytes);
             let descriptors = Descriptors::map(&char_device, queue, depth, stride)
                 .map_err(|error| format!("descriptors: {error}"))?;
             let counters = Arc::new(Counters::default());
@@ -231,7 +232,7 @@ impl Story<'_> {
             let parts = QueueParts {
                 device: 0,
                 queue,
-                depth: self.plot.depth,
+                depth: self.config.depth,
                 share: Share {
                     first,
                     step: shares,
@@ -240,16 +241,17 @@ impl Story<'_> {
                 descriptors,
                 flags: self.flags,
                 io_bytes_max: IO_BYTES,
-                // One is left for what finds its slot taken.
-                slots_max: (self.plot.slots / (self.plot.queues * shares)).max(1) - 1,
+                // One slot is left for a request that finds its own taken.
+                slots_max: (self.config.slots / (self.config.queues * shares)).max(1) - 1,
                 pool: (server.own_pool.clone()).map(|own| Box::new(own) as Box<dyn Pool>),
                 counters,
-                observer: Arc::new(Quiet),
+                observer: Arc::new(IgnoreFetchErrors),
             };
             let seed = (self.choose)(u64::from(u32::MAX));
-            let keeper = Keeper::new(Arc::clone(&self.disk), self.plot.habits, seed);
+            let handler =
+                FileHandler::new(Arc::clone(&self.disk), self.config.handler_faults, seed);
             let key = ring.attach();
-            let mut source = QueueSource::new(parts, keeper);
+            let mut source = QueueSource::new(parts, handler);
             source.on_attached(&mut ring.port(key));
             server.sources.insert((at, key), source);
         }
@@ -271,36 +273,38 @@ impl Story<'_> {
                     };
                     let port = &mut ring.port(key);
                     match event {
-                        Event::Ended(token, completion) => {
+                        Event::Completed(token, completion) => {
                             source.on_completion(port, token, completion)
                         }
-                        Event::Woken(key) => source.on_wake(port, key),
+                        Event::Wake(key) => source.on_wake(port, key),
                         Event::Turn => source.on_turn(port),
                     }
                 }
             }
         }
-        self.answers()?;
+        self.check_answers()?;
         Ok(happened)
     }
 
-    fn answers(&mut self) -> Result<(), String> {
+    fn check_answers(&mut self) -> Result<(), String> {
         for (id, answer) in self.driver.answers() {
-            self.oracle.ended_with(id, &answer)?;
-            self.report.ended += 1;
+            self.oracle.on_complete(id, &answer)?;
+            self.report.completed += 1;
             let Err(errno) = answer else { continue };
             self.report.failed += 1;
-            let habits = self.plot.habits;
+            let handler = self.config.handler_faults;
             let faults = [
-                habits.failing,
-                habits.drops,
-                habits.panics,
-                self.plot.chaos.errors,
+                handler.errors,
+                handler.drops,
+                handler.panics,
+                self.config.ring_faults.errors,
             ];
             let reissued = self.flags & sys::F_RECOVERY_REISSUE != 0;
-            let killed = self.report.deaths + self.report.exits > 0 && !reissued;
+            let killed = self.report.kills + self.report.exits > 0 && !reissued;
             if faults == [0; 4] && !killed {
-                return Err(format!("{id:?} failed with {errno} and nothing was wrong"));
+                return Err(format!(
+                    "{id:?} failed with {errno} and no fault was injected"
+                ));
             }
         }
         Ok(())
@@ -308,30 +312,30 @@ impl Story<'_> {
 
     fn step(&mut self) -> Result<(), String> {
         match (self.choose)(8) {
-            0..=3 => self.ask(),
+            0..=3 => self.submit_request(),
             _ => {
                 self.turn()?;
             }
         }
-        if self.strikes(self.plot.deaths) {
-            self.die()?;
+        if self.chance(self.config.kills) {
+            self.kill_server()?;
             self.recover()?;
         }
-        if self.strikes(self.plot.handovers) {
+        if self.chance(self.config.handovers) {
             self.hand_over()?;
             self.recover()?;
         }
-        if self.strikes(self.plot.exits) {
-            self.exit()?;
+        if self.chance(self.config.exits) {
+            self.exit_server()?;
             self.recover()?;
         }
         Ok(())
     }
 
-    /// The server leaves as [`ublk::exit`] has it: it finishes what it has, takes nothing new and
-    /// looks at its rings no more; the driver is told to keep requests back; the rings are closed,
-    /// and the character device. Clients ask at any time.
-    fn exit(&mut self) -> Result<(), String> {
+    /// The server exits as [`ublk::exit`] does: it finishes what it has, fetches nothing new and
+    /// stops polling its rings; QUIESCE_DEV makes the driver hold requests back; then the rings and
+    /// the character device are closed. Clients submit requests at any time.
+    fn exit_server(&mut self) -> Result<(), String> {
         let Some(server) = &mut self.server else {
             return Ok(());
         };
@@ -339,42 +343,42 @@ impl Story<'_> {
             source.on_stop(&mut server.rings[at].port(key));
         }
         for _ in 0..(self.choose)(4) {
-            self.ask();
+            self.submit_request();
             self.turn()?;
         }
-        self.rest()?;
+        self.turn_until_idle()?;
         let server = self.server.take().expect("it was there");
         let gone = |&(at, key): &(usize, SourceKey)| server.rings[at].is_detached(key);
         if !server.sources.keys().all(gone) {
             return Err("a queue did not finish".into());
         }
         for _ in 0..(self.choose)(4) {
-            self.ask();
+            self.submit_request();
         }
         if self.flags & sys::F_QUIESCE != 0 {
             match self.control(sys::QUIESCE_DEVICE, 1, &mut []) {
-                Outcome::Ended(0) => {}
+                Outcome::Done(0) => {}
                 other => return Err(format!("QUIESCE_DEV: {other:?}")),
             }
         }
         for _ in 0..(self.choose)(4) {
-            self.ask();
+            self.submit_request();
         }
-        self.take_figures(&server);
+        self.collect_stats(&server);
         server.rings.into_iter().for_each(Ring::close);
         drop(server.sources);
         self.report.exits += 1;
-        self.driver.closed(self.device);
-        self.driver.time_out(self.device);
-        self.answers()
+        self.driver.on_char_close(self.device);
+        self.driver.on_request_timeout(self.device);
+        self.check_answers()
     }
 
-    /// The driver is told to let the server go: it answers what it has, takes nothing new, and
-    /// leaves by itself.
+    /// QUIESCE_DEV asks the server to exit: it answers what it has, fetches nothing new, and
+    /// detaches by itself.
     fn hand_over(&mut self) -> Result<(), String> {
         self.must("QUIESCE_DEV", sys::QUIESCE_DEVICE, 0, &mut [])?;
-        self.rest()?;
-        // A queue all of whose tags were with the server is not told by any abort.
+        self.turn_until_idle()?;
+        // A queue whose tags the server owned all sees no abort.
         if let Some(server) = &mut self.server {
             for (&(at, key), source) in &mut server.sources {
                 let ring = &mut server.rings[at];
@@ -383,13 +387,13 @@ impl Story<'_> {
                 }
             }
         }
-        self.leave()?;
+        self.finish_exit()?;
         self.report.handovers += 1;
         Ok(())
     }
 
-    /// Turns until nothing happens any more. What is late takes some turns without events.
-    fn rest(&mut self) -> Result<(), String> {
+    /// Turns all rings until nothing happens. Delayed operations take some turns without events.
+    fn turn_until_idle(&mut self) -> Result<(), String> {
         let mut quiet = 0;
         for _ in 0..TURNS_MAX {
             quiet = if self.turn()? { 0 } else { quiet + 1 };
@@ -397,33 +401,33 @@ impl Story<'_> {
                 return Ok(());
             }
         }
-        Err("the server does not come to rest".into())
+        Err("the server does not become idle".into())
     }
 
-    /// Sees every queue leave, and lets everything go.
-    fn leave(&mut self) -> Result<(), String> {
-        self.rest()?;
+    /// Checks that every queue has detached, and closes rings and device.
+    fn finish_exit(&mut self) -> Result<(), String> {
+        self.turn_until_idle()?;
         let Some(server) = self.server.take() else {
             return Ok(());
         };
-        let left = |(&(ring, key), _): (&(usize, SourceKey), &QueueSource<Keeper>)| {
+        let left = |(&(ring, key), _): (&(usize, SourceKey), &QueueSource<FileHandler>)| {
             server.rings[ring].is_detached(key)
         };
         if !server.sources.iter().all(left) {
-            return Err("a queue did not leave after its tags were aborted".into());
+            return Err("a queue did not detach after its tags were aborted".into());
         }
-        self.take_figures(&server);
-        // The driver lets go of the commands' memory first.
+        self.collect_stats(&server);
+        // The driver gives up the memory of the commands before they are dropped.
         server.rings.into_iter().for_each(Ring::close);
         drop(server.sources);
-        self.driver.closed(self.device);
+        self.driver.on_char_close(self.device);
         Ok(())
     }
 
-    /// A client asks something.
-    fn ask(&mut self) {
-        let most = u64::from(self.plot.depth) * u64::from(self.plot.queues) * 2;
-        if self.oracle.running() as u64 >= most {
+    /// A client submits a random request.
+    fn submit_request(&mut self) {
+        let most = u64::from(self.config.depth) * u64::from(self.config.queues) * 2;
+        if self.oracle.in_flight() as u64 >= most {
             return;
         }
         let kind = (self.choose)(10);
@@ -433,69 +437,69 @@ impl Story<'_> {
         let op = match kind {
             0 => ClientOp::Flush,
             1..=4 => ClientOp::Read(bytes),
-            // Of two writes of one place at once nobody can tell the order.
-            _ if self.oracle.busy(sector, count) => return,
+            // The order of two writes to one place at once is not defined.
+            _ if self.oracle.overlaps(sector, count) => return,
             5 => ClientOp::Discard(bytes),
-            6 => ClientOp::Zeroes(bytes),
-            _ => self.oracle.write(count as usize),
+            6 => ClientOp::WriteZeroes(bytes),
+            _ => self.oracle.stamped_write(count as usize),
         };
         let request = ClientRequest {
             op,
             sector,
             fua: kind == 9,
         };
-        let queue = (self.choose)(u64::from(self.plot.queues)) as u16;
+        let queue = (self.choose)(u64::from(self.config.queues)) as u16;
         let id = self.driver.submit(self.device, queue, request.clone());
-        self.oracle.began(id, request);
+        self.oracle.on_submit(id, request);
     }
 
-    /// The server is killed: its rings, its requests and its memory go.
-    fn die(&mut self) -> Result<(), String> {
+    /// Kills the server: its rings, its requests and its memory go.
+    fn kill_server(&mut self) -> Result<(), String> {
         let Some(server) = self.server.take() else {
             return Ok(());
         };
-        self.take_figures(&server);
+        self.collect_stats(&server);
         for ring in server.rings {
             ring.close();
         }
         drop(server.sources);
-        self.driver.closed(self.device);
-        self.report.deaths += 1;
+        self.driver.on_char_close(self.device);
+        self.report.kills += 1;
         // Where no idle tag told the driver, its timeout does.
-        self.driver.time_out(self.device);
-        self.answers()
+        self.driver.on_request_timeout(self.device);
+        self.check_answers()
     }
 
-    fn take_figures(&mut self, server: &Server) {
+    fn collect_stats(&mut self, server: &Server) {
         for counters in &server.counters {
             let stats: QueueStats = counters.stats();
             self.report.fallbacks += stats.fallbacks;
         }
-        self.report.dry += server.own_pool.as_ref().map_or(0, Purse::dry);
+        self.report.pool_exhausted += server.own_pool.as_ref().map_or(0, BoundedPool::exhausted);
     }
 
     fn recover(&mut self) -> Result<(), String> {
         for tries in 0.. {
             match self.control(sys::START_RECOVERY, 0, &mut []) {
-                Outcome::Ended(0) => break,
-                Outcome::Ended(errno) if errno == -libc::EBUSY && tries < 50 => {}
+                Outcome::Done(0) => break,
+                Outcome::Done(errno) if errno == -libc::EBUSY && tries < 50 => {}
                 other => return Err(format!("START_USER_RECOVERY: {other:?}")),
             }
         }
-        self.serve()?;
-        if self.strikes(self.plot.deaths) {
-            self.die()?;
+        self.start_server()?;
+        if self.chance(self.config.kills) {
+            self.kill_server()?;
             return self.recover();
         }
         self.wait_for("END_USER_RECOVERY", sys::END_RECOVERY)
     }
 
-    /// A control command that needs the server to go on.
+    /// Runs a control command that waits for the server.
     fn wait_for(&mut self, what: &str, opcode: u32) -> Result<(), String> {
         let id = match self.control(opcode, PID as u64, &mut []) {
-            Outcome::Ended(0) => return Ok(()),
-            Outcome::Ended(errno) => return Err(format!("{what}: errno {}", -errno)),
-            Outcome::Waits(id) => id,
+            Outcome::Done(0) => return Ok(()),
+            Outcome::Done(errno) => return Err(format!("{what}: errno {}", -errno)),
+            Outcome::Pending(id) => id,
         };
         for _ in 0..TURNS_MAX {
             self.turn()?;
@@ -508,33 +512,33 @@ impl Story<'_> {
         Err(format!("{what} never ended"))
     }
 
-    fn end(&mut self) -> Result<(), String> {
+    fn stop_device(&mut self) -> Result<(), String> {
         for _ in 0..TURNS_MAX {
-            if self.oracle.running() == 0 {
+            if self.oracle.in_flight() == 0 {
                 break;
             }
             self.turn()?;
         }
-        if self.oracle.running() > 0 {
-            return Err(format!("{} requests were lost", self.oracle.running()));
+        if self.oracle.in_flight() > 0 {
+            return Err(format!("{} requests were lost", self.oracle.in_flight()));
         }
         self.wait_for("STOP_DEV", sys::STOP_DEVICE)?;
-        self.leave()?;
-        // What is late after the server's exit is seen by who asks again and again.
+        self.finish_exit()?;
+        // Effects of the exit that the driver delays show after some control commands.
         for _ in 0..50 {
             self.control(sys::GET_FEATURES, 0, &mut [0; 8]);
         }
         self.must("DEL_DEV", sys::DELETE_DEVICE, 0, &mut [])?;
-        let complaints = self.driver.complaints();
-        self.report.refused = complaints.refused;
-        let wrong = complaints.refused
-            + complaints.zero_writes
-            + complaints.excess
-            + complaints.unseen
-            + complaints.warnings
-            + complaints.stuck;
-        if wrong > 0 {
-            return Err(format!("the driver complains: {complaints:?}"));
+        let stats = self.driver.stats();
+        self.report.refused = stats.refused;
+        let errors = stats.refused
+            + stats.zero_results
+            + stats.oversized_results
+            + stats.slot_failures
+            + stats.warnings
+            + stats.uncancelled;
+        if errors > 0 {
+            return Err(format!("the driver counted errors: {stats:?}"));
         }
         Ok(())
     }

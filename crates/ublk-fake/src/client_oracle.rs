@@ -1,8 +1,8 @@
-//! What a disk may hold: the judge of every byte that a client reads.
+//! What each sector of a disk may hold: checks every byte that a client reads.
 //!
-//! Each sector has a stamp. A write that ended well leaves one possible stamp; one that failed,
-//! or that still runs, leaves several. A read must find one of those that were possible at some
-//! moment while it ran, the same for all bytes of a sector.
+//! Each sector has a stamp. A write that succeeded leaves one possible stamp; one that failed or is
+//! in flight leaves several. A read must find one that was possible at some moment while it was in
+//! flight, the same for all bytes of a sector.
 
 use std::collections::BTreeMap;
 
@@ -11,74 +11,74 @@ use crate::device::{ClientId, ClientOp};
 
 const SECTOR: usize = 512;
 
-/// Stamps of one sector.
+/// The stamps that one sector may hold.
 #[derive(Clone, Debug)]
-struct Possible {
+struct Candidates {
     settled: Vec<u64>,
-    /// Of requests that run.
-    coming: Vec<(ClientId, u64)>,
+    /// Of requests in flight.
+    in_flight: Vec<(ClientId, u64)>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct InFlight {
     request: ClientRequest,
     stamp: u64,
     /// Of a read: what its sectors could hold since it began.
     seen: Vec<Vec<u64>>,
 }
 
-/// Knows what a disk of so many sectors may hold. New disks hold zeroes.
+/// The stamps that every sector of a disk may hold. New disks hold zeroes.
 #[derive(Debug)]
-pub struct Oracle {
-    sectors: Vec<Possible>,
-    running: BTreeMap<ClientId, Running>,
+pub struct ClientOracle {
+    sectors: Vec<Candidates>,
+    requests: BTreeMap<ClientId, InFlight>,
     stamp_next: u64,
-    ended: u64,
+    completed: u64,
 }
 
-impl Oracle {
+impl ClientOracle {
     /// A disk of zeroes.
-    pub fn new(sectors: usize) -> Oracle {
-        let zero = Possible {
+    pub fn new(sectors: usize) -> ClientOracle {
+        let zero = Candidates {
             settled: vec![0],
-            coming: Vec::new(),
+            in_flight: Vec::new(),
         };
-        Oracle {
+        ClientOracle {
             sectors: vec![zero; sectors],
-            running: BTreeMap::new(),
+            requests: BTreeMap::new(),
             stamp_next: 1,
-            ended: 0,
+            completed: 0,
         }
     }
 
-    /// Requests that run.
-    pub fn running(&self) -> usize {
-        self.running.len()
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.requests.len()
     }
 
-    /// Requests that ended.
-    pub fn ended(&self) -> u64 {
-        self.ended
+    /// Requests that completed.
+    pub fn completed(&self) -> u64 {
+        self.completed
     }
 
-    /// Whether a request may change sectors of this one while it runs.
-    pub fn busy(&self, sector: u64, sectors: u64) -> bool {
-        self.running.values().any(|other| {
+    /// Whether a request in flight overlaps these sectors.
+    pub fn overlaps(&self, sector: u64, sectors: u64) -> bool {
+        self.requests.values().any(|other| {
             let begin = other.request.sector;
             let end = begin + (len_of(&other.request.op) / SECTOR) as u64;
             begin < sector + sectors && sector < end
         })
     }
 
-    /// A write of whole sectors whose bytes this judge knows again.
-    pub fn write(&mut self, sectors: usize) -> ClientOp {
+    /// A write of whole sectors, filled with a stamp of its own.
+    pub fn stamped_write(&mut self, sectors: usize) -> ClientOp {
         let stamp = self.stamp_next;
         let bytes = stamp.to_ne_bytes();
         ClientOp::Write(bytes.repeat(sectors * SECTOR / bytes.len()))
     }
 
     /// A request was submitted.
-    pub fn began(&mut self, id: ClientId, request: ClientRequest) {
+    pub fn on_submit(&mut self, id: ClientId, request: ClientRequest) {
         let stamp = match request.op {
             ClientOp::Write(_) => self.stamp_next,
             _ => 0,
@@ -88,23 +88,23 @@ impl Oracle {
         let range = begin..begin + count;
         let mut seen = Vec::new();
         if let ClientOp::Read(_) = request.op {
-            seen = self.sectors[range].iter().map(Possible::all).collect();
+            seen = self.sectors[range].iter().map(Candidates::all).collect();
         } else {
             for sector in &mut self.sectors[range] {
-                sector.coming.push((id, stamp));
+                sector.in_flight.push((id, stamp));
             }
-            self.reads_see(begin, count, stamp);
+            self.add_to_reads(begin, count, stamp);
         }
-        let running = Running {
+        let entry = InFlight {
             request,
             stamp,
             seen,
         };
-        assert!(self.running.insert(id, running).is_none(), "begun twice");
+        assert!(self.requests.insert(id, entry).is_none(), "submitted twice");
     }
 
-    fn reads_see(&mut self, begin: usize, count: usize, stamp: u64) {
-        for running in self.running.values_mut() {
+    fn add_to_reads(&mut self, begin: usize, count: usize, stamp: u64) {
+        for running in self.requests.values_mut() {
             let first = running.request.sector as usize;
             for (at, seen) in running.seen.iter_mut().enumerate() {
                 if (begin..begin + count).contains(&(first + at)) {
@@ -114,32 +114,32 @@ impl Oracle {
         }
     }
 
-    /// A request ended; what is wrong about it.
-    pub fn ended_with(
+    /// A request completed; the error says what is wrong with its answer.
+    pub fn on_complete(
         &mut self,
         id: ClientId,
         answer: &Result<Vec<u8>, i32>,
     ) -> Result<(), String> {
-        let Some(running) = self.running.remove(&id) else {
-            return Err(format!("{id:?} ended twice, or never began"));
+        let Some(running) = self.requests.remove(&id) else {
+            return Err(format!("{id:?} completed twice, or was never submitted"));
         };
-        self.ended += 1;
+        self.completed += 1;
         let request = &running.request;
         let (begin, count) = (request.sector as usize, len_of(&request.op) / SECTOR);
         if let ClientOp::Read(_) = request.op {
             let Ok(bytes) = answer else { return Ok(()) };
             return check(bytes, &running.seen, begin);
         }
-        let certain = answer.is_ok();
+        let succeeded = answer.is_ok();
         // A discard may leave what was there.
-        let forgets = matches!(request.op, ClientOp::Discard(_));
+        let is_discard = matches!(request.op, ClientOp::Discard(_));
         for sector in &mut self.sectors[begin..begin + count] {
-            sector.coming.retain(|&(other, _)| other != id);
-            if certain && !forgets {
+            sector.in_flight.retain(|&(other, _)| other != id);
+            if succeeded && !is_discard {
                 sector.settled.clear();
-                // Writes that ran beside this one may have come before or after it.
-                let beside = sector.coming.iter().map(|&(_, stamp)| stamp);
-                sector.settled.extend(beside);
+                // Writes in flight beside this one may take effect before or after it.
+                let concurrent = sector.in_flight.iter().map(|&(_, stamp)| stamp);
+                sector.settled.extend(concurrent);
             }
             sector.settled.push(running.stamp);
         }
@@ -147,16 +147,16 @@ impl Oracle {
     }
 }
 
-impl Possible {
+impl Candidates {
     fn all(&self) -> Vec<u64> {
-        let coming = self.coming.iter().map(|&(_, stamp)| stamp);
-        self.settled.iter().copied().chain(coming).collect()
+        let in_flight = self.in_flight.iter().map(|&(_, stamp)| stamp);
+        self.settled.iter().copied().chain(in_flight).collect()
     }
 }
 
 fn len_of(op: &ClientOp) -> usize {
     match op {
-        ClientOp::Read(len) | ClientOp::Discard(len) | ClientOp::Zeroes(len) => *len as usize,
+        ClientOp::Read(len) | ClientOp::Discard(len) | ClientOp::WriteZeroes(len) => *len as usize,
         ClientOp::Write(bytes) => bytes.len(),
         ClientOp::Flush => 0,
     }
@@ -200,9 +200,9 @@ mod tests {
         }
     }
 
-    fn write(oracle: &mut Oracle, sector: u64) -> ClientRequest {
+    fn write(oracle: &mut ClientOracle, sector: u64) -> ClientRequest {
         ClientRequest {
-            op: oracle.write(1),
+            op: oracle.stamped_write(1),
             sector,
             fua: false,
         }
@@ -217,37 +217,37 @@ mod tests {
 
     #[test]
     fn a_lost_write_is_seen() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = ClientOracle::new(8);
         let request = write(&mut oracle, 3);
-        oracle.began(ClientId(1), request.clone());
-        oracle.ended_with(ClientId(1), &Ok(Vec::new())).unwrap();
-        oracle.began(ClientId(2), read(3));
-        assert!(oracle.ended_with(ClientId(2), &Ok(vec![0; 512])).is_err());
-        oracle.began(ClientId(3), read(3));
+        oracle.on_submit(ClientId(1), request.clone());
+        oracle.on_complete(ClientId(1), &Ok(Vec::new())).unwrap();
+        oracle.on_submit(ClientId(2), read(3));
+        assert!(oracle.on_complete(ClientId(2), &Ok(vec![0; 512])).is_err());
+        oracle.on_submit(ClientId(3), read(3));
         oracle
-            .ended_with(ClientId(3), &Ok(bytes(&request)))
+            .on_complete(ClientId(3), &Ok(bytes(&request)))
             .unwrap();
     }
 
     #[test]
     fn a_failed_write_may_have_come_or_not() {
-        let mut oracle = Oracle::new(8);
+        let mut oracle = ClientOracle::new(8);
         let request = write(&mut oracle, 0);
-        oracle.began(ClientId(1), request.clone());
-        oracle.ended_with(ClientId(1), &Err(-5)).unwrap();
+        oracle.on_submit(ClientId(1), request.clone());
+        oracle.on_complete(ClientId(1), &Err(-5)).unwrap();
         for (id, content) in [(2, vec![0; 512]), (3, bytes(&request))] {
-            oracle.began(ClientId(id), read(0));
-            oracle.ended_with(ClientId(id), &Ok(content)).unwrap();
+            oracle.on_submit(ClientId(id), read(0));
+            oracle.on_complete(ClientId(id), &Ok(content)).unwrap();
         }
     }
 
     #[test]
     fn a_torn_sector_and_a_second_end_are_seen() {
-        let mut oracle = Oracle::new(8);
-        oracle.began(ClientId(1), read(0));
+        let mut oracle = ClientOracle::new(8);
+        oracle.on_submit(ClientId(1), read(0));
         let mut torn = vec![0; 512];
         torn[511] = 1;
-        assert!(oracle.ended_with(ClientId(1), &Ok(torn)).is_err());
-        assert!(oracle.ended_with(ClientId(1), &Ok(vec![0; 512])).is_err());
+        assert!(oracle.on_complete(ClientId(1), &Ok(torn)).is_err());
+        assert!(oracle.on_complete(ClientId(1), &Ok(vec![0; 512])).is_err());
     }
 }
