@@ -96,6 +96,18 @@ pub struct Piece {
     pub place: Place,
 }
 
+/// Whether the pieces cover `len` bytes in order, without gap or overlap.
+pub fn covers(pieces: &[Piece], len: usize) -> bool {
+    let mut end = 0_u64;
+    for piece in pieces {
+        if u64::from(piece.at) != end || piece.len == 0 {
+            return false;
+        }
+        end += u64::from(piece.len);
+    }
+    end == len as u64
+}
+
 /// A plan: pieces in ascending `at` that cover the request without gap or overlap.
 ///
 /// While the plan lives, nothing that it names is recycled, evicted or moved.

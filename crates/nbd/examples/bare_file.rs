@@ -18,7 +18,7 @@ use blkmq::io::{
 };
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::Listed;
-use nbd::server::{Export, ExportFile, Exports, Listen, Options, Server};
+use nbd::server::{BackendFile, Export, Exports, Listen, Options, Server};
 use reactor::{
     BackendChoice, BackendKind, Completion, Config, Cx, DioAlign, FileIndex, Reactor, Source, Token,
 };
@@ -255,7 +255,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         description: path.clone(),
         backend: disk,
         device: Device::new("file", DeviceOptions::default()),
-        files: vec![ExportFile {
+        files: vec![BackendFile {
             id: FileId::LOG,
             fd,
             align,

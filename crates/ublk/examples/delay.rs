@@ -12,8 +12,8 @@ use std::error::Error;
 use std::time::Duration;
 
 use reactor::{Completion, Op, Port, Token};
+use ublk::BackendHandler;
 use ublk::queue::{Handler, QueueCx};
-use ublk::serve::Serve;
 use ublk::{Disk, Request};
 
 use common::disk::{FileDisk, Layout, Striped};
@@ -50,7 +50,7 @@ struct Late {
 
 /// The handler of one queue: mischief before a handler that does its work.
 struct Mischievous {
-    inner: Serve<FileDisk>,
+    inner: BackendHandler<FileDisk>,
     mischief: Mischief,
     /// Requests with bytes so far.
     seen: u64,

@@ -6,6 +6,7 @@
 //! This room may hold unsafe code: the kernel reads and writes memory that commands name.
 #![allow(unsafe_code)]
 
+mod backend;
 pub mod control;
 pub mod device;
 pub mod error;
@@ -13,13 +14,13 @@ pub mod exit;
 mod features;
 pub mod negotiate;
 pub mod queue;
-
-pub mod serve;
 pub mod spec;
 pub mod sys;
 
+pub use crate::backend::BackendHandler;
 pub use crate::error::Error;
 pub use crate::features::Features;
 pub use crate::negotiate::{Dropped, Granted};
 pub use crate::queue::{Answer, Data, Request};
 pub use crate::spec::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Want, Wants};
+pub use serve::BackendFile;

@@ -1,6 +1,6 @@
 //! What a hot request costs this crate in memory: nothing. Counted, not believed.
 //!
-//! A queue and the mover run on a port that keeps operations in memory of its own, in the place of
+//! A queue and the request engine run on a port that keeps operations in memory of its own, in the place of
 //! reactor and driver; every allocation of the whole process is counted while thousands of
 //! requests come, move and are answered. `UBLK_HOT_REQUESTS` makes it a load for a profiler.
 
@@ -23,8 +23,8 @@ use reactor::{Buf, Command, Completion, DioAlign, FileIndex, Need, Op, OpId, Por
 use smallvec::{SmallVec, smallvec};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use ublk::queue::{Counters, Descriptors, QueueObserver, QueueParts, QueueSource, Share};
-use ublk::serve::{Serve, ServedFile};
 use ublk::sys::{self, IoDescriptor};
+use ublk::{BackendFile, BackendHandler};
 use zerocopy::IntoBytes;
 
 #[global_allocator]
@@ -144,7 +144,7 @@ impl QueueObserver for Nobody {
 
 /// A queue over [`Plain`], its driver's memory and its port.
 struct Rig {
-    source: QueueSource<Serve<Plain>>,
+    source: QueueSource<BackendHandler<Plain>>,
     port: Table,
     ended: Vec<(Token, Op)>,
     answered: Vec<u32>,
@@ -156,7 +156,7 @@ impl Rig {
     fn new(flags: u64) -> Rig {
         let memory = File::from(reactor::memfd(c"driver", 1 << 20).unwrap());
         let device = Device::new("disk", DeviceOptions::default());
-        let log = ServedFile {
+        let log = BackendFile {
             id: FileId::LOG,
             fd: Arc::new(reactor::memfd(c"log", 1 << 20).unwrap()),
             align: DioAlign::NONE,
@@ -176,7 +176,7 @@ impl Rig {
             counters: Arc::clone(&counters),
             observer: Arc::new(Nobody),
         };
-        let serve = Serve::new(Arc::new(Plain), &device, vec![log], DEPTH);
+        let serve = BackendHandler::new(Arc::new(Plain), &device, vec![log], DEPTH);
         let room = 4 * usize::from(DEPTH);
         let mut rig = Rig {
             source: QueueSource::new(parts, serve),

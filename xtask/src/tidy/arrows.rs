@@ -12,8 +12,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("messenger", &["canary"]),
     ("volume", &["blkmq", "canary"]),
     ("reactor", &["blkmq"]),
-    ("nbd", &["blkmq", "reactor"]),
-    ("ublk", &["blkmq", "reactor"]),
+    ("serve", &["blkmq", "reactor"]),
+    ("nbd", &["blkmq", "reactor", "serve"]),
+    ("ublk", &["blkmq", "reactor", "serve"]),
     // The driver without a kernel: no room may see it, so that it is in tests and fuzz targets only.
     ("ublk-fake", &["blkmq", "reactor", "ublk"]),
     (

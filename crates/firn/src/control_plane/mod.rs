@@ -16,7 +16,7 @@ use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use nbd::server::{Export, ExportFile, Listen};
+use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
 
 use crate::cli::args::NewVolume;
@@ -63,7 +63,7 @@ pub(crate) struct Control {
     /// Faults of the store that are planned.
     pub(crate) planned: Option<Running>,
     pub(crate) volumes: Arc<Volumes>,
-    export_files: Vec<ExportFile>,
+    export_files: Vec<BackendFile>,
     pub(crate) disks: Disks,
     pub(crate) doors: Doors,
     pub(crate) turns: Turns,

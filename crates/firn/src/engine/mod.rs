@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use blkmq::io::FileId;
-use nbd::server::ExportFile;
+use nbd::server::BackendFile;
 use reactor::{BackendKind, Config, DioAlign, Reactor};
 use store::SharedStore;
 use tokio::runtime::Handle;
@@ -54,7 +54,7 @@ pub(crate) struct Engine {
     /// The names of their threads.
     pub(crate) threads: Vec<String>,
     /// The files that plans name, as transports take them.
-    pub(crate) export_files: Vec<ExportFile>,
+    pub(crate) export_files: Vec<BackendFile>,
     jobs: JobThread,
     files: CacheDir,
 }
@@ -252,13 +252,13 @@ fn setup(
     })
 }
 
-fn export_files(files: &CacheDir, memory: &std::fs::File) -> Result<Vec<ExportFile>> {
-    let of = |id, file: &std::fs::File, align| -> Result<ExportFile> {
+fn export_files(files: &CacheDir, memory: &std::fs::File) -> Result<Vec<BackendFile>> {
+    let of = |id, file: &std::fs::File, align| -> Result<BackendFile> {
         // The same open file description: the log's lock lives as long as any I/O on it.
         let fd = file
             .try_clone()
             .map_err(|source| failed("share a file", &source))?;
-        Ok(ExportFile {
+        Ok(BackendFile {
             id,
             fd: Arc::new(OwnedFd::from(fd)),
             align,
@@ -301,7 +301,7 @@ fn attach_committer(
     reactors: &[Reactor],
     host: &Host,
     bells: &Arc<Bells>,
-    files: &[ExportFile],
+    files: &[BackendFile],
 ) -> Result<()> {
     let gone = || Failure::internal("a reactor ended while it was set up");
     let log = files

@@ -46,7 +46,7 @@ impl Progress for Quiet {
 /// Moves bytes between a request and the files.
 struct Client {
     volume: Volume,
-    files: Vec<ExportFile>,
+    files: Vec<BackendFile>,
 }
 
 impl Client {

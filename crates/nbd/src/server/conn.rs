@@ -13,21 +13,19 @@
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Waker;
-use std::time::Instant;
 
 use blkmq::io::Backend;
-use blkmq::{Kick, Queue};
-use reactor::{Completion, Cx, FileIndex, Op, OpId, Source, Token};
+use reactor::{Buf, Completion, Cx, FileIndex, Op, OpId, Source, Token};
+use serve::{EngineOptions, RequestEngine};
 
 use super::Shared;
 use super::export::{Export, Lookup};
 use super::intake::{Intake, Took};
-use super::lane::{Ended, Job, Lane, weight};
 use super::outbox::{Outbox, Weight};
 use super::registry::Membership;
 use super::token;
-use crate::codec::{Decoder, Event, Handshake, Progress, Violation, wire};
+use super::transport::{ConnectionCx, EndedRequests, PendingRequest, weight};
+use crate::codec::{Decoder, Event, Handshake, Progress, Request, Violation, wire};
 
 /// Keys of a connection's wakers.
 const KEY_RUN: u64 = 0;
@@ -35,15 +33,21 @@ const KEY_OPENED: u64 = 1;
 pub(super) const KEY_DRAIN: u64 = 2;
 pub(super) const KEY_CUT: u64 = 3;
 
-/// Where the control thread leaves a finished queue.
-type Delivery<B> = Arc<Mutex<Option<Queue<Job<B>>>>>;
+/// The request engine of one connection. Each connection has a hardware queue of its own. So a
+/// connection that ends takes exactly its own tags and parked requests with it, its depth is the
+/// bound on what a client may have outstanding, and no two connections share a dispatch list. The
+/// price, a flag per connection that a quiesce must set, is paid on the rare side.
+type Engine<B> = RequestEngine<B, PendingRequest>;
+
+/// Where the control thread puts the engine that it made.
+type Delivery<B> = Arc<Mutex<Option<Engine<B>>>>;
 
 enum Phase<B: Backend> {
     Handshake(Handshake),
     Opening {
         export: Arc<Export<B>>,
         delivery: Delivery<B>,
-        ended: Arc<Ended<B>>,
+        ended: Arc<EndedRequests>,
     },
     Serving,
 }
@@ -55,13 +59,11 @@ enum Ending {
     Cut,
 }
 
-/// Calls the connection's run when its queue is kicked.
-struct Doorbell(Waker);
-
-impl Kick for Doorbell {
-    fn kick(&self) {
-        self.0.wake_by_ref();
-    }
+/// What a connection serves once its handshake is over.
+struct Serving<B: Backend> {
+    export: Arc<Export<B>>,
+    engine: Engine<B>,
+    ended: Arc<EndedRequests>,
 }
 
 pub(super) struct Connection<B: Backend> {
@@ -72,14 +74,13 @@ pub(super) struct Connection<B: Backend> {
     ending: Ending,
     intake: Intake,
     decoder: Decoder,
-    lane: Option<Lane<B>>,
-    out: Outbox,
+    serving: Option<Serving<B>>,
+    outbox: Outbox,
     /// Requests and bytes from header to sent reply.
     outstanding: Weight,
     handshake_timer: Option<OpId>,
     hangup_watched: bool,
     ticking: bool,
-    began: Instant,
 }
 
 impl<B: Backend> Connection<B> {
@@ -92,43 +93,48 @@ impl<B: Backend> Connection<B> {
             ending: Ending::No,
             intake: Intake::new(),
             decoder: Decoder::new(),
-            lane: None,
-            out: Outbox::default(),
+            serving: None,
+            outbox: Outbox::default(),
             outstanding: Weight::default(),
             handshake_timer: None,
             hangup_watched: false,
             ticking: false,
-            began: Instant::now(),
             shared,
         }
     }
 
     /// The end of every call: whatever became possible is done.
     fn settle(&mut self, cx: &mut Cx<'_>) {
-        if let Some(lane) = &mut self.lane {
-            lane.answer_ended(&mut self.out);
+        if let Some(serving) = &self.serving {
+            serving.ended.answer_all(&mut self.outbox);
         }
         if self.ending < Ending::Cut {
-            if self.ending == Ending::Draining && self.outstanding.requests == 0 && self.quiet() {
+            if self.ending == Ending::Draining && self.outstanding.requests == 0 && self.is_quiet()
+            {
                 self.cut(cx);
             } else {
-                if self.out.wants_flush() {
+                if self.outbox.wants_flush() {
                     // One send for all that this turn brings.
                     cx.request_turn();
                 }
                 self.watch(cx);
             }
         }
-        if self.ending == Ending::Cut && !self.lane.as_ref().is_some_and(Lane::is_moving) {
-            if let Some(mut lane) = self.lane.take() {
-                lane.close_files(cx);
+        if self.ending == Ending::Cut && !self.is_moving() {
+            if let Some(mut serving) = self.serving.take() {
+                serving.engine.close_files(cx);
             }
             cx.detach();
         }
     }
 
-    fn quiet(&self) -> bool {
-        self.out.is_idle() && !self.lane.as_ref().is_some_and(Lane::is_moving)
+    fn is_moving(&self) -> bool {
+        let serving = self.serving.as_ref();
+        serving.is_some_and(|serving| serving.engine.is_moving())
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.outbox.is_idle() && !self.is_moving()
     }
 
     fn drain(&mut self) {
@@ -142,9 +148,11 @@ impl<B: Backend> Connection<B> {
         self.ending = Ending::Cut;
         cx.shutdown(self.socket);
         cx.close(self.socket);
-        if let Some(lane) = &mut self.lane {
-            lane.retire();
-            lane.answer_ended(&mut self.out);
+        if let Some(serving) = &mut self.serving {
+            // Parked requests end, also those that wait for a buffer.
+            serving.engine.retire();
+            serving.engine.end_buffer_waiters();
+            serving.ended.answer_all(&mut self.outbox);
         }
     }
 
@@ -161,8 +169,8 @@ impl<B: Backend> Connection<B> {
             || self.outstanding.bytes >= options.bytes_max
     }
 
-    /// Watches for the peer's end where no receive would tell it, and keeps the clock of parked
-    /// requests.
+    /// Watches for the peer's end where no receive would tell it, and keeps the clock by which a
+    /// client that stalls is found.
     fn watch(&mut self, cx: &mut Cx<'_>) {
         let listening = self.intake.is_receiving();
         if !listening && !self.hangup_watched {
@@ -189,7 +197,7 @@ impl<B: Backend> Connection<B> {
 
     fn handshake(&mut self, cx: &mut Cx<'_>) {
         // One answer at a time: a client that does not read is not served on.
-        while self.ending == Ending::No && self.out.is_idle() {
+        while self.ending == Ending::No && self.outbox.is_idle() {
             let Phase::Handshake(handshake) = &mut self.phase else {
                 return;
             };
@@ -200,7 +208,7 @@ impl<B: Backend> Connection<B> {
             let lookup = Lookup(&*self.shared.exports);
             let (consumed, progress) = handshake.receive(input, &lookup, &mut answer);
             self.intake.consume(consumed);
-            self.out.push_bytes(&answer);
+            self.outbox.push_bytes(&answer);
             match progress {
                 Progress::NeedMore => {}
                 Progress::Close(reason) => {
@@ -220,15 +228,20 @@ impl<B: Backend> Connection<B> {
         }
         self.membership.name(&export.name);
         let delivery = Delivery::<B>::default();
-        let ended = Arc::new(Ended::new());
-        let (to, device) = (Arc::clone(&delivery), Arc::clone(&export.device));
+        let ended = Arc::new(EndedRequests::new());
+        let (to, served) = (Arc::clone(&delivery), Arc::clone(&export));
         let completer = Arc::clone(&ended);
-        let doorbell = Arc::new(Doorbell(cx.waker(KEY_RUN)));
         let opened = cx.waker(KEY_OPENED);
-        let depth = self.shared.options.requests_max;
+        let options = EngineOptions {
+            files: export.files.clone(),
+            depth: self.shared.options.requests_max,
+            tick: self.shared.options.tick,
+            zeroes: None,
+        };
         let made = self.shared.control.run(move || {
-            let queue = device.add_queue(depth, completer, doorbell);
-            *to.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
+            let backend = Arc::clone(&served.backend);
+            let engine = Engine::new(backend, &served.device, options, completer);
+            *to.lock().unwrap_or_else(PoisonError::into_inner) = Some(engine);
             opened.wake();
         });
         if !made {
@@ -250,22 +263,26 @@ impl<B: Backend> Connection<B> {
         else {
             return;
         };
-        let queue = delivery
+        let engine = delivery
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        let Some(queue) = queue else { return };
+        let Some(mut engine) = engine else { return };
         if self.ending != Ending::Cut {
-            let (export, ended) = (Arc::clone(export), Arc::clone(ended));
-            self.lane = Some(Lane::new(cx, export, queue, ended));
+            engine.attach(cx, KEY_RUN);
+            self.serving = Some(Serving {
+                export: Arc::clone(export),
+                engine,
+                ended: Arc::clone(ended),
+            });
         }
         self.phase = Phase::Serving;
     }
 
     /// A client that does not send a payload it announced, or does not take its replies, keeps
     /// buffers. It may, as long as nobody else wants them.
-    fn let_go_if_stalled(&mut self, cx: &mut Cx<'_>) {
-        let stalled = self.intake.payload_stalled().max(self.out.stalled());
+    fn cut_if_stalled(&mut self, cx: &mut Cx<'_>) {
+        let stalled = self.intake.payload_stalled().max(self.outbox.stalled());
         if stalled > self.shared.options.stalled_within && cx.has_buffer_waiters() {
             tracing::warn!(
                 ?stalled,
@@ -277,7 +294,7 @@ impl<B: Backend> Connection<B> {
 
     /// Takes requests from what was received until something must be waited for.
     fn serve(&mut self, cx: &mut Cx<'_>) {
-        if self.lane.is_none() || !matches!(self.phase, Phase::Serving) {
+        if !matches!(self.phase, Phase::Serving) {
             return;
         }
         // A payload under way is part of what is outstanding, and is finished in a drain too.
@@ -287,9 +304,7 @@ impl<B: Backend> Connection<B> {
             match self.intake.fill_payload(cx, self.socket, &mut self.decoder) {
                 Took::Waiting => return,
                 Took::Payload(request, buf) => {
-                    if let Some(lane) = &mut self.lane {
-                        lane.admit(cx, &mut self.out, request, Some(buf));
-                    }
+                    self.admit(cx, request, Some(buf));
                     continue;
                 }
                 Took::NoPayload => {}
@@ -297,8 +312,10 @@ impl<B: Backend> Connection<B> {
             if self.is_full() || self.ending != Ending::No {
                 return;
             }
-            let Some(lane) = &mut self.lane else { return };
-            let limits = lane.export.backend.geometry();
+            let Some(serving) = &self.serving else {
+                return;
+            };
+            let limits = serving.export.backend.geometry();
             let Some(input) = self.intake.unread(cx, self.socket) else {
                 return;
             };
@@ -317,8 +334,8 @@ impl<B: Backend> Connection<B> {
                 self.outstanding.bytes += weight.bytes;
                 if self.decoder.payload_left() > 0 {
                     self.intake.expect_payload(cx, request);
-                } else if let Some(lane) = &mut self.lane {
-                    lane.admit(cx, &mut self.out, request, None);
+                } else {
+                    self.admit(cx, request, None);
                 }
             }
             Event::Refused(refusal) => self.refuse(refusal.cookie, refusal.error),
@@ -333,13 +350,24 @@ impl<B: Backend> Connection<B> {
         }
     }
 
+    /// Brings a checked request to the engine.
+    fn admit(&mut self, cx: &mut Cx<'_>, request: Request, payload: Option<Buf>) {
+        if let Some(serving) = &mut self.serving {
+            let outbox = &mut self.outbox;
+            let request = PendingRequest::new(request, payload);
+            serving
+                .engine
+                .admit(&mut ConnectionCx { cx, outbox }, request);
+        }
+    }
+
     fn refuse(&mut self, cookie: u64, error: u32) {
         let weight = Weight {
             requests: 1,
             bytes: 0,
         };
         self.outstanding.requests += 1;
-        self.out.push_reply(cookie, error, None, weight);
+        self.outbox.push_reply(cookie, error, None, weight);
     }
 
     /// Goes on with whatever the phase allows.
@@ -350,7 +378,7 @@ impl<B: Backend> Connection<B> {
     }
 
     fn sent(&mut self, cx: &mut Cx<'_>, goes_on: bool) {
-        let weight = self.out.sent();
+        let weight = self.outbox.sent();
         self.outstanding.requests -= weight.requests;
         self.outstanding.bytes -= weight.bytes;
         self.cut_unless(cx, goes_on);
@@ -361,17 +389,16 @@ impl<B: Backend> Source for Connection<B> {
     fn on_attached(&mut self, cx: &mut Cx<'_>) {
         let after = self.shared.options.handshake_within;
         self.handshake_timer = Some(cx.submit(token::HANDSHAKE_TIMER, Op::Timeout { after }));
-        self.out.push_bytes(&Handshake::greeting());
+        self.outbox.push_bytes(&Handshake::greeting());
         self.settle(cx);
     }
 
     fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
-        if token::is_of_request(token) {
-            if let Some(lane) = &mut self.lane {
-                match completion {
-                    Completion::Buffer(buf) => lane.buffer_granted(cx, &mut self.out, token, buf),
-                    other => lane.piece_moved(cx, &mut self.out, token, other),
-                }
+        if serve::is_engine_token(token) {
+            if let Some(serving) = &mut self.serving {
+                let outbox = &mut self.outbox;
+                let mut cx = ConnectionCx { cx, outbox };
+                serving.engine.on_completion(&mut cx, token, completion);
             }
             return self.settle(cx);
         }
@@ -399,10 +426,7 @@ impl<B: Backend> Source for Connection<B> {
             }
             (token::TICK, _) => {
                 self.ticking = false;
-                self.let_go_if_stalled(cx);
-                if let Some(lane) = &mut self.lane {
-                    lane.expire(self.began.elapsed());
-                }
+                self.cut_if_stalled(cx);
             }
             _ => {}
         }
@@ -412,8 +436,9 @@ impl<B: Backend> Source for Connection<B> {
     fn on_wake(&mut self, cx: &mut Cx<'_>, key: u64) {
         match key {
             KEY_RUN => {
-                if let Some(lane) = &mut self.lane {
-                    lane.run(cx, &mut self.out);
+                if let Some(serving) = &mut self.serving {
+                    let outbox = &mut self.outbox;
+                    serving.engine.run(&mut ConnectionCx { cx, outbox });
                 }
                 return self.settle(cx);
             }
@@ -427,7 +452,7 @@ impl<B: Backend> Source for Connection<B> {
 
     fn on_turn(&mut self, cx: &mut Cx<'_>) {
         if self.ending < Ending::Cut {
-            self.out.flush(cx, self.socket, token::SEND);
+            self.outbox.flush(cx, self.socket, token::SEND);
         }
     }
 

@@ -1,25 +1,13 @@
 //! What the server serves: exports, and where they are looked up by name.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use blkmq::Device;
-use blkmq::io::{Backend, FileId};
-use reactor::DioAlign;
+use blkmq::io::Backend;
+use serve::BackendFile;
 
 use crate::codec::{Directory, ExportInfo, Listed};
-
-/// A file that an export's plans may name.
-#[derive(Clone, Debug)]
-pub struct ExportFile {
-    /// How plans call it.
-    pub id: FileId,
-    /// The open file. Shared by all connections and reactors.
-    pub fd: Arc<OwnedFd>,
-    /// What its direct I/O asks for; [`DioAlign::NONE`] where it is opened without `O_DIRECT`.
-    pub align: DioAlign,
-}
 
 /// One block device that clients may connect to, over as many connections as they like.
 pub struct Export<B: Backend> {
@@ -32,7 +20,7 @@ pub struct Export<B: Backend> {
     /// The device through which its requests are admitted; quiesced and cancelled by its owner.
     pub device: Arc<Device>,
     /// Every file that plans of `backend` may name.
-    pub files: Vec<ExportFile>,
+    pub files: Vec<BackendFile>,
 }
 
 impl<B: Backend> Export<B> {

@@ -2,18 +2,18 @@
 //!
 //! No task per request and no thread per connection: a connection lives on one reactor thread,
 //! and its requests pass `blkmq`'s gate on that same thread. The server owns one control thread
-//! for what may sleep (adding a hardware queue). Reading order: `conn`, `intake`, `lane`,
-//! `moving`, `outbox`.
+//! for what may sleep (adding a hardware queue). Reading order: `conn`, `intake`,
+//! `transport`, `outbox`; between the two last lies the request engine (`serve`).
 
 mod conn;
 mod control;
 mod export;
 mod intake;
-mod lane;
 mod listen;
 mod outbox;
 mod registry;
 mod token;
+mod transport;
 
 use std::fmt;
 use std::io;
@@ -25,8 +25,9 @@ use std::time::Duration;
 use blkmq::io::Backend;
 use reactor::Handle;
 
-pub use export::{Export, ExportFile, Exports};
+pub use export::{Export, Exports};
 pub use listen::{BadListen, Listen};
+pub use serve::BackendFile;
 
 use control::Control;
 use registry::{Registry, Whose};

@@ -1,4 +1,5 @@
-//! How a connection names its operations: a kind, and for those of a request its tag and piece.
+//! How a listener and a connection name their own operations. All others are the request engine's
+//! (`serve::is_engine_token`).
 
 use reactor::Token;
 
@@ -20,41 +21,3 @@ pub(super) const TICK: Token = Token(7 << 56);
 pub(super) const ACCEPT: Token = Token(8 << 56);
 /// The pause after a failed accept.
 pub(super) const ACCEPT_PAUSE: Token = Token(9 << 56);
-
-const PIECE: u64 = 16;
-const BOUNCE: u64 = 17;
-const READ_BUFFER: u64 = 18;
-
-fn of(kind: u64, tag: u16, piece: u32) -> Token {
-    Token(kind << 56 | u64::from(tag) << 32 | u64::from(piece))
-}
-
-/// A file operation for a piece of a request.
-pub(super) fn piece(tag: u16, piece: u32) -> Token {
-    of(PIECE, tag, piece)
-}
-
-/// A bounce buffer for a request.
-pub(super) fn bounce(tag: u16) -> Token {
-    of(BOUNCE, tag, 0)
-}
-
-/// A buffer for a read.
-pub(super) fn read_buffer(tag: u16) -> Token {
-    of(READ_BUFFER, tag, 0)
-}
-
-/// Whether the token belongs to a request.
-pub(super) fn is_of_request(token: Token) -> bool {
-    token.0 >> 56 >= PIECE
-}
-
-/// The request's tag.
-pub(super) fn tag(token: Token) -> u16 {
-    (token.0 >> 32) as u16
-}
-
-/// The piece's number.
-pub(super) fn piece_number(token: Token) -> usize {
-    (token.0 & u64::from(u32::MAX)) as usize
-}

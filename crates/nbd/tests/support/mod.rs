@@ -18,7 +18,7 @@ use backend::{MemoryDisk, Mischief};
 use blkmq::io::FileId;
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::Listed;
-use nbd::server::{Export, ExportFile, Exports, Listen, Options, Server};
+use nbd::server::{BackendFile, Export, Exports, Listen, Options, Server};
 use reactor::{BackendChoice, BackendKind, Config, DioAlign, PoolStats, Reactor};
 
 /// How long anything may take before a test fails.
@@ -136,7 +136,7 @@ impl World {
             description: "a disk in memory".to_owned(),
             backend: Arc::clone(&disk),
             device: Device::new("disk", DeviceOptions::default()),
-            files: vec![ExportFile {
+            files: vec![BackendFile {
                 id: FileId::LOG,
                 fd: file,
                 align: setup.align,

@@ -24,8 +24,8 @@ use reactor::DioAlign;
 use rustix::fs::FallocateFlags;
 use smallvec::SmallVec;
 use ublk::Disk;
-use ublk::serve::{Serve, ServedFile};
 use ublk::spec::Discard;
+use ublk::{BackendFile, BackendHandler};
 
 use super::Served;
 use super::options::{Parsed, size};
@@ -95,7 +95,7 @@ impl Striped {
 }
 
 impl Served for Striped {
-    type Handler = Serve<FileDisk>;
+    type Handler = BackendHandler<FileDisk>;
 
     fn disk(&self) -> Disk {
         let geometry = self.disk.geometry();
@@ -113,9 +113,9 @@ impl Served for Striped {
         }
     }
 
-    fn handler(&self, _queue: u16, depth: u16) -> Serve<FileDisk> {
+    fn handler(&self, _queue: u16, depth: u16) -> BackendHandler<FileDisk> {
         let files = self.disk.served();
-        Serve::new(Arc::clone(&self.disk), &self.device, files, depth)
+        BackendHandler::new(Arc::clone(&self.disk), &self.device, files, depth)
     }
 }
 
@@ -185,8 +185,8 @@ impl FileDisk {
     }
 
     /// The files as plans name them.
-    fn served(&self) -> Vec<ServedFile> {
-        let served = self.files.iter().enumerate().map(|(at, fd)| ServedFile {
+    fn served(&self) -> Vec<BackendFile> {
+        let served = self.files.iter().enumerate().map(|(at, fd)| BackendFile {
             id: FileId(at as u16),
             fd: Arc::clone(fd),
             align: self.align,

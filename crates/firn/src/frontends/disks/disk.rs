@@ -17,8 +17,8 @@ use ublk::control::Control;
 use ublk::device::{self, Kept, Live, State};
 use ublk::error::Kind;
 use ublk::negotiate::Granted;
-use ublk::serve::{Serve, ServedFile};
 use ublk::spec::Discard;
+use ublk::{BackendFile, BackendHandler};
 use ublk::{Capability, DeviceSpec, ModeChoice, Want};
 
 use super::attached_file::Remembered;
@@ -56,7 +56,7 @@ pub(super) struct Seats {
     pub(super) rings: bool,
     /// Their threads' names.
     pub(super) threads: Vec<String>,
-    pub(super) files: Vec<ServedFile>,
+    pub(super) files: Vec<BackendFile>,
     /// What direct I/O on the log asks of a request's memory, in bytes.
     pub(super) dma_alignment: u32,
 }
@@ -322,9 +322,9 @@ struct Site<'a> {
 }
 
 impl Site<'_> {
-    fn serve(&self, depth: u16) -> Serve<View> {
+    fn serve(&self, depth: u16) -> BackendHandler<View> {
         let files = self.maker.seats.files.clone();
-        Serve::new(Arc::clone(&self.view), &self.gate, files, depth)
+        BackendHandler::new(Arc::clone(&self.view), &self.gate, files, depth)
     }
 
     fn disk(self, live: Live, wanted: &Wanted) -> Disk {

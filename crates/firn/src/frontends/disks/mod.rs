@@ -18,7 +18,6 @@ use blkmq::io::FileId;
 use reactor::BackendKind;
 use ublk::control::Control;
 use ublk::device::Live;
-use ublk::serve::ServedFile;
 
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
@@ -260,11 +259,6 @@ impl Disks {
 
 /// What a server has for disks.
 fn seats(engine: &Engine) -> Seats {
-    let files = engine.export_files.iter().map(|file| ServedFile {
-        id: file.id,
-        fd: Arc::clone(&file.fd),
-        align: file.align,
-    });
     let log = engine
         .export_files
         .iter()
@@ -276,7 +270,7 @@ fn seats(engine: &Engine) -> Seats {
             .all(|one| one.backend() == BackendKind::IoUring),
         reactors: reactors.map(|one| one.handle().clone()).collect(),
         threads: engine.threads.clone(),
-        files: files.collect(),
+        files: engine.export_files.clone(),
         dma_alignment: log.map_or(1, |log| log.align.memory).max(512),
     }
 }

@@ -1,36 +1,43 @@
 //! Takes requests from step to step: *plan*, *move*, *commit*.
 //!
-//! A request is always at one place: in the core (parked), in `active` (bytes moving, or waiting
-//! for a buffer), or on the stack of the call that carries it on.
+//! A request is always at one place: in the core (parked), among the engine's active requests
+//! (bytes moving, or waiting for a buffer), or on the stack of the call that takes it on. Which way
+//! the bytes go is chosen per request:
+//!
+//! | bytes are | and the plan | they go |
+//! |---|---|---|
+//! | in a buffer slot | fits the files' direct I/O | between slot and files, without a copy |
+//! | in a buffer slot | does not fit | through a buffer of the pool and the request's window |
+//! | in a window | | the same |
+//! | in a buffer that came with the request | | between that buffer and the files |
+//! | to be read, without a buffer | | into a buffer of the pool, which answers the request |
+//!
+//! Buffers of the pool are taken after the plan, and released before a request parks: what waits
+//! for space or for the store holds no memory of the pool (R5). A write that came in a buffer is
+//! the exception: its bytes were received before it could be planned, and stay there, for which
+//! the pool has bounds of its own (`reactor::Need::Held` and `Client`).
 
+use blkmq::ParkReason;
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, MoveResult, Step, StepOf};
-use blkmq::{AdmittedRequest, ParkReason};
-use reactor::{Buf, Completion, MoveTokens, Moving, Need, Op, Port};
+use reactor::{Buf, Completion, Need, Op, Port};
 
-use super::fixed::{self, FixedMove};
-use super::job::{Mover, Planned, Stage};
-use super::{Held, Serve, token};
-use crate::queue::Data;
-use crate::queue::QueueCx;
+use crate::engine::{AdmittedJob, RequestEngine};
+use crate::job::{Move, Planned, Stage};
+use crate::moves::buffered::BufferedMove;
+use crate::moves::fixed::{self, FixedMove};
+use crate::token;
+use crate::transport::{Location, Request, Transport, Window};
 
-fn tokens(tag: u16) -> MoveTokens {
-    MoveTokens {
-        piece: token::piece,
-        bounce: token::bounce,
-        tag,
-    }
-}
+/// A request whose move has ended; none where it waits for something and was put away.
+type Ended<B, R> = Option<(AdmittedJob<B, R>, MoveResult)>;
 
-/// A request whose bytes have moved, or not; none where it waits for something and was put away.
-type Carried<B> = Option<(AdmittedRequest<Held<B>>, MoveResult)>;
-
-impl<B: Backend> Serve<B> {
+impl<B: Backend, R: Request> RequestEngine<B, R> {
     /// Plans a request, or asks whether it is durable now.
-    pub(super) fn go<P: Port>(
+    pub(crate) fn begin<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
     ) {
         let stage = std::mem::replace(&mut admitted.payload_mut().stage, Stage::Plan);
         let step = match stage {
@@ -43,23 +50,23 @@ impl<B: Backend> Serve<B> {
     }
 
     /// Takes a request from step to step until it waits for something or is answered.
-    fn follow<P: Port>(
+    fn follow<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
         mut step: StepOf<B>,
     ) {
         loop {
             admitted.payload_mut().planned = Some(match step {
-                Step::Done(result) => return self.done(cx, admitted, result),
+                Step::Done(result) => return self.finish(cx, admitted, result),
                 Step::Park(park) => {
-                    admitted.payload_mut().slim();
-                    self.tick(cx);
+                    admitted.payload_mut().release_buffer();
+                    self.start_tick(cx.port());
                     return admitted.park(park);
                 }
                 Step::Sync(sync) => {
                     let job = admitted.payload_mut();
-                    job.slim();
+                    job.release_buffer();
                     job.stage = Stage::Sync(sync);
                     return admitted.park(ParkReason::Sync);
                 }
@@ -68,17 +75,17 @@ impl<B: Backend> Serve<B> {
             });
             match self.begin_move(cx, admitted) {
                 None => return,
-                Some((back, result)) => (admitted, step) = self.moved(back, result),
+                Some((back, result)) => (admitted, step) = self.on_moved(back, result),
             }
         }
     }
 
     /// Tells the backend how the move went.
-    fn moved(
+    fn on_moved(
         &mut self,
-        mut admitted: AdmittedRequest<Held<B>>,
+        mut admitted: AdmittedJob<B, R>,
         result: MoveResult,
-    ) -> (AdmittedRequest<Held<B>>, StepOf<B>) {
+    ) -> (AdmittedJob<B, R>, StepOf<B>) {
         let step = match admitted.payload_mut().planned.take() {
             Some(Planned::Read(plan)) => self.backend.read(plan, result, admitted.waker()),
             Some(Planned::Write(plan)) => self.backend.written(plan, result, admitted.waker()),
@@ -89,83 +96,84 @@ impl<B: Backend> Serve<B> {
     }
 
     /// Carries on with what a try brought.
-    fn carry<P: Port>(&mut self, cx: &mut QueueCx<'_, P>, carried: Carried<B>) {
-        if let Some((admitted, result)) = carried {
-            let (admitted, step) = self.moved(admitted, result);
+    fn go_on<T: Transport<Request = R>>(&mut self, cx: &mut T, ended: Ended<B, R>) {
+        if let Some((admitted, result)) = ended {
+            let (admitted, step) = self.on_moved(admitted, result);
             self.follow(cx, admitted, step);
         }
     }
 
     /// Answers a request; what was read into a buffer of ours goes to its window first.
-    fn done<P: Port>(
+    fn finish<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
         result: Result<(), ErrorKind>,
     ) {
         let job = admitted.payload_mut();
         if result.is_ok()
             && job.is_read()
-            && job.by_window()
+            && job.is_by_window()
             && let Some(buf) = job.data.take()
-            && let Some(offset) = job.request().window()
+            && let Some(Window { file, offset }) = cx.window(job.request())
         {
             job.stage = Stage::CopyOut;
-            let file = cx.char_device();
             let tag = admitted.tag().number();
-            cx.submit(token::copy(tag), Op::Write { file, offset, buf });
+            cx.port()
+                .submit(token::copy(tag), Op::Write { file, offset, buf });
             return self.put(admitted);
         }
-        let spare = &mut self.spare;
+        let jobs = &mut self.jobs;
         admitted.complete_with(|mut job| {
-            let (request, answer) = job.take_answer(result);
-            cx.answer(request, answer);
-            spare.put(job);
+            let request = job.take_request();
+            cx.answer(request, result);
+            jobs.put(job);
         });
     }
 
     /// Chooses the way of a plan's bytes and begins to move them.
-    fn begin_move<P: Port>(
+    fn begin_move<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
-    ) -> Carried<B> {
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
+    ) -> Ended<B, R> {
         let job = &mut **admitted.payload_mut();
         let Some(planned) = &job.planned else {
-            return self.hopeless(cx, admitted);
+            return self.fail(cx, admitted);
         };
         let (bytes, direction) = (job.request().bytes(), planned.direction());
         if bytes == 0 || job.is_read() != (direction == Direction::Read) {
             // A plan that its request did not ask for.
-            return self.hopeless(cx, admitted);
+            return self.fail(cx, admitted);
         }
-        if let Data::Fixed { slot } = *job.request().data()
-            && !job.copied
+        if let Location::Slot(slot) = job.request().location()
+            && !job.is_copied
             && fixed::fits(planned.pieces(), &self.files)
         {
             let moving = FixedMove::new(direction, slot, bytes, planned.pieces());
-            job.stage = Stage::Moving(Mover::Fixed(moving));
+            job.stage = Stage::Moving(Move::Fixed(moving));
             return self.pump(cx, admitted);
         }
         if let Some(buf) = job.data.take() {
             return self.move_buffered(cx, admitted, buf);
         }
-        let reachable = job.request().window().is_some() || !job.by_window();
-        if !reachable || (direction == Direction::Write && !job.by_window()) {
+        let reachable = cx.window(job.request()).is_some() || !job.is_by_window();
+        if !reachable || (direction == Direction::Write && !job.is_by_window()) {
             // No way to the bytes, or a write whose buffer was lost with a failed move.
-            return self.hopeless(cx, admitted);
+            return self.fail(cx, admitted);
         }
         let tag = admitted.tag().number();
         let bytes = bytes as usize;
-        let buf = if bytes > cx.reserve_len() {
+        let buf = if bytes > cx.port().reserve_len() {
             // It might never come from the pool: this one is the allocator's.
             Buf::allocate(bytes)
         } else {
-            cx.request_buffer(token::buffer(tag), bytes, Need::Fresh)
+            cx.port()
+                .request_buffer(token::buffer(tag), bytes, Need::Fresh)
         };
         match buf {
-            Some(buf) => self.fill(cx, admitted, buf),
-            None if bytes > cx.reserve_len() => self.hopeless(cx, admitted),
+            Some(buf) => self.on_buffer_ready(cx, admitted, buf),
+            None if bytes > cx.port().reserve_len() => self.fail(cx, admitted),
             None => {
                 admitted.payload_mut().stage = Stage::Buffer;
                 self.put(admitted);
@@ -175,106 +183,104 @@ impl<B: Backend> Serve<B> {
     }
 
     /// Another plan would not help.
-    fn hopeless<P: Port>(
+    fn fail<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
-    ) -> Carried<B> {
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
+    ) -> Ended<B, R> {
         admitted.payload_mut().planned = None;
-        self.done(cx, admitted, Err(ErrorKind::Io));
+        self.finish(cx, admitted, Err(ErrorKind::Io));
         None
     }
 
     /// Has a buffer: a read moves into it, a write's bytes come from the window first.
-    fn fill<P: Port>(
+    fn on_buffer_ready<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
         buf: Buf,
-    ) -> Carried<B> {
+    ) -> Ended<B, R> {
         let job = admitted.payload_mut();
         if job.is_read() {
             return self.move_buffered(cx, admitted, buf);
         }
-        let Some(offset) = job.request().window() else {
-            return self.hopeless(cx, admitted);
+        let Some(Window { file, offset }) = cx.window(job.request()) else {
+            return self.fail(cx, admitted);
         };
         job.stage = Stage::CopyIn;
-        let file = cx.char_device();
         let tag = admitted.tag().number();
-        cx.submit(token::copy(tag), Op::Read { file, offset, buf });
+        cx.port()
+            .submit(token::copy(tag), Op::Read { file, offset, buf });
         self.put(admitted);
         None
     }
 
-    fn move_buffered<P: Port>(
+    fn move_buffered<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
         buf: Buf,
-    ) -> Carried<B> {
+    ) -> Ended<B, R> {
         let job = &mut **admitted.payload_mut();
         let Some(planned) = &job.planned else {
-            return self.hopeless(cx, admitted);
+            return self.fail(cx, admitted);
         };
-        let moving = Moving::new(planned.direction(), buf, planned.pieces());
-        job.stage = Stage::Moving(Mover::Buffered(moving));
+        let moving = BufferedMove::new(planned.direction(), buf, planned.pieces());
+        job.stage = Stage::Moving(Move::Buffered(moving));
         self.pump(cx, admitted)
     }
 
     /// Moves bytes as far as it goes.
-    fn pump<P: Port>(
+    fn pump<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
-        mut admitted: AdmittedRequest<Held<B>>,
-    ) -> Carried<B> {
+        cx: &mut T,
+        mut admitted: AdmittedJob<B, R>,
+    ) -> Ended<B, R> {
         let tag = admitted.tag().number();
         let job = &mut **admitted.payload_mut();
-        let (Stage::Moving(mover), Some(planned)) = (&mut job.stage, &job.planned) else {
+        let (Stage::Moving(ongoing), Some(planned)) = (&mut job.stage, &job.planned) else {
             // Only such requests are pumped; anything else keeps waiting for what it waits for.
             self.put(admitted);
             return None;
         };
         let (pieces, files) = (planned.pieces(), &self.files);
-        let outcome = match mover {
-            Mover::Fixed(moving) => moving.pump(cx, pieces, files, self.zeroes, tag),
-            Mover::Buffered(moving) => moving
-                .pump(cx, pieces, files, tokens(tag))
-                .then_some(Ok(())),
+        let outcome = match ongoing {
+            Move::Fixed(moving) => moving.pump(cx.port(), pieces, files, self.zeroes, tag),
+            Move::Buffered(moving) => moving.pump(cx.port(), pieces, files, tag).then_some(Ok(())),
         };
         let Some(outcome) = outcome else {
             self.put(admitted);
             return None;
         };
-        if matches!(mover, Mover::Fixed(_)) {
+        if matches!(ongoing, Move::Fixed(_)) {
             job.stage = Stage::Plan;
             return match outcome {
-                Err(error) if fixed::is_refused(error) && job.request().window().is_some() => {
-                    job.copied = true;
+                Err(error) if fixed::is_refused(error) && cx.window(job.request()).is_some() => {
+                    job.is_copied = true;
                     self.begin_move(cx, admitted)
                 }
                 result => {
                     if result.is_ok() {
-                        cx.count_move(true);
+                        cx.count_move(false);
                     }
                     Some((admitted, result))
                 }
             };
         }
-        let Stage::Moving(Mover::Buffered(moving)) = std::mem::replace(&mut job.stage, Stage::Plan)
+        let Stage::Moving(Move::Buffered(moving)) = std::mem::replace(&mut job.stage, Stage::Plan)
         else {
             unreachable!("looked at above");
         };
         let (buf, result) = moving.into_buffer();
         job.data = buf;
-        cx.count_move(false);
+        cx.count_move(true);
         Some((admitted, result))
     }
 
     /// A file operation of a request has ended.
-    pub(super) fn piece_moved<P: Port>(
+    pub(crate) fn on_piece_moved<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
+        cx: &mut T,
         tag: u16,
         piece: usize,
         completion: Completion,
@@ -283,22 +289,22 @@ impl<B: Backend> Serve<B> {
             return;
         };
         let job = &mut **admitted.payload_mut();
-        if let (Stage::Moving(mover), Some(planned)) = (&mut job.stage, &job.planned) {
-            match mover {
-                Mover::Fixed(moving) => moving.completed(piece, &completion, planned.pieces()),
-                Mover::Buffered(moving) => {
-                    moving.completed(piece, completion, planned.pieces(), &self.files);
+        if let (Stage::Moving(ongoing), Some(planned)) = (&mut job.stage, &job.planned) {
+            match ongoing {
+                Move::Fixed(moving) => moving.on_completion(piece, &completion, planned.pieces()),
+                Move::Buffered(moving) => {
+                    moving.on_completion(piece, completion, planned.pieces(), &self.files);
                 }
             }
         }
-        let carried = self.pump(cx, admitted);
-        self.carry(cx, carried);
+        let ended = self.pump(cx, admitted);
+        self.go_on(cx, ended);
     }
 
     /// A bounce buffer that a request waited for is here.
-    pub(super) fn bounce_came<P: Port>(
+    pub(crate) fn on_bounce_buffer<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
+        cx: &mut T,
         tag: u16,
         completion: Completion,
     ) {
@@ -306,19 +312,19 @@ impl<B: Backend> Serve<B> {
             return;
         };
         let job = &mut **admitted.payload_mut();
-        if let (Stage::Moving(Mover::Buffered(moving)), Some(planned)) =
+        if let (Stage::Moving(Move::Buffered(moving)), Some(planned)) =
             (&mut job.stage, &job.planned)
         {
-            moving.bounce_granted(cx, buf, planned.pieces(), &self.files, tokens(tag));
+            moving.on_bounce_buffer(cx.port(), buf, planned.pieces(), &self.files, tag);
         }
-        let carried = self.pump(cx, admitted);
-        self.carry(cx, carried);
+        let ended = self.pump(cx, admitted);
+        self.go_on(cx, ended);
     }
 
     /// A buffer that a request waited for is here.
-    pub(super) fn buffer_came<P: Port>(
+    pub(crate) fn on_buffer<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
+        cx: &mut T,
         tag: u16,
         completion: Completion,
     ) {
@@ -330,14 +336,14 @@ impl<B: Backend> Serve<B> {
             return self.put(admitted);
         }
         job.stage = Stage::Plan;
-        let carried = self.fill(cx, admitted, buf);
-        self.carry(cx, carried);
+        let ended = self.on_buffer_ready(cx, admitted, buf);
+        self.go_on(cx, ended);
     }
 
     /// Bytes were copied between a buffer and the request's window.
-    pub(super) fn copied<P: Port>(
+    pub(crate) fn on_copied<T: Transport<Request = R>>(
         &mut self,
-        cx: &mut QueueCx<'_, P>,
+        cx: &mut T,
         tag: u16,
         completion: Completion,
     ) {
@@ -346,15 +352,15 @@ impl<B: Backend> Serve<B> {
         };
         match (&admitted.payload().stage, completion) {
             (Stage::CopyIn, Completion::Read(buf, Ok(()))) => {
-                let carried = self.move_buffered(cx, admitted, buf);
-                self.carry(cx, carried);
+                let ended = self.move_buffered(cx, admitted, buf);
+                self.go_on(cx, ended);
             }
             // Not the plan's fault: another one would meet the same window.
             (Stage::CopyIn, Completion::Read(_, Err(_))) => {
-                self.hopeless(cx, admitted);
+                self.fail(cx, admitted);
             }
             (Stage::CopyOut, Completion::Write(_, result)) => {
-                self.done(cx, admitted, result.map_err(|_| ErrorKind::Io));
+                self.finish(cx, admitted, result.map_err(|_| ErrorKind::Io));
             }
             _ => self.put(admitted),
         }

@@ -1,54 +1,34 @@
-//! Moving bytes between a buffer slot and the extents of a plan: nobody copies, nobody looks.
+//! Moving bytes between a buffer slot and the extents of a plan, without a copy.
 //!
 //! What a file's direct I/O forbids cannot be moved so, and is found out before: the request's
-//! memory is aligned as the device's parameters say, its pieces may not be. Should a file refuse
+//! memory is aligned as the device's parameters say, its pieces may not be. Where a file refuses
 //! all the same, the request is copied instead.
 
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use blkmq::io::{Direction, MoveError, MoveResult, Piece, Place, covers};
+use reactor::{Completion, FileIndex, Op, Port};
 
-use blkmq::io::{Direction, MoveError, MoveResult, Piece, Place};
-use reactor::{Completion, FileIndex, OPS_IN_FLIGHT_MAX, Op, OpenFile, Port, covers};
-
-use super::token;
-use crate::sys::IO_BYTES_MAX;
-
-/// A file of zeroes that takes no memory, for the holes of reads: as long as the longest request.
-pub(super) fn zeroes() -> Option<Arc<OwnedFd>> {
-    static ZEROES: OnceLock<Option<Arc<OwnedFd>>> = OnceLock::new();
-    let make = || {
-        reactor::memfd(c"zeroes", u64::from(IO_BYTES_MAX))
-            .map(Arc::new)
-            .ok()
-    };
-    ZEROES.get_or_init(make).clone()
-}
+use super::OPS_IN_FLIGHT_MAX;
+use crate::files::{OpenFile, find, is_direct};
+use crate::token;
 
 /// Whether every piece can be moved without a copy.
-pub(super) fn fits(pieces: &[Piece], files: &[OpenFile]) -> bool {
+pub(crate) fn fits(pieces: &[Piece], files: &[OpenFile]) -> bool {
     pieces.iter().all(|piece| match piece.place {
         Place::Hole => true,
         Place::At { file, offset } => {
-            files
-                .iter()
-                .find(|open| open.id == file)
-                .is_some_and(|open| {
-                    piece.at.is_multiple_of(open.align.memory)
-                        && offset.is_multiple_of(u64::from(open.align.offset))
-                        && piece.len.is_multiple_of(open.align.offset)
-                })
+            find(files, file).is_some_and(|open| is_direct(piece, offset, open.align))
         }
     })
 }
 
 /// Whether a file did not take this memory or place.
-pub(super) fn is_refused(error: MoveError) -> bool {
+pub(crate) fn is_refused(error: MoveError) -> bool {
     error.file.is_some() && matches!(error.errno, libc::EINVAL | libc::EOPNOTSUPP)
 }
 
 /// A request's bytes on their way between its slot and files.
 #[derive(Debug)]
-pub(super) struct FixedMove {
+pub(crate) struct FixedMove {
     direction: Direction,
     slot: u16,
     next: usize,
@@ -59,7 +39,7 @@ pub(super) struct FixedMove {
 
 impl FixedMove {
     /// A move of `len` bytes. A plan that does not cover them moves nothing and fails.
-    pub(super) fn new(direction: Direction, slot: u16, len: u32, pieces: &[Piece]) -> FixedMove {
+    pub(crate) fn new(direction: Direction, slot: u16, len: u32, pieces: &[Piece]) -> FixedMove {
         let result = match covers(pieces, len as usize) {
             true => Ok(()),
             false => Err(MoveError::of_plan(direction)),
@@ -74,7 +54,7 @@ impl FixedMove {
     }
 
     /// Begins what can begin. How it ended, once nothing is left to wait for.
-    pub(super) fn pump(
+    pub(crate) fn pump(
         &mut self,
         port: &mut impl Port,
         pieces: &[Piece],
@@ -109,7 +89,7 @@ impl FixedMove {
             }),
             (Direction::Write, Place::Hole) => None,
             (direction, Place::At { file, offset }) => {
-                let file = files.iter().find(|open| open.id == file)?.index;
+                let file = find(files, file)?.index;
                 Some(match direction {
                     Direction::Read => Op::ReadFixed {
                         file,
@@ -131,7 +111,7 @@ impl FixedMove {
     }
 
     /// The file operation of piece `at` has ended.
-    pub(super) fn completed(&mut self, at: usize, completion: &Completion, pieces: &[Piece]) {
+    pub(crate) fn on_completion(&mut self, at: usize, completion: &Completion, pieces: &[Piece]) {
         self.in_flight -= 1;
         if let Completion::Fixed(Ok(())) = completion {
             return;

@@ -1,16 +1,28 @@
-//! The mover on a port that only takes notes: which way it chooses for a request's bytes.
+//! The handler on a port that only takes notes: which way the engine chooses for a request's bytes.
 
 use std::sync::Mutex;
 use std::task::Waker;
 
 use blkmq::DeviceOptions;
-use blkmq::error::ErrorKind;
-use blkmq::io::{Geometry, MoveResult, Op as Ask, Park, Piece, Place, Plan, Step, StepOf};
-use reactor::Buf;
+use blkmq::io::{FileId, Geometry, MoveResult, Op as Ask, Park, Piece, Place, Plan, Step, StepOf};
+use reactor::{DioAlign, Op};
 
 use super::*;
 use crate::queue::tests::Rig;
 use crate::sys;
+
+/// The engine's names for its operations on the request with a tag of the core's.
+mod token {
+    use reactor::Token;
+
+    pub(super) fn piece(tag: u16, piece: u32) -> Token {
+        Token(1 << 48 | u64::from(tag) << 32 | u64::from(piece))
+    }
+
+    pub(super) fn copy(tag: u16) -> Token {
+        Token(4 << 48 | u64::from(tag) << 32)
+    }
+}
 
 const READ: u32 = sys::OP_READ as u32;
 const WRITE: u32 = sys::OP_WRITE as u32;
@@ -115,12 +127,12 @@ fn hole(at: u32, len: u32) -> Piece {
 }
 
 /// A queue over `disk`, whose file wants blocks of 4096 bytes.
-fn over(flags: u64, disk: Scripted) -> (Rig<Serve<Scripted>>, Arc<Scripted>) {
+fn over(flags: u64, disk: Scripted) -> (Rig<BackendHandler<Scripted>>, Arc<Scripted>) {
     let (disk, device) = (
         Arc::new(disk),
         Device::new("disk", DeviceOptions::default()),
     );
-    let file = ServedFile {
+    let file = BackendFile {
         id: FileId::LOG,
         fd: Arc::new(reactor::memfd(c"log", 1 << 20).unwrap()),
         align: DioAlign {
@@ -128,7 +140,7 @@ fn over(flags: u64, disk: Scripted) -> (Rig<Serve<Scripted>>, Arc<Scripted>) {
             offset: 4096,
         },
     };
-    let serve = Serve::new(Arc::clone(&disk), &device, vec![file], 4);
+    let serve = BackendHandler::new(Arc::clone(&disk), &device, vec![file], 4);
     (Rig::new(flags | sys::F_PER_IO_TASK, 4, serve), disk)
 }
 
@@ -139,8 +151,8 @@ fn with_pieces(pieces: &[Piece]) -> Scripted {
     }
 }
 
-/// The mover's operations, in words.
-fn noted(rig: &Rig<Serve<Scripted>>) -> Vec<String> {
+/// The engine's operations, in words.
+fn noted(rig: &Rig<BackendHandler<Scripted>>) -> Vec<String> {
     let words = |op: &Op| match op {
         Op::ReadFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: read {len}")),
         Op::WriteFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: write {len}")),

@@ -12,28 +12,12 @@
 //! Whoever serves requests owns the plan and the tag; this only says which operations to begin,
 //! on any [`Port`].
 
-use crate::buf::Buf;
-use crate::files::FileIndex;
-use crate::memory::DioAlign;
-use crate::op::{Completion, Op, Token};
-use crate::pool::Need;
-use crate::port::Port;
+use blkmq::io::{Direction, MoveError, MoveResult, Piece, Place, covers};
+use reactor::{Buf, Completion, DioAlign, FileIndex, Need, Op, Port};
 
-use blkmq::io::{Direction, FileId, MoveError, MoveResult, Piece, Place};
-
-/// File operations in flight per request; a plan of many pieces must not fill the ring.
-pub const OPS_IN_FLIGHT_MAX: u32 = 64;
-
-/// A file of a backend, as registered with the reactor that moves its bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenFile {
-    /// What plans call it.
-    pub id: FileId,
-    /// What the reactor calls it.
-    pub index: FileIndex,
-    /// What its direct I/O asks for.
-    pub align: DioAlign,
-}
+use super::OPS_IN_FLIGHT_MAX;
+use crate::files::{OpenFile, find, is_direct};
+use crate::token;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bounce {
@@ -44,20 +28,9 @@ enum Bounce {
     Busy(usize),
 }
 
-/// Where completions of a request's file operations are sent.
-#[derive(Clone, Copy, Debug)]
-pub struct MoveTokens {
-    /// Makes the token of a piece.
-    pub piece: fn(tag: u16, piece: u32) -> Token,
-    /// Makes the token of a bounce buffer that is waited for.
-    pub bounce: fn(tag: u16) -> Token,
-    /// The request's tag.
-    pub tag: u16,
-}
-
 /// A request's bytes on their way.
 #[derive(Debug)]
-pub struct Moving {
+pub(crate) struct BufferedMove {
     direction: Direction,
     parts: Vec<Option<Buf>>,
     /// The first piece that was not begun.
@@ -76,27 +49,9 @@ fn round_up(value: u64, align: u32) -> u64 {
     value.next_multiple_of(u64::from(align))
 }
 
-fn is_direct(piece: &Piece, offset: u64, align: DioAlign) -> bool {
-    piece.at.is_multiple_of(align.memory)
-        && offset.is_multiple_of(u64::from(align.offset))
-        && piece.len.is_multiple_of(align.offset)
-}
-
-/// Whether the pieces cover `len` bytes in order without gap or overlap.
-pub fn covers(pieces: &[Piece], len: usize) -> bool {
-    let mut end = 0_u64;
-    for piece in pieces {
-        if u64::from(piece.at) != end || piece.len == 0 {
-            return false;
-        }
-        end += u64::from(piece.len);
-    }
-    end == len as u64
-}
-
-impl Moving {
+impl BufferedMove {
     /// Splits `buf` along the pieces. A plan that does not cover it moves nothing and fails.
-    pub fn new(direction: Direction, mut buf: Buf, pieces: &[Piece]) -> Moving {
+    pub(crate) fn new(direction: Direction, mut buf: Buf, pieces: &[Piece]) -> BufferedMove {
         let result = match covers(pieces, buf.len()) {
             true => Ok(()),
             false => Err(MoveError::of_plan(direction)),
@@ -111,7 +66,7 @@ impl Moving {
         }
         // The last part keeps the room behind it, which padding may use.
         parts.push(Some(buf));
-        Moving {
+        BufferedMove {
             direction,
             parts,
             next: 0,
@@ -122,12 +77,12 @@ impl Moving {
     }
 
     /// Begins what can begin. True once nothing is left to wait for.
-    pub fn pump(
+    pub(crate) fn pump(
         &mut self,
         port: &mut impl Port,
         pieces: &[Piece],
         files: &[OpenFile],
-        tokens: MoveTokens,
+        tag: u16,
     ) -> bool {
         while self.result.is_ok() && self.next < pieces.len() && self.in_flight < OPS_IN_FLIGHT_MAX
         {
@@ -141,20 +96,20 @@ impl Moving {
                 }
                 Place::Hole => self.fail(MoveError::of_plan(self.direction)),
                 Place::At { file, offset } => {
-                    let Some(file) = files.iter().find(|open| open.id == file) else {
+                    let Some(file) = find(files, file) else {
                         self.fail(MoveError::of_piece(self.direction, &piece, libc::EBADF));
                         break;
                     };
                     if is_direct(&piece, offset, file.align) {
-                        self.direct(port, at, file.index, offset, tokens);
-                    } else if !self.bounced(port, at, &piece, offset, file, tokens) {
+                        self.begin_direct(port, at, file.index, offset, tag);
+                    } else if !self.begin_bounced(port, at, &piece, offset, file, tag) {
                         break;
                     }
                 }
             }
             self.next += 1;
         }
-        self.finished(pieces)
+        self.is_finished(pieces)
     }
 
     #[cold]
@@ -162,23 +117,23 @@ impl Moving {
         self.result = self.result.and(Err(error));
     }
 
-    fn finished(&self, pieces: &[Piece]) -> bool {
+    fn is_finished(&self, pieces: &[Piece]) -> bool {
         let all_begun = self.result.is_err() || self.next == pieces.len();
         all_begun && self.in_flight == 0 && self.bounce == Bounce::Free
     }
 
-    fn direct(
+    fn begin_direct(
         &mut self,
         port: &mut impl Port,
         at: usize,
         file: FileIndex,
         offset: u64,
-        tokens: MoveTokens,
+        tag: u16,
     ) {
         let Some(buf) = self.parts[at].take() else {
             return;
         };
-        let token = (tokens.piece)(tokens.tag, at as u32);
+        let token = token::piece(tag, at as u32);
         let op = match self.direction {
             Direction::Read => Op::Read { file, offset, buf },
             Direction::Write => Op::Write { file, offset, buf },
@@ -188,16 +143,17 @@ impl Moving {
     }
 
     /// Begins a piece that direct I/O forbids; false where it must wait for the bounce buffer.
-    fn bounced(
+    fn begin_bounced(
         &mut self,
         port: &mut impl Port,
         at: usize,
         piece: &Piece,
         offset: u64,
         file: &OpenFile,
-        tokens: MoveTokens,
+        tag: u16,
     ) -> bool {
-        if self.direction == Direction::Write && self.padded(port, at, piece, offset, file, tokens)
+        if self.direction == Direction::Write
+            && self.begin_padded(port, at, piece, offset, file, tag)
         {
             return true;
         }
@@ -212,22 +168,22 @@ impl Moving {
             return true;
         }
         // Begun as far as `pump` goes: where the buffer comes later, its arrival carries it on.
-        match port.request_buffer((tokens.bounce)(tokens.tag), len, Need::Progress) {
-            Some(buf) => self.through(port, at, buf, piece, offset, file, tokens),
+        match port.request_buffer(token::bounce(tag), len, Need::Progress) {
+            Some(buf) => self.begin_through(port, at, buf, piece, offset, file, tag),
             None => self.bounce = Bounce::Wanted(at),
         }
         true
     }
 
     /// Writes a piece whose only fault is its length, where there is room behind it.
-    fn padded(
+    fn begin_padded(
         &mut self,
         port: &mut impl Port,
         at: usize,
         piece: &Piece,
         offset: u64,
         file: &OpenFile,
-        tokens: MoveTokens,
+        tag: u16,
     ) -> bool {
         let padded = round_up(u64::from(piece.len), file.align.offset) as usize;
         let fits = self.parts[at]
@@ -243,12 +199,12 @@ impl Moving {
         if let Some(part) = &mut self.parts[at] {
             part.pad_to(padded);
         }
-        self.direct(port, at, file.index, offset, tokens);
+        self.begin_direct(port, at, file.index, offset, tag);
         true
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one operation")]
-    fn through(
+    fn begin_through(
         &mut self,
         port: &mut impl Port,
         at: usize,
@@ -256,12 +212,12 @@ impl Moving {
         piece: &Piece,
         offset: u64,
         file: &OpenFile,
-        tokens: MoveTokens,
+        tag: u16,
     ) {
         self.bounce = Bounce::Busy(at);
         self.in_flight += 1;
         let (start, _) = superset(piece, offset, file.align);
-        let token = (tokens.piece)(tokens.tag, at as u32);
+        let token = token::piece(tag, at as u32);
         let op = match self.direction {
             Direction::Read => Op::Read {
                 file: file.index,
@@ -292,13 +248,13 @@ impl Moving {
     }
 
     /// The bounce buffer that was waited for is here.
-    pub fn bounce_granted(
+    pub(crate) fn on_bounce_buffer(
         &mut self,
         port: &mut impl Port,
         buf: Buf,
         pieces: &[Piece],
         files: &[OpenFile],
-        tokens: MoveTokens,
+        tag: u16,
     ) {
         let Bounce::Wanted(at) = self.bounce else {
             return;
@@ -310,13 +266,13 @@ impl Moving {
         let Place::At { file, offset } = piece.place else {
             return;
         };
-        if let Some(file) = files.iter().find(|open| open.id == file) {
-            self.through(port, at, buf, piece, offset, file, tokens);
+        if let Some(file) = find(files, file) {
+            self.begin_through(port, at, buf, piece, offset, file, tag);
         }
     }
 
     /// A file operation of piece `at` has ended.
-    pub fn completed(
+    pub(crate) fn on_completion(
         &mut self,
         at: usize,
         completion: Completion,
@@ -348,7 +304,7 @@ impl Moving {
         let Place::At { file, offset } = piece.place else {
             return;
         };
-        let open = files.iter().find(|open| open.id == file);
+        let open = find(files, file);
         if let (Some(open), Some(part)) = (open, part) {
             let (start, _) = superset(piece, offset, open.align);
             let skip = (offset - start) as usize;
@@ -357,7 +313,7 @@ impl Moving {
     }
 
     /// Everything has ended: the whole buffer, and whether all bytes were moved.
-    pub fn into_buffer(self) -> (Option<Buf>, MoveResult) {
+    pub(crate) fn into_buffer(self) -> (Option<Buf>, MoveResult) {
         let mut parts = self.parts.into_iter().flatten();
         let first = parts.next();
         let whole = first.and_then(|first| parts.try_fold(first, |buf, next| buf.join(next).ok()));

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::*;
-use crate::op::OpId;
-use crate::pool::BufferPool;
+use blkmq::io::FileId;
+use reactor::{BufferPool, Command, OpId, Token};
 
 fn piece(at: u32, len: u32) -> Piece {
     Piece {
@@ -34,7 +34,7 @@ fn a_plan_that_does_not_cover_the_request_moves_nothing() {
     ] {
         assert!(!covers(&pieces, 1024), "{pieces:?}");
         let buf = Buf::allocate(1024).unwrap();
-        let (buf, result) = Moving::new(Direction::Write, buf, &pieces).into_buffer();
+        let (buf, result) = BufferedMove::new(Direction::Write, buf, &pieces).into_buffer();
         assert_eq!(buf.unwrap().len(), 1024);
         assert_eq!(result, Err(MoveError::of_plan(Direction::Write)));
     }
@@ -44,7 +44,7 @@ fn a_plan_that_does_not_cover_the_request_moves_nothing() {
 fn parts_join_to_the_whole_again() {
     let mut buf = Buf::allocate(1024).unwrap();
     buf.fill(7);
-    let moving = Moving::new(Direction::Read, buf, &[piece(0, 512), piece(512, 512)]);
+    let moving = BufferedMove::new(Direction::Read, buf, &[piece(0, 512), piece(512, 512)]);
     assert_eq!(moving.parts.len(), 2);
     let (buf, result) = moving.into_buffer();
     assert_eq!((buf.unwrap().to_vec(), result), (vec![7; 1024], Ok(())));
@@ -110,7 +110,7 @@ impl Port for Double {
     fn reserve_len(&self) -> usize {
         self.pool.reserve_len()
     }
-    fn arm(&mut self, _: u32, _: crate::op::Command) {
+    fn arm(&mut self, _: u32, _: Command) {
         panic!("no command moves bytes");
     }
     fn hold_until_submitted(&mut self, _: Buf) {}
@@ -176,18 +176,11 @@ impl Double {
     }
 }
 
-const BOUNCE: Token = Token(u64::MAX);
-const TOKENS: MoveTokens = MoveTokens {
-    piece: |_, piece| Token(u64::from(piece)),
-    bounce: |_| BOUNCE,
-    tag: 0,
-};
-
 /// Moves to the end, with a pool that is `dry` at first; the buffer and whether all went well.
 fn run(
     port: &mut Double,
     dice: &mut Dice,
-    mut moving: Moving,
+    mut moving: BufferedMove,
     pieces: &[Piece],
     fails_at: Option<usize>,
 ) -> (Option<Buf>, MoveResult) {
@@ -199,22 +192,22 @@ fn run(
     let mut held = port.pool.take(64 << 10, Need::Fresh);
     let mut reserve = port.pool.take(64 << 10, Need::Progress);
     let mut ended = 0;
-    while !moving.pump(port, pieces, &files, TOKENS) {
+    while !moving.pump(port, pieces, &files, 0) {
         let fails = fails_at == Some(ended);
         if let Some((token, completion)) = port.end_one(dice, fails) {
             ended += 1;
-            moving.completed(token.0 as usize, completion, pieces, &files);
+            moving.on_completion(token.0 as u32 as usize, completion, pieces, &files);
             continue;
         }
         let (token, len) = port.wanted.pop_front().expect("it waits for nothing");
-        assert_eq!(token, BOUNCE);
+        assert_eq!(token, token::bounce(0));
         held = None;
         reserve = None;
         let buf = port
             .pool
             .take(len, Need::Progress)
             .expect("the pool is full");
-        moving.bounce_granted(port, buf, pieces, &files, TOKENS);
+        moving.on_bounce_buffer(port, buf, pieces, &files, 0);
     }
     drop((held, reserve));
     assert!(port.begun.is_empty(), "over with operations in flight");
@@ -260,7 +253,7 @@ fn a_read_brings_each_pieces_bytes_whatever_their_alignment_and_order() {
         let len: u32 = pieces.iter().map(|piece| piece.len).sum();
         let mut buf = Buf::allocate(len as usize).unwrap();
         buf.fill(0xff);
-        let moving = Moving::new(Direction::Read, buf, &pieces);
+        let moving = BufferedMove::new(Direction::Read, buf, &pieces);
         let (buf, result) = run(&mut port, &mut dice, moving, &pieces, None);
         assert_eq!(result, Ok(()), "round {round}");
         let buf = buf.unwrap();
@@ -286,7 +279,7 @@ fn a_write_puts_each_pieces_bytes_and_zeroes_up_to_the_end_of_its_block() {
         let bytes: Vec<u8> = (0..len).map(|_| dice.below(256) as u8).collect();
         let mut buf = Buf::allocate(len as usize).unwrap();
         buf.copy_from_slice(&bytes);
-        let moving = Moving::new(Direction::Write, buf, &pieces);
+        let moving = BufferedMove::new(Direction::Write, buf, &pieces);
         let (buf, result) = run(&mut port, &mut dice, moving, &pieces, None);
         assert_eq!(result, Ok(()), "round {round}");
         assert_eq!(
@@ -320,7 +313,7 @@ fn a_write_into_the_middle_of_a_block_is_refused_and_touches_nothing() {
     }];
     let mut port = Double::new(vec![0xff; FILE_BYTES]);
     let buf = Buf::allocate(512).unwrap();
-    let moving = Moving::new(Direction::Write, buf, &pieces);
+    let moving = BufferedMove::new(Direction::Write, buf, &pieces);
     let (_, result) = run(&mut port, &mut Dice(3), moving, &pieces, None);
     let error = MoveError::of_piece(Direction::Write, &pieces[0], libc::EINVAL);
     assert_eq!(result, Err(error));
@@ -336,7 +329,7 @@ fn one_failed_operation_fails_the_move_after_all_others_have_ended() {
             let pieces = pieces_of(&mut dice, false, false);
             let len: u32 = pieces.iter().map(|piece| piece.len).sum();
             let buf = Buf::allocate(len as usize).unwrap();
-            let moving = Moving::new(direction, buf, &pieces);
+            let moving = BufferedMove::new(direction, buf, &pieces);
             let at = dice.below(pieces.len());
             let (_, result) = run(&mut port, &mut dice, moving, &pieces, Some(at));
             let error = result.unwrap_err();
