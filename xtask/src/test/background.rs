@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::StepReport;
 use super::runner;
-use super::steps::Step;
+use super::step::Step;
 use crate::Failure;
 
 /// Steps that run in the background.
@@ -67,7 +67,7 @@ impl<'scope> Background<'scope> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::steps::{Kind, Output, Step};
+    use super::super::step::{Kind, Output, Step};
     use super::*;
 
     /// A step of a shell script.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::count::Counts;
-use super::steps::{Kind, Output, Step, test_programs};
+use super::step::{Kind, Output, Step, test_programs};
 use crate::{Failure, process, workspace};
 
 /// How the names of test programs begin that are for guests only.

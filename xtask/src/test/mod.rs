@@ -10,6 +10,7 @@ mod count;
 mod guest;
 mod packages;
 mod runner;
+mod step;
 mod steps;
 
 use std::time::{Duration, Instant};
@@ -18,7 +19,7 @@ use crate::Failure;
 use background::Background;
 use count::Counts;
 pub(crate) use guest::{Wanted, executables};
-use steps::{Kind, Step};
+use step::{Kind, Step};
 
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args)]

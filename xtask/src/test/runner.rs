@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 use super::count::{Counts, GUESTLESS, Reader};
-use super::steps::{Output, Step};
+use super::step::{Output, Step};
 use crate::{Failure, process, vm, workspace};
 
 /// Lines of a failed command's output that are printed again.
@@ -212,7 +212,7 @@ pub(super) fn children_cpu() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test::steps::Kind;
+    use crate::test::step::Kind;
 
     fn shell(output: Output, limit: Duration, script: &str) -> Counts {
         let step = Step {

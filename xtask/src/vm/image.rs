@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::guest::quoted;
-use super::packages::{self, Apt, ran};
+use super::packages::{self, Apt, BACKPORTS, SUITE, named, ran};
 use super::source;
 use super::uml::{self, UserMode};
 use crate::Failure;
@@ -54,10 +54,6 @@ impl Kernel {
         })
     }
 }
-
-/// The Debian release that the kernels are from, and the suite of its backports.
-pub(super) const SUITE: &str = "trixie";
-pub(super) const BACKPORTS: &str = "trixie-backports";
 
 /// What a guest can be made of.
 #[derive(Debug)]
@@ -306,37 +302,4 @@ fn fetch_kernel(
     index.arg("-b").arg(&root).arg(&release);
     ran(&mut index, "index the kernel's modules")?;
     Ok(fs::write(new.join("release"), release)?)
-}
-
-/// The package that a metapackage stands for: the first of its dependencies with a version behind `start`.
-pub(super) fn named(depends: &[String], start: &str) -> Option<String> {
-    let versioned = |name: &&String| {
-        let version = name.strip_prefix(start);
-        version.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
-    };
-    depends.iter().find(versioned).cloned()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_metapackage_stands_for_the_version_that_it_depends_on() {
-        let depends =
-            |names: &[&str]| -> Vec<String> { names.iter().map(|&name| name.to_owned()).collect() };
-        let kernel = depends(&[
-            "linux-base",
-            "linux-image-extra",
-            "linux-image-7.3.4+deb13-amd64",
-        ]);
-        let image = named(&kernel, "linux-image-");
-        assert_eq!(image.as_deref(), Some("linux-image-7.3.4+deb13-amd64"));
-        let source = named(&depends(&["linux-source-7.3"]), "linux-source-");
-        assert_eq!(source.as_deref(), Some("linux-source-7.3"));
-        assert_eq!(
-            named(&depends(&["linux-image-amd64"]), "linux-image-"),
-            None
-        );
-    }
 }

@@ -10,6 +10,10 @@ use std::process::{Command, Stdio};
 
 use crate::Failure;
 
+/// The Debian release that the kernels are from, and the suite of its backports.
+pub(super) const SUITE: &str = "trixie";
+pub(super) const BACKPORTS: &str = "trixie-backports";
+
 /// Where Debian keeps the keys of its archive; used where the configuration names none.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -277,6 +281,15 @@ fn depends(shown: &str) -> Vec<String> {
         .collect()
 }
 
+/// The package that a metapackage stands for: the first of its dependencies with a version behind `start`.
+pub(super) fn named(depends: &[String], start: &str) -> Option<String> {
+    let versioned = |name: &&String| {
+        let version = name.strip_prefix(start);
+        version.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    depends.iter().find(versioned).cloned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -310,5 +323,24 @@ mod tests {
         let shown = "Package: x\nDepends: a (= 1), b | c (>= 2), d\nDescription: e\n";
         assert_eq!(depends(shown), ["a", "b", "c", "d"]);
         assert!(depends("Package: x\n").is_empty());
+    }
+
+    #[test]
+    fn a_metapackage_stands_for_the_version_that_it_depends_on() {
+        let depends =
+            |names: &[&str]| -> Vec<String> { names.iter().map(|&name| name.to_owned()).collect() };
+        let kernel = depends(&[
+            "linux-base",
+            "linux-image-extra",
+            "linux-image-7.3.4+deb13-amd64",
+        ]);
+        let image = named(&kernel, "linux-image-");
+        assert_eq!(image.as_deref(), Some("linux-image-7.3.4+deb13-amd64"));
+        let source = named(&depends(&["linux-source-7.3"]), "linux-source-");
+        assert_eq!(source.as_deref(), Some("linux-source-7.3"));
+        assert_eq!(
+            named(&depends(&["linux-image-amd64"]), "linux-image-"),
+            None
+        );
     }
 }

@@ -7,8 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::image::{self, BACKPORTS, SUITE};
-use super::packages::{Apt, own_suite, ran, unpack};
+use super::packages::{Apt, BACKPORTS, SUITE, named, own_suite, ran, unpack};
 use crate::Failure;
 
 /// The metapackage that stands for the newest kernel's source.
@@ -36,7 +35,7 @@ const PASSING: [&str; 3] = ["archives", "unpacked", "tree"];
 /// Fetches the source and extracts it below `new`, or only the directory `part` of it.
 pub(super) fn tree(cache: &Path, new: &Path, part: Option<&str>) -> Result<PathBuf, Failure> {
     let apt = apt(cache)?;
-    let source = image::named(&apt.depends(SOURCE, BACKPORTS)?, "linux-source-")
+    let source = named(&apt.depends(SOURCE, BACKPORTS)?, "linux-source-")
         .ok_or_else(|| format!("Debian's {SOURCE} of {BACKPORTS} names no source"))?;
     let package = format!("{source}/{BACKPORTS}");
     let archives = apt.download(&new.join("archives"), &[package])?;
