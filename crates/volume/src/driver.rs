@@ -5,6 +5,15 @@
 
 use blkmq::io::FileId;
 
+/// Told when the engine has something to be done by whoever drives it. Called from any thread,
+/// also under engine locks: must not block and must not call the engine back.
+pub trait Notify: Send + Sync {
+    /// `take_commit_requests` has something; latency matters.
+    fn commit_ready(&self);
+    /// `run_jobs` or `take_requests` has something.
+    fn jobs_ready(&self);
+}
+
 /// Names a request until its outcome is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cache::Cache;
-use crate::jobs::maintenance::Maintenance;
-use crate::jobs::{Jobs, Port, Signal, lock};
+use crate::jobs::{Jobs, Port, Signal};
+use crate::lock::lock;
 use crate::log::committer::Committer;
 use crate::log::layout::{Layout, Superblock};
 use crate::log::ring::{RingMount, Rings, TailId};
@@ -19,7 +19,7 @@ use crate::object::ObjectId;
 use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
-use crate::store::fetch::FetchTable;
+use crate::store::fetch_table::FetchTable;
 use crate::units::{HostId, VolumeId};
 
 /// What recovery and the driver give to make a host.
@@ -63,7 +63,6 @@ pub(crate) struct Engine {
     drawn: AtomicU64,
     session: u64,
     objects: AtomicU64,
-    pub(crate) maintenance: Mutex<Maintenance>,
 }
 
 impl fmt::Debug for Engine {
@@ -113,7 +112,6 @@ impl Engine {
             drawn: AtomicU64::new(0),
             session: u64::from_le_bytes(session),
             objects: AtomicU64::new(0),
-            maintenance: Mutex::default(),
             options,
         }
     }

@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use crate::driver::DiskError;
+
 /// Why a host or a volume could not be opened, created or brought to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -121,3 +123,9 @@ impl fmt::Display for OpenError {
 }
 
 impl std::error::Error for OpenError {}
+
+impl From<DiskError> for OpenError {
+    fn from(error: DiskError) -> OpenError {
+        OpenError::Disk(error.0)
+    }
+}

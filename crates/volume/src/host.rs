@@ -6,24 +6,27 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cache::CacheUsage;
-use crate::driver::{Outcome, Request, RequestId};
+use crate::driver::{Notify, Outcome, Request, RequestId};
 use crate::engine::{Engine, Parts};
 use crate::error::OpenError;
-use crate::jobs::maintenance::{self};
-use crate::jobs::{Answer, Jobs, Notify, Port};
+use crate::jobs::maintenance::{self, Maintenance};
+use crate::jobs::{Answer, Jobs, Port};
+
 use crate::log::checkpoint;
 use crate::log::committer::{Committer, Journal};
 use crate::log::ring::{Ring, RingMount, Rings};
 use crate::log::segments::SegmentCounts;
 use crate::options::Options;
 use crate::recover;
+use crate::recover::report::RecoveryReport;
 use crate::request::Volume;
-use crate::store::catalog::{self, VolumeInfo, VolumeSpec};
+use crate::store::catalog;
 use crate::store::open::{self, OpenMode};
 use crate::store::upload;
+use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::units::{HostId, Lsn, Now};
 
 /// What a host is started with.
@@ -54,26 +57,6 @@ impl fmt::Debug for Setup {
     }
 }
 
-/// What recovery found.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecoveryReport {
-    /// The log was new.
-    pub formatted: bool,
-    /// Size of the log's segments: fixed when it was made, whatever the options say now.
-    pub segment_bytes: u64,
-    /// Frames replayed.
-    pub frames: u64,
-    /// Ring entries replayed.
-    pub ring_entries: u64,
-    /// Volumes whose ring was gone although the host was not restarted: writes after their last
-    /// flush may be lost.
-    pub rings_lost: Vec<String>,
-    /// Tails found, by volume name: the newest commit, and whether they are kept for rescue only.
-    pub tails: Vec<(String, Lsn, bool)>,
-    /// The log is poisoned: reads only.
-    pub poisoned: bool,
-}
-
 /// Numbers for `/metrics` and `volume show`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostUsage {
@@ -94,6 +77,7 @@ pub struct HostUsage {
 pub struct Host {
     jobs: Arc<Jobs>,
     engine: Arc<OnceLock<Arc<Engine>>>,
+    maintenance: Arc<Mutex<Maintenance>>,
 }
 
 impl fmt::Debug for Host {
@@ -113,6 +97,7 @@ impl Host {
         let host = Host {
             jobs: Arc::clone(&jobs),
             engine: Arc::clone(&engine),
+            maintenance: Arc::default(),
         };
         let (sender, answer) = Answer::channel();
         jobs.clone()
@@ -153,16 +138,16 @@ impl Host {
     pub fn tick(&self, now: Now) {
         self.jobs.advance(now);
         if let Some(engine) = self.engine.get() {
-            maintenance::tick(engine, now);
+            maintenance::tick(engine, &self.maintenance, now);
         }
     }
 
     /// When [`Host::tick`] is worth calling next, on the monotonic clock.
     pub fn next_tick_ns(&self) -> u64 {
         let timer = self.jobs.next_timer_ns().unwrap_or(u64::MAX);
-        self.engine
-            .get()
-            .map_or(timer, |engine| timer.min(maintenance::next_ns(engine)))
+        self.engine.get().map_or(timer, |engine| {
+            timer.min(maintenance::next_ns(engine, &self.maintenance))
+        })
     }
 
     /// Creates a volume in the store. It is not opened.

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 
 use blkmq::io::{FileId, Pin, PinCount};
 
-use crate::jobs::lock;
+use crate::lock::lock;
 use crate::log::layout::BLOCK_BYTES;
 use crate::object::ObjectId;
 

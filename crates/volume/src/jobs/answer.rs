@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use super::lock;
+use crate::lock::lock;
 
 /// The result of a control operation, when it is there: a future, and pollable by hand.
 pub struct Answer<T>(Arc<Mutex<AnswerState<T>>>);

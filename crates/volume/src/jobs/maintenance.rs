@@ -1,12 +1,12 @@
 //! What time brings: the seal timer, the recovery point, pressure.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 
 use blkmq::io::SECTOR_BYTES;
 
 use crate::engine::Engine;
-use crate::jobs::lock;
+use crate::lock::lock;
 use crate::log::layout::BLOCK_SECTORS;
 use crate::request::tail::Status;
 use crate::units::Now;
@@ -39,14 +39,14 @@ impl Maintenance {
 }
 
 /// When the next bookkeeping is due.
-pub(crate) fn next_ns(engine: &Engine) -> u64 {
-    lock(&engine.maintenance).due_ns(engine)
+pub(crate) fn next_ns(engine: &Engine, state: &Mutex<Maintenance>) -> u64 {
+    lock(state).due_ns(engine)
 }
 
 /// Time has come to `now`.
-pub(crate) fn tick(engine: &Arc<Engine>, now: Now) {
+pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let seal = {
-        let mut state = lock(&engine.maintenance);
+        let mut state = lock(state);
         if now.mono_ns < state.due_ns(engine) {
             return;
         }
@@ -102,6 +102,6 @@ pub(crate) fn tick(engine: &Arc<Engine>, now: Now) {
         engine.request_reclaim();
     }
     if !moving {
-        lock(&engine.maintenance).next_ns = now.mono_ns + IDLE_INTERVAL_NS;
+        lock(state).next_ns = now.mono_ns + IDLE_INTERVAL_NS;
     }
 }

@@ -7,27 +7,10 @@ use std::task::{Context, Poll};
 
 use blkmq::io::FileId;
 
-use super::{Jobs, ReplyCell, lock};
+use super::executor::Jobs;
 use crate::driver::{DiskError, DiskOp, Outcome, RequestOp, StoreError, StoreOp, StoreReply};
+use crate::lock::lock;
 use crate::units::Now;
-
-/// The outcome of a request, when it is there. Dropping it leaves the request to run its course.
-pub(super) struct Reply(pub(super) Arc<ReplyCell>);
-
-impl Future for Reply {
-    type Output = Outcome;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        let mut state = lock(&self.0.state);
-        match state.0.take() {
-            Some(outcome) => Poll::Ready(outcome),
-            None => {
-                state.1 = Some(cx.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
-}
 
 /// How a procedure asks for I/O and time.
 #[derive(Clone, Debug)]

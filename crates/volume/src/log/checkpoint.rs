@@ -11,21 +11,61 @@ use blkmq::io::FileId;
 
 use crate::driver::DiskError;
 use crate::engine::Engine;
-use crate::jobs::Port;
-use crate::log::committer::Journal;
+use crate::jobs::{Jobs, Port};
+use crate::log::committer::{CommitEnvironment, Journal};
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, Part, Record};
-use crate::log::layout::Superblock;
+use crate::log::layout::{Layout, Superblock};
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, FrozenLayer, merge};
 use crate::request::tail::Tail;
-use crate::units::{Lsn, Span};
+use crate::units::{HostId, Lsn, Span};
 
 /// Entries per frame: about a megabyte, so that reading them back needs no large buffers.
 const ENTRIES_PER_FRAME: usize = 24 * 1024;
 
+impl CommitEnvironment for Engine {
+    fn jobs(&self) -> &Jobs {
+        &self.jobs
+    }
+
+    fn host(&self) -> HostId {
+        self.host
+    }
+
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn tails(&self) -> Vec<Arc<Tail>> {
+        Engine::tails(self)
+    }
+
+    fn set_poisoned(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    fn on_round_ended(&self) {
+        if self.space.has_waiters() {
+            self.request_reclaim();
+            self.space.wake_all();
+        }
+    }
+
+    fn start_checkpoint(self: &Arc<Self>) {
+        let engine = Arc::clone(self);
+        self.jobs.spawn(async move { run(&engine).await });
+    }
+
+    fn start_poison_mark(self: &Arc<Self>) {
+        let engine = Arc::clone(self);
+        self.jobs
+            .spawn(async move { mark_poisoned(&engine.port, engine.superblock()).await });
+    }
+}
+
 /// A checkpoint in place of a round that did not fit.
-pub(crate) async fn run(engine: &Arc<Engine>) {
+async fn run(engine: &Arc<Engine>) {
     let Some(frozen) = freeze(engine) else {
         return engine.committer().halt(engine);
     };
@@ -71,7 +111,7 @@ pub(crate) async fn write(
         out.extents(&tail, cut, &merged).await?;
         // Many small layers would make reads slow; equal content in one is a pointer swap.
         if layers.len() > 4 {
-            tail.replace_frozen(engine, &layers, merged, &dead);
+            tail.replace_frozen(&engine.segments, &layers, merged, &dead);
         }
         cuts.push((tail, cut));
     }

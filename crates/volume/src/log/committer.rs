@@ -3,25 +3,42 @@
 //! A round takes each tail's newest LSN as its cut, syncs the log (so the bytes of those commits
 //! are durable), writes one frame with every entry up to the cuts, syncs again, and wakes the
 //! waiters. Whoever comes after the cut waits for the next round. A full journal half turns the
-//! round into a checkpoint (see [`super::super::checkpoint`]). A failed sync poisons the log for
+//! round into a checkpoint (see [`super::checkpoint`]). A failed sync poisons the log for
 //! good: it is never retried (R10).
 //!
 //! The machine is driven by outcomes, inline, on whatever thread they arrive, because a FLUSH
 //! waits for it; it does bounded memory work only.
 
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use blkmq::io::FileId;
 
 use super::frame::{FrameWriter, Part, Record};
+use super::layout::Layout;
 use crate::driver::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
-use crate::engine::Engine;
-use crate::jobs::{Signal, lock};
+use crate::jobs::{Jobs, Signal};
+use crate::lock::lock;
 use crate::request::tail::Tail;
-use crate::units::Lsn;
+use crate::units::{HostId, Lsn};
+
+/// What the committer needs of the engine around it.
+pub(crate) trait CommitEnvironment {
+    fn jobs(&self) -> &Jobs;
+    fn host(&self) -> HostId;
+    fn layout(&self) -> &Layout;
+    fn tails(&self) -> Vec<Arc<Tail>>;
+    /// From now on writes are refused.
+    fn set_poisoned(&self);
+    /// Ring slots are free again, and dying segments may be free: parked writes plan again.
+    fn on_round_ended(&self);
+    /// Starts the job that ends in [`Committer::on_checkpoint_written`] or
+    /// [`Committer::on_checkpoint_failed`].
+    fn start_checkpoint(self: &Arc<Self>);
+    /// Starts the job that writes the poison mark into the superblock.
+    fn start_poison_mark(self: &Arc<Self>);
+}
 
 /// Where a round is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,19 +120,24 @@ impl Committer {
     }
 
     /// Asks for a round that begins after this call.
-    pub(crate) fn request_round(&self, engine: &Arc<Engine>) {
+    pub(crate) fn request_round(&self, engine: &Arc<impl CommitEnvironment>) {
         let mut state = lock(&self.state);
         state.wanted = true;
         let emitted = self.start(&mut state, engine);
         drop(state);
         if emitted {
-            engine.jobs.notifier().commit_ready();
+            engine.jobs().notifier().commit_ready();
         }
     }
 
     /// Asks for whatever is still needed to make `lsn` of a tail durable: nothing if the round
     /// that is going on covers it.
-    pub(crate) fn request_round_up_to(&self, engine: &Arc<Engine>, tail: &Arc<Tail>, lsn: Lsn) {
+    pub(crate) fn request_round_up_to(
+        &self,
+        engine: &Arc<impl CommitEnvironment>,
+        tail: &Arc<Tail>,
+        lsn: Lsn,
+    ) {
         let covered = lock(&self.state)
             .cuts
             .iter()
@@ -126,7 +148,7 @@ impl Committer {
     }
 
     /// Puts a record into the next round's frame, and asks for that round.
-    pub(crate) fn record(&self, engine: &Arc<Engine>, record: Record) {
+    pub(crate) fn record(&self, engine: &Arc<impl CommitEnvironment>, record: Record) {
         lock(&self.state).records.push(record);
         self.request_round(engine);
     }
@@ -156,7 +178,7 @@ impl Committer {
     }
 
     /// Ends when `round` is durable; false if the log is poisoned.
-    pub(crate) async fn durable(&self, engine: &Arc<Engine>, round: u64) -> bool {
+    pub(crate) async fn durable(&self, engine: &Arc<impl CommitEnvironment>, round: u64) -> bool {
         self.changed
             .wait_until(|| {
                 let state = lock(&self.state);
@@ -184,7 +206,7 @@ impl Committer {
     /// Takes the outcome of a request if it is this machine's.
     pub(crate) fn complete(
         &self,
-        engine: &Arc<Engine>,
+        engine: &Arc<impl CommitEnvironment>,
         id: RequestId,
         outcome: Outcome,
     ) -> Result<(), Outcome> {
@@ -213,26 +235,22 @@ impl Committer {
         }
         self.start(&mut state, engine);
         drop(state);
-        engine.jobs.notifier().commit_ready();
+        engine.jobs().notifier().commit_ready();
         self.publish(engine, finished);
         Ok(())
     }
 
     /// Tells tails and waiters, with no lock held.
-    fn publish(&self, engine: &Engine, finished: Cuts) {
+    fn publish(&self, engine: &Arc<impl CommitEnvironment>, finished: Cuts) {
         for (tail, cut) in finished {
             tail.set_framed(cut);
         }
         self.changed.wake_all();
-        // Ring slots are free again, and what was dying may be buried.
-        if engine.space.has_waiters() {
-            engine.request_reclaim();
-            engine.space.wake_all();
-        }
+        engine.on_round_ended();
     }
 
     /// Starts a round if one is wanted and none is going on.
-    fn start(&self, state: &mut State, engine: &Arc<Engine>) -> bool {
+    fn start(&self, state: &mut State, engine: &Arc<impl CommitEnvironment>) -> bool {
         if state.phase != Phase::Idle || !state.wanted {
             return false;
         }
@@ -262,8 +280,13 @@ impl Committer {
     }
 
     /// The bytes up to the cuts are durable: write the frame that says so.
-    fn write_frame(&self, state: &mut State, engine: &Arc<Engine>, finished: &mut Cuts) {
-        let mut frame = FrameWriter::new(engine.host);
+    fn write_frame(
+        &self,
+        state: &mut State,
+        engine: &Arc<impl CommitEnvironment>,
+        finished: &mut Cuts,
+    ) {
+        let mut frame = FrameWriter::new(engine.host());
         for record in &state.written {
             frame.record(record);
         }
@@ -281,18 +304,14 @@ impl Committer {
             return;
         }
         let journal = state.journal;
-        let room = engine.layout.half_bytes - journal.used;
+        let room = engine.layout().half_bytes - journal.used;
         if frame.len() as u64 + 4096 > room {
             state.phase = Phase::Checkpoint;
-            let engine = Arc::clone(engine);
-            engine
-                .clone()
-                .jobs
-                .spawn(async move { crate::log::checkpoint::run(&engine).await });
+            engine.start_checkpoint();
             return;
         }
         let data = frame.finish(Part::Round, journal.lap, journal.number);
-        let offset = engine.layout.half(journal.half) + journal.used;
+        let offset = engine.layout().half(journal.half) + journal.used;
         state.journal.used += data.len() as u64;
         state.journal.number += 1;
         state.phase = Phase::WriteFrame;
@@ -316,7 +335,7 @@ impl Committer {
     /// that were waiting.
     pub(crate) fn on_checkpoint_written(
         &self,
-        engine: &Arc<Engine>,
+        engine: &Arc<impl CommitEnvironment>,
         journal: Journal,
         cuts: Vec<(Arc<Tail>, Lsn)>,
     ) {
@@ -326,18 +345,22 @@ impl Committer {
         let finished = finish(&mut state);
         self.start(&mut state, engine);
         drop(state);
-        engine.jobs.notifier().commit_ready();
+        engine.jobs().notifier().commit_ready();
         self.publish(engine, finished);
     }
 
     /// The checkpoint could not be written.
-    pub(crate) fn on_checkpoint_failed(&self, engine: &Arc<Engine>, error: &DiskError) {
+    pub(crate) fn on_checkpoint_failed(
+        &self,
+        engine: &Arc<impl CommitEnvironment>,
+        error: &DiskError,
+    ) {
         self.on_sync_failed(engine, error);
     }
 
     /// The journal is full, and a broken tail makes a checkpoint impossible: no more rounds until
     /// a restart. The disk is good, so nothing is marked, and the rings will be believed.
-    pub(crate) fn halt(&self, engine: &Arc<Engine>) {
+    pub(crate) fn halt(&self, engine: &Arc<impl CommitEnvironment>) {
         tracing::error!(
             "the log cannot be rewritten after an internal error: no more writes until the \
              server is restarted; nothing that was acknowledged is lost"
@@ -345,18 +368,18 @@ impl Committer {
         let mut state = lock(&self.state);
         state.phase = Phase::Poisoned;
         state.cuts.clear();
-        engine.poisoned.store(true, Ordering::Release);
+        engine.set_poisoned();
         drop(state);
         self.publish(engine, Cuts::new());
     }
 
     /// A sync of the log failed outside a round: the log is poisoned all the same.
-    pub(crate) fn on_sync_failed(&self, engine: &Arc<Engine>, error: &DiskError) {
+    pub(crate) fn on_sync_failed(&self, engine: &Arc<impl CommitEnvironment>, error: &DiskError) {
         self.poison(&mut lock(&self.state), engine, error);
         self.publish(engine, Cuts::new());
     }
 
-    fn poison(&self, state: &mut State, engine: &Arc<Engine>, error: &DiskError) {
+    fn poison(&self, state: &mut State, engine: &Arc<impl CommitEnvironment>, error: &DiskError) {
         if state.phase == Phase::Poisoned {
             return;
         }
@@ -366,20 +389,17 @@ impl Committer {
         );
         state.phase = Phase::Poisoned;
         state.cuts.clear();
-        engine.poisoned.store(true, Ordering::Release);
+        engine.set_poisoned();
         // At once, before anybody hears of the failure: the mark on disk takes a while.
         for tail in engine.tails() {
             tail.poison_ring();
         }
-        let engine = Arc::clone(engine);
-        engine.clone().jobs.spawn(async move {
-            crate::log::checkpoint::mark_poisoned(&engine.port, engine.superblock()).await
-        });
+        engine.start_poison_mark();
     }
 }
 
-fn emit(state: &mut State, engine: &Engine, op: DiskOp) {
-    let id = engine.jobs.next_request_id();
+fn emit(state: &mut State, engine: &Arc<impl CommitEnvironment>, op: DiskOp) {
+    let id = engine.jobs().next_request_id();
     state.awaited = Some(id);
     state.out.push_back(Request {
         id,

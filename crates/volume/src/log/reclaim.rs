@@ -268,7 +268,7 @@ fn merge_frozen(engine: &Engine, tail: &Tail) -> bool {
     let merged = merge(frozen.iter().map(|layer| &*layer.map), |addr, sectors| {
         dead.push((addr, sectors))
     });
-    tail.replace_frozen(engine, &frozen, merged, &dead);
+    tail.replace_frozen(&engine.segments, &frozen, merged, &dead);
     !dead.is_empty()
 }
 
@@ -311,7 +311,7 @@ async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntr
                 0
             };
             // The rest of the copy is not named by any map.
-            tail.release_dirty(engine, lot.addr, lot.span.sectors() - kept);
+            tail.release_dirty(&engine.segments, lot.addr, lot.span.sectors() - kept);
             sectors_moved += kept;
         }
         if !written {
@@ -352,7 +352,13 @@ fn relocate(engine: &Engine, tail: &Tail, lot: &Lot, old: LogAddr) -> u64 {
     let mut kept = 0;
     for part in parts {
         let addr = lot.addr.skip(part.start - lot.span.start);
-        tail.commit(engine, &mut inner, part, Some(addr), lot.generation);
+        tail.commit(
+            &engine.segments,
+            &mut inner,
+            part,
+            Some(addr),
+            lot.generation,
+        );
         kept += part.sectors();
     }
     kept

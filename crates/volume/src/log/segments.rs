@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use super::layout::{BLOCK_BYTES, BLOCK_SECTORS, Layout};
 use super::ring::TailId;
-use crate::jobs::lock;
+use crate::lock::lock;
 use crate::map::layers::LogAddr;
 use crate::units::Span;
 

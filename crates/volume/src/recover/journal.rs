@@ -9,7 +9,6 @@ use std::collections::BTreeMap;
 
 use blkmq::io::FileId;
 
-use super::disk;
 use crate::error::OpenError;
 use crate::jobs::Port;
 use crate::log::frame::{Frame, FrameParse, VERSION, decode};
@@ -47,7 +46,7 @@ pub(super) async fn read_half(
         let more = more.min(layout.half_bytes - scan.read);
         let offset = layout.half(half) + scan.read;
         let data = port.read(FileId::LOG, offset, more as usize).await;
-        scan.feed(&data.map_err(disk)?);
+        scan.feed(&data?);
     }
 }
 

@@ -13,37 +13,28 @@ use std::collections::BTreeMap;
 
 use blkmq::io::FileId;
 
-use crate::driver::{DiskError, DiskOp};
+use crate::driver::DiskOp;
 use crate::error::OpenError;
-use crate::host::RecoveryReport;
 use crate::jobs::{Port, join_all};
 use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
 use crate::log::layout::{BLOCK_BYTES, Layout, SegmentHeader, Superblock};
 use crate::log::ring::{RingMount, Rings, TailId};
 use crate::log::segments::{Segments, SummaryEntry};
-use crate::map::ExtentMap;
-use crate::map::layers::{DirtyExtent, LogAddr};
+use crate::map::layers::LogAddr;
 use crate::options::Options;
-use crate::units::{HostId, Lsn, Span};
+use crate::units::{HostId, Span};
 
 mod journal;
-mod replay;
+pub(crate) mod replay;
+pub(crate) mod report;
 
 use journal::{check_no_durable_frame_lost, read_half};
 use replay::{
-    TailReplay, finish, has_poisoned_ring, replay_frame, replay_rings, report_unreplayed_rings,
+    RecoveredTail, TailReplay, finish, has_poisoned_ring, replay_frame, replay_rings,
+    report_unreplayed_rings,
 };
-
-/// A tail as recovered.
-#[derive(Debug)]
-pub(crate) struct RecoveredTail {
-    pub(crate) name: String,
-    pub(crate) stored: Lsn,
-    pub(crate) rescue: bool,
-    pub(crate) newest: Lsn,
-    pub(crate) map: ExtentMap<DirtyExtent>,
-}
+use report::RecoveryReport;
 
 /// Everything that recovery found.
 #[derive(Debug)]
@@ -57,10 +48,6 @@ pub(crate) struct RecoveredLog {
     pub(crate) segments: Segments,
     pub(crate) tails: BTreeMap<TailId, RecoveredTail>,
     pub(crate) report: RecoveryReport,
-}
-
-fn disk(error: DiskError) -> OpenError {
-    OpenError::Disk(error.0)
 }
 
 /// Opens the log: formats a new one, or recovers what an existing one holds.
@@ -85,8 +72,7 @@ async fn read_superblock(port: &Port) -> Result<Option<Superblock>, OpenError> {
     for copy in 0..2 {
         let block = port
             .read(FileId::LOG, copy * BLOCK_BYTES, BLOCK_BYTES as usize)
-            .await
-            .map_err(disk)?;
+            .await?;
         match Superblock::decode(&block) {
             Ok(Some(superblock)) => {
                 poisoned |= superblock.poisoned;
@@ -114,9 +100,8 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
         offset: layout.half(0),
         len,
     })
-    .await
-    .map_err(disk)?;
-    port.sync(file).await.map_err(disk)?;
+    .await?;
+    port.sync(file).await?;
     // The superblock comes last: a format that was cut short begins again.
     let superblock = Superblock {
         host,
@@ -125,7 +110,7 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
         poisoned: false,
     };
     write_superblock(port, &superblock).await?;
-    port.sync(file).await.map_err(disk)?;
+    port.sync(file).await?;
     Ok(RecoveredLog {
         host,
         layout,
@@ -153,7 +138,7 @@ async fn write_superblock(port: &Port, superblock: &Superblock) -> Result<(), Op
         let written = port
             .write(FileId::LOG, copy * BLOCK_BYTES, block.clone())
             .await;
-        written.map_err(disk)?;
+        written?;
     }
     Ok(())
 }
@@ -271,7 +256,7 @@ async fn rebuild_segments(
             })
             .collect();
         for (&segment, block) in group.iter().zip(join_all(reads).await) {
-            let block = block.map_err(disk)?;
+            let block = block?;
             let generation = SegmentHeader::generation(&block, host, segment);
             let found = live.remove(&segment).unwrap_or_default();
             let stale = found

@@ -5,15 +5,24 @@
 
 use std::collections::BTreeMap;
 
-use super::RecoveredTail;
+use super::report::RecoveryReport;
 use crate::error::OpenError;
-use crate::host::RecoveryReport;
 use crate::log::entry::Entry;
 use crate::log::frame::{Frame, Record};
 use crate::log::ring::{Ring, RingMount, Rings, TailId};
 use crate::map::layers::DirtyExtent;
 use crate::map::{ExtentMap, SectorRun};
 use crate::units::{HostId, Lsn, Span};
+
+/// A tail as recovered.
+#[derive(Debug)]
+pub(crate) struct RecoveredTail {
+    pub(crate) name: String,
+    pub(crate) stored: Lsn,
+    pub(crate) rescue: bool,
+    pub(crate) newest: Lsn,
+    pub(crate) map: ExtentMap<DirtyExtent>,
+}
 
 /// A dirty extent with the generation it was recorded under.
 #[derive(Clone, Copy, Debug)]

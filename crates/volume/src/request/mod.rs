@@ -25,8 +25,9 @@ use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
 use crate::request::tail::{Inner, Tail};
 use crate::request::watermark::Watermarks;
-use crate::store::catalog::VolumeInfo;
-use crate::store::fetch::{FetchTarget, chunk_key};
+use crate::store::fetch;
+use crate::store::fetch_table::{FetchTarget, chunk_key};
+use crate::store::volume_spec::VolumeInfo;
 use crate::units::{Lsn, Span};
 
 /// How often a write whose bytes could not be moved is tried at another place (R10).
@@ -94,7 +95,7 @@ impl Drop for WritePlan {
         }
         tail.give_back_slots(self.lots.len() as u64);
         for lot in &self.lots {
-            tail.release_dirty(engine, lot.addr, lot.span.sectors());
+            tail.release_dirty(&engine.segments, lot.addr, lot.span.sectors());
         }
         engine.space.wake_all();
     }
@@ -200,11 +201,7 @@ impl Volume {
             return Step::Read(plan);
         }
         drop(plan);
-        match self
-            .engine
-            .fetches
-            .request(&self.engine, &self.tail, needs, waker)
-        {
+        match fetch::request(&self.engine, &self.tail, needs, waker) {
             Ok(()) => Step::Park(Park::Fetch),
             Err(error) => Step::Done(Err(error)),
         }
@@ -279,7 +276,7 @@ impl Volume {
         };
         if canary::active!("lsn_at_plan") {
             plan.planted = tail
-                .commit_lots(engine, &plan.lots, engine.jobs.mono_ns())
+                .commit_lots(&engine.segments, &plan.lots, engine.jobs.mono_ns())
                 .is_ok();
         }
         Step::Write(plan)
@@ -337,7 +334,7 @@ impl Volume {
             }
             // At most two more; the next tick counts anew.
             engine.extents.fetch_add(2, Ordering::Relaxed);
-            tail.commit_zeroes(engine, &mut inner, span, engine.jobs.mono_ns())
+            tail.commit_zeroes(&engine.segments, &mut inner, span, engine.jobs.mono_ns())
         };
         self.finish_write(lsn, fua, waker)
     }
@@ -485,7 +482,7 @@ impl Backend for Volume {
             plan.lots.clear();
             return self.finish_write(tail.newest(), plan.fua, waker);
         }
-        match tail.commit_lots(engine, &plan.lots, engine.jobs.mono_ns()) {
+        match tail.commit_lots(&engine.segments, &plan.lots, engine.jobs.mono_ns()) {
             Ok(lsn) => {
                 // The map names the bytes now: the plan gives nothing back, and unpins.
                 plan.lots.clear();

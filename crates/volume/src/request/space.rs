@@ -11,7 +11,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 
-use crate::jobs::{Signal, lock};
+use crate::jobs::Signal;
+use crate::lock::lock;
 
 /// Thousandths of the log above which writers are slowed.
 const THROTTLE_AT_PERMILLE: u64 = 700;

@@ -17,18 +17,19 @@ use blkmq::error::ErrorKind;
 use blkmq::io::Geometry;
 
 use crate::driver::DiskError;
-use crate::engine::Engine;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, TailRecord};
 use crate::log::ring::{Ring, TailId};
-use crate::log::segments::Lots;
+use crate::log::segments::{Lots, Segments};
 use crate::map::ExtentMap;
 use crate::map::index::Index;
 use crate::map::layers::{DirtyExtent, FrozenLayer, Layers, LogAddr};
 use crate::request::watermark::Ages;
-use crate::store::upload::UploadState;
+use crate::store::upload_state::UploadState;
 use crate::units::{Lsn, Span};
 
+/// Extents that background work changes under one hold of the tail's lock.
+pub(crate) const EXTENTS_PER_LOCK: usize = 256;
 /// Extents that one commit takes out of the top layer under the lock, at most.
 const HIDDEN_MAX: usize = 4096;
 
@@ -212,7 +213,7 @@ impl Tail {
     /// they are not the oldest any more.
     pub(crate) fn replace_frozen(
         &self,
-        engine: &Engine,
+        segments: &Segments,
         layers: &[FrozenLayer],
         merged: ExtentMap<DirtyExtent>,
         dead: &[(LogAddr, u64)],
@@ -242,7 +243,7 @@ impl Tail {
         drop(inner);
         drop(old);
         for (addr, sectors) in dead {
-            self.release_dirty(engine, *addr, *sectors);
+            self.release_dirty(segments, *addr, *sectors);
         }
     }
 
@@ -255,9 +256,9 @@ impl Tail {
     }
 
     /// Dirty sectors are named no more: by supersession, upload or a plan given up.
-    pub(crate) fn release_dirty(&self, engine: &Engine, addr: LogAddr, sectors: u64) {
+    pub(crate) fn release_dirty(&self, segments: &Segments, addr: LogAddr, sectors: u64) {
         self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
-        engine.segments.release_dirty(addr, sectors);
+        segments.release_dirty(addr, sectors);
     }
 
     /// Promises `slots` ring slots to a plan. False: the ring is full until a frame is durable.
@@ -283,7 +284,7 @@ impl Tail {
     /// Commits a write whose bytes are in place, one entry per lot.
     pub(crate) fn commit_lots(
         &self,
-        engine: &Engine,
+        segments: &Segments,
         lots: &Lots,
         now_ns: u64,
     ) -> Result<Lsn, ErrorKind> {
@@ -291,7 +292,7 @@ impl Tail {
         inner.writable()?;
         for lot in lots {
             let (addr, generation) = (Some(lot.addr), lot.generation);
-            self.commit(engine, &mut inner, lot.span, addr, generation);
+            self.commit(segments, &mut inner, lot.span, addr, generation);
         }
         let newest = inner.newest;
         inner.ages.acked(newest, now_ns);
@@ -301,7 +302,7 @@ impl Tail {
     /// Commits zeroes over `span`.
     pub(crate) fn commit_zeroes(
         &self,
-        engine: &Engine,
+        segments: &Segments,
         inner: &mut Inner,
         span: Span,
         now_ns: u64,
@@ -312,7 +313,7 @@ impl Tail {
             let newest = inner.newest;
             inner.layers.freeze(newest);
         }
-        self.commit(engine, inner, span, None, 0);
+        self.commit(segments, inner, span, None, 0);
         let newest = inner.newest;
         inner.ages.acked(newest, now_ns);
         newest
@@ -322,7 +323,7 @@ impl Tail {
     /// reserved ring slot.
     pub(crate) fn commit(
         &self,
-        engine: &Engine,
+        segments: &Segments,
         inner: &mut Inner,
         span: Span,
         addr: Option<LogAddr>,
@@ -348,7 +349,7 @@ impl Tail {
         inner
             .layers
             .commit(span, DirtyExtent { addr, lsn }, |addr, sectors| {
-                self.release_dirty(engine, addr, sectors);
+                self.release_dirty(segments, addr, sectors);
             });
     }
 }

@@ -12,9 +12,9 @@ use crate::error::OpenError;
 use crate::object::ObjectId;
 use crate::object::page::{BlockRef, NODE_PAGES, encode_node, encode_page};
 use crate::object::root::Root;
-use crate::request::tail::Tail;
+use crate::request::tail::{EXTENTS_PER_LOCK, Tail};
 use crate::store::fetch::load_page;
-use crate::store::upload::{EXTENTS_PER_LOCK, put};
+use crate::store::objects::put;
 
 /// An index object is closed at this size.
 const OBJECT_BYTES: usize = 32 << 20;

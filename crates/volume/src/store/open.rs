@@ -10,10 +10,9 @@ use std::sync::atomic::Ordering;
 
 use blkmq::io::Geometry;
 
-use crate::driver::{StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::jobs::lock;
+use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId, region_words};
 use crate::map::index::{Index, delta_of};
@@ -21,16 +20,15 @@ use crate::map::layers::{FrozenLayer, Layers};
 use crate::object::pack::{Item, TRAILER_BYTES, decode_footer};
 use crate::object::page::decode_node;
 use crate::object::root::{Owner, Root};
-use crate::recover::RecoveredTail;
+use crate::recover::replay::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
-use crate::store::catalog::check_name;
-use crate::store::roots::{
-    ATTEMPTS_MAX, KnownRoot, ReplaceOutcome, commit_root, read_root, replace_root, store_error,
-    store_with_retry,
-};
+use crate::store::objects::{ATTEMPTS_MAX, read_exactly};
+use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root};
 use crate::store::upload;
+use crate::store::upload_state::KnownRoot;
+use crate::store::volume_spec::check_name;
 use crate::units::{Epoch, Lsn, VolumeId};
 
 /// How to open a volume.
@@ -244,7 +242,7 @@ async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
     index.nodes.extend(root.nodes.iter().copied());
     for (node, block) in &root.nodes {
         let key = block.object.index_key();
-        let data = read(engine, &key, block.offset.into(), block.bytes.into()).await?;
+        let data = read_exactly(engine, &key, block.offset.into(), block.bytes.into()).await?;
         let pages = decode_node(root.volume, *node, &data)
             .map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
         index.directory.extend(pages);
@@ -252,7 +250,7 @@ async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
     for delta in &root.deltas {
         let key = delta.pack.pack_key();
         let len = u64::from(delta.footer_bytes) + TRAILER_BYTES as u64;
-        let data = read(engine, &key, delta.footer_offset, len).await?;
+        let data = read_exactly(engine, &key, delta.footer_offset, len).await?;
         let items = decode_footer(delta.pack, &data)
             .map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
         for item in items.iter().filter(|item| origin(item) == root.volume) {
@@ -267,21 +265,6 @@ fn origin(item: &Item) -> VolumeId {
     match item {
         Item::Chunk(chunk) => chunk.origin,
         Item::Zeroes { origin, .. } => *origin,
-    }
-}
-
-async fn read(engine: &Engine, key: &str, offset: u64, len: u64) -> Result<Vec<u8>, OpenError> {
-    let op = StoreOp::GetRange {
-        key: key.to_owned(),
-        offset,
-        len,
-    };
-    match store_with_retry(engine, op).await {
-        Ok(StoreReply::Range(data)) if data.len() as u64 == len => Ok(data),
-        Ok(_) => Err(OpenError::Store(format!(
-            "{key}: the store's answer has another length"
-        ))),
-        Err(error) => Err(store_error(key, &error)),
     }
 }
 
@@ -343,7 +326,7 @@ async fn go_live(
         stale
     };
     for (addr, sectors) in stale {
-        tail.release_dirty(engine, addr, sectors);
+        tail.release_dirty(&engine.segments, addr, sectors);
     }
     tail.set_stored(root.lsn);
     tail.upload.set_head(head);
@@ -401,7 +384,7 @@ pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
         if clean {
             engine.segments.release_clean(addr, sectors);
         } else {
-            tail.release_dirty(engine, addr, sectors);
+            tail.release_dirty(&engine.segments, addr, sectors);
         }
     }
     let id = tail.id();

@@ -11,29 +11,8 @@ use crate::error::OpenError;
 use crate::object::root::Root;
 use crate::object::root_key;
 use crate::request::tail::Tail;
-
-/// How often a request of an open or create is tried again before it fails.
-pub(crate) const ATTEMPTS_MAX: u32 = 5;
-
-/// A store request that is tried again while the store is unavailable.
-pub(crate) async fn store_with_retry(
-    engine: &Engine,
-    op: StoreOp,
-) -> Result<StoreReply, StoreError> {
-    let mut delay = engine.options.retry_ns;
-    for _ in 1..ATTEMPTS_MAX {
-        match engine.port.store(op.clone()).await {
-            Err(StoreError::Unavailable(_)) => {}
-            // Reads may be repeated whatever became of them.
-            Err(StoreError::Unknown(_))
-                if matches!(op, StoreOp::Get { .. } | StoreOp::GetRange { .. }) => {}
-            other => return other,
-        }
-        engine.port.sleep(delay).await;
-        delay *= 2;
-    }
-    engine.port.store(op).await
-}
+use crate::store::objects::{store_error, store_with_retry};
+use crate::store::upload_state::KnownRoot;
 
 pub(crate) async fn read_root(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     match read_any_root(engine, name).await? {
@@ -63,23 +42,6 @@ pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRo
         Err(StoreError::NotFound) => Err(OpenError::NoSuchVolume(name.to_owned())),
         Err(error) => Err(store_error(&key, &error)),
     }
-}
-
-/// The root as this host last saw or wrote it.
-#[derive(Clone, Debug)]
-pub(crate) struct KnownRoot {
-    pub(crate) root: Root,
-    pub(crate) version: Version,
-}
-
-pub(crate) fn store_error(key: &str, error: &StoreError) -> OpenError {
-    OpenError::Store(match error {
-        StoreError::NotFound => format!("{key} is not in the store"),
-        StoreError::PreconditionFailed => format!("{key} was changed by somebody else"),
-        StoreError::Unknown(why) | StoreError::Unavailable(why) | StoreError::Denied(why) => {
-            format!("{key}: {why}")
-        }
-    })
 }
 
 /// The commit: replaces the root if it is still the one that this host knows.

@@ -9,15 +9,15 @@
 //! 4. replace the root by conditional update: the commit. An unknown outcome is read back;
 //! 5. note it in the log, turn the uploaded extents into clean ones, and let the layers go.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blkmq::io::{FileId, SECTOR_BYTES};
 
 use crate::driver::StoreOp;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::jobs::{Signal, lock};
+use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::layout::BLOCK_SECTORS;
 use crate::map::ExtentMap;
@@ -25,9 +25,10 @@ use crate::map::index::delta_of;
 use crate::map::layers::{CleanExtent, DirtyExtent, LogAddr, merge};
 use crate::object::pack::{Pack, PackWriter};
 use crate::object::root::DeltaRef;
-use crate::request::tail::{Status, Tail};
+use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
 use crate::store::fold;
-use crate::store::roots::{KnownRoot, commit_root, store_error};
+use crate::store::objects::put;
+use crate::store::roots::commit_root;
 use crate::units::{Lsn, Span};
 
 /// Content gathered before it is compressed into the pack at hand.
@@ -36,61 +37,6 @@ const BATCH_BYTES: u64 = 8 << 20;
 const PAUSE_BYTES: usize = 512 << 10;
 /// The longest read of the log.
 const READ_BYTES: u64 = 1 << 20;
-/// Extents applied under one hold of the volume's lock.
-pub(crate) const EXTENTS_PER_LOCK: usize = 256;
-
-/// A tail's upload side.
-#[derive(Debug, Default)]
-pub(crate) struct UploadState {
-    wanted: AtomicU64,
-    /// The size that the volume is to have, in bytes; below its size: none is asked for.
-    grow: AtomicU64,
-    changed: Signal,
-    head: Mutex<Option<KnownRoot>>,
-    error: Mutex<Option<String>>,
-    pub(crate) uploaded_bytes: AtomicU64,
-}
-
-impl UploadState {
-    /// Asks for everything up to `lsn` to be brought to the store.
-    pub(crate) fn request(&self, lsn: Lsn) {
-        if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
-            self.changed.wake_all();
-        }
-    }
-
-    /// Asks for the volume to become this large, with the next root.
-    pub(crate) fn grow(&self, bytes: u64) {
-        self.grow.fetch_max(bytes, Ordering::AcqRel);
-        self.changed.wake_all();
-    }
-
-    /// Whether the store's root is smaller than it is to be.
-    fn needs_grow(&self) -> bool {
-        let to = self.grow.load(Ordering::Acquire);
-        to > 0
-            && lock(&self.head)
-                .as_ref()
-                .is_some_and(|head| head.root.bytes < to)
-    }
-
-    pub(crate) fn wake_all(&self) {
-        self.changed.wake_all();
-    }
-
-    pub(crate) fn head(&self) -> Option<KnownRoot> {
-        lock(&self.head).clone()
-    }
-
-    pub(crate) fn set_head(&self, head: KnownRoot) {
-        *lock(&self.head) = Some(head);
-    }
-
-    /// Why the last upload failed, if it did.
-    pub(crate) fn last_error(&self) -> Option<String> {
-        lock(&self.error).clone()
-    }
-}
 
 /// Runs as long as the tail is live.
 pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
@@ -287,7 +233,7 @@ fn mark_clean(
         .iter()
         .filter_map(|(span, d)| d.addr.map(|addr| (addr, span.sectors())));
     for (addr, sectors) in born.chain(hidden) {
-        tail.release_dirty(engine, addr, sectors);
+        tail.release_dirty(&engine.segments, addr, sectors);
     }
 }
 
@@ -453,27 +399,4 @@ async fn put_pack(engine: &Engine, tail: &Tail, pack: Pack) -> Result<UploadedPa
         reference,
         items: pack.items,
     })
-}
-
-/// Writes an immutable object.
-pub(crate) async fn put(
-    engine: &Engine,
-    tail: &Tail,
-    key: String,
-    data: Vec<u8>,
-) -> Result<(), OpenError> {
-    tail.upload
-        .uploaded_bytes
-        .fetch_add(data.len() as u64, Ordering::Relaxed);
-    match engine
-        .port
-        .store(StoreOp::Put {
-            key: key.clone(),
-            data,
-        })
-        .await
-    {
-        Ok(_) => Ok(()),
-        Err(error) => Err(store_error(&key, &error)),
-    }
 }

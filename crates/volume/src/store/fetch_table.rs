@@ -1,0 +1,141 @@
+//! Who waits for which fetch, and which fetch failed a moment ago.
+//!
+//! Memory only, under one short lock: a chunk or page that many reads need is fetched once. The fetches
+//! themselves are [`super::fetch`]'s.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use blkmq::error::ErrorKind;
+
+use crate::cache::ChunkKey;
+use crate::lock::lock;
+use crate::log::ring::TailId;
+use crate::object::pack::Chunk;
+use crate::object::page::BlockRef;
+
+/// How long a failure is remembered for the reads that wait for it.
+const FAILURE_NS: u64 = 1_000_000_000;
+
+/// What a read needs from the store.
+#[derive(Clone, Debug)]
+pub(crate) enum FetchTarget {
+    Chunk(Arc<Chunk>),
+    Page { number: u64, block: BlockRef },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FetchKey {
+    Chunk(ChunkKey),
+    Page(TailId, u64),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    in_flight: BTreeMap<FetchKey, Vec<Waker>>,
+    failed: BTreeMap<FetchKey, (ErrorKind, u64)>,
+}
+
+/// All fetches of a host.
+#[derive(Debug, Default)]
+pub(crate) struct FetchTable {
+    state: Mutex<State>,
+}
+
+pub(crate) fn chunk_key(chunk: &Chunk) -> ChunkKey {
+    ChunkKey {
+        pack: chunk.pack,
+        offset: chunk.offset,
+    }
+}
+
+/// What the caller of [`FetchTable::register`] must fetch.
+#[derive(Debug, Default)]
+pub(crate) struct MissingTargets {
+    pub(crate) chunks: Vec<Arc<Chunk>>,
+    pub(crate) pages: Vec<(u64, BlockRef)>,
+    /// A chunk was found in the cache meanwhile: the read may plan again at once.
+    pub(crate) any_cached: bool,
+}
+
+impl FetchTable {
+    /// Registers `waker` for all of `targets`; those that nobody fetches yet are returned, for the
+    /// caller to fetch.
+    ///
+    /// # Errors
+    /// If one of them failed just now; then nothing is registered.
+    pub(crate) fn register(
+        &self,
+        tail: TailId,
+        targets: Vec<FetchTarget>,
+        waker: &Waker,
+        now_ns: u64,
+        is_cached: impl Fn(ChunkKey) -> bool,
+    ) -> Result<MissingTargets, ErrorKind> {
+        let mut missing = MissingTargets::default();
+        let mut state = lock(&self.state);
+        state.failed.retain(|_, (_, until)| *until > now_ns);
+        let key_of = |target: &FetchTarget| match target {
+            FetchTarget::Chunk(chunk) => FetchKey::Chunk(chunk_key(chunk)),
+            FetchTarget::Page { number, .. } => FetchKey::Page(tail, *number),
+        };
+        // Checked before anything is registered below: who registers a key must also fetch it.
+        for target in &targets {
+            if let Some((error, _)) = state.failed.get(&key_of(target)) {
+                return Err(*error);
+            }
+        }
+        for target in targets {
+            let key = key_of(&target);
+            if let Some(waiters) = state.in_flight.get_mut(&key) {
+                // A read that waits for many plans again as each is there: without this check its
+                // wakers would multiply.
+                if !waiters.iter().any(|other| other.will_wake(waker)) {
+                    waiters.push(waker.clone());
+                }
+                continue;
+            }
+            // It may have been fetched between the look-up in the cache and this lock: the fetch
+            // puts it into the cache before it removes the key from `in_flight`.
+            if matches!(key, FetchKey::Chunk(key) if is_cached(key)) {
+                missing.any_cached = true;
+                continue;
+            }
+            state.in_flight.insert(key, vec![waker.clone()]);
+            match target {
+                FetchTarget::Chunk(chunk) => missing.chunks.push(chunk),
+                FetchTarget::Page { number, block } => missing.pages.push((number, block)),
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Lets all who wait look again: the volume that some of them wait for has ended.
+    pub(crate) fn wake(&self) {
+        let mut state = lock(&self.state);
+        let waiting: Vec<Waker> = state
+            .in_flight
+            .values_mut()
+            .flat_map(std::mem::take)
+            .collect();
+        drop(state);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// The fetch of `key` has ended: its waiters look again.
+    pub(crate) fn complete(&self, key: FetchKey, result: Result<(), ErrorKind>, now: u64) {
+        let waiters = {
+            let mut state = lock(&self.state);
+            // A fetch that was given up says nothing about the object: whoever opens the volume
+            // again fetches it anew.
+            if let Err(error) = result
+                && error != ErrorKind::Closed
+            {
+                state.failed.insert(key, (error, now + FAILURE_NS));
+            }
+            state.in_flight.remove(&key).unwrap_or_default()
+        };
+        waiters.into_iter().for_each(Waker::wake);
+    }
+}

@@ -1,0 +1,131 @@
+//! Single requests to the object store, with their retries and the errors that name object and cause.
+//!
+//! Knows no format: what the bytes mean is for the callers.
+
+use std::sync::atomic::Ordering;
+
+use blkmq::error::ErrorKind;
+
+use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::request::tail::Tail;
+
+/// How often a request of an open or create is tried again before it fails.
+pub(crate) const ATTEMPTS_MAX: u32 = 5;
+
+/// A store request that is tried again while the store is unavailable.
+pub(crate) async fn store_with_retry(
+    engine: &Engine,
+    op: StoreOp,
+) -> Result<StoreReply, StoreError> {
+    let mut delay = engine.options.retry_ns;
+    for _ in 1..ATTEMPTS_MAX {
+        match engine.port.store(op.clone()).await {
+            Err(StoreError::Unavailable(_)) => {}
+            // Reads may be repeated whatever became of them.
+            Err(StoreError::Unknown(_))
+                if matches!(op, StoreOp::Get { .. } | StoreOp::GetRange { .. }) => {}
+            other => return other,
+        }
+        engine.port.sleep(delay).await;
+        delay *= 2;
+    }
+    engine.port.store(op).await
+}
+
+pub(crate) fn store_error(key: &str, error: &StoreError) -> OpenError {
+    OpenError::Store(match error {
+        StoreError::NotFound => format!("{key} is not in the store"),
+        StoreError::PreconditionFailed => format!("{key} was changed by somebody else"),
+        StoreError::Unknown(why) | StoreError::Unavailable(why) | StoreError::Denied(why) => {
+            format!("{key}: {why}")
+        }
+    })
+}
+
+/// Reads exactly this range, with the retries of an open.
+pub(crate) async fn read_exactly(
+    engine: &Engine,
+    key: &str,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<u8>, OpenError> {
+    let op = StoreOp::GetRange {
+        key: key.to_owned(),
+        offset,
+        len,
+    };
+    match store_with_retry(engine, op).await {
+        Ok(StoreReply::Range(data)) if data.len() as u64 == len => Ok(data),
+        Ok(_) => Err(OpenError::Store(format!(
+            "{key}: the store's answer has another length"
+        ))),
+        Err(error) => Err(store_error(key, &error)),
+    }
+}
+
+/// Writes an immutable object.
+pub(crate) async fn put(
+    engine: &Engine,
+    tail: &Tail,
+    key: String,
+    data: Vec<u8>,
+) -> Result<(), OpenError> {
+    tail.upload
+        .uploaded_bytes
+        .fetch_add(data.len() as u64, Ordering::Relaxed);
+    match engine
+        .port
+        .store(StoreOp::Put {
+            key: key.clone(),
+            data,
+        })
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(error) => Err(store_error(&key, &error)),
+    }
+}
+
+/// Reads a range, waiting out a store that is unavailable for as long as `tail` is served.
+pub(crate) async fn read_range(
+    engine: &Engine,
+    tail: &Tail,
+    key: String,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<u8>, ErrorKind> {
+    let mut delay = engine.options.retry_ns;
+    loop {
+        let op = StoreOp::GetRange {
+            key: key.clone(),
+            offset,
+            len,
+        };
+        match engine.port.store(op).await {
+            Ok(StoreReply::Range(data)) if data.len() as u64 == len => return Ok(data),
+            Ok(_) => {
+                tracing::warn!(
+                    key,
+                    offset,
+                    len,
+                    "the store answered a range of another length"
+                );
+                return Err(ErrorKind::Io);
+            }
+            Err(StoreError::NotFound) => {
+                tracing::error!(key, "an object that the volume needs is not in the store");
+                return Err(ErrorKind::Corrupt);
+            }
+            Err(error) => {
+                tracing::warn!(key, ?error, "a fetch failed and will be tried again");
+            }
+        }
+        if tail.lock().serving().is_err() {
+            return Err(ErrorKind::Closed);
+        }
+        engine.port.sleep(delay).await;
+        delay = (delay * 2).min(engine.options.retry_ns * 30);
+    }
+}

@@ -1,0 +1,72 @@
+//! How far the store is with a tail: the root that this host last knew, and what is asked for next.
+//!
+//! Written by the upload job and by an open; never does I/O itself.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::driver::Version;
+use crate::jobs::Signal;
+use crate::lock::lock;
+use crate::object::root::Root;
+use crate::units::Lsn;
+
+/// The root as this host last saw or wrote it.
+#[derive(Clone, Debug)]
+pub(crate) struct KnownRoot {
+    pub(crate) root: Root,
+    pub(crate) version: Version,
+}
+
+/// A tail's upload side.
+#[derive(Debug, Default)]
+pub(crate) struct UploadState {
+    pub(super) wanted: AtomicU64,
+    /// The size that the volume is to have, in bytes; below its size: none is asked for.
+    pub(super) grow: AtomicU64,
+    pub(super) changed: Signal,
+    head: Mutex<Option<KnownRoot>>,
+    pub(super) error: Mutex<Option<String>>,
+    pub(crate) uploaded_bytes: AtomicU64,
+}
+
+impl UploadState {
+    /// Asks for everything up to `lsn` to be brought to the store.
+    pub(crate) fn request(&self, lsn: Lsn) {
+        if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
+            self.changed.wake_all();
+        }
+    }
+
+    /// Asks for the volume to become this large, with the next root.
+    pub(crate) fn grow(&self, bytes: u64) {
+        self.grow.fetch_max(bytes, Ordering::AcqRel);
+        self.changed.wake_all();
+    }
+
+    /// Whether the store's root is smaller than it is to be.
+    pub(super) fn needs_grow(&self) -> bool {
+        let to = self.grow.load(Ordering::Acquire);
+        to > 0
+            && lock(&self.head)
+                .as_ref()
+                .is_some_and(|head| head.root.bytes < to)
+    }
+
+    pub(crate) fn wake_all(&self) {
+        self.changed.wake_all();
+    }
+
+    pub(crate) fn head(&self) -> Option<KnownRoot> {
+        lock(&self.head).clone()
+    }
+
+    pub(crate) fn set_head(&self, head: KnownRoot) {
+        *lock(&self.head) = Some(head);
+    }
+
+    /// Why the last upload failed, if it did.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        lock(&self.error).clone()
+    }
+}
