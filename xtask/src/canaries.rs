@@ -117,7 +117,7 @@ fn build() -> Result<Vec<(String, PathBuf)>, Failure> {
     }
     command.arg("--message-format=json-render-diagnostics");
     workspace::build_apart(&mut command, "canary", "--cfg canary");
-    println!("$ {}", process::spelled(&command));
+    println!("$ {}", process::command_line(&command));
     let output = command.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err("the server with planted bugs does not build".into());
@@ -162,7 +162,7 @@ fn hunt(
     words: &[&str],
     ends_there: bool,
 ) -> Result<Option<String>, Failure> {
-    println!("$ {}", process::spelled(command));
+    println!("$ {}", process::command_line(command));
     let mut child = command.stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().ok_or("its output is piped")?;
     let mut found = None;

@@ -8,7 +8,7 @@ const AUTOGROUP: &str = "/proc/sys/kernel/sched_autogroup_enabled";
 /// Has the guest's scheduler treat all processes alike. Otherwise each session is a group, and a
 /// server that puts itself into the background preempts its client where one that does not, and so
 /// shares its client's group, waits for it to sleep: two more switches for each request of depth one.
-pub(crate) fn level() -> Result<(), Failure> {
+pub(crate) fn disable_autogroup() -> Result<(), Failure> {
     if std::path::Path::new(AUTOGROUP).exists() {
         std::fs::write(AUTOGROUP, "0").map_err(|error| format!("{AUTOGROUP}: {error}"))?;
     }
@@ -16,7 +16,7 @@ pub(crate) fn level() -> Result<(), Failure> {
 }
 
 /// The lane of a guest that was asked for as `kernel`. Run inside it.
-pub(crate) fn of_guest(kernel: &str, icount: bool) -> Result<String, Failure> {
+pub(crate) fn describe_guest(kernel: &str, icount: bool) -> Result<String, Failure> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let processors = std::thread::available_parallelism()?;
     let how = match (kernel, icount) {

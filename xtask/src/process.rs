@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::{Failure, workspace};
 
 /// How a command would be typed, without the paths of this machine.
-pub(crate) fn spelled(command: &Command) -> String {
+pub(crate) fn command_line(command: &Command) -> String {
     let home = workspace::root().display().to_string();
     let mut words = Vec::new();
     for (name, value) in command.get_envs() {
@@ -38,7 +38,7 @@ fn quoted(word: &str) -> String {
 
 /// Runs a command to its end with this terminal as its own.
 pub(crate) fn run(command: &mut Command) -> Result<(), Failure> {
-    let spelled = spelled(command);
+    let spelled = command_line(command);
     println!("$ {spelled}");
     let status = command
         .status()
@@ -61,7 +61,7 @@ mod tests {
         command.env("RUSTFLAGS", "--cfg loom");
         command.env("CARGO_TARGET_DIR", workspace::root().join("target/loom"));
         assert_eq!(
-            spelled(&command),
+            command_line(&command),
             "CARGO_TARGET_DIR=target/loom RUSTFLAGS='--cfg loom' cargo test -p volume -- 'a b'"
         );
     }

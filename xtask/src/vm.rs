@@ -26,7 +26,7 @@ use image::{Kernel, Machine};
 /// The machine lacks something; the status that automake's test drivers read as "skipped".
 pub(crate) const SKIPPED: u8 = 77;
 /// The deadline passed; the status that timeout(1) gives.
-const TOO_LATE: u8 = 124;
+const DEADLINE_PASSED: u8 = 124;
 /// The kernel complained, or the guest died before the command ended.
 const GUEST_FAILED: u8 = 125;
 
@@ -82,7 +82,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let kernel = match arguments.kernel {
         Some(kernel) if !arguments.all => kernel,
         named => {
-            crate::test::whole_table(crate::test::Wanted {
+            crate::test::whole_table(crate::test::TableFilter {
                 kernel: named.map(Kernel::name),
                 programs: arguments.only.clone(),
             })?;
@@ -94,7 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         Kernel::UserMode => &source::BUILDERS,
         _ => &[],
     };
-    if let Some(why) = packages::lacking(builders) {
+    if let Some(why) = packages::missing_requirement(builders) {
         println!("skipped: {why}");
         return Ok(ExitCode::from(SKIPPED));
     }
@@ -127,8 +127,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             GUEST_FAILED,
             format!("the guest ended before the command did; its console's end:\n{tail}"),
         ),
-        run::Outcome::TooLate(tail) => (
-            TOO_LATE,
+        run::Outcome::DeadlinePassed(tail) => (
+            DEADLINE_PASSED,
             format!(
                 "the deadline of {} s passed and the guest was killed; its console's end:\n{tail}",
                 arguments.deadline
@@ -140,16 +140,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 }
 
 /// The kernel tree's own ublk server, a peer for benchmarks; built where it is not there yet.
-pub(crate) fn kernels_own_server() -> Result<PathBuf, Failure> {
-    match packages::lacking(&source::BUILDERS) {
+pub(crate) fn kublk_path() -> Result<PathBuf, Failure> {
+    match packages::missing_requirement(&source::BUILDERS) {
         Some(why) => Err(format!("cannot build the kernel tree's ublk server: {why}").into()),
         None => image::kublk(&cache()),
     }
 }
 
 /// Where the examples of libublk are, another such peer; built where they are not there yet.
-pub(crate) fn libublks_examples() -> Result<PathBuf, Failure> {
-    match packages::lacking(&[("gcc", "gcc")]) {
+pub(crate) fn libublk_examples() -> Result<PathBuf, Failure> {
+    match packages::missing_requirement(&[("gcc", "gcc")]) {
         Some(why) => Err(format!("cannot build the examples of libublk: {why}").into()),
         None => image::libublk(&cache()),
     }

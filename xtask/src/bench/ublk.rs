@@ -71,7 +71,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// Builds the servers and starts the guest.
 fn outside(arguments: &Arguments) -> Result<(), Failure> {
-    let peers = [vm::kernels_own_server()?, vm::libublks_examples()?];
+    let peers = [vm::kublk_path()?, vm::libublk_examples()?];
     let mut build = workspace::cargo([
         "build",
         "--quiet",
@@ -113,8 +113,11 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
 /// Measures, as root of the guest.
 fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
-    lane::level()?;
-    println!("{}", lane::of_guest(&arguments.kernel, arguments.icount)?);
+    lane::disable_autogroup()?;
+    println!(
+        "{}",
+        lane::describe_guest(&arguments.kernel, arguments.icount)?
+    );
     let servers = servers::all(kublk, libublk);
     match arguments.what {
         What::Table => table::run(arguments, &servers),

@@ -175,7 +175,7 @@ fn outside(arguments: &Arguments) -> Result<ExitCode, Failure> {
         }
     };
     let mut guest = guest(arguments, &program)?;
-    println!("$ {}", process::spelled(&guest));
+    println!("$ {}", process::command_line(&guest));
     let code = guest
         .status()?
         .code()
@@ -255,7 +255,7 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
 fn inside(arguments: &Arguments) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
     process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
-    println!("{}", lane::of_guest(arguments.kernel(), false)?);
+    println!("{}", lane::describe_guest(arguments.kernel(), false)?);
     let scratch =
         std::env::var_os("FIRN_VM_SCRATCH").ok_or("this is no guest with a scratch disk")?;
     let dir = Path::new(&scratch).join("soak");

@@ -11,11 +11,11 @@ const CI_PROVIDES: &[&str] = &[
     "is not here",
     "is missing",
     "has no NBD engine",
-    GUESTLESS,
+    NO_GUESTS,
 ];
 
 /// What is said of a machine that cannot run guests.
-pub(super) const GUESTLESS: &str = "this machine runs no guests";
+pub(super) const NO_GUESTS: &str = "this machine runs no guests";
 
 /// Why a test is ignored that is none: another one starts it, as a process of its own. It is not
 /// counted.

@@ -19,17 +19,17 @@ use crate::{Failure, process, workspace};
 pub(super) const PREFIX: &str = "guest_";
 
 /// Where they are.
-const PROGRAMS: [&str; 2] = ["crates/ublk/tests", "crates/firn/tests"];
+const PROGRAM_FOLDERS: [&str; 2] = ["crates/ublk/tests", "crates/firn/tests"];
 
 /// The servers that they drive.
 const EXAMPLES: &str = "crates/ublk/examples";
 
 /// Programs that a smoke run has; they read [`TABLE`].
-const SMOKE: [&str; 2] = ["guest_smoke", "guest_servers"];
+const SMOKE_PROGRAMS: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
 /// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
-const LONG: [(&str, u64); 16] = [
+const LONG_PROGRAMS: [(&str, u64); 16] = [
     ("guest_blktests", 1800),
     ("guest_faulty", 1800),
     ("guest_flush", 900),
@@ -51,7 +51,7 @@ const LONG: [(&str, u64); 16] = [
 /// Of those, what CI runs all the same: the cheapest of the bugs that others had in this place, zeroing
 /// that was acknowledged and not done, and requests across extents, holes and what is cold. What the
 /// next ones take under emulation differs by a factor of four from run to run.
-const BUGS: [(&str, &[&str]); 1] = [(
+const CI_LONG_TESTS: [(&str, &[&str]); 1] = [(
     "guest_modes",
     &["zero_copy::requests_of_every_kind_and_shape_do_what_they_say"],
 )];
@@ -61,7 +61,7 @@ const TABLE: &str = "FIRN_UBLK_TABLE";
 
 /// Runs what is named to it, in each argument a program and the tests of it that are wanted, a line
 /// each, or all of them; ends with the last bad status.
-const RUN: &str = r#"modprobe ublk_drv || exit 1
+const GUEST_SCRIPT: &str = r#"modprobe ublk_drv || exit 1
 modprobe -qa loop dm-delay dm-flakey dm-log-writes
 worst=0
 set -f
@@ -83,14 +83,14 @@ struct Boot {
     kernel: &'static str,
     /// Part of the table.
     table: &'static str,
-    /// Only this program of [`LONG`].
+    /// Only this program of [`LONG_PROGRAMS`].
     program: Option<&'static str>,
     /// How long it may take.
     seconds: u64,
 }
 
 impl Boot {
-    const fn of(kernel: &'static str, table: &'static str, seconds: u64) -> Boot {
+    const fn new(kernel: &'static str, table: &'static str, seconds: u64) -> Boot {
         Boot {
             kernel,
             table,
@@ -99,37 +99,37 @@ impl Boot {
         }
     }
 
-    fn has(&self, name: &str) -> bool {
+    fn has_all_of(&self, name: &str) -> bool {
         match (self.table, self.program) {
-            ("smoke", _) => SMOKE.contains(&name),
+            ("smoke", _) => SMOKE_PROGRAMS.contains(&name),
             (_, Some(program)) => name == program,
-            (_, None) => !LONG.iter().any(|(long, _)| *long == name),
+            (_, None) => !LONG_PROGRAMS.iter().any(|(long, _)| *long == name),
         }
     }
 
     /// The tests that it has of a program of which it does not have all.
-    fn some(&self, name: &str) -> Option<&'static [&'static str]> {
-        let of = BUGS.iter().find(|(of, _)| *of == name)?;
+    fn selected_tests(&self, name: &str) -> Option<&'static [&'static str]> {
+        let of = CI_LONG_TESTS.iter().find(|(of, _)| *of == name)?;
         self.table.is_empty().then_some(of.1)
     }
 
     /// Whether it runs anything of a program.
     fn runs(&self, name: &str) -> bool {
-        self.has(name) || self.some(name).is_some()
+        self.has_all_of(name) || self.selected_tests(name).is_some()
     }
 }
 
 /// What CI runs, meant for eight minutes on a quiet machine. The deadlines end what hangs, and
 /// leave room for a busy one.
-const CI: [Boot; 3] = [
-    Boot::of("recent", "", 600),
-    Boot::of("stable", "", 600),
-    Boot::of("real-time", "smoke", 300),
+const CI_BOOTS: [Boot; 3] = [
+    Boot::new("recent", "", 600),
+    Boot::new("stable", "", 600),
+    Boot::new("real-time", "smoke", 300),
 ];
 
 /// What of the whole table is wanted.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Wanted {
+pub(crate) struct TableFilter {
     /// One kernel instead of all.
     pub(crate) kernel: Option<&'static str>,
     /// These programs instead of all.
@@ -142,12 +142,12 @@ const TABLE_KERNELS: [(&str, u64); 2] = [("recent", 2), ("stable", 2)];
 const REAL_TIME: (&str, u64) = ("real-time", 3);
 
 /// Everything. What is late, or brings its kernel down, takes nothing else with it.
-fn whole(kernel: Option<&'static str>) -> Vec<Boot> {
+fn table_boots(kernel: Option<&'static str>) -> Vec<Boot> {
     let everything = |(kernel, halves): (&'static str, u64)| {
-        let short = Boot::of(kernel, "all", 2400 * halves / 2);
-        let long = LONG.into_iter().map(move |(name, seconds)| Boot {
+        let short = Boot::new(kernel, "all", 2400 * halves / 2);
+        let long = LONG_PROGRAMS.into_iter().map(move |(name, seconds)| Boot {
             program: Some(name),
-            ..Boot::of(kernel, "all", seconds * halves / 2)
+            ..Boot::new(kernel, "all", seconds * halves / 2)
         });
         std::iter::once(short).chain(long)
     };
@@ -156,14 +156,14 @@ fn whole(kernel: Option<&'static str>) -> Vec<Boot> {
         Some(kernel) => everything((kernel, 2)).collect(),
         None => {
             let all = TABLE_KERNELS.into_iter().flat_map(everything);
-            all.chain([Boot::of(REAL_TIME.0, "smoke", 240)]).collect()
+            all.chain([Boot::new(REAL_TIME.0, "smoke", 240)]).collect()
         }
     }
 }
 
 /// Of these boots, what has one of the programs, and of each boot's programs only those.
-fn chosen(programs: &[String], kernel: Option<&'static str>) -> Result<Vec<Boot>, Failure> {
-    let mut boots = whole(kernel);
+fn select_boots(programs: &[String], kernel: Option<&'static str>) -> Result<Vec<Boot>, Failure> {
+    let mut boots = table_boots(kernel);
     if programs.is_empty() {
         return Ok(boots);
     }
@@ -171,18 +171,18 @@ fn chosen(programs: &[String], kernel: Option<&'static str>) -> Result<Vec<Boot>
     if let Some(unknown) = programs.iter().find(|wanted| !names.contains(wanted)) {
         return Err(format!("no guest test {unknown}; there are: {}", names.join(", ")).into());
     }
-    boots.retain(|boot| programs.iter().any(|name| boot.has(name)));
+    boots.retain(|boot| programs.iter().any(|name| boot.has_all_of(name)));
     Ok(boots)
 }
 
 /// Every guest test program.
 fn all_programs() -> Vec<String> {
-    let names = |directory: &&str| of_guests(&workspace::root().join(directory));
-    PROGRAMS.iter().flat_map(names).collect()
+    let names = |directory: &&str| guest_programs(&workspace::root().join(directory));
+    PROGRAM_FOLDERS.iter().flat_map(names).collect()
 }
 
 /// The longest that boots may take, and what is between them.
-fn limit(boots: &[Boot]) -> Duration {
+fn total_limit(boots: &[Boot]) -> Duration {
     let seconds: u64 = boots.iter().map(|boot| boot.seconds).sum();
     // Fetching and building come on top of the deadlines.
     Duration::from_secs(seconds + 15 * 60)
@@ -196,27 +196,27 @@ pub(super) fn step() -> Step {
         quick: false,
         background: true,
         output: Output::Guest,
-        limit: limit(&CI),
-        run: Box::new(|_| boots(&CI, &[])),
+        limit: total_limit(&CI_BOOTS),
+        run: Box::new(|_| boot_commands(&CI_BOOTS, &[])),
     }
 }
 
 /// The same with nothing left out but what is not wanted.
-pub(super) fn whole_table(wanted: Wanted) -> Result<Step, Failure> {
-    let all = chosen(&wanted.programs, wanted.kernel)?;
+pub(super) fn whole_table(wanted: TableFilter) -> Result<Step, Failure> {
+    let all = select_boots(&wanted.programs, wanted.kernel)?;
     Ok(Step {
         name: "ublk-guest-all",
         what: "ublk under real kernels, every row of the table",
-        limit: limit(&all),
-        run: Box::new(move |_| boots(&all, &wanted.programs)),
+        limit: total_limit(&all),
+        run: Box::new(move |_| boot_commands(&all, &wanted.programs)),
         ..step()
     })
 }
 
 /// The boots with all of their programs, or with these of them.
-fn boots(boots: &[Boot], only: &[String]) -> Kind {
+fn boot_commands(boots: &[Boot], only: &[String]) -> Kind {
     let made = build(boots, only).and_then(|programs| {
-        let commands = boots.iter().map(|boot| command(&programs, *boot));
+        let commands = boots.iter().map(|boot| guest_command(&programs, *boot));
         commands.collect::<Result<Vec<_>, _>>()
     });
     match made {
@@ -229,17 +229,17 @@ fn boots(boots: &[Boot], only: &[String]) -> Kind {
 }
 
 /// One guest with its programs.
-fn command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, Failure> {
+fn guest_command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, Failure> {
     let (kernel, table, seconds) = (boot.kernel, boot.table, boot.seconds);
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["vm", "--kernel", kernel, "--deadline", &seconds.to_string()])
         .args(["--", "env", &format!("{TABLE}={table}")])
-        .args(["sh", "-c", RUN, "guest"]);
+        .args(["sh", "-c", GUEST_SCRIPT, "guest"]);
     for (name, program) in programs {
-        if boot.has(name) {
+        if boot.has_all_of(name) {
             command.arg(program);
-        } else if let Some(tests) = boot.some(name) {
+        } else if let Some(tests) = boot.selected_tests(name) {
             let mut lines = program.as_os_str().to_owned();
             for test in tests {
                 lines.push("\n");
@@ -271,7 +271,7 @@ fn build(boots: &[Boot], only: &[String]) -> Result<Vec<(String, PathBuf)>, Fail
         command.args(["--test", name]);
     }
     command.arg("--message-format=json-render-diagnostics");
-    println!("$ {}", process::spelled(&command));
+    println!("$ {}", process::command_line(&command));
     let output = command.stderr(Stdio::inherit()).output()?;
     if !output.status.success() {
         return Err("the programs for the guest do not build".into());
@@ -287,7 +287,7 @@ fn build(boots: &[Boot], only: &[String]) -> Result<Vec<(String, PathBuf)>, Fail
 }
 
 /// The test programs for guests in a directory, by name.
-fn of_guests(directory: &Path) -> Vec<String> {
+fn guest_programs(directory: &Path) -> Vec<String> {
     let mut names = test_programs(directory);
     names.retain(|name| name.starts_with(PREFIX));
     names
@@ -305,7 +305,7 @@ pub(crate) fn executables(messages: &str) -> Vec<(String, PathBuf)> {
         })
         .collect();
     // The smoke test says first whether anything can work.
-    programs.sort_by_key(|(name, _)| (name != SMOKE[0], name.clone()));
+    programs.sort_by_key(|(name, _)| (name != SMOKE_PROGRAMS[0], name.clone()));
     programs
 }
 
@@ -339,7 +339,11 @@ mod tests {
         let run = |arguments: &[&str]| {
             let mut shell = Command::new("sh");
             // The guest's modprobe is not this machine's.
-            shell.args(["-c", &format!("modprobe() {{ :; }}\n{RUN}"), "guest"]);
+            shell.args([
+                "-c",
+                &format!("modprobe() {{ :; }}\n{GUEST_SCRIPT}"),
+                "guest",
+            ]);
             let output = shell.args(arguments).output().unwrap();
             let said = String::from_utf8(output.stdout).unwrap();
             let ran = said.lines().filter(|line| line.starts_with("--"));
@@ -355,8 +359,11 @@ mod tests {
 
     #[test]
     fn the_tests_that_ci_has_of_long_programs_are_there() {
-        for (program, tests) in BUGS {
-            assert!(LONG.iter().any(|(long, _)| *long == program), "{program}");
+        for (program, tests) in CI_LONG_TESTS {
+            assert!(
+                LONG_PROGRAMS.iter().any(|(long, _)| *long == program),
+                "{program}"
+            );
             let path = format!("crates/firn/tests/{program}.rs");
             let text = std::fs::read_to_string(workspace::root().join(path)).unwrap();
             for test in tests {
@@ -369,9 +376,9 @@ mod tests {
     #[test]
     fn the_whole_table_has_every_program_once_on_every_kernel() {
         let names = all_programs();
-        let boots = whole(None);
+        let boots = table_boots(None);
         for kernel in ["recent", "stable", "real-time", "uml"] {
-            let alone = whole(Some(kernel));
+            let alone = table_boots(Some(kernel));
             let here = boots.iter().filter(|boot| boot.kernel == kernel);
             let here: Vec<_> = if TABLE_KERNELS.iter().any(|(of, _)| *of == kernel) {
                 here.collect()
@@ -379,11 +386,11 @@ mod tests {
                 alone.iter().collect()
             };
             for name in &names {
-                let count = here.iter().filter(|boot| boot.has(name)).count();
+                let count = here.iter().filter(|boot| boot.has_all_of(name)).count();
                 assert_eq!(count, 1, "{name} on {kernel}");
             }
             for boot in here {
-                assert!(names.iter().any(|name| boot.has(name)), "{boot:?}");
+                assert!(names.iter().any(|name| boot.has_all_of(name)), "{boot:?}");
             }
         }
     }
@@ -392,7 +399,7 @@ mod tests {
     fn of_the_whole_table_some_programs_are_chosen_by_name() {
         let names = |programs: &[&str], kernel| {
             let programs: Vec<_> = programs.iter().map(|&name| name.to_owned()).collect();
-            let boots = chosen(&programs, kernel)?;
+            let boots = select_boots(&programs, kernel)?;
             let of = boots.iter().map(|boot| (boot.kernel, boot.program));
             Ok::<_, Failure>(of.collect::<Vec<_>>())
         };
@@ -407,14 +414,17 @@ mod tests {
 
     #[test]
     fn rows_for_a_smoke_run_are_in_programs_that_it_has() {
-        for directory in PROGRAMS {
+        for directory in PROGRAM_FOLDERS {
             let directory = workspace::root().join(directory);
-            for name in of_guests(&directory) {
+            for name in guest_programs(&directory) {
                 let path = directory.join(format!("{name}.rs"));
                 let has_rows = std::fs::read_to_string(path)
                     .unwrap()
                     .contains("Table::Smoke");
-                assert!(!has_rows || SMOKE.contains(&name.as_str()), "{name}");
+                assert!(
+                    !has_rows || SMOKE_PROGRAMS.contains(&name.as_str()),
+                    "{name}"
+                );
             }
         }
     }
@@ -424,7 +434,7 @@ mod tests {
         let programs = ["guest_smoke", "guest_control", "guest_scenarios"]
             .map(|name| (name.to_owned(), PathBuf::from(format!("/deps/{name}-1"))));
         let arguments = |boot| {
-            let command = command(&programs, boot).unwrap();
+            let command = guest_command(&programs, boot).unwrap();
             let words = command
                 .get_args()
                 .map(|word| word.to_string_lossy().into_owned());
@@ -432,13 +442,13 @@ mod tests {
         };
         let ends = |boot, last: &str| arguments(boot).last().is_some_and(|word| word == last);
         assert!(ends(
-            Boot::of("real-time", "smoke", 1),
+            Boot::new("real-time", "smoke", 1),
             "/deps/guest_smoke-1"
         ));
-        assert!(ends(Boot::of("recent", "", 1), "/deps/guest_control-1"));
+        assert!(ends(Boot::new("recent", "", 1), "/deps/guest_control-1"));
         let alone = Boot {
             program: Some("guest_scenarios"),
-            ..Boot::of("real-time", "all", 1)
+            ..Boot::new("real-time", "all", 1)
         };
         assert!(ends(alone, "/deps/guest_scenarios-1"));
     }

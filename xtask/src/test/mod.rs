@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::Failure;
 use background::Background;
 use count::Counts;
-pub(crate) use guest::{Wanted, executables};
+pub(crate) use guest::{TableFilter, executables};
 use step::{Kind, Step};
 
 /// Arguments of `cargo xtask test`.
@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
 }
 
 /// `cargo xtask vm --all`: every guest test in every variant, on every kernel, or what is wanted of that.
-pub(crate) fn whole_table(wanted: Wanted) -> Result<(), Failure> {
+pub(crate) fn whole_table(wanted: TableFilter) -> Result<(), Failure> {
     run_steps(&[guest::whole_table(wanted)?], 1, false)
 }
 
@@ -77,7 +77,7 @@ impl StepReport {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let steps = chosen(arguments)?;
+    let steps = select_steps(arguments)?;
     if arguments.list {
         for step in &steps {
             println!("{:16} {}", step.name, step.what);
@@ -118,7 +118,7 @@ fn run_steps(steps: &[Step], times: u64, verbose: bool) -> Result<(), Failure> {
 }
 
 /// The steps that were asked for.
-fn chosen(arguments: &Arguments) -> Result<Vec<Step>, Failure> {
+fn select_steps(arguments: &Arguments) -> Result<Vec<Step>, Failure> {
     let mut all = steps::all();
     for wanted in &arguments.steps {
         if !all

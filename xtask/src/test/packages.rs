@@ -33,7 +33,7 @@ const PROGRAMS: &[(&str, &str)] = &[
 ];
 
 /// Installs what is missing, or says what is skipped for it.
-pub(super) fn provide() -> Counts {
+pub(super) fn install_missing() -> Counts {
     let mut packages: Vec<&str> = missing().iter().map(|(_, package)| *package).collect();
     packages.dedup();
     if !packages.is_empty() && may_install() {
@@ -66,11 +66,11 @@ pub(super) fn provide() -> Counts {
 fn missing() -> Vec<&'static (&'static str, &'static str)> {
     PROGRAMS
         .iter()
-        .filter(|(program, _)| !is_here(program))
+        .filter(|(program, _)| !is_installed(program))
         .collect()
 }
 
-fn is_here(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])

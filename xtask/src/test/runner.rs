@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use super::count::{Counts, GUESTLESS, Reader};
+use super::count::{Counts, NO_GUESTS, Reader};
 use super::step::{Output, Step};
 use crate::{Failure, process, vm, workspace};
 
@@ -29,7 +29,7 @@ pub(super) fn run(
     let until = Instant::now() + step.limit;
     let mut counts = Counts::default();
     for mut command in commands {
-        let what = process::spelled(&command);
+        let what = process::command_line(&command);
         // Lines of the background stand between those of the steps in front.
         let margin = if step.background {
             format!("{} | ", step.name)
@@ -38,7 +38,7 @@ pub(super) fn run(
         };
         println!("{margin}$ {what}");
         writeln!(log, "$ {what}")?;
-        let mut watched = Watched::start(&mut command, &what, ci)?;
+        let mut watched = RunningCommand::start(&mut command, &what, ci)?;
         let mut reader = Reader::default();
         let mut tail = Vec::new();
         let ended = watched.follow(until, |line| {
@@ -62,7 +62,7 @@ pub(super) fn run(
         }
         let in_guest = matches!(step.output, Output::Guest | Output::GuestStatus);
         if in_guest && status_is(ended, vm::SKIPPED) {
-            counts.add(&guestless(&tail));
+            counts.add(&no_guest_counts(&tail));
             continue;
         }
         let what = match ended {
@@ -79,14 +79,14 @@ fn status_is(ended: Option<ExitStatus>, code: u8) -> bool {
 }
 
 /// What is said where the machine cannot run guests: the reason is the last such line.
-fn guestless(lines: &[String]) -> Counts {
+fn no_guest_counts(lines: &[String]) -> Counts {
     let why = lines
         .iter()
         .rev()
         .find_map(|line| line.strip_prefix("skipped: "))
         .unwrap_or("it did not say why");
     Counts {
-        skipped: vec![format!("{GUESTLESS}: {why}")],
+        skipped: vec![format!("{NO_GUESTS}: {why}")],
         ..Counts::default()
     }
 }
@@ -107,7 +107,7 @@ fn verdict(step: &Step, reader: Reader, ok: bool, what: &str) -> Counts {
 }
 
 /// A running command whose output comes through one pipe, in the order in which it was written.
-struct Watched {
+struct RunningCommand {
     child: Child,
     lines: mpsc::Receiver<String>,
     /// It leads a process group of its own, which can be ended as a whole. Not at a terminal:
@@ -115,8 +115,8 @@ struct Watched {
     leads: bool,
 }
 
-impl Watched {
-    fn start(command: &mut Command, what: &str, ci: bool) -> Result<Watched, Failure> {
+impl RunningCommand {
+    fn start(command: &mut Command, what: &str, ci: bool) -> Result<RunningCommand, Failure> {
         let (output, input) = std::io::pipe()?;
         command.stdin(std::process::Stdio::null());
         command.stdout(input.try_clone()?).stderr(input);
@@ -145,7 +145,7 @@ impl Watched {
                 line.clear();
             }
         });
-        Ok(Watched {
+        Ok(RunningCommand {
             child,
             lines,
             leads: ci,

@@ -40,7 +40,7 @@ fn fast_steps() -> Vec<Step> {
             background: false,
             output: Output::All,
             limit: minutes(10),
-            run: Box::new(|_| Kind::Inside(packages::provide())),
+            run: Box::new(|_| Kind::Inside(packages::install_missing())),
         },
         Step {
             name: "tidy",
@@ -72,7 +72,7 @@ fn test_steps() -> Vec<Step> {
             background: false,
             output: Output::Tests,
             limit: minutes(25),
-            run: Box::new(|_| Kind::Commands(vec![tests_of_rooms()])),
+            run: Box::new(|_| Kind::Commands(vec![crate_tests()])),
         },
         Step {
             name: "e2e",
@@ -203,7 +203,7 @@ fn fuzz_step() -> Step {
         background: true,
         output: Output::Log,
         limit: minutes(20),
-        run: Box::new(|times| fuzzing(5 * times)),
+        run: Box::new(|times| fuzz_commands(5 * times)),
     }
 }
 
@@ -216,7 +216,7 @@ fn proof_steps() -> Vec<Step> {
             background: false,
             output: Output::Tests,
             limit: minutes(20),
-            run: Box::new(|times| proofs("blkmq", times)),
+            run: Box::new(|times| model_commands("blkmq", times)),
         },
         Step {
             name: "messenger",
@@ -225,7 +225,7 @@ fn proof_steps() -> Vec<Step> {
             background: false,
             output: Output::Tests,
             limit: minutes(15),
-            run: Box::new(|times| proofs("messenger", 20_000 * times)),
+            run: Box::new(|times| model_commands("messenger", 20_000 * times)),
         },
         Step {
             name: "sim-seeds",
@@ -234,7 +234,7 @@ fn proof_steps() -> Vec<Step> {
             background: false,
             output: Output::All,
             limit: minutes(30),
-            run: Box::new(|times| simulate(&["--seconds", &(60 * times).to_string()])),
+            run: Box::new(|times| simulator(&["--seconds", &(60 * times).to_string()])),
         },
         Step {
             name: "sim-exhaustive",
@@ -244,7 +244,7 @@ fn proof_steps() -> Vec<Step> {
             output: Output::All,
             limit: minutes(30),
             run: Box::new(|times| {
-                simulate(&["--exhaustive", "--seconds", &(60 * times).to_string()])
+                simulator(&["--exhaustive", "--seconds", &(60 * times).to_string()])
             }),
         },
         Step {
@@ -255,7 +255,7 @@ fn proof_steps() -> Vec<Step> {
             output: Output::All,
             limit: minutes(30),
             run: Box::new(|times| {
-                simulate(&["--canaries", "--seconds", &(120 * times).to_string()])
+                simulator(&["--canaries", "--seconds", &(120 * times).to_string()])
             }),
         },
     ]
@@ -281,7 +281,7 @@ fn workspace_tests() -> Command {
     workspace::cargo(["test", "--workspace", "--no-fail-fast"])
 }
 
-fn tests_of_rooms() -> Command {
+fn crate_tests() -> Command {
     let mut command = workspace_tests();
     command.args(["--lib", "--bins"]);
     let rooms = std::fs::read_dir(workspace::root().join("crates"));
@@ -317,7 +317,7 @@ fn end_to_end(names: &[String], rounds: u64) -> Command {
     command
 }
 
-fn proofs(package: &str, messenger_seeds: u64) -> Kind {
+fn model_commands(package: &str, messenger_seeds: u64) -> Kind {
     let models = models::models(&models::Arguments {
         messenger_seeds,
         ..models::Arguments::default()
@@ -331,13 +331,13 @@ fn proofs(package: &str, messenger_seeds: u64) -> Kind {
     Kind::Commands(with_output.collect())
 }
 
-fn simulate(arguments: &[&str]) -> Kind {
+fn simulator(arguments: &[&str]) -> Kind {
     let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
     Kind::Commands(vec![sim::command(&arguments)])
 }
 
 /// The targets are built here, and only run by the step's commands.
-fn fuzzing(seconds: u64) -> Kind {
+fn fuzz_commands(seconds: u64) -> Kind {
     let fuzz = || {
         process::run(&mut fuzz::build_command())?;
         let targets = fuzz::targets()?;

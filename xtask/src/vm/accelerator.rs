@@ -21,13 +21,13 @@ pub(super) enum Accelerator {
 }
 
 /// How long a boot may take until the kernel looks for its root; on hardware it is a second.
-const BOOT: Duration = Duration::from_secs(15);
+const BOOT_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What a kernel that got through its whole boot says when it is given no root.
-const BOOTED: &str = "Unable to mount root fs";
+const BOOTED_MESSAGE: &str = "Unable to mount root fs";
 
 /// The file of the cache that remembers the answer until this machine starts anew.
-const REMEMBERED: &str = "accelerator";
+const RECORD_FILE: &str = "accelerator";
 
 /// Finds out, or remembers.
 pub(super) fn probe(cache: &Path, emulator: &Path, vmlinuz: &Path) -> Accelerator {
@@ -35,10 +35,10 @@ pub(super) fn probe(cache: &Path, emulator: &Path, vmlinuz: &Path) -> Accelerato
     if let Err(error) = device {
         return Accelerator::Emulation(format!("/dev/kvm: {error}"));
     }
-    let file = cache.join(REMEMBERED);
+    let file = cache.join(RECORD_FILE);
     let this_boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let remembered = fs::read_to_string(&file).unwrap_or_default();
-    if let Some(answer) = recall(&remembered, this_boot.trim()) {
+    if let Some(answer) = parse_record(&remembered, this_boot.trim()) {
         return answer;
     }
     let answer = if boots(emulator, vmlinuz) {
@@ -60,7 +60,7 @@ fn record(answer: &Accelerator, this_boot: &str) -> String {
 }
 
 /// The answer that was recorded since the machine's start, if one was.
-fn recall(remembered: &str, this_boot: &str) -> Option<Accelerator> {
+fn parse_record(remembered: &str, this_boot: &str) -> Option<Accelerator> {
     let (start, why) = remembered.split_once('\n')?;
     if start != this_boot || start.is_empty() {
         return None;
@@ -72,9 +72,9 @@ fn recall(remembered: &str, this_boot: &str) -> Option<Accelerator> {
 }
 
 /// Ends a probe's emulator with the probe.
-struct Ended(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // It may be gone already.
         let _ = self.0.kill();
@@ -97,7 +97,7 @@ fn boots(emulator: &Path, vmlinuz: &Path) -> bool {
     let Ok(child) = command.spawn() else {
         return false;
     };
-    let mut child = Ended(child);
+    let mut child = KillOnDrop(child);
     let Some(output) = child.0.stdout.take() else {
         return false;
     };
@@ -109,9 +109,9 @@ fn boots(emulator: &Path, vmlinuz: &Path) -> bool {
             }
         }
     });
-    let until = Instant::now() + BOOT;
+    let until = Instant::now() + BOOT_TIMEOUT;
     while let Ok(line) = lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
-        if String::from_utf8_lossy(&line).contains(BOOTED) {
+        if String::from_utf8_lossy(&line).contains(BOOTED_MESSAGE) {
             return true;
         }
     }
@@ -129,17 +129,17 @@ mod tests {
             Accelerator::Emulation("boots no kernel".to_owned()),
         ] {
             let kept = record(&answer, "first");
-            assert_eq!(recall(&kept, "first"), Some(answer));
-            assert_eq!(recall(&kept, "second"), None);
+            assert_eq!(parse_record(&kept, "first"), Some(answer));
+            assert_eq!(parse_record(&kept, "second"), None);
         }
     }
 
     #[test]
     fn what_is_no_record_is_no_answer() {
         for text in ["", "first", "\n", "\nwhy\n"] {
-            assert_eq!(recall(text, ""), None, "{text:?}");
+            assert_eq!(parse_record(text, ""), None, "{text:?}");
         }
-        assert_eq!(recall("first", "first"), None);
+        assert_eq!(parse_record("first", "first"), None);
     }
 
     #[test]
@@ -152,6 +152,6 @@ mod tests {
     #[test]
     fn a_kernel_that_looks_for_its_root_has_booted() {
         // The stand-in prints its last argument.
-        assert!(boots(Path::new("/bin/echo"), Path::new(BOOTED)));
+        assert!(boots(Path::new("/bin/echo"), Path::new(BOOTED_MESSAGE)));
     }
 }

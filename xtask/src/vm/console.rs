@@ -6,9 +6,9 @@
 use std::collections::VecDeque;
 
 /// What the guest's script writes to the kernel's log when the command has ended.
-pub(super) const ENDED: &str = "firn-vm: the command ended with ";
+pub(super) const STATUS_PREFIX: &str = "firn-vm: the command ended with ";
 /// What it writes instead when the guest could not be set up.
-pub(super) const UNREADY: &str = "firn-vm: cannot set up: ";
+pub(super) const SETUP_FAILED_PREFIX: &str = "firn-vm: cannot set up: ";
 
 /// How the kernel begins what must fail a run.
 const COMPLAINTS: &[&str] = &[
@@ -37,11 +37,11 @@ const COMPLAINTS: &[&str] = &[
 ];
 
 /// Lines kept to show where a guest stopped.
-const TAIL: usize = 30;
+const TAIL_LINES: usize = 30;
 
 /// Lines of the kernel after a complaint that belong to it: the stacks of who waits and of who is
 /// waited for.
-const TRACE: usize = 60;
+const TRACE_LINES: usize = 60;
 
 /// Reads a console line by line and remembers what matters.
 #[derive(Debug, Default)]
@@ -57,7 +57,7 @@ impl Scanner {
     /// Takes one line; answers whether it is a complaint, or belongs to one.
     pub(super) fn line(&mut self, line: &str) -> bool {
         let line = line.trim_end_matches(['\r', '\n']);
-        if self.tail.len() == TAIL {
+        if self.tail.len() == TAIL_LINES {
             self.tail.pop_front();
         }
         self.tail.push_back(line.to_owned());
@@ -68,8 +68,8 @@ impl Scanner {
         let complaint = COMPLAINTS.iter().any(|start| message.starts_with(start));
         self.complaints += usize::from(complaint);
         if complaint {
-            self.trace = TRACE;
-        } else if !message.is_empty() && !message.starts_with(ENDED) {
+            self.trace = TRACE_LINES;
+        } else if !message.is_empty() && !message.starts_with(STATUS_PREFIX) {
             let belongs = self.trace > 0;
             self.trace = self.trace.saturating_sub(1);
             return belongs;
@@ -116,7 +116,7 @@ fn message(line: &str) -> &str {
 
 /// The status in the line with which the guest's script ends.
 fn ended(message: &str) -> Option<u8> {
-    message.strip_prefix(ENDED)?.trim().parse().ok()
+    message.strip_prefix(STATUS_PREFIX)?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -172,7 +172,7 @@ mod tests {
         let mut scanner = Scanner::default();
         assert!(!scanner.line("[    1.000000] before"));
         assert!(scanner.line("[    1.000000] INFO: task fio:9 blocked for more than 60 seconds."));
-        for _ in 0..TRACE {
+        for _ in 0..TRACE_LINES {
             assert!(scanner.line("[    1.000000]  blkdev_open+0x1/0x2"));
             assert!(!scanner.line("a program's own words"));
         }
@@ -193,7 +193,7 @@ mod tests {
     fn the_status_is_what_the_guest_said() {
         for (said, status) in [("0", 0), ("3", 3), ("255\r", 255)] {
             let mut scanner = Scanner::default();
-            scanner.line(&format!("[   12.345678] {ENDED}{said}"));
+            scanner.line(&format!("[   12.345678] {STATUS_PREFIX}{said}"));
             assert_eq!(scanner.status(), Some(status));
         }
     }
@@ -202,9 +202,9 @@ mod tests {
     fn a_status_that_is_cut_or_quoted_is_no_status() {
         for line in [
             "[   12.345678] firn-vm: the command ended with ".to_owned(),
-            format!("[   12.345678] {ENDED}256"),
-            format!("[   12.345678] {ENDED}x"),
-            format!("[   12.345678] audit: {ENDED}0"),
+            format!("[   12.345678] {STATUS_PREFIX}256"),
+            format!("[   12.345678] {STATUS_PREFIX}x"),
+            format!("[   12.345678] audit: {STATUS_PREFIX}0"),
         ] {
             let mut scanner = Scanner::default();
             scanner.line(&line);
@@ -219,7 +219,7 @@ mod tests {
             scanner.line(&format!("line {number}"));
         }
         let tail = scanner.tail();
-        assert_eq!(tail.lines().count(), TAIL);
+        assert_eq!(tail.lines().count(), TAIL_LINES);
         assert!(tail.ends_with("  line 999\n"));
     }
 }

@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::console::{ENDED, UNREADY};
+use super::console::{SETUP_FAILED_PREFIX, STATUS_PREFIX};
 
 /// Where the scratch disk is mounted in the guest.
 const SCRATCH: &str = "/run/firn-scratch";
@@ -37,15 +37,15 @@ done
 [ -c "$output" ] || unready the port for the output
 disk=/dev/vda
 hung=/proc/sys/kernel/hung_task_timeout_secs
-[ ! -e $hung ] || echo {HUNG} > $hung || unready $hung
+[ ! -e $hung ] || echo {HUNG_TASK_S} > $hung || unready $hung
 # A complaint's trace is said in a lower voice than the complaint.
 echo 7 > /proc/sys/kernel/printk || unready printk"#;
 
 /// Seconds after which the kernel complains of a task that waits and cannot be interrupted. Its own
 /// two minutes are longer than most tests, which then end before it says anything.
-const HUNG: u32 = 60;
+const HUNG_TASK_S: u32 = 60;
 /// The same where the clock leaps.
-const HUNG_ICOUNT: u32 = 600;
+const HUNG_TASK_ICOUNT_S: u32 = 600;
 
 /// The same as the first process of User-Mode Linux, which finds no file system but its root.
 const USER_MODE: &str = r#"mount -t proc proc /proc && mount -t sysfs sysfs /sys
@@ -83,33 +83,40 @@ pub(super) fn script(lane: Lane, task: &Task) -> String {
     } = task;
     let kept = needed.iter().filter(|path| path.starts_with("/tmp"));
     let kept: String = kept
-        .map(|path| format!(" {}", quoted(&path.display().to_string())))
+        .map(|path| format!(" {}", shell_quote(&path.display().to_string())))
         .collect();
     let tmp = TMP.replace("{KEPT}", &kept);
-    let command: Vec<String> = command.iter().map(|word| quoted(word)).collect();
+    let command: Vec<String> = command.iter().map(|word| shell_quote(word)).collect();
     let command = command.join(" ");
     let mut path = String::new();
     for tools in *tools {
         path += &format!("{}:", tools.display());
     }
     path += &std::env::var("PATH").unwrap_or_default();
-    let path = quoted(&format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"));
-    let directory = quoted(&directory.display().to_string());
+    let path = shell_quote(&format!("{path}:/usr/sbin:/usr/bin:/sbin:/bin"));
+    let directory = shell_quote(&directory.display().to_string());
     let (before, after) = match lane {
         Lane::Packaged { icount } => {
-            let hung = if icount { HUNG_ICOUNT } else { HUNG };
+            let hung = if icount {
+                HUNG_TASK_ICOUNT_S
+            } else {
+                HUNG_TASK_S
+            };
             let before = PACKAGED.replace("{PORT}", PORT);
-            (before.replace("{HUNG}", &hung.to_string()), String::new())
+            (
+                before.replace("{HUNG_TASK_S}", &hung.to_string()),
+                String::new(),
+            )
         }
         Lane::UserMode { busybox } => {
-            let busybox = quoted(&busybox.display().to_string());
+            let busybox = shell_quote(&busybox.display().to_string());
             (USER_MODE.to_owned(), format!("{busybox} poweroff -f\n"))
         }
     };
     format!(
         r#"#!/bin/sh
 export PATH={path} FIRN_VM_SCRATCH={SCRATCH}
-unready() {{ echo "{UNREADY}$*" > /dev/kmsg; {after}exit 1; }}
+unready() {{ echo "{SETUP_FAILED_PREFIX}$*" > /dev/kmsg; {after}exit 1; }}
 {before}
 mkdir -p {SCRATCH} && mount -t ext4 "$disk" {SCRATCH} || unready the scratch disk
 {tmp}
@@ -118,13 +125,13 @@ cd {directory} || unready the working directory
 status=$?
 cd /
 umount {SCRATCH} || umount -l {SCRATCH}
-echo "{ENDED}$status" > /dev/kmsg
+echo "{STATUS_PREFIX}$status" > /dev/kmsg
 {after}"#
     )
 }
 
 /// A word that the shell reads back as it is.
-pub(super) fn quoted(word: &str) -> String {
+pub(super) fn shell_quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -138,7 +145,7 @@ mod tests {
     fn a_quoted_word_comes_out_of_the_shell_unchanged() {
         for word in ["plain", "a b", "it's", "$HOME `x` \\ \"", "", "*", "a\nb"] {
             let output = Command::new("sh")
-                .args(["-c", &format!("printf %s {}", quoted(word))])
+                .args(["-c", &format!("printf %s {}", shell_quote(word))])
                 .output()
                 .unwrap();
             assert_eq!(String::from_utf8(output.stdout).unwrap(), word);

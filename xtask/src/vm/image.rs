@@ -9,8 +9,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::guest::quoted;
-use super::packages::{self, Apt, BACKPORTS, SUITE, named, ran};
+use super::guest::shell_quote;
+use super::packages::{self, Apt, BACKPORTS, SUITE, find_versioned, run_for_output};
 use super::source;
 use super::uml::{self, UserMode};
 use crate::Failure;
@@ -90,8 +90,8 @@ impl Image {
     /// Writes a `modprobe` that finds this kernel's modules wherever the cache is. A guest whose
     /// host has no /lib/modules has no such directory either, and no way to make one.
     pub(super) fn module_loader(&self, file: &Path) -> Result<(), Failure> {
-        let modprobe = quoted(&self.bin.join("modprobe").display().to_string());
-        let root = quoted(&self.root.display().to_string());
+        let modprobe = shell_quote(&self.bin.join("modprobe").display().to_string());
+        let root = shell_quote(&self.root.display().to_string());
         program(file, &format!("exec {modprobe} -d {root} \"$@\""))
     }
 }
@@ -107,7 +107,7 @@ pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Machine, Failure> 
         lock.lock()?;
     }
     let tools = cache.join("tools");
-    whole(&tools, |new| fetch_tools(&cache, &tools, new))?;
+    create_whole(&tools, |new| fetch_tools(&cache, &tools, new))?;
     let busybox = tools.join("root/bin/busybox");
     let Some((suite, flavour)) = kernel.source() else {
         let kernel = uml::prepare(&cache, &cache.join("kernels/uml"))?;
@@ -119,7 +119,7 @@ pub(super) fn prepare(cache: &Path, kernel: Kernel) -> Result<Machine, Failure> 
     }
     let folder = cache.join("kernels").join(kernel.name());
     let depmod = tools.join("bin/depmod");
-    whole(&folder, |new| {
+    create_whole(&folder, |new| {
         fetch_kernel(&cache, &depmod, new, (suite, flavour))
     })?;
     let release = fs::read_to_string(folder.join("release"))?;
@@ -157,12 +157,15 @@ fn peer(
     let lock = File::create(cache.join("lock"))?;
     lock.lock()?;
     let folder = cache.join("peers").join(name);
-    whole(&folder, |new| build(&cache, new))?;
+    create_whole(&folder, |new| build(&cache, new))?;
     Ok(folder)
 }
 
 /// Makes `folder` unless it is there: filled under another name first, then renamed.
-fn whole(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
+fn create_whole(
+    folder: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     if folder.exists() {
         return Ok(());
     }
@@ -180,7 +183,7 @@ fn whole(folder: &Path, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Resu
 /// The emulator, the module tools and a shell, from this machine's suite and its backports.
 fn fetch_tools(cache: &Path, at: &Path, new: &Path) -> Result<(), Failure> {
     eprintln!("vm: fetching the emulator");
-    let own = packages::own_suite()?;
+    let own = packages::host_suite()?;
     let backports = format!("{own}-backports");
     let apt = Apt::open(&cache.join("apt-tools"), &[&own, &backports])?;
     let wanted = ["qemu-system-x86", "kmod", "busybox-static"];
@@ -221,13 +224,13 @@ fn wrapper(
     data: &[PathBuf],
     program_file: &Path,
 ) -> Result<(), Failure> {
-    let quoted_path = |path: &Path| quoted(&path.display().to_string());
+    let quoted_path = |path: &Path| shell_quote(&path.display().to_string());
     let data: String = data
         .iter()
         .map(|path| format!(" -L {}", quoted_path(path)))
         .collect();
     let quoted_program = quoted_path(program_file);
-    let libraries = quoted(libraries);
+    let libraries = shell_quote(libraries);
     program(
         file,
         &format!("LD_LIBRARY_PATH={libraries} exec {quoted_program}{data} \"$@\""),
@@ -256,13 +259,13 @@ fn install_virtme(folder: &Path) -> Result<(), Failure> {
     }
     let mut make = Command::new("python3");
     make.args(["-m", "venv"]).arg(folder);
-    ran(
+    run_for_output(
         &mut make,
         "make a Python environment (package python3-venv)",
     )?;
     let mut install = Command::new(folder.join("bin/pip"));
     install.args(["install", "--quiet", VIRTME]);
-    ran(&mut install, &format!("install {VIRTME}"))?;
+    run_for_output(&mut install, &format!("install {VIRTME}"))?;
     Ok(fs::write(folder.join("whole"), VIRTME)?)
 }
 
@@ -275,7 +278,7 @@ fn fetch_kernel(
 ) -> Result<(), Failure> {
     let apt = Apt::open(&cache.join("apt-kernels"), &[SUITE, BACKPORTS])?;
     let metapackage = format!("linux-image-{flavour}");
-    let image = named(&apt.depends(&metapackage, suite)?, "linux-image-")
+    let image = find_versioned(&apt.depends(&metapackage, suite)?, "linux-image-")
         .ok_or_else(|| format!("Debian's {metapackage} of {suite} names no kernel"))?;
     let release = image.trim_start_matches("linux-image-").to_owned();
     eprintln!("vm: fetching Linux {release}");
@@ -300,6 +303,6 @@ fn fetch_kernel(
     }
     let mut index = Command::new(depmod);
     index.arg("-b").arg(&root).arg(&release);
-    ran(&mut index, "index the kernel's modules")?;
+    run_for_output(&mut index, "index the kernel's modules")?;
     Ok(fs::write(new.join("release"), release)?)
 }

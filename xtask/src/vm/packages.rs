@@ -19,27 +19,27 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Why this machine cannot fetch or run guests, if it cannot. `more` are programs needed beside
 /// the usual ones, each with Debian's package that has it.
-pub(super) fn lacking(more: &[(&str, &str)]) -> Option<String> {
+pub(super) fn missing_requirement(more: &[(&str, &str)]) -> Option<String> {
     if !cfg!(all(target_os = "linux", target_arch = "x86_64")) {
         return Some("the guests are for Linux on x86-64".to_owned());
     }
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    if value(&release, "ID").as_deref() != Some("debian") {
+    if find_value(&release, "ID").as_deref() != Some("debian") {
         return Some(
             "the kernels are fetched from Debian's packages; this is not Debian".to_owned(),
         );
     }
-    const USUAL: [(&str, &str); 5] = [
+    const ALWAYS_NEEDED: [(&str, &str); 5] = [
         ("apt-get", "apt"),
         ("apt-cache", "apt"),
         ("dpkg", "dpkg"),
         ("mkfs.ext4", "e2fsprogs"),
         ("python3", "python3"),
     ];
-    let missing: Vec<_> = USUAL
+    let missing: Vec<_> = ALWAYS_NEEDED
         .iter()
         .chain(more)
-        .filter(|(program, _)| !has(program))
+        .filter(|(program, _)| !is_installed(program))
         .collect();
     let (first, _) = missing.first()?;
     let mut packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
@@ -51,7 +51,7 @@ pub(super) fn lacking(more: &[(&str, &str)]) -> Option<String> {
 }
 
 /// Whether a program is on the path or where only root looks.
-fn has(program: &str) -> bool {
+fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(["/usr/sbin".into(), "/sbin".into()])
@@ -59,14 +59,14 @@ fn has(program: &str) -> bool {
 }
 
 /// This machine's own suite, such as "bookworm".
-pub(super) fn own_suite() -> Result<String, Failure> {
+pub(super) fn host_suite() -> Result<String, Failure> {
     let release = fs::read_to_string("/etc/os-release")?;
-    value(&release, "VERSION_CODENAME")
+    find_value(&release, "VERSION_CODENAME")
         .ok_or_else(|| "/etc/os-release names no VERSION_CODENAME".into())
 }
 
 /// A variable of a file of shell assignments.
-fn value(file: &str, name: &str) -> Option<String> {
+fn find_value(file: &str, name: &str) -> Option<String> {
     let line = file
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix('='))?;
@@ -88,7 +88,7 @@ impl Apt {
             fs::create_dir_all(home.join(directory))
                 .map_err(|error| format!("cannot make {}: {error}", home.display()))?;
         }
-        let (mirror, keyring) = configured(&own_suite()?)?;
+        let (mirror, keyring) = mirror_and_keyring(&host_suite()?)?;
         let sources = home.join("debian.sources");
         let text = format!(
             "Types: deb\nURIs: {mirror}\nSuites: {}\nComponents: main\nArchitectures: amd64\n\
@@ -136,7 +136,7 @@ impl Apt {
         words.extend(["--reinstall", "install"]);
         words.extend(packages);
         self.get(&words, "download the emulator")?;
-        archives(&self.downloads)
+        list_archives(&self.downloads)
     }
 
     /// Downloads exactly these packages into `folder`.
@@ -148,8 +148,8 @@ impl Apt {
         fs::create_dir_all(folder)?;
         let mut command = self.command("apt-get");
         command.arg("download").args(packages).current_dir(folder);
-        ran(&mut command, &format!("download {}", packages.join(" ")))?;
-        archives(folder)
+        run_for_output(&mut command, &format!("download {}", packages.join(" ")))?;
+        list_archives(folder)
     }
 
     /// What a package depends on, by name.
@@ -157,14 +157,14 @@ impl Apt {
         let package = format!("{package}/{suite}");
         let mut command = self.command("apt-cache");
         command.args(["--no-all-versions", "show"]).arg(&package);
-        let shown = ran(&mut command, &format!("look {package} up"))?;
-        Ok(depends(&shown))
+        let shown = run_for_output(&mut command, &format!("look {package} up"))?;
+        Ok(parse_depends(&shown))
     }
 
     fn get(&self, words: &[&str], what: &str) -> Result<(), Failure> {
         let mut command = self.command("apt-get");
         command.arg("--quiet").args(words);
-        ran(&mut command, what).map(drop)
+        run_for_output(&mut command, what).map(drop)
     }
 
     fn command(&self, program: &str) -> Command {
@@ -180,13 +180,13 @@ pub(super) fn unpack(archives: &[PathBuf], root: &Path) -> Result<(), Failure> {
     for archive in archives {
         let mut command = Command::new("dpkg");
         command.arg("-x").arg(archive).arg(root);
-        ran(&mut command, &format!("unpack {}", archive.display()))?;
+        run_for_output(&mut command, &format!("unpack {}", archive.display()))?;
     }
     Ok(())
 }
 
 /// Runs a program for its output; where it fails its words are the error.
-pub(super) fn ran(command: &mut Command, what: &str) -> Result<String, Failure> {
+pub(super) fn run_for_output(command: &mut Command, what: &str) -> Result<String, Failure> {
     let output = command
         .stdin(Stdio::null())
         .output()
@@ -200,7 +200,7 @@ pub(super) fn ran(command: &mut Command, what: &str) -> Result<String, Failure> 
     Err(format!("cannot {what} (is the network there?): {last}").into())
 }
 
-fn archives(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn list_archives(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -212,25 +212,25 @@ fn archives(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 /// Mirror and keyring from which this machine gets `suite`.
-fn configured(suite: &str) -> Result<(String, String), Failure> {
+fn mirror_and_keyring(suite: &str) -> Result<(String, String), Failure> {
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "Created-By: Packages"]);
-    let targets = ran(&mut command, "read apt's configuration")?;
-    let (mirror, entry) = target(&targets, suite).ok_or_else(|| {
+    let targets = run_for_output(&mut command, "read apt's configuration")?;
+    let (mirror, entry) = find_target(&targets, suite).ok_or_else(|| {
         format!("apt is configured for no mirror of {suite}: add one to sources.list.d")
     })?;
     let keyring = entry
         .rsplit_once(':')
         .and_then(|(file, number)| {
             let number = number.parse().ok()?;
-            keyring(&fs::read_to_string(file).ok()?, number)
+            find_keyring(&fs::read_to_string(file).ok()?, number)
         })
         .unwrap_or_else(|| KEYRING.to_owned());
     Ok((mirror, keyring))
 }
 
 /// The mirror and the place of the configuration entry in apt's list of index targets.
-fn target(targets: &str, suite: &str) -> Option<(String, String)> {
+fn find_target(targets: &str, suite: &str) -> Option<(String, String)> {
     targets.split("\n\n").find_map(|target| {
         let field = |name: &str| {
             let start = format!("{name}: ");
@@ -248,7 +248,7 @@ fn target(targets: &str, suite: &str) -> Option<(String, String)> {
 }
 
 /// The keyring of the entry that apt calls `number`: a stanza, or a line in the old form.
-fn keyring(sources: &str, number: usize) -> Option<String> {
+fn find_keyring(sources: &str, number: usize) -> Option<String> {
     let index = number.checked_sub(1)?;
     let old = sources
         .lines()
@@ -269,7 +269,7 @@ fn keyring(sources: &str, number: usize) -> Option<String> {
 }
 
 /// The names in the first "Depends" field of a package's description.
-fn depends(shown: &str) -> Vec<String> {
+fn parse_depends(shown: &str) -> Vec<String> {
     let field = shown
         .lines()
         .find_map(|line| line.strip_prefix("Depends: "));
@@ -282,7 +282,7 @@ fn depends(shown: &str) -> Vec<String> {
 }
 
 /// The package that a metapackage stands for: the first of its dependencies with a version behind `start`.
-pub(super) fn named(depends: &[String], start: &str) -> Option<String> {
+pub(super) fn find_versioned(depends: &[String], start: &str) -> Option<String> {
     let versioned = |name: &&String| {
         let version = name.strip_prefix(start);
         version.is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()))
@@ -299,47 +299,50 @@ mod tests {
         let targets = "Component: main\nRelease: one\nRepo-URI: http://mirror/one/\n\
                        Sourcesentry: /etc/apt/a.sources:1\n\nComponent: main\nRelease: two\n\
                        Repo-URI: http://mirror/two/\nSourcesentry: /etc/apt/a.sources:2\n";
-        let found = target(targets, "two");
+        let found = find_target(targets, "two");
         let expected = (
             "http://mirror/two/".to_owned(),
             "/etc/apt/a.sources:2".to_owned(),
         );
         assert_eq!(found, Some(expected));
-        assert_eq!(target(targets, "three"), None);
+        assert_eq!(find_target(targets, "three"), None);
     }
 
     #[test]
     fn a_keyring_is_found_in_both_forms_of_configuration() {
         let stanzas = "Types: deb\nSigned-By: /keys/a.gpg\n\nTypes: deb\nSigned-By: /keys/b.gpg\n";
-        assert_eq!(keyring(stanzas, 2).as_deref(), Some("/keys/b.gpg"));
+        assert_eq!(find_keyring(stanzas, 2).as_deref(), Some("/keys/b.gpg"));
         let lines = "# comment\ndeb [arch=amd64 signed-by=/keys/c.gpg] http://mirror one main\n";
-        assert_eq!(keyring(lines, 2).as_deref(), Some("/keys/c.gpg"));
-        assert_eq!(keyring(lines, 0), None);
-        assert_eq!(keyring("Types: deb\nSigned-By:\n -----BEGIN PGP", 1), None);
+        assert_eq!(find_keyring(lines, 2).as_deref(), Some("/keys/c.gpg"));
+        assert_eq!(find_keyring(lines, 0), None);
+        assert_eq!(
+            find_keyring("Types: deb\nSigned-By:\n -----BEGIN PGP", 1),
+            None
+        );
     }
 
     #[test]
     fn dependencies_are_names_without_versions() {
         let shown = "Package: x\nDepends: a (= 1), b | c (>= 2), d\nDescription: e\n";
-        assert_eq!(depends(shown), ["a", "b", "c", "d"]);
-        assert!(depends("Package: x\n").is_empty());
+        assert_eq!(parse_depends(shown), ["a", "b", "c", "d"]);
+        assert!(parse_depends("Package: x\n").is_empty());
     }
 
     #[test]
     fn a_metapackage_stands_for_the_version_that_it_depends_on() {
-        let depends =
+        let owned =
             |names: &[&str]| -> Vec<String> { names.iter().map(|&name| name.to_owned()).collect() };
-        let kernel = depends(&[
+        let kernel = owned(&[
             "linux-base",
             "linux-image-extra",
             "linux-image-7.3.4+deb13-amd64",
         ]);
-        let image = named(&kernel, "linux-image-");
+        let image = find_versioned(&kernel, "linux-image-");
         assert_eq!(image.as_deref(), Some("linux-image-7.3.4+deb13-amd64"));
-        let source = named(&depends(&["linux-source-7.3"]), "linux-source-");
+        let source = find_versioned(&owned(&["linux-source-7.3"]), "linux-source-");
         assert_eq!(source.as_deref(), Some("linux-source-7.3"));
         assert_eq!(
-            named(&depends(&["linux-image-amd64"]), "linux-image-"),
+            find_versioned(&owned(&["linux-image-amd64"]), "linux-image-"),
             None
         );
     }

@@ -14,10 +14,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::console::{Scanner, UNREADY};
+use super::console::{SETUP_FAILED_PREFIX, Scanner};
 use super::guest::{self, Lane};
 use super::image::{self, Image, Machine};
-use super::packages::ran;
+use super::packages::run_for_output;
 use super::uml;
 use crate::{Failure, workspace};
 
@@ -36,7 +36,7 @@ rm -rf "$folder"
 "#;
 
 /// How long the guest may take to power off once the command has ended.
-const GOODBYE: Duration = Duration::from_secs(60);
+const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What to run, and in which guest.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ pub(super) enum Outcome {
     /// The guest ended without a status; the console's last lines.
     Died(String),
     /// The deadline passed; the console's last lines.
-    TooLate(String),
+    DeadlinePassed(String),
 }
 
 /// Runs a job to its end or its deadline.
@@ -94,12 +94,12 @@ pub(super) fn run(cache: &Path, job: &Job) -> Result<Outcome, Failure> {
     let late = loop {
         match heard.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => {
-                let unready = line.contains(UNREADY);
+                let unready = line.contains(SETUP_FAILED_PREFIX);
                 if scanner.line(&line) || unready || job.console {
                     eprintln!("guest: {}", line.trim_end());
                 }
                 if scanner.status().is_some() {
-                    end = end.min(Instant::now() + GOODBYE);
+                    end = end.min(Instant::now() + POWER_OFF_TIMEOUT);
                 }
             }
             Err(RecvTimeoutError::Timeout) => break true,
@@ -110,15 +110,15 @@ pub(super) fn run(cache: &Path, job: &Job) -> Result<Outcome, Failure> {
     printing
         .join()
         .map_err(|_| "the thread that prints the guest's output panicked")?;
-    Ok(judge(&scanner, late))
+    Ok(outcome_of(&scanner, late))
 }
 
 /// What a console and the clock together mean. A guest that only failed to power off in time has
 /// run its command all the same.
-fn judge(scanner: &Scanner, late: bool) -> Outcome {
+fn outcome_of(scanner: &Scanner, late: bool) -> Outcome {
     match (scanner.complaints(), scanner.status()) {
         (0, Some(status)) => Outcome::Ended(status),
-        (0, None) if late => Outcome::TooLate(scanner.tail()),
+        (0, None) if late => Outcome::DeadlinePassed(scanner.tail()),
         (0, None) => Outcome::Died(scanner.tail()),
         (count, _) => Outcome::Complained(count),
     }
@@ -171,7 +171,7 @@ fn start(cache: &Path, folder: &Path, job: &Job) -> Result<Command, Failure> {
     let path = std::env::var("PATH").unwrap_or_default();
     format.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     format.args(["-q", "-F"]).arg(&disk);
-    ran(&mut format, "format the scratch disk")?;
+    run_for_output(&mut format, "format the scratch disk")?;
     Ok(match job.machine {
         Machine::Packaged(image) => emulator(folder, job, image, &script, &disk),
         Machine::UserMode { kernel, .. } => {
@@ -221,7 +221,7 @@ fn emulator(folder: &Path, job: &Job, image: &Image, script: &Path, disk: &Path)
         .arg("--script-sh")
         .arg(format!(
             "sh {}",
-            guest::quoted(&script.display().to_string())
+            guest::shell_quote(&script.display().to_string())
         ));
     if !job.hardware {
         command.arg("--disable-kvm");
@@ -314,19 +314,22 @@ mod tests {
     fn a_complaint_fails_a_run_whatever_the_command_says() {
         let zero = "[    9.000000] firn-vm: the command ended with 0";
         let scanner = scanned(&["[    8.000000] BUG: planted", zero]);
-        assert_eq!(judge(&scanner, false), Outcome::Complained(1));
+        assert_eq!(outcome_of(&scanner, false), Outcome::Complained(1));
     }
 
     #[test]
     fn a_status_counts_even_where_the_guest_would_not_power_off() {
-        assert_eq!(judge(&scanned(&[ENDED_3]), false), Outcome::Ended(3));
-        assert_eq!(judge(&scanned(&[ENDED_3]), true), Outcome::Ended(3));
+        assert_eq!(outcome_of(&scanned(&[ENDED_3]), false), Outcome::Ended(3));
+        assert_eq!(outcome_of(&scanned(&[ENDED_3]), true), Outcome::Ended(3));
     }
 
     #[test]
     fn no_status_is_never_a_success() {
-        assert!(matches!(judge(&scanned(&[]), false), Outcome::Died(_)));
-        assert!(matches!(judge(&scanned(&[]), true), Outcome::TooLate(_)));
+        assert!(matches!(outcome_of(&scanned(&[]), false), Outcome::Died(_)));
+        assert!(matches!(
+            outcome_of(&scanned(&[]), true),
+            Outcome::DeadlinePassed(_)
+        ));
     }
 
     /// Whether a process is there and is not a corpse that nobody has collected.

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::packages::{Apt, BACKPORTS, SUITE, named, own_suite, ran, unpack};
+use super::packages::{Apt, BACKPORTS, SUITE, find_versioned, host_suite, run_for_output, unpack};
 use crate::Failure;
 
 /// The metapackage that stands for the newest kernel's source.
@@ -30,12 +30,12 @@ const PEER: &str = "tools/testing/selftests/ublk";
 const LIBUBLK: [&str; 2] = ["libublk", "0.4.8"];
 
 /// Folders below a part of the cache that is being made; none is kept.
-const PASSING: [&str; 3] = ["archives", "unpacked", "tree"];
+const TEMPORARY: [&str; 3] = ["archives", "unpacked", "tree"];
 
 /// Fetches the source and extracts it below `new`, or only the directory `part` of it.
 pub(super) fn tree(cache: &Path, new: &Path, part: Option<&str>) -> Result<PathBuf, Failure> {
     let apt = apt(cache)?;
-    let source = named(&apt.depends(SOURCE, BACKPORTS)?, "linux-source-")
+    let source = find_versioned(&apt.depends(SOURCE, BACKPORTS)?, "linux-source-")
         .ok_or_else(|| format!("Debian's {SOURCE} of {BACKPORTS} names no source"))?;
     let package = format!("{source}/{BACKPORTS}");
     let archives = apt.download(&new.join("archives"), &[package])?;
@@ -47,7 +47,7 @@ pub(super) fn tree(cache: &Path, new: &Path, part: Option<&str>) -> Result<PathB
     extract.arg(new.join(format!("unpacked/usr/src/{source}.tar.xz")));
     extract.arg("-C").arg(&tree);
     extract.args(part.map(|part| format!("{source}/{part}")));
-    ran(&mut extract, "extract the kernel's source")?;
+    run_for_output(&mut extract, "extract the kernel's source")?;
     Ok(tree)
 }
 
@@ -64,8 +64,8 @@ fn version(archives: &Path) -> Result<String, Failure> {
 }
 
 /// Removes what [`tree`] made.
-pub(super) fn remove(new: &Path) -> Result<(), Failure> {
-    for left in PASSING {
+pub(super) fn remove_temporary(new: &Path) -> Result<(), Failure> {
+    for left in TEMPORARY {
         fs::remove_dir_all(new.join(left))?;
     }
     Ok(())
@@ -105,11 +105,11 @@ pub(super) fn build_peer(cache: &Path, new: &Path) -> Result<(), Failure> {
         .arg(include.join("x86_64-linux-gnu"));
     compile.args(sources).arg("-o").arg(new.join("kublk"));
     compile.arg(headers.join("usr/lib/x86_64-linux-gnu/liburing.a"));
-    ran(
+    run_for_output(
         compile.args(["-lpthread", "-lm"]),
         "build the kernel tree's ublk server",
     )?;
-    remove(new)
+    remove_temporary(new)
 }
 
 /// Builds the examples of `libublk` in `new/bin`. It needs libclang to build, which is fetched for
@@ -117,7 +117,7 @@ pub(super) fn build_peer(cache: &Path, new: &Path) -> Result<(), Failure> {
 pub(super) fn build_libublk(new: &Path) -> Result<(), Failure> {
     let [name, version] = LIBUBLK;
     eprintln!("vm: building the examples of {name} {version}, once");
-    let own = own_suite()?;
+    let own = host_suite()?;
     let apt = Apt::open(&new.join("apt"), &[&own])?;
     let archives = apt.download_closure(&own, &["libclang-dev"])?;
     let root = new.join("unpacked");
@@ -134,7 +134,7 @@ pub(super) fn build_libublk(new: &Path) -> Result<(), Failure> {
     let builtin = builtin_headers(&root)?;
     let argument = format!("-isystem {}", builtin.display());
     install.env("BINDGEN_EXTRA_CLANG_ARGS", argument);
-    ran(&mut install, &format!("build the examples of {name}"))?;
+    run_for_output(&mut install, &format!("build the examples of {name}"))?;
     for left in ["apt", "unpacked", "target"] {
         fs::remove_dir_all(new.join(left))?;
     }

@@ -9,13 +9,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::guest::quoted;
-use super::packages::ran;
+use super::guest::shell_quote;
+use super::packages::run_for_output;
 use super::source;
 use crate::Failure;
 
 /// What the default configuration lacks for block devices under test.
-const WITH: &[&str] = &[
+const ENABLED_OPTIONS: &[&str] = &[
     "IO_URING",
     "BLK_DEV_UBLK",
     "BLK_DEV_LOOP",
@@ -44,7 +44,7 @@ const WITH: &[&str] = &[
 const PROCESSORS_MAX: &str = "64";
 
 /// What would only take time.
-const WITHOUT: &[&str] = &["MODULES", "SOUND", "WIRELESS", "DEBUG_INFO"];
+const DISABLED_OPTIONS: &[&str] = &["MODULES", "SOUND", "WIRELESS", "DEBUG_INFO"];
 
 /// A kernel to be started as a program.
 #[derive(Debug)]
@@ -57,12 +57,12 @@ pub(crate) struct UserMode {
 
 /// Configuration that a kept kernel must have been built with.
 fn configuration() -> String {
-    let (with, without) = (WITH.join(" "), WITHOUT.join(" "));
+    let (with, without) = (ENABLED_OPTIONS.join(" "), DISABLED_OPTIONS.join(" "));
     format!("with {with}\nwithout {without}\nprocessors {PROCESSORS_MAX}\n")
 }
 
 /// Where everything is of a kernel in `folder`.
-fn found(folder: &Path) -> Result<UserMode, Failure> {
+fn from_folder(folder: &Path) -> Result<UserMode, Failure> {
     Ok(UserMode {
         linux: folder.join("linux"),
         release: fs::read_to_string(folder.join("release"))?,
@@ -73,7 +73,7 @@ fn found(folder: &Path) -> Result<UserMode, Failure> {
 pub(super) fn prepare(cache: &Path, folder: &Path) -> Result<UserMode, Failure> {
     let kept = fs::read_to_string(folder.join("configuration")).unwrap_or_default();
     if kept == configuration() {
-        return found(folder);
+        return from_folder(folder);
     }
     for stale in [folder.to_owned(), folder.with_extension("new")] {
         if stale.exists() {
@@ -84,7 +84,7 @@ pub(super) fn prepare(cache: &Path, folder: &Path) -> Result<UserMode, Failure> 
     fs::create_dir_all(&new)?;
     build(cache, &new)?;
     fs::rename(&new, folder)?;
-    found(folder)
+    from_folder(folder)
 }
 
 /// Fetches the source, builds it in `new`, and keeps only what is needed.
@@ -94,28 +94,28 @@ fn build(cache: &Path, new: &Path) -> Result<(), Failure> {
     make(&tree, &["defconfig"])?;
     let mut configure = Command::new(tree.join("scripts/config"));
     configure.current_dir(&tree);
-    for name in WITH {
+    for name in ENABLED_OPTIONS {
         configure.args(["--enable", name]);
     }
-    for name in WITHOUT {
+    for name in DISABLED_OPTIONS {
         configure.args(["--disable", name]);
     }
     configure.args(["--set-val", "NR_CPUS", PROCESSORS_MAX]);
-    ran(
+    run_for_output(
         configure.args(["--enable", "DEBUG_INFO_NONE"]),
         "configure the kernel",
     )?;
     make(&tree, &["olddefconfig"])?;
-    lacks_nothing(&fs::read_to_string(tree.join(".config"))?)?;
+    check_config(&fs::read_to_string(tree.join(".config"))?)?;
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     make(&tree, &[&format!("-j{jobs}"), "linux"])?;
     fs::rename(tree.join("linux"), new.join("linux"))?;
     let mut ask = Command::new("make");
     ask.args(["-s", "ARCH=um", "kernelrelease"])
         .current_dir(&tree);
-    let release = ran(&mut ask, "ask for the kernel's version")?;
+    let release = run_for_output(&mut ask, "ask for the kernel's version")?;
     fs::write(new.join("release"), release.trim())?;
-    source::remove(new)?;
+    source::remove_temporary(new)?;
     Ok(fs::write(new.join("configuration"), configuration())?)
 }
 
@@ -125,7 +125,7 @@ fn make(tree: &Path, words: &[&str]) -> Result<(), Failure> {
         .args(["make", "-s", "ARCH=um"])
         .args(words)
         .current_dir(tree);
-    ran(
+    run_for_output(
         &mut command,
         &format!("make {} of User-Mode Linux", words.join(" ")),
     )
@@ -133,8 +133,8 @@ fn make(tree: &Path, words: &[&str]) -> Result<(), Failure> {
 }
 
 /// A wish that configuration dropped in silence would show much later, as a test that is skipped.
-fn lacks_nothing(config: &str) -> Result<(), Failure> {
-    let lacking: Vec<_> = WITH
+fn check_config(config: &str) -> Result<(), Failure> {
+    let lacking: Vec<_> = ENABLED_OPTIONS
         .iter()
         .filter(|name| {
             !config
@@ -156,7 +156,7 @@ pub(super) fn start(kernel: &UserMode, folder: &Path, job: &Start) -> Command {
     // The kernel writes to its own standard output before it has consoles.
     let line = format!(
         "exec 3>&1 1>&2; exec {} \"$@\" con=null con0=null,fd:2 con1=null,fd:3",
-        quoted(&kernel.linux.display().to_string())
+        shell_quote(&kernel.linux.display().to_string())
     );
     let mut command = Command::new("sh");
     command.args([
@@ -206,13 +206,13 @@ mod tests {
 
     #[test]
     fn a_wish_that_the_configuration_dropped_is_named() {
-        let whole: String = WITH
+        let whole: String = ENABLED_OPTIONS
             .iter()
             .map(|name| format!("CONFIG_{name}=y\n"))
             .collect();
-        assert!(lacks_nothing(&whole).is_ok());
+        assert!(check_config(&whole).is_ok());
         let lacking = whole.replace("CONFIG_BLK_DEV_UBLK=y", "# CONFIG_BLK_DEV_UBLK is not set");
-        let error = lacks_nothing(&lacking).unwrap_err().to_string();
+        let error = check_config(&lacking).unwrap_err().to_string();
         assert!(error.ends_with("dropped BLK_DEV_UBLK"), "{error}");
     }
 

@@ -121,7 +121,7 @@ fn word(value: &impl clap::ValueEnum) -> Result<String, Failure> {
 
 /// Builds the servers, starts the guest, and keeps what it draws.
 fn outside(arguments: &Arguments) -> Result<(), Failure> {
-    let kublk = vm::kernels_own_server()?;
+    let kublk = vm::kublk_path()?;
     let build = [
         "build",
         "--quiet",
@@ -157,7 +157,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     guest.args(["--rounds", &rounds.to_string()]).args(counted);
     guest.args(["--flush-ms", &flush_ms.to_string()]);
     println!("this machine: {}", crate::bench::lane()?);
-    println!("$ {}", process::spelled(&guest));
+    println!("$ {}", process::command_line(&guest));
     let mut child = guest.stdout(Stdio::piped()).spawn()?;
     let output = child.stdout.take().ok_or("a guest without output")?;
     let mut charts = Vec::new();
@@ -192,10 +192,10 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
 /// Measures, as root of the guest.
 fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
-    lane::level()?;
+    lane::disable_autogroup()?;
     process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     let Options { kernel, icount, .. } = &arguments.options;
-    let lane = lane::of_guest(kernel, *icount)?;
+    let lane = lane::describe_guest(kernel, *icount)?;
     println!("{lane}");
     let mut report = Report::new(&arguments.options, &lane);
     let wanted = |what| arguments.what == what || arguments.what == What::All;
