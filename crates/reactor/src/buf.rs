@@ -5,132 +5,33 @@
 //! code can look at bytes that are being changed. Parts of one buffer can be in several
 //! operations at once because a [`Buf`] can be split into parts that do not overlap.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::pool::Home;
-
-/// Alignment of every buffer, enough for direct I/O on all known devices.
-pub const BUF_ALIGN: usize = 4096;
-
-#[cfg(test)]
-thread_local! {
-    /// Plays an allocator that has nothing left.
-    pub(crate) static NO_MEMORY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// A page-aligned allocation. It goes back to its pool, or to the allocator, when dropped.
-pub(crate) struct Region {
-    /// What the allocator gave.
-    base: NonNull<u8>,
-    /// The first aligned byte of it.
-    start: NonNull<u8>,
-    capacity: usize,
-    home: Option<Home>,
-    /// Who frees it, where that is neither a pool nor the allocator.
-    owner: Option<Box<dyn Send + Sync>>,
-}
-
-// SAFETY: a region is plain memory without thread affinity; access goes through the parts.
-unsafe impl Send for Region {}
-// SAFETY: no method reads or writes the bytes through a shared region; see `Buf`.
-unsafe impl Sync for Region {}
-
-impl Region {
-    /// Zeroed memory of `capacity` bytes, a multiple of [`BUF_ALIGN`] above zero; `None` where
-    /// the allocator has none left.
-    pub(crate) fn allocate(capacity: usize) -> Option<Region> {
-        assert!(
-            capacity > 0 && capacity.is_multiple_of(BUF_ALIGN),
-            "capacity {capacity}"
-        );
-        #[cfg(test)]
-        if NO_MEMORY.get() {
-            return None;
-        }
-        // SAFETY: the layout's size is above zero, as asserted.
-        let base = NonNull::new(unsafe { alloc_zeroed(Self::layout(capacity)?) })?;
-        let skip = base.as_ptr().align_offset(BUF_ALIGN);
-        assert!(skip <= BUF_ALIGN, "bytes can always be aligned");
-        // SAFETY: the allocation has `BUF_ALIGN` bytes more than `capacity`, and `skip` is at
-        // most that.
-        let start = unsafe { base.add(skip) };
-        Some(Region {
-            base,
-            start,
-            capacity,
-            home: None,
-            owner: None,
-        })
-    }
-
-    /// Room for aligning by hand: asked for aligned memory, the allocator would zero it by
-    /// writing to every page, and large buffers that are never used would cost memory.
-    fn layout(capacity: usize) -> Option<Layout> {
-        Layout::array::<u64>(capacity.checked_add(BUF_ALIGN)? / size_of::<u64>()).ok()
-    }
-
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    pub(crate) fn home(&self) -> Option<&Home> {
-        self.home.as_ref()
-    }
-
-    /// Where the region returns to, instead of to the allocator, when it is dropped.
-    pub(crate) fn home_mut(&mut self) -> &mut Option<Home> {
-        &mut self.home
-    }
-}
-
-impl Drop for Region {
-    /// Whoever drops the last part mostly gives the region back before (`Buf::drop`); not so where
-    /// two parts go at once on two threads, and neither is the last.
-    fn drop(&mut self) {
-        if let Some(home) = self.home.take() {
-            let same = Region {
-                base: self.base,
-                start: self.start,
-                capacity: self.capacity,
-                home: None,
-                owner: None,
-            };
-            home.take_back(Arc::new(same));
-            return;
-        }
-        if self.owner.take().is_some() {
-            // It has freed the memory, or has it again.
-            return;
-        }
-        let layout = Self::layout(self.capacity).expect("the same layout was valid at allocation");
-        // SAFETY: `base` came from `alloc_zeroed` with this layout, and a region without a
-        // home is the only owner of its memory.
-        unsafe { dealloc(self.base.as_ptr(), layout) };
-    }
-}
+use crate::aligned::{AlignedMemory, BUF_ALIGN};
+use crate::pool::ledger::Region;
 
 /// An owned, unaliased range of page-aligned memory.
 ///
-/// Invariant: the ranges `[start, start + room)` of all live `Buf`s of one region are disjoint,
-/// and `len <= room`.
+/// Invariant: the ranges `[start, start + capacity)` of all live `Buf`s of one region are disjoint,
+/// and `len <= capacity`.
 pub struct Buf {
     /// There until the value is dropped.
     region: ManuallyDrop<Arc<Region>>,
     start: usize,
     len: usize,
-    room: usize,
+    capacity: usize,
 }
 
 impl Buf {
     /// A zeroed buffer of its own, not counted by any pool; `None` where memory is short.
     pub fn allocate(len: usize) -> Option<Buf> {
         let capacity = len.max(1).checked_next_multiple_of(BUF_ALIGN)?;
-        Some(Buf::whole(Arc::new(Region::allocate(capacity)?), len))
+        let region = Region::new(AlignedMemory::allocate(capacity)?);
+        Some(Buf::from_region(Arc::new(region), len))
     }
 
     /// The same for memory of which most may never be touched: it costs what is touched, a page at
@@ -157,40 +58,26 @@ impl Buf {
     /// The `len` bytes from `start` on are initialised, aligned to [`BUF_ALIGN`] and valid for
     /// reads and writes, and nobody else reads or writes them until `owner` is dropped.
     pub unsafe fn from_foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Buf {
-        assert_eq!(
-            start.addr().get() % BUF_ALIGN,
-            0,
-            "memory for direct I/O is aligned"
-        );
-        let region = Region {
-            base: start,
-            start,
-            capacity: len,
-            home: None,
-            owner: Some(owner),
-        };
-        Buf::whole(Arc::new(region), len)
+        let region = Region::new(AlignedMemory::from_foreign(start, len, owner));
+        Buf::from_region(Arc::new(region), len)
     }
 
     /// The whole of a region, of which there is no other part, showing its first `len` bytes.
     #[inline]
-    pub(crate) fn whole(region: Arc<Region>, len: usize) -> Buf {
-        let room = region.capacity();
-        assert!(len <= room, "{len} bytes do not fit in {room}");
+    pub(crate) fn from_region(region: Arc<Region>, len: usize) -> Buf {
+        let capacity = region.capacity();
+        assert!(len <= capacity, "{len} bytes do not fit in {capacity}");
         Buf {
             region: ManuallyDrop::new(region),
             start: 0,
             len,
-            room,
+            capacity,
         }
     }
 
-    pub(crate) fn has_owner(&self) -> bool {
-        self.region.owner.is_some()
-    }
-
-    pub(crate) fn home(&self) -> Option<&Home> {
-        self.region.home.as_ref()
+    /// The region it is a part of.
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
     }
 
     /// Cuts the first `at` bytes off and returns them; `self` keeps the rest.
@@ -201,11 +88,11 @@ impl Buf {
             region,
             start: self.start,
             len: at,
-            room: at,
+            capacity: at,
         };
         self.start += at;
         self.len -= at;
-        self.room -= at;
+        self.capacity -= at;
         front
     }
 
@@ -213,13 +100,13 @@ impl Buf {
     /// not neighbours of one region.
     pub fn join(mut self, next: Buf) -> Result<Buf, (Buf, Buf)> {
         let neighbours = Arc::ptr_eq(&self.region, &next.region)
-            && self.len == self.room
-            && self.start + self.room == next.start;
+            && self.len == self.capacity
+            && self.start + self.capacity == next.start;
         if !neighbours {
             return Err((self, next));
         }
         self.len += next.len;
-        self.room += next.room;
+        self.capacity += next.capacity;
         Ok(self)
     }
 
@@ -229,23 +116,31 @@ impl Buf {
         self.len = self.len.min(len);
     }
 
-    /// Shows the first `len` bytes of its room, with whatever is in them. `len` is at most
+    /// Shows the first `len` bytes of its capacity, with whatever is in them. `len` is at most
     /// [`Buf::capacity`].
     #[inline]
     pub fn set_len(&mut self, len: usize) {
-        assert!(len <= self.room, "showing {len} of {} bytes", self.room);
+        assert!(
+            len <= self.capacity,
+            "showing {len} of {} bytes",
+            self.capacity
+        );
         self.len = len;
     }
 
     /// How long [`Buf::pad_to`] could make it.
     #[inline]
     pub fn capacity(&self) -> usize {
-        self.room
+        self.capacity
     }
 
     /// Grows to `len` bytes, the new ones zero. `len` is at most [`Buf::capacity`].
     pub fn pad_to(&mut self, len: usize) {
-        assert!(len <= self.room, "padding to {len} of {} bytes", self.room);
+        assert!(
+            len <= self.capacity,
+            "padding to {len} of {} bytes",
+            self.capacity
+        );
         let old = self.len;
         self.len = self.len.max(len);
         self[old..].fill(0);
@@ -254,7 +149,7 @@ impl Buf {
     #[inline]
     fn as_ptr(&self) -> *mut u8 {
         // SAFETY: `start + len <= capacity`, so the offset stays inside the allocation.
-        unsafe { self.region.start.as_ptr().add(self.start) }
+        unsafe { self.region.start().as_ptr().add(self.start) }
     }
 
     /// Where a driver may read or write [`Buf::capacity`] bytes as long as `self` lives unused.
@@ -275,8 +170,8 @@ impl Drop for Buf {
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, and its region is not looked at through it after this.
         let mut region = unsafe { ManuallyDrop::take(&mut self.region) };
-        if Arc::get_mut(&mut region).is_some_and(|whole| whole.home.is_some()) {
-            Home::take_back_settled(region);
+        if Arc::get_mut(&mut region).is_some_and(|whole| whole.is_lent()) {
+            Region::give_back(region);
         }
     }
 }

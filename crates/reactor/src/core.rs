@@ -1,77 +1,185 @@
-//! The reactor's state that sources work with: operations in flight, files, timers, buffers.
+//! The part of a reactor that its sources talk to, and what a source is.
 //!
-//! Owned by the reactor's thread alone. Invariants: an operation's slot is taken until its last
-//! raw result is in, so memory that the kernel may touch is always held here; each operation
-//! ends with exactly one completion; a source's count of operations is exact, so it can be
-//! dropped when the count is zero. How operations end is in `ending`, how sources and the ring leave
-//! in `leaving`, who waits for a buffer in `lending`.
+//! [`Core`] holds the reactor's state: operations in flight, files, timers, buffers. [`Source`]s are
+//! what it calls, and [`Cx`] is what they have during a call; the three name each other and so are
+//! in one file. What the core does is in the files beside this one: `submit` begins operations,
+//! `completions` ends them, `armed` and `buffer_slots` serve the commands of devices, `buffers` lends
+//! memory, `attach` lets sources in and out.
+//!
+//! Owned by the reactor's thread alone. Invariants: an operation's slot is taken until its last raw
+//! result is in, so memory that the kernel may touch is always held here; each operation ends with
+//! exactly one completion; a source's count of operations is exact, so it can be dropped when the
+//! count is zero.
 
-mod ending;
-mod leaving;
-mod lending;
+mod armed;
+mod attach;
+mod buffers;
+mod completions;
+mod invariants;
+mod result_queue;
+mod source_state;
+mod submit;
+mod waiters;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::ops::{Deref, DerefMut};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::task::Waker;
+use std::time::Instant;
 
 use crate::buf::Buf;
-use crate::driver::{BackendKind, Call, Drive, Driver};
-use crate::files::{FileIndex, FileTable, Removed, Target};
-use crate::flights::{Flights, InFlight};
-use crate::handle::Handle;
-use crate::op::{Command, Completion, Fixed, Op, OpId, Token, Way, Work};
-use crate::pool::BufferPool;
-use crate::run::Parking;
-use crate::slots::BufferSlots;
-use crate::source::{Cx, Source, SourceId};
-use ending::Results;
-use lending::Lending;
+use crate::buffer_slots::BufferSlots;
+use crate::driver::{AnyDriver, BackendKind, Driver};
+use crate::files::{ClosedFile, FileTable};
+use crate::ids::{FileIndex, OpId, SourceId, Token};
+use crate::inbox::Inbox;
+use crate::op::{Command, Completion, Op};
+use crate::op_table::OpTable;
+use crate::pool::{BufferPool, Need};
+use crate::stop::StopRequest;
+use result_queue::ResultQueue;
+use source_state::SourceState;
+use waiters::BufferWaiters;
 
-#[derive(Default)]
-struct SourceState {
-    generation: u32,
-    present: bool,
-    detaching: bool,
-    turn_requested: bool,
-    /// Operations in flight and completions not delivered yet, without what the next one counts.
-    ops: u32,
-    /// Armed commands that the kernel has, or whose ends nobody has looked at yet.
-    armed: u32,
-    /// Their file, which they use together, and how the driver names it unless it is being closed.
-    armed_on: Option<(FileIndex, Option<Target>)>,
-}
+/// Work posted to the reactor's thread.
+pub(crate) type Posted = Box<dyn FnOnce(&mut Core) + Send>;
 
-/// In the keys of armed commands, and in no other.
-const ARMED: u64 = 1 << 63;
-
-/// The key of an armed command. No generation is needed: a source's slot is not given to another
-/// while one is in flight.
-fn armed_key(source: SourceId, number: u32) -> u64 {
-    debug_assert!(source.slot < u32::MAX >> 1, "below the driver's own keys");
-    ARMED | u64::from(source.slot) << 32 | u64::from(number)
-}
-
-/// The slot of the source whose armed command this key names, and the command's number.
-#[inline]
-fn armed_of(key: u64) -> Option<(u32, u32)> {
-    let slot = (key & !ARMED) >> 32;
-    (key & ARMED != 0).then_some((slot as u32, key as u32))
-}
-
-/// What the core knows of a source, if it is here.
-#[inline]
-fn state_of(sources: &mut [SourceState], id: SourceId) -> Option<&mut SourceState> {
-    let state = sources.get_mut(id.slot as usize)?;
-    (state.present && state.generation == id.generation).then_some(state)
-}
+/// Where other threads put what a reactor is to do.
+pub(crate) type Mailbox = Inbox<Posted>;
 
 /// A source on its way into the reactor.
 pub(crate) type Arrival = (SourceId, Box<dyn Source>);
+
+/// Something that lives on a reactor's thread. No method may wait (R1).
+///
+/// A source that panics is detached; the others go on. When a source is detached, its operations
+/// are cancelled and no completion reaches it any more, but the value is dropped only after the
+/// last of its operations has ended: what it holds for them (plans, pins) outlives them.
+pub trait Source: 'static {
+    /// The source is attached and may begin operations.
+    fn on_attached(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// An operation has ended.
+    fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion);
+
+    /// Armed commands have ended; [`Cx::next_armed`] returns them one by one. This is called again for
+    /// those that were not taken; where none was, the first is passed to [`Source::on_completion`].
+    fn on_armed_completions(&mut self, cx: &mut Cx<'_>) {
+        while let Some((number, raw)) = cx.next_armed() {
+            self.on_completion(cx, Token(u64::from(number)), Completion::Command(raw));
+        }
+    }
+
+    /// The ring is about to be closed: returns the memory that this source's armed commands name.
+    /// Their device may touch it until the ring's thread has ended, and it is kept until then. No
+    /// other method is called after this one.
+    fn release_armed_memory(&mut self) -> Vec<Buf> {
+        Vec::new()
+    }
+
+    /// A waker with this key was woken. Wakes may be spurious.
+    fn on_wake(&mut self, _cx: &mut Cx<'_>, _key: u64) {}
+
+    /// All completions of this turn are delivered. Called once per turn for a source that asked
+    /// ([`Cx::request_turn`]) or that wants every turn ([`Source::wants_every_turn`]).
+    fn on_turn(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// Whether [`Source::on_turn`] is called each turn: for owners of work that others produce.
+    fn wants_every_turn(&self) -> bool {
+        false
+    }
+
+    /// The reactor is to stop: finish what is in flight and detach.
+    fn on_stop(&mut self, cx: &mut Cx<'_>) {
+        cx.detach();
+    }
+}
+
+/// A source's view of its reactor during a call.
+#[derive(Debug)]
+pub struct Cx<'a> {
+    pub(crate) core: &'a mut Core,
+    pub(crate) me: SourceId,
+}
+
+impl Cx<'_> {
+    /// The source being called.
+    pub fn me(&self) -> SourceId {
+        self.me
+    }
+
+    /// Begins an operation. It ends with exactly one completion, also where it is refused.
+    pub fn submit(&mut self, token: Token, op: Op) -> OpId {
+        self.core.submit(self.me, token, op)
+    }
+
+    /// Begins an armed command: one that ends only when its device ends it, or with the ring. It does
+    /// not keep a reactor from stopping, and cannot be cancelled (devices offer no such thing). Its
+    /// result reaches [`Source::on_armed_completions`] with this number. All armed commands of a source
+    /// go to one file, and their memory is the source's: it stays where it is until the result is
+    /// delivered, or is handed over by [`Source::release_armed_memory`].
+    #[inline(always)]
+    pub fn arm(&mut self, number: u32, command: Command) {
+        self.core.arm(self.me, number, command);
+    }
+
+    /// The next armed command of this source that has ended: its number and its raw result. For use in
+    /// [`Source::on_armed_completions`]; elsewhere it mostly returns `None`.
+    #[inline]
+    pub fn next_armed(&mut self) -> Option<(u32, i32)> {
+        self.core.next_armed(self.me)
+    }
+
+    /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of requests
+    /// (for [`Need::Held`] and [`Need::Client`], of this source's requests).
+    /// `len` beyond [`crate::BufferPool::len_max`] never comes: check it before.
+    pub fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+        self.core.request_buffer(self.me, token, len, need)
+    }
+
+    /// Makes a descriptor usable here until this source closes it or is gone, however it ends.
+    pub fn register(&mut self, fd: impl Into<Arc<OwnedFd>>) -> FileIndex {
+        self.core.register_for(Some(self.me), fd.into())
+    }
+
+    /// `count` buffer slots or none, this source's until it gives them back or is gone.
+    pub fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        self.core.take_buffer_slots_for(self.me, count)
+    }
+
+    /// Asks for a call of [`Source::on_turn`] at the end of this turn.
+    pub fn request_turn(&mut self) {
+        self.core.request_turn(self.me);
+    }
+
+    /// Leaves the reactor at the end of this turn.
+    pub fn detach(&mut self) {
+        self.core.detach(self.me);
+    }
+
+    /// A waker that calls [`Source::on_wake`] of this source with `key`, from any thread.
+    pub fn waker(&self, key: u64) -> Waker {
+        Inbox::source_waker(&self.core.mailbox, self.me, key)
+    }
+}
+
+impl Deref for Cx<'_> {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.core
+    }
+}
+
+impl DerefMut for Cx<'_> {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.core
+    }
+}
 
 /// Figures of a reactor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,9 +187,9 @@ pub(crate) type Arrival = (SourceId, Box<dyn Source>);
 pub struct CoreStats {
     /// Operations in flight.
     pub ops: usize,
-    /// Those of them that end by their driver's will only.
+    /// Those of them that are armed: only their device or the end of the ring ends them.
     pub armed: usize,
-    /// Buffer slots that nobody holds.
+    /// Free buffer slots.
     pub slots: usize,
     /// Registered descriptors.
     pub files: usize,
@@ -95,74 +203,65 @@ pub struct CoreStats {
 
 /// The part of a reactor that its sources talk to.
 pub struct Core {
-    driver: Driver,
-    handle: Handle,
-    flights: Flights,
+    driver: AnyDriver,
+    pub(crate) mailbox: Arc<Mailbox>,
+    ops: OpTable,
     /// Armed commands that the kernel has.
     armed: usize,
-    /// Buffers that are held until the kernel has taken what was begun.
-    untaken: Vec<Buf>,
-    /// Whether somebody may wait for one of them whom this reactor does not know.
-    untaken_elsewhere: bool,
+    /// Buffers that are held until the kernel has taken what was submitted.
+    held_buffers: Vec<Buf>,
+    /// Whether one of them is another pool's, where somebody may wait that this reactor does not know.
+    held_foreign: bool,
     buffer_slots: BufferSlots,
     files: FileTable,
     timers: BinaryHeap<Reverse<(Instant, u64)>>,
     pool: BufferPool,
-    lending: Lending,
+    waiters: BufferWaiters,
     sources: Vec<SourceState>,
     sources_free: Vec<u32>,
+    /// Completions that came about without the driver: refusals, timers, buffers. They go first.
     ready: VecDeque<(SourceId, Token, Completion)>,
     pub(crate) arrivals: Vec<Arrival>,
     pub(crate) turns: Vec<SourceId>,
-    pub(crate) leaving: Vec<SourceId>,
-    pub(crate) stop_by: Option<Instant>,
-    pub(crate) stop_asked: Option<Instant>,
-    /// Who wants the thread to wait between the end of its work and that of its ring.
-    pub(crate) parking: Option<Parking>,
+    pub(crate) detached: Vec<SourceId>,
+    pub(crate) stop: Option<StopRequest>,
     pub(crate) panics: u64,
-    results: Results,
-    /// How many completions are still delivered in this turn.
-    pub(crate) deliveries: usize,
+    results: ResultQueue,
+    /// How many more completions are delivered in this turn.
+    pub(crate) deliveries_left: usize,
 }
 
 impl Core {
-    pub(crate) fn new(driver: Driver, handle: Handle, pool: BufferPool) -> Core {
-        let lending = Lending::new(&handle);
+    pub(crate) fn new(driver: AnyDriver, mailbox: Arc<Mailbox>, pool: BufferPool) -> Core {
+        let waiters = BufferWaiters::new(Inbox::turn_waker(&mailbox));
         Core {
             driver,
-            handle,
-            flights: Flights::default(),
+            mailbox,
+            ops: OpTable::default(),
             armed: 0,
-            untaken: Vec::new(),
-            untaken_elsewhere: false,
+            held_buffers: Vec::new(),
+            held_foreign: false,
             buffer_slots: BufferSlots::default(),
             files: FileTable::default(),
             timers: BinaryHeap::new(),
             pool,
-            lending,
+            waiters,
             sources: Vec::new(),
             sources_free: Vec::new(),
             ready: VecDeque::new(),
             arrivals: Vec::new(),
             turns: Vec::new(),
-            leaving: Vec::new(),
-            stop_by: None,
-            stop_asked: None,
-            parking: None,
+            detached: Vec::new(),
+            stop: None,
             panics: 0,
-            results: Results::default(),
-            deliveries: 0,
+            results: ResultQueue::default(),
+            deliveries_left: 0,
         }
     }
 
-    /// What carries out the calls.
+    /// The kind of driver that carries out the calls.
     pub fn backend(&self) -> BackendKind {
         self.driver.kind()
-    }
-
-    /// This reactor for other threads.
-    pub fn handle(&self) -> &Handle {
-        &self.handle
     }
 
     /// The buffers of this reactor.
@@ -172,15 +271,15 @@ impl Core {
 
     /// Whether the reactor is to stop.
     pub fn is_stopping(&self) -> bool {
-        self.stop_by.is_some()
+        self.stop.is_some()
     }
 
     /// Figures for reports and tests.
     pub fn stats(&self) -> CoreStats {
         CoreStats {
-            ops: self.flights.len() + self.armed,
-            armed: self.flights.armed() + self.armed,
-            slots: self.buffer_slots.left(),
+            ops: self.ops.len() + self.armed,
+            armed: self.ops.armed() + self.armed,
+            slots: self.buffer_slots.free_count(),
             files: self.files.len(),
             sources: self.sources.len() - self.sources_free.len(),
             panics: self.panics,
@@ -209,16 +308,16 @@ impl Core {
     /// Cancels what is in flight on a descriptor and closes it after that; where others share
     /// it, only this reactor's use of it ends.
     pub fn close(&mut self, file: FileIndex) {
-        if let Some(removed) = self.files.close(file) {
-            // Nothing is in flight on it, and so nothing is looked for among all that is.
-            return self.forget(Some(removed));
+        if let Some(closed) = self.files.close(file) {
+            // Nothing is in flight on it: no scan of the operations is needed.
+            return self.unregister(Some(closed));
         }
         for state in &mut self.sources {
-            if let Some((_, target)) = state.armed_on.as_mut().filter(|on| on.0 == file) {
+            if let Some((_, target)) = state.armed_file.as_mut().filter(|on| on.0 == file) {
                 *target = None;
             }
         }
-        for op in self.flights.ids_where(|flight| flight.file == Some(file)) {
+        for op in self.ops.ids_where(|op| op.file == Some(file)) {
             self.cancel(op);
         }
     }
@@ -227,274 +326,23 @@ impl Core {
     pub fn shutdown(&mut self, socket: FileIndex) {
         if let Some(target) = self.files.target(socket) {
             // SAFETY: the table keeps the descriptor open for the length of this call.
-            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(target.fd) };
+            let fd = unsafe { BorrowedFd::borrow_raw(target.fd) };
             // The peer may have gone already; then there is nothing to end.
             let _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both);
         }
     }
 
-    /// Asks for the early end of an operation; its completion comes as ever. One that has ended
-    /// is left alone.
-    pub fn cancel(&mut self, op: OpId) {
-        let Some(flight) = self.flights.get(op.0) else {
-            return;
-        };
-        if flight.armed {
-            return;
-        }
-        if std::mem::replace(&mut flight.cancelled, true) {
-            return;
-        }
-        if matches!(flight.work, Work::Timeout) {
-            self.end_unasked(op.0, -libc::ECANCELED);
-        } else {
-            self.driver.cancel(op.0);
-        }
-    }
-
-    /// Attaches the source that `build` makes.
-    pub fn attach<S: Source>(&mut self, build: impl FnOnce(&mut Cx<'_>) -> S) -> SourceId {
-        let slot = self.sources_free.pop().unwrap_or_else(|| {
-            self.sources.push(SourceState::default());
-            (self.sources.len() - 1) as u32
-        });
-        let state = &mut self.sources[slot as usize];
-        state.present = true;
-        let me = SourceId {
-            slot,
-            generation: state.generation,
-        };
-        let built = catch_unwind(AssertUnwindSafe(|| build(&mut Cx { core: self, me })));
-        let source = match built {
-            Ok(source) => source,
-            Err(panic) => {
-                // What it registered and began goes the way of any source that leaves.
-                self.detach(me);
-                resume_unwind(panic);
-            }
-        };
-        self.arrivals.push((me, Box::new(source)));
-        me
-    }
-
-    pub(crate) fn request_turn(&mut self, source: SourceId) {
-        if let Some(state) = self.source(source)
-            && !std::mem::replace(&mut state.turn_requested, true)
-        {
-            self.turns.push(source);
-        }
-    }
-
-    /// A requested turn is being given.
-    pub(crate) fn turn_begins(&mut self, source: SourceId) {
-        if let Some(state) = self.source(source) {
-            state.turn_requested = false;
-        }
-    }
-
-    /// Begins an operation. What every request of a disk needs is told apart first: each of these
-    /// calls becomes code of its own, which moves nothing about that only other kinds have.
-    pub(crate) fn submit(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
-        match op {
-            Op::Command(command) => {
-                let call = Call::Command(command.call());
-                self.begin(source, token, command.file(), Work::Command, Some(call))
-            }
-            Op::ReadFixed {
-                file,
-                offset,
-                slot,
-                at,
-                len,
-            } => self.begin_fixed(
-                source,
-                token,
-                file,
-                Fixed::new(Way::In, offset, slot, at, len),
-            ),
-            Op::WriteFixed {
-                file,
-                offset,
-                slot,
-                at,
-                len,
-            } => self.begin_fixed(
-                source,
-                token,
-                file,
-                Fixed::new(Way::Out, offset, slot, at, len),
-            ),
-            Op::Timeout { after } => self.begin_timer(source, token, after),
-            op => self.begin_other(source, token, op),
-        }
-    }
-
-    #[inline(always)]
-    fn begin_fixed(
-        &mut self,
-        source: SourceId,
-        token: Token,
-        file: FileIndex,
-        fixed: Fixed,
-    ) -> OpId {
-        let call = (!fixed.empty()).then(|| fixed.call());
-        self.begin(source, token, file, Work::Fixed(fixed), call)
-    }
-
-    /// Begins a command that ends by its driver's will only.
-    #[inline(always)]
-    pub(crate) fn arm(&mut self, source: SourceId, number: u32, command: Command) {
-        // A source arms while it is called, and so while it is here.
-        let state = &mut self.sources[source.slot as usize];
-        debug_assert!(state.present && state.generation == source.generation);
-        let Some((file, Some(target))) = state.armed_on else {
-            return self.arm_first(source, number, command.same());
-        };
-        assert!(
-            file == command.file(),
-            "a source's armed commands go to one file"
-        );
-        state.armed += 1;
-        self.armed += 1;
-        let key = armed_key(source, number);
-        // SAFETY: who made the command promised that what it names is good until it has ended, or
-        // until the ring's thread has: it is its source's, which is not dropped before that end is
-        // told, and hands its memory over where the ring is closed first.
-        unsafe { self.driver.command(key, target, command.call()) };
-    }
-
-    /// Begins the first armed command of a source, or the first after all had ended: all of them
-    /// together are one user of their file. One that is closed refuses, which is counted in for the
-    /// source and never in flight.
-    #[cold]
-    fn arm_first(&mut self, source: SourceId, number: u32, command: Command) {
-        let before = self.source(source).and_then(|state| state.armed_on);
-        let same = before.is_none_or(|(file, _)| file == command.file());
-        assert!(same, "a source's armed commands go to one file");
-        if let Some(target) = self.files.begin(command.file()) {
-            if let Some(state) = self.source(source) {
-                state.armed_on = Some((command.file(), Some(target)));
-            }
-            return self.arm(source, number, command);
-        }
-        if let Some(state) = self.source(source) {
-            state.ops += 1;
-        }
-        let end = Completion::ArmedCommand(number, -libc::EBADF);
-        let token = Token(u64::from(number));
-        self.ready.push_back((source, token, end));
-    }
-
-    /// Keeps a buffer until the kernel has taken all that was begun up to now.
-    pub fn hold_until_submitted(&mut self, buf: Buf) {
-        self.untaken_elsewhere |= self.pool.is_strange(&buf);
-        self.untaken.push(buf);
-    }
-
-    #[inline(never)]
-    fn begin_other(&mut self, source: SourceId, token: Token, op: Op) -> OpId {
-        let (file, mut work) = Work::new(op);
-        let call = (!work.empty()).then(|| work.call());
-        self.begin(source, token, file, work, call)
-    }
-
-    /// Begins an operation with its first call; without one there is nothing to do.
-    #[inline(always)]
-    fn begin(
-        &mut self,
-        source: SourceId,
-        token: Token,
-        file: FileIndex,
-        work: Work,
-        call: Option<Call>,
-    ) -> OpId {
-        if let Some(state) = self.source(source) {
-            state.ops += 1;
-        }
-        let Some(target) = self.files.begin(file) else {
-            // Counted in for the source, never in flight.
-            let closed = io::Error::from_raw_os_error(libc::EBADF);
-            self.ready.push_back((source, token, work.end(Err(closed))));
-            return OpId(u64::MAX);
-        };
-        let key = self.flights.insert(InFlight {
-            source,
-            token,
-            work,
-            file: Some(file),
-            cancelled: false,
-            armed: false,
-        });
-        match call {
-            // SAFETY: the operation owns the memory, which does not move with it, and sits
-            // untouched in its slot until its end is judged, after the result of this key is out.
-            Some(call) => unsafe { self.driver.start(key, target, call) },
-            None => self.end_uncalled(key),
-        }
-        OpId(key)
-    }
-
-    fn begin_timer(&mut self, source: SourceId, token: Token, after: Duration) -> OpId {
-        if let Some(state) = self.source(source) {
-            state.ops += 1;
-        }
-        let key = self.flights.insert(InFlight {
-            source,
-            token,
-            work: Work::Timeout,
-            file: None,
-            cancelled: false,
-            armed: false,
-        });
-        self.timers.push(Reverse((Instant::now() + after, key)));
-        OpId(key)
-    }
-
-    /// Queues the completions of timers that are due.
-    pub(crate) fn fire_timers(&mut self) {
-        if self.timers.is_empty() {
-            return;
-        }
-        let now = Instant::now();
-        while let Some(&Reverse((at, key))) = self.timers.peek() {
-            if at > now {
-                return;
-            }
-            self.timers.pop();
-            self.end_unasked(key, 0);
-        }
-    }
-
-    /// How long until the next timer is due. To be asked last before a wait: any call to a
-    /// source may have set one.
-    pub(crate) fn next_timer(&mut self) -> Option<Duration> {
-        loop {
-            let &Reverse((at, key)) = self.timers.peek()?;
-            if self.flights.get(key).is_some() {
-                return Some(at.saturating_duration_since(Instant::now()));
-            }
-            // Cancelled.
-            self.timers.pop();
-        }
-    }
-
-    /// Whether the next enter lets buffers go that somebody waits for, or may wait for where they are
-    /// not this pool's: it must not wait then.
-    pub(crate) fn enter_frees(&self) -> bool {
-        !self.untaken.is_empty() && (self.untaken_elsewhere || self.has_buffer_waiters())
-    }
-
     /// Has the kernel make the table of buffer slots, once. An error where there is no ring, or
     /// where the kernel is older than such tables (Linux 5.19).
     pub fn enable_buffer_slots(&mut self) -> io::Result<()> {
-        if !self.buffer_slots.enabled() {
-            self.driver.register_slots(BufferSlots::COUNT)?;
+        if !self.buffer_slots.is_enabled() {
+            self.driver.register_buffer_slots(BufferSlots::COUNT)?;
             self.buffer_slots.enable();
         }
         Ok(())
     }
 
-    /// `count` buffer slots, or none where so many are not left. See [`Cx::take_buffer_slots`] for such
+    /// `count` buffer slots, or none where fewer are free. See [`Cx::take_buffer_slots`] for slots
     /// that belong to a source.
     pub fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
         self.buffer_slots.take(count, None)
@@ -508,44 +356,54 @@ impl Core {
         self.buffer_slots.take(count, Some(source))
     }
 
-    /// Gives buffer slots back. Nothing of the kernel's may be in them: the next holder's memory
-    /// would not go in.
+    /// Gives buffer slots back. They must be empty: the kernel refuses to put the next holder's memory
+    /// into a slot that is in use.
     pub fn release_buffer_slots(&mut self, slots: &[u16]) {
-        self.buffer_slots.give(slots);
+        self.buffer_slots.release(slots);
     }
 
-    /// Whether a source is attached and not on its way out.
+    pub(crate) fn request_turn(&mut self, source: SourceId) {
+        if let Some(state) = self.find_source(source)
+            && !std::mem::replace(&mut state.turn_requested, true)
+        {
+            self.turns.push(source);
+        }
+    }
+
+    /// To be called before a requested turn: the next request is a new one.
+    pub(crate) fn clear_turn_request(&mut self, source: SourceId) {
+        if let Some(state) = self.find_source(source) {
+            state.turn_requested = false;
+        }
+    }
+
+    /// Whether a source is attached and not detached since.
     pub(crate) fn is_live(&mut self, source: SourceId) -> bool {
-        self.source(source).is_some_and(|state| !state.detaching)
+        self.find_source(source)
+            .is_some_and(|state| !state.detaching)
     }
 
     /// The source that has a slot.
-    fn source_in(&self, slot: u32) -> Option<SourceId> {
+    fn source_at(&self, slot: u32) -> Option<SourceId> {
         let state = self.sources.get(slot as usize)?;
         let generation = state.generation;
         state.present.then_some(SourceId { slot, generation })
     }
 
     #[inline]
-    fn source(&mut self, id: SourceId) -> Option<&mut SourceState> {
-        state_of(&mut self.sources, id)
+    fn find_source(&mut self, id: SourceId) -> Option<&mut SourceState> {
+        source_state::find(&mut self.sources, id)
     }
 
-    fn forget(&mut self, removed: Option<Removed>) {
-        use std::os::fd::AsRawFd;
-        let Some(Removed { slot, fixed, fd }) = removed else {
+    /// Removes a closed descriptor from the driver, and closes it where nobody else shares it.
+    fn unregister(&mut self, closed: Option<ClosedFile>) {
+        let Some(ClosedFile { slot, fixed, fd }) = closed else {
             return;
         };
         self.driver.unregister(slot, fd.as_raw_fd(), fixed);
         if let Some(fd) = Arc::into_inner(fd) {
             self.driver.close(fd);
         }
-    }
-
-    /// See [`Flights::arm`].
-    #[cfg(test)]
-    pub(crate) fn arm_any(&mut self, op: OpId) {
-        self.flights.arm(op.0);
     }
 }
 

@@ -1,28 +1,11 @@
 //! The reactor's own table of descriptors. An index stays valid until its file is closed and no
 //! operation uses it; after that it names nothing, even where the slot is taken anew.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use crate::source::SourceId;
-
-/// A descriptor registered with one reactor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FileIndex {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
-}
-
-#[cfg(any(test, feature = "fake"))]
-impl FileIndex {
-    /// A descriptor of a reactor that is none: for doubles of [`crate::Port`].
-    pub fn for_test(number: u32) -> FileIndex {
-        FileIndex {
-            slot: number,
-            generation: 0,
-        }
-    }
-}
+use crate::call::CallTarget;
+use crate::ids::{FileIndex, SourceId};
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -37,15 +20,8 @@ struct Entry {
     owner: Option<SourceId>,
 }
 
-/// A descriptor as a driver needs it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    pub(crate) fd: RawFd,
-    pub(crate) fixed: Option<u32>,
-}
-
 /// A descriptor that left the table.
-pub(crate) struct Removed {
+pub(crate) struct ClosedFile {
     pub(crate) slot: u32,
     pub(crate) fixed: bool,
     pub(crate) fd: Arc<OwnedFd>,
@@ -86,17 +62,17 @@ impl FileTable {
     }
 
     /// The descriptor, whether or not operations may still begin.
-    pub(crate) fn target(&mut self, index: FileIndex) -> Option<Target> {
+    pub(crate) fn target(&mut self, index: FileIndex) -> Option<CallTarget> {
         let entry = self.entry(index)?;
         let fd = entry.fd.as_ref()?.as_raw_fd();
-        Some(Target {
+        Some(CallTarget {
             fd,
             fixed: entry.fixed.then_some(index.slot),
         })
     }
 
     /// Counts an operation in; `None` where the index names nothing that may be used.
-    pub(crate) fn begin(&mut self, index: FileIndex) -> Option<Target> {
+    pub(crate) fn acquire(&mut self, index: FileIndex) -> Option<CallTarget> {
         let entry = self.entry(index)?;
         if entry.closing {
             return None;
@@ -106,7 +82,7 @@ impl FileTable {
     }
 
     /// Counts an operation out; the descriptor where it was the last of a closing file.
-    pub(crate) fn end(&mut self, index: FileIndex) -> Option<Removed> {
+    pub(crate) fn release(&mut self, index: FileIndex) -> Option<ClosedFile> {
         let entry = self.entry(index)?;
         entry.users -= 1;
         let last = entry.closing && entry.users == 0;
@@ -114,19 +90,19 @@ impl FileTable {
     }
 
     /// Lets no more operations begin; the descriptor where none is in flight.
-    pub(crate) fn close(&mut self, index: FileIndex) -> Option<Removed> {
+    pub(crate) fn close(&mut self, index: FileIndex) -> Option<ClosedFile> {
         let entry = self.entry(index)?;
         entry.closing = true;
         let idle = entry.users == 0;
         idle.then(|| self.remove(index.slot)).flatten()
     }
 
-    fn remove(&mut self, slot: u32) -> Option<Removed> {
+    fn remove(&mut self, slot: u32) -> Option<ClosedFile> {
         let entry = &mut self.entries[slot as usize];
         let fd = entry.fd.take()?;
         entry.generation = entry.generation.wrapping_add(1);
         self.free.push(slot);
-        Some(Removed {
+        Some(ClosedFile {
             slot,
             fixed: entry.fixed,
             fd,
@@ -147,6 +123,11 @@ impl FileTable {
             .collect()
     }
 
+    /// Operations in flight on all of them.
+    pub(crate) fn users(&self) -> usize {
+        self.entries.iter().map(|entry| entry.users as usize).sum()
+    }
+
     /// How many descriptors are registered.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
@@ -165,13 +146,13 @@ mod tests {
     fn a_closing_file_leaves_after_its_last_operation() {
         let mut table = FileTable::default();
         let index = table.insert(fd(), None);
-        assert!(table.begin(index).is_some());
+        assert!(table.acquire(index).is_some());
         assert!(table.close(index).is_none());
         assert!(
-            table.begin(index).is_none(),
+            table.acquire(index).is_none(),
             "an operation began on a closing file"
         );
-        assert!(table.end(index).is_some());
+        assert!(table.release(index).is_some());
         assert_eq!(table.len(), 0);
     }
 
@@ -182,7 +163,7 @@ mod tests {
         assert!(table.close(old).is_some());
         let new = table.insert(fd(), None);
         assert_eq!(old.slot, new.slot);
-        assert!(table.begin(old).is_none() && table.close(old).is_none());
-        assert!(table.begin(new).is_some());
+        assert!(table.acquire(old).is_none() && table.close(old).is_none());
+        assert!(table.acquire(new).is_some());
     }
 }

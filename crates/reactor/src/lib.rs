@@ -11,30 +11,41 @@
 //! is safe; only a driver's command, whose meaning the crate does not know, is unsafe to make. Reading order: [`op`], [`Source`], [`Core`], `run`, `driver`.
 #![allow(unsafe_code)]
 
+mod aligned;
 mod buf;
+mod buffer_slots;
+mod call;
+mod config;
 mod core;
 mod driver;
+mod error;
+mod event_loop;
+mod exit;
 mod files;
-mod flights;
 mod handle;
+mod ids;
+mod inbox;
 mod memory;
 pub mod op;
+mod op_table;
 mod pool;
 mod port;
-mod run;
-mod slots;
-mod source;
+mod reactor;
+mod stop;
 
-pub use crate::buf::{BUF_ALIGN, Buf};
-pub use crate::core::{Core, CoreStats};
+pub use crate::aligned::BUF_ALIGN;
+pub use crate::buf::Buf;
+pub use crate::config::{BackendChoice, Config};
+pub use crate::core::{Core, CoreStats, Cx, Source};
 pub use crate::driver::BackendKind;
 #[cfg(feature = "fake")]
 pub use crate::driver::CommandDriver;
-pub use crate::files::FileIndex;
-pub use crate::handle::{Handle, StoppedError};
+pub use crate::error::{StartError, StoppedError};
+pub use crate::handle::Handle;
+pub use crate::ids::{FileIndex, OpId, SourceId, Token};
 pub use crate::memory::{DioAlign, SharedWords, memfd};
-pub use crate::op::{Command, Completion, Op, OpId, SendPart, Token};
+pub use crate::op::{Command, Completion, Op, SendPart};
 pub use crate::pool::{BufferPool, Need, PoolStats};
 pub use crate::port::Port;
-pub use crate::run::{BackendChoice, Config, Reactor, StopReport};
-pub use crate::source::{Cx, Source, SourceId};
+pub use crate::reactor::Reactor;
+pub use crate::stop::StopReport;

@@ -23,80 +23,21 @@
 //! the bounds is bounded again ([`Need::Client`]); what they stop over is cut off instead.
 
 mod accounts;
+pub(crate) mod ledger;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use crate::buf::{BUF_ALIGN, Buf, Region};
-use accounts::{Accounts, NOBODY};
-
-/// Size classes are powers of two times [`BUF_ALIGN`]; the largest is 64 MiB.
-const CLASSES: usize = 15;
-
-/// Returned memory that is kept for the next request instead of given back to the system: enough
-/// for a deep queue of 1 MiB requests, far below what an idle server would be blamed for.
-const KEPT_BYTES_MAX: usize = 16 << 20;
-
-/// What memory is wanted for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// A request that holds no memory yet, and gives this back without waiting for anybody.
-    Fresh,
-    /// The same, but held for as long as the device makes the request wait (a log without space).
-    /// Each holder gets a part of the bytes, and one buffer in any case.
-    Held,
-    /// The same for a client that may come slowly with what is to be put in, and of whom there may
-    /// be any number: one buffer in any case only as far as all such take as much again.
-    Client,
-    /// A request that holds memory and needs this to finish. May use the reserve; holds no other
-    /// buffer obtained for this need while it waits.
-    Progress,
-}
-
-struct Inner {
-    bytes_max: usize,
-    /// Bytes within the bounds.
-    lent: usize,
-    /// The part of `lent` that is lent for [`Need::Held`] and [`Need::Client`], and its bound.
-    held: usize,
-    held_max: usize,
-    /// Bytes lent beyond the bounds, and those of them that clients have.
-    beyond: usize,
-    beyond_clients: usize,
-    /// What each holder has of all these.
-    accounts: Accounts,
-    kept: usize,
-    reserve_len: usize,
-    /// Each with the count of its parts, which are none.
-    free: [Vec<Arc<Region>>; CLASSES],
-    reserve: Option<Arc<Region>>,
-    /// The system had no memory when it was last asked.
-    short: bool,
-    /// Somebody waits: to be woken by the next buffer that comes back.
-    watch: Option<Waker>,
-}
-
-/// Where a region returns to when its last part is dropped. It stays with the region while that is
-/// kept for the next one.
-pub(crate) struct Home {
-    pool: Weak<Mutex<Inner>>,
-    lent_as: LentAs,
-    holder: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum LentAs {
-    Ordinary,
-    Held,
-    Beyond,
-    BeyondClient,
-    Reserve,
-}
+use crate::aligned::BUF_ALIGN;
+use crate::buf::Buf;
+use accounts::UNNAMED;
+pub use ledger::Need;
+use ledger::{CLASSES, Ledger, LoanKind, class_of, lock};
 
 /// A pool of page-aligned buffers. Its lock is small: memory only, never held over a wait.
 pub struct BufferPool {
-    inner: Arc<Mutex<Inner>>,
+    ledger: Arc<Mutex<Ledger>>,
 }
 
 /// Figures of a pool.
@@ -112,48 +53,20 @@ pub struct PoolStats {
     pub reserve_lent: bool,
 }
 
-fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
-    // Every change under the lock is complete before anything can panic.
-    inner.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The class that holds `len` bytes and its size.
-fn class_of(len: usize) -> Option<(usize, usize)> {
-    let size = len.max(BUF_ALIGN).checked_next_power_of_two()?;
-    let class = (size / BUF_ALIGN).trailing_zeros() as usize;
-    (class < CLASSES).then_some((class, size))
-}
-
 impl BufferPool {
     /// A pool that lends at most `bytes_max`, and beyond that one reserve of `reserve_bytes`.
+    /// `None` where the reserve cannot be allocated, or is larger than any buffer may be.
     pub fn new(bytes_max: usize, reserve_bytes: usize) -> Option<BufferPool> {
-        // Untouched pages of the reserve cost no memory until it is needed.
-        let (_, reserve_size) = class_of(reserve_bytes)?;
-        let bytes_max = bytes_max.max(reserve_size);
-        let inner = Inner {
-            bytes_max,
-            lent: 0,
-            held: 0,
-            held_max: (bytes_max / 2).min(bytes_max - reserve_size),
-            beyond: 0,
-            beyond_clients: 0,
-            accounts: Accounts::default(),
-            reserve_len: reserve_size,
-            kept: 0,
-            free: std::array::from_fn(|_| Vec::new()),
-            reserve: Some(Arc::new(Region::allocate(reserve_size)?)),
-            short: false,
-            watch: None,
-        };
+        let ledger = Ledger::new(bytes_max, reserve_bytes)?;
         Some(BufferPool {
-            inner: Arc::new(Mutex::new(inner)),
+            ledger: Arc::new(Mutex::new(ledger)),
         })
     }
 
     /// A buffer of `len` bytes with any content, or `None` where the pool is dry. See
     /// [`BufferPool::take_for`] for what is held.
     pub fn take(&self, len: usize, need: Need) -> Option<Buf> {
-        self.take_for(NOBODY, len, need)
+        self.take_for(UNNAMED, len, need)
     }
 
     /// The same for a holder, of whom all buffers for [`Need::Held`] and [`Need::Client`] count
@@ -161,210 +74,67 @@ impl BufferPool {
     /// and the upper one tells apart who has it after each other.
     pub fn take_for(&self, holder: u64, len: usize, need: Need) -> Option<Buf> {
         let (class, size) = class_of(len)?;
-        let mut inner = lock(&self.inner);
-        let (region, lent_as) = match inner.ordinary(class, size, need, holder) {
-            None if need == Need::Progress => (inner.reserve_for(len)?, LentAs::Reserve),
+        let mut ledger = lock(&self.ledger);
+        let (mut region, kind) = match ledger.lend(class, size, need, holder) {
+            None if need == Need::Progress => (ledger.lend_reserve(len)?, LoanKind::Reserve),
             other => other?,
         };
-        drop(inner);
-        let mut region = region;
+        drop(ledger);
         let whole = Arc::get_mut(&mut region).expect("nobody has a part of what is not lent");
-        match whole.home_mut() {
-            Some(home) => (home.lent_as, home.holder) = (lent_as, holder),
-            none => {
-                *none = Some(Home {
-                    pool: Arc::downgrade(&self.inner),
-                    lent_as,
-                    holder,
-                });
-            }
-        }
-        Some(Buf::whole(region, len))
+        whole.set_loan(&self.ledger, kind, holder);
+        Some(Buf::from_region(region, len))
     }
 
     /// Wakes this the next time that a buffer comes back, once, from whatever thread. Who waits
     /// asks for it before it tries to take one in vain.
     pub(crate) fn watch(&self, waker: &Waker) {
-        lock(&self.inner).watch = Some(waker.clone());
+        lock(&self.ledger).watch = Some(waker.clone());
     }
 
     /// Nobody waits any more, or who does looks anyway.
     pub(crate) fn unwatch(&self) {
-        let watch = lock(&self.inner).watch.take();
+        let watch = lock(&self.ledger).watch.take();
         drop(watch);
     }
 
     /// Whether the system had no memory when it was last asked for some: no buffer that comes back
     /// says when it has.
     pub(crate) fn is_short(&self) -> bool {
-        lock(&self.inner).short
+        lock(&self.ledger).short
     }
 
     /// The largest buffer that can ever be had, for whatever need.
     pub fn len_max(&self) -> usize {
-        let most = lock(&self.inner).bytes_max.min(BUF_ALIGN << (CLASSES - 1));
+        let most = lock(&self.ledger).bytes_max.min(BUF_ALIGN << (CLASSES - 1));
         // Sizes are powers of two.
         1 << most.ilog2()
     }
 
     /// The largest buffer that is certain to come to who asks for [`Need::Progress`].
     pub fn reserve_len(&self) -> usize {
-        lock(&self.inner).reserve_len
+        lock(&self.ledger).reserve_len
     }
 
-    /// Whether a buffer goes elsewhere when it is dropped: to another pool, or to an owner of its own.
-    pub(crate) fn is_strange(&self, buf: &Buf) -> bool {
-        let ours = |home: &Home| std::ptr::eq(home.pool.as_ptr(), Arc::as_ptr(&self.inner));
-        buf.has_owner() || buf.home().is_some_and(|home| !ours(home))
+    /// Whether a buffer goes elsewhere when it is dropped: to another pool, or to a foreign owner.
+    pub(crate) fn is_foreign(&self, buf: &Buf) -> bool {
+        buf.region().is_foreign_to(&self.ledger)
+    }
+
+    /// Panics where the pool's books do not add up.
+    pub(crate) fn assert_invariants(&self) {
+        lock(&self.ledger).assert_invariants();
     }
 
     /// Figures for reports and tests.
     pub fn stats(&self) -> PoolStats {
-        let inner = lock(&self.inner);
-        let reserve_lent = inner.reserve.is_none();
+        let ledger = lock(&self.ledger);
+        let reserve_lent = ledger.reserve.is_none();
         PoolStats {
-            lent: inner.lent,
-            beyond: inner.beyond,
-            kept: inner.kept,
+            lent: ledger.lent,
+            beyond: ledger.beyond,
+            kept: ledger.kept,
             reserve_lent,
         }
-    }
-}
-
-impl Inner {
-    fn ordinary(
-        &mut self,
-        class: usize,
-        size: usize,
-        need: Need,
-        holder: u64,
-    ) -> Option<(Arc<Region>, LentAs)> {
-        let lent_as = self.way(size, need, holder)?;
-        let region = match self.free[class].pop() {
-            Some(region) => {
-                self.kept -= size;
-                region
-            }
-            None => {
-                let region = Region::allocate(size).map(Arc::new);
-                self.short = region.is_none();
-                region?
-            }
-        };
-        match lent_as {
-            LentAs::Ordinary | LentAs::Reserve => self.lent += size,
-            LentAs::Held => (self.lent, self.held) = (self.lent + size, self.held + size),
-            LentAs::Beyond => self.beyond += size,
-            LentAs::BeyondClient => {
-                self.beyond += size;
-                self.beyond_clients += size;
-            }
-        }
-        if lent_as != LentAs::Ordinary {
-            self.accounts.add(holder, size);
-        }
-        Some((region, lent_as))
-    }
-
-    /// How so many bytes can be lent now, if they can.
-    fn way(&self, size: usize, need: Need, holder: u64) -> Option<LentAs> {
-        let fits = self.lent + size <= self.bytes_max;
-        if matches!(need, Need::Fresh | Need::Progress) {
-            return fits.then_some(LentAs::Ordinary);
-        }
-        let own = self.accounts.of(holder);
-        if fits && own + size <= self.held_max - self.held {
-            return Some(LentAs::Held);
-        }
-        match need {
-            _ if own > 0 => None,
-            Need::Client if self.beyond_clients + size > self.held_max => None,
-            Need::Client => Some(LentAs::BeyondClient),
-            _ => Some(LentAs::Beyond),
-        }
-    }
-
-    fn reserve_for(&mut self, len: usize) -> Option<Arc<Region>> {
-        self.reserve.take_if(|reserve| reserve.capacity() >= len)
-    }
-
-    /// Takes what was lent back, and returns what is not kept.
-    fn take_back(
-        &mut self,
-        region: Arc<Region>,
-        lent_as: LentAs,
-        holder: u64,
-    ) -> Option<Arc<Region>> {
-        let size = region.capacity();
-        match lent_as {
-            LentAs::Reserve => {
-                self.reserve = Some(region);
-                return None;
-            }
-            LentAs::Ordinary => self.lent -= size,
-            LentAs::Held => (self.lent, self.held) = (self.lent - size, self.held - size),
-            LentAs::Beyond => self.beyond -= size,
-            LentAs::BeyondClient => {
-                self.beyond -= size;
-                self.beyond_clients -= size;
-            }
-        }
-        if lent_as != LentAs::Ordinary {
-            self.accounts.take(holder, size);
-        }
-        match class_of(size) {
-            Some((class, _)) if self.kept + size <= KEPT_BYTES_MAX => {
-                self.kept += size;
-                self.free[class].push(region);
-                None
-            }
-            _ => Some(region),
-        }
-    }
-}
-
-impl Home {
-    /// Takes a region whose last part was dropped, and which has none itself.
-    pub(crate) fn take_back(self, region: Arc<Region>) {
-        // A pool that is gone leaves the region to the allocator.
-        if let Some(pool) = self.pool.upgrade() {
-            take_back(&pool, region, self.lent_as, self.holder);
-        }
-    }
-
-    /// The same as it is, with its home.
-    #[inline]
-    pub(crate) fn take_back_settled(region: Arc<Region>) {
-        let Some(home) = region.home() else {
-            return;
-        };
-        let (lent_as, holder) = (home.lent_as, home.holder);
-        if let Some(pool) = home.pool.upgrade() {
-            take_back(&pool, region, lent_as, holder);
-        } else {
-            leave(region);
-        }
-    }
-}
-
-fn take_back(pool: &Mutex<Inner>, region: Arc<Region>, lent_as: LentAs, holder: u64) {
-    let mut inner = lock(pool);
-    let surplus = inner.take_back(region, lent_as, holder);
-    let watch = inner.watch.take();
-    drop(inner);
-    if let Some(region) = surplus {
-        leave(region);
-    }
-    if let Some(waker) = watch {
-        waker.wake();
-    }
-}
-
-/// Leaves a region to the allocator.
-#[cold]
-fn leave(mut region: Arc<Region>) {
-    if let Some(whole) = Arc::get_mut(&mut region) {
-        *whole.home_mut() = None;
     }
 }
 
@@ -379,6 +149,16 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
+
+    #[test]
+    #[should_panic(expected = "against bytes allocated")]
+    fn a_byte_that_is_lent_twice_is_seen() {
+        let pool = BufferPool::new(64 << 10, 4096).unwrap();
+        let _buf = pool.take(4096, Need::Fresh).unwrap();
+        pool.assert_invariants();
+        lock(&pool.ledger).lent += 4096;
+        pool.assert_invariants();
+    }
 
     #[test]
     fn bytes_lent_are_bounded_and_come_back() {
@@ -442,7 +222,7 @@ mod tests {
         drop(held);
         assert_eq!((pool.stats().lent, pool.stats().beyond), (0, 0));
         for holder in [1, 2, 3] {
-            assert_eq!(lock(&pool.inner).accounts.of(holder), 0);
+            assert_eq!(lock(&pool.ledger).accounts.of(holder), 0);
         }
     }
 
@@ -544,7 +324,7 @@ mod tests {
             .map(|_| pool.take(1 << 20, Need::Fresh).unwrap())
             .collect();
         drop(held);
-        assert_eq!(pool.stats().kept, KEPT_BYTES_MAX);
+        assert_eq!(pool.stats().kept, ledger::KEPT_BYTES_MAX);
         let last = pool.take(4096, Need::Fresh).unwrap();
         drop(pool);
         assert_eq!(last.len(), 4096);

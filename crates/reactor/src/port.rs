@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::buf::Buf;
-use crate::files::FileIndex;
-use crate::op::{Command, Op, OpId, Token};
+use crate::core::Cx;
+use crate::ids::{FileIndex, OpId, Token};
+use crate::op::{Command, Op};
 use crate::pool::Need;
-use crate::source::Cx;
 
 /// A reactor as one of its sources sees it; [`Cx`] is the real one, and its methods say what each
 /// of these means.

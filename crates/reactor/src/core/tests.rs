@@ -4,14 +4,13 @@
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
+use std::time::Duration;
 
 use super::*;
-use crate::buf::{Buf, NO_MEMORY};
-use crate::driver::{Call, CommandCall, Uring, wake_fd};
-use crate::files::Target;
-use crate::handle::Shared;
+use crate::aligned::NO_MEMORY;
+use crate::call::{Call, CallTarget, CommandCall};
+use crate::driver::{Uring, wake_fd};
 use crate::memory::memfd;
-use crate::pool::Need;
 
 /// What a double's driver was told, and what it is to answer.
 #[derive(Default)]
@@ -25,9 +24,9 @@ pub(crate) struct Kernel {
     pub(crate) results: Vec<(u64, i32)>,
 }
 
-struct Double(Rc<RefCell<Kernel>>);
+struct FakeDriver(Rc<RefCell<Kernel>>);
 
-impl Drive for Double {
+impl Driver for FakeDriver {
     fn kind(&self) -> BackendKind {
         BackendKind::IoUring
     }
@@ -35,15 +34,15 @@ impl Drive for Double {
         true
     }
     fn unregister(&mut self, _slot: u32, _fd: RawFd, _fixed: bool) {}
-    unsafe fn start(&mut self, key: u64, _target: Target, call: Call) {
+    unsafe fn start(&mut self, key: u64, _target: CallTarget, call: Call) {
         let mut kernel = self.0.borrow_mut();
         kernel.started.push((key, call));
         kernel.queued += 1;
     }
-    fn all_taken(&mut self) -> bool {
+    fn all_submitted(&mut self) -> bool {
         self.0.borrow().queued == 0
     }
-    fn register_slots(&mut self, _count: u16) -> io::Result<()> {
+    fn register_buffer_slots(&mut self, _count: u16) -> io::Result<()> {
         Ok(())
     }
     fn cancel(&mut self, key: u64) {
@@ -68,13 +67,10 @@ impl Source for Idle {
     fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
 }
 
-fn core_over(driver: Driver) -> Core {
-    let shared = Arc::new(Shared::new(wake_fd().unwrap()));
-    Core::new(
-        driver,
-        Handle { shared },
-        BufferPool::new(1 << 20, 4096).unwrap(),
-    )
+fn core_over(driver: AnyDriver) -> Core {
+    let mailbox = Arc::new(Inbox::new(wake_fd().unwrap()));
+    let pool = BufferPool::new(1 << 20, 4096).unwrap();
+    Core::new(driver, mailbox, pool)
 }
 
 /// A core on a double, a source and a file of it.
@@ -83,7 +79,7 @@ pub(crate) fn world() -> (Core, Rc<RefCell<Kernel>>, SourceId, FileIndex) {
         takes: true,
         ..Kernel::default()
     }));
-    let mut core = core_over(Driver::Double(Box::new(Double(Rc::clone(&kernel)))));
+    let mut core = core_over(AnyDriver::Fake(Box::new(FakeDriver(Rc::clone(&kernel)))));
     let source = core.attach(|_| Idle);
     let file = core.register(memfd(c"device", 4096).unwrap());
     (core, kernel, source, file)
@@ -99,7 +95,7 @@ fn lend(core: &Core) -> Buf {
 }
 
 fn enter(core: &mut Core) {
-    core.drive(Some(Duration::ZERO)).unwrap();
+    core.submit_and_wait(Some(Duration::ZERO)).unwrap();
 }
 
 fn answer(core: &mut Core, kernel: &RefCell<Kernel>, op: OpId, raw: i32) -> Completion {
@@ -110,7 +106,7 @@ fn answer(core: &mut Core, kernel: &RefCell<Kernel>, op: OpId, raw: i32) -> Comp
 
 /// Whatever ended first, whoever is to be told.
 fn next(core: &mut Core) -> Option<(Token, Completion)> {
-    let source = core.next_delivery()?;
+    let source = core.next_recipient()?;
     core.take_delivery(source)
 }
 
@@ -167,12 +163,12 @@ fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
     let all = core.pool().take(1 << 20, Need::Fresh).unwrap();
     core.hold_until_submitted(all);
     core.arm(source, 1, command(file));
-    assert!(!core.enter_frees(), "nobody waits");
+    assert!(!core.enter_frees_buffers(), "nobody waits");
     assert!(
         core.request_buffer(source, Token(2), 4096, Need::Fresh)
             .is_none()
     );
-    assert!(core.enter_frees());
+    assert!(core.enter_frees_buffers());
     enter(&mut core);
     core.grant_buffers();
     let (token, granted) = next(&mut core).expect("the buffer that was waited for");
@@ -213,11 +209,11 @@ fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
         assert!(core.request_buffer(source, Token(1), 4096, need).is_none());
     }
     core.grant_buffers();
-    assert!(core.retry_buffers().is_some());
+    assert!(core.buffer_retry_delay().is_some());
     NO_MEMORY.set(false);
     core.grant_buffers();
     assert!(next(&mut core).is_some() && next(&mut core).is_some());
-    assert!(core.retry_buffers().is_none());
+    assert!(core.buffer_retry_delay().is_none());
 }
 
 #[test]
@@ -231,9 +227,9 @@ fn an_enter_that_frees_memory_of_another_pool_does_not_wait() {
     ] {
         core.hold_until_submitted(buf);
         core.arm(source, 1, command(file));
-        assert_eq!(core.enter_frees(), frees);
+        assert_eq!(core.enter_frees_buffers(), frees);
         enter(&mut core);
-        assert!(!core.enter_frees());
+        assert!(!core.enter_frees_buffers());
     }
     assert_eq!(other.stats().lent, 0);
 }
@@ -273,14 +269,14 @@ fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
     kernel.borrow_mut().results.extend(results);
     enter(&mut core);
     let mut told = Vec::new();
-    core.deliveries = 100;
-    while let Some(source) = core.next_delivery() {
-        assert!(core.armed_is_next(source));
+    core.deliveries_left = 100;
+    while let Some(source) = core.next_recipient() {
+        assert!(core.is_armed_next(source));
         let (number, raw) = core.next_armed(source).expect("an armed command");
         assert_eq!(core.next_armed(source), None, "the next one is another's");
         told.push((source, number, raw));
     }
-    assert_eq!(core.deliveries, 94);
+    assert_eq!(core.deliveries_left, 94);
     let expected = [
         (first, 0, 10),
         (second, 0, 11),
@@ -326,7 +322,7 @@ fn a_socket_that_nobody_will_be_told_of_is_closed() {
     let raw = std::os::fd::IntoRawFd::into_raw_fd(socket);
     kernel.borrow_mut().results.push((accept.0, raw));
     enter(&mut core);
-    core.judge_rest();
+    core.discard_results();
     assert_eq!(core.stats().ops, 0);
     drop(core.close_ring());
     let read = rustix::io::read(&reading, &mut [0; 1]).unwrap();
@@ -346,9 +342,9 @@ fn a_result_is_judged_when_its_source_is_told_and_a_short_transfer_goes_on_untol
     let op = core.submit(source, Token(1), read);
     kernel.borrow_mut().results.push((op.0, 1024));
     enter(&mut core);
-    assert_eq!(core.next_delivery(), Some(source));
+    assert_eq!(core.next_recipient(), Some(source));
     assert!(core.take_delivery(source).is_none(), "it is not over");
-    assert!(core.next_delivery().is_none());
+    assert!(core.next_recipient().is_none());
     let (key, call) = *kernel.borrow().started.last().unwrap();
     let rest = matches!(
         call,
@@ -378,7 +374,7 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
     assert_eq!(core.stats().armed, 1, "begun on a file that is closing");
     let refused = core.take_delivery(source).expect("an end").1;
     assert!(matches!(refused, Completion::ArmedCommand(2, raw) if raw == -libc::EBADF));
-    assert!(!core.count_out(source));
+    assert!(!core.finish_delivery(source));
     kernel
         .borrow_mut()
         .results
@@ -386,14 +382,17 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
     enter(&mut core);
     let told = core.take_delivery(source);
     assert!(matches!(told, Some((Token(2), _))), "{told:?}");
-    assert!(!core.count_out(source), "told although it leaves");
-    assert!(!core.release(source), "released with an armed command");
+    assert!(!core.finish_delivery(source), "told although it leaves");
+    assert!(
+        !core.release_source(source),
+        "released with an armed command"
+    );
     assert_eq!((core.stats().armed, core.stats().files), (1, 1));
     kernel.borrow_mut().results.push((armed.0, -libc::ENODEV));
     enter(&mut core);
     assert!(core.take_delivery(source).is_some());
-    assert!(!core.count_out(source));
-    assert!(core.release(source));
+    assert!(!core.finish_delivery(source));
+    assert!(core.release_source(source));
     let stats = core.stats();
     assert_eq!((stats.ops, stats.armed, stats.files), (0, 0, 0));
 }
@@ -410,10 +409,10 @@ fn what_the_sources_that_leave_in_a_turn_have_in_flight_is_looked_for_once() {
         expected.push(op.0);
         core.detach(leaves);
     }
-    assert_eq!(core.take_leaving().len(), 100);
-    assert_eq!(core.take_leaving(), []);
+    assert_eq!(core.take_detached().len(), 100);
+    assert_eq!(core.take_detached(), []);
     assert_eq!(kernel.borrow().cancelled, expected);
-    assert_eq!(core.flights.looks.get(), 1);
+    assert_eq!(core.ops.scans.get(), 1);
     core.cancel(kept);
     assert_eq!(kernel.borrow().cancelled.len(), expected.len() + 1);
 }
@@ -423,7 +422,7 @@ fn what_a_source_begins_after_it_was_detached_is_cancelled_too() {
     let (mut core, kernel, source, file) = world();
     core.detach(source);
     let op = core.submit(source, Token(1), Op::Command(command(file)));
-    assert_eq!(core.take_leaving(), [source]);
+    assert_eq!(core.take_detached(), [source]);
     assert_eq!(kernel.borrow().cancelled, [op.0]);
 }
 
@@ -434,11 +433,11 @@ fn for_a_source_and_a_file_without_operations_nothing_is_looked_for() {
     let fd = Arc::new(memfd(c"idle", 0).unwrap());
     let own = core.register_for(Some(idle), fd);
     core.detach(idle);
-    assert_eq!(core.take_leaving(), [idle]);
-    assert!(core.release(idle));
+    assert_eq!(core.take_detached(), [idle]);
+    assert!(core.release_source(idle));
     assert!(core.files.target(own).is_none(), "its file is closed");
-    assert_eq!(core.flights.looks.get(), 0);
-    assert!(core.source(source).is_some());
+    assert_eq!(core.ops.scans.get(), 0);
+    assert!(core.find_source(source).is_some());
 }
 
 #[test]
@@ -468,7 +467,7 @@ fn a_source_that_is_gone_leaves_its_buffer_slots() {
     let mine = core.take_buffer_slots(10).unwrap();
     assert_eq!(core.stats().slots, all - 110);
     core.detach(source);
-    assert!(core.release(source));
+    assert!(core.release_source(source));
     assert_eq!(core.stats().slots, all - 10);
     core.release_buffer_slots(&mine);
     assert_eq!(core.stats().slots, all);
@@ -517,7 +516,7 @@ fn wait_for(core: &mut Core) -> Completion {
             return completion;
         }
         assert!(Instant::now() < until, "no completion came");
-        core.drive(Some(Duration::from_secs(1))).unwrap();
+        core.submit_and_wait(Some(Duration::from_secs(1))).unwrap();
     }
 }
 
@@ -528,7 +527,7 @@ fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
         Ok(ring) => ring,
         Err(error) => return println!("skipped: io_uring: {error}"),
     };
-    if let Err(error) = ring.register_slots(BufferSlots::COUNT) {
+    if let Err(error) = ring.register_buffer_slots(BufferSlots::COUNT) {
         return println!("skipped: a table of buffer slots: {error}");
     }
     let iovec = libc::iovec {
@@ -538,7 +537,7 @@ fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
     // SAFETY: the mapping outlives the ring, and is looked at only between operations.
     unsafe { ring.fill_slot(5, iovec) }.unwrap();
     let at = memory.start as u32;
-    let mut core = core_over(Driver::Uring(ring));
+    let mut core = core_over(AnyDriver::Uring(ring));
     let source = core.attach(|_| Idle);
     let file = memfd(c"disk", 300_000).unwrap();
     assert!(file.as_raw_fd() >= 0);

@@ -13,9 +13,10 @@ use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, EventData, EventFlags};
 
+use super::interface::{BackendKind, Driver};
 use super::workers::{Job, Workers};
-use super::{BackendKind, Call, Drive};
-use crate::files::Target;
+use crate::call::{Call, CallTarget};
+use crate::error::{StartError, StartStep};
 
 const EVENTS_PER_WAIT: usize = 128;
 const WAKE: u64 = u64::MAX;
@@ -38,12 +39,17 @@ pub(crate) struct Epoll {
 }
 
 impl Epoll {
-    pub(crate) fn new(workers: usize, wake: Arc<OwnedFd>) -> io::Result<Epoll> {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), EventFlags::IN)?;
+    pub(crate) fn new(workers: usize, wake: Arc<OwnedFd>) -> Result<Epoll, StartError> {
+        let refused = |error: rustix::io::Errno| StartError::new(StartStep::Epoll, error.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(refused)?;
+        let events = EventFlags::IN;
+        epoll::add(&epoll, &wake, EventData::new_u64(WAKE), events).map_err(refused)?;
+        let workers_started = Workers::start(workers, &wake);
+        let workers_started = workers_started
+            .map_err(|error| StartError::new(StartStep::FileWorkers { count: workers }, error))?;
         Ok(Epoll {
             epoll,
-            workers: Workers::start(workers, &wake)?,
+            workers: workers_started,
             wake,
             waiting: HashMap::new(),
             ready: Vec::new(),
@@ -164,7 +170,7 @@ fn attempt(fd: RawFd, call: &Call) -> Option<i32> {
             socket as isize
         }
         Call::Recv { to, len, .. } => {
-            // SAFETY: the memory is valid until the result is taken, by `Drive::start`.
+            // SAFETY: the memory is valid until the result is taken, by `Driver::start`.
             unsafe { libc::recv(fd, to.cast(), len, libc::MSG_DONTWAIT) }
         }
         Call::Send { msg } => {
@@ -188,7 +194,7 @@ fn attempt(fd: RawFd, call: &Call) -> Option<i32> {
     }
 }
 
-impl Drive for Epoll {
+impl Driver for Epoll {
     fn kind(&self) -> BackendKind {
         BackendKind::Epoll
     }
@@ -207,7 +213,7 @@ impl Drive for Epoll {
         }
     }
 
-    unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
+    unsafe fn start(&mut self, key: u64, target: CallTarget, call: Call) {
         let fd = target.fd;
         match call {
             Call::Read { .. } | Call::Write { .. } | Call::Sync { .. } => {
@@ -243,12 +249,12 @@ impl Drive for Epoll {
         }
     }
 
-    fn all_taken(&mut self) -> bool {
+    fn all_submitted(&mut self) -> bool {
         // Where there is nothing to hand over, nothing is left to be taken.
         true
     }
 
-    fn register_slots(&mut self, _count: u16) -> io::Result<()> {
+    fn register_buffer_slots(&mut self, _count: u16) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

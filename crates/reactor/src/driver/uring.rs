@@ -21,11 +21,11 @@ use io_uring::squeue::Entry;
 use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
 
-use super::{BackendKind, Call, CommandCall, Drive};
-use crate::files::Target;
-use crate::op::{Command, Way};
+use super::interface::{BackendKind, Driver};
+use crate::call::{COMMAND_PAYLOAD_BYTES, Call, CallTarget, CommandCall, FixedDirection};
+use crate::error::{StartError, StartStep};
 
-/// Keys of the driver's own; the core's keys never reach them (`core::armed_key`).
+/// Keys of the driver's own; the core's keys never reach them (`core::armed`).
 const KEY_WAKE: u64 = u64::MAX;
 const KEY_IGNORE: u64 = u64::MAX - 1;
 
@@ -46,7 +46,7 @@ pub(crate) struct Uring {
     /// One more than the highest slot that ever was in use.
     fixed_used: u32,
     /// Whether there is a table of buffer slots.
-    has_slots: bool,
+    has_buffer_slots: bool,
     wake: Arc<OwnedFd>,
     /// Where the kernel puts the wake descriptor's count; unused but for being written to.
     wake_count: Box<u64>,
@@ -58,27 +58,41 @@ pub(crate) struct Uring {
 
 impl Uring {
     /// A ring of the calling thread, or why this host gives none.
-    pub(crate) fn new(entries: u32, completions: u32, wake: Arc<OwnedFd>) -> io::Result<Uring> {
+    pub(crate) fn new(
+        entries: u32,
+        completions: u32,
+        wake: Arc<OwnedFd>,
+    ) -> Result<Uring, StartError> {
         let mut refused = io::Error::from(io::ErrorKind::Unsupported);
         for setup in [Setup::Deferred, Setup::Cooperative, Setup::Plain] {
             match build(setup, entries, completions) {
                 Ok(ring) => {
                     if setup != Setup::Deferred {
-                        tracing::info!(?setup, %refused, "the ring does its work less cheaply");
+                        tracing::info!(
+                            ?setup,
+                            %refused,
+                            "io_uring is set up without IORING_SETUP_DEFER_TASKRUN, which costs \
+                             more per request; Linux 6.1 or later has it"
+                        );
                     }
                     return Uring::over(ring, wake);
                 }
                 Err(error) => refused = error,
             }
         }
-        Err(refused)
+        let step = StartStep::Ring {
+            entries,
+            completions,
+        };
+        Err(StartError::new(step, refused))
     }
 
-    fn over(ring: IoUring, wake: Arc<OwnedFd>) -> io::Result<Uring> {
+    fn over(ring: IoUring, wake: Arc<OwnedFd>) -> Result<Uring, StartError> {
         // The wait's time-out argument and results that are never lost are needed (Linux 5.11).
         let params = ring.params();
         if !params.is_feature_ext_arg() || !params.is_feature_nodrop() {
-            return Err(io::ErrorKind::Unsupported.into());
+            let unsupported = io::Error::from(io::ErrorKind::Unsupported);
+            return Err(StartError::new(StartStep::RingFeatures, unsupported));
         }
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let wanted = limit.unwrap_or(u64::MAX).min(u64::from(FIXED_MAX)) as u32;
@@ -89,7 +103,7 @@ impl Uring {
             ring,
             fixed_max: if sparse { wanted } else { 0 },
             fixed_used: 0,
-            has_slots: false,
+            has_buffer_slots: false,
             wake,
             wake_count: Box::new(0),
             wake_armed: false,
@@ -172,16 +186,16 @@ impl Uring {
 
     #[inline]
     fn reap(&mut self, out: &mut Vec<(u64, i32)>) {
-        let mut woken = false;
+        let mut woke_up = false;
         for completion in self.ring.completion() {
             let key = completion.user_data();
             if key < KEY_IGNORE {
                 out.push((key, completion.result()));
             } else {
-                woken |= key == KEY_WAKE;
+                woke_up |= key == KEY_WAKE;
             }
         }
-        if woken {
+        if woke_up {
             self.wake_armed = false;
         }
     }
@@ -239,7 +253,7 @@ fn clamp(len: usize) -> u32 {
     len.min(1 << 30) as u32
 }
 
-fn entry_of(target: Target, call: Call) -> Entry {
+fn entry_of(target: CallTarget, call: Call) -> Entry {
     match call {
         Call::Accept => on!(target, |fd| opcode::Accept::new(
             fd,
@@ -271,12 +285,12 @@ fn entry_of(target: Target, call: Call) -> Entry {
                 .build())
         }
         Call::Fixed {
-            way,
+            direction,
             offset,
             slot,
             at,
             len,
-        } => fixed_entry(target, way, offset, slot, at, clamp(len as usize)),
+        } => fixed_entry(target, direction, offset, slot, at, clamp(len as usize)),
         Call::Command(call) => command_entry(0, target, call),
         Call::Sync { data_only } => {
             let flags = if data_only {
@@ -307,14 +321,14 @@ struct CommandEntry {
     user_data: u64,
     buffer_and_personality: u32,
     splice_fd: i32,
-    payload: [u8; Command::PAYLOAD_BYTES],
+    payload: [u8; COMMAND_PAYLOAD_BYTES],
 }
 
 /// The descriptor is one of the table.
 const FIXED_FILE: u8 = 1;
 
 #[inline(always)]
-fn command_entry(key: u64, target: Target, call: CommandCall) -> Entry {
+fn command_entry(key: u64, target: CallTarget, call: CommandCall) -> Entry {
     let (fd, flags) = match target.fixed {
         Some(slot) => (slot as i32, FIXED_FILE),
         None => (target.fd, 0),
@@ -339,19 +353,26 @@ fn command_entry(key: u64, target: Target, call: CommandCall) -> Entry {
 }
 
 /// A slot's memory has no address here: the field holds the position within it.
-fn fixed_entry(target: Target, way: Way, offset: u64, slot: u16, at: u64, len: u32) -> Entry {
+fn fixed_entry(
+    target: CallTarget,
+    direction: FixedDirection,
+    offset: u64,
+    slot: u16,
+    at: u64,
+    len: u32,
+) -> Entry {
     let at = std::ptr::without_provenance_mut::<u8>(at as usize);
-    match way {
-        Way::In => on!(target, |fd| opcode::ReadFixed::new(fd, at, len, slot)
+    match direction {
+        FixedDirection::Read => on!(target, |fd| opcode::ReadFixed::new(fd, at, len, slot)
             .offset(offset)
             .build()),
-        Way::Out => on!(target, |fd| opcode::WriteFixed::new(fd, at, len, slot)
+        FixedDirection::Write => on!(target, |fd| opcode::WriteFixed::new(fd, at, len, slot)
             .offset(offset)
             .build()),
     }
 }
 
-impl Drive for Uring {
+impl Driver for Uring {
     fn kind(&self) -> BackendKind {
         BackendKind::IoUring
     }
@@ -372,25 +393,25 @@ impl Drive for Uring {
         }
     }
 
-    unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
+    unsafe fn start(&mut self, key: u64, target: CallTarget, call: Call) {
         let entry = entry_of(target, call).user_data(key);
         self.push(entry);
     }
 
     #[inline(always)]
-    unsafe fn command(&mut self, key: u64, target: Target, call: CommandCall) {
+    unsafe fn command(&mut self, key: u64, target: CallTarget, call: CommandCall) {
         let entry = command_entry(key, target, call);
         self.push(entry);
     }
 
-    fn all_taken(&mut self) -> bool {
+    fn all_submitted(&mut self) -> bool {
         self.ring.submission().is_empty()
     }
 
-    fn register_slots(&mut self, count: u16) -> io::Result<()> {
+    fn register_buffer_slots(&mut self, count: u16) -> io::Result<()> {
         let submitter = self.ring.submitter();
         submitter.register_buffers_sparse(u32::from(count))?;
-        self.has_slots = true;
+        self.has_buffer_slots = true;
         Ok(())
     }
 
@@ -445,7 +466,7 @@ impl Uring {
         let none = vec![-1; self.fixed_used as usize];
         // Where it fails, the kernel does it later.
         let _ = self.ring.submitter().register_files_update(0, &none);
-        if self.has_slots {
+        if self.has_buffer_slots {
             let _ = self.ring.submitter().unregister_buffers();
         }
     }

@@ -7,9 +7,9 @@ use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::Call;
+use crate::call::Call;
 
-/// One file call. Its memory stays valid until its result is taken (`Drive::start`).
+/// One file call. Its memory stays valid until its result is taken (`Driver::start`).
 pub(crate) struct Job {
     pub(crate) key: u64,
     pub(crate) fd: RawFd,
@@ -125,7 +125,7 @@ fn run(shared: &Shared) {
 fn carry_out(job: &Job) -> i32 {
     let result = match job.call {
         Call::Read { to, len, offset } => {
-            // SAFETY: the memory is valid until the result is taken, by `Drive::start`.
+            // SAFETY: the memory is valid until the result is taken, by `Driver::start`.
             unsafe { libc::pread(job.fd, to.cast(), len, offset as libc::off_t) }
         }
         Call::Write { from, len, offset } => {

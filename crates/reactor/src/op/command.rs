@@ -4,8 +4,8 @@
 //! Nothing is interpreted here and nothing is repeated: which errno means what is the driver's
 //! affair. A command owns no memory: what it names is its source's, which says so when it makes one.
 
-use crate::driver::CommandCall;
-use crate::files::FileIndex;
+use crate::call::{COMMAND_PAYLOAD_BYTES, CommandCall};
+use crate::ids::FileIndex;
 
 /// A driver command on a registered file.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub struct Command {
 
 impl Command {
     /// Bytes of a command's payload: the space of an ordinary submission entry.
-    pub const PAYLOAD_BYTES: usize = 16;
+    pub const PAYLOAD_BYTES: usize = COMMAND_PAYLOAD_BYTES;
 
     /// A command of the driver behind `file`, with the driver's own opcode and payload.
     ///
@@ -75,7 +75,7 @@ impl Command {
     /// The same one again, for a way that is seldom gone: what stays here is looked at by nobody else,
     /// and never needs to be put together in memory.
     #[inline(always)]
-    pub(crate) fn same(&self) -> Command {
+    pub(crate) fn duplicate(&self) -> Command {
         Command { ..*self }
     }
 

@@ -3,21 +3,12 @@
 
 use std::io;
 
-use crate::driver::Call;
+use crate::call::{Call, FixedDirection};
 
-/// Which way the bytes go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// From the file into the slot.
-    In,
-    /// From the slot to the file.
-    Out,
-}
-
-/// A transfer under way.
+/// A transfer in progress.
 #[derive(Debug)]
-pub(crate) struct Fixed {
-    way: Way,
+pub(crate) struct FixedTransfer {
+    direction: FixedDirection,
     offset: u64,
     slot: u16,
     /// First byte within the slot's memory.
@@ -26,10 +17,16 @@ pub(crate) struct Fixed {
     done: u32,
 }
 
-impl Fixed {
-    pub(crate) fn new(way: Way, offset: u64, slot: u16, at: u32, len: u32) -> Fixed {
-        Fixed {
-            way,
+impl FixedTransfer {
+    pub(crate) fn new(
+        direction: FixedDirection,
+        offset: u64,
+        slot: u16,
+        at: u32,
+        len: u32,
+    ) -> FixedTransfer {
+        FixedTransfer {
+            direction,
             offset,
             slot,
             at,
@@ -38,13 +35,13 @@ impl Fixed {
         }
     }
 
-    pub(crate) fn empty(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.done >= self.len
     }
 
     pub(crate) fn call(&self) -> Call {
         Call::Fixed {
-            way: self.way,
+            direction: self.direction,
             offset: self.offset + u64::from(self.done),
             slot: self.slot,
             at: u64::from(self.at) + u64::from(self.done),
@@ -53,14 +50,14 @@ impl Fixed {
     }
 
     /// Takes a count in; the end, where it is reached.
-    pub(crate) fn moved(&mut self, count: usize) -> Option<io::Result<()>> {
+    pub(crate) fn advance(&mut self, count: usize) -> Option<io::Result<()>> {
         self.done = self.done.saturating_add(count as u32);
-        if self.empty() {
+        if self.is_finished() {
             return Some(Ok(()));
         }
-        let none = match self.way {
-            Way::In => io::ErrorKind::UnexpectedEof,
-            Way::Out => io::ErrorKind::WriteZero,
+        let none = match self.direction {
+            FixedDirection::Read => io::ErrorKind::UnexpectedEof,
+            FixedDirection::Write => io::ErrorKind::WriteZero,
         };
         (count == 0).then(|| Err(none.into()))
     }

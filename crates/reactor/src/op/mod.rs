@@ -14,29 +14,13 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use crate::buf::Buf;
-use crate::driver::Call;
-use crate::files::FileIndex;
+use crate::call::Call;
+use crate::ids::FileIndex;
 
 pub use command::Command;
-pub(crate) use fixed::{Fixed, Way};
+pub(crate) use fixed::FixedTransfer;
 pub use send::SendPart;
-use send::Sending;
-
-/// A source's own name for an operation, given back with its completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token(pub u64);
-
-/// An operation in flight; names it for [`crate::Core::cancel`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct OpId(pub(crate) u64);
-
-#[cfg(any(test, feature = "fake"))]
-impl OpId {
-    /// An operation of a reactor that is none: for doubles of [`crate::Port`].
-    pub fn for_test(number: u64) -> OpId {
-        OpId(number)
-    }
-}
+use send::SendTransfer;
 
 /// What is asked of the reactor.
 #[derive(Debug)]
@@ -171,7 +155,7 @@ pub(crate) enum Work {
         exact: bool,
         received: usize,
     },
-    Send(Box<Sending>),
+    Send(Box<SendTransfer>),
     Read {
         buf: Buf,
         offset: u64,
@@ -182,7 +166,7 @@ pub(crate) enum Work {
         offset: u64,
         done: usize,
     },
-    Fixed(Fixed),
+    Fixed(FixedTransfer),
     Command,
     Sync {
         data_only: bool,
@@ -213,7 +197,7 @@ impl Work {
                     received: 0,
                 },
             ),
-            Op::Send { file, parts } => (file, Work::Send(Sending::new(parts))),
+            Op::Send { file, parts } => (file, Work::Send(SendTransfer::new(parts))),
             Op::Read { file, offset, buf } => (
                 file,
                 Work::Read {
@@ -247,12 +231,12 @@ impl Work {
     }
 
     /// Whether there is nothing to do at all: no call is made for it.
-    pub(crate) fn empty(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         match self {
             Work::Recv { buf, filled, .. } => *filled >= buf.len(),
-            Work::Send(sending) => sending.finished(),
+            Work::Send(sending) => sending.is_finished(),
             Work::Read { buf, .. } | Work::Write { buf, .. } => buf.is_empty(),
-            Work::Fixed(fixed) => fixed.empty(),
+            Work::Fixed(fixed) => fixed.is_finished(),
             _ => false,
         }
     }
@@ -296,7 +280,7 @@ impl Work {
     }
 
     /// The end of it, without or with an error.
-    pub(crate) fn end(self, result: io::Result<()>) -> Completion {
+    pub(crate) fn into_completion(self, result: io::Result<()>) -> Completion {
         match self {
             Work::Accept => Completion::Accept(Err(result.err().unwrap_or_else(cancelled))),
             Work::Recv { buf, received, .. } => Completion::Recv(buf, result.map(|()| received)),
@@ -314,7 +298,7 @@ impl Work {
     /// Judges the raw result of the last call: a count, or a negated errno. The completion, which
     /// takes what `self` owned, or `None` where another call is to be made. In place: this is
     /// twice on the way of every request, and nothing of the two kinds it meets there is moved.
-    pub(crate) fn judge(&mut self, raw: i32, stop: bool) -> Option<Completion> {
+    pub(crate) fn on_result(&mut self, raw: i32, stop: bool) -> Option<Completion> {
         if matches!(self, Work::Command) {
             return Some(Completion::Command(raw));
         }
@@ -322,10 +306,10 @@ impl Work {
         // this one was for may be lost.
         let interrupted = raw == -libc::EINTR || raw == -libc::EAGAIN;
         if interrupted && !matches!(self, Work::Sync { .. }) {
-            return stop.then(|| self.ended(Err(cancelled())));
+            return stop.then(|| self.finish(Err(cancelled())));
         }
         if raw < 0 {
-            return Some(self.ended(Err(io::Error::from_raw_os_error(-raw))));
+            return Some(self.finish(Err(io::Error::from_raw_os_error(-raw))));
         }
         match self {
             Work::Accept => {
@@ -337,8 +321,8 @@ impl Work {
             _ => {}
         }
         match self.advance(raw as usize) {
-            Some(result) => Some(self.ended(result)),
-            None if stop => Some(self.ended(Err(cancelled()))),
+            Some(result) => Some(self.finish(result)),
+            None if stop => Some(self.finish(Err(cancelled()))),
             None => None,
         }
     }
@@ -347,7 +331,7 @@ impl Work {
     /// a call that came nowhere is an error, as the next one would not get further.
     fn advance(&mut self, count: usize) -> Option<io::Result<()>> {
         let (finished, stuck) = match self {
-            Work::Fixed(fixed) => return fixed.moved(count),
+            Work::Fixed(fixed) => return fixed.advance(count),
             Work::Recv {
                 buf,
                 filled,
@@ -361,7 +345,7 @@ impl Work {
             }
             Work::Send(sending) => {
                 sending.advance(count);
-                (sending.finished(), io::ErrorKind::WriteZero)
+                (sending.is_finished(), io::ErrorKind::WriteZero)
             }
             Work::Read { buf, done, .. } => {
                 *done += count;
@@ -386,11 +370,11 @@ impl Work {
     }
 
     /// The end of it in place; what is left owns nothing and is not called again.
-    fn ended(&mut self, result: io::Result<()>) -> Completion {
+    fn finish(&mut self, result: io::Result<()>) -> Completion {
         if let Work::Fixed(_) = self {
             return Completion::Fixed(result);
         }
-        std::mem::replace(self, Work::Timeout).end(result)
+        std::mem::replace(self, Work::Timeout).into_completion(result)
     }
 }
 

@@ -31,7 +31,7 @@ impl SendPart {
 }
 
 /// A vectored send under way: the kernel reads `msg`, `iov` and the parts until it is done.
-pub(crate) struct Sending {
+pub(crate) struct SendTransfer {
     parts: Vec<SendPart>,
     pub(super) iov: Vec<libc::iovec>,
     /// First vector with something left.
@@ -42,8 +42,8 @@ pub(crate) struct Sending {
 /// Vectors per call; the kernel's own limit.
 const IOV_MAX: usize = 1024;
 
-impl Sending {
-    pub(crate) fn new(parts: Vec<SendPart>) -> Box<Sending> {
+impl SendTransfer {
+    pub(crate) fn new(parts: Vec<SendPart>) -> Box<SendTransfer> {
         let iov = parts
             .iter()
             .filter(|part| !part.is_empty())
@@ -54,7 +54,7 @@ impl Sending {
             .collect();
         // SAFETY: a `msghdr` of zeroes is valid: no name, no vectors, no control data.
         let msg = unsafe { std::mem::zeroed() };
-        Box::new(Sending {
+        Box::new(SendTransfer {
             parts,
             iov,
             next: 0,
@@ -66,7 +66,7 @@ impl Sending {
         self.parts
     }
 
-    pub(crate) fn finished(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         self.next == self.iov.len()
     }
 

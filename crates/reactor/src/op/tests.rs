@@ -1,6 +1,7 @@
 //! What raw results lead to.
 
 use super::*;
+use crate::call::FixedDirection;
 
 /// What a raw result led to.
 enum Verdict {
@@ -8,8 +9,8 @@ enum Verdict {
     Done(Completion),
 }
 
-fn judged(mut work: Work, raw: i32, stop: bool) -> Verdict {
-    match work.judge(raw, stop) {
+fn on_result(mut work: Work, raw: i32, stop: bool) -> Verdict {
+    match work.on_result(raw, stop) {
         Some(completion) => Verdict::Done(completion),
         None => Verdict::Again(work),
     }
@@ -25,7 +26,7 @@ fn read_of(len: usize) -> Work {
 
 #[test]
 fn a_short_read_is_continued_where_it_stopped() {
-    let Verdict::Again(mut work) = judged(read_of(1000), 300, false) else {
+    let Verdict::Again(mut work) = on_result(read_of(1000), 300, false) else {
         panic!("finished early")
     };
     let Call::Read { len, offset, .. } = work.call() else {
@@ -33,7 +34,7 @@ fn a_short_read_is_continued_where_it_stopped() {
     };
     assert_eq!((len, offset), (700, 400));
     assert!(matches!(
-        judged(work, 700, false),
+        on_result(work, 700, false),
         Verdict::Done(Completion::Read(_, Ok(())))
     ));
 }
@@ -45,14 +46,14 @@ fn a_short_write_is_continued_where_it_stopped_and_one_that_stops_is_an_error() 
         offset: 100,
         done: 0,
     };
-    let Verdict::Again(mut work) = judged(write(), 300, false) else {
+    let Verdict::Again(mut work) = on_result(write(), 300, false) else {
         panic!("finished early")
     };
     let Call::Write { len, offset, .. } = work.call() else {
         panic!("another call")
     };
     assert_eq!((len, offset), (700, 400));
-    let Verdict::Done(Completion::Write(_, Err(error))) = judged(work, 0, false) else {
+    let Verdict::Done(Completion::Write(_, Err(error))) = on_result(work, 0, false) else {
         panic!("taken for success")
     };
     assert_eq!(error.kind(), io::ErrorKind::WriteZero);
@@ -60,13 +61,13 @@ fn a_short_write_is_continued_where_it_stopped_and_one_that_stops_is_an_error() 
 
 #[test]
 fn a_short_move_of_a_slot_is_continued_in_file_and_slot_and_one_that_stops_is_an_error() {
-    for (way, none) in [
-        (Way::In, io::ErrorKind::UnexpectedEof),
-        (Way::Out, io::ErrorKind::WriteZero),
+    for (direction, none) in [
+        (FixedDirection::Read, io::ErrorKind::UnexpectedEof),
+        (FixedDirection::Write, io::ErrorKind::WriteZero),
     ] {
-        let fixed = Work::Fixed(Fixed::new(way, 8192, 7, 512, 4096));
-        let Verdict::Again(mut rest) = judged(fixed, 1024, false) else {
-            panic!("{way:?}: a part was taken for all")
+        let fixed = Work::Fixed(FixedTransfer::new(direction, 8192, 7, 512, 4096));
+        let Verdict::Again(mut rest) = on_result(fixed, 1024, false) else {
+            panic!("{direction:?}: a part was taken for all")
         };
         let Call::Fixed {
             offset,
@@ -79,24 +80,28 @@ fn a_short_move_of_a_slot_is_continued_in_file_and_slot_and_one_that_stops_is_an
             panic!("another call")
         };
         assert_eq!((offset, slot, at, len), (9216, 7, 1536, 3072));
-        let Verdict::Again(rest) = judged(rest, -libc::EAGAIN, false) else {
-            panic!("{way:?}: given up")
+        let Verdict::Again(rest) = on_result(rest, -libc::EAGAIN, false) else {
+            panic!("{direction:?}: given up")
         };
-        let Verdict::Again(rest) = judged(rest, 3071, false) else {
-            panic!("{way:?}: a byte is missing")
+        let Verdict::Again(rest) = on_result(rest, 3071, false) else {
+            panic!("{direction:?}: a byte is missing")
         };
-        let Verdict::Done(Completion::Fixed(Err(error))) = judged(rest, 0, false) else {
-            panic!("{way:?}: nothing was taken for the rest")
+        let Verdict::Done(Completion::Fixed(Err(error))) = on_result(rest, 0, false) else {
+            panic!("{direction:?}: nothing was taken for the rest")
         };
         assert_eq!(error.kind(), none);
-        let whole = judged(Work::Fixed(Fixed::new(way, 0, 0, 0, 4096)), 4096, false);
+        let whole = on_result(
+            Work::Fixed(FixedTransfer::new(direction, 0, 0, 0, 4096)),
+            4096,
+            false,
+        );
         assert!(matches!(whole, Verdict::Done(Completion::Fixed(Ok(())))));
     }
 }
 
 #[test]
 fn the_end_of_a_file_inside_a_read_is_an_error() {
-    let Verdict::Done(Completion::Read(_, Err(error))) = judged(read_of(10), 0, false) else {
+    let Verdict::Done(Completion::Read(_, Err(error))) = on_result(read_of(10), 0, false) else {
         panic!("taken for success")
     };
     assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
@@ -105,7 +110,7 @@ fn the_end_of_a_file_inside_a_read_is_an_error() {
 #[test]
 fn a_cancelled_operation_is_not_continued() {
     for raw in [300, -libc::EINTR] {
-        let verdict = judged(read_of(1000), raw, true);
+        let verdict = on_result(read_of(1000), raw, true);
         let Verdict::Done(Completion::Read(_, Err(error))) = verdict else {
             panic!("continued after cancel")
         };
@@ -120,14 +125,14 @@ fn a_short_send_leaves_out_what_was_sent() {
         SendPart::Bytes(vec![]),
         SendPart::Buf(Buf::allocate(100).unwrap()),
     ];
-    let work = Work::Send(Sending::new(parts));
-    let Verdict::Again(Work::Send(mut sending)) = judged(work, 40, false) else {
+    let work = Work::Send(SendTransfer::new(parts));
+    let Verdict::Again(Work::Send(mut sending)) = on_result(work, 40, false) else {
         panic!("finished early")
     };
     assert_eq!((sending.next, sending.iov[1].iov_len), (1, 70));
     sending.message();
     assert_eq!(sending.msg.msg_iovlen, 1);
-    let Verdict::Done(Completion::Send(parts, Ok(()))) = judged(Work::Send(sending), 70, false)
+    let Verdict::Done(Completion::Send(parts, Ok(()))) = on_result(Work::Send(sending), 70, false)
     else {
         panic!("not finished")
     };
@@ -142,14 +147,14 @@ fn a_receive_says_how_much_came_and_an_exact_one_fills_up() {
         exact,
         received: 0,
     };
-    let Verdict::Done(Completion::Recv(_, Ok(30))) = judged(recv(false), 30, false) else {
+    let Verdict::Done(Completion::Recv(_, Ok(30))) = on_result(recv(false), 30, false) else {
         panic!("another count")
     };
-    let Verdict::Again(rest) = judged(recv(true), 30, false) else {
+    let Verdict::Again(rest) = on_result(recv(true), 30, false) else {
         panic!("cut short")
     };
     assert!(matches!(
-        judged(rest, 50, false),
+        on_result(rest, 50, false),
         Verdict::Done(Completion::Recv(_, Ok(80)))
     ));
 }
@@ -160,7 +165,8 @@ fn a_sync_that_failed_for_whatever_reason_is_never_made_again() {
         for errno in [libc::EINTR, libc::EAGAIN, libc::EIO] {
             for stop in [false, true] {
                 let sync = Work::Sync { data_only };
-                let Verdict::Done(Completion::Sync(Err(error))) = judged(sync, -errno, stop) else {
+                let Verdict::Done(Completion::Sync(Err(error))) = on_result(sync, -errno, stop)
+                else {
                     panic!("errno {errno} is not told")
                 };
                 assert_eq!(error.raw_os_error(), Some(errno));

@@ -1,14 +1,14 @@
 //! What each holder has of what is lent to be held.
 //!
-//! Holders are sources, whose numbers are a place that is used again and a generation: so an account is
-//! found without a search, and a few words are kept for each place that ever held something. Who has
-//! taken a place begins with nothing, whatever who left it still has.
+//! Holders are sources, whose numbers are a slot that is used again and a generation: so an account is
+//! found without a search, and a few words are kept for each slot that ever held something. Who has
+//! taken a slot begins with nothing, whatever who left it still has.
 
 /// Whoever does not say who it is.
-pub(super) const NOBODY: u64 = u64::MAX;
+pub(super) const UNNAMED: u64 = u64::MAX;
 
 /// Places that have an account of their own; who says a higher number is nobody.
-const PLACES_MAX: usize = 1 << 20;
+const SLOTS_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Default)]
 struct Account {
@@ -18,23 +18,23 @@ struct Account {
 
 #[derive(Default)]
 pub(super) struct Accounts {
-    by_place: Vec<Account>,
-    nobodys: usize,
+    by_slot: Vec<Account>,
+    unnamed: usize,
 }
 
-/// The place and the generation that a holder's number says; none of nobody's.
-fn parts(holder: u64) -> Option<(usize, u32)> {
-    let place = holder as u32 as usize;
-    (place < PLACES_MAX).then_some((place, (holder >> 32) as u32))
+/// The slot and the generation that a holder's number says; none of nobody's.
+fn split(holder: u64) -> Option<(usize, u32)> {
+    let slot = holder as u32 as usize;
+    (slot < SLOTS_MAX).then_some((slot, (holder >> 32) as u32))
 }
 
 impl Accounts {
     /// Bytes that a holder has.
     pub(super) fn of(&self, holder: u64) -> usize {
-        let Some((place, generation)) = parts(holder) else {
-            return self.nobodys;
+        let Some((slot, generation)) = split(holder) else {
+            return self.unnamed;
         };
-        match self.by_place.get(place) {
+        match self.by_slot.get(slot) {
             Some(account) if account.generation == generation => account.bytes,
             _ => 0,
         }
@@ -42,14 +42,14 @@ impl Accounts {
 
     /// It got more.
     pub(super) fn add(&mut self, holder: u64, bytes: usize) {
-        let Some((place, generation)) = parts(holder) else {
-            self.nobodys += bytes;
+        let Some((slot, generation)) = split(holder) else {
+            self.unnamed += bytes;
             return;
         };
-        if place >= self.by_place.len() {
-            self.by_place.resize(place + 1, Account::default());
+        if slot >= self.by_slot.len() {
+            self.by_slot.resize(slot + 1, Account::default());
         }
-        let account = &mut self.by_place[place];
+        let account = &mut self.by_slot[slot];
         if account.generation != generation {
             *account = Account {
                 generation,
@@ -59,16 +59,16 @@ impl Accounts {
         account.bytes += bytes;
     }
 
-    /// It gave back what it got. One whose place another has taken has no account any more.
+    /// It gave back what it got. One whose slot another has taken has no account any more.
     pub(super) fn take(&mut self, holder: u64, bytes: usize) {
-        let Some((place, generation)) = parts(holder) else {
-            self.nobodys -= bytes;
+        let Some((slot, generation)) = split(holder) else {
+            self.unnamed -= bytes;
             return;
         };
-        if let Some(account) = self.by_place.get_mut(place)
+        if let Some(account) = self.by_slot.get_mut(slot)
             && account.generation == generation
         {
-            // Less than that where another had the place meanwhile, and who was there first came back.
+            // Less than that where another had the slot meanwhile, and who was there first came back.
             account.bytes = account.bytes.saturating_sub(bytes);
         }
     }
@@ -106,10 +106,10 @@ mod tests {
     #[test]
     fn whoever_does_not_say_who_it_is_has_one_account_together() {
         let mut accounts = Accounts::default();
-        accounts.add(NOBODY, 5);
+        accounts.add(UNNAMED, 5);
         accounts.add(0, 7);
-        assert_eq!((accounts.of(NOBODY), accounts.of(0)), (5, 7));
-        accounts.take(NOBODY, 5);
-        assert_eq!((accounts.of(NOBODY), accounts.of(0)), (0, 7));
+        assert_eq!((accounts.of(UNNAMED), accounts.of(0)), (5, 7));
+        accounts.take(UNNAMED, 5);
+        assert_eq!((accounts.of(UNNAMED), accounts.of(0)), (0, 7));
     }
 }

@@ -4,7 +4,7 @@
 //! only sees to it that two users never take the same number, and that the numbers of a source
 //! that is gone come back.
 
-use crate::source::SourceId;
+use crate::ids::SourceId;
 
 /// As many as the kernel allows.
 const COUNT: u16 = 16_384;
@@ -26,7 +26,7 @@ pub(crate) struct BufferSlots {
 impl BufferSlots {
     pub(crate) const COUNT: u16 = COUNT;
 
-    pub(crate) fn enabled(&self) -> bool {
+    pub(crate) fn is_enabled(&self) -> bool {
         !self.holders.is_empty()
     }
 
@@ -39,7 +39,7 @@ impl BufferSlots {
 
     /// `count` slots or none.
     pub(crate) fn take(&mut self, count: usize, source: Option<SourceId>) -> Option<Vec<u16>> {
-        if !self.enabled() || count > self.free.len() {
+        if !self.is_enabled() || count > self.free.len() {
             return None;
         }
         let taken = self.free.split_off(self.free.len() - count);
@@ -50,7 +50,7 @@ impl BufferSlots {
     }
 
     /// Takes slots back; those that nobody holds are left alone.
-    pub(crate) fn give(&mut self, slots: &[u16]) {
+    pub(crate) fn release(&mut self, slots: &[u16]) {
         for &slot in slots {
             let Some(holder) = self.holders.get_mut(usize::from(slot)) else {
                 continue;
@@ -62,14 +62,27 @@ impl BufferSlots {
     }
 
     /// Takes back what a source held.
-    pub(crate) fn give_all_of(&mut self, source: SourceId) {
+    pub(crate) fn release_all_of(&mut self, source: SourceId) {
         let of_source = |&slot: &u16| self.holders[usize::from(slot)] == Holder::Source(source);
         let held: Vec<u16> = (0..self.holders.len() as u16).filter(of_source).collect();
-        self.give(&held);
+        self.release(&held);
     }
 
-    pub(crate) fn left(&self) -> usize {
+    pub(crate) fn free_count(&self) -> usize {
         self.free.len()
+    }
+}
+
+impl BufferSlots {
+    /// Panics where a slot is free and held at the same time, or neither.
+    pub(crate) fn assert_invariants(&self) {
+        let is_held = |holder: &&Holder| **holder != Holder::Nobody;
+        let held = self.holders.iter().filter(is_held).count();
+        assert_eq!(
+            held + self.free.len(),
+            self.holders.len(),
+            "held and free buffer slots, against all"
+        );
     }
 }
 
@@ -93,9 +106,9 @@ mod tests {
         let distinct: std::collections::HashSet<u16> = all.iter().copied().collect();
         assert_eq!(distinct.len(), usize::from(COUNT));
         assert!(slots.take(1, None).is_none());
-        slots.give(&all[..2]);
-        slots.give(&all[..2]);
-        assert_eq!(slots.left(), 2);
+        slots.release(&all[..2]);
+        slots.release(&all[..2]);
+        assert_eq!(slots.free_count(), 2);
         assert!(slots.take(3, None).is_none(), "more than there are");
         assert!(slots.take(2, None).is_some());
     }
@@ -106,9 +119,9 @@ mod tests {
         slots.enable();
         let theirs = slots.take(10, Some(source(1))).unwrap();
         slots.take(10, Some(source(2))).unwrap();
-        slots.give(&theirs[..4]);
-        slots.give_all_of(source(1));
-        slots.give_all_of(source(1));
-        assert_eq!(slots.left(), usize::from(COUNT) - 10);
+        slots.release(&theirs[..4]);
+        slots.release_all_of(source(1));
+        slots.release_all_of(source(1));
+        assert_eq!(slots.free_count(), usize::from(COUNT) - 10);
     }
 }

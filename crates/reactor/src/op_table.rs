@@ -5,11 +5,10 @@
 //! The highest bit of a key is never set: such keys are those of armed commands, which are not here.
 
 use crate::buf::Buf;
-use crate::files::FileIndex;
-use crate::op::{OpId, Token, Work};
-use crate::source::SourceId;
+use crate::ids::{FileIndex, OpId, SourceId, Token};
+use crate::op::Work;
 
-pub(crate) struct InFlight {
+pub(crate) struct ActiveOp {
     pub(crate) source: SourceId,
     pub(crate) token: Token,
     pub(crate) work: Work,
@@ -22,26 +21,26 @@ pub(crate) struct InFlight {
 #[derive(Default)]
 struct Slot {
     generation: u32,
-    /// Counted as armed, also while its flight is out of the table.
+    /// Counted as armed, also while its op is out of the table.
     armed: bool,
-    flight: Option<InFlight>,
+    op: Option<ActiveOp>,
 }
 
 #[derive(Default)]
-pub(crate) struct Flights {
+pub(crate) struct OpTable {
     slots: Vec<Slot>,
     free: Vec<u32>,
     armed: usize,
     /// How often all of them were looked at.
     #[cfg(test)]
-    pub(crate) looks: std::cell::Cell<usize>,
+    pub(crate) scans: std::cell::Cell<usize>,
 }
 
 fn index_of(key: u64) -> usize {
     (key & u64::from(u32::MAX)) as usize
 }
 
-impl Flights {
+impl OpTable {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -54,61 +53,79 @@ impl Flights {
 
     /// Takes an operation in; its key.
     #[inline(always)]
-    pub(crate) fn insert(&mut self, flight: InFlight) -> u64 {
+    pub(crate) fn insert(&mut self, op: ActiveOp) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
-        slot.armed = flight.armed;
+        slot.armed = op.armed;
         self.armed += usize::from(slot.armed);
-        slot.flight = Some(flight);
+        slot.op = Some(op);
         u64::from(slot.generation) << 32 | u64::from(index)
     }
 
-    pub(crate) fn get(&mut self, key: u64) -> Option<&mut InFlight> {
+    pub(crate) fn get(&mut self, key: u64) -> Option<&mut ActiveOp> {
         let slot = self.slots.get_mut(index_of(key))?;
         if u64::from(slot.generation) != key >> 32 {
             return None;
         }
-        slot.flight.as_mut()
+        slot.op.as_mut()
     }
 
     /// Takes an operation out: `free` follows.
-    pub(crate) fn take(&mut self, key: u64) -> Option<InFlight> {
+    pub(crate) fn take(&mut self, key: u64) -> Option<ActiveOp> {
         self.get(key)?;
-        self.slots[index_of(key)].flight.take()
+        self.slots[index_of(key)].op.take()
     }
 
     /// The operation has ended; its key names nothing any more.
-    pub(crate) fn free(&mut self, key: u64) {
+    pub(crate) fn release(&mut self, key: u64) {
         let slot = &mut self.slots[index_of(key)];
-        slot.flight = None;
+        slot.op = None;
         slot.generation = (slot.generation + 1) % (1 << 31);
         self.armed -= usize::from(std::mem::take(&mut slot.armed));
         self.free.push(index_of(key) as u32);
     }
 
-    /// The operations of which `wanted` says so. It looks at all of them: never once per source or
+    /// The operations of which `wanted` says so. It scans at all of them: never once per source or
     /// file where many go together.
-    pub(crate) fn ids_where(&self, wanted: impl Fn(&InFlight) -> bool) -> Vec<OpId> {
+    pub(crate) fn ids_where(&self, wanted: impl Fn(&ActiveOp) -> bool) -> Vec<OpId> {
         #[cfg(test)]
-        self.looks.set(self.looks.get() + 1);
+        self.scans.set(self.scans.get() + 1);
         let slots = self.slots.iter().enumerate();
         slots
             .filter_map(|(index, slot)| {
-                let flight = slot.flight.as_ref()?;
-                wanted(flight).then_some(OpId(u64::from(slot.generation) << 32 | index as u64))
+                let op = slot.op.as_ref()?;
+                wanted(op).then_some(OpId(u64::from(slot.generation) << 32 | index as u64))
             })
             .collect()
+    }
+
+    /// How many operations use a file.
+    pub(crate) fn count_on_files(&self) -> usize {
+        let ops = self.slots.iter().filter_map(|slot| slot.op.as_ref());
+        ops.filter(|op| op.file.is_some()).count()
+    }
+
+    /// Panics where the counts are not those of the slots.
+    pub(crate) fn assert_invariants(&self) {
+        let taken = self.slots.iter().filter(|slot| slot.op.is_some()).count();
+        assert_eq!(
+            taken,
+            self.len(),
+            "operations, against slots that are not free"
+        );
+        let armed = self.slots.iter().filter(|slot| slot.armed).count();
+        assert_eq!(armed, self.armed, "armed operations");
     }
 
     /// Makes an operation of any kind one that ends with the ring only: drivers whose commands
     /// stay in flight are not on every host that runs tests.
     #[cfg(test)]
     pub(crate) fn arm(&mut self, key: u64) {
-        let flight = self.get(key).expect("the operation is in flight");
-        flight.armed = true;
+        let op = self.get(key).expect("the operation is in flight");
+        op.armed = true;
         self.slots[index_of(key)].armed = true;
         self.armed += 1;
     }
@@ -117,17 +134,17 @@ impl Flights {
     /// thread.
     pub(crate) fn disarm(&mut self) -> Vec<Buf> {
         let mut memory = Vec::new();
-        for OpId(key) in self.ids_where(|flight| flight.armed) {
-            if let Some(flight) = self.take(key) {
-                memory.extend(flight.work.into_memory());
+        for OpId(key) in self.ids_where(|op| op.armed) {
+            if let Some(op) = self.take(key) {
+                memory.extend(op.work.into_memory());
             }
-            self.free(key);
+            self.release(key);
         }
         memory
     }
 }
 
-impl Drop for Flights {
+impl Drop for OpTable {
     /// What the kernel may still touch is never freed by who gives up or unwinds.
     fn drop(&mut self) {
         if self.len() > 0 {

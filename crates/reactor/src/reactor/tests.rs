@@ -7,7 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
 use crate::buf::Buf;
-use crate::op::{Completion, Op, Token};
+use crate::core::{Cx, Source};
+use crate::ids::Token;
+use crate::op::{Completion, Op};
 use crate::pool::Need;
 
 const DEADLINE: Duration = Duration::from_secs(20);

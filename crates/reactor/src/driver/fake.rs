@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use super::{BackendKind, Call, Drive, Epoll};
-use crate::files::Target;
-use crate::op::Command;
+use super::epoll::Epoll;
+use super::interface::{BackendKind, Driver};
+use crate::call::{COMMAND_PAYLOAD_BYTES, Call, CallTarget};
 
 const LOOK: Duration = Duration::from_millis(1);
 
@@ -24,7 +24,7 @@ pub trait CommandDriver {
         key: u64,
         file: BorrowedFd<'_>,
         opcode: u32,
-        payload: [u8; Command::PAYLOAD_BYTES],
+        payload: [u8; COMMAND_PAYLOAD_BYTES],
         sqe_addr: Option<u64>,
     );
 
@@ -32,19 +32,19 @@ pub trait CommandDriver {
     fn take_completions(&mut self, out: &mut Vec<(u64, i32)>);
 }
 
-pub(crate) struct Double {
+pub(crate) struct FakeDriver {
     // Before the files that it is told of.
     commands: Box<dyn CommandDriver>,
     rest: Epoll,
 }
 
-impl Double {
-    pub(crate) fn new(commands: Box<dyn CommandDriver>, rest: Epoll) -> Double {
-        Double { commands, rest }
+impl FakeDriver {
+    pub(crate) fn new(commands: Box<dyn CommandDriver>, rest: Epoll) -> FakeDriver {
+        FakeDriver { commands, rest }
     }
 }
 
-impl Drive for Double {
+impl Driver for FakeDriver {
     fn kind(&self) -> BackendKind {
         self.rest.kind()
     }
@@ -57,7 +57,7 @@ impl Drive for Double {
         self.rest.unregister(slot, fd, fixed);
     }
 
-    unsafe fn start(&mut self, key: u64, target: Target, call: Call) {
+    unsafe fn start(&mut self, key: u64, target: CallTarget, call: Call) {
         let Call::Command(command) = call else {
             // SAFETY: the caller's promise is the same.
             return unsafe { self.rest.start(key, target, call) };
@@ -71,12 +71,12 @@ impl Drive for Double {
         };
     }
 
-    fn all_taken(&mut self) -> bool {
-        self.rest.all_taken()
+    fn all_submitted(&mut self) -> bool {
+        self.rest.all_submitted()
     }
 
-    fn register_slots(&mut self, count: u16) -> io::Result<()> {
-        self.rest.register_slots(count)
+    fn register_buffer_slots(&mut self, count: u16) -> io::Result<()> {
+        self.rest.register_buffer_slots(count)
     }
 
     fn cancel(&mut self, key: u64) {

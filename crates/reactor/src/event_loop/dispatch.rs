@@ -1,61 +1,61 @@
-//! Who is told what has ended: in order, and all of a source that follows each other in one visit.
+//! Completion delivery: in the order of results, and consecutive ones of one source in one call.
 //!
-//! Each end is told exactly once, or to nobody where its source has left.
+//! Each completion is delivered exactly once, or dropped where its source is detached.
 
-use crate::op::{Completion, Token};
-use crate::source::{Cx, Source, SourceId};
-
-use super::Loop;
+use super::EventLoop;
+use crate::core::{Cx, Source};
+use crate::ids::{SourceId, Token};
+use crate::op::Completion;
 
 /// Completions delivered before the kernel is asked again, so that a source that produces its
 /// own work cannot keep the others waiting.
 const DELIVERIES_PER_TURN: usize = 1024;
 
-impl Loop {
-    /// Gives completions to their sources. Those of one source that follow each other are one
-    /// visit: what a visit costs is paid once for all of a busy queue's.
+impl EventLoop {
+    /// Delivers completions to their sources. The source is looked up once for all of its completions
+    /// that follow each other.
     pub(super) fn deliver(&mut self) {
-        self.core.deliveries = DELIVERIES_PER_TURN;
-        while self.core.deliveries > 0
-            && let Some(id) = self.core.next_delivery()
+        self.core.deliveries_left = DELIVERIES_PER_TURN;
+        while self.core.deliveries_left > 0
+            && let Some(id) = self.core.next_recipient()
         {
-            let before = self.core.deliveries;
-            self.with_source(id, |source, cx| {
-                while cx.core.deliveries > 0 {
-                    if cx.core.armed_is_next(id) {
-                        tell_armed(source, cx);
+            let before = self.core.deliveries_left;
+            self.call_source(id, |source, cx| {
+                while cx.core.deliveries_left > 0 {
+                    if cx.core.is_armed_next(id) {
+                        deliver_armed(source, cx);
                         continue;
                     }
                     let Some((token, completion)) = cx.core.take_delivery(id) else {
                         return;
                     };
                     if matches!(completion, Completion::ArmedCommand(..)) {
-                        // It came behind a transfer that goes on.
-                        cx.core.tell_first(id, token, completion);
+                        // It came behind a transfer that is continued.
+                        cx.core.requeue_first(id, token, completion);
                         continue;
                     }
-                    cx.core.deliveries -= 1;
-                    if cx.core.count_out(id) {
+                    cx.core.deliveries_left -= 1;
+                    if cx.core.finish_delivery(id) {
                         source.on_completion(cx, token, completion);
                     }
                 }
             });
-            if self.core.deliveries == before && self.core.is_live(id) && !self.has(id) {
-                // It is on its way in, attached by who was called just now.
-                self.arrivals();
+            if self.core.deliveries_left == before && self.core.is_live(id) && !self.has(id) {
+                // It was attached by a source that was called just now.
+                self.insert_arrivals();
                 continue;
             }
-            if self.core.deliveries == before {
-                // It has left, and nobody wants it; or a transfer goes on.
+            if self.core.deliveries_left == before {
+                // Its source is gone and the completion is dropped, or a transfer is continued.
                 if self.core.take_delivery(id).is_some() {
-                    self.core.count_out(id);
+                    self.core.finish_delivery(id);
                 }
-                self.core.deliveries -= 1;
+                self.core.deliveries_left -= 1;
             }
         }
     }
 
-    /// Whether a source is here, and not on its way in.
+    /// Whether a source is in its slot, and not among the arrivals.
     fn has(&self, id: SourceId) -> bool {
         let entry = self
             .sources
@@ -66,14 +66,14 @@ impl Loop {
     }
 }
 
-/// Tells a source of the ends of its armed commands. One that asks for none is told of the first as of
-/// any other operation, so that none is lost; what comes for one that leaves is counted only.
-fn tell_armed(source: &mut dyn Source, cx: &mut Cx<'_>) {
-    let before = cx.core.deliveries;
+/// Delivers the results of armed commands. A source that takes none gets the first like any other
+/// completion, so that none is lost; for a detached source they are only counted.
+fn deliver_armed(source: &mut dyn Source, cx: &mut Cx<'_>) {
+    let before = cx.core.deliveries_left;
     if cx.core.is_live(cx.me) {
         source.on_armed_completions(cx);
     }
-    if cx.core.deliveries == before
+    if cx.core.deliveries_left == before
         && let Some((number, raw)) = cx.next_armed()
     {
         let token = Token(u64::from(number));
@@ -89,7 +89,6 @@ mod tests {
     use super::*;
     use crate::core::tests::{Kernel, command, world};
     use crate::op::Op;
-    use crate::run::sources::Sources;
 
     type Heard = Rc<RefCell<Vec<String>>>;
 
@@ -134,15 +133,6 @@ mod tests {
         }
     }
 
-    fn turning(core: crate::core::Core) -> Loop {
-        Loop {
-            core,
-            sources: Sources::default(),
-            departing: Vec::new(),
-            every_turn: Vec::new(),
-        }
-    }
-
     fn key(kernel: &RefCell<Kernel>, at: usize) -> u64 {
         kernel.borrow().started[at].0
     }
@@ -170,13 +160,14 @@ mod tests {
         let ends = [(0, 512), (1, 0), (2, -19)];
         let ends = ends.map(|(at, raw)| (key(&kernel, at), raw));
         kernel.borrow_mut().results.extend(ends);
-        core.drive(Some(std::time::Duration::ZERO)).unwrap();
-        let mut turning = turning(core);
-        turning.arrivals();
-        turning.deliver();
+        core.submit_and_wait(Some(std::time::Duration::ZERO))
+            .unwrap();
+        let mut event_loop = EventLoop::new(core);
+        event_loop.insert_arrivals();
+        event_loop.deliver();
         assert_eq!(*heard.borrow(), ["it: 5 armed, 0", "it: 6 armed, -19"]);
         assert_eq!(kernel.borrow().started.len(), 4, "the read goes on");
-        let stats = turning.core.stats();
+        let stats = event_loop.core.stats();
         assert_eq!((stats.ops, stats.armed), (1, 0));
     }
 
@@ -195,15 +186,16 @@ mod tests {
         core.arm(source, 6, command(file));
         let ends = [(key(&kernel, 0), 0), (key(&kernel, 1), -19)];
         kernel.borrow_mut().results.extend(ends);
-        core.drive(Some(std::time::Duration::ZERO)).unwrap();
-        let mut turning = turning(core);
-        turning.arrivals();
-        turning.deliver();
+        core.submit_and_wait(Some(std::time::Duration::ZERO))
+            .unwrap();
+        let mut event_loop = EventLoop::new(core);
+        event_loop.insert_arrivals();
+        event_loop.deliver();
         assert_eq!(
             *heard.borrow(),
             ["it: 5 in the wrong way, 0", "it: 6 in the wrong way, -19"]
         );
-        assert_eq!(turning.core.stats().armed, 0);
+        assert_eq!(event_loop.core.stats().armed, 0);
     }
 
     #[test]
@@ -233,16 +225,17 @@ mod tests {
         core.arm(source, 5, command(file));
         let ends = [(key(&kernel, 0), 0)];
         kernel.borrow_mut().results.extend(ends);
-        core.drive(Some(std::time::Duration::ZERO)).unwrap();
-        let mut turning = turning(core);
-        turning.arrivals();
-        turning.deliver();
+        core.submit_and_wait(Some(std::time::Duration::ZERO))
+            .unwrap();
+        let mut event_loop = EventLoop::new(core);
+        event_loop.insert_arrivals();
+        event_loop.deliver();
         let told = [
             "first: 5 armed, 0",
             "second: a command, -9",
             "second: 9 armed, -9",
         ];
         assert_eq!(*heard.borrow(), told);
-        assert_eq!(turning.core.stats().ops, 0);
+        assert_eq!(event_loop.core.stats().ops, 0);
     }
 }
