@@ -9,8 +9,9 @@ mod common;
 use std::fs;
 use std::path::Path;
 
-use common::blocks::{BLOCK, Dice, Direct, Ledger, Watchdog};
+use common::disk_oracle::{BLOCK, Direct, DiskOracle};
 use common::guest::{Guest, TINY, must, text};
+use common::watchdog::Watchdog;
 use common::{Server, deadline};
 
 const MIB: u64 = 1 << 20;
@@ -224,23 +225,23 @@ fn killed(mode: &str) {
     let server = serve(&guest);
     let path = guest.attach_in(&server, "demo", mode);
     let disk = Direct::open(&path);
-    let ledger = Ledger::new(SIZE / BLOCK as u64);
-    let own = ledger.blocks() / THREADS;
+    let oracle = DiskOracle::new(SIZE / BLOCK as u64);
+    let own = oracle.blocks() / THREADS;
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
-            let (disk, ledger) = (&disk, &ledger);
+            let (disk, oracle) = (&disk, &oracle);
             scope.spawn(move || {
-                let mut dice = Dice::new(thread + 11);
+                let mut random = fastrand::Rng::with_seed(thread + 11);
                 for _ in 0..16 {
-                    let first = thread * own + dice.below(own - 64);
-                    ledger.write(disk, first..first + 1 + dice.below(63));
+                    let first = thread * own + random.u64(..own - 64);
+                    oracle.write(disk, first..first + 1 + random.u64(..63));
                 }
             });
         }
     });
     server.kill();
     let server = guest.serve(&[]);
-    ledger.judge_all(&disk);
+    oracle.read_all(&disk);
     guest.served_in(&server, "demo", mode);
     drop(disk);
     guest.detach(&server, "demo");

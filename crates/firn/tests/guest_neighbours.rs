@@ -12,8 +12,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use common::blocks::{BLOCK, Direct, Ledger, Watchdog};
+use common::disk_oracle::{BLOCK, Direct, DiskOracle};
 use common::guest::{Guest, inflight, rounds, text};
+use common::watchdog::Watchdog;
 use common::{Server, deadline, eventually};
 
 const ROUNDS_DEFAULT: u64 = 64;
@@ -81,12 +82,12 @@ fn attach_both(guest: &Guest, server: &Server, mode: &str) -> (PathBuf, PathBuf)
 }
 
 /// The calm disk's work: each round a write, a FLUSH and a read.
-fn work(disk: &Direct, ledger: &Ledger, rounds: u64) {
+fn work(disk: &Direct, oracle: &DiskOracle, rounds: u64) {
     for round in 0..rounds {
         let first = round * 7 % (CALM_BLOCKS - 8);
-        ledger.write(disk, first..first + 8);
+        oracle.write(disk, first..first + 8);
         disk.flush().unwrap();
-        ledger.read(disk, first..first + 8);
+        oracle.read(disk, first..first + 8);
     }
 }
 
@@ -116,7 +117,7 @@ fn a_disk_at_full_tilt_leaves_its_reactor_to_its_neighbour_too() {
         let disk = Direct::open(&calm);
         work(
             &disk,
-            &Ledger::new(CALM_BLOCKS),
+            &DiskOracle::new(CALM_BLOCKS),
             rounds("FIRN_BUG_ROUNDS", ROUNDS_DEFAULT),
         );
         // It was at full tilt all the while, and was not stopped for it either.
@@ -160,13 +161,13 @@ fn a_volume_that_filled_its_part_of_the_log_waits_alone_and_goes_on_when_the_sto
             is_busy(&noisy) && seen.1.elapsed().as_secs() >= 3
         });
         let disk = Direct::open(&calm);
-        let ledger = Ledger::new(CALM_BLOCKS);
-        work(&disk, &ledger, 16);
+        let oracle = DiskOracle::new(CALM_BLOCKS);
+        work(&disk, &oracle, 16);
         assert!(load.runs() && is_busy(&noisy), "it waits still");
         fs::rename(world.path("away"), world.path("store")).unwrap();
         let status = load.0.wait().unwrap();
         assert!(status.success(), "what waited went on: {status}");
-        ledger.read(&disk, 0..64);
+        oracle.read(&disk, 0..64);
         drop((load, disk));
         finish(&guest, server, mode);
     }
@@ -197,13 +198,17 @@ fn packs(guest: &Guest) -> Vec<PathBuf> {
 }
 
 /// Fills a volume from outside and brings it to the store; the packs that came with it.
-fn store_a_volume(guest: &Guest, server: &Server, volume: &str, ledger: &Ledger) -> Vec<PathBuf> {
+fn store_a_volume(
+    guest: &Guest,
+    server: &Server,
+    volume: &str,
+    oracle: &DiskOracle,
+) -> Vec<PathBuf> {
     let before = packs(guest);
     let mut client = server.connect(volume);
-    let data = ledger.begin_all(0..CALM_BLOCKS);
-    ledger.complete(0..CALM_BLOCKS);
-    for (part, bytes) in data.chunks(64 * BLOCK).enumerate() {
-        client.write((part * 64 * BLOCK) as u64, bytes).unwrap();
+    for first in (0..CALM_BLOCKS).step_by(64) {
+        let blocks = first..(first + 64).min(CALM_BLOCKS);
+        oracle.write_by(blocks, |at, bytes| client.write(at, bytes).unwrap());
     }
     guest.world.done(server, &["sync", volume]);
     let mut new = packs(guest);
@@ -226,9 +231,9 @@ fn a_disk_whose_fetches_fail_leaves_its_neighbour_cold_reads_and_writes() {
             "--rpo",
             "1h",
         ]);
-        let (theirs, ledger) = (Ledger::new(CALM_BLOCKS), Ledger::new(CALM_BLOCKS));
+        let (theirs, oracle) = (DiskOracle::new(CALM_BLOCKS), DiskOracle::new(CALM_BLOCKS));
         let spoilt = store_a_volume(&guest, &server, "noisy", &theirs);
-        store_a_volume(&guest, &server, "calm", &ledger);
+        store_a_volume(&guest, &server, "calm", &oracle);
         assert!(server.stop().success());
         let whole: Vec<Vec<u8>> = spoilt.iter().map(|pack| fs::read(pack).unwrap()).collect();
         for (pack, bytes) in spoilt.iter().zip(&whole) {
@@ -258,9 +263,9 @@ fn a_disk_whose_fetches_fail_leaves_its_neighbour_cold_reads_and_writes() {
                 .collect();
             // Cold reads of its own, then its work.
             for first in (0..CALM_BLOCKS).step_by(32) {
-                ledger.read(&disk, first..first + 32);
+                oracle.read(&disk, first..first + 32);
             }
-            work(&disk, &ledger, 16);
+            work(&disk, &oracle, 16);
             // Each ends: with an error, or with what is not spoilt.
             let failed: usize = failing.into_iter().map(|one| one.join().unwrap()).sum();
             assert!((8..32).contains(&failed), "{failed} of 32 reads failed");
@@ -272,7 +277,7 @@ fn a_disk_whose_fetches_fail_leaves_its_neighbour_cold_reads_and_writes() {
             fs::write(pack, bytes).unwrap();
         }
         eventually("the mended packs", || bad.read(0, BLOCK).is_ok());
-        theirs.judge_all(&bad);
+        theirs.read_all(&bad);
         drop((bad, disk));
         finish(&guest, server, mode);
     }

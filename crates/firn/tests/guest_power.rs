@@ -10,20 +10,17 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[allow(dead_code, unreachable_pub)]
-#[path = "common/stamps.rs"]
-mod stamps;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::eventually;
 use common::guest::{Direct, Guest, Mounted, Stops, content, keep_writing, must, text, tool};
 use common::mapped::{self, Loop, Mapped, NoFlush, Record, SECTOR, sparse_file};
-use stamps::{Promise, Stamps};
+use oracle::{Promise, WriteHistory};
 
 /// Few: under emulation one mode with one cut took longer than four minutes on a busy machine.
 const CUTS_DEFAULT: usize = 4;
@@ -120,29 +117,72 @@ impl Below {
     }
 }
 
-/// Writes stamps through a disk until there are enough of them, with marks in between. Before
+/// How a writer of [`write_history`] reaches the disk.
+struct Writer<'a> {
+    history: &'a WriteHistory,
+    number: usize,
+    plain: Direct,
+    /// The same disk without FLUSH.
+    fua: Direct,
+    /// Nobody flushes: what is durable is so by FUA. One writer's FLUSH would hide that another's
+    /// FUA was dropped.
+    fua_alone: &'a AtomicBool,
+}
+
+impl Writer<'_> {
+    /// Writes until told to stop. Every so often a write asks to be durable when it completes, or
+    /// a flush follows it.
+    fn run(&self, stop: &AtomicBool) {
+        let mut random = fastrand::Rng::with_seed(self.number as u64 + 1);
+        while !stop.load(Ordering::Relaxed) {
+            let block = random.u64(..self.history.blocks_per_writer());
+            let (at, bytes) = self.history.begin(self.number, block);
+            let (fua, flush) = match random.u32(..8) {
+                0 => (true, false),
+                1 | 2 if self.fua_alone.load(Ordering::SeqCst) => (true, false),
+                1 | 2 => (false, true),
+                _ => (false, false),
+            };
+            let file = if fua { &self.fua } else { &self.plain };
+            file.write(at, &bytes)
+                .unwrap_or_else(|error| panic!("writer {} saw an error: {error}", self.number));
+            self.history.complete(self.number, fua);
+            if flush {
+                let flushed = self.history.flush(self.number, || self.plain.flush());
+                flushed.unwrap();
+            }
+        }
+    }
+}
+
+/// Writes a history through a disk until it is long enough, with marks in between. Before
 /// every other mark nobody flushes, and FUA alone makes durable what is promised.
-fn write_stamps(stamps: &Stamps, disk: &Path, recording: &Mapped) -> Vec<Promise> {
-    let stop = AtomicBool::new(false);
+fn write_history(history: &WriteHistory, disk: &Path, recording: &Mapped) -> Vec<Promise> {
+    let (stop, fua_alone) = (AtomicBool::new(false), AtomicBool::new(false));
     let mut promises = Vec::new();
     let fua = NoFlush::over(disk).expect("dm-delay, which was looked for");
     std::thread::scope(|scope| {
         let stops = Stops(&stop);
         let write = |number| {
-            scope.spawn({
-                let (stop, fua) = (&stop, fua.path.as_path());
-                move || stamps.write(disk, fua, number, stop)
-            })
+            let writer = Writer {
+                history,
+                number,
+                plain: Direct::open(disk),
+                fua: Direct::durable(&fua.path),
+                fua_alone: &fua_alone,
+            };
+            let stop = &stop;
+            scope.spawn(move || writer.run(stop))
         };
         let writers: Vec<_> = (0..WRITERS).map(write).collect();
         for mark in 0..MARKS {
             let enough = (mark + 1) * 100;
-            stamps.rely_on_fua_alone(mark % 2 == 1);
+            fua_alone.store(mark % 2 == 1, Ordering::SeqCst);
             eventually("writes", || {
-                stamps.written() >= enough || writers.iter().any(|one| one.is_finished())
+                history.written() >= enough || writers.iter().any(|one| one.is_finished())
             });
             // First what is promised, then the mark: all of it is before the mark.
-            promises.push(stamps.promise());
+            promises.push(history.promise());
             recording.mark(&format!("mark-{mark}"));
         }
         drop(stops);
@@ -205,7 +245,7 @@ fn what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment() {
     let Some(guest) = guest() else { return };
     for (number, mode) in guest.modes().into_iter().enumerate() {
         let below = Below::new(&guest);
-        let stamps = Stamps::new(WRITERS);
+        let history = WriteHistory::new(WRITERS);
         let (store, then) = (guest.world.path("store"), guest.world.path("store-then"));
         mapped::copy(&below.base, &below.file("before"));
         let promises = {
@@ -223,7 +263,7 @@ fn what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment() {
             // From here on nothing reaches the store: what a cut leaves is the log's alone.
             must("cp", &["-a", text(&store), text(&then)]);
             fs::rename(&store, guest.world.path("away")).unwrap();
-            let promises = write_stamps(&stamps, &path, &recording);
+            let promises = write_history(&history, &path, &recording);
             server.kill();
             drop(mounted);
             promises
@@ -232,12 +272,12 @@ fn what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment() {
         let (flushes, fuas) = record.flushes_and_fuas();
         println!(
             "{mode}: {} writes, {} entries, {flushes} flushes, {fuas} FUA",
-            stamps.written(),
+            history.written(),
             record.len()
         );
         assert!(flushes > MARKS, "the disk below was flushed");
         let mut random = fastrand::Rng::with_seed(number as u64);
-        let nothing = Stamps::new(WRITERS).promise();
+        let nothing = WriteHistory::new(WRITERS).promise();
         for (round, (cut, mark)) in places(&record, &mut random).into_iter().enumerate() {
             mapped::copy(&below.file("before"), &below.file("cut"));
             let image = File::options().write(true).open(below.file("cut")).unwrap();
@@ -247,8 +287,10 @@ fn what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment() {
             let promise = mark.map_or(&nothing, |mark| &promises[mark]);
             let attached = (mode, mark.is_some());
             after_cut(&below, &guest, &then, round, attached, |disk| {
-                let found = Direct::open(disk).read(0, stamps.bytes() as usize).unwrap();
-                if let Err(why) = stamps.judge(&found, promise) {
+                let found = Direct::open(disk)
+                    .read(0, history.disk_bytes() as usize)
+                    .unwrap();
+                if let Err(why) = history.check(&found, promise) {
                     panic!(
                         "{mode}, cut after {cut} of {} (mark {mark:?}): {why}",
                         record.len()

@@ -14,9 +14,10 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::blocks::{BLOCK, Dice, Direct, Ledger, Watchdog};
+use common::disk_oracle::{BLOCK, Direct, DiskOracle};
 use common::guest::{Guest, TINY, must, rounds, text};
 use common::mapped::NoFlush;
+use common::watchdog::Watchdog;
 use common::{Server, deadline, eventually};
 
 const ROUNDS_DEFAULT: u64 = 8;
@@ -50,21 +51,21 @@ fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
         let _watchdog = Watchdog::new("FUA", 4 * deadline());
         let mut server = guest.serve(&["--volume", "demo=16MiB", "--rpo", "1h"]);
         let path = guest.attach_in(&server, "demo", mode);
-        let ledger = Ledger::new(DISK_BLOCKS);
+        let oracle = DiskOracle::new(DISK_BLOCKS);
         let Some(mapped) = NoFlush::over(&path) else {
             guest.detach(&server, "demo");
             return;
         };
-        let mut dice = Dice::new(3);
+        let mut random = fastrand::Rng::with_seed(3);
         for _ in 0..bug_rounds().min(8) {
             let disk = Direct::durable(&mapped.path);
             for _ in 0..4 {
-                let first = dice.below(DISK_BLOCKS - 64);
-                ledger.write(&disk, first..first + 1 + dice.below(63));
+                let first = random.u64(..DISK_BLOCKS - 64);
+                oracle.write(&disk, first..first + 1 + random.u64(..63));
             }
             // At once: before the timer seals what FUA should have.
             server = lose_power(&guest, server);
-            ledger.judge_all(&disk);
+            oracle.read_all(&disk);
             guest.served_in(&server, "demo", mode);
         }
         drop(mapped);
@@ -83,20 +84,20 @@ fn what_a_flush_acknowledged_survives_the_loss_of_the_rings() {
         let mut server = guest.serve(&serve);
         let path = guest.attach_in(&server, "demo", mode);
         let disk = Direct::open(&path);
-        let ledger = Ledger::new(DISK_BLOCKS);
-        let mut dice = Dice::new(5);
+        let oracle = DiskOracle::new(DISK_BLOCKS);
+        let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..bug_rounds().min(8) {
             for _ in 0..8 {
-                let first = dice.below(DISK_BLOCKS - 64);
-                let blocks = first..first + 1 + dice.below(63);
-                match dice.below(4) {
-                    0 => ledger.zero(&disk, blocks),
-                    _ => ledger.write(&disk, blocks),
+                let first = random.u64(..DISK_BLOCKS - 64);
+                let blocks = first..first + 1 + random.u64(..63);
+                match random.u64(..4) {
+                    0 => oracle.zero(&disk, blocks),
+                    _ => oracle.write(&disk, blocks),
                 }
             }
             disk.flush().unwrap();
             server = lose_power(&guest, server);
-            ledger.judge_all(&disk);
+            oracle.read_all(&disk);
             guest.served_in(&server, "demo", mode);
         }
         drop(disk);
@@ -162,18 +163,19 @@ fn a_server_that_ends_under_full_load_leaves_nothing_behind_and_the_next_goes_on
         let serve = [&TINY[..], &["--volume", "demo=16MiB"]].concat();
         let mut server = guest.serve(&serve);
         let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
-        let ledger = Ledger::new(DISK_BLOCKS);
+        let oracle = DiskOracle::new(DISK_BLOCKS);
         let (over, done) = (AtomicBool::new(false), AtomicU64::new(0));
         let ended = std::thread::scope(|scope| {
             for thread in 0..THREADS {
-                let (disk, ledger, over, done) = (&disk, &ledger, &over, &done);
+                let (disk, oracle, over, done) = (&disk, &oracle, &over, &done);
                 scope.spawn(move || {
-                    let (own, mut dice) = (DISK_BLOCKS / THREADS, Dice::new(thread + 1));
+                    let (own, mut random) =
+                        (DISK_BLOCKS / THREADS, fastrand::Rng::with_seed(thread + 1));
                     while !over.load(Ordering::Relaxed) {
-                        let first = thread * own + dice.below(own - 32);
-                        let blocks = first..first + 1 + dice.below(31);
-                        ledger.write(disk, blocks.clone());
-                        ledger.read(disk, blocks);
+                        let first = thread * own + random.u64(..own - 32);
+                        let blocks = first..first + 1 + random.u64(..31);
+                        oracle.write(disk, blocks.clone());
+                        oracle.read(disk, blocks);
                         done.fetch_add(1, Ordering::Relaxed);
                     }
                 });
@@ -192,7 +194,7 @@ fn a_server_that_ends_under_full_load_leaves_nothing_behind_and_the_next_goes_on
             over.store(true, Ordering::Relaxed);
             server
         });
-        ledger.judge_all(&disk);
+        oracle.read_all(&disk);
         guest.served_in(&ended, "demo", mode);
         drop(disk);
         guest.detach(&ended, "demo");
@@ -213,9 +215,9 @@ fn a_data_mode_in_the_environment_that_is_empty_is_unset_and_one_that_is_named_i
                 command.env("FIRN_UBLK_DATA_MODE", value);
             });
         let disk = Direct::open(&guest.attach(&server, "demo", &[]));
-        let ledger = Ledger::new(64);
-        ledger.write(&disk, 0..64);
-        ledger.read(&disk, 0..64);
+        let oracle = DiskOracle::new(64);
+        oracle.write(&disk, 0..64);
+        oracle.read(&disk, 0..64);
         guest.served_in(&server, "demo", served);
         let asked = &guest.world.show(&server, "demo")["disk"]["data_mode_asked"];
         assert_eq!(asked, "auto", "{value:?}");
@@ -266,8 +268,8 @@ fn every_thread_may_run_wherever_its_server_may_and_there_is_a_reactor_for_each_
             });
         // Threads that begin late begin with a disk and its requests.
         let disk = Direct::open(&guest.attach(&server, "demo", &[]));
-        let ledger = Ledger::new(256);
-        ledger.write(&disk, 0..256);
+        let oracle = DiskOracle::new(256);
+        oracle.write(&disk, 0..256);
         disk.flush().unwrap();
         guest.world.done(&server, &["sync", "demo"]);
         let threads = affinities(server.pid());

@@ -12,9 +12,11 @@ use std::path::Path;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::blocks::{BLOCK, Dice, Direct, Ledger, Watchdog, contents};
+use common::disk_oracle::{BLOCK, Direct, DiskOracle};
 use common::guest::{Guest, TINY, metric, rounds};
+use common::watchdog::Watchdog;
 use common::{Server, deadline};
+use oracle::stamp;
 
 const ROUNDS_DEFAULT: u64 = 256;
 
@@ -40,40 +42,40 @@ const DISK_BLOCKS: u64 = (12 << 20) / BLOCK as u64;
 
 /// Writers rewrite blocks of their own until `rounds` are over and the log was filled twice;
 /// readers read everywhere all the while, and judge. Answers how many reads there were.
-fn crowd(disk: &Path, ledger: &Ledger, crowd: Crowd, rounds: u64) -> u64 {
+fn crowd(disk: &Path, oracle: &DiskOracle, crowd: Crowd, rounds: u64) -> u64 {
     let (disk, over) = (Direct::open(disk), AtomicBool::new(false));
     let (written, reads) = (AtomicU64::new(0), AtomicU64::new(0));
-    let own = ledger.blocks() / crowd.writers;
+    let own = oracle.blocks() / crowd.writers;
     let (disk, over, written, reads) = (&disk, &over, &written, &reads);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..crowd.writers)
             .map(|writer| {
                 scope.spawn(move || {
-                    let mut dice = Dice::new(writer + 1);
+                    let mut random = fastrand::Rng::with_seed(writer + 1);
                     let mut round = 0;
                     while round < rounds || written.load(Ordering::Relaxed) < 2 * LOG_BLOCKS {
                         round += 1;
-                        let count = 1 + dice.below(crowd.write_max);
-                        let first = writer * own + dice.below(own - count);
-                        if dice.below(10) == 0 {
-                            ledger.zero(disk, first..first + count);
+                        let count = 1 + random.u64(..crowd.write_max);
+                        let first = writer * own + random.u64(..own - count);
+                        if random.u64(..10) == 0 {
+                            oracle.zero(disk, first..first + count);
                         } else {
-                            ledger.write(disk, first..first + count);
+                            oracle.write(disk, first..first + count);
                             written.fetch_add(count, Ordering::Relaxed);
                         }
                         // What has just landed is read at once: nothing older may come back.
-                        ledger.read(disk, first..first + count);
+                        oracle.read(disk, first..first + count);
                     }
                 })
             })
             .collect();
         for reader in 0..crowd.readers {
             scope.spawn(move || {
-                let mut dice = Dice::new(1000 + reader);
+                let mut random = fastrand::Rng::with_seed(1000 + reader);
                 while !over.load(Ordering::Relaxed) {
-                    let count = 1 + dice.below(crowd.read_max);
-                    let first = dice.below(ledger.blocks() - count);
-                    ledger.read(disk, first..first + count);
+                    let count = 1 + random.u64(..crowd.read_max);
+                    let first = random.u64(..oracle.blocks() - count);
+                    oracle.read(disk, first..first + count);
                     reads.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -90,7 +92,7 @@ fn crowd(disk: &Path, ledger: &Ledger, crowd: Crowd, rounds: u64) -> u64 {
         over.store(true, Ordering::Relaxed);
         assert!(ended.iter().all(Result::is_ok), "a writer failed");
     });
-    ledger.judge_all(disk);
+    oracle.read_all(disk);
     reads.load(Ordering::Relaxed)
 }
 
@@ -106,8 +108,8 @@ fn in_each_mode(what: &'static str, wanted: Crowd) {
         let _watchdog = Watchdog::new(what, 4 * deadline());
         let server = tiny(&guest);
         let disk = guest.attach_in(&server, "demo", mode);
-        let ledger = Ledger::new(DISK_BLOCKS);
-        let reads = crowd(&disk, &ledger, wanted, bug_rounds());
+        let oracle = DiskOracle::new(DISK_BLOCKS);
+        let reads = crowd(&disk, &oracle, wanted, bug_rounds());
         assert!(reads > 0);
         let cold = metric(&server, "firn_store_read_bytes_total", "");
         assert!(cold > 0.0, "{mode}: nothing was ever read cold");
@@ -149,16 +151,14 @@ fn a_planned_read_is_served_though_its_segments_are_sealed_and_reclaimed_meanwhi
 }
 
 /// A volume whose every block is in the store alone: a server of its own with an empty cache.
-/// Each block has its generation from the ledger.
-fn cold(guest: &Guest, cache: &str, ledger: &Ledger) -> Server {
+/// Each block has its generation from the oracle.
+fn cold(guest: &Guest, cache: &str, oracle: &DiskOracle) -> Server {
     let server = guest.serve(&["--volume", "cold=64MiB"]);
     let mut client = server.connect("cold");
-    let blocks = ledger.blocks();
+    let blocks = oracle.blocks();
     for first in (0..blocks).step_by(CHUNK as usize) {
         let blocks = first..first + CHUNK;
-        let data = ledger.begin_all(blocks.clone());
-        client.write(first * BLOCK as u64, &data).unwrap();
-        ledger.complete(blocks);
+        oracle.write_by(blocks, |at, bytes| client.write(at, bytes).unwrap());
     }
     drop(client);
     // A server that stops brings everything to the store, and gives the volume back.
@@ -176,29 +176,29 @@ fn a_write_that_races_with_a_cold_read_of_its_block_always_wins() {
     let Some(guest) = Guest::new() else { return };
     for mode in guest.modes() {
         let _watchdog = Watchdog::new("the race of a cold read and a write", 4 * deadline());
-        let ledger = Ledger::new(bug_rounds().min(512) * CHUNK);
-        let server = cold(&guest, mode, &ledger);
+        let oracle = DiskOracle::new(bug_rounds().min(512) * CHUNK);
+        let server = cold(&guest, mode, &oracle);
         let disk = Direct::open(&guest.attach_in(&server, "cold", mode));
-        let mut dice = Dice::new(7);
-        for round in 0..ledger.blocks() / CHUNK {
+        let mut random = fastrand::Rng::with_seed(7);
+        for round in 0..oracle.blocks() / CHUNK {
             let first = round * CHUNK;
-            let written = first + dice.below(CHUNK);
+            let written = first + random.u64(..CHUNK);
             let start = Barrier::new(3);
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     start.wait();
-                    ledger.read(&disk, first..first + CHUNK);
+                    oracle.read(&disk, first..first + CHUNK);
                 });
                 scope.spawn(|| {
                     start.wait();
-                    ledger.read(&disk, written..written + 1);
+                    oracle.read(&disk, written..written + 1);
                 });
                 start.wait();
-                ledger.write(&disk, written..written + 1);
-                ledger.read(&disk, written..written + 1);
+                oracle.write(&disk, written..written + 1);
+                oracle.read(&disk, written..written + 1);
             });
             // The write is there, and nothing else of its chunk has changed.
-            ledger.read(&disk, first..first + CHUNK);
+            oracle.read(&disk, first..first + CHUNK);
         }
         guest.served_in(&server, "cold", mode);
         let bytes = metric(&server, "firn_store_read_bytes_total", "");
@@ -217,20 +217,20 @@ fn cold_blocks_that_are_read_at_once_do_not_get_each_others_bytes() {
     let Some(guest) = Guest::new() else { return };
     for mode in guest.modes() {
         let _watchdog = Watchdog::new("cold reads at once", 4 * deadline());
-        let ledger = Ledger::new((2 * bug_rounds()).clamp(THREADS, 512) * CHUNK);
-        let server = cold(&guest, mode, &ledger);
+        let oracle = DiskOracle::new((2 * bug_rounds()).clamp(THREADS, 512) * CHUNK);
+        let server = cold(&guest, mode, &oracle);
         let open = Direct::open(&guest.attach_in(&server, "cold", mode));
-        let chunks = ledger.blocks() / CHUNK;
-        let (ledger, disk) = (&ledger, &open);
+        let chunks = oracle.blocks() / CHUNK;
+        let (oracle, disk) = (&oracle, &open);
         std::thread::scope(|scope| {
             for thread in 0..THREADS {
                 scope.spawn(move || {
                     for chunk in (thread..chunks).step_by(THREADS as usize) {
                         // One block, then across the chunk's border, which another thread reads.
                         let first = chunk * CHUNK + chunk % CHUNK;
-                        ledger.read(disk, first..first + 1);
-                        let end = (first + CHUNK).min(ledger.blocks());
-                        ledger.read(disk, first..end);
+                        oracle.read(disk, first..first + 1);
+                        let end = (first + CHUNK).min(oracle.blocks());
+                        oracle.read(disk, first..end);
                     }
                 });
             }
@@ -253,19 +253,19 @@ fn flushes_seals_and_writers_of_eight_threads_never_wait_for_each_other() {
         let _watchdog = Watchdog::new("flushes, seals and writers", 2 * deadline());
         let server = tiny(&guest);
         let open = Direct::open(&guest.attach_in(&server, "demo", mode));
-        let ledger = Ledger::new(DISK_BLOCKS);
+        let oracle = DiskOracle::new(DISK_BLOCKS);
         let own = DISK_BLOCKS / THREADS;
         let over = AtomicBool::new(false);
-        let (disk, ledger, over) = (&open, &ledger, &over);
+        let (disk, oracle, over) = (&open, &oracle, &over);
         std::thread::scope(|scope| {
             let clients: Vec<_> = (0..THREADS)
                 .map(|thread| {
                     scope.spawn(move || {
-                        let mut dice = Dice::new(thread + 1);
+                        let mut random = fastrand::Rng::with_seed(thread + 1);
                         for round in 0..bug_rounds() {
-                            let first = thread * own + dice.below(own - 16);
+                            let first = thread * own + random.u64(..own - 16);
                             // Two segments each time, so that nearly every write seals one.
-                            ledger.write(disk, first..first + 1 + dice.below(15));
+                            oracle.write(disk, first..first + 1 + random.u64(..15));
                             if round % 2 == thread % 2 {
                                 disk.flush().unwrap();
                             }
@@ -284,7 +284,7 @@ fn flushes_seals_and_writers_of_eight_threads_never_wait_for_each_other() {
             over.store(true, Ordering::Relaxed);
             assert!(ended.iter().all(Result::is_ok), "a client failed");
         });
-        ledger.judge_all(disk);
+        oracle.read_all(disk);
         guest.served_in(&server, "demo", mode);
         drop(open);
         guest.detach(&server, "demo");
@@ -314,35 +314,35 @@ fn requests_of_more_extents_than_fit_at_once_and_of_every_mixture_read_back_righ
         let server = guest.world.serve(&cache, &serve);
         let path = guest.attach_in(&server, "demo", mode);
         let disk = Direct::open(&path);
-        let ledger = Ledger::new(DISK_BLOCKS);
+        let oracle = DiskOracle::new(DISK_BLOCKS);
         for round in 0..bug_rounds() / 32 + 1 {
             let base = round * 500 % (DISK_BLOCKS - 512);
             // A megabyte, of 256 extents, and a part in its middle written again.
-            ledger.write(&disk, base..base + 256);
-            ledger.read(&disk, base..base + 256);
-            ledger.write(&disk, base + 100..base + 140);
+            oracle.write(&disk, base..base + 256);
+            oracle.read(&disk, base..base + 256);
+            oracle.write(&disk, base + 100..base + 140);
             // Dirty, a hole in it, a hole behind it, and what was never written.
-            ledger.zero(&disk, base + 50..base + 90);
-            ledger.zero(&disk, base + 250..base + 300);
-            ledger.read(&disk, base..base + 256);
-            ledger.read(&disk, base + 200..base + 456);
+            oracle.zero(&disk, base + 50..base + 90);
+            oracle.zero(&disk, base + 250..base + 300);
+            oracle.read(&disk, base..base + 256);
+            oracle.read(&disk, base + 200..base + 456);
             // The same from the store, where holes are holes, too; mixed with what is newer.
             guest.world.done(&server, &["sync", "demo"]);
-            ledger.write(&disk, base + 60..base + 61);
-            ledger.read(&disk, base..base + 256);
+            oracle.write(&disk, base + 60..base + 61);
+            oracle.read(&disk, base..base + 256);
         }
-        ledger.judge_all(&disk);
+        oracle.read_all(&disk);
         guest.served_in(&server, "demo", mode);
         drop(disk);
         server.kill();
         let server = guest.world.serve(&cache, &[]);
-        ledger.judge_all(&Direct::open(&path));
+        oracle.read_all(&Direct::open(&path));
         guest.detach(&server, "demo");
         assert!(server.stop().success());
         // And each block from the store alone, holes among them.
         let server = guest.world.serve(&format!("cold-{mode}"), &TINY);
         let disk = Direct::open(&guest.attach_in(&server, "demo", mode));
-        ledger.judge_all(&disk);
+        oracle.read_all(&disk);
         drop(disk);
         guest.detach(&server, "demo");
         guest.world.done(&server, &["volume", "delete", "demo"]);
@@ -350,26 +350,26 @@ fn requests_of_more_extents_than_fit_at_once_and_of_every_mixture_read_back_righ
     }
 }
 
-/// The judge itself: what it must refuse, it refuses.
+/// The check itself: what it must refuse, it refuses.
 #[test]
 fn an_older_write_a_mixture_and_another_block_are_told_apart() {
+    let generation = |generation, block: u64| stamp::bytes(0, generation, 8 * block..8 * block + 8);
     let refused = |found: Vec<u8>| {
-        let ledger = Ledger::new(4);
+        let oracle = DiskOracle::new(4);
         for _ in 0..3 {
-            drop(ledger.begin_all(0..4));
-            ledger.complete(0..4);
+            oracle.write_by(0..4, |_, _| {});
         }
-        let judging = std::panic::AssertUnwindSafe(|| {
-            ledger.judge(2, &ledger.completed(2..3), &found);
+        let checking = std::panic::AssertUnwindSafe(|| {
+            oracle.check(&oracle.begin_read(2..3), &found);
         });
-        std::panic::catch_unwind(judging).is_err()
+        std::panic::catch_unwind(checking).is_err()
     };
-    assert!(!refused(contents(2..3, |_| 3)));
-    assert!(refused(contents(2..3, |_| 2)), "older");
-    assert!(refused(contents(2..3, |_| 4)), "never written");
-    assert!(refused(contents(1..2, |_| 3)), "another block's");
+    assert!(!refused(generation(3, 2)));
+    assert!(refused(generation(2, 2)), "older");
+    assert!(refused(generation(4, 2)), "never written");
+    assert!(refused(generation(3, 1)), "another block's");
     assert!(refused(vec![0; BLOCK]), "zeroes");
-    let mut mixed = contents(2..3, |_| 3);
-    mixed[BLOCK / 2..].copy_from_slice(&contents(2..3, |_| 2)[BLOCK / 2..]);
+    let mut mixed = generation(3, 2);
+    mixed[BLOCK / 2..].copy_from_slice(&generation(2, 2)[BLOCK / 2..]);
     assert!(refused(mixed), "a mixture");
 }

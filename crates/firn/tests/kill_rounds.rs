@@ -2,120 +2,66 @@
 //!
 //! Several clients write to blocks of their own, over connections of their own, without flushing,
 //! while uploads and log reclaim run; the server is killed after some number of
-//! acknowledgements. Each 4 KiB block says who wrote it, where, and as which of its writes, so
-//! that what is found can be judged: it must be the last acknowledged write of that block, or the
-//! one that was in flight. `FIRN_KILL_ROUNDS` sets the number of rounds.
+//! acknowledgements. Each block must then hold the last acknowledged write of it, or the one that
+//! was in flight. `FIRN_KILL_ROUNDS` sets the number of rounds.
 
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::{World, eventually};
+use oracle::SectorOracle;
+use oracle::stamp::SECTOR_BYTES;
 
-const CLIENTS: u64 = 4;
-const BLOCK: u64 = 4096;
+const CLIENTS: u32 = 4;
+const BLOCK_SECTORS: u64 = 8;
 /// Blocks per client: together as much as the log, so that it has to be reclaimed.
 const BLOCKS: u64 = 4096;
+const SECTORS: u64 = BLOCKS * BLOCK_SECTORS;
 const ROUNDS_DEFAULT: u64 = 6;
 /// Largest write in blocks.
 const RUN_MAX: u64 = 24;
 
-/// What one client knows of its blocks.
-#[derive(Default)]
-struct Ledger {
-    /// Per block, the write that was last acknowledged.
-    acknowledged: HashMap<u64, u64>,
-    /// The blocks of the write in flight when the connection broke, and its number.
-    in_flight: Option<(Vec<u64>, u64)>,
-    writes: u64,
+/// The offset of a sector of a client's on the disk.
+fn address(client: u32, sector: u64) -> u64 {
+    (u64::from(client) * SECTORS + sector) * SECTOR_BYTES as u64
 }
 
-fn content(client: u64, block: u64, write: u64) -> Vec<u8> {
-    let mut state = (client << 56) ^ (block << 32) ^ write ^ 0x9E37_79B9_7F4A_7C15;
-    let mut bytes = Vec::with_capacity(BLOCK as usize);
-    for word in [client, block, write] {
-        bytes.extend(word.to_le_bytes());
-    }
-    while bytes.len() < BLOCK as usize {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend(state.to_le_bytes());
-    }
-    bytes
-}
-
-fn address(client: u64, block: u64) -> u64 {
-    (client * BLOCKS + block) * BLOCK
-}
-
-/// Writes until the connection breaks; counts acknowledgements.
+/// Writes until the connection breaks, counts acknowledgements, and answers how many writes it made.
 fn write_until_cut(
     mut to: common::nbd::Client,
-    client: u64,
-    ledger: &mut Ledger,
+    client: u32,
+    random: &mut fastrand::Rng,
+    oracle: &mut SectorOracle,
     acks: &AtomicU64,
-) {
-    let mut state = client * 7919 + ledger.writes * 104_729 + 1;
-    let mut random = |below: u64| {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) % below
-    };
+) -> u64 {
+    let mut writes = 0;
     loop {
-        let run = 1 + random(RUN_MAX);
-        let first = random(BLOCKS - run);
-        ledger.writes += 1;
-        let write = ledger.writes;
-        let blocks: Vec<u64> = (first..first + run).collect();
-        let data: Vec<u8> = blocks
-            .iter()
-            .flat_map(|&block| content(client, block, write))
-            .collect();
-        match to.try_write(address(client, first), &data) {
-            Ok(code) => {
-                assert_eq!(code, 0, "a write was refused");
-                ledger
-                    .acknowledged
-                    .extend(blocks.iter().map(|&block| (block, write)));
-                acks.fetch_add(1, Ordering::SeqCst);
-            }
-            Err(_) => {
-                ledger.in_flight = Some((blocks, write));
-                return;
-            }
-        }
+        let blocks = random.u64(1..=RUN_MAX);
+        let first = random.u64(..BLOCKS - blocks) * BLOCK_SECTORS;
+        let (generation, data) = oracle.begin_filled(first..first + blocks * BLOCK_SECTORS);
+        writes += 1;
+        let Ok(code) = to.try_write(address(client, first), &data) else {
+            oracle.crash();
+            return writes;
+        };
+        assert_eq!(code, 0, "a write was refused");
+        oracle.acknowledge(generation);
+        acks.fetch_add(1, Ordering::SeqCst);
     }
 }
 
-/// Compares every block with what the client knows, and learns what became of the last write.
-fn check(to: &mut common::nbd::Client, client: u64, ledger: &mut Ledger) {
-    let (flying, last) = ledger.in_flight.take().unwrap_or_default();
-    let per_read = 64;
-    for first in (0..BLOCKS).step_by(per_read) {
-        let bytes = to
-            .read(address(client, first), per_read * BLOCK as usize)
-            .unwrap();
-        for (at, found) in bytes.chunks(BLOCK as usize).enumerate() {
-            let block = first + at as u64;
-            let known = ledger.acknowledged.get(&block).copied();
-            let is = |write: u64| found == content(client, block, write);
-            let old = known.map_or_else(|| found.iter().all(|&byte| byte == 0), is);
-            if old {
-                continue;
-            }
-            let write = u64::from_le_bytes(found[16..24].try_into().unwrap());
-            assert!(
-                flying.contains(&block) && is(last),
-                "client {client} block {block}: acknowledged {known:?}, in flight {last} \
-                 (here: {}), found {write}",
-                flying.contains(&block)
-            );
-            ledger.acknowledged.insert(block, last);
+/// Checks every sector of a client.
+fn check(to: &mut common::nbd::Client, client: u32, oracle: &mut SectorOracle) {
+    const AT_ONCE: u64 = 512;
+    for first in (0..SECTORS).step_by(AT_ONCE as usize) {
+        let read = oracle.begin_read(first..first + AT_ONCE);
+        let len = AT_ONCE as usize * SECTOR_BYTES;
+        let bytes = to.read(address(client, first), len).unwrap();
+        if let Err(wrong) = oracle.check_bytes(&read, &bytes) {
+            panic!("{wrong}");
         }
     }
 }
@@ -124,15 +70,24 @@ fn check(to: &mut common::nbd::Client, client: u64, ledger: &mut Ledger) {
 fn every_acknowledged_write_is_found_after_each_kill_9() {
     let rounds = std::env::var("FIRN_KILL_ROUNDS").map_or(ROUNDS_DEFAULT, |n| n.parse().unwrap());
     let world = World::new();
-    let size = format!("demo={}MiB", (CLIENTS * BLOCKS * BLOCK) >> 20);
+    let size = format!("demo={}MiB", address(CLIENTS, 0) >> 20);
     let mut server = world.serve("cache", &["--volume", &size, "--rpo", "300ms"]);
-    let mut ledgers: Vec<Ledger> = (0..CLIENTS).map(|_| Ledger::default()).collect();
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let oracle = SectorOracle::in_blocks(client, SECTORS, BLOCK_SECTORS);
+            (client, fastrand::Rng::with_seed(u64::from(client)), oracle)
+        })
+        .collect();
+    let writes = AtomicU64::new(0);
     for round in 0..rounds {
         let acks = AtomicU64::new(0);
         std::thread::scope(|scope| {
-            for (client, ledger) in (0..).zip(&mut ledgers) {
-                let (to, acks) = (server.connect("demo"), &acks);
-                scope.spawn(move || write_until_cut(to, client, ledger, acks));
+            for (client, random, oracle) in &mut clients {
+                let (to, acks, writes) = (server.connect("demo"), &acks, &writes);
+                scope.spawn(move || {
+                    let made = write_until_cut(to, *client, random, oracle, acks);
+                    writes.fetch_add(made, Ordering::Relaxed);
+                });
             }
             // A different moment each round: by count, so that a slow machine does as much.
             let enough = 100 + (round * 577) % 900;
@@ -140,10 +95,10 @@ fn every_acknowledged_write_is_found_after_each_kill_9() {
             server.kill();
         });
         server = world.serve("cache", &["--rpo", "300ms"]);
-        for (client, ledger) in (0..).zip(&mut ledgers) {
-            check(&mut server.connect("demo"), client, ledger);
+        for (client, _, oracle) in &mut clients {
+            check(&mut server.connect("demo"), *client, oracle);
         }
     }
-    let writes: u64 = ledgers.iter().map(|ledger| ledger.writes).sum();
+    let writes = writes.into_inner();
     println!("{rounds} rounds, {writes} writes, all acknowledged ones found");
 }

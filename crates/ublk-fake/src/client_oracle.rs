@@ -1,52 +1,46 @@
-//! What each sector of a disk may hold: checks every byte that a client reads.
+//! Checks every answer that a client gets, and every byte that it reads.
 //!
-//! Each sector has a stamp. A write that succeeded leaves one possible stamp; one that failed or is
-//! in flight leaves several. A read must find one that was possible at some moment while it was in
-//! flight, the same for all bytes of a sector.
+//! What sectors may hold is for [`SectorOracle`] to say; this file knows which request of a client is
+//! which of its generations, and that each completes once.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+use oracle::stamp::SECTOR_BYTES;
+use oracle::{ReadStart, SectorOracle};
 
 use crate::deliver::ClientRequest;
 use crate::device::{ClientId, ClientOp};
 
-const SECTOR: usize = 512;
-
-/// The stamps that one sector may hold.
-#[derive(Clone, Debug)]
-struct Candidates {
-    settled: Vec<u64>,
-    /// Of requests in flight.
-    in_flight: Vec<(ClientId, u64)>,
-}
-
+/// What the oracle calls a request in flight.
 #[derive(Debug)]
-struct InFlight {
-    request: ClientRequest,
-    stamp: u64,
-    /// Of a read: what its sectors could hold since it began.
-    seen: Vec<Vec<u64>>,
+enum InFlight {
+    Read(ReadStart),
+    Change {
+        generation: u32,
+        /// A discard may leave what was there.
+        is_discard: bool,
+    },
+    Flush,
 }
 
-/// The stamps that every sector of a disk may hold. New disks hold zeroes.
+/// The requests of all clients of one disk. New disks hold zeroes.
 #[derive(Debug)]
 pub struct ClientOracle {
-    sectors: Vec<Candidates>,
-    requests: BTreeMap<ClientId, InFlight>,
-    stamp_next: u64,
+    sectors: SectorOracle,
+    requests: BTreeMap<ClientId, (Range<u64>, InFlight)>,
+    /// The generation of the write that was filled last.
+    filled: u32,
     completed: u64,
 }
 
 impl ClientOracle {
-    /// A disk of zeroes.
-    pub fn new(sectors: usize) -> ClientOracle {
-        let zero = Candidates {
-            settled: vec![0],
-            in_flight: Vec::new(),
-        };
+    /// A disk of so many sectors.
+    pub fn new(sectors: u64) -> ClientOracle {
         ClientOracle {
-            sectors: vec![zero; sectors],
+            sectors: SectorOracle::new(0, sectors),
             requests: BTreeMap::new(),
-            stamp_next: 1,
+            filled: 0,
             completed: 0,
         }
     }
@@ -62,56 +56,41 @@ impl ClientOracle {
     }
 
     /// Whether a request in flight overlaps these sectors.
-    pub fn overlaps(&self, sector: u64, sectors: u64) -> bool {
-        self.requests.values().any(|other| {
-            let begin = other.request.sector;
-            let end = begin + (len_of(&other.request.op) / SECTOR) as u64;
-            begin < sector + sectors && sector < end
-        })
+    pub fn overlaps(&self, sectors: &Range<u64>) -> bool {
+        let mut others = self.requests.values().map(|(other, _)| other);
+        others.any(|other| other.start < sectors.end && sectors.start < other.end)
     }
 
-    /// A write of whole sectors, filled with a stamp of its own.
-    pub fn stamped_write(&mut self, sectors: usize) -> ClientOp {
-        let stamp = self.stamp_next;
-        let bytes = stamp.to_ne_bytes();
-        ClientOp::Write(bytes.repeat(sectors * SECTOR / bytes.len()))
+    /// A write of these sectors, which is to be submitted next.
+    pub fn begin_write(&mut self, sectors: Range<u64>) -> ClientOp {
+        let (generation, bytes) = self.sectors.begin_filled(sectors);
+        self.filled = generation;
+        ClientOp::Write(bytes)
     }
 
     /// A request was submitted.
-    pub fn on_submit(&mut self, id: ClientId, request: ClientRequest) {
-        let stamp = match request.op {
-            ClientOp::Write(_) => self.stamp_next,
-            _ => 0,
+    pub fn on_submit(&mut self, id: ClientId, request: &ClientRequest) {
+        let count = (len_of(&request.op) / SECTOR_BYTES) as u64;
+        let sectors = request.sector..request.sector + count;
+        let mut zeroing = || self.sectors.begin_zeroing(sectors.clone());
+        let in_flight = match request.op {
+            ClientOp::Flush => InFlight::Flush,
+            ClientOp::Write(_) => InFlight::Change {
+                generation: self.filled,
+                is_discard: false,
+            },
+            ClientOp::WriteZeroes(_) => InFlight::Change {
+                generation: zeroing(),
+                is_discard: false,
+            },
+            ClientOp::Discard(_) => InFlight::Change {
+                generation: zeroing(),
+                is_discard: true,
+            },
+            ClientOp::Read(_) => InFlight::Read(self.sectors.begin_read(sectors.clone())),
         };
-        self.stamp_next += 1;
-        let (begin, count) = (request.sector as usize, len_of(&request.op) / SECTOR);
-        let range = begin..begin + count;
-        let mut seen = Vec::new();
-        if let ClientOp::Read(_) = request.op {
-            seen = self.sectors[range].iter().map(Candidates::all).collect();
-        } else {
-            for sector in &mut self.sectors[range] {
-                sector.in_flight.push((id, stamp));
-            }
-            self.add_to_reads(begin, count, stamp);
-        }
-        let entry = InFlight {
-            request,
-            stamp,
-            seen,
-        };
-        assert!(self.requests.insert(id, entry).is_none(), "submitted twice");
-    }
-
-    fn add_to_reads(&mut self, begin: usize, count: usize, stamp: u64) {
-        for running in self.requests.values_mut() {
-            let first = running.request.sector as usize;
-            for (at, seen) in running.seen.iter_mut().enumerate() {
-                if (begin..begin + count).contains(&(first + at)) {
-                    seen.push(stamp);
-                }
-            }
-        }
+        let former = self.requests.insert(id, (sectors, in_flight));
+        assert!(former.is_none(), "submitted twice");
     }
 
     /// A request completed; the error says what is wrong with its answer.
@@ -120,37 +99,25 @@ impl ClientOracle {
         id: ClientId,
         answer: &Result<Vec<u8>, i32>,
     ) -> Result<(), String> {
-        let Some(running) = self.requests.remove(&id) else {
+        let Some((_, in_flight)) = self.requests.remove(&id) else {
             return Err(format!("{id:?} completed twice, or was never submitted"));
         };
         self.completed += 1;
-        let request = &running.request;
-        let (begin, count) = (request.sector as usize, len_of(&request.op) / SECTOR);
-        if let ClientOp::Read(_) = request.op {
-            let Ok(bytes) = answer else { return Ok(()) };
-            return check(bytes, &running.seen, begin);
-        }
-        let succeeded = answer.is_ok();
-        // A discard may leave what was there.
-        let is_discard = matches!(request.op, ClientOp::Discard(_));
-        for sector in &mut self.sectors[begin..begin + count] {
-            sector.in_flight.retain(|&(other, _)| other != id);
-            if succeeded && !is_discard {
-                sector.settled.clear();
-                // Writes in flight beside this one may take effect before or after it.
-                let concurrent = sector.in_flight.iter().map(|&(_, stamp)| stamp);
-                sector.settled.extend(concurrent);
+        match (in_flight, answer) {
+            (InFlight::Read(read), Ok(bytes)) => return self.sectors.check_bytes(&read, bytes),
+            (InFlight::Read(_), Err(_)) | (InFlight::Flush, _) => {}
+            (
+                InFlight::Change {
+                    generation,
+                    is_discard: false,
+                },
+                Ok(_),
+            ) => {
+                self.sectors.acknowledge(generation);
             }
-            sector.settled.push(running.stamp);
+            (InFlight::Change { generation, .. }, _) => self.sectors.fail(generation),
         }
         Ok(())
-    }
-}
-
-impl Candidates {
-    fn all(&self) -> Vec<u64> {
-        let in_flight = self.in_flight.iter().map(|&(_, stamp)| stamp);
-        self.settled.iter().copied().chain(in_flight).collect()
     }
 }
 
@@ -160,32 +127,6 @@ fn len_of(op: &ClientOp) -> usize {
         ClientOp::Write(bytes) => bytes.len(),
         ClientOp::Flush => 0,
     }
-}
-
-fn check(bytes: &[u8], seen: &[Vec<u64>], first: usize) -> Result<(), String> {
-    if bytes.len() != seen.len() * SECTOR {
-        return Err(format!(
-            "a read of {} sectors brought {}",
-            seen.len(),
-            bytes.len()
-        ));
-    }
-    for (at, (sector, allowed)) in bytes.chunks(SECTOR).zip(seen).enumerate() {
-        let mut words = sector.chunks(8).map(|word| {
-            u64::from_ne_bytes(word.try_into().expect("a sector is made of whole words"))
-        });
-        let stamp = words.next().unwrap_or(0);
-        if words.any(|other| other != stamp) {
-            return Err(format!("sector {} is torn", first + at));
-        }
-        if !allowed.contains(&stamp) {
-            let sector = first + at;
-            return Err(format!(
-                "sector {sector} holds {stamp}, not one of {allowed:?}"
-            ));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -202,7 +143,7 @@ mod tests {
 
     fn write(oracle: &mut ClientOracle, sector: u64) -> ClientRequest {
         ClientRequest {
-            op: oracle.stamped_write(1),
+            op: oracle.begin_write(sector..sector + 1),
             sector,
             fua: false,
         }
@@ -219,11 +160,11 @@ mod tests {
     fn a_lost_write_is_seen() {
         let mut oracle = ClientOracle::new(8);
         let request = write(&mut oracle, 3);
-        oracle.on_submit(ClientId(1), request.clone());
+        oracle.on_submit(ClientId(1), &request);
         oracle.on_complete(ClientId(1), &Ok(Vec::new())).unwrap();
-        oracle.on_submit(ClientId(2), read(3));
+        oracle.on_submit(ClientId(2), &read(3));
         assert!(oracle.on_complete(ClientId(2), &Ok(vec![0; 512])).is_err());
-        oracle.on_submit(ClientId(3), read(3));
+        oracle.on_submit(ClientId(3), &read(3));
         oracle
             .on_complete(ClientId(3), &Ok(bytes(&request)))
             .unwrap();
@@ -231,20 +172,25 @@ mod tests {
 
     #[test]
     fn a_failed_write_may_have_come_or_not() {
-        let mut oracle = ClientOracle::new(8);
-        let request = write(&mut oracle, 0);
-        oracle.on_submit(ClientId(1), request.clone());
-        oracle.on_complete(ClientId(1), &Err(-5)).unwrap();
-        for (id, content) in [(2, vec![0; 512]), (3, bytes(&request))] {
-            oracle.on_submit(ClientId(id), read(0));
-            oracle.on_complete(ClientId(id), &Ok(content)).unwrap();
+        for happened in [false, true] {
+            let mut oracle = ClientOracle::new(8);
+            let request = write(&mut oracle, 0);
+            oracle.on_submit(ClientId(1), &request);
+            oracle.on_complete(ClientId(1), &Err(-5)).unwrap();
+            let content = if happened {
+                bytes(&request)
+            } else {
+                vec![0; 512]
+            };
+            oracle.on_submit(ClientId(2), &read(0));
+            oracle.on_complete(ClientId(2), &Ok(content)).unwrap();
         }
     }
 
     #[test]
     fn a_torn_sector_and_a_second_end_are_seen() {
         let mut oracle = ClientOracle::new(8);
-        oracle.on_submit(ClientId(1), read(0));
+        oracle.on_submit(ClientId(1), &read(0));
         let mut torn = vec![0; 512];
         torn[511] = 1;
         assert!(oracle.on_complete(ClientId(1), &Ok(torn)).is_err());

@@ -137,7 +137,7 @@ pub fn run(config: StressConfig, choose: &mut dyn FnMut(u64) -> u64) -> Result<R
         disk: Arc::new(disk),
         server: None,
         tasks: 0,
-        oracle: ClientOracle::new(SECTORS as usize),
+        oracle: ClientOracle::new(SECTORS),
         report: Report::default(),
     };
     run.start_device()?;
@@ -438,10 +438,10 @@ impl StressRun<'_> {
             0 => ClientOp::Flush,
             1..=4 => ClientOp::Read(bytes),
             // The order of two writes to one place at once is not defined.
-            _ if self.oracle.overlaps(sector, count) => return,
+            _ if self.oracle.overlaps(&(sector..sector + count)) => return,
             5 => ClientOp::Discard(bytes),
             6 => ClientOp::WriteZeroes(bytes),
-            _ => self.oracle.stamped_write(count as usize),
+            _ => self.oracle.begin_write(sector..sector + count),
         };
         let request = ClientRequest {
             op,
@@ -450,7 +450,7 @@ impl StressRun<'_> {
         };
         let queue = (self.choose)(u64::from(self.config.queues)) as u16;
         let id = self.driver.submit(self.device, queue, request.clone());
-        self.oracle.on_submit(id, request);
+        self.oracle.on_submit(id, &request);
     }
 
     /// Kills the server: its rings, its requests and its memory go.

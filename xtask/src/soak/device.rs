@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use oracle::SectorOracle;
+use oracle::stamp::{self, SECTOR_BYTES};
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
 
-use super::oracle::Oracle;
-use super::pattern::{self, SECTOR};
 use super::world::{Seat, World, lock};
 
 /// Alignment of memory for direct I/O.
@@ -40,7 +40,7 @@ pub(super) struct Device {
     pub(super) number: u32,
     pub(super) name: String,
     pub(super) sectors: u64,
-    oracle: Mutex<Oracle>,
+    oracle: Mutex<SectorOracle>,
     /// None while it is detached. Requests hold it for reading.
     files: RwLock<Option<Files>>,
 }
@@ -68,7 +68,7 @@ impl Buffer {
     }
 
     fn of(&mut self, sectors: &Range<u64>) -> &mut [u8] {
-        let len = (sectors.end - sectors.start) as usize * SECTOR;
+        let len = (sectors.end - sectors.start) as usize * SECTOR_BYTES;
         &mut self.bytes[self.from..self.from + len]
     }
 }
@@ -115,7 +115,7 @@ impl Device {
             number,
             name: format!("soak{number}"),
             sectors,
-            oracle: Mutex::new(Oracle::new(number, sectors)),
+            oracle: Mutex::new(SectorOracle::new(number, sectors)),
             files: RwLock::default(),
         }
     }
@@ -178,7 +178,13 @@ impl Using<'_> {
         zeroes: bool,
         change: impl FnOnce(&Files, u32) -> Result<()>,
     ) {
-        let generation = lock(&self.device.oracle).issue(sectors.clone(), zeroes);
+        let generation = {
+            let mut oracle = lock(&self.device.oracle);
+            match zeroes {
+                true => oracle.begin_zeroing(sectors.clone()),
+                false => oracle.begin_write(sectors.clone()),
+            }
+        };
         let done = self.seat.does(
             &self.world.tally,
             || self.at(what, sectors),
@@ -194,10 +200,10 @@ impl Using<'_> {
         let number = self.device.number;
         self.changes("write", &sectors, false, |files, generation| {
             let bytes = buffer.of(&sectors);
-            pattern::fill(bytes, number, generation, sectors.start);
+            stamp::fill(bytes, number, generation, sectors.start);
             files
                 .way(way)
-                .write_all_at(bytes, sectors.start * SECTOR as u64)
+                .write_all_at(bytes, sectors.start * SECTOR_BYTES as u64)
         });
     }
 
@@ -252,7 +258,7 @@ impl Using<'_> {
 
     /// Reads sectors and judges each.
     pub(super) fn read(&self, way: Way, sectors: Range<u64>, buffer: &mut Buffer) {
-        let before = lock(&self.device.oracle).before(sectors.clone());
+        let before = lock(&self.device.oracle).begin_read(sectors.clone());
         let bytes = buffer.of(&sectors);
         let read = self.seat.does(
             &self.world.tally,
@@ -261,15 +267,15 @@ impl Using<'_> {
                 self.files().and_then(|files| {
                     files
                         .way(way)
-                        .read_exact_at(bytes, sectors.start * SECTOR as u64)
+                        .read_exact_at(bytes, sectors.start * SECTOR_BYTES as u64)
                 })
             },
         );
         if self.told("read", &sectors, read).is_none() {
             return;
         }
-        let found = bytes.chunks_exact(SECTOR).map(pattern::read);
-        let verdict = lock(&self.device.oracle).judge(&before, found);
+        let found: Vec<_> = stamp::read_all(bytes).collect();
+        let verdict = lock(&self.device.oracle).check(&before, found);
         if let Err(wrong) = verdict {
             let again = self.again(way, &sectors);
             self.world.fail(format!(
@@ -281,19 +287,18 @@ impl Using<'_> {
 
     /// Whether a mismatch stays. For the report alone.
     fn again(&self, way: Way, sectors: &Range<u64>) -> String {
-        let mut buffer = Buffer::new((sectors.end - sectors.start) as usize * SECTOR);
-        let before = lock(&self.device.oracle).before(sectors.clone());
+        let mut buffer = Buffer::new((sectors.end - sectors.start) as usize * SECTOR_BYTES);
+        let before = lock(&self.device.oracle).begin_read(sectors.clone());
         let bytes = buffer.of(sectors);
         let read = self.files().and_then(|files| {
             files
                 .way(way)
-                .read_exact_at(bytes, sectors.start * SECTOR as u64)
+                .read_exact_at(bytes, sectors.start * SECTOR_BYTES as u64)
         });
         match read {
             Err(error) => error.to_string(),
             Ok(()) => {
-                let found = bytes.chunks_exact(SECTOR).map(pattern::read);
-                let verdict = lock(&self.device.oracle).judge(&before, found);
+                let verdict = lock(&self.device.oracle).check_bytes(&before, bytes);
                 verdict.map_or_else(|wrong| wrong, |()| "as it should be".to_owned())
             }
         }
@@ -302,7 +307,7 @@ impl Using<'_> {
 
 /// Offset and length in bytes.
 fn bytes(sectors: &Range<u64>) -> (u64, u64) {
-    let sector = SECTOR as u64;
+    let sector = SECTOR_BYTES as u64;
     (
         sectors.start * sector,
         (sectors.end - sectors.start) * sector,

@@ -9,8 +9,6 @@
 mod device;
 mod gauge;
 mod operator;
-mod oracle;
-mod pattern;
 mod phases;
 mod scale;
 mod server;

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use oracle::stamp::SECTOR_BYTES;
 use rustix::process::Signal;
 use serde_json::json;
 
 use super::device::{Device, Way};
 use super::gauge::Gauge;
 use super::operator::{Operator, PATIENCE};
-use super::pattern::SECTOR;
 use super::server::{self, Server, Setup};
 use super::world::{World, lock};
 use super::{Arguments, MIB, watchdog, work};
@@ -25,7 +25,7 @@ pub(super) fn soak(
     world: &World,
     gauge: &Gauge,
 ) -> Result<(), Failure> {
-    let sectors = arguments.span_mib() * MIB / SECTOR as u64;
+    let sectors = arguments.span_mib() * MIB / SECTOR_BYTES as u64;
     let devices: Vec<_> = (0..arguments.devices)
         .map(|number| Arc::new(Device::new(number as u32, sectors)))
         .collect();
@@ -84,11 +84,11 @@ fn in_use(arguments: &Arguments, operator: &Operator) {
         let mut workers = Vec::new();
         for (device, allowance) in operator.devices.iter().zip(&allowances) {
             for thread in 0..arguments.threads {
-                let mut dice = work::Dice::new(arguments.seed, device.number, thread);
+                let mut random = work::Random::new(arguments.seed, device.number, thread);
                 let seat = world.seat(format!("{} thread {thread}", device.name));
                 workers.push(threads.spawn(move || match thread {
-                    0 => work::buffered(world, &seat, device, allowance, &mut dice),
-                    _ => work::direct(world, &seat, device, allowance, &mut dice),
+                    0 => work::buffered(world, &seat, device, allowance, &mut random),
+                    _ => work::direct(world, &seat, device, allowance, &mut random),
                 }));
             }
         }

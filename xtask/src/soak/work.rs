@@ -4,29 +4,28 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use oracle::stamp::SECTOR_BYTES;
+
 use super::device::{BLOCK, Buffer, Device, Using, Way};
-use super::pattern::{SECTOR, mixed};
 use super::world::{Seat, Tally, World, lock};
 
 /// Largest request of reads and writes, in sectors.
-const SECTORS_MAX: u64 = (1 << 20) / SECTOR as u64;
+const SECTORS_MAX: u64 = (1 << 20) / SECTOR_BYTES as u64;
 /// Largest zeroing and discard, in blocks.
-const BLOCKS_MAX: u64 = (4 << 20) / (SECTOR as u64 * BLOCK);
+const BLOCKS_MAX: u64 = (4 << 20) / (SECTOR_BYTES as u64 * BLOCK);
 
-/// A stream of numbers.
+/// The random choices of one thread.
 #[derive(Debug)]
-pub(super) struct Dice(u64);
+pub(super) struct Random(fastrand::Rng);
 
-impl Dice {
-    pub(super) fn new(seed: u64, device: u32, thread: usize) -> Dice {
-        Dice(mixed(
-            mixed(seed) ^ mixed(u64::from(device) << 16 | thread as u64),
-        ))
+impl Random {
+    pub(super) fn new(seed: u64, device: u32, thread: usize) -> Random {
+        let thread = u64::from(device) << 16 | thread as u64;
+        Random(fastrand::Rng::with_seed(seed ^ thread << 32))
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.0 = mixed(self.0);
-        self.0 % bound.max(1)
+        self.0.u64(..bound.max(1))
     }
 
     /// A run of sectors inside `within`, of all sizes up to the largest, often small, often in
@@ -93,7 +92,7 @@ impl Allowance {
 const REQUEST_BYTES: u64 = 8 << 10;
 
 fn cost(sectors: &Range<u64>) -> u64 {
-    (sectors.end - sectors.start) * SECTOR as u64 + REQUEST_BYTES
+    (sectors.end - sectors.start) * SECTOR_BYTES as u64 + REQUEST_BYTES
 }
 
 /// A thread of direct I/O, until the soak ends.
@@ -102,19 +101,19 @@ pub(super) fn direct(
     seat: &Seat,
     device: &Device,
     allowance: &Allowance,
-    dice: &mut Dice,
+    random: &mut Random,
 ) {
-    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR);
+    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR_BYTES);
     let within = device.direct();
     let tally = &world.tally;
     while !world.stopped() {
-        let (what, sectors) = (dice.below(200), dice.sectors(&within));
+        let (what, sectors) = (random.below(200), random.sectors(&within));
         allowance.take(world, cost(&sectors));
         if world.stopped() {
             return;
         }
         let using = device.using(world, seat);
-        let bytes = (sectors.end - sectors.start) * SECTOR as u64;
+        let bytes = (sectors.end - sectors.start) * SECTOR_BYTES as u64;
         match what {
             0..=99 => {
                 let way = if what < 16 { Way::Forced } else { Way::Direct };
@@ -133,11 +132,11 @@ pub(super) fn direct(
                 Tally::add(&tally.flushes, 1);
             }
             191..=198 => {
-                using.zero(dice.blocks(&within));
+                using.zero(random.blocks(&within));
                 Tally::add(&tally.zeroings, 1);
             }
             _ => {
-                using.discard(dice.blocks(&within));
+                using.discard(random.blocks(&within));
                 Tally::add(&tally.discards, 1);
             }
         }
@@ -150,22 +149,22 @@ pub(super) fn buffered(
     seat: &Seat,
     device: &Device,
     allowance: &Allowance,
-    dice: &mut Dice,
+    random: &mut Random,
 ) {
-    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR);
+    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR_BYTES);
     let within = device.buffered();
     let tally = &world.tally;
     while !world.stopped() {
-        let (writes, sectors) = (1 + dice.below(8), within.clone());
+        let (writes, sectors) = (1 + random.below(8), within.clone());
         // A round: some writes, made durable and dropped; then reads that must come from the disk.
         for round in 0..2 * writes {
-            let run = dice.sectors(&sectors);
+            let run = random.sectors(&sectors);
             allowance.take(world, cost(&run));
             if world.stopped() {
                 return;
             }
             let using = device.using(world, seat);
-            let bytes = (run.end - run.start) * SECTOR as u64;
+            let bytes = (run.end - run.start) * SECTOR_BYTES as u64;
             Tally::add(&tally.buffered, 1);
             if round < writes {
                 using.write(Way::Buffered, run, &mut buffer);
@@ -196,7 +195,7 @@ pub(super) fn parts(device: &Arc<Device>) -> impl Iterator<Item = (&Device, Rang
 
 /// Reads a part of a disk and judges it.
 pub(super) fn everything(using: &Using, part: Range<u64>) {
-    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR);
+    let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR_BYTES);
     let mut at = part.start;
     while at < part.end {
         let end = (at + SECTORS_MAX).min(part.end);
@@ -211,7 +210,7 @@ mod tests {
 
     #[test]
     fn what_is_drawn_lies_inside_and_is_the_same_for_the_same_seed() {
-        let (mut one, mut other) = (Dice::new(1, 2, 3), Dice::new(1, 2, 3));
+        let (mut one, mut other) = (Random::new(1, 2, 3), Random::new(1, 2, 3));
         for within in [0..4096, 8192..12288, 64..72] {
             for _ in 0..10_000 {
                 let sectors = one.sectors(&within);

@@ -15,8 +15,10 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("serve", &["blkmq", "reactor"]),
     ("nbd", &["blkmq", "reactor", "serve"]),
     ("ublk", &["blkmq", "reactor", "serve"]),
+    // For tests alone: no room of the product may see it.
+    ("oracle", &[]),
     // The driver without a kernel: no room may see it, so that it is in tests and fuzz targets only.
-    ("ublk-fake", &["blkmq", "reactor", "ublk"]),
+    ("ublk-fake", &["blkmq", "oracle", "reactor", "ublk"]),
     (
         "firn",
         &[
@@ -24,7 +26,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("sim", &["blkmq", "canary", "volume"]),
-    ("xtask", &[]),
+    ("xtask", &["oracle"]),
 ];
 
 /// Rooms in which a runtime may be used: the edges.

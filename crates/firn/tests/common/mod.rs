@@ -4,10 +4,11 @@
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
-pub mod blocks;
+pub mod disk_oracle;
 pub mod guest;
 pub mod mapped;
 pub mod nbd;
+pub mod watchdog;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
