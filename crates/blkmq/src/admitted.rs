@@ -1,17 +1,17 @@
 //! A request in flight, as a value that must complete (R6).
 //!
-//! Whoever has it decides its end: completed, parked, or (a bug that is made harmless) dropped.
-//! Every way out gives the tag back and leaves the in-flight count exactly once, and only after
-//! the completion is with the transport: a drained device has answered everything.
+//! Its holder completes it, parks it, or (a bug that is made harmless) drops it. Each of the three
+//! returns the tag and lowers the in-flight count exactly once, and only after the transport has
+//! the completion: a drained device has answered everything.
 
 use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
+use crate::dispatch::{ParkReason, ParkedRequest};
 use crate::error::ErrorKind;
-use crate::parked::{Held, ParkReason};
-use crate::queue::HwQueue;
+use crate::hw_queue::HwQueue;
 use crate::tags::Tag;
 
 /// A request in flight. It completes exactly once (R6): by one of the `complete` methods, which
@@ -21,7 +21,7 @@ pub struct AdmittedRequest<T: Send + 'static> {
     tag: Tag,
     /// Its place in the order of admission.
     ticket: u64,
-    /// When the clock was first seen while it was parked.
+    /// When `expire` first saw it parked.
     since: Option<Duration>,
     /// Present until the request completes or parks, which consumes the value.
     payload: Option<T>,
@@ -45,23 +45,23 @@ impl<T: Send + 'static> AdmittedRequest<T> {
         }
     }
 
-    /// Its number in the queue; nobody else's until it completes.
+    /// Its number in the queue, which no other request has until it completes.
     pub fn tag(&self) -> Tag {
         self.tag
     }
 
-    /// The transport's own part.
+    /// The transport's part of the request.
     pub fn payload(&self) -> &T {
         self.payload.as_ref().expect("present until consumed")
     }
 
-    /// The transport's own part.
+    /// The transport's part of the request.
     pub fn payload_mut(&mut self) -> &mut T {
         self.payload.as_mut().expect("present until consumed")
     }
 
-    /// What the engine wakes when this request should go on. Costs nothing but for the first use
-    /// of a tag. May be woken from any thread, before or after the request is parked, and more
+    /// The waker by which the engine makes this request run again. Allocates only at the first
+    /// use of a tag. May be woken from any thread, before or after the request is parked, and more
     /// than once; a wake too many makes the request try once more.
     pub fn waker(&self) -> &Waker {
         self.queue.waker(self.tag)
@@ -72,13 +72,13 @@ impl<T: Send + 'static> AdmittedRequest<T> {
     /// time-out completes it.
     pub fn park(mut self, reason: impl Into<ParkReason>) {
         let payload = self.take();
-        let held = Held {
+        let request = ParkedRequest {
             payload,
             ticket: self.ticket,
             reason: reason.into(),
             since: self.since,
         };
-        self.queue.park(self.tag, held);
+        self.queue.park(self.tag, request);
     }
 
     /// Completes the request through the queue's completer.
@@ -88,13 +88,13 @@ impl<T: Send + 'static> AdmittedRequest<T> {
         self.queue.complete(self.tag, payload, result);
     }
 
-    /// Completes the request by the caller's own hand, for owners that answer in place. The tag
-    /// is given back after `answer` returns.
+    /// Completes the request by `answer`, for owners that answer in place. The tag is returned
+    /// after `answer` returns.
     #[inline]
     pub fn complete_with<R>(mut self, answer: impl FnOnce(T) -> R) -> R {
         let payload = self.take();
-        // Also if `answer` panics: else the tag is lost, and a quiesce waits for ever.
-        let _release = Release(&self);
+        // Also if `answer` panics: else the tag is lost, and a quiesce never ends.
+        let _release = ReleaseGuard(&self);
         answer(payload)
     }
 
@@ -103,9 +103,9 @@ impl<T: Send + 'static> AdmittedRequest<T> {
     }
 }
 
-struct Release<'a, T: Send + 'static>(&'a AdmittedRequest<T>);
+struct ReleaseGuard<'a, T: Send + 'static>(&'a AdmittedRequest<T>);
 
-impl<T: Send + 'static> Drop for Release<'_, T> {
+impl<T: Send + 'static> Drop for ReleaseGuard<'_, T> {
     fn drop(&mut self) {
         self.0.queue.release(self.0.tag);
     }

@@ -1,7 +1,7 @@
 //! The paired memory barriers of the fast path, in their symmetric and asymmetric form.
 //!
-//! Every pairing in this crate has a *hot* side (admission, "must this queue run?") and a *rare*
-//! side (quiesce, unquiesce, cancel, re-arm). Each side writes its own word, passes the barrier,
+//! Every pair in this crate has a *hot* side (admission, "must this queue run?") and a *rare* side
+//! (quiesce, unquiesce, cancel, re-arm). Each side writes its own word, passes the barrier,
 //! and reads the other's word; then at least one of the two sees the other's write. With fences
 //! both sides run a full fence. With `membarrier(2)` the rare side makes every running thread of
 //! this process pass a full barrier, so the hot side needs only to keep the compiler from moving
@@ -15,7 +15,7 @@
 //! or after its two steps. If P comes after `write h`, that write is visible to R's read, which
 //! follows the call. If P comes before `write h`, it comes before `read r` too, and `write r`,
 //! which precedes the call, is visible to it. There is no third case. The model checkers cannot
-//! express this; the test below stresses the pair alone, and `tests/barriers.rs` the whole path.
+//! express this; the test below stresses the pair alone, `tests/barriers.rs` the whole path.
 
 use std::sync::OnceLock;
 use std::sync::atomic::compiler_fence;
@@ -50,7 +50,7 @@ impl Barrier {
                 let offered = membarrier(libc::MEMBARRIER_CMD_QUERY);
                 let wanted = libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED
                     | libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED;
-                // One trial call: a seccomp filter may grant the question and refuse the deed.
+                // One trial call: a seccomp filter may allow the query and refuse the command.
                 offered >= 0
                     && offered & i64::from(wanted) == i64::from(wanted)
                     && membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0
@@ -79,9 +79,9 @@ impl Barrier {
             Kind::Fences => fence(Ordering::SeqCst),
             Kind::Membarrier => {
                 let rc = membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED);
-                // Going on without the barrier would lose requests without a trace. The kernel
-                // refuses a registered process only if a filter was installed since; that is a
-                // mistake of whoever installed it.
+                // Without the barrier, requests would be lost silently. The kernel refuses a
+                // registered process only if a seccomp filter was installed since, which is a
+                // mistake of the program that installed it.
                 assert_eq!(
                     rc, 0,
                     "membarrier(2) was granted when the server started and is refused now: \
@@ -119,8 +119,8 @@ mod tests {
     #[derive(Default)]
     struct Word(AtomicU32);
 
-    /// Where two threads meet at the start of each round.
-    fn meet(arrived: &AtomicU32, round: u32) {
+    /// Both threads wait here until the other has arrived, too.
+    fn rendezvous(arrived: &AtomicU32, round: u32) {
         arrived.fetch_add(1, SeqCst);
         let mut spins = 0;
         while arrived.load(Ordering::Acquire) < 2 * round {
@@ -132,28 +132,28 @@ mod tests {
         }
     }
 
-    /// In how many rounds neither side saw the other's write.
+    /// The number of rounds in which neither side saw the other's write.
     fn lost(hot_barrier: impl Fn() + Sync, rare_barrier: impl Fn() + Sync) -> u32 {
         let (hot, rare) = (Word::default(), Word::default());
         let (arrived, seen) = (Word::default(), Word::default());
         let hot_side = || {
             for round in 1..=ROUNDS {
-                meet(&arrived.0, 2 * round - 1);
+                rendezvous(&arrived.0, 2 * round - 1);
                 hot.0.store(round, Relaxed);
                 hot_barrier();
                 seen.0.store(rare.0.load(Relaxed), Relaxed);
-                meet(&arrived.0, 2 * round);
+                rendezvous(&arrived.0, 2 * round);
             }
         };
         thread::scope(|scope| {
             scope.spawn(hot_side);
             let mut lost = 0;
             for round in 1..=ROUNDS {
-                meet(&arrived.0, 2 * round - 1);
+                rendezvous(&arrived.0, 2 * round - 1);
                 rare.0.store(round, Relaxed);
                 rare_barrier();
                 let saw = hot.0.load(Relaxed);
-                meet(&arrived.0, 2 * round);
+                rendezvous(&arrived.0, 2 * round);
                 lost += u32::from(saw != round && seen.0.load(Relaxed) != round);
             }
             lost

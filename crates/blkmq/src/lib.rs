@@ -104,25 +104,30 @@
 mod admitted;
 mod barrier;
 mod device;
+mod dispatch;
 mod drain;
 pub mod error;
 mod gate;
+mod hw_queue;
 pub mod io;
 mod may_block;
 #[cfg(all(test, loom))]
 mod models;
-mod parked;
 mod queue;
+mod quiesce;
+mod state;
 mod sync;
 mod tags;
 
 pub use admitted::AdmittedRequest;
 pub use barrier::Barrier;
-pub use device::{CancelWork, ControlThread, Device, DeviceCounts, DeviceOptions, QueueLoad};
-pub use drain::{Drain, QuiesceGuard};
+pub use device::{CancelWork, ControlThread, Device, DeviceOptions};
+pub use dispatch::ParkReason;
+pub use hw_queue::{Completer, Kick};
 pub use may_block::{
     RingThread, SleepGuard, SleepLock, SmallGuard, SmallLock, enter_ring_thread, may_block,
 };
-pub use parked::ParkReason;
-pub use queue::{Admission, Completer, Kick, Queue, QueueHandle};
+pub use queue::{Admission, Queue, QueueHandle};
+pub use quiesce::{Drain, QuiesceGuard};
+pub use state::{DeviceCounts, QueueLoad};
 pub use tags::{DEPTH_MAX, Tag};

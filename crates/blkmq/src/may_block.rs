@@ -1,10 +1,11 @@
-//! Who may wait where: the marks on a thread, the debug check, and the two kinds of lock.
+//! Which threads may wait: the mark of ring threads, the debug check, and the two kinds of lock.
 //!
 //! R1: a thread that owns a ring never blocks, and nothing that can wait is called under a small
-//! lock. Everything in firn that can wait calls [`may_block`] first; in a build with debug
-//! assertions that panics on a marked thread, in a release build it is nothing. [`SmallLock`] is
-//! for a few instructions on memory, and may be taken anywhere. [`SleepLock`] is for rare
-//! transitions: its holder may sleep, so a ring thread never takes it.
+//! lock. Every function in firn that can wait calls [`may_block`] first, as the kernel's call
+//! `might_sleep`. In a build with debug assertions it panics on a ring thread or under a small
+//! lock; in a release build it does nothing. [`SmallLock`] is for a few instructions on memory, and
+//! any thread may take it. [`SleepLock`] is for rare transitions: its holder may sleep, so a ring
+//! thread never takes it.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,7 +16,7 @@ use crate::sync::{Mutex, MutexGuard};
 
 #[cfg(debug_assertions)]
 mod marks {
-    //! What this thread is and holds.
+    //! Whether this thread owns a ring, and the small locks it holds.
     #![allow(
         clippy::missing_const_for_thread_local,
         reason = "the models' macros take no const"
@@ -90,8 +91,8 @@ impl<T> SmallLock<T> {
         }
     }
 
-    /// Takes the lock. A holder that panicked left memory that is whole: nothing in this project
-    /// holds a small lock across a call that can fail half way.
+    /// Takes the lock. Poisoning is ignored: no code in this project holds a small lock across a
+    /// call that can fail half way, so a holder that panicked left consistent memory.
     pub fn lock(&self) -> SmallGuard<'_, T> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         #[cfg(debug_assertions)]
@@ -109,9 +110,9 @@ impl<T> fmt::Debug for SmallLock<T> {
     }
 }
 
-/// The hold on a [`SmallLock`].
+/// The guard of a held [`SmallLock`].
 pub struct SmallGuard<'a, T> {
-    // Declared first: the lock is let go before the mark is taken off.
+    // Declared first: the lock is released before the mark is removed.
     inner: MutexGuard<'a, T>,
     _mark: SmallMark,
 }
@@ -140,8 +141,8 @@ struct SmallMark;
 
 impl Drop for SmallMark {
     fn drop(&mut self) {
-        // Guards may be dropped in any order, so this may take off another lock's name; the count
-        // is what the check rests on.
+        // Guards may be dropped in any order, so this may remove another lock's name. The check
+        // needs only the count.
         #[cfg(debug_assertions)]
         marks::SMALL.with(|held| {
             held.borrow_mut().pop();
@@ -180,7 +181,7 @@ impl<T> fmt::Debug for SleepLock<T> {
     }
 }
 
-/// The hold on a [`SleepLock`].
+/// The guard of a held [`SleepLock`].
 pub struct SleepGuard<'a, T> {
     inner: MutexGuard<'a, T>,
 }

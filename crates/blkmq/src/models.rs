@@ -1,8 +1,9 @@
 //! Loom models: every interleaving, and every value a weak memory may show, of small programs.
 //!
-//! Each model is a sentence of the contract. `canaries` breaks the code in one place at a time and
-//! checks that the named model notices. `cargo xtask models` runs them. Completions are recorded with the standard library's
-//! types: loom does not see them, so they add no interleavings; they are read after a join.
+//! Each model is a sentence of the contract. `canaries` activates one canary at a time and checks
+//! that the named model fails. `cargo xtask models` runs them. Completions are recorded with the
+//! standard library's types: loom does not see them, so they add no interleavings; they are read
+//! after a join.
 
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -20,48 +21,52 @@ use crate::{AdmittedRequest, Completer, Device, DeviceOptions, Kick, Queue};
 
 type Outcome = (u32, Result<(), ErrorKind>);
 
-/// A transport: it counts kicks and notes completions. As with an eventfd, who hears a kick comes
-/// after who gave it.
-struct Rig {
+/// A transport that counts kicks and records completions. As with an eventfd, reading a kick
+/// happens after it was sent.
+struct TestTransport {
     kicks: AtomicUsize,
     done: Mutex<Vec<Outcome>>,
 }
 
-impl Completer<u32> for Rig {
+impl Completer<u32> for TestTransport {
     fn complete(&self, payload: u32, result: Result<(), ErrorKind>) {
         self.done.lock().unwrap().push((payload, result));
     }
 }
 
-impl Kick for Rig {
+impl Kick for TestTransport {
     fn kick(&self) {
         self.kicks.fetch_add(1, AcqRel);
     }
 }
 
-impl Rig {
+impl TestTransport {
     fn device() -> Arc<Device> {
         Device::new("model", DeviceOptions::default())
     }
 
-    fn queue(device: &Arc<Device>, depth: u16) -> (Arc<Rig>, Queue<u32>) {
-        let rig = Arc::new(Rig {
+    fn queue(device: &Arc<Device>, depth: u16) -> (Arc<TestTransport>, Queue<u32>) {
+        let transport = Arc::new(TestTransport {
             kicks: AtomicUsize::new(0),
             done: Mutex::default(),
         });
-        let queue = device.add_queue(depth, Arc::clone(&rig) as _, Arc::clone(&rig) as _);
-        (rig, queue)
+        let queue = device.add_queue(
+            depth,
+            Arc::clone(&transport) as _,
+            Arc::clone(&transport) as _,
+        );
+        (transport, queue)
     }
 
-    /// What the owner does when it is woken: a run for every kick, and only for a kick.
-    fn serve(&self, queue: &mut Queue<u32>, mut go: impl FnMut(AdmittedRequest<u32>)) {
-        while self.hear() > 0 {
-            queue.run(&mut go);
+    /// What the owner does when it is woken: it runs the queue for each kick, and only for a kick.
+    fn run_kicked(&self, queue: &mut Queue<u32>, mut handle: impl FnMut(AdmittedRequest<u32>)) {
+        while self.take_kicks() > 0 {
+            queue.run(&mut handle);
         }
     }
 
-    /// How many kicks there were since the last time.
-    fn hear(&self) -> usize {
+    /// How many kicks came since the last call.
+    fn take_kicks(&self) -> usize {
         self.kicks.swap(0, AcqRel)
     }
 
@@ -73,12 +78,12 @@ impl Rig {
     }
 }
 
-fn finish(request: AdmittedRequest<u32>) {
+fn complete(request: AdmittedRequest<u32>) {
     request.complete(Ok(()));
 }
 
-/// Runs a model; `preemptions` bounds the switches that nobody asked for, where there is a bound.
-fn check(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
+/// Runs a model; `preemptions` bounds the involuntary switches, if given.
+fn check_model(preemptions: Option<usize>, model: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = preemptions;
     builder.check(model);

@@ -1,41 +1,25 @@
-//! A hardware queue: the gate, the tags and the dispatch list put together.
+//! Both ends of a hardware queue, and what only its owner does: admit and run.
 //!
 //! [`Queue`] is the owner's end: one value, used by one thread, and only it admits and runs.
-//! [`QueueHandle`] is everybody else's: they submit, look, and kick. Completing is for whoever
-//! has the [`AdmittedRequest`]. No step here waits, and the list's small lock is never held while
-//! somebody else's code runs.
+//! [`QueueHandle`] is the end of all other threads: they submit, check, and kick. The holder of an
+//! [`AdmittedRequest`] completes it. No step waits.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
-use std::task::{Wake, Waker};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::admitted::AdmittedRequest;
-use crate::device::{Device, Member, QueueLoad};
+use crate::dispatch::{DispatchList, ParkedRequest, RemovedRequests};
 use crate::error::ErrorKind;
-use crate::gate::{CANCELLED, Enter, Gate};
-use crate::may_block::SmallLock;
-use crate::parked::{Drained, Held, ParkReason, Parked};
-use crate::tags::{Tag, TagSet};
+use crate::gate::{CANCELLED, Entry};
+use crate::hw_queue::{Completer, HwQueue, Kick};
+use crate::state::{AnyQueue, DeviceState, QueueLoad};
+use crate::tags::Tag;
 
-/// How a transport is told that a request is complete.
-pub trait Completer<T>: Send + Sync {
-    /// Called exactly once per request that was not finished by [`AdmittedRequest::complete_with`], from
-    /// whatever thread the request came to its end on. Must not wait.
-    fn complete(&self, payload: T, result: Result<(), ErrorKind>);
-}
-
-/// How others tell a queue's owner to call [`Queue::run`].
-pub trait Kick: Send + Sync {
-    /// Called from any thread, the owner's included; at most once per run. Must not wait. The
-    /// owner must come to its run after this call, also if it was about to sleep.
-    fn kick(&self);
-}
-
-/// What became of a request at the gate.
+/// What [`Queue::admit`] did with a request.
 #[derive(Debug)]
 pub enum Admission<T: Send + 'static> {
-    /// Go on with it.
+    /// It is admitted: carry it out.
     Run(AdmittedRequest<T>),
     /// It waits in the dispatch list; a later [`Queue::run`] hands it out.
     Parked,
@@ -43,170 +27,29 @@ pub enum Admission<T: Send + 'static> {
     Refused,
 }
 
-pub(crate) struct HwQueue<T> {
-    id: u32,
-    device: Arc<Device>,
-    gate: Gate,
-    tags: TagSet,
-    wakers: Wakers,
-    parked: SmallLock<Parked<T>>,
-    completer: Arc<dyn Completer<T>>,
-    kick: Arc<dyn Kick>,
-}
-
-/// One waker per tag, made when the tag is first used: memory follows use, not depth (R5).
-struct Wakers(Box<[OnceLock<Box<WakerChunk>>]>);
-
-type WakerChunk = [OnceLock<Waker>; 64];
-
-impl Wakers {
-    fn new(depth: u16) -> Wakers {
-        Wakers((0..depth.div_ceil(64)).map(|_| OnceLock::new()).collect())
-    }
-
-    fn of(&self, tag: Tag, make: impl FnOnce() -> Waker) -> &Waker {
-        let (chunk, index) = (usize::from(tag.0 / 64), usize::from(tag.0 % 64));
-        self.0[chunk].get_or_init(|| Box::new([const { OnceLock::new() }; 64]))[index]
-            .get_or_init(make)
-    }
-}
-
-/// What a waker points at.
-struct Seat<T> {
-    queue: Weak<HwQueue<T>>,
-    tag: Tag,
-}
-
-impl<T: Send + 'static> Wake for Seat<T> {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if let Some(queue) = self.queue.upgrade() {
-            queue.change(|parked| parked.wake(self.tag));
-            queue.kick_if_due();
-        }
-    }
-}
-
-/// What everybody may do.
-impl<T: Send + 'static> HwQueue<T> {
-    /// Changes the dispatch list, and makes its counts visible before the lock is let go.
-    fn change<R>(&self, with: impl FnOnce(&mut Parked<T>) -> R) -> R {
-        let mut parked = self.parked.lock();
-        let result = with(&mut parked);
-        self.gate.publish(parked.counts());
-        result
-    }
-
-    /// Hot side of P2: the caller has published what it has for the owner.
-    fn kick_if_due(&self) {
-        if self.gate.must_run() {
-            self.kick_owner();
-        }
-    }
-
-    fn kick_owner(&self) {
-        if self.gate.claim_kick() {
-            self.kick.kick();
-        }
-    }
-
-    fn submit(&self, payload: T) {
-        let refused = self.change(|parked| parked.wait(payload));
-        match refused {
-            Some(payload) => self.completer.complete(payload, Err(ErrorKind::Closed)),
-            None => self.kick_if_due(),
-        }
-    }
-
-    pub(crate) fn waker(self: &Arc<Self>, tag: Tag) -> &Waker {
-        self.wakers.of(tag, || {
-            Waker::from(Arc::new(Seat {
-                queue: Arc::downgrade(self),
-                tag,
-            }))
-        })
-    }
-
-    /// Parks an admitted request. It is listed before it leaves flight, so it is always in one of
-    /// the two counts, and the owner may hand it out again before this call returns.
-    pub(crate) fn park(&self, tag: Tag, held: Held<T>) {
-        let reason = held.reason;
-        if let Some(held) = self.change(|parked| parked.hold(tag, held)) {
-            // The owner is gone, and nobody would ever hand it out.
-            self.complete(tag, held.payload, Err(self.closing_error()));
-            return;
-        }
-        if reason != ParkReason::Sync {
-            self.leave_flight();
-        }
-        // Pairs with a cancel as well as with unquiesce: P2.
-        self.kick_if_due();
-    }
-
-    /// Completes a request in flight through the completer.
-    #[inline]
-    pub(crate) fn complete(&self, tag: Tag, payload: T, result: Result<(), ErrorKind>) {
-        self.completer.complete(payload, result);
-        self.release(tag);
-    }
-
-    /// Completes a request in flight that its holder dropped.
-    pub(crate) fn complete_dropped(&self, tag: Tag, payload: T) {
-        self.device.count_dropped();
-        self.complete(tag, payload, Err(ErrorKind::Io));
-    }
-
-    /// The end of a request in flight, once its completion is with the transport.
-    #[inline]
-    pub(crate) fn release(&self, tag: Tag) {
-        self.tags.put(tag);
-        self.leave_flight();
-        // Completing side of P3: who waits for a tag is published, or finds this one.
-        if self.gate.has_pending() {
-            self.kick_owner();
-        }
-    }
-
-    /// Completing side of P3: who waits for a drain has set the flag, or sees the count.
-    #[inline]
-    fn leave_flight(&self) {
-        self.gate.leave();
-        if self.gate.flags() != 0 {
-            self.device.progress();
-        }
-    }
-
-    fn closing_error(&self) -> ErrorKind {
-        self.device.cancel_error().unwrap_or(ErrorKind::Closed)
-    }
-}
-
-/// What only the owner does.
+/// What only the owner does. A block of `HwQueue`, so that both ends share one allocation.
 impl<T: Send + 'static> HwQueue<T> {
     fn admit(self: &Arc<Self>, payload: T) -> Admission<T> {
-        if self.gate.line_ahead() {
-            // Somebody may wait at the gate: go behind, and let the run sort it out.
+        if self.gate.has_runnable() {
+            // Older requests may wait for admission: queue behind them; `run` keeps the order.
             return self.wait(payload);
         }
         match self.gate.enter() {
-            Enter::In { ticket } => match self.tags.take() {
+            Entry::Open { ticket } => match self.tags.take() {
                 Some(tag) => {
                     let queue = Arc::clone(self);
                     return Admission::Run(AdmittedRequest::new(queue, tag, payload, ticket, None));
                 }
                 None => self.leave_flight(),
             },
-            Enter::Shut { counted: true, .. } => self.leave_flight(),
-            Enter::Shut { counted: false, .. } => {}
+            Entry::Shut { counted: true, .. } => self.leave_flight(),
+            Entry::Shut { counted: false, .. } => {}
         }
         self.wait(payload)
     }
 
-    /// Puts a request at the end of the dispatch list. Whatever ends its wait sees it there, or
-    /// is seen here: for the gate that is P2, for a tag P3.
+    /// Puts a request at the tail of the dispatch list. The event that ends its wait either finds
+    /// it there or is found here: for the gate by P2, for a tag by P3.
     fn wait(&self, payload: T) -> Admission<T> {
         if self.gate.flags() & CANCELLED != 0
             && let Some(error) = self.device.cancel_error()
@@ -214,171 +57,150 @@ impl<T: Send + 'static> HwQueue<T> {
             self.completer.complete(payload, Err(error));
             return Admission::Refused;
         }
-        let refused = self.change(|parked| parked.wait(payload));
+        let refused = self.update_list(|list| list.push_waiting(payload));
         debug_assert!(refused.is_none(), "the owner is here");
-        if canary::active!("wait_for_tag_without_second_look") {
+        if canary::active!("wait_for_tag_without_recheck") {
             return Admission::Parked;
         }
-        self.gate.meet_completers();
-        // With the gate open and no tag free, a completion will kick; a kick now would only make
-        // the owner spin.
-        if self.tags.any_free() || self.gate.flags() != 0 {
-            self.kick_if_due();
+        self.gate.sync_with_completions();
+        // If the gate is open and no tag is free, a completion kicks; a kick now would make the
+        // owner spin.
+        if self.tags.has_free() || self.gate.flags() != 0 {
+            self.kick_if_must_run();
         }
         Admission::Parked
     }
 
-    fn run(self: &Arc<Self>, mut go: impl FnMut(AdmittedRequest<T>)) -> usize {
-        let late = canary::active!("kick_answered_after_the_look");
+    fn run(self: &Arc<Self>, mut handle: impl FnMut(AdmittedRequest<T>)) -> usize {
+        let late = canary::active!("kick_cleared_after_the_check");
         if !late {
-            self.gate.answer_kick();
+            self.gate.clear_kick();
         }
         let must_run = self.gate.must_run();
         if late {
-            self.gate.answer_kick();
+            self.gate.clear_kick();
         }
         if !must_run {
             return 0;
         }
         // A pass is bounded: requests that park again at once cannot keep the owner here.
-        let pass_max = self.parked.lock().len();
+        let pass_max = self.list.lock().len();
         let mut ran = 0;
         while ran < pass_max
-            && let Some((tag, held)) = self.change(Parked::next_synced)
+            && let Some((tag, request)) = self.update_list(DispatchList::pop_woken_sync)
         {
-            go(self.resume(tag, held));
+            handle(self.resume(tag, request));
             ran += 1;
         }
         while ran < pass_max {
             match self.gate.enter() {
-                Enter::In { ticket } => {
+                Entry::Open { ticket } => {
                     let Some(request) = self.next(ticket) else {
                         self.leave_flight();
                         return ran;
                     };
-                    go(request);
+                    handle(request);
                     ran += 1;
                 }
-                Enter::Shut { cancelled, counted } => {
+                Entry::Shut { cancelled, counted } => {
                     if counted {
                         self.leave_flight();
                     }
                     return if cancelled {
-                        ran + self.finish_cancelled()
+                        ran + self.complete_cancelled()
                     } else {
                         ran
                     };
                 }
             }
         }
-        self.kick_if_due();
+        self.kick_if_must_run();
         ran
     }
 
-    /// The next request that may go on. The caller has counted itself in for it.
+    /// The next request that may run. The caller has counted it in flight.
     fn next(self: &Arc<Self>, ticket: u64) -> Option<AdmittedRequest<T>> {
-        let (tag, held) = self.change(|parked| {
-            parked
-                .next_held()
-                .or_else(|| parked.next_waiting(ticket, || self.take_tag()))
+        let (tag, request) = self.update_list(|list| {
+            list.pop_woken()
+                .or_else(|| list.pop_waiting(ticket, || self.take_tag()))
         })?;
-        Some(self.resume(tag, held))
+        Some(self.resume(tag, request))
     }
 
-    fn resume(self: &Arc<Self>, tag: Tag, held: Held<T>) -> AdmittedRequest<T> {
-        AdmittedRequest::new(Arc::clone(self), tag, held.payload, held.ticket, held.since)
+    fn resume(self: &Arc<Self>, tag: Tag, request: ParkedRequest<T>) -> AdmittedRequest<T> {
+        AdmittedRequest::new(
+            Arc::clone(self),
+            tag,
+            request.payload,
+            request.ticket,
+            request.since,
+        )
     }
 
-    /// A tag for a request that is published in the dispatch list. Waiting side of P3: if there
-    /// is none even after the step on `finished`, whoever gives one back later sees the request.
+    /// A tag for a request that is published in the dispatch list. Waiting side of P3: if none is
+    /// free even after the read-modify-write of `finished`, a thread that returns one later sees
+    /// the request.
     fn take_tag(&self) -> Option<Tag> {
-        let once = canary::active!("run_without_second_look_for_a_tag");
+        let once = canary::active!("run_without_recheck_for_a_tag");
         self.tags.take().or_else(|| {
             if once {
                 return None;
             }
-            self.gate.meet_completers();
+            self.gate.sync_with_completions();
             self.tags.take()
         })
     }
 
     /// Completes what is parked on a cancelled device. The flag is read under the list's lock:
     /// a request that arrived after a re-arm is in the list only if the flag is seen cleared.
-    fn finish_cancelled(&self) -> usize {
-        let drained = self.change(|parked| {
+    fn complete_cancelled(&self) -> usize {
+        let removed = self.update_list(|list| {
             let cancelled = self.gate.flags() & CANCELLED != 0;
             let error = self.device.cancel_error().filter(|_| cancelled)?;
-            Some((parked.drain_cancelled(), error))
+            Some((list.remove_cancellable(), error))
         });
-        drained.map_or(0, |(drained, error)| self.finish_parked(drained, error))
+        removed.map_or(0, |(removed, error)| self.complete_removed(removed, error))
     }
 
     fn expire(&self, now: Duration) -> usize {
         let Some(limit) = self.device.park_timeout() else {
             return 0;
         };
-        let drained = self.change(|parked| parked.drain_expired(now, limit));
-        let count = self.finish_parked(drained, ErrorKind::TimedOut);
+        let removed = self.update_list(|list| list.remove_expired(now, limit));
+        let count = self.complete_removed(removed, ErrorKind::TimedOut);
         if count > 0 {
-            self.kick_if_due();
+            self.kick_if_must_run();
         }
         count
     }
 
-    /// Completes requests that were taken out of the list and are not in flight.
-    fn finish_parked(&self, (waiting, held): Drained<T>, error: ErrorKind) -> usize {
-        let count = waiting.len() + held.len();
-        for (tag, one) in held {
-            self.completer.complete(one.payload, Err(error));
+    /// Completes requests that were removed from the list and are not in flight.
+    fn complete_removed(&self, removed: RemovedRequests<T>, error: ErrorKind) -> usize {
+        let count = removed.len();
+        for (tag, request) in removed.parked {
+            self.completer.complete(request.payload, Err(error));
             self.tags.put(tag);
         }
-        for one in waiting {
-            self.completer.complete(one.payload, Err(error));
+        for request in removed.waiting {
+            self.completer.complete(request.payload, Err(error));
         }
         count
     }
 
     fn retire(&self) {
         let error = self.closing_error();
-        let (drained, syncs) = self.change(|parked| (parked.retire(), parked.drain_syncs()));
-        self.finish_parked(drained, error);
-        for (tag, one) in syncs {
-            self.complete(tag, one.payload, Err(error));
+        let (removed, syncs) = self.update_list(|list| (list.retire(), list.remove_syncs()));
+        self.complete_removed(removed, error);
+        for (tag, request) in syncs {
+            self.complete(tag, request.payload, Err(error));
         }
     }
 }
 
-impl<T: Send + 'static> Member for HwQueue<T> {
-    fn gate(&self) -> &Gate {
-        &self.gate
-    }
-
-    fn kick_if_listed(&self) {
-        if self.gate.has_pending() {
-            self.kick_owner();
-        }
-    }
-
-    fn load(&self) -> QueueLoad {
-        let parked = self.parked.lock();
-        let idle: Vec<Tag> = parked.idle_tags().collect();
-        let counts = parked.counts();
-        drop(parked);
-        let mut tags = self.tags.taken();
-        tags.retain(|tag| !idle.contains(tag));
-        QueueLoad {
-            queue: self.id,
-            in_flight: self.gate.in_flight(),
-            tags,
-            parked: counts.parked as usize,
-        }
-    }
-}
-
-/// The owner's end of a hardware queue. It can be sent to its thread, and stays there.
+/// The owner's end of a hardware queue. It may be sent to the thread that will own it.
 ///
-/// Dropped, it completes what is parked with the device's error, or [`ErrorKind::Closed`].
-/// Requests in flight stay with whoever has them.
+/// Dropping it completes what is parked with the device's error, or [`ErrorKind::Closed`].
+/// Requests in flight stay with their holders.
 pub struct Queue<T: Send + 'static> {
     inner: Arc<HwQueue<T>>,
 }
@@ -386,53 +208,45 @@ pub struct Queue<T: Send + 'static> {
 impl<T: Send + 'static> Queue<T> {
     pub(crate) fn new(
         id: u32,
-        device: Arc<Device>,
+        device: Arc<DeviceState>,
         depth: u16,
         completer: Arc<dyn Completer<T>>,
         kick: Arc<dyn Kick>,
     ) -> Queue<T> {
-        let tags = TagSet::new(depth);
-        let inner = Arc::new(HwQueue {
-            id,
-            gate: Gate::new(device.barrier()),
-            device,
-            wakers: Wakers::new(tags.depth()),
-            tags,
-            parked: SmallLock::new("dispatch list", Parked::new()),
-            completer,
-            kick,
-        });
-        Queue { inner }
+        Queue {
+            inner: Arc::new(HwQueue::new(id, device, depth, completer, kick)),
+        }
     }
 
-    pub(crate) fn member(&self) -> Arc<dyn Member> {
-        let member: Arc<HwQueue<T>> = Arc::clone(&self.inner);
-        member
+    /// The queue without the type of its requests, for the device's list.
+    pub(crate) fn any_queue(&self) -> Arc<dyn AnyQueue> {
+        let queue: Arc<HwQueue<T>> = Arc::clone(&self.inner);
+        queue
     }
 
-    /// What everybody else holds.
+    /// The end that other threads hold.
     pub fn handle(&self) -> QueueHandle<T> {
         QueueHandle {
             inner: Arc::clone(&self.inner),
         }
     }
 
-    /// Brings a request to the gate. Nobody overtakes a request that waits there.
+    /// Admits a request, or parks it behind those that already wait for admission.
     #[inline]
     pub fn admit(&mut self, payload: T) -> Admission<T> {
         self.inner.admit(payload)
     }
 
-    /// Hands out what can go on: woken requests, then those at the gate, in order. Call it after
-    /// a kick, and whenever it is convenient; it costs two looks when there is nothing to do.
-    /// Answers how many requests it handed out or, on a cancelled device, completed.
-    pub fn run(&mut self, go: impl FnMut(AdmittedRequest<T>)) -> usize {
-        self.inner.run(go)
+    /// Hands out the requests that can run: woken ones, then those that wait for admission, in
+    /// order. Call it after a kick, and whenever it is convenient; with nothing to do it costs two
+    /// checks. Returns how many requests it handed out or, on a cancelled device, completed.
+    pub fn run(&mut self, handle: impl FnMut(AdmittedRequest<T>)) -> usize {
+        self.inner.run(handle)
     }
 
     /// Completes with [`ErrorKind::TimedOut`] what has been parked longer than the device allows,
-    /// and answers how many. `now` is the time since any fixed moment; a request's clock starts
-    /// with the first call that finds it parked. Does nothing if the device sets no limit.
+    /// and returns how many. `now` is the time since any fixed moment; a request's time counts
+    /// from the first call that finds it parked. Does nothing if the device sets no limit.
     pub fn expire(&mut self, now: Duration) -> usize {
         self.inner.expire(now)
     }
@@ -455,7 +269,7 @@ impl<T: Send + 'static> fmt::Debug for Queue<T> {
     }
 }
 
-/// A hardware queue as everybody but its owner sees it.
+/// A hardware queue as threads other than its owner hold it.
 pub struct QueueHandle<T: Send + 'static> {
     inner: Arc<HwQueue<T>>,
 }
@@ -467,13 +281,13 @@ impl<T: Send + 'static> QueueHandle<T> {
         self.inner.submit(payload);
     }
 
-    /// "Must this queue run?", without a lock. See the crate's notes on pairing P2.
+    /// "Must this queue run?", without a lock (pair P2 of `gate.rs`).
     #[inline]
     pub fn must_run(&self) -> bool {
         self.inner.gate.must_run()
     }
 
-    /// The first half of [`QueueHandle::must_run`]: one look, without the barrier. A hint only.
+    /// The first half of [`QueueHandle::must_run`], without the barrier. A hint only.
     #[inline]
     pub fn has_pending(&self) -> bool {
         self.inner.gate.has_pending()
@@ -486,7 +300,7 @@ impl<T: Send + 'static> QueueHandle<T> {
 
     /// What the queue holds, for reports.
     pub fn load(&self) -> QueueLoad {
-        Member::load(&*self.inner)
+        AnyQueue::load(&*self.inner)
     }
 }
 

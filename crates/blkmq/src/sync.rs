@@ -1,8 +1,8 @@
-//! The one place that chooses whose locks, atomics and thread-locals this crate is made of.
+//! The one place that chooses the locks, atomics and thread-locals of this crate.
 //!
-//! An ordinary build takes the standard library's. `--cfg loom` and `--cfg shuttle` take those
-//! model checkers' twins, so the code that is proved is the code that ships. Reference counts
-//! stay the standard library's everywhere: they are not what the models are about.
+//! An ordinary build uses the standard library's. `--cfg loom` and `--cfg shuttle` use those of the
+//! model checkers, so the code that is checked is the code that ships. Reference counts are the
+//! standard library's everywhere: the models do not check them.
 
 #[cfg(loom)]
 mod imp {

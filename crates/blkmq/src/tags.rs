@@ -1,9 +1,9 @@
 //! The tags of one hardware queue: a two-level bitmap, without a lock.
 //!
-//! A set bit is a free tag. The top word says which words below may have free ones, so taking and
-//! giving back cost a constant number of steps at any depth. Tags are taken by the queue's owner
-//! alone, lowest first (an idle queue stays within a few cache lines), and given back by anybody.
-//! Fairness is not made here: who finds no tag waits in the dispatch list, in order.
+//! A set bit is a free tag. The top word tells which words may have free bits, so taking and
+//! returning a tag cost a constant number of steps at any depth. Only the queue's owner takes tags,
+//! lowest first (an idle queue stays within a few cache lines); any thread returns them. The set
+//! is not fair: a request that finds no tag waits in the dispatch list, in order.
 
 use std::fmt;
 
@@ -32,8 +32,8 @@ impl fmt::Display for Tag {
 }
 
 pub(crate) struct TagSet {
-    /// Bit `i` is set if `words[i]` may have a free tag; it is set whenever it has one, but for
-    /// the moment between the two steps of `put`.
+    /// Bit `i` is set if `words[i]` may have a free tag. It is set whenever the word has one,
+    /// except between the two steps of `put`.
     top: AtomicU64,
     words: Box<[AtomicU64]>,
     depth: u16,
@@ -60,7 +60,7 @@ impl TagSet {
     /// Takes the lowest free tag. By one thread at a time: the queue's owner.
     pub(crate) fn take(&self) -> Option<Tag> {
         loop {
-            // Acquire: who takes a tag comes after who gave it back.
+            // Acquire: taking a tag happens after its return.
             let top = self.top.load(Ordering::Acquire);
             if top == 0 {
                 return None;
@@ -69,7 +69,7 @@ impl TagSet {
             let word = &self.words[index as usize];
             let free = word.load(Ordering::Acquire);
             if free == 0 {
-                self.close(index);
+                self.clear_top(index);
                 continue;
             }
             let bit = free.trailing_zeros();
@@ -79,18 +79,18 @@ impl TagSet {
         }
     }
 
-    /// Notes that a word looked empty, unless a tag came back to it meanwhile.
-    fn close(&self, index: u32) {
-        // A giver sets the word, then the top bit. If it set the top bit before this step, this
-        // step acquires from it and the look below sees the word. If after, the bit stays set.
+    /// Clears the top bit of a word that was empty, unless a tag was returned to it meanwhile.
+    fn clear_top(&self, index: u32) {
+        // `put` sets the word, then the top bit. If it set the top bit before this step, this step
+        // acquires from it and the check below sees the word. If after, the top bit stays set.
         self.top.fetch_and(!(1 << index), Ordering::AcqRel);
-        let again = !canary::active!("tag_word_closed_without_second_look");
-        if again && self.words[index as usize].load(Ordering::Acquire) != 0 {
+        let recheck = !canary::active!("tag_word_cleared_without_recheck");
+        if recheck && self.words[index as usize].load(Ordering::Acquire) != 0 {
             self.top.fetch_or(1 << index, Ordering::Release);
         }
     }
 
-    /// Gives a tag back, from any thread.
+    /// Returns a tag, from any thread.
     pub(crate) fn put(&self, tag: Tag) {
         let (index, bit) = (u32::from(tag.0) / WORD_BITS, u32::from(tag.0) % WORD_BITS);
         if canary::active!("tag_top_set_first") {
@@ -99,23 +99,23 @@ impl TagSet {
             return;
         }
         let before = self.words[index as usize].fetch_or(1 << bit, Ordering::Release);
-        debug_assert!(before & (1 << bit) == 0, "tag {tag} was given back twice");
-        // Only who makes an empty word non-empty has to say so above: until the owner empties the
-        // word again, its bit there stays set or is about to be set.
+        debug_assert!(before & (1 << bit) == 0, "tag {tag} was returned twice");
+        // The top bit has to be set only for a word that was empty: until the owner empties the
+        // word again, its top bit stays set or is about to be set.
         if before == 0 {
             self.top.fetch_or(1 << index, Ordering::Release);
         }
     }
 
     /// Whether a tag is free now.
-    pub(crate) fn any_free(&self) -> bool {
+    pub(crate) fn has_free(&self) -> bool {
         self.words
             .iter()
             .any(|word| word.load(Ordering::Acquire) != 0)
     }
 
     /// The tags that are taken now, for reports.
-    pub(crate) fn taken(&self) -> Vec<Tag> {
+    pub(crate) fn taken_tags(&self) -> Vec<Tag> {
         (0..self.depth)
             .filter(|tag| {
                 let word = &self.words[usize::from(tag / WORD_BITS as u16)];

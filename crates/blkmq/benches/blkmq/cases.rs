@@ -1,46 +1,13 @@
-//! (b) What one thread pays for a request: admission and completion, park and run, an idle run.
+//! (b) The cost of a request on one thread: admission and completion, park and run, an idle run.
 
 use std::hint::black_box;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use blkmq::error::ErrorKind;
-use blkmq::{Admission, Barrier, Completer, Device, DeviceOptions, Kick, ParkReason, Queue};
+use blkmq::{Admission, ParkReason, Queue};
 
-use crate::second_look::{Look, Looker};
+use crate::must_run::{Check, Checker};
+use crate::null::{device, queue};
 use crate::{ROUND, ROUNDS, barriers, median};
-
-/// A transport that does nothing: what is left is the core.
-#[derive(Default)]
-pub(crate) struct Null(pub(crate) AtomicBool);
-
-impl Completer<u64> for Null {
-    fn complete(&self, payload: u64, _: Result<(), ErrorKind>) {
-        black_box(payload);
-    }
-}
-
-impl Kick for Null {
-    fn kick(&self) {
-        self.0.store(true, Ordering::Release);
-    }
-}
-
-pub(crate) fn device(barrier: Barrier) -> Arc<Device> {
-    Device::new(
-        "bench",
-        DeviceOptions {
-            barrier,
-            ..Default::default()
-        },
-    )
-}
-
-pub(crate) fn queue(device: &Arc<Device>, depth: u16) -> Queue<u64> {
-    let null = Arc::new(Null::default());
-    device.add_queue(depth, Arc::clone(&null) as _, null)
-}
 
 fn admit_complete(queue: &mut Queue<u64>, number: u64) {
     match queue.admit(number) {
@@ -97,15 +64,15 @@ fn cases() -> Vec<(String, Step)> {
             }),
         ));
     }
-    for look in Look::all() {
-        let queue = queue(&device(look.barrier()), 128);
-        let looker = Looker::new(look, queue.handle());
+    for check in Check::all() {
+        let queue = queue(&device(check.barrier()), 128);
+        let checker = Checker::new(check, queue.handle());
         cases.push((
-            format!("must it run: {}", look.name()),
+            format!("must it run: {}", check.name()),
             Box::new(move |_| {
-                // The owner's end lives as long as the handle is looked through.
+                // The owner's end lives as long as the handle is used.
                 let _ = &queue;
-                black_box(looker.must_run());
+                black_box(checker.must_run());
             }),
         ));
     }

@@ -1,14 +1,15 @@
 //! The core's own costs, in one run and one table; `cargo xtask bench blkmq` is the door.
 //!
-//! Ratios within one run are what counts. Every figure is the median of several short rounds that
-//! take turns, so that a machine which slows down slows all variants down. `--instructions CASE N`
+//! Compare figures of one run only. Each is the median of several short rounds in which the variants
+//! alternate, so that a machine that slows down slows all of them down. `--instructions CASE N`
 //! runs one case N times and nothing else, for an instruction counter to watch.
 
 #![allow(clippy::print_stdout, reason = "this program's output is its table")]
 
 mod cases;
+mod must_run;
+mod null;
 mod quiesce;
-mod second_look;
 
 use std::time::Duration;
 
@@ -31,18 +32,18 @@ fn main() {
     if blkmq::Barrier::membarrier().is_none() {
         println!("membarrier: skipped: this kernel or sandbox refuses membarrier(2)");
     }
-    second_look::table();
+    must_run::table();
     cases::table();
     quiesce::table();
 }
 
-/// The middle one of several figures.
+/// The median of several figures.
 fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
 }
 
-/// The two forms of the barriers, as far as they are granted.
+/// The two forms of the barriers, as far as the kernel grants them.
 fn barriers() -> Vec<(&'static str, blkmq::Barrier)> {
     let mut barriers = vec![("fences", blkmq::Barrier::fences())];
     barriers.extend(blkmq::Barrier::membarrier().map(|barrier| ("membarrier", barrier)));

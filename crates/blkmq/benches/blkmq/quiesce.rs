@@ -9,16 +9,16 @@ use blkmq::error::ErrorKind;
 use blkmq::{Admission, Barrier, Device, Queue};
 
 use crate::barriers;
-use crate::cases::{Null, device};
+use crate::null::{NullTransport, device};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Quiesces per row, over all devices.
 const QUIESCES: usize = 1_280;
 
 /// Keeps every queue busy until told to stop, and counts what it served.
-fn load(mut queues: Vec<(Queue<u64>, Arc<Null>)>, stop: &AtomicBool, served: &AtomicU64) {
+fn load(mut queues: Vec<(Queue<u64>, Arc<NullTransport>)>, stop: &AtomicBool, served: &AtomicU64) {
     while !stop.load(Ordering::Relaxed) {
-        for (queue, bell) in &mut queues {
+        for (queue, transport) in &mut queues {
             match queue.admit(0) {
                 Admission::Run(request) => {
                     request.complete_with(|_| ());
@@ -26,7 +26,7 @@ fn load(mut queues: Vec<(Queue<u64>, Arc<Null>)>, stop: &AtomicBool, served: &At
                 }
                 Admission::Parked | Admission::Refused => thread::yield_now(),
             }
-            if bell.0.swap(false, Ordering::Acquire) {
+            if transport.kicked.swap(false, Ordering::Acquire) {
                 let ran = queue.run(|request| {
                     request.complete_with(|_| ());
                 });
@@ -48,10 +48,14 @@ fn row(form: &str, barrier: Barrier, devices: usize, queues_each: usize) {
     let devices: Vec<Arc<Device>> = (0..devices).map(|_| device(barrier)).collect();
     let queues = devices.iter().flat_map(|device| {
         (0..queues_each).map(move |_| {
-            let null = Arc::new(Null::default());
+            let transport = Arc::new(NullTransport::default());
             (
-                device.add_queue(128, Arc::clone(&null) as _, Arc::clone(&null) as _),
-                null,
+                device.add_queue(
+                    128,
+                    Arc::clone(&transport) as _,
+                    Arc::clone(&transport) as _,
+                ),
+                transport,
             )
         })
     });

@@ -15,7 +15,7 @@ const CANARIES: [(&str, &str); 18] = [
         "gate::a_request_that_parks_while_the_gate_opens_is_run",
     ),
     (
-        "unquiesce_looks_before_it_clears",
+        "unquiesce_checks_before_it_clears",
         "gate::a_request_that_parks_while_the_gate_opens_is_run",
     ),
     (
@@ -39,15 +39,15 @@ const CANARIES: [(&str, &str); 18] = [
         "gate::a_request_without_a_tag_runs_when_one_comes_back",
     ),
     (
-        "wait_for_tag_without_second_look",
+        "wait_for_tag_without_recheck",
         "gate::a_request_without_a_tag_runs_when_one_comes_back",
     ),
     (
-        "run_without_second_look_for_a_tag",
+        "run_without_recheck_for_a_tag",
         "gate::a_run_that_finds_no_tag_is_followed_by_a_kick",
     ),
     (
-        "kick_answered_after_the_look",
+        "kick_cleared_after_the_check",
         "gate::a_saved_kick_is_not_lost",
     ),
     (
@@ -79,7 +79,7 @@ const CANARIES: [(&str, &str); 18] = [
         "tags::a_tag_that_comes_back_can_be_taken_once",
     ),
     (
-        "tag_word_closed_without_second_look",
+        "tag_word_cleared_without_recheck",
         "tags::a_tag_that_comes_back_can_be_taken_once",
     ),
 ];

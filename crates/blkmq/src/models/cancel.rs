@@ -1,11 +1,11 @@
-//! Cancel and re-arm, and how requests end: exactly once, by nobody who sleeps.
+//! Cancel and re-arm, and the end of requests: exactly once, on a thread that does not sleep.
 
 use std::sync::Arc;
 use std::sync::Mutex;
 
 use loom::thread;
 
-use super::{Rig, check, finish};
+use super::{TestTransport, check_model, complete};
 use crate::error::ErrorKind;
 use crate::{
     Admission, CancelWork, ControlThread, Device, DeviceOptions, ParkReason, enter_ring_thread,
@@ -14,9 +14,9 @@ use crate::{
 /// Two queues die at the same moment and both call for the cancel.
 #[test]
 fn a_cancel_is_decided_once_however_many_call_for_it() {
-    check(None, || {
-        let device = Rig::device();
-        let (_first, _queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (_first, _queue) = TestTransport::queue(&device, 1);
         let other = {
             let device = Arc::clone(&device);
             thread::spawn(move || device.cancel(ErrorKind::Io))
@@ -29,11 +29,11 @@ fn a_cancel_is_decided_once_however_many_call_for_it() {
     });
 }
 
-/// The control thread, which takes what ring threads post.
+/// The work that ring threads posted.
 #[derive(Default)]
-struct Posted(Mutex<Vec<CancelWork>>);
+struct PostedWork(Mutex<Vec<CancelWork>>);
 
-impl ControlThread for Posted {
+impl ControlThread for PostedWork {
     fn post(&self, work: CancelWork) {
         self.0.lock().unwrap().push(work);
     }
@@ -41,8 +41,8 @@ impl ControlThread for Posted {
 
 #[test]
 fn ring_threads_hand_a_cancel_over_once_and_do_not_sleep() {
-    check(None, || {
-        let control = Arc::new(Posted::default());
+    check_model(None, || {
+        let control = Arc::new(PostedWork::default());
         let options = DeviceOptions {
             control: Some(Arc::clone(&control) as _),
             ..Default::default()
@@ -72,8 +72,8 @@ fn ring_threads_hand_a_cancel_over_once_and_do_not_sleep() {
 
 #[test]
 fn a_cancel_that_was_asked_for_before_a_rearm_is_void() {
-    check(None, || {
-        let control = Arc::new(Posted::default());
+    check_model(None, || {
+        let control = Arc::new(PostedWork::default());
         let options = DeviceOptions {
             control: Some(Arc::clone(&control) as _),
             ..Default::default()
@@ -95,10 +95,10 @@ fn a_cancel_that_was_asked_for_before_a_rearm_is_void() {
 /// What parks and what arrives during a cancel completes with its error, on two queues.
 #[test]
 fn a_cancel_completes_what_is_parked_and_what_arrives() {
-    check(Some(2), || {
-        let device = Rig::device();
-        let (first, mut one) = Rig::queue(&device, 1);
-        let (second, mut two) = Rig::queue(&device, 1);
+    check_model(Some(2), || {
+        let device = TestTransport::device();
+        let (first, mut one) = TestTransport::queue(&device, 1);
+        let (second, mut two) = TestTransport::queue(&device, 1);
         let Admission::Run(request) = one.admit(1) else {
             panic!("the gate is open")
         };
@@ -108,14 +108,14 @@ fn a_cancel_completes_what_is_parked_and_what_arrives() {
         });
         let arriver = thread::spawn(move || {
             if let Admission::Run(request) = two.admit(2) {
-                finish(request);
+                complete(request);
             }
             two
         });
         device.cancel(ErrorKind::Closed);
         let (mut one, mut two) = (parker.join().unwrap(), arriver.join().unwrap());
-        first.serve(&mut one, finish);
-        second.serve(&mut two, finish);
+        first.run_kicked(&mut one, complete);
+        second.run_kicked(&mut two, complete);
         assert_eq!(first.done(), [(1, Err(ErrorKind::Closed))]);
         let done = second.done();
         assert!(
@@ -127,20 +127,20 @@ fn a_cancel_completes_what_is_parked_and_what_arrives() {
 
 #[test]
 fn a_rearm_opens_the_device_and_every_queue() {
-    check(None, || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         device.cancel(ErrorKind::Closed);
         let owner = thread::spawn(move || {
             if let Admission::Run(request) = queue.admit(1) {
-                finish(request);
+                complete(request);
             }
             queue
         });
         device.rearm();
         let mut queue = owner.join().unwrap();
-        rig.serve(&mut queue, finish);
-        let done = rig.done();
+        transport.run_kicked(&mut queue, complete);
+        let done = transport.done();
         assert!(
             done == [(1, Ok(()))] || done == [(1, Err(ErrorKind::Closed))],
             "{done:?}"
@@ -154,15 +154,15 @@ fn a_rearm_opens_the_device_and_every_queue() {
 
 #[test]
 fn a_dropped_request_completes_once_and_is_counted() {
-    check(None, || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
         let holder = thread::spawn(move || drop(request));
         holder.join().unwrap();
-        assert_eq!(rig.done(), [(1, Err(ErrorKind::Io))]);
+        assert_eq!(transport.done(), [(1, Err(ErrorKind::Io))]);
         assert_eq!(device.counts().dropped, 1);
         assert!(
             device.quiesce().is_drained(),
@@ -175,9 +175,9 @@ fn a_dropped_request_completes_once_and_is_counted() {
 /// only, and none of them is held across something that may sleep.
 #[test]
 fn no_request_path_sleeps_or_holds_a_small_lock_across_a_sleep() {
-    check(None, || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 2);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 2);
         let (a, b) = match (queue.admit(1), queue.admit(2)) {
             (Admission::Run(a), Admission::Run(b)) => (a, b),
             _ => panic!("the gate is open"),
@@ -185,39 +185,39 @@ fn no_request_path_sleeps_or_holds_a_small_lock_across_a_sleep() {
         let quiesced = device.quiesce();
         let owner = thread::spawn(move || {
             let _ring = enter_ring_thread();
-            finish(a);
+            complete(a);
             b.park(ParkReason::Space);
             assert!(matches!(queue.admit(3), Admission::Parked));
-            queue.run(finish);
+            queue.run(complete);
             queue
         });
         let mut queue = owner.join().unwrap();
         drop(quiesced);
         device.cancel(ErrorKind::Closed);
-        rig.serve(&mut queue, finish);
+        transport.run_kicked(&mut queue, complete);
         let closed = Err(ErrorKind::Closed);
-        assert_eq!(rig.done(), [(1, Ok(())), (2, closed), (3, closed)]);
+        assert_eq!(transport.done(), [(1, Ok(())), (2, closed), (3, closed)]);
     });
 }
 
 /// Everything at once on two queues, to a bound.
 #[test]
 fn two_queues_live_through_quiesce_and_cancel() {
-    check(Some(1), || {
-        let device = Rig::device();
-        let (first, mut one) = Rig::queue(&device, 1);
-        let (second, mut two) = Rig::queue(&device, 1);
+    check_model(Some(1), || {
+        let device = TestTransport::device();
+        let (first, mut one) = TestTransport::queue(&device, 1);
+        let (second, mut two) = TestTransport::queue(&device, 1);
         let handle = one.handle();
         let owner_one = thread::spawn(move || {
             if let Admission::Run(request) = one.admit(1) {
-                finish(request);
+                complete(request);
             }
-            one.run(finish);
+            one.run(complete);
             one
         });
         let owner_two = thread::spawn(move || {
             if let Admission::Run(request) = two.admit(3) {
-                finish(request);
+                complete(request);
             }
             two
         });
@@ -235,9 +235,11 @@ fn two_queues_live_through_quiesce_and_cancel() {
         device.cancel(ErrorKind::Closed);
         submitter.join().unwrap();
         let (mut one, mut two) = (owner_one.join().unwrap(), owner_two.join().unwrap());
-        first.serve(&mut one, finish);
-        second.serve(&mut two, finish);
-        let numbers = |rig: &Rig| rig.done().iter().map(|(n, _)| *n).collect::<Vec<_>>();
+        first.run_kicked(&mut one, complete);
+        second.run_kicked(&mut two, complete);
+        let numbers = |transport: &TestTransport| {
+            transport.done().iter().map(|(n, _)| *n).collect::<Vec<_>>()
+        };
         assert_eq!((numbers(&first), numbers(&second)), (vec![1, 2], vec![3]));
         assert_eq!(device.counts().grace_periods, 2);
     });

@@ -1,5 +1,5 @@
 //! The gate: quiesce against admission (P1), unquiesce against parking (P2), completions against
-//! whoever waits for one (P3), and kicks that are saved.
+//! waiters for one (P3), and kicks that are not sent because one is under way.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use loom::cell::UnsafeCell;
 use loom::future::block_on;
 use loom::thread;
 
-use super::{Rig, check, finish};
+use super::{TestTransport, check_model, complete};
 use crate::{Admission, AdmittedRequest, ParkReason, Queue};
 
 /// What a control operation changes while nothing is in flight: a geometry, say. Loom reports
@@ -50,62 +50,62 @@ fn admit(queue: &mut Queue<u32>, number: u32, go: impl FnOnce(AdmittedRequest<u3
 /// P2, with the owner itself as the enqueuer.
 #[test]
 fn a_request_that_parks_while_the_gate_opens_is_run() {
-    check(None, || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let quiesced = device.quiesce();
         let owner = thread::spawn(move || {
-            admit(&mut queue, 1, finish);
+            admit(&mut queue, 1, complete);
             queue
         });
         drop(quiesced);
         let mut queue = owner.join().unwrap();
-        rig.serve(&mut queue, finish);
-        assert_eq!(rig.done(), [(1, Ok(()))], "the request was lost");
+        transport.run_kicked(&mut queue, complete);
+        assert_eq!(transport.done(), [(1, Ok(()))], "the request was lost");
     });
 }
 
 /// P2, with another thread as the enqueuer and the owner running meanwhile.
 #[test]
 fn a_request_submitted_while_the_gate_opens_is_run() {
-    check(Some(3), || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(Some(3), || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let handle = queue.handle();
         let quiesced = device.quiesce();
         let submitter = thread::spawn(move || handle.submit(1));
         let owner = thread::spawn(move || {
-            queue.run(finish);
+            queue.run(complete);
             queue
         });
         drop(quiesced);
         submitter.join().unwrap();
         let mut queue = owner.join().unwrap();
-        rig.serve(&mut queue, finish);
-        assert_eq!(rig.done(), [(1, Ok(()))], "the request was lost");
+        transport.run_kicked(&mut queue, complete);
+        assert_eq!(transport.done(), [(1, Ok(()))], "the request was lost");
     });
 }
 
-/// A kick that is saved because one is under way already reaches the run that answers that one.
+/// A request whose kick is not sent, because one is under way, is seen by the run for that one.
 #[test]
 fn a_saved_kick_is_not_lost() {
-    check(None, || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let quiesced = device.quiesce();
-        admit(&mut queue, 1, finish);
+        admit(&mut queue, 1, complete);
         drop(quiesced);
         let quiesced = device.quiesce();
-        // The opening kicked; the owner has heard it and runs, while the gate opens again.
-        assert_eq!(rig.hear(), 1);
+        // Unquiesce kicked; the owner runs for that kick while the gate opens again.
+        assert_eq!(transport.take_kicks(), 1);
         let owner = thread::spawn(move || {
-            queue.run(finish);
+            queue.run(complete);
             queue
         });
         drop(quiesced);
         let mut queue = owner.join().unwrap();
-        rig.serve(&mut queue, finish);
-        assert_eq!(rig.done(), [(1, Ok(()))], "the request was lost");
+        transport.run_kicked(&mut queue, complete);
+        assert_eq!(transport.done(), [(1, Ok(()))], "the request was lost");
     });
 }
 
@@ -113,9 +113,9 @@ fn a_saved_kick_is_not_lost() {
 /// and each sees what the other did before.
 #[test]
 fn nothing_runs_while_a_drained_device_is_changed() {
-    check(Some(3), || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(Some(3), || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let geometry = Geometry::new();
         let owner = {
             let geometry = Arc::clone(&geometry);
@@ -123,7 +123,7 @@ fn nothing_runs_while_a_drained_device_is_changed() {
                 for number in [1, 2] {
                     admit(&mut queue, number, |request| {
                         assert!(geometry.read() > 0);
-                        finish(request);
+                        complete(request);
                     });
                 }
                 queue
@@ -134,20 +134,21 @@ fn nothing_runs_while_a_drained_device_is_changed() {
         geometry.grow();
         drop(quiesced);
         let mut queue = owner.join().unwrap();
-        rig.serve(&mut queue, |request| {
+        transport.run_kicked(&mut queue, |request| {
             assert_eq!(geometry.read(), 2);
-            finish(request);
+            complete(request);
         });
-        assert_eq!(rig.done(), [(1, Ok(())), (2, Ok(()))]);
+        assert_eq!(transport.done(), [(1, Ok(())), (2, Ok(()))]);
     });
 }
 
-/// The kernel's second barrier: whoever sees the gate open sees what was changed behind it.
+/// blk-mq's second barrier: a thread that sees the gate open sees what was changed while it was
+/// shut.
 #[test]
 fn what_was_changed_while_quiesced_is_seen_by_what_runs_after() {
-    check(None, || {
-        let device = Rig::device();
-        let (_rig, mut queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (_rig, mut queue) = TestTransport::queue(&device, 1);
         let geometry = Geometry::new();
         let quiesced = device.quiesce();
         let owner = {
@@ -155,7 +156,7 @@ fn what_was_changed_while_quiesced_is_seen_by_what_runs_after() {
             thread::spawn(move || {
                 admit(&mut queue, 1, |request| {
                     assert_eq!(geometry.read(), 2);
-                    finish(request);
+                    complete(request);
                 });
             })
         };
@@ -168,16 +169,20 @@ fn what_was_changed_while_quiesced_is_seen_by_what_runs_after() {
 /// P3: the last completion wakes the drain (if it did not, loom would report a deadlock).
 #[test]
 fn a_drain_ends_with_the_last_completion() {
-    check(None, || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
-        let completer = thread::spawn(move || finish(request));
+        let completer = thread::spawn(move || complete(request));
         let quiesced = device.quiesce();
         block_on(quiesced.drain());
-        assert_eq!(rig.done(), [(1, Ok(()))], "drained before it was answered");
+        assert_eq!(
+            transport.done(),
+            [(1, Ok(()))],
+            "drained before it was answered"
+        );
         drop(quiesced);
         completer.join().unwrap();
     });
@@ -186,18 +191,18 @@ fn a_drain_ends_with_the_last_completion() {
 /// P3: a request parks for a tag while one comes back.
 #[test]
 fn a_request_without_a_tag_runs_when_one_comes_back() {
-    check(None, || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(None, || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
-        let completer = thread::spawn(move || finish(request));
-        admit(&mut queue, 2, finish);
+        let completer = thread::spawn(move || complete(request));
+        admit(&mut queue, 2, complete);
         completer.join().unwrap();
-        rig.serve(&mut queue, finish);
+        transport.run_kicked(&mut queue, complete);
         assert_eq!(
-            rig.done(),
+            transport.done(),
             [(1, Ok(())), (2, Ok(()))],
             "the second was lost"
         );
@@ -208,21 +213,21 @@ fn a_request_without_a_tag_runs_when_one_comes_back() {
 /// for that thread's kick, that finds no tag.
 #[test]
 fn a_run_that_finds_no_tag_is_followed_by_a_kick() {
-    check(Some(3), || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(Some(3), || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
         let handle = queue.handle();
-        let completer = thread::spawn(move || finish(request));
+        let completer = thread::spawn(move || complete(request));
         let submitter = thread::spawn(move || handle.submit(2));
-        rig.serve(&mut queue, finish);
+        transport.run_kicked(&mut queue, complete);
         completer.join().unwrap();
         submitter.join().unwrap();
-        rig.serve(&mut queue, finish);
+        transport.run_kicked(&mut queue, complete);
         assert_eq!(
-            rig.done(),
+            transport.done(),
             [(1, Ok(())), (2, Ok(()))],
             "the second was lost"
         );
@@ -233,9 +238,9 @@ fn a_run_that_finds_no_tag_is_followed_by_a_kick() {
 #[test]
 fn a_wake_before_the_park_is_not_lost() {
     for reason in [ParkReason::Fetch, ParkReason::Space, ParkReason::Sync] {
-        check(None, move || {
-            let device = Rig::device();
-            let (rig, mut queue) = Rig::queue(&device, 1);
+        check_model(None, move || {
+            let device = TestTransport::device();
+            let (transport, mut queue) = TestTransport::queue(&device, 1);
             let Admission::Run(request) = queue.admit(1) else {
                 panic!("the gate is open")
             };
@@ -243,8 +248,8 @@ fn a_wake_before_the_park_is_not_lost() {
             let engine = thread::spawn(move || waker.wake());
             request.park(reason);
             engine.join().unwrap();
-            rig.serve(&mut queue, finish);
-            assert_eq!(rig.done(), [(1, Ok(()))], "the wake was lost");
+            transport.run_kicked(&mut queue, complete);
+            assert_eq!(transport.done(), [(1, Ok(()))], "the wake was lost");
         });
     }
 }
@@ -252,9 +257,9 @@ fn a_wake_before_the_park_is_not_lost() {
 /// A request that waits for its bytes does not hold up a quiesce, and is not lost to it.
 #[test]
 fn a_parked_request_is_not_in_flight_and_survives_a_quiesce() {
-    check(Some(2), || {
-        let device = Rig::device();
-        let (rig, mut queue) = Rig::queue(&device, 1);
+    check_model(Some(2), || {
+        let device = TestTransport::device();
+        let (transport, mut queue) = TestTransport::queue(&device, 1);
         let Admission::Run(request) = queue.admit(1) else {
             panic!("the gate is open")
         };
@@ -266,11 +271,11 @@ fn a_parked_request_is_not_in_flight_and_survives_a_quiesce() {
         let engine = thread::spawn(move || waker.wake());
         let quiesced = device.quiesce();
         block_on(quiesced.drain());
-        assert_eq!(rig.done(), [], "it ran on a quiesced device");
+        assert_eq!(transport.done(), [], "it ran on a quiesced device");
         drop(quiesced);
         engine.join().unwrap();
         let mut queue = owner.join().unwrap();
-        rig.serve(&mut queue, finish);
-        assert_eq!(rig.done(), [(1, Ok(()))]);
+        transport.run_kicked(&mut queue, complete);
+        assert_eq!(transport.done(), [(1, Ok(()))]);
     });
 }

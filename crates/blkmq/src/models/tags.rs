@@ -1,26 +1,26 @@
-//! The tag bitmap: one taker, many givers.
+//! The tag bitmap: one thread takes tags, many return them.
 
 use std::sync::Arc;
 
 use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 
-use super::check;
+use super::check_model;
 use crate::tags::TagSet;
 
-/// Depth 2: the taker empties the word and closes it while tags come back from two threads. What
-/// came back can be taken again, and never twice.
+/// Depth 2: the owner empties the word and clears its top bit while two threads return tags. A
+/// returned tag can be taken again, and never twice.
 #[test]
 fn a_tag_that_comes_back_can_be_taken_once() {
-    check(None, || {
+    check_model(None, || {
         let tags = Arc::new(TagSet::new(2));
         let (a, b) = (tags.take().unwrap(), tags.take().unwrap());
         assert_ne!(a, b);
-        let give = |tag| {
+        let put = |tag| {
             let tags = Arc::clone(&tags);
             thread::spawn(move || tags.put(tag))
         };
-        let (one, two) = (give(a), give(b));
+        let (one, two) = (put(a), put(b));
         let early = tags.take();
         one.join().unwrap();
         two.join().unwrap();
@@ -33,14 +33,14 @@ fn a_tag_that_comes_back_can_be_taken_once() {
     });
 }
 
-/// What the taker reads through a tag comes after what the giver did with it.
+/// What the owner reads of a tag's slot happens after what the last user wrote there.
 #[test]
 fn a_tag_carries_its_last_users_memory() {
-    check(None, || {
+    check_model(None, || {
         let tags = Arc::new(TagSet::new(1));
         let slot = Arc::new(loom::sync::atomic::AtomicU32::new(0));
         let tag = tags.take().unwrap();
-        let giver = {
+        let last_user = {
             let (tags, slot) = (Arc::clone(&tags), Arc::clone(&slot));
             thread::spawn(move || {
                 slot.store(1, Relaxed);
@@ -50,6 +50,6 @@ fn a_tag_carries_its_last_users_memory() {
         if tags.take().is_some() {
             assert_eq!(slot.load(Relaxed), 1);
         }
-        giver.join().unwrap();
+        last_user.join().unwrap();
     });
 }

@@ -1,51 +1,52 @@
-//! (a) The second look, lock-free against a lock: threads that complete and run queues.
+//! (a) The second check of "must this queue run?", lock-free against a lock: threads that complete
+//! and run queues.
 //!
 //! As in the published case each thread completes requests of its own hardware queue and asks
-//! after every one whether that queue must run. Nothing is parked, so every question comes to the
-//! second look. With a lock, that look is taken under one lock of the device, as the kernel did.
+//! after each whether that queue must run. Nothing is parked, so every question needs the second
+//! check. With a lock, that check is done under one lock of the device, as blk-mq did.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Barrier as Gathering, Mutex, TryLockError};
+use std::sync::{Arc, Barrier as Rendezvous, Mutex, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use blkmq::{Admission, Barrier, QueueHandle};
 
-use crate::cases::{device, queue};
+use crate::null::{device, queue};
 use crate::{ROUND, ROUNDS, median};
 
-/// How the second look is made.
+/// How the second check is done.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Look {
+pub(crate) enum Check {
     Fences,
     Membarrier(Barrier),
     Spin,
     Mutex,
 }
 
-impl Look {
-    pub(crate) fn all() -> Vec<Look> {
-        let mut all = vec![Look::Fences];
-        all.extend(Barrier::membarrier().map(Look::Membarrier));
-        all.extend([Look::Spin, Look::Mutex]);
+impl Check {
+    pub(crate) fn all() -> Vec<Check> {
+        let mut all = vec![Check::Fences];
+        all.extend(Barrier::membarrier().map(Check::Membarrier));
+        all.extend([Check::Spin, Check::Mutex]);
         all
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Look::Fences => "lock-free, fences",
-            Look::Membarrier(_) => "lock-free, membarrier",
-            Look::Spin => "spin lock",
-            Look::Mutex => "mutex",
+            Check::Fences => "lock-free, fences",
+            Check::Membarrier(_) => "lock-free, membarrier",
+            Check::Spin => "spin lock",
+            Check::Mutex => "mutex",
         }
     }
 
     /// The rest of the path is the same for all; the locks get the cheaper form, to be fair.
     pub(crate) fn barrier(self) -> Barrier {
         match self {
-            Look::Fences => Barrier::fences(),
-            Look::Membarrier(barrier) => barrier,
-            Look::Spin | Look::Mutex => Barrier::detect(),
+            Check::Fences => Barrier::fences(),
+            Check::Membarrier(barrier) => barrier,
+            Check::Spin | Check::Mutex => Barrier::detect(),
         }
     }
 }
@@ -57,54 +58,54 @@ struct Locks {
     mutex: Mutex<()>,
 }
 
-/// Asks whether a queue must run.
-pub(crate) struct Looker {
-    look: Look,
+/// Asks whether a queue must run, in one of these ways.
+pub(crate) struct Checker {
+    check: Check,
     queue: QueueHandle<u64>,
     locks: Arc<Locks>,
-    waited: std::cell::Cell<Duration>,
+    lock_wait: std::cell::Cell<Duration>,
 }
 
-impl Looker {
-    pub(crate) fn new(look: Look, queue: QueueHandle<u64>) -> Looker {
-        Looker {
-            look,
+impl Checker {
+    pub(crate) fn new(check: Check, queue: QueueHandle<u64>) -> Checker {
+        Checker {
+            check,
             queue,
             locks: Arc::default(),
-            waited: std::cell::Cell::default(),
+            lock_wait: std::cell::Cell::default(),
         }
     }
 
     pub(crate) fn must_run(&self) -> bool {
-        match self.look {
-            Look::Fences | Look::Membarrier(_) => self.queue.must_run(),
-            Look::Spin => self.queue.has_pending() || self.look_spinning(),
-            Look::Mutex => self.queue.has_pending() || self.look_locked(),
+        match self.check {
+            Check::Fences | Check::Membarrier(_) => self.queue.must_run(),
+            Check::Spin => self.queue.has_pending() || self.check_spinning(),
+            Check::Mutex => self.queue.has_pending() || self.check_locked(),
         }
     }
 
-    fn look_spinning(&self) -> bool {
+    fn check_spinning(&self) -> bool {
         let spin = &self.locks.spin;
         if spin.swap(true, Ordering::Acquire) {
             let start = Instant::now();
             while spin.load(Ordering::Relaxed) || spin.swap(true, Ordering::Acquire) {
                 std::hint::spin_loop();
             }
-            self.waited.set(self.waited.get() + start.elapsed());
+            self.lock_wait.set(self.lock_wait.get() + start.elapsed());
         }
         let must_run = self.queue.has_pending();
         spin.store(false, Ordering::Release);
         must_run
     }
 
-    fn look_locked(&self) -> bool {
+    fn check_locked(&self) -> bool {
         let _held = match self.locks.mutex.try_lock() {
             Ok(held) => held,
             Err(TryLockError::Poisoned(held)) => held.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 let start = Instant::now();
-                let held = self.locks.mutex.lock().expect("nobody panics under it");
-                self.waited.set(self.waited.get() + start.elapsed());
+                let held = self.locks.mutex.lock().expect("no holder panics");
+                self.lock_wait.set(self.lock_wait.get() + start.elapsed());
                 held
             }
         };
@@ -112,7 +113,7 @@ impl Looker {
     }
 }
 
-/// What one round brought.
+/// The result of one round.
 #[derive(Clone, Copy)]
 struct Rate {
     per_second: f64,
@@ -122,16 +123,16 @@ struct Rate {
 
 /// One round. `requests`: each question follows a request admitted and completed; else the
 /// threads only ask.
-fn round(look: Look, threads: usize, requests: bool) -> Rate {
-    let device = device(look.barrier());
+fn round(check: Check, threads: usize, requests: bool) -> Rate {
+    let device = device(check.barrier());
     let locks = Arc::new(Locks::default());
-    let (start, stop) = (Gathering::new(threads + 1), AtomicBool::new(false));
+    let (start, stop) = (Rendezvous::new(threads + 1), AtomicBool::new(false));
     let (done, waited, elapsed) = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads)
             .map(|_| {
                 let mut queue = queue(&device, 128);
-                let mut looker = Looker::new(look, queue.handle());
-                looker.locks = Arc::clone(&locks);
+                let mut checker = Checker::new(check, queue.handle());
+                checker.locks = Arc::clone(&locks);
                 let (start, stop) = (&start, &stop);
                 scope.spawn(move || {
                     start.wait();
@@ -141,13 +142,13 @@ fn round(look: Look, threads: usize, requests: bool) -> Rate {
                             if requests && let Admission::Run(request) = queue.admit(count) {
                                 request.complete_with(|_| ());
                             }
-                            if looker.must_run() {
+                            if checker.must_run() {
                                 queue.run(|request| request.complete(Ok(())));
                             }
                         }
                         count += 16;
                     }
-                    (count, looker.waited.get())
+                    (count, checker.lock_wait.get())
                 })
             })
             .collect();
@@ -169,11 +170,11 @@ fn round(look: Look, threads: usize, requests: bool) -> Rate {
     }
 }
 
-fn rates(looks: &[Look], threads: usize, requests: bool) -> Vec<Rate> {
-    let mut rounds = vec![Vec::new(); looks.len()];
+fn rates(checks: &[Check], threads: usize, requests: bool) -> Vec<Rate> {
+    let mut rounds = vec![Vec::new(); checks.len()];
     for _ in 0..ROUNDS {
-        for (look, rounds) in looks.iter().zip(&mut rounds) {
-            rounds.push(round(*look, threads, requests));
+        for (check, rounds) in checks.iter().zip(&mut rounds) {
+            rounds.push(round(*check, threads, requests));
         }
     }
     let middle = |rounds: Vec<Rate>| Rate {
@@ -184,23 +185,23 @@ fn rates(looks: &[Look], threads: usize, requests: bool) -> Vec<Rate> {
 }
 
 pub(crate) fn table() {
-    let looks = Look::all();
+    let checks = Check::all();
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    println!("(a) the second look of \"must this queue run?\", {cores} processors");
+    println!("(a) the second check of \"must this queue run?\", {cores} processors");
     println!(
         "    more threads than processors: a lock's holder can be switched out while it holds"
     );
     println!("    the lock, and every other thread then waits or spins for its next turn\n");
     let mut p13 = Vec::new();
-    for (what, requests) in [("requests/s", true), ("looks/s", false)] {
-        println!("| threads | second look | {what} | time waiting | against mutex |");
+    for (what, requests) in [("requests/s", true), ("checks/s", false)] {
+        println!("| threads | second check | {what} | time waiting | against mutex |");
         println!("|---:|---|---:|---:|---:|");
         let mut last = Vec::new();
         for threads in [1, 2, 4, 8] {
-            last = rates(&looks, threads, requests);
-            let mutex = last[looks.len() - 1].per_second;
-            for (look, rate) in looks.iter().zip(&last) {
-                let (name, per_second) = (look.name(), rate.per_second / 1e6);
+            last = rates(&checks, threads, requests);
+            let mutex = last[checks.len() - 1].per_second;
+            for (check, rate) in checks.iter().zip(&last) {
+                let (name, per_second) = (check.name(), rate.per_second / 1e6);
                 let (waiting, ratio) = (rate.waiting * 100.0, rate.per_second / mutex);
                 println!(
                     "| {threads} | {name} | {per_second:.2} M | {waiting:.0} % | {ratio:.2}x |"
@@ -208,19 +209,19 @@ pub(crate) fn table() {
             }
         }
         println!();
-        p13.extend(ratios(what, &looks, &last));
+        p13.extend(ratios(what, &checks, &last));
     }
     println!("P13, 8 threads, target 4.2x:");
     p13.iter().for_each(|line| println!("{line}"));
 }
 
-/// How the lock-free looks compare with both locks.
-fn ratios(what: &str, looks: &[Look], rates: &[Rate]) -> Vec<String> {
-    let (locks, free): (Vec<_>, Vec<_>) = looks
+/// How the lock-free checks compare with both locks.
+fn ratios(what: &str, checks: &[Check], rates: &[Rate]) -> Vec<String> {
+    let (locks, free): (Vec<_>, Vec<_>) = checks
         .iter()
         .zip(rates)
-        .partition(|(look, _)| matches!(look, Look::Spin | Look::Mutex));
-    let line = |(look, rate): &(&Look, &Rate)| {
+        .partition(|(check, _)| matches!(check, Check::Spin | Check::Mutex));
+    let line = |(check, rate): &(&Check, &Rate)| {
         let against = locks.iter().map(|(lock, locked)| {
             format!(
                 "{:.1}x the {}",
@@ -230,7 +231,7 @@ fn ratios(what: &str, looks: &[Look], rates: &[Rate]) -> Vec<String> {
         });
         format!(
             "- {what}, {}: {}",
-            look.name(),
+            check.name(),
             against.collect::<Vec<_>>().join(", ")
         )
     };
