@@ -1,20 +1,20 @@
-//! Threads of work without which the server must not live on.
+//! Ends the process when a thread panics that the server cannot work without.
 //!
-//! A server whose job thread or committer has died would go on to take writes, and would never
-//! again answer a FLUSH or bring anything to the store. What clients were promised lies in the
-//! log and the rings, and a start recovers it: so the process ends, and its supervisor or its
+//! A server whose job thread or committer has died would still take writes, and would never again
+//! answer a FLUSH or upload anything. Everything that clients were promised is in the log and the
+//! index rings, and the next start recovers it. So the process aborts, and its supervisor or its
 //! user starts another.
 
 /// Ends the process if a panic passes through the scope that holds it.
-pub(crate) struct Vital(pub(crate) &'static str);
+pub(crate) struct AbortOnPanic(pub(crate) &'static str);
 
-impl Drop for Vital {
+impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             tracing::error!(
                 what = self.0,
-                "a bug ended what the server cannot be without; nothing that was acknowledged \
-                 is lost: start it again"
+                "a bug ended a thread that the server cannot work without; no acknowledged write \
+                 is lost: start the server again"
             );
             std::process::abort();
         }

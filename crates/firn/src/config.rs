@@ -1,6 +1,6 @@
-//! What `serve` runs with: flags, over the configuration file, over the defaults.
+//! The settings of `serve`: flags override the configuration file, which overrides the defaults.
 //!
-//! One struct, filled once; nothing below reads flags, files or the environment. An unknown name
+//! One struct, filled once; nothing below reads flags, the file or the environment. An unknown name
 //! in the file is an error: a misspelt `log-sise` must not silently mean the default.
 
 use std::net::SocketAddr;
@@ -11,19 +11,19 @@ use nbd::server::{BadListen, Listen};
 
 use crate::cli::args::{LogIo, NewVolume, ServeArgs};
 use crate::failure::{Failure, Result};
-use crate::store_faults::Planned;
+use crate::store_faults::StoreFaultPlan;
 use crate::units::Size;
 
 const DATA_DIR: &str = "./firn-data";
 const LOG_SIZE_DEFAULT: u64 = 1 << 30;
 const CACHE_SIZE_DEFAULT: u64 = 4 << 30;
-/// Smallest log: a few of the largest writes, and room to reclaim.
+/// Smallest log: it holds a few of the largest writes and leaves room to reclaim.
 const LOG_SIZE_MIN: u64 = 64 << 20;
-/// The same where segments are small by choice.
+/// Smallest log if --segment-size makes the segments small.
 const LOG_SIZE_MIN_SMALL: u64 = 4 << 20;
-/// Smallest segment: its header, and a block.
+/// Smallest segment: its header and one block.
 const SEGMENT_SIZE_MIN: u64 = 8 << 10;
-/// A log has at least this many segments by its size, or none could be reused while others fill.
+/// Smallest number of segments of a log: with fewer, none could be reused while others fill.
 const SEGMENTS_MIN: u64 = 16;
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
@@ -38,16 +38,16 @@ pub(crate) struct Settings {
     pub(crate) nbd: Vec<Listen>,
     pub(crate) volumes: Vec<NewVolume>,
     pub(crate) rpo: Duration,
-    /// `None`: whatever the existing log has, or the default for a new one.
+    /// `None`: the size of the existing log, or the default for a new one.
     pub(crate) log_size: Option<Size>,
-    /// `None`: whatever the existing log has, or what suits the size of a new one.
+    /// `None`: that of the existing log, or one that suits the size of a new one.
     pub(crate) segment_size: Option<Size>,
     pub(crate) cache_size: Option<Size>,
     pub(crate) ring_dir: PathBuf,
     pub(crate) log_io: LogIo,
     pub(crate) take_over: bool,
     pub(crate) single_writer: bool,
-    pub(crate) planned_faults: Option<Planned>,
+    pub(crate) store_faults: Option<StoreFaultPlan>,
 }
 
 impl Settings {
@@ -93,18 +93,18 @@ impl Settings {
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
             take_over: flags.take_over,
             single_writer: flags.single_writer || file.single_writer,
-            planned_faults: flags.planned_store_faults,
+            store_faults: flags.planned_store_faults,
         };
         settings.check()?;
         Ok(settings)
     }
 
-    /// Size of a log that is made now.
+    /// Size of a new log.
     pub(crate) fn new_log_bytes(&self) -> u64 {
         self.log_size.map_or(LOG_SIZE_DEFAULT, |size| size.0)
     }
 
-    /// Size of a cache that is made now.
+    /// Size of a new cache.
     pub(crate) fn new_cache_bytes(&self) -> u64 {
         self.cache_size.map_or(CACHE_SIZE_DEFAULT, |size| size.0)
     }

@@ -1,14 +1,14 @@
-//! Counters of the edge, and the Prometheus text format.
+//! Counters of the engine's I/O, and the Prometheus text format.
 //!
-//! Counters are plain atomics: counting never waits. What can be derived from the engine's state
-//! (watermarks, space) is read when somebody asks.
+//! Counters are plain atomics: counting never waits. Values that the engine's state contains
+//! (watermarks, space) are not counted here but read when a client asks.
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use store::Kind;
 
-/// Requests to the store, by operation.
+/// The store operations that are counted.
 pub(crate) const STORE_OPS: [&str; 7] = [
     "get",
     "get_range",
@@ -19,7 +19,7 @@ pub(crate) const STORE_OPS: [&str; 7] = [
     "list",
 ];
 
-/// How requests to the store end.
+/// The outcomes of a store request.
 const OUTCOMES: [&str; 6] = [
     "done",
     "not_found",
@@ -30,16 +30,16 @@ const OUTCOMES: [&str; 6] = [
 ];
 
 #[derive(Debug, Default)]
-pub(crate) struct Counters {
+pub(crate) struct IoCounters {
     store_requests: [[AtomicU64; OUTCOMES.len()]; STORE_OPS.len()],
     store_read_bytes: AtomicU64,
     store_written_bytes: AtomicU64,
     disk_errors: AtomicU64,
 }
 
-impl Counters {
-    /// A store request of kind `op` (an index of [`STORE_OPS`]) ended.
-    pub(crate) fn store_request(&self, op: usize, failure: Option<Kind>) {
+impl IoCounters {
+    /// A store request of kind `op` (an index of [`STORE_OPS`]) completed.
+    pub(crate) fn count_store_request(&self, op: usize, failure: Option<Kind>) {
         let outcome = match failure {
             None => 0,
             Some(Kind::NotFound) => 1,
@@ -51,22 +51,22 @@ impl Counters {
         self.store_requests[op][outcome].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn store_read(&self, bytes: usize) {
+    pub(crate) fn add_store_read(&self, bytes: usize) {
         self.store_read_bytes
             .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn store_written(&self, bytes: usize) {
+    pub(crate) fn add_store_written(&self, bytes: usize) {
         self.store_written_bytes
             .fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn disk_error(&self) {
+    pub(crate) fn count_disk_error(&self) {
         self.disk_errors.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Adds the counters to `text`.
-    pub(crate) fn write(&self, text: &mut Text) {
+    pub(crate) fn write_to(&self, text: &mut MetricsText) {
         text.family(
             "firn_store_requests_total",
             "counter",
@@ -104,13 +104,13 @@ impl Counters {
 
 /// Metrics in Prometheus' text format.
 #[derive(Debug, Default)]
-pub(crate) struct Text {
+pub(crate) struct MetricsText {
     text: String,
     family: &'static str,
 }
 
-impl Text {
-    /// Begins a family; the samples that follow belong to it.
+impl MetricsText {
+    /// Starts a metric family; the samples that follow belong to it.
     pub(crate) fn family(&mut self, name: &'static str, kind: &str, help: &str) {
         self.family = name;
         // Writing to a string cannot fail.
@@ -120,7 +120,7 @@ impl Text {
     pub(crate) fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
         let labels: Vec<String> = labels
             .iter()
-            .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
+            .map(|(name, value)| format!("{name}=\"{}\"", escape_label(value)))
             .collect();
         let braces = if labels.is_empty() {
             String::new()
@@ -130,12 +130,12 @@ impl Text {
         let _ = writeln!(self.text, "{}{braces} {value}", self.family);
     }
 
-    pub(crate) fn finish(self) -> String {
+    pub(crate) fn into_string(self) -> String {
         self.text
     }
 }
 
-fn escaped(value: &str) -> String {
+fn escape_label(value: &str) -> String {
     value
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
@@ -148,14 +148,14 @@ mod tests {
 
     #[test]
     fn counters_appear_with_their_labels() {
-        let counters = Counters::default();
-        counters.store_request(2, None);
-        counters.store_request(2, None);
-        counters.store_request(4, Some(Kind::Lost));
-        counters.store_written(100);
-        let mut text = Text::default();
-        counters.write(&mut text);
-        let text = text.finish();
+        let counters = IoCounters::default();
+        counters.count_store_request(2, None);
+        counters.count_store_request(2, None);
+        counters.count_store_request(4, Some(Kind::Lost));
+        counters.add_store_written(100);
+        let mut text = MetricsText::default();
+        counters.write_to(&mut text);
+        let text = text.into_string();
         for line in [
             "firn_store_requests_total{op=\"put\",outcome=\"done\"} 2\n",
             "firn_store_requests_total{op=\"update\",outcome=\"lost\"} 1\n",
@@ -167,11 +167,11 @@ mod tests {
 
     #[test]
     fn a_label_cannot_break_out_of_its_quotes() {
-        let mut text = Text::default();
+        let mut text = MetricsText::default();
         text.family("x", "gauge", "y");
         text.sample(&[("volume", "a\"b\\c\nd")], 1.5);
         assert!(
-            text.finish()
+            text.into_string()
                 .ends_with("x{volume=\"a\\\"b\\\\c\\nd\"} 1.5\n")
         );
     }

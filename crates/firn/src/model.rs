@@ -1,61 +1,61 @@
-//! What travels over the HTTP API, shared by the server and the command line.
+//! The documents of the HTTP API, shared by the server and the command line.
 //!
-//! Names here are part of the API: `api/openapi.json` describes them, and a test compares the two.
-//! Sizes are bytes, ages are seconds.
+//! Field names are part of the API: `api/openapi.json` describes them, and a test compares the two.
+//! Sizes are in bytes, ages in seconds.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// A volume as the store knows it, and, where this server has it open, as it stands now.
+/// A volume as the store describes it and, if this server has it open, its present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Volume {
     pub(crate) name: String,
     pub(crate) id: String,
     pub(crate) size_bytes: u64,
     pub(crate) block_size: u32,
-    pub(crate) state: State,
+    pub(crate) state: VolumeState,
     /// Which opening of the volume this is; rises each time another server opens it.
     pub(crate) epoch: u64,
     /// The other host that has it open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) holder: Option<String>,
-    /// Only of a volume that is open here.
+    /// Only for a volume that is open here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) watermarks: Option<Watermarks>,
     /// Why the last upload failed, while uploads fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) upload_error: Option<String>,
-    /// How it is reached over NBD; only of a volume that is open here.
+    /// How it is reached over NBD; only for a volume that is open here.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) nbd: Option<Nbd>,
-    /// The disk that it is on this machine.
+    pub(crate) nbd: Option<NbdInfo>,
+    /// The disk that it is attached as.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) disk: Option<Disk>,
+    pub(crate) disk: Option<DiskInfo>,
 }
 
 /// A volume as an NBD export.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Nbd {
+pub(crate) struct NbdInfo {
     pub(crate) uris: Vec<String>,
-    /// Clients now.
+    /// The number of connections.
     pub(crate) connections: usize,
 }
 
-/// A volume as a ublk disk: what was asked for, and what was granted.
+/// A volume as a ublk disk: what was asked for, and what the kernel granted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Disk {
-    /// As programs open it: `/dev/ublkbN`.
+pub(crate) struct DiskInfo {
+    /// The path that programs open: `/dev/ublkbN`.
     pub(crate) device: String,
     pub(crate) data_mode_asked: DataMode,
     pub(crate) data_mode: DataMode,
-    /// What was wished for and is not there.
-    pub(crate) dropped: Vec<Dropped>,
+    /// Options that were asked for and not granted.
+    pub(crate) dropped: Vec<DroppedOption>,
     pub(crate) queues: u16,
     pub(crate) depth: u16,
     /// By queue: the thread that serves it.
     pub(crate) threads: Vec<String>,
-    /// What its queues did since this server has the disk.
-    pub(crate) requests: Requests,
+    /// Counts of its queues since this server has the disk.
+    pub(crate) requests: RequestCounts,
     pub(crate) read_only: bool,
     pub(crate) part_scan: bool,
     /// How long a request may stay parked before it fails; absent: without limit.
@@ -63,22 +63,22 @@ pub(crate) struct Disk {
     pub(crate) park_timeout_seconds: Option<f64>,
 }
 
-/// How a disk's requests were served: the data mode is what was granted, this is what was done.
+/// How a disk's requests were served: the data mode says what was granted, these say what was done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Requests {
-    /// That the kernel handed over.
+pub(crate) struct RequestCounts {
+    /// Requests that the kernel handed over.
     pub(crate) taken: u64,
-    /// Whose bytes went straight between the request's pages and a file.
+    /// Transfers straight between a request's pages and a file.
     pub(crate) uncopied: u64,
-    /// Whose bytes passed through the server's memory.
+    /// Transfers through the server's memory.
     pub(crate) copied: u64,
-    /// That failed for a fault of the server's own.
+    /// Requests that failed by a fault of the server itself.
     pub(crate) faults: u64,
 }
 
-/// A wish that was not granted.
+/// An option that was asked for and not granted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Dropped {
+pub(crate) struct DroppedOption {
     pub(crate) what: String,
     pub(crate) why: String,
 }
@@ -106,24 +106,24 @@ pub(crate) enum TransportChoice {
     Nbd,
 }
 
-/// How the bytes of a disk's requests travel.
+/// How the bytes of a disk's requests are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum DataMode {
-    /// The first of those below that the kernel offers.
+    /// The first mode below that the kernel offers.
     Auto,
     /// Straight between the request's pages and the log or cache (Linux 6.16).
     ZeroCopy,
-    /// Copied by the server, piece by piece (Linux 6.5).
+    /// Copied by the server with reads and writes of the char device (Linux 6.5).
     UserCopy,
-    /// Copied by the kernel, into a buffer taken when a write comes (Linux 6.0).
+    /// Copied by the kernel, into a buffer taken when a write arrives (Linux 6.0).
     GetData,
-    /// Copied by the kernel, into buffers kept for each request that may come (Linux 6.0).
+    /// Copied by the kernel, into a buffer kept for each tag (Linux 6.0).
     Copy,
 }
 
 impl DataMode {
-    pub(crate) fn word(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             DataMode::Auto => "auto",
             DataMode::ZeroCopy => "zero-copy",
@@ -134,30 +134,30 @@ impl DataMode {
     }
 }
 
-/// Whether a volume can be used here.
+/// Whether a volume can be used on this server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum State {
+pub(crate) enum VolumeState {
     /// Served by this server.
     Open,
-    /// In the store, and open nowhere.
+    /// Not open on any host.
     Closed,
     /// Open on another host.
     Held,
-    /// Taken over by another host: nothing is written here any more.
+    /// Taken over by another host: this one writes no more.
     Fenced,
-    /// A sync of the log failed: reads only.
+    /// A sync of the log failed: read-only.
     Poisoned,
 }
 
-impl State {
-    pub(crate) fn word(self) -> &'static str {
+impl VolumeState {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
-            State::Open => "open",
-            State::Closed => "closed",
-            State::Held => "held",
-            State::Fenced => "fenced",
-            State::Poisoned => "poisoned",
+            VolumeState::Open => "open",
+            VolumeState::Closed => "closed",
+            VolumeState::Held => "held",
+            VolumeState::Fenced => "fenced",
+            VolumeState::Poisoned => "poisoned",
         }
     }
 }
@@ -166,18 +166,18 @@ impl State {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Watermarks {
     /// The newest completed write: survives the death of the server.
-    pub(crate) acknowledged: Mark,
+    pub(crate) acknowledged: Watermark,
     /// Survives loss of power.
-    pub(crate) flushed: Mark,
+    pub(crate) flushed: Watermark,
     /// Survives the loss of this host.
-    pub(crate) stored: Mark,
+    pub(crate) stored: Watermark,
 }
 
-/// One rung of the ladder.
+/// One of a volume's watermarks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Mark {
+pub(crate) struct Watermark {
     pub(crate) lsn: u64,
-    /// How long something newer than this rung has been waiting for it; zero if nothing is.
+    /// How long the oldest newer write has waited to reach this watermark; zero if none waits.
     pub(crate) age_seconds: f64,
 }
 
@@ -208,7 +208,7 @@ pub(crate) struct ResizeRequest {
     pub(crate) size_bytes: u64,
 }
 
-/// Body of `POST /v1/volumes/{name}/attach`. All but the transport are wishes about a disk.
+/// Body of `POST /v1/volumes/{name}/attach`. All fields but the transport are options of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct AttachRequest {
@@ -231,10 +231,10 @@ pub(crate) struct AttachRequest {
 pub(crate) struct Attachment {
     /// What `auto` chose.
     pub(crate) transport: Transport,
-    /// The disk, where the transport is ublk.
+    /// The disk, if the transport is ublk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<String>,
-    /// The NBD URI to use; absent where the server listens nowhere.
+    /// The NBD URI to use; absent if the server has no NBD listener.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uri: Option<String>,
     /// All NBD URIs.
@@ -245,7 +245,7 @@ pub(crate) struct Attachment {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DetachRequest {
-    /// Also if clients use it.
+    /// Detach even if clients use it.
     pub(crate) force: bool,
 }
 

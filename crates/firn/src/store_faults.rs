@@ -1,67 +1,71 @@
-//! Store faults on purpose, for soaks: the hidden flag `--planned-store-faults`.
+//! Injected store faults, for soak tests: the hidden flag `--planned-store-faults`.
 //!
-//! Stacks the store's fault decorator below the retries of a real server, with outages that come
-//! and go. It must never be there unless the flag was given on the command line (neither file nor
-//! environment can ask for it), and it says loudly that it is: somebody's volumes suffer from it.
+//! Puts the store's fault decorator below the retries of a real server, with periodic outages. It
+//! must never be active unless the flag was given on the command line (neither a file nor the
+//! environment can ask for it), and it logs an error when it is: the server's volumes suffer.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use store::{FaultKind, FaultPlan, Faults, Rate, SharedStore};
 
-use crate::metrics::Text;
-use crate::units::Span;
+use crate::metrics::MetricsText;
+use crate::units::TimeSpan;
 
-/// What is planned, as `seed=7,refuse=20,delay=100,delay-max=300ms,outage-every=60s,outage-for=9s`.
+/// The faults to inject, as `seed=7,refuse=20,delay=100,delay-max=300ms,outage-every=60s,outage-for=9s`.
 /// Rates are in thousandths.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Planned {
+pub(crate) struct StoreFaultPlan {
     seed: u64,
     plan: FaultPlan,
-    /// From the beginning of one outage to that of the next; none if zero.
+    /// From the start of one outage to the start of the next; zero for no outages.
     outage_every: Duration,
     outage_for: Duration,
 }
 
-impl std::str::FromStr for Planned {
+impl std::str::FromStr for StoreFaultPlan {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut planned = Planned::default();
-        for wish in text.split(',') {
-            let (name, value) = wish
+        let mut faults = StoreFaultPlan::default();
+        for setting in text.split(',') {
+            let (name, value) = setting
                 .split_once('=')
-                .ok_or_else(|| format!("{wish:?} is not NAME=VALUE"))?;
-            let number = || value.parse::<u64>().map_err(|bad| format!("{wish}: {bad}"));
-            let time = || value.parse::<Span>().map(|span| span.0);
+                .ok_or_else(|| format!("{setting:?} is not NAME=VALUE"))?;
+            let number = || {
+                value
+                    .parse::<u64>()
+                    .map_err(|bad| format!("{setting}: {bad}"))
+            };
+            let time = || value.parse::<TimeSpan>().map(|span| span.0);
             let rate = || match value.parse::<u32>() {
                 Ok(rate) if rate <= 1000 => Ok(Rate(rate)),
-                _ => Err(format!("{wish}: a rate is 0 to 1000 thousandths")),
+                _ => Err(format!("{setting}: a rate is 0 to 1000 thousandths")),
             };
             match name {
-                "seed" => planned.seed = number()?,
-                "refuse" => planned.plan.refuse = rate()?,
-                "lose-request" => planned.plan.lose_request = rate()?,
-                "lose-answer" => planned.plan.lose_answer = rate()?,
-                "delay" => planned.plan.delay = rate()?,
-                "delay-max" => planned.plan.delay_max = time()?,
-                "outage-every" => planned.outage_every = time()?,
-                "outage-for" => planned.outage_for = time()?,
-                _ => return Err(format!("{name:?} is no planned fault")),
+                "seed" => faults.seed = number()?,
+                "refuse" => faults.plan.refuse = rate()?,
+                "lose-request" => faults.plan.lose_request = rate()?,
+                "lose-answer" => faults.plan.lose_answer = rate()?,
+                "delay" => faults.plan.delay = rate()?,
+                "delay-max" => faults.plan.delay_max = time()?,
+                "outage-every" => faults.outage_every = time()?,
+                "outage-for" => faults.outage_for = time()?,
+                _ => return Err(format!("{name:?} is not a fault that can be planned")),
             }
         }
-        Ok(planned)
+        Ok(faults)
     }
 }
 
-/// The running plan.
+/// A store with injected faults.
 #[derive(Clone, Debug)]
-pub(crate) struct Running(Arc<Faults<SharedStore>>);
+pub(crate) struct FaultyStore(Arc<Faults<SharedStore>>);
 
-impl Planned {
-    /// Puts the plan above a store. Outages begin with the time between them, so that a server
-    /// comes up. Must be called on a runtime.
-    pub(crate) fn over(self, store: SharedStore) -> Running {
+impl StoreFaultPlan {
+    /// Injects the faults into a store. The time between outages comes first, so that a server can
+    /// start. Must be called on a tokio runtime.
+    pub(crate) fn apply(self, store: SharedStore) -> FaultyStore {
         tracing::error!(
             plan = ?self,
             "STORE FAULTS ARE PLANNED (--planned-store-faults): requests to the store are refused, \
@@ -85,22 +89,22 @@ impl Planned {
                 }
             }));
         }
-        Running(faults)
+        FaultyStore(faults)
     }
 }
 
-impl Running {
-    /// The store that fails.
+impl FaultyStore {
+    /// The store, with faults.
     pub(crate) fn store(&self) -> SharedStore {
         Arc::clone(&self.0) as SharedStore
     }
 
-    /// Adds how often each kind has fired.
-    pub(crate) fn write(&self, text: &mut Text) {
+    /// Writes how often each kind of fault was injected.
+    pub(crate) fn write_to(&self, text: &mut MetricsText) {
         text.family(
             "firn_planned_store_faults_total",
             "counter",
-            "Faults of the store that were planned, for tests.",
+            "Store faults that were injected for a test.",
         );
         for kind in FaultKind::ALL {
             let name = match kind {
@@ -121,7 +125,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_read_and_what_is_unknown_or_out_of_range_is_refused() {
-        let plan: Planned =
+        let plan: StoreFaultPlan =
             "seed=7,refuse=20,delay=100,delay-max=300ms,outage-every=60s,outage-for=9s"
                 .parse()
                 .unwrap();
@@ -129,7 +133,7 @@ mod tests {
         assert_eq!(plan.plan.delay_max, Duration::from_millis(300));
         assert_eq!(plan.outage_for, Duration::from_secs(9));
         for bad in ["", "seed", "refuse=1001", "typo=1", "outage-for=soon"] {
-            assert!(bad.parse::<Planned>().is_err(), "{bad}");
+            assert!(bad.parse::<StoreFaultPlan>().is_err(), "{bad}");
         }
     }
 }

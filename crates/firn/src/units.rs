@@ -1,7 +1,7 @@
-//! Sizes and times as people write them.
+//! Sizes and durations as people write them.
 //!
-//! A number without a unit is refused, and so is `GB`: whether that means 10^9 or 2^30 has cost
-//! people volumes of the wrong size. What is printed can be given back as input.
+//! A number without a unit is refused, and so is `GB`, which may mean 10^9 or 2^30 bytes and would
+//! give some people volumes of the wrong size. What is printed can be given back as input.
 
 use std::fmt;
 use std::time::Duration;
@@ -93,9 +93,9 @@ impl fmt::Display for Size {
 /// A duration, written like `30s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct Span(pub(crate) Duration);
+pub(crate) struct TimeSpan(pub(crate) Duration);
 
-impl std::str::FromStr for Span {
+impl std::str::FromStr for TimeSpan {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -113,12 +113,12 @@ impl std::str::FromStr for Span {
             _ => None,
         };
         millis
-            .map(|millis| Span(Duration::from_millis(millis)))
+            .map(|millis| TimeSpan(Duration::from_millis(millis)))
             .ok_or_else(bad)
     }
 }
 
-impl TryFrom<String> for Span {
+impl TryFrom<String> for TimeSpan {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
@@ -126,7 +126,7 @@ impl TryFrom<String> for Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for TimeSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.0.as_millis();
         if millis.is_multiple_of(1000) {
@@ -184,9 +184,9 @@ mod tests {
 
     #[test]
     fn times_need_a_unit_too() {
-        assert_eq!("30s".parse(), Ok(Span(Duration::from_secs(30))));
-        assert_eq!("5m".parse(), Ok(Span(Duration::from_secs(300))));
-        assert_eq!("250ms".parse::<Span>().unwrap().to_string(), "250ms");
+        assert_eq!("30s".parse(), Ok(TimeSpan(Duration::from_secs(30))));
+        assert_eq!("5m".parse(), Ok(TimeSpan(Duration::from_secs(300))));
+        assert_eq!("250ms".parse::<TimeSpan>().unwrap().to_string(), "250ms");
         for text in [
             "30",
             "",
@@ -196,7 +196,7 @@ mod tests {
             "99999999999999999999s",
             "18446744073709551615h",
         ] {
-            assert!(text.parse::<Span>().is_err(), "{text}");
+            assert!(text.parse::<TimeSpan>().is_err(), "{text}");
         }
     }
 }

@@ -144,7 +144,7 @@ fn a_failed_flush_of_the_log_disk_poisons_it_for_good_and_reads_go_on() {
     let server = guest.serve(&[]);
     check(&disk, "after kill -9");
     assert_eq!(world.show(&server, "demo")["state"], "poisoned");
-    assert!(said(&guest).contains("volumes can be read, not written"));
+    assert!(said(&guest).contains("volumes are read-only"));
     server.kill();
     // nor by one that finds no ring, as after a loss of power.
     let rings = tempfile::tempdir_in("/dev/shm").unwrap();

@@ -30,10 +30,10 @@ const ALONE: usize = 16;
 const TOGETHER: usize = 16;
 
 /// What a server says of each disk that it brings back.
-const BACK: &str = "the disk is back";
+const BACK: &str = "the disk is recovered";
 
 /// What it says when it has left them.
-const LEFT: &str = "disks wait for the next server";
+const LEFT: &str = "the disks are left to the next server";
 
 const VOLUME_BYTES: u64 = 64 << 20;
 

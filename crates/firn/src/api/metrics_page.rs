@@ -1,30 +1,29 @@
-//! What the server says about itself at `/metrics`, and volumes' watermarks in the API's words.
+//! The page `/metrics`: the server's counters and the engine's state.
 //!
-//! Reads counters and the engine's state when asked; keeps nothing of its own and costs no
-//! request to the store.
+//! Reads both when asked. Keeps nothing of its own, and must never send a request to the store.
 
 use std::sync::Arc;
 
 use volume::HostUsage;
 
-use crate::control_plane::Control;
-use crate::frontends::open_volumes::Open;
-use crate::metrics::Text;
-use crate::model::Mark;
+use crate::control_plane::ControlPlane;
+use crate::frontends::open_volumes::OpenVolume;
+use crate::metrics::MetricsText;
+use crate::model::Watermark;
 
-/// Everything, in Prometheus' text format.
-pub(crate) fn metrics(control: &Control) -> String {
-    let mut text = Text::default();
-    control.counters.write(&mut text);
-    if let Some(planned) = &control.planned {
-        planned.write(&mut text);
+/// All metrics, in Prometheus' text format.
+pub(super) fn render(control: &ControlPlane) -> String {
+    let mut text = MetricsText::default();
+    control.counters.write_to(&mut text);
+    if let Some(faults) = &control.store_faults {
+        faults.write_to(&mut text);
     }
     write_usage(&mut text, &control.host.usage());
     write_volumes(&mut text, &control.volumes.all());
-    text.finish()
+    text.into_string()
 }
 
-fn write_usage(text: &mut Text, usage: &HostUsage) {
+fn write_usage(text: &mut MetricsText, usage: &HostUsage) {
     let gauges = [
         (
             "firn_log_segments",
@@ -33,12 +32,12 @@ fn write_usage(text: &mut Text, usage: &HostUsage) {
         ),
         (
             "firn_log_segments_spare",
-            "Of them not in use.",
+            "Segments of the log that are not in use.",
             usage.segments_spare as f64,
         ),
         (
             "firn_log_pressure_ratio",
-            "Part of the log that holds what the store does not have.",
+            "Fraction of the log that holds data which the store lacks.",
             usage.pressure_permille as f64 / 1000.0,
         ),
         (
@@ -54,7 +53,7 @@ fn write_usage(text: &mut Text, usage: &HostUsage) {
     text.family(
         "firn_cache_bytes",
         "gauge",
-        "Bytes of the store kept here, by tier.",
+        "Bytes of the store that are cached, by tier.",
     );
     for (tier, bytes) in [
         ("memory", usage.cache.memory_bytes),
@@ -64,8 +63,8 @@ fn write_usage(text: &mut Text, usage: &HostUsage) {
     }
 }
 
-fn write_volumes(text: &mut Text, open: &[Arc<Open>]) {
-    let rungs: Vec<(&str, &str, Mark)> = open
+fn write_volumes(text: &mut MetricsText, open: &[Arc<OpenVolume>]) {
+    let rungs: Vec<(&str, &str, Watermark)> = open
         .iter()
         .flat_map(|open| {
             let name = open.info.name.as_str();
@@ -80,7 +79,7 @@ fn write_volumes(text: &mut Text, open: &[Arc<Open>]) {
     text.family(
         "firn_volume_lsn",
         "counter",
-        "How far a volume has got, by rung.",
+        "Newest write of a volume at each watermark.",
     );
     for (name, rung, mark) in &rungs {
         text.sample(&[("volume", name), ("rung", rung)], mark.lsn as f64);
@@ -88,7 +87,7 @@ fn write_volumes(text: &mut Text, open: &[Arc<Open>]) {
     text.family(
         "firn_volume_age_seconds",
         "gauge",
-        "How long newer writes wait, by rung.",
+        "How long the oldest newer write has waited for each watermark.",
     );
     for (name, rung, mark) in &rungs {
         text.sample(&[("volume", name), ("rung", rung)], mark.age_seconds);

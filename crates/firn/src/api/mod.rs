@@ -1,8 +1,8 @@
 //! The HTTP API: `/v1/volumes…`, health, metrics, and its own description.
 //!
-//! Owns paths, status codes and documents; what a request does is [`Control`]'s. Every failure
-//! is a problem document with a stable code, also those that the framework would answer in words
-//! of its own (no such path, a body that is not JSON).
+//! Owns paths, success statuses and documents; what a request does is [`ControlPlane`]'s. Every
+//! failure is a problem document with a stable code, also those that the framework would answer by
+//! itself (no such path, a body that is not JSON).
 
 mod metrics_page;
 mod problem;
@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::de::DeserializeOwned;
 
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
     AttachRequest, Attachment, CreateVolume, DetachRequest, ResizeRequest, Volume, VolumeList,
@@ -28,13 +28,13 @@ use crate::model::{
 /// The API's description, written by hand; a test holds it against the routes.
 pub(crate) const OPENAPI: &str = include_str!("openapi.json");
 
-type Shared = State<Arc<Control>>;
+type Shared = State<Arc<ControlPlane>>;
 
-/// Axum's `Json`, for answers.
+/// An answer as JSON, or the failure as a problem document.
 type Answer<T> = Result<axum::Json<T>>;
 
 /// The API of a server that listens at `address`.
-pub(crate) fn router(control: Arc<Control>, address: SocketAddr) -> Router {
+pub(crate) fn router(control: Arc<ControlPlane>, address: SocketAddr) -> Router {
     let router = Router::new()
         .route("/v1/volumes", get(list).post(create))
         .route("/v1/volumes/{name}", get(show).delete(delete))
@@ -56,9 +56,8 @@ pub(crate) fn router(control: Arc<Control>, address: SocketAddr) -> Router {
     }
 }
 
-/// Refuses requests that name another host than this one. A web page whose own name is made to
-/// lead to the loopback address would count as being of the same origin: its requests carry that
-/// name.
+/// Refuses requests that name another host (DNS rebinding). A web page whose own name resolves to
+/// the loopback address would count as the same origin; its requests carry that name.
 async fn local_names_only(request: Request, next: Next) -> Response {
     let named = request
         .headers()
@@ -68,7 +67,7 @@ async fn local_names_only(request: Request, next: Next) -> Response {
         return next.run(request).await;
     }
     let text = format!(
-        "this server is asked for as {:?}; a server on the loopback address answers only to an \
+        "the request names the host {:?}; a server on the loopback address answers only to an \
          IP address or localhost",
         named.unwrap_or_default()
     );
@@ -89,9 +88,9 @@ async fn list(State(control): Shared) -> Answer<VolumeList> {
 }
 
 async fn create(State(control): Shared, headers: HeaderMap, body: Bytes) -> Result<Response> {
-    let wanted: CreateVolume = parse(&headers, &body)?;
-    let made = control.create(wanted).await?;
-    Ok((StatusCode::CREATED, axum::Json(made)).into_response())
+    let request: CreateVolume = parse(&headers, &body)?;
+    let created = control.create(request).await?;
+    Ok((StatusCode::CREATED, axum::Json(created)).into_response())
 }
 
 async fn show(State(control): Shared, Path(name): Path<String>) -> Answer<Volume> {
@@ -99,7 +98,7 @@ async fn show(State(control): Shared, Path(name): Path<String>) -> Answer<Volume
 }
 
 async fn delete(State(control): Shared, Path(name): Path<String>) -> Result<StatusCode> {
-    to_its_end(async move { control.delete(&name).await }).await?;
+    run_to_completion(async move { control.delete(&name).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -113,9 +112,9 @@ async fn resize(
     headers: HeaderMap,
     body: Bytes,
 ) -> Answer<Volume> {
-    let wanted: ResizeRequest = parse(&headers, &body)?;
-    let resized = async move { control.resize(&name, wanted.size_bytes).await };
-    to_its_end(resized).await.map(axum::Json)
+    let request: ResizeRequest = parse(&headers, &body)?;
+    let resized = async move { control.resize(&name, request.size_bytes).await };
+    run_to_completion(resized).await.map(axum::Json)
 }
 
 async fn attach(
@@ -124,9 +123,9 @@ async fn attach(
     headers: HeaderMap,
     body: Bytes,
 ) -> Answer<Attachment> {
-    let wanted: AttachRequest = parse_or_default(&headers, &body)?;
-    let attached = async move { control.attach(&name, wanted).await };
-    to_its_end(attached).await.map(axum::Json)
+    let request: AttachRequest = parse_or_default(&headers, &body)?;
+    let attached = async move { control.attach(&name, request).await };
+    run_to_completion(attached).await.map(axum::Json)
 }
 
 async fn detach(
@@ -135,19 +134,19 @@ async fn detach(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<StatusCode> {
-    let wanted: DetachRequest = parse_or_default(&headers, &body)?;
-    to_its_end(async move { control.detach(&name, wanted.force).await }).await?;
+    let request: DetachRequest = parse_or_default(&headers, &body)?;
+    run_to_completion(async move { control.detach(&name, request.force).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Goes on when the client hangs up: a change that stops halfway would leave a volume that is
-/// open and not found, or closed and still listed.
-async fn to_its_end<T: Send + 'static>(
+/// Runs a change in a task of its own, so that it completes although the client disconnects. A
+/// change that stops halfway would leave a volume open but not listed, or closed but listed.
+async fn run_to_completion<T: Send + 'static>(
     change: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
     tokio::spawn(change).await.unwrap_or_else(|source| {
         Err(Failure::internal(format!(
-            "the change did not come to its end: {source}; see the server's log"
+            "the task of the change panicked: {source}; see the server's log"
         )))
     })
 }
@@ -156,14 +155,14 @@ async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], OPENAPI).into_response()
 }
 
-/// Alive: this answers at all.
+/// Liveness: the API answers.
 async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Ready: volumes can be read and written.
+/// Readiness: volumes can be read and written.
 async fn readyz(State(control): Shared) -> Result<&'static str> {
-    control.ready().map(|()| "ready\n")
+    control.check_ready().map(|()| "ready\n")
 }
 
 async fn metrics(State(control): Shared) -> Response {
@@ -171,7 +170,7 @@ async fn metrics(State(control): Shared) -> Response {
         header::CONTENT_TYPE,
         "text/plain; version=0.0.4; charset=utf-8",
     )];
-    (kind, metrics_page::metrics(&control)).into_response()
+    (kind, metrics_page::render(&control)).into_response()
 }
 
 async fn no_such_path() -> Failure {
@@ -188,7 +187,7 @@ async fn no_such_method() -> Failure {
     )
 }
 
-/// No body at all asks for what is usual.
+/// An empty body means the defaults.
 fn parse_or_default<T: DeserializeOwned + Default>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
     if body.is_empty() {
         return Ok(T::default());
@@ -196,8 +195,8 @@ fn parse_or_default<T: DeserializeOwned + Default>(headers: &HeaderMap, body: &[
     parse(headers, body)
 }
 
-/// The content type is insisted on: a web page can make a browser send a form to a local server,
-/// but not, unasked, a body of this type.
+/// The content type must be JSON: a web page can make a browser send a form to a local server, but
+/// not a body of this type without a preflight request.
 fn parse<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
     let kind = headers
         .get(header::CONTENT_TYPE)
@@ -210,7 +209,7 @@ fn parse<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
         ));
     }
     serde_json::from_slice(body)
-        .map_err(|source| Failure::invalid(format!("the body is not what this takes: {source}")))
+        .map_err(|source| Failure::invalid(format!("the body does not fit this path: {source}")))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! The command line: every command and flag, with its help.
 //!
-//! Only parsing lives here; what a command does is in its own module. A value that cannot be
-//! right is refused while parsing, so that it is a usage error (exit status 2) and nothing has
-//! been touched.
+//! Only parses; what a command does is in its own module. A value that cannot be right is refused
+//! while parsing, so that it is a usage error (exit status 2) and nothing has been touched.
 
 use std::path::PathBuf;
 
@@ -10,10 +9,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
 use crate::model::{AttachRequest, DataMode, TransportChoice};
-use crate::store_faults::Planned;
-use crate::units::{Size, Span};
+use crate::store_faults::StoreFaultPlan;
+use crate::units::{Size, TimeSpan};
 
-/// Where the API listens, and where commands look for it, unless told otherwise.
+/// Default address of the API, for the server and for the commands.
 pub(crate) const API_DEFAULT: &str = "127.0.0.1:7070";
 
 /// Fast local disks whose truth lives in an object store.
@@ -25,7 +24,7 @@ pub(crate) const API_DEFAULT: &str = "127.0.0.1:7070";
     after_help = "Start here:\n  \
         firn serve --volume demo=10GiB     a server with an embedded store and one volume\n  \
         firn attach demo                   prints its disk, or a URI for nbdinfo, qemu, nbd-client\n  \
-        firn sync demo                     brings everything written so far to the store\n\n\
+        firn sync demo                     uploads everything written so far to the store\n\n\
         Exit status: 0 done, 1 failed, 2 the command line makes no sense."
 )]
 pub(crate) struct Cli {
@@ -43,28 +42,28 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run the server until it is told to stop (SIGTERM, SIGINT).
+    /// Run the server until SIGTERM or SIGINT stops it.
     Serve(Box<ServeArgs>),
     /// Create, list, show, resize or delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Make a volume a disk of this machine, or say where it can be reached over NBD.
+    /// Attach a volume: as a disk of this machine, or over NBD.
     #[command(
         after_help = "The device or the URI alone is printed on standard output:\n  \
         mkfs.ext4 \"$(firn attach demo --transport ublk)\"\n  \
         nbdinfo \"$(firn attach demo --transport nbd)\"\n\n\
-        A disk stays until `firn detach`: a server that is killed, upgraded or rebooted brings \
-        it back under the same name, and who has it open sees a pause. `firn doctor` says what \
-        auto chooses here, and why."
+        A disk stays until `firn detach`. After a kill, an upgrade or a reboot, the next server \
+        brings it back under the same name; until then its requests wait. `firn doctor` says \
+        what auto chooses here, and why."
     )]
     Attach(AttachArgs),
-    /// Take a volume's disk away and end its NBD connections, bring it to the store and let it
-    /// go, so that another host may have it.
+    /// Detach a volume: remove its disk, close its NBD connections, upload what the store lacks,
+    /// and release it, so that another host may open it.
     Detach(DetachArgs),
-    /// Bring everything that was written to a volume to the object store, and wait until it is
-    /// there.
+    /// Upload everything that was written to a volume so far, and wait until it is in the object
+    /// store.
     Sync(VolumeName),
-    /// Say what this machine and this store offer, and what firn will use.
+    /// Check what this machine and this store offer, and say what firn will use.
     Doctor(DoctorArgs),
 }
 
@@ -105,18 +104,19 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME=SIZE")]
     pub(crate) volume: Vec<NewVolume>,
 
-    /// Recovery point: everything older than this is brought to the store. What is younger is
-    /// lost with the host (never with the process). [default: 30s]
+    /// Recovery point objective: writes older than this are uploaded. Younger ones are lost if the
+    /// host is lost, but not if only the process dies. [default: 30s]
     #[arg(long, value_name = "TIME")]
-    pub(crate) rpo: Option<Span>,
+    pub(crate) rpo: Option<TimeSpan>,
 
-    /// Size of the write-back log. It bounds what can be written while the store is away, and how
-    /// long recovery takes. Fixed when the cache directory is created. [default: 1GiB]
+    /// Size of the write-back log. It bounds how much can be written while the store is
+    /// unreachable, and how long recovery takes. Fixed when the cache directory is created.
+    /// [default: 1GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) log_size: Option<Size>,
 
-    /// Size of one segment of the log, for tests: small ones are sealed and reused all the time.
-    /// Fixed when the cache directory is created. [default: chosen by the log's size]
+    /// Size of one segment of the log, for tests: small ones are sealed and reused often. Fixed when
+    /// the cache directory is created. [default: chosen by the log's size]
     #[arg(long, value_name = "SIZE", hide = true)]
     pub(crate) segment_size: Option<Size>,
 
@@ -124,8 +124,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,
 
-    /// Directory in memory (tmpfs) for the index rings, which let completed writes survive the
-    /// death of the process. [default: /dev/shm]
+    /// Directory in memory (tmpfs) for the index rings, by which completed writes survive the death
+    /// of the process. [default: /dev/shm]
     #[arg(long, value_name = "DIR")]
     pub(crate) ring_dir: Option<PathBuf>,
 
@@ -133,8 +133,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, value_name = "MODE")]
     pub(crate) log_io: Option<LogIo>,
 
-    /// Open volumes whose last server has not let go of them. What that server had not brought to
-    /// the store is lost to them: the newest known position is printed.
+    /// Open volumes that their last server has not released. Writes that it had not uploaded are
+    /// lost: the newest uploaded position is printed.
     #[arg(long)]
     #[serde(skip)]
     pub(crate) take_over: bool,
@@ -143,10 +143,10 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) single_writer: bool,
 
-    /// Make the store fail on purpose, for soaks; see `planned.rs`. Never from a file.
+    /// Inject store faults, for soak tests; see `store_faults.rs`. Never from a file.
     #[arg(long, hide = true, value_name = "PLAN")]
     #[serde(skip)]
-    pub(crate) planned_store_faults: Option<Planned>,
+    pub(crate) planned_store_faults: Option<StoreFaultPlan>,
 }
 
 /// How the log file is read and written.
@@ -155,7 +155,7 @@ pub(crate) struct ServeArgs {
 pub(crate) enum LogIo {
     /// Direct where the file system offers it, else buffered.
     Auto,
-    /// Past the page cache (O_DIRECT); an error where that is not possible.
+    /// Without the page cache (O_DIRECT); an error where that is not possible.
     Direct,
     /// Through the page cache.
     Buffered,
@@ -198,7 +198,7 @@ impl TryFrom<String> for NewVolume {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
-    /// Create a volume. Costs nothing but its name until it is written to.
+    /// Create a volume. It takes no space until it is written to.
     Create {
         /// Letters, digits, `-`, `_` and `.`; starts with a letter or digit.
         name: String,
@@ -211,9 +211,9 @@ pub(crate) enum VolumeCommand {
     },
     /// List all volumes of the store.
     List,
-    /// Show one volume, with how far its writes have got (its watermarks).
+    /// Show one volume with its watermarks: how far its writes have got.
     Show(VolumeName),
-    /// Make a volume larger, and its disk with it. A volume never shrinks.
+    /// Grow a volume, and its disk with it. A volume never shrinks.
     Resize {
         /// Name of the volume.
         #[arg(value_name = "VOLUME")]
@@ -245,10 +245,10 @@ pub(crate) struct AttachArgs {
     /// Name of the volume.
     #[arg(value_name = "VOLUME")]
     pub(crate) name: String,
-    /// How to reach it. What follows is about a ublk disk.
+    /// How to reach it. All other options apply to a ublk disk only.
     #[arg(long, value_enum, default_value_t = TransportChoice::Auto)]
     transport: TransportChoice,
-    /// How the bytes of its requests travel; one that this kernel lacks is an error.
+    /// How the bytes of its requests are moved. A mode that this kernel lacks is an error.
     #[arg(long, value_enum, value_name = "MODE", default_value_t = DataMode::Auto)]
     data_mode: DataMode,
     /// Hardware queues. [default: one per reactor thread, at most 4]
@@ -260,11 +260,11 @@ pub(crate) struct AttachArgs {
     /// Refuse writes through this disk.
     #[arg(long)]
     read_only: bool,
-    /// Leave its partitions alone until somebody asks for them (Linux 7.0).
+    /// Do not scan its partitions when it starts (Linux 7.0).
     #[arg(long)]
     no_part_scan: bool,
-    /// How long a request may wait for log space or for the store before it fails, or `wait`.
-    /// [default: wait; 20s before Linux 6.15, which counts on an answer]
+    /// How long a request may wait for log space or for the store before it fails, or `wait` for no
+    /// limit. [default: wait; 20s before Linux 6.15, whose driver needs an answer in time]
     #[arg(long, value_name = "TIME|wait", value_parser = park_timeout)]
     park_timeout: Option<f64>,
 }
@@ -274,9 +274,9 @@ fn park_timeout(text: &str) -> Result<f64, String> {
     if text == "wait" {
         return Ok(0.0);
     }
-    match text.parse::<Span>()?.0.as_secs_f64() {
+    match text.parse::<TimeSpan>()?.0.as_secs_f64() {
         0.0 => Err(
-            "no time at all: every request that waits would fail; write `wait` to wait \
+            "a time-out of zero fails every request that waits; write `wait` to wait \
              without limit"
                 .to_owned(),
         ),
@@ -285,7 +285,7 @@ fn park_timeout(text: &str) -> Result<f64, String> {
 }
 
 impl AttachArgs {
-    /// What is asked of the server, if it makes sense.
+    /// The request for the server, if its options make sense.
     pub(crate) fn request(&self) -> crate::failure::Result<AttachRequest> {
         let request = AttachRequest {
             transport: self.transport,
@@ -296,7 +296,7 @@ impl AttachArgs {
             no_part_scan: self.no_part_scan,
             park_timeout_seconds: self.park_timeout,
         };
-        request.check()?;
+        request.validate()?;
         Ok(request)
     }
 }
@@ -306,20 +306,20 @@ pub(crate) struct DetachArgs {
     /// Name of the volume.
     #[arg(value_name = "VOLUME")]
     pub(crate) name: String,
-    /// Also if it is mounted or has clients: their requests fail.
+    /// Detach even if it is mounted or has clients: their requests fail.
     #[arg(long)]
     pub(crate) force: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Object store to look at. [default: ./firn-data/store if it exists]
+    /// Object store to check. [default: ./firn-data/store if it exists]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,
-    /// Cache directory to look at. [default: ./firn-data/cache if it exists, else here]
+    /// Cache directory to check. [default: ./firn-data/cache if it exists, else here]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Directory for index rings to look at.
+    /// Directory for index rings to check.
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     pub(crate) ring_dir: PathBuf,
 }

@@ -1,7 +1,7 @@
-//! The command line's side of the HTTP API.
+//! The HTTP client of the commands.
 //!
-//! Turns every way in which a request can fail into one [`Failure`] that says what to do: a
-//! problem document is passed on as it is, a server that is not there is named by its address.
+//! Turns every way in which a request can fail into one [`Failure`] that says what to do: a problem
+//! document keeps its code and detail, and a server that does not answer is named by its address.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use ureq::{Agent, Body};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::Problem;
 
-/// Waiting for a connection. Answers are waited for without limit: a sync takes what it takes.
+/// How long connecting may take. An answer may take any time: a sync lasts as long as its upload.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Largest answer that is read: far above any listing.
+/// Largest answer that is read: far larger than any listing.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub(crate) struct Client {
     base: String,
 }
 
-/// The path of a volume; whatever its name is, it stays one segment.
+/// The path of a volume. Percent-encoding keeps any name within one segment.
 pub(crate) fn volume_path(name: &str) -> String {
     let mut path = String::from("/v1/volumes/");
     for byte in name.bytes() {
@@ -54,7 +54,7 @@ impl Client {
         let agent = Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
-            // The API is local: a proxy meant for the internet has no part in it.
+            // The API is local: a proxy for the internet must not be used.
             .proxy(None)
             .build()
             .new_agent();
@@ -70,8 +70,8 @@ impl Client {
         parse(&self.send(Method::POST, path, Some(body))?)
     }
 
-    /// A request that is answered by its success alone.
-    pub(crate) fn tell(&self, path: &str, body: &impl Serialize) -> Result<()> {
+    /// A request whose answer has no body.
+    pub(crate) fn post_no_content(&self, path: &str, body: &impl Serialize) -> Result<()> {
         let body = serde_json::to_vec(body).expect("the API's own types always serialize");
         self.send(Method::POST, path, Some(body)).map(drop)
     }
@@ -104,7 +104,7 @@ impl Client {
         if response.status().is_success() {
             Ok(bytes)
         } else {
-            Err(refused(&response, &bytes, &url))
+            Err(problem_failure(&response, &bytes, &url))
         }
     }
 
@@ -120,7 +120,7 @@ impl Client {
     }
 }
 
-fn refused(response: &Response<Body>, bytes: &[u8], url: &str) -> Failure {
+fn problem_failure(response: &Response<Body>, bytes: &[u8], url: &str) -> Failure {
     match serde_json::from_slice::<Problem>(bytes) {
         Ok(problem) => Failure::new(FailureCode::from_name(&problem.code), problem.detail),
         Err(_) => Failure::new(

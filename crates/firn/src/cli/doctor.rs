@@ -1,7 +1,7 @@
 //! `firn doctor`: what this machine and this store offer, what `auto` will choose, and why.
 //!
-//! Only looks: it makes nothing but a scratch object in a store that exists, which it removes.
-//! Each finding says what was asked, what was found, and what that means; a problem has a remedy.
+//! Changes nothing, except that it writes and removes a scratch object in a store that exists. Each
+//! finding says what was checked, what was found and what that means; a problem has a remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -11,17 +11,17 @@ use serde::Serialize;
 use super::args::DoctorArgs;
 use super::output;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::frontends::disks::probe::{self, Offered};
+use crate::frontends::disks::probe::{self, UblkSupport};
 use crate::local_files;
 
-/// How good a finding is.
+/// How a finding affects the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
     Good,
     /// Works, but not as well as it could.
     Fair,
-    /// `firn serve` would refuse this.
+    /// `firn serve` refuses to start.
     Bad,
 }
 
@@ -42,15 +42,15 @@ impl Finding {
     }
 }
 
-/// Prints the findings; a bad one is a failure.
+/// Prints the findings. Fails if one of them is bad.
 pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
     let cache = existing_dir(args.cache.clone(), "./firn-data/cache");
     let mut findings = vec![kernel(), io_uring(), log_io(&cache), rings(&args.ring_dir)];
     findings.extend(orphaned_rings(&args.ring_dir));
     findings.push(store(args.store.as_deref()));
-    let offered = probe::look();
-    findings.push(ublk(&offered));
-    findings.push(transport(&offered));
+    let control = probe::open_control();
+    findings.push(ublk(&control));
+    findings.push(transport(&control));
     print(json, &findings)?;
     let bad = findings
         .iter()
@@ -87,12 +87,12 @@ fn print(json: bool, findings: &[Finding]) -> Result<()> {
     output::table(&["WHAT", "", "FOUND"], &rows)
 }
 
-/// The directory to look at: the one named, the usual one if it exists, else the current one.
-fn existing_dir(named: Option<PathBuf>, usual: &str) -> PathBuf {
+/// The directory to check: the one named, the default if it exists, else the current one.
+fn existing_dir(named: Option<PathBuf>, default: &str) -> PathBuf {
     named.unwrap_or_else(|| {
-        let usual = PathBuf::from(usual);
-        if usual.is_dir() {
-            usual
+        let default = PathBuf::from(default);
+        if default.is_dir() {
+            default
         } else {
             PathBuf::from(".")
         }
@@ -113,12 +113,12 @@ fn io_uring() -> Finding {
         ..Config::default()
     };
     match Reactor::start(config) {
-        Ok(_reactor) => Finding::new("io_uring", Verdict::Good, "offered: NBD is served by it"),
+        Ok(_reactor) => Finding::new("io_uring", Verdict::Good, "available: NBD uses it"),
         Err(error) => Finding::new(
             "io_uring",
             Verdict::Fair,
             format!(
-                "refused ({error}): NBD falls back to slower calls. See \
+                "refused ({error}): NBD falls back to epoll and a thread pool. See \
                  /proc/sys/kernel/io_uring_disabled and the container's seccomp profile"
             ),
         ),
@@ -126,7 +126,7 @@ fn io_uring() -> Finding {
 }
 
 fn log_io(dir: &Path) -> Finding {
-    match local_files::direct_io_offered(dir) {
+    match local_files::direct_io_alignment_in(dir) {
         Ok(align) => Finding::new(
             "log I/O",
             Verdict::Good,
@@ -178,7 +178,7 @@ fn rings(dir: &Path) -> Finding {
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 fn orphaned_rings(ring_dir: &Path) -> Vec<Finding> {
-    local_files::orphans(ring_dir)
+    local_files::find_orphans(ring_dir)
         .into_iter()
         .map(|(rings, cache)| {
             Finding::new(
@@ -196,22 +196,22 @@ fn orphaned_rings(ring_dir: &Path) -> Vec<Finding> {
 }
 
 fn store(named: Option<&str>) -> Finding {
-    const USUAL: &str = "./firn-data/store";
+    const DEFAULT: &str = "./firn-data/store";
     let url = match named {
         Some(url) => url,
-        None if Path::new(USUAL).is_dir() => USUAL,
+        None if Path::new(DEFAULT).is_dir() => DEFAULT,
         None => {
             return Finding::new(
                 "store",
                 Verdict::Fair,
-                format!("not looked at: {USUAL} does not exist yet; name one with --store"),
+                format!("not checked: {DEFAULT} does not exist yet; name one with --store"),
             );
         }
     };
-    // Opening makes a directory store; a doctor only looks.
+    // Opening would create a directory store; the doctor changes nothing.
     let path = url.strip_prefix("file://").unwrap_or(url);
     if !path.contains("://") && !Path::new(path).is_dir() {
-        let found = format!("{path} is not a directory; `firn serve` would make it");
+        let found = format!("{path} is not a directory; `firn serve` would create it");
         return Finding::new("store", Verdict::Fair, found);
     }
     match probe(url) {
@@ -242,8 +242,8 @@ fn probe(url: &str) -> Result<(String, store::ProbeReport)> {
     Ok((store::Store::name(&store), report))
 }
 
-fn ublk(offered: &Offered) -> Finding {
-    match offered {
+fn ublk(control: &UblkSupport) -> Finding {
+    match control {
         Ok(control) => Finding::new(
             "ublk",
             Verdict::Good,
@@ -257,8 +257,8 @@ fn ublk(offered: &Offered) -> Finding {
 }
 
 /// Which transport and data mode `firn attach` chooses, and why.
-fn transport(offered: &Offered) -> Finding {
-    let control = match offered {
+fn transport(control: &UblkSupport) -> Finding {
+    let control = match control {
         Ok(control) => control,
         Err(_) => {
             let found = "auto chooses nbd: ublk cannot be used";
@@ -267,7 +267,7 @@ fn transport(offered: &Offered) -> Finding {
     };
     match probe::auto_mode(control) {
         Ok((mode, better)) => {
-            let mut found = format!("auto chooses ublk, data mode {}", mode.word());
+            let mut found = format!("auto chooses ublk, data mode {}", mode.as_str());
             for missing in better {
                 found.push_str(&format!("; without {missing}"));
             }

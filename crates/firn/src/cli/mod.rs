@@ -1,7 +1,7 @@
-//! The commands. Each talks to the server over HTTP; only `serve` and `doctor` do not need one.
+//! The commands. Each is a client of the server's HTTP API, except `serve` and `doctor`.
 //!
-//! Results go to standard output, everything else to standard error, so that output can be used
-//! in scripts as it is.
+//! Results go to standard output and everything else to standard error, so that scripts can use the
+//! output as it is.
 
 pub(crate) mod args;
 mod client;
@@ -20,7 +20,7 @@ pub(crate) use doctor::doctor;
 pub(crate) use sync::sync;
 pub(crate) use volume::volume;
 
-/// `firn attach`: where a volume can be reached, alone on standard output.
+/// `firn attach`: prints the volume's device or URI, and nothing else, on standard output.
 pub(crate) fn attach(api: &str, json: bool, name: &str, request: &AttachRequest) -> Result<()> {
     let client = Client::new(api)?;
     let path = format!("{}/attach", client::volume_path(name));
@@ -28,13 +28,13 @@ pub(crate) fn attach(api: &str, json: bool, name: &str, request: &AttachRequest)
     if json {
         return output::json(&attachment);
     }
-    let place = attachment.device.or(attachment.uri);
-    output::line(&place.unwrap_or_default())
+    let address = attachment.device.or(attachment.uri);
+    output::line(&address.unwrap_or_default())
 }
 
-/// `firn detach`: silent when it is done.
+/// `firn detach`: prints nothing when it succeeds.
 pub(crate) fn detach(api: &str, args: &DetachArgs) -> Result<()> {
     let path = format!("{}/detach", client::volume_path(&args.name));
     let request = DetachRequest { force: args.force };
-    Client::new(api)?.tell(&path, &request)
+    Client::new(api)?.post_no_content(&path, &request)
 }

@@ -1,4 +1,4 @@
-//! Writing results: JSON or aligned text on standard output.
+//! Writes results: JSON or aligned text on standard output.
 //!
 //! A closed pipe (`firn volume list | head -1`) is not an error worth a message.
 

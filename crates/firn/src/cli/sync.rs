@@ -1,7 +1,7 @@
-//! `firn sync`: everything written so far, in the store, before it returns.
+//! `firn sync`: returns when everything written so far is in the store.
 //!
-//! The request itself has no progress to report, so while it runs the volume's own watermarks
-//! are read: the bar is the ladder's, not a guess.
+//! The request itself reports no progress, so a second connection polls the volume's watermarks
+//! while it runs: the progress bar shows what is stored, not an estimate.
 
 use std::io::IsTerminal;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -14,8 +14,8 @@ use super::output;
 use crate::failure::{Failure, Result};
 use crate::model::Volume;
 
-/// How often the bar moves.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// How often the watermarks are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn sync(api: &str, json: bool, name: &str) -> Result<()> {
     let client = Client::new(api)?;
@@ -56,17 +56,17 @@ fn with_progress(client: &Client, name: &str) -> Result<Volume> {
     let (sender, receiver) = mpsc::channel();
     let result = std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The receiver is gone only if its thread panicked, which says so itself.
+            // The receiver is dropped only if its thread panicked, and that is reported anyway.
             let _ = sender.send(request(client, name));
         });
         loop {
-            match receiver.recv_timeout(LOOK_EVERY) {
+            match receiver.recv_timeout(POLL_INTERVAL) {
                 Ok(result) => return result,
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::internal("the request was lost"));
+                    return Err(Failure::internal("the thread of the request panicked"));
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    // A failed look costs nothing but this step of the bar.
+                    // A failed poll costs one step of the bar.
                     let now = client.get::<Volume>(&volume_path(name)).ok();
                     if let Some(marks) = now.and_then(|volume| volume.watermarks) {
                         bar.set_position(marks.stored.lsn.min(to).saturating_sub(from));

@@ -1,10 +1,10 @@
-//! `firn volume create|list|show|resize|delete`.
+//! `firn volume create|list|show|resize|delete`: one request each, printed as text or as JSON.
 
 use super::args::VolumeCommand;
 use super::client::{Client, volume_path};
 use super::output;
 use crate::failure::Result;
-use crate::model::{CreateVolume, Disk, Mark, ResizeRequest, Volume, VolumeList};
+use crate::model::{CreateVolume, DiskInfo, ResizeRequest, Volume, VolumeList, Watermark};
 use crate::units::Size;
 
 pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<()> {
@@ -20,11 +20,11 @@ pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<(
                 size_bytes: size.0,
                 block_size: *block_size,
             };
-            let made: Volume = client.post("/v1/volumes", &body)?;
+            let created: Volume = client.post("/v1/volumes", &body)?;
             if json {
-                output::json(&made)
+                output::json(&created)
             } else {
-                output::line(&made.name)
+                output::line(&created.name)
             }
         }
         VolumeCommand::List => {
@@ -40,7 +40,7 @@ pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<(
             if json {
                 output::json(&found)
             } else {
-                print_one(&found)
+                print_volume(&found)
             }
         }
         VolumeCommand::Resize { name, size } => {
@@ -61,7 +61,7 @@ fn print_list(volumes: &[Volume]) -> Result<()> {
     let rows: Vec<Vec<String>> = volumes
         .iter()
         .map(|volume| {
-            let waiting = volume
+            let unstored = volume
                 .watermarks
                 .as_ref()
                 .map_or("-".to_owned(), |marks| seconds(marks.stored.age_seconds));
@@ -69,9 +69,9 @@ fn print_list(volumes: &[Volume]) -> Result<()> {
                 volume.name.clone(),
                 Size(volume.size_bytes).to_string(),
                 volume.block_size.to_string(),
-                volume.state.word().to_owned(),
-                place(volume),
-                waiting,
+                volume.state.as_str().to_owned(),
+                attached_as(volume),
+                unstored,
             ]
         })
         .collect();
@@ -88,8 +88,8 @@ fn print_list(volumes: &[Volume]) -> Result<()> {
     )
 }
 
-/// Where a volume is found, in one word.
-fn place(volume: &Volume) -> String {
+/// How a volume is attached, in one word.
+fn attached_as(volume: &Volume) -> String {
     match (&volume.disk, &volume.nbd) {
         (Some(disk), _) => disk.device.clone(),
         (None, Some(_)) => "nbd".to_owned(),
@@ -97,11 +97,11 @@ fn place(volume: &Volume) -> String {
     }
 }
 
-fn describe_disk(disk: &Disk, lines: &mut Vec<String>) {
-    let mode = disk.data_mode.word();
+fn describe_disk(disk: &DiskInfo, lines: &mut Vec<String>) {
+    let mode = disk.data_mode.as_str();
     let asked = match disk.data_mode_asked {
         asked if asked == disk.data_mode => "as asked".to_owned(),
-        asked => format!("asked: {}", asked.word()),
+        asked => format!("asked: {}", asked.as_str()),
     };
     let access = if disk.read_only { ", read-only" } else { "" };
     lines.push(format!("disk          {} (ublk{access})", disk.device));
@@ -113,22 +113,22 @@ fn describe_disk(disk: &Disk, lines: &mut Vec<String>) {
         disk.threads.join(", ")
     ));
     lines.push(format!(
-        "requests      {} ({} moved without a copy, {} with one, {} failed here)",
+        "requests      {} ({} moved without a copy, {} with one, {} failed in the server)",
         disk.requests.taken, disk.requests.uncopied, disk.requests.copied, disk.requests.faults
     ));
     if !disk.part_scan {
-        lines.push("partitions    not looked for".to_owned());
+        lines.push("partitions    not scanned".to_owned());
     }
     lines.push(match disk.park_timeout_seconds {
         Some(limit) => format!("park timeout  {}", seconds(limit)),
         None => "park timeout  none: requests wait".to_owned(),
     });
     for dropped in &disk.dropped {
-        lines.push(format!("without       {}: {}", dropped.what, dropped.why));
+        lines.push(format!("not granted   {}: {}", dropped.what, dropped.why));
     }
 }
 
-fn print_one(volume: &Volume) -> Result<()> {
+fn print_volume(volume: &Volume) -> Result<()> {
     let mut lines = vec![
         format!("name          {}", volume.name),
         format!("id            {}", volume.id),
@@ -138,20 +138,24 @@ fn print_one(volume: &Volume) -> Result<()> {
             volume.size_bytes
         ),
         format!("block size    {}", volume.block_size),
-        format!("state         {}", volume.state.word()),
+        format!("state         {}", volume.state.as_str()),
         format!("epoch         {}", volume.epoch),
     ];
     if let Some(holder) = &volume.holder {
         lines.push(format!("held by       {holder}"));
     }
     if let Some(marks) = &volume.watermarks {
-        lines.push(rung(
+        lines.push(watermark_line(
             "acknowledged",
             &marks.acknowledged,
             "survives the death of the server",
         ));
-        lines.push(rung("flushed", &marks.flushed, "survives loss of power"));
-        lines.push(rung(
+        lines.push(watermark_line(
+            "flushed",
+            &marks.flushed,
+            "survives loss of power",
+        ));
+        lines.push(watermark_line(
             "stored",
             &marks.stored,
             "survives the loss of this host",
@@ -172,7 +176,7 @@ fn print_one(volume: &Volume) -> Result<()> {
     output::line(&lines.join("\n"))
 }
 
-fn rung(name: &str, mark: &Mark, promise: &str) -> String {
+fn watermark_line(name: &str, mark: &Watermark, promise: &str) -> String {
     let waiting = if mark.age_seconds > 0.0 {
         format!("newer writes wait for {}", seconds(mark.age_seconds))
     } else {

@@ -1,23 +1,22 @@
-//! Attaching, detaching and resizing: what changes for those who use a volume.
+//! The operations of [`ControlPlane`] that concern frontends: attach, detach and resize.
 //!
-//! The rest of [`Control`], for what concerns both doors and disks. Each operation does what it
-//! says, or says why not and leaves things as they were.
+//! Each operation does what it says, or fails and undoes what it had begun.
 
 use std::sync::Arc;
 
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe;
-use crate::frontends::open_volumes::Open;
+use crate::frontends::open_volumes::OpenVolume;
 use crate::model::{AttachRequest, Attachment, Transport, Volume};
 
-impl Control {
-    /// Opens the volume if it is not open, and gives it the place that was asked for. What is
-    /// there already is answered again.
+impl ControlPlane {
+    /// Opens the volume if it is not open, and attaches it by the transport that the request
+    /// chooses. A volume that is attached like that already stays as it is.
     pub(crate) async fn attach(&self, name: &str, request: AttachRequest) -> Result<Attachment> {
-        request.check()?;
-        let _turn = self.turns.take(name).await;
-        match probe::choose_transport(&request, &self.disks.maker().await)? {
+        request.validate()?;
+        let _lock = self.volume_locks.lock(name).await;
+        match probe::choose_transport(&request, &self.disks.factory().await)? {
             Transport::Ublk => self.attach_disk(name, &request).await,
             Transport::Nbd => self.attach_nbd(name).await,
         }
@@ -36,7 +35,7 @@ impl Control {
         };
         match attached {
             Ok(disk) => {
-                let uris = self.doors.uris(name);
+                let uris = self.nbd.uris(name);
                 Ok(Attachment {
                     transport: Transport::Ublk,
                     device: Some(disk.path().display().to_string()),
@@ -46,34 +45,34 @@ impl Control {
             }
             Err(failure) => {
                 if opened {
-                    self.let_go(&open).await;
+                    self.undo_open(&open).await;
                 }
                 Err(failure)
             }
         }
     }
 
-    /// Undoes an opening that came to nothing. The first failure is the one that is told.
-    async fn let_go(&self, open: &Arc<Open>) {
+    /// Closes a volume that was opened for an operation which failed; the caller reports why.
+    async fn undo_open(&self, open: &Arc<OpenVolume>) {
         let name = &open.info.name;
         let closed = match self.close(open).await {
-            Ok(()) => self.disks.attached.forget(name),
+            Ok(()) => self.disks.attached.remove(name),
             Err(failure) => {
-                self.put_back(open);
+                self.restore_export(open);
                 Err(failure)
             }
         };
         if let Err(failure) = closed {
-            tracing::warn!(volume = %name, %failure, "opened, and not let go again");
+            tracing::warn!(volume = %name, %failure, "the volume was opened for a failed operation and cannot be closed");
         }
     }
 
     async fn attach_nbd(&self, name: &str) -> Result<Attachment> {
-        let uris = self.doors.uris(name);
+        let uris = self.nbd.uris(name);
         if uris.is_empty() {
             return Err(Failure::new(
                 FailureCode::NoTransport,
-                "the server listens nowhere; start it with --nbd",
+                "the server has no NBD listener; start it with --nbd",
             ));
         }
         if self.volumes.get(name).is_none() {
@@ -88,30 +87,29 @@ impl Control {
         })
     }
 
-    /// Takes a volume's disk away, ends its connections, and gives it back to the store. Unless
-    /// `force`, only if nobody uses it.
+    /// Removes a volume's disk, disconnects its clients, uploads it and gives up its ownership.
+    /// Unless `force` is set, only if nobody uses it.
     pub(crate) async fn detach(&self, name: &str, force: bool) -> Result<()> {
-        let _turn = self.turns.take(name).await;
+        let _lock = self.volume_locks.lock(name).await;
         let Some(open) = self.volumes.get(name) else {
-            return self.give_up(name, force).await;
+            return self.cancel_reopen(name, force).await;
         };
         if !force {
-            self.no_connections(name)?;
+            self.check_no_connections(name)?;
         }
         self.disks.detach(name, force).await?;
         if let Err(failure) = self.close(&open).await {
-            self.put_back(&open);
+            self.restore_export(&open);
             return Err(failure);
         }
-        self.disks.attached.forget(name)
+        self.disks.attached.remove(name)
     }
 
-    /// Tries no more to open a volume that the store has not given yet ([`super::reopen`]). What this
-    /// host has of it stays in the log: it is opened again when it is attached, or with the next
-    /// server, which brings what the store lacks there.
-    async fn give_up(&self, name: &str, force: bool) -> Result<()> {
+    /// Stops retrying to open a volume that the store has not given yet ([`super::reopen`]). Its data
+    /// on this host stays in the log: the next attach or the next server opens it and uploads that.
+    async fn cancel_reopen(&self, name: &str, force: bool) -> Result<()> {
         let Some(disk) = self.disks.attached.all().remove(name) else {
-            // A volume that does not exist at all is told apart.
+            // A volume that does not exist is another failure.
             self.host.show_volume(name).await.map_err(Failure::from)?;
             return Err(Failure::new(
                 FailureCode::NotAttached,
@@ -123,32 +121,31 @@ impl Control {
                 FailureCode::NotOpenYet,
                 format!(
                     "volume {name} could not be opened yet, and its disk waits for it; \
-                     `firn detach --force {name}` takes the disk away and fails what waits there"
+                     `firn detach --force {name}` removes the disk and fails the requests that wait"
                 ),
             ));
         }
         self.disks.detach(name, force).await?;
-        self.disks.attached.forget(name)
+        self.disks.attached.remove(name)
     }
 
-    /// Makes a volume larger, and its disk with it. NBD clients see the new size when they connect
-    /// anew.
+    /// Grows a volume, and its disk with it. NBD clients see the new size when they reconnect.
     pub(crate) async fn resize(&self, name: &str, bytes: u64) -> Result<Volume> {
-        let _turn = self.turns.take(name).await;
+        let _lock = self.volume_locks.lock(name).await;
         let Some(open) = self.volumes.get(name) else {
             let open = self.open(name).await?;
             let grown = self.host.grow_volume(&open.volume, bytes).await;
-            self.let_go(&open).await;
+            self.undo_open(&open).await;
             grown.map_err(Failure::from)?;
             return self.show(name).await;
         };
         let disk = self.disks.get(name);
-        if let Some(disk) = disk.as_ref().filter(|disk| !disk.can_grow()) {
+        if let Some(disk) = disk.as_ref().filter(|disk| !disk.can_resize()) {
             return Err(Failure::new(
                 FailureCode::UblkUnsupported,
                 format!(
-                    "disk {} cannot change its size while it is there: this needs Linux 6.16; \
-                     detach it, resize, and attach it again",
+                    "disk {} cannot be resized while it is attached: that needs Linux 6.16; \
+                     detach it, resize the volume, and attach it again",
                     disk.path().display()
                 ),
             ));
@@ -159,30 +156,5 @@ impl Control {
             self.disks.resize(disk, bytes).await?;
         }
         self.show(name).await
-    }
-
-    /// Fails if the volume is a disk here.
-    pub(crate) fn no_disk(&self, name: &str) -> Result<()> {
-        match self.disks.get(name) {
-            None => Ok(()),
-            Some(disk) => Err(Failure::new(
-                FailureCode::VolumeInUse,
-                format!(
-                    "volume {name} is attached as {}; detach it first: firn detach {name}",
-                    disk.path().display()
-                ),
-            )),
-        }
-    }
-
-    /// Fails if NBD clients use the volume.
-    pub(crate) fn no_connections(&self, name: &str) -> Result<()> {
-        match self.doors.clients(name) {
-            0 => Ok(()),
-            clients => Err(Failure::new(
-                FailureCode::VolumeInUse,
-                format!("volume {name} is used by {clients} connections; disconnect them first"),
-            )),
-        }
     }
 }

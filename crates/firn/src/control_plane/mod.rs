@@ -1,8 +1,9 @@
-//! What the API does: volumes are created, opened, brought to the store, deleted.
+//! The control plane: creates, opens, attaches, uploads, resizes and deletes volumes.
 //!
-//! Owns the doors through which clients come and the list of what is open; the engine owns the
-//! truth. Operations that change one volume take turns, and each either does what it says or says
-//! why not and has changed nothing.
+//! Owns the frontends and the map of open volumes; the engine owns what is in them. Changes of one
+//! volume are serialized by a lock. Each operation either does what it says, or fails and changes
+//! nothing. `attach` holds the operations that concern the frontends, `reopen` the volumes that the
+//! store did not give when the server started.
 
 mod attach;
 pub(crate) mod reopen;
@@ -20,90 +21,92 @@ use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
 
 use crate::cli::args::NewVolume;
-use crate::control_plane::volume_locks::Turns;
+use crate::control_plane::volume_locks::VolumeLocks;
 use crate::engine::Engine;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::Disks;
-use crate::frontends::nbd::Doors;
-use crate::frontends::open_volumes::{Open, Volumes};
-use crate::metrics::Counters;
-use crate::model::{CreateVolume, Nbd, State, Volume};
-use crate::store_faults::Running;
+use crate::frontends::nbd::NbdFrontend;
+use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
+use crate::metrics::IoCounters;
+use crate::model::{CreateVolume, NbdInfo, Volume, VolumeState};
+use crate::store_faults::FaultyStore;
 use crate::units::Size;
 
-/// How often it is said that the store is still being waited for.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the server logs that it still waits for the store.
+const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long the newest writes of disks may take to reach the store when the server ends: its
-/// successor is waited for by whoever has them mounted.
-const LAST_SYNC: Duration = Duration::from_secs(5);
+/// How long uploading a disk's newest writes may take when the server stops. Those who have the
+/// disk mounted wait for the next server meanwhile.
+const EXIT_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Disks that come back at once after a restart. The driver takes some time for each, more or less one
-/// after the other, and that time counts against the deadline of all that have begun.
-const RESTORED_AT_ONCE: usize = 64;
+/// Disks that are recovered concurrently after a restart. The driver recovers them more or less one
+/// after the other, and the time for each counts against the deadline of all that have started.
+const RESTORE_CONCURRENCY: usize = 64;
 
-/// How often giving a volume back is tried while the store fails, and the first pause between.
-const CLOSE_TRIES: u32 = 5;
-const CLOSE_PAUSE: Duration = Duration::from_secs(1);
+/// How often closing a volume is attempted while the store fails, and the first delay between.
+const CLOSE_ATTEMPTS: u32 = 5;
+const CLOSE_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// An open volume and where it is found.
+/// An open volume and the addresses under which clients reach it.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct ReachableVolume {
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// Its disk here, if it is one.
+    /// The path of its disk, if it is attached as one.
     pub(crate) device: Option<String>,
     pub(crate) uris: Vec<String>,
 }
 
 #[derive(Debug)]
-pub(crate) struct Control {
+pub(crate) struct ControlPlane {
     pub(crate) host: Host,
-    pub(crate) counters: Arc<Counters>,
-    /// Faults of the store that are planned.
-    pub(crate) planned: Option<Running>,
-    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) counters: Arc<IoCounters>,
+    /// The store faults that `--planned-store-faults` asks for.
+    pub(crate) store_faults: Option<FaultyStore>,
+    pub(crate) volumes: Arc<OpenVolumes>,
     export_files: Vec<BackendFile>,
     pub(crate) disks: Disks,
-    pub(crate) doors: Doors,
-    pub(crate) turns: Turns,
+    pub(crate) nbd: NbdFrontend,
+    pub(crate) volume_locks: VolumeLocks,
 }
 
-impl Control {
-    pub(crate) fn new(engine: &Engine, planned: Option<Running>) -> Result<Self> {
-        let volumes: Arc<Volumes> = Arc::default();
-        let doors = Doors::new(&engine.reactors, Arc::clone(&volumes))?;
-        Ok(Control {
+impl ControlPlane {
+    pub(crate) fn new(engine: &Engine, store_faults: Option<FaultyStore>) -> Result<Self> {
+        let volumes: Arc<OpenVolumes> = Arc::default();
+        let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes))?;
+        Ok(ControlPlane {
             host: engine.host.clone(),
             counters: Arc::clone(&engine.counters),
-            planned,
+            store_faults,
             volumes,
             export_files: engine.export_files.clone(),
             disks: Disks::new(engine)?,
-            doors,
-            turns: Turns::default(),
+            nbd,
+            volume_locks: VolumeLocks::default(),
         })
     }
 
-    /// Lets clients in.
-    pub(crate) fn listen(&self, places: &[Listen]) -> Result<()> {
-        places.iter().try_for_each(|place| self.doors.open(place))
+    /// Starts listening for NBD clients.
+    pub(crate) fn listen(&self, addresses: &[Listen]) -> Result<()> {
+        addresses
+            .iter()
+            .try_for_each(|address| self.nbd.listen(address))
     }
 
-    /// Where clients are let in.
-    pub(crate) fn places(&self) -> Vec<Listen> {
-        self.doors.places()
+    /// The addresses on which the server listens for NBD clients.
+    pub(crate) fn nbd_addresses(&self) -> Vec<Listen> {
+        self.nbd.addresses()
     }
 
-    /// What is open, and where it is found.
-    pub(crate) fn open_volumes(&self) -> Vec<Found> {
-        let found = |open: Arc<Open>| Found {
+    /// The open volumes, and the addresses under which clients reach them.
+    pub(crate) fn reachable_volumes(&self) -> Vec<ReachableVolume> {
+        let reachable = |open: Arc<OpenVolume>| ReachableVolume {
             name: open.info.name.clone(),
             bytes: open.volume.info().bytes,
-            device: self.disks.shown(&open.info.name).map(|disk| disk.device),
-            uris: self.doors.uris(&open.info.name),
+            device: self.disks.describe(&open.info.name).map(|disk| disk.device),
+            uris: self.nbd.uris(&open.info.name),
         };
-        self.volumes.all().into_iter().map(found).collect()
+        self.volumes.all().into_iter().map(reachable).collect()
     }
 
     pub(crate) async fn list(&self) -> Result<Vec<Volume>> {
@@ -112,8 +115,7 @@ impl Control {
     }
 
     pub(crate) async fn show(&self, name: &str) -> Result<Volume> {
-        // What is open is known without the store: watermarks matter most in an outage, and
-        // looking costs no request.
+        // An open volume is described without a store request: watermarks matter most in an outage.
         if let Some(open) = self.volumes.get(name) {
             return Ok(self.describe(&open.volume.info()));
         }
@@ -121,12 +123,12 @@ impl Control {
         Ok(self.describe(&info))
     }
 
-    pub(crate) async fn create(&self, wanted: CreateVolume) -> Result<Volume> {
+    pub(crate) async fn create(&self, request: CreateVolume) -> Result<Volume> {
         let CreateVolume {
             name,
             size_bytes,
             block_size,
-        } = wanted;
+        } = request;
         let spec = VolumeSpec {
             name,
             bytes: size_bytes,
@@ -137,17 +139,17 @@ impl Control {
     }
 
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
-        let _turn = self.turns.take(name).await;
+        let _lock = self.volume_locks.lock(name).await;
         if let Some(open) = self.volumes.get(name) {
-            self.no_disk(name)?;
-            self.no_connections(name)?;
+            self.check_no_disk(name)?;
+            self.check_no_connections(name)?;
             if let Err(failure) = self.close(&open).await {
-                self.put_back(&open);
+                self.restore_export(&open);
                 return Err(failure);
             }
         }
         self.host.delete_volume(name).await.map_err(Failure::from)?;
-        self.disks.attached.forget(name)
+        self.disks.attached.remove(name)
     }
 
     pub(crate) async fn sync(&self, name: &str) -> Result<Volume> {
@@ -158,22 +160,23 @@ impl Control {
         self.show(name).await
     }
 
-    pub(crate) fn ready(&self) -> Result<()> {
+    pub(crate) fn check_ready(&self) -> Result<()> {
         if self.host.usage().poisoned {
             return Err(Failure::from(OpenError::Poisoned));
         }
         Ok(())
     }
 
-    /// Opens what the command line names (creating what is missing), what was attached before,
-    /// and what a dead server left in the log. Answers what the store did not give, and may yet.
-    pub(crate) async fn open_initial(
+    /// Opens the volumes that the command line names (creating missing ones), those that were
+    /// attached before, and those that a dead server left in the log. Returns the names of those
+    /// that could not be opened because the store failed; opening them may be retried.
+    pub(crate) async fn open_initial_volumes(
         &self,
-        wanted: &[NewVolume],
+        volumes: &[NewVolume],
         report: &RecoveryReport,
     ) -> Result<Vec<String>> {
-        let opened = wanted.iter().map(|volume| async move {
-            self.make_sure_of(volume).await?;
+        let opened = volumes.iter().map(|volume| async move {
+            self.ensure_volume(volume).await?;
             self.open(&volume.name).await.map(drop)
         });
         for opened in join_all(opened).await {
@@ -188,24 +191,24 @@ impl Control {
         names.retain(|name| self.volumes.get(name).is_none());
         let late = join_all(names.into_iter().map(|name| async move {
             let failure = self.open(&name).await.err()?;
-            // Others may be fine, and what this one has in the log stays there.
-            tracing::error!(volume = %name, %failure, "not opened again");
+            // The others may open; the data of this one stays in the log.
+            tracing::error!(volume = %name, %failure, "the volume is not reopened");
             failure.code.is_transient().then_some(name)
         }))
         .await;
         let late: Vec<String> = late.into_iter().flatten().collect();
-        // Also what is still to be opened: who detaches it meanwhile takes it out again.
+        // This includes volumes still to be reopened: a detach meanwhile removes them again.
         let open = self.volumes.all();
         tracing::info!(volumes = open.len(), late = late.len(), "volumes are open");
         let mut names = open.iter().map(|open| &open.info.name).chain(&late);
         names.try_for_each(|name| self.disks.attached.add(name))?;
-        // Side by side: each waits for the driver, and mounted file systems wait for all of them.
+        // Concurrently: each waits for the driver, and mounted file systems wait for all of them.
         let restored =
-            stream::iter(&open).for_each_concurrent(RESTORED_AT_ONCE, |open| async move {
+            stream::iter(&open).for_each_concurrent(RESTORE_CONCURRENCY, |open| async move {
                 if let Err(failure) = self.disks.restore(open).await {
                     tracing::error!(
                         volume = %open.info.name, %failure,
-                        "its disk is not back; attach it again once that is mended"
+                        "the disk is not restored; attach it again once the cause is gone"
                     );
                 }
             });
@@ -213,13 +216,13 @@ impl Control {
         Ok(late)
     }
 
-    async fn make_sure_of(&self, wanted: &NewVolume) -> Result<()> {
-        let name = wanted.name.clone();
+    async fn ensure_volume(&self, requested: &NewVolume) -> Result<()> {
+        let name = requested.name.clone();
         let found = match self.host.show_volume(&name).await {
             Err(OpenError::NoSuchVolume(_)) => {
                 let spec = VolumeSpec {
                     name,
-                    bytes: wanted.size.0,
+                    bytes: requested.size.0,
                     block: 512,
                 };
                 return self
@@ -231,17 +234,17 @@ impl Control {
             }
             found => found.map_err(Failure::from)?,
         };
-        if found.bytes == wanted.size.0 {
+        if found.bytes == requested.size.0 {
             return Ok(());
         }
         Err(Failure::invalid(format!(
             "volume {name} exists and has {}, --volume says {}; name its real size",
             Size(found.bytes),
-            wanted.size
+            requested.size
         )))
     }
 
-    pub(crate) async fn open(&self, name: &str) -> Result<Arc<Open>> {
+    pub(crate) async fn open(&self, name: &str) -> Result<Arc<OpenVolume>> {
         let volume = self
             .host
             .open_volume(name, OpenMode::default())
@@ -250,9 +253,9 @@ impl Control {
         Ok(self.export(volume))
     }
 
-    /// Lets clients find an open volume. From the engine's opening to here nothing may fail: a
-    /// volume that is open and not found could be neither used nor opened again.
-    fn export(&self, volume: volume::Volume) -> Arc<Open> {
+    /// Makes an open volume visible to clients. Nothing between the engine's open and this may
+    /// fail: a volume that is open but not in the map could be neither used nor opened again.
+    fn export(&self, volume: volume::Volume) -> Arc<OpenVolume> {
         let info = volume.info();
         let export = Arc::new(Export {
             name: info.name.clone(),
@@ -261,7 +264,7 @@ impl Control {
             device: Device::new(&info.name, DeviceOptions::default()),
             files: self.export_files.clone(),
         });
-        let open = Arc::new(Open {
+        let open = Arc::new(OpenVolume {
             volume,
             info,
             export,
@@ -270,26 +273,26 @@ impl Control {
         open
     }
 
-    /// A volume that could not be closed and still serves is found again.
-    pub(crate) fn put_back(&self, open: &Open) {
+    /// Makes a volume visible again that could not be closed and still serves.
+    pub(crate) fn restore_export(&self, open: &OpenVolume) {
         if open.volume.serving().is_ok() {
             self.export(open.volume.clone());
         }
     }
 
-    /// Takes a volume from its clients, brings it to the store and gives it back.
-    pub(crate) async fn close(&self, open: &Open) -> Result<()> {
+    /// Disconnects a volume's clients, uploads what the store lacks, and gives up its ownership.
+    pub(crate) async fn close(&self, open: &OpenVolume) -> Result<()> {
         self.volumes.remove(&open.info.name);
-        self.doors.detach(&open.export).await;
-        let mut pause = CLOSE_PAUSE;
-        for _ in 1..CLOSE_TRIES {
+        self.nbd.disconnect(&open.export).await;
+        let mut delay = CLOSE_RETRY_DELAY;
+        for _ in 1..CLOSE_ATTEMPTS {
             match self.host.close_volume(&open.volume).await {
-                // Everything is in the store but the last word: that this host has let go.
-                // Unsaid, the next host would be asked to declare a loss that is none.
+                // All data is in the store, but not the release of ownership. Without that, the
+                // next host would have to declare a loss although nothing is lost.
                 Err(OpenError::Store(reason)) => {
-                    tracing::warn!(volume = %open.info.name, %reason, "closed again in a moment");
-                    tokio::time::sleep(pause).await;
-                    pause *= 2;
+                    tracing::warn!(volume = %open.info.name, %reason, "closing the volume failed; it is retried");
+                    tokio::time::sleep(delay).await;
+                    delay *= 2;
                 }
                 closed => return closed.map_err(Failure::from),
             }
@@ -300,44 +303,44 @@ impl Control {
             .map_err(Failure::from)
     }
 
-    /// Closes everything. A volume that cannot be brought to the store stays in the log. One
-    /// that is a disk is not given back: whoever has it mounted waits for the next server here.
+    /// Closes all volumes. One that cannot be uploaded stays in the log. One that is attached as a
+    /// disk keeps its owner: those who have it mounted wait for the next server on this host.
     pub(crate) async fn close_all(&self) -> Result<()> {
-        self.doors.shut().await;
+        self.nbd.stop().await;
         let open = self.volumes.all();
         let closed = open.iter().map(|open| async move {
-            let _turn = self.turns.take(&open.info.name).await;
+            let _lock = self.volume_locks.lock(&open.info.name).await;
             if self.disks.get(&open.info.name).is_some() {
-                self.bring_up_to_date(open).await;
+                self.sync_before_exit(open).await;
                 return Ok(());
             }
-            self.close_patiently(open).await.inspect_err(|failure| {
+            self.close_with_reports(open).await.inspect_err(|failure| {
                 tracing::error!(
                     volume = %open.info.name, %failure,
-                    "not brought to the store; what is missing there stays in the log"
+                    "the volume is not closed; what the store lacks stays in the log"
                 );
             })
         });
         join_all(closed).await.into_iter().collect()
     }
 
-    /// Brings what can be brought to the store in a short time: the disk is still served, and
-    /// what is left stays in the log for the next server.
-    async fn bring_up_to_date(&self, open: &Open) {
-        let synced = tokio::time::timeout(LAST_SYNC, self.host.sync(&open.volume)).await;
+    /// Uploads what can be uploaded in a short time, while the disk is still served. The rest
+    /// stays in the log for the next server.
+    async fn sync_before_exit(&self, open: &OpenVolume) {
+        let synced = tokio::time::timeout(EXIT_SYNC_TIMEOUT, self.host.sync(&open.volume)).await;
         if !matches!(synced, Ok(Ok(_))) {
             tracing::warn!(
                 volume = %open.info.name,
-                "its newest writes are in the log alone until a server runs here again"
+                "its newest writes are only in the log until a server runs here again"
             );
         }
     }
 
-    /// Closes, and says now and then why that takes so long.
-    async fn close_patiently(&self, open: &Open) -> Result<()> {
+    /// Closes a volume, and logs every few seconds why that takes so long.
+    async fn close_with_reports(&self, open: &OpenVolume) -> Result<()> {
         let mut closing = std::pin::pin!(self.close(open));
         loop {
-            if let Ok(closed) = tokio::time::timeout(PATIENCE, &mut closing).await {
+            if let Ok(closed) = tokio::time::timeout(WAIT_LOG_INTERVAL, &mut closing).await {
                 return closed;
             }
             let (stored, newest) = (open.volume.watermarks().stored.lsn, open.volume.newest());
@@ -346,8 +349,35 @@ impl Control {
                 stored = stored.0,
                 newest = newest.0,
                 reason = open.volume.upload_error().as_deref().unwrap_or("none"),
-                "still bringing the volume to the store; stop again to leave the rest in the log"
+                "still uploading the volume; a second signal stops at once and leaves the rest in the log"
             );
+        }
+    }
+
+    /// Fails if the volume is attached as a disk.
+    pub(crate) fn check_no_disk(&self, name: &str) -> Result<()> {
+        match self.disks.get(name) {
+            None => Ok(()),
+            Some(disk) => Err(Failure::new(
+                FailureCode::VolumeInUse,
+                format!(
+                    "volume {name} is attached as {}; detach it first: firn detach {name}",
+                    disk.path().display()
+                ),
+            )),
+        }
+    }
+
+    /// Fails if the volume has NBD connections.
+    pub(crate) fn check_no_connections(&self, name: &str) -> Result<()> {
+        match self.nbd.connections(name) {
+            0 => Ok(()),
+            connections => Err(Failure::new(
+                FailureCode::VolumeInUse,
+                format!(
+                    "volume {name} is used by {connections} connections; disconnect them first"
+                ),
+            )),
         }
     }
 
@@ -356,14 +386,17 @@ impl Control {
             .volumes
             .get(&info.name)
             .filter(|open| open.info.id == info.id);
-        let mine = self.host.id();
-        let holder = info.owner.as_ref().filter(|(host, _)| Some(*host) != mine);
+        let this_host = self.host.id();
+        let holder = info
+            .owner
+            .as_ref()
+            .filter(|(host, _)| Some(*host) != this_host);
         let state = match &open {
-            Some(open) if open.volume.serving() == Err(ErrorKind::Fenced) => State::Fenced,
-            Some(_) if self.host.usage().poisoned => State::Poisoned,
-            Some(_) => State::Open,
-            None if holder.is_some() => State::Held,
-            None => State::Closed,
+            Some(open) if open.volume.serving() == Err(ErrorKind::Fenced) => VolumeState::Fenced,
+            Some(_) if self.host.usage().poisoned => VolumeState::Poisoned,
+            Some(_) => VolumeState::Open,
+            None if holder.is_some() => VolumeState::Held,
+            None => VolumeState::Closed,
         };
         Volume {
             name: info.name.clone(),
@@ -374,11 +407,11 @@ impl Control {
             epoch: info.epoch.0,
             holder: holder.map(|(_, label)| label.clone()),
             watermarks: open.as_ref().map(|open| open.watermarks()),
-            nbd: open.as_ref().map(|_| Nbd {
-                uris: self.doors.uris(&info.name),
-                connections: self.doors.clients(&info.name),
+            nbd: open.as_ref().map(|_| NbdInfo {
+                uris: self.nbd.uris(&info.name),
+                connections: self.nbd.connections(&info.name),
             }),
-            disk: open.as_ref().and_then(|_| self.disks.shown(&info.name)),
+            disk: open.as_ref().and_then(|_| self.disks.describe(&info.name)),
             upload_error: open.and_then(|open| open.volume.upload_error()),
         }
     }

@@ -1,8 +1,8 @@
-//! Volumes that should be open and that the store did not give when the server came up.
+//! Reopens the volumes that the store did not give when the server started.
 //!
-//! Their clients wait, so nobody but the server may be needed to bring them back: it tries until the
-//! store answers, the volume turns out to be somebody else's, or the server ends. What has begun to
-//! become a disk is finished before the server goes.
+//! Their clients wait, so the server must reopen them by itself: it retries until the store answers,
+//! the volume turns out to belong to another host, or the server stops. A disk that is being
+//! restored is finished before the server stops.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,53 +10,58 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::watch;
 
-use crate::control_plane::Control;
+use crate::control_plane::ControlPlane;
 
-/// The first pause between tries, and the longest.
-const PAUSE: Duration = Duration::from_millis(500);
-const PAUSE_MAX: Duration = Duration::from_secs(15);
+/// The first delay between attempts, and the longest.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(15);
 
-impl Control {
-    /// Opens each of these as soon as the store lets it be opened, until `stop` changes.
-    pub(crate) async fn keep_opening(&self, names: Vec<String>, stop: watch::Receiver<bool>) {
-        join_all(names.iter().map(|name| self.open_late(name, stop.clone()))).await;
+impl ControlPlane {
+    /// Retries to open each of these volumes until it is open, or `stop` changes.
+    pub(crate) async fn reopen_volumes(&self, names: Vec<String>, stop: watch::Receiver<bool>) {
+        join_all(
+            names
+                .iter()
+                .map(|name| self.reopen_volume(name, stop.clone())),
+        )
+        .await;
     }
 
-    async fn open_late(&self, name: &str, mut stop: watch::Receiver<bool>) {
-        let mut pause = PAUSE;
+    async fn reopen_volume(&self, name: &str, mut stop: watch::Receiver<bool>) {
+        let mut delay = RETRY_DELAY;
         loop {
             let opened = tokio::select! {
-                // Also if nobody is there any more who could say so.
+                // Also when the sender is dropped.
                 _ = stop.changed() => return,
                 opened = async {
-                    tokio::time::sleep(pause).await;
-                    let turn = self.turns.take(name).await;
-                    // Somebody may have asked for it meanwhile, and then has it; or has let go of
-                    // it since, and then another host may have it.
-                    let wanted = self.disks.attached.all().contains_key(name);
+                    tokio::time::sleep(delay).await;
+                    let lock = self.volume_locks.lock(name).await;
+                    // Meanwhile a client may have attached the volume, so that it is open; or
+                    // detached it, so that another host may own it.
+                    let attached = self.disks.attached.all().contains_key(name);
                     let open = match self.volumes.get(name) {
-                        None if wanted => Some(self.open(name).await),
+                        None if attached => Some(self.open(name).await),
                         _ => None,
                     };
-                    (turn, open)
+                    (lock, open)
                 } => opened,
             };
-            let (_turn, open) = opened;
+            let (_lock, open) = opened;
             match open {
                 None => return,
                 Some(Ok(open)) => {
-                    tracing::info!(volume = name, "opened again, later than the others");
+                    tracing::info!(volume = name, "the volume is reopened, after the others");
                     if let Err(failure) = self.disks.restore(&open).await {
-                        tracing::error!(volume = name, %failure, "its disk is not back");
+                        tracing::error!(volume = name, %failure, "its disk is not restored");
                     }
                     return;
                 }
                 Some(Err(failure)) if failure.code.is_transient() => {
-                    tracing::warn!(volume = name, %failure, "still not opened; tried again");
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    tracing::warn!(volume = name, %failure, "the volume still cannot be opened; retrying");
+                    delay = (delay * 2).min(RETRY_DELAY_MAX);
                 }
                 Some(Err(failure)) => {
-                    tracing::error!(volume = name, %failure, "not opened again");
+                    tracing::error!(volume = name, %failure, "the volume is not reopened");
                     return;
                 }
             }
@@ -64,28 +69,28 @@ impl Control {
     }
 }
 
-/// The task that does so; ended before the volumes are closed.
+/// The task that reopens volumes; it ends before volumes are closed.
 #[derive(Debug)]
-pub(crate) struct Reopening {
+pub(crate) struct ReopenTask {
     stop: watch::Sender<bool>,
     task: tokio::task::JoinHandle<()>,
 }
 
-impl Reopening {
-    pub(crate) fn start(control: &Arc<Control>, names: Vec<String>) -> Reopening {
+impl ReopenTask {
+    pub(crate) fn start(control: &Arc<ControlPlane>, names: Vec<String>) -> ReopenTask {
         let (stop, stopped) = watch::channel(false);
         let control = Arc::clone(control);
-        Reopening {
+        ReopenTask {
             stop,
-            task: tokio::spawn(async move { control.keep_opening(names, stopped).await }),
+            task: tokio::spawn(async move { control.reopen_volumes(names, stopped).await }),
         }
     }
 
-    /// Ends it, once a disk that it is making is made.
-    pub(crate) async fn end(self) {
+    /// Stops the task, after it has finished a disk that it is restoring.
+    pub(crate) async fn stop(self) {
         drop(self.stop);
         if let Err(error) = self.task.await {
-            tracing::error!(%error, "the task that opens volumes later did not end well");
+            tracing::error!(%error, "the task that reopens volumes panicked");
         }
     }
 }
@@ -105,8 +110,8 @@ mod tests {
     use crate::config::Settings;
     use crate::engine::Engine;
     use crate::failure::FailureCode;
-    use crate::frontends::disks::attached_file::Remembered;
-    use crate::frontends::disks::options::Wanted;
+    use crate::frontends::disks::attached_file::DiskRecord;
+    use crate::frontends::disks::options::DiskOptions;
     use crate::local_files::{CacheDir, Progress};
     use crate::model::{AttachRequest, TransportChoice};
     use crate::units::Size;
@@ -116,11 +121,11 @@ mod tests {
     struct Quiet;
 
     impl Progress for Quiet {
-        fn filled(&mut self, _done: u64, _total: u64) {}
+        fn on_filled(&mut self, _done_bytes: u64, _total_bytes: u64) {}
     }
 
     /// A server without an API, and a volume "demo" that it is to open later.
-    fn start(runtime: &Runtime, dir: &Path) -> (Engine, Arc<Control>) {
+    fn start(runtime: &Runtime, dir: &Path) -> (Engine, Arc<ControlPlane>) {
         std::fs::create_dir(dir.join("rings")).unwrap();
         let flags = ServeArgs {
             cache: Some(dir.join("cache")),
@@ -136,7 +141,7 @@ mod tests {
         let store: SharedStore = Arc::new(memory);
         let started = Engine::start(&settings, store, files, runtime.handle());
         let engine = runtime.block_on(started).unwrap();
-        let control = Arc::new(Control::new(&engine, None).unwrap());
+        let control = Arc::new(ControlPlane::new(&engine, None).unwrap());
         control.listen(&[Listen::Unix(dir.join("nbd"))]).unwrap();
         let spec = VolumeSpec {
             name: "demo".into(),
@@ -149,7 +154,7 @@ mod tests {
     }
 
     /// Lets the task come to its end while `meanwhile` happens; whether the volume is open then.
-    fn open_after(meanwhile: impl AsyncFnOnce(&Control)) -> bool {
+    fn open_after(meanwhile: impl AsyncFnOnce(&ControlPlane)) -> bool {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -160,7 +165,9 @@ mod tests {
             let (stop, stopped) = watch::channel(false);
             let later = Arc::clone(&control);
             let task =
-                tokio::spawn(async move { later.keep_opening(vec!["demo".into()], stopped).await });
+                tokio::spawn(
+                    async move { later.reopen_volumes(vec!["demo".into()], stopped).await },
+                );
             meanwhile(&control).await;
             tokio::time::timeout(DEADLINE, task).await.unwrap().unwrap();
             drop(stop);
@@ -186,10 +193,10 @@ mod tests {
     #[test]
     fn a_disk_that_waits_for_its_volume_is_taken_away_only_by_force() {
         open_after(async |control| {
-            let waiting = Remembered {
+            let waiting = DiskRecord {
                 id: 7,
                 volume_id: "none".into(),
-                wanted: Wanted::of(&AttachRequest::default(), 1),
+                options: DiskOptions::from_request(&AttachRequest::default(), 1),
                 leaving: false,
             };
             let attached = &control.disks.attached;

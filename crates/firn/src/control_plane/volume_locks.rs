@@ -1,7 +1,7 @@
-//! One change at a time per volume, and none waits for another volume's.
+//! One lock per volume: changes of one volume are serialized, those of two volumes are not.
 //!
-//! Closing a volume can take as long as its store is away; attaching another must not wait for
-//! that. A name has a lock only while somebody holds or awaits it.
+//! Closing a volume can take as long as its store is unreachable; attaching another must not wait
+//! for that. A name has a lock only while a task holds it or waits for it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,11 +12,11 @@ type Lock = Arc<tokio::sync::Mutex<()>>;
 
 /// The locks in use, by volume name.
 #[derive(Debug, Default)]
-pub(crate) struct Turns(Mutex<BTreeMap<String, Lock>>);
+pub(crate) struct VolumeLocks(Mutex<BTreeMap<String, Lock>>);
 
-impl Turns {
-    /// Waits for this volume's turn. Dropping the guard ends it.
-    pub(crate) async fn take(&self, name: &str) -> OwnedMutexGuard<()> {
+impl VolumeLocks {
+    /// Locks one volume for a change, until the guard is dropped.
+    pub(crate) async fn lock(&self, name: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             // A guard and a waiter each hold a reference of their own.
@@ -34,18 +34,18 @@ mod tests {
 
     #[tokio::test]
     async fn one_name_waits_for_itself_and_not_for_others() {
-        let turns = Turns::default();
-        let a = turns.take("a").await;
-        let b = turns.take("b").await;
-        let again = tokio::time::timeout(Duration::from_millis(50), turns.take("a")).await;
-        assert!(again.is_err(), "the turn is taken");
+        let locks = VolumeLocks::default();
+        let a = locks.lock("a").await;
+        let b = locks.lock("b").await;
+        let again = tokio::time::timeout(Duration::from_millis(50), locks.lock("a")).await;
+        assert!(again.is_err(), "the volume is locked");
         drop(a);
-        let a = tokio::time::timeout(Duration::from_secs(30), turns.take("a"))
+        let a = tokio::time::timeout(Duration::from_secs(30), locks.lock("a"))
             .await
             .unwrap();
         drop((a, b));
-        turns.take("c").await;
-        let left: Vec<String> = turns.0.lock().unwrap().keys().cloned().collect();
+        locks.lock("c").await;
+        let left: Vec<String> = locks.0.lock().unwrap().keys().cloned().collect();
         assert_eq!(left, ["c"], "no lock outlives its use for long");
     }
 }

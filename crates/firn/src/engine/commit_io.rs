@@ -1,8 +1,8 @@
-//! The commit path's disk requests, on a reactor.
+//! The committer's disk requests, carried out on a reactor.
 //!
-//! A FLUSH waits for these, so they take the short way: submitted from the reactor's thread, and
-//! their outcomes given there, without another thread in between. Nothing here waits (R1); a
-//! sync is an operation like any other, and a failed one is reported and never repeated (R10).
+//! A FLUSH waits for them, so they take the shortest path: the reactor's own thread submits them
+//! and completes them, without a second thread in between. Nothing here waits (R1). A sync is an
+//! operation like any other; a failed one is reported and never repeated (R10).
 
 use std::collections::HashMap;
 
@@ -11,51 +11,51 @@ use reactor::{Buf, Completion, Cx, FileIndex, Op, Source, Token};
 use volume::driver::{DiskError, DiskOp, RequestOp};
 use volume::{Host, Outcome, RequestId};
 
-use crate::abort_on_panic::Vital;
+use crate::abort_on_panic::AbortOnPanic;
 
-/// Takes the engine's commit requests when woken.
+/// The source that takes the engine's commit requests whenever it is woken.
 #[derive(Debug)]
-pub(crate) struct Committer {
+pub(crate) struct CommitIo {
     host: Host,
     log: FileIndex,
-    flights: HashMap<u64, RequestId>,
-    next: u64,
+    in_flight: HashMap<u64, RequestId>,
+    next_token: u64,
 }
 
-impl Committer {
+impl CommitIo {
     /// `log` is the log's descriptor as registered with this reactor.
     pub(crate) fn new(host: Host, log: FileIndex) -> Self {
-        Committer {
+        CommitIo {
             host,
             log,
-            flights: HashMap::new(),
-            next: 0,
+            in_flight: HashMap::new(),
+            next_token: 0,
         }
     }
 
-    /// Submits until there is nothing more: giving an outcome may bring the next request.
+    /// Submits until no request is left: completing one may bring the next.
     fn pump(&mut self, cx: &mut Cx<'_>) {
-        let _vital = Vital("the commit path");
+        let _guard = AbortOnPanic("the committer");
         loop {
             let requests = self.host.take_commit_requests();
             if requests.is_empty() {
                 return;
             }
             for request in requests {
-                match self.operation(request.op) {
+                match self.log_op(request.op) {
                     Ok(op) => {
-                        let token = self.next;
-                        self.next += 1;
-                        self.flights.insert(token, request.id);
+                        let token = self.next_token;
+                        self.next_token += 1;
+                        self.in_flight.insert(token, request.id);
                         cx.submit(Token(token), op);
                     }
-                    Err(why) => self.give(request.id, Err(DiskError(why.to_owned()))),
+                    Err(why) => self.complete(request.id, Err(DiskError(why.to_owned()))),
                 }
             }
         }
     }
 
-    fn operation(&self, op: RequestOp) -> Result<Op, &'static str> {
+    fn log_op(&self, op: RequestOp) -> Result<Op, &'static str> {
         match op {
             RequestOp::Disk(DiskOp::Sync { file: FileId::LOG }) => Ok(Op::Sync {
                 file: self.log,
@@ -76,25 +76,25 @@ impl Committer {
                 })
             }
             RequestOp::Disk(_) | RequestOp::Store(_) => {
-                Err("the commit path only writes and syncs the log")
+                Err("the committer only writes and syncs the log")
             }
         }
     }
 
-    fn give(&self, id: RequestId, result: Result<(), DiskError>) {
-        let _vital = Vital("the commit path");
+    fn complete(&self, id: RequestId, result: Result<(), DiskError>) {
+        let _guard = AbortOnPanic("the committer");
         self.host
             .complete(id, Outcome::Disk(result.map(|()| Vec::new())));
     }
 }
 
-impl Source for Committer {
+impl Source for CommitIo {
     fn on_attached(&mut self, cx: &mut Cx<'_>) {
         self.pump(cx);
     }
 
     fn on_completion(&mut self, cx: &mut Cx<'_>, token: Token, completion: Completion) {
-        let Some(id) = self.flights.remove(&token.0) else {
+        let Some(id) = self.in_flight.remove(&token.0) else {
             return;
         };
         let result = match completion {
@@ -107,9 +107,9 @@ impl Source for Committer {
             other => Err(DiskError(format!("an unexpected completion: {other:?}"))),
         };
         if let Err(error) = &result {
-            tracing::error!(error = %error.0, "the log failed");
+            tracing::error!(error = %error.0, "an operation on the log failed");
         }
-        self.give(id, result);
+        self.complete(id, result);
         self.pump(cx);
     }
 

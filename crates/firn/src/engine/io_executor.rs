@@ -1,9 +1,9 @@
-//! Carries out what the engine asks for: the join between it and the world.
+//! Carries out the engine's store requests and background disk requests.
 //!
-//! Owns the engine's clock and its job thread. Store requests become tokio tasks, background disk
-//! requests blocking calls; the commit path's disk requests are the reactor's (see `commit`). It
-//! must never decide what an outcome means: it reports what happened, and an unknown outcome as
-//! unknown. Every request gets exactly one outcome, also when its task dies.
+//! Owns the engine's clock and its job thread. A store request becomes a tokio task, a background
+//! disk request a blocking call; the committer's disk requests run on a reactor (`commit_io`).
+//! This file must never interpret an outcome: it reports what happened, and reports as unknown
+//! what it does not know. Every request gets exactly one outcome, also when its task dies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,35 +18,35 @@ use volume::driver::{DiskError, DiskOp, RequestOp, StoreError, StoreOp, StoreRep
 use volume::units::Now;
 use volume::{Host, Outcome, Request, RequestId};
 
-use crate::abort_on_panic::Vital;
-use crate::engine::wakeup::Bell;
-use crate::local_files::Disk;
-use crate::metrics::Counters;
+use crate::abort_on_panic::AbortOnPanic;
+use crate::engine::wakeup::Wakeup;
+use crate::local_files::BlockingIo;
+use crate::metrics::IoCounters;
 
-/// Reads of the store at once: enough to fill a long line, few enough not to be throttled.
+/// Concurrent reads of the store: enough to hide its latency, few enough not to be throttled.
 const READS_MAX: usize = 64;
 
-/// Writes to the store at once. Each holds a pack in memory.
+/// Concurrent writes to the store. Each holds a pack in memory.
 const WRITES_MAX: usize = 8;
 
 /// Longest sleep of the job thread: its clock is never older than this.
-const TICK: Duration = Duration::from_millis(250);
+const TICK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What requests are carried out with.
+/// Everything that carrying out requests needs.
 #[derive(Debug)]
-pub(crate) struct Edge {
+pub(crate) struct IoExecutor {
     host: Host,
     store: SharedStore,
-    disk: Disk,
+    files: BlockingIo,
     runtime: Handle,
     reads: Semaphore,
     writes: Semaphore,
-    counters: Arc<Counters>,
+    counters: Arc<IoCounters>,
     clock: Clock,
     stop: AtomicBool,
 }
 
-/// The time as the engine sees it.
+/// The time that the engine sees.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     started: Instant,
@@ -74,24 +74,24 @@ impl Clock {
 /// The running job thread. Dropping it stops the thread.
 #[derive(Debug)]
 pub(crate) struct JobThread {
-    edge: Arc<Edge>,
-    bell: Arc<Bell>,
+    executor: Arc<IoExecutor>,
+    wakeup: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Edge {
+impl IoExecutor {
     pub(crate) fn new(
         host: Host,
         store: SharedStore,
-        disk: Disk,
+        files: BlockingIo,
         runtime: Handle,
-        counters: Arc<Counters>,
+        counters: Arc<IoCounters>,
         clock: Clock,
     ) -> Arc<Self> {
-        Arc::new(Edge {
+        Arc::new(IoExecutor {
             host,
             store,
-            disk,
+            files,
             runtime,
             reads: Semaphore::new(READS_MAX),
             writes: Semaphore::new(WRITES_MAX),
@@ -101,24 +101,24 @@ impl Edge {
         })
     }
 
-    /// Starts the thread that runs the engine's jobs whenever `bell` rings.
-    pub(crate) fn start(self: &Arc<Self>, bell: Arc<Bell>) -> std::io::Result<JobThread> {
-        let edge = Arc::clone(self);
-        let heard = Arc::clone(&bell);
+    /// Starts the thread that runs the engine's jobs whenever `wakeup` wakes it.
+    pub(crate) fn start(self: &Arc<Self>, wakeup: Arc<Wakeup>) -> std::io::Result<JobThread> {
+        let executor = Arc::clone(self);
+        let sleeper = Arc::clone(&wakeup);
         let thread = std::thread::Builder::new()
             .name("firn-jobs".to_owned())
             .spawn(move || {
-                let _vital = Vital("the job thread");
-                edge.run(&heard);
+                let _guard = AbortOnPanic("the job thread");
+                executor.run(&sleeper);
             })?;
         Ok(JobThread {
-            edge: Arc::clone(self),
-            bell,
+            executor: Arc::clone(self),
+            wakeup,
             thread: Some(thread),
         })
     }
 
-    fn run(self: &Arc<Self>, bell: &Bell) {
+    fn run(self: &Arc<Self>, wakeup: &Wakeup) {
         while !self.stop.load(Ordering::Acquire) {
             self.host.tick(self.clock.now());
             let more = self.host.run_jobs();
@@ -126,100 +126,103 @@ impl Edge {
                 self.dispatch(request);
             }
             if !more {
-                bell.wait(self.until_next_timer());
+                wakeup.wait(self.until_next_timer());
             }
         }
     }
 
     fn until_next_timer(&self) -> Duration {
         let at = self.host.next_tick_ns();
-        Duration::from_nanos(at.saturating_sub(self.clock.now().mono_ns)).min(TICK)
+        Duration::from_nanos(at.saturating_sub(self.clock.now().mono_ns)).min(TICK_INTERVAL)
     }
 
     fn dispatch(self: &Arc<Self>, request: Request) {
-        let of = match request.op {
-            RequestOp::Disk(_) => Of::Disk,
-            RequestOp::Store(_) => Of::Store,
+        let kind = match request.op {
+            RequestOp::Disk(_) => RequestKind::Disk,
+            RequestOp::Store(_) => RequestKind::Store,
         };
-        let answer = Answer {
-            edge: Arc::clone(self),
+        let guard = OutcomeGuard {
+            executor: Arc::clone(self),
             id: Some(request.id),
-            of,
+            kind,
         };
         match request.op {
             RequestOp::Disk(op) => {
                 drop(self.runtime.spawn_blocking(move || {
-                    let result = answer.edge.disk(op);
-                    answer.give(Outcome::Disk(result));
+                    let result = guard.executor.disk(op);
+                    guard.complete(Outcome::Disk(result));
                 }));
             }
             RequestOp::Store(op) => {
                 drop(self.runtime.spawn(async move {
-                    let result = answer.edge.store(op).await;
-                    answer.give(Outcome::Store(result));
+                    let result = guard.executor.store(op).await;
+                    guard.complete(Outcome::Store(result));
                 }));
             }
         }
     }
 
     fn disk(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
-        self.disk.run(op).inspect_err(|error| {
-            self.counters.disk_error();
-            tracing::error!(error = %error.0, "a local file failed");
+        self.files.execute(op).inspect_err(|error| {
+            self.counters.count_disk_error();
+            tracing::error!(error = %error.0, "an operation on a local file failed");
         })
     }
 
     async fn store(&self, op: StoreOp) -> Result<StoreReply, StoreError> {
-        let lane = if writes(&op) {
+        let permits = if is_write(&op) {
             &self.writes
         } else {
             &self.reads
         };
-        // The semaphores are never closed; if they were, going on without a permit is right.
-        let _permit = lane.acquire().await;
+        // The semaphores are never closed; if they were, the request may go without a permit.
+        let _permit = permits.acquire().await;
         let index = counter_index(&op);
         let result = self.attempt(op).await;
         self.counters
-            .store_request(index, result.as_ref().err().map(store::Error::kind));
-        result.map_err(|error| told(&error))
+            .count_store_request(index, result.as_ref().err().map(store::Error::kind));
+        result.map_err(|error| into_store_error(&error))
     }
 
     async fn attempt(&self, op: StoreOp) -> store::Result<StoreReply> {
-        let written = |version: Version| StoreReply::Written {
-            version: seen(version),
+        let into_reply = |version: Version| StoreReply::Written {
+            version: into_engine_version(version),
         };
         match op {
             StoreOp::Get { key } => {
                 let (bytes, version) = self.store.get(&key).await?;
-                self.counters.store_read(bytes.len());
+                self.counters.add_store_read(bytes.len());
                 Ok(StoreReply::Object {
                     data: bytes.into(),
-                    version: seen(version),
+                    version: into_engine_version(version),
                 })
             }
             StoreOp::GetRange { key, offset, len } => {
                 let bytes = self.store.get_range(&key, offset, len).await?;
-                self.counters.store_read(bytes.len());
+                self.counters.add_store_read(bytes.len());
                 Ok(StoreReply::Range(bytes.into()))
             }
             StoreOp::Put { key, data } => {
-                self.counters.store_written(data.len());
-                self.store.put(&key, Bytes::from(data)).await.map(written)
+                self.counters.add_store_written(data.len());
+                self.store
+                    .put(&key, Bytes::from(data))
+                    .await
+                    .map(into_reply)
             }
             StoreOp::Create { key, data } => {
-                self.counters.store_written(data.len());
+                self.counters.add_store_written(data.len());
                 self.store
                     .create(&key, Bytes::from(data))
                     .await
-                    .map(written)
+                    .map(into_reply)
             }
             StoreOp::Update { key, data, version } => {
-                self.counters.store_written(data.len());
+                self.counters.add_store_written(data.len());
                 let version = Version(version.0);
                 self.store
                     .update(&key, Bytes::from(data), &version)
                     .await
-                    .map(written)
+                    .map(into_reply)
             }
             StoreOp::Delete { key } => self.store.delete(&key).await.map(|()| StoreReply::Deleted),
             StoreOp::List { prefix } => {
@@ -232,38 +235,37 @@ impl Edge {
     }
 }
 
-/// The duty to give one outcome. Dropped without it (a task that panicked, a runtime that shut
-/// down), it says that nobody knows.
-struct Answer {
-    edge: Arc<Edge>,
+/// Completes one request exactly once. If it is dropped before (the task panicked, the runtime
+/// shut down), it completes the request with an unknown outcome.
+struct OutcomeGuard {
+    executor: Arc<IoExecutor>,
     id: Option<RequestId>,
-    of: Of,
+    kind: RequestKind,
 }
 
-/// What kind of request is answered.
 #[derive(Clone, Copy)]
-enum Of {
+enum RequestKind {
     Disk,
     Store,
 }
 
-impl Answer {
-    fn give(mut self, outcome: Outcome) {
+impl OutcomeGuard {
+    fn complete(mut self, outcome: Outcome) {
         if let Some(id) = self.id.take() {
-            self.edge.host.complete(id, outcome);
+            self.executor.host.complete(id, outcome);
         }
     }
 }
 
-impl Drop for Answer {
+impl Drop for OutcomeGuard {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
             let why = "its task ended without a result".to_owned();
-            let outcome = match self.of {
-                Of::Disk => Outcome::Disk(Err(DiskError(why))),
-                Of::Store => Outcome::Store(Err(StoreError::Unknown(why))),
+            let outcome = match self.kind {
+                RequestKind::Disk => Outcome::Disk(Err(DiskError(why))),
+                RequestKind::Store => Outcome::Store(Err(StoreError::Unknown(why))),
             };
-            self.edge.host.complete(id, outcome);
+            self.executor.host.complete(id, outcome);
         }
     }
 }
@@ -274,8 +276,8 @@ impl JobThread {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        self.edge.stop.store(true, Ordering::Release);
-        self.bell.ring();
+        self.executor.stop.store(true, Ordering::Release);
+        self.wakeup.wake();
         if thread.join().is_err() {
             tracing::error!("the job thread panicked");
         }
@@ -288,7 +290,7 @@ impl Drop for JobThread {
     }
 }
 
-fn writes(op: &StoreOp) -> bool {
+fn is_write(op: &StoreOp) -> bool {
     match op {
         StoreOp::Put { .. }
         | StoreOp::Create { .. }
@@ -298,7 +300,7 @@ fn writes(op: &StoreOp) -> bool {
     }
 }
 
-/// The operation's place in [`crate::metrics::STORE_OPS`].
+/// The operation's index in [`crate::metrics::STORE_OPS`].
 fn counter_index(op: &StoreOp) -> usize {
     match op {
         StoreOp::Get { .. } => 0,
@@ -311,12 +313,12 @@ fn counter_index(op: &StoreOp) -> usize {
     }
 }
 
-fn seen(version: Version) -> volume::driver::Version {
+fn into_engine_version(version: Version) -> volume::driver::Version {
     volume::driver::Version(version.0)
 }
 
-/// A store's error in the engine's words.
-fn told(error: &store::Error) -> StoreError {
+/// A store's error as the engine knows it.
+fn into_store_error(error: &store::Error) -> StoreError {
     match error.kind() {
         Kind::NotFound => StoreError::NotFound,
         Kind::Lost => StoreError::PreconditionFailed,

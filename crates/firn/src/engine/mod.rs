@@ -1,7 +1,7 @@
-//! The engine with everything it stands on: files, store, clock, reactors.
+//! The running engine: the crate `volume` with its files, store, clock and threads.
 //!
-//! Owns the threads and the order in which they start and stop. Reactors carry the clients'
-//! bytes and the commit path; the job thread and the runtime carry the rest.
+//! Owns the threads and the order in which they start and stop. Reactors carry the clients' bytes
+//! and the committer's writes; the job thread and the runtime carry out everything else.
 
 mod commit_io;
 mod io_executor;
@@ -23,60 +23,60 @@ use ublk::exit::Limits;
 use volume::{Host, Notify, Options, RecoveryReport, Setup};
 
 use crate::config::Settings;
-use crate::engine::commit_io::Committer;
-use crate::engine::io_executor::{Clock, Edge, JobThread};
-use crate::engine::wakeup::Bell;
+use crate::engine::commit_io::CommitIo;
+use crate::engine::io_executor::{Clock, IoExecutor, JobThread};
+use crate::engine::wakeup::Wakeup;
 use crate::failure::{Failure, Result};
-use crate::local_files::{self, CacheDir, Disk, RingFiles};
-use crate::metrics::Counters;
+use crate::local_files::{self, BlockingIo, CacheDir, RingFiles};
+use crate::metrics::IoCounters;
 use crate::units::Size;
 
-/// How long reactors get to let go of what is in flight when the server ends.
-const REACTOR_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a reactor may take to finish operations in flight when the server stops.
+const REACTOR_STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Completion queue entries of a reactor: every tag of every disk that it serves may have one.
-const COMPLETIONS: u32 = 16_384;
+/// Completion queue entries of a reactor: every tag of every disk on it may complete at once.
+const COMPLETION_ENTRIES: u32 = 16_384;
 
-/// The largest segment of a log: larger ones make reclaiming coarse.
+/// Largest segment of a log: larger ones make reclaim coarse.
 const SEGMENT_BYTES_MAX: u64 = 16 << 20;
-/// The smallest: a large write spans few segments.
+/// Smallest segment: a large write spans only a few.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
-/// Segments that a log should have at least, so that some can be reclaimed while others fill.
-const SEGMENTS: u64 = 64;
+/// Number of segments that a log should have at least, so that some are reclaimed while others fill.
+const SEGMENTS_TARGET: u64 = 64;
 
 /// A running engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) host: Host,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Arc<IoCounters>,
     pub(crate) report: RecoveryReport,
     pub(crate) reactors: Vec<Reactor>,
-    /// The names of their threads.
-    pub(crate) threads: Vec<String>,
-    /// The files that plans name, as transports take them.
+    /// The names of the reactors' threads.
+    pub(crate) reactor_names: Vec<String>,
+    /// The files that plans refer to, as transports take them.
     pub(crate) export_files: Vec<BackendFile>,
     jobs: JobThread,
     files: CacheDir,
 }
 
-/// Passes the engine's wishes on, from any thread, without waiting.
+/// Wakes the threads that the engine asks for, from any thread and without waiting.
 #[derive(Debug, Default)]
-struct Bells {
-    jobs: Arc<Bell>,
-    /// Of the reactor that has the committer; set once it is attached. What is wanted before
-    /// that, the committer finds when it comes.
-    commit: OnceLock<Waker>,
+struct EngineNotifier {
+    job_thread: Arc<Wakeup>,
+    /// Wakes the reactor that runs [`CommitIo`]; set when that is attached. Requests from before
+    /// are taken then.
+    committer: OnceLock<Waker>,
 }
 
-impl Notify for Bells {
+impl Notify for EngineNotifier {
     fn commit_ready(&self) {
-        if let Some(waker) = self.commit.get() {
+        if let Some(waker) = self.committer.get() {
             waker.wake_by_ref();
         }
     }
 
     fn jobs_ready(&self) {
-        self.jobs.ring();
+        self.job_thread.wake();
     }
 }
 
@@ -90,40 +90,40 @@ impl Engine {
     ) -> Result<Self> {
         let options = options(settings, &files);
         let memory = reactor::memfd(c"firn-fetched", options.memory_bytes)
-            .map_err(|source| failed("make memory for fetched bytes", &source))?;
+            .map_err(|source| internal_io("allocate memory for fetched data", &source))?;
         let memory = std::fs::File::from(memory);
         let export_files = export_files(&files, &memory)?;
-        let disk = Disk {
+        let blocking_io = BlockingIo {
             log: Arc::clone(&files.log.file),
             log_direct: files.log.align.is_some(),
             cache: Arc::clone(&files.cache.file),
             cache_direct: files.cache.align.is_some(),
             memory: Arc::new(memory),
         };
-        let bells = Arc::new(Bells::default());
+        let notifier = Arc::new(EngineNotifier::default());
         let clock = Clock::start();
-        let setup = setup(settings, &files, options, &bells, clock)?;
+        let setup = setup(settings, &files, options, &notifier, clock)?;
         let (host, recovered) = Host::start(setup);
-        let counters = Arc::new(Counters::default());
-        let jobs = Edge::new(
+        let counters = Arc::new(IoCounters::default());
+        let jobs = IoExecutor::new(
             host.clone(),
             store,
-            disk,
+            blocking_io,
             runtime.clone(),
             Arc::clone(&counters),
             clock,
         )
-        .start(Arc::clone(&bells.jobs))
-        .map_err(|source| failed("start a thread", &source))?;
+        .start(Arc::clone(&notifier.job_thread))
+        .map_err(|source| internal_io("start a thread", &source))?;
         let reactors = start_reactors()?;
-        attach_committer(&reactors, &host, &bells, &export_files)?;
+        attach_commit_io(&reactors, &host, &notifier, &export_files)?;
         let report = recovered.await.map_err(Failure::from)?;
-        check_segments(settings, report.segment_bytes)?;
+        check_segment_bytes(settings, report.segment_bytes)?;
         Ok(Engine {
             host,
             counters,
             report,
-            threads: (0..reactors.len()).map(thread_name).collect(),
+            reactor_names: (0..reactors.len()).map(thread_name).collect(),
             reactors,
             export_files,
             jobs,
@@ -131,7 +131,7 @@ impl Engine {
         })
     }
 
-    /// What carries the clients' bytes: what was granted, not what was asked for (R9).
+    /// The backend of the reactors: what was granted, not what was asked for (R9).
     pub(crate) fn backend(&self) -> &'static str {
         match self.reactors.first().map(Reactor::backend) {
             Some(BackendKind::IoUring) => "io_uring",
@@ -139,19 +139,19 @@ impl Engine {
         }
     }
 
-    /// Where the log and the cache are.
+    /// The cache directory.
     pub(crate) fn files(&self) -> &CacheDir {
         &self.files
     }
 
-    /// Stops the threads. Everything has been brought to the store, or stays in the log. Disks
-    /// are left to the next server, in the order of `ublk::exit`.
+    /// Stops the threads. All data is in the store or in the log by now. `disks` are left to the
+    /// next server, in the order that `ublk::exit` defines.
     pub(crate) fn stop(&mut self, disks: Option<(ublk::control::Control, Vec<Live>)>) {
         let reactors = std::mem::take(&mut self.reactors);
         let reports = match disks {
             Some((control, devices)) => {
                 let limits = Limits {
-                    drain: REACTOR_PATIENCE,
+                    drain: REACTOR_STOP_TIMEOUT,
                     ..Limits::default()
                 };
                 let count = devices.len();
@@ -165,27 +165,30 @@ impl Engine {
                     stopped = ?left.stopped,
                     closed = ?left.closed,
                     seen = ?left.seen,
-                    "disks wait for the next server"
+                    "the disks are left to the next server"
                 );
                 left.reactors
             }
             None => {
                 let stops = reactors.into_iter();
                 stops
-                    .map(|reactor| reactor.stop(REACTOR_PATIENCE))
+                    .map(|reactor| reactor.stop(REACTOR_STOP_TIMEOUT))
                     .collect()
             }
         };
         for report in reports {
             if report.ops_abandoned > 0 || report.panics > 0 || report.thread_stuck {
-                tracing::error!(?report, "a reactor did not end well");
+                tracing::error!(
+                    ?report,
+                    "a reactor stopped with operations in flight or after a panic"
+                );
             }
         }
         self.jobs.stop();
     }
 }
 
-fn failed(what: &str, source: &std::io::Error) -> Failure {
+fn internal_io(what: &str, source: &std::io::Error) -> Failure {
     Failure::internal(format!("cannot {what}: {source}"))
 }
 
@@ -203,8 +206,8 @@ fn options(settings: &Settings, files: &CacheDir) -> Options {
     }
 }
 
-/// A log keeps the segments that it was made with.
-fn check_segments(settings: &Settings, found: u64) -> Result<()> {
+/// Refuses a segment size that differs from the existing log's: it is fixed when the log is made.
+fn check_segment_bytes(settings: &Settings, found: u64) -> Result<()> {
     match settings.segment_size {
         Some(wanted) if wanted.0 != found => Err(Failure::invalid(format!(
             "the log of this cache directory has segments of {}, --segment-size says {wanted}, and \
@@ -216,9 +219,9 @@ fn check_segments(settings: &Settings, found: u64) -> Result<()> {
     }
 }
 
-/// Of a log that is made without another wish: an older one keeps what it has.
+/// The segment size of a new log, unless the settings name one.
 fn segment_bytes(log_bytes: u64) -> u64 {
-    (log_bytes / SEGMENTS)
+    (log_bytes / SEGMENTS_TARGET)
         .next_power_of_two()
         .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX)
 }
@@ -227,19 +230,19 @@ fn setup(
     settings: &Settings,
     files: &CacheDir,
     options: Options,
-    bells: &Arc<Bells>,
+    notifier: &Arc<EngineNotifier>,
     clock: Clock,
 ) -> Result<Setup> {
-    let rings = RingFiles::open(&settings.ring_dir, &files.path, files.fresh)?;
+    let rings = RingFiles::open(&settings.ring_dir, &files.path, files.log_is_new)?;
     let mount_id = rings.mount_id();
     let mut entropy = [0; 32];
     rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())
-        .map_err(|source| failed("get random bytes", &source.into()))?;
+        .map_err(|source| internal_io("get random bytes", &source.into()))?;
     let name = rustix::system::uname();
     Ok(Setup {
         options,
         rings: Arc::new(rings),
-        notify: Arc::clone(bells) as Arc<dyn Notify>,
+        notify: Arc::clone(notifier) as Arc<dyn Notify>,
         boot_id: local_files::boot_id()?,
         mount_id,
         entropy,
@@ -253,11 +256,11 @@ fn setup(
 }
 
 fn export_files(files: &CacheDir, memory: &std::fs::File) -> Result<Vec<BackendFile>> {
-    let of = |id, file: &std::fs::File, align| -> Result<BackendFile> {
-        // The same open file description: the log's lock lives as long as any I/O on it.
+    let export_file = |id, file: &std::fs::File, align| -> Result<BackendFile> {
+        // A duplicate shares the open file description: the log's lock lives as long as any I/O.
         let fd = file
             .try_clone()
-            .map_err(|source| failed("share a file", &source))?;
+            .map_err(|source| internal_io("share a file", &source))?;
         Ok(BackendFile {
             id,
             fd: Arc::new(OwnedFd::from(fd)),
@@ -265,17 +268,17 @@ fn export_files(files: &CacheDir, memory: &std::fs::File) -> Result<Vec<BackendF
         })
     };
     Ok(vec![
-        of(
+        export_file(
             FileId::LOG,
             &files.log.file,
             files.log.align.unwrap_or(DioAlign::NONE),
         )?,
-        of(
+        export_file(
             FileId::CACHE,
             &files.cache.file,
             files.cache.align.unwrap_or(DioAlign::NONE),
         )?,
-        of(FileId::MEMORY, memory, DioAlign::NONE)?,
+        export_file(FileId::MEMORY, memory, DioAlign::NONE)?,
     ])
 }
 
@@ -289,35 +292,35 @@ fn start_reactors() -> Result<Vec<Reactor>> {
         .map(|n| {
             let config = Config {
                 name: thread_name(n),
-                completions: COMPLETIONS,
+                completions: COMPLETION_ENTRIES,
                 ..Config::default()
             };
-            Reactor::start(config).map_err(|source| failed("start a reactor", &source))
+            Reactor::start(config).map_err(|source| internal_io("start a reactor", &source))
         })
         .collect()
 }
 
-fn attach_committer(
+fn attach_commit_io(
     reactors: &[Reactor],
     host: &Host,
-    bells: &Arc<Bells>,
+    notifier: &Arc<EngineNotifier>,
     files: &[BackendFile],
 ) -> Result<()> {
-    let gone = || Failure::internal("a reactor ended while it was set up");
+    let reactor_ended = || Failure::internal("a reactor ended while it was set up");
     let log = files
         .iter()
         .find(|file| file.id == FileId::LOG)
-        .ok_or_else(gone)?;
-    let reactor = reactors.first().ok_or_else(gone)?;
-    let (host, bells, fd) = (host.clone(), Arc::clone(bells), Arc::clone(&log.fd));
+        .ok_or_else(reactor_ended)?;
+    let reactor = reactors.first().ok_or_else(reactor_ended)?;
+    let (host, notifier, fd) = (host.clone(), Arc::clone(notifier), Arc::clone(&log.fd));
     reactor
         .handle()
         .attach(move |cx| {
             let log = cx.register(fd);
-            bells.commit.get_or_init(|| cx.waker(0));
-            Committer::new(host, log)
+            notifier.committer.get_or_init(|| cx.waker(0));
+            CommitIo::new(host, log)
         })
-        .map_err(|_| gone())
+        .map_err(|_| reactor_ended())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The engine with its real edge, over a store that loses requests and answers.
+//! The engine with its real I/O executor, over a store that loses requests and answers.
 //!
-//! The simulator proves the engine against such stores; here it is the edge that is tested: that
-//! every request gets one outcome, and that unknown ones are told as unknown. A small transport
-//! moves the bytes with blocking calls.
+//! The simulator proves the engine against such stores; these tests prove the executor: every
+//! request gets one outcome, and an unknown one is reported as unknown. A small transport moves
+//! the bytes with blocking calls.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ use std::result::Result;
 use super::*;
 use crate::cli::args::{LogIo, ServeArgs};
 use crate::local_files::Progress;
-use crate::units::{Size, Span};
+use crate::units::{Size, TimeSpan};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const BLOCK: u64 = 4096;
@@ -40,7 +40,7 @@ fn a_log_has_many_segments_and_none_is_too_large_or_small() {
 struct Quiet;
 
 impl Progress for Quiet {
-    fn filled(&mut self, _done: u64, _total: u64) {}
+    fn on_filled(&mut self, _done_bytes: u64, _total_bytes: u64) {}
 }
 
 /// Moves bytes between a request and the files.
@@ -126,7 +126,7 @@ fn settings(dir: &Path) -> Settings {
         ring_dir: Some(dir.join("rings")),
         log_size: Some(Size(64 << 20)),
         cache_size: Some(Size(1 << 20)),
-        rpo: Some(Span(Duration::from_millis(50))),
+        rpo: Some(TimeSpan(Duration::from_millis(50))),
         log_io: Some(LogIo::Buffered),
         ..ServeArgs::default()
     };

@@ -1,39 +1,39 @@
-//! Waking a thread that may sleep, from one that must not wait.
+//! Wakes a thread that may sleep from a thread that must not wait.
 //!
-//! The engine rings from reactor threads, so ringing is a swap and at most a futex wake. A ring
-//! between the sleeper's last look and its sleep is not lost: the flag is set before the wake, and
-//! the sleeper takes it before it sleeps.
+//! The engine calls `wake` on reactor threads, so it is one atomic swap and at most a futex wake.
+//! A wake between the sleeper's last check and its sleep is not lost: `wake` sets the flag before
+//! it unparks, and the sleeper takes the flag before it sleeps.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-/// One sleeper, any number of ringers.
+/// One sleeper, any number of threads that wake it.
 #[derive(Debug, Default)]
-pub(crate) struct Bell {
-    rung: AtomicBool,
+pub(crate) struct Wakeup {
+    signaled: AtomicBool,
     sleeper: OnceLock<Thread>,
 }
 
-impl Bell {
+impl Wakeup {
     /// Wakes the sleeper, or keeps it from going to sleep.
-    pub(crate) fn ring(&self) {
-        // Already rung and not yet heard: whoever rang first wakes the sleeper. AcqRel pairs with
-        // the sleeper's swap, so it sees what was done before any ring that it takes.
-        if !self.rung.swap(true, Ordering::AcqRel)
+    pub(crate) fn wake(&self) {
+        // Set already and not yet taken: whoever set it wakes the sleeper. AcqRel pairs with the
+        // sleeper's swap, so the sleeper sees everything done before any wake that it takes.
+        if !self.signaled.swap(true, Ordering::AcqRel)
             && let Some(sleeper) = self.sleeper.get()
         {
             sleeper.unpark();
         }
     }
 
-    /// Sleeps until rung, at most this long. Always called by the same thread.
-    pub(crate) fn wait(&self, at_most: Duration) {
+    /// Sleeps until the next wake, or for `timeout`. Always called by the same thread.
+    pub(crate) fn wait(&self, timeout: Duration) {
         self.sleeper.get_or_init(thread::current);
-        if !self.rung.swap(false, Ordering::AcqRel) {
-            thread::park_timeout(at_most);
-            self.rung.swap(false, Ordering::AcqRel);
+        if !self.signaled.swap(false, Ordering::AcqRel) {
+            thread::park_timeout(timeout);
+            self.signaled.swap(false, Ordering::AcqRel);
         }
     }
 }
@@ -46,34 +46,34 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn no_ring_is_lost() {
-        const RINGS: u64 = 20_000;
-        let bell = Arc::new(Bell::default());
+    fn no_wake_is_lost() {
+        const WAKES: u64 = 20_000;
+        let wakeup = Arc::new(Wakeup::default());
         let work = Arc::new(AtomicU64::new(0));
-        let ringer = {
-            let (bell, work) = (Arc::clone(&bell), Arc::clone(&work));
+        let waker = {
+            let (wakeup, work) = (Arc::clone(&wakeup), Arc::clone(&work));
             thread::spawn(move || {
-                for _ in 0..RINGS {
+                for _ in 0..WAKES {
                     work.fetch_add(1, Ordering::Relaxed);
-                    bell.ring();
+                    wakeup.wake();
                 }
             })
         };
         let started = Instant::now();
-        while work.load(Ordering::Relaxed) < RINGS {
-            // Were the last ring lost, this would sleep for a minute.
-            bell.wait(Duration::from_secs(60));
+        while work.load(Ordering::Relaxed) < WAKES {
+            // Were the last wake lost, this would sleep for a minute.
+            wakeup.wait(Duration::from_secs(60));
         }
-        ringer.join().unwrap();
+        waker.join().unwrap();
         assert!(started.elapsed() < Duration::from_secs(30));
     }
 
     #[test]
-    fn a_ring_before_the_wait_is_heard() {
-        let bell = Bell::default();
-        bell.ring();
+    fn a_wake_before_the_wait_ends_the_wait() {
+        let wakeup = Wakeup::default();
+        wakeup.wake();
         let started = Instant::now();
-        bell.wait(Duration::from_secs(60));
+        wakeup.wait(Duration::from_secs(60));
         assert!(started.elapsed() < Duration::from_secs(30));
     }
 }

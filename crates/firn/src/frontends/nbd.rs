@@ -1,6 +1,7 @@
-//! The doors through which clients come: NBD listeners, and the URIs by which they are found.
+//! The NBD frontend: the server's listeners, and the URIs under which clients reach a volume.
 //!
-//! Wraps the NBD server, whose calls may sleep, for async callers.
+//! Wraps the NBD server, whose calls may sleep, for async callers. Must never decide which volume
+//! is open: connections look that up in [`OpenVolumes`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -12,19 +13,19 @@ use reactor::Reactor;
 use volume::Volume;
 
 use crate::failure::{Failure, FailureCode, Result};
-use crate::frontends::open_volumes::Volumes;
+use crate::frontends::open_volumes::OpenVolumes;
 
-/// How long clients may take to have their outstanding requests answered when the server stops.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long outstanding requests of a connection may take before it is closed.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(crate) struct Doors {
+pub(crate) struct NbdFrontend {
     server: Arc<Server<Volume>>,
-    places: Mutex<Vec<Listen>>,
+    addresses: Mutex<Vec<Listen>>,
 }
 
-impl Doors {
-    pub(crate) fn new(reactors: &[Reactor], volumes: Arc<Volumes>) -> Result<Self> {
+impl NbdFrontend {
+    pub(crate) fn new(reactors: &[Reactor], volumes: Arc<OpenVolumes>) -> Result<Self> {
         let handles = reactors
             .iter()
             .map(|reactor| reactor.handle().clone())
@@ -32,15 +33,15 @@ impl Doors {
         let server = Server::new(handles, volumes, Options::default()).map_err(|source| {
             Failure::internal(format!("cannot start the NBD server: {source}"))
         })?;
-        Ok(Doors {
+        Ok(NbdFrontend {
             server: Arc::new(server),
-            places: Mutex::default(),
+            addresses: Mutex::default(),
         })
     }
 
-    /// Begins to listen at `place`.
-    pub(crate) fn open(&self, place: &Listen) -> Result<()> {
-        if let Listen::Tcp(address) = place
+    /// Starts listening on `address`.
+    pub(crate) fn listen(&self, address: &Listen) -> Result<()> {
+        if let Listen::Tcp(address) = address
             && !address.ip().is_loopback()
         {
             tracing::warn!(
@@ -48,33 +49,33 @@ impl Doors {
                 "NBD has no authentication: whoever reaches this address can read and write"
             );
         }
-        if let Listen::Unix(path) = place
+        if let Listen::Unix(path) = address
             && let Some(dir) = absolute(path).parent()
         {
             std::fs::create_dir_all(dir).map_err(|source| {
                 Failure::io("make a directory for the socket at", dir, &source)
             })?;
         }
-        let granted = self.server.listen(place).map_err(|source| {
+        let granted = self.server.listen(address).map_err(|source| {
             Failure::new(
                 FailureCode::AddressInUse,
                 format!(
                     "cannot listen for NBD on {}: {source}; is another server running? Choose \
-                     another place with --nbd",
-                    shown(place)
+                     another address with --nbd",
+                    flag_value(address)
                 ),
             )
         })?;
-        self.places
+        self.addresses
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(granted);
         Ok(())
     }
 
-    /// Where it listens.
-    pub(crate) fn places(&self) -> Vec<Listen> {
-        self.places
+    /// The addresses it listens on.
+    pub(crate) fn addresses(&self) -> Vec<Listen> {
+        self.addresses
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
@@ -82,56 +83,57 @@ impl Doors {
 
     /// The URIs of a volume, best first.
     pub(crate) fn uris(&self, volume: &str) -> Vec<String> {
-        self.places()
+        self.addresses()
             .iter()
-            .map(|place| uri(place, volume))
+            .map(|address| uri(address, volume))
             .collect()
     }
 
-    /// How many connections use a volume now.
-    pub(crate) fn clients(&self, volume: &str) -> usize {
+    /// The number of connections to a volume.
+    pub(crate) fn connections(&self, volume: &str) -> usize {
         self.server.connections_to(volume)
     }
 
-    /// Ends the connections to an export that is not in the directory any more.
-    pub(crate) async fn detach(&self, export: &Arc<Export<Volume>>) {
+    /// Closes the connections to an export that is no longer in [`OpenVolumes`].
+    pub(crate) async fn disconnect(&self, export: &Arc<Export<Volume>>) {
         let (server, export) = (Arc::clone(&self.server), Arc::clone(export));
-        let ended = tokio::task::spawn_blocking(move || server.detach(&export, FAREWELL)).await;
-        tracing::debug!(?ended, "connections to an export ended");
+        let ended =
+            tokio::task::spawn_blocking(move || server.detach(&export, DRAIN_TIMEOUT)).await;
+        tracing::debug!(?ended, "connections to an export are closed");
     }
 
-    /// Stops listening and ends all connections.
-    pub(crate) async fn shut(&self) {
+    /// Stops listening and closes all connections.
+    pub(crate) async fn stop(&self) {
         let server = Arc::clone(&self.server);
-        let ended = tokio::task::spawn_blocking(move || server.stop(FAREWELL)).await;
-        tracing::debug!(?ended, "NBD connections ended");
+        let ended = tokio::task::spawn_blocking(move || server.stop(DRAIN_TIMEOUT)).await;
+        tracing::debug!(?ended, "NBD connections are closed");
     }
 }
 
-/// A place as `--nbd` takes it.
-pub(crate) fn shown(place: &Listen) -> String {
-    match place {
+/// An address in the form that `--nbd` takes.
+pub(crate) fn flag_value(address: &Listen) -> String {
+    match address {
         Listen::Tcp(address) => address.to_string(),
         Listen::Unix(path) => format!("unix:{}", path.display()),
     }
 }
 
 /// A volume's name needs no escaping: it is made of letters, digits, `.`, `_` and `-`.
-fn uri(place: &Listen, volume: &str) -> String {
-    match place {
-        Listen::Tcp(address) => format!("nbd://{}/{volume}", reachable(*address)),
+fn uri(address: &Listen, volume: &str) -> String {
+    match address {
+        Listen::Tcp(address) => format!("nbd://{}/{volume}", connectable(*address)),
         Listen::Unix(path) => {
             format!(
                 "nbd+unix:///{volume}?socket={}",
-                escaped(&absolute(path).to_string_lossy())
+                percent_encoded(&absolute(path).to_string_lossy())
             )
         }
     }
 }
 
-/// An address that a client on this machine can use: "any" is where one listens, not where one
-/// connects to.
-fn reachable(address: SocketAddr) -> SocketAddr {
+/// The address that a client on this machine connects to: a server may listen on the unspecified
+/// address, but nothing can connect to it.
+fn connectable(address: SocketAddr) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
@@ -140,12 +142,12 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, address.port())
 }
 
-/// An absolute path for messages and URIs, of something that may not exist.
+/// The absolute form of a path that may not exist.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-fn escaped(path: &str) -> String {
+fn percent_encoded(path: &str) -> String {
     let mut text = String::new();
     for byte in path.bytes() {
         if byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte) {

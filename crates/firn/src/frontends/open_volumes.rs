@@ -1,7 +1,7 @@
-//! The volumes that are open here, as clients find them.
+//! The volumes that are open on this server, by name.
 //!
-//! A map in memory with a small lock: NBD connections look exports up on reactor threads, which
-//! never wait. Opening and closing is [`crate::control_plane`]'s; this only says what is open.
+//! A map under a small lock: NBD connections look up exports on reactor threads, which never
+//! wait. Only [`crate::control_plane`] opens and closes volumes; this map says what is open.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,21 +10,21 @@ use nbd::codec::Listed;
 use nbd::server::{Export, Exports};
 use volume::{Volume, VolumeInfo};
 
-use crate::model::{Mark, Watermarks};
+use crate::model::{Watermark, Watermarks};
 
-/// An open volume with what serves it.
+/// An open volume with its NBD export.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct OpenVolume {
     pub(crate) volume: Volume,
     /// As the store described it when it was opened.
     pub(crate) info: VolumeInfo,
     pub(crate) export: Arc<Export<Volume>>,
 }
 
-impl Open {
+impl OpenVolume {
     /// How far the volume's writes have got, as the API shows it.
     pub(crate) fn watermarks(&self) -> Watermarks {
-        let mark = |rung: volume::Rung| Mark {
+        let mark = |rung: volume::Rung| Watermark {
             lsn: rung.lsn.0,
             age_seconds: rung.age_ms as f64 / 1000.0,
         };
@@ -39,19 +39,19 @@ impl Open {
 
 /// All open volumes, by name.
 #[derive(Debug, Default)]
-pub(crate) struct Volumes(Mutex<BTreeMap<String, Arc<Open>>>);
+pub(crate) struct OpenVolumes(Mutex<BTreeMap<String, Arc<OpenVolume>>>);
 
-impl Volumes {
-    fn map(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Open>>> {
-        // Every section is one call on the map: a panic elsewhere leaves it whole.
+impl OpenVolumes {
+    fn map(&self) -> MutexGuard<'_, BTreeMap<String, Arc<OpenVolume>>> {
+        // Each critical section is one call on the map, so a panic cannot leave it half changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn get(&self, name: &str) -> Option<Arc<Open>> {
+    pub(crate) fn get(&self, name: &str) -> Option<Arc<OpenVolume>> {
         self.map().get(name).cloned()
     }
 
-    pub(crate) fn insert(&self, open: Arc<Open>) {
+    pub(crate) fn insert(&self, open: Arc<OpenVolume>) {
         self.map().insert(open.info.name.clone(), open);
     }
 
@@ -59,14 +59,14 @@ impl Volumes {
         self.map().remove(name);
     }
 
-    pub(crate) fn all(&self) -> Vec<Arc<Open>> {
+    pub(crate) fn all(&self) -> Vec<Arc<OpenVolume>> {
         self.map().values().cloned().collect()
     }
 }
 
-impl Exports<Volume> for Volumes {
-    /// The empty name is the only volume, where there is only one: then no client needs to know
-    /// its name.
+impl Exports<Volume> for OpenVolumes {
+    /// The empty name finds the only open volume, if exactly one is open, so that its clients need
+    /// not know its name.
     fn find(&self, name: &str) -> Option<Arc<Export<Volume>>> {
         let map = self.map();
         let open = if name.is_empty() {

@@ -1,8 +1,8 @@
-//! The engine's disk requests, done with blocking calls.
+//! The engine's background disk requests, carried out with blocking calls.
 //!
-//! Runs on threads that may wait: never on a reactor. A short read or write is continued or is
-//! an error (R8); a failed sync is reported and never repeated (R10). On files that are read and
-//! written directly, bytes pass through an aligned copy.
+//! Runs on threads that may wait, never on a reactor. A short read or write is continued or is an
+//! error (R8); a failed sync is reported and never repeated (R10). For files with direct I/O, the
+//! bytes pass through an aligned copy.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use blkmq::io::FileId;
 use volume::driver::{DiskError, DiskOp};
 
-/// Alignment of memory for direct I/O: enough for every file that `create` accepts.
+/// Alignment of memory for direct I/O, in bytes: enough for every file that `create` accepts.
 const ALIGN: usize = 4096;
 
 /// Bytes per write when a range is zeroed.
@@ -20,7 +20,7 @@ const ZERO_BYTES: usize = 1 << 20;
 
 /// The three files that the engine names.
 #[derive(Clone, Debug)]
-pub(crate) struct Disk {
+pub(crate) struct BlockingIo {
     pub(crate) log: Arc<File>,
     pub(crate) log_direct: bool,
     pub(crate) cache: Arc<File>,
@@ -28,17 +28,21 @@ pub(crate) struct Disk {
     pub(crate) memory: Arc<File>,
 }
 
-impl Disk {
-    /// Does one request. Blocks.
-    pub(crate) fn run(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
-        let (what, file) = match &op {
+impl BlockingIo {
+    /// Carries out one request. Blocks.
+    pub(crate) fn execute(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
+        let (operation, file) = match &op {
             DiskOp::Read { file, .. } => ("read", *file),
             DiskOp::Write { file, .. } => ("write", *file),
             DiskOp::Zero { file, .. } => ("zero", *file),
             DiskOp::Sync { file } => ("sync", *file),
         };
-        self.attempt(op)
-            .map_err(|source| DiskError(format!("{what} of {} failed: {source}", name(file))))
+        self.attempt(op).map_err(|source| {
+            DiskError(format!(
+                "{operation} of {} failed: {source}",
+                file_name(file)
+            ))
+        })
     }
 
     fn attempt(&self, op: DiskOp) -> io::Result<Vec<u8>> {
@@ -74,7 +78,7 @@ impl Disk {
     }
 }
 
-fn name(file: FileId) -> &'static str {
+fn file_name(file: FileId) -> &'static str {
     match file {
         FileId::LOG => "the log",
         FileId::CACHE => "the cache file",
@@ -117,7 +121,7 @@ fn zero(file: &File, direct: bool, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Zeroed memory with `len` bytes from an aligned index on.
+/// Zeroed memory of at least `len` bytes, and the index of its first aligned byte.
 fn aligned(len: usize) -> (Vec<u8>, usize) {
     let bytes = vec![0_u8; len + ALIGN];
     let start = bytes.as_ptr().align_offset(ALIGN);
@@ -130,7 +134,7 @@ mod tests {
     use crate::cli::args::LogIo;
     use crate::local_files::create;
 
-    fn disk(direct: bool) -> Option<(Disk, tempfile::TempDir)> {
+    fn disk(direct: bool) -> Option<(BlockingIo, tempfile::TempDir)> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
         std::fs::write(&path, vec![9; 64 << 10]).unwrap();
@@ -141,7 +145,7 @@ mod tests {
         let memory = Arc::new(tempfile::tempfile().unwrap());
         let cache = Arc::new(tempfile::tempfile().unwrap());
         Some((
-            Disk {
+            BlockingIo {
                 log,
                 log_direct: direct,
                 cache,
@@ -161,20 +165,20 @@ mod tests {
             };
             let data: Vec<u8> = (0..8192_u32).map(|at| at as u8 ^ (at >> 8) as u8).collect();
             let file = FileId::LOG;
-            disk.run(DiskOp::Write {
+            disk.execute(DiskOp::Write {
                 file,
                 offset: 4096,
                 data: data.clone(),
             })
             .unwrap();
-            disk.run(DiskOp::Zero {
+            disk.execute(DiskOp::Zero {
                 file,
                 offset: 16384,
                 len: 4096,
             })
             .unwrap();
-            disk.run(DiskOp::Sync { file }).unwrap();
-            let read = |offset, len| disk.run(DiskOp::Read { file, offset, len }).unwrap();
+            disk.execute(DiskOp::Sync { file }).unwrap();
+            let read = |offset, len| disk.execute(DiskOp::Read { file, offset, len }).unwrap();
             assert_eq!(read(4096, 8192), data);
             assert_eq!(read(16384, 4096), vec![0; 4096]);
             assert_eq!(
@@ -189,14 +193,14 @@ mod tests {
     fn a_read_past_the_end_is_an_error_that_names_the_file() {
         let (disk, _dir) = disk(false).unwrap();
         let error = disk
-            .run(DiskOp::Read {
+            .execute(DiskOp::Read {
                 file: FileId::LOG,
                 offset: 60 << 10,
                 len: 8192,
             })
             .unwrap_err();
         assert!(error.0.contains("read of the log"), "{}", error.0);
-        let error = disk.run(DiskOp::Sync { file: FileId(7) }).unwrap_err();
+        let error = disk.execute(DiskOp::Sync { file: FileId(7) }).unwrap_err();
         assert!(error.0.contains("unknown file"), "{}", error.0);
     }
 }

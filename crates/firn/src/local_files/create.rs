@@ -1,8 +1,8 @@
-//! Making the local files: whole or not at all, and with their space truly taken.
+//! Creates the local files: each completely or not at all, and with its space allocated.
 //!
-//! The log is zero-filled before its first use: in unwritten extents every sync would have to
-//! commit the file system's journal too. A file gets its name only when it is complete, so that
-//! one cut short by a crash is never taken for a log.
+//! The log is zero-filled before its first use: with unwritten extents, every sync would also have
+//! to commit the file system's journal. A file gets its name only when it is complete, so that one
+//! that a crash cut short is never taken for a log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind as Io, Write};
@@ -16,29 +16,50 @@ use rustix::fs::{FallocateFlags, OFlags};
 use crate::cli::args::LogIo;
 use crate::config::Settings;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::local_files::CacheFile;
 use crate::units::Size;
 
 /// Bytes per write while the log is filled.
 const FILL_BYTES: usize = 4 << 20;
 
-/// The files hold what was on somebody's disk.
+/// The files hold the contents of disks: only the owner may read them.
 const FILE_MODE: u32 = 0o600;
 
 /// The largest alignment that the engine's 4 KiB units satisfy.
 const ALIGN_MAX: u32 = 4096;
 
-/// Told how far the filling of a new log has got.
-pub(crate) trait Progress {
-    /// `done` of `total` bytes are written.
-    fn filled(&mut self, done: u64, total: u64);
+/// The log, opened once: direct and buffered I/O on one file must not mix.
+#[derive(Clone, Debug)]
+pub(crate) struct LogFile {
+    pub(crate) file: Arc<File>,
+    pub(crate) bytes: u64,
+    /// The alignment of direct I/O; `None` if the log goes through the page cache.
+    pub(crate) align: Option<DioAlign>,
+    /// Why direct I/O is used or not, for the start message.
+    pub(crate) reason: String,
 }
 
-/// Makes the log if there is none; says whether it did.
+/// The read cache, opened once like the log, with direct I/O where that is possible. Through the
+/// page cache, a write that the disk refuses seems to succeed: the error comes later and reaches
+/// nobody, and once the page is evicted, readers get the old bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct CacheFile {
+    pub(crate) file: Arc<File>,
+    pub(crate) bytes: u64,
+    /// The alignment of direct I/O; `None` if the file goes through the page cache.
+    pub(crate) align: Option<DioAlign>,
+}
+
+/// Is told how far the creation of a new log has got.
+pub(crate) trait Progress {
+    /// Of a log of `total_bytes`, `done_bytes` are written.
+    fn on_filled(&mut self, done_bytes: u64, total_bytes: u64);
+}
+
+/// Creates the log if there is none. Returns whether it did.
 pub(super) fn log(dir: &Path, settings: &Settings, progress: &mut dyn Progress) -> Result<bool> {
     let path = dir.join("log");
     let unfinished = dir.join("log.new");
-    remove_if_there(&unfinished)?;
+    remove_if_exists(&unfinished)?;
     if let Ok(metadata) = fs::metadata(&path) {
         return check_size(metadata.len(), settings.log_size).map(|()| false);
     }
@@ -47,11 +68,26 @@ pub(super) fn log(dir: &Path, settings: &Settings, progress: &mut dyn Progress) 
         .and_then(|()| fs::rename(&unfinished, &path))
         .and_then(|()| File::open(dir)?.sync_all());
     made.map_err(|source| {
-        // Give back the space of what could not be finished; the error is the first one.
+        // Free the space of the incomplete file; the first error is the one to report.
         let _ = fs::remove_file(&unfinished);
         Failure::io(&format!("make a log of {} in", Size(bytes)), dir, &source)
     })?;
     Ok(true)
+}
+
+/// Opens the log, whose size its creation fixed.
+pub(super) fn open_log(path: &Path, mode: LogIo) -> Result<LogFile> {
+    let log_path = path.join("log");
+    let failed = |source: &io::Error| Failure::io("open", &log_path, source);
+    let (align, reason) = direct_io(&log_path, mode)?;
+    let file = open_file(&log_path, align.is_some()).map_err(|source| failed(&source))?;
+    let bytes = file.metadata().map_err(|source| failed(&source))?.len();
+    Ok(LogFile {
+        file: Arc::new(file),
+        bytes,
+        align,
+        reason,
+    })
 }
 
 fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> {
@@ -60,7 +96,7 @@ fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> 
         .create_new(true)
         .mode(FILE_MODE)
         .open(path)?;
-    // A full disk is found here, in no time, instead of after minutes of writing.
+    // A full disk is found here at once, instead of after minutes of writing.
     allocate(&file, bytes)?;
     let zeroes = vec![0; FILL_BYTES];
     let mut done = 0;
@@ -68,12 +104,12 @@ fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> 
         let step = FILL_BYTES.min(usize::try_from(bytes - done).unwrap_or(FILL_BYTES));
         file.write_all(&zeroes[..step])?;
         done += step as u64;
-        progress.filled(done, bytes);
+        progress.on_filled(done, bytes);
     }
     file.sync_all()
 }
 
-/// Opens the cache file, making it, or making it anew in another size: what it held can be
+/// Opens the cache file. Creates it if it is missing or has another size: its contents can be
 /// fetched again.
 pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
     let path = dir.join("cache");
@@ -83,7 +119,7 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
         _ => settings.new_cache_bytes(),
     };
     if found != Some(wanted) {
-        remove_if_there(&path)?;
+        remove_if_exists(&path)?;
     }
     let made = open_file(&path, false).and_then(|file| {
         if found != Some(wanted) {
@@ -113,7 +149,7 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
     })
 }
 
-/// Opens for reading and writing, with or without the page cache.
+/// Opens a file for reading and writing, with or without the page cache.
 pub(super) fn open_file(path: &Path, direct: bool) -> io::Result<File> {
     let flags = if direct {
         OFlags::DIRECT
@@ -133,9 +169,9 @@ pub(super) fn open_file(path: &Path, direct: bool) -> io::Result<File> {
 /// Whether to use direct I/O on the file at `path`, and why.
 pub(super) fn direct_io(path: &Path, mode: LogIo) -> Result<(Option<DioAlign>, String)> {
     if mode == LogIo::Buffered {
-        return Ok((None, "buffered was asked for".to_owned()));
+        return Ok((None, "buffered I/O was asked for".to_owned()));
     }
-    match offered(path) {
+    match direct_io_alignment(path) {
         Ok(align) => {
             let what = format!("the file system takes multiples of {} bytes", align.offset);
             Ok((Some(align), what))
@@ -152,14 +188,14 @@ pub(super) fn direct_io(path: &Path, mode: LogIo) -> Result<(Option<DioAlign>, S
     }
 }
 
-/// What direct I/O on this file asks for, or why there is none.
-fn offered(path: &Path) -> std::result::Result<DioAlign, String> {
+/// The alignment that direct I/O on this file needs, or why there is none.
+fn direct_io_alignment(path: &Path) -> std::result::Result<DioAlign, String> {
     let file = open_file(path, true).map_err(|source| refusal(&source))?;
     alignment(&file)
 }
 
-/// What direct I/O on a file in `dir` would ask for. Looks with a file that never has a name.
-pub(crate) fn offered_in(dir: &Path) -> std::result::Result<DioAlign, String> {
+/// The alignment that direct I/O on a file in `dir` needs. Probes with a file without a name.
+pub(crate) fn direct_io_alignment_in(dir: &Path) -> std::result::Result<DioAlign, String> {
     let flags = OFlags::TMPFILE | OFlags::DIRECT;
     let file = OpenOptions::new()
         .read(true)
@@ -186,8 +222,8 @@ fn alignment(file: &File) -> std::result::Result<DioAlign, String> {
     }
 }
 
-/// Writes a small file whole or not at all, and durably.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Replaces a small file atomically and durably.
+pub(crate) fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let unfinished = path.with_extension("new");
     let mut file = File::create(&unfinished)?;
     file.write_all(bytes)?;
@@ -207,7 +243,7 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-fn remove_if_there(path: &Path) -> Result<()> {
+fn remove_if_exists(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != Io::NotFound => Err(Failure::io("remove", path, &source)),
         _ => Ok(()),

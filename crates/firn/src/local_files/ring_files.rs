@@ -1,9 +1,9 @@
-//! The index rings' files: memory that outlives the process.
+//! The files of the index rings: shared memory that outlives the process.
 //!
-//! One directory per cache directory below `--ring-dir`, named after the identity of the cache
-//! directory's lock file, so that servers with different cache directories share `/dev/shm` and
-//! a copied cache directory does not find the original's rings. What a ring holds, and whether it
-//! can be trusted, is the engine's to judge; this only finds, makes and removes files.
+//! Each cache directory has one directory below `--ring-dir`, named after the device and inode of
+//! its lock file. So servers with different cache directories can share `/dev/shm`, and a copied
+//! cache directory does not find the original's rings. The engine judges what a ring holds and
+//! whether it can be trusted; this file only finds, creates and removes files.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind as Io};
@@ -20,7 +20,7 @@ use crate::failure::{Failure, FailureCode, Result};
 
 const PREFIX: &str = "firn-rings-";
 
-/// Rings as files in one private directory.
+/// The rings of one cache directory, as files in a private directory.
 #[derive(Debug)]
 pub(crate) struct RingFiles {
     dir: PathBuf,
@@ -28,18 +28,18 @@ pub(crate) struct RingFiles {
 }
 
 #[derive(Debug)]
-struct Region(SharedWords);
+struct MappedRing(SharedWords);
 
-impl RingRegion for Region {
+impl RingRegion for MappedRing {
     fn words(&self) -> &[AtomicU64] {
         self.0.words()
     }
 }
 
 impl RingFiles {
-    /// The rings of the server that uses `cache_dir` (and holds its lock). With a `fresh` log,
-    /// what is there is of a deleted directory whose identity came up again: it is removed.
-    pub(crate) fn open(ring_dir: &Path, cache_dir: &Path, fresh: bool) -> Result<Self> {
+    /// The rings of the server that uses `cache_dir` and holds its lock. If the log is new, existing
+    /// rings belong to a deleted directory whose inode is reused: they are removed.
+    pub(crate) fn open(ring_dir: &Path, cache_dir: &Path, log_is_new: bool) -> Result<Self> {
         let lock = cache_dir.join("lock");
         let identity = fs::metadata(&lock).map_err(|source| Failure::io("read", &lock, &source))?;
         let dir = ring_dir.join(format!("{PREFIX}{:x}-{:x}", identity.dev(), identity.ino()));
@@ -50,7 +50,7 @@ impl RingFiles {
             made => made.map_err(|source| failed(&source))?,
         }
         check_owner(&dir)?;
-        if fresh {
+        if log_is_new {
             remove_files(&dir).map_err(|source| failed(&source))?;
         }
         let owner = dir.join("cache-dir");
@@ -60,7 +60,7 @@ impl RingFiles {
         Ok(RingFiles { dir, mount_id })
     }
 
-    /// The mount that the rings lie in: after another mount they are void.
+    /// The id of the rings' mount: after a remount the rings are void.
     pub(crate) fn mount_id(&self) -> u64 {
         self.mount_id
     }
@@ -86,7 +86,7 @@ impl Rings for RingFiles {
         let file = self.file(tail, false).ok()?;
         let words = usize::try_from(file.metadata().ok()?.len()).ok()? / size_of::<u64>();
         let map = SharedWords::map(&file, words).ok()?;
-        Some(Arc::new(Region(map)))
+        Some(Arc::new(MappedRing(map)))
     }
 
     fn open(&self, tail: TailId, words: usize) -> std::result::Result<Arc<dyn RingRegion>, String> {
@@ -99,7 +99,7 @@ impl Rings for RingFiles {
             SharedWords::map(&file, words)
         };
         match open() {
-            Ok(map) => Ok(Arc::new(Region(map))),
+            Ok(map) => Ok(Arc::new(MappedRing(map))),
             Err(source) => {
                 let path = self.path(tail);
                 let text = Failure::io("make the index ring", &path, &source).detail;
@@ -122,7 +122,7 @@ impl Rings for RingFiles {
 
 impl Drop for RingFiles {
     fn drop(&mut self) {
-        // Only if no ring is left: `cache-dir` alone is of no use to a successor.
+        // Only if no ring is left: a successor has no use for the file `cache-dir` alone.
         let left = fs::read_dir(&self.dir).map_or(2, |entries| entries.count());
         if left <= 1 {
             let _ = fs::remove_file(self.dir.join("cache-dir"));
@@ -135,7 +135,7 @@ fn remove_files(dir: &Path) -> io::Result<()> {
     fs::read_dir(dir)?.try_for_each(|entry| fs::remove_file(entry?.path()))
 }
 
-/// `/dev/shm` is writable for all: somebody else's directory of our name is not ours to use.
+/// Everybody may write to `/dev/shm`: refuses a directory of this name that another user made.
 fn check_owner(dir: &Path) -> Result<()> {
     let metadata = fs::symlink_metadata(dir).map_err(|source| Failure::io("read", dir, &source))?;
     if metadata.is_dir() && metadata.uid() == rustix::process::geteuid().as_raw() {
@@ -150,10 +150,10 @@ fn check_owner(dir: &Path) -> Result<()> {
     ))
 }
 
-/// Rings below `ring_dir` whose cache directory is not there, with its path. They are never
-/// removed by firn: the directory may be on a disk that is not mounted just now, and then they
-/// hold what its clients were promised.
-pub(crate) fn orphans(ring_dir: &Path) -> Vec<(PathBuf, PathBuf)> {
+/// The directories of rings below `ring_dir` whose cache directory is missing, each with the path
+/// of that. firn never removes them: the cache directory may be on a disk that is not mounted now,
+/// and then the rings hold acknowledged writes.
+pub(crate) fn find_orphans(ring_dir: &Path) -> Vec<(PathBuf, PathBuf)> {
     let Ok(entries) = fs::read_dir(ring_dir) else {
         return Vec::new();
     };
@@ -219,7 +219,11 @@ mod tests {
             (1024, 42)
         );
         drop((found, files));
-        assert_eq!(orphans(rings.path()), [], "its cache directory is there");
+        assert_eq!(
+            find_orphans(rings.path()),
+            [],
+            "its cache directory is there"
+        );
 
         let files = open(true);
         assert!(files.find(tail).is_none());
@@ -245,7 +249,7 @@ mod tests {
         drop(files);
         let path = cache.path().to_owned();
         drop(cache);
-        let found = orphans(rings.path());
+        let found = find_orphans(rings.path());
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].1, path);
         assert!(found[0].0.is_dir());

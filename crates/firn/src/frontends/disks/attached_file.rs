@@ -1,9 +1,9 @@
-//! The file `attached`: which volumes a restarted server serves again, and as which disks.
+//! The file `attached`: which volumes the next server serves again, and as which disks.
 //!
-//! Normative description: docs/format.md. The file is the truth about what should be; what is,
-//! the driver says. So it is written before a disk is made (a crash in between completes the
-//! attach) and before one is removed (a crash in between completes the detach). It is replaced as
-//! a whole; a file of a newer version is refused, never guessed at.
+//! Normative description: docs/format.md. The file says what should exist, the driver says what
+//! does. So it is written before a disk is created (after a crash in between, the next server
+//! completes the attach) and before one is removed (it completes the detach). It is replaced as a
+//! whole; a file of a newer version is refused.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,22 +13,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::options::Wanted;
+use super::options::DiskOptions;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files;
 
 const VERSION: u32 = 2;
 
-/// A disk that a volume is to be.
+/// The disk that a volume is attached as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Remembered {
-    /// The driver's number: the N of /dev/ublkbN.
+pub(crate) struct DiskRecord {
+    /// The driver's device number: the N of /dev/ublkbN.
     pub(crate) id: u32,
-    /// The volume's own id: a name can come to mean another volume.
+    /// The volume's id: its name may belong to another volume later.
     pub(crate) volume_id: String,
-    pub(crate) wanted: Wanted,
-    /// It is being removed.
+    #[serde(rename = "wanted")]
+    pub(crate) options: DiskOptions,
+    /// The disk is being removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) leaving: bool,
 }
@@ -37,7 +38,7 @@ pub(crate) struct Remembered {
 #[serde(deny_unknown_fields)]
 struct Entry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    disk: Option<Remembered>,
+    disk: Option<DiskRecord>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -51,13 +52,13 @@ type Entries = BTreeMap<String, Entry>;
 
 /// The file and what is in it.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedFile {
     path: PathBuf,
-    /// Held while the file is written: what is in memory and what is on disk agree.
+    /// Locked while the file is written, so that memory and file agree.
     entries: Mutex<Entries>,
 }
 
-impl Attached {
+impl AttachedFile {
     pub(crate) fn load(cache_dir: &Path) -> Result<Self> {
         let path = cache_dir.join("attached");
         let entries = match fs::read_to_string(&path) {
@@ -74,55 +75,59 @@ impl Attached {
             Err(source) if source.kind() == Io::NotFound => Entries::new(),
             Err(source) => return Err(Failure::io("read", &path, &source)),
         };
-        Ok(Attached {
+        Ok(AttachedFile {
             path,
             entries: Mutex::new(entries),
         })
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        // A change is undone unless it was written: a panic elsewhere leaves the map whole.
+        // A change that is not written is undone, so a panic cannot leave the map half changed.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All volumes, and the disks of those that have one.
-    pub(crate) fn all(&self) -> BTreeMap<String, Option<Remembered>> {
+    /// All volumes, each with its disk if it has one.
+    pub(crate) fn all(&self) -> BTreeMap<String, Option<DiskRecord>> {
         let entries = self.lock();
         let each = entries.iter();
         each.map(|(name, entry)| (name.clone(), entry.disk.clone()))
             .collect()
     }
 
-    /// How many volumes there are.
+    /// The number of volumes.
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
     }
 
     /// The disk of a volume.
-    pub(crate) fn disk(&self, volume: &str) -> Option<Remembered> {
+    pub(crate) fn disk(&self, volume: &str) -> Option<DiskRecord> {
         self.lock().get(volume)?.disk.clone()
     }
 
-    /// A volume is served from now on. Its disk, if it has one, stays as it is.
+    /// Records that a volume is served. Its disk, if it has one, stays recorded.
     pub(crate) fn add(&self, volume: &str) -> Result<()> {
         self.change(volume, |entry| Some(entry.unwrap_or_default()))
     }
 
-    /// A volume is to be this disk from now on, or none.
-    pub(crate) fn set_disk(&self, volume: &str, disk: Option<Remembered>) -> Result<()> {
+    /// Records the disk of a volume, or that it has none.
+    pub(crate) fn set_disk(&self, volume: &str, disk: Option<DiskRecord>) -> Result<()> {
         self.change(volume, |_| Some(Entry { disk }))
     }
 
-    /// A volume is not served any more.
-    pub(crate) fn forget(&self, volume: &str) -> Result<()> {
+    /// Records that a volume is no longer served.
+    pub(crate) fn remove(&self, volume: &str) -> Result<()> {
         self.change(volume, |_| None)
     }
 
-    /// Changes one entry, in the file and here, or neither.
-    fn change(&self, volume: &str, to: impl FnOnce(Option<Entry>) -> Option<Entry>) -> Result<()> {
+    /// Changes one entry both in the file and in memory, or in neither.
+    fn change(
+        &self,
+        volume: &str,
+        update: impl FnOnce(Option<Entry>) -> Option<Entry>,
+    ) -> Result<()> {
         let mut entries = self.lock();
         let before = entries.get(volume).map(|entry| entry.disk.clone());
-        let after = to(entries.remove(volume));
+        let after = update(entries.remove(volume));
         if let Some(entry) = after {
             entries.insert(volume.to_owned(), entry);
         }
@@ -147,12 +152,12 @@ impl Attached {
         let text = serde_json::to_string_pretty(&content)
             .expect("strings, numbers and flags always serialize");
         *entries = content.volumes;
-        local_files::write_whole(&self.path, format!("{text}\n").as_bytes())
+        local_files::write_atomically(&self.path, format!("{text}\n").as_bytes())
             .map_err(|source| Failure::io("write", &self.path, &source))
     }
 }
 
-/// What a file of version 2, or of version 1 (names alone, one a line), says.
+/// Parses a file of version 2, or of version 1 (one volume name per line).
 fn parse(text: &str) -> std::result::Result<Entries, String> {
     if !text.trim_start().starts_with('{') {
         let names = text.lines().map(|name| (name.to_owned(), Entry::default()));
@@ -178,42 +183,45 @@ mod tests {
     use super::*;
     use crate::model::{AttachRequest, DataMode};
 
-    fn disk(id: u32) -> Remembered {
-        Remembered {
+    fn record(id: u32) -> DiskRecord {
+        DiskRecord {
             id,
             volume_id: "00ff".into(),
-            wanted: Wanted::of(&AttachRequest::default(), 2),
+            options: DiskOptions::from_request(&AttachRequest::default(), 2),
             leaving: false,
         }
     }
 
     #[test]
-    fn what_was_remembered_is_read_back_and_what_was_forgotten_is_not() {
+    fn what_was_recorded_is_read_back_and_what_was_removed_is_not() {
         let dir = tempfile::tempdir().unwrap();
-        let attached = Attached::load(dir.path()).unwrap();
+        let attached = AttachedFile::load(dir.path()).unwrap();
         attached.add("a").unwrap();
-        attached.set_disk("b", Some(disk(3))).unwrap();
+        attached.set_disk("b", Some(record(3))).unwrap();
         attached.add("b").unwrap();
         attached.add("c").unwrap();
-        attached.forget("c").unwrap();
-        let again = Attached::load(dir.path()).unwrap();
+        attached.remove("c").unwrap();
+        let again = AttachedFile::load(dir.path()).unwrap();
         assert_eq!(
             again.all(),
-            BTreeMap::from([("a".into(), None), ("b".into(), Some(disk(3)))])
+            BTreeMap::from([("a".into(), None), ("b".into(), Some(record(3)))])
         );
-        let leaving = Remembered {
+        let leaving = DiskRecord {
             leaving: true,
-            ..disk(3)
+            ..record(3)
         };
         again.set_disk("b", Some(leaving.clone())).unwrap();
-        assert_eq!(Attached::load(dir.path()).unwrap().disk("b"), Some(leaving));
+        assert_eq!(
+            AttachedFile::load(dir.path()).unwrap().disk("b"),
+            Some(leaving)
+        );
     }
 
     #[test]
     fn a_list_of_version_1_is_read_as_volumes_without_disks() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("attached"), "a\nb.1\n").unwrap();
-        let all = Attached::load(dir.path()).unwrap().all();
+        let all = AttachedFile::load(dir.path()).unwrap().all();
         assert_eq!(
             all,
             BTreeMap::from([("a".into(), None), ("b.1".into(), None)])
@@ -229,7 +237,7 @@ mod tests {
         let entries = parse(text).unwrap();
         let disk = entries["demo"].disk.clone().unwrap();
         assert_eq!((disk.id, disk.leaving), (0, true));
-        assert_eq!(disk.wanted.data_mode, DataMode::ZeroCopy);
+        assert_eq!(disk.options.data_mode, DataMode::ZeroCopy);
         assert!(entries["other"].disk.is_none());
     }
 
@@ -243,7 +251,7 @@ mod tests {
         ] {
             let dir = tempfile::tempdir().unwrap();
             fs::write(dir.path().join("attached"), text).unwrap();
-            let failure = Attached::load(dir.path()).unwrap_err();
+            let failure = AttachedFile::load(dir.path()).unwrap_err();
             assert_eq!(failure.code, FailureCode::ForeignFormat);
             assert!(failure.detail.contains(says), "{failure}");
             assert!(failure.detail.contains("attach anew"), "{failure}");
@@ -255,9 +263,9 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_written_is_not_remembered_here_either() {
+    fn what_could_not_be_written_is_not_in_memory_either() {
         let dir = tempfile::tempdir().unwrap();
-        let attached = Attached::load(&dir.path().join("gone")).unwrap();
+        let attached = AttachedFile::load(&dir.path().join("gone")).unwrap();
         assert!(attached.add("a").is_err());
         assert!(attached.all().is_empty());
     }

@@ -1,15 +1,16 @@
-//! The disks of this server: volumes as ublk block devices of this machine.
+//! The ublk frontend: volumes as block devices of this machine.
 //!
-//! Beside `doors`, which has the volumes' NBD exports. `wanted` is what a disk is asked to be,
-//! `remembered` the file that outlives the server, `machine` what the kernel offers, `disk` one
-//! device's life, and `view` what its queues serve. Callers see to it that one volume's changes
-//! take turns.
+//! Owns the live disks and the file that records them for the next server. Callers hold the
+//! volume's lock while they change its disk. In the order of an attach: `probe` is what the kernel
+//! offers, `options` what a disk was asked to be, `attached_file` the record, `factory` creates and
+//! recovers devices, `disk` is one live device, and `volume_view` is what its queues serve.
 
 pub(crate) mod attached_file;
-mod backend;
 mod disk;
+mod factory;
 pub(crate) mod options;
 pub(crate) mod probe;
+mod volume_view;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -21,58 +22,59 @@ use ublk::device::Live;
 
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::frontends::open_volumes::Open;
+use crate::frontends::open_volumes::OpenVolume;
 use crate::model::{self, AttachRequest};
 
-use attached_file::{Attached, Remembered};
-use disk::{Disk, Maker, NotMade, Seats};
-use options::Wanted;
+use attached_file::{AttachedFile, DiskRecord};
+use disk::Disk;
+use factory::{CreateError, DiskFactory, ServeContext};
+use options::DiskOptions;
 
-/// How many numbers are tried while others take them at the same moment.
-const ID_TRIES: u32 = 16;
+/// How many device numbers are tried while other programs take them.
+const ID_ATTEMPTS: u32 = 16;
 
-/// All disks, and what they are made with.
+/// All disks of this server.
 #[derive(Debug)]
 pub(crate) struct Disks {
-    pub(crate) attached: Attached,
-    seats: Seats,
-    /// Once ublk could be used: the driver may be loaded while the server runs.
-    maker: OnceLock<Arc<Maker>>,
-    /// Live ones, by volume.
+    pub(crate) attached: AttachedFile,
+    context: ServeContext,
+    /// Set once ublk can be used: the driver may be loaded while the server runs.
+    factory: OnceLock<Arc<DiskFactory>>,
+    /// The live disks, by volume.
     live: Mutex<BTreeMap<String, Arc<Disk>>>,
-    /// One new number at a time: it is another's until it is remembered.
-    numbering: Mutex<()>,
+    /// Held from choosing a device number until it is recorded.
+    id_lock: Mutex<()>,
 }
 
 impl Disks {
     pub(crate) fn new(engine: &Engine) -> Result<Self> {
         Ok(Disks {
-            attached: Attached::load(&engine.files().path)?,
-            seats: seats(engine),
-            maker: OnceLock::new(),
+            attached: AttachedFile::load(&engine.files().path)?,
+            context: serve_context(engine),
+            factory: OnceLock::new(),
             live: Mutex::default(),
-            numbering: Mutex::default(),
+            id_lock: Mutex::default(),
         })
     }
 
-    /// What makes disks here, or why nothing does.
-    pub(crate) async fn maker(&self) -> Result<Arc<Maker>> {
-        if let Some(maker) = self.maker.get() {
-            return Ok(Arc::clone(maker));
+    /// The factory, or why ublk cannot be used.
+    pub(crate) async fn factory(&self) -> Result<Arc<DiskFactory>> {
+        if let Some(factory) = self.factory.get() {
+            return Ok(Arc::clone(factory));
         }
-        if !self.seats.rings {
-            return Err(probe::no_rings());
+        if !self.context.has_io_uring {
+            return Err(probe::io_uring_refused());
         }
-        let control = blocking(probe::look).await??;
-        let seats = self.seats.clone();
-        let maker = self
-            .maker
-            .get_or_init(|| Arc::new(Maker::new(control, seats)));
-        Ok(Arc::clone(maker))
+        let control = blocking(probe::open_control).await??;
+        let context = self.context.clone();
+        let factory = self
+            .factory
+            .get_or_init(|| Arc::new(DiskFactory::new(control, context)));
+        Ok(Arc::clone(factory))
     }
 
     fn live(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Disk>>> {
-        // Every section is one call on the map: a panic elsewhere leaves it whole.
+        // Each critical section is one call on the map, so a panic cannot leave it half changed.
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -82,31 +84,31 @@ impl Disks {
     }
 
     /// The disk of a volume, as the API shows it.
-    pub(crate) fn shown(&self, volume: &str) -> Option<model::Disk> {
-        self.get(volume).map(|disk| disk.shown())
+    pub(crate) fn describe(&self, volume: &str) -> Option<model::DiskInfo> {
+        self.get(volume).map(|disk| disk.describe())
     }
 
-    /// The disk of this volume: the one there is if it is as wished, else a new one. What fails
-    /// leaves nothing behind.
+    /// The disk of this volume: the live one if its options fit the request, else a new one. A
+    /// failure leaves nothing behind.
     pub(crate) async fn attach(
         &self,
-        open: &Arc<Open>,
+        open: &Arc<OpenVolume>,
         request: &AttachRequest,
     ) -> Result<Arc<Disk>> {
         let name = &open.info.name;
         if let Some(disk) = self.get(name) {
-            return as_wished(name, disk.wanted(), request).map(|()| disk);
+            return check_same_options(name, disk.options(), request).map(|()| disk);
         }
-        let maker = self.maker().await?;
-        let made = match self.remembered(open) {
-            // It was here before, and could not be brought back then.
-            Some(remembered) => {
-                as_wished(name, &remembered.wanted, request)?;
-                self.bring_back(&maker, open, remembered).await?
+        let factory = self.factory().await?;
+        let made = match self.find_record(open) {
+            // It was attached before, and could not be recovered then.
+            Some(record) => {
+                check_same_options(name, &record.options, request)?;
+                self.recover(&factory, open, record).await?
             }
             None => {
-                let wanted = Wanted::of(request, self.seats.reactors.len());
-                self.make(&maker, open, &wanted).await?
+                let options = DiskOptions::from_request(request, self.context.reactors.len());
+                self.create(&factory, open, &options).await?
             }
         };
         Ok(self.insert(name, made))
@@ -118,21 +120,27 @@ impl Disks {
         disk
     }
 
-    /// The disk that is remembered of this volume, and not of another that had its name.
-    fn remembered(&self, open: &Open) -> Option<Remembered> {
-        let remembered = self.attached.disk(&open.info.name)?;
-        (remembered.volume_id == open.info.id.to_string()).then_some(remembered)
+    /// The recorded disk of this volume, and not of another volume that had its name.
+    fn find_record(&self, open: &OpenVolume) -> Option<DiskRecord> {
+        let record = self.attached.disk(&open.info.name)?;
+        (record.volume_id == open.info.id.to_string()).then_some(record)
     }
 
-    async fn make(&self, maker: &Arc<Maker>, open: &Arc<Open>, wanted: &Wanted) -> Result<Disk> {
+    async fn create(
+        &self,
+        factory: &Arc<DiskFactory>,
+        open: &Arc<OpenVolume>,
+        options: &DiskOptions,
+    ) -> Result<Disk> {
         let name = &open.info.name;
-        for _ in 0..ID_TRIES {
-            let id = self.take_id(maker, open, wanted)?;
-            let (maker, for_maker, wanted) = (Arc::clone(maker), Arc::clone(open), wanted.clone());
-            match blocking(move || maker.add(&for_maker, id, &wanted)).await? {
+        for _ in 0..ID_ATTEMPTS {
+            let id = self.reserve_id(factory, open, options)?;
+            let (factory, for_task, options) =
+                (Arc::clone(factory), Arc::clone(open), options.clone());
+            match blocking(move || factory.create(&for_task, id, &options)).await? {
                 Ok(disk) => return Ok(disk),
-                Err(NotMade::Taken) => {}
-                Err(NotMade::Failed(failure)) => {
+                Err(CreateError::IdTaken) => {}
+                Err(CreateError::Failed(failure)) => {
                     self.attached.set_disk(name, None)?;
                     return Err(failure);
                 }
@@ -141,80 +149,84 @@ impl Disks {
         self.attached.set_disk(name, None)?;
         Err(Failure::new(
             FailureCode::UblkFailed,
-            format!("no device number for volume {name}: others take each first; try again"),
+            format!(
+                "no device number for volume {name}: other programs took each one first; try again"
+            ),
         ))
     }
 
-    /// A number for a volume's device, remembered before the device is made.
-    fn take_id(&self, maker: &Maker, open: &Open, wanted: &Wanted) -> Result<u32> {
-        let _numbering = self
-            .numbering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+    /// Chooses a number for a volume's device and records it before the device is created.
+    fn reserve_id(
+        &self,
+        factory: &DiskFactory,
+        open: &OpenVolume,
+        options: &DiskOptions,
+    ) -> Result<u32> {
+        let _guard = self.id_lock.lock().unwrap_or_else(PoisonError::into_inner);
         let all = self.attached.all();
         let others = all.iter().filter(|(name, _)| **name != open.info.name);
         let reserved: Vec<u32> = others.filter_map(|(_, d)| Some(d.as_ref()?.id)).collect();
-        let id = maker.free_id(&reserved)?;
-        let remembered = Remembered {
+        let id = factory.free_id(&reserved)?;
+        let record = DiskRecord {
             id,
             volume_id: open.info.id.to_string(),
-            wanted: wanted.clone(),
+            options: options.clone(),
             leaving: false,
         };
-        self.attached.set_disk(&open.info.name, Some(remembered))?;
+        self.attached.set_disk(&open.info.name, Some(record))?;
         Ok(id)
     }
 
-    async fn bring_back(
+    async fn recover(
         &self,
-        maker: &Arc<Maker>,
-        open: &Arc<Open>,
-        remembered: Remembered,
+        factory: &Arc<DiskFactory>,
+        open: &Arc<OpenVolume>,
+        record: DiskRecord,
     ) -> Result<Disk> {
-        let (for_maker, for_open) = (Arc::clone(maker), Arc::clone(open));
-        let wanted = remembered.wanted.clone();
-        let id = remembered.id;
+        let (for_task, for_open) = (Arc::clone(factory), Arc::clone(open));
+        let options = record.options.clone();
+        let id = record.id;
         let devices = self.attached.len();
-        let made = blocking(move || for_maker.bring_back(&for_open, &remembered, devices));
+        let made = blocking(move || for_task.recover(&for_open, &record, devices));
         match made.await? {
             Ok(disk) => Ok(disk),
-            Err(NotMade::Failed(failure)) => Err(failure),
-            Err(NotMade::Taken) => {
+            Err(CreateError::Failed(failure)) => Err(failure),
+            Err(CreateError::IdTaken) => {
                 tracing::warn!(
                     volume = %open.info.name, device = id,
-                    "its device's number belongs to somebody else now; it gets a new one"
+                    "the number of its device belongs to another program now; it gets a new one"
                 );
-                self.make(maker, open, &wanted).await
+                self.create(factory, open, &options).await
             }
         }
     }
 
-    /// After a restart: what is remembered of this volume's disk is made true again.
-    pub(crate) async fn restore(&self, open: &Arc<Open>) -> Result<()> {
+    /// After a restart, recovers this volume's recorded disk, or completes its removal.
+    pub(crate) async fn restore(&self, open: &Arc<OpenVolume>) -> Result<()> {
         let name = &open.info.name;
-        let Some(remembered) = self.attached.disk(name) else {
+        let Some(record) = self.attached.disk(name) else {
             return Ok(());
         };
-        let maker = self.maker().await?;
-        if remembered.leaving || remembered.volume_id != open.info.id.to_string() {
-            blocking(move || maker.remove(&remembered.volume_id, remembered.id)).await??;
+        let factory = self.factory().await?;
+        if record.leaving || record.volume_id != open.info.id.to_string() {
+            blocking(move || factory.remove(&record.volume_id, record.id)).await??;
             return self.attached.set_disk(name, None);
         }
-        let disk = self.bring_back(&maker, open, remembered).await?;
+        let disk = self.recover(&factory, open, record).await?;
         self.insert(name, disk);
         Ok(())
     }
 
-    /// Takes the disk of a volume away, if it has one.
+    /// Removes the disk of a volume, if it has one.
     pub(crate) async fn detach(&self, volume: &str, force: bool) -> Result<()> {
         let Some(disk) = self.get(volume) else {
-            return self.forget(volume).await;
+            return self.remove_leftover(volume).await;
         };
-        if let Some(remembered) = self.attached.disk(volume) {
-            self.set_leaving(volume, &remembered, true)?;
-            let ended = blocking(move || disk.end(force)).await?;
-            if let Err(failure) = ended {
-                self.set_leaving(volume, &remembered, false)?;
+        if let Some(record) = self.attached.disk(volume) {
+            self.set_leaving(volume, &record, true)?;
+            let removed = blocking(move || disk.remove(force)).await?;
+            if let Err(failure) = removed {
+                self.set_leaving(volume, &record, false)?;
                 return Err(failure);
             }
         }
@@ -222,34 +234,34 @@ impl Disks {
         self.attached.set_disk(volume, None)
     }
 
-    /// The disk of a volume gets the volume's new size.
+    /// Resizes a volume's disk.
     pub(crate) async fn resize(&self, disk: Arc<Disk>, bytes: u64) -> Result<()> {
         blocking(move || disk.resize(bytes)).await?
     }
 
-    /// All devices, for a server that ends and leaves them to the next; none if there are none.
-    pub(crate) fn leave(&self) -> Option<(Control, Vec<Live>)> {
+    /// Takes all live devices, to leave them to the next server; `None` if there are none.
+    pub(crate) fn take_live(&self) -> Option<(Control, Vec<Live>)> {
         let disks = std::mem::take(&mut *self.live());
-        let devices: Vec<Live> = disks.values().filter_map(|disk| disk.leave()).collect();
-        let maker = self.maker.get().filter(|_| !devices.is_empty())?;
-        Some((maker.control().clone(), devices))
+        let devices: Vec<Live> = disks.values().filter_map(|disk| disk.take_live()).collect();
+        let factory = self.factory.get().filter(|_| !devices.is_empty())?;
+        Some((factory.control().clone(), devices))
     }
 
-    /// Takes away what may be left of a disk that was not brought back.
-    async fn forget(&self, volume: &str) -> Result<()> {
-        let Some(remembered) = self.attached.disk(volume) else {
+    /// Removes what may be left of a recorded disk that was not recovered.
+    async fn remove_leftover(&self, volume: &str) -> Result<()> {
+        let Some(record) = self.attached.disk(volume) else {
             return Ok(());
         };
         // Without the driver there is no device either.
-        let Ok(maker) = self.maker().await else {
+        let Ok(factory) = self.factory().await else {
             return Ok(());
         };
-        blocking(move || maker.remove(&remembered.volume_id, remembered.id)).await??;
+        blocking(move || factory.remove(&record.volume_id, record.id)).await??;
         self.attached.set_disk(volume, None)
     }
 
-    fn set_leaving(&self, volume: &str, disk: &Remembered, leaving: bool) -> Result<()> {
-        let disk = Remembered {
+    fn set_leaving(&self, volume: &str, disk: &DiskRecord, leaving: bool) -> Result<()> {
+        let disk = DiskRecord {
             leaving,
             ..disk.clone()
         };
@@ -257,43 +269,43 @@ impl Disks {
     }
 }
 
-/// What a server has for disks.
-fn seats(engine: &Engine) -> Seats {
+/// What the server serves its disks with.
+fn serve_context(engine: &Engine) -> ServeContext {
     let log = engine
         .export_files
         .iter()
         .find(|file| file.id == FileId::LOG);
     let reactors = engine.reactors.iter();
-    Seats {
-        rings: reactors
+    ServeContext {
+        has_io_uring: reactors
             .clone()
             .all(|one| one.backend() == BackendKind::IoUring),
         reactors: reactors.map(|one| one.handle().clone()).collect(),
-        threads: engine.threads.clone(),
+        reactor_names: engine.reactor_names.clone(),
         files: engine.export_files.clone(),
         dma_alignment: log.map_or(1, |log| log.align.memory).max(512),
     }
 }
 
-/// A disk that is there is answered again, if it is what was asked for.
-fn as_wished(name: &str, disk: &Wanted, request: &AttachRequest) -> Result<()> {
-    match disk.unlike(request) {
+/// Refuses a request whose options differ from those of the existing disk.
+fn check_same_options(name: &str, options: &DiskOptions, request: &AttachRequest) -> Result<()> {
+    match options.find_difference(request) {
         None => Ok(()),
-        Some(wish) => Err(Failure::new(
+        Some(option) => Err(Failure::new(
             FailureCode::AttachedOtherwise,
             format!(
-                "volume {name} is attached with another {wish}; detach it first, or leave \
-                 {wish} out to use it as it is"
+                "volume {name} is attached with another {option}; detach it first, or leave \
+                 {option} out to use it as it is"
             ),
         )),
     }
 }
 
-/// Runs what waits for the driver on a thread that may wait.
+/// Runs a call that waits for the driver on a thread that may wait.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await.map_err(|source| {
         Failure::internal(format!(
-            "a disk's thread ended: {source}; see the server's log"
+            "a call of the ublk driver ended: {source}; see the server's log"
         ))
     })
 }

@@ -1,11 +1,12 @@
-//! What a disk can be asked to be, and which wishes make no sense.
+//! The options of a disk: their bounds, their defaults, and how they are compared.
 //!
-//! Checked in one place for the command line and for the API, before anything is touched. What
-//! the kernel grants of it is another matter, and shown beside it (R9).
+//! Validated in one place for the command line and for the API, before anything is touched. What
+//! the kernel grants may differ, and the API shows both (R9).
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use ublk::ModeChoice;
 
 use crate::failure::{Failure, Result};
 use crate::model::{AttachRequest, DataMode, TransportChoice};
@@ -14,39 +15,41 @@ use crate::model::{AttachRequest, DataMode, TransportChoice};
 const QUEUES_MAX: u16 = 4096;
 const DEPTH_MAX: u16 = 4096;
 
-/// Requests that one queue of a disk may have outstanding, unless told otherwise: what an object
-/// store's latency needs to hide behind, and little enough to be cancelled quickly.
+/// Default number of outstanding requests of one queue: enough to hide an object store's latency,
+/// few enough to be cancelled quickly.
 const DEPTH_DEFAULT: u16 = 128;
-/// More queues than this bring nothing to one disk and cost each exit.
+/// Largest default number of queues: more do not make one disk faster, and each slows the exit.
 const QUEUES_DEFAULT_MAX: u16 = 4;
 
 /// How long a request may stay parked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Patience {
-    /// What is right for this kernel: `Wait`, or a limit where the kernel counts on one.
+pub(crate) enum ParkTimeout {
+    /// The default of this kernel: `Wait`, or a limit where the driver needs an answer in time.
     Default,
-    /// For as long as it takes (S10).
+    /// Without limit (S10).
     Wait,
-    /// Then it fails. In milliseconds.
+    /// The request fails after this many milliseconds.
     AtMostMs(u64),
 }
 
-/// How a disk is to be: remembered, so that a restarted server makes it the same again.
+/// The options of a disk, as the file `attached` records them, so that the next server makes the
+/// same disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Wanted {
+pub(crate) struct DiskOptions {
     pub(crate) data_mode: DataMode,
     pub(crate) queues: u16,
     pub(crate) depth: u16,
     pub(crate) read_only: bool,
     pub(crate) part_scan: bool,
-    pub(crate) patience: Patience,
+    #[serde(rename = "patience")]
+    pub(crate) park_timeout: ParkTimeout,
 }
 
 impl AttachRequest {
-    /// Refuses what makes no sense on any machine.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Refuses options that make no sense on any machine.
+    pub(crate) fn validate(&self) -> Result<()> {
         let within = |what: &str, given: Option<u16>, most: u16| match given {
             Some(given) if given == 0 || given > most => Err(Failure::invalid(format!(
                 "{what} {given}: a disk has 1 to {most}; leave it out to have it chosen"
@@ -63,17 +66,19 @@ impl AttachRequest {
             })?;
         }
         match self.disk_option_names().first() {
-            Some(wish) if self.transport == TransportChoice::Nbd => Err(Failure::invalid(format!(
-                "{wish} is a property of a ublk disk and means nothing over nbd; leave it out, \
+            Some(option) if self.transport == TransportChoice::Nbd => {
+                Err(Failure::invalid(format!(
+                    "{option} is a property of a ublk disk and means nothing over nbd; leave it out, \
                  or use transport ublk"
-            ))),
+                )))
+            }
             _ => Ok(()),
         }
     }
 
-    /// Wishes that only a disk can fulfil, as they are called in the API.
+    /// The options in this request that only a disk has, by their names in the API.
     pub(crate) fn disk_option_names(&self) -> Vec<&'static str> {
-        let wishes = [
+        let options = [
             (
                 "data_mode",
                 self.data_mode.is_some_and(|mode| mode != DataMode::Auto),
@@ -84,38 +89,38 @@ impl AttachRequest {
             ("no_part_scan", self.no_part_scan),
             ("park_timeout_seconds", self.park_timeout_seconds.is_some()),
         ];
-        let named = wishes.into_iter().filter(|(_, given)| *given);
+        let named = options.into_iter().filter(|(_, given)| *given);
         named.map(|(name, _)| name).collect()
     }
 
-    fn patience(&self) -> Option<Patience> {
-        // Checked: it is a time.
+    fn park_timeout(&self) -> Option<ParkTimeout> {
+        // `validate` has refused what is no duration.
         let limit = Duration::try_from_secs_f64(self.park_timeout_seconds?).ok()?;
         Some(if limit.is_zero() {
-            Patience::Wait
+            ParkTimeout::Wait
         } else {
-            Patience::AtMostMs(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).max(1))
+            ParkTimeout::AtMostMs(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).max(1))
         })
     }
 }
 
-impl Wanted {
-    /// The wishes of a checked request, filled up for a server with this many reactors.
-    pub(crate) fn of(request: &AttachRequest, reactors: usize) -> Wanted {
+impl DiskOptions {
+    /// The options of a validated request, with defaults for a server of this many reactors.
+    pub(crate) fn from_request(request: &AttachRequest, reactors: usize) -> DiskOptions {
         let reactors = u16::try_from(reactors).unwrap_or(u16::MAX).max(1);
-        Wanted {
+        DiskOptions {
             data_mode: request.data_mode.unwrap_or(DataMode::Auto),
             queues: request.queues.unwrap_or(reactors.min(QUEUES_DEFAULT_MAX)),
             depth: request.depth.unwrap_or(DEPTH_DEFAULT),
             read_only: request.read_only,
             part_scan: !request.no_part_scan,
-            patience: request.patience().unwrap_or(Patience::Default),
+            park_timeout: request.park_timeout().unwrap_or(ParkTimeout::Default),
         }
     }
 
-    /// Of a request for a disk that is there already: the first wish that it does not fulfil.
-    /// What was not said is fulfilled by anything.
-    pub(crate) fn unlike(&self, request: &AttachRequest) -> Option<&'static str> {
+    /// The first option that the request gives and that differs from this disk's. An option that
+    /// the request leaves out never differs.
+    pub(crate) fn find_difference(&self, request: &AttachRequest) -> Option<&'static str> {
         let differs = [
             (
                 "data_mode",
@@ -134,8 +139,8 @@ impl Wanted {
             (
                 "park_timeout_seconds",
                 request
-                    .patience()
-                    .is_some_and(|patience| patience != self.patience),
+                    .park_timeout()
+                    .is_some_and(|timeout| timeout != self.park_timeout),
             ),
         ];
         differs
@@ -145,12 +150,33 @@ impl Wanted {
     }
 }
 
+/// The data modes that the driver is to negotiate.
+pub(super) fn mode_choice(mode: DataMode) -> ModeChoice {
+    ModeChoice::Only(match mode {
+        DataMode::Auto => return ModeChoice::Auto,
+        DataMode::ZeroCopy => ublk::DataMode::ZeroCopy,
+        DataMode::UserCopy => ublk::DataMode::UserCopy,
+        DataMode::GetData => ublk::DataMode::GetData,
+        DataMode::Copy => ublk::DataMode::Copy,
+    })
+}
+
+/// A data mode of the driver as the API names it.
+pub(super) fn model_data_mode(mode: ublk::DataMode) -> DataMode {
+    match mode {
+        ublk::DataMode::ZeroCopy => DataMode::ZeroCopy,
+        ublk::DataMode::UserCopy => DataMode::UserCopy,
+        ublk::DataMode::GetData => DataMode::GetData,
+        ublk::DataMode::Copy => DataMode::Copy,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::failure::FailureCode;
 
-    fn asked(change: impl FnOnce(&mut AttachRequest)) -> AttachRequest {
+    fn request_with(change: impl FnOnce(&mut AttachRequest)) -> AttachRequest {
         let mut request = AttachRequest::default();
         change(&mut request);
         request
@@ -159,25 +185,25 @@ mod tests {
     #[test]
     fn numbers_out_of_range_are_refused_and_named() {
         for (request, says) in [
-            (asked(|r| r.queues = Some(0)), "queues 0"),
-            (asked(|r| r.queues = Some(4097)), "1 to 4096"),
-            (asked(|r| r.depth = Some(0)), "depth 0"),
-            (asked(|r| r.depth = Some(5000)), "depth 5000"),
+            (request_with(|r| r.queues = Some(0)), "queues 0"),
+            (request_with(|r| r.queues = Some(4097)), "1 to 4096"),
+            (request_with(|r| r.depth = Some(0)), "depth 0"),
+            (request_with(|r| r.depth = Some(5000)), "depth 5000"),
             (
-                asked(|r| r.park_timeout_seconds = Some(-1.0)),
+                request_with(|r| r.park_timeout_seconds = Some(-1.0)),
                 "park timeout -1",
             ),
             (
-                asked(|r| r.park_timeout_seconds = Some(f64::NAN)),
+                request_with(|r| r.park_timeout_seconds = Some(f64::NAN)),
                 "park timeout NaN",
             ),
         ] {
-            let failure = request.check().unwrap_err();
+            let failure = request.validate().unwrap_err();
             assert_eq!(failure.code, FailureCode::Invalid);
             assert!(failure.detail.contains(says), "{failure}");
         }
-        asked(|r| (r.queues, r.depth) = (Some(4096), Some(1)))
-            .check()
+        request_with(|r| (r.queues, r.depth) = (Some(4096), Some(1)))
+            .validate()
             .unwrap();
     }
 
@@ -196,37 +222,40 @@ mod tests {
                 "park_timeout_seconds",
             ),
         ] {
-            let mut request = asked(change);
-            request.check().unwrap();
+            let mut request = request_with(change);
+            request.validate().unwrap();
             request.transport = TransportChoice::Nbd;
-            let failure = request.check().unwrap_err();
+            let failure = request.validate().unwrap_err();
             assert!(failure.detail.contains(says), "{failure}");
         }
-        let plain = asked(|r| {
+        let plain = request_with(|r| {
             r.transport = TransportChoice::Nbd;
             r.data_mode = Some(DataMode::Auto);
         });
-        plain.check().unwrap();
+        plain.validate().unwrap();
     }
 
     #[test]
     fn what_was_not_said_is_fulfilled_by_any_disk_and_what_was_said_only_by_its_like() {
-        let request = asked(|r| {
+        let request = request_with(|r| {
             r.queues = Some(2);
             r.read_only = true;
             r.park_timeout_seconds = Some(5.0);
         });
-        let disk = Wanted::of(&request, 8);
+        let disk = DiskOptions::from_request(&request, 8);
         assert_eq!((disk.queues, disk.depth), (2, DEPTH_DEFAULT));
-        assert_eq!(disk.unlike(&AttachRequest::default()), None);
-        assert_eq!(disk.unlike(&request), None);
-        assert_eq!(disk.unlike(&asked(|r| r.queues = Some(3))), Some("queues"));
+        assert_eq!(disk.find_difference(&AttachRequest::default()), None);
+        assert_eq!(disk.find_difference(&request), None);
         assert_eq!(
-            disk.unlike(&asked(|r| r.park_timeout_seconds = Some(0.0))),
+            disk.find_difference(&request_with(|r| r.queues = Some(3))),
+            Some("queues")
+        );
+        assert_eq!(
+            disk.find_difference(&request_with(|r| r.park_timeout_seconds = Some(0.0))),
             Some("park_timeout_seconds")
         );
         assert_eq!(
-            disk.unlike(&asked(|r| r.no_part_scan = true)),
+            disk.find_difference(&request_with(|r| r.no_part_scan = true)),
             Some("no_part_scan")
         );
     }
@@ -235,7 +264,7 @@ mod tests {
     fn a_disk_has_a_queue_for_each_reactor_up_to_four() {
         for (reactors, queues) in [(0, 1), (1, 1), (3, 3), (64, 4)] {
             assert_eq!(
-                Wanted::of(&AttachRequest::default(), reactors).queues,
+                DiskOptions::from_request(&AttachRequest::default(), reactors).queues,
                 queues
             );
         }

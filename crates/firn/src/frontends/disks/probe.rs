@@ -1,25 +1,25 @@
 //! What this machine offers for disks, what `auto` chooses here, and why.
 //!
-//! Looks, and changes nothing: `firn doctor` and `firn attach` ask the same questions in the same
-//! place, so that the one tells what the other will do.
+//! Probes, and changes nothing. `firn doctor` and `firn attach` use the same functions, so that the
+//! doctor reports what an attach will do.
 
 use ublk::control::Control;
 use ublk::{DeviceSpec, Modes, negotiate};
 
-use super::disk::mode_shown;
+use super::options::model_data_mode;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{AttachRequest, DataMode, Transport, TransportChoice};
 
-/// Ready to make disks, or why not.
-pub(crate) type Offered = std::result::Result<Control, Failure>;
+/// The driver's control device, or why it cannot be used.
+pub(crate) type UblkSupport = std::result::Result<Control, Failure>;
 
-/// What the kernel offers to this process.
-pub(crate) fn look() -> Offered {
+/// Opens the driver's control device.
+pub(crate) fn open_control() -> UblkSupport {
     Control::open().map_err(Failure::from)
 }
 
-/// Disks are served by rings alone.
-pub(crate) fn no_rings() -> Failure {
+/// The failure where io_uring is refused: nothing else can serve a disk.
+pub(crate) fn io_uring_refused() -> Failure {
     Failure::new(
         FailureCode::UblkDenied,
         "io_uring is refused, and ublk needs it: see /proc/sys/kernel/io_uring_disabled and the \
@@ -27,12 +27,12 @@ pub(crate) fn no_rings() -> Failure {
     )
 }
 
-/// The data mode that `auto` comes to here, and what it would rather have had.
+/// The data mode that `auto` chooses here, and why it did not choose better ones.
 pub(crate) fn auto_mode(control: &Control) -> Result<(DataMode, Vec<String>)> {
     let spec = DeviceSpec::new(ublk::Disk::new(1 << 30)).with_environment()?;
     let ask = negotiate::ask(&spec, control.offer(), Modes::ALL)?;
     let better = ask.dropped.iter().map(ToString::to_string).collect();
-    Ok((mode_shown(ask.mode), better))
+    Ok((model_data_mode(ask.mode), better))
 }
 
 /// The transport of an attach. `auto` is ublk where it can be used; else it is nbd, unless the
@@ -64,7 +64,7 @@ mod tests {
         Err(Error::kernel(ublk::error::Operation::Open, None, 2).into())
     }
 
-    fn asked(transport: TransportChoice) -> AttachRequest {
+    fn request_for(transport: TransportChoice) -> AttachRequest {
         AttachRequest {
             transport,
             ..AttachRequest::default()
@@ -73,26 +73,26 @@ mod tests {
 
     #[test]
     fn auto_is_ublk_where_it_can_be_used_and_else_nbd() {
-        let auto = asked(TransportChoice::Auto);
+        let auto = request_for(TransportChoice::Auto);
         assert_eq!(choose_transport(&auto, &Ok(())), Ok(Transport::Ublk));
         assert_eq!(choose_transport(&auto, &absent()), Ok(Transport::Nbd));
         assert_eq!(
-            choose_transport(&asked(TransportChoice::Nbd), &Ok(())),
+            choose_transport(&request_for(TransportChoice::Nbd), &Ok(())),
             Ok(Transport::Nbd)
         );
     }
 
     #[test]
     fn a_machine_without_the_driver_is_told_how_to_load_it() {
-        let failure = choose_transport(&asked(TransportChoice::Ublk), &absent()).unwrap_err();
+        let failure = choose_transport(&request_for(TransportChoice::Ublk), &absent()).unwrap_err();
         assert_eq!(failure.code, FailureCode::UblkMissing);
         assert!(failure.detail.contains("modprobe ublk_drv"), "{failure}");
         assert!(failure.detail.contains("--transport nbd"), "{failure}");
     }
 
     #[test]
-    fn a_wish_that_nbd_would_drop_keeps_auto_from_choosing_it() {
-        let mut request = asked(TransportChoice::Auto);
+    fn an_option_that_nbd_would_drop_keeps_auto_from_choosing_it() {
+        let mut request = request_for(TransportChoice::Auto);
         request.read_only = true;
         let failure = choose_transport(&request, &absent()).unwrap_err();
         assert!(

@@ -1,7 +1,8 @@
-//! A volume as one disk shows it: the volume itself, or the volume without its writes.
+//! The backend of one disk: its volume, read-only if the disk is.
 //!
 //! Read-only is a property of the disk, not of the volume, which may be written over another
-//! transport. The driver refuses writes to such a disk already; this refuses what gets past it.
+//! transport. The driver already refuses writes to such a disk; this backend refuses any that
+//! reach it all the same.
 
 use std::task::Waker;
 
@@ -9,14 +10,14 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Geometry, MoveResult, Op, Step, StepOf};
 use volume::{ReadPlan, SyncWait, Volume, WritePlan};
 
-/// What a disk serves.
+/// A volume as one disk serves it.
 #[derive(Debug)]
-pub(super) struct View {
+pub(super) struct VolumeView {
     pub(super) volume: Volume,
     pub(super) read_only: bool,
 }
 
-impl Backend for View {
+impl Backend for VolumeView {
     type Read = ReadPlan;
     type Write = WritePlan;
     type Sync = SyncWait;

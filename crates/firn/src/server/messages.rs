@@ -1,0 +1,130 @@
+//! What the server tells the person who starts it: progress, recovery, and how to use it.
+//!
+//! Reads state and prints; must never change anything.
+
+use std::io::IsTerminal;
+use std::net::SocketAddr;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use nbd::server::Listen;
+use volume::RecoveryReport;
+
+use crate::cli::output;
+use crate::config::Settings;
+use crate::control_plane::ControlPlane;
+use crate::engine::Engine;
+use crate::failure::Result;
+use crate::frontends::nbd::flag_value;
+use crate::local_files::Progress;
+use crate::units::Size;
+
+/// Logs what recovery found and an operator should know.
+pub(super) fn log_recovery(report: &RecoveryReport) {
+    if !report.formatted {
+        tracing::info!(
+            frames = report.frames,
+            ring_entries = report.ring_entries,
+            volumes = report.tails.len(),
+            "the log was recovered"
+        );
+    }
+    for volume in &report.rings_lost {
+        tracing::error!(
+            %volume,
+            "the index ring is gone although the machine was not rebooted: writes after the \
+             last flush are lost. Do not empty --ring-dir while a server may be restarted"
+        );
+    }
+    for (volume, newest, rescue) in &report.tails {
+        if *rescue {
+            tracing::warn!(
+                %volume, newest = newest.0,
+                "another host took this volume over; what this host had not uploaded is kept here"
+            );
+        }
+    }
+    if report.poisoned {
+        tracing::error!("a sync of this log has failed: volumes are read-only");
+    }
+}
+
+/// Prints how to use the server, once it can be used.
+pub(super) fn announce(
+    settings: &Settings,
+    api: SocketAddr,
+    engine: &Engine,
+    control: &ControlPlane,
+) -> Result<()> {
+    let files = engine.files();
+    let log_io = if files.log.align.is_some() {
+        "direct"
+    } else {
+        "buffered"
+    };
+    let addresses = control.nbd_addresses();
+    let nbd: Vec<String> = addresses.iter().map(flag_value).collect();
+    let mut lines = vec![
+        "firn is ready.".to_owned(),
+        format!("  store  {}", settings.store),
+        format!(
+            "  cache  {} (log {}, {log_io} I/O: {})",
+            files.path.display(),
+            Size(files.log.bytes),
+            files.log.reason
+        ),
+        format!("  API    http://{api}"),
+        format!("  NBD    {} ({})", nbd.join(", "), engine.backend()),
+    ];
+    for volume in control.reachable_volumes() {
+        lines.push(format!("\nvolume {} ({})", volume.name, Size(volume.bytes)));
+        if let Some(device) = &volume.device {
+            lines.push(format!("  disk {device}"));
+        }
+        let Some(uri) = volume.uris.first() else {
+            continue;
+        };
+        lines.push(format!("  nbdinfo '{uri}'"));
+        lines.push(format!(
+            "  qemu-system-x86_64 -drive 'file={uri},format=raw,if=virtio'"
+        ));
+        if let Some(Listen::Tcp(address)) = addresses.first() {
+            lines.push(format!(
+                "  nbd-client {} {} /dev/nbd0 -name {}",
+                address.ip(),
+                address.port(),
+                volume.name
+            ));
+        }
+        lines.push(format!("  firn sync {}", volume.name));
+    }
+    if control.reachable_volumes().is_empty() {
+        lines.push("\nno volume yet: firn volume create demo --size 10GiB".to_owned());
+    }
+    output::line(&lines.join("\n"))
+}
+
+/// Shows the progress of creating a log: a bar on a terminal, else one line.
+#[derive(Default)]
+pub(super) struct LogFillBar(Option<ProgressBar>);
+
+impl Progress for LogFillBar {
+    fn on_filled(&mut self, done: u64, total: u64) {
+        if self.0.is_none() {
+            if !std::io::stderr().is_terminal() {
+                eprintln!("firn: making the log ({})", Size(total));
+            }
+            let bar = ProgressBar::new(total);
+            bar.set_style(
+                ProgressStyle::with_template("making the log [{bar:30}] {bytes}/{total_bytes}")
+                    .unwrap_or_else(|_| ProgressStyle::default_bar()),
+            );
+            self.0 = Some(bar);
+        }
+        if let Some(bar) = &self.0 {
+            bar.set_position(done);
+            if done == total {
+                bar.finish_and_clear();
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What the server asks of the kernel for its own process: flags, limits and signals.
+//!
+//! Called once, before the first thread starts that must inherit it. A refusal is logged and never
+//! fails the start.
+
+use rustix::process::Resource;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::failure::{Failure, Result};
+
+/// Enough open files for 4,096 disks with thousands of connections, and far below the kernel's
+/// usual bound (`fs.nr_open`).
+const OPEN_FILES_MIN: u64 = 1 << 16;
+
+/// A file system on one of this server's volumes, mounted on this machine, frees memory by writing
+/// to this server. So no thread of it may wait for memory to be freed that way; threads that start
+/// later inherit the flag. It needs a privilege: without it only such mounts are at risk.
+pub(super) fn set_io_flusher() {
+    if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!(%error, "PR_SET_IO_FLUSHER is refused");
+    }
+}
+
+/// Each disk and each connection has a descriptor, and the usual limit is enough for a thousand, or
+/// four thousand at most. Raises the limit as far as this process may, with the privilege beyond
+/// its hard limit. Must be called before the reactors start: they size their file tables by it.
+pub(super) fn raise_open_files_limit() {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let limit_of = |maximum| rustix::process::Rlimit {
+        current: maximum,
+        maximum,
+    };
+    let target = limit.maximum.map(|maximum| maximum.max(OPEN_FILES_MIN));
+    let raised = rustix::process::setrlimit(Resource::Nofile, limit_of(target))
+        .or_else(|_| rustix::process::setrlimit(Resource::Nofile, limit_of(limit.maximum)));
+    if let Err(error) = raised {
+        tracing::debug!(%error, "the limit on open files cannot be raised");
+    }
+}
+
+/// The signals that stop the server: SIGTERM and SIGINT.
+pub(super) struct StopSignal {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl StopSignal {
+    pub(super) fn new() -> Result<Self> {
+        let failed = |source: std::io::Error| {
+            Failure::internal(format!("cannot wait for signals: {source}"))
+        };
+        Ok(StopSignal {
+            terminate: signal(SignalKind::terminate()).map_err(failed)?,
+            interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
+        })
+    }
+
+    /// Waits for the next signal.
+    pub(super) async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
