@@ -424,14 +424,13 @@ impl<B: Backend> Transport<B> {
 
 /// Pieces must cover the request without gap or overlap, in whole sectors.
 fn check_cover(plan: &impl Plan, bytes: usize) {
-    let mut at = 0;
-    for piece in plan.pieces() {
-        assert_eq!(piece.at, at, "gap or overlap in {plan:?}");
-        assert!(
-            piece.len > 0 && piece.len.is_multiple_of(512),
-            "odd piece in {plan:?}"
-        );
-        at += piece.len;
-    }
-    assert_eq!(at as usize, bytes, "{plan:?} does not cover its request");
+    let in_sectors = |piece: &Piece| u64::from(piece.len).is_multiple_of(SECTOR_BYTES);
+    assert!(
+        plan.pieces().iter().all(in_sectors),
+        "odd piece in {plan:?}"
+    );
+    assert!(
+        io::covers(plan.pieces(), bytes),
+        "{plan:?} does not cover its request"
+    );
 }

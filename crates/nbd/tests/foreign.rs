@@ -12,7 +12,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use reactor::DioAlign;
-use support::backend::Mischief;
+use serve::testing::Faults;
 use support::{Engine, Setup, World, backends};
 
 const TOOL_DEADLINE: Duration = Duration::from_secs(60);
@@ -104,12 +104,13 @@ fn image(dir: &Path, bytes: usize) -> PathBuf {
 
 /// A world per driver, calm and with an engine that parks, delays and cuts into pieces.
 fn worlds(bytes: u64) -> impl Iterator<Item = (World, Option<Engine>)> {
-    let mischief = Mischief {
+    let faults = Faults {
         park_space: 11,
         park_fetch: 7,
         fail_move: 13,
         slow_sync: true,
         piece_sectors: 37,
+        ..Faults::NONE
     };
     backends().into_iter().flat_map(move |kind| {
         [false, true].map(|hard| {
@@ -125,7 +126,7 @@ fn worlds(bytes: u64) -> impl Iterator<Item = (World, Option<Engine>)> {
                 offset: 4096,
             };
             let world = World::new(Setup {
-                mischief,
+                faults,
                 align,
                 ..setup
             });

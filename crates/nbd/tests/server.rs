@@ -13,7 +13,7 @@ use std::time::Duration;
 use nbd::server::Options;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use reactor::DioAlign;
-use support::backend::Mischief;
+use serve::testing::Faults;
 use support::client::{Client, DISC, FLUSH, FUA, READ, TRIM, WRITE, ZEROES};
 use support::{DEADLINE, Engine, Setup, World, backends, eventually};
 
@@ -82,16 +82,17 @@ fn every_command_does_what_it_says_over_several_connections() {
 
 #[test]
 fn parks_syncs_failed_moves_and_small_pieces_change_nothing_that_clients_see() {
-    let mischief = Mischief {
+    let faults = Faults {
         park_space: 7,
         park_fetch: 5,
         fail_move: 6,
         slow_sync: true,
         piece_sectors: 5,
+        ..Faults::NONE
     };
     for kind in backends() {
         mixed_load(Setup {
-            mischief,
+            faults,
             ..Setup::new(kind)
         });
     }
@@ -124,13 +125,13 @@ fn direct_alignment_is_respected_for_pieces_of_any_sector_length() {
         ),
     ] {
         for kind in backends() {
-            let mischief = Mischief {
+            let faults = Faults {
                 piece_sectors,
-                ..Mischief::default()
+                ..Faults::default()
             };
             mixed_load(Setup {
                 align,
-                mischief,
+                faults,
                 ..Setup::new(kind)
             });
         }
@@ -154,13 +155,13 @@ fn a_disk_file_opened_for_direct_io_serves_single_sectors() {
         let Some(align) = DioAlign::of(&file).unwrap() else {
             return println!("skipped: this file system does not tell its direct I/O alignment");
         };
-        let mischief = Mischief {
+        let faults = Faults {
             piece_sectors: 9,
-            ..Mischief::default()
+            ..Faults::default()
         };
         mixed_load(Setup {
             align,
-            mischief,
+            faults,
             file: Some(file.into()),
             ..Setup::new(kind)
         });
@@ -204,12 +205,12 @@ fn a_small_pool_parks_requests_in_order_and_all_complete() {
 #[test]
 fn a_flush_completes_only_when_the_backend_says_it_is_durable() {
     for kind in backends() {
-        let mischief = Mischief {
+        let faults = Faults {
             slow_sync: true,
-            ..Mischief::default()
+            ..Faults::default()
         };
         let world = World::new(Setup {
-            mischief,
+            faults,
             ..Setup::new(kind)
         });
         let mut client = world.client();
@@ -234,13 +235,13 @@ fn a_request_parked_for_a_fetch_is_overtaken_and_completes_when_woken() {
         let world = World::new(Setup::new(kind));
         let mut client = world.client();
         client.write(0, 0, &[9; 4096]).unwrap();
-        world.disk.set_mischief(Mischief {
+        world.disk.set_faults(Faults {
             park_fetch: 1,
-            ..Mischief::default()
+            ..Faults::default()
         });
         client.start(READ, 0, 1, 0, 4096);
         eventually("the read parks", || world.disk.begun() == 2);
-        world.disk.set_mischief(Mischief::default());
+        world.disk.set_faults(Faults::default());
         client.start(READ, 0, 2, 4096, 512);
         assert_eq!(client.reply(), (2, 0));
         assert_eq!(client.bytes(512).unwrap(), [0; 512]);
@@ -254,14 +255,14 @@ fn a_request_parked_for_a_fetch_is_overtaken_and_completes_when_woken() {
 #[test]
 fn a_disconnect_in_the_middle_of_anything_leaves_no_tag_no_pin_and_no_buffer() {
     for kind in backends() {
-        let mischief = Mischief {
+        let faults = Faults {
             park_space: 3,
             park_fetch: 4,
             slow_sync: true,
-            ..Mischief::default()
+            ..Faults::default()
         };
         let world = World::new(Setup {
-            mischief,
+            faults,
             ..Setup::new(kind)
         });
         let mut witness = world.client();
@@ -284,7 +285,7 @@ fn a_disconnect_in_the_middle_of_anything_leaves_no_tag_no_pin_and_no_buffer() {
         eventually("only the witness is connected", || {
             world.server.connections() == 1
         });
-        world.disk.set_mischief(Mischief::default());
+        world.disk.set_faults(Faults::default());
         world.disk.wake_all();
         world.disk.make_durable();
         witness.write(0, 0, &[5; 512]).unwrap();
@@ -394,20 +395,20 @@ fn a_client_has_no_more_outstanding_than_it_may() {
             requests_max: 8,
             ..Options::default()
         };
-        let mischief = Mischief {
+        let faults = Faults {
             park_fetch: 1,
-            ..Mischief::default()
+            ..Faults::default()
         };
         let world = World::new(Setup {
             options,
-            mischief,
+            faults,
             ..Setup::new(kind)
         });
         let mut client = world.client();
         let mut other = world.client();
         (0..100).for_each(|cookie| client.start_write(0, cookie, cookie * 512, &[1; 512]));
         eventually("eight requests are begun", || world.disk.begun() == 8);
-        world.disk.set_mischief(Mischief::default());
+        world.disk.set_faults(Faults::default());
         // While the first client is held, another is served.
         other.write(0, 1 << 20, &[2; 512]).unwrap();
         assert_eq!(world.disk.begun(), 9);
@@ -495,12 +496,12 @@ fn clients_that_stall_lose_their_buffers_to_those_that_wait_for_them() {
 #[test]
 fn writes_that_are_parked_stop_no_other_clients_writes() {
     for kind in backends() {
-        let mischief = Mischief {
+        let faults = Faults {
             park_fetch: 1,
-            ..Mischief::default()
+            ..Faults::default()
         };
         let world = World::new(Setup {
-            mischief,
+            faults,
             reactors: 1,
             bytes: 64 << 20,
             ..Setup::new(kind)
@@ -511,7 +512,7 @@ fn writes_that_are_parked_stop_no_other_clients_writes() {
             client.start_write(0, 1, 0, &vec![3; 32 << 20]);
         }
         eventually("both are parked", || world.disk.begun() == 2);
-        world.disk.set_mischief(Mischief::default());
+        world.disk.set_faults(Faults::default());
         let mut other = world.client();
         for round in 0..10 {
             other.write(0, round * 4096, &[7; 4096]).unwrap();
@@ -562,9 +563,9 @@ fn stopping_answers_what_is_outstanding_then_cuts_what_is_parked() {
         let world = World::new(Setup::new(kind));
         let mut client = world.client();
         client.write(0, 0, &[1; 512]).unwrap();
-        world.disk.set_mischief(Mischief {
+        world.disk.set_faults(Faults {
             park_space: 1,
-            ..Mischief::default()
+            ..Faults::default()
         });
         client.start_write(0, 1, 0, &[2; 512]);
         eventually("the write parks", || world.disk.begun() == 2);
@@ -583,9 +584,9 @@ fn detaching_an_export_cancels_what_is_parked_and_ends_its_connections() {
         let mut idle = world.client();
         let mut client = world.client();
         client.write(0, 0, &[1; 512]).unwrap();
-        world.disk.set_mischief(Mischief {
+        world.disk.set_faults(Faults {
             park_fetch: 1,
-            ..Mischief::default()
+            ..Faults::default()
         });
         client.start_write(0, 1, 0, &[2; 512]);
         eventually("the write parks", || world.disk.begun() == 2);
@@ -630,9 +631,9 @@ fn a_cancelled_device_answers_with_its_error() {
     for kind in backends() {
         let world = World::new(Setup::new(kind));
         let mut client = world.client();
-        world.disk.set_mischief(Mischief {
+        world.disk.set_faults(Faults {
             park_fetch: 1,
-            ..Mischief::default()
+            ..Faults::default()
         });
         client.start_write(0, 1, 0, &[2; 512]);
         eventually("the write parks", || world.disk.begun() == 1);

@@ -19,6 +19,8 @@ mod files;
 mod job;
 mod moves;
 mod steps;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod token;
 pub mod transport;
 

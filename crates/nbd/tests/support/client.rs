@@ -39,6 +39,14 @@ impl Client {
         client
     }
 
+    /// A socket in the transmission phase, for who reads replies by themselves.
+    pub fn unix_socket(path: &Path, export: &str) -> UnixStream {
+        let stream = UnixStream::connect(path).unwrap();
+        let mut client = Client::greeted(Box::new(stream.try_clone().unwrap()));
+        client.export_name(export).unwrap();
+        stream
+    }
+
     pub fn tcp(address: SocketAddr, export: &str) -> Client {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(DEADLINE)).unwrap();

@@ -6,7 +6,6 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(unreachable_pub, reason = "a module of several test programs")]
 
-pub mod backend;
 pub mod client;
 
 use std::os::fd::OwnedFd;
@@ -14,12 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use backend::{MemoryDisk, Mischief};
 use blkmq::io::FileId;
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::Listed;
 use nbd::server::{BackendFile, Export, Exports, Listen, Options, Server};
 use reactor::{BackendChoice, BackendKind, Config, DioAlign, PoolStats, Reactor};
+use serve::testing::{Faults, MemoryDisk};
 
 /// How long anything may take before a test fails.
 pub const DEADLINE: Duration = Duration::from_secs(30);
@@ -76,9 +75,10 @@ pub struct Setup {
     pub bytes: u64,
     pub logical_block: u32,
     pub align: DioAlign,
-    pub mischief: Mischief,
+    pub faults: Faults,
     pub options: Options,
     pub pool_bytes: usize,
+    pub reserve_bytes: usize,
     /// Where the extents are; a memory file if there is none.
     pub file: Option<OwnedFd>,
 }
@@ -91,12 +91,13 @@ impl Setup {
             bytes: 16 << 20,
             logical_block: 512,
             align: DioAlign::NONE,
-            mischief: Mischief::default(),
+            faults: Faults::default(),
             options: Options {
                 tick: Duration::from_millis(20),
                 ..Options::default()
             },
             pool_bytes: 128 << 20,
+            reserve_bytes: Config::default().reserve_bytes,
             file: None,
         }
     }
@@ -121,15 +122,16 @@ impl World {
                     name: format!("reactor-{number}"),
                     backend: BackendChoice::Only(setup.kind),
                     pool_bytes: setup.pool_bytes,
+                    reserve_bytes: setup.reserve_bytes,
                     ..Config::default()
                 };
                 Reactor::start(config).unwrap()
             })
             .collect();
-        let (bytes, block, mischief) = (setup.bytes, setup.logical_block, setup.mischief);
+        let (bytes, block, faults) = (setup.bytes, setup.logical_block, setup.faults);
         let (disk, file) = match setup.file {
-            Some(file) => (MemoryDisk::over(bytes, block, mischief), Arc::new(file)),
-            None => MemoryDisk::new(bytes, block, mischief),
+            Some(file) => (MemoryDisk::over(bytes, block, faults), Arc::new(file)),
+            None => MemoryDisk::new(bytes, block, faults),
         };
         let export = Arc::new(Export {
             name: "disk".to_owned(),

@@ -21,9 +21,12 @@ const SECTORS_PER_BLOCK: u64 = BLOCK_BYTES / SECTOR_BYTES;
 /// A file that no export has: a plan that names it cannot be carried out.
 const NO_SUCH_FILE: FileId = FileId(99);
 
+/// A place at which the file has no bytes.
+const BEHIND_THE_END: u64 = 1 << 40;
+
 /// What the disk does besides serving. Each number means "every n-th time"; zero never.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Mischief {
+pub struct Faults {
     /// A request is parked for space, and woken by [`MemoryDisk::wake_all`].
     pub park_space: u64,
     /// A request is parked for a fetch.
@@ -34,6 +37,23 @@ pub struct Mischief {
     pub slow_sync: bool,
     /// Sectors per piece at most; zero for no limit.
     pub piece_sectors: u64,
+    /// Plans of reads name a place behind the end of the file.
+    pub short_read: bool,
+    /// Plans of reads leave the request's first sector out.
+    pub plan_gap: bool,
+}
+
+impl Faults {
+    /// It serves, and does nothing else.
+    pub const NONE: Faults = Faults {
+        park_space: 0,
+        park_fetch: 0,
+        fail_move: 0,
+        slow_sync: false,
+        piece_sectors: 0,
+        short_read: false,
+        plan_gap: false,
+    };
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,7 +82,7 @@ struct State {
 pub struct MemoryDisk {
     sectors: u64,
     logical_block: u32,
-    mischief: Mutex<Mischief>,
+    faults: Mutex<Faults>,
     state: Mutex<State>,
     begun: AtomicU64,
     writes: AtomicU64,
@@ -179,16 +199,24 @@ impl State {
     }
 }
 
+impl fmt::Debug for MemoryDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryDisk")
+            .field("sectors", &self.sectors)
+            .finish_non_exhaustive()
+    }
+}
+
 impl MemoryDisk {
     /// A disk of `bytes` on a memory file of its own, and that file ([`FileId::LOG`]).
-    pub fn new(bytes: u64, logical_block: u32, mischief: Mischief) -> (Arc<Self>, Arc<OwnedFd>) {
+    pub fn new(bytes: u64, logical_block: u32, faults: Faults) -> (Arc<Self>, Arc<OwnedFd>) {
         // Sparse: only what is written costs memory.
         let file = reactor::memfd(c"disk", bytes * 8 + (64 << 20)).expect("a memory file");
-        (Self::over(bytes, logical_block, mischief), Arc::new(file))
+        (Self::over(bytes, logical_block, faults), Arc::new(file))
     }
 
     /// A disk of `bytes` whose plans name places in a file of the caller's.
-    pub fn over(bytes: u64, logical_block: u32, mischief: Mischief) -> Arc<Self> {
+    pub fn over(bytes: u64, logical_block: u32, faults: Faults) -> Arc<Self> {
         let sectors = bytes / SECTOR_BYTES;
         let state = State {
             map: vec![(0, 0); sectors as usize],
@@ -204,7 +232,7 @@ impl MemoryDisk {
         let disk = Arc::new(MemoryDisk {
             sectors,
             logical_block,
-            mischief: Mutex::new(mischief),
+            faults: Mutex::new(faults),
             state: Mutex::new(state),
             begun: AtomicU64::new(0),
             writes: AtomicU64::new(0),
@@ -225,8 +253,8 @@ impl MemoryDisk {
     }
 
     /// Changes how it misbehaves.
-    pub fn set_mischief(&self, mischief: Mischief) {
-        *self.mischief.lock().expect("no panic under the lock") = mischief;
+    pub fn set_faults(&self, faults: Faults) {
+        *self.faults.lock().expect("no panic under the lock") = faults;
     }
 
     /// Wakes everybody who is parked; how many.
@@ -273,20 +301,16 @@ impl MemoryDisk {
     }
 
     fn plan_read(&self, sector: u64, sectors: u64) -> ReadPlan {
-        let limit = self
-            .mischief
-            .lock()
-            .expect("no panic under the lock")
-            .piece_sectors;
-        let limit = if limit == 0 {
+        let faults = *self.faults.lock().expect("no panic under the lock");
+        let limit = if faults.piece_sectors == 0 {
             u32::MAX.into()
         } else {
-            limit * SECTOR_BYTES
+            faults.piece_sectors * SECTOR_BYTES
         };
         let mut state = self.state();
         let mut pieces: Vec<Piece> = Vec::new();
         let mut extents = Vec::new();
-        for at in 0..sectors {
+        for at in u64::from(faults.plan_gap)..sectors {
             let (number, index) = state.map[(sector + at) as usize];
             let place = if number == 0 {
                 Place::Hole
@@ -322,6 +346,14 @@ impl MemoryDisk {
             }
         }
         drop(state);
+        if faults.short_read {
+            for piece in &mut pieces {
+                piece.place = Place::At {
+                    file: FileId::LOG,
+                    offset: BEHIND_THE_END,
+                };
+            }
+        }
         ReadPlan(Planned {
             disk: self.arc(),
             extents,
@@ -330,14 +362,14 @@ impl MemoryDisk {
     }
 
     fn plan_write(&self, sector: u64, sectors: u64, fua: bool) -> WritePlan {
-        let mischief = *self.mischief.lock().expect("no panic under the lock");
-        let limit = if mischief.piece_sectors == 0 {
+        let faults = *self.faults.lock().expect("no panic under the lock");
+        let limit = if faults.piece_sectors == 0 {
             sectors
         } else {
-            mischief.piece_sectors
+            faults.piece_sectors
         };
         let count = self.writes.fetch_add(1, Ordering::SeqCst) + 1;
-        let fails = self.due(mischief.fail_move, count);
+        let fails = self.due(faults.fail_move, count);
         let mut state = self.state();
         let (mut extents, mut pieces) = (Vec::new(), Vec::new());
         let mut at = 0;
@@ -368,7 +400,7 @@ impl MemoryDisk {
 
     fn durable(&self, waker: &Waker) -> Step<ReadPlan, WritePlan, SyncWait> {
         if !self
-            .mischief
+            .faults
             .lock()
             .expect("no panic under the lock")
             .slow_sync
@@ -398,16 +430,20 @@ impl Backend for MemoryDisk {
     }
 
     fn begin(&self, op: &Op, waker: &Waker) -> StepOf<Self> {
+        // Read first: who saw the count may change them.
+        let faults = *self.faults.lock().expect("no panic under the lock");
         let count = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let mischief = *self.mischief.lock().expect("no panic under the lock");
         for (every, cause) in [
-            (mischief.park_space, Park::Space),
-            (mischief.park_fetch, Park::Fetch),
+            (faults.park_space, Park::Space),
+            (faults.park_fetch, Park::Fetch),
         ] {
             if self.due(every, count) && *op != Op::Flush {
                 self.state().wakers.push(waker.clone());
                 return Step::Park(cause);
             }
+        }
+        if self.read_only.load(Ordering::Relaxed) && !matches!(op, Op::Read { .. } | Op::Flush) {
+            return Step::Done(Err(ErrorKind::ReadOnly));
         }
         match *op {
             Op::Read { sector, sectors } => Step::Read(self.plan_read(sector, u64::from(sectors))),
