@@ -1,11 +1,13 @@
-//! What the engine asks of the world, and what the world answers.
+//! The requests that the engine hands to its driver, and the outcomes that the driver gives back.
 //!
 //! The engine does no I/O: it emits [`Request`]s and takes [`Outcome`]s, in any order, from any
 //! thread. Disk requests name files by [`FileId`]; store requests name objects by key.
 
+use std::fmt;
+
 use blkmq::io::FileId;
 
-/// Told when the engine has something to be done by whoever drives it. Called from any thread,
+/// The driver's wake-up: called when the engine has something for it to do. Called from any thread,
 /// also under engine locks: must not block and must not call the engine back.
 pub trait Notify: Send + Sync {
     /// `take_commit_requests` has something; latency matters.
@@ -75,9 +77,74 @@ pub enum DiskOp {
     },
 }
 
-/// What went wrong with a disk operation. The text names operation, file and cause.
+impl DiskOp {
+    /// What is done, and where.
+    pub fn place(&self) -> DiskPlace {
+        let (operation, file, offset, len) = match *self {
+            DiskOp::Read { file, offset, len } => ("read", file, offset, len as u64),
+            DiskOp::Write {
+                file,
+                offset,
+                ref data,
+            } => ("write", file, offset, data.len() as u64),
+            DiskOp::Zero { file, offset, len } => ("zero-fill", file, offset, len),
+            DiskOp::Sync { file } => ("sync", file, 0, 0),
+        };
+        DiskPlace {
+            operation,
+            file,
+            offset,
+            len,
+        }
+    }
+}
+
+/// A disk operation without its bytes, for messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DiskPlace {
+    operation: &'static str,
+    file: FileId,
+    offset: u64,
+    len: u64,
+}
+
+impl fmt::Display for DiskPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DiskPlace {
+            operation,
+            offset,
+            len,
+            ..
+        } = self;
+        let file = file_name(self.file);
+        match *operation {
+            "sync" => write!(f, "sync of {file}"),
+            _ => write!(f, "{operation} of {len} bytes at offset {offset} of {file}"),
+        }
+    }
+}
+
+/// What a file is called in messages.
+pub fn file_name(file: FileId) -> &'static str {
+    match file {
+        FileId::LOG => "the log",
+        FileId::CACHE => "the cache file",
+        FileId::MEMORY => "the memory file",
+        _ => "an unknown file",
+    }
+}
+
+/// Why a disk operation failed: the cause alone, with its errno. The engine puts operation, file,
+/// offset and length before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskError(pub String);
+
+impl DiskError {
+    /// The same, with what failed.
+    pub(crate) fn at(self, place: DiskPlace) -> DiskError {
+        DiskError(format!("{place}: {}", self.0))
+    }
+}
 
 /// The store's name for one version of an object (an entity tag).
 #[derive(Debug, Clone, PartialEq, Eq)]

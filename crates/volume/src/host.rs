@@ -12,6 +12,7 @@ use crate::cache::CacheUsage;
 use crate::driver::{Notify, Outcome, Request, RequestId};
 use crate::engine::{Engine, Parts};
 use crate::error::OpenError;
+use crate::failures::FailureCounts;
 use crate::jobs::maintenance::{self, Maintenance};
 use crate::jobs::{Answer, Jobs, Port};
 
@@ -70,6 +71,8 @@ pub struct HostUsage {
     pub cache: CacheUsage,
     /// The log is poisoned.
     pub poisoned: bool,
+    /// Failed I/O since the host was started.
+    pub failures: FailureCounts,
 }
 
 /// The engine of one cache directory.
@@ -224,6 +227,7 @@ impl Host {
             pressure_permille: counts.pressure(),
             cache: engine.cache.usage(),
             poisoned: engine.poisoned.load(Ordering::Acquire),
+            failures: self.jobs.failures.counts(),
         }
     }
 

@@ -19,6 +19,7 @@ mod codec;
 pub mod driver;
 mod engine;
 mod error;
+mod failures;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub mod units;
 pub use cache::CacheUsage;
 pub use driver::{Notify, Outcome, Request, RequestId};
 pub use error::OpenError;
+pub use failures::{FailureCounts, FailureKind};
 pub use host::{Host, HostUsage, Setup};
 pub use jobs::Answer;
 pub use log::ring::{HeapRegion, RingRegion, Rings, TailId};

@@ -10,7 +10,7 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, FileId, MoveError, Op, Place, Plan, Step};
 use support::{Lasting, World, options, waker};
 use volume::driver::{DiskError, DiskOp, Outcome, Request, RequestOp};
-use volume::{OpenError, Options};
+use volume::{FailureKind, OpenError, Options};
 
 const GIB: u64 = 1 << 30;
 
@@ -379,4 +379,40 @@ fn a_segment_whose_header_cannot_be_written_keeps_no_other_from_writers() {
     }
     world.flush(&volume);
     assert_eq!(world.read_fill(&volume, 0, 32 << 10), 9);
+}
+
+#[test]
+fn a_failed_log_write_is_counted_and_its_bytes_are_written_elsewhere() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    let op = Op::Write {
+        sector: 0,
+        sectors: 8,
+        fua: false,
+    };
+    let log_writes = |world: &World| world.host.usage().failures.of(FailureKind::LogWrite);
+    let Step::Write(plan) = volume.begin(&op, &waker()) else {
+        panic!("there is room")
+    };
+    let first = plan.pieces()[0];
+    let error = MoveError::of_piece(Direction::Write, &first, 5);
+    let Step::Write(plan) = volume.written(plan, Err(error), &waker()) else {
+        panic!("another place is tried")
+    };
+    assert_ne!(plan.pieces()[0].place, first.place);
+    assert_eq!(log_writes(&world), 1);
+    let Step::Write(plan) = volume.written(plan, Err(error), &waker()) else {
+        panic!("another place is tried")
+    };
+    let last = volume.written(plan, Err(error), &waker());
+    assert!(matches!(last, Step::Done(Err(ErrorKind::Io))), "{last:?}");
+    assert_eq!(log_writes(&world), 3);
+    world.lasting.failing_syncs = 1;
+    let flush = world.request(&volume, Op::Flush, &mut []);
+    assert_eq!(flush, Ok(()), "nothing was committed");
+    world.write(&volume, 0, 1, 4096);
+    assert!(world.request(&volume, Op::Flush, &mut []).is_err());
+    let syncs = world.host.usage().failures.of(FailureKind::LogSync);
+    assert_eq!(syncs, 1);
 }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use volume::HostUsage;
+use volume::{FailureKind, HostUsage};
 
 use crate::control_plane::ControlPlane;
 use crate::frontends::open_volumes::OpenVolume;
@@ -60,6 +60,14 @@ fn write_usage(text: &mut MetricsText, usage: &HostUsage) {
         ("disk", usage.cache.disk_bytes),
     ] {
         text.sample(&[("tier", tier)], bytes as f64);
+    }
+    text.family(
+        "firn_io_failures_total",
+        "counter",
+        "Failed I/O of the engine, by what failed.",
+    );
+    for kind in FailureKind::ALL {
+        text.sample(&[("kind", kind.name())], usage.failures.of(kind) as f64);
     }
 }
 

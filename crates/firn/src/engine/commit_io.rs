@@ -98,17 +98,11 @@ impl Source for CommitIo {
             return;
         };
         let result = match completion {
-            Completion::Write(_, result) => {
-                result.map_err(|error| DiskError(format!("write of the log failed: {error}")))
-            }
-            Completion::Sync(result) => {
-                result.map_err(|error| DiskError(format!("sync of the log failed: {error}")))
+            Completion::Write(_, result) | Completion::Sync(result) => {
+                result.map_err(|error| DiskError(error.to_string()))
             }
             other => Err(DiskError(format!("an unexpected completion: {other:?}"))),
         };
-        if let Err(error) = &result {
-            tracing::error!(error = %error.0, "an operation on the log failed");
-        }
         self.complete(id, result);
         self.pump(cx);
     }

@@ -31,18 +31,8 @@ pub(crate) struct BlockingIo {
 impl BlockingIo {
     /// Carries out one request. Blocks.
     pub(crate) fn execute(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
-        let (operation, file) = match &op {
-            DiskOp::Read { file, .. } => ("read", *file),
-            DiskOp::Write { file, .. } => ("write", *file),
-            DiskOp::Zero { file, .. } => ("zero", *file),
-            DiskOp::Sync { file } => ("sync", *file),
-        };
-        self.attempt(op).map_err(|source| {
-            DiskError(format!(
-                "{operation} of {} failed: {source}",
-                file_name(file)
-            ))
-        })
+        self.attempt(op)
+            .map_err(|source| DiskError(source.to_string()))
     }
 
     fn attempt(&self, op: DiskOp) -> io::Result<Vec<u8>> {
@@ -75,15 +65,6 @@ impl BlockingIo {
             FileId::MEMORY => Ok((&self.memory, false)),
             _ => Err(io::Error::other("no such file")),
         }
-    }
-}
-
-fn file_name(file: FileId) -> &'static str {
-    match file {
-        FileId::LOG => "the log",
-        FileId::CACHE => "the cache file",
-        FileId::MEMORY => "the memory file",
-        _ => "an unknown file",
     }
 }
 

@@ -16,6 +16,7 @@ use std::task::{Context, Wake, Waker};
 
 use super::reply::{Reply, ReplyCell};
 use crate::driver::{Notify, Outcome, Request, RequestId, RequestOp};
+use crate::failures::Failures;
 use crate::lock::lock;
 use crate::units::Now;
 
@@ -50,6 +51,8 @@ pub(crate) struct Jobs {
     /// Held by the one thread that polls.
     running: Mutex<()>,
     notify: Arc<dyn Notify>,
+    /// Failed I/O of procedures, the committer and requests.
+    pub(crate) failures: Failures,
 }
 
 impl fmt::Debug for Jobs {
@@ -67,6 +70,7 @@ impl Jobs {
             mono_ns: AtomicU64::new(0),
             running: Mutex::new(()),
             notify,
+            failures: Failures::default(),
         })
     }
 

@@ -9,6 +9,7 @@ use blkmq::io::FileId;
 
 use super::executor::Jobs;
 use crate::driver::{DiskError, DiskOp, Outcome, RequestOp, StoreError, StoreOp, StoreReply};
+use crate::failures::FailureKind;
 use crate::lock::lock;
 use crate::units::Now;
 
@@ -22,12 +23,19 @@ impl Port {
         &self,
         op: DiskOp,
     ) -> impl Future<Output = Result<Vec<u8>, DiskError>> + Send + use<> {
+        let (place, kind) = (op.place(), FailureKind::of_disk(&op));
         let reply = self.0.emit(RequestOp::Disk(op));
+        let jobs = Arc::clone(&self.0);
         async move {
-            match reply.await {
+            let result = match reply.await {
                 Outcome::Disk(result) => result,
                 Outcome::Store(_) => Err(DiskError("a store outcome for a disk request".into())),
-            }
+            };
+            result.map_err(|error| {
+                // The procedure that asked logs it: it knows what follows.
+                let _ = jobs.failures.record(kind, jobs.mono_ns());
+                error.at(place)
+            })
         }
     }
 
@@ -37,13 +45,21 @@ impl Port {
         op: StoreOp,
     ) -> impl Future<Output = Result<StoreReply, StoreError>> + Send + use<> {
         let reply = self.0.emit(RequestOp::Store(op));
+        let jobs = Arc::clone(&self.0);
         async move {
-            match reply.await {
+            let result = match reply.await {
                 Outcome::Store(result) => result,
                 Outcome::Disk(_) => Err(StoreError::Unavailable(
                     "a disk outcome for a store request".into(),
                 )),
+            };
+            if let Err(
+                StoreError::Unknown(_) | StoreError::Unavailable(_) | StoreError::Denied(_),
+            ) = &result
+            {
+                let _ = jobs.failures.record(FailureKind::Store, jobs.mono_ns());
             }
+            result
         }
     }
 

@@ -17,7 +17,8 @@ use blkmq::io::FileId;
 
 use super::frame::{FrameWriter, Part, Record};
 use super::layout::Layout;
-use crate::driver::{DiskError, DiskOp, Outcome, Request, RequestId, RequestOp};
+use crate::driver::{DiskError, DiskOp, DiskPlace, Outcome, Request, RequestId, RequestOp};
+use crate::failures::FailureKind;
 use crate::jobs::{Jobs, Signal};
 use crate::lock::lock;
 use crate::request::tail::Tail;
@@ -72,7 +73,8 @@ struct State {
     /// Records that the frame in flight takes along.
     written: Vec<Record>,
     journal: Journal,
-    awaited: Option<RequestId>,
+    /// The request in flight, and what it does.
+    awaited: Option<(RequestId, DiskPlace, FailureKind)>,
     out: VecDeque<Request>,
 }
 
@@ -211,14 +213,18 @@ impl Committer {
         outcome: Outcome,
     ) -> Result<(), Outcome> {
         let mut state = lock(&self.state);
-        if state.awaited != Some(id) {
+        let Some((_, place, kind)) = state.awaited.take_if(|(awaited, ..)| *awaited == id) else {
             return Err(outcome);
-        }
-        state.awaited = None;
+        };
         let result = match outcome {
             Outcome::Disk(result) => result.map(drop),
             Outcome::Store(_) => Err(DiskError("a store outcome for a disk request".into())),
         };
+        let result = result.map_err(|error| {
+            // It poisons the log, which is logged once.
+            let _ = engine.jobs().failures.record(kind, engine.jobs().mono_ns());
+            error.at(place)
+        });
         let mut finished = Cuts::new();
         if let Err(error) = result {
             self.poison(&mut state, engine, &error);
@@ -400,7 +406,7 @@ impl Committer {
 
 fn emit(state: &mut State, engine: &Arc<impl CommitEnvironment>, op: DiskOp) {
     let id = engine.jobs().next_request_id();
-    state.awaited = Some(id);
+    state.awaited = Some((id, op.place(), FailureKind::of_disk(&op)));
     state.out.push_back(Request {
         id,
         op: RequestOp::Disk(op),

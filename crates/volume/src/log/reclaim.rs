@@ -287,7 +287,13 @@ async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntr
             .port
             .read(FileId::LOG, from, (sectors * SECTOR_BYTES) as usize)
             .await;
-        let mut data = read.ok()?;
+        let mut data = match read {
+            Ok(data) => data,
+            Err(error) => {
+                tracing::warn!(error = error.0, "live bytes could not be moved");
+                return None;
+            }
+        };
         data.drain(..(lead * SECTOR_BYTES) as usize);
         data.resize(
             (span.sectors().next_multiple_of(BLOCK_SECTORS) * SECTOR_BYTES) as usize,
@@ -301,7 +307,10 @@ async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntr
             let len = (lot.span.sectors().next_multiple_of(BLOCK_SECTORS) * SECTOR_BYTES) as usize;
             let part = data[at..at + len].to_vec();
             let to = lot.addr.byte_offset();
-            written &= engine.port.write(FileId::LOG, to, part).await.is_ok();
+            if let Err(error) = engine.port.write(FileId::LOG, to, part).await {
+                tracing::warn!(error = error.0, "live bytes could not be moved");
+                written = false;
+            }
         }
         for lot in &lots {
             let old = addr.skip(lot.span.start - span.start);

@@ -14,12 +14,15 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, Geometry, MoveResult, Op, Park, Piece, Pin, Place, Plan, SECTOR_BYTES, Step, StepOf,
+    Backend, Geometry, MoveError, MoveResult, Op, Park, Piece, Pin, Place, Plan, SECTOR_BYTES,
+    Step, StepOf,
 };
 use smallvec::SmallVec;
 
 use crate::cache::ChunkKey;
+use crate::driver::file_name;
 use crate::engine::Engine;
+use crate::failures::FailureKind;
 use crate::log::segments::{Lots, Stream};
 use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
@@ -339,6 +342,29 @@ impl Volume {
         self.finish_write(lsn, fua, waker)
     }
 
+    /// Counts a failed move, and logs it with its cause unless one was logged a moment ago.
+    #[cold]
+    fn report_failed_move(&self, error: &MoveError, next: &str) {
+        let jobs = &self.engine.jobs;
+        let (Some(kind), Some(file)) = (FailureKind::of_move(error), error.file) else {
+            tracing::error!(volume = self.name(), %error, next, "a plan was refused");
+            return;
+        };
+        if let Some(unlogged) = jobs.failures.record(kind, jobs.mono_ns()) {
+            tracing::warn!(
+                volume = self.name(),
+                operation = %error.direction,
+                file = file_name(file),
+                offset = error.offset,
+                len = error.len,
+                errno = error.errno,
+                unlogged,
+                next,
+                "I/O of a request failed"
+            );
+        }
+    }
+
     /// The commit is done; what is left is durability, if it was asked for.
     fn finish_write(&self, lsn: Lsn, fua: bool, waker: &Waker) -> StepOf<Self> {
         if fua && !canary::active!("drop_fua") {
@@ -447,15 +473,19 @@ impl Backend for Volume {
             && plan.pieces.iter().any(from_cache_disk)
             && self.engine.cache.mark_damaged_on_disk(&plan.chunks);
         drop(plan);
+        if let Err(error) = &moved {
+            let next = if again {
+                "fetched from the store"
+            } else {
+                "the request fails"
+            };
+            self.report_failed_move(error, next);
+        }
         if let Err(error) = self.tail.lock().serving() {
             return Step::Done(Err(error));
         }
         if again {
             // The store has those bytes too (S8). It ends: they are not looked for there again.
-            tracing::warn!(
-                volume = self.name(),
-                "the cache disk failed a read; fetching anew"
-            );
             waker.wake_by_ref();
             return Step::Park(Park::Fetch);
         }
@@ -469,9 +499,10 @@ impl Backend for Volume {
             let (span, fua, tries) = (plan.span, plan.fua, plan.tries + 1);
             drop(plan);
             if tries == WRITE_TRIES {
+                self.report_failed_move(&error, "the request fails");
                 return Step::Done(Err(error.into()));
             }
-            tracing::warn!(volume = self.name(), %error, "a log write failed; writing elsewhere");
+            self.report_failed_move(&error, "written elsewhere in the log");
             return self.begin_write(span, fua, tries, waker);
         }
         let Volume { engine, tail } = self;

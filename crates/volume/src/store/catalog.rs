@@ -62,7 +62,7 @@ pub(crate) async fn create(
     match store_with_retry(engine, op).await {
         Ok(_) => return Ok(VolumeInfo::of(&root)),
         Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
-        Err(error) => return Err(store_error(&key, &error)),
+        Err(error) => return Err(store_error("create", &key, &error)),
     }
     // Somebody's root is there, or it is not known: look for our own.
     match read_any_root(engine, &spec.name).await {
@@ -135,7 +135,7 @@ pub(crate) async fn list(engine: &Arc<Engine>) -> Result<Vec<VolumeInfo>, OpenEr
     let keys = match store_with_retry(engine, op).await {
         Ok(StoreReply::Keys(keys)) => keys,
         Ok(_) => return Err(OpenError::Store("the store's list does not fit".into())),
-        Err(error) => return Err(store_error(ROOT_PREFIX, &error)),
+        Err(error) => return Err(store_error("list", ROOT_PREFIX, &error)),
     };
     let mut infos = BTreeMap::new();
     for name in keys.iter().filter_map(|key| volume_of_root_key(key)) {

@@ -123,7 +123,11 @@ async fn fold_pages(
                 load_page(out.engine, tail, number, block)
                     .await
                     .map_err(|error| {
-                        OpenError::Store(format!("index page {number} of {}: {error}", tail.name()))
+                        OpenError::Store(format!(
+                            "read of {}: index page {number} of {}: {error}",
+                            block.object.index_key(),
+                            tail.name()
+                        ))
                     })?,
             )),
         };

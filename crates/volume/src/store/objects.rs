@@ -34,14 +34,14 @@ pub(crate) async fn store_with_retry(
     engine.port.store(op).await
 }
 
-pub(crate) fn store_error(key: &str, error: &StoreError) -> OpenError {
-    OpenError::Store(match error {
-        StoreError::NotFound => format!("{key} is not in the store"),
-        StoreError::PreconditionFailed => format!("{key} was changed by somebody else"),
-        StoreError::Unknown(why) | StoreError::Unavailable(why) | StoreError::Denied(why) => {
-            format!("{key}: {why}")
-        }
-    })
+/// A failed request, with its operation and object. The store's own texts name the cause.
+pub(crate) fn store_error(operation: &str, key: &str, error: &StoreError) -> OpenError {
+    let cause = match error {
+        StoreError::NotFound => "it is not in the store",
+        StoreError::PreconditionFailed => "another host changed it",
+        StoreError::Unknown(why) | StoreError::Unavailable(why) | StoreError::Denied(why) => why,
+    };
+    OpenError::Store(format!("{operation} of {key}: {cause}"))
 }
 
 /// Reads exactly this range, with the retries of an open.
@@ -61,7 +61,7 @@ pub(crate) async fn read_exactly(
         Ok(_) => Err(OpenError::Store(format!(
             "{key}: the store's answer has another length"
         ))),
-        Err(error) => Err(store_error(key, &error)),
+        Err(error) => Err(store_error("read", key, &error)),
     }
 }
 
@@ -84,7 +84,7 @@ pub(crate) async fn put(
         .await
     {
         Ok(_) => Ok(()),
-        Err(error) => Err(store_error(&key, &error)),
+        Err(error) => Err(store_error("write", &key, &error)),
     }
 }
 
@@ -119,7 +119,13 @@ pub(crate) async fn read_range(
                 return Err(ErrorKind::Corrupt);
             }
             Err(error) => {
-                tracing::warn!(key, ?error, "a fetch failed and will be tried again");
+                tracing::warn!(
+                    key,
+                    offset,
+                    len,
+                    ?error,
+                    "a read of the store failed and will be tried again"
+                );
             }
         }
         if tail.lock().serving().is_err() {

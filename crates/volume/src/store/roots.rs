@@ -40,7 +40,7 @@ pub(crate) async fn read_any_root(engine: &Engine, name: &str) -> Result<KnownRo
             "{key}: the store's answer does not fit"
         ))),
         Err(StoreError::NotFound) => Err(OpenError::NoSuchVolume(name.to_owned())),
-        Err(error) => Err(store_error(&key, &error)),
+        Err(error) => Err(store_error("read", &key, &error)),
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) async fn replace_root(
                 }
                 return match unknown {
                     // It did not happen, or has not yet.
-                    Some(error) if found == *version => Err(store_error(&key, &error)),
+                    Some(error) if found == *version => Err(store_error("update", &key, &error)),
                     _ => Ok(ReplaceOutcome::Conflict(Box::new(KnownRoot {
                         root: standing,
                         version: found,
@@ -137,7 +137,7 @@ pub(crate) async fn replace_root(
             }
             Err(StoreError::NotFound) => return Ok(ReplaceOutcome::Missing),
             Ok(_) => return Err(nonsense()),
-            Err(error) if tries == 8 => return Err(store_error(&key, &error)),
+            Err(error) if tries == 8 => return Err(store_error("read-back", &key, &error)),
             Err(_) => {
                 tries += 1;
                 engine.port.sleep(engine.options.retry_ns).await;
