@@ -1,7 +1,7 @@
 //! Page-aligned memory from the allocator or from elsewhere.
 //!
-//! It only allocates and frees. Who may touch the bytes is decided by [`crate::Buf`], and where
-//! memory goes after its last use by the pool.
+//! This file only allocates and frees. [`crate::Buf`] decides what may touch the bytes, and the pool
+//! where memory goes after its last use.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -22,7 +22,7 @@ pub(crate) struct AlignedMemory {
     /// The first aligned byte of it.
     start: NonNull<u8>,
     capacity: usize,
-    /// Who frees it, where that is not the allocator.
+    /// What frees it, where that is not the allocator.
     owner: Option<Box<dyn Send + Sync>>,
 }
 
@@ -77,8 +77,8 @@ impl AlignedMemory {
         }
     }
 
-    /// Leaves space for aligning by hand: asked for aligned memory, the allocator would zero it by
-    /// writing to every page, and large buffers that are never used would cost memory.
+    /// The layout leaves space for aligning here: asked for aligned memory, the allocator would zero
+    /// it by writing to every page, and large buffers that are never used would cost memory.
     fn layout(capacity: usize) -> Option<Layout> {
         Layout::array::<u64>(capacity.checked_add(BUF_ALIGN)? / size_of::<u64>()).ok()
     }

@@ -1,4 +1,4 @@
-//! Memory that the kernel may be told to write to: page-aligned, zeroed when new, and always
+//! Memory that the kernel may be asked to write to: page-aligned, zeroed when new, and always
 //! owned by exactly one value.
 //!
 //! An operation takes its [`Buf`] by value and gives it back when the kernel is done, so no safe
@@ -56,7 +56,7 @@ impl Buf {
     /// # Safety
     ///
     /// The `len` bytes from `start` on are initialised, aligned to [`BUF_ALIGN`] and valid for
-    /// reads and writes, and nobody else reads or writes them until `owner` is dropped.
+    /// reads and writes, and nothing else reads or writes them until `owner` is dropped.
     pub unsafe fn from_foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Buf {
         let region = Region::new(AlignedMemory::from_foreign(start, len, owner));
         Buf::from_region(Arc::new(region), len)
@@ -152,7 +152,7 @@ impl Buf {
         unsafe { self.region.start().as_ptr().add(self.start) }
     }
 
-    /// Where a driver may read or write [`Buf::capacity`] bytes as long as `self` lives unused.
+    /// Where a device may read or write [`Buf::capacity`] bytes as long as `self` lives unused.
     #[inline]
     pub fn address(&self) -> u64 {
         self.as_ptr() as u64
@@ -165,7 +165,7 @@ impl Buf {
 }
 
 impl Drop for Buf {
-    /// The last part gives its region back as it is: what counts the parts is used again, too.
+    /// The last part gives its region back together with its `Arc`, which is reused too.
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, and its region is not looked at through it after this.
@@ -265,7 +265,7 @@ mod tests {
     fn memory_from_elsewhere_goes_back_with_its_last_part() {
         let own = Arc::new(Buf::allocate(8192).unwrap());
         let start = NonNull::new(own.as_ptr()).unwrap();
-        // SAFETY: the memory is that of `own`, which nobody uses while its owner lives.
+        // SAFETY: the memory is that of `own`, which nothing uses while its owner lives.
         let mut buf = unsafe { Buf::from_foreign(start, 8192, Box::new(Arc::clone(&own))) };
         buf.fill(5);
         let front = buf.split_to(4096);

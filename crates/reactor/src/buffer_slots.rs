@@ -1,8 +1,8 @@
 //! Buffer slots: the numbers under which a ring's kernel side knows memory, and whose they are.
 //!
-//! What is in a slot is the kernel's affair (a driver puts a request's memory there); this table
-//! only sees to it that two users never take the same number, and that the numbers of a source
-//! that is gone come back.
+//! What is in a slot is not known here (a device driver puts a request's memory there). This table
+//! only ensures that a number never has two holders, and that the numbers of a source that is gone
+//! come back.
 
 use crate::ids::SourceId;
 
@@ -11,7 +11,7 @@ const COUNT: u16 = 16_384;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    Nobody,
+    None,
     Reactor,
     Source(SourceId),
 }
@@ -32,7 +32,7 @@ impl BufferSlots {
 
     /// The ring has its table now.
     pub(crate) fn enable(&mut self) {
-        self.holders = vec![Holder::Nobody; usize::from(COUNT)];
+        self.holders = vec![Holder::None; usize::from(COUNT)];
         // The lowest numbers are taken first.
         self.free = (0..COUNT).rev().collect();
     }
@@ -49,13 +49,13 @@ impl BufferSlots {
         Some(taken)
     }
 
-    /// Takes slots back; those that nobody holds are left alone.
+    /// Takes slots back; free ones are left alone.
     pub(crate) fn release(&mut self, slots: &[u16]) {
         for &slot in slots {
             let Some(holder) = self.holders.get_mut(usize::from(slot)) else {
                 continue;
             };
-            if std::mem::replace(holder, Holder::Nobody) != Holder::Nobody {
+            if std::mem::replace(holder, Holder::None) != Holder::None {
                 self.free.push(slot);
             }
         }
@@ -76,7 +76,7 @@ impl BufferSlots {
 impl BufferSlots {
     /// Panics where a slot is free and held at the same time, or neither.
     pub(crate) fn assert_invariants(&self) {
-        let is_held = |holder: &&Holder| **holder != Holder::Nobody;
+        let is_held = |holder: &&Holder| **holder != Holder::None;
         let held = self.holders.iter().filter(is_held).count();
         assert_eq!(
             held + self.free.len(),

@@ -1,4 +1,4 @@
-//! A single call to the kernel, with raw memory: what operations ask of a driver.
+//! A single call to the kernel, with raw memory: what an operation asks of a driver.
 //!
 //! Operations turn themselves into calls and drivers carry them out; both are built on this file,
 //! and neither knows the other.

@@ -210,7 +210,7 @@ pub struct Core {
     armed: usize,
     /// Buffers that are held until the kernel has taken what was submitted.
     held_buffers: Vec<Buf>,
-    /// Whether one of them is another pool's, where somebody may wait that this reactor does not know.
+    /// Whether one of them is another pool's, where requests may wait that this reactor does not know.
     held_foreign: bool,
     buffer_slots: BufferSlots,
     files: FileTable,
@@ -384,6 +384,7 @@ impl Core {
     }
 
     /// The source that has a slot.
+    #[inline]
     fn source_at(&self, slot: u32) -> Option<SourceId> {
         let state = self.sources.get(slot as usize)?;
         let generation = state.generation;
@@ -395,7 +396,7 @@ impl Core {
         source_state::find(&mut self.sources, id)
     }
 
-    /// Removes a closed descriptor from the driver, and closes it where nobody else shares it.
+    /// Removes a closed descriptor from the driver, and closes it where no other reactor shares it.
     fn unregister(&mut self, closed: Option<ClosedFile>) {
         let Some(ClosedFile { slot, fixed, fd }) = closed else {
             return;

@@ -77,7 +77,8 @@ impl EventLoop {
                 .flatten()
                 .min();
             if let Err(error) = self.core.submit_and_wait(wait) {
-                // Nothing can be submitted any more: nobody may wait for ever.
+                // Nothing can be submitted any more, and sources must not wait for completions that
+                // cannot come.
                 let backend = self.core.backend();
                 tracing::error!(
                     %error,
@@ -251,7 +252,7 @@ impl EventLoop {
             return Some(None);
         };
         let stats = self.core.stats();
-        // CommandDriver that only their driver or the end of the ring can end keep nobody.
+        // Armed commands end with the ring: a stop does not wait for them.
         let detached =
             stats.sources == self.departing.len() && self.core.next_recipient().is_none();
         if detached && stats.ops == stats.armed {

@@ -38,7 +38,7 @@ pub(crate) struct ThreadExit {
     pub(crate) report: StopReport,
     /// When the thread was done with its work.
     pub(crate) finished_at: Instant,
-    /// Devices touch it in the reactor's thread only, so whoever joins the thread frees it.
+    /// Devices touch it in the reactor's thread only, so the thread that joins it frees it.
     pub(crate) _memory: ArmedMemory,
 }
 
@@ -52,7 +52,7 @@ impl ThreadExit {
     }
 }
 
-/// Waits for a thread up to the deadline: on its way out it is in the kernel, which may be stuck. The
+/// Waits for a thread up to the deadline: while it closes its ring it is in the kernel, which may be stuck. The
 /// memory that the ring had is freed by the joining thread, and the caller does not wait for that: it
 /// takes a call for every buffer.
 pub(crate) fn join(

@@ -1,5 +1,7 @@
-//! The reactor's own table of descriptors. An index stays valid until its file is closed and no
-//! operation uses it; after that it names nothing, even where the slot is taken anew.
+//! The reactor's table of descriptors.
+//!
+//! An index stays valid until its file is closed and no operation uses it; after that it names
+//! nothing, even where the slot is used again. A descriptor is never closed under an operation.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -11,7 +13,7 @@ use crate::ids::{FileIndex, SourceId};
 struct Entry {
     generation: u32,
     fd: Option<Arc<OwnedFd>>,
-    /// Known to the driver under the slot's number.
+    /// Whether the driver knows it by the slot's number.
     fixed: bool,
     /// Operations in flight.
     users: u32,
@@ -27,6 +29,7 @@ pub(crate) struct ClosedFile {
     pub(crate) fd: Arc<OwnedFd>,
 }
 
+/// The table of descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct FileTable {
     entries: Vec<Entry>,
@@ -71,7 +74,7 @@ impl FileTable {
         })
     }
 
-    /// Counts an operation in; `None` where the index names nothing that may be used.
+    /// Adds a user; `None` where the index names no file, or one that is closing.
     pub(crate) fn acquire(&mut self, index: FileIndex) -> Option<CallTarget> {
         let entry = self.entry(index)?;
         if entry.closing {
@@ -81,7 +84,7 @@ impl FileTable {
         self.target(index)
     }
 
-    /// Counts an operation out; the descriptor where it was the last of a closing file.
+    /// Removes a user; returns the descriptor where it was the last of a closing file.
     pub(crate) fn release(&mut self, index: FileIndex) -> Option<ClosedFile> {
         let entry = self.entry(index)?;
         entry.users -= 1;
@@ -89,7 +92,7 @@ impl FileTable {
         last.then(|| self.remove(index.slot)).flatten()
     }
 
-    /// Lets no more operations begin; the descriptor where none is in flight.
+    /// Closes a file to new users; returns the descriptor where it has none.
     pub(crate) fn close(&mut self, index: FileIndex) -> Option<ClosedFile> {
         let entry = self.entry(index)?;
         entry.closing = true;

@@ -6,7 +6,7 @@
 //! lock orders the two: either the reactor's second look finds the message, or that look came
 //! before the push, and then the sender's later look finds `sleeping` set.
 //!
-//! What a posted piece of work is, is the core's affair: the inbox only carries it (`W`).
+//! The inbox only carries posted work (`W`); the core defines what that is.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub(crate) enum Message<W> {
     Run(W),
     /// A source's waker was woken.
     Wake(Arc<SourceWaker<W>>),
-    /// A buffer came back that somebody waits for. The turn that this message causes lends it.
+    /// A buffer came back that a source waits for. The turn that this message causes lends it.
     BufferReturned,
 }
 

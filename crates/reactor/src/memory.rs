@@ -121,13 +121,13 @@ impl DioAlign {
     /// direct I/O, or the kernel or file system does not say.
     pub fn of(file: impl AsFd) -> io::Result<Option<DioAlign>> {
         let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)?;
-        let told = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
+        let reported = stat.stx_mask & StatxFlags::DIOALIGN.bits() != 0;
         let align = DioAlign {
             memory: stat.stx_dio_mem_align,
             offset: stat.stx_dio_offset_align,
         };
         let sane = align.memory.is_power_of_two() && align.offset.is_power_of_two();
-        Ok((told && sane).then_some(align))
+        Ok((reported && sane).then_some(align))
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         match DioAlign::of(&file).unwrap() {
             Some(align) => assert!(align.offset >= 512 && align.memory >= 1),
-            None => println!("skipped: this file system does not tell its direct I/O alignment"),
+            None => println!("skipped: this file system does not report its direct I/O alignment"),
         }
     }
 }

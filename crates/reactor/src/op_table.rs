@@ -1,27 +1,28 @@
 //! Operations in flight, by key.
 //!
 //! A key names one operation and never another: its slot's generation is part of it. A slot is
-//! taken until the operation's last raw result is in, so what the kernel may touch stays held.
-//! The highest bit of a key is never set: such keys are those of armed commands, which are not here.
+//! taken until the operation's last raw result is in, so what the kernel may touch stays owned.
+//! The highest bit of a key is never set: keys with it belong to armed commands, which are not here.
 
 use crate::buf::Buf;
 use crate::ids::{FileIndex, OpId, SourceId, Token};
 use crate::op::Work;
 
+/// An operation in flight.
 pub(crate) struct ActiveOp {
     pub(crate) source: SourceId,
     pub(crate) token: Token,
     pub(crate) work: Work,
     pub(crate) file: Option<FileIndex>,
     pub(crate) cancelled: bool,
-    /// Ends by its driver's will only, or with the ring.
+    /// Ends only when its device ends it, or with the ring.
     pub(crate) armed: bool,
 }
 
 #[derive(Default)]
 struct Slot {
     generation: u32,
-    /// Counted as armed, also while its op is out of the table.
+    /// Counted as armed, also while the operation is out of its slot.
     armed: bool,
     op: Option<ActiveOp>,
 }
@@ -31,7 +32,7 @@ pub(crate) struct OpTable {
     slots: Vec<Slot>,
     free: Vec<u32>,
     armed: usize,
-    /// How often all of them were looked at.
+    /// How often all of them were scanned.
     #[cfg(test)]
     pub(crate) scans: std::cell::Cell<usize>,
 }
@@ -41,17 +42,17 @@ fn index_of(key: u64) -> usize {
 }
 
 impl OpTable {
-    /// How many there are.
+    /// How many are in flight.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// How many of them end by their driver's will only.
+    /// How many of them are armed.
     pub(crate) fn armed(&self) -> usize {
         self.armed
     }
 
-    /// Takes an operation in; its key.
+    /// Puts an operation into a free slot; returns its key.
     #[inline(always)]
     pub(crate) fn insert(&mut self, op: ActiveOp) -> u64 {
         let index = self.free.pop().unwrap_or_else(|| {
@@ -73,13 +74,13 @@ impl OpTable {
         slot.op.as_mut()
     }
 
-    /// Takes an operation out: `free` follows.
+    /// Takes an operation out of its slot; [`OpTable::release`] follows.
     pub(crate) fn take(&mut self, key: u64) -> Option<ActiveOp> {
         self.get(key)?;
         self.slots[index_of(key)].op.take()
     }
 
-    /// The operation has ended; its key names nothing any more.
+    /// Frees the slot of an operation that has ended; its key names nothing any more.
     pub(crate) fn release(&mut self, key: u64) {
         let slot = &mut self.slots[index_of(key)];
         slot.op = None;
@@ -88,8 +89,8 @@ impl OpTable {
         self.free.push(index_of(key) as u32);
     }
 
-    /// The operations of which `wanted` says so. It scans at all of them: never once per source or
-    /// file where many go together.
+    /// The operations for which `wanted` is true. It scans all of them, so it must not be called once
+    /// per source or file where many leave together.
     pub(crate) fn ids_where(&self, wanted: impl Fn(&ActiveOp) -> bool) -> Vec<OpId> {
         #[cfg(test)]
         self.scans.set(self.scans.get() + 1);
@@ -120,8 +121,8 @@ impl OpTable {
         assert_eq!(armed, self.armed, "armed operations");
     }
 
-    /// Makes an operation of any kind one that ends with the ring only: drivers whose commands
-    /// stay in flight are not on every host that runs tests.
+    /// Makes an operation of any kind an armed one, for tests on hosts without a device whose commands
+    /// stay in flight.
     #[cfg(test)]
     pub(crate) fn arm(&mut self, key: u64) {
         let op = self.get(key).expect("the operation is in flight");
@@ -145,7 +146,7 @@ impl OpTable {
 }
 
 impl Drop for OpTable {
-    /// What the kernel may still touch is never freed by who gives up or unwinds.
+    /// Leaks what is still in flight, also while unwinding: the kernel may still touch it.
     fn drop(&mut self) {
         if self.len() > 0 {
             Box::leak(Box::new(std::mem::take(&mut self.slots)));

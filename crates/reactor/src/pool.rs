@@ -1,26 +1,26 @@
 //! Pooled buffers with a bound on the bytes lent, and one reserve.
 //!
 //! Memory follows bytes in flight (R5): nothing is lent per tag in advance, and only a small
-//! part of what came back is kept. A dry pool answers `None`; the caller parks in order (R11).
+//! part of what came back is kept. An empty pool answers `None`; the caller parks in order (R11).
 //! The reserve is lent to one holder at a time, and only for [`Need::Progress`]: requests that
 //! already hold memory and cannot finish without a little more. As such a request gives the
 //! reserve back before it asks again, the head of that queue always gets on.
 //!
 //! # Buffers that are held for long
 //!
-//! A request that its device parks may keep its buffer for ever ([`Need::Held`]). Nobody must wait
-//! for such a buffer of somebody else, or one device's full log would stop all others. So:
+//! A request that its device parks may keep its buffer without a limit in time ([`Need::Held`]). No
+//! other device may wait for such a buffer, or one device's full log would stop all others. So:
 //!
-//! 1. They take at most half of the bytes, and leave room for the largest request besides: who
-//!    gives back without waiting ([`Need::Fresh`]) gets on whatever is held.
+//! 1. Held buffers take at most half of the bytes, and leave room for the largest request besides:
+//!    requests that give back without waiting ([`Need::Fresh`]) make progress whatever is held.
 //! 2. A holder gets no more than it leaves to the others: its own bytes and the new ones fit in what
 //!    is left of that half. One takes half of it at most, two a third each, and so on.
-//! 3. A holder that has none always gets one, beyond the bounds where need be. So who waits has a
-//!    buffer, and waits for its own to come back and for nothing else.
+//! 3. A holder that has none always gets one, beyond the bounds if necessary. So a holder that waits
+//!    has a buffer, and waits only for its own to come back.
 //!
-//! The third costs at most one request's bytes for each holder, which only queues of devices are:
-//! their number is the server's own choice. That of clients is not, so all that clients get beyond
-//! the bounds is bounded again ([`Need::Client`]); what they stop over is cut off instead.
+//! The third rule costs at most one request's bytes for each holder. Holders are queues of devices,
+//! whose number the server chooses. It does not choose the number of clients, so what clients get
+//! beyond the bounds is bounded again ([`Need::Client`]); a client that stalls is disconnected.
 
 mod accounts;
 pub(crate) mod ledger;
@@ -63,15 +63,15 @@ impl BufferPool {
         })
     }
 
-    /// A buffer of `len` bytes with any content, or `None` where the pool is dry. See
-    /// [`BufferPool::take_for`] for what is held.
+    /// A buffer of `len` bytes with any content, or `None` where the pool is empty. See
+    /// [`BufferPool::take_for`] for buffers that are held.
     pub fn take(&self, len: usize, need: Need) -> Option<Buf> {
         self.take_for(UNNAMED, len, need)
     }
 
-    /// The same for a holder, of whom all buffers for [`Need::Held`] and [`Need::Client`] count
-    /// together. The lower half of its number is its place, of which the pool keeps an account each,
-    /// and the upper one tells apart who has it after each other.
+    /// The same for a holder, whose buffers for [`Need::Held`] and [`Need::Client`] count together.
+    /// The lower half of its number is a slot, for each of which the pool keeps an account; the upper
+    /// half is the generation of the slot's user.
     pub fn take_for(&self, holder: u64, len: usize, need: Need) -> Option<Buf> {
         let (class, size) = class_of(len)?;
         let mut ledger = lock(&self.ledger);
@@ -80,37 +80,38 @@ impl BufferPool {
             other => other?,
         };
         drop(ledger);
-        let whole = Arc::get_mut(&mut region).expect("nobody has a part of what is not lent");
+        let whole =
+            Arc::get_mut(&mut region).expect("a region that is not lent has no other users");
         whole.set_loan(&self.ledger, kind, holder);
         Some(Buf::from_region(region, len))
     }
 
-    /// Wakes this the next time that a buffer comes back, once, from whatever thread. Who waits
-    /// asks for it before it tries to take one in vain.
+    /// Wakes `waker` the next time that a buffer comes back, once, on any thread. To be called before
+    /// the attempt to take a buffer that may fail, so that no return is missed.
     pub(crate) fn watch(&self, waker: &Waker) {
         lock(&self.ledger).watch = Some(waker.clone());
     }
 
-    /// Nobody waits any more, or who does looks anyway.
+    /// Ends [`BufferPool::watch`].
     pub(crate) fn unwatch(&self) {
         let watch = lock(&self.ledger).watch.take();
         drop(watch);
     }
 
-    /// Whether the system had no memory when it was last asked for some: no buffer that comes back
-    /// says when it has.
+    /// Whether the system had no memory when the pool last asked for some. Then waiting for a buffer
+    /// to come back is not enough.
     pub(crate) fn is_short(&self) -> bool {
         lock(&self.ledger).short
     }
 
-    /// The largest buffer that can ever be had, for whatever need.
+    /// The largest buffer that can be had, for any need.
     pub fn len_max(&self) -> usize {
         let most = lock(&self.ledger).bytes_max.min(BUF_ALIGN << (CLASSES - 1));
         // Sizes are powers of two.
         1 << most.ilog2()
     }
 
-    /// The largest buffer that is certain to come to who asks for [`Need::Progress`].
+    /// The largest buffer that [`Need::Progress`] is certain to get.
     pub fn reserve_len(&self) -> usize {
         lock(&self.ledger).reserve_len
     }
@@ -281,7 +282,7 @@ mod tests {
             std::thread::scope(|scope| scope.spawn(|| drop(buf)).join().unwrap());
             assert_eq!(woken(), round + 1);
             drop(pool.take_for(1, 4096, Need::Held));
-            assert_eq!(woken(), round + 1, "nobody watches");
+            assert_eq!(woken(), round + 1, "nothing watches");
         }
         pool.watch(&waker);
         pool.unwatch();
@@ -303,7 +304,7 @@ mod tests {
         other.join().unwrap();
         let stats = pool.stats();
         assert_eq!(stats.lent, 0);
-        assert!(stats.kept <= 3 * 8192, "{stats:?}: made anew each time");
+        assert!(stats.kept <= 3 * 8192, "{stats:?}: allocated each time");
     }
 
     #[test]

@@ -18,21 +18,21 @@ pub trait Port {
     /// Begins an operation. It ends with exactly one completion, also where it is refused.
     fn submit(&mut self, token: Token, op: Op) -> OpId;
 
-    /// Begins a command that ends by its driver's will only, or with the ring. `number` is the
+    /// Begins a command that ends only when its device ends it, or with the ring. `number` is the
     /// source's own name for it.
     fn arm(&mut self, number: u32, command: Command);
 
-    /// Keeps a buffer until the kernel has taken all that was begun up to now: for drivers that read
-    /// a command's memory while they take it.
+    /// Keeps a buffer until the kernel has taken all that was submitted up to now: for devices that
+    /// read a command's memory while they take it.
     fn hold_until_submitted(&mut self, buf: Buf);
 
-    /// Asks for the early end of an operation.
+    /// Cancels an operation; its completion comes all the same.
     fn cancel(&mut self, op: OpId);
 
     /// A buffer of `len` bytes now, or later as [`crate::Completion::Buffer`].
     fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf>;
 
-    /// The largest buffer that is certain to come to who asks for [`Need::Progress`], in bytes.
+    /// The largest buffer that [`Need::Progress`] is certain to get, in bytes.
     fn reserve_len(&self) -> usize;
 
     /// Makes a descriptor usable here until the source closes it or is gone.

@@ -1,7 +1,7 @@
 //! A request to stop a reactor, the park point at which its thread may be held before it closes its
 //! ring, and the report of how it ended.
 //!
-//! Whoever owns several reactors may have to do something when all of them have finished and none
+//! The owner of several reactors may have to do something when all of them have finished and none
 //! has closed its ring yet. The thread waits for that outside of its ring: what the kernel has for
 //! it meanwhile stays where it is, and no source is called any more.
 

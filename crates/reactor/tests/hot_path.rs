@@ -30,7 +30,7 @@ struct Endless {
     file: FileIndex,
     ended: u64,
     region: Option<Region<'static, System>>,
-    told: Sender<usize>,
+    counted_to: Sender<usize>,
 }
 
 impl Source for Endless {
@@ -50,7 +50,7 @@ impl Source for Endless {
         }
         if self.ended == WARM + COUNTED {
             let change = self.region.take().unwrap().change();
-            self.told
+            self.counted_to
                 .send(change.allocations + change.reallocations)
                 .unwrap();
             return cx.detach();
@@ -77,16 +77,16 @@ fn an_operation_on_a_ring_allocates_no_memory() {
             return;
         }
     };
-    let (told, heard) = channel();
+    let (counted_to, counted) = channel();
     let file = memfd(c"disk", IN_FLIGHT * 4096).unwrap();
     let attached = reactor.handle().attach(move |cx| Endless {
         file: cx.register(std::sync::Arc::new(file)),
         ended: 0,
         region: None,
-        told,
+        counted_to,
     });
     attached.unwrap();
-    let allocations = heard.recv_timeout(Duration::from_secs(60)).unwrap();
+    let allocations = counted.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!(allocations, 0, "for {COUNTED} operations");
     let report = reactor.stop(Duration::from_secs(5));
     assert_eq!(report.panics, 0);

@@ -31,10 +31,10 @@ pub(super) fn parse_key(key: u64) -> Option<(u32, u32)> {
 }
 
 impl Core {
-    /// Begins a command that ends by its driver's will only.
+    /// Begins an armed command.
     #[inline(always)]
     pub(crate) fn arm(&mut self, source: SourceId, number: u32, command: Command) {
-        // A source arms while it is called, and so while it is here.
+        // A source arms while it is called, and so while it is attached.
         let state = &mut self.sources[source.slot as usize];
         debug_assert!(state.present && state.generation == source.generation);
         let Some((file, Some(target))) = state.armed_file else {
@@ -47,15 +47,15 @@ impl Core {
         state.armed += 1;
         self.armed += 1;
         let key = armed_key(source, number);
-        // SAFETY: who made the command promised that what it names is good until it has ended, or
-        // until the ring's thread has: it is its source's, which is not dropped before that end is
-        // told, and hands its memory over where the ring is closed first.
+        // SAFETY: the maker of the command promised that what it names is valid until the command or
+        // the ring's thread has ended: it is its source's, which is not dropped before the result is
+        // delivered, and hands its memory over where the ring is closed first.
         unsafe { self.driver.command(key, target, command.call()) };
     }
 
     /// Begins the first armed command of a source, or the first after all had ended: all of them
-    /// together are one user of their file. One that is closed refuses, which is counted in for the
-    /// source and never in flight.
+    /// together are one user of their file. On a closed file the command is refused: a completion of
+    /// the source that never was in flight.
     #[cold]
     fn arm_first(&mut self, source: SourceId, number: u32, command: Command) {
         let before = self.find_source(source).and_then(|state| state.armed_file);

@@ -1,4 +1,4 @@
-//! Raw results that the driver brought and nobody has taken yet.
+//! Raw results that the driver brought and that are not delivered yet.
 //!
 //! A list that is read from the front and filled at the back, so that the driver appends to plain
 //! memory and taking one moves nothing.
@@ -12,10 +12,12 @@ pub(super) struct ResultQueue {
 }
 
 impl ResultQueue {
+    #[inline]
     pub(super) fn first(&self) -> Option<(u64, i32)> {
         self.raw.get(self.taken).copied()
     }
 
+    #[inline]
     pub(super) fn pop(&mut self) {
         self.taken += 1;
     }

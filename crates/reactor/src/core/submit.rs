@@ -177,8 +177,8 @@ impl Core {
         }
     }
 
-    /// Whether the next enter frees buffers that a source waits for, or that belong to another pool,
-    /// where somebody may wait: then that enter must not wait.
+    /// Whether the next enter frees buffers that a source waits for, or that belong to another pool
+    /// and may be waited for there: then that enter must not wait.
     pub(crate) fn enter_frees_buffers(&self) -> bool {
         !self.held_buffers.is_empty() && (self.held_foreign || self.has_buffer_waiters())
     }

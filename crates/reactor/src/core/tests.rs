@@ -12,7 +12,7 @@ use crate::call::{Call, CallTarget, CommandCall};
 use crate::driver::{Uring, wake_fd};
 use crate::memory::memfd;
 
-/// What a double's driver was told, and what it is to answer.
+/// What the fake driver was asked, and what it is to answer.
 #[derive(Default)]
 pub(crate) struct Kernel {
     pub(crate) started: Vec<(u64, Call)>,
@@ -104,7 +104,7 @@ fn answer(core: &mut Core, kernel: &RefCell<Kernel>, op: OpId, raw: i32) -> Comp
     next(core).expect("a completion").1
 }
 
-/// Whatever ended first, whoever is to be told.
+/// The first completion, of whatever source.
 fn next(core: &mut Core) -> Option<(Token, Completion)> {
     let source = core.next_recipient()?;
     core.take_delivery(source)
@@ -163,7 +163,7 @@ fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
     let all = core.pool().take(1 << 20, Need::Fresh).unwrap();
     core.hold_until_submitted(all);
     core.arm(source, 1, command(file));
-    assert!(!core.enter_frees_buffers(), "nobody waits");
+    assert!(!core.enter_frees_buffers(), "no source waits");
     assert!(
         core.request_buffer(source, Token(2), 4096, Need::Fresh)
             .is_none()
@@ -268,13 +268,13 @@ fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
     let results = keys.iter().zip(10..).map(|(&key, raw)| (key, raw));
     kernel.borrow_mut().results.extend(results);
     enter(&mut core);
-    let mut told = Vec::new();
+    let mut delivered = Vec::new();
     core.deliveries_left = 100;
     while let Some(source) = core.next_recipient() {
         assert!(core.is_armed_next(source));
         let (number, raw) = core.next_armed(source).expect("an armed command");
         assert_eq!(core.next_armed(source), None, "the next one is another's");
-        told.push((source, number, raw));
+        delivered.push((source, number, raw));
     }
     assert_eq!(core.deliveries_left, 94);
     let expected = [
@@ -285,7 +285,7 @@ fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
         (first, u32::MAX, 14),
         (second, u32::MAX, 15),
     ];
-    assert_eq!(told, expected);
+    assert_eq!(delivered, expected);
     let stats = core.stats();
     assert_eq!((stats.ops, stats.armed), (0, 0));
     // Their files are not in use any more.
@@ -380,9 +380,12 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
         .results
         .push((other.0, -libc::ECANCELED));
     enter(&mut core);
-    let told = core.take_delivery(source);
-    assert!(matches!(told, Some((Token(2), _))), "{told:?}");
-    assert!(!core.finish_delivery(source), "told although it leaves");
+    let end = core.take_delivery(source);
+    assert!(matches!(end, Some((Token(2), _))), "{end:?}");
+    assert!(
+        !core.finish_delivery(source),
+        "delivered although it is detached"
+    );
     assert!(
         !core.release_source(source),
         "released with an armed command"
@@ -458,18 +461,18 @@ fn a_source_that_is_gone_leaves_its_buffer_slots() {
     let (mut core, _kernel, source, _file) = world();
     assert!(
         core.take_buffer_slots(1).is_none(),
-        "nobody asked for the table"
+        "the table was not enabled"
     );
     core.enable_buffer_slots().unwrap();
     core.enable_buffer_slots().unwrap();
     let all = core.stats().slots;
     core.take_buffer_slots_for(source, 100).unwrap();
-    let mine = core.take_buffer_slots(10).unwrap();
+    let unowned = core.take_buffer_slots(10).unwrap();
     assert_eq!(core.stats().slots, all - 110);
     core.detach(source);
     assert!(core.release_source(source));
     assert_eq!(core.stats().slots, all - 10);
-    core.release_buffer_slots(&mine);
+    core.release_buffer_slots(&unowned);
     assert_eq!(core.stats().slots, all);
 }
 

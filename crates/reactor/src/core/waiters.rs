@@ -1,6 +1,6 @@
-//! The queues of those who wait for a buffer of the pool.
+//! The queues of requests that wait for a buffer of the pool.
 //!
-//! Sources that give a buffer back without waiting stand in one queue, and nobody overtakes there.
+//! Requests of sources that give a buffer back without waiting are in one queue and keep their order.
 //! Buffers that may be held for long are asked for in a queue of each source's own: its head waits for
 //! the source's own buffers (see `pool`), and never for another source's.
 

@@ -1,4 +1,4 @@
-//! The fall-back driver for hosts that refuse io_uring: sockets by epoll, files by [`Workers`].
+//! The fallback driver for hosts that refuse io_uring: sockets by epoll, files by [`Workers`].
 //!
 //! A socket call is tried at once; where it would wait, it is queued and tried again when epoll
 //! says so (one-shot, armed only while something waits, so an idle socket costs nothing).
@@ -23,8 +23,8 @@ const WAKE: u64 = u64::MAX;
 
 /// Calls that wait for one descriptor.
 #[derive(Default)]
-struct Waiting {
-    armed_before: bool,
+struct WaitingCalls {
+    is_registered: bool,
     input: VecDeque<(u64, Call)>,
     output: VecDeque<(u64, Call)>,
 }
@@ -32,7 +32,7 @@ struct Waiting {
 pub(crate) struct Epoll {
     epoll: OwnedFd,
     wake: Arc<OwnedFd>,
-    waiting: HashMap<RawFd, Waiting>,
+    waiting: HashMap<RawFd, WaitingCalls>,
     ready: Vec<(u64, i32)>,
     workers: Workers,
     events: Vec<epoll::Event>,
@@ -57,7 +57,7 @@ impl Epoll {
         })
     }
 
-    fn queue(&mut self, key: u64, fd: RawFd, call: Call) {
+    fn enqueue(&mut self, key: u64, fd: RawFd, call: Call) {
         let waiting = self.waiting.entry(fd).or_default();
         if is_output(&call) {
             waiting.output.push_back((key, call));
@@ -67,7 +67,7 @@ impl Epoll {
         self.arm(fd);
     }
 
-    /// Tells epoll what is waited for.
+    /// Registers with epoll what the queued calls wait for.
     fn arm(&mut self, fd: RawFd) {
         let Some(waiting) = self.waiting.get_mut(&fd) else {
             return;
@@ -83,12 +83,12 @@ impl Epoll {
         // SAFETY: the core keeps a registered descriptor open until `unregister`, and only such
         // descriptors get here.
         let fd_ref = unsafe { BorrowedFd::borrow_raw(fd) };
-        let armed = if waiting.armed_before {
+        let armed = if waiting.is_registered {
             epoll::modify(&self.epoll, fd_ref, data, flags)
         } else {
             epoll::add(&self.epoll, fd_ref, data, flags)
         };
-        waiting.armed_before = true;
+        waiting.is_registered = true;
         if let Err(error) = armed {
             // Not a descriptor that can be waited for: its calls end with that error.
             let calls = waiting.input.drain(..).chain(waiting.output.drain(..));
@@ -98,7 +98,7 @@ impl Epoll {
     }
 
     /// Tries what waited for `fd`, in order in each direction.
-    fn fire(&mut self, fd: RawFd, events: EventFlags) {
+    fn on_ready(&mut self, fd: RawFd, events: EventFlags) {
         let Some(waiting) = self.waiting.get_mut(&fd) else {
             return;
         };
@@ -121,7 +121,7 @@ fn is_output(call: &Call) -> bool {
     }
 }
 
-/// What a waiting call waits for. The bits of epoll and poll(2) are the same.
+/// The events that a queued call waits for. The bits of epoll and poll(2) are the same.
 fn interest(call: &Call) -> EventFlags {
     match call {
         Call::Poll { events } => EventFlags::from_bits_retain(*events),
@@ -130,7 +130,7 @@ fn interest(call: &Call) -> EventFlags {
     }
 }
 
-/// Tries calls in order; a wait for readiness holds up none behind it.
+/// Tries calls in order; a poll does not hold up those behind it.
 fn try_all(
     fd: RawFd,
     calls: &mut VecDeque<(u64, Call)>,
@@ -205,7 +205,7 @@ impl Driver for Epoll {
 
     fn unregister(&mut self, _slot: u32, fd: RawFd, _fixed: bool) {
         if let Some(waiting) = self.waiting.remove(&fd)
-            && waiting.armed_before
+            && waiting.is_registered
         {
             // SAFETY: the core closes the descriptor after this call, not before.
             let fd_ref = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -232,8 +232,8 @@ impl Driver for Epoll {
             }
             _ => {}
         }
-        // Those that wait already go first.
-        let first = self.waiting.get(&fd).is_none_or(|waiting| {
+        // Calls that wait already go first.
+        let is_first = self.waiting.get(&fd).is_none_or(|waiting| {
             let queue = if is_output(&call) {
                 &waiting.output
             } else {
@@ -243,14 +243,14 @@ impl Driver for Epoll {
                 .iter()
                 .all(|(_, waiting)| matches!(waiting, Call::Poll { .. }))
         });
-        match first.then(|| attempt(fd, &call)).flatten() {
+        match is_first.then(|| attempt(fd, &call)).flatten() {
             Some(result) => self.ready.push((key, result)),
-            None => self.queue(key, fd, call),
+            None => self.enqueue(key, fd, call),
         }
     }
 
     fn all_submitted(&mut self) -> bool {
-        // Where there is nothing to hand over, nothing is left to be taken.
+        // Calls are carried out or queued here; none waits for the kernel to take it.
         true
     }
 
@@ -306,11 +306,11 @@ impl Driver for Epoll {
                 // It is readable, and only this thread reads it: the read does not wait.
                 let _ = rustix::io::read(&*self.wake, &mut count);
             } else {
-                self.fire(data as RawFd, flags);
+                self.on_ready(data as RawFd, flags);
             }
         }
         self.events = events;
-        self.workers.results(out);
+        self.workers.take_results(out);
         out.append(&mut self.ready);
         Ok(())
     }

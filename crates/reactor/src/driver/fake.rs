@@ -1,5 +1,5 @@
-//! A driver for tests of drivers' servers: commands go to a double of their file's driver, everything
-//! else to the fall-back driver. It looks for the ends of commands every millisecond.
+//! A driver for tests of device servers: commands go to a double of the kernel's device driver,
+//! everything else to the fallback driver. It polls for completed commands every millisecond.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
@@ -9,16 +9,16 @@ use super::epoll::Epoll;
 use super::interface::{BackendKind, Driver};
 use crate::call::{COMMAND_PAYLOAD_BYTES, Call, CallTarget};
 
-const LOOK: Duration = Duration::from_millis(1);
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A double of a driver that takes commands, as one ring has it. Dropped when the ring is closed.
+/// A double of a device driver that takes commands from one ring. Dropped when the ring is closed.
 pub trait CommandDriver {
     /// Begins a command on a file.
     ///
     /// # Safety
     ///
-    /// Memory that the command names stays valid, and is touched by nobody else, until the command
-    /// has ended or this is dropped.
+    /// Memory that the command names stays valid until the command has ended or this is dropped, and
+    /// nothing else touches it.
     unsafe fn submit(
         &mut self,
         key: u64,
@@ -28,12 +28,12 @@ pub trait CommandDriver {
         sqe_addr: Option<u64>,
     );
 
-    /// Appends the commands that have ended: key and result.
+    /// Appends the key and the result of each command that has ended.
     fn take_completions(&mut self, out: &mut Vec<(u64, i32)>);
 }
 
 pub(crate) struct FakeDriver {
-    // Before the files that it is told of.
+    // Dropped before the files that its commands name.
     commands: Box<dyn CommandDriver>,
     rest: Epoll,
 }
@@ -88,7 +88,7 @@ impl Driver for FakeDriver {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
-        let timeout = timeout.map_or(LOOK, |timeout| timeout.min(LOOK));
+        let timeout = timeout.map_or(POLL_INTERVAL, |timeout| timeout.min(POLL_INTERVAL));
         let waited = self.rest.wait(Some(timeout), out);
         self.commands.take_completions(out);
         waited

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::call::{Call, CallTarget, CommandCall};
 
-/// What carries out calls.
+/// The kind of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BackendKind {
@@ -21,23 +21,24 @@ pub enum BackendKind {
 
 /// A driver of single calls.
 pub(crate) trait Driver {
+    /// Which kind it is.
     fn kind(&self) -> BackendKind;
 
-    /// Makes a descriptor known; whether it may be named by `slot` from now on.
+    /// Registers a descriptor; true where calls may name it by `slot` from now on.
     fn register(&mut self, slot: u32, fd: RawFd) -> bool;
 
-    /// Forgets it. No call on it is in flight.
+    /// Unregisters a descriptor. No call on it is in flight.
     fn unregister(&mut self, slot: u32, fd: RawFd, fixed: bool);
 
     /// Begins a call; its result comes out of `wait` with this key, exactly once.
     ///
     /// # Safety
     ///
-    /// The memory that `call` points to stays valid, and is touched by nobody else, until the
-    /// result is out.
+    /// The memory that `call` points to stays valid until the result is out, and nothing else
+    /// touches it.
     unsafe fn start(&mut self, key: u64, target: CallTarget, call: Call);
 
-    /// Begins a driver command: [`Driver::start`] by a shorter way.
+    /// Begins a device command: the same as [`Driver::start`], for the hot path.
     ///
     /// # Safety
     ///
@@ -47,24 +48,24 @@ pub(crate) trait Driver {
         unsafe { self.start(key, target, Call::Command(call)) }
     }
 
-    /// How often the kernel's ring was entered; none where there is no ring.
+    /// How often the kernel's ring was entered; zero where there is no ring.
     fn enters(&self) -> u64 {
         0
     }
 
-    /// Whether the kernel has taken every call that was begun.
+    /// Whether the kernel has taken every call that was started.
     fn all_submitted(&mut self) -> bool;
 
     /// Makes the table of buffer slots, all empty.
     fn register_buffer_slots(&mut self, count: u16) -> io::Result<()>;
 
-    /// Asks for the early end of a call. Its result comes out as ever.
+    /// Cancels a call. Its result comes out of `wait` all the same.
     fn cancel(&mut self, key: u64);
 
     /// Closes a descriptor without waiting for it.
     fn close(&mut self, fd: OwnedFd);
 
-    /// Begins what is queued and appends results; waits for the first one up to `timeout`, for
-    /// ever where it is `None`. Returns early when the wake descriptor was written to.
+    /// Submits what is queued and appends results; waits for the first one up to `timeout`, without
+    /// a limit where it is `None`. Returns early when the wake descriptor was written to.
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()>;
 }

@@ -1,7 +1,6 @@
-//! The two ways to have single calls carried out: a ring, or epoll with a few threads.
+//! The drivers: what carries out single calls. A ring, or epoll with a few threads.
 //!
-//! A driver knows keys and raw results only. What a result means, which operation is continued,
-//! and who is told, is decided above it, once for both.
+//! `interface` says what a driver does, and this file dispatches to the one that a reactor has.
 
 mod epoll;
 #[cfg(feature = "fake")]
@@ -26,8 +25,8 @@ pub use interface::BackendKind;
 pub(crate) use interface::Driver;
 pub(crate) use uring::Uring;
 
-/// The driver of a reactor. No trait object: what every request of a disk begins with is worth code
-/// that knows where it goes, and a tag that is read as it is.
+/// The driver of a reactor. An enum instead of a trait object, because the calls that every request
+/// of a disk makes are inlined through it.
 #[repr(u8)]
 pub(crate) enum AnyDriver {
     Uring(Uring),
@@ -36,7 +35,7 @@ pub(crate) enum AnyDriver {
     Fake(Box<dyn Driver>),
 }
 
-/// Calls the driver that it is.
+/// Calls a method of the driver that is there.
 macro_rules! of {
     ($driver:expr, |$own:ident| $call:expr) => {
         match $driver {
@@ -72,9 +71,9 @@ impl Driver for AnyDriver {
         match self {
             // SAFETY: the caller's promise.
             AnyDriver::Uring(own) => unsafe { own.command(key, target, call) },
-            // A copy of its own, so that what a ring is given is put together in the ring alone.
+            // Out of line, so that the inlined path builds its entry in the ring's memory only.
             // SAFETY: the caller's promise.
-            other => unsafe { other.command_elsewhere(key, target, call) },
+            other => unsafe { other.command_without_ring(key, target, call) },
         }
     }
 
@@ -104,20 +103,20 @@ impl Driver for AnyDriver {
 }
 
 impl AnyDriver {
-    /// A command where there is no ring.
+    /// Begins a command where there is no ring.
     ///
     /// # Safety
     ///
     /// That of [`Driver::start`].
     #[cold]
     #[inline(never)]
-    unsafe fn command_elsewhere(&mut self, key: u64, target: CallTarget, call: CommandCall) {
+    unsafe fn command_without_ring(&mut self, key: u64, target: CallTarget, call: CommandCall) {
         // SAFETY: the caller's promise.
         of!(self, |own| unsafe { own.command(key, target, call) });
     }
 }
 
-/// The descriptor by which other threads end a wait.
+/// A new descriptor by which other threads end a driver's wait.
 pub(crate) fn wake_fd() -> io::Result<Arc<OwnedFd>> {
     let flags = rustix::event::EventfdFlags::CLOEXEC;
     Ok(Arc::new(rustix::event::eventfd(0, flags)?))

@@ -96,7 +96,8 @@ impl Uring {
         }
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let wanted = limit.unwrap_or(u64::MAX).min(u64::from(FIXED_MAX)) as u32;
-        let sparse = lets_files_go() && ring.submitter().register_files_sparse(wanted).is_ok();
+        let sparse =
+            releases_files_at_once() && ring.submitter().register_files_sparse(wanted).is_ok();
         // Saves a descriptor lookup per enter where the kernel can (5.18).
         let _ = ring.submitter().register_ring_fd();
         Ok(Uring {
@@ -117,7 +118,7 @@ impl Uring {
         // SAFETY: `start` passes on its caller's promise for the memory; the entries made
         // here point to nothing or to `wake_count`, which lives as long as the ring.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
-            // A copy of its own: what nobody else can see is written where it goes, and nowhere else.
+            // A clone, so that on the hot path the entry is built in the ring's memory only.
             self.push_when_full(&entry.clone());
         }
     }
@@ -125,8 +126,8 @@ impl Uring {
     #[cold]
     fn push_when_full(&mut self, entry: &Entry) {
         loop {
-            // Full: hand over what is there. The kernel refuses for a moment where it has
-            // results that do not fit; they are taken and kept for the next wait.
+            // Full: submit what is there. The kernel refuses for a moment where it has results
+            // that do not fit; they are taken and kept for the next wait.
             self.enters += 1;
             if let Err(error) = self.ring.submit() {
                 let raw = error.raw_os_error().unwrap_or_default();
@@ -138,7 +139,7 @@ impl Uring {
                 self.reap(&mut stash);
                 self.stash = stash;
                 if raw == libc::EAGAIN {
-                    // The kernel is out of memory: somebody else must get on first.
+                    // The kernel is out of memory: other threads must free some first.
                     std::thread::yield_now();
                 }
             }
@@ -161,7 +162,7 @@ impl Uring {
         self.wake_armed = true;
     }
 
-    /// Hands over what is queued, waits as told, and takes results.
+    /// Submits what is queued, waits up to `timeout`, and takes results.
     fn enter(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
         out.append(&mut self.stash);
         let ready = !out.is_empty() || !self.ring.completion().is_empty();
@@ -176,7 +177,7 @@ impl Uring {
         self.reap(out);
         match entered {
             Ok(_) => Ok(()),
-            // Time over, a signal, or results that must be taken first: the caller comes again.
+            // Time-out, a signal, or results that must be taken first: the caller enters again.
             Err(error) => match error.raw_os_error() {
                 Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
                 _ => Err(error),
@@ -221,10 +222,10 @@ fn build(setup: Setup, entries: u32, completions: u32) -> io::Result<IoUring> {
     builder.build(entries)
 }
 
-/// Whether the kernel lets a file go once it has left the table of files. Before 6.13 it keeps
-/// every file that leaves until all requests have ended that were begun earlier, on whatever
-/// file: a command that waits, on one device, would hold another device that is long removed.
-fn lets_files_go() -> bool {
+/// Whether the kernel releases a file once it has left the table of files. Before 6.13 it keeps
+/// every file that leaves until all requests have ended that were submitted earlier, on whatever
+/// file: a command that waits on one device would keep another device that was removed long ago.
+fn releases_files_at_once() -> bool {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
@@ -232,7 +233,7 @@ fn lets_files_go() -> bool {
     (next(), next()) >= (Some(6), Some(13))
 }
 
-/// Builds an entry for a fixed or a plain descriptor.
+/// Builds an entry for a registered or a plain descriptor.
 macro_rules! on {
     ($target:expr, |$fd:ident| $entry:expr) => {
         match $target.fixed {
@@ -248,7 +249,7 @@ macro_rules! on {
     };
 }
 
-/// Lengths in the interface have 32 bits; more is cut and continued by the caller.
+/// Lengths in the interface have 32 bits; a longer call is cut, and continued by the core.
 fn clamp(len: usize) -> u32 {
     len.min(1 << 30) as u32
 }
@@ -304,15 +305,15 @@ fn entry_of(target: CallTarget, call: Call) -> Entry {
     }
 }
 
-/// An entry that carries a driver's command, as the kernel has it (`struct io_uring_sqe`). Most of what
-/// a server of disks submits is that, so it is written once and where it goes.
+/// An entry that carries a device command, in the kernel's layout (`struct io_uring_sqe`). Most entries
+/// of a disk server are such, so each is written once, in the ring's memory.
 #[repr(C)]
 struct CommandEntry {
     opcode: u8,
     flags: u8,
     ioprio: u16,
     fd: i32,
-    /// The driver's opcode.
+    /// The device's opcode.
     command: u32,
     unused: u32,
     addr: u64,
@@ -324,7 +325,7 @@ struct CommandEntry {
     payload: [u8; COMMAND_PAYLOAD_BYTES],
 }
 
-/// The descriptor is one of the table.
+/// The descriptor is a slot of the table of files (`IOSQE_FIXED_FILE`).
 const FIXED_FILE: u8 = 1;
 
 #[inline(always)]
@@ -459,9 +460,9 @@ impl Uring {
         }
     }
 
-    /// Empties the tables by hand. The kernel would do so too, but only when it frees the ring,
-    /// some time after its thread has ended; until then a device whose file or whose requests are
-    /// in them is held.
+    /// Empties the tables. The kernel would do so too, but only when it frees the ring, some time
+    /// after its thread has ended; until then a device whose file or whose requests are in them
+    /// cannot go.
     fn empty_tables(&mut self) {
         let none = vec![-1; self.fixed_used as usize];
         // Where it fails, the kernel does it later.
@@ -474,12 +475,12 @@ impl Uring {
 
 #[cfg(test)]
 impl Uring {
-    /// Puts memory of this process into a buffer slot, as a driver would put a request's.
+    /// Puts memory of this process into a buffer slot, as a device driver puts a request's.
     ///
     /// # Safety
     ///
-    /// The memory stays mapped, and is touched by nobody while the ring uses it, until the ring
-    /// is closed.
+    /// The memory stays mapped until the ring is closed, and nothing touches it while the ring uses
+    /// it.
     pub(crate) unsafe fn fill_slot(&self, slot: u16, memory: libc::iovec) -> io::Result<()> {
         let submitter = self.ring.submitter();
         // SAFETY: the caller's promise.
@@ -489,8 +490,8 @@ impl Uring {
 
 impl Drop for Uring {
     /// Closes the ring. What is in flight, armed commands alone if all went well, the kernel
-    /// cancels a little later, in a thread of its own, where their drivers no longer touch memory
-    /// of this process; until this thread has ended they may (`Core::close_ring`).
+    /// cancels a little later, in a thread of its own, where devices no longer touch memory of this
+    /// process; until this thread has ended they may (`Core::close_ring`).
     fn drop(&mut self) {
         self.disarm_wake();
         self.empty_tables();

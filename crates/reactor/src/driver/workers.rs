@@ -76,7 +76,7 @@ impl Workers {
         before != state.jobs.len()
     }
 
-    pub(crate) fn results(&self, out: &mut Vec<(u64, i32)>) {
+    pub(crate) fn take_results(&self, out: &mut Vec<(u64, i32)>) {
         out.append(&mut lock(&self.shared).results);
     }
 }
@@ -86,7 +86,7 @@ impl Drop for Workers {
         lock(&self.shared).stop = true;
         self.shared.more.notify_all();
         for thread in self.threads.drain(..) {
-            // A worker does not panic; if one did, its message is out already.
+            // A worker does not panic; if one did, its panic message is printed already.
             let _ = thread.join();
         }
     }

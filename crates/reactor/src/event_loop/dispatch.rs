@@ -90,29 +90,27 @@ mod tests {
     use crate::core::tests::{Kernel, command, world};
     use crate::op::Op;
 
-    type Heard = Rc<RefCell<Vec<String>>>;
+    type Log = Rc<RefCell<Vec<String>>>;
 
-    /// Says what it is told; `then` is done when it is told something first.
-    struct Says {
+    /// Logs its completions; `then` is run at the first one.
+    struct Recorder {
         name: &'static str,
-        /// For ends of armed commands.
-        asks: bool,
-        heard: Heard,
-        then: Option<fn(&mut Cx<'_>, Heard)>,
+        /// Whether it takes the results of armed commands.
+        takes_armed: bool,
+        log: Log,
+        then: Option<fn(&mut Cx<'_>, Log)>,
     }
 
-    impl Says {
-        fn say(&mut self, cx: &mut Cx<'_>, what: &str) {
-            self.heard
-                .borrow_mut()
-                .push(format!("{}: {what}", self.name));
+    impl Recorder {
+        fn record(&mut self, cx: &mut Cx<'_>, what: &str) {
+            self.log.borrow_mut().push(format!("{}: {what}", self.name));
             if let Some(then) = self.then.take() {
-                then(cx, Rc::clone(&self.heard));
+                then(cx, Rc::clone(&self.log));
             }
         }
     }
 
-    impl Source for Says {
+    impl Source for Recorder {
         fn on_completion(&mut self, cx: &mut Cx<'_>, _: Token, completion: Completion) {
             let what = match completion {
                 Completion::Command(raw) => format!("a command, {raw}"),
@@ -121,14 +119,14 @@ mod tests {
                 }
                 _ => "a transfer".to_owned(),
             };
-            self.say(cx, &what);
+            self.record(cx, &what);
         }
 
         fn on_armed_completions(&mut self, cx: &mut Cx<'_>) {
-            while self.asks
+            while self.takes_armed
                 && let Some((number, raw)) = cx.next_armed()
             {
-                self.say(cx, &format!("{number} armed, {raw}"));
+                self.record(cx, &format!("{number} armed, {raw}"));
             }
         }
     }
@@ -140,14 +138,14 @@ mod tests {
     #[test]
     fn an_armed_commands_end_behind_a_transfer_that_goes_on_is_told_as_such() {
         let (mut core, kernel, _, file) = world();
-        let heard = Heard::default();
-        let says = Says {
+        let log = Log::default();
+        let recorder = Recorder {
             name: "it",
-            asks: true,
-            heard: Rc::clone(&heard),
+            takes_armed: true,
+            log: Rc::clone(&log),
             then: None,
         };
-        let source = core.attach(|_| says);
+        let source = core.attach(|_| recorder);
         let buf = crate::buf::Buf::allocate(4096).unwrap();
         let read = Op::Read {
             file,
@@ -165,7 +163,7 @@ mod tests {
         let mut event_loop = EventLoop::new(core);
         event_loop.insert_arrivals();
         event_loop.deliver();
-        assert_eq!(*heard.borrow(), ["it: 5 armed, 0", "it: 6 armed, -19"]);
+        assert_eq!(*log.borrow(), ["it: 5 armed, 0", "it: 6 armed, -19"]);
         assert_eq!(kernel.borrow().started.len(), 4, "the read goes on");
         let stats = event_loop.core.stats();
         assert_eq!((stats.ops, stats.armed), (1, 0));
@@ -174,14 +172,14 @@ mod tests {
     #[test]
     fn no_end_is_lost_to_a_source_that_does_not_ask() {
         let (mut core, kernel, _, file) = world();
-        let heard = Heard::default();
-        let says = Says {
+        let log = Log::default();
+        let recorder = Recorder {
             name: "it",
-            asks: false,
-            heard: Rc::clone(&heard),
+            takes_armed: false,
+            log: Rc::clone(&log),
             then: None,
         };
-        let source = core.attach(|_| says);
+        let source = core.attach(|_| recorder);
         core.arm(source, 5, command(file));
         core.arm(source, 6, command(file));
         let ends = [(key(&kernel, 0), 0), (key(&kernel, 1), -19)];
@@ -192,7 +190,7 @@ mod tests {
         event_loop.insert_arrivals();
         event_loop.deliver();
         assert_eq!(
-            *heard.borrow(),
+            *log.borrow(),
             ["it: 5 in the wrong way, 0", "it: 6 in the wrong way, -19"]
         );
         assert_eq!(event_loop.core.stats().armed, 0);
@@ -201,27 +199,27 @@ mod tests {
     #[test]
     fn what_is_refused_to_a_source_on_its_way_in_is_told_to_it() {
         let (mut core, kernel, _, file) = world();
-        let heard = Heard::default();
-        let says = Says {
+        let log = Log::default();
+        let recorder = Recorder {
             name: "first",
-            asks: true,
-            heard: Rc::clone(&heard),
-            then: Some(|cx, heard| {
+            takes_armed: true,
+            log: Rc::clone(&log),
+            then: Some(|cx, log| {
                 let closed = cx.register(crate::memory::memfd(c"closed", 4096).unwrap());
                 cx.close(closed);
                 cx.attach(|cx| {
                     cx.submit(Token(1), Op::Command(command(closed)));
                     cx.arm(9, command(closed));
-                    Says {
+                    Recorder {
                         name: "second",
-                        asks: true,
-                        heard,
+                        takes_armed: true,
+                        log,
                         then: None,
                     }
                 });
             }),
         };
-        let source = core.attach(|_| says);
+        let source = core.attach(|_| recorder);
         core.arm(source, 5, command(file));
         let ends = [(key(&kernel, 0), 0)];
         kernel.borrow_mut().results.extend(ends);
@@ -230,12 +228,12 @@ mod tests {
         let mut event_loop = EventLoop::new(core);
         event_loop.insert_arrivals();
         event_loop.deliver();
-        let told = [
+        let expected = [
             "first: 5 armed, 0",
             "second: a command, -9",
             "second: 9 armed, -9",
         ];
-        assert_eq!(*heard.borrow(), told);
+        assert_eq!(*log.borrow(), expected);
         assert_eq!(event_loop.core.stats().ops, 0);
     }
 }

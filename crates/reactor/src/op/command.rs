@@ -1,13 +1,14 @@
-//! Driver commands (`IORING_OP_URING_CMD`): what a file's driver is asked to do beyond reading
+//! Device commands (`IORING_OP_URING_CMD`): requests to the kernel driver behind a file beyond reading
 //! and writing, with its raw result.
 //!
-//! Nothing is interpreted here and nothing is repeated: which errno means what is the driver's
-//! affair. A command owns no memory: what it names is its source's, which says so when it makes one.
+//! Nothing is interpreted here and nothing is repeated: the source knows what an errno of its device
+//! means. A command owns no memory: what it names is its source's, which promises that when it makes
+//! one.
 
 use crate::call::{COMMAND_PAYLOAD_BYTES, CommandCall};
 use crate::ids::FileIndex;
 
-/// A driver command on a registered file.
+/// A device command on a registered file.
 #[derive(Debug)]
 pub struct Command {
     file: FileIndex,
@@ -20,18 +21,20 @@ impl Command {
     /// Bytes of a command's payload: the space of an ordinary submission entry.
     pub const PAYLOAD_BYTES: usize = COMMAND_PAYLOAD_BYTES;
 
-    /// A command of the driver behind `file`, with the driver's own opcode and payload.
+    /// A command for the device behind `file`, with the device's own opcode and payload.
     ///
     /// # Safety
     ///
-    /// Where the driver takes something in the payload or in [`Command::sqe_addr`] for an
-    /// address or for another resource of this process, what it does there must be sound until
-    /// the command has ended: the memory stays valid, nobody else touches it, and it is as large as
-    /// the driver believes. For an armed command ([`crate::Port::arm`]) that means memory which its
-    /// source hands over when the ring is closed under it ([`crate::Source::release_armed_memory`]), and a driver
-    /// which touches it in the thread that submitted the command, and nowhere else: the kernel goes
-    /// on cancelling for a moment after that thread has ended. Memory that the driver reads only
-    /// while it takes the command may go after that ([`crate::Port::hold_until_submitted`]).
+    /// Where the device's driver takes something in the payload or in [`Command::sqe_addr`] for an
+    /// address or for another resource of this process, what it does there must be sound until the
+    /// command has ended: the memory stays valid, nothing else touches it, and it is as large as the
+    /// driver believes.
+    ///
+    /// For an armed command ([`crate::Port::arm`]) that means memory which its source hands over when
+    /// the ring is closed under it ([`crate::Source::release_armed_memory`]), and a driver which
+    /// touches it only in the thread that submitted the command: the kernel goes on cancelling for a
+    /// moment after that thread has ended. Memory that the driver reads only while it takes the
+    /// command may be freed after that ([`crate::Port::hold_until_submitted`]).
     pub unsafe fn new(
         file: FileIndex,
         opcode: u32,
@@ -45,7 +48,7 @@ impl Command {
         }
     }
 
-    /// The address field of the submission entry, which some drivers give a meaning of its own.
+    /// The address field of the submission entry, which some devices give a meaning of their own.
     #[must_use]
     pub fn sqe_addr(mut self, value: u64) -> Command {
         self.sqe_addr = Some(value);
@@ -57,7 +60,7 @@ impl Command {
         self.file
     }
 
-    /// The driver's opcode.
+    /// The device's opcode.
     pub fn opcode(&self) -> u32 {
         self.opcode
     }
@@ -72,8 +75,7 @@ impl Command {
         self.sqe_addr
     }
 
-    /// The same one again, for a way that is seldom gone: what stays here is looked at by nobody else,
-    /// and never needs to be put together in memory.
+    /// A copy for a rare path: the original is then never needed in memory, and stays in registers.
     #[inline(always)]
     pub(crate) fn duplicate(&self) -> Command {
         Command { ..*self }

@@ -49,7 +49,7 @@ impl FixedTransfer {
         }
     }
 
-    /// Takes a count in; the end, where it is reached.
+    /// Takes in how many bytes a call moved; the outcome, where there is one.
     pub(crate) fn advance(&mut self, count: usize) -> Option<io::Result<()>> {
         self.done = self.done.saturating_add(count as u32);
         if self.is_finished() {

@@ -1,9 +1,11 @@
 //! Operations, their completions, and what a raw result means: finished, or go on.
 //!
-//! A result is what happened (R8): reads and writes at an offset are continued until every byte
-//! is moved or are an error, sends likewise, a receive says how much came, and a driver command
-//! gives its raw answer. This file decides that for both drivers; they only carry out single
-//! calls.
+//! A result is what happened (R8): reads and writes at an offset are continued until every byte is
+//! moved, or are an error; sends likewise; a receive reports how much came; a device command returns
+//! its raw result. This file decides that for all drivers; they only carry out single calls.
+//!
+//! An error of the kernel stays the kernel's errno ([`io::Error::raw_os_error`]) up to the source. An
+//! end of file or a device that takes no more bytes has no errno: it is `UnexpectedEof` or `WriteZero`.
 
 mod command;
 mod fixed;
@@ -22,7 +24,7 @@ pub(crate) use fixed::FixedTransfer;
 pub use send::SendPart;
 use send::SendTransfer;
 
-/// What is asked of the reactor.
+/// An operation to begin.
 #[derive(Debug)]
 pub enum Op {
     /// Take one connection from a listening socket.
@@ -92,7 +94,7 @@ pub enum Op {
         /// Bytes.
         len: u32,
     },
-    /// A command of the driver behind a file.
+    /// A command for the device behind a file.
     Command(Command),
     /// Make a file's content durable.
     Sync {
@@ -115,14 +117,14 @@ pub enum Op {
     },
 }
 
-/// The end of an operation. Everything it owned comes back.
+/// The end of an operation, named after it. Everything it owned comes back.
 #[derive(Debug)]
 pub enum Completion {
     /// A connection came.
     Accept(io::Result<OwnedFd>),
     /// Bytes came: how many, zero for the peer's end. An exact receive reports all or an error.
     Recv(Buf, io::Result<usize>),
-    /// Everything was handed to the socket.
+    /// All parts were handed to the socket.
     Send(Vec<SendPart>, io::Result<()>),
     /// The buffer was filled.
     Read(Buf, io::Result<()>),
@@ -130,19 +132,19 @@ pub enum Completion {
     Write(Buf, io::Result<()>),
     /// All bytes went between the file and the buffer slot.
     Fixed(io::Result<()>),
-    /// The driver's answer as it is, a count or a negated errno (`-EINTR` and `-EAGAIN` too; on a
-    /// reactor without a ring always `-EOPNOTSUPP`).
+    /// The device's raw result, a count or a negated errno (`-EINTR` and `-EAGAIN` too; on a reactor
+    /// without a ring always `-EOPNOTSUPP`).
     Command(i32),
-    /// The same of an armed command, with its number: sources are told by
+    /// The number and the raw result of an armed command that its source did not take in
     /// [`crate::Source::on_armed_completions`].
     ArmedCommand(u32, i32),
-    /// The file is durable, or must be taken for damaged: a failed sync is never retried.
+    /// The file is durable, or must be treated as damaged: a failed sync is never retried.
     Sync(io::Result<()>),
     /// These events are there.
     Poll(io::Result<u32>),
-    /// The time is over, or the operation was cancelled.
+    /// The time has elapsed, or the operation was cancelled.
     Timeout(io::Result<()>),
-    /// A buffer that was waited for.
+    /// A buffer that the source waited for.
     Buffer(Buf),
 }
 
@@ -217,12 +219,12 @@ impl Work {
             Op::Sync { file, data_only } => (file, Work::Sync { data_only }),
             Op::Poll { file, events } => (file, Work::Poll { events }),
             Op::Command(_) | Op::ReadFixed { .. } | Op::WriteFixed { .. } | Op::Timeout { .. } => {
-                unreachable!("these are begun in ways of their own")
+                unreachable!("`Core::submit` dispatches these before")
             }
         }
     }
 
-    /// The memory of an armed operation, for who must outlive the kernel's use of it.
+    /// The memory of an armed operation, to be kept until the kernel no longer uses it.
     pub(crate) fn into_memory(self) -> Option<Buf> {
         match self {
             Work::Recv { buf, .. } => Some(buf),
@@ -230,7 +232,7 @@ impl Work {
         }
     }
 
-    /// Whether there is nothing to do at all: no call is made for it.
+    /// Whether there is nothing to do: no call is made for it.
     pub(crate) fn is_finished(&self) -> bool {
         match self {
             Work::Recv { buf, filled, .. } => *filled >= buf.len(),
@@ -279,10 +281,10 @@ impl Work {
         }
     }
 
-    /// The end of it, without or with an error.
+    /// Its completion, without or with an error.
     pub(crate) fn into_completion(self, result: io::Result<()>) -> Completion {
         match self {
-            Work::Accept => Completion::Accept(Err(result.err().unwrap_or_else(cancelled))),
+            Work::Accept => Completion::Accept(Err(result.err().unwrap_or_else(cancelled_error))),
             Work::Recv { buf, received, .. } => Completion::Recv(buf, result.map(|()| received)),
             Work::Send(sending) => Completion::Send(sending.into_parts(), result),
             Work::Read { buf, .. } => Completion::Read(buf, result),
@@ -295,10 +297,10 @@ impl Work {
         }
     }
 
-    /// Judges the raw result of the last call: a count, or a negated errno. The completion, which
-    /// takes what `self` owned, or `None` where another call is to be made. In place: this is
-    /// twice on the way of every request, and nothing of the two kinds it meets there is moved.
-    pub(crate) fn on_result(&mut self, raw: i32, stop: bool) -> Option<Completion> {
+    /// Takes in the raw result of the last call, a count or a negated errno. Returns the completion,
+    /// which takes what `self` owned, or `None` where another call is to be made. In place: every
+    /// request passes here twice, with kinds of operations that own nothing to move.
+    pub(crate) fn on_result(&mut self, raw: i32, cancelled: bool) -> Option<Completion> {
         if matches!(self, Work::Command) {
             return Some(Completion::Command(raw));
         }
@@ -306,14 +308,14 @@ impl Work {
         // this one was for may be lost.
         let interrupted = raw == -libc::EINTR || raw == -libc::EAGAIN;
         if interrupted && !matches!(self, Work::Sync { .. }) {
-            return stop.then(|| self.finish(Err(cancelled())));
+            return cancelled.then(|| self.finish(Err(cancelled_error())));
         }
         if raw < 0 {
             return Some(self.finish(Err(io::Error::from_raw_os_error(-raw))));
         }
         match self {
             Work::Accept => {
-                // SAFETY: a successful accept returned this new descriptor, owned by nobody yet.
+                // SAFETY: a successful accept returned this new descriptor, which has no owner yet.
                 let socket = unsafe { OwnedFd::from_raw_fd(raw) };
                 return Some(Completion::Accept(Ok(socket)));
             }
@@ -322,15 +324,15 @@ impl Work {
         }
         match self.advance(raw as usize) {
             Some(result) => Some(self.finish(result)),
-            None if stop => Some(self.finish(Err(cancelled()))),
+            None if cancelled => Some(self.finish(Err(cancelled_error()))),
             None => None,
         }
     }
 
-    /// Takes in how far the last call came. The end of it, or `None` where there is more to do;
-    /// a call that came nowhere is an error, as the next one would not get further.
+    /// Takes in how many bytes the last call moved. Returns the outcome, or `None` where there is more
+    /// to do. A call that moved nothing is an error, as the next one would move nothing either.
     fn advance(&mut self, count: usize) -> Option<io::Result<()>> {
-        let (finished, stuck) = match self {
+        let (finished, no_progress) = match self {
             Work::Fixed(fixed) => return fixed.advance(count),
             Work::Recv {
                 buf,
@@ -364,12 +366,12 @@ impl Work {
         };
         match count {
             _ if finished => Some(Ok(())),
-            0 => Some(Err(stuck.into())),
+            0 => Some(Err(no_progress.into())),
             _ => None,
         }
     }
 
-    /// The end of it in place; what is left owns nothing and is not called again.
+    /// Its completion, in place; what is left owns nothing and is not called again.
     fn finish(&mut self, result: io::Result<()>) -> Completion {
         if let Work::Fixed(_) = self {
             return Completion::Fixed(result);
@@ -378,14 +380,14 @@ impl Work {
     }
 }
 
-/// A driver's answer that the reactor gives in its place.
+/// The raw result of a command that no device was asked.
 fn raw_of(result: &io::Result<()>) -> i32 {
     let errno = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
     result.as_ref().err().map_or(0, |error| -errno(error))
 }
 
 /// The error of an operation that was cancelled.
-pub(crate) fn cancelled() -> io::Error {
+fn cancelled_error() -> io::Error {
     io::Error::from_raw_os_error(libc::ECANCELED)
 }
 

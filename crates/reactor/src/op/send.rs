@@ -1,4 +1,4 @@
-//! Vectored sends: what is left of one, as the kernel wants it told.
+//! Vectored sends, and how much of one is left, in the kernel's form.
 
 use crate::buf::Buf;
 
@@ -30,7 +30,7 @@ impl SendPart {
     }
 }
 
-/// A vectored send under way: the kernel reads `msg`, `iov` and the parts until it is done.
+/// A vectored send in progress: the kernel reads `msg`, `iov` and the parts until it is done.
 pub(crate) struct SendTransfer {
     parts: Vec<SendPart>,
     pub(super) iov: Vec<libc::iovec>,
@@ -78,7 +78,7 @@ impl SendTransfer {
         &raw const self.msg
     }
 
-    /// Leaves out the first `sent` bytes.
+    /// Skips the first `sent` bytes.
     pub(crate) fn advance(&mut self, mut sent: usize) {
         while let Some(head) = self.iov.get_mut(self.next) {
             if sent < head.iov_len {

@@ -167,7 +167,7 @@ fn a_sync_that_failed_for_whatever_reason_is_never_made_again() {
                 let sync = Work::Sync { data_only };
                 let Verdict::Done(Completion::Sync(Err(error))) = on_result(sync, -errno, stop)
                 else {
-                    panic!("errno {errno} is not told")
+                    panic!("errno {errno} is lost")
                 };
                 assert_eq!(error.raw_os_error(), Some(errno));
             }

@@ -1,13 +1,13 @@
-//! What each holder has of what is lent to be held.
+//! How many bytes each holder has of those that are lent to be held.
 //!
-//! Holders are sources, whose numbers are a slot that is used again and a generation: so an account is
-//! found without a search, and a few words are kept for each slot that ever held something. Who has
-//! taken a slot begins with nothing, whatever who left it still has.
+//! Holders are sources, whose numbers are a slot that is reused and a generation: an account is found
+//! without a search, and a few words are kept for each slot that ever held something. The next user of
+//! a slot begins with nothing, whatever its predecessor still holds.
 
-/// Whoever does not say who it is.
+/// The holder of buffers that are taken without naming one.
 pub(super) const UNNAMED: u64 = u64::MAX;
 
-/// Places that have an account of their own; who says a higher number is nobody.
+/// Slots that have an account of their own; higher ones share the account of [`UNNAMED`].
 const SLOTS_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Default)]
@@ -22,7 +22,7 @@ pub(super) struct Accounts {
     unnamed: usize,
 }
 
-/// The slot and the generation that a holder's number says; none of nobody's.
+/// The slot and the generation in a holder's number; none where it has no account of its own.
 fn split(holder: u64) -> Option<(usize, u32)> {
     let slot = holder as u32 as usize;
     (slot < SLOTS_MAX).then_some((slot, (holder >> 32) as u32))
@@ -40,7 +40,7 @@ impl Accounts {
         }
     }
 
-    /// It got more.
+    /// Adds bytes that a holder got.
     pub(super) fn add(&mut self, holder: u64, bytes: usize) {
         let Some((slot, generation)) = split(holder) else {
             self.unnamed += bytes;
@@ -59,7 +59,8 @@ impl Accounts {
         account.bytes += bytes;
     }
 
-    /// It gave back what it got. One whose slot another has taken has no account any more.
+    /// Subtracts bytes that a holder gave back. A holder whose slot was taken by another has no account
+    /// any more.
     pub(super) fn take(&mut self, holder: u64, bytes: usize) {
         let Some((slot, generation)) = split(holder) else {
             self.unnamed -= bytes;
@@ -68,7 +69,7 @@ impl Accounts {
         if let Some(account) = self.by_slot.get_mut(slot)
             && account.generation == generation
         {
-            // Less than that where another had the slot meanwhile, and who was there first came back.
+            // The account has less where another generation had the slot in between.
             account.bytes = account.bytes.saturating_sub(bytes);
         }
     }

@@ -1,4 +1,5 @@
-//! What a pool has lent, to whom and within which bound, and the regions that come back to it.
+//! A pool's books: what it lent, to which holder and against which bound, and the regions that come
+//! back to it.
 //!
 //! Invariant: every byte that the pool allocated is lent within the bounds, lent beyond them, kept
 //! for reuse, or the reserve. A region and its pool refer to each other, so both are here.
@@ -21,7 +22,7 @@ pub(super) const KEPT_BYTES_MAX: usize = 16 << 20;
 /// What memory is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// A request that holds no memory yet, and gives this back without waiting for anybody.
+    /// A request that holds no memory yet, and gives this back without waiting for anything else.
     Fresh,
     /// The same, but held for as long as the device makes the request wait (a log without space).
     /// Each holder gets a part of the bytes, and one buffer in any case.
@@ -91,7 +92,8 @@ impl Region {
         self.memory.is_foreign() || self.loan.as_ref().is_some_and(|loan| !ours(loan))
     }
 
-    /// Writes down as what, and to whom, this was lent.
+    /// Records the bound and the holder that this was lent for.
+    #[inline]
     pub(super) fn set_loan(&mut self, pool: &Arc<Mutex<Ledger>>, kind: LoanKind, holder: u64) {
         match &mut self.loan {
             Some(loan) => (loan.kind, loan.holder) = (kind, holder),
@@ -105,8 +107,8 @@ impl Region {
         }
     }
 
-    /// Gives a region that nobody uses any more back to its pool, together with its count of users,
-    /// so that neither is allocated again for the next request.
+    /// Gives a region without users back to its pool. The `Arc` is kept with it, so that neither is
+    /// allocated again for the next request.
     #[inline]
     pub(crate) fn give_back(region: Arc<Region>) {
         let Some(loan) = &region.loan else {
@@ -122,8 +124,8 @@ impl Region {
 }
 
 impl Drop for Region {
-    /// The last user mostly gives the region back before (`Buf::drop`). It cannot where two users
-    /// are dropped at once on two threads, and neither is alone.
+    /// The last buffer usually gives the region back before this (`Buf::drop`). It cannot where two
+    /// are dropped at once on two threads and each still sees the other.
     fn drop(&mut self) {
         // SAFETY: the value is being dropped, and its memory is not used through it after this.
         let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
@@ -175,21 +177,23 @@ pub(super) struct Ledger {
     pub(super) accounts: Accounts,
     pub(super) kept: usize,
     pub(super) reserve_len: usize,
-    /// Regions kept for reuse, by class; nobody else refers to them.
+    /// Regions kept for reuse, by class; these are their only references.
     free: [Vec<Arc<Region>>; CLASSES],
     pub(super) reserve: Option<Arc<Region>>,
     /// The system had no memory when it was last asked.
     pub(super) short: bool,
-    /// Woken by the next buffer that comes back, where somebody waits for one.
+    /// Woken by the next buffer that comes back, where a source waits for one.
     pub(super) watch: Option<Waker>,
 }
 
+#[inline]
 pub(super) fn lock(ledger: &Mutex<Ledger>) -> MutexGuard<'_, Ledger> {
     // Every change under the lock is complete before anything can panic.
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The class that holds `len` bytes and its size.
+#[inline]
 pub(super) fn class_of(len: usize) -> Option<(usize, usize)> {
     let size = len.max(BUF_ALIGN).checked_next_power_of_two()?;
     let class = (size / BUF_ALIGN).trailing_zeros() as usize;

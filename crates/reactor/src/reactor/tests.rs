@@ -14,8 +14,8 @@ use crate::pool::Need;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Waits for what never comes, armed.
-struct Waits {
+/// A source with an operation that never ends, armed.
+struct NeverDone {
     dropped: Sender<()>,
     stays: bool,
 }
@@ -36,14 +36,14 @@ fn never_ends(cx: &mut Cx<'_>, socket: UnixStream) {
     cx.arm_any(op);
 }
 
-impl Waits {
-    fn on(cx: &mut Cx<'_>, socket: UnixStream, dropped: Sender<()>, stays: bool) -> Waits {
+impl NeverDone {
+    fn on(cx: &mut Cx<'_>, socket: UnixStream, dropped: Sender<()>, stays: bool) -> NeverDone {
         never_ends(cx, socket);
-        Waits { dropped, stays }
+        NeverDone { dropped, stays }
     }
 }
 
-impl Source for Waits {
+impl Source for NeverDone {
     fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
     fn on_stop(&mut self, cx: &mut Cx<'_>) {
         if !self.stays {
@@ -52,7 +52,7 @@ impl Source for Waits {
     }
 }
 
-impl Drop for Waits {
+impl Drop for NeverDone {
     fn drop(&mut self) {
         let _ = self.dropped.send(());
     }
@@ -80,7 +80,7 @@ fn a_stop_closes_the_ring_under_armed_commands_at_once_and_nothing_is_left_open(
         let (to, dropped) = channel();
         reactor
             .handle()
-            .attach(move |cx| Waits::on(cx, theirs, to, stays))
+            .attach(move |cx| NeverDone::on(cx, theirs, to, stays))
             .unwrap();
         let began = Instant::now();
         let within = if stays {
@@ -111,21 +111,21 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
     let Some(reactor) = ring() else { return };
     let (_ours, theirs) = UnixStream::pair().unwrap();
     let (to, dropped) = channel();
-    let (told, counted) = channel();
+    let (stats_to, stats_from) = channel();
     let handle = reactor.handle().clone();
     handle
         .attach(move |cx| {
             cx.detach();
-            Waits::on(cx, theirs, to, false)
+            NeverDone::on(cx, theirs, to, false)
         })
         .unwrap();
     // Each message is taken in a turn after the departures of the one before.
     for _ in 0..10 {
-        let told = told.clone();
+        let stats_to = stats_to.clone();
         handle
-            .post(move |core| told.send(core.stats()).unwrap())
+            .post(move |core| stats_to.send(core.stats()).unwrap())
             .unwrap();
-        let stats = counted.recv_timeout(DEADLINE).unwrap();
+        let stats = stats_from.recv_timeout(DEADLINE).unwrap();
         assert_eq!((stats.sources, stats.armed), (1, 1));
     }
     dropped
@@ -135,10 +135,10 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
     dropped.try_recv().expect("the source is dropped");
 }
 
-/// Memory that says on which thread it was let go.
-struct Lent(Sender<Option<String>>);
+/// Memory that reports on which thread it was freed.
+struct FreedOn(Sender<Option<String>>);
 
-impl Drop for Lent {
+impl Drop for FreedOn {
     fn drop(&mut self) {
         let name = std::thread::current().name().map(str::to_owned);
         let _ = self.0.send(name);
@@ -146,13 +146,13 @@ impl Drop for Lent {
 }
 
 /// A source whose armed commands name memory.
-struct Names {
+struct MemoryOwner {
     memory: Option<Buf>,
     panics: bool,
     dropped: Sender<()>,
 }
 
-impl Source for Names {
+impl Source for MemoryOwner {
     fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
     fn release_armed_memory(&mut self) -> Vec<Buf> {
         assert!(!self.panics, "planted");
@@ -160,7 +160,7 @@ impl Source for Names {
     }
 }
 
-impl Drop for Names {
+impl Drop for MemoryOwner {
     fn drop(&mut self) {
         let _ = self.dropped.send(());
     }
@@ -170,17 +170,17 @@ impl Drop for Names {
 fn memory_that_armed_commands_name_outlives_the_rings_thread() {
     for panics in [false, true] {
         let Some(reactor) = ring() else { return };
-        let (told, let_go) = channel();
+        let (freed_to, freed_on) = channel();
         let (dropped, source_dropped) = channel();
         let (_ours, theirs) = UnixStream::pair().unwrap();
         let attached = reactor.handle().attach(move |cx| {
             never_ends(cx, theirs);
             let own = Buf::allocate(4096).expect("memory");
             let start = std::ptr::NonNull::new(own.as_ptr().cast_mut()).expect("an address");
-            let owner = Box::new((Lent(told), own));
-            // SAFETY: the memory is that of `own`, which nobody uses while its owner lives.
+            let owner = Box::new((FreedOn(freed_to), own));
+            // SAFETY: the memory is that of `own`, which nothing uses while its owner lives.
             let memory = unsafe { Buf::from_foreign(start, 4096, owner) };
-            Names {
+            MemoryOwner {
                 memory: Some(memory),
                 panics,
                 dropped,
@@ -191,23 +191,25 @@ fn memory_that_armed_commands_name_outlives_the_rings_thread() {
         if panics {
             // What it would have named is not known: neither goes.
             source_dropped.try_recv().expect_err("the source is gone");
-            let_go.try_recv().expect_err("the memory is gone");
+            freed_on.try_recv().expect_err("the memory is gone");
             continue;
         }
         source_dropped.try_recv().expect("the source is dropped");
-        let thread = let_go.recv_timeout(DEADLINE).expect("the memory is freed");
+        let thread = freed_on
+            .recv_timeout(DEADLINE)
+            .expect("the memory is freed");
         assert_eq!(thread.as_deref(), Some("reactor-join"));
     }
 }
 
 /// A reactor with one source that waits for what never comes, and the socket's other end.
-fn waiting(stays: bool) -> Option<(Reactor, UnixStream, Receiver<()>)> {
+fn with_endless_op(stays: bool) -> Option<(Reactor, UnixStream, Receiver<()>)> {
     let reactor = ring()?;
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (to, dropped) = channel();
     let attached = reactor
         .handle()
-        .attach(move |cx| Waits::on(cx, theirs, to, stays));
+        .attach(move |cx| NeverDone::on(cx, theirs, to, stays));
     attached.unwrap();
     Some((reactor, ours, dropped))
 }
@@ -215,7 +217,7 @@ fn waiting(stays: bool) -> Option<(Reactor, UnixStream, Receiver<()>)> {
 #[test]
 fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
     for stays in [false, true] {
-        let Some((mut reactor, ours, dropped)) = waiting(stays) else {
+        let Some((mut reactor, ours, dropped)) = with_endless_op(stays) else {
             return;
         };
         let within = Duration::from_millis(if stays { 50 } else { 20_000 });
@@ -226,8 +228,8 @@ fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
         let open = (&ours).read(&mut [0; 1]).unwrap_err();
         assert_eq!(open.kind(), io::ErrorKind::WouldBlock);
         let handle = reactor.handle().clone();
-        let (told, late) = channel();
-        handle.post(move |_| told.send(()).unwrap()).unwrap();
+        let (ran_to, late) = channel();
+        handle.post(move |_| ran_to.send(()).unwrap()).unwrap();
         let report = reactor.stop(DEADLINE);
         assert_eq!(
             (report.ops_armed, report.ops_abandoned, report.thread_stuck),
@@ -244,7 +246,7 @@ fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
 
 #[test]
 fn a_drained_reactor_that_is_dropped_ends() {
-    let Some((mut reactor, _ours, dropped)) = waiting(false) else {
+    let Some((mut reactor, _ours, dropped)) = with_endless_op(false) else {
         return;
     };
     assert!(reactor.drain(DEADLINE));
@@ -272,12 +274,12 @@ fn the_thread_is_an_io_flusher_where_it_was_asked_for_and_granted() {
             ..Config::default()
         })
         .unwrap();
-        let (to, told) = channel();
+        let (to, is_flusher) = channel();
         reactor
             .handle()
             .post(move |_| to.send(rustix::process::is_io_flusher()).unwrap())
             .unwrap();
-        match told.recv_timeout(DEADLINE).unwrap() {
+        match is_flusher.recv_timeout(DEADLINE).unwrap() {
             Ok(is) => assert_eq!((is, reactor.io_flusher()), (asked, asked)),
             // Without CAP_SYS_RESOURCE even asking is refused.
             Err(error) => {

@@ -19,7 +19,7 @@ use reactor::{
 
 pub const DEADLINE: Duration = Duration::from_secs(20);
 
-/// The drivers this host can run; the ring's absence is told, not hidden.
+/// The drivers this host can run; the ring's absence is printed, not hidden.
 pub fn backends() -> Vec<BackendKind> {
     let only = |kind| Config {
         backend: BackendChoice::Only(kind),
