@@ -2,6 +2,9 @@
 //!
 //! They come from the encoders, so a change of a format changes them with it.
 
+#[path = "../../crates/messenger/tests/support/fuzz.rs"]
+mod messenger_host;
+
 use std::path::Path;
 
 use messenger::frame::{Frame, Sealer, Tag, TxBuf};
@@ -90,7 +93,7 @@ fn main() -> std::io::Result<()> {
     }
     for choice in [0, 1] {
         let mut conversation = vec![choice];
-        conversation.extend(messenger::harness::good_conversation());
+        conversation.extend(messenger_host::good_conversation());
         seeds.push(("messenger_hosts".into(), conversation));
     }
     // Two frames to an open session: a message with its header, and an acknowledgement.

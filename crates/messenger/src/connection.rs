@@ -1,16 +1,18 @@
-//! The application's handle of one session, and what it hears of it.
+//! The application's handle of one session, its handler, and the commands that both sides of the
+//! application's interface send to the worker.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::inbox::Inbox;
+use crate::io_thread;
 use crate::message::Message;
-use crate::outqueue::{Kick, Load, OutQueue, Refusal, SendError, State, Ticket};
-use crate::session::{Event, SessionId};
-use crate::worker::{Inbox, Order, on_io_thread};
+use crate::outqueue::{Kick, Load, OutQueue, QueueOwner, Refusal, SendError, State, Ticket};
+use crate::session::{Event, SessionId, Target};
 
-/// Hears of one session's events, or of all sessions that come by one listener.
+/// Receives the events of one session, or of all sessions that one listener accepts.
 ///
 /// It is called on the I/O thread, for one event at a time and in order, with no lock held. It must
 /// not block: everything else on that thread waits. A panic in it ends the session.
@@ -25,7 +27,7 @@ impl<F: Fn(&Connection, Event) + Send + Sync + 'static> Handler for F {
     }
 }
 
-/// Who opened an accepted session.
+/// The peer that opened an accepted session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
     /// The name it authenticated as.
@@ -38,14 +40,41 @@ pub struct Peer {
     pub lossy: bool,
 }
 
-/// The mutex of the benchmark's other variant.
+/// What other threads tell the worker to do.
+pub(crate) enum Command {
+    Kick(SessionId),
+    Open {
+        owner: QueueOwner,
+        target: Box<Target>,
+        connection: Connection,
+        handler: Arc<dyn Handler>,
+    },
+    Listen {
+        listener: TcpListener,
+        handler: Arc<dyn Handler>,
+    },
+    Shutdown,
+}
+
+impl fmt::Debug for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Kick(_) => "Kick",
+            Self::Open { .. } => "Open",
+            Self::Listen { .. } => "Listen",
+            Self::Shutdown => "Shutdown",
+        })
+    }
+}
+
+/// The mutex of the benchmark's one-lock variant.
 #[cfg(feature = "meter")]
 pub(crate) type OneLock = crate::lock::MeteredLock;
 
 struct Inner {
     session: SessionId,
     queue: Arc<OutQueue>,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Command>>,
     peer: Option<Peer>,
     #[cfg(feature = "meter")]
     one_lock: Option<Arc<OneLock>>,
@@ -66,10 +95,10 @@ impl fmt::Debug for Connection {
 }
 
 impl Connection {
-    pub(crate) fn opened(
+    pub(crate) fn for_opened(
         session: SessionId,
         queue: Arc<OutQueue>,
-        inbox: Arc<Inbox>,
+        inbox: Arc<Inbox<Command>>,
         #[cfg(feature = "meter")] one_lock: Option<Arc<OneLock>>,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -82,10 +111,10 @@ impl Connection {
         }))
     }
 
-    pub(crate) fn accepted(
+    pub(crate) fn for_accepted(
         session: SessionId,
         queue: Arc<OutQueue>,
-        inbox: Arc<Inbox>,
+        inbox: Arc<Inbox<Command>>,
         peer: Peer,
     ) -> Self {
         Self(Arc::new(Inner {
@@ -103,12 +132,12 @@ impl Connection {
         self.0.session
     }
 
-    /// Who opened the session, if the peer did.
+    /// The peer, if it opened the session.
     pub fn peer(&self) -> Option<&Peer> {
         self.0.peer.as_ref()
     }
 
-    /// Queues a message, or gives it back with the reason. Never waits.
+    /// Queues a message, or returns it with the reason. Never waits.
     pub fn try_send(&self, message: Message) -> Result<Ticket, SendError> {
         #[cfg(feature = "meter")]
         let _one = self
@@ -117,7 +146,7 @@ impl Connection {
             .as_ref()
             .map(|l| l.lock(crate::outqueue::Site::Send));
         let (ticket, kick) = self.0.queue.try_send(message)?;
-        self.pass_on(kick);
+        self.kick_worker(kick);
         Ok(ticket)
     }
 
@@ -126,24 +155,24 @@ impl Connection {
         self.send_until(message, None)
     }
 
-    /// The same with a deadline, at which the message is given back.
+    /// The same with a deadline, at which the message is returned.
     pub fn send_by(&self, message: Message, deadline: Instant) -> Result<Ticket, SendError> {
         self.send_until(message, Some(deadline))
     }
 
     fn send_until(&self, message: Message, deadline: Option<Instant>) -> Result<Ticket, SendError> {
-        if on_io_thread() {
+        if io_thread::is_current() {
             return Err(SendError {
                 message,
                 reason: Refusal::OnIoThread,
             });
         }
         let (ticket, kick) = self.0.queue.send(message, deadline)?;
-        self.pass_on(kick);
+        self.kick_worker(kick);
         Ok(ticket)
     }
 
-    /// Asks the peer for a sign of life; [`Event::Alive`] answers. Wakes a parked session.
+    /// Sends a keepalive; [`Event::Alive`] reports the answer. Wakes a parked session.
     pub fn keepalive(&self) -> Result<(), Refusal> {
         #[cfg(feature = "meter")]
         let _one = self
@@ -152,7 +181,7 @@ impl Connection {
             .as_ref()
             .map(|l| l.lock(crate::outqueue::Site::Keepalive));
         let kick = self.0.queue.keepalive()?;
-        self.pass_on(kick);
+        self.kick_worker(kick);
         Ok(())
     }
 
@@ -160,12 +189,11 @@ impl Connection {
     /// message received as `seq`. That a message was received is acknowledged without it.
     pub fn done(&self, seq: u64) -> Result<(), Refusal> {
         let kick = self.0.queue.done(seq)?;
-        self.pass_on(kick);
+        self.kick_worker(kick);
         Ok(())
     }
 
-    /// Takes back a message that was not taken from the queue yet. `None`: too late, it is or was
-    /// sent whole.
+    /// Removes a message that is still in the queue. `None`: too late, it is or was sent whole.
     pub fn revoke(&self, ticket: Ticket) -> Option<Arc<Message>> {
         self.0.queue.revoke(ticket)
     }
@@ -174,7 +202,7 @@ impl Connection {
     /// in [`Event::Closed`].
     pub fn close(&self) {
         let kick = self.0.queue.close();
-        self.pass_on(kick);
+        self.kick_worker(kick);
     }
 
     /// The session's state, as of now.
@@ -187,10 +215,10 @@ impl Connection {
         self.0.queue.load()
     }
 
-    fn pass_on(&self, kick: Kick) {
+    fn kick_worker(&self, kick: Kick) {
         if kick == Kick::Worker {
             // Refused only when the worker is gone, and then the session is closed.
-            let _ = self.0.inbox.post(Order::Kick(self.0.session));
+            let _ = self.0.inbox.post(Command::Kick(self.0.session));
         }
     }
 

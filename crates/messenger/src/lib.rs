@@ -89,7 +89,8 @@ pub mod control;
 pub mod env;
 pub mod fault;
 pub mod frame;
-pub mod harness;
+mod inbox;
+mod io_thread;
 mod link;
 mod lock;
 mod lockcheck;
@@ -101,7 +102,9 @@ pub mod session;
 pub mod wire;
 mod worker;
 
+// In test builds only: unit tests, because only those are built with canaries.
 #[cfg(all(test, not(loom)))]
+#[path = "../tests/sim/mod.rs"]
 mod sim;
 
 pub use connection::{Connection, Handler, Peer};

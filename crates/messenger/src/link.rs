@@ -13,8 +13,8 @@ use std::net::SocketAddr;
 use crate::addr::EntityAddr;
 use crate::auth::{AuthError, ClientAuth, Credentials, Keys, ServerAuth, ServerStep};
 use crate::control::{
-    AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthRequestMore, AuthSignature, Control,
-    Hello, entity,
+    AuthBadMethod, AuthDone, AuthReplyMore, AuthRequest, AuthRequestMore, AuthSignature,
+    ControlBody, Hello, entity,
 };
 use crate::env::Env;
 use crate::fault::Fault;

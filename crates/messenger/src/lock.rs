@@ -13,7 +13,7 @@ use loom::sync as imp;
 #[cfg(not(loom))]
 use std::sync as imp;
 
-use crate::lockcheck::Holding;
+use crate::lockcheck::HeldMark;
 
 /// Where a lock is taken, for the benchmark's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub(crate) struct Guard<'a, T> {
     // Dropped in this order: the hold is noted as over before the lock is open, never after.
     #[cfg(feature = "meter")]
     _held: Option<meter::Held<'a>>,
-    _holding: Holding,
+    _holding: HeldMark,
     guard: imp::MutexGuard<'a, T>,
     #[cfg(feature = "meter")]
     lock: &'a Lock<T>,
@@ -92,7 +92,7 @@ impl<T> Lock<T> {
         // a counter, so the data is used on.
         let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         Guard {
-            _holding: Holding::begin(),
+            _holding: HeldMark::begin(),
             guard,
         }
     }
@@ -111,7 +111,7 @@ impl<T> Lock<T> {
         let _held = self.meter.taken(site);
         Guard {
             _held,
-            _holding: Holding::begin(),
+            _holding: HeldMark::begin(),
             guard,
             lock: self,
         }
@@ -204,7 +204,7 @@ impl Condvar {
         let guard = Guard {
             #[cfg(feature = "meter")]
             _held: None,
-            _holding: Holding::begin(),
+            _holding: HeldMark::begin(),
             guard,
             #[cfg(feature = "meter")]
             lock,

@@ -10,9 +10,9 @@ std::thread_local! {
 
 /// Held for as long as the small lock is.
 #[derive(Debug)]
-pub(crate) struct Holding(());
+pub(crate) struct HeldMark(());
 
-impl Holding {
+impl HeldMark {
     pub(crate) fn begin() -> Self {
         #[cfg(debug_assertions)]
         HELD.set(HELD.get() + 1);
@@ -20,7 +20,7 @@ impl Holding {
     }
 }
 
-impl Drop for Holding {
+impl Drop for HeldMark {
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
         HELD.set(HELD.get() - 1);

@@ -10,11 +10,13 @@ use std::thread::JoinHandle;
 use thiserror::Error;
 
 use crate::auth::{AuthError, Credentials, check_name};
-use crate::connection::{Connection, Handler};
+use crate::connection::{Command, Connection, Handler};
+use crate::inbox::Inbox;
+use crate::io_thread;
 use crate::node::Node;
 use crate::outqueue::OutQueue;
 use crate::session::{Config, SessionId, Target};
-use crate::worker::{Inbox, Order, Worker, on_io_thread};
+use crate::worker::Worker;
 
 /// Why a messenger cannot start or listen.
 #[derive(Debug, Error)]
@@ -46,7 +48,7 @@ pub enum StartError {
 
 /// One I/O thread and everything on it. Dropping it ends all its sessions.
 pub struct Messenger {
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Command>>,
     config: Config,
     next_session: AtomicU64,
     thread: Option<JoinHandle<()>>,
@@ -87,13 +89,13 @@ impl Messenger {
     }
 
     /// From here on sessions that are opened use one mutex for queue and socket work, as if the
-    /// out-queue had none of its own: the benchmark's other variant.
+    /// out-queue had none of its own: the benchmark's one-lock variant.
     #[cfg(feature = "meter")]
     pub fn use_one_lock(&mut self, yes: bool) {
         self.one_lock = yes;
     }
 
-    /// What the lock of the worker's inbox cost so far.
+    /// What the lock of the worker's inbox has cost so far.
     #[cfg(feature = "meter")]
     pub fn inbox_stats(&self) -> crate::outqueue::LockStats {
         self.inbox.lock_stats()
@@ -110,7 +112,7 @@ impl Messenger {
         listener.set_nonblocking(true).map_err(failed)?;
         let bound = listener.local_addr().map_err(failed)?;
         self.inbox
-            .post(Order::Listen { listener, handler })
+            .post(Command::Listen { listener, handler })
             .map_err(|_| StartError::Ended)?;
         Ok(bound)
     }
@@ -126,7 +128,7 @@ impl Messenger {
         let inbox = Arc::clone(&self.inbox);
         #[cfg(feature = "meter")]
         let one_lock = self.one_lock.then(Arc::default);
-        let connection = Connection::opened(
+        let connection = Connection::for_opened(
             session,
             queue,
             inbox,
@@ -134,28 +136,28 @@ impl Messenger {
             one_lock,
         );
         let (target, given) = (Box::new(target), connection.clone());
-        let order = Order::Open {
+        let command = Command::Open {
             owner,
             target,
             connection: given,
             handler,
         };
-        self.inbox.post(order).map_err(|_| StartError::Ended)?;
+        self.inbox.post(command).map_err(|_| StartError::Ended)?;
         Ok(connection)
     }
 
-    /// Ends all sessions and waits for the thread; every session has had its last event after.
+    /// Ends all sessions and waits for the thread. Every session has had its last event then.
     pub fn shutdown(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        let _ = self.inbox.post(Order::Shutdown);
+        let _ = self.inbox.post(Command::Shutdown);
         let Some(thread) = self.thread.take() else {
             return;
         };
         // A handler may hold the last reference: the thread cannot wait for itself.
-        if !on_io_thread() && thread.join().is_err() {
+        if !io_thread::is_current() && thread.join().is_err() {
             tracing::error!("the messenger's I/O thread panicked");
         }
     }

@@ -7,7 +7,7 @@
 //! of one can be preempted, and everybody then spins for milliseconds.
 //!
 //! Invariants:
-//! - I1 The state is written under the lock *and* by the worker ([`Both`] is the only way), so
+//! - I1 The state is written under the lock *and* by the worker ([`LockedQueue`] is the only way), so
 //!   either is enough to read it, and a sender that saw "not closed" under the lock may push.
 //! - I2 `kicked` means: the worker will look at the queue without being told again. It is set in
 //!   the hold that pushes, and cleared only in a hold that saw nothing to do. No wake-up is lost,
@@ -38,10 +38,10 @@
 //! ```
 //! use messenger::outqueue::{Bounds, OutQueue, State};
 //! let (_queue, mut owner) = OutQueue::new(Bounds::default());
-//! owner.both().set_state(State::Open); // the worker's half and the lock together can
+//! owner.lock().set_state(State::Open); // the worker's half and the lock together can
 //! ```
 
-mod worker;
+mod owner;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ use crate::message::Message;
 pub use crate::lock::Site;
 #[cfg(feature = "meter")]
 pub use crate::lock::{LockStats, SITES, SiteStats};
-pub use worker::{Both, Next, Owner};
+pub use owner::{LockedQueue, Next, QueueOwner};
 
 /// The state of a session as far as senders need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -200,7 +200,7 @@ pub struct OutQueue {
 impl OutQueue {
     /// A queue for a session that starts to connect, and the worker's half of it. The worker looks
     /// at it once the session is open, so it starts out kicked.
-    pub fn new(bounds: Bounds) -> (Arc<Self>, Owner) {
+    pub fn new(bounds: Bounds) -> (Arc<Self>, QueueOwner) {
         let inner = Inner {
             queue: VecDeque::new(),
             sent: VecDeque::new(),
@@ -218,7 +218,7 @@ impl OutQueue {
             room: Condvar::new(),
             bounds,
         });
-        (Arc::clone(&queue), Owner::new(queue))
+        (Arc::clone(&queue), QueueOwner::new(queue))
     }
 
     /// Queues a message, or gives it back with the reason. Never waits for I/O.

@@ -11,11 +11,11 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use messenger::auth::{ClusterSecret, Credentials};
-use messenger::control::{AuthRequest, Control, Hello};
+use messenger::control::{AuthRequest, ControlBody, Hello};
 use messenger::frame::{Banner, Frame, Preamble, Sealer, Tag, TxBuf};
 use messenger::message::Header;
 use messenger::{CloseReason, Config, Connection, Fault, Message, Messenger, Payload, Target};
-use support::{Ear, config, eventually, loopback, start};
+use support::{Recorder, config, eventually, loopback, start};
 
 /// Everything logged at WARN in this process, one line each. Tests look for their own peer's port.
 static LOG: LazyLock<Arc<Mutex<Vec<u8>>>> = LazyLock::new(|| {
@@ -53,7 +53,7 @@ fn logged(peer: SocketAddr) -> Vec<String> {
 /// A host with one healthy session, which must still work at the end.
 struct Victim {
     addr: SocketAddr,
-    ear: Arc<Ear>,
+    recorder: Arc<Recorder>,
     friend: Connection,
     _host: Messenger,
     _other: Messenger,
@@ -64,13 +64,13 @@ impl Victim {
     fn new(config: Config) -> Self {
         LazyLock::force(&LOG);
         let (host, other) = (start("victim", config.clone()), start("friend", config));
-        let ear = Ear::new();
-        let addr = host.listen(loopback(), ear.clone()).unwrap();
-        let friend = other.open(Target::lossless(addr), Ear::new()).unwrap();
-        ear.wait_opened(1);
+        let recorder = Recorder::new();
+        let addr = host.listen(loopback(), recorder.clone()).unwrap();
+        let friend = other.open(Target::lossless(addr), Recorder::new()).unwrap();
+        recorder.wait_opened(1);
         Self {
             addr,
-            ear,
+            recorder,
             friend,
             _host: host,
             _other: other,
@@ -84,7 +84,7 @@ impl Victim {
             .send(Message::data(1, self.sent, vec![1]))
             .unwrap();
         let all = (1..=self.sent).collect::<Vec<_>>();
-        assert_eq!(self.ear.wait_messages(all.len()), all);
+        assert_eq!(self.recorder.wait_messages(all.len()), all);
     }
 
     /// Says `bytes`, waits until the victim hangs up; the reason it logged, once.
@@ -203,7 +203,9 @@ fn a_truncated_frame_ends_with_its_connection() {
     drop(peer);
     victim.goes_on();
     assert_eq!(
-        victim.ear.count(|h| matches!(h, support::Heard::Opened(_))),
+        victim
+            .recorder
+            .count(|h| matches!(h, support::Recorded::Opened(_))),
         1
     );
 }
@@ -225,28 +227,27 @@ fn a_gap_and_a_bad_checksum_in_an_open_session_end_it_with_one_logged_reason() {
         (frames(&[message(3)]), "message 3 came where 2 was due"),
         (damaged, "checksum of the control segment"),
     ] {
-        let (host, other, ear) = (
+        let (host, other, recorder) = (
             start("victim", config()),
             start("friend", config()),
-            Ear::new(),
+            Recorder::new(),
         );
-        let addr = host.listen(loopback(), ear.clone()).unwrap();
-        let friend = other.open(Target::lossless(addr), Ear::new()).unwrap();
-        ear.wait_opened(1);
+        let addr = host.listen(loopback(), recorder.clone()).unwrap();
+        let friend = other.open(Target::lossless(addr), Recorder::new()).unwrap();
+        recorder.wait_opened(1);
         let mut peer = TcpStream::connect(addr).unwrap();
         let name = peer.local_addr().unwrap();
-        peer.write_all(&messenger::harness::good_conversation())
-            .unwrap();
-        ear.wait_opened(2);
+        peer.write_all(&support::fuzz::good_conversation()).unwrap();
+        recorder.wait_opened(2);
         peer.write_all(&bytes).unwrap();
-        let closed = ear.wait_closed().0.to_string();
+        let closed = recorder.wait_closed().0.to_string();
         assert!(closed.contains(reason), "{closed}");
         let lines = logged(name);
         assert_eq!(lines.len(), 1, "{lines:?}");
         assert!(lines[0].contains(reason), "{lines:?}");
         friend.send(Message::data(1, 5, vec![1])).unwrap();
         assert!(
-            ear.wait_messages(2).contains(&5),
+            recorder.wait_messages(2).contains(&5),
             "the other session goes on"
         );
     }
@@ -267,8 +268,8 @@ fn a_host_with_a_wrong_secret_is_refused_and_gives_up() {
         .unwrap()
     };
     let (right, wrong, good) = (host("right", 1), host("wrong", 2), host("good", 1));
-    let (ear, wrong_ear) = (Ear::new(), Ear::new());
-    let addr = right.listen(loopback(), ear.clone()).unwrap();
+    let (recorder, wrong_ear) = (Recorder::new(), Recorder::new());
+    let addr = right.listen(loopback(), recorder.clone()).unwrap();
     let refused = wrong
         .open(Target::lossless(addr), wrong_ear.clone())
         .unwrap();
@@ -280,11 +281,14 @@ fn a_host_with_a_wrong_secret_is_refused_and_gives_up() {
     );
     assert_eq!(given_back, [1]);
     // The right one is in secure mode, and the other never got as far as a session.
-    let session = good.open(Target::lossless(addr), Ear::new()).unwrap();
+    let session = good.open(Target::lossless(addr), Recorder::new()).unwrap();
     session.send(Message::data(1, 9, vec![7; 100_000])).unwrap();
-    assert_eq!(ear.wait_messages(1), [9]);
-    assert_eq!(ear.connection(0).peer().unwrap().name, "good");
-    assert_eq!(ear.count(|h| matches!(h, support::Heard::Opened(_))), 1);
+    assert_eq!(recorder.wait_messages(1), [9]);
+    assert_eq!(recorder.connection(0).peer().unwrap().name, "good");
+    assert_eq!(
+        recorder.count(|h| matches!(h, support::Recorded::Opened(_))),
+        1
+    );
 }
 
 #[test]
@@ -297,8 +301,8 @@ fn what_a_secure_session_sends_cannot_be_read_on_the_way() {
         };
         Messenger::start(config(), credentials).unwrap()
     };
-    let (a, b, ear) = (host("a"), host("b"), Ear::new());
-    let addr = b.listen(loopback(), ear.clone()).unwrap();
+    let (a, b, recorder) = (host("a"), host("b"), Recorder::new());
+    let addr = b.listen(loopback(), recorder.clone()).unwrap();
     // A tap between the two.
     let tap = std::net::TcpListener::bind(loopback()).unwrap();
     let tapped = tap.local_addr().unwrap();
@@ -319,11 +323,11 @@ fn what_a_secure_session_sends_cannot_be_read_on_the_way() {
         let _ = to.shutdown(std::net::Shutdown::Both);
         let _ = back.join();
     });
-    let session = a.open(Target::lossless(tapped), Ear::new()).unwrap();
+    let session = a.open(Target::lossless(tapped), Recorder::new()).unwrap();
     session
         .send(Message::data(1, 1, b"a very recognisable secret".to_vec()))
         .unwrap();
-    ear.wait_messages(1);
+    recorder.wait_messages(1);
     a.shutdown();
     thread.join().unwrap();
     let seen = seen.lock().unwrap();
@@ -362,7 +366,7 @@ fn a_flood_of_connections_leaves_memory_bounded_and_others_going_on() {
     victim.goes_on();
     // A newcomer gets in once the flood is over.
     let late = start("late", config);
-    late.open(Target::lossless(victim.addr), Ear::new())
+    late.open(Target::lossless(victim.addr), Recorder::new())
         .unwrap();
-    victim.ear.wait_opened(2);
+    victim.recorder.wait_opened(2);
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use messenger::{CloseReason, Fault, Target};
 use rados::Rados;
-use support::Ear;
+use support::Recorder;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -245,11 +245,14 @@ fn a_lossless_session_is_not_granted(cluster: &Cluster) {
         ..support::config()
     };
     let messenger = support::start("admin", config);
-    let ear = Ear::new();
+    let recorder = Recorder::new();
     messenger
-        .open(Target::lossless(cluster.mon), ear.clone())
+        .open(Target::lossless(cluster.mon), recorder.clone())
         .unwrap();
-    assert_eq!(ear.wait_closed().0, CloseReason::Fault(Fault::LossyGranted));
+    assert_eq!(
+        recorder.wait_closed().0,
+        CloseReason::Fault(Fault::LossyGranted)
+    );
 }
 
 fn the_osd_is_killed_and_comes_back(cluster: &Cluster, rados: &mut Rados) {

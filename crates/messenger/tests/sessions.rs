@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use messenger::{
     Bounds, CloseReason, Config, Connection, Event, Fault, Message, Refusal, State, Target,
 };
-use support::{Ear, Heard, Pair, config, eventually, loopback, start};
+use support::{Pair, Recorded, Recorder, config, eventually, loopback, start};
 
 fn message(tid: u64, size: usize) -> Message {
     Message::data(1, tid, vec![tid.to_le_bytes()[0]; size])
@@ -38,7 +38,7 @@ fn messages_of_thousands_of_callers_arrive_once_and_in_each_callers_order() {
         }
     });
     let all = pair
-        .b_ear
+        .b_recorder
         .wait_messages(usize::try_from(CALLERS * EACH).unwrap());
     let mut next = vec![0; usize::try_from(CALLERS).unwrap()];
     for tid in all {
@@ -54,11 +54,11 @@ fn one_io_thread_serves_many_sessions_each_in_its_own_order() {
     const LANES: u32 = 200;
     const EACH: u64 = 20;
     let (a, b) = (start("a", config()), start("b", config()));
-    let ear = Ear::new();
-    let addr = b.listen(loopback(), ear.clone()).unwrap();
+    let recorder = Recorder::new();
+    let addr = b.listen(loopback(), recorder.clone()).unwrap();
     let sessions: Vec<_> = (0..LANES)
         .map(|lane| {
-            a.open(Target::lossless(addr).in_lane(lane), Ear::new())
+            a.open(Target::lossless(addr).in_lane(lane), Recorder::new())
                 .unwrap()
         })
         .collect();
@@ -67,7 +67,7 @@ fn one_io_thread_serves_many_sessions_each_in_its_own_order() {
             session.send(message(lane << 32 | i, 50)).unwrap();
         }
     }
-    let all = ear.wait_messages(usize::try_from(u64::from(LANES) * EACH).unwrap());
+    let all = recorder.wait_messages(usize::try_from(u64::from(LANES) * EACH).unwrap());
     let mut next = vec![0; sessions.len()];
     for tid in all {
         let lane = usize::try_from(tid >> 32).unwrap();
@@ -88,12 +88,12 @@ fn unacknowledged_messages_are_sent_again_in_order_after_a_reconnect() {
         });
         for round in 1..=8 {
             let some = usize::try_from(N / 10 * round).unwrap();
-            pair.b_ear.wait_messages(some);
+            pair.b_recorder.wait_messages(some);
             pair.proxy.cut();
         }
         sender.join().unwrap();
     });
-    let got = pair.b_ear.wait_messages(usize::try_from(N).unwrap());
+    let got = pair.b_recorder.wait_messages(usize::try_from(N).unwrap());
     assert_eq!(got, (0..N).collect::<Vec<_>>());
     assert!(pair.proxy.accepted() > 1, "no reconnect happened");
     eventually("the last acknowledgement", || {
@@ -110,7 +110,7 @@ fn received_and_done_are_different_acknowledgements() {
     for tid in 10..13 {
         pair.connection.send(message(tid, 100)).unwrap();
     }
-    pair.b_ear.wait_messages(3);
+    pair.b_recorder.wait_messages(3);
     // Received: nothing is kept for sending again, but the messages still count.
     eventually("the acknowledgement of receipt", || {
         pair.connection.load().unacked == 0
@@ -119,16 +119,16 @@ fn received_and_done_are_different_acknowledgements() {
         (pair.connection.load().count, pair.connection.load().bytes),
         (3, 0)
     );
-    assert_eq!(pair.a_ear.count(|h| matches!(h, Heard::Done(_))), 0);
+    assert_eq!(pair.a_recorder.count(|h| matches!(h, Recorded::Done(_))), 0);
     // Done: only when the application over there says so.
-    let other_side = pair.b_ear.connection(0);
+    let other_side = pair.b_recorder.connection(0);
     other_side.done(2).unwrap();
     let done = |n| {
-        move |heard: &[Heard]| {
+        move |heard: &[Recorded]| {
             let tids: Vec<u64> = heard
                 .iter()
                 .filter_map(|h| {
-                    if let Heard::Done(tid) = h {
+                    if let Recorded::Done(tid) = h {
                         Some(*tid)
                     } else {
                         None
@@ -138,36 +138,36 @@ fn received_and_done_are_different_acknowledgements() {
             (tids.len() >= n).then_some(tids)
         }
     };
-    assert_eq!(pair.a_ear.wait("done", done(2)), [10, 11]);
+    assert_eq!(pair.a_recorder.wait("done", done(2)), [10, 11]);
     assert_eq!(pair.connection.load().count, 1);
     // It also survives a connection that failed before it was told.
     pair.proxy.cut();
     other_side.done(3).unwrap();
     pair.connection.keepalive().unwrap();
-    assert_eq!(pair.a_ear.wait("done", done(3)), [10, 11, 12]);
+    assert_eq!(pair.a_recorder.wait("done", done(3)), [10, 11, 12]);
 }
 
 #[test]
 fn a_peer_that_lost_its_session_is_reported_and_nothing_is_replayed() {
     let a = start("a", config());
-    let (a_ear, b_ear) = (Ear::new(), Ear::new());
+    let (a_recorder, b_recorder) = (Recorder::new(), Recorder::new());
     let b = start("b", config());
-    let addr = b.listen(loopback(), b_ear.clone()).unwrap();
-    let connection = a.open(Target::lossless(addr), a_ear.clone()).unwrap();
+    let addr = b.listen(loopback(), b_recorder.clone()).unwrap();
+    let connection = a.open(Target::lossless(addr), a_recorder.clone()).unwrap();
     connection.send(message(1, 10)).unwrap();
-    b_ear.wait_messages(1);
+    b_recorder.wait_messages(1);
     eventually("the acknowledgement", || connection.load().count == 0);
     b.shutdown();
     for tid in 2..5 {
         connection.send(message(tid, 10)).unwrap();
     }
     // The peer is back at the same address and knows nothing.
-    let again = Ear::new();
+    let again = Recorder::new();
     let b = start("b", config());
     eventually("binding the same address", || {
         b.listen(addr, again.clone()).is_ok()
     });
-    let (reason, given_back) = a_ear.wait_closed();
+    let (reason, given_back) = a_recorder.wait_closed();
     assert_eq!(reason, CloseReason::PeerLostSession);
     assert_eq!(given_back, [2, 3, 4]);
     assert_eq!(
@@ -175,32 +175,32 @@ fn a_peer_that_lost_its_session_is_reported_and_nothing_is_replayed() {
         Refusal::Closed
     );
     // A new session is the application's decision, and starts clean.
-    let connection = a.open(Target::lossless(addr), a_ear.clone()).unwrap();
+    let connection = a.open(Target::lossless(addr), a_recorder.clone()).unwrap();
     connection.send(message(7, 10)).unwrap();
     assert_eq!(again.wait_messages(1), [7]);
 }
 
 #[test]
 fn a_host_that_restarts_ends_its_earlier_session_at_the_peer() {
-    let (a_ear, b_ear) = (Ear::new(), Ear::new());
+    let (a_recorder, b_recorder) = (Recorder::new(), Recorder::new());
     let b = start("b", config());
-    let addr = b.listen(loopback(), b_ear.clone()).unwrap();
+    let addr = b.listen(loopback(), b_recorder.clone()).unwrap();
     let a = start("a", config());
-    a.open(Target::lossless(addr), a_ear.clone()).unwrap();
-    b_ear.wait_opened(1);
-    let old = b_ear.connection(0);
+    a.open(Target::lossless(addr), a_recorder.clone()).unwrap();
+    b_recorder.wait_opened(1);
+    let old = b_recorder.connection(0);
     old.try_send(message(77, 10)).unwrap();
-    a_ear.wait_messages(1);
+    a_recorder.wait_messages(1);
     a.shutdown();
     let a = start("a", config());
-    a.open(Target::lossless(addr), Ear::new()).unwrap();
-    let (reason, _) = b_ear.wait_closed();
+    a.open(Target::lossless(addr), Recorder::new()).unwrap();
+    let (reason, _) = b_recorder.wait_closed();
     assert_eq!(reason, CloseReason::PeerLostSession);
     assert_eq!(
         old.try_send(message(1, 1)).unwrap_err().reason,
         Refusal::Closed
     );
-    b_ear.wait_opened(2);
+    b_recorder.wait_opened(2);
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn an_idle_fault_parks_the_session_and_many_first_sends_reconnect_it_once() {
     const CALLERS: u64 = 64;
     let pair = Pair::new(config());
     pair.proxy.cut();
-    pair.a_ear.wait_parked();
+    pair.a_recorder.wait_parked();
     assert_eq!(pair.connection.state(), State::Standby);
     let before = pair.proxy.accepted();
     std::thread::scope(|scope| {
@@ -217,7 +217,8 @@ fn an_idle_fault_parks_the_session_and_many_first_sends_reconnect_it_once() {
             scope.spawn(move || connection.send(message(tid, 10)).unwrap());
         }
     });
-    pair.b_ear.wait_messages(usize::try_from(CALLERS).unwrap());
+    pair.b_recorder
+        .wait_messages(usize::try_from(CALLERS).unwrap());
     assert_eq!(pair.proxy.accepted() - before, 1);
 }
 
@@ -225,13 +226,16 @@ fn an_idle_fault_parks_the_session_and_many_first_sends_reconnect_it_once() {
 fn a_keepalive_wakes_a_parked_session() {
     let pair = Pair::new(config());
     pair.proxy.cut();
-    pair.a_ear.wait_parked();
+    pair.a_recorder.wait_parked();
     // The other side cannot connect; what it sends waits for this.
-    pair.b_ear.connection(0).try_send(message(5, 10)).unwrap();
+    pair.b_recorder
+        .connection(0)
+        .try_send(message(5, 10))
+        .unwrap();
     pair.connection.keepalive().unwrap();
-    assert_eq!(pair.a_ear.wait_messages(1), [5]);
-    pair.a_ear.wait("the answer", |h| {
-        h.iter().any(|h| matches!(h, Heard::Alive)).then_some(())
+    assert_eq!(pair.a_recorder.wait_messages(1), [5]);
+    pair.a_recorder.wait("the answer", |h| {
+        h.iter().any(|h| matches!(h, Recorded::Alive)).then_some(())
     });
 }
 
@@ -259,7 +263,10 @@ fn try_send_says_full_and_send_waits_until_the_peer_acknowledges() {
         pair.proxy.stall(false);
         waiting.join().unwrap().unwrap();
     });
-    assert_eq!(pair.b_ear.wait_messages(11), (0..11).collect::<Vec<_>>());
+    assert_eq!(
+        pair.b_recorder.wait_messages(11),
+        (0..11).collect::<Vec<_>>()
+    );
 }
 
 #[test]
@@ -273,15 +280,15 @@ fn a_half_open_link_is_noticed_at_the_keepalives_deadline() {
     let pair = Pair::new(config);
     pair.proxy.stall(true);
     pair.connection.send(message(1, 10)).unwrap();
-    pair.a_ear.wait("the deadline", |heard| {
+    pair.a_recorder.wait("the deadline", |heard| {
         heard
             .iter()
-            .any(|h| matches!(h, Heard::Interrupted { .. }))
+            .any(|h| matches!(h, Recorded::Interrupted { .. }))
             .then_some(())
     });
     pair.proxy.cut();
     pair.proxy.stall(false);
-    assert_eq!(pair.b_ear.wait_messages(1), [1]);
+    assert_eq!(pair.b_recorder.wait_messages(1), [1]);
 }
 
 #[test]
@@ -310,7 +317,7 @@ fn attempts_to_connect_back_off() {
         },
     );
     let begun = Instant::now();
-    a.open(Target::lossless(addr), Ear::new()).unwrap();
+    a.open(Target::lossless(addr), Recorder::new()).unwrap();
     eventually("ten attempts", || attempts.load(Ordering::SeqCst) >= 10);
     // The shortest pauses: halves of 5, 10, 20, 40, 80, 160 and then of 200 ms.
     assert!(
@@ -332,7 +339,7 @@ fn a_send_after_close_gives_the_message_back_with_the_reason() {
     pair.connection.close();
     let err = pair.connection.try_send(message(2, 10)).unwrap_err();
     assert_eq!((err.reason, err.message.tid), (Refusal::Closed, 2));
-    let (reason, given_back) = pair.a_ear.wait_closed();
+    let (reason, given_back) = pair.a_recorder.wait_closed();
     assert_eq!((reason, given_back), (CloseReason::ByOwner, vec![1]));
 }
 
@@ -342,9 +349,9 @@ fn a_revoked_message_leaves_no_hole_and_one_that_is_being_sent_arrives_whole() {
     // The session is away, so nothing is taken from the queue.
     pair.proxy.stall(true);
     pair.proxy.cut();
-    pair.a_ear.wait("the fault", |h| {
+    pair.a_recorder.wait("the fault", |h| {
         h.iter()
-            .any(|h| matches!(h, Heard::Interrupted { .. }))
+            .any(|h| matches!(h, Recorded::Interrupted { .. }))
             .then_some(())
     });
     let tickets: Vec<_> = (0..4)
@@ -353,19 +360,19 @@ fn a_revoked_message_leaves_no_hole_and_one_that_is_being_sent_arrives_whole() {
     assert_eq!(pair.connection.revoke(tickets[1]).unwrap().tid, 1);
     assert!(pair.connection.revoke(tickets[1]).is_none());
     pair.proxy.stall(false);
-    assert_eq!(pair.b_ear.wait_messages(3), [0, 2, 3]);
+    assert_eq!(pair.b_recorder.wait_messages(3), [0, 2, 3]);
     assert!(pair.connection.revoke(tickets[0]).is_none(), "it was sent");
     pair.connection.send(message(4, 1)).unwrap();
-    assert_eq!(pair.b_ear.wait_messages(4), [0, 2, 3, 4]);
+    assert_eq!(pair.b_recorder.wait_messages(4), [0, 2, 3, 4]);
 }
 
 #[test]
 fn a_lossy_session_ends_with_its_connection_and_gives_back_what_was_not_sent() {
     let pair = Pair::with(config(), Target::lossy);
     pair.connection.send(message(1, 10)).unwrap();
-    pair.b_ear.wait_messages(1);
+    pair.b_recorder.wait_messages(1);
     pair.proxy.cut();
-    let (reason, _) = pair.a_ear.wait_closed();
+    let (reason, _) = pair.a_recorder.wait_closed();
     assert!(
         matches!(
             reason,
@@ -373,7 +380,10 @@ fn a_lossy_session_ends_with_its_connection_and_gives_back_what_was_not_sent() {
         ),
         "{reason}"
     );
-    assert!(matches!(pair.b_ear.wait_closed().0, CloseReason::Fault(_)));
+    assert!(matches!(
+        pair.b_recorder.wait_closed().0,
+        CloseReason::Fault(_)
+    ));
 }
 
 #[test]
@@ -404,7 +414,7 @@ fn a_message_is_encoded_again_for_a_peer_that_changed() {
     eventually("the first encoding", || calls.load(Ordering::SeqCst) == 1);
     pair.proxy.cut();
     pair.proxy.stall(false);
-    let data = pair.b_ear.wait("receiving", |heard| {
+    let data = pair.b_recorder.wait("receiving", |heard| {
         support::messages(heard)
             .next()
             .map(|m| m.payload.data.to_vec())
@@ -416,7 +426,7 @@ fn a_message_is_encoded_again_for_a_peer_that_changed() {
 #[test]
 fn a_blocking_send_on_the_io_thread_is_refused() {
     let (a, b) = (start("a", config()), start("b", config()));
-    let (seen, told) = (Ear::new(), Arc::new(AtomicUsize::new(0)));
+    let (seen, told) = (Recorder::new(), Arc::new(AtomicUsize::new(0)));
     let addr = b.listen(loopback(), seen.clone()).unwrap();
     let count = Arc::clone(&told);
     let handler = move |connection: &Connection, event: Event| {
@@ -435,8 +445,8 @@ fn a_blocking_send_on_the_io_thread_is_refused() {
 #[test]
 fn a_handler_that_panics_ends_its_own_session_and_no_other() {
     let (a, b) = (start("a", config()), start("b", config()));
-    let b_ear = Ear::new();
-    let addr = b.listen(loopback(), b_ear.clone()).unwrap();
+    let b_recorder = Recorder::new();
+    let addr = b.listen(loopback(), b_recorder.clone()).unwrap();
     let broken = |_: &Connection, event: Event| {
         assert!(!matches!(event, Event::Opened { .. }), "planned");
     };
@@ -444,11 +454,11 @@ fn a_handler_that_panics_ends_its_own_session_and_no_other() {
         .open(Target::lossless(addr).in_lane(1), Arc::new(broken))
         .unwrap();
     let good = a
-        .open(Target::lossless(addr).in_lane(2), Ear::new())
+        .open(Target::lossless(addr).in_lane(2), Recorder::new())
         .unwrap();
     eventually("the end of its session", || bad.state() == State::Closed);
     good.send(message(1, 10)).unwrap();
-    assert_eq!(b_ear.wait_messages(1), [1]);
+    assert_eq!(b_recorder.wait_messages(1), [1]);
 }
 
 #[test]
@@ -459,7 +469,7 @@ fn shutdown_gives_back_what_every_session_held() {
         pair.connection.try_send(message(tid, 10)).unwrap();
     }
     pair.a.shutdown();
-    let (reason, given_back) = pair.a_ear.wait_closed();
+    let (reason, given_back) = pair.a_recorder.wait_closed();
     assert_eq!(
         (reason, given_back),
         (CloseReason::Shutdown, vec![0, 1, 2, 3, 4])
@@ -473,7 +483,7 @@ fn a_message_of_the_largest_size_passes_and_a_larger_one_is_refused() {
     let err = pair.connection.try_send(message(1, most + 1)).unwrap_err();
     assert_eq!(err.reason, Refusal::TooLarge);
     pair.connection.send(message(2, most)).unwrap();
-    let len = pair.b_ear.wait("receiving", |heard| {
+    let len = pair.b_recorder.wait("receiving", |heard| {
         support::messages(heard)
             .next()
             .map(|m| m.payload.data.len())

@@ -157,14 +157,14 @@ impl ClusterSecret {
 
 /// What one conversation has settled.
 #[derive(Debug, Clone)]
-struct Talk {
+struct Transcript {
     key: Arc<Key>,
     name: String,
     nonce_c: [u8; NONCE],
     nonce_s: [u8; NONCE],
 }
 
-impl Talk {
+impl Transcript {
     fn derive(&self, label: &str, more: &[u8]) -> [u8; 32] {
         let name_len = [u8::try_from(self.name.len()).expect("a name has at most 64 bytes")];
         let parts: [&[u8]; 7] = [
@@ -196,7 +196,7 @@ impl Talk {
 }
 
 /// Compares two proofs in time that does not depend on them.
-fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
+fn constant_time_eq(a: &[u8; 32], b: &[u8; 32]) -> bool {
     let diff = a.iter().zip(b).fold(0u8, |acc, (x, y)| acc | (x ^ y));
     std::hint::black_box(diff) == 0
 }
@@ -204,7 +204,7 @@ fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
 /// The connecting side.
 #[derive(Debug)]
 pub(crate) struct SecretClient {
-    talk: Talk,
+    talk: Transcript,
     challenged: bool,
 }
 
@@ -213,7 +213,7 @@ impl SecretClient {
         let mut nonce_c = [0; NONCE];
         entropy.fill(&mut nonce_c);
         let key = Arc::clone(&secret.0);
-        let talk = Talk {
+        let talk = Transcript {
             key,
             name: name.to_owned(),
             nonce_c,
@@ -253,7 +253,7 @@ impl SecretClient {
         let peer = r.text("peer name")?.to_owned();
         let proof = r.array("server proof")?;
         check_name(&peer)?;
-        if !same(&self.talk.derive("firn server", peer.as_bytes()), &proof) {
+        if !constant_time_eq(&self.talk.derive("firn server", peer.as_bytes()), &proof) {
             return Err(AuthError::Proof);
         }
         Ok(self.talk.keys(peer))
@@ -266,7 +266,7 @@ pub(crate) struct SecretServer {
     key: Arc<Key>,
     name: String,
     nonce_s: [u8; NONCE],
-    talk: Option<Talk>,
+    talk: Option<Transcript>,
 }
 
 impl SecretServer {
@@ -305,7 +305,7 @@ impl SecretServer {
         check_name(&name)?;
         let nonce_c = r.array("client nonce")?;
         let key = Arc::clone(&self.key);
-        self.talk = Some(Talk {
+        self.talk = Some(Transcript {
             key,
             name,
             nonce_c,
@@ -317,7 +317,7 @@ impl SecretServer {
     pub(super) fn more(&mut self, payload: &[u8]) -> Result<ServerStep, AuthError> {
         let talk = self.talk.take().ok_or(AuthError::Order)?;
         let proof = Reader::new(payload).array("client proof")?;
-        if !same(&talk.derive("firn client", &[]), &proof) {
+        if !constant_time_eq(&talk.derive("firn client", &[]), &proof) {
             return Err(AuthError::Proof);
         }
         let mut payload = Vec::with_capacity(128);
@@ -394,7 +394,7 @@ mod tests {
     fn the_client_proof_is_the_documented_hmac() {
         // Computed apart from this code, with Python's hmac and hashlib.
         let key = ClusterSecret::new(&[7; 32]).unwrap().0;
-        let talk = Talk {
+        let talk = Transcript {
             key,
             name: "host-a".into(),
             nonce_c: [1; NONCE],

@@ -60,33 +60,35 @@ pub enum Tag {
     Done = 64,
 }
 
-pub(crate) const TAGS: [Tag; 21] = [
-    Tag::Hello,
-    Tag::AuthRequest,
-    Tag::AuthBadMethod,
-    Tag::AuthReplyMore,
-    Tag::AuthRequestMore,
-    Tag::AuthDone,
-    Tag::AuthSignature,
-    Tag::ClientIdent,
-    Tag::ServerIdent,
-    Tag::IdentMissingFeatures,
-    Tag::SessionReconnect,
-    Tag::SessionReset,
-    Tag::SessionRetry,
-    Tag::SessionRetryGlobal,
-    Tag::SessionReconnectOk,
-    Tag::Wait,
-    Tag::Message,
-    Tag::Keepalive2,
-    Tag::Keepalive2Ack,
-    Tag::Ack,
-    Tag::Done,
-];
-
 impl Tag {
+    /// All of them.
+    pub const ALL: [Tag; 21] = [
+        Tag::Hello,
+        Tag::AuthRequest,
+        Tag::AuthBadMethod,
+        Tag::AuthReplyMore,
+        Tag::AuthRequestMore,
+        Tag::AuthDone,
+        Tag::AuthSignature,
+        Tag::ClientIdent,
+        Tag::ServerIdent,
+        Tag::IdentMissingFeatures,
+        Tag::SessionReconnect,
+        Tag::SessionReset,
+        Tag::SessionRetry,
+        Tag::SessionRetryGlobal,
+        Tag::SessionReconnectOk,
+        Tag::Wait,
+        Tag::Message,
+        Tag::Keepalive2,
+        Tag::Keepalive2Ack,
+        Tag::Ack,
+        Tag::Done,
+    ];
+
     fn from_wire(v: u8) -> Result<Self, FrameError> {
-        TAGS.into_iter()
+        Self::ALL
+            .into_iter()
             .find(|t| *t as u8 == v)
             .ok_or(FrameError::Tag(v))
     }

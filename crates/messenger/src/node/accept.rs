@@ -7,13 +7,14 @@ use std::net::SocketAddr;
 
 use super::{Node, Timer, cx};
 use crate::control::{
-    ClientIdent, Control, FLAG_LOSSY, MissingFeatures, Reconnect, Reset, Retry, RetryGlobal, Wait,
+    ClientIdent, ControlBody, FLAG_LOSSY, MissingFeatures, Reconnect, Reset, Retry, RetryGlobal,
+    Wait,
 };
 use crate::env::Env;
 use crate::fault::{CloseReason, Fault};
 use crate::frame::{Frame, Tag, TxBuf};
 use crate::link::{Link, Step};
-use crate::session::{Claimed, Cx, LinkId, Output, Session, SessionId};
+use crate::session::{ClaimedLink, Cx, LinkId, Output, Session, SessionId};
 
 /// How often one connection may be told to use other numbers.
 const ATTEMPTS_MAX: u32 = 8;
@@ -111,13 +112,13 @@ impl Node {
             return;
         };
         if !pending.refused {
-            self.pending_failed(&pending, fault);
+            self.fail_pending(&pending, fault);
             pending.refused = true;
         }
         self.pending.insert(id, pending);
     }
 
-    pub(super) fn pending_failed(&mut self, pending: &Pending, fault: &Fault) {
+    pub(super) fn fail_pending(&mut self, pending: &Pending, fault: &Fault) {
         if pending.refused {
             return;
         }
@@ -158,13 +159,13 @@ impl Node {
             }
         };
         let (verdict, link) = match claim {
-            Claim::New(ident) => self.judge_ident(env, id, pending.link, &ident),
-            Claim::Old(asked) => self.judge_reconnect(env, id, pending.link, &asked),
+            Claim::New(ident) => self.check_ident(env, id, pending.link, &ident),
+            Claim::Old(asked) => self.check_reconnect(env, id, pending.link, &asked),
         };
         match (verdict, link) {
             (Verdict::Attached(session), _) => {
                 self.arm(Timer::Pending(id), None);
-                self.settle(session);
+                self.update_tables(session);
             }
             (Verdict::Again(answer), Some(mut link)) => {
                 link.emit(&answer);
@@ -186,7 +187,7 @@ impl Node {
         Ok(())
     }
 
-    fn judge_ident(
+    fn check_ident(
         &mut self,
         env: &mut Env<'_>,
         id: LinkId,
@@ -200,7 +201,7 @@ impl Node {
         let lossy = ident.flags & FLAG_LOSSY != 0;
         let lane = ident.addrs.first().map_or(0, |a| a.nonce);
         let key = (link.peer_name().to_owned(), lane);
-        let claimed = Claimed {
+        let claimed = ClaimedLink {
             id,
             link,
             global_seq: ident.global_seq,
@@ -242,7 +243,7 @@ impl Node {
         (Verdict::Attached(new), None)
     }
 
-    fn judge_reconnect(
+    fn check_reconnect(
         &mut self,
         env: &mut Env<'_>,
         id: LinkId,
@@ -269,7 +270,7 @@ impl Node {
             let newest = session.connect_seq();
             return (Verdict::Again(Retry(newest).frame()), Some(link));
         }
-        let claimed = Claimed {
+        let claimed = ClaimedLink {
             id,
             link,
             global_seq: asked.global_seq,
@@ -285,8 +286,8 @@ impl Node {
         &mut self,
         env: &mut Env<'_>,
         id: SessionId,
-        claimed: Claimed,
-        f: impl FnOnce(&mut Session, &mut Cx<'_>, Claimed),
+        claimed: ClaimedLink,
+        f: impl FnOnce(&mut Session, &mut Cx<'_>, ClaimedLink),
     ) -> (Verdict, Option<Link>) {
         self.with_session(env, id, |session, cx| f(session, cx, claimed));
         (Verdict::Attached(id), None)

@@ -15,7 +15,7 @@ use crate::auth::Credentials;
 use crate::env::{Env, Time};
 use crate::fault::{CloseReason, Fault};
 use crate::frame::TxBuf;
-use crate::outqueue::{OutQueue, Owner};
+use crate::outqueue::{OutQueue, QueueOwner};
 use crate::session::{Config, Counters, Cx, LinkId, Output, Session, SessionId, Target};
 use accept::Pending;
 
@@ -130,11 +130,17 @@ impl Node {
 
     /// Opens a session under a name and with a queue that were made elsewhere, so that the caller
     /// has both without waiting for this thread.
-    pub(crate) fn open_with(&mut self, env: Env<'_>, id: SessionId, owner: Owner, target: Target) {
+    pub(crate) fn open_with(
+        &mut self,
+        env: Env<'_>,
+        id: SessionId,
+        owner: QueueOwner,
+        target: Target,
+    ) {
         let mut cx = cx!(self, env);
         let session = Session::open(id, &self.config, &self.credentials, target, owner, &mut cx);
         self.sessions.insert(id, session);
-        self.settle(id);
+        self.update_tables(id);
     }
 
     /// Names given here have the top bit set; those given by `Messenger` do not.
@@ -167,7 +173,7 @@ impl Node {
     pub fn on_lost(&mut self, mut env: Env<'_>, link: LinkId, fault: Fault) {
         if let Some(pending) = self.pending.remove(&link) {
             self.arm(Timer::Pending(link), None);
-            self.pending_failed(&pending, &fault);
+            self.fail_pending(&pending, &fault);
             self.outputs.push_back(Output::HangUp { link });
             return;
         }
@@ -209,7 +215,7 @@ impl Node {
     }
 
     /// The socket took bytes: a refused connection whose last words are out is dropped.
-    pub fn transmitted(&mut self, link: LinkId) {
+    pub fn on_transmitted(&mut self, link: LinkId) {
         let spent = self.pending.get_mut(&link).is_some_and(|p| p.is_spent());
         if spent {
             self.pending.remove(&link);
@@ -256,11 +262,11 @@ impl Node {
         if let Some(before) = before.filter(|b| Some(*b) != after) {
             self.by_link.remove(&before);
         }
-        self.settle(id);
+        self.update_tables(id);
     }
 
     /// Brings the tables in line with a session that changed.
-    fn settle(&mut self, id: SessionId) {
+    fn update_tables(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get(&id) else {
             return;
         };

@@ -7,7 +7,7 @@ use super::*;
 use crate::addr::EntityAddr;
 use crate::auth::{AuthError, ClusterSecret, NoneForm};
 use crate::control::{
-    Ack, ClientIdent, Control, Done, FLAG_LOSSY, Keepalive2, Keepalive2Ack, MissingFeatures,
+    Ack, ClientIdent, ControlBody, Done, FLAG_LOSSY, Keepalive2, Keepalive2Ack, MissingFeatures,
     Reconnect, ReconnectOk, Reset, Retry, RetryGlobal, ServerIdent, Stamp, Wait,
 };
 use crate::env::SeededEntropy;
@@ -162,7 +162,7 @@ impl Peer {
             let at = self.at;
             let answer = host.on(|node, env| {
                 let bytes = node.poll_transmit(env, at).map(|tx| tx.take_all());
-                node.transmitted(at);
+                node.on_transmitted(at);
                 bytes.unwrap_or_default()
             });
             if said.is_empty() && answer.is_empty() {
@@ -197,7 +197,7 @@ impl Peer {
         self.talk(host);
     }
 
-    fn last<C: Control>(&self) -> C {
+    fn last<C: ControlBody>(&self) -> C {
         let frame = self.heard.iter().rev().find(|f| f.tag == C::TAG);
         C::from_frame(frame.unwrap_or_else(|| panic!("no {:?} in {:?}", C::TAG, self.heard)))
             .unwrap()

@@ -16,7 +16,7 @@ fn message(tid: u64) -> Message {
 
 /// A worker that is told through `kicks`, as the real one is through its event descriptor.
 struct Worker {
-    owner: Owner,
+    owner: QueueOwner,
     next_seq: u64,
     got: Vec<u64>,
 }
@@ -40,7 +40,7 @@ impl Worker {
 
 fn worker(bounds: Bounds) -> (Arc<OutQueue>, Worker) {
     let (queue, mut owner) = OutQueue::new(bounds);
-    owner.both().set_state(State::Open);
+    owner.lock().set_state(State::Open);
     (
         queue,
         Worker {
@@ -192,7 +192,7 @@ fn loom_parking_and_the_first_send_agree() {
             .collect();
         // The connection fails now: parked only if nothing waits.
         let parked = {
-            let mut both = worker.owner.both();
+            let mut both = worker.owner.lock();
             both.requeue();
             both.park_if_idle()
         };

@@ -8,13 +8,13 @@ fn message(tid: u64, size: usize) -> Message {
     Message::data(1, tid, vec![0; size])
 }
 
-fn open(bounds: Bounds) -> (Arc<OutQueue>, Owner) {
+fn open(bounds: Bounds) -> (Arc<OutQueue>, QueueOwner) {
     let (queue, mut owner) = OutQueue::new(bounds);
-    owner.both().set_state(State::Open);
+    owner.lock().set_state(State::Open);
     (queue, owner)
 }
 
-fn take(owner: &mut Owner, seq: &mut u64) -> Option<(u64, u64)> {
+fn take(owner: &mut QueueOwner, seq: &mut u64) -> Option<(u64, u64)> {
     match owner.take_next(seq, true) {
         Next::Message { seq, message } => Some((seq, message.tid)),
         _ => None,
@@ -149,7 +149,7 @@ fn what_was_not_acknowledged_goes_back_in_order_and_keeps_its_numbers() {
         take(&mut owner, &mut seq).unwrap();
     }
     owner.take_acked(1, false, &mut Vec::new());
-    owner.both().requeue();
+    owner.lock().requeue();
     let order: Vec<_> = std::iter::from_fn(|| take(&mut owner, &mut seq)).collect();
     assert_eq!(order, [(2, 2), (3, 3), (4, 4)]);
 }
@@ -170,7 +170,7 @@ fn a_revoked_message_leaves_no_hole() {
     assert_eq!(take(&mut owner, &mut seq), Some((2, 3)));
     assert_eq!((queue.load().bytes, queue.load().count), (14, 2));
     // Sent once, then back in the queue: the peer may have it, so it cannot be revoked.
-    owner.both().requeue();
+    owner.lock().requeue();
     assert!(queue.revoke(tickets[2]).is_none());
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Attached, Config, Cx, Event, LinkId, Output, Phase, Role, Session, SessionId};
 use crate::addr::{AddrKind, EntityAddr};
 use crate::control::{
-    ClientIdent, Control, FLAG_LOSSY, MissingFeatures, Reconnect, ReconnectOk, Reset, Retry,
+    ClientIdent, ControlBody, FLAG_LOSSY, MissingFeatures, Reconnect, ReconnectOk, Reset, Retry,
     RetryGlobal, ServerIdent,
 };
 use crate::fault::{CloseReason, Fault};
@@ -19,7 +19,7 @@ const ATTEMPTS_MAX: u32 = 4;
 
 /// What an accepting node learned before it knew the session.
 #[derive(Debug)]
-pub(crate) struct Claimed {
+pub(crate) struct ClaimedLink {
     pub(crate) id: LinkId,
     pub(crate) link: Link,
     pub(crate) global_seq: u64,
@@ -30,7 +30,7 @@ impl Session {
     pub(crate) fn accept(
         id: SessionId,
         config: &Arc<Config>,
-        claimed: Claimed,
+        claimed: ClaimedLink,
         ident: &ClientIdent,
         cx: &mut Cx<'_>,
     ) -> Self {
@@ -56,7 +56,7 @@ impl Session {
     }
 
     /// The peer names the session anew, because our first answer to it was lost.
-    pub(crate) fn attach_ident(&mut self, cx: &mut Cx<'_>, claimed: Claimed) {
+    pub(crate) fn attach_ident(&mut self, cx: &mut Cx<'_>, claimed: ClaimedLink) {
         let answer = ServerIdent {
             addrs: vec![our_addr(&claimed.link, 0)],
             global_id: 0,
@@ -73,7 +73,7 @@ impl Session {
     pub(crate) fn attach_reconnect(
         &mut self,
         cx: &mut Cx<'_>,
-        claimed: Claimed,
+        claimed: ClaimedLink,
         asked: &Reconnect,
     ) -> Result<(), Fault> {
         if asked.msg_seq > self.out_seq {
@@ -89,7 +89,7 @@ impl Session {
         Ok(())
     }
 
-    fn attach(&mut self, cx: &mut Cx<'_>, claimed: Claimed, acked: u64, answer: &Frame) {
+    fn attach(&mut self, cx: &mut Cx<'_>, claimed: ClaimedLink, acked: u64, answer: &Frame) {
         if self.link.is_some() {
             self.detach(cx, Fault::Replaced);
         }
@@ -289,7 +289,7 @@ impl Session {
     fn forget_acked(&mut self, acked: u64) {
         let keep_count = self.tracks_done();
         let mut out = std::mem::take(&mut self.acked);
-        self.owner.both().take_requeued(acked, keep_count, &mut out);
+        self.owner.lock().take_requeued(acked, keep_count, &mut out);
         self.out_acked = self.out_acked.max(acked);
         out.clear();
         self.acked = out;
@@ -310,7 +310,7 @@ impl Session {
         self.keepalive.asked = None;
         self.keepalive.owed = None;
         self.keepalive.next = self.config.keepalive_interval.map(|i| cx.env.now + i);
-        self.owner.both().set_state(State::Open);
+        self.owner.lock().set_state(State::Open);
         self.event(
             cx,
             Event::Opened {
@@ -341,7 +341,7 @@ impl Session {
         self.keepalive.on_open |= self.keepalive.asked.take().is_some();
         self.hang_up(cx);
         let initiator = matches!(self.role, Role::Initiator { .. });
-        let mut both = self.owner.both();
+        let mut both = self.owner.lock();
         both.requeue();
         let parked = initiator && was_open && !self.keepalive.on_open && both.park_if_idle();
         if !parked {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Cx, Event, Phase, Session};
-use crate::control::{Ack, Control, Done, Keepalive2, Keepalive2Ack, Stamp};
+use crate::control::{Ack, ControlBody, Done, Keepalive2, Keepalive2Ack, Stamp};
 use crate::env::Time;
 use crate::fault::{CloseReason, Fault};
 use crate::frame::{Frame, Tag};
@@ -122,7 +122,7 @@ impl Session {
             self.event(cx, Event::Done { tid, seq });
             n += 1;
         }
-        self.owner.both().release_count(n);
+        self.owner.lock().release_count(n);
         Ok(())
     }
 

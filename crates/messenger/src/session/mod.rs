@@ -26,7 +26,7 @@ mod event;
 mod flow;
 
 pub use config::{Config, FEATURE_DONE, Target};
-pub(crate) use connect::Claimed;
+pub(crate) use connect::ClaimedLink;
 pub use event::{Event, Output};
 
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ use crate::env::{Env, Time};
 use crate::fault::{CloseReason, Fault};
 use crate::frame::TxBuf;
 use crate::link::{Link, Step};
-use crate::outqueue::{Entry, OutQueue, Owner, State};
+use crate::outqueue::{Entry, OutQueue, QueueOwner, State};
 
 /// Names a session inside one messenger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -123,7 +123,7 @@ pub struct Session {
     config: Arc<Config>,
     role: Role,
     lossy: bool,
-    owner: Owner,
+    owner: QueueOwner,
     phase: Phase,
     link: Option<Attached>,
     peer_name: String,
@@ -149,7 +149,13 @@ pub struct Session {
 }
 
 impl Session {
-    fn new(id: SessionId, config: &Arc<Config>, role: Role, lossy: bool, owner: Owner) -> Self {
+    fn new(
+        id: SessionId,
+        config: &Arc<Config>,
+        role: Role,
+        lossy: bool,
+        owner: QueueOwner,
+    ) -> Self {
         Self {
             id,
             config: Arc::clone(config),
@@ -182,7 +188,7 @@ impl Session {
         config: &Arc<Config>,
         credentials: &Credentials,
         target: Target,
-        owner: Owner,
+        owner: QueueOwner,
         cx: &mut Cx<'_>,
     ) -> Self {
         let credentials = target
@@ -261,12 +267,12 @@ impl Session {
         match self.phase {
             Phase::Open => self.flush(cx),
             Phase::Standby => {
-                self.owner.both().set_state(State::Connecting);
+                self.owner.lock().set_state(State::Connecting);
                 self.dial(cx);
             }
             _ => {}
         }
-        if self.owner.both().close_asked() {
+        if self.owner.lock().close_asked() {
             self.close(cx, CloseReason::ByOwner);
         }
     }
@@ -300,7 +306,7 @@ impl Session {
             Phase::Open => self.keepalive_due(cx),
             Phase::Standby if self.keepalive.next.is_some_and(|at| at <= now) => {
                 self.keepalive.on_open = true;
-                self.owner.both().set_state(State::Connecting);
+                self.owner.lock().set_state(State::Connecting);
                 self.dial(cx);
             }
             _ => {}

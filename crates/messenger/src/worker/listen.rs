@@ -1,4 +1,4 @@
-//! Listening sockets: accepting connections, and pausing when the process has no descriptors left.
+//! Listening sockets: accepting connections, and pausing when the process runs out of descriptors.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -38,7 +38,7 @@ impl Worker {
         }
         while let Some(listener) = self.listeners.get(at) {
             match listener.socket.accept() {
-                Ok((stream, remote)) => self.accepted(at, stream, remote),
+                Ok((stream, remote)) => self.on_accepted(at, stream, remote),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) if e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) => {
@@ -60,8 +60,8 @@ impl Worker {
         }
     }
 
-    fn accepted(&mut self, by: usize, stream: std::net::TcpStream, remote: SocketAddr) {
-        let socket = match Socket::accepted(stream, self.config.keepalive_timeout * 2) {
+    fn on_accepted(&mut self, by: usize, stream: std::net::TcpStream, remote: SocketAddr) {
+        let socket = match Socket::from_accepted(stream, self.config.keepalive_timeout * 2) {
             Ok(socket) => socket,
             Err(e) => {
                 tracing::debug!(%remote, "an accepted connection cannot be set up: {e}");
@@ -72,11 +72,11 @@ impl Worker {
             now: self.start.elapsed(),
             entropy: &mut self.entropy,
         };
-        // Turned away: the socket is closed here and nothing is kept.
+        // Refused: the socket is closed here, and no state is kept.
         let Some(link) = self.node.on_accepted(env, remote) else {
             return;
         };
-        self.came_by.insert(link, by);
+        self.listener_of.insert(link, by);
         self.register(link, socket, epoll::EventFlags::IN);
     }
 }

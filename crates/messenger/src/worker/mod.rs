@@ -1,17 +1,15 @@
 //! The I/O thread: one for many connections.
 //!
-//! Owns every socket and the [`Node`], alone: parser, keys and sequence numbers need no lock. It
-//! waits in `epoll_wait` and nowhere else. Handlers run on it and must not block; a blocking
+//! Owns every socket and the [`Node`] exclusively: parser, keys and sequence numbers need no lock.
+//! It waits in `epoll_wait` and nowhere else. Handlers run on it and must not block; a blocking
 //! `send` from one is refused, because it would wait for itself.
 
-mod inbox;
 mod listen;
 mod socket;
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,61 +17,25 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-use crate::connection::{Connection, Handler, Peer};
+use crate::connection::{Command, Connection, Handler, Peer};
 use crate::env::{Env, OsEntropy, Time};
 use crate::fault::{CloseReason, Fault};
+use crate::inbox::Inbox;
+use crate::io_thread;
 use crate::node::Node;
-use crate::outqueue::Owner;
-use crate::session::{Config, Event, LinkId, Output, SessionId, Target};
-pub(crate) use inbox::Inbox;
+use crate::session::{Config, Event, LinkId, Output, SessionId};
 use listen::Listener;
 use socket::Socket;
 
-/// One read takes at most this much, and one connection at most [`READS_MAX`] of them before the
-/// others get their turn.
+/// One read takes at most this much, and one connection does at most [`READS_MAX`] of them before
+/// the others are served.
 const READ_BYTES: usize = 256 << 10;
 const READS_MAX: usize = 4;
-/// Likewise for writes.
+/// The same for writes.
 const WRITES_MAX: usize = 16;
 const EVENTS_MAX: usize = 256;
 const TOKEN_WAKE: u64 = u64::MAX;
 const TOKEN_LISTENER: u64 = 1 << 62;
-
-/// What other threads ask of the worker.
-pub(crate) enum Order {
-    Kick(SessionId),
-    Open {
-        owner: Owner,
-        target: Box<Target>,
-        connection: Connection,
-        handler: Arc<dyn Handler>,
-    },
-    Listen {
-        listener: TcpListener,
-        handler: Arc<dyn Handler>,
-    },
-    Shutdown,
-}
-
-impl std::fmt::Debug for Order {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Kick(_) => "Kick",
-            Self::Open { .. } => "Open",
-            Self::Listen { .. } => "Listen",
-            Self::Shutdown => "Shutdown",
-        })
-    }
-}
-
-std::thread_local! {
-    static ON_IO_THREAD: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the caller is an I/O thread of any messenger.
-pub(crate) fn on_io_thread() -> bool {
-    ON_IO_THREAD.get()
-}
 
 struct Client {
     connection: Connection,
@@ -85,17 +47,17 @@ pub(crate) struct Worker {
     node: Node,
     config: Config,
     epoll: OwnedFd,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Command>>,
     start: Instant,
     entropy: OsEntropy,
     sockets: BTreeMap<LinkId, Socket>,
     listeners: Vec<Listener>,
-    /// The listener a connection came by, until it names a session.
-    came_by: BTreeMap<LinkId, usize>,
+    /// The listener that accepted a connection, until the connection names a session.
+    listener_of: BTreeMap<LinkId, usize>,
     clients: BTreeMap<SessionId, Client>,
     /// Connections that may have bytes to send.
-    dirty: BTreeSet<LinkId>,
-    /// The connection whose bytes are being looked at.
+    to_flush: BTreeSet<LinkId>,
+    /// The connection whose bytes are being processed.
     current: Option<LinkId>,
     resume_accept: Option<Time>,
     buf: Vec<u8>,
@@ -103,7 +65,7 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(node: Node, config: Config, inbox: Arc<Inbox>) -> io::Result<Self> {
+    pub(crate) fn new(node: Node, config: Config, inbox: Arc<Inbox<Command>>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = epoll::EventData::new_u64(TOKEN_WAKE);
         epoll::add(&epoll, inbox.wake_fd(), wake, epoll::EventFlags::IN)?;
@@ -116,9 +78,9 @@ impl Worker {
             entropy: OsEntropy,
             sockets: BTreeMap::new(),
             listeners: Vec::new(),
-            came_by: BTreeMap::new(),
+            listener_of: BTreeMap::new(),
             clients: BTreeMap::new(),
-            dirty: BTreeSet::new(),
+            to_flush: BTreeSet::new(),
             current: None,
             resume_accept: None,
             buf: vec![0; READ_BYTES],
@@ -126,11 +88,11 @@ impl Worker {
         })
     }
 
-    /// Runs until it is told to shut down.
+    /// Runs until the shutdown command.
     pub(crate) fn run(mut self) {
-        ON_IO_THREAD.set(true);
+        io_thread::mark();
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        let mut orders = Vec::new();
+        let mut commands = Vec::new();
         while self.running {
             events.clear();
             let timeout = self.timeout();
@@ -147,7 +109,7 @@ impl Worker {
             }
             for event in &events {
                 let (data, flags) = (event.data, event.flags);
-                self.on_event(data.u64(), flags, &mut orders);
+                self.on_event(data.u64(), flags, &mut commands);
                 self.drive();
             }
             self.on_time();
@@ -161,23 +123,23 @@ impl Worker {
     }
 
     fn timeout(&self) -> Option<Timespec> {
-        if !self.dirty.is_empty() {
+        if !self.to_flush.is_empty() {
             return Some(Timespec::default());
         }
         let next = [self.node.next_timer(), self.resume_accept]
             .into_iter()
             .flatten()
             .min()?;
-        // Rounded up: waking a moment too early would mean waking twice.
+        // Rounded up: a time-out that ends too early would need a second one.
         let left = next.saturating_sub(self.now()) + Duration::from_millis(1);
         Timespec::try_from(left).ok()
     }
 
-    fn on_event(&mut self, token: u64, flags: epoll::EventFlags, orders: &mut Vec<Order>) {
+    fn on_event(&mut self, token: u64, flags: epoll::EventFlags, commands: &mut Vec<Command>) {
         if token == TOKEN_WAKE {
-            self.inbox.take(orders);
-            for order in orders.drain(..) {
-                self.on_order(order);
+            self.inbox.take(commands);
+            for command in commands.drain(..) {
+                self.on_command(command);
             }
         } else if token >= TOKEN_LISTENER {
             let at = usize::try_from(token - TOKEN_LISTENER).unwrap_or(usize::MAX);
@@ -187,15 +149,15 @@ impl Worker {
         }
     }
 
-    fn on_order(&mut self, order: Order) {
+    fn on_command(&mut self, command: Command) {
         let now = self.now();
         let env = Env {
             now,
             entropy: &mut self.entropy,
         };
-        match order {
-            Order::Kick(session) => self.node.on_kick(env, session),
-            Order::Open {
+        match command {
+            Command::Kick(session) => self.node.on_kick(env, session),
+            Command::Open {
                 owner,
                 target,
                 connection,
@@ -211,8 +173,8 @@ impl Worker {
                 );
                 self.node.open_with(env, id, owner, *target);
             }
-            Order::Listen { listener, handler } => self.listen(listener, handler),
-            Order::Shutdown => {
+            Command::Listen { listener, handler } => self.listen(listener, handler),
+            Command::Shutdown => {
                 self.node.shutdown(env);
                 self.running = false;
             }
@@ -247,8 +209,8 @@ impl Worker {
     fn drop_socket(&mut self, link: LinkId) {
         // Closing the descriptor takes it out of the epoll set.
         self.sockets.remove(&link);
-        self.came_by.remove(&link);
-        self.dirty.remove(&link);
+        self.listener_of.remove(&link);
+        self.to_flush.remove(&link);
     }
 
     fn on_socket(&mut self, link: LinkId, flags: epoll::EventFlags) {
@@ -256,7 +218,7 @@ impl Worker {
             return;
         };
         if socket.connecting {
-            match socket.connected() {
+            match socket.finish_connect() {
                 Ok(()) => {
                     self.watch(link, false);
                     let env = Env {
@@ -270,7 +232,7 @@ impl Worker {
             return;
         }
         if flags.contains(epoll::EventFlags::OUT) {
-            self.dirty.insert(link);
+            self.to_flush.insert(link);
         }
         let readable = epoll::EventFlags::IN | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
         if flags.intersects(readable) {
@@ -331,12 +293,12 @@ impl Worker {
         self.current = None;
     }
 
-    /// Carries out everything the node asked for, until it asks for nothing.
+    /// Carries out the node's outputs until there are none.
     fn drive(&mut self) {
         self.handle_outputs();
-        // What is put back while this runs has used up its turn and waits for the next.
-        let dirty = std::mem::take(&mut self.dirty);
-        for link in dirty {
+        // A link that is inserted again meanwhile has used up its turn and waits for the next.
+        let to_flush = std::mem::take(&mut self.to_flush);
+        for link in to_flush {
             self.transmit(link);
             self.handle_outputs();
         }
@@ -370,12 +332,12 @@ impl Worker {
                     if blocked {
                         self.watch(link, false);
                     }
-                    self.node.transmitted(link);
+                    self.node.on_transmitted(link);
                     return;
                 }
             };
             match wrote {
-                Ok(Some(_)) => self.node.transmitted(link),
+                Ok(Some(_)) => self.node.on_transmitted(link),
                 Ok(None) => {
                     if !blocked {
                         self.watch(link, true);
@@ -388,7 +350,7 @@ impl Worker {
                 }
             }
         }
-        self.dirty.insert(link);
+        self.to_flush.insert(link);
     }
 
     fn handle_outputs(&mut self) {
@@ -397,7 +359,7 @@ impl Worker {
                 Output::Dial { link, addr } => self.dial(link, addr),
                 Output::HangUp { link } => self.drop_socket(link),
                 Output::Flush { link } => {
-                    self.dirty.insert(link);
+                    self.to_flush.insert(link);
                 }
                 Output::Accepted {
                     session,
@@ -407,7 +369,7 @@ impl Worker {
                     lane,
                     lossy,
                 } => {
-                    let by = self.current.and_then(|link| self.came_by.remove(&link));
+                    let by = self.current.and_then(|link| self.listener_of.remove(&link));
                     let Some(listener) = by.and_then(|at| self.listeners.get(at)) else {
                         continue;
                     };
@@ -418,7 +380,7 @@ impl Worker {
                         lossy,
                     };
                     let inbox = Arc::clone(&self.inbox);
-                    let connection = Connection::accepted(session, queue, inbox, peer);
+                    let connection = Connection::for_accepted(session, queue, inbox, peer);
                     let handler = Arc::clone(&listener.handler);
                     self.clients.insert(
                         session,
@@ -428,12 +390,12 @@ impl Worker {
                         },
                     );
                 }
-                Output::Event { session, event } => self.tell(session, event),
+                Output::Event { session, event } => self.deliver_event(session, event),
             }
         }
     }
 
-    fn tell(&mut self, session: SessionId, event: Event) {
+    fn deliver_event(&mut self, session: SessionId, event: Event) {
         let over = matches!(event, Event::Closed { .. });
         let Some(client) = self.clients.get(&session) else {
             return;
@@ -464,7 +426,7 @@ impl Worker {
         }
     }
 
-    /// The last events, also for sessions whose order to open came too late.
+    /// Delivers the last events, also for sessions whose open command came too late.
     fn finish(mut self) {
         let env = Env {
             now: self.start.elapsed(),
@@ -472,13 +434,13 @@ impl Worker {
         };
         self.node.shutdown(env);
         self.handle_outputs();
-        for order in self.inbox.end() {
-            if let Order::Open {
+        for command in self.inbox.close() {
+            if let Command::Open {
                 mut owner,
                 connection,
                 handler,
                 ..
-            } = order
+            } = command
             {
                 let given_back = owner.close().into_iter().map(|e| e.message).collect();
                 let reason = CloseReason::Shutdown;
@@ -494,9 +456,9 @@ impl Worker {
     }
 }
 
-/// Whatever ends the thread, no order is taken any more; the queues close with their owners.
+/// However the thread ends, no command is accepted any more; the queues close with their owners.
 impl Drop for Worker {
     fn drop(&mut self) {
-        drop(self.inbox.end());
+        drop(self.inbox.close());
     }
 }

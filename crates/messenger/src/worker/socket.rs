@@ -17,12 +17,12 @@ pub(super) struct Socket {
     pub(super) stream: TcpStream,
     /// The connection is still being made.
     pub(super) connecting: bool,
-    /// The kernel's buffer was full; the worker waits for room.
+    /// The kernel's send buffer was full; the worker waits for room.
     pub(super) blocked: bool,
 }
 
 impl Socket {
-    /// Begins to connect.
+    /// Starts to connect.
     pub(super) fn dial(addr: SocketAddr, unanswered_max: Duration) -> io::Result<Self> {
         let family = if addr.is_ipv4() {
             AddressFamily::INET
@@ -35,20 +35,23 @@ impl Socket {
             Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
             Err(e) => return Err(e.into()),
         }
-        Self::prepared(TcpStream::from(fd), true, unanswered_max)
+        Self::configure(TcpStream::from(fd), true, unanswered_max)
     }
 
     /// A connection that a peer made.
-    pub(super) fn accepted(stream: TcpStream, unanswered_max: Duration) -> io::Result<Self> {
+    pub(super) fn from_accepted(stream: TcpStream, unanswered_max: Duration) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        Self::prepared(stream, false, unanswered_max)
+        Self::configure(stream, false, unanswered_max)
     }
 
-    fn prepared(stream: TcpStream, connecting: bool, unanswered_max: Duration) -> io::Result<Self> {
-        // Without this a small frame waits for the acknowledgement of the one before it.
+    fn configure(
+        stream: TcpStream,
+        connecting: bool,
+        unanswered_max: Duration,
+    ) -> io::Result<Self> {
+        // Without this a small frame waits until the one before it is acknowledged.
         stream.set_nodelay(true)?;
-        // The second line behind keepalives: the kernel gives up on a peer that acknowledges
-        // nothing.
+        // Behind keepalives: the kernel gives up on a peer that acknowledges nothing.
         let millis = u32::try_from(unanswered_max.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&stream, millis)?;
         Ok(Self {
@@ -58,14 +61,14 @@ impl Socket {
         })
     }
 
-    /// How the attempt to connect ended.
-    pub(super) fn connected(&mut self) -> io::Result<()> {
+    /// The result of the attempt to connect.
+    pub(super) fn finish_connect(&mut self) -> io::Result<()> {
         sockopt::socket_error(&self.stream)??;
         self.connecting = false;
         Ok(())
     }
 
-    /// Reads what is there; `None` when nothing is.
+    /// Reads what has arrived; `None` when nothing has.
     pub(super) fn read(&mut self, buf: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match self.stream.read(buf) {

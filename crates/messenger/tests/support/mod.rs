@@ -3,6 +3,8 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
+pub(crate) mod fuzz;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +20,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// One thing a handler heard.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Recorded {
     Opened(String),
     Message(Received),
     Done(u64),
@@ -29,27 +31,27 @@ pub(crate) enum Heard {
 
 #[derive(Debug, Default)]
 struct Notes {
-    heard: Vec<Heard>,
+    heard: Vec<Recorded>,
     connections: Vec<Connection>,
 }
 
 /// A handler that keeps everything it hears.
 #[derive(Debug, Default)]
-pub(crate) struct Ear {
+pub(crate) struct Recorder {
     notes: Mutex<Notes>,
     changed: Condvar,
 }
 
-impl Handler for Ear {
+impl Handler for Recorder {
     fn event(&self, connection: &Connection, event: Event) {
         let heard = match event {
-            Event::Opened { peer, .. } => Heard::Opened(peer),
-            Event::Message(m) => Heard::Message(m),
-            Event::Done { tid, .. } => Heard::Done(tid),
-            Event::Interrupted { parked, .. } => Heard::Interrupted { parked },
-            Event::Alive { .. } => Heard::Alive,
+            Event::Opened { peer, .. } => Recorded::Opened(peer),
+            Event::Message(m) => Recorded::Message(m),
+            Event::Done { tid, .. } => Recorded::Done(tid),
+            Event::Interrupted { parked, .. } => Recorded::Interrupted { parked },
+            Event::Alive { .. } => Recorded::Alive,
             Event::Closed { reason, given_back } => {
-                Heard::Closed(reason, given_back.iter().map(|m| m.tid).collect())
+                Recorded::Closed(reason, given_back.iter().map(|m| m.tid).collect())
             }
             other => panic!("an event this test does not know: {other:?}"),
         };
@@ -67,14 +69,14 @@ impl Handler for Ear {
     }
 }
 
-impl Ear {
+impl Recorder {
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
     }
 
     /// Waits until `look` finds something in what was heard.
     #[track_caller]
-    pub(crate) fn wait<T>(&self, what: &str, look: impl Fn(&[Heard]) -> Option<T>) -> T {
+    pub(crate) fn wait<T>(&self, what: &str, look: impl Fn(&[Recorded]) -> Option<T>) -> T {
         let end = Instant::now() + DEADLINE;
         let mut notes = self.notes.lock().unwrap();
         loop {
@@ -98,7 +100,7 @@ impl Ear {
             heard
                 .iter()
                 .filter_map(|h| match h {
-                    Heard::Opened(peer) => Some(peer.clone()),
+                    Recorded::Opened(peer) => Some(peer.clone()),
                     _ => None,
                 })
                 .nth(times - 1)
@@ -108,7 +110,7 @@ impl Ear {
     pub(crate) fn wait_closed(&self) -> (CloseReason, Vec<u64>) {
         self.wait("closing", |heard| {
             heard.iter().find_map(|h| match h {
-                Heard::Closed(reason, tids) => Some((reason.clone(), tids.clone())),
+                Recorded::Closed(reason, tids) => Some((reason.clone(), tids.clone())),
                 _ => None,
             })
         })
@@ -126,12 +128,12 @@ impl Ear {
         self.wait("parking", |heard| {
             heard
                 .iter()
-                .any(|h| matches!(h, Heard::Interrupted { parked: true }))
+                .any(|h| matches!(h, Recorded::Interrupted { parked: true }))
                 .then_some(())
         });
     }
 
-    pub(crate) fn count(&self, what: impl Fn(&Heard) -> bool) -> usize {
+    pub(crate) fn count(&self, what: impl Fn(&Recorded) -> bool) -> usize {
         self.notes
             .lock()
             .unwrap()
@@ -147,9 +149,9 @@ impl Ear {
     }
 }
 
-pub(crate) fn messages(heard: &[Heard]) -> impl Iterator<Item = &Received> {
+pub(crate) fn messages(heard: &[Recorded]) -> impl Iterator<Item = &Received> {
     heard.iter().filter_map(|h| match h {
-        Heard::Message(m) => Some(m),
+        Recorded::Message(m) => Some(m),
         _ => None,
     })
 }
@@ -197,8 +199,8 @@ pub(crate) struct Pair {
     pub(crate) b_addr: SocketAddr,
     pub(crate) proxy: Proxy,
     pub(crate) connection: Connection,
-    pub(crate) a_ear: Arc<Ear>,
-    pub(crate) b_ear: Arc<Ear>,
+    pub(crate) a_recorder: Arc<Recorder>,
+    pub(crate) b_recorder: Arc<Recorder>,
 }
 
 impl Pair {
@@ -208,20 +210,20 @@ impl Pair {
 
     pub(crate) fn with(config: Config, target: impl Fn(SocketAddr) -> Target) -> Self {
         let (a, b) = (start("a", config.clone()), start("b", config));
-        let (a_ear, b_ear) = (Ear::new(), Ear::new());
-        let b_addr = b.listen(loopback(), b_ear.clone()).unwrap();
+        let (a_recorder, b_recorder) = (Recorder::new(), Recorder::new());
+        let b_addr = b.listen(loopback(), b_recorder.clone()).unwrap();
         let proxy = Proxy::new(b_addr);
-        let connection = a.open(target(proxy.addr), a_ear.clone()).unwrap();
-        assert_eq!(a_ear.wait_opened(1), "b");
-        assert_eq!(b_ear.wait_opened(1), "a");
+        let connection = a.open(target(proxy.addr), a_recorder.clone()).unwrap();
+        assert_eq!(a_recorder.wait_opened(1), "b");
+        assert_eq!(b_recorder.wait_opened(1), "a");
         Self {
             a,
             b,
             b_addr,
             proxy,
             connection,
-            a_ear,
-            b_ear,
+            a_recorder,
+            b_recorder,
         }
     }
 }

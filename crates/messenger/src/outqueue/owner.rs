@@ -7,7 +7,7 @@ use crate::lock::{Guard, Site};
 
 /// The worker's ownership of one queue: there is exactly one, and it is not cloned.
 #[derive(Debug)]
-pub struct Owner {
+pub struct QueueOwner {
     queue: Arc<OutQueue>,
     state: State,
 }
@@ -33,7 +33,7 @@ pub enum Next {
     Idle,
 }
 
-impl Owner {
+impl QueueOwner {
     pub(super) fn new(queue: Arc<OutQueue>) -> Self {
         Self {
             queue,
@@ -52,17 +52,17 @@ impl Owner {
     }
 
     /// Takes the lock as well.
-    pub fn both(&mut self) -> Both<'_> {
-        self.both_at(Site::State)
+    pub fn lock(&mut self) -> LockedQueue<'_> {
+        self.lock_at(Site::State)
     }
 
-    pub(crate) fn both_at(&mut self, site: Site) -> Both<'_> {
+    pub(crate) fn lock_at(&mut self, site: Site) -> LockedQueue<'_> {
         let inner = self.queue.inner.lock(site);
         debug_assert_eq!(
             inner.state, self.state,
             "I1: both copies agree outside a hold"
         );
-        Both {
+        LockedQueue {
             inner,
             state: &mut self.state,
             queue: &self.queue,
@@ -72,9 +72,9 @@ impl Owner {
     /// Takes the next thing to send. `next_seq` is the worker's counter and advances with a
     /// message that has no number yet; `keep` says whether messages stay until acknowledged.
     pub fn take_next(&mut self, next_seq: &mut u64, keep: bool) -> Next {
-        let next = self.both_at(Site::Next).next(next_seq, keep);
+        let next = self.lock_at(Site::Next).next(next_seq, keep);
         if canary::active!("clear_pending_outside_lock") && matches!(next, Next::Idle) {
-            self.both_at(Site::Next).inner.kicked = false;
+            self.lock_at(Site::Next).inner.kicked = false;
         }
         next
     }
@@ -84,13 +84,13 @@ impl Owner {
     pub fn close(&mut self) -> Vec<Entry> {
         // The lock is a temporary of this statement's tail and is dropped before the list is
         // returned.
-        self.both().close()
+        self.lock().close()
     }
 
     /// Removes what is acknowledged up to `seq` into `out`, which the caller clears after.
     /// `keep_count` leaves the messages counted: they are not done yet.
     pub fn take_acked(&mut self, seq: u64, keep_count: bool, out: &mut Vec<Entry>) {
-        let mut both = self.both_at(Site::Acked);
+        let mut both = self.lock_at(Site::Acked);
         both.take_acked(seq, keep_count, out);
         if canary::active!("free_under_lock") {
             out.clear();
@@ -99,7 +99,7 @@ impl Owner {
 }
 
 /// A worker that is gone, also by a panic, leaves no sender waiting for it.
-impl Drop for Owner {
+impl Drop for QueueOwner {
     fn drop(&mut self) {
         if self.state != State::Closed {
             drop(self.close());
@@ -109,13 +109,13 @@ impl Drop for Owner {
 
 /// The lock and the worker's ownership together.
 #[derive(Debug)]
-pub struct Both<'a> {
+pub struct LockedQueue<'a> {
     inner: Guard<'a, Inner>,
     state: &'a mut State,
     queue: &'a OutQueue,
 }
 
-impl Both<'_> {
+impl LockedQueue<'_> {
     /// Writes the state, both copies.
     pub fn set_state(&mut self, state: State) {
         self.inner.state = state;

@@ -402,7 +402,7 @@ impl World {
             return Ok(());
         };
         let bytes = tx.take(room);
-        self.hosts[host].node.transmitted(link);
+        self.hosts[host].node.on_transmitted(link);
         let mut rest = &bytes[..];
         while !rest.is_empty() {
             // Whole half of the time, else cut anywhere: a fault in between is in mid-frame.
