@@ -243,7 +243,7 @@ impl From<store::Error> for Failure {
             Kind::Denied => FailureCode::StoreDenied,
             Kind::Unsupported => FailureCode::StoreUnsupported,
             Kind::Invalid => FailureCode::Invalid,
-            Kind::Foreign => FailureCode::ForeignFormat,
+            Kind::Incompatible => FailureCode::ForeignFormat,
             Kind::Unavailable | Kind::Unknown => FailureCode::StoreUnavailable,
             _ => FailureCode::StoreFailed,
         };

@@ -43,7 +43,7 @@ impl IoCounters {
         let outcome = match failure {
             None => 0,
             Some(Kind::NotFound) => 1,
-            Some(Kind::Lost) => 2,
+            Some(Kind::PreconditionFailed) => 2,
             Some(Kind::Unknown) => 3,
             Some(Kind::Unavailable) => 4,
             Some(_) => 5,
@@ -151,7 +151,7 @@ mod tests {
         let counters = IoCounters::default();
         counters.count_store_request(2, None);
         counters.count_store_request(2, None);
-        counters.count_store_request(4, Some(Kind::Lost));
+        counters.count_store_request(4, Some(Kind::PreconditionFailed));
         counters.add_store_written(100);
         let mut text = MetricsText::default();
         counters.write_to(&mut text);

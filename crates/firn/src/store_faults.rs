@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{FaultKind, FaultPlan, Faults, Rate, SharedStore};
+use store::{FaultKind, FaultPlan, Rate, SharedStore};
 
 use crate::metrics::MetricsText;
 use crate::units::TimeSpan;
@@ -60,7 +60,7 @@ impl std::str::FromStr for StoreFaultPlan {
 
 /// A store with injected faults.
 #[derive(Clone, Debug)]
-pub(crate) struct FaultyStore(Arc<Faults<SharedStore>>);
+pub(crate) struct FaultyStore(Arc<store::FaultyStore<SharedStore>>);
 
 impl StoreFaultPlan {
     /// Injects the faults into a store. The time between outages comes first, so that a server can
@@ -71,7 +71,7 @@ impl StoreFaultPlan {
             "STORE FAULTS ARE PLANNED (--planned-store-faults): requests to the store are refused, \
              lost and delayed on purpose. Never do this to a volume that matters"
         );
-        let faults = Arc::new(Faults::new(store, self.seed, self.plan));
+        let faults = Arc::new(store::FaultyStore::new(store, self.seed, self.plan));
         if !self.outage_every.is_zero() {
             let faults = Arc::downgrade(&faults);
             drop(tokio::spawn(async move {

@@ -37,7 +37,7 @@ impl ObjectStoreAdapter {
         let path = path(op, key)?;
         match self.inner.put_opts(&path, bytes.into(), mode.into()).await {
             Ok(done) => Ok(written_version(done)),
-            Err(source) => Err(error(op, key, source)),
+            Err(source) => Err(from_object_store(op, key, source)),
         }
     }
 }
@@ -46,7 +46,7 @@ impl ObjectStoreAdapter {
 impl Store for ObjectStoreAdapter {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
         let path = path(Op::Get, key)?;
-        let failed = |source| error(Op::Get, key, source);
+        let failed = |source| from_object_store(Op::Get, key, source);
         let found = self.inner.get(&path).await.map_err(failed)?;
         let version = join_tags(found.meta.e_tag.clone(), found.meta.version.clone());
         let bytes = found.bytes().await.map_err(failed)?;
@@ -57,12 +57,12 @@ impl Store for ObjectStoreAdapter {
         let path = path(Op::GetRange, key)?;
         let end = offset
             .checked_add(len)
-            .ok_or_else(|| outside(key, offset, len))?;
+            .ok_or_else(|| out_of_range(key, offset, len))?;
         if len == 0 {
             return Ok(Bytes::new());
         }
         let range: Range<u64> = offset..end;
-        let failed = |source| error(Op::GetRange, key, source);
+        let failed = |source| from_object_store(Op::GetRange, key, source);
         let options = GetOptions::new().with_range(Some(range));
         let found = self.inner.get_opts(&path, options).await.map_err(failed)?;
         let bytes = found.bytes().await.map_err(failed)?;
@@ -70,7 +70,7 @@ impl Store for ObjectStoreAdapter {
         if u64::try_from(bytes.len()).ok() == Some(len) {
             Ok(bytes)
         } else {
-            Err(outside(key, offset, len))
+            Err(out_of_range(key, offset, len))
         }
     }
 
@@ -91,7 +91,7 @@ impl Store for ObjectStoreAdapter {
         let path = path(Op::Delete, key)?;
         match self.inner.delete(&path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(error(Op::Delete, key, source)),
+            Err(source) => Err(from_object_store(Op::Delete, key, source)),
         }
     }
 
@@ -106,7 +106,7 @@ impl Store for ObjectStoreAdapter {
         while let Some(meta) = stream
             .try_next()
             .await
-            .map_err(|source| error(Op::List, prefix, source))?
+            .map_err(|source| from_object_store(Op::List, prefix, source))?
         {
             found.push((meta.location.to_string(), meta.size));
         }
@@ -126,8 +126,10 @@ fn path(op: Op, key: &str) -> Result<Path> {
     })
 }
 
-fn outside(key: &str, offset: u64, len: u64) -> Error {
-    let detail = format!("bytes {offset}+{len} are not all inside the object");
+fn out_of_range(key: &str, offset: u64, len: u64) -> Error {
+    let detail = format!(
+        "bytes {offset}+{len} are not all inside the object; read its size with list first"
+    );
     Error::new(Kind::Invalid, Op::GetRange, key, detail)
 }
 
@@ -157,18 +159,20 @@ fn split_tags(version: &Version) -> UpdateVersion {
     }
 }
 
-fn error(op: Op, key: &str, source: object_store::Error) -> Error {
+fn from_object_store(op: Op, key: &str, source: object_store::Error) -> Error {
     use object_store::Error as Inner;
     let (kind, detail) = match &source {
         Inner::NotFound { .. } => (Kind::NotFound, "there is no such object"),
         // In create mode a 409 (another conditional request is in progress) arrives as
         // `AlreadyExists`, and one service answered 304 for 412: all are the loser's outcome.
-        Inner::AlreadyExists { .. } | Inner::Precondition { .. } | Inner::NotModified { .. } => {
-            (Kind::Lost, "somebody else wrote it first")
-        }
-        Inner::NotImplemented { .. } | Inner::NotSupported { .. } => {
-            (Kind::Unsupported, "the store does not offer this operation")
-        }
+        Inner::AlreadyExists { .. } | Inner::Precondition { .. } | Inner::NotModified { .. } => (
+            Kind::PreconditionFailed,
+            "another writer changed the object first; read it again",
+        ),
+        Inner::NotImplemented { .. } | Inner::NotSupported { .. } => (
+            Kind::Unsupported,
+            "the store does not offer this operation; use one with conditional PUT (If-Match)",
+        ),
         Inner::PermissionDenied { .. } | Inner::Unauthenticated { .. } => (
             Kind::Denied,
             "the store refuses the credentials; check the key and the bucket's policy",
@@ -176,7 +180,10 @@ fn error(op: Op, key: &str, source: object_store::Error) -> Error {
         Inner::InvalidPath { .. } | Inner::UnknownConfigurationKey { .. } => {
             (Kind::Invalid, "the store cannot hold this key")
         }
-        _ if op.writes() => (Kind::Unknown, "the store gave no certain answer"),
+        _ if op.writes() => (
+            Kind::Unknown,
+            "the store did not say whether it was done; read the object back before trying again",
+        ),
         _ => (
             Kind::Unavailable,
             "the store did not answer; check its address and the network",
@@ -210,7 +217,13 @@ mod tests {
             store: "S3",
             source: "reset".into(),
         };
-        assert_eq!(error(Op::Update, "k", generic()).kind(), Kind::Unknown);
-        assert_eq!(error(Op::Get, "k", generic()).kind(), Kind::Unavailable);
+        assert_eq!(
+            from_object_store(Op::Update, "k", generic()).kind(),
+            Kind::Unknown
+        );
+        assert_eq!(
+            from_object_store(Op::Get, "k", generic()).kind(),
+            Kind::Unavailable
+        );
     }
 }

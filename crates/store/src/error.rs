@@ -1,4 +1,4 @@
-//! What can go wrong with a store operation, told by what the caller can do about it.
+//! What can go wrong with a store operation, classed by what the caller can do about it.
 //!
 //! An error names the operation, the store's object and, where there is one, the remedy. Its
 //! [`Kind`] is for control flow. `Display` never repeats the source: print the chain.
@@ -12,9 +12,10 @@ use std::fmt;
 pub enum Kind {
     /// There is no such object. Certain.
     NotFound,
-    /// The condition did not hold: somebody else wrote first. Certainly not applied by *this*
-    /// request; a caller whose earlier request ended [`Kind::Unknown`] reads back first.
-    Lost,
+    /// The condition of a conditional write did not hold: another writer was first. Certainly not
+    /// applied by *this* request; a caller whose earlier request ended [`Kind::Unknown`] reads back
+    /// before it decides.
+    PreconditionFailed,
     /// The write may or may not have been applied: a time-out, a 500, a connection that broke
     /// after sending. Read back before deciding anything.
     Unknown,
@@ -27,7 +28,7 @@ pub enum Kind {
     /// The request makes no sense: a bad key, a range outside the object, a bad URL.
     Invalid,
     /// What is there is not a store that this version of firn can use.
-    Foreign,
+    Incompatible,
 }
 
 /// The operation that failed.

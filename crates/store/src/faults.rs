@@ -1,4 +1,4 @@
-//! A store that misbehaves on purpose, from a seed, and counts what it did.
+//! A decorator that fails requests on purpose, drawn from a seed, and counts the faults.
 //!
 //! For tests. A write's request and its answer are lost independently, as on a network: a fault
 //! that loses the answer lets the write happen. Every kind has a counter, so that a test can
@@ -32,7 +32,7 @@ pub struct FaultPlan {
     pub delay_max: Duration,
 }
 
-/// The kinds of faults, for [`Faults::count`].
+/// The kinds of faults, for [`FaultyStore::count`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// Refused, certainly not applied.
@@ -43,7 +43,7 @@ pub enum FaultKind {
     LostAnswer,
     /// Answered late.
     Delayed,
-    /// Refused because of [`Faults::set_outage`].
+    /// Refused because of [`FaultyStore::set_outage`].
     Outage,
 }
 
@@ -68,9 +68,10 @@ impl FaultKind {
     }
 }
 
-/// A [`Store`] that fails as planned. The same seed and the same order of calls fail alike.
+/// A [`Store`] that fails as planned. The same seed and the same order of calls
+/// give the same faults.
 #[derive(Debug)]
-pub struct Faults<S> {
+pub struct FaultyStore<S> {
     inner: S,
     plan: FaultPlan,
     rng: Mutex<fastrand::Rng>,
@@ -83,10 +84,10 @@ struct Fate {
     lose_answer: bool,
 }
 
-impl<S: Store> Faults<S> {
+impl<S: Store> FaultyStore<S> {
     /// Wraps `inner`.
     pub fn new(inner: S, seed: u64, plan: FaultPlan) -> Self {
-        Faults {
+        FaultyStore {
             inner,
             plan,
             rng: Mutex::new(fastrand::Rng::with_seed(seed)),
@@ -105,11 +106,11 @@ impl<S: Store> Faults<S> {
         self.counts[kind.index()].load(Ordering::Relaxed)
     }
 
-    fn fired(&self, kind: FaultKind) {
+    fn record(&self, kind: FaultKind) {
         self.counts[kind.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    fn hits(&self, rate: Rate) -> bool {
+    fn draw(&self, rate: Rate) -> bool {
         // The lock is held for one draw; a poisoned one still draws.
         let mut rng = self
             .rng
@@ -118,7 +119,7 @@ impl<S: Store> Faults<S> {
         rng.u32(0..1000) < rate.0
     }
 
-    fn delay(&self) -> Duration {
+    fn draw_delay(&self) -> Duration {
         let mut rng = self
             .rng
             .lock()
@@ -126,36 +127,37 @@ impl<S: Store> Faults<S> {
         self.plan.delay_max.mul_f64(rng.f64())
     }
 
-    /// Decides the fate of one request, all draws always made so that seeds stay comparable.
-    async fn meet(&self, op: Op, key: &str) -> Result<Fate> {
-        let refused = self.hits(self.plan.refuse);
-        let lose_request = self.hits(self.plan.lose_request) && op.writes();
-        let lose_answer = self.hits(self.plan.lose_answer) && op.writes();
-        let delayed = self.hits(self.plan.delay);
-        let delay = self.delay();
+    /// Decides what happens to one request before it is sent. All draws are always made, so that
+    /// seeds stay comparable.
+    async fn before_request(&self, op: Op, key: &str) -> Result<Fate> {
+        let refused = self.draw(self.plan.refuse);
+        let lose_request = self.draw(self.plan.lose_request) && op.writes();
+        let lose_answer = self.draw(self.plan.lose_answer) && op.writes();
+        let delayed = self.draw(self.plan.delay);
+        let delay = self.draw_delay();
         if delayed {
-            self.fired(FaultKind::Delayed);
+            self.record(FaultKind::Delayed);
             tokio::time::sleep(delay).await;
         }
         if self.outage.load(Ordering::SeqCst) {
-            self.fired(FaultKind::Outage);
+            self.record(FaultKind::Outage);
             return Err(Error::new(Kind::Unavailable, op, key, "planned outage"));
         }
         if refused {
-            self.fired(FaultKind::Refused);
+            self.record(FaultKind::Refused);
             return Err(Error::new(Kind::Unavailable, op, key, "planned refusal"));
         }
         if lose_request {
-            self.fired(FaultKind::LostRequest);
+            self.record(FaultKind::LostRequest);
             return Err(Error::new(Kind::Unknown, op, key, "planned loss"));
         }
         Ok(Fate { lose_answer })
     }
 
     /// Withholds the answer of a request that reached the store, where that was its fate.
-    fn answer<T>(&self, fate: &Fate, op: Op, key: &str, result: Result<T>) -> Result<T> {
+    fn after_request<T>(&self, fate: &Fate, op: Op, key: &str, result: Result<T>) -> Result<T> {
         if fate.lose_answer {
-            self.fired(FaultKind::LostAnswer);
+            self.record(FaultKind::LostAnswer);
             return Err(Error::new(Kind::Unknown, op, key, "planned loss"));
         }
         result
@@ -163,43 +165,43 @@ impl<S: Store> Faults<S> {
 }
 
 #[async_trait]
-impl<S: Store> Store for Faults<S> {
+impl<S: Store> Store for FaultyStore<S> {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
-        self.meet(Op::Get, key).await?;
+        self.before_request(Op::Get, key).await?;
         self.inner.get(key).await
     }
 
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
-        self.meet(Op::GetRange, key).await?;
+        self.before_request(Op::GetRange, key).await?;
         self.inner.get_range(key, offset, len).await
     }
 
     async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
-        let fate = self.meet(Op::Put, key).await?;
+        let fate = self.before_request(Op::Put, key).await?;
         let result = self.inner.put(key, bytes).await;
-        self.answer(&fate, Op::Put, key, result)
+        self.after_request(&fate, Op::Put, key, result)
     }
 
     async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
-        let fate = self.meet(Op::Create, key).await?;
+        let fate = self.before_request(Op::Create, key).await?;
         let result = self.inner.create(key, bytes).await;
-        self.answer(&fate, Op::Create, key, result)
+        self.after_request(&fate, Op::Create, key, result)
     }
 
     async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version> {
-        let fate = self.meet(Op::Update, key).await?;
+        let fate = self.before_request(Op::Update, key).await?;
         let result = self.inner.update(key, bytes, version).await;
-        self.answer(&fate, Op::Update, key, result)
+        self.after_request(&fate, Op::Update, key, result)
     }
 
     async fn delete(&self, key: &str) -> Result<()> {
-        let fate = self.meet(Op::Delete, key).await?;
+        let fate = self.before_request(Op::Delete, key).await?;
         let result = self.inner.delete(key).await;
-        self.answer(&fate, Op::Delete, key, result)
+        self.after_request(&fate, Op::Delete, key, result)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
-        self.meet(Op::List, prefix).await?;
+        self.before_request(Op::List, prefix).await?;
         self.inner.list(prefix).await
     }
 

@@ -14,7 +14,7 @@ const SEGMENT_BYTES_MAX: usize = 255;
 
 /// Refuses a key that is not a path of plain segments `[A-Za-z0-9_@=+-][A-Za-z0-9_@=+.-]*`.
 pub fn check_key(op: Op, key: &str) -> Result<()> {
-    match fault(key) {
+    match find_fault(key) {
         None => Ok(()),
         Some(detail) => Err(Error::new(Kind::Invalid, op, format!("{key:?}"), detail)),
     }
@@ -36,17 +36,17 @@ pub(crate) fn check_prefix(op: Op, prefix: &str) -> Result<()> {
     }
 }
 
-fn fault(key: &str) -> Option<&'static str> {
+fn find_fault(key: &str) -> Option<&'static str> {
     if key.is_empty() {
         return Some("a key must not be empty");
     }
     if key.len() > KEY_BYTES_MAX {
         return Some("a key has at most 1024 bytes");
     }
-    key.split('/').find_map(segment_fault)
+    key.split('/').find_map(find_segment_fault)
 }
 
-fn segment_fault(segment: &str) -> Option<&'static str> {
+fn find_segment_fault(segment: &str) -> Option<&'static str> {
     if segment.is_empty() {
         return Some("a key must not begin or end with a slash, nor have two in a row");
     }

@@ -1,7 +1,7 @@
 //! Object-store access: one narrow trait, its stores, and the decorators that stack on them.
 //!
 //! Owns every request to the object store: what its outcome means ([`Kind`]), when it may be
-//! repeated ([`Retry`]), and whether a store can be trusted with a volume at all ([`probe`]). It must never repeat a conditional PUT whose outcome is unknown:
+//! repeated ([`RetryStore`]), and whether a store can be trusted with a volume at all ([`probe`]). It must never repeat a conditional PUT whose outcome is unknown:
 //! the first attempt may have won, and the second would then report a loss to the winner. Only
 //! the engine, which knows its own nonce, can read back and tell.
 //!
@@ -30,11 +30,11 @@ use bytes::Bytes;
 pub use adapter::ObjectStoreAdapter;
 pub use dir::DirStore;
 pub use error::{Error, Kind, Op};
-pub use faults::{FaultKind, FaultPlan, Faults, Rate};
+pub use faults::{FaultKind, FaultPlan, FaultyStore, Rate};
 pub use key::check_key;
 pub use probe::{ProbeReport, probe};
-pub use retry::{Retry, RetryPolicy};
-pub use single::SingleWriter;
+pub use retry::{RetryPolicy, RetryStore};
+pub use single::SingleWriterStore;
 pub use url::open_url;
 
 /// The result of a store operation.
@@ -75,10 +75,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Writes unconditionally. Only for names that are never reused: then repeating it is safe.
     async fn put(&self, key: &str, bytes: Bytes) -> Result<Version>;
 
-    /// Writes if there is no such object (`If-None-Match: *`), else [`Kind::Lost`].
+    /// Writes if there is no such object (`If-None-Match: *`), else [`Kind::PreconditionFailed`].
     async fn create(&self, key: &str, bytes: Bytes) -> Result<Version>;
 
-    /// Writes if the object still has this version (`If-Match`), else [`Kind::Lost`], or
+    /// Writes if the object still has this version (`If-Match`), else [`Kind::PreconditionFailed`], or
     /// [`Kind::NotFound`] where it is gone and the store says so.
     async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> Result<Version>;
 

@@ -26,14 +26,14 @@ pub struct ProbeReport {
 
 impl ProbeReport {
     /// Whether volumes can be fenced on this store.
-    pub fn fences(&self) -> bool {
+    pub fn can_fence(&self) -> bool {
         self.create && self.update
     }
 }
 
 /// Tests `store` on a scratch key, and refuses it with [`Kind::Unsupported`] when it lacks
 /// conditional PUT, unless `single_writer` vouches that no second server exists (then wrap the
-/// store in [`crate::SingleWriter`]).
+/// store in [`crate::SingleWriterStore`]).
 ///
 /// A store that cannot be reached, or that refuses the credentials, is an error either way.
 pub async fn probe(store: &dyn Store, single_writer: bool) -> Result<ProbeReport> {
@@ -42,7 +42,7 @@ pub async fn probe(store: &dyn Store, single_writer: bool) -> Result<ProbeReport
     let cleaned = store.delete(&key).await;
     let report = tested?;
     cleaned?;
-    if report.fences() || single_writer {
+    if report.can_fence() || single_writer {
         return Ok(report);
     }
     let missing = match (report.create, report.update) {
@@ -65,11 +65,11 @@ pub async fn probe(store: &dyn Store, single_writer: bool) -> Result<ProbeReport
 async fn test(store: &dyn Store, key: &str) -> Result<ProbeReport> {
     let created = race(store, key, None).await?;
     let (content, version) = store.get(key).await?;
-    let create_again = lost(store.create(key, text("again")).await)?;
+    let create_again = is_refused(store.create(key, text("again")).await)?;
 
     let updated = race(store, key, Some(&version)).await?;
     let (_, newer) = store.get(key).await?;
-    let stale = lost(store.update(key, text("stale"), &version).await)?;
+    let stale = is_refused(store.update(key, text("stale"), &version).await)?;
 
     let fresh_versions = newer != version && {
         store.put(key, content.clone()).await?;
@@ -92,7 +92,7 @@ async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result
             Some(version) => store.update(key, bytes, version).await,
             None => store.create(key, bytes).await,
         };
-        Ok::<_, Error>((n, !lost(result)?))
+        Ok::<_, Error>((n, !is_refused(result)?))
     });
     let mut winners = Vec::new();
     for outcome in join_all(attempts).await {
@@ -111,11 +111,11 @@ async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result
 }
 
 /// Whether a conditional write was refused, by its condition or because there are none.
-fn lost(result: Result<Version>) -> Result<bool> {
+fn is_refused(result: Result<Version>) -> Result<bool> {
     match result {
         Ok(_) => Ok(false),
         Err(error) => match error.kind() {
-            Kind::Lost | Kind::Unsupported => Ok(true),
+            Kind::PreconditionFailed | Kind::Unsupported => Ok(true),
             _ => Err(error),
         },
     }

@@ -65,15 +65,15 @@ impl RetryPolicy {
 
 /// A [`Store`] that repeats the operations of another where that is safe.
 #[derive(Debug)]
-pub struct Retry<S> {
+pub struct RetryStore<S> {
     inner: S,
     policy: RetryPolicy,
 }
 
-impl<S: Store> Retry<S> {
+impl<S: Store> RetryStore<S> {
     /// Wraps `inner`.
     pub fn new(inner: S, policy: RetryPolicy) -> Self {
-        Retry { inner, policy }
+        RetryStore { inner, policy }
     }
 
     async fn run<T, F>(&self, op: Op, key: &str, bytes: u64, attempt: impl Fn() -> F) -> Result<T>
@@ -89,7 +89,7 @@ impl<S: Store> Retry<S> {
                 Err(_) => timed_out(op, key, limit),
             };
             let pause = self.policy.pause(n);
-            if !repeatable(op, error.kind())
+            if !is_repeatable(op, error.kind())
                 || started.elapsed().saturating_add(pause) > self.policy.deadline
             {
                 return Err(error);
@@ -101,7 +101,7 @@ impl<S: Store> Retry<S> {
     }
 }
 
-fn repeatable(op: Op, kind: Kind) -> bool {
+fn is_repeatable(op: Op, kind: Kind) -> bool {
     match kind {
         Kind::Unavailable => true,
         Kind::Unknown => !matches!(op, Op::Create | Op::Update),
@@ -115,11 +115,16 @@ fn timed_out(op: Op, key: &str, limit: Duration) -> Error {
     } else {
         Kind::Unavailable
     };
-    Error::new(kind, op, key, format!("no answer within {limit:?}"))
+    Error::new(
+        kind,
+        op,
+        key,
+        format!("no answer within {limit:?}; check the store's address and the network"),
+    )
 }
 
 #[async_trait]
-impl<S: Store> Store for Retry<S> {
+impl<S: Store> Store for RetryStore<S> {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
         self.run(Op::Get, key, 64 << 20, || self.inner.get(key))
             .await
@@ -187,11 +192,11 @@ mod tests {
     #[test]
     fn a_conditional_write_of_unknown_outcome_is_never_repeated() {
         for op in [Op::Create, Op::Update] {
-            assert!(!repeatable(op, Kind::Unknown));
-            assert!(repeatable(op, Kind::Unavailable));
-            assert!(!repeatable(op, Kind::Lost));
+            assert!(!is_repeatable(op, Kind::Unknown));
+            assert!(is_repeatable(op, Kind::Unavailable));
+            assert!(!is_repeatable(op, Kind::PreconditionFailed));
         }
-        assert!(repeatable(Op::Put, Kind::Unknown));
-        assert!(repeatable(Op::Delete, Kind::Unknown));
+        assert!(is_repeatable(Op::Put, Kind::Unknown));
+        assert!(is_repeatable(Op::Delete, Kind::Unknown));
     }
 }

@@ -10,19 +10,19 @@ use crate::{Error, Kind, Op, Result, Store, Version};
 
 /// Turns `create` and `update` into a read, a comparison and a plain `put`.
 #[derive(Debug)]
-pub struct SingleWriter<S> {
+pub struct SingleWriterStore<S> {
     inner: S,
 }
 
-impl<S: Store> SingleWriter<S> {
+impl<S: Store> SingleWriterStore<S> {
     /// Wraps `inner`, whose conditions are no longer used.
     pub fn new(inner: S) -> Self {
-        SingleWriter { inner }
+        SingleWriterStore { inner }
     }
 }
 
 #[async_trait]
-impl<S: Store> Store for SingleWriter<S> {
+impl<S: Store> Store for SingleWriterStore<S> {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
         self.inner.get(key).await
     }
@@ -37,7 +37,12 @@ impl<S: Store> Store for SingleWriter<S> {
 
     async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
         match self.inner.get(key).await {
-            Ok(_) => Err(Error::new(Kind::Lost, Op::Create, key, "the object exists")),
+            Ok(_) => Err(Error::new(
+                Kind::PreconditionFailed,
+                Op::Create,
+                key,
+                "the object exists",
+            )),
             Err(error) if error.kind() == Kind::NotFound => self.inner.put(key, bytes).await,
             Err(error) => Err(error),
         }
@@ -47,10 +52,10 @@ impl<S: Store> Store for SingleWriter<S> {
         let (_, now) = self.inner.get(key).await?;
         if now != *version {
             return Err(Error::new(
-                Kind::Lost,
+                Kind::PreconditionFailed,
                 Op::Update,
                 key,
-                "somebody else wrote it first",
+                "another writer changed the object first; read it again",
             ));
         }
         self.inner.put(key, bytes).await

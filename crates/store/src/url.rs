@@ -20,14 +20,14 @@ const SUPPORTED: &str = "this build supports a directory (a path or file:///abso
 pub fn open_url(url: &str) -> Result<SharedStore> {
     let Some((scheme, rest)) = url.split_once("://") else {
         return if url.is_empty() {
-            Err(refused(url, Kind::Invalid, "the URL is empty".to_owned()))
+            Err(url_error(url, Kind::Invalid, "the URL is empty".to_owned()))
         } else {
             Ok(Arc::new(DirStore::open(Path::new(url))?))
         };
     };
     match scheme {
         "file" if rest.starts_with('/') => Ok(Arc::new(DirStore::open(Path::new(rest))?)),
-        "file" => Err(refused(
+        "file" => Err(url_error(
             url,
             Kind::Invalid,
             "a file URL needs an absolute path, as in file:///srv/firn/store; \
@@ -38,12 +38,14 @@ pub fn open_url(url: &str) -> Result<SharedStore> {
             Arc::new(InMemory::new()),
             "memory://",
         ))),
-        "s3" | "s3a" | "gs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https" => Err(refused(
-            url,
-            Kind::Unsupported,
-            format!("{scheme}:// is not built in yet; {SUPPORTED}"),
-        )),
-        _ => Err(refused(
+        "s3" | "s3a" | "gs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https" => {
+            Err(url_error(
+                url,
+                Kind::Unsupported,
+                format!("{scheme}:// is not built in yet; {SUPPORTED}"),
+            ))
+        }
+        _ => Err(url_error(
             url,
             Kind::Invalid,
             format!("{scheme:?} is not a known kind of store; {SUPPORTED}"),
@@ -51,7 +53,7 @@ pub fn open_url(url: &str) -> Result<SharedStore> {
     }
 }
 
-fn refused(url: &str, kind: Kind, detail: String) -> Error {
+fn url_error(url: &str, kind: Kind, detail: String) -> Error {
     Error::new(kind, Op::Open, format!("store {url:?}"), detail)
 }
 

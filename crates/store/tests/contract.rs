@@ -74,7 +74,7 @@ async fn create_refuses_what_exists() {
         store.create("volumes/a/root", bytes("1")).await.unwrap();
         assert_eq!(
             kind(store.create("volumes/a/root", bytes("2")).await),
-            Kind::Lost
+            Kind::PreconditionFailed
         );
         assert_eq!(store.get("volumes/a/root").await.unwrap().0, bytes("1"));
     }
@@ -87,7 +87,7 @@ async fn update_replaces_only_the_version_it_names() {
         let second = store.update("root", bytes("2"), &first).await.unwrap();
         assert_eq!(
             kind(store.update("root", bytes("x"), &first).await),
-            Kind::Lost
+            Kind::PreconditionFailed
         );
         let third = store.update("root", bytes("3"), &second).await.unwrap();
         assert_eq!(store.get("root").await.unwrap(), (bytes("3"), third));
@@ -102,7 +102,7 @@ async fn identical_content_has_a_version_of_its_own_each_time() {
         assert_ne!(first, second, "{}", store.name());
         assert_eq!(
             kind(store.update("root", bytes("x"), &first).await),
-            Kind::Lost
+            Kind::PreconditionFailed
         );
     }
 }
@@ -114,7 +114,7 @@ async fn update_of_a_missing_object_never_creates_it() {
         store.delete("root").await.unwrap();
         let refused = kind(store.update("root", bytes("2"), &version).await);
         assert!(
-            matches!(refused, Kind::NotFound | Kind::Lost),
+            matches!(refused, Kind::NotFound | Kind::PreconditionFailed),
             "{refused:?}"
         );
         assert_eq!(kind(store.get("root").await), Kind::NotFound);

@@ -1,4 +1,4 @@
-//! Retry, faults, the single-writer emulation and the probe, on a store in memory.
+//! Retries, faults, the single-writer emulation and the probe, on a store in memory.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use object_store::memory::InMemory;
 use store::{
-    DirStore, Error, FaultKind, FaultPlan, Faults, Kind, ObjectStoreAdapter, Op, Rate, Result,
-    Retry, RetryPolicy, SharedStore, SingleWriter, Store, Version, probe,
+    DirStore, Error, FaultKind, FaultPlan, FaultyStore, Kind, ObjectStoreAdapter, Op, Rate, Result,
+    RetryPolicy, RetryStore, SharedStore, SingleWriterStore, Store, Version, probe,
 };
 
 fn memory() -> SharedStore {
@@ -142,7 +142,7 @@ async fn the_probe_refuses_a_store_without_conditional_put_unless_single_writer(
         );
 
         let report = probe(&store, true).await.unwrap();
-        assert!(!report.fences(), "{how:?}");
+        assert!(!report.can_fence(), "{how:?}");
     }
 }
 
@@ -154,11 +154,11 @@ async fn the_probe_reports_refused_credentials_even_to_a_single_writer() {
 
 #[tokio::test]
 async fn single_writer_emulates_conditions_on_a_store_that_has_none() {
-    let store = SingleWriter::new(Odd::new(How::HasNoConditions));
+    let store = SingleWriterStore::new(Odd::new(How::HasNoConditions));
     let first = store.create("k", bytes("1")).await.unwrap();
     assert_eq!(
         store.create("k", bytes("2")).await.unwrap_err().kind(),
-        Kind::Lost
+        Kind::PreconditionFailed
     );
     store.update("k", bytes("2"), &first).await.unwrap();
     assert_eq!(
@@ -167,7 +167,7 @@ async fn single_writer_emulates_conditions_on_a_store_that_has_none() {
             .await
             .unwrap_err()
             .kind(),
-        Kind::Lost
+        Kind::PreconditionFailed
     );
     assert_eq!(store.get("k").await.unwrap().0, bytes("2"));
 }
@@ -191,8 +191,8 @@ async fn reads_and_plain_puts_outlive_a_flaky_store() {
         delay: Rate(100),
         delay_max: Duration::from_millis(1500),
     };
-    let faults = Arc::new(Faults::new(memory(), 7, plan));
-    let store = Retry::new(Arc::clone(&faults), quick());
+    let faults = Arc::new(FaultyStore::new(memory(), 7, plan));
+    let store = RetryStore::new(Arc::clone(&faults), quick());
     for n in 0..200 {
         let (key, content) = (format!("packs/{n}"), bytes(&n.to_string()));
         store.put(&key, content.clone()).await.unwrap();
@@ -222,7 +222,7 @@ async fn an_unknown_conditional_write_is_reported_once_and_not_repeated() {
         lose_answer: Rate(1000),
         ..FaultPlan::default()
     };
-    let store = Retry::new(Faults::new(Arc::clone(&odd), 1, plan), quick());
+    let store = RetryStore::new(FaultyStore::new(Arc::clone(&odd), 1, plan), quick());
     let error = store.create("k", bytes("1")).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unknown);
     assert_eq!(odd.asked.load(Ordering::SeqCst), 1);
@@ -239,8 +239,8 @@ async fn a_refused_conditional_write_is_repeated_and_wins_once() {
         refuse: Rate(500),
         ..FaultPlan::default()
     };
-    let faults = Arc::new(Faults::new(memory(), 3, plan));
-    let store = Retry::new(Arc::clone(&faults), quick());
+    let faults = Arc::new(FaultyStore::new(memory(), 3, plan));
+    let store = RetryStore::new(Arc::clone(&faults), quick());
     let mut version = store.create("root", bytes("0")).await.unwrap();
     for n in 1..50 {
         version = store
@@ -255,7 +255,7 @@ async fn a_refused_conditional_write_is_repeated_and_wins_once() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_store_ends_in_a_time_out_of_the_right_kind() {
     let odd = Odd::new(How::NeverAnswers);
-    let store = Retry::new(Arc::clone(&odd), quick());
+    let store = RetryStore::new(Arc::clone(&odd), quick());
     let started = tokio::time::Instant::now();
     assert_eq!(store.get("k").await.unwrap_err().kind(), Kind::Unavailable);
     let took = started.elapsed();
@@ -272,8 +272,8 @@ async fn a_silent_store_ends_in_a_time_out_of_the_right_kind() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_ends_when_it_is_switched_off() {
-    let faults = Arc::new(Faults::new(memory(), 1, FaultPlan::default()));
-    let store = Arc::new(Retry::new(Arc::clone(&faults), quick()));
+    let faults = Arc::new(FaultyStore::new(memory(), 1, FaultPlan::default()));
+    let store = Arc::new(RetryStore::new(Arc::clone(&faults), quick()));
     faults.set_outage(true);
     let waiting = tokio::spawn({
         let store = Arc::clone(&store);
@@ -295,7 +295,7 @@ async fn the_same_seed_fails_alike() {
             lose_answer: Rate(300),
             ..Default::default()
         };
-        let store = Faults::new(memory(), seed, plan);
+        let store = FaultyStore::new(memory(), seed, plan);
         let mut outcomes = Vec::new();
         for _ in 0..64 {
             outcomes.push(

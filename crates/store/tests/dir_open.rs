@@ -30,7 +30,7 @@ fn a_directory_with_other_files_is_refused_and_left_alone() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("thesis.tex"), "x").unwrap();
     let error = DirStore::open(dir.path()).unwrap_err();
-    assert_eq!(error.kind(), Kind::Foreign);
+    assert_eq!(error.kind(), Kind::Incompatible);
     assert!(error.to_string().contains("thesis.tex"), "{error}");
     assert_eq!(
         fs::read_dir(dir.path()).unwrap().count(),
@@ -46,13 +46,13 @@ fn a_newer_format_is_refused_by_number() {
     let marker = dir.path().join(".firn-store/format");
     fs::write(&marker, "firn directory store, format 2\n").unwrap();
     let error = DirStore::open(dir.path()).unwrap_err();
-    assert_eq!(error.kind(), Kind::Foreign);
+    assert_eq!(error.kind(), Kind::Incompatible);
     assert!(error.to_string().contains("format 2"), "{error}");
     for damage in [&b""[..], b"\xff\xfe", b"something else"] {
         fs::write(&marker, damage).unwrap();
         assert_eq!(
             DirStore::open(dir.path()).unwrap_err().kind(),
-            Kind::Foreign
+            Kind::Incompatible
         );
     }
 }

@@ -101,7 +101,7 @@ async fn race(store: &DirStore, name: &str) {
             .await
         {
             Ok(_) => println!("child: {}", n + 1),
-            Err(error) => assert_eq!(error.kind(), Kind::Lost),
+            Err(error) => assert_eq!(error.kind(), Kind::PreconditionFailed),
         }
     }
 }

@@ -215,7 +215,7 @@ fn store(named: Option<&str>) -> Finding {
         return Finding::new("store", Verdict::Fair, found);
     }
     match probe(url) {
-        Ok((name, report)) if report.fences() => Finding::new(
+        Ok((name, report)) if report.can_fence() => Finding::new(
             "store",
             Verdict::Good,
             format!("{name}: conditional PUT works, so a second server is kept out"),

@@ -321,7 +321,7 @@ fn into_engine_version(version: Version) -> volume::driver::Version {
 fn into_store_error(error: &store::Error) -> StoreError {
     match error.kind() {
         Kind::NotFound => StoreError::NotFound,
-        Kind::Lost => StoreError::PreconditionFailed,
+        Kind::PreconditionFailed => StoreError::PreconditionFailed,
         Kind::Unknown => StoreError::Unknown(error.chain()),
         Kind::Unavailable => StoreError::Unavailable(error.chain()),
         _ => StoreError::Denied(error.chain()),

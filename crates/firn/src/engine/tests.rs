@@ -13,7 +13,7 @@ use std::time::Instant;
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Piece, Place, Plan, Step};
 use object_store::memory::InMemory;
-use store::{FaultKind, FaultPlan, Faults, ObjectStoreAdapter, Rate, Retry, RetryPolicy};
+use store::{FaultKind, FaultPlan, FaultyStore, ObjectStoreAdapter, Rate, RetryPolicy, RetryStore};
 use tokio::runtime::Runtime;
 use volume::{OpenError, OpenMode, Volume, VolumeSpec};
 
@@ -187,14 +187,14 @@ fn a_store_that_loses_requests_and_answers_loses_no_bytes() {
         delay_max: Duration::from_millis(5),
     };
     let memory = ObjectStoreAdapter::new(Arc::new(InMemory::new()), "memory");
-    let faults = Arc::new(Faults::new(memory, 42, plan));
+    let faults = Arc::new(FaultyStore::new(memory, 42, plan));
     let policy = RetryPolicy {
         pause_first: Duration::from_millis(1),
         pause_max: Duration::from_millis(10),
         deadline: Duration::from_millis(200),
         ..RetryPolicy::default()
     };
-    let store: SharedStore = Arc::new(Retry::new(Arc::clone(&faults), policy));
+    let store: SharedStore = Arc::new(RetryStore::new(Arc::clone(&faults), policy));
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

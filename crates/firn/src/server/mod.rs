@@ -13,7 +13,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{Retry, RetryPolicy, SharedStore, SingleWriter};
+use store::{RetryPolicy, RetryStore, SharedStore, SingleWriterStore};
 use tokio::runtime::Runtime;
 
 use crate::api;
@@ -82,17 +82,17 @@ fn listen(settings: &Settings) -> Result<TcpListener> {
 /// faults: it finds out whether the store can be trusted at all.
 async fn open_store(settings: &Settings) -> Result<(SharedStore, Option<FaultyStore>)> {
     let bare = store::open_url(&settings.store)?;
-    let retried = |store| Arc::new(Retry::new(store, RetryPolicy::default())) as SharedStore;
+    let retried = |store| Arc::new(RetryStore::new(store, RetryPolicy::default())) as SharedStore;
     let report = store::probe(&retried(Arc::clone(&bare)), settings.single_writer).await?;
     let faulty = settings
         .store_faults
         .map(|plan| plan.apply(Arc::clone(&bare)));
     let store = retried(faulty.as_ref().map_or(bare, FaultyStore::store));
-    if report.fences() {
+    if report.can_fence() {
         return Ok((store, faulty));
     }
     tracing::warn!(store = %store::Store::name(&store), "no conditional PUT: a second server would overwrite");
-    Ok((Arc::new(SingleWriter::new(store)), faulty))
+    Ok((Arc::new(SingleWriterStore::new(store)), faulty))
 }
 
 async fn run(

@@ -7,12 +7,9 @@ use std::fs;
 use std::io::ErrorKind as Io;
 use std::path::Path;
 
-use super::temp::Temp;
-use super::{io_error, sync_dir};
+use super::file::{PRIVATE_DIR, io_error, sync_dir};
+use super::temp::TempFile;
 use crate::{Error, Kind, Op, Result};
-
-/// What the store keeps for itself. No key can name it, because of its dot.
-pub(super) const PRIVATE_DIR: &str = ".firn-store";
 
 const PREFIX: &str = "firn directory store, format ";
 const FORMAT: u32 = 1;
@@ -28,7 +25,7 @@ pub(super) fn check_or_create(root: &Path) -> Result<()> {
         Err(source) => return Err(failed(source)),
     }
     refuse_foreign_files(root, &object)?;
-    let mut temp = Temp::create(root).map_err(failed)?;
+    let mut temp = TempFile::create(root).map_err(failed)?;
     temp.fill(format!("{PREFIX}{FORMAT}\n").as_bytes())
         .map_err(failed)?;
     match temp.link_to(&path) {
@@ -49,13 +46,14 @@ pub(super) fn check_or_create(root: &Path) -> Result<()> {
 }
 
 fn check(object: &str, text: &str) -> Result<()> {
-    let foreign = |detail: String| Err(Error::new(Kind::Foreign, Op::Open, object, detail));
+    let incompatible =
+        |detail: String| Err(Error::new(Kind::Incompatible, Op::Open, object, detail));
     match text.trim_end().strip_prefix(PREFIX).map(str::parse::<u32>) {
         Some(Ok(FORMAT)) => Ok(()),
-        Some(Ok(newer)) => foreign(format!(
+        Some(Ok(newer)) => incompatible(format!(
             "it has format {newer}, this firn knows only format {FORMAT}; use a newer firn"
         )),
-        _ => foreign(format!(
+        _ => incompatible(format!(
             "its file {PRIVATE_DIR}/format is damaged; if you are sure that this is a firn \
              store, restore the file with the line {:?}",
             format!("{PREFIX}{FORMAT}")
@@ -71,7 +69,7 @@ fn refuse_foreign_files(root: &Path, object: &str) -> Result<()> {
             .file_name();
         if name != PRIVATE_DIR && name != "lost+found" {
             return Err(Error::new(
-                Kind::Foreign,
+                Kind::Incompatible,
                 Op::Open,
                 object,
                 format!(

@@ -10,9 +10,9 @@ use std::io;
 use std::path::Path;
 
 /// Takes the lock for `key`, waiting for its holder. Dropping the file lets go.
-pub(super) fn take(root: &Path, key: &str) -> io::Result<File> {
+pub(super) fn lock_key(root: &Path, key: &str) -> io::Result<File> {
     let shard = blake3::hash(key.as_bytes()).as_bytes()[0];
-    let dir = root.join(super::format::PRIVATE_DIR).join("lock");
+    let dir = root.join(super::file::PRIVATE_DIR).join("lock");
     match fs::create_dir(&dir) {
         Err(source) if source.kind() == io::ErrorKind::AlreadyExists => {}
         made => made?,

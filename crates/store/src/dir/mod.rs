@@ -14,6 +14,7 @@
 //! condition, moves the file into place in one step (`link(2)` or `rename(2)`) and syncs the
 //! directory before it lets go. Readers take no lock: they open one file, old or new.
 
+mod file;
 mod format;
 mod lock;
 mod temp;
@@ -24,7 +25,6 @@ use std::io::{self, ErrorKind as Io};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::UNIX_EPOCH;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -32,7 +32,8 @@ use tokio::sync::Semaphore;
 
 use crate::key::check_prefix;
 use crate::{Error, Kind, Op, Result, Store, Version, check_key};
-use temp::Temp;
+use file::{PRIVATE_DIR, io_error, read, sync_dir};
+use temp::TempFile;
 
 /// Calls at a time. Whoever gives up waiting for one leaves its thread behind in the call, for as
 /// long as a file system that has gone away (NFS) keeps it there: those must not become all the
@@ -96,13 +97,13 @@ impl DirStore {
         let call = move || {
             // Given back by the call itself, however long it takes.
             let _permit = permit;
-            shared.present(op, &owned)?;
+            shared.check_present(op, &owned)?;
             let result = work(&shared, &owned);
             // It may have gone away meanwhile; then what seemed missing or changed was not.
             if let Err(error) = &result
-                && matches!(error.kind(), Kind::NotFound | Kind::Lost)
+                && matches!(error.kind(), Kind::NotFound | Kind::PreconditionFailed)
             {
-                shared.present(op, &owned)?;
+                shared.check_present(op, &owned)?;
             }
             result
         };
@@ -114,7 +115,13 @@ impl DirStore {
                 } else {
                     Kind::Unavailable
                 };
-                Err(Error::new(kind, op, key, "the task did not finish").with_source(source))
+                Err(Error::new(
+                    kind,
+                    op,
+                    key,
+                    "the file-system call did not return; look for a panic in the log",
+                )
+                .with_source(source))
             }
         }
     }
@@ -191,8 +198,8 @@ impl Shared {
 
     /// Is the store there at all? An unmounted or moved directory must look like an outage, never
     /// like a store without objects: its volumes would seem lost to somebody else.
-    fn present(&self, op: Op, key: &str) -> Result<()> {
-        let marker = self.root.join(format::PRIVATE_DIR).join("format");
+    fn check_present(&self, op: Op, key: &str) -> Result<()> {
+        let marker = self.root.join(PRIVATE_DIR).join("format");
         fs::metadata(marker).map(drop).map_err(|source| {
             let detail = format!(
                 "the store's directory {} is not there: was it unmounted or moved?",
@@ -220,25 +227,27 @@ impl Shared {
     fn write(&self, op: Op, key: &str, bytes: &[u8], on: &Condition) -> Result<Version> {
         let path = self.path(key);
         let failed = |source| io_error(op, key, source);
-        let mut temp = Temp::create(&self.root).map_err(failed)?;
+        let mut temp = TempFile::create(&self.root).map_err(failed)?;
         let version = temp.fill(bytes).map_err(failed)?;
         let parent = path.parent().unwrap_or(&self.root);
         self.make_dirs(parent).map_err(failed)?;
 
-        let _lock = lock::take(&self.root, key).map_err(failed)?;
-        let lost = |detail| Error::new(Kind::Lost, op, key, detail);
+        let _lock = lock::lock_key(&self.root, key).map_err(failed)?;
+        let precondition_failed = |detail| Error::new(Kind::PreconditionFailed, op, key, detail);
         match on {
             Condition::None => temp.rename_to(&path).map_err(failed)?,
             Condition::Absent => match temp.link_to(&path) {
                 Err(source) if source.kind() == Io::AlreadyExists => {
-                    return Err(lost("the object exists"));
+                    return Err(precondition_failed("the object exists"));
                 }
                 linked => linked.map_err(failed)?,
             },
             Condition::Is(expected) => {
                 let (_, now) = read(&path).map_err(failed)?;
                 if now != *expected {
-                    return Err(lost("somebody else wrote it first"));
+                    return Err(precondition_failed(
+                        "another writer changed the object first; read it again",
+                    ));
                 }
                 temp.rename_to(&path).map_err(failed)?;
             }
@@ -250,7 +259,7 @@ impl Shared {
     fn delete(&self, key: &str) -> Result<()> {
         let path = self.path(key);
         let failed = |source| io_error(Op::Delete, key, source);
-        let _lock = lock::take(&self.root, key).map_err(failed)?;
+        let _lock = lock::lock_key(&self.root, key).map_err(failed)?;
         match fs::remove_file(&path) {
             Ok(()) => {}
             Err(source) => {
@@ -290,25 +299,6 @@ impl Shared {
     }
 }
 
-/// Reads a whole object. The file is open throughout, so a writer cannot mix two contents.
-fn read(path: &Path) -> io::Result<(Bytes, Version)> {
-    let file = File::open(path)?;
-    let metadata = file.metadata()?;
-    let len = usize::try_from(metadata.len()).map_err(io::Error::other)?;
-    let mut bytes = vec![0; len];
-    file.read_exact_at(&mut bytes, 0)?;
-    let version = version_of(&bytes, metadata.modified()?);
-    Ok((bytes.into(), version))
-}
-
-fn version_of(bytes: &[u8], written: std::time::SystemTime) -> Version {
-    let hash = blake3::hash(bytes).to_hex();
-    let nanos = written
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos());
-    Version(format!("{}-{nanos:x}", &hash[..32]))
-}
-
 fn walk(dir: &Path, key: &str, found: &mut Vec<(String, u64)>) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(source) if matches!(source.kind(), Io::NotFound | Io::NotADirectory) => return Ok(()),
@@ -338,39 +328,13 @@ fn walk(dir: &Path, key: &str, found: &mut Vec<(String, u64)>) -> io::Result<()>
     Ok(())
 }
 
-fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
-
 /// The step that makes the change visible was done, the sync after it failed.
 fn applied_but_unsynced(op: Op, key: &str, source: io::Error) -> Error {
-    Error::new(Kind::Unknown, op, key, "the directory could not be synced").with_source(source)
-}
-
-/// An error before the change became visible: it was certainly not applied.
-fn io_error(op: Op, object: &str, source: io::Error) -> Error {
-    let (kind, detail) = match source.kind() {
-        Io::NotFound => (Kind::NotFound, "there is no such object"),
-        // A key whose name is a prefix of others, or has another as its prefix.
-        Io::NotADirectory | Io::IsADirectory if !matches!(op, Op::Open | Op::Put | Op::Create) => {
-            (Kind::NotFound, "there is no such object")
-        }
-        Io::PermissionDenied | Io::ReadOnlyFilesystem => (
-            Kind::Denied,
-            "no permission; check the owner and mode of the store's directory",
-        ),
-        Io::StorageFull | Io::QuotaExceeded => (
-            Kind::Unavailable,
-            "the store's file system is full; free space or move the store (nothing was lost)",
-        ),
-        Io::NotADirectory | Io::IsADirectory | Io::AlreadyExists => (
-            Kind::Invalid,
-            "a name in the path is already used for another kind of file",
-        ),
-        _ => (
-            Kind::Unavailable,
-            "the store's file system reported an error",
-        ),
-    };
-    Error::new(kind, op, object, detail).with_source(source)
+    Error::new(
+        Kind::Unknown,
+        op,
+        key,
+        "it is in place, but its directory could not be synced; check the disk",
+    )
+    .with_source(source)
 }

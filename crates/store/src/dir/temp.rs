@@ -1,8 +1,8 @@
 //! Files on their way to becoming objects, and what a killed writer leaves of them.
 //!
-//! A temporary file is locked by its writer for as long as it lives; one that nobody holds
-//! belongs to the dead and is removed when a store is opened. A cleaner may catch a file between
-//! its creation and its locking: the writer notices that it is unlinked and makes another.
+//! A writer locks its temporary file for as long as it lives; a file without a lock was left by a
+//! dead writer and is removed when a store is opened. The remover may find a file between its
+//! creation and its locking: the writer then sees that it is unlinked and makes another.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -10,19 +10,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::format::PRIVATE_DIR;
-use super::version_of;
+use super::file::{PRIVATE_DIR, version_of};
 use crate::Version;
 
+/// A file that is being written, removed again unless it becomes an object.
 #[derive(Debug)]
-pub(super) struct Temp {
+pub(super) struct TempFile {
     path: PathBuf,
     file: File,
     /// Whether `path` still names the file: renaming takes the name away.
     named: bool,
 }
 
-impl Temp {
+impl TempFile {
     pub(super) fn create(root: &Path) -> io::Result<Self> {
         let private = root.join(PRIVATE_DIR);
         let dir = private.join("tmp");
@@ -42,7 +42,7 @@ impl Temp {
                 .open(&path)?;
             file.lock()?;
             let linked = file.metadata()?.nlink() > 0;
-            let temp = Temp {
+            let temp = TempFile {
                 path,
                 file,
                 named: linked,
@@ -77,7 +77,7 @@ impl Temp {
     }
 }
 
-impl Drop for Temp {
+impl Drop for TempFile {
     fn drop(&mut self) {
         if self.named {
             // A failure leaves a leftover, which the next open removes.
