@@ -27,6 +27,8 @@ pub struct Batch {
     pub most: u64,
     /// On so many threads.
     pub threads: usize,
+    /// See [`Watch::clients_only`].
+    pub clients_only: bool,
 }
 
 /// What a batch amounted to.
@@ -94,7 +96,7 @@ pub fn run(batch: Batch, prepare: impl Fn() + Sync) -> Report {
                     if seed - batch.first >= batch.most {
                         break;
                     }
-                    let (outcome, repeated) = run_checked(seed);
+                    let (outcome, repeated) = run_checked(seed, batch.clients_only);
                     let mut report = report.lock().expect("no panic while adding up");
                     if report.add(outcome, repeated) {
                         stop.store(true, Ordering::Relaxed);
@@ -107,19 +109,23 @@ pub fn run(batch: Batch, prepare: impl Fn() + Sync) -> Report {
 }
 
 /// Runs a seed, now and then twice.
-fn run_checked(seed: u64) -> (Outcome, bool) {
-    let mut outcome = run_seed(seed, Watch::default());
+fn run_checked(seed: u64, clients_only: bool) -> (Outcome, bool) {
+    let watch = Watch {
+        clients_only,
+        ..Watch::default()
+    };
+    let mut outcome = run_seed(seed, watch);
     if outcome.violation.is_some() {
         // Once more, with the lines that tell the story: they cost more than the rest.
         let watch = Watch {
-            print: false,
             keep: KEEP_LINES,
+            ..watch
         };
         outcome = run_seed(seed, watch);
     }
     let repeat = seed.is_multiple_of(REPEAT_EVERY) && outcome.violation.is_none();
     if repeat {
-        let again = run_seed(seed, Watch::default());
+        let again = run_seed(seed, watch);
         if again.digest != outcome.digest {
             let detail = format!("digest {:016x}, then {:016x}", outcome.digest, again.digest);
             outcome.violation = Some(Violation::new("determinism", detail));

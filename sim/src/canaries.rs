@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use sim::batch::{self, Batch};
 use sim::exhaustive;
 
-/// The canaries of the engine.
-const CANARIES: [&str; 12] = [
+/// Canaries that what clients see must give away: they are hunted without the invariants.
+const SEEN_BY_CLIENTS: [&str; 12] = [
     "ack_before_ring_entry",
     "lsn_at_plan",
     "per_ring_frames",
@@ -24,6 +24,14 @@ const CANARIES: [&str; 12] = [
     "fetch_over_newer_write",
 ];
 
+/// Canaries that an invariant must see, for no client may notice them for long.
+const SEEN_BY_INVARIANTS: [&str; 4] = [
+    "dirty_sectors_kept",
+    "overlapping_extent",
+    "ring_slot_promised_twice",
+    "cache_gap_lost",
+];
+
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.
 const ROUNDS: u64 = 3;
 /// Seeds of one round at most.
@@ -32,6 +40,7 @@ const SEEDS_MAX: u64 = 20_000;
 /// How a canary fared.
 struct Hunt {
     canary: &'static str,
+    clients_only: bool,
     rounds: [Round; ROUNDS as usize],
     promise: String,
     took: Duration,
@@ -49,15 +58,16 @@ struct Round {
 pub(crate) fn run(time: Duration, threads: usize) -> bool {
     let begun = Instant::now();
     let left = || time.saturating_sub(begun.elapsed());
-    let mut hunts: Vec<Hunt> = CANARIES
-        .into_iter()
-        .map(|canary| Hunt {
-            canary,
-            rounds: Default::default(),
-            promise: String::new(),
-            took: Duration::ZERO,
-        })
-        .collect();
+    let hunt = |canary: &'static str, clients_only: bool| Hunt {
+        canary,
+        clients_only,
+        rounds: Default::default(),
+        promise: String::new(),
+        took: Duration::ZERO,
+    };
+    let by_clients = SEEN_BY_CLIENTS.map(|canary| hunt(canary, true));
+    let by_invariants = SEEN_BY_INVARIANTS.map(|canary| hunt(canary, false));
+    let mut hunts: Vec<Hunt> = by_clients.into_iter().chain(by_invariants).collect();
     // Half of the time is shared evenly; what then is still at large gets the rest.
     let share = time / 2 / hunts.len() as u32;
     for hunt in &mut hunts {
@@ -104,6 +114,7 @@ impl Hunt {
                     time,
                     most,
                     threads,
+                    clients_only: self.clients_only,
                 },
                 || canary::plant(Some(canary)),
             );
@@ -144,7 +155,7 @@ impl Hunt {
 
 /// The exhaustive modes under one canary: which of them sees it, for reports.
 pub(crate) fn exhaustively(time: Duration, threads: usize) {
-    for canary in CANARIES {
+    for canary in SEEN_BY_CLIENTS {
         let crashes = exhaustive::crashes(3, time, threads, || canary::plant(Some(canary)));
         let schedules = exhaustive::schedules(2, time, threads, || canary::plant(Some(canary)));
         let seen = |report: &exhaustive::Report| match &report.failure {
@@ -167,6 +178,7 @@ mod tests {
     #[test]
     fn every_canary_of_the_engine_is_hunted() {
         let engine = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/volume/src");
-        assert_eq!(canary::unlisted(engine, &super::CANARIES), [""; 0]);
+        let hunted = [&super::SEEN_BY_CLIENTS[..], &super::SEEN_BY_INVARIANTS].concat();
+        assert_eq!(canary::unlisted(engine, &hunted), [""; 0]);
     }
 }

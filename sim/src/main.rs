@@ -32,6 +32,9 @@ struct Args {
     /// Plant each known bug in turn; each must be caught. Needs a build with `--cfg canary`.
     #[arg(long)]
     canaries: bool,
+    /// Judge by what clients see alone, without the engine's invariants.
+    #[arg(long)]
+    clients_only: bool,
     /// Do not fail when a kind of fault never took effect (for short runs).
     #[arg(long)]
     allow_unfired: bool,
@@ -55,7 +58,16 @@ fn main() -> ExitCode {
     } else {
         match args.seed {
             Some(seed) if args.seconds.is_none() => one(seed, args.trace),
-            seed => many(seed.unwrap_or(1), time, threads, args.allow_unfired),
+            seed => {
+                let batch = Batch {
+                    first: seed.unwrap_or(1),
+                    time,
+                    most: u64::MAX,
+                    threads,
+                    clients_only: args.clients_only,
+                };
+                many(batch, args.allow_unfired)
+            }
         }
     };
     if good {
@@ -115,6 +127,7 @@ fn one(seed: u64, trace: bool) -> bool {
         Watch {
             print: trace,
             keep: 40,
+            clients_only: false,
         },
     );
     let again = batch::run_seed(seed, Watch::default());
@@ -142,17 +155,9 @@ fn one(seed: u64, trace: bool) -> bool {
     outcome.violation.is_none()
 }
 
-fn many(first: u64, time: Duration, threads: usize, allow_unfired: bool) -> bool {
+fn many(batch: Batch, allow_unfired: bool) -> bool {
     let begun = Instant::now();
-    let report = batch::run(
-        Batch {
-            first,
-            time,
-            most: u64::MAX,
-            threads,
-        },
-        || {},
-    );
+    let report = batch::run(batch, || {});
     print_report(&report, begun.elapsed());
     if let Some(outcome) = report.failures.first() {
         report_failure(outcome);

@@ -13,6 +13,7 @@ use crate::profile::Limits;
 use crate::rings::RingDir;
 use crate::rng::Rng;
 use crate::store::{Call, CallError, CallResult, Condition, Reply};
+use crate::trace::Violation;
 
 pub use volume::Volume;
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
@@ -300,6 +301,12 @@ impl Node {
                 None => true,
             });
         events
+    }
+
+    /// Looks at the engine's structures: the first invariant that does not hold.
+    pub fn check_invariants(&self) -> Result<(), Violation> {
+        let found = self.host.invariants();
+        found.map_err(|detail| Violation::new("invariants", detail))
     }
 
     /// Where it stands, for reports.

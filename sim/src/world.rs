@@ -173,8 +173,13 @@ pub struct Watch {
     pub print: bool,
     /// Keep so many lines for the report of a violation.
     pub keep: usize,
+    /// Judge by what clients see alone: do not look at the engine's invariants.
+    pub clients_only: bool,
 }
 
+/// The engine's invariants are looked at after every so many events: after each one they would
+/// take a quarter of the time and more.
+const INVARIANTS_EVERY: u64 = 4;
 /// Events after which a world that still goes on is called a livelock.
 const EVENTS_MAX: u64 = 500_000;
 /// Virtual time that everything may take after the faults have ended.
@@ -188,6 +193,7 @@ pub struct World {
     order: u64,
     heap: BinaryHeap<Reverse<(u64, u64, Event)>>,
     trace: Trace,
+    clients_only: bool,
     phase: Phase,
     healed_at: u64,
     latency: Rng,
@@ -258,6 +264,7 @@ impl World {
             order: 0,
             heap: BinaryHeap::new(),
             trace: Trace::new(watch.print, watch.keep),
+            clients_only: watch.clients_only,
             phase: Phase::Work,
             healed_at: u64::MAX,
             latency: Rng::stream(seed, "latency"),
@@ -398,6 +405,10 @@ impl World {
         self.trace.mix(&[self.now, order]);
         self.happen(event)?;
         self.pump()?;
+        let due = !self.clients_only && self.trace.events().is_multiple_of(INVARIANTS_EVERY);
+        if let Some(node) = self.node.as_ref().filter(|_| due) {
+            node.check_invariants()?;
+        }
         self.planned_crash(event)?;
         if self.trace.events() >= self.crash_at && self.phase == Phase::Work {
             self.crash_now()?;

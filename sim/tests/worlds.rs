@@ -19,8 +19,8 @@ fn the_same_seed_gives_the_same_digest() {
         let watched = batch::run_seed(
             seed,
             Watch {
-                print: false,
                 keep: 10,
+                ..Watch::default()
             },
         );
         assert_eq!(first.digest, watched.digest, "seed {seed}");
@@ -43,6 +43,7 @@ fn drawn_worlds_keep_every_promise() {
             time,
             most: SEEDS,
             threads: 2,
+            clients_only: false,
         },
         || {},
     );

@@ -13,6 +13,7 @@ use crate::driver::{Notify, Outcome, Request, RequestId};
 use crate::engine::{Engine, Parts};
 use crate::error::OpenError;
 use crate::failures::FailureCounts;
+use crate::invariants;
 use crate::jobs::maintenance::{self, Maintenance};
 use crate::jobs::{Answer, Jobs, Port};
 
@@ -209,6 +210,17 @@ impl Host {
     /// The identity of this host's log.
     pub fn id(&self) -> Option<HostId> {
         self.engine.get().map(|engine| engine.host)
+    }
+
+    /// What the engine's structures promise each other between any two steps. For the simulator
+    /// and for tests: it walks all maps, and nothing else may use the host meanwhile.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn invariants(&self) -> Result<(), String> {
+        self.engine
+            .get()
+            .map_or(Ok(()), |engine| invariants::check(engine))
     }
 
     /// How full everything is.

@@ -25,6 +25,7 @@ pub mod fuzzing;
 #[cfg(test)]
 mod golden;
 mod host;
+mod invariants;
 mod jobs;
 mod lock;
 mod log;

@@ -9,6 +9,8 @@
 //! The machine is driven by outcomes, inline, on whatever thread they arrive, because a FLUSH
 //! waits for it; it does bounded memory work only.
 
+mod invariants;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;

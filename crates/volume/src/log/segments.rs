@@ -11,6 +11,8 @@
 //! no plan pins it; and it is written again only when (c) its new generation is durable in its
 //! header. All three are needed: see docs/failure-model.md "Segment reuse".
 
+pub(crate) mod invariants;
+
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -224,6 +226,9 @@ impl Segments {
 
     /// Some dirty sectors at `addr` are no longer named by any dirty map or reservation.
     pub(crate) fn release_dirty(&self, addr: LogAddr, sectors: u64) {
+        if canary::active!("dirty_sectors_kept") && sectors < BLOCK_SECTORS {
+            return;
+        }
         let before = self.cell(addr).dirty.fetch_sub(sectors, Ordering::Release);
         debug_assert!(before >= sectors, "a sector died twice");
     }

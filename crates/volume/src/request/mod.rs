@@ -3,6 +3,7 @@
 //! Everything here answers from memory. What a request means is decided in [`Backend::begin`],
 //! the one dispatch table that all transports share.
 
+mod invariants;
 pub(crate) mod space;
 pub(crate) mod tail;
 pub(crate) mod watermark;

@@ -266,7 +266,10 @@ impl Tail {
         let Some(ring) = &inner.ring else {
             return false;
         };
-        let taken = inner.newest.0 + inner.reserved + slots;
+        let mut taken = inner.newest.0 + inner.reserved + slots;
+        if canary::active!("ring_slot_promised_twice") {
+            taken -= 1;
+        }
         if taken > self.framed().0 + ring.entries() {
             return false;
         }
@@ -351,6 +354,10 @@ impl Tail {
             .commit(span, DirtyExtent { addr, lsn }, |addr, sectors| {
                 self.release_dirty(segments, addr, sectors);
             });
+        debug_assert!(
+            inner.is_whole_after_commit(span, self.framed()),
+            "invariant: the commit of {span:?} left its extent or the ring's slots wrong"
+        );
     }
 }
 

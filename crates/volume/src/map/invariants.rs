@@ -1,0 +1,55 @@
+//! What holds of the extent maps between any two steps.
+//!
+//! Read only. For the simulator, which looks after every step, and for debug builds, which look
+//! at each commit; never on the path of a request in a release build.
+
+use super::layers::Layers;
+use super::{ExtentMap, SectorRun};
+use crate::units::{Lsn, Span};
+
+impl<V: SectorRun> ExtentMap<V> {
+    /// Extents are not empty and do not overlap.
+    pub(crate) fn invariants(&self) -> Result<(), String> {
+        let mut end = 0;
+        for (span, _) in self.iter() {
+            if span.start < end || span.is_empty() {
+                return Err(format!("extent {span:?} begins before {end} or is empty"));
+            }
+            end = span.end;
+        }
+        Ok(())
+    }
+
+    /// `span` is one extent, and neither neighbour reaches into it.
+    pub(crate) fn holds_whole(&self, span: Span) -> bool {
+        let before = self.extents.range(..span.start).next_back();
+        let next = self.extents.range(span.start + 1..).next();
+        before.is_none_or(|(_, (end, _))| *end <= span.start)
+            && next.is_none_or(|(&start, _)| start >= span.end)
+            && self.extents.get(&span.start).map(|(end, _)| *end) == Some(span.end)
+    }
+}
+
+impl Layers {
+    /// Every map is whole, and LSNs ascend from layer to layer up to `newest`.
+    pub(crate) fn invariants(&self, newest: Lsn) -> Result<(), String> {
+        self.clean.invariants()?;
+        let mut below = Lsn::ZERO;
+        let frozen = self.frozen.iter().map(|layer| (&*layer.map, layer.last));
+        for (map, last) in frozen.chain([(&self.top, newest)]) {
+            map.invariants()?;
+            for (span, dirty) in map.iter() {
+                if dirty.lsn <= below || dirty.lsn > last {
+                    let lsn = dirty.lsn.0;
+                    return Err(format!(
+                        "LSN {lsn} at {span:?} in the layer of {}..={}",
+                        below.0 + 1,
+                        last.0
+                    ));
+                }
+            }
+            below = last;
+        }
+        Ok(())
+    }
+}
