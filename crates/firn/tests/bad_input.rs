@@ -267,15 +267,8 @@ fn bytes_of_a_corrupt_pack_are_an_error_never_data() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     // Incompressible, so that the middle of the pack is data.
-    let mut state = 88_172_645_463_325_252_u64;
-    let data: Vec<u8> = std::iter::repeat_with(|| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state as u8
-    })
-    .take(65536)
-    .collect();
+    let mut data = vec![0; 65536];
+    fastrand::Rng::with_seed(1).fill(&mut data);
     server.connect("demo").write(0, &data).unwrap();
     assert!(server.stop().success());
     fs::remove_dir_all(world.path("cache")).unwrap();

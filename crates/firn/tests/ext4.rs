@@ -17,6 +17,7 @@ use std::process::{Child, Command, Output};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use common::guest::content;
 use common::{Server, World, eventually, message};
 
 const INSIDE: &str = "FIRN_TEST_IN_MOUNT_NAMESPACE";
@@ -140,13 +141,6 @@ impl Drop for Mounted {
             tool("umount", &["-l", &self.0]);
         }
     }
-}
-
-fn content(name: u64) -> Vec<u8> {
-    let len = 1 + (name * 7919 % 60_000) as usize;
-    (0..len)
-        .map(|at| (at as u64 ^ name.wrapping_mul(2_654_435_761)) as u8)
-        .collect()
 }
 
 /// Makes files until the file system fails; remembers those whose sync succeeded.

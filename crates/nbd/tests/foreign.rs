@@ -85,11 +85,10 @@ fn tcp_uri(world: &World) -> String {
 fn image(dir: &Path, bytes: usize) -> PathBuf {
     let path = dir.join("image");
     let mut content = vec![0_u8; bytes / 2];
-    let mut word = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for (at, chunk) in content.chunks_mut(8).enumerate() {
-        word = word.rotate_left(5).wrapping_mul(0x2545_f491_4f6c_dd1d);
         if (at / 1500) % 3 != 1 {
-            chunk.copy_from_slice(&word.to_be_bytes()[..chunk.len()]);
+            random.fill(chunk);
         }
     }
     std::fs::write(&path, &content).unwrap();

@@ -453,14 +453,9 @@ fn volumes_are_listed_and_deleted_only_when_nobody_has_them_open() {
 
 /// Bytes that do not compress, different for each seed.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state
-    };
-    (0..bytes / 8).flat_map(|_| next().to_le_bytes()).collect()
+    let mut noise = vec![0; bytes];
+    fastrand::Rng::with_seed(seed).fill(&mut noise);
+    noise
 }
 
 #[test]

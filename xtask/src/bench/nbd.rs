@@ -177,14 +177,9 @@ fn median(mut samples: Vec<Sample>) -> Sample {
 fn fill(path: &Path, mib: u64) -> Result<(), Failure> {
     let mut file = File::create(path)?;
     let mut block = vec![0_u8; 1 << 20];
-    let mut word = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for _ in 0..mib {
-        for chunk in block.chunks_exact_mut(8) {
-            word ^= word << 13;
-            word ^= word >> 7;
-            word ^= word << 17;
-            chunk.copy_from_slice(&word.to_le_bytes());
-        }
+        random.fill(&mut block);
         file.write_all(&block)?;
     }
     file.sync_all()?;

@@ -70,18 +70,6 @@ const ALIGN: DioAlign = DioAlign {
 };
 const FILE_BYTES: usize = 1 << 20;
 
-/// Numbers that look random and are the same on every run.
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}
-
 /// A reactor with one file in memory, whose operations wait to be ended by the test.
 struct Double {
     file: Vec<u8>,
@@ -144,11 +132,11 @@ impl Double {
     }
 
     /// Carries one of the operations out, whichever, as direct I/O would.
-    fn end_one(&mut self, dice: &mut Dice, fails: bool) -> Option<(Token, Completion)> {
+    fn end_one(&mut self, random: &mut fastrand::Rng, fails: bool) -> Option<(Token, Completion)> {
         if self.begun.is_empty() {
             return None;
         }
-        let (token, op) = self.begun.swap_remove(dice.below(self.begun.len()));
+        let (token, op) = self.begun.swap_remove(random.usize(..self.begun.len()));
         let (Op::Read { offset, buf, .. } | Op::Write { offset, buf, .. }) = &op else {
             panic!("a move does {op:?}")
         };
@@ -179,7 +167,7 @@ impl Double {
 /// Moves to the end, with a pool that is `dry` at first; the buffer and whether all went well.
 fn run(
     port: &mut Double,
-    dice: &mut Dice,
+    random: &mut fastrand::Rng,
     mut moving: BufferedMove,
     pieces: &[Piece],
     fails_at: Option<usize>,
@@ -194,7 +182,7 @@ fn run(
     let mut ended = 0;
     while !moving.pump(port, pieces, &files, 0) {
         let fails = fails_at == Some(ended);
-        if let Some((token, completion)) = port.end_one(dice, fails) {
+        if let Some((token, completion)) = port.end_one(random, fails) {
             ended += 1;
             moving.on_completion(token.0 as u32 as usize, completion, pieces, &files);
             continue;
@@ -218,17 +206,17 @@ fn run(
 
 /// Pieces that cover a request: each on blocks of its own in the file, starting within a block
 /// only where `anywhere` says so.
-fn pieces_of(dice: &mut Dice, anywhere: bool, holes: bool) -> Vec<Piece> {
+fn pieces_of(random: &mut fastrand::Rng, anywhere: bool, holes: bool) -> Vec<Piece> {
     let mut pieces = Vec::new();
     let (mut at, mut block) = (0, 0);
-    for _ in 0..=dice.below(12) {
-        let len = 512 * (1 + dice.below(24) as u32);
+    for _ in 0..=random.usize(..12) {
+        let len = 512 * (1 + random.usize(..24) as u32);
         let inside = if anywhere {
-            512 * dice.below(8) as u64
+            512 * random.usize(..8) as u64
         } else {
             0
         };
-        let place = if holes && dice.below(4) == 0 {
+        let place = if holes && random.usize(..4) == 0 {
             Place::Hole
         } else {
             Place::At {
@@ -245,16 +233,16 @@ fn pieces_of(dice: &mut Dice, anywhere: bool, holes: bool) -> Vec<Piece> {
 
 #[test]
 fn a_read_brings_each_pieces_bytes_whatever_their_alignment_and_order() {
-    let mut dice = Dice(1);
-    let file: Vec<u8> = (0..FILE_BYTES).map(|_| dice.below(256) as u8).collect();
+    let mut random = fastrand::Rng::with_seed(1);
+    let file: Vec<u8> = (0..FILE_BYTES).map(|_| random.usize(..256) as u8).collect();
     for round in 0..500 {
         let mut port = Double::new(file.clone());
-        let pieces = pieces_of(&mut dice, true, true);
+        let pieces = pieces_of(&mut random, true, true);
         let len: u32 = pieces.iter().map(|piece| piece.len).sum();
         let mut buf = Buf::allocate(len as usize).unwrap();
         buf.fill(0xff);
         let moving = BufferedMove::new(Direction::Read, buf, &pieces);
-        let (buf, result) = run(&mut port, &mut dice, moving, &pieces, None);
+        let (buf, result) = run(&mut port, &mut random, moving, &pieces, None);
         assert_eq!(result, Ok(()), "round {round}");
         let buf = buf.unwrap();
         for piece in &pieces {
@@ -271,16 +259,16 @@ fn a_read_brings_each_pieces_bytes_whatever_their_alignment_and_order() {
 
 #[test]
 fn a_write_puts_each_pieces_bytes_and_zeroes_up_to_the_end_of_its_block() {
-    let mut dice = Dice(2);
+    let mut random = fastrand::Rng::with_seed(2);
     for round in 0..500 {
         let mut port = Double::new(vec![0xff; FILE_BYTES]);
-        let pieces = pieces_of(&mut dice, false, false);
+        let pieces = pieces_of(&mut random, false, false);
         let len: u32 = pieces.iter().map(|piece| piece.len).sum();
-        let bytes: Vec<u8> = (0..len).map(|_| dice.below(256) as u8).collect();
+        let bytes: Vec<u8> = (0..len).map(|_| random.usize(..256) as u8).collect();
         let mut buf = Buf::allocate(len as usize).unwrap();
         buf.copy_from_slice(&bytes);
         let moving = BufferedMove::new(Direction::Write, buf, &pieces);
-        let (buf, result) = run(&mut port, &mut dice, moving, &pieces, None);
+        let (buf, result) = run(&mut port, &mut random, moving, &pieces, None);
         assert_eq!(result, Ok(()), "round {round}");
         assert_eq!(
             buf.unwrap().to_vec(),
@@ -314,7 +302,13 @@ fn a_write_into_the_middle_of_a_block_is_refused_and_touches_nothing() {
     let mut port = Double::new(vec![0xff; FILE_BYTES]);
     let buf = Buf::allocate(512).unwrap();
     let moving = BufferedMove::new(Direction::Write, buf, &pieces);
-    let (_, result) = run(&mut port, &mut Dice(3), moving, &pieces, None);
+    let (_, result) = run(
+        &mut port,
+        &mut fastrand::Rng::with_seed(3),
+        moving,
+        &pieces,
+        None,
+    );
     let error = MoveError::of_piece(Direction::Write, &pieces[0], libc::EINVAL);
     assert_eq!(result, Err(error));
     assert!(port.file.iter().all(|&byte| byte == 0xff));
@@ -322,16 +316,16 @@ fn a_write_into_the_middle_of_a_block_is_refused_and_touches_nothing() {
 
 #[test]
 fn one_failed_operation_fails_the_move_after_all_others_have_ended() {
-    let mut dice = Dice(4);
+    let mut random = fastrand::Rng::with_seed(4);
     for direction in [Direction::Read, Direction::Write] {
         for round in 0..200 {
             let mut port = Double::new(vec![0; FILE_BYTES]);
-            let pieces = pieces_of(&mut dice, false, false);
+            let pieces = pieces_of(&mut random, false, false);
             let len: u32 = pieces.iter().map(|piece| piece.len).sum();
             let buf = Buf::allocate(len as usize).unwrap();
             let moving = BufferedMove::new(direction, buf, &pieces);
-            let at = dice.below(pieces.len());
-            let (_, result) = run(&mut port, &mut dice, moving, &pieces, Some(at));
+            let at = random.usize(..pieces.len());
+            let (_, result) = run(&mut port, &mut random, moving, &pieces, Some(at));
             let error = result.unwrap_err();
             assert_eq!(
                 (error.direction, error.errno),
