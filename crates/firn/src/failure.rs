@@ -276,15 +276,17 @@ impl From<volume::OpenError> for Failure {
 
 impl From<ublk::Error> for Failure {
     fn from(error: ublk::Error) -> Self {
-        use ublk::error::Kind;
+        use ublk::error::ErrorKind;
         let code = match error.kind() {
-            Kind::NoDriver => FailureCode::UblkMissing,
-            Kind::Denied => FailureCode::UblkDenied,
-            Kind::TooOld | Kind::NotGranted | Kind::Handler => FailureCode::UblkUnsupported,
-            Kind::Limit => FailureCode::UblkLimit,
-            Kind::Invalid => FailureCode::Invalid,
-            Kind::Busy => FailureCode::VolumeInUse,
-            Kind::Late | Kind::Stuck => FailureCode::UblkStuck,
+            ErrorKind::NoDriver => FailureCode::UblkMissing,
+            ErrorKind::PermissionDenied => FailureCode::UblkDenied,
+            ErrorKind::Unsupported | ErrorKind::NotGranted | ErrorKind::HandlerMismatch => {
+                FailureCode::UblkUnsupported
+            }
+            ErrorKind::LimitReached => FailureCode::UblkLimit,
+            ErrorKind::Invalid => FailureCode::Invalid,
+            ErrorKind::Busy => FailureCode::VolumeInUse,
+            ErrorKind::TimedOut | ErrorKind::Stuck => FailureCode::UblkStuck,
             _ => FailureCode::UblkFailed,
         };
         Failure::new(code, error.to_string())

@@ -133,7 +133,7 @@ pub fn negotiate(input: &[u8]) {
             serves = serves.and(mode);
         }
     }
-    let Ok(ask) = negotiate::ask(&spec, &offer, serves) else {
+    let Ok(ask) = negotiate::choose_flags(&spec, &offer, serves) else {
         return;
     };
     assert!(
@@ -160,7 +160,7 @@ pub fn negotiate(input: &[u8]) {
     if added != Outcome::Done(0) {
         return;
     }
-    let Ok(granted) = negotiate::grant(&spec, ask, &offer, &info) else {
+    let Ok(granted) = negotiate::check_grant(&spec, ask, &offer, &info) else {
         return;
     };
     if let ModeChoice::Only(mode) = spec.mode {

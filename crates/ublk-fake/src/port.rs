@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::{ControlId, Driver, Outcome};
-use ublk::control::port::{Answer, Argument, Command, ControlPort, Done, Failure, Ticket};
+use ublk::control::port::{Argument, Command, ControlPort, Failure, OnCompletion, Reply, Ticket};
 
 /// Time between two polls of a command that waits.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
@@ -57,15 +57,15 @@ fn lock(
     waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn to_answer(result: i32, argument: Argument) -> Result<Answer, Failure> {
+fn to_answer(result: i32, argument: Argument) -> Result<Reply, Failure> {
     match result {
-        0.. => Ok(Answer { result, argument }),
+        0.. => Ok(Reply { result, argument }),
         _ => Err(Failure::Errno(-result)),
     }
 }
 
 impl ControlPort for FakePort {
-    fn submit(&self, command: Command, deadline: Instant, done: Done) -> Ticket {
+    fn submit(&self, command: Command, deadline: Instant, done: OnCompletion) -> Ticket {
         self.notice_closed();
         let ticket = Ticket(self.next.fetch_add(1, Ordering::Relaxed));
         let Command {
@@ -101,7 +101,7 @@ impl ControlPort for FakePort {
             };
             lock(&waiting).remove(&ticket);
             done(match to_answer(result, argument) {
-                Err(Failure::Errno(libc::EINTR)) if late => Err(Failure::Late),
+                Err(Failure::Errno(libc::EINTR)) if late => Err(Failure::TimedOut),
                 result => result,
             });
         });

@@ -8,9 +8,9 @@ use std::error::Error;
 use std::io::{Write, stdout};
 use std::time::Duration;
 
-use ublk::control::Control;
-use ublk::device::State;
-use ublk::error::Kind;
+use ublk::control::ControlDevice;
+use ublk::device::DeviceState;
+use ublk::error::ErrorKind;
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(2);
@@ -20,13 +20,13 @@ fn main() -> Result<(), Box<dyn Error>> {
         .nth(1)
         .ok_or("how many devices?")?
         .parse()?;
-    let control = Control::open()?;
+    let control = ControlDevice::open()?;
     let mut left: Vec<u32> = (0..count).collect();
     say("watching")?;
     while let Some(&device) = left.last() {
         match control.info(device) {
-            Ok(info) if State::of(&info) == State::Live => std::thread::sleep(LOOK),
-            Err(error) if error.kind() != Kind::Gone => return Err(error.into()),
+            Ok(info) if DeviceState::of(&info) == DeviceState::Live => std::thread::sleep(LOOK),
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => drop(left.pop()),
         }
     }

@@ -1,64 +1,64 @@
-//! The one error of this crate: what was tried, on which device, what the kernel said, and what
-//! to do about it.
+//! The one error type of this crate: the operation, the device (and queue and tag), the kernel's errno,
+//! and the remedy.
 //!
-//! The kernel's errno is kept as it was given. What it means for the operation that got it, and
-//! the remedy, is told in one place, [`Error::kernel`]; nothing else here interprets numbers.
+//! The kernel's errno is kept as it is. [`Error::kernel`] is the only place that interprets it: what it
+//! means for the operation, and the remedy.
 
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-/// What was tried.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
     /// Opening `/dev/ublk-control` or its ring.
     Open,
-    /// Asking for the kernel's features.
+    /// Reading the kernel's features.
     Features,
     /// Checking a device spec and choosing flags.
     Negotiate,
     /// Adding a device.
     Add,
-    /// Deleting one.
+    /// Deleting a device.
     Delete,
-    /// Bringing up its disk.
+    /// Starting its disk.
     Start,
-    /// Taking its disk down.
+    /// Stopping its disk.
     Stop,
-    /// The same, unless it is in use.
+    /// Stopping its disk, unless it is in use.
     TryStop,
-    /// Setting what the disk looks like.
+    /// Setting the disk's parameters.
     SetParams,
-    /// Reading that.
+    /// Reading the disk's parameters.
     GetParams,
     /// Reading state and flags.
     Info,
     /// Reading a queue's processors.
     Affinity,
-    /// Announcing a new server.
+    /// Starting recovery by a new server.
     StartRecovery,
-    /// Handing the disk to it.
+    /// Ending recovery: the new server gets the disk.
     EndRecovery,
     /// Changing the size of a live disk.
     Resize,
-    /// Taking the server away from a live disk.
+    /// Quiescing: the server leaves, the disk stays.
     Quiesce,
     /// Registering shared memory.
     RegisterShared,
-    /// Forgetting it.
+    /// Unregistering shared memory.
     UnregisterShared,
     /// Opening `/dev/ublkcN`.
     OpenChar,
     /// Mapping a queue's descriptors.
     Map,
     /// Attaching queues to their reactors.
-    Arm,
-    /// Fetching tags.
+    Attach,
+    /// FETCH of a tag.
     Fetch,
-    /// Finding the devices there are.
+    /// Listing the devices.
     List,
-    /// Leaving.
+    /// The exit of the server.
     Exit,
 }
 
@@ -66,29 +66,29 @@ impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Operation::Open => "opening the control device",
-            Operation::Features => "asking for features",
+            Operation::Features => "reading features",
             Operation::Negotiate => "negotiating",
             Operation::Add => "adding",
             Operation::Delete => "deleting",
             Operation::Start => "starting",
             Operation::Stop => "stopping",
             Operation::TryStop => "stopping (unless in use)",
-            Operation::SetParams => "setting parameters",
-            Operation::GetParams => "reading parameters",
-            Operation::Info => "reading the state",
-            Operation::Affinity => "reading a queue's processors",
-            Operation::StartRecovery => "beginning recovery",
-            Operation::EndRecovery => "ending recovery",
+            Operation::SetParams => "setting parameters of",
+            Operation::GetParams => "reading parameters of",
+            Operation::Info => "reading the state of",
+            Operation::Affinity => "reading queue affinity of",
+            Operation::StartRecovery => "starting recovery of",
+            Operation::EndRecovery => "ending recovery of",
             Operation::Resize => "resizing",
             Operation::Quiesce => "quiescing",
             Operation::RegisterShared => "registering shared memory",
             Operation::UnregisterShared => "unregistering shared memory",
-            Operation::OpenChar => "opening the character device",
-            Operation::Map => "mapping descriptors",
-            Operation::Arm => "arming",
-            Operation::Fetch => "fetching tags",
+            Operation::OpenChar => "opening the character device of",
+            Operation::Map => "mapping descriptors of",
+            Operation::Attach => "attaching the queues of",
+            Operation::Fetch => "fetching",
             Operation::List => "listing devices",
-            Operation::Exit => "leaving",
+            Operation::Exit => "closing",
         })
     }
 }
@@ -96,36 +96,36 @@ impl fmt::Display for Operation {
 /// What a caller can do about an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
-    /// The driver is not there: load it.
+pub enum ErrorKind {
+    /// The driver is not loaded.
     NoDriver,
-    /// This process may not: get the privilege.
-    Denied,
-    /// The kernel is too old for what was asked.
-    TooOld,
+    /// This process lacks a privilege.
+    PermissionDenied,
+    /// The kernel is too old for the request.
+    Unsupported,
     /// No more devices, or no memory for one.
-    Limit,
-    /// The number, or the device, belongs to somebody else.
-    Taken,
-    /// What was asked makes no sense as it stands.
+    LimitReached,
+    /// Another process has the number or the device.
+    InUse,
+    /// The request is not valid.
     Invalid,
-    /// Not now: somebody still holds the device. Worth another try.
+    /// The device is not ready, or a process holds it. Worth another try.
     Busy,
-    /// There is no such device (any more).
-    Gone,
-    /// It did not end in time; it was cancelled.
-    Late,
-    /// It did not end, not even after being cancelled.
+    /// There is no such device, or not any more.
+    NotFound,
+    /// It did not complete in time, and was cancelled.
+    TimedOut,
+    /// It did not complete, not even after it was cancelled.
     Stuck,
     /// The caller cancelled it.
     Cancelled,
-    /// The kernel did not grant what was required.
+    /// The kernel did not grant a required feature.
     NotGranted,
-    /// The handler cannot serve what was granted.
-    Handler,
-    /// This side has ended.
+    /// The handler cannot serve what the kernel granted.
+    HandlerMismatch,
+    /// The control thread or a reactor has ended.
     Closed,
-    /// Anything else that the kernel said.
+    /// Another errno of the kernel.
     Kernel,
 }
 
@@ -134,7 +134,9 @@ pub enum Kind {
 pub struct Error {
     operation: Operation,
     device: Option<u32>,
-    kind: Kind,
+    queue: Option<u16>,
+    tag: Option<u16>,
+    kind: ErrorKind,
     errno: Option<i32>,
     detail: Cow<'static, str>,
     remedy: Cow<'static, str>,
@@ -147,6 +149,12 @@ impl fmt::Display for Error {
         write!(f, "ublk: {}", self.operation)?;
         if let Some(device) = self.device {
             write!(f, " device {device}")?;
+        }
+        if let Some(queue) = self.queue {
+            write!(f, ", queue {queue}")?;
+        }
+        if let Some(tag) = self.tag {
+            write!(f, ", tag {tag}")?;
         }
         write!(f, ": {}", self.detail)?;
         if let Some(errno) = self.errno {
@@ -161,16 +169,18 @@ impl fmt::Display for Error {
 }
 
 impl Error {
-    /// An error of this library's own, with no errno.
+    /// An error of this library, without an errno.
     pub(crate) fn new(
         operation: Operation,
-        kind: Kind,
+        kind: ErrorKind,
         detail: impl Into<Cow<'static, str>>,
         remedy: impl Into<Cow<'static, str>>,
     ) -> Error {
         Error {
             operation,
             device: None,
+            queue: None,
+            tag: None,
             kind,
             errno: None,
             detail: detail.into(),
@@ -178,20 +188,22 @@ impl Error {
         }
     }
 
-    /// A spec that makes no sense.
+    /// A spec that is not valid.
     pub(crate) fn invalid(
         detail: impl Into<Cow<'static, str>>,
         remedy: impl Into<Cow<'static, str>>,
     ) -> Error {
-        Error::new(Operation::Negotiate, Kind::Invalid, detail, remedy)
+        Error::new(Operation::Negotiate, ErrorKind::Invalid, detail, remedy)
     }
 
-    /// What the kernel answered, with what it means for this operation. `errno` is positive.
+    /// An errno of the kernel (positive), with what it means for this operation.
     pub fn kernel(operation: Operation, device: Option<u32>, errno: i32) -> Error {
         let (kind, detail, remedy) = meaning(operation, errno);
         Error {
             operation,
             device,
+            queue: None,
+            tag: None,
             kind,
             errno: Some(errno),
             detail: Cow::Borrowed(detail),
@@ -199,29 +211,44 @@ impl Error {
         }
     }
 
-    /// A command that was cancelled at its deadline and ended then.
-    pub fn late(operation: Operation, device: Option<u32>, waited: Duration) -> Error {
-        let detail = format!("not done after {} ms", waited.as_millis());
-        Error::new(operation, Kind::Late, detail, late_remedy(operation)).on(device)
+    /// A command that was cancelled at its deadline, and then completed.
+    pub fn timed_out(operation: Operation, device: Option<u32>, waited: Duration) -> Error {
+        let detail = format!("it did not complete in {} ms", waited.as_millis());
+        Error::new(
+            operation,
+            ErrorKind::TimedOut,
+            detail,
+            timeout_remedy(operation),
+        )
+        .on_device(device)
     }
 
-    /// A command that did not even end when it was cancelled.
+    /// A command that did not complete even when it was cancelled.
     pub fn stuck(operation: Operation, device: Option<u32>, waited: Duration) -> Error {
         let detail = format!(
-            "not done after {} ms, and cancelling did not end it",
+            "it did not complete in {} ms, nor when it was cancelled",
             waited.as_millis()
         );
-        let remedy = "the kernel holds on to it; other commands go on over a fresh ring. \
-             Look for hung tasks in the kernel log";
-        Error::new(operation, Kind::Stuck, detail, remedy).on(device)
+        let remedy = "look for hung tasks in the kernel log; other commands use a new ring";
+        Error::new(operation, ErrorKind::Stuck, detail, remedy).on_device(device)
     }
 
-    pub(crate) fn on(mut self, device: impl Into<Option<u32>>) -> Error {
+    pub(crate) fn on_device(mut self, device: impl Into<Option<u32>>) -> Error {
         self.device = device.into();
         self
     }
 
-    /// What was tried.
+    pub(crate) fn with_errno(mut self, errno: i32) -> Error {
+        self.errno = Some(errno);
+        self
+    }
+
+    pub(crate) fn on_queue(mut self, queue: u16, tag: Option<u16>) -> Error {
+        (self.queue, self.tag) = (Some(queue), tag);
+        self
+    }
+
+    /// The operation that failed.
     pub fn operation(&self) -> Operation {
         self.operation
     }
@@ -232,11 +259,21 @@ impl Error {
     }
 
     /// What can be done about it.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The kernel's own errno, positive.
+    /// The queue, where the operation was for one.
+    pub fn queue(&self) -> Option<u16> {
+        self.queue
+    }
+
+    /// The tag, where the operation was for one.
+    pub fn tag(&self) -> Option<u16> {
+        self.tag
+    }
+
+    /// The kernel's errno, positive.
     pub fn errno(&self) -> Option<i32> {
         self.errno
     }
@@ -247,10 +284,10 @@ impl Error {
     }
 }
 
-fn late_remedy(operation: Operation) -> &'static str {
+fn timeout_remedy(operation: Operation) -> &'static str {
     match operation {
         Operation::Delete => {
-            "somebody still has the character device open or mapped: end the old server, or \
+            "a process still has the character device open or mapped: end the old server, or \
              delete without waiting"
         }
         Operation::Start | Operation::EndRecovery => {
@@ -263,126 +300,140 @@ fn late_remedy(operation: Operation) -> &'static str {
 
 /// What an errno means for the operation that got it.
 #[expect(clippy::too_many_lines, reason = "a table, not steps")]
-fn meaning(operation: Operation, errno: i32) -> (Kind, &'static str, &'static str) {
+fn meaning(operation: Operation, errno: i32) -> (ErrorKind, &'static str, &'static str) {
     use Operation as Op;
     match (operation, errno) {
         (Op::Open, libc::ENOENT) => (
-            Kind::NoDriver,
+            ErrorKind::NoDriver,
             "there is no /dev/ublk-control",
             "load the driver (modprobe ublk_drv); it needs Linux 6.5 or newer with \
              CONFIG_BLK_DEV_UBLK",
         ),
         (Op::Open, libc::ENXIO | libc::ENODEV) => (
-            Kind::NoDriver,
+            ErrorKind::NoDriver,
             "nothing answers at /dev/ublk-control",
             "load the driver (modprobe ublk_drv)",
         ),
         (Op::Open, libc::EACCES | libc::EPERM) => (
-            Kind::Denied,
+            ErrorKind::PermissionDenied,
             "/dev/ublk-control may not be opened",
             "run as root, or give this user the device node",
         ),
         (Op::Features, libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL) => (
-            Kind::TooOld,
-            "the driver does not tell its features",
+            ErrorKind::Unsupported,
+            "the driver does not report its features",
             "it needs Linux 6.5 or newer",
         ),
         (Op::Add, libc::EEXIST) => (
-            Kind::Taken,
+            ErrorKind::InUse,
             "the number is taken by another device",
             "choose another number, or adopt or remove the device that has it",
         ),
         (Op::Add, libc::EACCES | libc::ENOSPC) => (
-            Kind::Limit,
+            ErrorKind::LimitReached,
             "no more devices",
             "delete devices that nobody serves, or raise ublks_max of the module ublk_drv",
         ),
         (Op::Add, libc::EINVAL) => (
-            Kind::Invalid,
+            ErrorKind::Invalid,
             "the kernel refuses the combination of flags, queues and depth",
             "compare the flags with the kernel's features",
         ),
         (Op::OpenChar, libc::EBUSY) => (
-            Kind::Taken,
+            ErrorKind::InUse,
             "another process has it open",
             "end the other server first; a device has one server",
         ),
         (Op::OpenChar, libc::ENOENT | libc::ENODEV | libc::ENXIO) => (
-            Kind::Gone,
+            ErrorKind::NotFound,
             "its node is missing, or it is being deleted",
             "see that devtmpfs or udev makes /dev/ublkcN here, also inside a container; a device that is \
              deleted goes when nobody has it open any more",
         ),
         (Op::Start, libc::EEXIST) => (
-            Kind::Busy,
-            "it is live, or somebody still has its old disk open",
+            ErrorKind::Busy,
+            "it is live, or a process still has its old disk open",
             "unmount and close it, then start again",
         ),
         (Op::Start | Op::EndRecovery, libc::EINVAL) => (
-            Kind::Invalid,
+            ErrorKind::Invalid,
             "the driver does not take this process for its server, or parameters are missing",
             "start it from the process that opened its character device; in a container with a \
              process id namespace this needs a newer kernel",
         ),
         (Op::SetParams, libc::EACCES) => (
-            Kind::Busy,
+            ErrorKind::Busy,
             "parameters are fixed once the disk was started",
             "delete the device and add it anew",
         ),
         (Op::SetParams, libc::EINVAL) => (
-            Kind::Invalid,
+            ErrorKind::Invalid,
             "the kernel refuses the disk's parameters",
             "compare block sizes, limits and alignments with the kernel's rules",
         ),
         (Op::TryStop, libc::EBUSY) => (
-            Kind::Busy,
-            "somebody has the disk open",
+            ErrorKind::Busy,
+            "a process has the disk open",
             "unmount and close it, or stop it regardless",
         ),
         (Op::Quiesce, libc::EBUSY) => (
-            Kind::Busy,
-            "requests that wait have every tag of a queue, and none can be taken back",
+            ErrorKind::Busy,
+            "waiting requests have every tag of a queue, and the driver can cancel none",
             "close its reactors, and recover it",
         ),
         (Op::StartRecovery, libc::EINVAL) => (
-            Kind::Invalid,
-            "it was not added with recovery; or (before Linux 6.16) a recovery of it was begun, and given \
+            ErrorKind::Invalid,
+            "it was not added with recovery; or (before Linux 6.16) another recovery was started, and given \
              up or not ended yet",
             "see that no other server is taking it over; if none is, delete it",
         ),
+        (Op::Fetch, _) => (
+            ErrorKind::Kernel,
+            "the driver refuses FETCH",
+            "a queue is fetched once, from one thread, in the device's data mode; see that nothing \
+             else serves this device",
+        ),
         (_, libc::EBUSY) => (
-            Kind::Busy,
+            ErrorKind::Busy,
             "it is not ready for this yet",
             "try again once its last server is gone",
         ),
-        (_, libc::ENODEV) => (Kind::Gone, "there is no such device, or no disk on it", ""),
+        (_, libc::ENODEV) => (
+            ErrorKind::NotFound,
+            "there is no such device, or it has no disk",
+            "list the devices that exist",
+        ),
         (_, libc::EOPNOTSUPP) => (
-            Kind::TooOld,
+            ErrorKind::Unsupported,
             "this kernel does not offer it",
             "use a newer kernel",
         ),
         (_, libc::EACCES | libc::EPERM) => (
-            Kind::Denied,
+            ErrorKind::PermissionDenied,
             "the kernel refuses it to this process",
             "run as root (CAP_SYS_ADMIN)",
         ),
         (_, libc::ENOMEM) => (
-            Kind::Limit,
+            ErrorKind::LimitReached,
             "the kernel has no memory for it",
             "use fewer queues or tags",
         ),
         (_, libc::EMFILE | libc::ENFILE) => (
-            Kind::Limit,
+            ErrorKind::LimitReached,
             "too many open files",
             "raise the limit (ulimit -n)",
         ),
         (_, libc::ESHUTDOWN) => (
-            Kind::Closed,
+            ErrorKind::Closed,
             "the control thread has ended",
             "open the control device anew",
         ),
-        (_, libc::ECANCELED) => (Kind::Cancelled, "it was cancelled", ""),
-        _ => (Kind::Kernel, "the kernel refuses it", ""),
+        (_, libc::ECANCELED) => (ErrorKind::Cancelled, "it was cancelled", "issue it again"),
+        _ => (
+            ErrorKind::Kernel,
+            "the kernel refuses it",
+            "see the kernel log",
+        ),
     }
 }
 
@@ -401,7 +452,7 @@ mod tests {
         assert!(text.contains("File exists"), "{text}");
         assert!(text.contains("choose another number"), "{text}");
         assert_eq!(error.errno(), Some(libc::EEXIST));
-        assert_eq!(error.kind(), Kind::Taken);
+        assert_eq!(error.kind(), ErrorKind::InUse);
     }
 
     #[test]
@@ -410,18 +461,43 @@ mod tests {
             (
                 Operation::Open,
                 libc::ENOENT,
-                Kind::NoDriver,
+                ErrorKind::NoDriver,
                 "modprobe ublk_drv",
             ),
-            (Operation::Open, libc::EACCES, Kind::Denied, "root"),
-            (Operation::Features, libc::ENODEV, Kind::TooOld, "6.5"),
-            (Operation::Add, libc::EACCES, Kind::Limit, "ublks_max"),
-            (Operation::Add, libc::EEXIST, Kind::Taken, "another number"),
-            (Operation::Add, libc::EPERM, Kind::Denied, "root"),
+            (
+                Operation::Open,
+                libc::EACCES,
+                ErrorKind::PermissionDenied,
+                "root",
+            ),
+            (
+                Operation::Features,
+                libc::ENODEV,
+                ErrorKind::Unsupported,
+                "6.5",
+            ),
+            (
+                Operation::Add,
+                libc::EACCES,
+                ErrorKind::LimitReached,
+                "ublks_max",
+            ),
+            (
+                Operation::Add,
+                libc::EEXIST,
+                ErrorKind::InUse,
+                "another number",
+            ),
+            (
+                Operation::Add,
+                libc::EPERM,
+                ErrorKind::PermissionDenied,
+                "root",
+            ),
             (
                 Operation::OpenChar,
                 libc::EBUSY,
-                Kind::Taken,
+                ErrorKind::InUse,
                 "other server",
             ),
         ];
@@ -435,7 +511,7 @@ mod tests {
     #[test]
     fn an_errno_that_means_nothing_special_is_kept() {
         let error = Error::kernel(Operation::Quiesce, Some(1), libc::EDOM);
-        assert_eq!(error.kind(), Kind::Kernel);
+        assert_eq!(error.kind(), ErrorKind::Kernel);
         assert_eq!(error.errno(), Some(libc::EDOM));
     }
 }

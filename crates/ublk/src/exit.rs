@@ -1,192 +1,207 @@
-//! Leaving fast, however many devices there are.
+//! Fast exit of a server, however many devices it has.
 //!
-//! In this order, each step for all reactors or all devices side by side, and nothing per queue:
+//! The steps, each for all reactors or all devices at the same time, and none per queue:
 //!
-//! 1. Every reactor finishes what it has, up to a deadline, takes nothing new, and keeps its ring.
-//! 2. The driver is told to keep new requests back (QUIESCE_DEV, 6.16, devices with recovery). It
-//!    waits for a grace period of the kernel's per device, and these overlap. It would do the same
-//!    by itself as the rings close, one device of a ring after the other.
+//! 1. Every reactor drains: it finishes the requests in hand, up to a deadline, takes no new ones, and
+//!    keeps its ring.
+//! 2. The driver is told to hold back new requests (QUIESCE_DEV, 6.16, devices with recovery). It waits
+//!    for an RCU grace period per device, and these overlap. It would do the same by itself as the rings
+//!    close, one device of a ring after the other.
 //! 3. Every ring is closed in its own thread; descriptors are unmapped with it.
-//! 4. Each device's character device is closed, last, which is what makes the driver take the
-//!    server for gone.
+//! 4. The character device of each device is closed, last: then the driver considers the server gone.
 //!
-//! The second step comes after the first because the driver (7.2, mended in 7.3) may take a command
-//! back that is being handed over at that moment, and corrupt its ring's list: so nothing may be
-//! handed over any more. It comes before the third because then the driver has nothing left to wait
-//! for. Where it is refused, or late, the third does it. A request that comes in between is with
-//! nobody, and waits for the successor. A server that is killed in between is like any other that
-//! is killed.
+//! Step 2 comes after step 1 because the driver (7.2, fixed in 7.3) may cancel a command while it is being
+//! submitted, and corrupt its ring's list: so no command may be submitted any more. It comes before step
+//! 3 because then the driver has nothing left to wait for. If it is refused, or times out, step 3 does
+//! the same. A request that arrives in between is held by the driver for the successor. If the server is
+//! killed in between, the driver handles it as every killed server.
 //!
-//! The driver needs a moment to process it. A successor that comes within that moment must wait
-//! for it ([`crate::device::open_or_recover`] does), so this waits first, for all devices
-//! together: until each is seen without a server, or the time is up.
+//! The driver needs a moment to process the exit. A successor that comes within that moment must wait
+//! ([`crate::device::open_or_recover`] does), so this function waits first, for all devices together:
+//! until the driver reports each one without this server, or the time is up.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use reactor::{Reactor, StopReport};
 
-use crate::control::{Control, SIDE_BY_SIDE};
-use crate::device::{Live, Pause, State};
-use crate::error::{Error, Kind, Operation};
+use crate::backoff::Backoff;
+use crate::control::{CONCURRENT_COMMANDS_MAX, ControlDevice};
+use crate::device::{DeviceState, LiveDevice};
+use crate::error::{Error, ErrorKind, Operation};
 use crate::spec::Capability;
 use crate::sys::DeviceInfo;
 
-/// How much time each stage of leaving has.
+/// How long each step of the exit may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// For requests in progress.
+pub struct ExitTimeouts {
+    /// For requests in hand.
     pub drain: Duration,
-    /// For the driver to keep new requests back, of each 256 devices that it can do that for, before
-    /// the rings close. None: it does so as they close.
+    /// For the driver to hold back new requests, of each 256 devices with that capability, before the
+    /// rings close. `None`: it does so as they close.
     pub quiesce: Option<Duration>,
-    /// For one question to the driver about a device.
+    /// For one GET_DEV_INFO of a device.
     pub probe: Duration,
-    /// For all devices together to be seen without a server.
-    pub seen: Duration,
+    /// For the driver to report all devices without this server.
+    pub confirm: Duration,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for ExitTimeouts {
+    fn default() -> ExitTimeouts {
+        ExitTimeouts {
             drain: Duration::from_secs(5),
             quiesce: Some(Duration::from_secs(2)),
             probe: Duration::from_millis(200),
-            seen: Duration::from_secs(2),
+            confirm: Duration::from_secs(2),
         }
     }
 }
 
-/// How it went.
+/// How the exit went.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// What each reactor says of its own end, in the order in which they were given.
+pub struct ExitReport {
+    /// The report of each reactor, in the order in which they were given.
     pub reactors: Vec<StopReport>,
-    /// From the beginning until all reactors had finished what they had. Nothing where none has a
-    /// device that can be told to the driver ahead.
-    pub drained: Duration,
-    /// From then until the driver kept back new requests of the devices that it can do that for.
-    pub quiesced: Duration,
-    /// Devices of which it is not known that it did, and why.
-    pub unquiesced: Vec<(u32, Error)>,
-    /// From then until the last reactor had ended.
-    pub stopped: Duration,
-    /// From then until the last character device was closed.
-    pub closed: Duration,
-    /// From then until every device was seen without a server, or the time was up.
-    pub seen: Duration,
-    /// Devices that were not, and why.
-    pub unseen: Vec<(u32, Unseen)>,
+    /// Time of step 1. Zero where no device can be quiesced.
+    pub drain_time: Duration,
+    /// Time of step 2.
+    pub quiesce_time: Duration,
+    /// Devices for which step 2 is not known to have succeeded, and why.
+    pub quiesce_failures: Vec<(u32, Error)>,
+    /// Time of step 3.
+    pub stop_time: Duration,
+    /// Time of step 4.
+    pub close_time: Duration,
+    /// Time until the driver reported every device without this server, or the time was up.
+    pub confirm_time: Duration,
+    /// Devices that the driver did not report without this server, and why.
+    pub unconfirmed: Vec<(u32, Unconfirmed)>,
 }
 
-/// Why a device was not seen without a server.
+/// Why it is not known that a device is without this server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unseen {
-    /// The driver still calls it this.
-    Still(State),
-    /// The driver did not answer.
-    Silent(Error),
-    /// Some of its queues did not leave.
-    Held(Error),
+pub enum Unconfirmed {
+    /// The driver still reports this state.
+    StillLive(DeviceState),
+    /// The driver did not reply.
+    NoReply(Error),
+    /// Some of its queues did not detach.
+    QueuesAttached(Error),
 }
 
-/// Leaves these devices, whose queues are on these reactors and no others, and returns when a
-/// successor may take them. Devices without recovery lose their disks by this.
-pub fn leave(
-    control: &Control,
-    devices: Vec<Live>,
+/// Ends the server of these devices, whose queues are on these reactors and no others, and returns when
+/// a successor may recover them. Devices without recovery lose their disks by this.
+pub fn shut_down(
+    control: &ControlDevice,
+    devices: Vec<LiveDevice>,
     mut reactors: Vec<Reactor>,
-    limits: Limits,
-) -> Report {
-    blkmq::may_block("leaving");
-    let able = |live: &&Live| live.granted().has(Capability::Quiesce);
-    let ahead: Vec<u32> = devices.iter().filter(able).map(Live::id).collect();
-    let within = limits.quiesce.filter(|_| !ahead.is_empty());
-    let begun = Instant::now();
-    let at_rest = within.is_some() && drain_all(&mut reactors, limits.drain);
-    let drained = begun.elapsed();
+    timeouts: ExitTimeouts,
+) -> ExitReport {
+    blkmq::may_block("the exit of a server");
+    let can_quiesce = |live: &&LiveDevice| live.grant().has(Capability::Quiesce);
+    let quiesced: Vec<u32> = devices
+        .iter()
+        .filter(can_quiesce)
+        .map(LiveDevice::id)
+        .collect();
+    let quiesce_timeout = timeouts.quiesce.filter(|_| !quiesced.is_empty());
+    let mut clock = StepClock::start();
+    let drained = quiesce_timeout.is_some() && drain_all(&mut reactors, timeouts.drain);
+    let drain_time = clock.step();
 
-    let begun = Instant::now();
-    let unquiesced = match within {
-        Some(within) if at_rest => quiesce(control, &ahead, within),
+    let quiesce_failures = match quiesce_timeout {
+        Some(within) if drained => quiesce_devices(control, &quiesced, within),
         Some(_) => {
-            tracing::warn!("ublk: a reactor does not come to rest; the driver is not told ahead");
+            tracing::warn!("ublk: a reactor does not drain; the driver is not told to quiesce");
             Vec::new()
         }
         None => Vec::new(),
     };
-    let quiesced = begun.elapsed();
+    let quiesce_time = clock.step();
 
-    let begun = Instant::now();
-    let reactors = stop_all(reactors, limits.drain);
-    let stopped = begun.elapsed();
+    let reactors = stop_all(reactors, timeouts.drain);
+    let stop_time = clock.step();
 
-    let begun = Instant::now();
-    let (ids, held) = close_all(devices);
-    let closed = begun.elapsed();
+    let (ids, not_detached) = close_all(devices);
+    let close_time = clock.step();
 
-    let begun = Instant::now();
-    let mut unseen = wait_seen(control, &ids, limits);
-    let seen = begun.elapsed();
-    for (id, error) in held {
-        unseen.insert(id, Unseen::Held(error));
+    let mut unconfirmed = confirm_exit(control, &ids, timeouts);
+    let confirm_time = clock.step();
+    for (id, error) in not_detached {
+        unconfirmed.insert(id, Unconfirmed::QueuesAttached(error));
     }
-    for (device, why) in &unseen {
-        tracing::warn!(device, ?why, "ublk: left, and not seen without a server");
+    for (device, why) in &unconfirmed {
+        tracing::warn!(device, ?why, "ublk: the driver may still count this server");
     }
-    Report {
+    ExitReport {
         reactors,
-        drained,
-        quiesced,
-        unquiesced,
-        stopped,
-        closed,
-        seen,
-        unseen: unseen.into_iter().collect(),
+        drain_time,
+        quiesce_time,
+        quiesce_failures,
+        stop_time,
+        close_time,
+        confirm_time,
+        unconfirmed: unconfirmed.into_iter().collect(),
     }
 }
 
-/// Makes the driver keep back new requests of these devices, of which no reactor has any. What is
-/// not done here is done as the rings close, one device of a ring after the other: so the many get
-/// more time than the few, as long as it leads anywhere.
-fn quiesce(control: &Control, ids: &[u32], within: Duration) -> Vec<(u32, Error)> {
+/// Measures the steps one after the other.
+struct StepClock(Instant);
+
+impl StepClock {
+    fn start() -> StepClock {
+        StepClock(Instant::now())
+    }
+
+    /// The time since the last step.
+    fn step(&mut self) -> Duration {
+        let now = Instant::now();
+        now - std::mem::replace(&mut self.0, now)
+    }
+}
+
+/// Makes the driver hold back new requests of these devices, whose reactors have drained. Devices that
+/// are left out here are quiesced as the rings close, one device of a ring after the other: so each
+/// batch gets its own time, as long as batches make progress.
+fn quiesce_devices(control: &ControlDevice, ids: &[u32], within: Duration) -> Vec<(u32, Error)> {
     let begun = Instant::now();
-    let mut refused = Vec::new();
-    let mut rest = ids.chunks(SIDE_BY_SIDE);
-    for some in rest.by_ref() {
-        let late = control.quiesce_all(some, within);
-        let none = late.len() == some.len();
-        refused.extend(late);
-        if none {
+    let mut failures = Vec::new();
+    let mut batches = ids.chunks(CONCURRENT_COMMANDS_MAX);
+    for batch in batches.by_ref() {
+        let failed = control.quiesce_all(batch, within);
+        let all_failed = failed.len() == batch.len();
+        failures.extend(failed);
+        if all_failed {
             break;
         }
     }
-    let untold = rest.flatten().map(|id| {
-        let late = Error::late(Operation::Quiesce, Some(*id), begun.elapsed());
-        (*id, late)
+    let not_tried = batches.flatten().map(|id| {
+        let error = Error::timed_out(Operation::Quiesce, Some(*id), begun.elapsed());
+        (*id, error)
     });
-    refused.extend(untold);
-    for (device, error) in &refused {
-        tracing::warn!(device, %error, "ublk: not quiesced ahead");
+    failures.extend(not_tried);
+    for (device, error) in &failures {
+        tracing::warn!(device, %error, "ublk: not quiesced before its ring closes");
     }
-    refused
+    failures
 }
 
-/// Drains reactors side by side; whether all came to rest. Each wait is bounded by the reactor
-/// itself.
+/// Drains the reactors at the same time; returns whether all have drained. The reactor bounds each wait.
 fn drain_all(reactors: &mut [Reactor], drain: Duration) -> bool {
     std::thread::scope(|scope| {
         let drains: Vec<_> = reactors
             .iter_mut()
             .map(|reactor| scope.spawn(move || reactor.drain(drain)))
             .collect();
-        let ends = drains.into_iter().map(|one| one.join().unwrap_or_default());
-        // All of them are waited for.
-        ends.fold(true, |all, one| all & one)
+        let drained = drains
+            .into_iter()
+            .map(|drain| drain.join().unwrap_or_default());
+        // Without a short circuit: all threads are joined.
+        drained.fold(true, |all, one| all & one)
     })
 }
 
-/// Stops reactors side by side. Each wait is bounded by the reactor itself.
+/// Stops the reactors at the same time. The reactor bounds each wait.
 fn stop_all(reactors: Vec<Reactor>, drain: Duration) -> Vec<StopReport> {
     std::thread::scope(|scope| {
         let stops: Vec<_> = reactors
@@ -200,20 +215,20 @@ fn stop_all(reactors: Vec<Reactor>, drain: Duration) -> Vec<StopReport> {
     })
 }
 
-/// Closers of character devices: the driver may wait for a grace period in each, and these
+/// Threads that close character devices: the driver may wait for a grace period in each close, and these
 /// overlap.
-const CLOSERS: usize = 16;
+const CLOSE_THREADS: usize = 16;
 
-/// Closes every character device, and says which have queues that still hold theirs.
-fn close_all(devices: Vec<Live>) -> (Vec<u32>, Vec<(u32, Error)>) {
-    let ids = devices.iter().map(Live::id).collect();
-    let mut shares: Vec<Vec<Live>> = Vec::new();
-    shares.resize_with(CLOSERS.min(devices.len()), Vec::new);
+/// Closes every character device. Returns all numbers, and the devices with queues that did not detach.
+fn close_all(devices: Vec<LiveDevice>) -> (Vec<u32>, Vec<(u32, Error)>) {
+    let ids = devices.iter().map(LiveDevice::id).collect();
+    let mut shares: Vec<Vec<LiveDevice>> = Vec::new();
+    shares.resize_with(CLOSE_THREADS.min(devices.len()), Vec::new);
     let count = shares.len();
     for (at, device) in devices.into_iter().enumerate() {
         shares[at % count].push(device);
     }
-    // Their reactors have ended: queues that are still there will not go.
+    // The reactors have ended: a queue that is still attached will not detach.
     let now = Instant::now();
     let held = std::thread::scope(|scope| {
         let closers: Vec<_> = shares
@@ -228,7 +243,7 @@ fn close_all(devices: Vec<Live>) -> (Vec<u32>, Vec<(u32, Error)>) {
     (ids, held)
 }
 
-fn close_share(share: Vec<Live>, until: Instant) -> Vec<(u32, Error)> {
+fn close_share(share: Vec<LiveDevice>, until: Instant) -> Vec<(u32, Error)> {
     let closed = share
         .into_iter()
         .map(|device| (device.id(), device.close(until)));
@@ -237,37 +252,41 @@ fn close_share(share: Vec<Live>, until: Instant) -> Vec<(u32, Error)> {
         .collect()
 }
 
-/// Asks about all devices at once, again and again, until each has no server.
-fn wait_seen(control: &Control, ids: &[u32], limits: Limits) -> BTreeMap<u32, Unseen> {
-    let mut pause = Pause::until(Instant::now() + limits.seen);
-    let mut unseen: BTreeMap<u32, Unseen> = BTreeMap::new();
+/// Reads the state of all devices again and again, until no device has this server.
+fn confirm_exit(
+    control: &ControlDevice,
+    ids: &[u32],
+    timeouts: ExitTimeouts,
+) -> BTreeMap<u32, Unconfirmed> {
+    let mut backoff = Backoff::until(Instant::now() + timeouts.confirm);
+    let mut unconfirmed: BTreeMap<u32, Unconfirmed> = BTreeMap::new();
     let mut asked: Vec<u32> = ids.to_vec();
     loop {
-        let within = limits.probe.min(pause.left());
+        let within = timeouts.probe.min(backoff.remaining());
         for (id, info) in control.infos(&asked, within) {
             let why = match info {
-                Ok(info) if is_ours(&info) => Unseen::Still(State::Live),
-                Err(error) if error.kind() != Kind::Gone => Unseen::Silent(error),
+                Ok(info) if is_ours(&info) => Unconfirmed::StillLive(DeviceState::Live),
+                Err(error) if error.kind() != ErrorKind::NotFound => Unconfirmed::NoReply(error),
                 _ => {
-                    unseen.remove(&id);
+                    unconfirmed.remove(&id);
                     continue;
                 }
             };
-            unseen.insert(id, why);
+            unconfirmed.insert(id, why);
         }
-        asked = unseen.keys().copied().collect();
-        if asked.is_empty() || !pause.wait() {
-            return unseen;
+        asked = unconfirmed.keys().copied().collect();
+        if asked.is_empty() || !backoff.sleep() {
+            return unconfirmed;
         }
     }
 }
 
-/// Whether the driver still takes this process, or nobody, for the server of a live disk. A
-/// successor may have been quicker than this question.
+/// Whether the device is LIVE with this process, or no process, as its server. A successor may have
+/// been faster than this command.
 fn is_ours(info: &DeviceInfo) -> bool {
     let us = i32::try_from(std::process::id());
     let successor = info.server_pid > 0 && us != Ok(info.server_pid);
-    State::of(info) == State::Live && !successor
+    DeviceState::of(info) == DeviceState::Live && !successor
 }
 
 #[cfg(test)]

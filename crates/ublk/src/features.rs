@@ -1,5 +1,5 @@
-//! A set of the driver's flags, by name. Bits without a name are carried, never refused: a newer
-//! kernel may set them.
+//! A set of the driver's flags, with names. Bits without a name are kept and never refused, because a
+//! newer kernel may set them.
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr};
@@ -10,7 +10,7 @@ use crate::sys;
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Features(u64);
 
-/// Bit by bit, as the driver's documentation calls them, and the first kernel of each.
+/// The bits, their names in the driver's documentation, and the first kernel with each.
 const NAMES: [(u64, &str, &str); 21] = [
     (sys::F_ZERO_COPY, "zero-copy", "6.15"),
     (sys::F_COMPLETE_IN_TASK, "complete-in-task", "6.0"),
@@ -59,7 +59,7 @@ impl Features {
         Features(self.0 & !those.0)
     }
 
-    /// The bits that have no name here: those of a kernel newer than this library.
+    /// The bits without a name: those of a kernel newer than this library.
     pub fn unknown(self) -> Features {
         let named = NAMES.iter().fold(0, |all, (bit, ..)| all | bit);
         Features(self.0 & !named)

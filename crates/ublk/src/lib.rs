@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 mod backend;
+mod backoff;
 pub mod control;
 pub mod device;
 pub mod error;
@@ -20,7 +21,7 @@ pub mod sys;
 pub use crate::backend::BackendHandler;
 pub use crate::error::Error;
 pub use crate::features::Features;
-pub use crate::negotiate::{Dropped, Granted};
+pub use crate::negotiate::{Grant, MissingFeature};
 pub use crate::queue::{Answer, Data, Request};
 pub use crate::spec::{Capability, DataMode, DeviceSpec, Disk, ModeChoice, Modes, Want, Wants};
 pub use serve::BackendFile;

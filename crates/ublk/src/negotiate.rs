@@ -1,19 +1,20 @@
-//! From what a spec wants to what the kernel granted, with nothing lost on the way.
+//! From what a spec wants to what the kernel grants. Everything that was wanted and not granted is
+//! reported.
 //!
-//! The driver masks what it does not know, silently, and clears what does not go together. So a
-//! negotiation has two halves: [`ask`] chooses the flags before a device is added, [`grant`]
+//! The driver masks flags that it does not know, without an error, and clears flags that exclude each
+//! other. So a negotiation has two halves: [`choose_flags`] chooses the flags before a device is added, [`check_grant`]
 //! compares them with what came back. Whatever was wanted and is not there is in
-//! [`Granted::dropped`], with the reason. Pure: nothing here asks the kernel or reads the
+//! [`Grant::missing`], with the reason. Pure: nothing here asks the kernel or reads the
 //! environment.
 
 use std::fmt;
 
-use crate::error::{Error, Kind, Operation};
+use crate::error::{Error, ErrorKind, Operation};
 use crate::features::Features;
 use crate::spec::{Capability, DataMode, DeviceSpec, ModeChoice, Modes, Want};
 use crate::sys;
 
-/// What a kernel offers, and what is hidden of that.
+/// The features that a kernel offers, and those of them that the feature mask hides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     features: Features,
@@ -41,22 +42,22 @@ impl Offer {
     }
 
     /// Why these flags cannot be had.
-    fn why_not(&self, flags: u64) -> Why {
-        let missing = Features::from_bits(flags).without(self.features);
-        if self.hidden.has(missing.bits()) {
-            Why::Hidden
+    fn why_not(&self, flags: u64) -> MissingReason {
+        let lacking = Features::from_bits(flags).without(self.features);
+        if self.hidden.has(lacking.bits()) {
+            MissingReason::Hidden
         } else {
-            Why::KernelLacks {
-                since: missing.since(),
+            MissingReason::KernelLacks {
+                since: lacking.since(),
             }
         }
     }
 }
 
-/// What was wanted and is not there.
+/// A feature that a spec wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum What {
+pub enum RequestedFeature {
     /// A better data mode.
     Mode(DataMode),
     /// A capability.
@@ -71,10 +72,10 @@ pub enum What {
     Params(u32),
 }
 
-/// Why it is not there.
+/// Why a wanted feature was not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
+pub enum MissingReason {
     /// The kernel does not offer it; this one and newer ones do.
     KernelLacks {
         /// A version of Linux.
@@ -96,55 +97,63 @@ pub enum Why {
     AddedWithout,
 }
 
-/// Something that was wanted and is not there, and why.
+/// A feature that was wanted and not granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Dropped {
-    /// What.
-    pub what: What,
-    /// Why.
-    pub why: Why,
+pub struct MissingFeature {
+    /// The feature.
+    pub feature: RequestedFeature,
+    /// The reason.
+    pub reason: MissingReason,
 }
 
-impl fmt::Display for Dropped {
+impl fmt::Display for MissingFeature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.what {
-            What::Mode(mode) => write!(f, "data mode {mode}")?,
-            What::Capability(capability) => {
+        match self.feature {
+            RequestedFeature::Mode(mode) => write!(f, "data mode {mode}")?,
+            RequestedFeature::Capability(capability) => {
                 write!(f, "{}", Features::from_bits(capability.flag()))?;
             }
-            What::Flags(flags) => write!(f, "flags {flags}")?,
-            What::Queues(granted) => write!(f, "more than {granted} queues")?,
-            What::Params(types) => write!(f, "parameters of kinds {types:#x}")?,
-            What::IoBytes(granted) => write!(f, "requests of more than {granted} bytes")?,
+            RequestedFeature::Flags(flags) => write!(f, "flags {flags}")?,
+            RequestedFeature::Queues(granted) => write!(f, "more than {granted} queues")?,
+            RequestedFeature::Params(types) => write!(f, "parameters of kinds {types:#x}")?,
+            RequestedFeature::IoBytes(granted) => {
+                write!(f, "requests of more than {granted} bytes")?
+            }
         }
-        match self.why {
-            Why::KernelLacks { since } => write!(f, ": the kernel lacks it (Linux {since} has it)"),
-            Why::Hidden => f.write_str(": hidden by the feature mask"),
-            Why::NotGranted => f.write_str(": offered, but not granted"),
-            Why::Handler => f.write_str(": the handler does not serve it"),
-            Why::Excluded(by) => write!(f, ": excluded by {}", Features::from_bits(by.flag())),
-            Why::Needs(other) => write!(f, ": needs {}", Features::from_bits(other.flag())),
-            Why::Limit => f.write_str(": the kernel's limit"),
-            Why::AddedWithout => f.write_str(": the device was added without it"),
+        match self.reason {
+            MissingReason::KernelLacks { since } => {
+                write!(f, ": the kernel lacks it (Linux {since} has it)")
+            }
+            MissingReason::Hidden => f.write_str(": hidden by the feature mask"),
+            MissingReason::NotGranted => f.write_str(": offered, but not granted"),
+            MissingReason::Handler => f.write_str(": the handler does not serve it"),
+            MissingReason::Excluded(by) => {
+                write!(f, ": excluded by {}", Features::from_bits(by.flag()))
+            }
+            MissingReason::Needs(other) => {
+                write!(f, ": needs {}", Features::from_bits(other.flag()))
+            }
+            MissingReason::Limit => f.write_str(": the kernel's limit"),
+            MissingReason::AddedWithout => f.write_str(": the device was added without it"),
         }
     }
 }
 
-/// The flags to ask for, and what was dropped already.
+/// The flags for ADD_DEV, and the features that are known to be missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ask {
+pub struct FlagChoice {
     /// The data mode that these flags mean.
     pub mode: DataMode,
     /// Flags for the driver.
     pub flags: Features,
-    /// What was wanted and is not asked for.
-    pub dropped: Vec<Dropped>,
+    /// Wanted features that the flags do not ask for.
+    pub missing: Vec<MissingFeature>,
 }
 
-/// What a device has.
+/// What the driver granted to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Granted {
-    /// Its flags, as the driver tells them, less what the feature mask hides.
+pub struct Grant {
+    /// Its flags, as the driver reports them, without those that the feature mask hides.
     pub flags: Features,
     /// How its data move.
     pub mode: DataMode,
@@ -158,11 +167,11 @@ pub struct Granted {
     pub descriptor_bytes: u16,
     /// The flags that were asked for.
     pub asked: Features,
-    /// What was wanted and is not there, with reasons.
-    pub dropped: Vec<Dropped>,
+    /// Wanted features that were not granted, with reasons.
+    pub missing: Vec<MissingFeature>,
 }
 
-impl Granted {
+impl Grant {
     /// Whether it has this capability.
     pub fn has(&self, capability: Capability) -> bool {
         self.flags.has(capability.flag())
@@ -184,40 +193,40 @@ impl Granted {
     }
 }
 
-/// Chooses the data mode and the flags to ask for. `serves` are the handler's modes.
-pub fn ask(spec: &DeviceSpec, offer: &Offer, serves: Modes) -> Result<Ask, Error> {
+/// Chooses the data mode and the flags to ask for. `modes` are those of the handler.
+pub fn choose_flags(spec: &DeviceSpec, offer: &Offer, modes: Modes) -> Result<FlagChoice, Error> {
     spec.check()?;
-    let mut dropped = Vec::new();
-    let mode = choose_mode(spec.mode, offer, serves, &mut dropped)?;
+    let mut missing = Vec::new();
+    let mode = choose_mode(spec.mode, offer, modes, &mut missing)?;
     let mut flags = mode.flags();
     if mode == DataMode::ZeroCopy {
         // Beside zero copy, so that each request may choose.
         flags |= offer.features.bits() & sys::F_USER_COPY;
     }
-    flags |= choose_capabilities(spec, offer, &mut dropped)?;
-    let missing = Features::from_bits(spec.flags).without(offer.features);
-    if missing != Features::NONE {
-        let why = offer.why_not(missing.bits());
-        let what = What::Flags(missing);
-        dropped.push(Dropped { what, why });
+    flags |= choose_capabilities(spec, offer, &mut missing)?;
+    let lacking = Features::from_bits(spec.flags).without(offer.features);
+    if lacking != Features::NONE {
+        let reason = offer.why_not(lacking.bits());
+        let feature = RequestedFeature::Flags(lacking);
+        missing.push(MissingFeature { feature, reason });
     }
     flags |= spec.flags & offer.features.bits();
-    Ok(Ask {
+    Ok(FlagChoice {
         mode,
         flags: Features::from_bits(flags),
-        dropped,
+        missing,
     })
 }
 
 fn choose_mode(
     choice: ModeChoice,
     offer: &Offer,
-    serves: Modes,
-    dropped: &mut Vec<Dropped>,
+    modes: Modes,
+    missing: &mut Vec<MissingFeature>,
 ) -> Result<DataMode, Error> {
     let obstacle = |mode: DataMode| {
-        if !serves.has(mode) {
-            Some(Why::Handler)
+        if !modes.has(mode) {
+            Some(MissingReason::Handler)
         } else if !offer.features.has(mode.flags()) {
             Some(offer.why_not(mode.flags()))
         } else {
@@ -227,52 +236,52 @@ fn choose_mode(
     if let ModeChoice::Only(mode) = choice {
         return match obstacle(mode) {
             None => Ok(mode),
-            Some(why) => Err(mode_refused(mode, why, serves)),
+            Some(reason) => Err(mode_refused(mode, reason, modes)),
         };
     }
     for mode in DataMode::LADDER {
         match obstacle(mode) {
             None => return Ok(mode),
-            Some(why) => dropped.push(Dropped {
-                what: What::Mode(mode),
-                why,
+            Some(reason) => missing.push(MissingFeature {
+                feature: RequestedFeature::Mode(mode),
+                reason,
             }),
         }
     }
     Err(Error::new(
         Operation::Negotiate,
-        Kind::Handler,
+        ErrorKind::HandlerMismatch,
         format!(
             "the handler serves {}, and this kernel offers none of them",
-            if serves == Modes::NONE {
+            if modes == Modes::NONE {
                 "no data mode".to_owned()
             } else {
-                serves.to_string()
+                modes.to_string()
             }
         ),
         "serve copy as well: every kernel has it",
     ))
 }
 
-fn mode_refused(mode: DataMode, why: Why, serves: Modes) -> Error {
-    let (kind, detail, remedy) = match why {
-        Why::Handler => (
-            Kind::Handler,
+fn mode_refused(mode: DataMode, reason: MissingReason, modes: Modes) -> Error {
+    let (kind, detail, remedy) = match reason {
+        MissingReason::Handler => (
+            ErrorKind::HandlerMismatch,
             format!("the handler does not serve data mode {mode}"),
-            format!("use one of: {serves}"),
+            format!("use one of: {modes}"),
         ),
-        Why::Hidden => (
-            Kind::TooOld,
+        MissingReason::Hidden => (
+            ErrorKind::Unsupported,
             format!("data mode {mode} is hidden by the feature mask"),
             format!("use auto, or unset {}", crate::spec::MASK_VARIABLE),
         ),
-        Why::KernelLacks { since } => (
-            Kind::TooOld,
+        MissingReason::KernelLacks { since } => (
+            ErrorKind::Unsupported,
             format!("this kernel lacks data mode {mode}"),
             format!("use Linux {since} or newer, or data mode auto"),
         ),
         _ => (
-            Kind::NotGranted,
+            ErrorKind::NotGranted,
             format!("the kernel offered data mode {mode} and did not grant it"),
             "use data mode auto".to_owned(),
         ),
@@ -283,7 +292,7 @@ fn mode_refused(mode: DataMode, why: Why, serves: Modes) -> Error {
 fn choose_capabilities(
     spec: &DeviceSpec,
     offer: &Offer,
-    dropped: &mut Vec<Dropped>,
+    missing: &mut Vec<MissingFeature>,
 ) -> Result<u64, Error> {
     let mut flags = 0;
     // Recovery comes first in the list, and what needs it later.
@@ -292,20 +301,25 @@ fn choose_capabilities(
         if want == Want::Avoid {
             continue;
         }
-        let Some(why) = obstacle(spec, offer, capability, flags) else {
+        let Some(reason) = obstacle(spec, offer, capability, flags) else {
             flags |= capability.flag();
             continue;
         };
         if want == Want::Require {
-            return Err(capability_refused(capability, why));
+            return Err(capability_refused(capability, reason));
         }
-        let what = What::Capability(capability);
-        dropped.push(Dropped { what, why });
+        let feature = RequestedFeature::Capability(capability);
+        missing.push(MissingFeature { feature, reason });
     }
     Ok(flags)
 }
 
-fn obstacle(spec: &DeviceSpec, offer: &Offer, capability: Capability, so_far: u64) -> Option<Why> {
+fn obstacle(
+    spec: &DeviceSpec,
+    offer: &Offer,
+    capability: Capability,
+    so_far: u64,
+) -> Option<MissingReason> {
     if !offer.features.has(capability.flag()) {
         return Some(offer.why_not(capability.flag()));
     }
@@ -313,7 +327,7 @@ fn obstacle(spec: &DeviceSpec, offer: &Offer, capability: Capability, so_far: u6
         .needs()
         .filter(|other| so_far & other.flag() == 0)
     {
-        return Some(Why::Needs(other));
+        return Some(MissingReason::Needs(other));
     }
     // The driver takes one of the two; what is required wins, then what loses nothing.
     let fail_io = spec.wants.of(Capability::FailIo);
@@ -323,42 +337,42 @@ fn obstacle(spec: &DeviceSpec, offer: &Offer, capability: Capability, so_far: u6
             && offer.features.has(sys::F_RECOVERY_FAIL_IO)
     };
     match capability {
-        Capability::Reissue if wins(fail_io) => Some(Why::Excluded(Capability::FailIo)),
+        Capability::Reissue if wins(fail_io) => Some(MissingReason::Excluded(Capability::FailIo)),
         Capability::FailIo if so_far & sys::F_RECOVERY_REISSUE != 0 => {
-            Some(Why::Excluded(Capability::Reissue))
+            Some(MissingReason::Excluded(Capability::Reissue))
         }
         _ => None,
     }
 }
 
-fn capability_refused(capability: Capability, why: Why) -> Error {
+fn capability_refused(capability: Capability, reason: MissingReason) -> Error {
     let name = Features::from_bits(capability.flag());
-    let (kind, detail, remedy) = match why {
-        Why::KernelLacks { since } => (
-            Kind::TooOld,
+    let (kind, detail, remedy) = match reason {
+        MissingReason::KernelLacks { since } => (
+            ErrorKind::Unsupported,
             format!("this kernel lacks {name}, which is required"),
             format!("use Linux {since} or newer, or do not require it"),
         ),
-        Why::Hidden => (
-            Kind::TooOld,
+        MissingReason::Hidden => (
+            ErrorKind::Unsupported,
             format!("{name} is required, and hidden by the feature mask"),
             format!("unset {}", crate::spec::MASK_VARIABLE),
         ),
-        Why::Excluded(other) => (
-            Kind::Invalid,
+        MissingReason::Excluded(other) => (
+            ErrorKind::Invalid,
             format!(
                 "{name} and {} exclude each other",
                 Features::from_bits(other.flag())
             ),
             "require one of them".to_owned(),
         ),
-        Why::Needs(other) => (
-            Kind::Invalid,
+        MissingReason::Needs(other) => (
+            ErrorKind::Invalid,
             format!("{name} needs {}", Features::from_bits(other.flag())),
             "require or prefer that as well".to_owned(),
         ),
         _ => (
-            Kind::NotGranted,
+            ErrorKind::NotGranted,
             format!("the kernel offered {name}, which is required, and did not grant it"),
             "do not require it".to_owned(),
         ),
@@ -368,68 +382,72 @@ fn capability_refused(capability: Capability, why: Why) -> Error {
 
 /// Compares what was asked for with the device that the driver made of it. On an error the
 /// caller deletes the device again.
-pub fn grant(
+pub fn check_grant(
     spec: &DeviceSpec,
-    ask: Ask,
+    ask: FlagChoice,
     offer: &Offer,
     info: &sys::DeviceInfo,
-) -> Result<Granted, Error> {
-    let missing = ask.flags.without(Features::from_bits(info.flags));
+) -> Result<Grant, Error> {
+    let lacking = ask.flags.without(Features::from_bits(info.flags));
     let in_mode = DataMode::of_flags(info.flags);
-    if in_mode != ask.mode || missing.bits() & ask.mode.flags() != 0 {
-        return Err(mode_refused(ask.mode, Why::NotGranted, Modes::ALL).on(info.device));
+    if in_mode != ask.mode || lacking.bits() & ask.mode.flags() != 0 {
+        return Err(
+            mode_refused(ask.mode, MissingReason::NotGranted, Modes::ALL).on_device(info.device),
+        );
     }
-    let mut dropped = ask.dropped;
+    let mut missing = ask.missing;
     for capability in Capability::ALL {
-        if !missing.has(capability.flag()) {
+        if !lacking.has(capability.flag()) {
             continue;
         }
         if spec.wants.of(capability) == Want::Require {
-            return Err(capability_refused(capability, Why::NotGranted).on(info.device));
+            return Err(
+                capability_refused(capability, MissingReason::NotGranted).on_device(info.device)
+            );
         }
-        dropped.push(Dropped {
-            what: What::Capability(capability),
-            why: Why::NotGranted,
+        missing.push(MissingFeature {
+            feature: RequestedFeature::Capability(capability),
+            reason: MissingReason::NotGranted,
         });
     }
     let capabilities = Capability::ALL.iter().fold(0, |all, one| all | one.flag());
-    let others = missing.without(Features::from_bits(capabilities));
+    let others = lacking.without(Features::from_bits(capabilities));
     if others != Features::NONE {
-        dropped.push(Dropped {
-            what: What::Flags(others),
-            why: Why::NotGranted,
+        missing.push(MissingFeature {
+            feature: RequestedFeature::Flags(others),
+            reason: MissingReason::NotGranted,
         });
     }
-    limits(spec, info, &mut dropped);
-    Ok(granted(info, offer, ask.mode, ask.flags, dropped))
+    limits(spec, info, &mut missing);
+    Ok(make_grant(info, offer, ask.mode, ask.flags, missing))
 }
 
-fn limits(spec: &DeviceSpec, info: &sys::DeviceInfo, dropped: &mut Vec<Dropped>) {
+fn limits(spec: &DeviceSpec, info: &sys::DeviceInfo, missing: &mut Vec<MissingFeature>) {
     if info.queues < spec.queues {
-        dropped.push(Dropped {
-            what: What::Queues(info.queues),
-            why: Why::Limit,
+        missing.push(MissingFeature {
+            feature: RequestedFeature::Queues(info.queues),
+            reason: MissingReason::Limit,
         });
     }
     if info.io_bytes_max < spec.io_bytes_max {
-        dropped.push(Dropped {
-            what: What::IoBytes(info.io_bytes_max),
-            why: Why::Limit,
+        missing.push(MissingFeature {
+            feature: RequestedFeature::IoBytes(info.io_bytes_max),
+            reason: MissingReason::Limit,
         });
     }
 }
 
-fn granted(
+fn make_grant(
     info: &sys::DeviceInfo,
     offer: &Offer,
     mode: DataMode,
     asked: Features,
-    dropped: Vec<Dropped>,
-) -> Granted {
+    missing: Vec<MissingFeature>,
+) -> Grant {
     let flags = Features::from_bits(info.flags);
     // Some flags are set whether they were asked for or not: a mask hides those, too.
     let hidden = offer.hidden.without(asked);
-    Granted {
+    Grant {
         flags: flags.without(hidden),
         mode,
         queues: info.queues,
@@ -440,7 +458,7 @@ fn granted(
             bytes => bytes,
         },
         asked,
-        dropped,
+        missing,
     }
 }
 
@@ -450,9 +468,9 @@ fn granted(
 pub fn inherit(
     spec: &DeviceSpec,
     offer: &Offer,
-    serves: Modes,
+    modes: Modes,
     info: &sys::DeviceInfo,
-) -> Result<Granted, Error> {
+) -> Result<Grant, Error> {
     let mode = mode_of(info)?;
     let refused = |detail: String, kind| {
         Error::new(
@@ -461,20 +479,20 @@ pub fn inherit(
             detail,
             "delete the device and add it anew, or serve it as it was added",
         )
-        .on(info.device)
+        .on_device(info.device)
     };
-    if !serves.has(mode) {
-        let detail = format!("it was added for {mode}, and the handler serves {serves}");
-        return Err(refused(detail, Kind::Handler));
+    if !modes.has(mode) {
+        let detail = format!("it was added for {mode}, and the handler serves {modes}");
+        return Err(refused(detail, ErrorKind::HandlerMismatch));
     }
     if let ModeChoice::Only(wanted) = spec.mode
         && wanted != mode
     {
         let detail = format!("it was added for {mode}, not {wanted}");
-        return Err(refused(detail, Kind::NotGranted));
+        return Err(refused(detail, ErrorKind::NotGranted));
     }
     let flags = Features::from_bits(info.flags);
-    let mut dropped = Vec::new();
+    let mut missing = Vec::new();
     for capability in Capability::ALL {
         let want = spec.wants.of(capability);
         if want == Want::Avoid || flags.has(capability.flag()) {
@@ -483,15 +501,15 @@ pub fn inherit(
         if want == Want::Require {
             let name = Features::from_bits(capability.flag());
             let detail = format!("it was added without {name}, which is required");
-            return Err(refused(detail, Kind::NotGranted));
+            return Err(refused(detail, ErrorKind::NotGranted));
         }
-        dropped.push(Dropped {
-            what: What::Capability(capability),
-            why: Why::AddedWithout,
+        missing.push(MissingFeature {
+            feature: RequestedFeature::Capability(capability),
+            reason: MissingReason::AddedWithout,
         });
     }
-    limits(spec, info, &mut dropped);
-    Ok(granted(info, offer, mode, flags, dropped))
+    limits(spec, info, &mut missing);
+    Ok(make_grant(info, offer, mode, flags, missing))
 }
 
 /// Flags of devices that ask more of their server than is done here.
@@ -520,11 +538,11 @@ fn mode_of(info: &sys::DeviceInfo) -> Result<DataMode, Error> {
     }
     Err(Error::new(
         Operation::Negotiate,
-        Kind::NotGranted,
+        ErrorKind::NotGranted,
         format!("it was added with {flags}, which cannot be served here"),
         "delete it and add it anew",
     )
-    .on(info.device))
+    .on_device(info.device))
 }
 
 #[cfg(test)]

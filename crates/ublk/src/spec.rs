@@ -386,7 +386,7 @@ pub fn mask_of(value: Option<&str>) -> Result<u64, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Kind;
+    use crate::error::ErrorKind;
 
     fn spec() -> DeviceSpec {
         DeviceSpec::new(Disk::new(1 << 30))
@@ -432,7 +432,7 @@ mod tests {
         ];
         for spec in wrong {
             let error = spec.check().unwrap_err();
-            assert_eq!(error.kind(), Kind::Invalid, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
             assert!(error.remedy().starts_with("use "), "{error}");
         }
     }
@@ -448,7 +448,7 @@ mod tests {
             sys::F_ZERO_COPY,
         ] {
             let error = DeviceSpec { flags, ..spec() }.check().unwrap_err();
-            assert_eq!(error.kind(), Kind::Invalid, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         }
         for flags in [sys::F_DESCRIPTOR_BYTES, 1 << 40] {
             assert_eq!(DeviceSpec { flags, ..spec() }.check(), Ok(()));

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use reactor::{Config, Port, Reactor};
 use ublk::control::port::ControlPort;
-use ublk::control::{Control, QUICK};
-use ublk::device::{Options, State, open_or_recover};
-use ublk::error::{Kind, Operation};
-use ublk::negotiate::What;
+use ublk::control::{COMMAND_TIMEOUT, ControlDevice};
+use ublk::device::{self, DeviceState, OpenRequest, QueueOptions, open_or_recover};
+use ublk::error::{ErrorKind, Operation};
+use ublk::negotiate::RequestedFeature;
 use ublk::queue::{Handler, QueueCx};
 use ublk::spec::Segments;
 use ublk::{DataMode, DeviceSpec, Disk, ModeChoice, Modes, Request, sys};
@@ -34,10 +34,13 @@ impl Handler for CopyOnly {
     }
 }
 
-fn control(profile: Profile) -> (Control, Driver) {
+fn control(profile: Profile) -> (ControlDevice, Driver) {
     let driver = Driver::new(profile);
     let port = FakePort::new(driver.clone(), std::process::id() as i32);
-    (Control::over(Arc::new(port), u64::MAX).unwrap(), driver)
+    (
+        ControlDevice::over(Arc::new(port), u64::MAX).unwrap(),
+        driver,
+    )
 }
 
 fn spec() -> DeviceSpec {
@@ -57,14 +60,18 @@ fn ring() -> Reactor {
     .unwrap()
 }
 
-fn open(control: &Control, id: u32, within: Duration) -> ublk::Error {
+fn open(control: &ControlDevice, id: u32, within: Duration) -> ublk::Error {
     let reactor = ring();
     open_or_recover(
-        control,
-        (id, &spec()),
-        (&[reactor.handle().clone()], &Options::default()),
+        OpenRequest {
+            control,
+            id,
+            spec: &spec(),
+            reactors: &[reactor.handle().clone()],
+            options: &QueueOptions::default(),
+            within,
+        },
         |_| Any,
-        within,
     )
     .unwrap_err()
 }
@@ -74,13 +81,19 @@ fn a_fetch_that_is_refused_cancels_the_start_and_the_device_goes_again() {
     for profile in Profile::ALL {
         let (control, driver) = control(profile);
         let reactor = ring();
-        let added = control.add(&spec(), Any::MODES).unwrap();
+        let added = device::add(&control, &spec(), Any::MODES).unwrap();
         let handles = [reactor.handle().clone()];
-        let armed = added.arm(&handles, &Options::default(), |_| Any).unwrap();
+        let armed = added
+            .attach(&handles, &QueueOptions::default(), |_| Any)
+            .unwrap();
         let begun = Instant::now();
-        let error = armed.start(60 * QUICK).unwrap_err();
+        let error = armed.start(60 * COMMAND_TIMEOUT).unwrap_err();
         assert_eq!(error.operation(), Operation::Fetch, "{error}");
-        assert!(begun.elapsed() < 3 * QUICK, "{:?}", begun.elapsed());
+        assert!(
+            begun.elapsed() < 3 * COMMAND_TIMEOUT,
+            "{:?}",
+            begun.elapsed()
+        );
         assert_eq!(driver.devices(), [0; 0], "left behind on {}", profile.name);
     }
 }
@@ -101,19 +114,19 @@ fn what_a_spec_cannot_have_is_refused_before_anything_is_added() {
             },
         ];
         for spec in wrong {
-            let error = control.add(&spec, Any::MODES).unwrap_err();
-            assert_eq!(error.kind(), Kind::Invalid, "{error}");
+            let error = device::add(&control, &spec, Any::MODES).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         }
         let forced = DeviceSpec {
             mode: ModeChoice::Only(DataMode::ZeroCopy),
             ..spec()
         };
-        let result = control.add(&forced, Any::MODES);
+        let result = device::add(&control, &forced, Any::MODES);
         if profile.has(DataMode::ZeroCopy.flags()) {
-            result.unwrap().delete(QUICK).unwrap();
+            result.unwrap().delete(COMMAND_TIMEOUT).unwrap();
         } else {
             let error = result.unwrap_err();
-            assert_eq!(error.kind(), Kind::TooOld);
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
             assert!(error.remedy().contains("6.16"), "{error}");
         }
         assert_eq!(driver.devices(), [0; 0]);
@@ -125,11 +138,11 @@ fn a_handler_that_cannot_serve_what_was_granted_is_refused_and_the_device_goes_a
     let (control, driver) = control(Profile::V7_2);
     let reactor = ring();
     let handles = [reactor.handle().clone()];
-    let added = control.add(&spec(), Any::MODES).unwrap();
+    let added = device::add(&control, &spec(), Any::MODES).unwrap();
     let error = added
-        .arm(&handles, &Options::default(), |_| CopyOnly)
+        .attach(&handles, &QueueOptions::default(), |_| CopyOnly)
         .unwrap_err();
-    assert_eq!(error.kind(), Kind::Handler, "{error}");
+    assert_eq!(error.kind(), ErrorKind::HandlerMismatch, "{error}");
     assert!(error.to_string().contains("zero-copy"), "{error}");
     assert_eq!(driver.devices(), [0; 0]);
 }
@@ -141,14 +154,14 @@ fn a_number_in_use_is_told_and_its_device_stays() {
         id: Some(5),
         ..spec()
     };
-    let first = control.add(&spec, Any::MODES).unwrap();
-    let error = control.add(&spec, Any::MODES).unwrap_err();
+    let first = device::add(&control, &spec, Any::MODES).unwrap();
+    let error = device::add(&control, &spec, Any::MODES).unwrap_err();
     assert_eq!(
         (error.kind(), error.errno()),
-        (Kind::Taken, Some(libc::EEXIST))
+        (ErrorKind::InUse, Some(libc::EEXIST))
     );
     assert_eq!(driver.devices(), [5]);
-    first.delete(QUICK).unwrap();
+    first.delete(COMMAND_TIMEOUT).unwrap();
     assert_eq!(driver.devices(), [0; 0]);
 }
 
@@ -167,12 +180,12 @@ fn parameters_that_the_kernel_leaves_out_are_told() {
     };
     for profile in Profile::ALL {
         let (control, _driver) = control(profile);
-        let added = control.add(&spec, Any::MODES).unwrap();
+        let added = device::add(&control, &spec, Any::MODES).unwrap();
         let told = added
-            .granted()
-            .dropped
+            .grant()
+            .missing
             .iter()
-            .any(|one| one.what == What::Params(sys::PARAM_SEGMENT));
+            .any(|one| one.feature == RequestedFeature::Params(sys::PARAM_SEGMENT));
         let known = profile.params & sys::PARAM_SEGMENT != 0;
         assert_eq!(told, !known, "{}", profile.name);
     }
@@ -181,14 +194,14 @@ fn parameters_that_the_kernel_leaves_out_are_told() {
 #[test]
 fn a_device_that_is_open_elsewhere_is_waited_for_and_never_doubled() {
     let (control, driver) = control(Profile::V7_2);
-    let added = control.add(&spec(), Any::MODES).unwrap();
+    let added = device::add(&control, &spec(), Any::MODES).unwrap();
     let holder = FakePort::new(driver.clone(), 4711);
     let held = holder.open_char(added.id()).unwrap();
     let begun = Instant::now();
     let error = open(&control, added.id(), Duration::from_millis(200));
     assert_eq!(
         (error.kind(), error.operation()),
-        (Kind::Taken, Operation::OpenChar)
+        (ErrorKind::InUse, Operation::OpenChar)
     );
     assert!(
         begun.elapsed() >= Duration::from_millis(200),
@@ -201,8 +214,8 @@ fn a_device_that_is_open_elsewhere_is_waited_for_and_never_doubled() {
 #[test]
 fn a_device_without_a_disk_is_replaced_and_goes_where_that_fails() {
     let (control, driver) = control(Profile::V7_2);
-    let added = control.add(&spec(), Any::MODES).unwrap();
-    let error = open(&control, added.id(), 3 * QUICK);
+    let added = device::add(&control, &spec(), Any::MODES).unwrap();
+    let error = open(&control, added.id(), 3 * COMMAND_TIMEOUT);
     assert_eq!(error.operation(), Operation::Fetch, "{error}");
     assert_eq!(driver.devices(), [0; 0]);
 }
@@ -211,16 +224,16 @@ fn a_device_without_a_disk_is_replaced_and_goes_where_that_fails() {
 fn what_nobody_serves_is_listed_and_removed() {
     let (control, driver) = control(Profile::V6_12);
     for _ in 0..3 {
-        drop(control.add(&spec(), Any::MODES).unwrap());
+        drop(device::add(&control, &spec(), Any::MODES).unwrap());
     }
-    let orphans = control.orphans().unwrap();
+    let orphans = device::list_unserved(&control).unwrap();
     assert_eq!(orphans.len(), 3);
-    assert!(orphans.iter().all(|one| one.state == State::Dead));
+    assert!(orphans.iter().all(|one| one.state == DeviceState::Dead));
     for orphan in orphans {
-        control.remove(orphan.info.device, QUICK).unwrap();
+        device::remove(&control, orphan.info.device, COMMAND_TIMEOUT).unwrap();
     }
     assert_eq!(driver.devices(), [0; 0]);
-    control.remove(0, QUICK).unwrap();
+    device::remove(&control, 0, COMMAND_TIMEOUT).unwrap();
 }
 
 /// Where a queue's descriptors are mapped from the character devices of this fake: offset, bytes.
@@ -249,15 +262,17 @@ fn the_descriptors_of_a_queue_are_mapped_where_and_as_far_as_its_device_says() {
             flags: sys::F_DESCRIPTOR_BYTES,
             ..spec()
         };
-        let added = control.add(&spec, Any::MODES).unwrap();
-        assert_eq!(u64::from(added.granted().descriptor_bytes), stride);
+        let added = device::add(&control, &spec, Any::MODES).unwrap();
+        assert_eq!(u64::from(added.grant().descriptor_bytes), stride);
         let inode = driver.inode_of(added.id()).unwrap();
         let reactor = ring();
         let handles = [reactor.handle().clone()];
-        let armed = added.arm(&handles, &Options::default(), |_| Any).unwrap();
+        let armed = added
+            .attach(&handles, &QueueOptions::default(), |_| Any)
+            .unwrap();
         let bytes = (100 * stride).next_multiple_of(page);
         assert_eq!(mapped(inode), [(0, bytes), (4096 * stride, bytes)]);
-        armed.start(QUICK).unwrap_err();
+        armed.start(COMMAND_TIMEOUT).unwrap_err();
         assert_eq!(mapped(inode), []);
     }
 }

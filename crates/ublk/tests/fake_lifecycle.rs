@@ -14,11 +14,13 @@ use std::time::{Duration, Instant};
 use lifecycle::SOON;
 use lifecycle::memory::{Bytes, Gate, Late};
 use reactor::{Config, Handle, Reactor};
-use ublk::control::port::{Answer, Argument, Command, ControlPort, Done, Ticket};
-use ublk::control::{Control, QUICK};
-use ublk::device::{How, Live, Options, State, open_or_recover};
-use ublk::error::Kind;
-use ublk::exit::{Limits, leave};
+use ublk::control::port::{Argument, Command, ControlPort, OnCompletion, Reply, Ticket};
+use ublk::control::{COMMAND_TIMEOUT, ControlDevice};
+use ublk::device::{
+    self, DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover,
+};
+use ublk::error::ErrorKind;
+use ublk::exit::{ExitTimeouts, shut_down};
 use ublk::sys::DeviceInfo;
 use ublk::{Capability, DeviceSpec, Disk, Error, Want, Wants, sys};
 use ublk_fake::{ClientId, ClientOp, ClientRequest, Driver, FakePort, Profile, start_reactor};
@@ -28,7 +30,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// knows itself.
 struct World {
     driver: Driver,
-    control: Control,
+    control: ControlDevice,
     bytes: Bytes,
     gate: Arc<Gate>,
     answers: Mutex<BTreeMap<ClientId, Result<Vec<u8>, i32>>>,
@@ -47,7 +49,7 @@ impl World {
         let bytes = Bytes::default();
         bytes.lock().unwrap().resize(1 << 20, 0);
         World {
-            control: Control::over(port, u64::MAX).unwrap(),
+            control: ControlDevice::over(port, u64::MAX).unwrap(),
             driver,
             bytes,
             gate: Arc::default(),
@@ -70,17 +72,26 @@ impl World {
         id: u32,
         reactors: &[Handle],
         within: Duration,
-    ) -> Result<(Live, How), Error> {
-        let (spec, options) = (spec(), Options::default());
+    ) -> Result<(LiveDevice, Origin), Error> {
+        let (spec, options) = (spec(), QueueOptions::default());
         let build = |_| {
             self.built.fetch_add(1, Ordering::Relaxed);
             Late::new(&self.bytes, &self.gate)
         };
-        let seats = (reactors, &options);
-        open_or_recover(&self.control, (id, &spec), seats, build, within)
+        open_or_recover(
+            OpenRequest {
+                control: &self.control,
+                id,
+                spec: &spec,
+                reactors,
+                options: &options,
+                within,
+            },
+            build,
+        )
     }
 
-    fn open(&self, id: u32, reactors: &[Handle]) -> (Live, How) {
+    fn open(&self, id: u32, reactors: &[Handle]) -> (LiveDevice, Origin) {
         self.try_open(id, reactors, SOON).unwrap()
     }
 
@@ -122,13 +133,13 @@ impl World {
     }
 
     /// The server goes, and all that it had with it.
-    fn dies(&self, live: Live, reactor: Reactor) {
+    fn dies(&self, live: LiveDevice, reactor: Reactor) {
         reactor.stop(Duration::ZERO);
         drop(live);
     }
 
-    fn state(&self, id: u32) -> State {
-        State::of(&self.control.info(id).unwrap())
+    fn state(&self, id: u32) -> DeviceState {
+        DeviceState::of(&self.control.info(id).unwrap())
     }
 }
 
@@ -155,15 +166,15 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
         let world = World::new(profile);
         let reactor = world.ring();
         let (live, how) = world.open(3, &[reactor.handle().clone()]);
-        assert_eq!((live.id(), how), (3, How::Added));
+        assert_eq!((live.id(), how), (3, Origin::Added));
         world.works(3, 7);
         let resized = live.resize(2 << 20);
         assert_eq!(resized.is_ok(), profile.has(sys::F_UPDATE_SIZE));
         world.driver.disk_open(3, true).unwrap();
         let kept = live.try_stop(SOON).unwrap_err();
         let expected = match profile.has(sys::F_SAFE_STOP) {
-            true => Kind::Busy,
-            false => Kind::TooOld,
+            true => ErrorKind::Busy,
+            false => ErrorKind::Unsupported,
         };
         assert_eq!(kept.error.kind(), expected, "{kept}");
         world.works(3, 8);
@@ -172,7 +183,7 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
             true => kept.device.try_stop(SOON).unwrap(),
             false => kept.device.stop(SOON).unwrap(),
         };
-        assert_eq!(world.state(3), State::Dead);
+        assert_eq!(world.state(3), DeviceState::Dead);
         stopped.delete(SOON).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);
         assert_eq!(world.driver.stats().refused, 0);
@@ -198,10 +209,12 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
             });
             live.quiesce(SOON).unwrap();
             answering.join().unwrap();
-            until("it has no server", || world.state(2) == State::Quiesced);
+            until("it has no server", || {
+                world.state(2) == DeviceState::Quiesced
+            });
             world.works(1, 100 + round);
             let (next, how) = world.open(2, &handles);
-            assert_eq!(how, How::Recovered);
+            assert_eq!(how, Origin::Recovered);
             live = next;
             for write in writes {
                 assert_eq!(world.answered(write), Ok(Vec::new()));
@@ -221,18 +234,18 @@ fn a_server_that_leaves_finishes_what_it_has_and_its_successor_does_the_rest() {
         let world = World::new(profile);
         let reactors = vec![world.ring(), world.ring()];
         let handles: Vec<Handle> = reactors.iter().map(|one| one.handle().clone()).collect();
-        let devices: Vec<Live> = (0..3).map(|id| world.open(id, &handles).0).collect();
+        let devices: Vec<LiveDevice> = (0..3).map(|id| world.open(id, &handles).0).collect();
         let writes: Vec<_> = (0..3).map(|id| (id, world.write(id, 5))).collect();
-        let report = leave(&world.control, devices, reactors, Limits::default());
-        assert_eq!(report.unseen, [], "{report:?}");
-        assert_eq!(report.unquiesced, [], "{report:?}");
+        let report = shut_down(&world.control, devices, reactors, ExitTimeouts::default());
+        assert_eq!(report.unconfirmed, [], "{report:?}");
+        assert_eq!(report.quiesce_failures, [], "{report:?}");
         for (id, write) in writes {
             assert_eq!(world.answered(write), Ok(Vec::new()));
-            assert_eq!(world.state(id), State::Quiesced);
+            assert_eq!(world.state(id), DeviceState::Quiesced);
             let waits = world.write(id, 6);
             let next = world.ring();
             let (live, how) = world.open(id, &[next.handle().clone()]);
-            assert_eq!(how, How::Recovered);
+            assert_eq!(how, Origin::Recovered);
             assert_eq!(world.answered(waits), Ok(Vec::new()));
             live.stop(SOON).unwrap().delete(SOON).unwrap();
         }
@@ -248,13 +261,13 @@ fn a_request_that_is_not_answered_in_time_is_its_successors() {
         world.gate.shut();
         let write = world.write(0, 9);
         until("it is taken up", || live.stats()[0].requests == 1);
-        let limits = Limits {
+        let limits = ExitTimeouts {
             drain: Duration::from_millis(50),
-            ..Limits::default()
+            ..ExitTimeouts::default()
         };
-        let report = leave(&world.control, vec![live], vec![reactor], limits);
+        let report = shut_down(&world.control, vec![live], vec![reactor], limits);
         assert_eq!(report.reactors[0].sources_forced, 1, "{report:?}");
-        assert_eq!(report.unseen, [], "{report:?}");
+        assert_eq!(report.unconfirmed, [], "{report:?}");
         world.gate.open();
         let next = world.ring();
         let (live, _) = world.open(0, &[next.handle().clone()]);
@@ -275,7 +288,7 @@ fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_m
         world.dies(live, reactor);
         let next = world.ring();
         let (live, how) = world.open(0, &[next.handle().clone()]);
-        assert_eq!(how, How::Recovered);
+        assert_eq!(how, Origin::Recovered);
         assert_eq!(
             world.built.load(Ordering::Relaxed),
             built + 2,
@@ -304,7 +317,7 @@ impl Odd {
 }
 
 impl ControlPort for Odd {
-    fn submit(&self, command: Command, deadline: Instant, mut done: Done) -> Ticket {
+    fn submit(&self, command: Command, deadline: Instant, mut done: OnCompletion) -> Ticket {
         if command.opcode == sys::START_RECOVERY {
             std::thread::sleep(self.late);
         }
@@ -316,7 +329,7 @@ impl ControlPort for Odd {
                         DeviceInfo::read_from_prefix(answer.argument.bytes()).unwrap();
                     info.server_pid = 0;
                     let argument = Argument::Bytes(info.as_bytes().to_vec());
-                    Answer { argument, ..answer }
+                    Reply { argument, ..answer }
                 }));
             });
         }
@@ -348,7 +361,7 @@ fn a_recovery_that_has_begun_is_given_time_whatever_the_deadline() {
         let (live, how) = world
             .try_open(0, &handles, Duration::from_millis(200))
             .unwrap();
-        assert_eq!(how, How::Recovered);
+        assert_eq!(how, Origin::Recovered);
         world.works(0, 3);
         live.stop(SOON).unwrap().delete(SOON).unwrap();
     }
@@ -360,19 +373,19 @@ fn a_device_that_is_being_deleted_is_waited_for_and_then_added() {
         let world = World::new(profile);
         let reactor = world.ring();
         let (live, _) = world.open(4, &[reactor.handle().clone()]);
-        world.control.delete_async(4, QUICK).unwrap();
+        world.control.delete_async(4, COMMAND_TIMEOUT).unwrap();
         let next = world.ring();
         let handles = [next.handle().clone()];
         let error = world
             .try_open(4, &handles, Duration::from_millis(100))
             .unwrap_err();
-        assert_eq!(error.kind(), Kind::Gone, "{error}");
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
         std::thread::scope(|scope| {
             let opening = scope.spawn(|| world.open(4, &handles));
             std::thread::sleep(Duration::from_millis(50));
             world.dies(live, reactor);
             let (live, how) = opening.join().unwrap();
-            assert_eq!(how, How::Added);
+            assert_eq!(how, Origin::Added);
             live.stop(SOON).unwrap().delete(SOON).unwrap();
         });
     }
@@ -389,7 +402,7 @@ fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
             let next = world.ring();
             let ring = if again { &reactor } else { &next };
             let (live, how) = world.open(4, &[ring.handle().clone()]);
-            assert_eq!(how, How::Added, "on {}", profile.name);
+            assert_eq!(how, Origin::Added, "on {}", profile.name);
             world.works(4, 9);
             drop(live.stop(SOON).unwrap());
         }
@@ -412,16 +425,20 @@ fn a_disk_of_another_kind_is_not_taken_over() {
         ..spec()
     };
     let error = open_or_recover(
-        &world.control,
-        (3, &wanted),
-        (&[next.handle().clone()], &Options::default()),
+        OpenRequest {
+            control: &world.control,
+            id: 3,
+            spec: &wanted,
+            reactors: &[next.handle().clone()],
+            options: &QueueOptions::default(),
+            within: SOON,
+        },
         |_| Late::new(&world.bytes, &world.gate),
-        SOON,
     )
     .unwrap_err();
-    assert_eq!(error.kind(), Kind::NotGranted, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NotGranted, "{error}");
     assert!(error.remedy().contains("delete the device"), "{error}");
-    assert_eq!(world.state(3), State::Quiesced);
+    assert_eq!(world.state(3), DeviceState::Quiesced);
 }
 
 #[test]
@@ -430,16 +447,13 @@ fn a_disk_whose_server_is_not_seen_here_is_no_orphan() {
         let world = Odd::world(profile, Duration::ZERO, true);
         let reactor = world.ring();
         let (live, _) = world.open(3, &[reactor.handle().clone()]);
-        assert_eq!(world.control.orphans().unwrap().len(), 0);
-        let error = world
-            .control
-            .remove(3, Duration::from_millis(50))
-            .unwrap_err();
-        assert_eq!(error.kind(), Kind::Taken, "{error}");
+        assert_eq!(device::list_unserved(&world.control).unwrap().len(), 0);
+        let error = device::remove(&world.control, 3, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
         assert!(error.remedy().contains("namespaces"), "{error}");
         world.works(3, 4);
         world.dies(live, reactor);
-        world.control.remove(3, SOON).unwrap();
+        device::remove(&world.control, 3, SOON).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);
     }
 }

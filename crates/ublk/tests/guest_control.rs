@@ -9,8 +9,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use ublk::control::{Cancel, Control, QUICK};
-use ublk::error::Kind;
+use ublk::control::{COMMAND_TIMEOUT, CancelToken, ControlDevice};
+use ublk::device;
+use ublk::error::ErrorKind;
 use ublk::negotiate;
 use ublk::sys::{self, DeviceInfo};
 use ublk::{DataMode, DeviceSpec, Disk, Features, ModeChoice, Modes};
@@ -19,7 +20,7 @@ use ublk::{DataMode, DeviceSpec, Disk, Features, ModeChoice, Modes};
 static ALONE: Mutex<()> = Mutex::new(());
 
 struct World {
-    control: Control,
+    control: ControlDevice,
     added: Vec<u32>,
     _alone: MutexGuard<'static, ()>,
 }
@@ -32,14 +33,14 @@ impl World {
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         Some(World {
-            control: Control::open().unwrap(),
+            control: ControlDevice::open().unwrap(),
             added: Vec::new(),
             _alone: alone,
         })
     }
 
     fn add(&mut self, spec: &DeviceSpec) -> Result<DeviceInfo, ublk::Error> {
-        let ask = negotiate::ask(spec, self.control.offer(), Modes::ALL)?;
+        let ask = negotiate::choose_flags(spec, self.control.offer(), Modes::ALL)?;
         let wanted = DeviceInfo {
             queues: spec.queues,
             depth: spec.depth,
@@ -48,7 +49,7 @@ impl World {
             flags: ask.flags.bits(),
             ..DeviceInfo::default()
         };
-        let info = self.control.add_device(&wanted, QUICK)?;
+        let info = self.control.add_device(&wanted, COMMAND_TIMEOUT)?;
         self.added.push(info.device);
         Ok(info)
     }
@@ -71,7 +72,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         for device in &self.added {
-            let _ = self.control.delete_async(*device, QUICK);
+            let _ = self.control.delete_async(*device, COMMAND_TIMEOUT);
         }
     }
 }
@@ -85,9 +86,12 @@ fn spec() -> DeviceSpec {
 
 /// Waits until the condition holds, or fails.
 fn eventually(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + QUICK;
+    let deadline = Instant::now() + COMMAND_TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "not within {QUICK:?}: {what}");
+        assert!(
+            Instant::now() < deadline,
+            "not within {COMMAND_TIMEOUT:?}: {what}"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -101,8 +105,8 @@ fn a_device_is_added_described_and_deleted() {
     assert!(world.control.features().has(sys::F_USER_COPY));
     let spec = spec();
     let info = world.add(&spec).unwrap();
-    let ask = negotiate::ask(&spec, world.control.offer(), Modes::ALL).unwrap();
-    let granted = negotiate::grant(&spec, ask, world.control.offer(), &info).unwrap();
+    let ask = negotiate::choose_flags(&spec, world.control.offer(), Modes::ALL).unwrap();
+    let granted = negotiate::check_grant(&spec, ask, world.control.offer(), &info).unwrap();
     println!("granted: {granted:?}");
     assert!(world.control.devices().unwrap().contains(&info.device));
     assert_eq!(info.state, sys::STATE_DEAD);
@@ -121,10 +125,10 @@ fn a_device_is_added_described_and_deleted() {
     let processors = world.control.affinity(info.device, 0).unwrap();
     assert!(processors.contains(&0), "{processors:?}");
 
-    world.delete(info.device, QUICK).unwrap();
+    world.delete(info.device, COMMAND_TIMEOUT).unwrap();
     assert!(!world.control.devices().unwrap().contains(&info.device));
     let error = world.control.info(info.device).unwrap_err();
-    assert_eq!(error.kind(), Kind::Gone, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }
 
 /// generic_13.
@@ -150,13 +154,13 @@ fn every_mode_that_the_kernel_has_is_granted_when_forced_and_refused_otherwise()
         };
         if !world.control.features().has(mode.flags()) {
             let error = world.add(&spec).unwrap_err();
-            assert_eq!(error.kind(), Kind::TooOld, "{error}");
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             println!("{error}");
             continue;
         }
         let info = world.add(&spec).unwrap();
         assert_eq!(DataMode::of_flags(info.flags), mode, "{:#x}", info.flags);
-        world.delete(info.device, QUICK).unwrap();
+        world.delete(info.device, COMMAND_TIMEOUT).unwrap();
     }
     assert_eq!(world.control.devices().unwrap(), []);
 }
@@ -174,7 +178,7 @@ fn a_number_that_is_taken_is_an_error_and_leaves_its_device_alone() {
     let error = world.add(&first).unwrap_err();
     assert_eq!(
         (error.kind(), error.device()),
-        (Kind::Taken, Some(77)),
+        (ErrorKind::InUse, Some(77)),
         "{error}"
     );
     assert_eq!(world.control.devices().unwrap(), [77]);
@@ -190,7 +194,7 @@ fn a_start_without_tags_ends_at_its_deadline_and_holds_up_nobody() {
     let control = world.control.clone();
     let start = std::thread::spawn(move || {
         let within = Duration::from_millis(700);
-        control.start(device, std::process::id(), within, &Cancel::new())
+        control.start(device, std::process::id(), within, &CancelToken::new())
     });
     let other = world.add(&spec()).unwrap().device;
     let mut answered = 0;
@@ -199,7 +203,7 @@ fn a_start_without_tags_ends_at_its_deadline_and_holds_up_nobody() {
         answered += 1;
     }
     let error = start.join().unwrap().unwrap_err();
-    assert_eq!(error.kind(), Kind::Late, "{error}");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert!(answered > 1, "{answered} other commands meanwhile");
 }
 
@@ -210,19 +214,19 @@ fn a_start_without_tags_ends_when_it_is_cancelled() {
     };
     let device = world.add_with_params();
     let _server = world.control.open_char(device).unwrap();
-    let cancel = Cancel::new();
+    let cancel = CancelToken::new();
     let (control, other) = (world.control.clone(), cancel.clone());
     let start = std::thread::spawn(move || {
         let begun = Instant::now();
-        let result = control.start(device, std::process::id(), 60 * QUICK, &other);
+        let result = control.start(device, std::process::id(), 60 * COMMAND_TIMEOUT, &other);
         (result, begun.elapsed())
     });
     // It waits already, or does not yet: either way it ends.
     std::thread::sleep(Duration::from_millis(100));
     cancel.cancel();
     let (result, took) = start.join().unwrap();
-    assert_eq!(result.unwrap_err().kind(), Kind::Cancelled);
-    assert!(took < QUICK, "{took:?}");
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Cancelled);
+    assert!(took < COMMAND_TIMEOUT, "{took:?}");
 }
 
 #[test]
@@ -235,12 +239,12 @@ fn a_deletion_waits_for_who_has_the_device_open_up_to_its_deadline() {
     let error = world
         .delete(device, Duration::from_millis(500))
         .unwrap_err();
-    assert_eq!(error.kind(), Kind::Late, "{error}");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     assert!(error.remedy().contains("end the old server"), "{error}");
     drop(server);
     eventually("the number is free", || {
         let info = world.control.info(device);
-        info.is_err_and(|error| error.kind() == Kind::Gone)
+        info.is_err_and(|error| error.kind() == ErrorKind::NotFound)
     });
 }
 
@@ -252,7 +256,7 @@ fn a_second_opener_of_a_character_device_is_told_so() {
     let device = world.add(&spec()).unwrap().device;
     let _server = world.control.open_char(device).unwrap();
     let error = world.control.open_char(device).unwrap_err();
-    assert_eq!(error.kind(), Kind::Taken, "{error}");
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
 }
 
 #[test]
@@ -263,11 +267,11 @@ fn many_threads_give_commands_side_by_side() {
     let control = &world.control;
     let churn = || {
         for _ in 0..4 {
-            let added = control.add(&spec(), Modes::ALL).unwrap();
+            let added = device::add(&control, &spec(), Modes::ALL).unwrap();
             control.info(added.id()).unwrap();
-            added.delete(QUICK).unwrap();
+            added.delete(COMMAND_TIMEOUT).unwrap();
         }
-        control.add(&spec(), Modes::ALL).unwrap().id()
+        device::add(&control, &spec(), Modes::ALL).unwrap().id()
     };
     let added: Vec<u32> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(churn)).collect();
@@ -278,7 +282,7 @@ fn many_threads_give_commands_side_by_side() {
     sorted.sort_unstable();
     assert_eq!(world.control.devices().unwrap(), sorted);
     for device in added {
-        world.delete(device, QUICK).unwrap();
+        world.delete(device, COMMAND_TIMEOUT).unwrap();
     }
 }
 
@@ -292,13 +296,13 @@ fn commands_that_this_kernel_lacks_say_which_one_has_them() {
     let control = &world.control;
     for (result, flag) in [
         (control.update_size(device, 8), sys::F_UPDATE_SIZE),
-        (control.quiesce(device, QUICK), sys::F_QUIESCE),
-        (control.try_stop(device, QUICK), sys::F_SAFE_STOP),
+        (control.quiesce(device, COMMAND_TIMEOUT), sys::F_QUIESCE),
+        (control.try_stop(device, COMMAND_TIMEOUT), sys::F_SAFE_STOP),
     ] {
         let error = result.unwrap_err();
         println!("{error}");
         let has = control.features().has(flag);
-        assert_eq!(error.kind() == Kind::TooOld, !has, "{error}");
+        assert_eq!(error.kind() == ErrorKind::Unsupported, !has, "{error}");
         assert_eq!(error.errno(), has.then_some(libc::ENODEV), "{error}");
     }
 }

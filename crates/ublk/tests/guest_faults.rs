@@ -15,10 +15,12 @@ use lifecycle::{Null, Reader, SOON, World, disk, read, ring, spec};
 use reactor::{Handle, Port, Reactor};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
-use ublk::control::Control;
-use ublk::device::{How, Live, Options, State, open_or_recover};
-use ublk::error::Kind;
-use ublk::exit::{Limits, leave};
+use ublk::control::ControlDevice;
+use ublk::device::{
+    self, DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover,
+};
+use ublk::error::ErrorKind;
+use ublk::exit::{ExitTimeouts, shut_down};
 use ublk::queue::{Handler, QueueCx};
 use ublk::{Capability, DataMode, DeviceSpec, ModeChoice, Modes, Request, Want, Wants, sys};
 
@@ -95,9 +97,9 @@ fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
         wants: Wants::default().with(Capability::NoPartScan, Want::Prefer),
         ..spec()
     };
-    let added = world.control.add(&unscanned, Hold::MODES).unwrap();
+    let added = device::add(&world.control, &unscanned, Hold::MODES).unwrap();
     let handles = [reactor.handle().clone()];
-    let armed = added.arm(&handles, &Options::default(), |_| hold.0.clone());
+    let armed = added.attach(&handles, &QueueOptions::default(), |_| hold.0.clone());
     // Before 7.0 the kernel looks for partitions inside START: it is answered late then.
     let scanned = hold.0.clone();
     let answers = (!world.has(sys::F_NO_PART_SCAN)).then(|| {
@@ -115,7 +117,7 @@ fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
     let kept = live.stop(Duration::from_millis(700)).unwrap_err();
     println!("after {:?}: {kept}", begun.elapsed());
     assert!(
-        matches!(kept.error.kind(), Kind::Stuck | Kind::Late),
+        matches!(kept.error.kind(), ErrorKind::Stuck | ErrorKind::TimedOut),
         "{kept}"
     );
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
@@ -135,7 +137,7 @@ fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
 
 /// Waits until the only queue of a device has counted so many aborts: no more, and of the rest the
 /// server owned what it should at the first.
-fn until_aborts(live: &Live, aborts: u64, owned: u64) {
+fn until_aborts(live: &LiveDevice, aborts: u64, owned: u64) {
     let deadline = Instant::now() + SOON;
     while live.stats()[0].aborts < aborts {
         assert!(Instant::now() < deadline, "{:?}", live.stats());
@@ -156,9 +158,9 @@ fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
         wants: Wants::default().with(Capability::NoPartScan, Want::Prefer),
         ..spec()
     };
-    let added = world.control.add(&one_queue, Hold::MODES).unwrap();
+    let added = device::add(&world.control, &one_queue, Hold::MODES).unwrap();
     let handles = [reactor.handle().clone()];
-    let armed = added.arm(&handles, &Options::default(), |_| hold.0.clone());
+    let armed = added.attach(&handles, &QueueOptions::default(), |_| hold.0.clone());
     // Until the disk is there: before 7.0 the kernel looks for partitions inside START.
     hold.0.0.lock().unwrap().letting_go = true;
     let mut live = armed.unwrap().start(SOON).unwrap();
@@ -180,11 +182,16 @@ fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
         for client in clients {
             client.join().unwrap().unwrap_err();
         }
-        let report = leave(&world.control, vec![live], vec![reactor], Limits::default());
-        assert_eq!(report.unseen, []);
+        let report = shut_down(
+            &world.control,
+            vec![live],
+            vec![reactor],
+            ExitTimeouts::default(),
+        );
+        assert_eq!(report.unconfirmed, []);
         let how;
         (live, how) = world.open(id, &[next.handle().clone()]);
-        assert_eq!(how, How::Recovered);
+        assert_eq!(how, Origin::Recovered);
     }
     // A stop waits for what the server owns: then every tag is idle.
     world.control.stop(id, SOON).unwrap();
@@ -252,10 +259,15 @@ fn signals_at_the_control_thread_fail_no_command() {
         let (first, next) = (ring("first"), ring("next"));
         let live = world.serve(&spec(), &[first.handle().clone()]);
         let id = live.id();
-        let report = leave(&world.control, vec![live], vec![first], Limits::default());
-        assert_eq!(report.unseen, []);
+        let report = shut_down(
+            &world.control,
+            vec![live],
+            vec![first],
+            ExitTimeouts::default(),
+        );
+        assert_eq!(report.unconfirmed, []);
         let (live, how) = world.open(id, &[next.handle().clone()]);
-        assert_eq!(how, How::Recovered);
+        assert_eq!(how, Origin::Recovered);
         live.stop(SOON).unwrap().delete(SOON).unwrap();
     }
     let sent = storm.sent();
@@ -272,17 +284,22 @@ fn when_one_of_two_reactors_dies_the_device_is_left_and_recovered() {
         .map(|one: &Reactor| one.handle().clone())
         .into();
     let live = world.serve(&spec(), &handles);
-    assert_eq!(live.granted().queues, 2);
+    assert_eq!(live.grant().queues, 2);
     let id = live.id();
     let reader = Reader::start(&live.path());
     reader.goes_on();
     drop(dies);
-    let report = leave(&world.control, vec![live], vec![stays], Limits::default());
+    let report = shut_down(
+        &world.control,
+        vec![live],
+        vec![stays],
+        ExitTimeouts::default(),
+    );
     println!("{report:?}");
-    assert_eq!(report.unseen, []);
+    assert_eq!(report.unconfirmed, []);
     let next = ring("next");
     let (live, how) = world.open(id, &[next.handle().clone()]);
-    assert_eq!(how, How::Recovered);
+    assert_eq!(how, Origin::Recovered);
     reader.goes_on();
     println!("{} reads, none failed", reader.end());
     live.stop(SOON).unwrap().delete(SOON).unwrap();
@@ -298,7 +315,7 @@ fn a_disk_that_fails_without_a_server_works_again_with_the_next_one() {
         ..spec()
     };
     if !world.has(sys::F_RECOVERY_FAIL_IO) {
-        let error = world.control.add(&fails, Null::MODES).unwrap_err();
+        let error = device::add(&world.control, &fails, Null::MODES).unwrap_err();
         assert!(error.remedy().contains("6.13"), "{error}");
         return;
     }
@@ -306,13 +323,18 @@ fn a_disk_that_fails_without_a_server_works_again_with_the_next_one() {
     let live = world.serve(&fails, &[reactor.handle().clone()]);
     let (id, client) = (live.id(), disk(&live.path()));
     read(&client, 0).unwrap();
-    let report = leave(&world.control, vec![live], vec![reactor], Limits::default());
-    assert_eq!(report.unseen, []);
-    assert_eq!(world.state(id), State::FailIo);
+    let report = shut_down(
+        &world.control,
+        vec![live],
+        vec![reactor],
+        ExitTimeouts::default(),
+    );
+    assert_eq!(report.unconfirmed, []);
+    assert_eq!(world.state(id), DeviceState::FailIo);
     read(&client, 0).unwrap_err();
     let next = ring("next");
     let (live, how) = world.open(id, &[next.handle().clone()]);
-    assert_eq!(how, How::Recovered);
+    assert_eq!(how, Origin::Recovered);
     read(&client, 0).unwrap();
     drop(client);
     live.stop(SOON).unwrap().delete(SOON).unwrap();
@@ -340,10 +362,19 @@ impl Handler for Dies {
 fn dies_recovering() {
     let Some(id) = my_role() else { return };
     let reactor = ring("dies");
-    let seats = [reactor.handle().clone()];
-    let seats = (&seats[..], &Options::default());
-    let control = Control::open().unwrap();
-    let result = open_or_recover(&control, (id, &spec()), seats, |_| Dies, SOON);
+    let reactors = [reactor.handle().clone()];
+    let control = ControlDevice::open().unwrap();
+    let result = open_or_recover(
+        OpenRequest {
+            control: &control,
+            id,
+            spec: &spec(),
+            reactors: &reactors,
+            options: &QueueOptions::default(),
+            within: SOON,
+        },
+        |_| Dies,
+    );
     panic!(
         "it did not die: {:?}",
         result.map(|(live, how)| (live.id(), how))
@@ -356,17 +387,31 @@ fn a_server_killed_while_it_recovers_leaves_a_disk_that_is_recovered_or_removed(
     let reactor = ring("first");
     let live = world.serve(&spec(), &[reactor.handle().clone()]);
     let id = live.id();
-    leave(&world.control, vec![live], vec![reactor], Limits::default());
+    shut_down(
+        &world.control,
+        vec![live],
+        vec![reactor],
+        ExitTimeouts::default(),
+    );
     let died = role("dies_recovering", id).output().unwrap();
     assert_eq!(died.status.signal(), Some(libc::SIGKILL), "{died:?}");
 
     let next = ring("next");
-    let seats = [next.handle().clone()];
-    let seats = (&seats[..], &Options::default());
-    let opened = open_or_recover(&world.control, (id, &spec()), seats, |_| Null, SOON);
+    let reactors = [next.handle().clone()];
+    let opened = open_or_recover(
+        OpenRequest {
+            control: &world.control,
+            id,
+            spec: &spec(),
+            reactors: &reactors,
+            options: &QueueOptions::default(),
+            within: SOON,
+        },
+        |_| Null,
+    );
     match opened {
         Ok((live, how)) => {
-            assert_eq!(how, How::Recovered);
+            assert_eq!(how, Origin::Recovered);
             read(&disk(&live.path()), 0).unwrap();
             live.stop(SOON).unwrap().delete(SOON).unwrap();
         }
@@ -374,7 +419,7 @@ fn a_server_killed_while_it_recovers_leaves_a_disk_that_is_recovered_or_removed(
             println!("{error}");
             assert!(!world.has(sys::F_PER_IO_TASK), "{error}");
             assert!(error.remedy().contains("delete it"), "{error}");
-            world.control.remove(id, SOON).unwrap();
+            device::remove(&world.control, id, SOON).unwrap();
         }
     }
     assert_eq!(world.control.devices().unwrap(), []);
@@ -406,20 +451,27 @@ fn what_a_server_killed_while_it_recovers_leaves_can_be_removed_in_every_mode() 
             ..spec()
         };
         let reactor = ring("first");
-        let added = world.control.add(&forced, Idle::MODES).unwrap();
+        let added = device::add(&world.control, &forced, Idle::MODES).unwrap();
         let handles = [reactor.handle().clone()];
-        let armed = added.arm(&handles, &Options::default(), |_| Idle).unwrap();
+        let armed = added
+            .attach(&handles, &QueueOptions::default(), |_| Idle)
+            .unwrap();
         let live = armed.start(SOON).unwrap();
-        assert_eq!(live.granted().mode, mode);
+        assert_eq!(live.grant().mode, mode);
         let id = live.id();
-        leave(&world.control, vec![live], vec![reactor], Limits::default());
+        shut_down(
+            &world.control,
+            vec![live],
+            vec![reactor],
+            ExitTimeouts::default(),
+        );
         let died = role("dies_recovering", id).output().unwrap();
         assert_eq!(
             died.status.signal(),
             Some(libc::SIGKILL),
             "{mode}: {died:?}"
         );
-        world.control.remove(id, SOON).unwrap();
+        device::remove(&world.control, id, SOON).unwrap();
         assert_eq!(world.control.devices().unwrap(), [], "{mode}");
     }
 }
@@ -431,8 +483,8 @@ fn opens_without_rights() {
     if my_role().is_none() {
         return;
     }
-    let error = Control::open().unwrap_err();
-    assert_eq!(error.kind(), Kind::Denied, "{error}");
+    let error = ControlDevice::open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     println!("refused: {error}");
 }
 

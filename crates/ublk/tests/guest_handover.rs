@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use lifecycle::memory::{Bytes, Clients, Gate, Late};
 use lifecycle::{SOON, World, path_of, ring, spec};
 use reactor::Handle;
-use ublk::device::{How, Live, Options, State, open_or_recover};
-use ublk::error::Kind;
-use ublk::exit::{Limits, leave};
+use ublk::device::{DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover};
+use ublk::error::ErrorKind;
+use ublk::exit::{ExitTimeouts, shut_down};
 use ublk::{Capability, DeviceSpec, Want, sys};
 
 /// A disk, and the will to answer.
@@ -39,17 +39,27 @@ impl Memory {
         }
     }
 
-    fn open(&self, world: &World, id: u32, reactors: &[Handle]) -> (Live, How) {
-        let (spec, options) = (Memory::spec(), Options::default());
+    fn open(&self, world: &World, id: u32, reactors: &[Handle]) -> (LiveDevice, Origin) {
+        let (spec, options) = (Memory::spec(), QueueOptions::default());
         let build = |_| Late::new(&self.bytes, &self.gate);
-        let seats = (reactors, &options);
-        open_or_recover(&world.control, (id, &spec), seats, build, SOON).unwrap()
+        open_or_recover(
+            OpenRequest {
+                control: &world.control,
+                id,
+                spec: &spec,
+                reactors,
+                options: &options,
+                within: SOON,
+            },
+            build,
+        )
+        .unwrap()
     }
 }
 
 fn until_quiesced(world: &World, id: u32) {
     let deadline = Instant::now() + SOON;
-    while world.state(id) != State::Quiesced {
+    while world.state(id) != DeviceState::Quiesced {
         assert!(Instant::now() < deadline, "the driver never notices");
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -79,7 +89,7 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
             until_quiesced(&world, quiesced.id());
             others.go_on();
             let (next, how) = goes.open(&world, 2, &handles);
-            assert_eq!(how, How::Recovered);
+            assert_eq!(how, Origin::Recovered);
             live = next;
         }
         clients.go_on();
@@ -111,10 +121,10 @@ fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
         "{:?}",
         begun.elapsed()
     );
-    assert_eq!(kept.error.kind(), Kind::Late, "{kept}");
+    assert_eq!(kept.error.kind(), ErrorKind::TimedOut, "{kept}");
     memory.gate.open();
     clients.go_on();
-    assert_eq!(world.state(3), State::Live);
+    assert_eq!(world.state(3), DeviceState::Live);
     let quiesced = kept.device.quiesce(SOON).unwrap();
     until_quiesced(&world, quiesced.id());
     let next = ring("next");
@@ -133,19 +143,19 @@ fn a_request_that_is_not_answered_before_its_server_leaves_is_the_successors() {
     let clients = Clients::start(&path_of(4), 3);
     clients.go_on();
     memory.gate.catch_one();
-    let limits = Limits {
+    let limits = ExitTimeouts {
         drain: Duration::from_millis(200),
-        ..Limits::default()
+        ..ExitTimeouts::default()
     };
     let begun = Instant::now();
-    let report = leave(&world.control, vec![live], vec![reactor], limits);
+    let report = shut_down(&world.control, vec![live], vec![reactor], limits);
     println!("left in {:?}: {report:?}", begun.elapsed());
     assert!(report.reactors[0].sources_forced > 0, "{report:?}");
-    assert_eq!(report.unseen, [], "{report:?}");
-    assert_eq!(world.state(4), State::Quiesced);
+    assert_eq!(report.unconfirmed, [], "{report:?}");
+    assert_eq!(world.state(4), DeviceState::Quiesced);
     let next = ring("next");
     let (live, how) = memory.open(&world, 4, &[next.handle().clone()]);
-    assert_eq!(how, How::Recovered);
+    assert_eq!(how, Origin::Recovered);
     memory.gate.open();
     clients.go_on();
     println!("{} rounds, none failed", clients.end());

@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 
 use lifecycle::{Null, Reader, SOON, World, disk, path_of, read, ring, spec};
 use reactor::{Config, Handle, Reactor};
-use ublk::control::Control;
-use ublk::device::{How, Live, Options, State, open_or_recover};
-use ublk::error::{Kind, Operation};
-use ublk::exit::{Limits, leave};
+use ublk::control::ControlDevice;
+use ublk::device::{
+    self, DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover,
+};
+use ublk::error::{ErrorKind, Operation};
+use ublk::exit::{ExitTimeouts, shut_down};
 use ublk::queue::Handler;
 use ublk::{Capability, DeviceSpec, Want, Wants, sys};
 
@@ -30,13 +32,13 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
     let Some(world) = World::new() else { return };
     let reactor = ring("life");
     let live = world.serve(&spec(), &[reactor.handle().clone()]);
-    println!("granted: {:?}", live.granted());
+    println!("granted: {:?}", live.grant());
     let id = live.id();
-    assert_eq!(world.state(id), State::Live);
+    assert_eq!(world.state(id), DeviceState::Live);
     read(&disk(&live.path()), 4096).unwrap();
     assert!(live.stats().iter().map(|queue| queue.requests).sum::<u64>() > 0);
     let stopped = live.stop(SOON).unwrap();
-    assert_eq!(world.state(id), State::Dead);
+    assert_eq!(world.state(id), DeviceState::Dead);
     stopped.delete(SOON).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
     assert!(!path_of(id).exists());
@@ -50,11 +52,15 @@ fn dropping_a_live_device_leaves_it_served() {
     let id = live.id();
     drop(live);
     read(&disk(&path_of(id)), 0).unwrap();
-    let listed = world.control.list().unwrap();
-    assert!(listed.iter().any(|one| one.info.device == id && one.served));
-    assert_eq!(world.control.orphans().unwrap().len(), 0);
-    let error = world.control.remove(id, SOON).unwrap_err();
-    assert_eq!(error.kind(), Kind::Taken, "{error}");
+    let listed = device::list(&world.control).unwrap();
+    assert!(
+        listed
+            .iter()
+            .any(|one| one.info.device == id && one.has_server)
+    );
+    assert_eq!(device::list_unserved(&world.control).unwrap().len(), 0);
+    let error = device::remove(&world.control, id, SOON).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
 }
 
 #[test]
@@ -87,10 +93,10 @@ fn a_disk_in_use_is_not_stopped_safely_and_goes_on() {
     let user = disk(&live.path());
     let kept = live.try_stop(SOON).unwrap_err();
     if !world.has(sys::F_SAFE_STOP) {
-        assert_eq!(kept.error.kind(), Kind::TooOld, "{kept}");
+        assert_eq!(kept.error.kind(), ErrorKind::Unsupported, "{kept}");
         return;
     }
-    assert_eq!(kept.error.kind(), Kind::Busy, "{kept}");
+    assert_eq!(kept.error.kind(), ErrorKind::Busy, "{kept}");
     read(&user, 0).unwrap();
     drop(user);
     let stopped = kept.device.try_stop(SOON).unwrap();
@@ -103,10 +109,10 @@ fn a_live_disk_changes_its_size() {
     let reactor = ring("size");
     let live = world.serve(&spec(), &[reactor.handle().clone()]);
     let error = live.resize(1000).unwrap_err();
-    assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     let resized = live.resize(128 << 20);
     if !world.has(sys::F_UPDATE_SIZE) {
-        assert_eq!(resized.unwrap_err().kind(), Kind::TooOld);
+        assert_eq!(resized.unwrap_err().kind(), ErrorKind::Unsupported);
         return;
     }
     resized.unwrap();
@@ -136,7 +142,7 @@ fn a_quiesced_disk_waits_for_its_next_server() {
     assert_eq!(quiesced.id(), id);
     let next = ring("next");
     let (live, how) = world.open(id, &[next.handle().clone()]);
-    assert_eq!(how, How::Recovered);
+    assert_eq!(how, Origin::Recovered);
     reader.goes_on();
     reader.end();
     live.stop(SOON).unwrap().delete(SOON).unwrap();
@@ -147,25 +153,25 @@ fn a_server_that_leaves_is_seen_gone_and_its_disks_are_taken_over() {
     let Some(world) = World::new() else { return };
     let reactors: Vec<Reactor> = (0..2).map(|at| ring(&format!("leaves-{at}"))).collect();
     let handles: Vec<Handle> = reactors.iter().map(|one| one.handle().clone()).collect();
-    let devices: Vec<Live> = (0..4).map(|_| world.serve(&spec(), &handles)).collect();
-    let ids: Vec<u32> = devices.iter().map(Live::id).collect();
+    let devices: Vec<LiveDevice> = (0..4).map(|_| world.serve(&spec(), &handles)).collect();
+    let ids: Vec<u32> = devices.iter().map(LiveDevice::id).collect();
     let reader = Reader::start(&devices[0].path());
     reader.goes_on();
     let begun = Instant::now();
-    let report = leave(&world.control, devices, reactors, Limits::default());
+    let report = shut_down(&world.control, devices, reactors, ExitTimeouts::default());
     println!("left in {:?}: {report:?}", begun.elapsed());
-    assert_eq!(report.unseen, []);
+    assert_eq!(report.unconfirmed, []);
     for id in &ids {
-        assert_eq!(world.state(*id), State::Quiesced);
+        assert_eq!(world.state(*id), DeviceState::Quiesced);
     }
-    assert_eq!(world.control.orphans().unwrap().len(), 4);
+    assert_eq!(device::list_unserved(&world.control).unwrap().len(), 4);
 
     let next = ring("next");
     let handles = [next.handle().clone()];
     let mut taken = Vec::new();
     for id in &ids {
         let (live, how) = world.open(*id, &handles);
-        assert_eq!(how, How::Recovered);
+        assert_eq!(how, Origin::Recovered);
         taken.push(live);
     }
     reader.goes_on();
@@ -190,36 +196,41 @@ fn sixty_four_devices_on_one_ring_are_left_together_and_taken_over() {
     let reactor = ring("many");
     let handles = [reactor.handle().clone()];
     let begun = Instant::now();
-    let devices: Vec<Live> = (0..64).map(|_| world.serve(&small, &handles)).collect();
+    let devices: Vec<LiveDevice> = (0..64).map(|_| world.serve(&small, &handles)).collect();
     println!("64 devices live after {:?}", begun.elapsed());
-    let ids: Vec<u32> = devices.iter().map(Live::id).collect();
+    let ids: Vec<u32> = devices.iter().map(LiveDevice::id).collect();
     let begun = Instant::now();
-    let report = leave(&world.control, devices, vec![reactor], Limits::default());
+    let report = shut_down(
+        &world.control,
+        devices,
+        vec![reactor],
+        ExitTimeouts::default(),
+    );
     println!(
         "left after {:?}: quiesced {:?}, rings {:?}, files {:?}, seen {:?}, {:?}",
         begun.elapsed(),
-        report.quiesced,
-        report.stopped,
-        report.closed,
-        report.seen,
+        report.quiesce_time,
+        report.stop_time,
+        report.close_time,
+        report.confirm_time,
         report.reactors
     );
-    assert_eq!(report.unquiesced, []);
+    assert_eq!(report.quiesce_failures, []);
     if world.has(sys::F_QUIESCE) {
-        assert_eq!(report.unseen, []);
+        assert_eq!(report.unconfirmed, []);
     }
     // Without, the driver takes a grace period of the kernel's for each device, one after the
     // other: seen in time or not, the server is gone in time, and its successor waits for what is
     // missing.
-    println!("{} devices not seen in time", report.unseen.len());
-    let bound = Limits::default().seen + Duration::from_secs(1);
-    assert!(report.seen < bound, "{:?}", report.seen);
+    println!("{} devices not seen in time", report.unconfirmed.len());
+    let bound = ExitTimeouts::default().confirm + Duration::from_secs(1);
+    assert!(report.confirm_time < bound, "{:?}", report.confirm_time);
     let next = ring("next");
     let handles = [next.handle().clone()];
     let begun = Instant::now();
     for id in &ids {
         let (live, how) = world.open(*id, &handles);
-        assert_eq!(how, How::Recovered);
+        assert_eq!(how, Origin::Recovered);
         read(&disk(&live.path()), 0).unwrap();
     }
     println!("taken over after {:?}", begun.elapsed());
@@ -236,10 +247,15 @@ fn a_disk_without_recovery_goes_with_its_server() {
     let reactor = ring("no-recovery");
     let live = world.serve(&spec, &[reactor.handle().clone()]);
     let id = live.id();
-    let report = leave(&world.control, vec![live], vec![reactor], Limits::default());
-    assert_eq!(report.unseen, []);
-    assert_eq!(world.state(id), State::Dead);
-    world.control.remove(id, SOON).unwrap();
+    let report = shut_down(
+        &world.control,
+        vec![live],
+        vec![reactor],
+        ExitTimeouts::default(),
+    );
+    assert_eq!(report.unconfirmed, []);
+    assert_eq!(world.state(id), DeviceState::Dead);
+    device::remove(&world.control, id, SOON).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
@@ -251,16 +267,20 @@ fn a_device_that_another_server_has_is_waited_for_and_then_refused() {
     let other = ring("other");
     let begun = Instant::now();
     let error = open_or_recover(
-        &world.control,
-        (live.id(), &spec()),
-        (&[other.handle().clone()], &Options::default()),
+        OpenRequest {
+            control: &world.control,
+            id: live.id(),
+            spec: &spec(),
+            reactors: &[other.handle().clone()],
+            options: &QueueOptions::default(),
+            within: Duration::from_millis(300),
+        },
         |_| Null,
-        Duration::from_millis(300),
     )
     .unwrap_err();
     assert_eq!(
         (error.kind(), error.operation()),
-        (Kind::Taken, Operation::StartRecovery)
+        (ErrorKind::InUse, Operation::StartRecovery)
     );
     assert!(begun.elapsed() >= Duration::from_millis(300));
     assert_eq!(
@@ -277,15 +297,15 @@ fn a_number_that_is_free_is_added_and_one_that_has_no_disk_is_added_anew() {
     let reactor = ring("number");
     let reactors = [reactor.handle().clone()];
     let (live, how) = world.open(41, &reactors);
-    assert_eq!((live.id(), how), (41, How::Added));
+    assert_eq!((live.id(), how), (41, Origin::Added));
     live.stop(SOON).unwrap().delete(SOON).unwrap();
     let added = DeviceSpec {
         id: Some(42),
         ..spec()
     };
-    drop(world.control.add(&added, Null::MODES).unwrap());
+    drop(device::add(&world.control, &added, Null::MODES).unwrap());
     let (live, how) = world.open(42, &reactors);
-    assert_eq!((live.id(), how), (42, How::Added));
+    assert_eq!((live.id(), how), (42, Origin::Added));
     read(&disk(&live.path()), 0).unwrap();
     live.stop(SOON).unwrap().delete(SOON).unwrap();
 }
@@ -298,7 +318,7 @@ fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
     drop(live.stop(SOON).unwrap());
     for again in [&reactor, &next] {
         let (live, found) = world.open(43, &[again.handle().clone()]);
-        assert_eq!(found, How::Added);
+        assert_eq!(found, Origin::Added);
         read(&disk(&live.path()), 0).unwrap();
         drop(live.stop(SOON).unwrap());
     }
@@ -315,14 +335,16 @@ fn a_start_that_cannot_be_leaves_nothing_behind() {
     let gone = ring("gone");
     let handle = gone.handle().clone();
     drop(gone);
-    let added = world.control.add(&spec(), Null::MODES).unwrap();
+    let added = device::add(&world.control, &spec(), Null::MODES).unwrap();
     let error = added
-        .arm(&[handle], &Options::default(), |_| Null)
+        .attach(&[handle], &QueueOptions::default(), |_| Null)
         .unwrap_err();
-    assert_eq!(error.kind(), Kind::Closed, "{error}");
-    let added = world.control.add(&spec(), Null::MODES).unwrap();
-    let error = added.arm(&[], &Options::default(), |_| Null).unwrap_err();
-    assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+    let added = device::add(&world.control, &spec(), Null::MODES).unwrap();
+    let error = added
+        .attach(&[], &QueueOptions::default(), |_| Null)
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
@@ -333,15 +355,19 @@ fn serves_for_others() {
     let Ok(id) = std::env::var(SERVER_OF) else {
         return;
     };
-    let control = Control::open().unwrap();
+    let control = ControlDevice::open().unwrap();
     let reactor = ring("child");
     let begun = Instant::now();
     let (live, how) = open_or_recover(
-        &control,
-        (id.parse().unwrap(), &spec()),
-        (&[reactor.handle().clone()], &Options::default()),
+        OpenRequest {
+            control: &control,
+            id: id.parse().unwrap(),
+            spec: &spec(),
+            reactors: &[reactor.handle().clone()],
+            options: &QueueOptions::default(),
+            within: SOON,
+        },
         |_| Null,
-        SOON,
     )
     .unwrap();
     println!("live {how:?} {}", begun.elapsed().as_millis());
@@ -398,11 +424,11 @@ fn a_server_that_is_killed_twenty_times_loses_no_read() {
     println!("{} reads, none failed", reader.end());
     drop(server);
     let deadline = Instant::now() + SOON;
-    while world.state(id) == State::Live {
+    while world.state(id) == DeviceState::Live {
         assert!(Instant::now() < deadline, "the driver never notices");
         std::thread::sleep(Duration::from_millis(5));
     }
-    world.control.remove(id, SOON).unwrap();
+    device::remove(&world.control, id, SOON).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
@@ -412,11 +438,11 @@ fn looks_for_orphans() {
     let Ok(id) = std::env::var(LOOKS_AT) else {
         return;
     };
-    let (control, id) = (Control::open().unwrap(), id.parse().unwrap());
+    let (control, id) = (ControlDevice::open().unwrap(), id.parse().unwrap());
     println!("{:?}", control.info(id).unwrap());
-    assert_eq!(control.orphans().unwrap().len(), 0);
-    let removed = control.remove(id, Duration::from_millis(100));
-    assert_eq!(removed.unwrap_err().kind(), Kind::Taken);
+    assert_eq!(device::list_unserved(&control).unwrap().len(), 0);
+    let removed = device::remove(&control, id, Duration::from_millis(100));
+    assert_eq!(removed.unwrap_err().kind(), ErrorKind::InUse);
 }
 
 #[test]

@@ -18,8 +18,8 @@ use nbd::server::BackendFile;
 use reactor::{BackendKind, Config, DioAlign, Reactor};
 use store::SharedStore;
 use tokio::runtime::Handle;
-use ublk::device::Live;
-use ublk::exit::Limits;
+use ublk::device::LiveDevice;
+use ublk::exit::ExitTimeouts;
 use volume::{Host, Notify, Options, RecoveryReport, Setup};
 
 use crate::config::Settings;
@@ -146,25 +146,25 @@ impl Engine {
 
     /// Stops the threads. All data is in the store or in the log by now. `disks` are left to the
     /// next server, in the order that `ublk::exit` defines.
-    pub(crate) fn stop(&mut self, disks: Option<(ublk::control::Control, Vec<Live>)>) {
+    pub(crate) fn stop(&mut self, disks: Option<(ublk::control::ControlDevice, Vec<LiveDevice>)>) {
         let reactors = std::mem::take(&mut self.reactors);
         let reports = match disks {
             Some((control, devices)) => {
-                let limits = Limits {
+                let limits = ExitTimeouts {
                     drain: REACTOR_STOP_TIMEOUT,
-                    ..Limits::default()
+                    ..ExitTimeouts::default()
                 };
                 let count = devices.len();
-                let left = ublk::exit::leave(&control, devices, reactors, limits);
+                let left = ublk::exit::shut_down(&control, devices, reactors, limits);
                 tracing::info!(
                     disks = count,
-                    unquiesced = left.unquiesced.len(),
-                    unseen = left.unseen.len(),
-                    drained = ?left.drained,
-                    quiesced = ?left.quiesced,
-                    stopped = ?left.stopped,
-                    closed = ?left.closed,
-                    seen = ?left.seen,
+                    unquiesced = left.quiesce_failures.len(),
+                    unseen = left.unconfirmed.len(),
+                    drained = ?left.drain_time,
+                    quiesced = ?left.quiesce_time,
+                    stopped = ?left.stop_time,
+                    closed = ?left.close_time,
+                    seen = ?left.confirm_time,
                     "the disks are left to the next server"
                 );
                 left.reactors

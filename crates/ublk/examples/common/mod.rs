@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use ublk::control::Control;
-use ublk::device::{self, How, Live, MakePool};
+use ublk::control::ControlDevice;
+use ublk::device::{self, LiveDevice, OpenRequest, Origin, PoolFactory};
 use ublk::exit;
 use ublk::queue::{Handler, Pool};
 use ublk::{DeviceSpec, Disk};
@@ -45,7 +45,7 @@ const STEP: Duration = Duration::from_secs(30);
 /// Serves each of these on a device of its own, until told to end.
 pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Error>> {
     let end = End::new()?;
-    let control = Control::open()?;
+    let control = ControlDevice::open()?;
     let reactors = (0..options.reactors)
         .map(|number| {
             Reactor::start(Config {
@@ -89,11 +89,11 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
     }
     say_reactors(&reactors);
     if options.leave {
-        let mut limits = exit::Limits::default();
+        let mut limits = exit::ExitTimeouts::default();
         if options.quiesce_by_ring {
             limits.quiesce = None;
         }
-        let report = exit::leave(&control, devices, reactors, limits);
+        let report = exit::shut_down(&control, devices, reactors, limits);
         eprintln!("left: {report:?}");
         return Ok(());
     }
@@ -102,11 +102,11 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
 
 fn bring_up<S: Served>(
     (options, pool): (&Options, &Option<BoundedPool>),
-    control: &Control,
+    control: &ControlDevice,
     reactors: &[Reactor],
     at: usize,
     served: &S,
-) -> Result<(Live, How), Box<dyn Error>> {
+) -> Result<(LiveDevice, Origin), Box<dyn Error>> {
     // Devices begin on different reactors, so that single queues spread, and that each queue has a
     // reactor of its own where there are so many.
     let (count, first) = (reactors.len(), at * usize::from(options.queues));
@@ -124,33 +124,40 @@ fn bring_up<S: Served>(
         ..DeviceSpec::new(served.disk())
     };
     let spec = spec.with_environment()?;
-    let given = device::Options {
+    let given = device::QueueOptions {
         slots_max: options.slots,
         spread: options.spread,
         pool: pool.clone().map(|pool| {
             let of_queue = move |_| Box::new(pool.clone()) as Box<dyn Pool>;
-            Box::new(of_queue) as MakePool
+            Box::new(of_queue) as PoolFactory
         }),
     };
     let build = |queue| served.handler(queue, options.depth);
     let (live, how) = match id.filter(|_| options.recover) {
         Some(id) => {
             let (live, how) = device::open_or_recover(
-                control,
-                (id, &spec),
-                (handles.as_slice(), &given),
+                OpenRequest {
+                    control,
+                    id,
+                    spec: &spec,
+                    reactors: &handles,
+                    options: &given,
+                    within: STEP,
+                },
                 build,
-                STEP,
             )?;
             eprintln!("device {id}: {how:?}");
             (live, how)
         }
         None => {
-            let added = control.add(&spec, S::Handler::MODES)?;
-            (added.arm(&handles, &given, build)?.start(STEP)?, How::Added)
+            let added = device::add(control, &spec, S::Handler::MODES)?;
+            (
+                added.attach(&handles, &given, build)?.start(STEP)?,
+                Origin::Added,
+            )
         }
     };
-    let granted = live.granted();
+    let granted = live.grant();
     eprintln!(
         "device {}: {}, {} queues of {}, flags {:?}",
         live.id(),
@@ -159,19 +166,19 @@ fn bring_up<S: Served>(
         granted.depth,
         granted.flags
     );
-    for dropped in &granted.dropped {
-        eprintln!("device {}: without {dropped}", live.id());
+    for missing in &granted.missing {
+        eprintln!("device {}: without {missing}", live.id());
     }
     Ok((live, how))
 }
 
 /// Says what each queue, or each share of one, has done so far. All of it at once: standard error is
 /// written through, and a call for every word of a thousand queues would be most of an exit.
-fn say_figures(devices: &[Live]) {
+fn say_figures(devices: &[LiveDevice]) {
     let mut text = String::new();
     for live in devices {
         let stats = live.stats();
-        let shares = stats.len() / usize::from(live.granted().queues);
+        let shares = stats.len() / usize::from(live.grant().queues);
         for (at, stats) in stats.iter().enumerate() {
             let (queue, share) = (at / shares, at % shares);
             let id = live.id();
@@ -201,17 +208,21 @@ fn say_reactors(reactors: &[Reactor]) {
 
 /// Leaves nothing behind that was not there before, and loses nothing of that: disks that were taken
 /// over wait for the next server.
-fn give_up(control: &Control, devices: impl Iterator<Item = (Live, How)>, reactors: Vec<Reactor>) {
-    let (there, added): (Vec<_>, Vec<_>) = devices.partition(|(_, how)| *how == How::Recovered);
-    let of = |devices: Vec<(Live, How)>| devices.into_iter().map(|one| one.0).collect();
+fn give_up(
+    control: &ControlDevice,
+    devices: impl Iterator<Item = (LiveDevice, Origin)>,
+    reactors: Vec<Reactor>,
+) {
+    let (there, added): (Vec<_>, Vec<_>) = devices.partition(|(_, how)| *how == Origin::Recovered);
+    let of = |devices: Vec<(LiveDevice, Origin)>| devices.into_iter().map(|one| one.0).collect();
     // Told already, and not the reason.
     let _ = take_down(of(added));
-    let report = exit::leave(control, of(there), reactors, exit::Limits::default());
+    let report = exit::shut_down(control, of(there), reactors, exit::ExitTimeouts::default());
     eprintln!("left: {report:?}");
 }
 
 /// Stops and deletes all of them; the last error is told.
-fn take_down(devices: Vec<Live>) -> Result<(), Box<dyn Error>> {
+fn take_down(devices: Vec<LiveDevice>) -> Result<(), Box<dyn Error>> {
     let mut verdict = Ok(());
     for live in devices {
         let stopped = live.stop(STEP).map_err(ublk::Error::from);

@@ -1,15 +1,15 @@
-//! Control commands, typed: each under a deadline, each with the kernel's own errno.
+//! ControlDevice commands, typed: each with a deadline, each with the kernel's errno.
 //!
-//! [`Control`] may be used from any thread; its commands wait for the driver, so never from a
-//! thread that owns a ring. Commands of several threads are in flight side by side: one that
-//! hangs holds up nobody else. What the driver answers is never tried again in another way; only
-//! an interrupted command (EINTR) is repeated, until its deadline.
+//! [`ControlDevice`] may be used from any thread; its commands wait for the driver, so never from a
+//! thread that runs a ring. Commands of several threads are in flight at the same time: one that hangs
+//! delays no other. A command that the driver refuses is not tried in another way; only an interrupted
+//! command (EINTR) is repeated, until its deadline.
 //!
-//! [`port`] is the seam to the driver; `ring` and `lane` are the kernel's side of it.
+//! [`port`] is the interface to the driver; `kernel` implements it with `ring`.
 
+mod buffer;
 mod commands;
-mod lane;
-mod memory;
+mod kernel;
 pub mod port;
 mod ring;
 
@@ -19,43 +19,43 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use self::ring::KernelPort;
-pub(crate) use lane::SIDE_BY_SIDE;
+pub use self::kernel::KernelPort;
+pub(crate) use ring::CONCURRENT_COMMANDS_MAX;
 
-use self::port::{Answer, Argument, Command, ControlPort, Failure, Ticket};
+use self::port::{Argument, Command, ControlPort, Failure, Reply, Ticket};
 use crate::error::{Error, Operation};
 use crate::features::Features;
 use crate::negotiate::Offer;
 use crate::spec::{MASK_VARIABLE, mask_of};
 use crate::sys::{self, ControlCommand};
 
-/// How long a command that waits for nobody may take.
-pub const QUICK: Duration = Duration::from_secs(10);
+/// How long a command may take that does not wait for other processes.
+pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Between two tries of a command that was interrupted.
 const INTERRUPTED_PAUSE: Duration = Duration::from_millis(1);
 
-/// How a command ended.
-type Ended = Result<Answer, Failure>;
+/// How a command completed.
+type Completion = Result<Reply, Failure>;
 
-/// The driver's control device. Clones are the same one; the last one closes it.
+/// The driver's control device. Clones share it; the last one closes it.
 #[derive(Clone, Debug)]
-pub struct Control {
+pub struct ControlDevice {
     port: Arc<dyn ControlPort>,
     offer: Offer,
 }
 
-impl Control {
-    /// Opens `/dev/ublk-control`, and asks the kernel for its features, seen through the mask
-    /// that the environment sets.
-    pub fn open() -> Result<Control, Error> {
+impl ControlDevice {
+    /// Opens `/dev/ublk-control`, and reads the kernel's features through the mask that the environment
+    /// sets.
+    pub fn open() -> Result<ControlDevice, Error> {
         let mask = mask_of(std::env::var(MASK_VARIABLE).ok().as_deref())?;
-        Control::over(Arc::new(KernelPort::open()?), mask)
+        ControlDevice::over(Arc::new(KernelPort::open()?), mask)
     }
 
-    /// The driver behind `port`, its features seen through `mask`.
-    pub fn over(port: Arc<dyn ControlPort>, mask: u64) -> Result<Control, Error> {
-        let mut control = Control {
+    /// The driver behind `port`, with features through `mask`.
+    pub fn over(port: Arc<dyn ControlPort>, mask: u64) -> Result<ControlDevice, Error> {
+        let mut control = ControlDevice {
             port,
             offer: Offer::new(Features::NONE, mask),
         };
@@ -63,47 +63,47 @@ impl Control {
         Ok(control)
     }
 
-    /// What the kernel offers and the mask leaves.
+    /// The features that the kernel offers and the mask does not hide.
     pub fn features(&self) -> Features {
         self.offer.features()
     }
 
-    /// The same, with what is hidden.
+    /// The kernel's features, and which of them the mask hides.
     pub fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// Opens a device's character device, once: who retries knows until when.
+    /// Opens a device's character device, without a retry.
     pub fn open_char(&self, device: u32) -> Result<Arc<OwnedFd>, Error> {
         let opened = self.port.open_char(device);
-        opened.map_err(|error| kernel(Operation::OpenChar, device, &error))
+        opened.map_err(|error| kernel_error(Operation::OpenChar, device, &error))
     }
 
-    /// The numbers of all devices there are, whoever serves them.
+    /// The numbers of all devices that exist, whoever serves them.
     pub fn devices(&self) -> Result<Vec<u32>, Error> {
         self.port
             .devices()
-            .map_err(|error| kernel(Operation::List, None, &error))
+            .map_err(|error| kernel_error(Operation::List, None, &error))
     }
 
-    /// Runs a command to its end, or to its deadline.
-    fn run(&self, call: &Call, within: Duration, cancel: &Cancel) -> Result<Answer, Error> {
+    /// Runs a command until it completes, or its deadline.
+    fn run(&self, call: &Call, within: Duration, cancel: &CancelToken) -> Result<Reply, Error> {
         blkmq::may_block("a ublk control command");
         let begun = Instant::now();
         let deadline = begun + within;
         let mut interrupted = false;
         loop {
-            let failure = match self.once(call, deadline, cancel) {
+            let failure = match self.run_once(call, deadline, cancel) {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
             let error = match failure {
-                // The first try did it, and was interrupted while it waited for the number.
+                // The first try deleted it, and was interrupted while it waited for the number.
                 Failure::Errno(libc::ENODEV)
                     if interrupted && call.operation == Operation::Delete =>
                 {
                     let argument = Argument::None;
-                    return Ok(Answer {
+                    return Ok(Reply {
                         result: 0,
                         argument,
                     });
@@ -122,30 +122,34 @@ impl Control {
         }
     }
 
-    fn begin(&self, call: &Call, deadline: Instant) -> (Ticket, Receiver<Ended>) {
-        let (tell, told) = mpsc::sync_channel(1);
-        let done = Box::new(move |result| {
-            // Whoever asked waits for exactly this.
-            let _ = tell.send(result);
+    fn submit(&self, call: &Call, deadline: Instant) -> (Ticket, Receiver<Completion>) {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let on_completion = Box::new(move |result| {
+            // The caller waits for exactly this.
+            let _ = sender.send(result);
         });
-        (self.port.submit(call.command.clone(), deadline, done), told)
+        (
+            self.port
+                .submit(call.command.clone(), deadline, on_completion),
+            receiver,
+        )
     }
 
-    fn once(&self, call: &Call, deadline: Instant, cancel: &Cancel) -> Ended {
-        let (ticket, told) = self.begin(call, deadline);
-        cancel.enter(&self.port, ticket);
-        let result = told.recv().unwrap_or(Err(Failure::Closed));
-        cancel.leave();
+    fn run_once(&self, call: &Call, deadline: Instant, cancel: &CancelToken) -> Completion {
+        let (ticket, receiver) = self.submit(call, deadline);
+        cancel.set_running(&self.port, ticket);
+        let result = receiver.recv().unwrap_or(Err(Failure::Closed));
+        cancel.clear_running();
         result
     }
 }
 
-fn kernel(operation: Operation, device: impl Into<Option<u32>>, error: &io::Error) -> Error {
+fn kernel_error(operation: Operation, device: impl Into<Option<u32>>, error: &io::Error) -> Error {
     let errno = error.raw_os_error().unwrap_or(libc::EIO);
     Error::kernel(operation, device.into(), errno)
 }
 
-/// A command and what it is for.
+/// A command with its operation and device, for errors.
 #[derive(Debug)]
 struct Call {
     operation: Operation,
@@ -175,7 +179,7 @@ impl Call {
         let (operation, device) = (self.operation, self.device);
         match failure {
             Failure::Errno(errno) => Error::kernel(operation, device, errno),
-            Failure::Late => Error::late(operation, device, waited),
+            Failure::TimedOut => Error::timed_out(operation, device, waited),
             Failure::Stuck => Error::stuck(operation, device, waited),
             Failure::Closed => Error::kernel(operation, device, libc::ESHUTDOWN),
         }
@@ -192,27 +196,27 @@ impl Call {
     }
 }
 
-/// Ends a command that waits for something that will not come. Clones are the same one.
+/// Cancels a command that waits for something that will not happen. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Cancel(Arc<Mutex<Cancelling>>);
+pub struct CancelToken(Arc<Mutex<CancelState>>);
 
 #[derive(Debug, Default)]
-struct Cancelling {
+struct CancelState {
     cancelled: bool,
     running: Option<(Arc<dyn ControlPort>, Ticket)>,
 }
 
-impl Cancel {
-    /// One that nobody has cancelled.
-    pub fn new() -> Cancel {
-        Cancel::default()
+impl CancelToken {
+    /// A token that is not cancelled.
+    pub fn new() -> CancelToken {
+        CancelToken::default()
     }
 
-    fn state(&self) -> MutexGuard<'_, Cancelling> {
+    fn state(&self) -> MutexGuard<'_, CancelState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The command that runs, or the next one, ends with ECANCELED. Does not wait.
+    /// The running command, or the next one, completes with ECANCELED. Does not wait.
     pub fn cancel(&self) {
         let mut state = self.state();
         state.cancelled = true;
@@ -228,7 +232,7 @@ impl Cancel {
         self.state().cancelled
     }
 
-    fn enter(&self, port: &Arc<dyn ControlPort>, ticket: Ticket) {
+    fn set_running(&self, port: &Arc<dyn ControlPort>, ticket: Ticket) {
         let mut state = self.state();
         if state.cancelled {
             drop(state);
@@ -238,7 +242,7 @@ impl Cancel {
         }
     }
 
-    fn leave(&self) {
+    fn clear_running(&self) {
         self.state().running = None;
     }
 }

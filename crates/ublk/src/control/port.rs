@@ -1,7 +1,7 @@
-//! The seam between this library and a driver: the kernel's, or the one in the test support.
+//! The interface between this library and a driver: the kernel's, or a fake one in tests.
 //!
-//! A port begins commands and tells once how each ended; it knows no meaning of any command, no
-//! retry and no errno's remedy. Everything above it is the same for both drivers.
+//! A port submits commands and reports the completion of each once. It must not interpret commands,
+//! retry them, or interpret errnos: everything above it is the same for both drivers.
 
 use std::fmt;
 use std::io;
@@ -11,23 +11,23 @@ use std::time::Instant;
 
 use crate::sys::ControlCommand;
 
-/// A command and the memory that it names.
+/// A command and its argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
     /// One of the command numbers of [`crate::sys`].
     pub opcode: u32,
-    /// Its 32 bytes; `addr` and `len` are the port's to fill, from `argument`.
+    /// Its 32 bytes. The port sets `addr` and `len` from `argument`.
     pub header: ControlCommand,
-    /// What the driver reads and writes. Empty: the command has none.
+    /// The memory that the driver reads and writes.
     pub argument: Argument,
 }
 
-/// What a command's address names.
+/// The memory that a command's address names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Argument {
     /// Nothing.
     None,
-    /// Bytes that the driver reads, writes, or both; they come back with the answer.
+    /// Bytes that the driver reads, writes, or both; the reply returns them.
     Bytes(Vec<u8>),
 }
 
@@ -41,49 +41,49 @@ impl Argument {
     }
 }
 
-/// How a command ended well.
+/// The completion of a command that succeeded.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// Its result, not negative.
+pub struct Reply {
+    /// The result, not negative.
     pub result: i32,
-    /// Its argument, with what the driver wrote there.
+    /// The argument, with what the driver wrote there.
     pub argument: Argument,
 }
 
-/// How a command ended otherwise.
+/// The completion of a command that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The driver's errno, positive. A command that was cancelled through [`ControlPort::cancel`]
-    /// ends with `ECANCELED`, or with `EINTR` where it was being executed.
+    /// has `ECANCELED`, or `EINTR` if it was being executed.
     Errno(i32),
-    /// Its deadline came; it was cancelled and has ended.
-    Late,
-    /// Its deadline came, and cancelling did not end it. Its memory is left to the driver.
+    /// It was cancelled at its deadline, and has completed.
+    TimedOut,
+    /// It was cancelled at its deadline, and has not completed. Its memory is left to the driver.
     Stuck,
     /// The port has ended.
     Closed,
 }
 
-/// Called once, when a command has ended. On the port's thread: it must not wait.
-pub type Done = Box<dyn FnOnce(Result<Answer, Failure>) + Send>;
+/// Called once, when a command has completed. On the port's thread: it must not block.
+pub type OnCompletion = Box<dyn FnOnce(Result<Reply, Failure>) + Send>;
 
-/// Names a command that was begun.
+/// Identifies a submitted command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
 /// A driver's control device.
 pub trait ControlPort: Send + Sync + fmt::Debug {
-    /// Begins a command and returns without waiting. `done` is called once, from any thread and
-    /// perhaps before this returns. Commands do not wait for each other.
-    fn submit(&self, command: Command, deadline: Instant, done: Done) -> Ticket;
+    /// Submits a command and returns without waiting. `on_completion` is called once, from any thread
+    /// and perhaps before this returns. Commands do not wait for each other.
+    fn submit(&self, command: Command, deadline: Instant, on_completion: OnCompletion) -> Ticket;
 
-    /// Asks that a command end now. Its `done` tells what became of it. Nothing for a command
-    /// that has ended.
+    /// Cancels a command, whose callback reports the outcome. No effect on a command that has
+    /// completed.
     fn cancel(&self, ticket: Ticket);
 
     /// Opens a device's character device. The last holder closes it.
     fn open_char(&self, device: u32) -> io::Result<Arc<OwnedFd>>;
 
-    /// The numbers of all devices there are, in order.
+    /// The numbers of all devices that exist, in order.
     fn devices(&self) -> io::Result<Vec<u32>>;
 }

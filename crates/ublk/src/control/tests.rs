@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use zerocopy::IntoBytes;
 
-use super::port::Done;
+use super::port::OnCompletion;
 use super::*;
-use crate::error::Kind;
+use crate::error::ErrorKind;
 use crate::sys::Params;
 
 #[derive(Debug, Default)]
@@ -24,7 +24,7 @@ struct ScriptPort {
     waiting: Mutex<Vec<(Ticket, Waiting)>>,
 }
 
-struct Waiting(Done);
+struct Waiting(OnCompletion);
 
 impl std::fmt::Debug for Waiting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -48,17 +48,17 @@ impl ScriptPort {
 }
 
 impl ControlPort for ScriptPort {
-    fn submit(&self, command: Command, _deadline: Instant, done: Done) -> Ticket {
+    fn submit(&self, command: Command, _deadline: Instant, done: OnCompletion) -> Ticket {
         let ticket = Ticket(self.script.tickets.fetch_add(1, Ordering::SeqCst));
         let argument = command.argument.clone();
         self.script.asked.lock().unwrap().push(command);
         let answer = self.script.answers.lock().unwrap().pop_front();
         match answer {
-            Some(Ok(bytes)) if bytes.is_empty() => done(Ok(Answer {
+            Some(Ok(bytes)) if bytes.is_empty() => done(Ok(Reply {
                 result: 0,
                 argument,
             })),
-            Some(Ok(bytes)) => done(Ok(Answer {
+            Some(Ok(bytes)) => done(Ok(Reply {
                 result: 0,
                 argument: Argument::Bytes(bytes),
             })),
@@ -88,9 +88,9 @@ impl ControlPort for ScriptPort {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn control(answers: Vec<Result<Vec<u8>, Failure>>) -> (Control, Arc<ScriptPort>) {
+fn control(answers: Vec<Result<Vec<u8>, Failure>>) -> (ControlDevice, Arc<ScriptPort>) {
     let port = ScriptPort::with(0xf_ffff, answers);
-    let control = Control::over(port.clone(), u64::MAX).unwrap();
+    let control = ControlDevice::over(port.clone(), u64::MAX).unwrap();
     (control, port)
 }
 
@@ -122,13 +122,15 @@ fn a_deletion_that_was_interrupted_and_then_finds_nothing_is_done() {
 fn a_deletion_of_nothing_is_an_error() {
     let (control, _) = control(vec![Err(Failure::Errno(libc::ENODEV))]);
     let error = control.delete(4, SECOND).unwrap_err();
-    assert_eq!(error.kind(), Kind::Gone);
+    assert_eq!(error.kind(), ErrorKind::NotFound);
 }
 
 #[test]
 fn the_kernels_errno_is_told_and_nothing_is_tried_instead() {
     let (control, port) = control(vec![Err(Failure::Errno(libc::EEXIST))]);
-    let error = control.start(4, 1, SECOND, &Cancel::new()).unwrap_err();
+    let error = control
+        .start(4, 1, SECOND, &CancelToken::new())
+        .unwrap_err();
     assert_eq!(error.errno(), Some(libc::EEXIST));
     assert_eq!(error.device(), Some(4));
     assert_eq!(port.asked().len(), 2);
@@ -136,17 +138,20 @@ fn the_kernels_errno_is_told_and_nothing_is_tried_instead() {
 
 #[test]
 fn a_command_that_is_late_or_stuck_says_so() {
-    let (control, _) = control(vec![Err(Failure::Late), Err(Failure::Stuck)]);
-    assert_eq!(control.stop(4, SECOND).unwrap_err().kind(), Kind::Late);
+    let (control, _) = control(vec![Err(Failure::TimedOut), Err(Failure::Stuck)]);
+    assert_eq!(
+        control.stop(4, SECOND).unwrap_err().kind(),
+        ErrorKind::TimedOut
+    );
     let error = control.stop(4, SECOND).unwrap_err();
-    assert_eq!(error.kind(), Kind::Stuck);
+    assert_eq!(error.kind(), ErrorKind::Stuck);
     assert!(error.remedy().contains("kernel log"), "{error}");
 }
 
 #[test]
 fn a_start_that_waits_for_a_tag_is_cancelled_from_another_thread() {
     let (control, port) = control(vec![]);
-    let cancel = Cancel::new();
+    let cancel = CancelToken::new();
     let other = cancel.clone();
     let waits = Arc::clone(&port);
     let canceller = std::thread::spawn(move || {
@@ -157,29 +162,29 @@ fn a_start_that_waits_for_a_tag_is_cancelled_from_another_thread() {
     });
     let error = control.start(4, 1, 60 * SECOND, &cancel).unwrap_err();
     canceller.join().unwrap();
-    assert_eq!(error.kind(), Kind::Cancelled);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
 }
 
 #[test]
 fn what_was_cancelled_before_it_began_ends_at_once() {
     let (control, _) = control(vec![]);
-    let cancel = Cancel::new();
+    let cancel = CancelToken::new();
     cancel.cancel();
     let error = control.start(4, 1, 60 * SECOND, &cancel).unwrap_err();
-    assert_eq!(error.kind(), Kind::Cancelled);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
 }
 
 #[test]
 fn a_command_that_the_kernel_lacks_is_refused_with_the_kernel_that_has_it() {
     let port = ScriptPort::with(0x1fe, vec![]);
-    let control = Control::over(port.clone(), u64::MAX).unwrap();
+    let control = ControlDevice::over(port.clone(), u64::MAX).unwrap();
     for (error, since) in [
         (control.update_size(4, 8).unwrap_err(), "6.16"),
         (control.quiesce(4, SECOND).unwrap_err(), "6.16"),
         (control.try_stop(4, SECOND).unwrap_err(), "7.0"),
         (control.unregister_shared(4, 0).unwrap_err(), "7.1"),
     ] {
-        assert_eq!(error.kind(), Kind::TooOld);
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.remedy().contains(since), "{error}");
     }
     assert_eq!(port.asked().len(), 1, "the kernel was not asked");
@@ -190,8 +195,8 @@ fn a_driver_without_features_is_too_old() {
     let port = ScriptPort::default();
     let answers = [Err(Failure::Errno(libc::ENODEV))];
     port.script.answers.lock().unwrap().extend(answers);
-    let error = Control::over(Arc::new(port), u64::MAX).unwrap_err();
-    assert_eq!(error.kind(), Kind::TooOld);
+    let error = ControlDevice::over(Arc::new(port), u64::MAX).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.remedy().contains("6.5"), "{error}");
 }
 
@@ -226,7 +231,7 @@ fn without_the_driver_opening_says_how_to_load_it() {
         println!("skipped: {} is there", sys::CONTROL_PATH);
         return;
     }
-    let error = Control::open().unwrap_err();
-    assert_eq!(error.kind(), Kind::NoDriver);
+    let error = ControlDevice::open().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoDriver);
     assert!(error.to_string().contains("modprobe ublk_drv"), "{error}");
 }

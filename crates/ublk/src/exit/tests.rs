@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::control::port::{Answer, Argument, Command, ControlPort, Done, Failure, Ticket};
+use crate::control::port::{Argument, Command, ControlPort, Failure, OnCompletion, Reply, Ticket};
 use crate::sys;
 
 /// What a device answers when it is asked for its state.
@@ -42,7 +42,7 @@ enum Quiesce {
     Silent,
 }
 
-struct Unanswered(Done);
+struct Unanswered(OnCompletion);
 
 impl std::fmt::Debug for Unanswered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Unanswered {
 }
 
 impl Devices {
-    fn quiesce(&self, device: u32, done: Done) {
+    fn quiesce(&self, device: u32, done: OnCompletion) {
         let result = match self.quiesces[device as usize] {
             Quiesce::Together(result) => result,
             Quiesce::InTurn(takes) => return self.in_turn(takes, done),
@@ -69,7 +69,7 @@ impl Devices {
         for (result, Unanswered(done)) in quiescing.drain(..) {
             let argument = Argument::None;
             done(match result {
-                0.. => Ok(Answer { result, argument }),
+                0.. => Ok(Reply { result, argument }),
                 _ => Err(Failure::Errno(-result)),
             });
         }
@@ -77,7 +77,7 @@ impl Devices {
 }
 
 impl Devices {
-    fn in_turn(&self, takes: Duration, done: Done) {
+    fn in_turn(&self, takes: Duration, done: OnCompletion) {
         let now = Instant::now();
         let mut busy = self.busy_until.lock().unwrap();
         let end = busy.unwrap_or(now).max(now) + takes;
@@ -85,7 +85,7 @@ impl Devices {
         std::thread::spawn(move || {
             std::thread::sleep(end.saturating_duration_since(Instant::now()));
             let argument = Argument::None;
-            done(Ok(Answer {
+            done(Ok(Reply {
                 result: 0,
                 argument,
             }));
@@ -94,7 +94,7 @@ impl Devices {
 }
 
 impl ControlPort for Devices {
-    fn submit(&self, command: Command, _deadline: Instant, done: Done) -> Ticket {
+    fn submit(&self, command: Command, _deadline: Instant, done: OnCompletion) -> Ticket {
         let bytes = if command.opcode == sys::GET_FEATURES {
             0_u64.as_bytes().to_vec()
         } else if command.opcode == sys::QUIESCE_DEVICE {
@@ -119,7 +119,7 @@ impl ControlPort for Devices {
             };
             info.as_bytes().to_vec()
         };
-        done(Ok(Answer {
+        done(Ok(Reply {
             result: 0,
             argument: Argument::Bytes(bytes),
         }));
@@ -137,7 +137,7 @@ impl ControlPort for Devices {
     }
 }
 
-fn wait(manners: Vec<Manner>, limits: Limits) -> (BTreeMap<u32, Unseen>, Duration) {
+fn wait(manners: Vec<Manner>, limits: ExitTimeouts) -> (BTreeMap<u32, Unconfirmed>, Duration) {
     let ids: Vec<u32> = (0..manners.len() as u32).collect();
     let devices = Devices {
         manners: manners
@@ -146,26 +146,26 @@ fn wait(manners: Vec<Manner>, limits: Limits) -> (BTreeMap<u32, Unseen>, Duratio
             .collect(),
         ..Devices::default()
     };
-    let control = Control::over(Arc::new(devices), u64::MAX).unwrap();
+    let control = ControlDevice::over(Arc::new(devices), u64::MAX).unwrap();
     let begun = Instant::now();
-    (wait_seen(&control, &ids, limits), begun.elapsed())
+    (confirm_exit(&control, &ids, limits), begun.elapsed())
 }
 
 fn us() -> i32 {
     std::process::id() as i32
 }
 
-const SHORT: Limits = Limits {
+const SHORT: ExitTimeouts = ExitTimeouts {
     drain: Duration::ZERO,
     quiesce: None,
     probe: Duration::from_millis(40),
-    seen: Duration::from_millis(300),
+    confirm: Duration::from_millis(300),
 };
 
 #[test]
 fn a_device_is_asked_until_it_has_no_server() {
-    let limits = Limits {
-        seen: Duration::from_secs(60),
+    let limits = ExitTimeouts {
+        confirm: Duration::from_secs(60),
         ..SHORT
     };
     let late = (0..128).map(|at| Manner::Served(us(), at % 5));
@@ -188,34 +188,32 @@ fn devices_that_stay_are_told_when_the_time_for_all_of_them_is_up() {
     assert!(
         unseen
             .values()
-            .all(|why| *why == Unseen::Still(State::Live))
+            .all(|why| *why == Unconfirmed::StillLive(DeviceState::Live))
     );
-    assert!(took >= SHORT.seen, "{took:?}");
-    assert!(took < 20 * SHORT.seen, "{took:?}");
+    assert!(took >= SHORT.confirm, "{took:?}");
+    assert!(took < 20 * SHORT.confirm, "{took:?}");
 }
 
 #[test]
 fn thousands_of_devices_have_no_more_time_than_one() {
-    let limits = Limits {
-        seen: Duration::from_secs(1),
+    let limits = ExitTimeouts {
+        confirm: Duration::from_secs(1),
         ..SHORT
     };
-    let many = 16 * SIDE_BY_SIDE;
+    let many = 16 * CONCURRENT_COMMANDS_MAX;
     let (unseen, took) = wait(vec![Manner::Served(us(), u32::MAX); many], limits);
     assert_eq!(unseen.len(), many);
-    assert!(took < 5 * limits.seen, "{took:?}");
+    assert!(took < 5 * limits.confirm, "{took:?}");
 }
 
 #[test]
 fn a_driver_that_does_not_answer_holds_nobody_beyond_the_time() {
     let (unseen, took) = wait(vec![Manner::Silent; 64], SHORT);
     assert_eq!(unseen.len(), 64);
-    assert!(
-        unseen
-            .values()
-            .all(|why| matches!(why, Unseen::Silent(error) if error.kind() == Kind::Late))
-    );
-    assert!(took < 20 * SHORT.seen, "{took:?}");
+    assert!(unseen.values().all(
+        |why| matches!(why, Unconfirmed::NoReply(error) if error.kind() == ErrorKind::TimedOut)
+    ));
+    assert!(took < 20 * SHORT.confirm, "{took:?}");
 }
 
 fn quiesce_all(quiesces: Vec<Quiesce>, within: Duration) -> (Vec<(u32, Error)>, Duration) {
@@ -224,9 +222,9 @@ fn quiesce_all(quiesces: Vec<Quiesce>, within: Duration) -> (Vec<(u32, Error)>, 
         quiesces,
         ..Devices::default()
     };
-    let control = Control::over(Arc::new(devices), u64::MAX).unwrap();
+    let control = ControlDevice::over(Arc::new(devices), u64::MAX).unwrap();
     let begun = Instant::now();
-    (quiesce(&control, &ids, within), begun.elapsed())
+    (quiesce_devices(&control, &ids, within), begun.elapsed())
 }
 
 #[test]
@@ -260,18 +258,22 @@ fn a_device_that_is_busy_is_quiesced_and_one_that_refuses_is_told() {
 #[test]
 fn a_driver_that_does_not_quiesce_holds_nobody_beyond_the_time() {
     let devices = [Quiesce::Silent, Quiesce::Together(0)].repeat(32);
-    let (refused, took) = quiesce_all(devices, SHORT.seen);
+    let (refused, took) = quiesce_all(devices, SHORT.confirm);
     assert_eq!(refused.len(), 32);
-    assert!(refused.iter().all(|(_, error)| error.kind() == Kind::Late));
-    assert!(took < 20 * SHORT.seen, "{took:?}");
+    assert!(
+        refused
+            .iter()
+            .all(|(_, error)| error.kind() == ErrorKind::TimedOut)
+    );
+    assert!(took < 20 * SHORT.confirm, "{took:?}");
 }
 
 #[test]
 fn the_many_have_more_time_to_be_quiesced_than_the_few() {
     // Each share of them needs half of the time that a share has.
     let takes = Duration::from_millis(4);
-    let within = 2 * takes * SIDE_BY_SIDE as u32;
-    let many = 3 * SIDE_BY_SIDE;
+    let within = 2 * takes * CONCURRENT_COMMANDS_MAX as u32;
+    let many = 3 * CONCURRENT_COMMANDS_MAX;
     let (refused, took) = quiesce_all(vec![Quiesce::InTurn(takes); many], within);
     assert!(refused.is_empty(), "{refused:?}");
     assert!(took > within, "{took:?}");
@@ -279,9 +281,13 @@ fn the_many_have_more_time_to_be_quiesced_than_the_few() {
 
 #[test]
 fn of_many_devices_that_a_driver_does_not_quiesce_only_a_share_is_waited_for() {
-    let many = 20 * SIDE_BY_SIDE;
-    let (refused, took) = quiesce_all(vec![Quiesce::Silent; many], SHORT.seen);
+    let many = 20 * CONCURRENT_COMMANDS_MAX;
+    let (refused, took) = quiesce_all(vec![Quiesce::Silent; many], SHORT.confirm);
     assert_eq!(refused.len(), many);
-    assert!(refused.iter().all(|(_, error)| error.kind() == Kind::Late));
-    assert!(took < 20 * SHORT.seen, "{took:?}");
+    assert!(
+        refused
+            .iter()
+            .all(|(_, error)| error.kind() == ErrorKind::TimedOut)
+    );
+    assert!(took < 20 * SHORT.confirm, "{took:?}");
 }

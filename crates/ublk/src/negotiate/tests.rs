@@ -56,16 +56,11 @@ fn info(spec: &DeviceSpec, flags: u64) -> sys::DeviceInfo {
     }
 }
 
-fn negotiate(
-    spec: &DeviceSpec,
-    offer: &Offer,
-    kernel: u64,
-    serves: Modes,
-) -> Result<Granted, Error> {
-    let ask = ask(spec, offer, serves)?;
+fn negotiate(spec: &DeviceSpec, offer: &Offer, kernel: u64, modes: Modes) -> Result<Grant, Error> {
+    let ask = choose_flags(spec, offer, modes)?;
     let flags = driver(kernel, ask.flags.bits())
         .map_err(|errno| Error::kernel(Operation::Add, None, errno))?;
-    grant(spec, ask, offer, &info(spec, flags))
+    check_grant(spec, ask, offer, &info(spec, flags))
 }
 
 #[test]
@@ -92,7 +87,11 @@ fn zero_copy_brings_user_copy_beside_it() {
 #[test]
 fn a_better_mode_that_is_missing_is_told_with_the_kernel_that_has_it() {
     let granted = negotiate(&spec(), &offer(LINUX_6_8), LINUX_6_8, Modes::ALL).unwrap();
-    let told: Vec<String> = granted.dropped.iter().map(Dropped::to_string).collect();
+    let told: Vec<String> = granted
+        .missing
+        .iter()
+        .map(MissingFeature::to_string)
+        .collect();
     assert_eq!(
         told[0],
         "data mode zero-copy: the kernel lacks it (Linux 6.16 has it)"
@@ -109,8 +108,8 @@ fn a_forced_mode_that_the_kernel_lacks_is_an_error_with_the_remedy() {
         mode: ModeChoice::Only(DataMode::ZeroCopy),
         ..spec()
     };
-    let error = ask(&spec, &offer(LINUX_6_8), Modes::ALL).unwrap_err();
-    assert_eq!(error.kind(), Kind::TooOld);
+    let error = choose_flags(&spec, &offer(LINUX_6_8), Modes::ALL).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert_eq!(
         error.to_string(),
         "ublk: negotiating: this kernel lacks data mode zero-copy; \
@@ -140,12 +139,12 @@ fn a_handler_gets_no_mode_that_it_does_not_serve() {
         mode: ModeChoice::Only(DataMode::GetData),
         ..spec()
     };
-    let error = ask(&forced, &offer(LINUX_7_2), copy_only).unwrap_err();
-    assert_eq!(error.kind(), Kind::Handler);
+    let error = choose_flags(&forced, &offer(LINUX_7_2), copy_only).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::HandlerMismatch);
     assert!(error.to_string().ends_with("use one of: copy"), "{error}");
     let zero_copy_only = Modes::NONE.and(DataMode::ZeroCopy);
-    let error = ask(&spec(), &offer(LINUX_6_8), zero_copy_only).unwrap_err();
-    assert_eq!(error.kind(), Kind::Handler, "{error}");
+    let error = choose_flags(&spec(), &offer(LINUX_6_8), zero_copy_only).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::HandlerMismatch, "{error}");
 }
 
 #[test]
@@ -157,9 +156,9 @@ fn a_mask_lets_a_kernel_play_an_older_one_and_says_so() {
         !granted.has(Capability::PerIoTask),
         "it is always set, and hidden"
     );
-    assert!(granted.dropped.contains(&Dropped {
-        what: What::Mode(DataMode::ZeroCopy),
-        why: Why::Hidden,
+    assert!(granted.missing.contains(&MissingFeature {
+        feature: RequestedFeature::Mode(DataMode::ZeroCopy),
+        reason: MissingReason::Hidden,
     }));
 }
 
@@ -171,8 +170,8 @@ fn a_required_capability_is_granted_or_an_error() {
             .with(Capability::Quiesce, Want::Require),
         ..spec()
     };
-    let error = ask(&spec, &offer(LINUX_6_8), Modes::ALL).unwrap_err();
-    assert_eq!(error.kind(), Kind::TooOld);
+    let error = choose_flags(&spec, &offer(LINUX_6_8), Modes::ALL).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("6.16"), "{error}");
     let granted = negotiate(&spec, &offer(LINUX_7_2), LINUX_7_2, Modes::ALL).unwrap();
     assert!(granted.has(Capability::Quiesce));
@@ -187,8 +186,8 @@ fn what_excludes_each_other_is_refused_if_both_are_required_and_told_otherwise()
         ..spec()
     };
     let required = both(Want::Require, Want::Require);
-    let error = ask(&required, &offer(LINUX_7_2), Modes::ALL).unwrap_err();
-    assert_eq!(error.kind(), Kind::Invalid);
+    let error = choose_flags(&required, &offer(LINUX_7_2), Modes::ALL).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
     for (reissue, fail_io, winner) in [
         (Want::Prefer, Want::Prefer, Capability::Reissue),
         (Want::Prefer, Want::Require, Capability::FailIo),
@@ -197,7 +196,7 @@ fn what_excludes_each_other_is_refused_if_both_are_required_and_told_otherwise()
         let spec = both(reissue, fail_io);
         let granted = negotiate(&spec, &offer(LINUX_7_2), LINUX_7_2, Modes::ALL).unwrap();
         assert!(granted.has(winner));
-        assert_eq!(granted.dropped.len(), 1, "{:?}", granted.dropped);
+        assert_eq!(granted.missing.len(), 1, "{:?}", granted.missing);
     }
 }
 
@@ -205,19 +204,23 @@ fn what_excludes_each_other_is_refused_if_both_are_required_and_told_otherwise()
 fn what_the_kernel_offers_and_does_not_grant_is_told() {
     let spec = spec();
     let offer = offer(LINUX_7_2);
-    let asked = ask(&spec, &offer, Modes::ALL).unwrap();
+    let asked = choose_flags(&spec, &offer, Modes::ALL).unwrap();
     let less = asked.flags.bits() & !sys::F_RECOVERY_REISSUE;
-    let granted = grant(&spec, asked.clone(), &offer, &info(&spec, less)).unwrap();
+    let granted = check_grant(&spec, asked.clone(), &offer, &info(&spec, less)).unwrap();
     assert_eq!(
-        granted.dropped,
-        [Dropped {
-            what: What::Capability(Capability::Reissue),
-            why: Why::NotGranted,
+        granted.missing,
+        [MissingFeature {
+            feature: RequestedFeature::Capability(Capability::Reissue),
+            reason: MissingReason::NotGranted,
         }]
     );
     let copy = asked.flags.bits() & !(sys::F_ZERO_COPY | sys::F_AUTO_BUFFER);
-    let error = grant(&spec, asked, &offer, &info(&spec, copy)).unwrap_err();
-    assert_eq!(error.kind(), Kind::NotGranted, "a silent switch of modes");
+    let error = check_grant(&spec, asked, &offer, &info(&spec, copy)).unwrap_err();
+    assert_eq!(
+        error.kind(),
+        ErrorKind::NotGranted,
+        "a silent switch of modes"
+    );
 }
 
 #[test]
@@ -230,9 +233,9 @@ fn fewer_queues_than_asked_for_are_told() {
     assert_eq!(granted.queues, 4);
     assert!(
         granted
-            .dropped
+            .missing
             .iter()
-            .any(|one| one.what == What::Queues(4))
+            .any(|one| one.feature == RequestedFeature::Queues(4))
     );
 }
 
@@ -240,7 +243,7 @@ fn fewer_queues_than_asked_for_are_told() {
 fn a_device_is_taken_over_as_it_was_added() {
     let spec = spec();
     let offer = offer(LINUX_7_2);
-    let inherit = |flags, serves| inherit(&spec, &offer, serves, &info(&spec, flags));
+    let inherit = |flags, modes| inherit(&spec, &offer, modes, &info(&spec, flags));
     let user_copy = sys::F_USER_COPY | sys::F_RECOVERY;
     assert_eq!(
         inherit(user_copy, Modes::ALL).unwrap().mode,
@@ -252,7 +255,7 @@ fn a_device_is_taken_over_as_it_was_added() {
         DataMode::UserCopy
     );
     let error = inherit(user_copy, Modes::NONE.and(DataMode::Copy)).unwrap_err();
-    assert_eq!(error.kind(), Kind::Handler);
+    assert_eq!(error.kind(), ErrorKind::HandlerMismatch);
     for foreign in [
         sys::F_ZERO_COPY,
         sys::F_BATCH_IO,
@@ -297,22 +300,22 @@ proptest! {
         mask in any::<u64>(),
         extra in any::<u64>(),
         wants in wants(),
-        serves in modes(),
+        modes in modes(),
         choice in choice(),
     ) {
         let unnamed = extra & !(sys::F_DESCRIPTOR_BYTES * 2 - 1);
         let spec = DeviceSpec { wants, mode: choice, flags: unnamed, ..spec() };
         let offer = Offer::new(Features::from_bits(kernel), mask);
-        let Ok(asked) = ask(&spec, &offer, serves) else { return Ok(()) };
-        prop_assert!(serves.has(asked.mode));
+        let Ok(asked) = choose_flags(&spec, &offer, modes) else { return Ok(()) };
+        prop_assert!(modes.has(asked.mode));
         prop_assert!(choice == ModeChoice::Auto || choice == ModeChoice::Only(asked.mode));
         prop_assert!(offer.features().has(asked.flags.bits()), "asks for what is not offered");
         let flags = driver(kernel, asked.flags.bits());
         prop_assert!(flags.is_ok(), "the driver refuses {:?}", asked.flags);
         let info = info(&spec, flags.unwrap());
-        let granted = grant(&spec, asked, &offer, &info).unwrap();
+        let granted = check_grant(&spec, asked, &offer, &info).unwrap();
         for capability in Capability::ALL {
-            let told = granted.dropped.iter().any(|one| one.what == What::Capability(capability));
+            let told = granted.missing.iter().any(|one| one.feature == RequestedFeature::Capability(capability));
             match wants.of(capability) {
                 Want::Require => prop_assert!(granted.has(capability)),
                 Want::Prefer => prop_assert!(granted.has(capability) != told),

@@ -12,8 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use reactor::{Config, Handle, Port, Reactor};
-use ublk::control::Control;
-use ublk::device::{How, Live, Options, State, open_or_recover};
+use ublk::control::ControlDevice;
+use ublk::device::{
+    self, DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover,
+};
 use ublk::queue::{Handler, QueueCx};
 use ublk::{DataMode, DeviceSpec, Disk, Modes, Request, sys};
 
@@ -34,7 +36,7 @@ impl Handler for Null {
 }
 
 pub struct World {
-    pub control: Control,
+    pub control: ControlDevice,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -46,7 +48,7 @@ impl World {
         }
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         Some(World {
-            control: Control::open().unwrap(),
+            control: ControlDevice::open().unwrap(),
             _alone: alone,
         })
     }
@@ -55,20 +57,32 @@ impl World {
         self.control.features().has(flag)
     }
 
-    pub fn serve(&self, spec: &DeviceSpec, reactors: &[Handle]) -> Live {
-        let added = self.control.add(spec, Null::MODES).unwrap();
-        let armed = added.arm(reactors, &Options::default(), |_| Null).unwrap();
+    pub fn serve(&self, spec: &DeviceSpec, reactors: &[Handle]) -> LiveDevice {
+        let added = device::add(&self.control, spec, Null::MODES).unwrap();
+        let armed = added
+            .attach(reactors, &QueueOptions::default(), |_| Null)
+            .unwrap();
         armed.start(SOON).unwrap()
     }
 
-    pub fn open(&self, id: u32, reactors: &[Handle]) -> (Live, How) {
-        let (spec, options) = (spec(), Options::default());
-        let seats = (reactors, &options);
-        open_or_recover(&self.control, (id, &spec), seats, |_| Null, SOON).unwrap()
+    pub fn open(&self, id: u32, reactors: &[Handle]) -> (LiveDevice, Origin) {
+        let (spec, options) = (spec(), QueueOptions::default());
+        open_or_recover(
+            OpenRequest {
+                control: &self.control,
+                id,
+                spec: &spec,
+                reactors,
+                options: &options,
+                within: SOON,
+            },
+            |_| Null,
+        )
+        .unwrap()
     }
 
-    pub fn state(&self, id: u32) -> State {
-        State::of(&self.control.info(id).unwrap())
+    pub fn state(&self, id: u32) -> DeviceState {
+        DeviceState::of(&self.control.info(id).unwrap())
     }
 }
 

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
 use ublk::Capability;
-use ublk::device::{Kept, Live};
-use ublk::error::Kind;
-use ublk::negotiate::Granted;
+use ublk::device::{DeviceError, LiveDevice};
+use ublk::error::ErrorKind;
+use ublk::negotiate::Grant;
 
 use super::options::{DiskOptions, model_data_mode};
 use crate::failure::{Failure, FailureCode, Result};
@@ -27,14 +27,14 @@ pub(super) const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Disk {
     pub(crate) id: u32,
     options: DiskOptions,
-    granted: Granted,
+    granted: Grant,
     /// By queue, the thread that serves it.
     threads: Vec<String>,
     park_timeout: Option<Duration>,
     /// Admits the disk's requests.
     mq_device: Arc<blkmq::Device>,
     /// `None` once the device is stopped.
-    live: Mutex<Option<Live>>,
+    live: Mutex<Option<LiveDevice>>,
 }
 
 impl fmt::Debug for Disk {
@@ -45,7 +45,7 @@ impl fmt::Debug for Disk {
 
 impl Disk {
     pub(super) fn new(
-        live: Live,
+        live: LiveDevice,
         options: DiskOptions,
         threads: Vec<String>,
         park_timeout: Option<Duration>,
@@ -54,7 +54,7 @@ impl Disk {
         Disk {
             id: live.id(),
             options,
-            granted: live.granted().clone(),
+            granted: live.grant().clone(),
             threads,
             park_timeout,
             mq_device,
@@ -74,7 +74,7 @@ impl Disk {
 
     /// The disk as the API shows it.
     pub(crate) fn describe(&self) -> model::DiskInfo {
-        let dropped = self.granted.dropped.iter().map(|dropped| {
+        let dropped = self.granted.missing.iter().map(|dropped| {
             let text = dropped.to_string();
             let (what, why) = text.split_once(": ").unwrap_or((&text, "not granted"));
             model::DroppedOption {
@@ -102,7 +102,7 @@ impl Disk {
         let Ok(live) = self.live.try_lock() else {
             return model::RequestCounts::default();
         };
-        let queues = live.iter().flat_map(Live::stats);
+        let queues = live.iter().flat_map(LiveDevice::stats);
         queues.fold(model::RequestCounts::default(), |sum, one| {
             model::RequestCounts {
                 taken: sum.taken + one.requests,
@@ -114,7 +114,7 @@ impl Disk {
     }
 
     /// Takes the live device, to leave it to the next server.
-    pub(super) fn take_live(&self) -> Option<Live> {
+    pub(super) fn take_live(&self) -> Option<LiveDevice> {
         self.live
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -130,10 +130,11 @@ impl Disk {
         };
         let stopped = if force {
             // Parked requests get some time to complete, and then fail.
-            live.stop(DRAIN_TIMEOUT).or_else(|Kept { device, .. }| {
-                self.mq_device.remove();
-                device.stop(REMOVE_TIMEOUT)
-            })
+            live.stop(DRAIN_TIMEOUT)
+                .or_else(|DeviceError { device, .. }| {
+                    self.mq_device.remove();
+                    device.stop(REMOVE_TIMEOUT)
+                })
         } else if self.granted.has(Capability::SafeStop) {
             live.try_stop(REMOVE_TIMEOUT)
         } else if let Err(failure) = self.check_unused() {
@@ -142,17 +143,17 @@ impl Disk {
         } else {
             live.stop(REMOVE_TIMEOUT)
         };
-        let stopped = stopped.map_err(|Kept { device, error }| {
+        let stopped = stopped.map_err(|DeviceError { device, error }| {
             *slot = Some(device);
             match error.kind() {
-                Kind::Busy => self.in_use(),
+                ErrorKind::Busy => self.in_use(),
                 _ => error.into(),
             }
         })?;
         self.mq_device.remove();
         // The driver deletes it when its last user closes it, even if that is not awaited here.
         stopped.delete(REMOVE_TIMEOUT).or_else(|error| match error.kind() {
-            Kind::Late => {
+            ErrorKind::TimedOut => {
                 tracing::warn!(%error, "the driver deletes the device when its last user closes it");
                 Ok(())
             }

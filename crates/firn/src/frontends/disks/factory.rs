@@ -10,9 +10,9 @@ use std::time::Duration;
 use blkmq::DeviceOptions;
 use blkmq::io::Backend;
 use reactor::Handle;
-use ublk::control::Control;
-use ublk::device::{self, Live, State};
-use ublk::error::Kind;
+use ublk::control::ControlDevice;
+use ublk::device::{self, DeviceState, LiveDevice};
+use ublk::error::ErrorKind;
 use ublk::spec::Discard;
 use ublk::{BackendFile, BackendHandler, Capability, DeviceSpec, Want};
 
@@ -57,7 +57,7 @@ pub(super) struct ServeContext {
 /// Makes disks: the driver's control device and what disks are served with.
 #[derive(Debug)]
 pub(crate) struct DiskFactory {
-    control: Control,
+    control: ControlDevice,
     context: ServeContext,
     /// Index of the reactor for the next disk's first queue: disks go round the reactors.
     next_reactor: AtomicUsize,
@@ -73,7 +73,7 @@ pub(super) enum CreateError {
 impl From<ublk::Error> for CreateError {
     fn from(error: ublk::Error) -> Self {
         match error.kind() {
-            Kind::Taken => CreateError::IdTaken,
+            ErrorKind::InUse => CreateError::IdTaken,
             _ => CreateError::Failed(error.into()),
         }
     }
@@ -121,7 +121,7 @@ fn device_spec(
 }
 
 impl DiskFactory {
-    pub(super) fn new(control: Control, context: ServeContext) -> DiskFactory {
+    pub(super) fn new(control: ControlDevice, context: ServeContext) -> DiskFactory {
         DiskFactory {
             control,
             context,
@@ -129,7 +129,7 @@ impl DiskFactory {
         }
     }
 
-    pub(super) fn control(&self) -> &Control {
+    pub(super) fn control(&self) -> &ControlDevice {
         &self.control
     }
 
@@ -169,10 +169,10 @@ impl DiskFactory {
         if options.data_mode == DataMode::Auto {
             spec = spec.with_environment()?;
         }
-        let added = self.control.add(&spec, ublk::Modes::ALL)?;
-        let depth = added.granted().depth;
-        let limits = device::Options::default();
-        let armed = added.arm(&pending.reactors, &limits, |_| pending.serve(depth))?;
+        let added = device::add(&self.control, &spec, ublk::Modes::ALL)?;
+        let depth = added.grant().depth;
+        let limits = device::QueueOptions::default();
+        let armed = added.attach(&pending.reactors, &limits, |_| pending.serve(depth))?;
         let live = armed.start(START_TIMEOUT)?;
         Ok(pending.into_disk(live, options))
     }
@@ -187,14 +187,14 @@ impl DiskFactory {
     ) -> std::result::Result<Disk, CreateError> {
         let id = record.id;
         let depth = match self.control.info(id) {
-            Err(error) if error.kind() == Kind::Gone => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 return self.create(open, id, &record.options);
             }
             Ok(info) if info.server_flags != server_flags(open) => {
                 return Err(CreateError::IdTaken);
             }
             // Recovery adds a dead device anew, with the recorded options.
-            Ok(info) if State::of(&info) == State::Dead => record.options.depth,
+            Ok(info) if DeviceState::of(&info) == DeviceState::Dead => record.options.depth,
             Ok(info) => info.depth,
             Err(error) => return Err(error.into()),
         };
@@ -208,17 +208,19 @@ impl DiskFactory {
                 self.context.dma_alignment,
             )
         };
-        let (live, how) = device::open_or_recover(
-            &self.control,
-            (id, &spec),
-            (&pending.reactors, &device::Options::default()),
-            |_| pending.serve(depth),
-            RECOVER_TIMEOUT
+        let request = device::OpenRequest {
+            control: &self.control,
+            id,
+            spec: &spec,
+            reactors: &pending.reactors,
+            options: &device::QueueOptions::default(),
+            within: RECOVER_TIMEOUT
                 + RECOVER_TIMEOUT_PER_DEVICE
                     .saturating_mul(u32::try_from(devices).unwrap_or(u32::MAX)),
-        )
-        // The device belongs to this volume, so its number is not to be given up.
-        .map_err(|error| CreateError::Failed(error.into()))?;
+        };
+        let (live, how) = device::open_or_recover(request, |_| pending.serve(depth))
+            // The device belongs to this volume, so its number is not to be given up.
+            .map_err(|error| CreateError::Failed(error.into()))?;
         tracing::info!(volume = %open.info.name, device = id, ?how, "the disk is recovered");
         if let Err(error) = self.grow_to(&live, pending.view.geometry().bytes) {
             tracing::warn!(%error, "the disk stays smaller than its volume");
@@ -227,9 +229,9 @@ impl DiskFactory {
     }
 
     /// Grows the device to the volume's size: the server may have died between the two.
-    fn grow_to(&self, live: &Live, bytes: u64) -> std::result::Result<(), ublk::Error> {
+    fn grow_to(&self, live: &LiveDevice, bytes: u64) -> std::result::Result<(), ublk::Error> {
         let disk = self.control.params(live.id())?.basic.sectors * blkmq::io::SECTOR_BYTES;
-        if disk < bytes && live.granted().has(Capability::Resize) {
+        if disk < bytes && live.grant().has(Capability::Resize) {
             live.resize(bytes)?;
         }
         Ok(())
@@ -238,12 +240,9 @@ impl DiskFactory {
     /// Removes this volume's device, which nobody serves. A device of another owner stays.
     pub(super) fn remove(&self, volume_id: &str, id: u32) -> Result<()> {
         match self.control.info(id) {
-            Err(error) if error.kind() == Kind::Gone => Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             Ok(info) if !volume_id.starts_with(&to_hex(info.server_flags)) => Ok(()),
-            Ok(_) => self
-                .control
-                .remove(id, REMOVE_TIMEOUT)
-                .map_err(Failure::from),
+            Ok(_) => device::remove(&self.control, id, REMOVE_TIMEOUT).map_err(Failure::from),
             Err(error) => Err(error.into()),
         }
     }
@@ -299,8 +298,8 @@ impl PendingDisk<'_> {
         BackendHandler::new(Arc::clone(&self.view), &self.mq_device, files, depth)
     }
 
-    fn into_disk(self, live: Live, options: &DiskOptions) -> Disk {
-        let queues = live.granted().queues.into();
+    fn into_disk(self, live: LiveDevice, options: &DiskOptions) -> Disk {
+        let queues = live.grant().queues.into();
         let threads = self.threads.into_iter().cycle().take(queues).collect();
         Disk::new(
             live,

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blkmq::io::FileId;
 use reactor::BackendKind;
-use ublk::control::Control;
-use ublk::device::Live;
+use ublk::control::ControlDevice;
+use ublk::device::LiveDevice;
 
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
@@ -240,9 +240,9 @@ impl Disks {
     }
 
     /// Takes all live devices, to leave them to the next server; `None` if there are none.
-    pub(crate) fn take_live(&self) -> Option<(Control, Vec<Live>)> {
+    pub(crate) fn take_live(&self) -> Option<(ControlDevice, Vec<LiveDevice>)> {
         let disks = std::mem::take(&mut *self.live());
-        let devices: Vec<Live> = disks.values().filter_map(|disk| disk.take_live()).collect();
+        let devices: Vec<LiveDevice> = disks.values().filter_map(|disk| disk.take_live()).collect();
         let factory = self.factory.get().filter(|_| !devices.is_empty())?;
         Some((factory.control().clone(), devices))
     }

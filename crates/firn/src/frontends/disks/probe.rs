@@ -3,7 +3,7 @@
 //! Probes, and changes nothing. `firn doctor` and `firn attach` use the same functions, so that the
 //! doctor reports what an attach will do.
 
-use ublk::control::Control;
+use ublk::control::ControlDevice;
 use ublk::{DeviceSpec, Modes, negotiate};
 
 use super::options::model_data_mode;
@@ -11,11 +11,11 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{AttachRequest, DataMode, Transport, TransportChoice};
 
 /// The driver's control device, or why it cannot be used.
-pub(crate) type UblkSupport = std::result::Result<Control, Failure>;
+pub(crate) type UblkSupport = std::result::Result<ControlDevice, Failure>;
 
 /// Opens the driver's control device.
 pub(crate) fn open_control() -> UblkSupport {
-    Control::open().map_err(Failure::from)
+    ControlDevice::open().map_err(Failure::from)
 }
 
 /// The failure where io_uring is refused: nothing else can serve a disk.
@@ -28,10 +28,10 @@ pub(crate) fn io_uring_refused() -> Failure {
 }
 
 /// The data mode that `auto` chooses here, and why it did not choose better ones.
-pub(crate) fn auto_mode(control: &Control) -> Result<(DataMode, Vec<String>)> {
+pub(crate) fn auto_mode(control: &ControlDevice) -> Result<(DataMode, Vec<String>)> {
     let spec = DeviceSpec::new(ublk::Disk::new(1 << 30)).with_environment()?;
-    let ask = negotiate::ask(&spec, control.offer(), Modes::ALL)?;
-    let better = ask.dropped.iter().map(ToString::to_string).collect();
+    let ask = negotiate::choose_flags(&spec, control.offer(), Modes::ALL)?;
+    let better = ask.missing.iter().map(ToString::to_string).collect();
     Ok((model_data_mode(ask.mode), better))
 }
 

@@ -1,26 +1,26 @@
-//! Memory that a command names: owned until the driver is done with it.
+//! The memory that a command names, owned until the driver has completed the command.
 
 use std::fmt;
 use std::ptr::NonNull;
 
 use super::port::Argument;
 
-/// Bytes that the driver may read and write at any time. Nobody here looks at them before the
-/// command has ended; if that never happens, they are never freed.
-pub(super) struct Lent {
+/// Bytes that the driver may read and write at any time. They are not accessed before the command has
+/// completed; if it never completes, they are never freed.
+pub(super) struct CommandBuffer {
     bytes: Option<NonNull<[u8]>>,
 }
 
 // SAFETY: it is the only owner of the bytes, and has no thread affinity.
-unsafe impl Send for Lent {}
+unsafe impl Send for CommandBuffer {}
 
-impl Lent {
-    pub(super) fn new(argument: Argument) -> Lent {
+impl CommandBuffer {
+    pub(super) fn new(argument: Argument) -> CommandBuffer {
         let bytes = match argument {
             Argument::None => None,
             Argument::Bytes(bytes) => NonNull::new(Box::into_raw(bytes.into_boxed_slice())),
         };
-        Lent { bytes }
+        CommandBuffer { bytes }
     }
 
     /// Address for the driver; zero without an argument.
@@ -37,14 +37,13 @@ impl Lent {
     /// The bytes with what the driver wrote.
     ///
     /// # Safety
-    /// The command that names them has ended: its completion was seen, or it was never given to
-    /// the driver.
-    pub(super) unsafe fn back(self) -> Argument {
+    /// The command that names them has completed, or was never submitted.
+    pub(super) unsafe fn into_argument(self) -> Argument {
         match self.bytes {
             None => Argument::None,
             Some(bytes) => {
                 // SAFETY: it came from `Box::into_raw` and is taken back once: `self` goes with
-                // it. By the contract of this function nobody else uses it any more.
+                // it. By the contract of this function the driver does not use it any more.
                 let bytes = unsafe { Box::from_raw(bytes.as_ptr()) };
                 Argument::Bytes(bytes.into_vec())
             }
@@ -52,9 +51,9 @@ impl Lent {
     }
 }
 
-impl fmt::Debug for Lent {
+impl fmt::Debug for CommandBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lent({} bytes)", self.len())
+        write!(f, "CommandBuffer({} bytes)", self.len())
     }
 }
 
@@ -64,12 +63,12 @@ mod tests {
 
     #[test]
     fn what_was_lent_comes_back() {
-        let lent = Lent::new(Argument::Bytes(vec![1, 2, 3]));
-        assert_ne!(lent.address(), 0);
-        assert_eq!(lent.len(), 3);
+        let buffer = CommandBuffer::new(Argument::Bytes(vec![1, 2, 3]));
+        assert_ne!(buffer.address(), 0);
+        assert_eq!(buffer.len(), 3);
         // SAFETY: no command names it.
-        let back = unsafe { lent.back() };
-        assert_eq!(back.bytes(), [1, 2, 3]);
-        assert_eq!(Lent::new(Argument::None).address(), 0);
+        let argument = unsafe { buffer.into_argument() };
+        assert_eq!(argument.bytes(), [1, 2, 3]);
+        assert_eq!(CommandBuffer::new(Argument::None).address(), 0);
     }
 }
