@@ -186,11 +186,11 @@ impl DerefMut for Cx<'_> {
 #[non_exhaustive]
 pub struct CoreStats {
     /// Operations in flight.
-    pub ops: usize,
+    pub ops_in_flight: usize,
     /// Those of them that are armed: only their device or the end of the ring ends them.
-    pub armed: usize,
+    pub armed_commands: usize,
     /// Free buffer slots.
-    pub slots: usize,
+    pub free_buffer_slots: usize,
     /// Registered descriptors.
     pub files: usize,
     /// Attached sources.
@@ -277,9 +277,9 @@ impl Core {
     /// Figures for reports and tests.
     pub fn stats(&self) -> CoreStats {
         CoreStats {
-            ops: self.ops.len() + self.armed,
-            armed: self.ops.armed() + self.armed,
-            slots: self.buffer_slots.free_count(),
+            ops_in_flight: self.ops.len() + self.armed,
+            armed_commands: self.ops.armed() + self.armed,
+            free_buffer_slots: self.buffer_slots.free_count(),
             files: self.files.len(),
             sources: self.sources.len() - self.sources_free.len(),
             panics: self.panics,

@@ -8,6 +8,7 @@
 mod dispatch;
 mod sources;
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ pub(crate) struct EventLoop {
     departing: Vec<SourceId>,
     /// Sources that want every turn.
     every_turn: Vec<SourceId>,
+    /// Whether a failure of the driver was logged.
+    driver_failed: bool,
     /// Turns so far, where they are counted: in debug builds.
     turns: u32,
 }
@@ -37,6 +40,7 @@ impl EventLoop {
             sources: Sources::default(),
             departing: Vec::new(),
             every_turn: Vec::new(),
+            driver_failed: false,
             turns: 0,
         }
     }
@@ -59,7 +63,7 @@ impl EventLoop {
             self.call_turns();
             self.insert_arrivals();
             if self.core.is_stopping() && !std::mem::replace(&mut stop_sent, true) {
-                self.each_source(|source, cx| source.on_stop(cx));
+                self.for_each_source(|source, cx| source.on_stop(cx));
             }
             self.drop_departed();
             if cfg!(debug_assertions) {
@@ -77,20 +81,7 @@ impl EventLoop {
                 .flatten()
                 .min();
             if let Err(error) = self.core.submit_and_wait(wait) {
-                // Nothing can be submitted any more, and sources must not wait for completions that
-                // cannot come.
-                let backend = self.core.backend();
-                tracing::error!(
-                    %error,
-                    ?backend,
-                    "the reactor cannot wait for completions and stops; restart the server"
-                );
-                self.core.stop.get_or_insert_with(|| StopRequest {
-                    deadline: Instant::now(),
-                    requested_at: None,
-                    park_point: None,
-                });
-                std::thread::yield_now();
+                self.on_driver_failed(&error);
             }
             self.core.mailbox.end_sleep();
         }
@@ -101,12 +92,53 @@ impl EventLoop {
         self.close(report)
     }
 
+    /// Stops the reactor: nothing can be submitted any more, and sources must not wait for completions
+    /// that cannot come.
+    #[cold]
+    fn on_driver_failed(&mut self, error: &io::Error) {
+        if !std::mem::replace(&mut self.driver_failed, true) {
+            let backend = self.core.backend();
+            tracing::error!(
+                %error,
+                ?backend,
+                "the reactor cannot wait for completions and stops; restart the server"
+            );
+        }
+        self.core.stop.get_or_insert_with(|| StopRequest {
+            deadline: Instant::now(),
+            requested_at: None,
+            park_point: None,
+        });
+        std::thread::yield_now();
+    }
+
+    /// Counts a panic in work that was posted, or in a source, which is detached.
+    #[cold]
+    fn on_panic(&mut self, source: Option<SourceId>) {
+        self.core.panics += 1;
+        match source {
+            Some(id) => {
+                tracing::error!(
+                    ?id,
+                    "a source panicked (the message is on standard error); it is detached and \
+                     what it has in flight is cancelled"
+                );
+                self.core.detach(id);
+            }
+            None => tracing::error!(
+                "work that was posted to a reactor panicked (the message is on standard error); \
+                 the reactor goes on"
+            ),
+        }
+    }
+
     /// Checks the core's counts; those of a large reactor now and then.
     fn check_invariants(&mut self) {
         const OPS_SMALL: usize = 256;
         const TURNS_BETWEEN: u32 = 64;
         self.turns = self.turns.wrapping_add(1);
-        if self.core.stats().ops <= OPS_SMALL || self.turns.is_multiple_of(TURNS_BETWEEN) {
+        if self.core.stats().ops_in_flight <= OPS_SMALL || self.turns.is_multiple_of(TURNS_BETWEEN)
+        {
             self.core.assert_invariants();
         }
     }
@@ -126,7 +158,7 @@ impl EventLoop {
             Message::Run(work) => {
                 let core = &mut self.core;
                 if catch_unwind(AssertUnwindSafe(|| work(core))).is_err() {
-                    core.panics += 1;
+                    self.on_panic(None);
                 }
             }
             Message::Wake(wake) => {
@@ -201,7 +233,7 @@ impl EventLoop {
         self.departing.append(&mut departing);
     }
 
-    fn each_source(&mut self, mut call: impl FnMut(&mut dyn Source, &mut Cx<'_>)) {
+    fn for_each_source(&mut self, mut call: impl FnMut(&mut dyn Source, &mut Cx<'_>)) {
         let ids: Vec<SourceId> = self.sources.0.iter().flatten().map(|(id, _)| *id).collect();
         for id in ids {
             if self.core.is_live(id) {
@@ -222,8 +254,7 @@ impl EventLoop {
             me: id,
         };
         if catch_unwind(AssertUnwindSafe(|| call(source.as_mut(), &mut cx))).is_err() {
-            self.core.panics += 1;
-            self.core.detach(id);
+            self.on_panic(Some(id));
         }
         self.sources.0[id.slot as usize] = Some((id, source));
     }
@@ -255,7 +286,7 @@ impl EventLoop {
         // Armed commands end with the ring: a stop does not wait for them.
         let detached =
             stats.sources == self.departing.len() && self.core.next_recipient().is_none();
-        if detached && stats.ops == stats.armed {
+        if detached && stats.ops_in_flight == stats.armed_commands {
             return None;
         }
         let now = Instant::now();
@@ -264,7 +295,7 @@ impl EventLoop {
         }
         let cut = *cut_at.get_or_insert_with(|| {
             report.sources_forced = stats.sources - self.departing.len();
-            self.each_source(|_, cx| cx.detach());
+            self.for_each_source(|_, cx| cx.detach());
             self.core.cancel_all();
             now
         });
@@ -291,8 +322,8 @@ impl EventLoop {
         let began = Instant::now();
         report.panics = core.panics;
         let stats = core.stats();
-        report.ops_armed = stats.armed;
-        report.ops_abandoned = stats.ops - stats.armed;
+        report.ops_armed = stats.armed_commands;
+        report.ops_abandoned = stats.ops_in_flight - stats.armed_commands;
         let mut memory = sources.release_armed_memory();
         let (last, files) = core.close_ring();
         memory.0.extend(last);

@@ -4,7 +4,7 @@
 //! On it live [`Source`]s: listeners, connections, queues of devices, committers. A source begins
 //! operations through [`Cx`] and gets exactly one completion for each. Other threads reach the reactor
 //! by its [`Handle`]. The crate knows neither an engine nor a transport, so sources of different kinds
-//! share one thread; whoever attaches a source decides which.
+//! share one thread; the owner that attaches a source decides which.
 //!
 //! ```text
 //!   other threads                          the reactor's thread

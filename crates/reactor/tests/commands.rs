@@ -69,7 +69,7 @@ fn a_command_reaches_the_driver_of_its_file_and_its_answer_comes_back_as_it_is()
             Completion::Command(raw) => assert_eq!(raw, -libc::EBADF),
             other => panic!("saw {other:?}"),
         }
-        assert_eq!(probe.run(|cx| cx.stats().armed), 0);
+        assert_eq!(probe.run(|cx| cx.stats().armed_commands), 0);
     }
 }
 
@@ -109,7 +109,7 @@ fn a_flood_loses_nothing_on_a_completion_queue_that_is_far_too_small() {
         });
         let mut seen = vec![0; 2 * FLOOD as usize];
         for _ in 0..2 * FLOOD {
-            let Seen::Completed(token, completion) = probe.next() else {
+            let Event::Completion(token, completion) = probe.next() else {
                 panic!("something else")
             };
             match completion {
@@ -132,7 +132,7 @@ fn a_flood_loses_nothing_on_a_completion_queue_that_is_far_too_small() {
         );
         assert!(matches!(probe.completion(0), Completion::Recv(_, Ok(1))));
     }
-    assert_eq!(probe.run(|cx| cx.stats().ops), 0);
+    assert_eq!(probe.run(|cx| cx.stats().ops_in_flight), 0);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn what_is_begun_in_one_turn_is_handed_over_with_one_enter() {
         cx.stats().enters
     });
     for _ in 0..100 {
-        assert!(matches!(probe.next(), Seen::Completed(..)));
+        assert!(matches!(probe.next(), Event::Completion(..)));
     }
     let enters = probe.run(|cx| cx.stats().enters) - before;
     // One for the hundred, and some for the wakes and waits of this test.

@@ -118,7 +118,7 @@ fn a_closed_file_is_closed_in_the_kernel_too() {
             "the peer sees the end"
         );
         let stats = probe.run(|cx| cx.stats());
-        assert_eq!((stats.files, stats.ops), (0, 0));
+        assert_eq!((stats.files, stats.ops_in_flight), (0, 0));
     }
 }
 
@@ -237,7 +237,7 @@ fn more_operations_than_the_ring_has_entries_all_complete_once() {
         let mut seen = vec![0; 500];
         for _ in 0..500 {
             match probe.next() {
-                Seen::Completed(token, Completion::Write(_, Ok(()))) => seen[token as usize] += 1,
+                Event::Completion(token, Completion::Write(_, Ok(()))) => seen[token as usize] += 1,
                 other => panic!("saw {other:?}"),
             }
         }
@@ -354,7 +354,7 @@ fn wakes_reach_their_source_with_their_key_however_many_threads_wake() {
         // all four after the threads ended shows that none was lost for good.
         let mut seen = [false; 4];
         while seen != [true; 4] {
-            let Seen::Woken(key) = probe.next() else {
+            let Event::Wake(key) = probe.next() else {
                 panic!("something else")
             };
             seen[key as usize] = true;
@@ -370,7 +370,7 @@ fn a_wake_from_another_thread_ends_the_wait_each_time() {
         let waker = probe.run(|cx| cx.waker(3));
         for _ in 0..2000 {
             waker.wake_by_ref();
-            assert!(matches!(probe.next(), Seen::Woken(3)));
+            assert!(matches!(probe.next(), Event::Wake(3)));
         }
     }
 }
@@ -390,7 +390,7 @@ fn a_requested_turn_comes_once_after_the_calls_of_the_turn() {
                 },
             );
         });
-        assert!(matches!(probe.next(), Seen::Turn));
+        assert!(matches!(probe.next(), Event::Turn));
         assert!(matches!(probe.completion(1), Completion::Timeout(Ok(()))));
     }
 }
@@ -485,11 +485,11 @@ fn a_detached_source_is_dropped_only_after_its_operations_ended() {
             cx.detach();
         });
         assert!(
-            matches!(probe.next(), Seen::Dropped),
+            matches!(probe.next(), Event::Dropped),
             "a completion reached a detached source"
         );
         let stats = watcher.run(|cx| cx.stats());
-        assert_eq!((stats.ops, stats.sources), (0, 1));
+        assert_eq!((stats.ops_in_flight, stats.sources), (0, 1));
     }
 }
 
@@ -553,7 +553,7 @@ fn a_source_that_does_not_detach_is_cut_off_at_the_deadline() {
         );
         let report = reactor.stop(Duration::from_millis(50));
         assert_eq!((report.sources_forced, report.ops_abandoned), (1, 0));
-        assert!(matches!(probe.next(), Seen::Dropped));
+        assert!(matches!(probe.next(), Event::Dropped));
     }
 }
 

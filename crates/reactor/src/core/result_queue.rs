@@ -3,7 +3,7 @@
 //! A list that is read from the front and filled at the back, so that the driver appends to plain
 //! memory and taking one moves nothing.
 
-/// Raw results in the order in which they came, by key.
+/// Raw results by key, in the order in which the driver brought them.
 #[derive(Default)]
 pub(super) struct ResultQueue {
     raw: Vec<(u64, i32)>,

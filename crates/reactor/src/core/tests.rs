@@ -128,10 +128,14 @@ fn a_buffer_held_until_taken_is_freed_by_the_enter_that_took_its_command_and_by_
     kernel.borrow_mut().takes = true;
     enter(&mut core);
     assert_eq!(core.pool().stats().lent, 0);
-    assert_eq!(core.stats().armed, 1, "the command goes on without it");
+    assert_eq!(
+        core.stats().armed_commands,
+        1,
+        "the command goes on without it"
+    );
     let end = answer(&mut core, &kernel, op, 3);
     assert!(matches!(end, Completion::ArmedCommand(1, 3)));
-    assert_eq!(core.stats().armed, 0);
+    assert_eq!(core.stats().armed_commands, 0);
 }
 
 #[test]
@@ -264,7 +268,7 @@ fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
         core.arm(second, number, command(other));
         keys.push(begun(&kernel).0);
     }
-    assert_eq!(core.stats().armed, 6);
+    assert_eq!(core.stats().armed_commands, 6);
     let results = keys.iter().zip(10..).map(|(&key, raw)| (key, raw));
     kernel.borrow_mut().results.extend(results);
     enter(&mut core);
@@ -287,7 +291,7 @@ fn armed_commands_of_several_sources_are_told_apart_and_each_ends_once() {
     ];
     assert_eq!(delivered, expected);
     let stats = core.stats();
-    assert_eq!((stats.ops, stats.armed), (0, 0));
+    assert_eq!((stats.ops_in_flight, stats.armed_commands), (0, 0));
     // Their files are not in use any more.
     core.close(file);
     core.close(other);
@@ -310,7 +314,7 @@ fn a_drivers_answer_is_given_as_it_is() {
     core.arm(source, 3, command(file));
     let end = next(&mut core).unwrap().1;
     assert!(matches!(end, Completion::ArmedCommand(3, raw) if raw == -libc::EBADF));
-    assert_eq!(core.stats().armed, 0);
+    assert_eq!(core.stats().armed_commands, 0);
 }
 
 #[test]
@@ -323,7 +327,7 @@ fn a_socket_that_nobody_will_be_told_of_is_closed() {
     kernel.borrow_mut().results.push((accept.0, raw));
     enter(&mut core);
     core.discard_results();
-    assert_eq!(core.stats().ops, 0);
+    assert_eq!(core.stats().ops_in_flight, 0);
     drop(core.close_ring());
     let read = rustix::io::read(&reading, &mut [0; 1]).unwrap();
     assert_eq!(read, 0, "the other end is still open");
@@ -371,7 +375,11 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
     core.cancel_all();
     assert_eq!(kernel.borrow().cancelled, [other.0]);
     core.arm(source, 2, command(file));
-    assert_eq!(core.stats().armed, 1, "begun on a file that is closing");
+    assert_eq!(
+        core.stats().armed_commands,
+        1,
+        "begun on a file that is closing"
+    );
     let refused = core.take_delivery(source).expect("an end").1;
     assert!(matches!(refused, Completion::ArmedCommand(2, raw) if raw == -libc::EBADF));
     assert!(!core.finish_delivery(source));
@@ -390,14 +398,17 @@ fn armed_commands_are_not_cancelled_one_by_one_and_keep_their_source_and_file() 
         !core.release_source(source),
         "released with an armed command"
     );
-    assert_eq!((core.stats().armed, core.stats().files), (1, 1));
+    assert_eq!((core.stats().armed_commands, core.stats().files), (1, 1));
     kernel.borrow_mut().results.push((armed.0, -libc::ENODEV));
     enter(&mut core);
     assert!(core.take_delivery(source).is_some());
     assert!(!core.finish_delivery(source));
     assert!(core.release_source(source));
     let stats = core.stats();
-    assert_eq!((stats.ops, stats.armed, stats.files), (0, 0, 0));
+    assert_eq!(
+        (stats.ops_in_flight, stats.armed_commands, stats.files),
+        (0, 0, 0)
+    );
 }
 
 #[test]
@@ -465,15 +476,15 @@ fn a_source_that_is_gone_leaves_its_buffer_slots() {
     );
     core.enable_buffer_slots().unwrap();
     core.enable_buffer_slots().unwrap();
-    let all = core.stats().slots;
+    let all = core.stats().free_buffer_slots;
     core.take_buffer_slots_for(source, 100).unwrap();
     let unowned = core.take_buffer_slots(10).unwrap();
-    assert_eq!(core.stats().slots, all - 110);
+    assert_eq!(core.stats().free_buffer_slots, all - 110);
     core.detach(source);
     assert!(core.release_source(source));
-    assert_eq!(core.stats().slots, all - 10);
+    assert_eq!(core.stats().free_buffer_slots, all - 10);
     core.release_buffer_slots(&unowned);
-    assert_eq!(core.stats().slots, all);
+    assert_eq!(core.stats().free_buffer_slots, all);
 }
 
 /// A mapping at an address that fits into 32 bits: for memory of this process, unlike for a

@@ -40,7 +40,8 @@ impl EventLoop {
                     }
                 }
             });
-            if self.core.deliveries_left == before && self.core.is_live(id) && !self.has(id) {
+            if self.core.deliveries_left == before && self.core.is_live(id) && !self.is_inserted(id)
+            {
                 // It was attached by a source that was called just now.
                 self.insert_arrivals();
                 continue;
@@ -56,7 +57,7 @@ impl EventLoop {
     }
 
     /// Whether a source is in its slot, and not among the arrivals.
-    fn has(&self, id: SourceId) -> bool {
+    fn is_inserted(&self, id: SourceId) -> bool {
         let entry = self
             .sources
             .0
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(*log.borrow(), ["it: 5 armed, 0", "it: 6 armed, -19"]);
         assert_eq!(kernel.borrow().started.len(), 4, "the read goes on");
         let stats = event_loop.core.stats();
-        assert_eq!((stats.ops, stats.armed), (1, 0));
+        assert_eq!((stats.ops_in_flight, stats.armed_commands), (1, 0));
     }
 
     #[test]
@@ -193,7 +194,7 @@ mod tests {
             *log.borrow(),
             ["it: 5 in the wrong way, 0", "it: 6 in the wrong way, -19"]
         );
-        assert_eq!(event_loop.core.stats().armed, 0);
+        assert_eq!(event_loop.core.stats().armed_commands, 0);
     }
 
     #[test]
@@ -234,6 +235,6 @@ mod tests {
             "second: 9 armed, -9",
         ];
         assert_eq!(*log.borrow(), expected);
-        assert_eq!(event_loop.core.stats().ops, 0);
+        assert_eq!(event_loop.core.stats().ops_in_flight, 0);
     }
 }

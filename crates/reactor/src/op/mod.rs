@@ -120,9 +120,9 @@ pub enum Op {
 /// The end of an operation, named after it. Everything it owned comes back.
 #[derive(Debug)]
 pub enum Completion {
-    /// A connection came.
+    /// A connection was accepted.
     Accept(io::Result<OwnedFd>),
-    /// Bytes came: how many, zero for the peer's end. An exact receive reports all or an error.
+    /// Bytes were received: how many, zero for the peer's end. An exact receive reports all or an error.
     Recv(Buf, io::Result<usize>),
     /// All parts were handed to the socket.
     Send(Vec<SendPart>, io::Result<()>),

@@ -126,7 +126,7 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
             .post(move |core| stats_to.send(core.stats()).unwrap())
             .unwrap();
         let stats = stats_from.recv_timeout(DEADLINE).unwrap();
-        assert_eq!((stats.sources, stats.armed), (1, 1));
+        assert_eq!((stats.sources, stats.armed_commands), (1, 1));
     }
     dropped
         .try_recv()
@@ -288,4 +288,21 @@ fn the_thread_is_an_io_flusher_where_it_was_asked_for_and_granted() {
             }
         }
     }
+}
+
+#[test]
+fn a_reactor_that_cannot_start_says_which_step_failed_and_what_helps() {
+    let config = Config {
+        reserve_bytes: 1 << 30,
+        ..Config::default()
+    };
+    let error = Reactor::start(config).expect_err("no buffer is that large");
+    let message = error.to_string();
+    assert!(
+        message.contains("a reserve of 1073741824 bytes"),
+        "{message}"
+    );
+    assert!(message.contains("configure a smaller reserve"), "{message}");
+    let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+    assert!(inner.is_some_and(|start: &StartError| start.raw_os_error().is_none()));
 }

@@ -48,9 +48,9 @@ pub fn start(kind: BackendKind) -> Reactor {
 }
 
 #[derive(Debug)]
-pub enum Seen {
-    Completed(u64, Completion),
-    Woken(u64),
+pub enum Event {
+    Completion(u64, Completion),
+    Wake(u64),
     Turn,
     Dropped,
 }
@@ -58,7 +58,7 @@ pub enum Seen {
 pub type Script = Box<dyn FnOnce(&mut Cx<'_>) + Send>;
 
 pub struct Probe {
-    seen: Sender<Seen>,
+    seen: Sender<Event>,
     scripts: Receiver<Script>,
     busy_on_stop: bool,
 }
@@ -67,7 +67,7 @@ pub const RUN_SCRIPT: u64 = u64::MAX;
 
 impl Source for Probe {
     fn on_completion(&mut self, _cx: &mut Cx<'_>, token: Token, completion: Completion) {
-        let _ = self.seen.send(Seen::Completed(token.0, completion));
+        let _ = self.seen.send(Event::Completion(token.0, completion));
     }
     fn on_wake(&mut self, cx: &mut Cx<'_>, key: u64) {
         if key == RUN_SCRIPT {
@@ -75,11 +75,11 @@ impl Source for Probe {
                 script(cx);
             }
         } else {
-            let _ = self.seen.send(Seen::Woken(key));
+            let _ = self.seen.send(Event::Wake(key));
         }
     }
     fn on_turn(&mut self, _cx: &mut Cx<'_>) {
-        let _ = self.seen.send(Seen::Turn);
+        let _ = self.seen.send(Event::Turn);
     }
     fn on_stop(&mut self, cx: &mut Cx<'_>) {
         if !self.busy_on_stop {
@@ -90,13 +90,13 @@ impl Source for Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        let _ = self.seen.send(Seen::Dropped);
+        let _ = self.seen.send(Event::Dropped);
     }
 }
 
 /// The test's end of a probe.
 pub struct Remote {
-    pub seen: Receiver<Seen>,
+    pub seen: Receiver<Event>,
     scripts: Sender<Script>,
     run: Waker,
 }
@@ -147,13 +147,13 @@ impl Remote {
         self.run(move |cx| cx.arm(number, command));
     }
 
-    pub fn next(&self) -> Seen {
+    pub fn next(&self) -> Event {
         self.seen.recv_timeout(DEADLINE).unwrap()
     }
 
     pub fn completion(&self, token: u64) -> Completion {
         match self.next() {
-            Seen::Completed(seen, completion) if seen == token => completion,
+            Event::Completion(seen, completion) if seen == token => completion,
             other => panic!("waited for {token}, saw {other:?}"),
         }
     }
