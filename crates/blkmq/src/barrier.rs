@@ -106,6 +106,10 @@ fn membarrier(command: libc::c_int) -> i64 {
 }
 
 #[cfg(all(test, not(any(loom, shuttle))))]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "tests drive both sides with threads"
+)]
 mod tests {
     //! The pair by itself: both sides write, pass the barrier and read, at the same moment.
     use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::SeqCst};

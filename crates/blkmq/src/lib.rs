@@ -1,13 +1,23 @@
-//! The multi-queue core, and the words that every room of firn shares.
+//! The multi-queue core, and the vocabulary that every crate of firn shares.
 //!
 //! [`io`] holds the vocabulary (operations, extents, plans, the backend that a transport serves)
 //! and [`error`] the kinds of failure with their one mapping to errno, NBD and HTTP codes.
 //! The rest is the core through which every transport admits its requests. It does no I/O, owns
 //! no thread and no clock, and never waits on the path of a request:
 //!
+//! ```text
+//! transport thread (owner)                                  control thread
+//!   Queue::admit --> AdmittedRequest --> complete             Device::quiesce / cancel / rearm
+//!        |                |   ^                                    |
+//!        v parked         v   | waker (engine, any thread)         v  flags, one grace period
+//!   dispatch list <---- park  |                               admission gate of every queue
+//!        |                    |
+//!        '--> Queue::run <----'  after a kick
+//! ```
+//!
 //! - a [`Device`] owns the state that changes rarely (quiesced, cancelled), once for all queues;
 //! - a [`Queue`] is the owner's end of one hardware queue, used by one thread: it *admits* new
-//!   requests and *runs* parked ones; others hold a [`QueueHandle`] and kick;
+//!   requests and *runs* parked ones; other threads hold a [`QueueHandle`], submit and kick;
 //! - an [`AdmittedRequest`] is a request in flight. It completes exactly once, or parks;
 //! - [`may_block`], [`SmallLock`] and [`SleepLock`] keep ring threads from waiting.
 //!
@@ -18,10 +28,10 @@
 //! use blkmq::{Admission, AdmittedRequest, ParkReason, Completer, Device, DeviceOptions, Kick, Queue};
 //! use blkmq::error::ErrorKind;
 //!
-//! /// The transport's own part of a request: here a number and what the engine said last.
+//! /// The transport's part of a request: here a number and how often it was tried.
 //! struct Request { id: u64, tries: u32 }
 //!
-//! /// Where completions go that the owner does not answer in place.
+//! /// Receives the completions that the owner does not answer in place.
 //! struct Replies(mpsc::Sender<(u64, Result<(), ErrorKind>)>);
 //! impl Completer<Request> for Replies {
 //!     fn complete(&self, request: Request, result: Result<(), ErrorKind>) {
@@ -83,11 +93,10 @@
 //! 3. `Step::Sync` parks with [`ParkReason::Sync`]: the request stays in flight, and when it is handed
 //!    out again the transport calls `poll_sync`.
 //! 4. A wake too many is possible: be ready to `begin` (or `poll_sync`) again and park again.
-
 //!
-//! Nothing rare is tested under a lock: the pairings of the barriers that allow it are listed in
-//! `gate.rs` (P1 to P3), argued in words beside both sides, and chosen in `barrier.rs`
-//! (`docs/adr/0001-asymmetric-barriers.md` says why). They are proved, not believed:
+//! The fast path checks rare states without a lock: the pairs of barriers that allow it are listed
+//! in `gate.rs` (P1 to P3), argued beside both sides, and chosen in `barrier.rs`
+//! (`docs/adr/0001-asymmetric-barriers.md` says why). What proves them:
 //!
 //! | what | proves |
 //! |---|---|
@@ -100,6 +109,7 @@
 //!
 //! `cargo xtask models` runs them all, `cargo xtask bench blkmq` measures
 //! (`docs/benchmarks/blkmq.md`).
+#![deny(clippy::iter_over_hash_type)]
 
 mod admitted;
 mod barrier;

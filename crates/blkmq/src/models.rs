@@ -4,7 +4,11 @@
 //! that the named model fails. `cargo xtask models` runs them. Completions are recorded with the
 //! standard library's types: loom does not see them, so they add no interleavings; they are read
 //! after a join.
-
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "models start threads and child processes"
+)]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
 mod canaries;

@@ -44,6 +44,10 @@ impl QuiesceGuard {
 
     /// Waits until nothing is in flight, at most for `limit`. On a time-out returns what still is;
     /// the gate stays shut until the guard is dropped. Never on a ring thread.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the control side may wait; may_block keeps ring threads out"
+    )]
     pub fn wait(&self, limit: Duration) -> Result<(), Vec<QueueLoad>> {
         may_block("waiting for a quiesced device to drain");
         let deadline = Instant::now() + limit;

@@ -5,6 +5,11 @@
 //! touches what requests touch, and opens the gate again, while an owner admits, parks and runs
 //! and another thread completes. A request that runs behind a shut gate loses one of two updates;
 //! a request or a drain that is lost lets a deadline pass.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests drive the core with threads and clocks"
+)]
 #![cfg(not(any(loom, shuttle)))]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};

@@ -1,4 +1,9 @@
 //! What transports and the control side may rely on, said with the public interface.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests drive the core with threads and clocks"
+)]
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 

@@ -5,6 +5,11 @@
 //! add and remove queues and devices. After every step it compares what happened with the model:
 //! no request lost, doubled, out of order, or run while the gate was shut. The property test
 //! shrinks what it finds; the long run goes where short ones do not.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests drive the core with threads and clocks"
+)]
 #![cfg(not(any(loom, shuttle)))]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 

@@ -5,6 +5,11 @@
 //! shuttle reports as a deadlock. A failing schedule is printed and can be replayed.
 //!
 //! `cargo xtask models` runs them.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests drive the core with threads and clocks"
+)]
 #![cfg(shuttle)]
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 

@@ -1,5 +1,9 @@
 //! The application's handle of one session, its handler, and the commands that both sides of the
 //! application's interface send to the worker.
+#![expect(
+    clippy::disallowed_types,
+    reason = "a listening socket on its way to the worker"
+)]
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};

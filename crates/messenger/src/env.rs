@@ -26,6 +26,10 @@ pub trait Entropy {
 pub struct OsEntropy;
 
 impl Entropy for OsEntropy {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the edge: where Env's randomness comes from"
+    )]
     fn fill(&mut self, out: &mut [u8]) {
         let mut at = 0;
         while at < out.len() {

@@ -16,12 +16,12 @@
 //!     let secret = ClusterSecret::new(b"from a file that only its owner reads")?;
 //!     Ok(Credentials::Secret { name: name.to_owned(), secret })
 //! };
-//! let (told, received) = mpsc::channel();
+//! let (messages, received) = mpsc::channel();
 //! let b = Messenger::start(Config::default(), credentials("host-b")?)?;
 //! let on_b = move |connection: &Connection, event: Event| {
 //!     if let Event::Message(message) = event {
 //!         let from = connection.peer().map(|peer| peer.name.clone());
-//!         let _ = told.send((from, message.payload.data));
+//!         let _ = messages.send((from, message.payload.data));
 //!     }
 //! };
 //! let addr = b.listen("127.0.0.1:0".parse()?, std::sync::Arc::new(on_b))?;
@@ -37,6 +37,18 @@
 //! # }
 //! ```
 //!
+//! ```text
+//! senders (any thread)        I/O thread (one per messenger)                       peer
+//!   Connection::send
+//!        | small lock
+//!        v                     epoll
+//!    OutQueue ---------------> Session: number, keep until acked --> frame --> socket
+//!        ^                        |  ^
+//!        | space                  |  '-- acks, reconnect and replay <-- frame <-- socket
+//!        '-- acknowledged --------'
+//!                                 '--> Handler::event (messages in order, once)
+//! ```
+//!
 //! # What a session promises
 //!
 //! A lossless session outlives its connections:
@@ -46,12 +58,12 @@
 //! - The acknowledgement the messenger gives says *received in order*, not *done*. The second one
 //!   only the application gives ([`Connection::done`], with [`Config::done_acks`]).
 //! - A peer that lost the session (it restarted) is reported: the session ends with
-//!   [`CloseReason::PeerLostSession`] and gives back what was not acknowledged. Nothing is sent again
-//!   to a peer that does not know the session, because it may have acted on it already.
+//!   [`CloseReason::PeerLostSession`] and returns what was not acknowledged. Nothing is sent again to
+//!   a peer that does not know the session, because it may have acted on it already.
 //! - What is queued and what is sent but unacknowledged is bounded together ([`Bounds`]): `try_send`
 //!   says so, `send` waits. Keepalives and acknowledgements pass the bound.
-//! - After [`Connection::close`] returns nothing can be queued; a message is given back with the
-//!   reason it was not taken.
+//! - After [`Connection::close`] returns nothing can be queued; a message is returned with the
+//!   reason.
 //! - A connection that fails while there is nothing to send parks the session; the first send or
 //!   keepalive makes one new connection, however many callers there are.
 //! - A message can be revoked until it is taken from the queue, and leaves no hole. One that was
@@ -59,7 +71,7 @@
 //!
 //! A lossy session ends with its connection. It is what Ceph grants its clients.
 //!
-//! Who opened a session reconnects it; the accepting side keeps it for
+//! The side that opened a session reconnects it; the accepting side keeps it for
 //! [`Config::reattach_timeout`]. Each promise has a test of that name in `tests/sessions.rs`.
 //!
 //! # How it is built
@@ -75,12 +87,13 @@
 //! | [`outqueue`] | the queue between senders and the worker, and its lock rules |
 //! | [`session`] | sequence numbers, reconnect, acknowledgements, keepalives |
 //! | [`node`] | all sessions and connections of one worker, the four refusals |
-//! | `worker` | the I/O thread: epoll, sockets |
+//! | `inbox`, `worker` | the I/O thread: its commands, epoll, sockets |
 //! | [`Messenger`], [`Connection`] | the application's handles |
 //!
 //! Everything up to `node` does no I/O and reads no clock: the worker and the simulator (`sim`,
-//! in test builds) drive the same code.
+//! in test builds) drive the same code. `clippy.toml` of this crate denies clocks, sockets and randomness elsewhere.
 #![forbid(unsafe_code)]
+#![deny(clippy::iter_over_hash_type)]
 
 pub mod addr;
 pub mod auth;

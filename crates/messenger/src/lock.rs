@@ -3,6 +3,11 @@
 //!
 //! Owns nothing but that choice. It is for lists that many append to, held for a few instructions;
 //! it must never be held while a socket is touched or a message freed, and debug builds check that.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a blocking send waits until its deadline; the meter reads the clock"
+)]
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;

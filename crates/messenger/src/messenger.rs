@@ -1,4 +1,8 @@
 //! A messenger: one I/O thread, the sessions on it, and the listeners.
+#![expect(
+    clippy::disallowed_types,
+    reason = "the edge: binds listening sockets for the worker"
+)]
 
 use std::fmt;
 use std::io;

@@ -1,6 +1,10 @@
 //! Peers that break the protocol, over real sockets: each session ends with one logged reason, and
 //! others go on.
-
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests use sockets, threads and clocks"
+)]
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 mod support;

@@ -3,6 +3,11 @@
 //!
 //! It needs root, and installs the packages when they are not there. Without root it says so and
 //! is skipped; in CI, which has root, a skip is a failure.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests use sockets, threads and clocks"
+)]
 #![allow(clippy::unwrap_used, reason = "a failed step fails the test")]
 
 #[path = "../examples/ceph_client/map.rs"]

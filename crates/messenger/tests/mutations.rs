@@ -1,4 +1,9 @@
 //! Bytes of untrusted peers: arbitrary ones, and mutations of a correct conversation.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests use sockets, threads and clocks"
+)]
 #![cfg(not(loom))]
 
 #[path = "support/fuzz.rs"]

@@ -1,4 +1,9 @@
 //! What a session promises, over real sockets. Each test is named after its promise.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests use sockets, threads and clocks"
+)]
 
 mod support;
 

@@ -6,6 +6,7 @@
 mod arrows;
 mod circles;
 mod docs;
+mod fence;
 mod files;
 mod uses;
 
@@ -67,6 +68,10 @@ pub(crate) fn check() -> Vec<Finding> {
     let mut findings = files::check(&sources);
     findings.extend(arrows::check(&sources));
     findings.extend(docs::check(&sources));
+    findings.push((
+        "protocol cores name no clock, thread, socket or file",
+        sources.iter().flat_map(fence::outside_names).collect(),
+    ));
     findings
 }
 

@@ -249,7 +249,7 @@ enum Attribute {
 }
 
 /// Names, strings and punctuation, without comments. `::` is one token.
-fn tokens(text: &str) -> Vec<String> {
+pub(super) fn tokens(text: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut rest = text;
     while let Some(first) = rest.chars().next() {

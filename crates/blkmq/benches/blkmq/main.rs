@@ -3,7 +3,11 @@
 //! Compare figures of one run only. Each is the median of several short rounds in which the variants
 //! alternate, so that a machine that slows down slows all of them down. `--instructions CASE N`
 //! runs one case N times and nothing else, for an instruction counter to watch.
-
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "benchmarks measure with threads and clocks"
+)]
 #![allow(clippy::print_stdout, reason = "this program's output is its table")]
 
 mod cases;

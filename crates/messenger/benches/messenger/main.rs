@@ -7,6 +7,11 @@
 //!
 //! Senders are paced by a schedule (open loop). A send that is due while the one before it still
 //! waits is counted from when it was due. Run it with `cargo xtask bench messenger`.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "benchmarks measure with sockets, threads and clocks"
+)]
 
 mod load;
 mod report;

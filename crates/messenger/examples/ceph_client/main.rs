@@ -2,6 +2,11 @@
 //!
 //! The cluster has one OSD and no authentication; `xtask/ceph-mini.sh start DIR` makes one:
 //! `cargo run -p messenger --example ceph_client -- 127.0.0.1:13300 data some-object`
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "an application does I/O"
+)]
 
 mod map;
 mod rados;

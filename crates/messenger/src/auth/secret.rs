@@ -131,6 +131,10 @@ impl ClusterSecret {
 
     /// Reads the secret from a file that only its owner can read. White space around it is no
     /// part of it.
+    #[expect(
+        clippy::disallowed_types,
+        reason = "the edge: an application loads its secret"
+    )]
     pub fn from_file(path: &Path) -> Result<Self, SecretFileError> {
         let read = |source| SecretFileError::Read {
             path: path.to_owned(),
@@ -334,6 +338,7 @@ impl SecretServer {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods, reason = "tests write secret files")]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 

@@ -1,4 +1,9 @@
 //! The queue's rules, one thread at a time; interleavings are loom's.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "tests use threads and clocks"
+)]
 
 use std::time::Duration;
 

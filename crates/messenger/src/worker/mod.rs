@@ -3,6 +3,11 @@
 //! Owns every socket and the [`Node`] exclusively: parser, keys and sequence numbers need no lock.
 //! It waits in `epoll_wait` and nowhere else. Handlers run on it and must not block; a blocking
 //! `send` from one is refused, because it would wait for itself.
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the edge: the I/O thread owns sockets and the clock"
+)]
 
 mod listen;
 mod socket;

@@ -3,6 +3,11 @@
 //! `world` moves bytes between two [`Node`]s and breaks what the seed says; `app` sends, receives
 //! and keeps the ledger that nothing is lost, doubled or reordered. The ledger shares no code
 //! with the sessions: it compares what one application sent with what the other was given.
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "the simulator bounds itself by the wall clock"
+)]
 
 mod app;
 mod coverage;
