@@ -1,18 +1,44 @@
 //! The engine: volumes on a write-back log, over an object store, without I/O of its own.
 //!
-//! Everything a volume serves or accepts lives at a file extent. A write is planned (log space,
-//! from memory), moved by the transport, and committed: number, ring entry and map change in one
-//! step. A read is planned from the map; what only the store has is fetched into memory first,
-//! and the read plans again. Disk and store operations come out as [`Request`]s and go back in as
-//! [`Outcome`]s; time is passed in. So the server and the simulator drive the same code.
+//! Every byte that a volume serves or accepts lies at a file extent: in the log, in the read cache or in
+//! the memory file. The engine answers from memory which extents those are; the transport moves the bytes.
 //!
-//! Reading order, along the path of the data: [`units`], `request` (plan and commit, a volume's tail, where
-//! writes wait), `map` (which extent is the newest), `log` (segments, ring, frames, group commit, reclaim),
-//! `store` (open, upload, index pages, roots, fetch), `object` (the formats there), `cache` (fetched
-//! chunks), `recover` (how a host comes up). `jobs` runs procedures without a runtime, `shared` is what
-//! all parts use, [`driver`] the requests and outcomes that pass between the engine and its driver,
-//! `host` what a driver holds.
+//! ```text
+//!    transport: Volume::begin            Volume::written / read
+//!        |                                    ^
+//!        v plan                        commit |
+//!   +- request ---------------------------------------------------+
+//!   |  Volume    what each operation means                        |
+//!   |  Space     log space, or park          Tail   LSN, ring entry, map: one step
+//!   +------+-----------------------+-------------------+----------+
+//!          v                       v                   v
+//!   +- log -------+   +- map --------------+   +- cache ----------+
+//!   | segments    |   | layers: top,       |   | fetched chunks:  |
+//!   | ring, frame |   | frozen, clean      |   | memory and disk  |
+//!   | committer   |   | index: the store's |   +--------^---------+
+//!   | checkpoint  |   +--------^-----------+            |
+//!   | reclaim     |            |                        |
+//!   +---+-----^---+            |                        |
+//!       |     | space     +- store -------------------------------+
+//!       |     +-----------| upload, fold, roots; open; fetch      |
+//!       |                 +----+----------------------------------+
+//!       v                      v
+//!     driver: Request  --->  log, memory and cache files; object store
+//!             Outcome  <---
+//! ```
+//!
+//! Files and the store are the driver's: the engine emits a [`Request`] for each operation and takes its
+//! [`Outcome`], in any order. Time is passed in by [`Host::tick`]. So the server and the simulator drive
+//! the same code, and one seed decides a run: `clippy.toml` denies clocks, threads, files and randomness.
+//!
+//! Reading order, along the path of the data: [`units`]; `request` (plan and commit, a volume's tail,
+//! where writes wait for space); `map` (which extent is the newest); `log` (segments, ring, frames, group
+//! commit, checkpoints, reclaim); `store` (open, upload, index pages, roots, fetch) and [`object`] (the
+//! formats there); `cache`; `recover` (what a host finds in its log). Beside the path: `jobs` runs
+//! procedures without a runtime, `engine` is what all parts use, [`driver`] the requests and outcomes,
+//! `failures` what is counted and logged, `host` what a driver holds.
 #![forbid(unsafe_code)]
+#![deny(clippy::iter_over_hash_type)]
 
 mod cache;
 mod codec;

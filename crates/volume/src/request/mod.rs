@@ -4,6 +4,7 @@
 //! the one dispatch table that all transports share.
 
 mod invariants;
+mod plan;
 pub(crate) mod space;
 pub(crate) mod tail;
 pub(crate) mod watermark;
@@ -15,18 +16,18 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, Geometry, MoveError, MoveResult, Op, Park, Piece, Pin, Place, Plan, SECTOR_BYTES,
-    Step, StepOf,
+    Backend, Geometry, MoveError, MoveResult, Op, Park, Piece, Place, SECTOR_BYTES, Step, StepOf,
 };
 use smallvec::SmallVec;
 
-use crate::cache::ChunkKey;
 use crate::driver::file_name;
 use crate::engine::Engine;
 use crate::failures::FailureKind;
 use crate::log::segments::{Lots, Stream};
 use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
+use crate::request::plan::Pieces;
+pub use crate::request::plan::{ReadPlan, SyncWait, WritePlan};
 use crate::request::tail::{Inner, Tail};
 use crate::request::watermark::Watermarks;
 use crate::store::fetch;
@@ -52,64 +53,7 @@ impl fmt::Debug for Volume {
     }
 }
 
-/// As many as the requests of a hot volume have, and not more: plans pass from hand to hand.
-type Pieces = SmallVec<[Piece; 2]>;
-
-/// Where the bytes of a read are. What it names stays as it is while the plan lives.
-#[derive(Debug)]
-pub struct ReadPlan {
-    pieces: Pieces,
-    pins: SmallVec<[Pin; 2]>,
-    chunks: SmallVec<[ChunkKey; 1]>,
-}
-
-impl Plan for ReadPlan {
-    fn pieces(&self) -> &[Piece] {
-        &self.pieces
-    }
-}
-
-/// Log space for a write. Dropped without a commit it gives back what it took.
-#[derive(Debug)]
-pub struct WritePlan {
-    volume: Volume,
-    pieces: SmallVec<[Piece; 1]>,
-    lots: Lots,
-    span: Span,
-    fua: bool,
-    tries: u8,
-    planted: bool,
-}
-
-impl Plan for WritePlan {
-    fn pieces(&self) -> &[Piece] {
-        &self.pieces
-    }
-}
-
-impl Drop for WritePlan {
-    fn drop(&mut self) {
-        if self.lots.is_empty() || self.planted {
-            return;
-        }
-        let Volume { engine, tail } = &self.volume;
-        if tail.is_broken() {
-            // The commit may have got as far as the ring, which then names these bytes.
-            return;
-        }
-        tail.give_back_slots(self.lots.len() as u64);
-        for lot in &self.lots {
-            tail.release_dirty(&engine.segments, lot.addr, lot.span.sectors());
-        }
-        engine.space.wake_all();
-    }
-}
-
-/// A wait until everything up to some commit is durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SyncWait(Lsn);
-
-/// Largest write, in sectors: more would starve others of log space. 32 MiB, NBD's limit.
+/// The largest read or write: a larger write would starve others of log space. 32 MiB, NBD's limit.
 const REQUEST_SECTORS_MAX: u32 = 65_536;
 
 impl Volume {
@@ -268,9 +212,9 @@ impl Volume {
                 },
             })
             .collect();
-        let volume = self.clone();
         let mut plan = WritePlan {
-            volume,
+            engine: Arc::clone(engine),
+            tail: Arc::clone(tail),
             pieces,
             lots,
             span,
@@ -372,27 +316,6 @@ impl Volume {
             return self.poll_sync(SyncWait(lsn), waker);
         }
         Step::Done(Ok(()))
-    }
-}
-
-impl ReadPlan {
-    fn add(&mut self, whole: Span, part: Span, place: Place) {
-        let at = ((part.start - whole.start) * SECTOR_BYTES) as u32;
-        let len = part.bytes() as u32;
-        if let Some(last) = self.pieces.last_mut() {
-            let follows = match (last.place, place) {
-                (Place::Hole, Place::Hole) => true,
-                (Place::At { file: a, offset: x }, Place::At { file: b, offset: y }) => {
-                    a == b && x + u64::from(last.len) == y
-                }
-                _ => false,
-            };
-            if follows {
-                last.len += len;
-                return;
-            }
-        }
-        self.pieces.push(Piece { at, len, place });
     }
 }
 
