@@ -9,8 +9,7 @@
 mod common;
 
 use std::fs;
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -31,15 +30,12 @@ fn said(guest: &Guest) -> String {
 
 /// The value of a metric without labels.
 fn metric(server: &Server, name: &str) -> f64 {
-    let address = server
-        .api
-        .trim_start_matches("http://")
-        .trim_end_matches('/');
-    let mut stream = TcpStream::connect(address).unwrap();
-    let request = format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let answer = ureq::get(format!("{}/metrics", server.api))
+        .call()
+        .unwrap()
+        .body_mut()
+        .read_to_string()
+        .unwrap();
     let line = answer
         .lines()
         .find_map(|line| line.strip_prefix(&format!("{name} ")));

@@ -38,7 +38,7 @@ const WORKLOADS: [(&str, &str, &str, &str); 4] = [
 ];
 
 /// How long a server may take until it answers.
-const START_WITHIN: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Ticks per second in /proc, the same on every Linux architecture served here.
 const TICKS: f64 = 100.0;
@@ -267,7 +267,7 @@ fn start(
         uri,
         child,
     };
-    let until = Instant::now() + START_WITHIN;
+    let until = Instant::now() + START_TIMEOUT;
     loop {
         let mut ask = Command::new("nbdinfo");
         let told = ask

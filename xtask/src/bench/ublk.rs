@@ -59,7 +59,7 @@ pub(super) fn is_inside(arguments: &Arguments) -> bool {
 }
 
 /// Seconds after which a guest that measures is given up.
-const DEADLINE: &str = "7200";
+const GUEST_DEADLINE_SECONDS: &str = "7200";
 
 pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match arguments.inside.as_deref() {
@@ -85,7 +85,13 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let what =
         clap::ValueEnum::to_possible_value(&arguments.what).ok_or("a benchmark without a name")?;
     let mut guest = Command::new(std::env::current_exe()?);
-    guest.args(["vm", "--kernel", &arguments.kernel, "--deadline", DEADLINE]);
+    guest.args([
+        "vm",
+        "--kernel",
+        &arguments.kernel,
+        "--deadline",
+        GUEST_DEADLINE_SECONDS,
+    ]);
     if arguments.what == What::Exit {
         // Room for 128 devices of 24 queues, and for as many servers.
         guest.args(["--memory", "12G"]);
@@ -127,23 +133,23 @@ fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Fai
 }
 
 /// Whether a row is among those asked for: whole words, so that `x1` is not `x16`, too.
-fn named(name: &str, only: &str) -> bool {
+fn matches_row(name: &str, only: &str) -> bool {
     let has = |words: &str| format!(" {name} ").contains(&format!(" {} ", words.trim()));
     only.is_empty() || only.split(',').any(has)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::named;
+    use super::matches_row;
 
     #[test]
     fn rows_are_chosen_by_whole_words() {
         let row = "firn null copy randread 4k QD32 x1";
         for only in ["", "null copy", "QD1 x1, QD32 x1", row] {
-            assert!(named(row, only), "{only}");
+            assert!(matches_row(row, only), "{only}");
         }
         for only in ["QD3", "x16", "copy null", "user-copy"] {
-            assert!(!named(row, only), "{only}");
+            assert!(!matches_row(row, only), "{only}");
         }
     }
 }

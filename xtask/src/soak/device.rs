@@ -16,7 +16,7 @@ use oracle::SectorOracle;
 use oracle::stamp::{self, SECTOR_BYTES};
 use rustix::fs::{Advice, FallocateFlags, OFlags, fadvise, fallocate};
 
-use super::world::{Seat, World, lock};
+use super::world::{ThreadActivity, World, lock};
 
 /// Alignment of memory for direct I/O.
 const ALIGNMENT: usize = 4096;
@@ -30,7 +30,7 @@ pub(super) struct Files {
     path: PathBuf,
     direct: File,
     /// Each write is a FUA write.
-    forced: File,
+    fua_writes: File,
     buffered: File,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Device {
 
 /// A way to write or read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum IoPath {
     Direct,
     Forced,
     Buffered,
@@ -87,26 +87,26 @@ impl Files {
         Ok(Files {
             path: path.to_owned(),
             direct: open(OFlags::DIRECT)?,
-            forced: open(OFlags::DIRECT | OFlags::DSYNC)?,
+            fua_writes: open(OFlags::DIRECT | OFlags::DSYNC)?,
             buffered: open(OFlags::empty())?,
         })
     }
 
-    fn way(&self, way: Way) -> &File {
+    fn file_for(&self, way: IoPath) -> &File {
         match way {
-            Way::Direct => &self.direct,
-            Way::Forced => &self.forced,
-            Way::Buffered => &self.buffered,
+            IoPath::Direct => &self.direct,
+            IoPath::Forced => &self.fua_writes,
+            IoPath::Buffered => &self.buffered,
         }
     }
 }
 
 /// A disk with a request in it.
-pub(super) struct Using<'a> {
+pub(super) struct DeviceUse<'a> {
     device: &'a Device,
     files: RwLockReadGuard<'a, Option<Files>>,
     world: &'a World,
-    seat: &'a Seat,
+    activity: &'a ThreadActivity,
 }
 
 impl Device {
@@ -131,22 +131,26 @@ impl Device {
     }
 
     /// Uses the disk, once it is attached.
-    pub(super) fn using<'a>(&'a self, world: &'a World, seat: &'a Seat) -> Using<'a> {
-        Using {
+    pub(super) fn acquire<'a>(
+        &'a self,
+        world: &'a World,
+        activity: &'a ThreadActivity,
+    ) -> DeviceUse<'a> {
+        DeviceUse {
             files: self.files.read().unwrap_or_else(PoisonError::into_inner),
             device: self,
             world,
-            seat,
+            activity,
         }
     }
 
     /// Waits until nobody uses the disk, and keeps it so.
-    pub(super) fn alone(&self) -> RwLockWriteGuard<'_, Option<Files>> {
+    pub(super) fn lock_exclusively(&self) -> RwLockWriteGuard<'_, Option<Files>> {
         self.files.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Using<'_> {
+impl DeviceUse<'_> {
     fn files(&self) -> Result<&Files> {
         self.files
             .as_ref()
@@ -162,7 +166,7 @@ impl Using<'_> {
         )
     }
 
-    fn told<T>(&self, what: &str, sectors: &Range<u64>, done: Result<T>) -> Option<T> {
+    fn report_error<T>(&self, what: &str, sectors: &Range<u64>, done: Result<T>) -> Option<T> {
         done.map_err(|error| {
             let at = self.at(what, sectors);
             self.world
@@ -171,7 +175,7 @@ impl Using<'_> {
         .ok()
     }
 
-    fn changes(
+    fn change_sectors(
         &self,
         what: &str,
         sectors: &Range<u64>,
@@ -185,31 +189,31 @@ impl Using<'_> {
                 false => oracle.begin_write(sectors.clone()),
             }
         };
-        let done = self.seat.does(
+        let done = self.activity.track(
             &self.world.tally,
             || self.at(what, sectors),
             || self.files().and_then(|files| change(files, generation)),
         );
         // One that failed may have happened or may happen yet: it stays in flight.
-        if self.told(what, sectors, done).is_some() {
+        if self.report_error(what, sectors, done).is_some() {
             lock(&self.device.oracle).acknowledge(generation);
         }
     }
 
-    pub(super) fn write(&self, way: Way, sectors: Range<u64>, buffer: &mut Buffer) {
+    pub(super) fn write(&self, way: IoPath, sectors: Range<u64>, buffer: &mut Buffer) {
         let number = self.device.number;
-        self.changes("write", &sectors, false, |files, generation| {
+        self.change_sectors("write", &sectors, false, |files, generation| {
             let bytes = buffer.of(&sectors);
             stamp::fill(bytes, number, generation, sectors.start);
             files
-                .way(way)
+                .file_for(way)
                 .write_all_at(bytes, sectors.start * SECTOR_BYTES as u64)
         });
     }
 
     /// Zeroes sectors, unmapping them.
     pub(super) fn zero(&self, sectors: Range<u64>) {
-        self.changes("zeroing", &sectors, true, |files, _| {
+        self.change_sectors("zeroing", &sectors, true, |files, _| {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let (at, len) = bytes(&sectors);
             Ok(fallocate(&files.direct, flags, at, len)?)
@@ -218,7 +222,7 @@ impl Using<'_> {
 
     /// Discards sectors, which then read as zeroes. There is no safe call for it: a program does it.
     pub(super) fn discard(&self, sectors: Range<u64>) {
-        self.changes("discard", &sectors, true, |files, _| {
+        self.change_sectors("discard", &sectors, true, |files, _| {
             let (at, len) = bytes(&sectors);
             let mut command = Command::new("blkdiscard");
             command.args(["-f", "-o", &at.to_string(), "-l", &len.to_string()]);
@@ -232,18 +236,21 @@ impl Using<'_> {
         });
     }
 
-    pub(super) fn flush(&self, way: Way) {
+    pub(super) fn flush(&self, way: IoPath) {
         let all = 0..self.device.sectors;
-        let flushed = self.seat.does(
+        let flushed = self.activity.track(
             &self.world.tally,
             || self.at("flush", &all),
-            || self.files().and_then(|files| files.way(way).sync_data()),
+            || {
+                self.files()
+                    .and_then(|files| files.file_for(way).sync_data())
+            },
         );
-        self.told("flush", &all, flushed);
+        self.report_error("flush", &all, flushed);
     }
 
     /// Drops what the page cache has of these sectors.
-    pub(super) fn forget(&self, sectors: &Range<u64>) {
+    pub(super) fn evict_page_cache(&self, sectors: &Range<u64>) {
         let (at, len) = bytes(sectors);
         let forgotten = self.files().and_then(|files| {
             Ok(fadvise(
@@ -253,31 +260,31 @@ impl Using<'_> {
                 Advice::DontNeed,
             )?)
         });
-        self.told("forgetting", sectors, forgotten);
+        self.report_error("forgetting", sectors, forgotten);
     }
 
     /// Reads sectors and judges each.
-    pub(super) fn read(&self, way: Way, sectors: Range<u64>, buffer: &mut Buffer) {
+    pub(super) fn read(&self, way: IoPath, sectors: Range<u64>, buffer: &mut Buffer) {
         let before = lock(&self.device.oracle).begin_read(sectors.clone());
         let bytes = buffer.of(&sectors);
-        let read = self.seat.does(
+        let read = self.activity.track(
             &self.world.tally,
             || self.at("read", &sectors),
             || {
                 self.files().and_then(|files| {
                     files
-                        .way(way)
+                        .file_for(way)
                         .read_exact_at(bytes, sectors.start * SECTOR_BYTES as u64)
                 })
             },
         );
-        if self.told("read", &sectors, read).is_none() {
+        if self.report_error("read", &sectors, read).is_none() {
             return;
         }
         let found: Vec<_> = stamp::read_all(bytes).collect();
         let verdict = lock(&self.device.oracle).check(&before, found);
         if let Err(wrong) = verdict {
-            let again = self.again(way, &sectors);
+            let again = self.reread(way, &sectors);
             self.world.fail(format!(
                 "{}: MISMATCH: {wrong}; read again: {again}",
                 self.at("read", &sectors)
@@ -286,13 +293,13 @@ impl Using<'_> {
     }
 
     /// Whether a mismatch stays. For the report alone.
-    fn again(&self, way: Way, sectors: &Range<u64>) -> String {
+    fn reread(&self, way: IoPath, sectors: &Range<u64>) -> String {
         let mut buffer = Buffer::new((sectors.end - sectors.start) as usize * SECTOR_BYTES);
         let before = lock(&self.device.oracle).begin_read(sectors.clone());
         let bytes = buffer.of(sectors);
         let read = self.files().and_then(|files| {
             files
-                .way(way)
+                .file_for(way)
                 .read_exact_at(bytes, sectors.start * SECTOR_BYTES as u64)
         });
         match read {

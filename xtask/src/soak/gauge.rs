@@ -1,7 +1,7 @@
-//! The figures of a soak over time: what is printed as it runs, and what is judged at its end.
+//! The figures of a soak over time: it prints them while the soak runs and judges them at its end.
 //!
-//! Counters of a server begin anew with each of its lives. The last values of a life are added to those
-//! of the lives before.
+//! A restarted server counts from zero, so the last values of each server process are added to those
+//! of the processes before it.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -9,10 +9,10 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
-use super::server::{Server, Size, metrics};
+use super::server::{ProcessUsage, Server, metrics};
 use super::world::{Tally, World, lock};
 
-/// Kinds of faults that the store's decorator has; each must fire.
+/// The kinds of store faults; each must be injected at least once.
 const FAULTS: [&str; 5] = [
     "refused",
     "lost_request",
@@ -23,22 +23,22 @@ const FAULTS: [&str; 5] = [
 
 const MIB: u64 = 1 << 20;
 
-/// One life of the server.
+/// The resource use of one server process.
 #[derive(Clone, Copy, Debug)]
-struct Life {
-    first: Size,
-    largest: Size,
+struct ServerLife {
+    first: ProcessUsage,
+    largest: ProcessUsage,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Counters of lives that are over.
-    before: BTreeMap<String, f64>,
-    /// Of this one, as last seen.
-    now: BTreeMap<String, f64>,
-    /// Whose counters these are.
+    /// Sums of the counters of earlier processes.
+    earlier: BTreeMap<String, f64>,
+    /// The last counters of the present process.
+    current: BTreeMap<String, f64>,
+    /// The present process's id.
     process: u32,
-    lives: Vec<Life>,
+    lives: Vec<ServerLife>,
     lines: Vec<Value>,
 }
 
@@ -58,28 +58,28 @@ impl Gauge {
     }
 
     /// A server is ready and has all its disks.
-    pub(super) fn begins(&self, server: &Server) {
+    pub(super) fn on_server_start(&self, server: &Server) {
         let size = server.size();
-        lock(&self.state).lives.push(Life {
+        lock(&self.state).lives.push(ServerLife {
             first: size,
             largest: size,
         });
-        self.look(server);
+        self.sample(server);
     }
 
-    /// Looks at the server.
-    pub(super) fn look(&self, server: &Server) {
+    /// Reads the server's resource use and counters.
+    pub(super) fn sample(&self, server: &Server) {
         let (size, seen) = (server.size(), metrics());
         let mut state = lock(&self.state);
         if !seen.is_empty() {
             if state.process != server.pid() {
-                let over = std::mem::take(&mut state.now);
+                let over = std::mem::take(&mut state.current);
                 for (name, value) in over {
-                    *state.before.entry(name).or_default() += value;
+                    *state.earlier.entry(name).or_default() += value;
                 }
                 state.process = server.pid();
             }
-            state.now = seen.into_iter().collect();
+            state.current = seen.into_iter().collect();
         }
         if let Some(life) = state.lives.last_mut().filter(|_| size.rss_kib > 0) {
             let largest = &mut life.largest;
@@ -90,15 +90,15 @@ impl Gauge {
         }
     }
 
-    /// The sum of the samples whose names begin so, over all lives.
+    /// The sum of all samples whose names have this prefix, over all server processes.
     fn sum(&self, prefix: &str) -> u64 {
         let state = lock(&self.state);
-        let all = state.before.iter().chain(&state.now);
+        let all = state.earlier.iter().chain(&state.current);
         let matching = all.filter(|(name, _)| name.starts_with(prefix));
         matching.map(|(_, value)| value).sum::<f64>() as u64
     }
 
-    pub(super) fn header() {
+    pub(super) fn print_header() {
         println!(
             "| s | RSS MiB | anonymous | threads | descriptors | written MiB | read MiB | requests | \
              uploaded MiB | fetched MiB | store requests | planned faults | longest ms | stops+kills | detaches |"
@@ -106,8 +106,8 @@ impl Gauge {
         println!("|{}", "---:|".repeat(15));
     }
 
-    /// Prints a line of the curve.
-    pub(super) fn line(&self, world: &World, size: Size) {
+    /// Prints a row of the table.
+    pub(super) fn print_row(&self, world: &World, size: ProcessUsage) {
         let tally = &world.tally;
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let longest = tally.longest_ms.swap(0, Ordering::Relaxed);
@@ -155,7 +155,7 @@ impl Gauge {
         lock(&self.state).lines.push(line);
     }
 
-    /// What must hold at the end (P10, and that what was to be tested was tested).
+    /// Checks what must hold at the end: the bounds of P10, and that every kind of fault was injected.
     pub(super) fn judge(&self, world: &World, faults: bool) {
         if faults {
             for kind in FAULTS {
@@ -164,36 +164,36 @@ impl Gauge {
                 )) == 0
                 {
                     world.fail(format!(
-                        "no fault of the kind {kind} ever fired: run longer"
+                        "no store fault of the kind {kind} was injected: run longer"
                     ));
                 }
             }
         }
         if self.sum("firn_store_requests_total{op=\"get_range\"") == 0 {
-            world.fail("nothing was ever read from the store: no read was cold".to_owned());
+            world.fail("no data was read from the store: no read was cold".to_owned());
         }
         for (at, life) in lock(&self.state).lives.clone().iter().enumerate() {
-            let Life { first, largest } = life;
+            let ServerLife { first, largest } = life;
             let growth_mib = largest.rss_kib.saturating_sub(first.rss_kib) / 1024;
             if growth_mib > 256 + 64 * self.devices {
-                world.fail(format!("life {at} of the server grew by {growth_mib} MiB"));
+                world.fail(format!("server process {at} grew by {growth_mib} MiB"));
             }
             if largest.descriptors > first.descriptors + 64 * self.devices {
                 world.fail(format!(
-                    "life {at} of the server had {} descriptors, {} at its start",
+                    "server process {at} had {} descriptors, {} at its start",
                     largest.descriptors, first.descriptors
                 ));
             }
         }
     }
 
-    /// Everything as one document.
+    /// All figures as one JSON document.
     pub(super) fn summary(&self, world: &World) -> Value {
         let Tally {
             written_bytes,
             read_bytes,
             writes,
-            forced,
+            fua_writes,
             reads,
             flushes,
             zeroings,
@@ -204,7 +204,7 @@ impl Gauge {
             stops,
             kills,
             detaches,
-            late_back,
+            late_recoveries,
         } = &world.tally;
         let of = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         let faults: BTreeMap<_, _> = FAULTS
@@ -236,12 +236,12 @@ impl Gauge {
             "devices": self.devices,
             "written_mib": of(written_bytes) / MIB,
             "read_mib": of(read_bytes) / MIB,
-            "writes": of(writes), "of_them_fua": of(forced), "reads": of(reads),
+            "writes": of(writes), "of_them_fua": of(fua_writes), "reads": of(reads),
             "buffered": of(buffered), "flushes": of(flushes),
             "zeroings": of(zeroings), "discards": of(discards),
             "longer_than_a_second": of(slow),
             "stops": of(stops), "kills": of(kills), "detaches": of(detaches),
-            "disks_back_late": of(late_back),
+            "disks_back_late": of(late_recoveries),
             "uploaded_mib": self.sum("firn_store_written_bytes_total") / MIB,
             "fetched_mib": self.sum("firn_store_read_bytes_total") / MIB,
             "store_requests": self.sum("firn_store_requests_total"),

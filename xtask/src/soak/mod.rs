@@ -1,11 +1,11 @@
-//! `cargo xtask soak`: the shipped binary with many disks in use, for a time, and nothing goes wrong.
+//! `cargo xtask soak`: many disks of the shipped binary in use for some time, while nothing may fail.
 //!
-//! It runs itself a second time in a guest, where the disks are. There `work` writes, flushes,
-//! zeroes and reads, `oracle` judges every sector that is read, `operator` restarts and kills the
-//! server below, the store fails on purpose, `gauge` draws the curve, and `watchdog` tells who hangs.
-//! What is written is bounded by rate and time, so the store, which only grows, fits the scratch disk:
-//! nothing has to be deleted below the server's feet.
+//! The program runs itself a second time in a guest, where the disks are. There `work` sends
+//! requests, `device` and the oracle judge every sector that is read, `operator` restarts and kills
+//! the server, the store fails on purpose, `gauge` records figures, and `watchdog` reports what hangs.
+//! Reading order: `arguments`, `phases`, `work`, `device`, `operator`.
 
+mod arguments;
 mod device;
 mod gauge;
 mod operator;
@@ -16,71 +16,18 @@ mod watchdog;
 mod work;
 mod world;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use clap::Parser;
 
-use crate::{Failure, lane, process, vm, workspace};
+use crate::{Failure, lane, process, workspace};
+pub(crate) use arguments::Arguments;
+use arguments::MIB;
 use gauge::Gauge;
 use server::Setup;
 use world::World;
-
-const MIB: u64 = 1 << 20;
-
-/// Arguments of `cargo xtask soak`.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct Arguments {
-    /// Disks, all of one server
-    #[arg(long, default_value_t = 4)]
-    devices: usize,
-    /// How long the disks are in use
-    #[arg(long, conflicts_with = "seconds")]
-    minutes: Option<u64>,
-    /// The same in seconds; ten unless told
-    #[arg(long)]
-    seconds: Option<u64>,
-    /// Where: uml (where it has been built, that is usual), or a packaged kernel
-    #[arg(long)]
-    kernel: Option<String>,
-    /// How the disks' bytes travel: auto, zero-copy, user-copy, get-data, copy
-    #[arg(long, default_value = "auto")]
-    data_mode: String,
-    /// Decides the requests and the store's faults
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Threads on each disk; one of them goes through the page cache
-    #[arg(long, default_value_t = 4)]
-    threads: usize,
-    /// MiB a second of each disk, reads and writes together
-    #[arg(long, default_value_t = 8.0)]
-    rate: f64,
-    /// MiB of each disk; more in all than log and cache hold, unless told
-    #[arg(long)]
-    span: Option<u64>,
-    /// A store without planned faults
-    #[arg(long)]
-    no_faults: bool,
-    /// Instead of using disks: what so many idle ones cost, a row each, as in 16,64,256
-    #[arg(long, value_delimiter = ',', value_name = "DEVICES")]
-    scale: Vec<usize>,
-    /// End with everything in a JSON document
-    #[arg(long)]
-    json: bool,
-    /// The server to test, instead of building it
-    #[arg(long)]
-    program: Option<PathBuf>,
-    /// A bug planted in the server, which must have been built with planted bugs
-    #[arg(long, hide = true)]
-    canary: Option<String>,
-    /// The guest's memory
-    #[arg(long, default_value = "2G")]
-    memory: String,
-    /// Already in the guest
-    #[arg(long, hide = true)]
-    inside: bool,
-}
 
 /// Ends with the status of `cargo xtask vm`: 77 where this machine cannot run guests.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
@@ -91,68 +38,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         inside(arguments).map(|()| ExitCode::SUCCESS)
     } else {
         outside(arguments)
-    }
-}
-
-impl Arguments {
-    fn time(&self) -> Duration {
-        let minutes = self.minutes.map(|minutes| 60 * minutes);
-        Duration::from_secs(minutes.or(self.seconds).unwrap_or(10))
-    }
-
-    fn is_short(&self) -> bool {
-        self.time() < Duration::from_secs(60)
-    }
-
-    fn kernel(&self) -> &str {
-        match &self.kernel {
-            Some(kernel) => kernel,
-            None if vm::has_user_mode() => "uml",
-            None => "recent",
-        }
-    }
-
-    fn span_mib(&self) -> u64 {
-        self.span
-            .unwrap_or_else(|| (1024 / self.devices as u64).clamp(64, 512))
-    }
-
-    fn log_mib(&self) -> u64 {
-        // The smallest that there is, and more where more is in flight; a short run makes it quickly.
-        let each = if self.is_short() { 0 } else { 8 };
-        64 + each * self.devices as u64
-    }
-
-    fn cache_mib(&self) -> u64 {
-        16 + 2 * self.devices as u64
-    }
-
-    /// The most that the scratch disk can come to hold: every byte that the rate allows, as if nothing were
-    /// compressed, half as much again for indexes, and the log and the cache.
-    fn bound_mib(&self) -> u64 {
-        let moved = self.rate * self.time().as_secs_f64() * self.devices as f64;
-        (moved * 1.5) as u64 + self.log_mib() + self.cache_mib() + 1024
-    }
-
-    /// The store's faults, with outages that fit the time.
-    fn faults(&self) -> String {
-        if self.no_faults {
-            return String::new();
-        }
-        let every = (self.time() / 6).clamp(Duration::from_secs(4), Duration::from_secs(120));
-        let lasts = every.div_f64(4.0).min(Duration::from_secs(25));
-        // In a short run each kind must fire within few requests.
-        let rates = if self.is_short() {
-            "refuse=100,lose-request=150,lose-answer=150"
-        } else {
-            "refuse=30,lose-request=20,lose-answer=20"
-        };
-        format!(
-            "seed={},{rates},delay=200,delay-max=250ms,outage-every={}ms,outage-for={}ms",
-            self.seed,
-            every.as_millis(),
-            lasts.as_millis()
-        )
     }
 }
 
@@ -249,7 +134,7 @@ fn guest(arguments: &Arguments, program: &Path) -> Result<Command, Failure> {
     Ok(guest)
 }
 
-/// The soak itself, as root of the guest.
+/// Runs the soak in the guest, as root.
 fn inside(arguments: &Arguments) -> Result<(), Failure> {
     process::run(Command::new("modprobe").arg("ublk_drv"))?;
     process::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
@@ -262,7 +147,7 @@ fn inside(arguments: &Arguments) -> Result<(), Failure> {
     if free_mib < arguments.bound_mib() {
         let bound = arguments.bound_mib();
         return Err(format!(
-            "{bound} MiB could be written and {free_mib} MiB are free; a lower --rate, or less time"
+            "up to {bound} MiB are written and {free_mib} MiB are free; use a lower --rate, or less time"
         )
         .into());
     }
@@ -334,11 +219,11 @@ fn conclude(
         return Ok(());
     }
     println!(
-        "the servers' last words:\n{}",
-        server::tail(&setup.said(), 40)
+        "the end of the servers' log:\n{}",
+        server::tail(&setup.log_path(), 40)
     );
     Err(format!(
-        "soak: {} things went wrong, first: {}",
+        "soak: {} failures, the first: {}",
         failures.len(),
         failures[0]
     )

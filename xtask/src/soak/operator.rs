@@ -1,7 +1,7 @@
 //! What an operator does to the server while its disks are in use: restarts, kills, detaches.
 //!
-//! Restarts and kills come in the first half of a soak, so that the second shows how one life of the server
-//! grows. Writers go on all the time; only a disk that is detached has none.
+//! Restarts and kills come in the first half of a soak, so that the second half shows how one server
+//! process grows. Writers go on all the time, except on a disk that is detached.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -12,13 +12,13 @@ use rustix::process::Signal;
 use super::device::{Device, Files};
 use super::gauge::Gauge;
 use super::server::{self, Server, Setup};
-use super::world::{Seat, Tally, World, lock};
+use super::world::{Tally, ThreadActivity, World, lock};
 use crate::Failure;
 
-/// Longest that an operation may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(240);
+/// How long an operation may take.
+pub(super) const OPERATION_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// What the operator has.
+/// The operator's view of the soak.
 #[derive(Debug)]
 pub(super) struct Operator<'a> {
     pub(super) setup: &'a Setup,
@@ -30,7 +30,7 @@ pub(super) struct Operator<'a> {
 }
 
 impl Operator<'_> {
-    /// Makes all volumes disks, and opens them.
+    /// Attaches all volumes as disks, and opens the disks.
     pub(super) fn attach_all(&self) -> Result<(), Failure> {
         for device in self.devices {
             self.attach(device)?;
@@ -39,98 +39,98 @@ impl Operator<'_> {
     }
 
     fn attach(&self, device: &Device) -> Result<(), Failure> {
-        self.open(device, &mut device.alone())
+        self.open(device, &mut device.lock_exclusively())
     }
 
     fn open(&self, device: &Device, files: &mut Option<Files>) -> Result<(), Failure> {
-        let path = server::attach(&device.name, self.mode, PATIENCE)?;
+        let path = server::attach(&device.name, self.mode, OPERATION_TIMEOUT)?;
         *files = Some(Files::open(&path)?);
         Ok(())
     }
 
     fn close(device: &Device, files: &mut Option<Files>) -> Result<(), Failure> {
-        // Closed first: a disk that somebody has open is not taken away.
+        // Closed first: the server does not detach a disk that is open.
         *files = None;
-        server::detach(&device.name, PATIENCE)
+        server::detach(&device.name, OPERATION_TIMEOUT)
     }
 
     pub(super) fn detach_all(&self) -> Result<(), Failure> {
         let mut devices = self.devices.iter();
-        devices.try_for_each(|device| Self::close(device, &mut device.alone()))
+        devices.try_for_each(|device| Self::close(device, &mut device.lock_exclusively()))
     }
 
-    /// Gives a volume back to the store and makes it a disk again; its requests wait.
-    fn cycle(&self, device: &Device) -> Result<(), Failure> {
-        let mut files = device.alone();
+    /// Detaches a volume and attaches it again; its requests wait meanwhile.
+    fn reattach(&self, device: &Device) -> Result<(), Failure> {
+        let mut files = device.lock_exclusively();
         Self::close(device, &mut files)?;
         self.open(device, &mut files)
     }
 
-    /// Ends the server and starts the next; all disks must come back with it.
+    /// Stops the server and starts the next, which must recover all disks.
     fn restart(&self, signal: Signal) -> Result<(), Failure> {
         let mut place = lock(self.server);
         let Some(server) = place.take() else {
             return Ok(());
         };
-        self.gauge.look(&server);
-        let (went, status) = server.end(signal, PATIENCE)?;
+        self.gauge.sample(&server);
+        let (went, status) = server.stop(signal, OPERATION_TIMEOUT)?;
         if signal == Signal::TERM && !status.success() {
             return Err(format!("a server that was asked to stop ended with {status}").into());
         }
-        let next = self.setup.start(PATIENCE)?;
-        let came_up = next.came_up;
+        let next = self.setup.start(OPERATION_TIMEOUT)?;
+        let startup_time = next.startup_time;
         *place = Some(next);
         drop(place);
         let mut late = Vec::new();
         for device in self.devices {
-            if !self.back(device, PATIENCE)? {
+            if !self.wait_until_restored(device, OPERATION_TIMEOUT)? {
                 late.push(device.name.as_str());
-                Tally::add(&self.world.tally.late_back, 1);
+                Tally::add(&self.world.tally.late_recoveries, 1);
             }
         }
         println!(
-            "{signal:?} after {:.1} s: gone in {:.0} ms, ready in {:.0} ms{}",
+            "{signal:?} after {:.1} s: stopped in {:.0} ms, ready in {:.0} ms{}",
             self.world.began.elapsed().as_secs_f64(),
             went.as_secs_f64() * 1e3,
-            came_up.as_secs_f64() * 1e3,
+            startup_time.as_secs_f64() * 1e3,
             if late.is_empty() {
                 String::new()
             } else {
-                format!("; back later: {}", late.join(" "))
+                format!("; recovered later: {}", late.join(" "))
             }
         );
         if let Some(server) = &*lock(self.server) {
-            self.gauge.begins(server);
+            self.gauge.on_server_start(server);
         }
         Ok(())
     }
 
-    /// Waits until a disk is there again after a restart, by itself; whether it was at once.
-    fn back(&self, device: &Device, within: Duration) -> Result<bool, Failure> {
+    /// Waits until the restarted server has recovered a disk. Returns whether it had at once.
+    fn wait_until_restored(&self, device: &Device, within: Duration) -> Result<bool, Failure> {
         let began = Instant::now();
         for tries in 0.. {
-            let shown = server::done("GET", &format!("/v1/volumes/{}", device.name), None);
+            let shown = server::request("GET", &format!("/v1/volumes/{}", device.name), None);
             match shown {
                 Ok(shown) if !shown["disk"].is_null() => return Ok(tries == 0),
-                // One that is not open yet is looked for in the store, which fails at times.
+                // The server asks the store about a volume that is not open yet, and that may fail.
                 _ if began.elapsed() < within => std::thread::sleep(Duration::from_millis(200)),
                 Ok(_) => break,
                 Err(error) => return Err(error),
             }
         }
         let name = &device.name;
-        Err(format!("the disk of {name} did not come back by itself after a restart").into())
+        Err(format!("the disk of {name} was not recovered after a restart").into())
     }
 
-    /// Until the soak ends.
-    pub(super) fn run(&self, seat: &Seat, total: Duration) {
+    /// Restarts the server and reattaches disks until the soak ends.
+    pub(super) fn run(&self, activity: &ThreadActivity, total: Duration) {
         let restarts = (total.as_secs() / 120).clamp(2, 20);
         let between = total / 2 / (u32::try_from(restarts).unwrap_or(2) + 1);
         let detaches = total.div_f64(24.0).max(Duration::from_secs(3));
         let (mut next_restart, mut next_detach) =
             (Instant::now() + between, Instant::now() + detaches);
         let (mut restarted, mut detached) = (0, 0);
-        // How long an operation takes is not how long a request does.
+        // An operation's time must not count as a request's.
         let own = Tally::default();
         while !self.world.stopped() {
             self.world.sleep(Duration::from_millis(100));
@@ -144,13 +144,13 @@ impl Operator<'_> {
                 restarted += 1;
                 next_restart = now + between;
                 let what = || format!("restart by {signal:?}");
-                (seat.does(&own, what, || self.restart(signal)), counter)
+                (activity.track(&own, what, || self.restart(signal)), counter)
             } else if now >= next_detach {
                 let device = &self.devices[detached % self.devices.len()];
                 detached += 1;
                 next_detach = now + detaches;
                 let what = || format!("detach and attach of {}", device.name);
-                let cycled = seat.does(&own, what, || self.cycle(device));
+                let cycled = activity.track(&own, what, || self.reattach(device));
                 (cycled, &tally.detaches)
             } else {
                 continue;

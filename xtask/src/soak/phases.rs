@@ -1,5 +1,5 @@
-//! The phases of a soak, in order: disks in use, everything read, everything read from the store alone,
-//! nothing left. Each ends all that it began.
+//! The phases of a soak in order: use the disks, read everything, read everything from the store
+//! alone, and check that nothing is left. Each phase ends all that it started.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,15 +10,16 @@ use oracle::stamp::SECTOR_BYTES;
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::device::{Device, Way};
+use super::arguments::{Arguments, MIB};
+use super::device::{Device, IoPath};
 use super::gauge::Gauge;
-use super::operator::{Operator, PATIENCE};
+use super::operator::{OPERATION_TIMEOUT, Operator};
 use super::server::{self, Server, Setup};
 use super::world::{World, lock};
-use super::{Arguments, MIB, watchdog, work};
+use super::{watchdog, work};
 use crate::Failure;
 
-/// All of them. What goes wrong on the way is told to the world.
+/// Runs all phases. Failures of workers are recorded in `world`.
 pub(super) fn soak(
     arguments: &Arguments,
     setup: &Setup,
@@ -29,7 +30,7 @@ pub(super) fn soak(
     let devices: Vec<_> = (0..arguments.devices)
         .map(|number| Arc::new(Device::new(number as u32, sectors)))
         .collect();
-    let server = Mutex::new(Some(setup.start(PATIENCE)?));
+    let server = Mutex::new(Some(setup.start(OPERATION_TIMEOUT)?));
     for device in &devices {
         create(&device.name, arguments.span_mib() * MIB)?;
     }
@@ -43,57 +44,57 @@ pub(super) fn soak(
     };
     operator.attach_all()?;
     if let Some(server) = &*lock(&server) {
-        gauge.begins(server);
+        gauge.on_server_start(server);
     }
-    in_use(arguments, &operator);
+    use_disks(arguments, &operator);
     if !world.failures().is_empty() {
         return Ok(());
     }
-    from_the_store_alone(&operator)?;
-    nothing_is_left(setup)
+    read_from_store_alone(&operator)?;
+    check_nothing_left(setup)
 }
 
-/// Creates a volume. The answer may be lost, so it is looked for.
+/// Creates a volume. If the request fails, it is repeated until the volume exists.
 fn create(name: &str, bytes: u64) -> Result<(), Failure> {
-    let wish = json!({"name": name, "size_bytes": bytes});
-    let made = server::done("POST", "/v1/volumes", Some(&wish));
+    let options = json!({"name": name, "size_bytes": bytes});
+    let made = server::request("POST", "/v1/volumes", Some(&options));
     if made.is_ok() {
         return Ok(());
     }
     let began = Instant::now();
-    while server::done("GET", &format!("/v1/volumes/{name}"), None).is_err() {
-        if began.elapsed() > PATIENCE {
+    while server::request("GET", &format!("/v1/volumes/{name}"), None).is_err() {
+        if began.elapsed() > OPERATION_TIMEOUT {
             return made.map(drop);
         }
         std::thread::sleep(Duration::from_millis(200));
-        let _ = server::done("POST", "/v1/volumes", Some(&wish));
+        let _ = server::request("POST", "/v1/volumes", Some(&options));
     }
     Ok(())
 }
 
-/// The disks are in use for the time that was asked for.
-fn in_use(arguments: &Arguments, operator: &Operator) {
+/// Uses the disks for the time that was asked for.
+fn use_disks(arguments: &Arguments, operator: &Operator) {
     let (world, gauge) = (operator.world, operator.gauge);
     let over = AtomicBool::new(false);
-    let allowances: Vec<_> = operator
+    let limiters: Vec<_> = operator
         .devices
         .iter()
-        .map(|_| work::Allowance::new(arguments.rate * MIB as f64))
+        .map(|_| work::RateLimiter::new(arguments.rate * MIB as f64))
         .collect();
     std::thread::scope(|threads| {
         let mut workers = Vec::new();
-        for (device, allowance) in operator.devices.iter().zip(&allowances) {
+        for (device, limiter) in operator.devices.iter().zip(&limiters) {
             for thread in 0..arguments.threads {
                 let mut random = work::Random::new(arguments.seed, device.number, thread);
-                let seat = world.seat(format!("{} thread {thread}", device.name));
+                let activity = world.register_thread(format!("{} thread {thread}", device.name));
                 workers.push(threads.spawn(move || match thread {
-                    0 => work::buffered(world, &seat, device, allowance, &mut random),
-                    _ => work::direct(world, &seat, device, allowance, &mut random),
+                    0 => work::buffered(world, &activity, device, limiter, &mut random),
+                    _ => work::direct(world, &activity, device, limiter, &mut random),
                 }));
             }
         }
-        let seat = world.seat("operator".to_owned());
-        workers.push(threads.spawn(move || operator.run(&seat, arguments.time())));
+        let activity = world.register_thread("operator".to_owned());
+        workers.push(threads.spawn(move || operator.run(&activity, arguments.time())));
         let over = &over;
         threads.spawn(move || watchdog::watch(operator, over));
         threads.spawn(move || measure(arguments, operator, over));
@@ -107,47 +108,50 @@ fn in_use(arguments: &Arguments, operator: &Operator) {
         over.store(true, Ordering::SeqCst);
     });
     if let Some(server) = &*lock(operator.server) {
-        gauge.look(server);
-        gauge.line(world, server.size());
+        gauge.sample(server);
+        gauge.print_row(world, server.size());
     }
 }
 
-/// Draws the curve: a line a minute, and at least ten in all.
+/// Prints the table of figures: a row each minute, and at least ten in all.
 fn measure(arguments: &Arguments, operator: &Operator, over: &AtomicBool) {
     let every = (arguments.time() / 10).clamp(Duration::from_secs(1), Duration::from_secs(60));
-    Gauge::header();
+    Gauge::print_header();
     let mut next = Instant::now();
     while !over.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(500));
-        // Not there while the operator changes it.
+        // The operator holds the lock while it restarts the server.
         let Ok(mut place) = operator.server.try_lock() else {
             continue;
         };
         let Some(server) = &mut *place else { continue };
-        if let Some(status) = server.ended() {
+        if let Some(status) = server.exit_status() {
             operator
                 .world
-                .fail(format!("the server ended by itself: {status}"));
+                .fail(format!("the server stopped by itself: {status}"));
             return;
         }
-        operator.gauge.look(server);
+        operator.gauge.sample(server);
         if Instant::now() >= next {
             next += every;
-            operator.gauge.line(operator.world, server.size());
+            operator.gauge.print_row(operator.world, server.size());
         }
     }
 }
 
-/// Reads everything; then gives it all back, forgets log and cache, and reads it again from the store.
-fn from_the_store_alone(operator: &Operator) -> Result<(), Failure> {
+/// Reads everything; then detaches all volumes, removes log and cache, and reads everything again
+/// from the store.
+fn read_from_store_alone(operator: &Operator) -> Result<(), Failure> {
     let read_all = |when: &str| {
         std::thread::scope(|threads| {
             for (device, part) in operator.devices.iter().flat_map(work::parts) {
-                let seat = operator.world.seat(format!("reading everything {when}"));
+                let activity = operator
+                    .world
+                    .register_thread(format!("reading everything {when}"));
                 threads.spawn(move || {
-                    let using = device.using(operator.world, &seat);
-                    using.flush(Way::Buffered);
-                    work::everything(&using, part);
+                    let using = device.acquire(operator.world, &activity);
+                    using.flush(IoPath::Buffered);
+                    work::read_part(&using, part);
                 });
             }
         });
@@ -156,44 +160,44 @@ fn from_the_store_alone(operator: &Operator) -> Result<(), Failure> {
     let over = AtomicBool::new(false);
     std::thread::scope(|threads| {
         threads.spawn(|| watchdog::watch(operator, &over));
-        read_all("from where it was");
-        let done = give_back_and_start_anew(operator);
+        read_all("from log, cache and store");
+        let done = restart_without_local_files(operator);
         if done.is_ok() {
             read_all("from the store alone");
         }
-        let done = done.and_then(|()| end(operator));
+        let done = done.and_then(|()| stop_server(operator));
         over.store(true, Ordering::SeqCst);
         done
     })
 }
 
-fn give_back_and_start_anew(operator: &Operator) -> Result<(), Failure> {
-    end(operator)?;
-    operator.setup.forget_local()?;
-    *lock(operator.server) = Some(operator.setup.start(PATIENCE)?);
+fn restart_without_local_files(operator: &Operator) -> Result<(), Failure> {
+    stop_server(operator)?;
+    operator.setup.remove_local_files()?;
+    *lock(operator.server) = Some(operator.setup.start(OPERATION_TIMEOUT)?);
     operator.attach_all()?;
     if let Some(server) = &*lock(operator.server) {
-        operator.gauge.begins(server);
+        operator.gauge.on_server_start(server);
     }
     Ok(())
 }
 
-/// Detaches everything and ends the server.
-fn end(operator: &Operator) -> Result<(), Failure> {
+/// Detaches all disks and stops the server.
+fn stop_server(operator: &Operator) -> Result<(), Failure> {
     operator.detach_all()?;
     let Some(server) = lock(operator.server).take() else {
         return Ok(());
     };
-    operator.gauge.look(&server);
-    let (_, status) = Server::end(server, Signal::TERM, PATIENCE)?;
+    operator.gauge.sample(&server);
+    let (_, status) = Server::stop(server, Signal::TERM, OPERATION_TIMEOUT)?;
     if !status.success() {
         return Err(format!("the server ended with {status}").into());
     }
     Ok(())
 }
 
-/// No device and no ring may be there any more.
-fn nothing_is_left(setup: &Setup) -> Result<(), Failure> {
+/// Fails if a device is left behind, and prints which rings are.
+fn check_nothing_left(setup: &Setup) -> Result<(), Failure> {
     let names = |dir: &Path| {
         let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned())

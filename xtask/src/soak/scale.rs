@@ -13,27 +13,27 @@ use std::time::{Duration, Instant, SystemTime};
 use rustix::process::Signal;
 use serde_json::json;
 
-use super::operator::PATIENCE;
-use super::server::{self, Server, Setup, Size};
+use super::operator::OPERATION_TIMEOUT;
+use super::server::{self, ProcessUsage, Server, Setup};
 use crate::Failure;
 
 /// The driver's own limit, which is 64 unless it is told otherwise.
 const LIMIT: &str = "/sys/module/ublk_drv/parameters/ublks_max";
 
 /// How long a server with all its disks may take to end or to come up.
-const WITHIN: Duration = Duration::from_secs(900);
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(900);
 
 /// Disks that are attached or detached one after the other.
-const ALONE: usize = 16;
+const ONE_BY_ONE_COUNT: usize = 16;
 
 /// Those that are, side by side.
-const TOGETHER: usize = 16;
+const CONCURRENCY: usize = 16;
 
 /// What a server says of each disk that it brings back.
-const BACK: &str = "the disk is recovered";
+const RECOVERED_MESSAGE: &str = "the disk is recovered";
 
 /// What it says when it has left them.
-const LEFT: &str = "the disks are left to the next server";
+const LEFT_MESSAGE: &str = "the disks are left to the next server";
 
 const VOLUME_BYTES: u64 = 64 << 20;
 
@@ -50,14 +50,14 @@ fn used_kib() -> Result<u64, Failure> {
 
 /// A server at rest.
 #[derive(Clone, Copy, Debug)]
-struct Rest {
-    server: Size,
+struct IdleCost {
+    server: ProcessUsage,
     used_kib: u64,
 }
 
-impl Rest {
-    fn now(server: &Server) -> Result<Rest, Failure> {
-        Ok(Rest {
+impl IdleCost {
+    fn now(server: &Server) -> Result<IdleCost, Failure> {
+        Ok(IdleCost {
             server: server.size(),
             used_kib: used_kib()?,
         })
@@ -76,14 +76,14 @@ pub(super) fn limit(counts: &[usize]) -> Duration {
 }
 
 /// Does something to each of these, side by side; how long all of it took.
-fn together(
+fn concurrently(
     names: &[String],
     work: impl Fn(&str) -> Result<(), Failure> + Sync,
 ) -> Result<Duration, Failure> {
     let began = Instant::now();
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(None));
     std::thread::scope(|scope| {
-        for _ in 0..TOGETHER {
+        for _ in 0..CONCURRENCY {
             scope.spawn(|| {
                 while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Err(error) = work(name) {
@@ -104,7 +104,7 @@ fn together(
 }
 
 /// Does something to each of these, one after the other; how long all of it took.
-fn in_turn(
+fn one_by_one(
     names: &[String],
     work: impl Fn(&str) -> Result<(), Failure>,
 ) -> Result<Duration, Failure> {
@@ -119,9 +119,9 @@ pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Re
         println!("the driver's limit stays: {error}");
     }
     println!(
-        "| devices | create ms each | attach ms each: first {ALONE} | {TOGETHER} side by side | last {ALONE} | \
+        "| devices | create ms each | attach ms each: first {ONE_BY_ONE_COUNT} | {CONCURRENCY} side by side | last {ONE_BY_ONE_COUNT} | \
          RSS KiB each | kernel KiB each | threads | descriptors each | stop s | back after stop s | \
-         back after kill s | detach ms each: first {ALONE} | {TOGETHER} side by side |"
+         back after kill s | detach ms each: first {ONE_BY_ONE_COUNT} | {CONCURRENCY} side by side |"
     );
     println!("|{}", "---:|".repeat(14));
     for count in counts {
@@ -129,8 +129,11 @@ pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Re
         setup.dir = setup.dir.join(format!("scale{count}"));
         fs::create_dir_all(&setup.dir)?;
         let row = row(&setup, mode, *count).map_err(|error| {
-            let said = server::tail(&setup.said(), usize::MAX);
-            format!("{count} devices: {error}\n{}", troubles(&said).join("\n"))
+            let said = server::tail(&setup.log_path(), usize::MAX);
+            format!(
+                "{count} devices: {error}\n{}",
+                find_errors(&said).join("\n")
+            )
         })?;
         if json {
             println!("{row}");
@@ -142,7 +145,7 @@ pub(super) fn run(setup: &Setup, mode: &str, counts: &[usize], json: bool) -> Re
 }
 
 /// The first things that went wrong.
-fn troubles(said: &str) -> Vec<&str> {
+fn find_errors(said: &str) -> Vec<&str> {
     let lines = said
         .lines()
         .filter(|line| line.contains(" WARN ") || line.contains("ERROR"));
@@ -151,49 +154,49 @@ fn troubles(said: &str) -> Vec<&str> {
 
 fn row(setup: &Setup, mode: &str, count: usize) -> Result<serde_json::Value, Failure> {
     let names: Vec<_> = (0..count).map(|number| format!("scale{number}")).collect();
-    let server = setup.start(PATIENCE)?;
-    let create = together(&names, |name| {
-        let wish = json!({"name": name, "size_bytes": VOLUME_BYTES});
-        server::done("POST", "/v1/volumes", Some(&wish)).map(drop)
+    let server = setup.start(OPERATION_TIMEOUT)?;
+    let create = concurrently(&names, |name| {
+        let options = json!({"name": name, "size_bytes": VOLUME_BYTES});
+        server::request("POST", "/v1/volumes", Some(&options)).map(drop)
     })?;
-    let before = Rest::now(&server)?;
-    let alone = count.min(ALONE);
+    let before = IdleCost::now(&server)?;
+    let alone = count.min(ONE_BY_ONE_COUNT);
     let (first, others) = names.split_at(alone);
-    let (middle, last) = others.split_at(others.len().saturating_sub(ALONE));
-    let attach = |name: &str| server::attach(name, mode, PATIENCE).map(drop);
+    let (middle, last) = others.split_at(others.len().saturating_sub(ONE_BY_ONE_COUNT));
+    let attach = |name: &str| server::attach(name, mode, OPERATION_TIMEOUT).map(drop);
     let attached = || {
         Ok([
-            in_turn(first, attach)?,
-            together(middle, attach)?,
-            in_turn(last, attach)?,
+            one_by_one(first, attach)?,
+            concurrently(middle, attach)?,
+            one_by_one(last, attach)?,
         ])
     };
     let attached = attached().map_err(|error: Failure| {
         let now = server.size();
-        let place = server::where_it_is(server.pid());
+        let place = server::thread_stacks(server.pid());
         format!("{error}\nthe server, {now:?}:\n{place}")
     })?;
-    let idle = Rest::now(&server)?;
+    let idle = IdleCost::now(&server)?;
     let each = |now: u64, then: u64| now.saturating_sub(then) as f64 / count as f64;
-    let (stop, status) = server.end(Signal::TERM, WITHIN)?;
+    let (stop, status) = server.stop(Signal::TERM, RESTORE_TIMEOUT)?;
     if !status.success() {
         return Err(format!("the server ended with {status}").into());
     }
-    let text = server::tail(&setup.said(), usize::MAX);
-    let left = text.lines().rfind(|line| line.contains(LEFT));
+    let text = server::tail(&setup.log_path(), usize::MAX);
+    let left = text.lines().rfind(|line| line.contains(LEFT_MESSAGE));
     println!("after {:.2} s: {}", stop.as_secs_f64(), left.unwrap_or("?"));
-    for line in troubles(&text) {
+    for line in find_errors(&text) {
         println!("  {line}");
     }
     let server = restarted(setup, &names, "stop")?;
-    let after_stop = server.came_up;
-    let (killed, _) = server.end(Signal::KILL, WITHIN)?;
+    let after_stop = server.startup_time;
+    let (killed, _) = server.stop(Signal::KILL, RESTORE_TIMEOUT)?;
     println!("gone {:.2} s after kill", killed.as_secs_f64());
     let server = restarted(setup, &names, "kill")?;
-    let after_kill = server.came_up;
-    let detach = |name: &str| server::detach(name, PATIENCE);
-    let detached = [in_turn(first, detach)?, together(others, detach)?];
-    server.end(Signal::TERM, WITHIN)?;
+    let after_kill = server.startup_time;
+    let detach = |name: &str| server::detach(name, OPERATION_TIMEOUT);
+    let detached = [one_by_one(first, detach)?, concurrently(others, detach)?];
+    server.stop(Signal::TERM, RESTORE_TIMEOUT)?;
     let row = json!({
         "devices": count,
         "create_ms": ms_each(create, count),
@@ -242,10 +245,10 @@ fn print_row(row: &serde_json::Value) {
 
 /// Starts a server over the disks of the last one; each must be back when it is ready.
 fn restarted(setup: &Setup, names: &[String], after: &str) -> Result<Server, Failure> {
-    let said = fs::metadata(setup.said())?.len();
-    let server = setup.start(WITHIN)?;
-    all_back(names)?;
-    let text = server::tail(&setup.said(), usize::MAX);
+    let said = fs::metadata(setup.log_path())?.len();
+    let server = setup.start(RESTORE_TIMEOUT)?;
+    check_all_restored(names)?;
+    let text = server::tail(&setup.log_path(), usize::MAX);
     let text = text.get(said as usize..).unwrap_or_default();
     println!("after {after}: {}", parts(text, &server));
     Ok(server)
@@ -274,7 +277,7 @@ fn parts(text: &str, server: &Server) -> String {
         let lines = text.lines().filter(|line| line.contains(words));
         lines.filter_map(seconds).collect()
     };
-    let back = when(BACK);
+    let back = when(RECOVERED_MESSAGE);
     let shown = |time: Option<&f64>| time.map_or("?".to_owned(), |time| format!("{time:.2}"));
     format!(
         "waits for the last server's log from {}, log recovered {}, volumes open {}, first disk back {}, last {}, ready {:.2}",
@@ -283,14 +286,14 @@ fn parts(text: &str, server: &Server) -> String {
         shown(when("volumes are open").first()),
         shown(back.first()),
         shown(back.last()),
-        server.came_up.as_secs_f64()
+        server.startup_time.as_secs_f64()
     )
 }
 
 /// Every volume must be a disk again, by itself.
-fn all_back(names: &[String]) -> Result<(), Failure> {
+fn check_all_restored(names: &[String]) -> Result<(), Failure> {
     for name in names {
-        let shown = server::done("GET", &format!("/v1/volumes/{name}"), None)?;
+        let shown = server::request("GET", &format!("/v1/volumes/{name}"), None)?;
         if shown["disk"].is_null() {
             return Err(format!("{name} is no disk after the restart").into());
         }

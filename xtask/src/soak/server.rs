@@ -1,24 +1,26 @@
-//! The server under test: the shipped binary as a process, and what its API and the kernel say of it.
+//! The server under test: the shipped binary as a process, its API, and its resource use.
 //!
-//! Everything is asked over HTTP or read from /proc. The client is as small as the API lets it be: one
-//! request per connection, each under a deadline.
+//! Everything is asked over HTTP or read from /proc. Each request has a connection of its own and a
+//! deadline, so that a server that hangs never hangs the soak.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use ureq::http::Request;
 
 use crate::Failure;
 
+/// How long connecting may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
 const API: &str = "127.0.0.1:7070";
 
-/// How long one answer may take: a disk that is made waits for the store, which has outages.
-const ANSWER: Duration = Duration::from_secs(300);
+/// How long an answer may take: attaching a disk waits for the store, which has outages.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How a server is started.
 #[derive(Clone, Debug)]
@@ -26,7 +28,7 @@ pub(super) struct Setup {
     pub(super) program: PathBuf,
     /// Store and cache are below it.
     pub(super) dir: PathBuf,
-    /// What the store does wrong; nothing if empty.
+    /// The store faults to inject; none if empty.
     pub(super) faults: String,
     pub(super) rpo_seconds: u64,
     pub(super) log_mib: u64,
@@ -39,14 +41,14 @@ pub(super) struct Setup {
 #[derive(Debug)]
 pub(super) struct Server {
     child: Child,
-    /// From its start until it was ready.
-    pub(super) came_up: Duration,
+    /// The time from its start until it was ready.
+    pub(super) startup_time: Duration,
     pub(super) started: SystemTime,
 }
 
-/// What the kernel says of a process.
+/// The resource use of a process.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Size {
+pub(super) struct ProcessUsage {
     pub(super) rss_kib: u64,
     pub(super) anonymous_kib: u64,
     pub(super) threads: u64,
@@ -54,8 +56,8 @@ pub(super) struct Size {
 }
 
 impl Setup {
-    /// What the servers said on standard error.
-    pub(super) fn said(&self) -> PathBuf {
+    /// The file with the servers' standard error.
+    pub(super) fn log_path(&self) -> PathBuf {
         self.dir.join("said")
     }
 
@@ -69,7 +71,7 @@ impl Setup {
     }
 
     /// Forgets the log and the cache: what comes after comes from the store alone.
-    pub(super) fn forget_local(&self) -> Result<(), Failure> {
+    pub(super) fn remove_local_files(&self) -> Result<(), Failure> {
         fs::remove_dir_all(self.cache())?;
         Ok(fs::remove_dir_all(self.rings())?)
     }
@@ -80,7 +82,7 @@ impl Setup {
         let said = File::options()
             .create(true)
             .append(true)
-            .open(self.said())?;
+            .open(self.log_path())?;
         let mut command = Command::new(&self.program);
         command.args(["serve", "--api", API]);
         command.args(["--rpo", &format!("{}s", self.rpo_seconds)]);
@@ -103,17 +105,17 @@ impl Setup {
         let began = Instant::now();
         let mut server = Server {
             child: command.spawn()?,
-            came_up: Duration::ZERO,
+            startup_time: Duration::ZERO,
             started: SystemTime::now(),
         };
         loop {
             if let Some(status) = server.child.try_wait()? {
                 return Err(format!("the server ended while it came up: {status}").into());
             }
-            if ask("GET", "/readyz", None, Duration::from_secs(5))
+            if send("GET", "/readyz", None, Duration::from_secs(5))
                 .is_ok_and(|(code, _)| code == 200)
             {
-                server.came_up = began.elapsed();
+                server.startup_time = began.elapsed();
                 return Ok(server);
             }
             if began.elapsed() > within {
@@ -130,12 +132,12 @@ impl Server {
     }
 
     /// Whether it has ended although nobody asked it to.
-    pub(super) fn ended(&mut self) -> Option<ExitStatus> {
+    pub(super) fn exit_status(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
 
     /// Sends a signal and waits until it is gone; how long that took.
-    pub(super) fn end(
+    pub(super) fn stop(
         mut self,
         signal: Signal,
         within: Duration,
@@ -147,14 +149,14 @@ impl Server {
                 return Ok((began.elapsed(), status));
             }
             if began.elapsed() > within {
-                let state = where_it_is(self.pid());
+                let state = thread_stacks(self.pid());
                 return Err(format!("the server does not end on {signal:?}:\n{state}").into());
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    pub(super) fn size(&self) -> Size {
+    pub(super) fn size(&self) -> ProcessUsage {
         size(self.pid())
     }
 }
@@ -167,13 +169,13 @@ impl Drop for Server {
     }
 }
 
-fn size(pid: u32) -> Size {
+fn size(pid: u32) -> ProcessUsage {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let of = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().split(' ').next()?.parse().ok()
     };
-    Size {
+    ProcessUsage {
         rss_kib: of("VmRSS:").unwrap_or(0),
         anonymous_kib: of("RssAnon:").unwrap_or(0),
         threads: of("Threads:").unwrap_or(0),
@@ -183,7 +185,7 @@ fn size(pid: u32) -> Size {
 }
 
 /// What each thread of a process waits for, for who has to find out why it hangs.
-pub(super) fn where_it_is(pid: u32) -> String {
+pub(super) fn thread_stacks(pid: u32) -> String {
     let mut text = String::new();
     let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else {
         return format!("process {pid} is gone");
@@ -212,44 +214,46 @@ pub(super) fn where_it_is(pid: u32) -> String {
     text
 }
 
-/// One request to the API: status and body.
-fn ask(
+/// Sends one request to the API. Returns the status and the body.
+fn send(
     method: &str,
     path: &str,
     body: Option<&Value>,
-    within: Duration,
+    timeout: Duration,
 ) -> Result<(u16, String), Failure> {
-    let address = API.parse()?;
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-    stream.set_read_timeout(Some(within))?;
-    stream.set_write_timeout(Some(within))?;
-    let body = body.map(Value::to_string).unwrap_or_default();
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: {API}\r\nconnection: close\r\n\
-         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all(head.as_bytes())?;
-    stream.write_all(body.as_bytes())?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or("no answer")?;
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-    Ok((code.ok_or("no status")?, body.to_owned()))
+    let agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .proxy(None)
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .timeout_global(Some(timeout))
+        .build()
+        .new_agent();
+    let request = Request::builder()
+        .method(method)
+        .uri(format!("http://{API}{path}"));
+    let mut answer = match body {
+        Some(body) => {
+            let request = request.header("content-type", "application/json");
+            agent.run(request.body(body.to_string())?)?
+        }
+        None => agent.run(request.body(())?)?,
+    };
+    let text = answer.body_mut().read_to_string()?;
+    Ok((answer.status().as_u16(), text))
 }
 
-/// A request that must succeed: its answer.
-pub(super) fn done(method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
-    let (code, text) =
-        ask(method, path, body, ANSWER).map_err(|error| format!("{method} {path}: {error}"))?;
+/// Sends a request that must succeed. Returns its answer.
+pub(super) fn request(method: &str, path: &str, body: Option<&Value>) -> Result<Value, Failure> {
+    let (code, text) = send(method, path, body, ANSWER_TIMEOUT)
+        .map_err(|error| format!("{method} {path}: {error}"))?;
     if code / 100 != 2 {
         return Err(format!("{method} {path}: {code} {text}").into());
     }
     Ok(serde_json::from_str(&text).unwrap_or(Value::Null))
 }
 
-/// Repeats a request until it succeeds: the store has outages, and the kernel looks at new disks.
-pub(super) fn until_done(
+/// Repeats a request until it succeeds: the store has outages, and the kernel scans new disks.
+pub(super) fn request_until_ok(
     method: &str,
     path: &str,
     body: &Value,
@@ -258,7 +262,7 @@ pub(super) fn until_done(
     let began = Instant::now();
     let mut said = Duration::from_secs(5);
     loop {
-        match done(method, path, Some(body)) {
+        match request(method, path, Some(body)) {
             Ok(answer) => return Ok(answer),
             Err(error) if began.elapsed() > within => return Err(error),
             Err(error) => {
@@ -275,27 +279,32 @@ pub(super) fn until_done(
     }
 }
 
-/// Makes a volume a disk; its path, once the kernel has it.
+/// Attaches a volume as a disk. Returns the path of its device.
 pub(super) fn attach(name: &str, mode: &str, within: Duration) -> Result<PathBuf, Failure> {
-    let mut wish = json!({"transport": "ublk"});
+    let mut options = json!({"transport": "ublk"});
     if mode != "auto" {
-        wish["data_mode"] = mode.into();
+        options["data_mode"] = mode.into();
     }
-    let answer = until_done("POST", &format!("/v1/volumes/{name}/attach"), &wish, within)?;
+    let answer = request_until_ok(
+        "POST",
+        &format!("/v1/volumes/{name}/attach"),
+        &options,
+        within,
+    )?;
     let path = answer["device"]
         .as_str()
-        .ok_or_else(|| format!("{name} is no disk: {answer}"))?;
-    let shown = done("GET", &format!("/v1/volumes/{name}"), None)?;
+        .ok_or_else(|| format!("{name} is not attached as a disk: {answer}"))?;
+    let shown = request("GET", &format!("/v1/volumes/{name}"), None)?;
     let granted = &shown["disk"]["data_mode"];
     if mode != "auto" && granted != mode {
-        return Err(format!("{name} was to be served by {mode} and is by {granted}").into());
+        return Err(format!("{name} was to be served by {mode} and is served by {granted}").into());
     }
     Ok(path.into())
 }
 
-/// Takes a disk away and gives the volume back.
+/// Detaches a volume.
 pub(super) fn detach(name: &str, within: Duration) -> Result<(), Failure> {
-    until_done(
+    request_until_ok(
         "POST",
         &format!("/v1/volumes/{name}/detach"),
         &json!({}),
@@ -304,9 +313,9 @@ pub(super) fn detach(name: &str, within: Duration) -> Result<(), Failure> {
     .map(drop)
 }
 
-/// What the server counts, by the sample's whole name; empty while it does not answer.
+/// The server's metrics by full sample name; empty while it does not answer.
 pub(super) fn metrics() -> Vec<(String, f64)> {
-    let Ok((200, text)) = ask("GET", "/metrics", None, Duration::from_secs(5)) else {
+    let Ok((200, text)) = send("GET", "/metrics", None, Duration::from_secs(5)) else {
         return Vec::new();
     };
     let samples = text.lines().filter(|line| !line.starts_with('#'));
@@ -317,7 +326,7 @@ pub(super) fn metrics() -> Vec<(String, f64)> {
     samples.collect()
 }
 
-/// The last lines of what the servers said.
+/// The last lines of a file.
 pub(super) fn tail(path: &Path, lines: usize) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let all: Vec<_> = text.lines().collect();

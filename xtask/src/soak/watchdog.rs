@@ -1,25 +1,25 @@
-//! Tells who hangs, and ends everything without shutting it down.
+//! Reports an operation that does not end, and ends the soak without shutting it down.
 //!
-//! It must not wait for what it reports on: the server is asked under a deadline and last.
+//! It must not wait for what it reports on: it asks the server last, under a deadline.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::operator::Operator;
-use super::server::{self, where_it_is};
+use super::server::{self, thread_stacks};
 
-/// A request may wait for an outage of the store and for a restart; not for longer than both.
+/// A request may wait for one outage of the store and one restart, but no longer.
 const LIMIT: Duration = Duration::from_secs(300);
 
 /// Exit status of a soak that hung.
 const HUNG: i32 = 3;
 
-/// Until `over`.
+/// Watches until `over` is set.
 pub(super) fn watch(operator: &Operator, over: &AtomicBool) {
     while !over.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(500));
-        let late = operator.world.late(LIMIT);
+        let late = operator.world.find_stalled(LIMIT);
         if !late.is_empty() {
             report(operator, &late);
             std::process::exit(HUNG);
@@ -36,18 +36,18 @@ fn report(operator: &Operator, late: &[String]) {
             println!("{name} in flight (reads, writes): {}", inflight.trim());
         }
     }
-    println!("the soak's threads:\n{}", where_it_is(std::process::id()));
+    println!("the soak's threads:\n{}", thread_stacks(std::process::id()));
     if let Ok(place) = operator.server.try_lock()
         && let Some(server) = &*place
     {
-        println!("the server's threads:\n{}", where_it_is(server.pid()));
+        println!("the server's threads:\n{}", thread_stacks(server.pid()));
     }
     println!(
-        "its last words:\n{}",
-        server::tail(&operator.setup.said(), 60)
+        "the end of its log:\n{}",
+        server::tail(&operator.setup.log_path(), 60)
     );
     for device in operator.devices {
-        match server::done("GET", &format!("/v1/volumes/{}", device.name), None) {
+        match server::request("GET", &format!("/v1/volumes/{}", device.name), None) {
             Ok(shown) => println!("{shown}"),
             Err(error) => println!("{error}"),
         }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use oracle::stamp::SECTOR_BYTES;
 
-use super::device::{BLOCK, Buffer, Device, Using, Way};
-use super::world::{Seat, Tally, World, lock};
+use super::device::{BLOCK, Buffer, Device, DeviceUse, IoPath};
+use super::world::{Tally, ThreadActivity, World, lock};
 
 /// Largest request of reads and writes, in sectors.
 const SECTORS_MAX: u64 = (1 << 20) / SECTOR_BYTES as u64;
@@ -63,15 +63,15 @@ impl Random {
 
 /// Bytes that a device's threads may move.
 #[derive(Debug)]
-pub(super) struct Allowance {
+pub(super) struct RateLimiter {
     bytes_per_second: f64,
     /// When the next byte may be moved.
     next: Mutex<Instant>,
 }
 
-impl Allowance {
-    pub(super) fn new(bytes_per_second: f64) -> Allowance {
-        Allowance {
+impl RateLimiter {
+    pub(super) fn new(bytes_per_second: f64) -> RateLimiter {
+        RateLimiter {
             bytes_per_second,
             next: Mutex::new(Instant::now()),
         }
@@ -98,9 +98,9 @@ fn cost(sectors: &Range<u64>) -> u64 {
 /// A thread of direct I/O, until the soak ends.
 pub(super) fn direct(
     world: &World,
-    seat: &Seat,
+    activity: &ThreadActivity,
     device: &Device,
-    allowance: &Allowance,
+    limiter: &RateLimiter,
     random: &mut Random,
 ) {
     let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR_BYTES);
@@ -108,27 +108,31 @@ pub(super) fn direct(
     let tally = &world.tally;
     while !world.stopped() {
         let (what, sectors) = (random.below(200), random.sectors(&within));
-        allowance.take(world, cost(&sectors));
+        limiter.take(world, cost(&sectors));
         if world.stopped() {
             return;
         }
-        let using = device.using(world, seat);
+        let using = device.acquire(world, activity);
         let bytes = (sectors.end - sectors.start) * SECTOR_BYTES as u64;
         match what {
             0..=99 => {
-                let way = if what < 16 { Way::Forced } else { Way::Direct };
+                let way = if what < 16 {
+                    IoPath::Forced
+                } else {
+                    IoPath::Direct
+                };
                 using.write(way, sectors, &mut buffer);
                 Tally::add(&tally.writes, 1);
                 Tally::add(&tally.written_bytes, bytes);
-                Tally::add(&tally.forced, u64::from(way == Way::Forced));
+                Tally::add(&tally.fua_writes, u64::from(way == IoPath::Forced));
             }
             100..=181 => {
-                using.read(Way::Direct, sectors, &mut buffer);
+                using.read(IoPath::Direct, sectors, &mut buffer);
                 Tally::add(&tally.reads, 1);
                 Tally::add(&tally.read_bytes, bytes);
             }
             182..=190 => {
-                using.flush(Way::Direct);
+                using.flush(IoPath::Direct);
                 Tally::add(&tally.flushes, 1);
             }
             191..=198 => {
@@ -146,9 +150,9 @@ pub(super) fn direct(
 /// The thread that goes through the page cache, until the soak ends.
 pub(super) fn buffered(
     world: &World,
-    seat: &Seat,
+    activity: &ThreadActivity,
     device: &Device,
-    allowance: &Allowance,
+    limiter: &RateLimiter,
     random: &mut Random,
 ) {
     let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR_BYTES);
@@ -159,24 +163,24 @@ pub(super) fn buffered(
         // A round: some writes, made durable and dropped; then reads that must come from the disk.
         for round in 0..2 * writes {
             let run = random.sectors(&sectors);
-            allowance.take(world, cost(&run));
+            limiter.take(world, cost(&run));
             if world.stopped() {
                 return;
             }
-            let using = device.using(world, seat);
+            let using = device.acquire(world, activity);
             let bytes = (run.end - run.start) * SECTOR_BYTES as u64;
             Tally::add(&tally.buffered, 1);
             if round < writes {
-                using.write(Way::Buffered, run, &mut buffer);
+                using.write(IoPath::Buffered, run, &mut buffer);
                 Tally::add(&tally.writes, 1);
                 Tally::add(&tally.written_bytes, bytes);
                 if round + 1 == writes {
-                    using.flush(Way::Buffered);
-                    using.forget(&within);
+                    using.flush(IoPath::Buffered);
+                    using.evict_page_cache(&within);
                     Tally::add(&tally.flushes, 1);
                 }
             } else {
-                using.read(Way::Buffered, run, &mut buffer);
+                using.read(IoPath::Buffered, run, &mut buffer);
                 Tally::add(&tally.reads, 1);
                 Tally::add(&tally.read_bytes, bytes);
             }
@@ -194,12 +198,12 @@ pub(super) fn parts(device: &Arc<Device>) -> impl Iterator<Item = (&Device, Rang
 }
 
 /// Reads a part of a disk and judges it.
-pub(super) fn everything(using: &Using, part: Range<u64>) {
+pub(super) fn read_part(using: &DeviceUse, part: Range<u64>) {
     let mut buffer = Buffer::new(SECTORS_MAX as usize * SECTOR_BYTES);
     let mut at = part.start;
     while at < part.end {
         let end = (at + SECTORS_MAX).min(part.end);
-        using.read(Way::Direct, at..end, &mut buffer);
+        using.read(IoPath::Direct, at..end, &mut buffer);
         at = end;
     }
 }

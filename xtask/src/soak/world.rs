@@ -1,6 +1,7 @@
-//! What all threads of a soak share: when it ends, what went wrong, who does what since when.
+//! What all threads of a soak share: its end, its failures, and what each thread does since when.
 //!
-//! A worker says what it begins and that it ended; the watchdog reads that. Nothing here waits.
+//! A worker records when it begins and ends an operation; the watchdog reads that. Nothing here
+//! waits.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,30 +10,30 @@ use std::time::{Duration, Instant};
 /// How many failures are kept; the first ones matter.
 const FAILURES_KEPT: usize = 20;
 
-/// Everything that happened, counted.
+/// Counts of everything that the soak did.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) written_bytes: AtomicU64,
     pub(super) read_bytes: AtomicU64,
     pub(super) writes: AtomicU64,
-    /// Of them with FUA.
-    pub(super) forced: AtomicU64,
+    /// The writes with FUA.
+    pub(super) fua_writes: AtomicU64,
     pub(super) reads: AtomicU64,
     pub(super) flushes: AtomicU64,
     pub(super) zeroings: AtomicU64,
     pub(super) discards: AtomicU64,
-    /// Of writes and reads, those through the page cache.
+    /// The writes and reads that went through the page cache.
     pub(super) buffered: AtomicU64,
     /// Requests that took longer than a second.
     pub(super) slow: AtomicU64,
-    /// The longest since the curve's last line, in milliseconds.
+    /// The longest request since the last row of the table, in milliseconds.
     pub(super) longest_ms: AtomicU64,
-    /// Planned restarts, kill -9, disks detached and attached again.
+    /// Planned restarts, kills by SIGKILL, and disks detached and attached again.
     pub(super) stops: AtomicU64,
     pub(super) kills: AtomicU64,
     pub(super) detaches: AtomicU64,
-    /// Disks that a restarted server brought back after it was ready.
-    pub(super) late_back: AtomicU64,
+    /// Disks that a restarted server recovered only after it was ready.
+    pub(super) late_recoveries: AtomicU64,
 }
 
 impl Tally {
@@ -54,9 +55,9 @@ impl Tally {
     }
 }
 
-/// What one thread is doing.
+/// What one thread is doing, and since when.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct ThreadActivity {
     pub(super) name: String,
     doing: Mutex<Option<(Instant, String)>>,
 }
@@ -68,10 +69,10 @@ pub(super) struct World {
     pub(super) tally: Tally,
     stop: AtomicBool,
     failures: Mutex<Vec<String>>,
-    seats: Mutex<Vec<std::sync::Arc<Seat>>>,
+    activities: Mutex<Vec<std::sync::Arc<ThreadActivity>>>,
 }
 
-/// Every section under these locks is one call on what they hold.
+/// Locks a mutex. Each critical section is one call, so a panic cannot leave its data half changed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -83,7 +84,7 @@ impl World {
             tally: Tally::default(),
             stop: AtomicBool::new(false),
             failures: Mutex::default(),
-            seats: Mutex::default(),
+            activities: Mutex::default(),
         }
     }
 
@@ -95,7 +96,7 @@ impl World {
         self.stop.load(Ordering::SeqCst)
     }
 
-    /// Something is wrong; the soak ends.
+    /// Records a failure and ends the soak.
     pub(super) fn fail(&self, what: String) {
         println!(
             "WRONG after {:.1} s: {what}",
@@ -125,25 +126,25 @@ impl World {
         }
     }
 
-    pub(super) fn seat(&self, name: String) -> std::sync::Arc<Seat> {
-        let seat = std::sync::Arc::new(Seat {
+    pub(super) fn register_thread(&self, name: String) -> std::sync::Arc<ThreadActivity> {
+        let activity = std::sync::Arc::new(ThreadActivity {
             name,
             doing: Mutex::default(),
         });
-        lock(&self.seats).push(std::sync::Arc::clone(&seat));
-        seat
+        lock(&self.activities).push(std::sync::Arc::clone(&activity));
+        activity
     }
 
-    /// Those that have been at one thing for longer than `limit`.
-    pub(super) fn late(&self, limit: Duration) -> Vec<String> {
-        let seats = lock(&self.seats);
-        let late = seats.iter().filter_map(|seat| {
-            let doing = lock(&seat.doing);
+    /// The threads whose present operation has lasted longer than `limit`.
+    pub(super) fn find_stalled(&self, limit: Duration) -> Vec<String> {
+        let activities = lock(&self.activities);
+        let late = activities.iter().filter_map(|activity| {
+            let doing = lock(&activity.doing);
             let (since, what) = doing.as_ref()?;
             (since.elapsed() > limit).then(|| {
                 format!(
                     "{}: {what} for {:.0} s",
-                    seat.name,
+                    activity.name,
                     since.elapsed().as_secs_f64()
                 )
             })
@@ -152,9 +153,9 @@ impl World {
     }
 }
 
-impl Seat {
-    /// Does something under the watchdog's eyes; how long it took is tallied.
-    pub(super) fn does<T>(
+impl ThreadActivity {
+    /// Runs an operation that the watchdog sees, and counts how long it took.
+    pub(super) fn track<T>(
         &self,
         tally: &Tally,
         what: impl FnOnce() -> String,

@@ -180,15 +180,15 @@ const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 fn orphaned_rings(ring_dir: &Path) -> Vec<Finding> {
     local_files::find_orphans(ring_dir)
         .into_iter()
-        .map(|(rings, cache)| {
+        .map(|orphan| {
             Finding::new(
                 "index rings",
                 Verdict::Fair,
                 format!(
                     "{} belong to the cache directory {}, which is not there; if it is gone for \
                      good, remove them",
-                    rings.display(),
-                    cache.display()
+                    orphan.rings.display(),
+                    orphan.cache_dir.display()
                 ),
             )
         })

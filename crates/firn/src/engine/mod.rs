@@ -44,6 +44,13 @@ const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 /// Number of segments that a log should have at least, so that some are reclaimed while others fill.
 const SEGMENTS_TARGET: u64 = 64;
 
+/// Live ublk devices that a stopping server leaves to the next one.
+#[derive(Debug)]
+pub(crate) struct LiveDisks {
+    pub(crate) control: ublk::control::ControlDevice,
+    pub(crate) devices: Vec<LiveDevice>,
+}
+
 /// A running engine.
 #[derive(Debug)]
 pub(crate) struct Engine {
@@ -146,10 +153,10 @@ impl Engine {
 
     /// Stops the threads. All data is in the store or in the log by now. `disks` are left to the
     /// next server, in the order that `ublk::exit` defines.
-    pub(crate) fn stop(&mut self, disks: Option<(ublk::control::ControlDevice, Vec<LiveDevice>)>) {
+    pub(crate) fn stop(&mut self, disks: Option<LiveDisks>) {
         let reactors = std::mem::take(&mut self.reactors);
         let reports = match disks {
-            Some((control, devices)) => {
+            Some(LiveDisks { control, devices }) => {
                 let limits = ExitTimeouts {
                     drain: REACTOR_STOP_TIMEOUT,
                     ..ExitTimeouts::default()

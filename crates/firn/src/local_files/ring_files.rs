@@ -27,6 +27,13 @@ pub(crate) struct RingFiles {
     mount_id: u64,
 }
 
+/// A directory of rings, and the cache directory that it belongs to.
+#[derive(Debug)]
+pub(crate) struct OrphanedRings {
+    pub(crate) rings: PathBuf,
+    pub(crate) cache_dir: PathBuf,
+}
+
 #[derive(Debug)]
 struct MappedRing(SharedWords);
 
@@ -150,10 +157,9 @@ fn check_owner(dir: &Path) -> Result<()> {
     ))
 }
 
-/// The directories of rings below `ring_dir` whose cache directory is missing, each with the path
-/// of that. firn never removes them: the cache directory may be on a disk that is not mounted now,
+/// The rings below `ring_dir` whose cache directory is missing. firn never removes them: the cache directory may be on a disk that is not mounted now,
 /// and then the rings hold acknowledged writes.
-pub(crate) fn find_orphans(ring_dir: &Path) -> Vec<(PathBuf, PathBuf)> {
+pub(crate) fn find_orphans(ring_dir: &Path) -> Vec<OrphanedRings> {
     let Ok(entries) = fs::read_dir(ring_dir) else {
         return Vec::new();
     };
@@ -164,7 +170,10 @@ pub(crate) fn find_orphans(ring_dir: &Path) -> Vec<(PathBuf, PathBuf)> {
         .filter_map(|entry| {
             let text = fs::read(entry.path().join("cache-dir")).ok()?;
             let cache_dir = PathBuf::from(String::from_utf8_lossy(&text).into_owned());
-            (!cache_dir.join("lock").exists()).then(|| (entry.path(), cache_dir))
+            (!cache_dir.join("lock").exists()).then(|| OrphanedRings {
+                rings: entry.path(),
+                cache_dir,
+            })
         })
         .collect()
 }
@@ -219,9 +228,8 @@ mod tests {
             (1024, 42)
         );
         drop((found, files));
-        assert_eq!(
-            find_orphans(rings.path()),
-            [],
+        assert!(
+            find_orphans(rings.path()).is_empty(),
             "its cache directory is there"
         );
 
@@ -251,7 +259,7 @@ mod tests {
         drop(cache);
         let found = find_orphans(rings.path());
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].1, path);
-        assert!(found[0].0.is_dir());
+        assert_eq!(found[0].cache_dir, path);
+        assert!(found[0].rings.is_dir());
     }
 }

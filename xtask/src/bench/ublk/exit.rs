@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use super::servers::{DEPTH, wait};
-use super::{Arguments, named};
+use super::{Arguments, matches_row};
 use crate::{Failure, workspace};
 
 /// Where the kernel's tracer is.
@@ -36,7 +36,7 @@ const FUNCTIONS: [&str; 10] = [
 const CANCEL: &str = "ublk_cancel_dev";
 
 /// How long after a server's end its devices may still be busy.
-const PATIENCE: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Looks at the trace, a second apart, that must find nothing new before it is taken for whole: between
 /// two things that a ring's end does, an emulated kernel takes its time.
@@ -125,11 +125,11 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
                 let name = format!("{server} {devices}x{queues} {signal}");
                 let impossible =
                     queues > possible || server == MANY_RINGS && devices * queues > THREADS_MAX;
-                if impossible || !named(&name, &arguments.only) {
+                if impossible || !matches_row(&name, &arguments.only) {
                     continue;
                 }
                 let program = if server == "kublk" { kublk } else { &ours };
-                let exit = one(server, program, (devices, queues), signal)?;
+                let exit = measure_exit(server, program, (devices, queues), signal)?;
                 println!("| {server} | {devices} x {queues} | {signal} | {exit} |");
                 let _ = Command::new(kublk)
                     .args(["del", "-a"])
@@ -156,7 +156,7 @@ fn paths(devices: usize) -> Vec<std::path::PathBuf> {
 }
 
 /// Starts a server, ends it, and sees what that took.
-fn one(
+fn measure_exit(
     server: &str,
     program: &Path,
     (devices, queues): (usize, usize),
@@ -176,12 +176,12 @@ fn one(
         };
         rustix::process::kill_process(pid, signal)?;
     }
-    watcher.hear("gone")?;
+    watcher.expect_word("gone")?;
     let from_signal = 1e3 * began.elapsed().as_secs_f64();
     for child in &mut children {
         child.wait()?;
     }
-    let traced = traced.then(|| settled(devices)).transpose()?;
+    let traced = traced.then(|| wait_until_quiet(devices)).transpose()?;
     Ok(Exit {
         from_signal,
         traced,
@@ -257,11 +257,11 @@ impl Watcher {
         let mut child = command.spawn()?;
         let out = child.stdout.take().ok_or("it has no output")?;
         let mut watcher = Watcher(child, BufReader::new(out).lines());
-        watcher.hear("watching")?;
+        watcher.expect_word("watching")?;
         Ok(watcher)
     }
 
-    fn hear(&mut self, word: &str) -> Result<(), Failure> {
+    fn expect_word(&mut self, word: &str) -> Result<(), Failure> {
         match self.1.next().transpose()? {
             Some(line) if line == word => Ok(()),
             other => Err(format!("it should say {word} and said {other:?}").into()),
@@ -301,8 +301,8 @@ fn start_tracing() -> Result<bool, Failure> {
 }
 
 /// Reads the trace once every device is released and nothing more comes.
-fn settled(devices: usize) -> Result<Trace, Failure> {
-    let until = Instant::now() + PATIENCE;
+fn wait_until_quiet(devices: usize) -> Result<Trace, Failure> {
+    let until = Instant::now() + START_TIMEOUT;
     let mut before = Trace::default();
     let mut quiet = 0;
     loop {

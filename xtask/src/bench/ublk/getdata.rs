@@ -9,8 +9,8 @@
 use std::fs;
 
 use super::measure::{Job, Length, Sample, fio, median};
-use super::servers::{Kind, Mode, Running, Server};
-use super::{Arguments, named};
+use super::servers::{Kind, Mode, RunningServer, Server};
+use super::{Arguments, matches_row};
 use crate::{Failure, workspace};
 
 /// What is compared: a name, the mode, options of the server.
@@ -63,7 +63,7 @@ fn row(
     (table, (way, mode, more)): (&str, Way),
     (block, depth): (&str, u32),
 ) -> Result<(), Failure> {
-    if !named(&format!("{table} {way} {block} QD{depth}"), &arguments.only) {
+    if !matches_row(&format!("{table} {way} {block} QD{depth}"), &arguments.only) {
         return Ok(());
     }
     let running = server.start(Kind::Null, mode, 0..1, &[], more)?;
@@ -107,7 +107,7 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
          |---|---:|---:|---:|"
     );
     for mode in [Mode::Copy, Mode::GetData] {
-        if !named(&format!("(4) {}", mode.name()), &arguments.only) {
+        if !matches_row(&format!("(4) {}", mode.name()), &arguments.only) {
             continue;
         }
         let running = server.start(Kind::Null, mode, 0..IDLE, &[], &[])?;
@@ -131,7 +131,7 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
 }
 
 /// Memory that the server's process holds.
-fn resident_kib(running: &Running) -> Result<u64, Failure> {
+fn resident_kib(running: &RunningServer) -> Result<u64, Failure> {
     let pid = running
         .child
         .as_ref()

@@ -51,7 +51,7 @@ pub(super) struct Sample {
 
 /// Runs a job to its end.
 pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
-    let mut command = usual();
+    let mut command = fio_command();
     command.arg("--ioengine=libaio");
     match job.length {
         Length::Seconds(seconds) => {
@@ -81,7 +81,7 @@ pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
 }
 
 /// fio as all measurements run it: past the page cache, one report over all of its jobs.
-pub(super) fn usual() -> Command {
+pub(super) fn fio_command() -> Command {
     let mut command = Command::new("fio");
     command.args(["--output-format=json", "--direct=1"]);
     command.args(["--group_reporting", "--thread"]);
@@ -98,10 +98,10 @@ pub(super) fn report(command: &mut Command) -> Result<Value, Failure> {
         let errors = String::from_utf8_lossy(&output.stderr);
         return Err(format!("fio ended with {}:\n{text}{errors}", output.status).into());
     }
-    parsed(&text)
+    parse_json(&text)
 }
 
-fn parsed(text: &str) -> Result<Value, Failure> {
+fn parse_json(text: &str) -> Result<Value, Failure> {
     let start = text.find('{').unwrap_or(text.len());
     serde_json::from_str(&text[start..]).map_err(|_| format!("fio gave no report:\n{text}").into())
 }
@@ -156,12 +156,12 @@ mod tests {
             percentiles_us: [2.0, 7.0, 9.0],
             requests: 200.0,
         };
-        assert_eq!(sample(&parsed(REPORT).unwrap()).unwrap(), expected);
+        assert_eq!(sample(&parse_json(REPORT).unwrap()).unwrap(), expected);
     }
 
     #[test]
     fn what_failed_or_did_nothing_is_no_sample() {
-        let of = |text: &str| parsed(text).and_then(|report| sample(&report));
+        let of = |text: &str| parse_json(text).and_then(|report| sample(&report));
         assert!(of("").is_err());
         assert!(of(&REPORT.replace("\"error\":0", "\"error\":5")).is_err());
         assert!(of(&REPORT.replace("200", "0")).is_err());

@@ -16,7 +16,7 @@ use crate::{Failure, workspace};
 pub(super) const DEPTH: u32 = 128;
 
 /// How long devices may take to come and to go, beside three seconds for each.
-const PATIENCE: Duration = Duration::from_secs(120);
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// How data gets between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ pub(super) fn all(kublk: &Path, libublk: &Path) -> Vec<Server> {
 
 /// Devices that are served; they go with this value.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(super) struct RunningServer {
     /// The block devices.
     pub(super) devices: Vec<PathBuf>,
     /// Ours, which is one process, and where it says what it has counted.
@@ -114,7 +114,7 @@ pub(super) struct Running {
     removal: Vec<Command>,
 }
 
-impl Running {
+impl RunningServer {
     /// Ends it and answers what it has said, which is nothing for others than ours.
     pub(super) fn end(mut self) -> String {
         self.terminate();
@@ -131,7 +131,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningServer {
     fn drop(&mut self) {
         self.terminate();
         for command in &mut self.removal {
@@ -154,14 +154,14 @@ impl Server {
         ids: Range<usize>,
         files: &[PathBuf],
         more: &[&str],
-    ) -> Result<Running, Failure> {
+    ) -> Result<RunningServer, Failure> {
         let devices = ids.len();
         let paths: Vec<_> = ids
             .clone()
             .map(|id| PathBuf::from(format!("/dev/ublkb{id}")))
             .collect();
         wait(&paths, false)?;
-        let mut running = Running {
+        let mut running = RunningServer {
             devices: paths,
             child: None,
             said: std::env::temp_dir().join("server-said"),
@@ -258,7 +258,7 @@ pub(super) fn wait(devices: &[PathBuf], there: bool) -> Result<(), Failure> {
         std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_block_device())
     };
     // One by one, where the kernel does one after the other.
-    let until = Instant::now() + PATIENCE + 3 * devices.len() as u32 * Duration::from_secs(1);
+    let until = Instant::now() + START_TIMEOUT + 3 * devices.len() as u32 * Duration::from_secs(1);
     while let Some(other) = devices.iter().find(|path| is_there(path) != there) {
         if Instant::now() > until {
             let what = if there { "did not come" } else { "did not go" };

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::measure::{Job, Length, Sample, fio, median};
 use super::servers::{Kind, Mode, Server};
 use super::volume::medium;
-use super::{Arguments, named};
+use super::{Arguments, matches_row};
 use crate::Failure;
 
 /// Bytes of a served file; what it holds is written once, so that no hole is read.
@@ -69,8 +69,9 @@ fn rows(
             mode.name()
         )
     };
-    let wanted =
-        |workload: &&Workload| workload.3 == devices && named(&name(workload), &arguments.only);
+    let wanted = |workload: &&Workload| {
+        workload.3 == devices && matches_row(&name(workload), &arguments.only)
+    };
     let workloads: Vec<_> = WORKLOADS.iter().filter(wanted).collect();
     if workloads.is_empty() {
         return Ok(());
@@ -109,11 +110,11 @@ fn rows(
 
 /// Files on a disk in memory, so that the servers are measured and not a disk. On tmpfs it would be
 /// the ring's worker threads.
-fn files(count: usize, place: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn files(count: usize, dir: &Path) -> Result<Vec<PathBuf>, Failure> {
     let block = vec![0x5a_u8; 1 << 20];
     let mut paths = Vec::new();
     for number in 0..count {
-        let path = place.join(format!("served-{number}"));
+        let path = dir.join(format!("served-{number}"));
         let mut file = File::create(&path)?;
         for _ in 0..FILE_BYTES >> 20 {
             std::io::Write::write_all(&mut file, &block)?;

@@ -25,7 +25,7 @@ use crate::{Failure, lane, process, vm, workspace};
 use report::Report;
 
 /// Seconds after which a guest that measures is given up.
-const DEADLINE: &str = "7200";
+const GUEST_DEADLINE_SECONDS: &str = "7200";
 
 /// Arguments of `cargo xtask bench volume`.
 #[derive(Clone, clap::Args)]
@@ -87,8 +87,8 @@ struct Options {
 
 impl Options {
     /// Whether a row of this name is wanted.
-    fn wants(&self, name: &str) -> bool {
-        super::named(name, &self.only)
+    fn includes_row(&self, name: &str) -> bool {
+        super::matches_row(name, &self.only)
     }
 }
 
@@ -114,7 +114,7 @@ pub(in crate::bench) fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 /// A value of an enumeration as the command line knows it.
-fn word(value: &impl clap::ValueEnum) -> Result<String, Failure> {
+fn value_name(value: &impl clap::ValueEnum) -> Result<String, Failure> {
     let value = value.to_possible_value().ok_or("a value without a name")?;
     Ok(value.get_name().to_owned())
 }
@@ -134,7 +134,7 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     process::run(&mut workspace::cargo(build))?;
     let build = ["build", "--quiet", "--profile", "dist", "-p", "firn"];
     process::run(&mut workspace::cargo(build))?;
-    let (what, medium) = (word(&arguments.what)?, word(&arguments.medium)?);
+    let (what, medium) = (value_name(&arguments.what)?, value_name(&arguments.medium)?);
     let Options {
         kernel,
         only,
@@ -145,7 +145,13 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     } = &arguments.options;
     let me = std::env::current_exe()?;
     let mut guest = Command::new(&me);
-    guest.args(["vm", "--kernel", kernel, "--deadline", DEADLINE]);
+    guest.args([
+        "vm",
+        "--kernel",
+        kernel,
+        "--deadline",
+        GUEST_DEADLINE_SECONDS,
+    ]);
     guest.args(["--memory", "6G", "--scratch", "4096"]);
     let counted = arguments.options.icount.then_some("--icount");
     guest.args(counted).arg("--").arg(&me);
@@ -206,32 +212,32 @@ fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
         (What::Evict, evict::run),
         (What::Flush, flush::run),
     ];
-    let place = match arguments.medium {
+    let dir = match arguments.medium {
         Medium::Memory => medium::in_memory()?,
         Medium::Disk => std::env::var_os("FIRN_VM_SCRATCH")
             .ok_or("no scratch disk")?
             .into(),
     };
-    let site = Site {
+    let context = BenchContext {
         options: &arguments.options,
         kublk,
-        place: &place,
+        dir: &dir,
     };
     for (what, part) in parts {
         if wanted(what) {
-            part(&site, &mut report)?;
+            part(&context, &mut report)?;
         }
     }
     report.end();
     Ok(())
 }
 
-type Part = fn(&Site, &mut Report) -> Result<(), Failure>;
+type Part = fn(&BenchContext, &mut Report) -> Result<(), Failure>;
 
 /// Where a part measures.
-struct Site<'a> {
+struct BenchContext<'a> {
     options: &'a Options,
     kublk: &'a Path,
     /// The directory for logs and served files.
-    place: &'a Path,
+    dir: &'a Path,
 }

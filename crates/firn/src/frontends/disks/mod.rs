@@ -17,10 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use blkmq::io::FileId;
 use reactor::BackendKind;
-use ublk::control::ControlDevice;
 use ublk::device::LiveDevice;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, LiveDisks};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::OpenVolume;
 use crate::model::{self, AttachRequest};
@@ -240,11 +239,14 @@ impl Disks {
     }
 
     /// Takes all live devices, to leave them to the next server; `None` if there are none.
-    pub(crate) fn take_live(&self) -> Option<(ControlDevice, Vec<LiveDevice>)> {
+    pub(crate) fn take_live(&self) -> Option<LiveDisks> {
         let disks = std::mem::take(&mut *self.live());
         let devices: Vec<LiveDevice> = disks.values().filter_map(|disk| disk.take_live()).collect();
         let factory = self.factory.get().filter(|_| !devices.is_empty())?;
-        Some((factory.control().clone(), devices))
+        Some(LiveDisks {
+            control: factory.control().clone(),
+            devices,
+        })
     }
 
     /// Removes what may be left of a recorded disk that was not recovered.

@@ -30,14 +30,14 @@ pub(super) struct Chart {
 }
 
 /// Text that cannot end an element.
-fn escaped(text: &str) -> String {
+fn escape_xml(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
 }
 
 /// A value as it stands at the end of its bar.
-fn shown(value: f64) -> String {
+fn format_value(value: f64) -> String {
     match value.abs() {
         100.0.. => format!("{value:.0}"),
         10.0.. => format!("{value:.1}"),
@@ -76,8 +76,8 @@ impl Chart {
              <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
              <text x=\"10\" y=\"20\" font-size=\"15\">{}</text>\n\
              <text x=\"10\" y=\"37\" fill=\"#555555\">{}</text>\n",
-            escaped(&self.title),
-            escaped(&self.note)
+            escape_xml(&self.title),
+            escape_xml(&self.note)
         );
         let mut x = LEFT;
         for (name, colour) in self.series.iter().zip(COLOURS.iter().cycle()) {
@@ -87,7 +87,7 @@ impl Chart {
                 "<rect x=\"{x}\" y=\"50\" width=\"11\" height=\"11\" fill=\"{colour}\"/>\
                  <text x=\"{}\" y=\"60\">{}</text>",
                 x + 16.0,
-                escaped(name)
+                escape_xml(name)
             );
             x += 40.0 + 6.5 * name.len() as f64;
         }
@@ -98,7 +98,7 @@ impl Chart {
                 svg,
                 "<text x=\"{}\" y=\"{middle}\" text-anchor=\"end\">{}</text>",
                 LEFT - 8.0,
-                escaped(name)
+                escape_xml(name)
             );
             for (value, colour) in values.iter().zip(COLOURS.iter().cycle()) {
                 if let Some(value) = value {
@@ -111,7 +111,7 @@ impl Chart {
                         BAR - 2.0,
                         LEFT + width + 4.0,
                         y + BAR - 3.0,
-                        shown(*value)
+                        format_value(*value)
                     );
                 }
                 y += BAR;

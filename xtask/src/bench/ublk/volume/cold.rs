@@ -8,7 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::Site;
+use super::BenchContext;
 use super::hot::fill;
 use super::report::{Bars, Report, Row};
 use super::server::{Firn, World};
@@ -25,7 +25,7 @@ const WRITES: u32 = 4000;
 /// Cold reads of a kind; no two of them share what they fetch.
 const READS: u64 = 16;
 
-pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
+pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
     report.part(
         "cold",
         "P4: first write to a cold block against a hot write",
@@ -33,15 +33,15 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     );
     for depth in [1, 32] {
         let workload = format!("randwrite 4k QD{depth}");
-        if !site.options.wants(&format!("cold {workload}")) {
+        if !context.options.includes_row(&format!("cold {workload}")) {
             continue;
         }
         let mut samples = [Vec::new(), Vec::new()];
         let mut granted = String::new();
         let mut fetched = 0.0;
-        for _ in 0..site.options.rounds {
-            let world = World::new(site.place, "cold")?;
-            let (firn, disk) = opened_cold(&world)?;
+        for _ in 0..context.options.rounds {
+            let world = World::new(context.dir, "cold")?;
+            let (firn, disk) = open_cold(&world)?;
             granted = firn.granted("cold")?;
             let before = firn.store_reads()?;
             for pass in &mut samples {
@@ -59,14 +59,14 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
         }
         println!("<!-- store requests that read, in all of these writes: {fetched} -->");
     }
-    if site.options.wants("cold reads") {
-        reads(site)?;
+    if context.options.includes_row("cold reads") {
+        reads(context)?;
     }
     Ok(())
 }
 
 /// A volume's disk, with nothing of it on this host but what opening it brings.
-fn opened_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
+fn open_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
     let log = ["--log-size", "512MiB"];
     let volume = format!("cold={MIB}MiB");
     let mut firn = world.serve(&[&log[..], &["--volume", &volume]].concat())?;
@@ -74,7 +74,7 @@ fn opened_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
     fill(&disk)?;
     firn.ask(&["sync", "cold"])?;
     firn.stop()?;
-    world.lose_cache()?;
+    world.remove_cache()?;
     let mut firn = world.serve(&[&log[..], &["--volume", &volume, "--take-over"]].concat())?;
     let disk = firn.attach("cold", Mode::ZeroCopy)?;
     Ok((firn, disk))
@@ -92,9 +92,9 @@ fn write(disk: &std::path::PathBuf, depth: u32) -> Result<Sample, Failure> {
 }
 
 /// P5: what cold reads ask of the store, one read at a time.
-fn reads(site: &Site) -> Result<(), Failure> {
-    let world = World::new(site.place, "cold")?;
-    let (firn, disk) = opened_cold(&world)?;
+fn reads(context: &BenchContext) -> Result<(), Failure> {
+    let world = World::new(context.dir, "cold")?;
+    let (firn, disk) = open_cold(&world)?;
     println!("\n## P5: store requests of a cold read\n");
     println!("| read | reads | store requests each, mean | most |\n|---|---:|---:|---:|");
     // 1 MiB apart: no chunk of another's is of use. The first block was read already, by the

@@ -3,7 +3,7 @@
 //! The volume comes from the store alone. Fetched chunks land in the server's memory file (128
 //! MiB) and are demoted to a small disk cache; what is written goes to the log.
 
-use super::Site;
+use super::BenchContext;
 use super::hot::fill;
 use super::report::{Bars, Report, Row};
 use super::server::World;
@@ -21,8 +21,8 @@ const WORKLOADS: [(&str, &str, u32); 4] = [
     ("randwrite", "4k", 32),
 ];
 
-pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
-    let world = World::new(site.place, "evict")?;
+pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
+    let world = World::new(context.dir, "evict")?;
     let volume = format!("large={MIB}MiB");
     let usual = [
         "--log-size",
@@ -36,7 +36,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     fill(&firn.attach("large", Mode::ZeroCopy)?)?;
     firn.ask(&["sync", "large"])?;
     firn.stop()?;
-    world.lose_cache()?;
+    world.remove_cache()?;
     let mut firn = world.serve(&[&usual[..], &["--take-over"]].concat())?;
     let disk = firn.attach("large", Mode::ZeroCopy)?;
     let granted = firn.granted("large")?;
@@ -57,19 +57,19 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     let mut fetches = Vec::new();
     for (pattern, block, depth) in WORKLOADS {
         let workload = format!("{pattern} {block} QD{depth}");
-        if !site.options.wants(&format!("evict {workload}")) {
+        if !context.options.includes_row(&format!("evict {workload}")) {
             continue;
         }
         let mut samples = Vec::new();
         let before = firn.store_reads()?;
-        for _ in 0..site.options.rounds {
+        for _ in 0..context.options.rounds {
             samples.push(fio(&Job {
                 devices: std::slice::from_ref(&disk),
                 pattern,
                 block,
                 depth,
                 batch: depth.div_ceil(2),
-                length: Length::Seconds(site.options.seconds),
+                length: Length::Seconds(context.options.seconds),
             })?);
         }
         let requests: f64 = samples.iter().map(|sample| sample.requests).sum();

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::Site;
+use super::BenchContext;
 use super::hot::filled;
 use super::medium::SlowFlush;
 use super::report::{Bars, Report, Row};
@@ -67,8 +67,8 @@ struct Counted {
     flushes: f64,
 }
 
-pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
-    let slow = SlowFlush::new(site.options.flush_ms * 1_000_000)?;
+pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
+    let slow = SlowFlush::new(context.options.flush_ms * 1_000_000)?;
     report.part(
         "flush",
         "P6: 64 writers that wait for a flush against one",
@@ -76,15 +76,18 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     );
     println!(
         "<!-- the log's disk: {} -->",
-        bare(&slow, site.options.flush_ms)?
+        bare(&slow, context.options.flush_ms)?
     );
-    let place = slow.mounted()?;
-    let world = World::new(&place, "flush")?;
+    let dir = slow.mounted()?;
+    let world = World::new(&dir, "flush")?;
     let mut firn = world.serve(&["--log-size", "1GiB"])?;
     println!("<!-- volumes: {} -->", firn.log);
     let mut counted = Vec::new();
-    let files = files(&place)?;
-    let bench = Bench { site, slow: &slow };
+    let files = files(&dir)?;
+    let bench = Bench {
+        context,
+        slow: &slow,
+    };
     // The disk carries out FUA at once, so for a file of its own that is no measure.
     let (bare, how) = (("bare file", "ext4"), [Wait::Sync]);
     bench.rows(report, &mut counted, bare, &files, &how)?;
@@ -145,10 +148,10 @@ fn bare(slow: &SlowFlush, least_ms: u64) -> Result<String, Failure> {
 }
 
 /// Files that were written once, so that a sync has no metadata to write.
-fn files(place: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn files(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut paths = Vec::new();
     for number in 0..DISKS {
-        let path = place.join(format!("bare-{number}"));
+        let path = dir.join(format!("bare-{number}"));
         std::fs::write(&path, vec![0x5a_u8; (MIB << 20) as usize])?;
         File::open(&path)?.sync_all()?;
         paths.push(path);
@@ -157,7 +160,7 @@ fn files(place: &Path) -> Result<Vec<PathBuf>, Failure> {
 }
 
 struct Bench<'a> {
-    site: &'a Site<'a>,
+    context: &'a BenchContext<'a>,
     slow: &'a SlowFlush,
 }
 
@@ -173,13 +176,17 @@ impl Bench<'_> {
     ) -> Result<(), Failure> {
         for &wait in how {
             let workload = format!("{name} {}", wait.name());
-            if !self.site.options.wants(&format!("flush {workload}")) {
+            if !self
+                .context
+                .options
+                .includes_row(&format!("flush {workload}"))
+            {
                 continue;
             }
             for (crowd, writers, spread) in CROWDS {
                 let before = self.slow.flushes()?;
                 let mut samples = Vec::new();
-                for _ in 0..self.site.options.rounds {
+                for _ in 0..self.context.options.rounds {
                     samples.push(self.fio(&disks[..spread], writers / spread, wait)?);
                 }
                 counted.push(Counted {
@@ -201,12 +208,12 @@ impl Bench<'_> {
 
     /// So many writers on each of the disks.
     fn fio(&self, disks: &[PathBuf], writers: usize, wait: Wait) -> Result<Sample, Failure> {
-        let mut command = measure::usual();
+        let mut command = measure::fio_command();
         command.args(["--ioengine=psync", "--rw=randwrite", "--bs=4k"]);
         command.args(["--time_based", "--norandommap", "--randrepeat=1"]);
         command.arg(format!(
             "--runtime={:.0}ms",
-            self.site.options.seconds * 1e3
+            self.context.options.seconds * 1e3
         ));
         command.arg(format!("--numjobs={writers}"));
         command.arg(format!("--size={MIB}m"));

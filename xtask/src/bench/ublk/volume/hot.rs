@@ -15,11 +15,11 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::Site;
+use super::BenchContext;
 use super::report::{Bars, Report, Row};
 use super::server::{Firn, World};
 use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
-use crate::bench::ublk::servers::{Kind, Mode, Running, Server};
+use crate::bench::ublk::servers::{Kind, Mode, RunningServer, Server};
 use crate::{Failure, workspace};
 
 /// Bytes of the file and of the volume. Below what is uploaded without being asked for.
@@ -57,13 +57,13 @@ const WORKLOADS: [(Load, Workload); 9] = [
     (Load::Sustained, ("randwrite", "4k", 32)),
 ];
 
-pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
-    let world = World::new(site.place, "hot")?;
+pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
+    let world = World::new(context.dir, "hot")?;
     let log = format!("{LOG_MIB}MiB");
     let volume = format!("hot={MIB}MiB");
     let mut firn = world.serve(&["--log-size", &log, "--volume", &volume])?;
     let disk = firn.attach("hot", Mode::ZeroCopy)?;
-    let running = peers(site)?;
+    let running = peers(context)?;
     let granted = firn.granted("hot")?;
     let mut all: Vec<(&str, &str, &PathBuf)> = Vec::new();
     for (name, started) in &running {
@@ -80,15 +80,15 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     let mut hops = Vec::new();
     for (at, &(load, workload)) in WORKLOADS.iter().enumerate() {
         let title = title(at);
-        if !site.options.wants(&format!("hot {title}")) {
+        if !context.options.includes_row(&format!("hot {title}")) {
             continue;
         }
         let mut samples = vec![Vec::new(); all.len()];
-        for _ in 0..site.options.rounds {
+        for _ in 0..context.options.rounds {
             for ((_, _, device), samples) in all.iter().zip(&mut samples) {
                 firn.ask(&["sync", "hot"])?;
                 let before = switches(pid)?;
-                let sample = fio(&job(site, device, load, workload))?;
+                let sample = fio(&job(context, device, load, workload))?;
                 if *device == &disk {
                     hops.push((title.clone(), sample.requests, before, switches(pid)?));
                 }
@@ -113,11 +113,11 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
 }
 
 /// The servers of bare files, each with a file of its own.
-fn peers(site: &Site) -> Result<Vec<(&'static str, Running)>, Failure> {
-    let files = files(site.place)?;
+fn peers(context: &BenchContext) -> Result<Vec<(&'static str, RunningServer)>, Failure> {
+    let files = files(context.dir)?;
     let mut running = Vec::new();
     let peers = [
-        Server::Kublk(site.kublk.to_owned()),
+        Server::Kublk(context.kublk.to_owned()),
         Server::Ours(workspace::packaged("examples")),
     ];
     for (at, server) in peers.iter().enumerate() {
@@ -147,7 +147,7 @@ fn title(at: usize) -> String {
     }
 }
 
-fn job<'a>(site: &Site, device: &'a PathBuf, load: Load, workload: Workload) -> Job<'a> {
+fn job<'a>(context: &BenchContext, device: &'a PathBuf, load: Load, workload: Workload) -> Job<'a> {
     let (pattern, block, depth) = workload;
     Job {
         devices: std::slice::from_ref(device),
@@ -157,17 +157,17 @@ fn job<'a>(site: &Site, device: &'a PathBuf, load: Load, workload: Workload) -> 
         batch: depth.div_ceil(2),
         length: match load {
             Load::Burst => Length::Once,
-            Load::Sustained => Length::Seconds(site.options.seconds),
+            Load::Sustained => Length::Seconds(context.options.seconds),
         },
     }
 }
 
 /// A file for each peer. What it holds is written once, so that no hole is read.
-fn files(place: &Path) -> Result<Vec<PathBuf>, Failure> {
+fn files(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
     let block = vec![0x5a_u8; 1 << 20];
     let mut paths = Vec::new();
     for peer in ["kublk", "example"] {
-        let path = place.join(format!("served-by-{peer}"));
+        let path = dir.join(format!("served-by-{peer}"));
         let mut file = File::create(&path)?;
         for _ in 0..MIB {
             file.write_all(&block)?;

@@ -101,11 +101,11 @@ fn null_block(name: &str, more: &[(&str, &str)]) -> Result<PathBuf, Failure> {
 }
 
 /// A new file system, and where it is mounted.
-fn mounted(disk: &Path, place: &Path) -> Result<PathBuf, Failure> {
+fn mounted(disk: &Path, dir: &Path) -> Result<PathBuf, Failure> {
     process::run(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(disk))?;
-    fs::create_dir_all(place)?;
-    process::run(Command::new("mount").arg(disk).arg(place))?;
-    Ok(place.to_owned())
+    fs::create_dir_all(dir)?;
+    process::run(Command::new("mount").arg(disk).arg(dir))?;
+    Ok(dir.to_owned())
 }
 
 /// Runs `dmsetup` with a table on its standard input; what it printed. No udev is waited for.

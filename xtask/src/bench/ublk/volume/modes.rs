@@ -7,7 +7,7 @@
 
 use std::path::PathBuf;
 
-use super::Site;
+use super::BenchContext;
 use super::hot::{fill, filled};
 use super::report::{Bars, Report, Row};
 use super::server::World;
@@ -32,8 +32,8 @@ const WORKLOADS: [(&str, &str, u32, usize); 7] = [
     ("write", "128k", 8, 1),
 ];
 
-pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
-    let world = World::new(site.place, "modes")?;
+pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
+    let world = World::new(context.dir, "modes")?;
     let mut firn = world.serve(&["--log-size", "512MiB"])?;
     let modes = [Mode::UserCopy, Mode::ZeroCopy];
     let mut disks: Vec<Vec<PathBuf>> = Vec::new();
@@ -53,11 +53,11 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
     println!("<!-- volumes: {} -->", firn.log);
     for (pattern, block, depth, devices) in WORKLOADS {
         let workload = format!("{pattern} {block} QD{depth} x{devices}");
-        if !site.options.wants(&format!("modes {workload}")) {
+        if !context.options.includes_row(&format!("modes {workload}")) {
             continue;
         }
         let mut samples = vec![Vec::new(); modes.len()];
-        for _ in 0..site.options.rounds {
+        for _ in 0..context.options.rounds {
             for (disks, samples) in disks.iter().zip(&mut samples) {
                 samples.push(fio(&Job {
                     devices: &disks[..devices],
@@ -65,7 +65,7 @@ pub(super) fn run(site: &Site, report: &mut Report) -> Result<(), Failure> {
                     block,
                     depth,
                     batch: depth.div_ceil(2),
-                    length: Length::Seconds(site.options.seconds),
+                    length: Length::Seconds(context.options.seconds),
                 })?);
             }
         }

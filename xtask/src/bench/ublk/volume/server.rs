@@ -4,8 +4,7 @@
 //! its files are removed.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -29,14 +28,14 @@ pub(super) struct Firn {
 pub(super) struct World(PathBuf);
 
 impl World {
-    pub(super) fn new(place: &Path, name: &str) -> Result<World, Failure> {
-        let dir = place.join(name);
+    pub(super) fn new(dir: &Path, name: &str) -> Result<World, Failure> {
+        let dir = dir.join(name);
         std::fs::create_dir_all(&dir)?;
         Ok(World(dir))
     }
 
     /// Throws the log and the cache away: what is left is the store.
-    pub(super) fn lose_cache(&self) -> Result<(), Failure> {
+    pub(super) fn remove_cache(&self) -> Result<(), Failure> {
         Ok(std::fs::remove_dir_all(self.0.join("cache"))?)
     }
 
@@ -127,7 +126,7 @@ impl Firn {
         let without = if dropped == 0 {
             String::new()
         } else {
-            format!(", {dropped} wishes dropped")
+            format!(", {dropped} options not granted")
         };
         Ok(format!(
             "ublk {mode}, {} x {}{without}",
@@ -137,14 +136,10 @@ impl Firn {
 
     /// The sum of a metric over all samples whose labels contain `labels`.
     pub(super) fn metric(&self, name: &str, labels: &str) -> Result<f64, Failure> {
-        let mut stream = TcpStream::connect(&self.api)?;
-        write!(
-            stream,
-            "GET /metrics HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
-            self.api
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
+        let answer = ureq::get(format!("http://{}/metrics", self.api))
+            .call()?
+            .body_mut()
+            .read_to_string()?;
         let values = answer
             .lines()
             .filter(|line| line.split(['{', ' ']).next() == Some(name) && line.contains(labels))
