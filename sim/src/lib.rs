@@ -13,6 +13,7 @@ pub mod exhaustive;
 pub mod faults;
 pub mod node;
 pub mod oracle;
+pub mod panics;
 pub mod profile;
 pub mod rings;
 pub mod rng;

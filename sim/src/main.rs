@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use sim::batch::{self, Batch, Report};
 use sim::exhaustive;
+use sim::panics;
 use sim::world::{Outcome, Watch};
 
 mod canaries;
@@ -44,7 +45,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     // A panic inside a world is caught, judged and reported with its seed.
     if args.seed.is_none() || args.seconds.is_some() {
-        batch::quiet_panics();
+        panics::quiet_panics();
     }
     let threads = args
         .threads
