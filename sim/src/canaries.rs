@@ -71,12 +71,12 @@ pub(crate) fn run(time: Duration, threads: usize) -> bool {
     // Half of the time is shared evenly; what then is still at large gets the rest.
     let share = time / 2 / hunts.len() as u32;
     for hunt in &mut hunts {
-        hunt.go_on(share, threads);
+        hunt.run_on(share, threads);
     }
-    let mut at_large: Vec<&mut Hunt> = hunts.iter_mut().filter(|hunt| !hunt.caught()).collect();
+    let mut at_large: Vec<&mut Hunt> = hunts.iter_mut().filter(|hunt| !hunt.is_caught()).collect();
     let mut waiting = at_large.len() as u32;
     for hunt in &mut at_large {
-        hunt.go_on(left() / waiting, threads);
+        hunt.run_on(left() / waiting, threads);
         waiting -= 1;
     }
     println!(
@@ -84,20 +84,20 @@ pub(crate) fn run(time: Duration, threads: usize) -> bool {
         "canary", "seeds to catch (median)", "seconds"
     );
     hunts.iter().for_each(Hunt::print);
-    hunts.iter().all(Hunt::seen)
+    hunts.iter().all(Hunt::is_seen)
 }
 
 impl Hunt {
-    fn caught(&self) -> bool {
+    fn is_caught(&self) -> bool {
         self.rounds.iter().all(|round| round.caught)
     }
 
-    fn seen(&self) -> bool {
+    fn is_seen(&self) -> bool {
         self.rounds.iter().any(|round| round.caught)
     }
 
     /// Runs each round on from where it stands, until the bug is seen or the time is up.
-    fn go_on(&mut self, time: Duration, threads: usize) {
+    fn run_on(&mut self, time: Duration, threads: usize) {
         let begun = Instant::now();
         let canary = self.canary;
         for (nth, round) in self.rounds.iter_mut().enumerate() {
@@ -144,7 +144,7 @@ impl Hunt {
             self.canary,
             format!("{} ({})", rounds.join(", "), counts[counts.len() / 2]),
             self.took.as_secs_f64(),
-            if self.seen() {
+            if self.is_seen() {
                 self.promise.as_str()
             } else {
                 "NOT CAUGHT"

@@ -191,7 +191,7 @@ impl SimFile {
     }
 
     /// Puts a completed write in place.
-    fn land(&mut self, at: u64, offset: u64, data: &Rc<[u8]>, origin: Origin) {
+    fn apply_write(&mut self, at: u64, offset: u64, data: &Rc<[u8]>, origin: Origin) {
         let range = sectors(offset, data.len() as u64);
         self.grow(range.end);
         for (index, sector) in range.enumerate() {
@@ -250,7 +250,7 @@ impl SimDisk {
     }
 
     /// Whether a silent fault has struck.
-    pub fn lied(&self) -> bool {
+    pub fn has_corrupted(&self) -> bool {
         let silent = [Fault::Misdirected, Fault::BitRot, Fault::StaleRead];
         silent.iter().any(|fault| self.counts.of(*fault) > 0)
     }
@@ -273,19 +273,19 @@ impl SimDisk {
     }
 
     fn finish_read(&mut self, file: u16, offset: u64, len: u64) -> IoResult {
-        if self.rng.hit(self.faults.read_eio) {
-            self.counts.hit(Fault::ReadEio);
+        if self.rng.draw_rate(self.faults.read_eio) {
+            self.counts.count(Fault::ReadEio);
             return Err(IoError::Eio);
         }
         let range = sectors(offset, len);
         let exposed = self.corruptible.covers(file, &range);
         if exposed {
-            self.maybe_rot(file, range.clone());
+            self.maybe_flip_bit(file, range.clone());
         }
         let held = self.files.entry(file).or_default();
         held.grow(range.end);
         let mut bytes = held.visible.read(range.clone());
-        if exposed && self.rng.hit(self.faults.stale) {
+        if exposed && self.rng.draw_rate(self.faults.stale) {
             // One of the sectors that have an older version to go back to.
             let held = &self.files[&file];
             let aged: Vec<u64> = held
@@ -298,15 +298,15 @@ impl SimDisk {
                 let old = *self.rng.pick(&aged);
                 let into = old as usize * SECTOR - offset as usize;
                 bytes[into..into + SECTOR].copy_from_slice(held.durable.sector(old));
-                self.counts.hit(Fault::StaleRead);
+                self.counts.count(Fault::StaleRead);
             }
         }
         Ok(bytes)
     }
 
     /// Flips one bit for good, in the durable and the visible copy alike.
-    fn maybe_rot(&mut self, file: u16, range: Range<u64>) {
-        if !self.rng.hit(self.faults.rot) {
+    fn maybe_flip_bit(&mut self, file: u16, range: Range<u64>) {
+        if !self.rng.draw_rate(self.faults.rot) {
             return;
         }
         // Mostly near the beginning: files are filled from there.
@@ -328,7 +328,7 @@ impl SimDisk {
                 from: 0,
             };
         }
-        self.counts.hit(Fault::BitRot);
+        self.counts.count(Fault::BitRot);
     }
 
     fn finish_write(
@@ -348,7 +348,7 @@ impl SimDisk {
         if result.is_ok()
             && origin == Origin::Engine
             && self.corruptible.covers(file, &sectors(offset, total))
-            && self.rng.hit(self.faults.misdirect)
+            && self.rng.draw_rate(self.faults.misdirect)
         {
             // Only onto other sectors of the engine: a client's payload is trusted to the disk
             // until it is sealed, so overwriting it would prove nothing.
@@ -356,11 +356,11 @@ impl SimDisk {
             let target = sectors(other, total);
             if target.end <= held.sectors && target.clone().all(|s| held.by_engine(s)) {
                 offset = other;
-                self.counts.hit(Fault::Misdirected);
+                self.counts.count(Fault::Misdirected);
             }
         }
         self.completed += 1;
-        held.land(self.completed, offset, &data, origin);
+        held.apply_write(self.completed, offset, &data, origin);
         result.map(|()| Vec::new())
     }
 
@@ -371,16 +371,16 @@ impl SimDisk {
         if total == 0 {
             return (0, Ok(()));
         }
-        if self.rng.hit(self.faults.write_eio) {
-            self.counts.hit(Fault::WriteEio);
+        if self.rng.draw_rate(self.faults.write_eio) {
+            self.counts.count(Fault::WriteEio);
             return (part(&mut self.rng), Err(IoError::Eio));
         }
-        if self.rng.hit(self.faults.full) {
-            self.counts.hit(Fault::DiskFull);
+        if self.rng.draw_rate(self.faults.full) {
+            self.counts.count(Fault::DiskFull);
             return (0, Err(IoError::Full));
         }
-        if self.rng.hit(self.faults.write_short) {
-            self.counts.hit(Fault::WriteShort);
+        if self.rng.draw_rate(self.faults.write_short) {
+            self.counts.count(Fault::WriteShort);
             let done = self.rng.below(total / unit) * unit;
             return (done, Err(IoError::Short(done)));
         }
@@ -388,9 +388,9 @@ impl SimDisk {
     }
 
     fn finish_sync(&mut self, file: u16, cut: u64) -> IoResult {
-        let failed = self.rng.hit(self.faults.sync_fail);
+        let failed = self.rng.draw_rate(self.faults.sync_fail);
         if failed {
-            self.counts.hit(Fault::SyncFailed);
+            self.counts.count(Fault::SyncFailed);
         }
         let Some(held) = self.files.get_mut(&file) else {
             return Ok(Vec::new());

@@ -100,7 +100,7 @@ impl Default for FaultCounts {
 
 impl FaultCounts {
     /// Counts one.
-    pub fn hit(&mut self, fault: Fault) {
+    pub fn count(&mut self, fault: Fault) {
         self.0[fault as usize] += 1;
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn a_kind_that_never_fired_is_named() {
         let mut counts = FaultCounts::default();
         for fault in Fault::ALL.iter().filter(|f| **f != Fault::BitRot) {
-            counts.hit(*fault);
+            counts.count(*fault);
         }
         assert_eq!(counts.missing(), vec![Fault::BitRot]);
         let mut sum = FaultCounts::default();

@@ -67,9 +67,9 @@ pub enum NodeEvent {
 
 /// Notes that the engine wants its procedures run.
 #[derive(Debug, Default)]
-struct Bell(AtomicBool);
+struct ReadyFlag(AtomicBool);
 
-impl Notify for Bell {
+impl Notify for ReadyFlag {
     fn commit_ready(&self) {}
 
     fn jobs_ready(&self) {
@@ -80,7 +80,7 @@ impl Notify for Bell {
 /// A server process.
 pub struct Node {
     host: Host,
-    bell: Arc<Bell>,
+    ready: Arc<ReadyFlag>,
     booting: Option<Answer<Result<RecoveryReport, OpenError>>>,
     opening: Vec<(usize, Answer<Result<Volume, OpenError>>)>,
     creating: Vec<(usize, Answer<Result<VolumeInfo, OpenError>>)>,
@@ -130,7 +130,7 @@ fn moment(now: u64) -> Now {
 impl Node {
     /// Starts a process.
     pub fn boot(setup: Setup) -> Node {
-        let bell = Arc::new(Bell::default());
+        let ready = Arc::new(ReadyFlag::default());
         let mut rng = setup.identity;
         let mut entropy = [0; 32];
         for chunk in entropy.chunks_mut(8) {
@@ -141,7 +141,7 @@ impl Node {
         let (host, answer) = Host::start(volume::Setup {
             options: options(&setup.limits, setup.take_over),
             rings: setup.rings,
-            notify: bell.clone(),
+            notify: ready.clone(),
             boot_id,
             mount_id: 1,
             entropy,
@@ -150,7 +150,7 @@ impl Node {
         });
         Node {
             host,
-            bell,
+            ready,
             booting: Some(answer),
             opening: Vec::new(),
             creating: Vec::new(),
@@ -191,14 +191,14 @@ impl Node {
 
     /// Runs the engine's procedures until none is ready.
     pub fn run_jobs(&mut self) {
-        self.bell.0.store(false, Ordering::Relaxed);
-        // What only paused rings the bell again, so that other events come in between.
+        self.ready.0.store(false, Ordering::Relaxed);
+        // What only paused sets the flag again, so that other events come in between.
         self.host.run_jobs();
     }
 
     /// Whether procedures are ready.
     pub fn jobs_ready(&self) -> bool {
-        self.bell.0.load(Ordering::Relaxed)
+        self.ready.0.load(Ordering::Relaxed)
     }
 
     /// Lets time pass.
@@ -220,7 +220,7 @@ impl Node {
     }
 
     /// A disk request ended.
-    pub fn disk_done(&mut self, id: RequestId, result: IoResult) {
+    pub fn on_disk_done(&mut self, id: RequestId, result: IoResult) {
         let result = result.map_err(|error| {
             DiskError(match error {
                 IoError::Eio => "the disk failed: input/output error".into(),
@@ -232,7 +232,7 @@ impl Node {
     }
 
     /// A store request ended.
-    pub fn store_done(&mut self, id: RequestId, result: CallResult) {
+    pub fn on_store_done(&mut self, id: RequestId, result: CallResult) {
         let tag = |version: u64| Version(version.to_string());
         let result = match result {
             Ok(Reply::Object(data, version)) => Ok(StoreReply::Object {

@@ -56,7 +56,7 @@ impl Rng {
     }
 
     /// True with probability `n` in ten thousand.
-    pub fn hit(&mut self, n: u32) -> bool {
+    pub fn draw_rate(&mut self, n: u32) -> bool {
         n > 0 && self.below(10_000) < u64::from(n)
     }
 

@@ -4,7 +4,7 @@
 //! For every call it is drawn independently whether it takes effect and whether its caller
 //! learns so; a write may also take effect long after its caller was told "unknown", or twice.
 //! The store outlives every host. It must never decide when something happens: the world calls
-//! [`SimStore::deliver`], [`SimStore::answer`] and [`SimStore::straggle`] at times of its choice.
+//! [`SimStore::deliver`], [`SimStore::answer`] and [`SimStore::redeliver`] at times of its choice.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -137,18 +137,18 @@ enum Fate {
 }
 
 #[derive(Clone, Debug)]
-struct Flight {
+struct CallInFlight {
     call: Call,
     fate: Fate,
     result: Option<CallResult>,
-    straggles: bool,
+    is_redelivered: bool,
 }
 
 /// The store.
 #[derive(Clone, Debug)]
 pub struct SimStore {
     objects: BTreeMap<String, Object>,
-    flights: BTreeMap<CallId, Flight>,
+    calls_in_flight: BTreeMap<CallId, CallInFlight>,
     next_call: u64,
     next_version: u64,
     rng: Rng,
@@ -169,7 +169,7 @@ impl SimStore {
     pub fn new(rng: Rng, faults: StoreFaults) -> SimStore {
         SimStore {
             objects: BTreeMap::new(),
-            flights: BTreeMap::new(),
+            calls_in_flight: BTreeMap::new(),
             next_call: 0,
             next_version: 1,
             rng,
@@ -187,45 +187,47 @@ impl SimStore {
         self.next_call += 1;
         self.calls += 1;
         let writes = matches!(call, Call::Put { .. } | Call::Delete { .. });
-        let (fate, straggles) = self.draw_fate(writes);
-        self.flights.insert(
+        let (fate, is_redelivered) = self.draw_fate(writes);
+        self.calls_in_flight.insert(
             id,
-            Flight {
+            CallInFlight {
                 call,
                 fate,
                 result: None,
-                straggles,
+                is_redelivered,
             },
         );
         id
     }
 
     fn draw_fate(&mut self, writes: bool) -> (Fate, bool) {
-        if self.rng.hit(self.faults.unavailable) {
+        if self.rng.draw_rate(self.faults.unavailable) {
             return (Fate::Refused, false);
         }
         if !writes {
             return (Fate::Normal, false);
         }
-        let again = self.rng.hit(self.faults.duplicate);
-        if !self.rng.hit(self.faults.unknown) {
+        let again = self.rng.draw_rate(self.faults.duplicate);
+        if !self.rng.draw_rate(self.faults.unknown) {
             return (Fate::Normal, again);
         }
         if self.rng.coin() {
             (Fate::AppliedUnknown, again)
         } else {
-            (Fate::DroppedUnknown, self.rng.hit(self.faults.late))
+            (Fate::DroppedUnknown, self.rng.draw_rate(self.faults.late))
         }
     }
 
     /// Whether the call will do something after its answer.
-    pub fn straggles(&self, id: CallId) -> bool {
-        self.flights.get(&id).is_some_and(|f| f.straggles)
+    pub fn is_redelivered(&self, id: CallId) -> bool {
+        self.calls_in_flight
+            .get(&id)
+            .is_some_and(|f| f.is_redelivered)
     }
 
     /// The call reaches the store. Happens at most once, also after its caller died.
     pub fn deliver(&mut self, id: CallId) {
-        let Some(flight) = self.flights.get(&id).cloned() else {
+        let Some(flight) = self.calls_in_flight.get(&id).cloned() else {
             return;
         };
         if flight.result.is_some() {
@@ -235,7 +237,7 @@ impl SimStore {
         let mut fate = flight.fate;
         if self.outage {
             // A connection that breaks leaves a writer unsure; a refused one does not.
-            self.counts.hit(Fault::StoreOutage);
+            self.counts.count(Fault::StoreOutage);
             fate = if writes && self.rng.coin() {
                 Fate::DroppedUnknown
             } else {
@@ -245,53 +247,53 @@ impl SimStore {
         let result = match fate {
             Fate::Normal => self.execute(&flight.call),
             Fate::AppliedUnknown => {
-                self.counts.hit(Fault::UnknownApplied);
+                self.counts.count(Fault::UnknownApplied);
                 let _ = self.execute(&flight.call);
                 Err(CallError::Unknown)
             }
             Fate::DroppedUnknown => {
-                self.counts.hit(Fault::UnknownDropped);
+                self.counts.count(Fault::UnknownDropped);
                 Err(CallError::Unknown)
             }
             Fate::Refused => {
-                self.counts.hit(Fault::StoreUnavailable);
+                self.counts.count(Fault::StoreUnavailable);
                 Err(CallError::Unavailable)
             }
         };
-        let result = self.spoil_read(result);
-        if let Some(flight) = self.flights.get_mut(&id) {
+        let result = self.corrupt_read(result);
+        if let Some(flight) = self.calls_in_flight.get_mut(&id) {
             flight.fate = fate;
             flight.result = Some(result);
         }
     }
 
-    /// The answer reaches the caller. The call stays known if it will straggle.
+    /// The answer reaches the caller. The call stays known if it will be delivered again.
     pub fn answer(&mut self, id: CallId) -> Option<CallResult> {
         self.deliver(id);
-        let flight = self.flights.get_mut(&id)?;
+        let flight = self.calls_in_flight.get_mut(&id)?;
         let result = flight.result.clone();
-        if !flight.straggles {
-            self.flights.remove(&id);
+        if !flight.is_redelivered {
+            self.calls_in_flight.remove(&id);
         }
         result
     }
 
     /// A write takes effect late, or once more; subject to its condition like any write.
-    pub fn straggle(&mut self, id: CallId) {
-        let Some(flight) = self.flights.remove(&id) else {
+    pub fn redeliver(&mut self, id: CallId) {
+        let Some(flight) = self.calls_in_flight.remove(&id) else {
             return;
         };
-        if !flight.straggles || flight.result.is_none() {
+        if !flight.is_redelivered || flight.result.is_none() {
             return;
         }
         match flight.fate {
             Fate::DroppedUnknown => {
                 if self.execute(&flight.call).is_ok() {
-                    self.counts.hit(Fault::LateApply);
+                    self.counts.count(Fault::LateApply);
                 }
             }
             Fate::Normal | Fate::AppliedUnknown => {
-                self.counts.hit(Fault::Duplicate);
+                self.counts.count(Fault::Duplicate);
                 let _ = self.execute(&flight.call);
             }
             Fate::Refused => {}
@@ -354,17 +356,17 @@ impl SimStore {
         Ok(Reply::Written(version))
     }
 
-    fn spoil_read(&mut self, result: CallResult) -> CallResult {
+    fn corrupt_read(&mut self, result: CallResult) -> CallResult {
         let (Ok(Reply::Object(..)) | Ok(Reply::Range(_))) = &result else {
             return result;
         };
-        if self.rng.hit(self.faults.get_failed) {
-            self.counts.hit(Fault::GetFailed);
+        if self.rng.draw_rate(self.faults.get_failed) {
+            self.counts.count(Fault::GetFailed);
             return Err(CallError::Unavailable);
         }
         let (corrupt, cut) = (
-            self.rng.hit(self.faults.get_corrupt),
-            self.rng.hit(self.faults.get_truncated),
+            self.rng.draw_rate(self.faults.get_corrupt),
+            self.rng.draw_rate(self.faults.get_truncated),
         );
         let mut result = result;
         let (Ok(Reply::Object(bytes, _)) | Ok(Reply::Range(bytes))) = &mut result else {
@@ -373,12 +375,12 @@ impl SimStore {
         if corrupt && !bytes.is_empty() {
             let bit = self.rng.below(bytes.len() as u64 * 8) as usize;
             bytes[bit / 8] ^= 1 << (bit % 8);
-            self.counts.hit(Fault::GetCorrupt);
+            self.counts.count(Fault::GetCorrupt);
         }
         if cut && !bytes.is_empty() {
             let keep = self.rng.below(bytes.len() as u64) as usize;
             bytes.truncate(keep);
-            self.counts.hit(Fault::GetTruncated);
+            self.counts.count(Fault::GetTruncated);
         }
         result
     }

@@ -29,7 +29,7 @@ impl Trace {
     }
 
     /// Records numbers that identify an event.
-    pub fn mix(&mut self, words: &[u64]) {
+    pub fn record(&mut self, words: &[u64]) {
         for word in words {
             let x = (self.digest ^ word).wrapping_mul(0x9fb2_1c65_1e98_df25);
             self.digest = x ^ (x >> 29);
@@ -38,7 +38,7 @@ impl Trace {
     }
 
     /// Records bytes that an event carried.
-    pub fn mix_bytes(&mut self, bytes: &[u8]) {
+    pub fn record_bytes(&mut self, bytes: &[u8]) {
         for chunk in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
@@ -48,7 +48,7 @@ impl Trace {
     }
 
     /// Describes an event, if anybody looks.
-    pub fn say(&mut self, now: u64, text: impl FnOnce() -> String) {
+    pub fn log(&mut self, now: u64, text: impl FnOnce() -> String) {
         if !self.print && self.keep == 0 {
             return;
         }
@@ -116,7 +116,7 @@ mod tests {
         let digest = |words: &[u64]| {
             let mut trace = Trace::new(false, 0);
             for word in words {
-                trace.mix(&[*word]);
+                trace.record(&[*word]);
             }
             trace.digest()
         };

@@ -2,7 +2,7 @@
 //! real one does, one step at a time.
 //!
 //! It does no I/O itself: it says which bytes are to be moved ([`Move`]) and is told when they
-//! are. It also says what happened ([`Seen`]): when a request took effect and how it was
+//! are. It also says what happened ([`TransportEvent`]): when a request took effect and how it was
 //! answered. It must not know the engine, only [`Backend`], and it must not judge.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -60,7 +60,7 @@ pub enum Direction {
 
 /// What an observer sees of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum TransportEvent {
     /// It took effect in this step. The numbers are the sectors of its parts: an engine may
     /// record a large write in several, and a process that dies in the midst leaves a prefix.
     Committed(ReqId, Vec<u64>),
@@ -70,23 +70,23 @@ pub enum Seen {
 
 /// The requests whose wakers were woken, in order.
 #[derive(Clone, Debug, Default)]
-pub struct Woken(Arc<Mutex<VecDeque<u64>>>);
+pub struct WakeQueue(Arc<Mutex<VecDeque<u64>>>);
 
-struct SimWaker {
-    woken: Woken,
+struct QueueWaker {
+    woken: WakeQueue,
     id: u64,
 }
 
-impl Wake for SimWaker {
+impl Wake for QueueWaker {
     fn wake(self: Arc<Self>) {
         self.woken.push(self.id);
     }
 }
 
-impl Woken {
+impl WakeQueue {
     /// A waker that enters `id` here.
     pub fn waker(&self, id: u64) -> Waker {
-        Waker::from(Arc::new(SimWaker {
+        Waker::from(Arc::new(QueueWaker {
             woken: self.clone(),
             id,
         }))
@@ -139,11 +139,11 @@ struct Request<B: Backend> {
 pub struct Transport<B: Backend> {
     backend: Arc<B>,
     requests: BTreeMap<ReqId, Request<B>>,
-    woken: Woken,
+    woken: WakeQueue,
     /// Bytes to be moved; the owner takes them after each call.
     pub moves: Vec<Move>,
     /// What happened; the owner takes it after each call.
-    pub seen: Vec<Seen>,
+    pub seen: Vec<TransportEvent>,
 }
 
 impl<B: Backend> std::fmt::Debug for Transport<B> {
@@ -160,7 +160,7 @@ impl<B: Backend> Transport<B> {
         Transport {
             backend,
             requests: BTreeMap::new(),
-            woken: Woken::default(),
+            woken: WakeQueue::default(),
             moves: Vec::new(),
             seen: Vec::new(),
         }
@@ -244,7 +244,7 @@ impl<B: Backend> Transport<B> {
                 let zeroing = matches!(request.op, Op::Discard { .. } | Op::WriteZeroes { .. });
                 if zeroing && matches!(step, Step::Done(Ok(())) | Step::Sync(_)) {
                     let range = crate::workload::op_range(&request.op);
-                    self.committed(id, &mut request, vec![range.end - range.start]);
+                    self.on_committed(id, &mut request, vec![range.end - range.start]);
                 }
                 step
             }
@@ -252,10 +252,10 @@ impl<B: Backend> Transport<B> {
         self.follow(id, request, step);
     }
 
-    fn committed(&mut self, id: ReqId, request: &mut Request<B>, parts: Vec<u64>) {
+    fn on_committed(&mut self, id: ReqId, request: &mut Request<B>, parts: Vec<u64>) {
         assert!(!request.committed, "request {} took effect twice", id.0);
         request.committed = true;
-        self.seen.push(Seen::Committed(id, parts));
+        self.seen.push(TransportEvent::Committed(id, parts));
     }
 
     /// Does what the backend said.
@@ -264,7 +264,8 @@ impl<B: Backend> Transport<B> {
             Step::Done(result) => {
                 let read = matches!(request.op, Op::Read { .. });
                 let bytes = if read { request.bytes } else { Vec::new() };
-                self.seen.push(Seen::Done(id, result.map(|()| bytes)));
+                self.seen
+                    .push(TransportEvent::Done(id, result.map(|()| bytes)));
             }
             Step::Park(_) => {
                 request.state = State::Parked;
@@ -351,7 +352,7 @@ impl<B: Backend> Transport<B> {
 
     /// Bytes were moved, or could not be. A short write counts as failed: what a transport may
     /// do about it (go on with the rest) is done by whoever moves.
-    pub fn moved(&mut self, id: ReqId, piece: PieceId, result: Result<Vec<u8>, IoError>) {
+    pub fn on_moved(&mut self, id: ReqId, piece: PieceId, result: Result<Vec<u8>, IoError>) {
         let Some(mut request) = self.requests.remove(&id) else {
             return;
         };
@@ -400,10 +401,10 @@ impl<B: Backend> Transport<B> {
             return;
         }
         let outcome = *outcome;
-        self.all_moved(id, request, outcome);
+        self.on_all_moved(id, request, outcome);
     }
 
-    fn all_moved(&mut self, id: ReqId, mut request: Request<B>, outcome: MoveResult) {
+    fn on_all_moved(&mut self, id: ReqId, mut request: Request<B>, outcome: MoveResult) {
         let waker = request.waker.clone();
         let step = match std::mem::replace(&mut request.state, State::Parked) {
             State::Reading { plan, .. } => self.backend.read(plan, outcome, &waker),
@@ -412,7 +413,7 @@ impl<B: Backend> Transport<B> {
                 let parts = plan.pieces().iter().map(sectors).collect();
                 let step = self.backend.written(plan, outcome, &waker);
                 if matches!(step, Step::Done(Ok(())) | Step::Sync(_)) {
-                    self.committed(id, &mut request, parts);
+                    self.on_committed(id, &mut request, parts);
                 }
                 step
             }

@@ -47,7 +47,7 @@ enum Event {
     /// Its answer reaches the caller.
     Answer(CallId),
     /// It takes effect late, or again.
-    Straggle(CallId),
+    Redeliver(CallId),
     /// A woken request of a volume goes on, if its process still lives.
     Resume {
         process: u64,
@@ -97,7 +97,7 @@ enum Phase {
 
 /// Where a volume stands in the life of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stand {
+enum VolumePhase {
     Down,
     Opening,
     Creating,
@@ -109,7 +109,7 @@ enum Stand {
 struct VolumeState {
     name: String,
     created: bool,
-    stand: Stand,
+    phase: VolumePhase,
     history: History,
     transport: Option<Transport<Volume>>,
     clients: Vec<clients::Client>,
@@ -145,16 +145,16 @@ pub struct World {
     take_over: bool,
     failed_boots: u32,
     volumes: Vec<VolumeState>,
-    owners: BTreeMap<IoId, io::Owner>,
+    owners: BTreeMap<IoId, io::IoOwner>,
     callers: BTreeMap<CallId, (u64, crate::node::RequestId)>,
     memory: io::Memory,
-    requests: BTreeMap<ReqId, clients::Issued>,
+    requests: BTreeMap<ReqId, clients::IssuedRequest>,
     next_req: u64,
     actions_left: u64,
     crash_at: u64,
     /// Crashes since a recovery was judged.
     unsettled: u32,
-    planned: Option<plan::Planned>,
+    planned: Option<plan::PlanProgress>,
     /// The rings vanished in the same boot, and nothing excuses a loss but that.
     ring_gone: bool,
     /// The machine itself went down since the last recovery was judged.
@@ -278,7 +278,7 @@ impl World {
         }
         let busy = !(seen.is_empty() && moves.is_empty() && woken.is_empty());
         for seen in seen {
-            self.see(volume, seen)?;
+            self.on_transport_event(volume, seen)?;
         }
         for needed in moves {
             self.submit_move(volume, needed);
@@ -309,12 +309,12 @@ impl World {
     }
 
     fn count(&mut self, fault: Fault) {
-        self.faults.hit(fault);
+        self.faults.count(fault);
     }
 
-    fn lose(&mut self, loss: Loss) {
+    fn record_loss(&mut self, loss: Loss) {
         for volume in &mut self.volumes {
-            volume.history.lose(loss);
+            volume.history.record_loss(loss);
         }
     }
 }

@@ -29,16 +29,16 @@ impl SimDisk {
                 continue;
             };
             if self.rng.coin() {
-                self.counts.hit(Fault::OrphanLanded);
+                self.counts.count(Fault::OrphanLanded);
                 self.completed += 1;
-                self.files.entry(file).or_default().land(
+                self.files.entry(file).or_default().apply_write(
                     self.completed,
                     offset,
                     &data,
                     dead.origin,
                 );
             } else {
-                self.counts.hit(Fault::OrphanDropped);
+                self.counts.count(Fault::OrphanDropped);
             }
         }
     }
@@ -55,7 +55,7 @@ impl SimDisk {
         for (_, dead) in std::mem::take(&mut self.in_flight) {
             if let Io::Write { file, offset, data } = dead.io {
                 self.completed += 1;
-                self.files.entry(file).or_default().land(
+                self.files.entry(file).or_default().apply_write(
                     self.completed,
                     offset,
                     &data,
@@ -68,14 +68,14 @@ impl SimDisk {
         for file in self.files.values_mut() {
             let mut kept_of: std::collections::BTreeMap<u64, [bool; 2]> = Default::default();
             for (sector, versions) in std::mem::take(&mut file.pending) {
-                let survivor = choose(&mut self.rng, cut, ordinal, &versions);
+                let survivor = surviving_version(&mut self.rng, cut, ordinal, &versions);
                 ordinal += 1;
                 let newest = versions.last().map_or(0, |v| v.at);
                 let kept = survivor.is_some_and(|v| v.at == newest);
                 kept_of.entry(newest).or_default()[usize::from(kept)] = true;
                 match survivor {
                     Some(version) => {
-                        self.counts.hit(if kept {
+                        self.counts.count(if kept {
                             Fault::SectorKept
                         } else {
                             Fault::SectorOlder
@@ -83,12 +83,12 @@ impl SimDisk {
                         let durable = file.durable.sector_mut(sector);
                         durable.copy_from_slice(version.bytes());
                     }
-                    None => self.counts.hit(Fault::SectorLost),
+                    None => self.counts.count(Fault::SectorLost),
                 }
             }
             for halves in kept_of.values() {
                 if *halves == [true, true] {
-                    self.counts.hit(Fault::TornWrite);
+                    self.counts.count(Fault::TornWrite);
                 }
             }
             file.visible.clone_from(&file.durable);
@@ -102,7 +102,7 @@ impl SimDisk {
 }
 
 /// The version of a sector that survives; `None` if the durable one does.
-fn choose<'a>(
+fn surviving_version<'a>(
     rng: &mut Rng,
     cut: PowerCut,
     ordinal: u32,
@@ -119,7 +119,7 @@ fn choose<'a>(
             }
         }
         PowerCut::Each(chance) => {
-            if !rng.hit(chance) {
+            if !rng.draw_rate(chance) {
                 return None;
             }
             // Mostly the newest: an older one is what a write-back in between leaves behind.

@@ -124,7 +124,10 @@ impl Case {
 
     /// Answers how the world without a crash ended, and tells of each world with one, until the
     /// answer to that is no.
-    fn crash_everywhere(&self, mut goes_on: impl FnMut(PlannedCrash, Outcome) -> bool) -> Outcome {
+    fn crash_everywhere(
+        &self,
+        mut continues: impl FnMut(PlannedCrash, Outcome) -> bool,
+    ) -> Outcome {
         let kinds = crash_kinds();
         let mut before = 0;
         world(self.plan(None)).run_watched(|world| {
@@ -133,7 +136,7 @@ impl Case {
             !new || kinds.iter().all(|(loss, cut)| {
                 let (loss, cut) = (*loss, *cut);
                 let crash = PlannedCrash { after, loss, cut };
-                goes_on(crash, world.crashed(crash).run())
+                continues(crash, world.fork_at_crash(crash).run())
             })
         })
     }

@@ -152,17 +152,17 @@ impl History {
     }
 
     /// A flush, or a FUA write, completed; `position` is what it covers.
-    pub fn flushed(&mut self, position: u64) {
+    pub fn on_flushed(&mut self, position: u64) {
         self.flushed = self.flushed.max(position);
     }
 
     /// A sync to the store completed; `position` is what it covers.
-    pub fn stored(&mut self, position: u64) {
+    pub fn on_stored(&mut self, position: u64) {
         self.stored = self.stored.max(position);
     }
 
     /// Something was lost. Until the next [`History::settle`] only what survives that counts.
-    pub fn lose(&mut self, loss: Loss) {
+    pub fn record_loss(&mut self, loss: Loss) {
         self.loss = self.loss.max(Some(loss));
     }
 

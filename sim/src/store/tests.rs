@@ -76,7 +76,7 @@ fn a_late_write_obeys_its_condition() {
             ask(&mut store, put(&key, 2, Condition::Absent)).expect("free");
         }
         store.faults.unknown = 10_000;
-        store.straggle(id);
+        store.redeliver(id);
         let (_, bytes) = store.objects().find(|(k, _)| *k == key).expect("there");
         let expect = if absent && n % 2 == 0 { 2 } else { 1 };
         assert_eq!(bytes[0], expect);

@@ -118,12 +118,12 @@ fn a_write_takes_effect_when_its_last_piece_is_in_place() {
     transport.start(ReqId(1), WRITE, vec![7; 16 * 512]);
     let moves = std::mem::take(&mut transport.moves);
     assert_eq!(moves.len(), 2);
-    transport.moved(ReqId(1), moves[1].piece, Ok(Vec::new()));
+    transport.on_moved(ReqId(1), moves[1].piece, Ok(Vec::new()));
     assert!(transport.seen.is_empty());
-    transport.moved(ReqId(1), moves[0].piece, Ok(Vec::new()));
+    transport.on_moved(ReqId(1), moves[0].piece, Ok(Vec::new()));
     let expected = vec![
-        Seen::Committed(ReqId(1), vec![8, 8]),
-        Seen::Done(ReqId(1), Ok(Vec::new())),
+        TransportEvent::Committed(ReqId(1), vec![8, 8]),
+        TransportEvent::Done(ReqId(1), Ok(Vec::new())),
     ];
     assert_eq!(transport.seen, expected);
 }
@@ -133,8 +133,8 @@ fn a_failed_piece_fails_the_attempt_and_the_backend_may_give_another_place() {
     let mut transport = transport(true);
     transport.start(ReqId(1), WRITE, vec![7; 16 * 512]);
     let first = std::mem::take(&mut transport.moves);
-    transport.moved(ReqId(1), first[0].piece, Err(IoError::Short(512)));
-    transport.moved(ReqId(1), first[1].piece, Ok(Vec::new()));
+    transport.on_moved(ReqId(1), first[0].piece, Err(IoError::Short(512)));
+    transport.on_moved(ReqId(1), first[1].piece, Ok(Vec::new()));
     let second = std::mem::take(&mut transport.moves);
     assert_eq!(second.len(), 2);
     assert_ne!(first[0].offset, second[0].offset);
@@ -166,6 +166,6 @@ fn holes_read_as_zeroes_without_any_io() {
     );
     assert_eq!(
         transport.seen,
-        vec![Seen::Done(ReqId(1), Ok(vec![0; 4096]))]
+        vec![TransportEvent::Done(ReqId(1), Ok(vec![0; 4096]))]
     );
 }

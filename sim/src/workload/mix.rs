@@ -56,7 +56,7 @@ impl Mix {
     }
 
     fn range(&self, rng: &mut Rng) -> (u64, u64) {
-        let (base, span) = if rng.hit(self.hot) {
+        let (base, span) = if rng.draw_rate(self.hot) {
             (self.hot_start, self.hot_sectors)
         } else {
             (0, self.shape.sectors)
@@ -75,7 +75,7 @@ impl Generator for Mix {
     fn next(&mut self, rng: &mut Rng) -> Action {
         let kind = rng.weighted(&self.weights).unwrap_or(1);
         let (sector, sectors) = self.range(rng);
-        let fua = rng.hit(self.fua);
+        let fua = rng.draw_rate(self.fua);
         let short = u32::try_from(sectors).expect("requests are small");
         match kind {
             0 => Action::Op(Op::Read {

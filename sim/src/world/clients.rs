@@ -5,14 +5,14 @@ use std::ops::Range;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 
-use super::{Event, Phase, Stand, VolumeState, World};
+use super::{Event, Phase, VolumePhase, VolumeState, World};
 use crate::disk::SECTOR;
 use crate::oracle::history::{History, ReadWindow, Value};
 use crate::oracle::stamp::Stamp;
 use crate::profile::Profile;
 use crate::rng::Rng;
 use crate::trace::Violation;
-use crate::transport::{ReqId, Seen};
+use crate::transport::{ReqId, TransportEvent};
 use crate::workload::{self, Action, Generator, Shape, op_range};
 
 /// Times that a failed scan read is tried again before its sectors count as unreadable.
@@ -39,7 +39,7 @@ impl Client {
         }
     }
 
-    fn twin(&self) -> Client {
+    fn copy(&self) -> Client {
         Client::new(self.rng.clone(), Box::new(Mute))
     }
 }
@@ -64,7 +64,7 @@ enum By {
 
 /// A request and what must be remembered to judge its answer.
 #[derive(Clone, Debug)]
-pub(super) struct Issued {
+pub(super) struct IssuedRequest {
     volume: usize,
     by: By,
     pub(super) op: Op,
@@ -90,7 +90,7 @@ impl VolumeState {
         VolumeState {
             name: format!("v{volume}"),
             created: false,
-            stand: Stand::Down,
+            phase: VolumePhase::Down,
             history: History::new(volume, profile.sectors),
             transport: None,
             clients: (0..profile.clients).map(client).collect(),
@@ -102,12 +102,12 @@ impl VolumeState {
     }
 
     /// The same volume without its process. Its clients act no more.
-    pub(super) fn twin(&self) -> VolumeState {
+    pub(super) fn copy(&self) -> VolumeState {
         VolumeState {
             name: self.name.clone(),
             history: self.history.clone(),
             transport: None,
-            clients: self.clients.iter().map(Client::twin).collect(),
+            clients: self.clients.iter().map(Client::copy).collect(),
             image: Vec::new(),
             unread: Default::default(),
             ..*self
@@ -116,7 +116,7 @@ impl VolumeState {
 
     /// The process is gone, and with it everything in flight.
     pub(super) fn forget_process(&mut self) {
-        self.stand = Stand::Down;
+        self.phase = VolumePhase::Down;
         self.transport = None;
         for client in &mut self.clients {
             client.in_flight = 0;
@@ -148,8 +148,8 @@ impl World {
         }
     }
 
-    pub(super) fn client_acts(&mut self, volume: usize, client: usize) {
-        let serving = self.volumes[volume].stand == Stand::Serving;
+    pub(super) fn run_client(&mut self, volume: usize, client: usize) {
+        let serving = self.volumes[volume].phase == VolumePhase::Serving;
         let depth = self.profile.depth;
         let state = &mut self.volumes[volume].clients[client];
         state.armed = false;
@@ -174,10 +174,10 @@ impl World {
             Action::Pause(ns) => pause = ns,
             Action::Stop => {}
         }
-        if self.chance.hit(self.profile.outage) && !self.store.outage {
+        if self.chance.draw_rate(self.profile.outage) && !self.store.outage {
             self.store.outage = true;
             let length = self.latency(self.profile.store_ns * 40);
-            self.trace.say(self.now, || {
+            self.trace.log(self.now, || {
                 format!("store outage for {} ms", length / 1_000_000)
             });
             self.at(length, Event::OutageEnd);
@@ -209,7 +209,7 @@ impl World {
 
     fn send(&mut self, id: ReqId, volume: usize, by: By, op: Op, payload: Vec<u8>) {
         let history = &self.volumes[volume].history;
-        let issued = Issued {
+        let issued = IssuedRequest {
             volume,
             by,
             op,
@@ -217,8 +217,8 @@ impl World {
             acked: history.acked(),
             position: None,
         };
-        self.trace.mix(&[3, id.0, volume as u64]);
-        self.trace.say(self.now, || {
+        self.trace.record(&[3, id.0, volume as u64]);
+        self.trace.log(self.now, || {
             format!("v{volume} request {} {by:?} {op:?}", id.0)
         });
         self.requests.insert(id, issued);
@@ -231,7 +231,7 @@ impl World {
     pub(super) fn start_scan(&mut self, volume: usize) {
         let sectors = self.profile.sectors;
         let state = &mut self.volumes[volume];
-        state.stand = Stand::Scanning;
+        state.phase = VolumePhase::Scanning;
         state.image = vec![0; sectors as usize * SECTOR];
         state.unread.clear();
         state.scan_left = sectors;
@@ -255,9 +255,13 @@ impl World {
     }
 
     /// Concludes from what a transport saw.
-    pub(super) fn see(&mut self, volume: usize, seen: Seen) -> Result<(), Violation> {
+    pub(super) fn on_transport_event(
+        &mut self,
+        volume: usize,
+        seen: TransportEvent,
+    ) -> Result<(), Violation> {
         match seen {
-            Seen::Committed(id, _) => {
+            TransportEvent::Committed(id, _) => {
                 let issued = self.requests.get_mut(&id).expect("issued above");
                 let value = match issued.op {
                     Op::Write { .. } => Value::Write(id.0),
@@ -266,20 +270,20 @@ impl World {
                 let history = &mut self.volumes[volume].history;
                 let position = history.commit(op_range(&issued.op), value);
                 issued.position = Some(position);
-                self.trace.mix(&[1, id.0, position]);
-                self.trace.say(self.now, || {
+                self.trace.record(&[1, id.0, position]);
+                self.trace.log(self.now, || {
                     format!("v{volume} commit {position} = {}", id.0)
                 });
                 Ok(())
             }
-            Seen::Done(id, result) => self.answered(id, result),
+            TransportEvent::Done(id, result) => self.answered(id, result),
         }
     }
 
     fn answered(&mut self, id: ReqId, result: Result<Vec<u8>, ErrorKind>) -> Result<(), Violation> {
         let issued = self.requests.remove(&id).expect("answered once");
-        self.trace.mix(&[2, id.0, u64::from(result.is_ok())]);
-        self.trace.say(self.now, || {
+        self.trace.record(&[2, id.0, u64::from(result.is_ok())]);
+        self.trace.log(self.now, || {
             let result = result.as_ref().map(Vec::len);
             format!("v{} answer {} {result:?}", issued.volume, id.0)
         });
@@ -287,17 +291,17 @@ impl World {
             self.judge_error(&issued, id, kind)?;
         }
         match issued.by {
-            By::Scan(tries) => self.scanned(&issued, result, tries),
+            By::Scan(tries) => self.on_scanned(&issued, result, tries),
             By::Client(client) => {
                 self.answered += 1;
                 self.judge(&issued, result)?;
-                self.client_freed(issued.volume, client);
+                self.on_request_ended(issued.volume, client);
                 Ok(())
             }
         }
     }
 
-    pub(super) fn client_freed(&mut self, volume: usize, client: usize) {
+    pub(super) fn on_request_ended(&mut self, volume: usize, client: usize) {
         self.volumes[volume].clients[client].in_flight -= 1;
         let think = self.latency(self.profile.think_ns);
         self.arm(volume, client, think);
@@ -305,7 +309,7 @@ impl World {
 
     fn judge_error(
         &mut self,
-        issued: &Issued,
+        issued: &IssuedRequest,
         id: ReqId,
         kind: ErrorKind,
     ) -> Result<(), Violation> {
@@ -322,7 +326,7 @@ impl World {
 
     fn judge(
         &mut self,
-        issued: &Issued,
+        issued: &IssuedRequest,
         result: Result<Vec<u8>, ErrorKind>,
     ) -> Result<(), Violation> {
         let Ok(bytes) = result else { return Ok(()) };
@@ -334,7 +338,7 @@ impl World {
             };
             history.complete(position);
             if fua {
-                history.flushed(position);
+                history.on_flushed(position);
             }
             Ok(())
         };
@@ -343,11 +347,11 @@ impl World {
                 write(fua)
             }
             Op::Flush => {
-                history.flushed(issued.acked);
+                history.on_flushed(issued.acked);
                 Ok(())
             }
             Op::Read { sector, .. } => {
-                self.trace.mix_bytes(&bytes[..bytes.len().min(64)]);
+                self.trace.record_bytes(&bytes[..bytes.len().min(64)]);
                 let window = ReadWindow {
                     from: issued.commits,
                     to: history.len(),
@@ -357,9 +361,9 @@ impl World {
         }
     }
 
-    fn scanned(
+    fn on_scanned(
         &mut self,
-        issued: &Issued,
+        issued: &IssuedRequest,
         result: Result<Vec<u8>, ErrorKind>,
         tries: u32,
     ) -> Result<(), Violation> {
@@ -400,7 +404,7 @@ impl World {
         let (before, acked) = (state.history.len(), state.history.acked());
         let found = state.history.settle(&image, &state.unread)?;
         state.history.prune();
-        let silent = self.ring_gone && !self.disk.lied() && found < acked;
+        let silent = self.ring_gone && !self.disk.has_corrupted() && found < acked;
         if silent && !self.rings_reported.contains(&self.volumes[volume].name) {
             let detail = format!(
                 "the rings vanished, {} acknowledged commits of volume {volume} with them, and \
@@ -410,9 +414,9 @@ impl World {
             return Err(Violation::new("S1 silent loss", detail));
         }
         self.settled += 1;
-        self.trace.mix(&[4, volume as u64, found]);
-        self.trace.mix_bytes(&image);
-        self.trace.say(self.now, || {
+        self.trace.record(&[4, volume as u64, found]);
+        self.trace.record_bytes(&image);
+        self.trace.log(self.now, || {
             format!("v{volume} recovered: prefix {found} of {before}")
         });
         self.serve(volume);
@@ -421,12 +425,12 @@ impl World {
 
     /// The volume's clients may begin.
     pub(super) fn serve(&mut self, volume: usize) {
-        self.volumes[volume].stand = Stand::Serving;
+        self.volumes[volume].phase = VolumePhase::Serving;
         for client in 0..self.volumes[volume].clients.len() {
             let think = self.latency(self.profile.think_ns);
             self.arm(volume, client, think);
         }
-        if self.volumes.iter().all(|v| v.stand == Stand::Serving) {
+        if self.volumes.iter().all(|v| v.phase == VolumePhase::Serving) {
             self.all_serving();
         }
     }

@@ -6,7 +6,7 @@ use crate::faults::Fault;
 use crate::oracle::history::{Loss, Value};
 use crate::rng::Rng;
 use crate::trace::Violation;
-use crate::transport::{PieceId, ReqId, Seen};
+use crate::transport::{PieceId, ReqId, TransportEvent};
 use crate::workload::op_range;
 
 /// Crashes in a row: after so many the machine is given time to recover.
@@ -57,43 +57,43 @@ impl World {
 
     pub(super) fn process_crash(&mut self) {
         self.count(Fault::ProcessCrash);
-        self.trace.say(self.now, || "process crash".into());
+        self.trace.log(self.now, || "process crash".into());
         self.rings.detach();
         self.kill_process();
         self.disk.process_crash();
         let mut loss = Loss::Process;
-        if self.chance.hit(self.profile.rings.gone) && self.rings.clear() {
+        if self.chance.draw_rate(self.profile.rings.gone) && self.rings.clear() {
             // The ring directory was wiped: unflushed writes are lost, and it must be said.
             self.count(Fault::RingGone);
             loss = Loss::Host;
             self.ring_gone = !self.machine_down;
         }
-        self.lose(loss);
+        self.record_loss(loss);
         self.restart();
     }
 
     pub(super) fn host_crash(&mut self) {
         self.count(Fault::HostCrash);
         self.trace
-            .say(self.now, || format!("host crash, {:?}", self.profile.cut));
+            .log(self.now, || format!("host crash, {:?}", self.profile.cut));
         self.rings.detach();
         self.kill_process();
         self.disk.host_crash(self.profile.cut);
         self.boot_id += 1;
         (self.ring_gone, self.machine_down) = (false, true);
-        if self.chance.hit(self.profile.rings.stale) && !self.rings.is_empty() {
+        if self.chance.draw_rate(self.profile.rings.stale) && !self.rings.is_empty() {
             self.count(Fault::RingStale);
         } else {
             self.rings.clear();
         }
-        self.lose(Loss::Host);
+        self.record_loss(Loss::Host);
         self.restart();
     }
 
     /// The machine is gone for good; another one, with an empty disk, takes over.
     pub(super) fn host_loss(&mut self) {
         self.count(Fault::HostLoss);
-        self.trace.say(self.now, || "host loss".into());
+        self.trace.log(self.now, || "host loss".into());
         self.kill_process();
         self.faults.add(&self.disk.counts);
         let rng = Rng::stream(self.seed, &format!("disk {}", self.disks));
@@ -105,7 +105,7 @@ impl World {
         (self.ring_gone, self.machine_down) = (false, true);
         self.take_over = true;
         self.failed_boots = 0;
-        self.lose(Loss::Cache);
+        self.record_loss(Loss::Cache);
         self.format_disk();
         self.restart();
     }
@@ -117,7 +117,7 @@ impl World {
 
     /// A move ends. Now and then the process dies inside the commit that follows: of the words
     /// that it was writing to the ring, only some are there.
-    pub(super) fn moved(
+    pub(super) fn on_moved(
         &mut self,
         volume: usize,
         req: ReqId,
@@ -128,16 +128,17 @@ impl World {
         let transport = self.volumes[volume].transport.as_ref();
         let parts = transport.map_or(0, |transport| transport.pieces(req)) as u32;
         let rate = self.profile.rings.torn / 40 * if parts > 1 { 10 } else { 1 };
-        let tear =
-            self.phase == Phase::Work && self.profile.crash_every > 0 && self.chance.hit(rate);
+        let tear = self.phase == Phase::Work
+            && self.profile.crash_every > 0
+            && self.chance.draw_rate(rate);
         let before = tear.then(|| self.rings.snapshot());
         let Some(transport) = &mut self.volumes[volume].transport else {
             return Ok(());
         };
-        transport.moved(req, piece, result);
+        transport.on_moved(req, piece, result);
         let Some(before) = before else { return Ok(()) };
         let committed = transport.seen.iter().find_map(|seen| match seen {
-            Seen::Committed(id, parts) if *id == req => Some(parts.clone()),
+            TransportEvent::Committed(id, parts) if *id == req => Some(parts.clone()),
             _ => None,
         });
         let Some(parts) = committed else {

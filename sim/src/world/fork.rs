@@ -1,6 +1,6 @@
 //! Worlds that part at a crash: what stands before it is run once, whatever crashes follow.
 //!
-//! A crash ends the server process, and everything else in a world is plain data. So the twin of a
+//! A crash ends the server process, and everything else in a world is plain data. So the fork of a
 //! world at the moment of a crash is a copy of all but the process, and goes on exactly as that
 //! world would have. It must not be used but for that.
 
@@ -11,10 +11,10 @@ use super::{VolumeState, World};
 
 impl World {
     /// This world, which is a planned one, as if `crash` were taking place right now.
-    pub fn crashed(&self, crash: PlannedCrash) -> World {
-        let mut twin = self.without_process();
-        twin.crash_as_planned(crash);
-        twin
+    pub fn fork_at_crash(&self, crash: PlannedCrash) -> World {
+        let mut fork = self.without_process();
+        fork.crash_as_planned(crash);
+        fork
     }
 
     fn without_process(&self) -> World {
@@ -28,7 +28,7 @@ impl World {
             store: self.store.clone(),
             rings: Arc::new(self.rings.copy()),
             node: None,
-            volumes: self.volumes.iter().map(VolumeState::twin).collect(),
+            volumes: self.volumes.iter().map(VolumeState::copy).collect(),
             owners: Default::default(),
             callers: self.callers.clone(),
             memory: self.memory.emptied(),

@@ -17,7 +17,7 @@ use crate::transport::{Direction, Move, PieceId, ReqId};
 
 /// Who waits for an operation.
 #[derive(Clone)]
-pub(super) enum Owner {
+pub(super) enum IoOwner {
     /// The engine.
     Engine(RequestId),
     /// A transport's request. For a write, where it goes on if it was short.
@@ -29,11 +29,11 @@ pub(super) enum Owner {
     },
 }
 
-impl std::fmt::Debug for Owner {
+impl std::fmt::Debug for IoOwner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Owner::Engine(id) => write!(f, "for the engine's {}", id.0),
-            Owner::Move {
+            IoOwner::Engine(id) => write!(f, "for the engine's {}", id.0),
+            IoOwner::Move {
                 volume, req, rest, ..
             } => {
                 let at = rest.as_ref().map_or(0, |(offset, _)| *offset);
@@ -48,7 +48,7 @@ impl std::fmt::Debug for Owner {
 pub(super) struct Memory {
     bytes: Vec<u8>,
     next: u64,
-    pending: BTreeMap<u64, (Owner, MemoryOp)>,
+    pending: BTreeMap<u64, (IoOwner, MemoryOp)>,
 }
 
 #[derive(Clone, Debug)]
@@ -100,8 +100,8 @@ fn is_memory(op: &DiskOp) -> bool {
 impl World {
     /// Starts what the engine asks for.
     pub(super) fn submit(&mut self, request: Request) {
-        self.trace.mix(&[5, request.id.0]);
-        self.trace.say(self.now, || {
+        self.trace.record(&[5, request.id.0]);
+        self.trace.log(self.now, || {
             format!("engine asks {:?}", node::brief(&request.op))
         });
         match request.op {
@@ -114,7 +114,7 @@ impl World {
                     }
                     DiskOp::Sync { .. } => MemoryOp::Sync,
                 };
-                self.start_memory(Owner::Engine(request.id), op);
+                self.start_memory(IoOwner::Engine(request.id), op);
             }
             RequestOp::Disk(op) => {
                 let io = match op {
@@ -135,7 +135,7 @@ impl World {
                     },
                     DiskOp::Sync { file } => Io::Sync { file: file.0 },
                 };
-                self.start_disk(Origin::Engine, Owner::Engine(request.id), io);
+                self.start_disk(Origin::Engine, IoOwner::Engine(request.id), io);
             }
             RequestOp::Store(op) => {
                 let call = self.store.submit(node::call(op));
@@ -144,9 +144,9 @@ impl World {
                 let back = self.latency(self.profile.store_ns / 2);
                 self.at(there, Event::Deliver(call));
                 self.at(there + back, Event::Answer(call));
-                if self.store.straggles(call) {
+                if self.store.is_redelivered(call) {
                     let late = self.latency(self.profile.store_ns * 4);
-                    self.at(there + back + late, Event::Straggle(call));
+                    self.at(there + back + late, Event::Redeliver(call));
                 }
             }
         }
@@ -164,7 +164,7 @@ impl World {
         let memory = file == FileId::MEMORY;
         match what {
             Direction::Read(len) => {
-                let owner = Owner::Move {
+                let owner = IoOwner::Move {
                     volume,
                     req,
                     piece,
@@ -187,7 +187,7 @@ impl World {
             Direction::Write(data) => {
                 assert!(!memory, "writes go to the log");
                 let rest = Some((offset, data.clone()));
-                let owner = Owner::Move {
+                let owner = IoOwner::Move {
                     volume,
                     req,
                     piece,
@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    fn start_disk(&mut self, origin: Origin, owner: Owner, io: Io) {
+    fn start_disk(&mut self, origin: Origin, owner: IoOwner, io: Io) {
         // A sync takes longer than a write, and is overtaken by writes that it need not cover.
         let typical = match io {
             Io::Sync { .. } => self.profile.disk_ns * 4,
@@ -211,7 +211,7 @@ impl World {
         };
         let slow = origin == Origin::Client
             && matches!(io, Io::Read { .. })
-            && self.latency.hit(self.profile.slow_reads);
+            && self.latency.draw_rate(self.profile.slow_reads);
         let typical = if slow { typical * 100 } else { typical };
         let id = self.disk.submit(origin, io);
         self.owners.insert(id, owner);
@@ -219,7 +219,7 @@ impl World {
         self.at(delay, Event::Disk(id));
     }
 
-    fn start_memory(&mut self, owner: Owner, op: MemoryOp) {
+    fn start_memory(&mut self, owner: IoOwner, op: MemoryOp) {
         self.memory.next += 1;
         let id = self.memory.next;
         self.memory.pending.insert(id, (owner, op));
@@ -228,39 +228,39 @@ impl World {
     }
 
     /// A disk operation completes, unless its process died.
-    pub(super) fn disk_done(&mut self, id: IoId) -> Result<(), Violation> {
+    pub(super) fn on_disk_done(&mut self, id: IoId) -> Result<(), Violation> {
         let Some(owner) = self.owners.remove(&id) else {
             return Ok(());
         };
         let Some(result) = self.disk.finish(id) else {
             return Ok(());
         };
-        self.trace.mix(&[6, id.0, u64::from(result.is_ok())]);
-        self.trace.say(self.now, || {
+        self.trace.record(&[6, id.0, u64::from(result.is_ok())]);
+        self.trace.log(self.now, || {
             let result = result.as_ref().map(Vec::len);
             format!("disk {} {owner:?}: {result:?}", id.0)
         });
-        self.give(owner, result)
+        self.complete_io(owner, result)
     }
 
-    pub(super) fn memory_done(&mut self, id: u64) -> Result<(), Violation> {
+    pub(super) fn on_memory_done(&mut self, id: u64) -> Result<(), Violation> {
         let Some((owner, op)) = self.memory.pending.remove(&id) else {
             return Ok(());
         };
-        self.trace.mix(&[7, id]);
+        self.trace.record(&[7, id]);
         let bytes = self.memory.apply(op);
-        self.give(owner, Ok(bytes))
+        self.complete_io(owner, Ok(bytes))
     }
 
-    fn give(&mut self, owner: Owner, result: IoResult) -> Result<(), Violation> {
+    fn complete_io(&mut self, owner: IoOwner, result: IoResult) -> Result<(), Violation> {
         match owner {
-            Owner::Engine(id) => {
+            IoOwner::Engine(id) => {
                 if let Some(node) = &mut self.node {
-                    node.disk_done(id, result);
+                    node.on_disk_done(id, result);
                 }
                 Ok(())
             }
-            Owner::Move {
+            IoOwner::Move {
                 volume,
                 req,
                 piece,
@@ -272,7 +272,7 @@ impl World {
                     // A transport may go on with the rest instead of failing.
                     let rest = data[*done as usize..].to_vec();
                     let offset = offset + done;
-                    let owner = Owner::Move {
+                    let owner = IoOwner::Move {
                         volume,
                         req,
                         piece,
@@ -286,7 +286,7 @@ impl World {
                     self.start_disk(Origin::Client, owner, io);
                     return Ok(());
                 }
-                self.moved(volume, req, piece, result)
+                self.on_moved(volume, req, piece, result)
             }
         }
     }
@@ -299,14 +299,14 @@ impl World {
         let Some((process, request)) = self.callers.remove(&id) else {
             return;
         };
-        self.trace.mix(&[8, id.0, u64::from(result.is_ok())]);
-        self.trace.say(self.now, || {
+        self.trace.record(&[8, id.0, u64::from(result.is_ok())]);
+        self.trace.log(self.now, || {
             format!("store {} {}", id.0, node::brief_result(&result))
         });
         if process == self.process
             && let Some(node) = &mut self.node
         {
-            node.store_done(request, result);
+            node.on_store_done(request, result);
         }
     }
 

@@ -1,6 +1,6 @@
 //! How a server process comes up, brings its volumes up, and how a world ends.
 
-use super::{Event, Phase, Stand, World};
+use super::{Event, Phase, VolumePhase, World};
 use crate::disk::{DiskFaults, Io, Origin};
 use crate::node::{Failure, Node, NodeEvent, Setup};
 use crate::oracle::history::Loss;
@@ -35,7 +35,7 @@ impl World {
         if process != self.process {
             return;
         }
-        self.trace.say(self.now, || {
+        self.trace.log(self.now, || {
             format!("process {process} boots, boot id {}", self.boot_id)
         });
         let identity = Rng::stream(self.seed, &format!("identity {process}"));
@@ -50,20 +50,20 @@ impl World {
         self.node = Some(Node::boot(setup));
     }
 
-    pub(super) fn node_event(&mut self, event: NodeEvent) -> Result<(), Violation> {
-        self.trace.mix(&[9]);
-        self.trace.say(self.now, || format!("engine: {event:?}"));
+    pub(super) fn on_node_event(&mut self, event: NodeEvent) -> Result<(), Violation> {
+        self.trace.record(&[9]);
+        self.trace.log(self.now, || format!("engine: {event:?}"));
         match event {
             NodeEvent::Booted(Ok(report)) => {
                 self.rings_reported.extend(report.rings_lost);
-                if self.disk.lied() {
+                if self.disk.has_corrupted() {
                     // One copy was all there was: what it held may be lost, but nothing may be
                     // made up. Judged only now, for the disk lies mostly when recovery reads it.
-                    self.lose(Loss::Cache);
+                    self.record_loss(Loss::Cache);
                 }
                 if report.poisoned {
                     // A sync failed: only what frames covered before that is served (R10).
-                    self.lose(Loss::Host);
+                    self.record_loss(Loss::Host);
                 }
 
                 self.failed_boots = 0;
@@ -72,11 +72,11 @@ impl World {
                 }
                 Ok(())
             }
-            NodeEvent::Booted(Err(failure)) => self.boot_failed(&failure),
+            NodeEvent::Booted(Err(failure)) => self.on_boot_failed(&failure),
             NodeEvent::Opened(volume, Ok(device)) => {
                 self.volumes[volume].created = true;
                 self.volumes[volume].transport = Some(Transport::new(device));
-                if self.skips_scan() {
+                if self.has_no_scan() {
                     self.volumes[volume].history.assume_whole();
                     self.serve(volume);
                 } else {
@@ -84,14 +84,14 @@ impl World {
                 }
                 Ok(())
             }
-            NodeEvent::Opened(volume, Err(failure)) => self.open_failed(volume, &failure),
+            NodeEvent::Opened(volume, Err(failure)) => self.on_open_failed(volume, &failure),
             NodeEvent::Created(volume, result) => {
-                self.volumes[volume].stand = Stand::Down;
+                self.volumes[volume].phase = VolumePhase::Down;
                 match result {
                     Ok(()) => self.volumes[volume].created = true,
                     // An earlier try, whose end nobody saw, made it.
                     Err(Failure::Exists(_)) => {}
-                    Err(failure) => return self.open_failed(volume, &failure),
+                    Err(failure) => return self.on_open_failed(volume, &failure),
                 }
                 self.bring_up(volume);
                 Ok(())
@@ -101,23 +101,23 @@ impl World {
                 client,
                 covers,
                 result,
-            } => self.synced(volume, client, covers, &result),
+            } => self.on_synced(volume, client, covers, &result),
         }
     }
 
     /// Opens a volume; if it was never created, that comes first.
     pub(super) fn bring_up(&mut self, volume: usize) {
-        if self.volumes[volume].stand != Stand::Down {
+        if self.volumes[volume].phase != VolumePhase::Down {
             return;
         }
-        self.volumes[volume].stand = Stand::Opening;
+        self.volumes[volume].phase = VolumePhase::Opening;
         let name = self.volumes[volume].name.clone();
         if let Some(node) = &mut self.node {
             node.open(volume, &name);
         }
     }
 
-    fn boot_failed(&mut self, failure: &Failure) -> Result<(), Violation> {
+    fn on_boot_failed(&mut self, failure: &Failure) -> Result<(), Violation> {
         self.failed_boots += 1;
         if !self.profile.errors_allowed() {
             let detail = format!("the server does not start: {failure:?}");
@@ -135,11 +135,11 @@ impl World {
         Ok(())
     }
 
-    fn open_failed(&mut self, volume: usize, failure: &Failure) -> Result<(), Violation> {
-        self.volumes[volume].stand = Stand::Down;
+    fn on_open_failed(&mut self, volume: usize, failure: &Failure) -> Result<(), Violation> {
+        self.volumes[volume].phase = VolumePhase::Down;
         match failure {
             Failure::NoSuchVolume(_) if !self.volumes[volume].created => {
-                self.volumes[volume].stand = Stand::Creating;
+                self.volumes[volume].phase = VolumePhase::Creating;
                 let name = self.volumes[volume].name.clone();
                 let (bytes, block) = (self.profile.sectors * 512, self.profile.block * 512);
                 if let Some(node) = &mut self.node {
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    fn synced(
+    fn on_synced(
         &mut self,
         volume: usize,
         client: Option<usize>,
@@ -212,10 +212,10 @@ impl World {
                 return Err(Violation::new("S10 no invented errors", detail));
             }
         } else {
-            self.volumes[volume].history.stored(covers);
+            self.volumes[volume].history.on_stored(covers);
         }
         match client {
-            Some(client) => self.client_freed(volume, client),
+            Some(client) => self.on_request_ended(volume, client),
             None => self.volumes[volume].synced = true,
         }
         Ok(())
@@ -226,12 +226,12 @@ impl World {
         if self.check_plan() {
             return Ok(());
         }
-        let up = self.volumes.iter().all(|v| v.stand == Stand::Serving);
+        let up = self.volumes.iter().all(|v| v.phase == VolumePhase::Serving);
         let quiet = self.volumes.iter().all(super::VolumeState::is_quiet);
         match self.phase {
             Phase::Work if self.actions_left == 0 => self.heal(),
             Phase::Heal if up && quiet => {
-                self.trace.say(self.now, || "quiet: last sync".into());
+                self.trace.log(self.now, || "quiet: last sync".into());
                 self.phase = Phase::LastSync;
                 for volume in 0..self.volumes.len() {
                     self.start_sync(volume, None);
@@ -244,7 +244,7 @@ impl World {
                 self.host_loss();
             }
             Phase::LastOpen if up => {
-                self.trace.say(self.now, || "over".into());
+                self.trace.log(self.now, || "over".into());
                 self.phase = Phase::Done;
             }
             _ => {}
@@ -254,7 +254,7 @@ impl World {
 
     /// Nothing breaks from here on, and what is in flight must come to an end.
     pub(super) fn heal(&mut self) {
-        self.trace.say(self.now, || "healing".into());
+        self.trace.log(self.now, || "healing".into());
         self.phase = Phase::Heal;
         self.healed_at = self.now;
         self.store.outage = false;

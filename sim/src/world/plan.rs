@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::clients::Client;
-use super::{Event, Phase, Stand, World};
+use super::{Event, Phase, VolumePhase, World};
 use crate::disk::PowerCut;
 use crate::oracle::history::Loss;
 use crate::rng::Rng;
@@ -50,7 +50,7 @@ pub const DELAYS_NS: [u64; 2] = [300_000, 30_000_000];
 
 /// How far a planned world is.
 #[derive(Clone, Debug)]
-pub(super) struct Planned {
+pub(super) struct PlanProgress {
     plan: Plan,
     warm: bool,
     /// Disk and store events since the scripts began.
@@ -75,9 +75,9 @@ const IDLE_NS: u64 = 60_000_000;
 
 /// Plays a list of actions.
 #[derive(Debug)]
-struct Fixed(VecDeque<Action>);
+struct FixedScript(VecDeque<Action>);
 
-impl Generator for Fixed {
+impl Generator for FixedScript {
     fn next(&mut self, _: &mut Rng) -> Action {
         self.0.pop_front().unwrap_or(Action::Stop)
     }
@@ -86,7 +86,7 @@ impl Generator for Fixed {
 fn player(actions: &[Action]) -> Client {
     Client::new(
         Rng::stream(0, "fixed"),
-        Box::new(Fixed(actions.iter().copied().collect())),
+        Box::new(FixedScript(actions.iter().copied().collect())),
     )
 }
 
@@ -97,7 +97,7 @@ impl World {
         let scripts = plan.scripts.clone();
         let mut warming = plan.warm.clone();
         warming.extend([Action::Drain, Action::Sync, Action::Drain]);
-        self.planned = Some(Planned {
+        self.planned = Some(PlanProgress {
             plan,
             warm,
             io_events: 0,
@@ -118,22 +118,22 @@ impl World {
     }
 
     /// Whether the clients meet the volume without it being read back first.
-    pub(super) fn skips_scan(&self) -> bool {
+    pub(super) fn has_no_scan(&self) -> bool {
         self.planned
             .as_ref()
             .is_some_and(|p| !p.warm && !p.plan.warm.is_empty() && !p.crashed)
             && self.phase == Phase::Work
     }
 
-    fn scripts_run(&self) -> bool {
+    fn are_scripts_running(&self) -> bool {
         self.phase == Phase::Work
             && self.planned.as_ref().is_some_and(|p| !p.warm && !p.crashed)
-            && self.volumes[0].stand == Stand::Serving
+            && self.volumes[0].phase == VolumePhase::Serving
     }
 
     /// How long the next event is put off, if at all.
-    pub(super) fn choose(&mut self) -> Option<u64> {
-        if !self.scripts_run() {
+    pub(super) fn next_delay(&mut self) -> Option<u64> {
+        if !self.are_scripts_running() {
             return None;
         }
         let planned = self.planned.as_mut()?;
@@ -146,7 +146,7 @@ impl World {
     /// A disk or store event took place: perhaps the planned crash is due.
     pub(super) fn planned_crash(&mut self, event: Event) -> Result<(), Violation> {
         if !matches!(event, Event::Disk(_) | Event::Deliver(_) | Event::Answer(_))
-            || !self.scripts_run()
+            || !self.are_scripts_running()
         {
             return Ok(());
         }
@@ -184,7 +184,7 @@ impl World {
     /// its drawn end may follow.
     pub(super) fn check_plan(&mut self) -> bool {
         let quiet = self.volumes[0].is_quiet();
-        let serving = self.volumes[0].stand == Stand::Serving;
+        let serving = self.volumes[0].phase == VolumePhase::Serving;
         let done = self.actions_left == 0 && quiet && serving;
         let Some(planned) = &mut self.planned else {
             return false;
@@ -209,7 +209,7 @@ impl World {
     }
 
     /// The scripts and what they set in motion are over.
-    pub(super) fn scripts_end(&mut self) {
+    pub(super) fn end_scripts(&mut self) {
         let crash_planned = self
             .planned
             .as_ref()

@@ -30,12 +30,12 @@ impl World {
         self.run_watched(|_| true)
     }
 
-    /// Runs to the end, or until `goes_on`, which looks at the world after each event, says no.
-    pub fn run_watched(self, mut goes_on: impl FnMut(&World) -> bool) -> Outcome {
+    /// Runs to the end, or until `continues`, which looks at the world after each event, says no.
+    pub fn run_watched(self, mut continues: impl FnMut(&World) -> bool) -> Outcome {
         let mut world = ManuallyDrop::new(self);
         let seed = world.seed;
         let result = catch_unwind(AssertUnwindSafe(|| {
-            let violation = world.turns(&mut goes_on);
+            let violation = world.run_steps(&mut continues);
             world.outcome(violation)
         }));
         match result {
@@ -50,17 +50,17 @@ impl World {
         }
     }
 
-    fn turns(&mut self, goes_on: &mut dyn FnMut(&World) -> bool) -> Option<Violation> {
+    fn run_steps(&mut self, continues: &mut dyn FnMut(&World) -> bool) -> Option<Violation> {
         let violation = loop {
-            match self.turn() {
-                Ok(true) if goes_on(self) => {}
+            match self.step() {
+                Ok(true) if continues(self) => {}
                 Ok(true) => return None,
                 Ok(false) => return None,
                 Err(violation) => break violation,
             }
         };
         self.trace
-            .say(self.now, || format!("VIOLATION {violation}"));
+            .log(self.now, || format!("VIOLATION {violation}"));
         Some(violation)
     }
 
@@ -88,22 +88,22 @@ impl World {
     }
 
     /// One event. False when the world is over.
-    fn turn(&mut self) -> Result<bool, Violation> {
+    fn step(&mut self) -> Result<bool, Violation> {
         if self.phase == Phase::Done {
             return Ok(false);
         }
         let Some((at, order, event)) = self.next_event() else {
-            return Err(self.stuck("nothing will ever happen again"));
+            return Err(self.liveness_violation("nothing will ever happen again"));
         };
         self.now = self.now.max(at);
         if self.now > self.healed_at.saturating_add(HEAL_NS) {
-            return Err(self.stuck("the deadline after the last fault has passed"));
+            return Err(self.liveness_violation("the deadline after the last fault has passed"));
         }
         if self.trace.events() > EVENTS_MAX {
-            return Err(self.stuck("events without end"));
+            return Err(self.liveness_violation("events without end"));
         }
-        self.trace.mix(&[self.now, order]);
-        self.happen(event)?;
+        self.trace.record(&[self.now, order]);
+        self.handle_event(event)?;
         self.pump()?;
         let due = !self.clients_only && self.trace.events().is_multiple_of(INVARIANTS_EVERY);
         if let Some(node) = self.node.as_ref().filter(|_| due) {
@@ -119,28 +119,28 @@ impl World {
     /// The next event: the earliest, unless a plan puts that one off.
     fn next_event(&mut self) -> Option<(u64, u64, Event)> {
         let Reverse((at, order, event)) = self.heap.pop()?;
-        let Some(delay) = self.choose() else {
+        let Some(delay) = self.next_delay() else {
             return Some((at, order, event));
         };
         self.heap.push(Reverse((at + delay, order, event)));
         self.heap.pop().map(|Reverse(next)| next)
     }
 
-    fn happen(&mut self, event: Event) -> Result<(), Violation> {
+    fn handle_event(&mut self, event: Event) -> Result<(), Violation> {
         match event {
             Event::Boot(process) => self.boot(process),
-            Event::Disk(id) => return self.disk_done(id),
-            Event::Memory(id) => return self.memory_done(id),
+            Event::Disk(id) => return self.on_disk_done(id),
+            Event::Memory(id) => return self.on_memory_done(id),
             Event::Deliver(id) => self.store.deliver(id),
             Event::Answer(id) => self.answer(id),
-            Event::Straggle(id) => self.store.straggle(id),
+            Event::Redeliver(id) => self.store.redeliver(id),
             Event::Resume {
                 process,
                 volume,
                 req,
             } if process == self.process => {
                 self.trace
-                    .say(self.now, || format!("v{volume} request {req} goes on"));
+                    .log(self.now, || format!("v{volume} request {req} goes on"));
                 if let Some(transport) = &mut self.volumes[volume].transport {
                     transport.resume(ReqId(req));
                 }
@@ -165,7 +165,7 @@ impl World {
                 volume,
                 client,
             } if process == self.process => {
-                self.client_acts(volume, client);
+                self.run_client(volume, client);
             }
             Event::Rescan {
                 process,
@@ -176,7 +176,7 @@ impl World {
             } if process == self.process => {
                 self.scan(volume, sector..sector + sectors, tries);
             }
-            Event::ScriptsEnd(process) if process == self.process => self.scripts_end(),
+            Event::ScriptsEnd(process) if process == self.process => self.end_scripts(),
             Event::OutageEnd => self.store.outage = false,
             Event::Retry { process, volume } if process == self.process => {
                 self.bring_up(volume);
@@ -200,7 +200,7 @@ impl World {
                 .unwrap_or_default();
             for event in events {
                 idle = false;
-                self.node_event(event)?;
+                self.on_node_event(event)?;
             }
             let requests = self
                 .node
@@ -224,10 +224,10 @@ impl World {
         self.check_phase()
     }
 
-    fn stuck(&self, why: &str) -> Violation {
+    fn liveness_violation(&self, why: &str) -> Violation {
         let mut detail = format!("{why}; phase {:?}", self.phase);
         for volume in &self.volumes {
-            detail.push_str(&format!("\n  {}: {:?}", volume.name, volume.stand));
+            detail.push_str(&format!("\n  {}: {:?}", volume.name, volume.phase));
             for line in volume.transport.iter().flat_map(Transport::describe) {
                 detail.push_str(&format!("\n    {line}"));
             }

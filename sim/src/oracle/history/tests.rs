@@ -62,7 +62,7 @@ fn an_acknowledged_write_lost_by_a_process_crash_is_reported() {
     bench.write(0..8);
     let kept = bench.image.clone();
     bench.write(8..16);
-    bench.history.lose(Loss::Process);
+    bench.history.record_loss(Loss::Process);
     assert_eq!(
         promise(
             bench
@@ -86,10 +86,10 @@ fn an_unflushed_write_may_be_lost_by_a_host_crash_and_a_flushed_one_not() {
     let mut bench = Bench::new(16);
     bench.write(0..8);
     let covers = bench.history.acked();
-    bench.history.flushed(covers);
+    bench.history.on_flushed(covers);
     let flushed = bench.image.clone();
     bench.write(8..16);
-    bench.history.lose(Loss::Host);
+    bench.history.record_loss(Loss::Host);
     assert_eq!(
         bench
             .history
@@ -112,7 +112,7 @@ fn a_later_write_without_an_earlier_one_is_no_prefix() {
     bench.write(8..16);
     let mut image = bench.image.clone();
     image[..8].fill(Value::Zero);
-    bench.history.lose(Loss::Cache);
+    bench.history.record_loss(Loss::Cache);
     assert_eq!(
         promise(bench.history.settle(&bytes(0, &image), &BTreeSet::new())),
         "S4 prefix"
@@ -124,7 +124,7 @@ fn a_write_that_never_committed_must_not_appear() {
     let mut bench = Bench::new(8);
     bench.history.issue(99, 0..8);
     let image = vec![Value::Write(99); 8];
-    bench.history.lose(Loss::Process);
+    bench.history.record_loss(Loss::Process);
     assert_eq!(
         promise(bench.history.settle(&bytes(0, &image), &BTreeSet::new())),
         "S4 prefix"
@@ -203,7 +203,7 @@ fn zeroes_written_twice_are_told_from_the_first_state_by_the_other_sectors() {
     // Zeroes in 0..8 fit positions 0, 2 and 3; the write in 8..16 leaves 3 alone.
     let mut image = bench.image.clone();
     image[..8].fill(Value::Zero);
-    bench.history.lose(Loss::Cache);
+    bench.history.record_loss(Loss::Cache);
     assert_eq!(
         bench
             .history
@@ -220,7 +220,7 @@ fn what_a_crash_took_away_does_not_come_back() {
     let first = bench.image.clone();
     bench.write(0..8);
     let second = bench.image.clone();
-    bench.history.lose(Loss::Host);
+    bench.history.record_loss(Loss::Host);
     assert_eq!(
         bench
             .history
@@ -228,7 +228,7 @@ fn what_a_crash_took_away_does_not_come_back() {
             .expect("prefix"),
         1
     );
-    bench.history.lose(Loss::Host);
+    bench.history.record_loss(Loss::Host);
     assert_eq!(
         promise(bench.history.settle(&bytes(0, &second), &BTreeSet::new())),
         "S4 prefix"
@@ -241,11 +241,11 @@ fn pruning_changes_no_verdict_that_can_still_be_asked() {
     for _ in 0..10 {
         bench.write(0..8);
     }
-    bench.history.flushed(10);
-    bench.history.stored(10);
+    bench.history.on_flushed(10);
+    bench.history.on_stored(10);
     let image = bytes(0, &bench.image);
     bench.history.prune();
-    bench.history.lose(Loss::Cache);
+    bench.history.record_loss(Loss::Cache);
     assert_eq!(
         bench
             .history
