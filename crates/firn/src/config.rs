@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nbd::server::{BadListen, Listen};
+use nbd::server::{Listen, ListenError};
 
 use crate::cli::args::{LogIo, NewVolume, ServeArgs};
 use crate::failure::{Failure, Result};
@@ -178,7 +178,7 @@ fn nbd_addresses(given: Vec<String>) -> Result<Vec<Listen>> {
         .iter()
         .map(|text| {
             text.parse()
-                .map_err(|error: BadListen| Failure::invalid(format!("--nbd: {error}")))
+                .map_err(|error: ListenError| Failure::invalid(format!("--nbd: {error}")))
         })
         .collect()
 }

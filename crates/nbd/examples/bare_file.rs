@@ -17,7 +17,7 @@ use blkmq::io::{
     Backend, FileId, Geometry, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
 };
 use blkmq::{Device, DeviceOptions};
-use nbd::codec::Listed;
+use nbd::codec::ExportEntry;
 use nbd::server::{BackendFile, Export, Exports, Listen, Options, Server};
 use reactor::{
     BackendChoice, BackendKind, Completion, Config, Cx, DioAlign, FileIndex, Reactor, Source, Token,
@@ -196,8 +196,8 @@ impl Exports<FileDisk> for One {
         (name.is_empty() || name == self.0.name).then(|| Arc::clone(&self.0))
     }
 
-    fn list(&self) -> Vec<Listed> {
-        vec![Listed {
+    fn list(&self) -> Vec<ExportEntry> {
+        vec![ExportEntry {
             name: self.0.name.clone(),
             description: String::new(),
         }]

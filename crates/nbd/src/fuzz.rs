@@ -2,15 +2,15 @@
 //! asserts what must hold whatever they are. It panics only where the codec is wrong.
 
 use crate::codec::{
-    Command, Decoder, Directory, Event, ExportInfo, Handshake, Limits, Listed, PAYLOAD_BYTES_MAX,
-    Progress,
+    Command, Decoder, Directory, Event, ExportEntry, ExportInfo, Handshake, Limits,
+    PAYLOAD_BYTES_MAX, Progress,
 };
 use blkmq::io::Geometry;
 
 /// An answer to one option never grows beyond this with the directory used here.
 const ANSWER_BYTES_MAX: usize = 4096;
 
-struct Two;
+struct TwoExports;
 
 fn geometry(read_only: bool) -> Geometry {
     Geometry {
@@ -21,7 +21,7 @@ fn geometry(read_only: bool) -> Geometry {
     }
 }
 
-impl Directory for Two {
+impl Directory for TwoExports {
     type Export = Geometry;
 
     fn find(&self, name: &str) -> Option<(Geometry, ExportInfo)> {
@@ -38,8 +38,8 @@ impl Directory for Two {
         Some((info.geometry, info))
     }
 
-    fn list(&self) -> Vec<Listed> {
-        let listed = |name: &str| Listed {
+    fn list(&self) -> Vec<ExportEntry> {
+        let listed = |name: &str| ExportEntry {
             name: name.to_owned(),
             description: String::new(),
         };
@@ -67,7 +67,8 @@ pub fn session(input: &[u8], step: usize) -> Trace {
     while at < input.len() {
         let end = input.len().min(at + step);
         let before = trace.answers.len();
-        let (consumed, progress) = handshake.receive(&input[at..end], &Two, &mut trace.answers);
+        let (consumed, progress) =
+            handshake.receive(&input[at..end], &TwoExports, &mut trace.answers);
         assert!(consumed <= end - at, "consumed more than was given");
         assert!(
             trace.answers.len() - before <= ANSWER_BYTES_MAX,
@@ -103,7 +104,7 @@ pub fn transmission(input: &[u8], step: usize, limits: &Limits, trace: &mut Trac
             Event::NeedMore => assert!(consumed > 0, "no progress"),
             Event::Payload { bytes } => {
                 assert!(bytes > 0 && bytes <= end - at, "payload outside the input");
-                decoder.payload_taken(bytes as u32);
+                decoder.consume_payload(bytes as u32);
                 trace.payload += bytes as u64;
                 at += bytes;
             }
@@ -122,7 +123,11 @@ pub fn transmission(input: &[u8], step: usize, limits: &Limits, trace: &mut Trac
                 } else {
                     0
                 };
-                assert_eq!(decoder.payload_left(), due, "payload of another length");
+                assert_eq!(
+                    decoder.payload_bytes_left(),
+                    due,
+                    "payload of another length"
+                );
                 trace.events.push(format!("{request:?}"));
             }
             Event::Refused(refusal) => trace.events.push(format!("{refusal:?}")),

@@ -570,7 +570,7 @@ fn stopping_answers_what_is_outstanding_then_cuts_what_is_parked() {
         client.start_write(0, 1, 0, &[2; 512]);
         eventually("the write parks", || world.disk.begun() == 2);
         let ended = world.server.stop(Duration::from_millis(50));
-        assert_eq!((ended.cut, ended.left), (1, 0));
+        assert_eq!((ended.cut, ended.remaining), (1, 0));
         assert!(client.is_closed());
         assert!(!world.unix.exists(), "the socket stays behind");
         world.assert_nothing_left();
@@ -593,7 +593,7 @@ fn detaching_an_export_cancels_what_is_parked_and_ends_its_connections() {
         let ended = world
             .server
             .detach(&world.export, Duration::from_millis(50));
-        assert_eq!((ended.cut, ended.left), (1, 0));
+        assert_eq!((ended.cut, ended.remaining), (1, 0));
         assert!(idle.is_closed());
         assert_eq!(world.server.connections_to("disk"), 0);
         world.assert_nothing_left();

@@ -95,7 +95,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         (admitted, step)
     }
 
-    /// Carries on with what a try brought.
+    /// Goes on with a request whose move has ended, if it has.
     fn go_on<T: Transport<Request = R>>(&mut self, cx: &mut T, ended: Ended<B, R>) {
         if let Some((admitted, result)) = ended {
             let (admitted, step) = self.on_moved(admitted, result);
@@ -103,7 +103,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         }
     }
 
-    /// Answers a request; what was read into a buffer of ours goes to its window first.
+    /// Answers a request. What a read brought into a buffer of the engine's goes to its window first.
     fn finish<T: Transport<Request = R>>(
         &mut self,
         cx: &mut T,
@@ -131,7 +131,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         });
     }
 
-    /// Chooses the way of a plan's bytes and begins to move them.
+    /// Chooses the way in which a plan's bytes move, and begins to move them.
     fn begin_move<T: Transport<Request = R>>(
         &mut self,
         cx: &mut T,
@@ -182,7 +182,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         }
     }
 
-    /// Another plan would not help.
+    /// Fails a request for which another plan would not help.
     fn fail<T: Transport<Request = R>>(
         &mut self,
         cx: &mut T,
@@ -193,7 +193,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         None
     }
 
-    /// Has a buffer: a read moves into it, a write's bytes come from the window first.
+    /// Goes on with a buffer of the pool: a read moves into it, a write's bytes are copied in first.
     fn on_buffer_ready<T: Transport<Request = R>>(
         &mut self,
         cx: &mut T,
@@ -230,7 +230,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         self.pump(cx, admitted)
     }
 
-    /// Moves bytes as far as it goes.
+    /// Begins the file operations that can begin.
     fn pump<T: Transport<Request = R>>(
         &mut self,
         cx: &mut T,
@@ -255,21 +255,20 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         if matches!(ongoing, Move::Fixed(_)) {
             job.stage = Stage::Plan;
             return match outcome {
+                Ok(()) => {
+                    cx.count_move(false);
+                    Some((admitted, Ok(())))
+                }
                 Err(error) if fixed::is_refused(error) && cx.window(job.request()).is_some() => {
                     job.is_copied = true;
                     self.begin_move(cx, admitted)
                 }
-                result => {
-                    if result.is_ok() {
-                        cx.count_move(false);
-                    }
-                    Some((admitted, result))
-                }
+                Err(error) => Some((admitted, Err(error))),
             };
         }
         let Stage::Moving(Move::Buffered(moving)) = std::mem::replace(&mut job.stage, Stage::Plan)
         else {
-            unreachable!("looked at above");
+            unreachable!("the other move was handled above");
         };
         let (buf, result) = moving.into_buffer();
         job.data = buf;

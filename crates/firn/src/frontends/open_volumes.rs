@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nbd::codec::Listed;
+use nbd::codec::ExportEntry;
 use nbd::server::{Export, Exports};
 use volume::{Volume, VolumeInfo};
 
@@ -77,10 +77,10 @@ impl Exports<Volume> for OpenVolumes {
         open.map(|open| Arc::clone(&open.export))
     }
 
-    fn list(&self) -> Vec<Listed> {
+    fn list(&self) -> Vec<ExportEntry> {
         self.map()
             .values()
-            .map(|open| Listed {
+            .map(|open| ExportEntry {
                 name: open.export.name.clone(),
                 description: open.export.description.clone(),
             })

@@ -15,7 +15,7 @@ const OPTION_HEADER_BYTES: usize = 16;
 
 /// One line of an export list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
+pub struct ExportEntry {
     /// Name.
     pub name: String,
     /// Description; empty for none.
@@ -31,7 +31,7 @@ pub trait Directory {
     fn find(&self, name: &str) -> Option<(Self::Export, ExportInfo)>;
 
     /// All exports that are to be listed.
-    fn list(&self) -> Vec<Listed>;
+    fn list(&self) -> Vec<ExportEntry>;
 }
 
 /// What a call of [`Handshake::receive`] led to.
@@ -42,12 +42,12 @@ pub enum Progress<E> {
     /// Send what was answered, then begin the transmission phase with this export.
     Transmission(E),
     /// Send what was answered, then close.
-    Close(Reason),
+    Close(CloseReason),
 }
 
 /// Why a handshake ended without an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Reason {
+pub enum CloseReason {
     /// The client asked to end the session.
     #[error("the client ended the handshake")]
     Aborted,
@@ -79,7 +79,7 @@ enum State {
     OptionHeader,
     OptionData { option: u32, length: u32 },
     Skip { left: u32 },
-    Ended(Option<Reason>),
+    Ended(Option<CloseReason>),
 }
 
 /// The resumable handshake of one session.
@@ -132,7 +132,10 @@ impl Handshake {
             let rest = input.get(consumed..).unwrap_or_default();
             match self.state {
                 State::Ended(reason) => {
-                    return (consumed, Progress::Close(reason.unwrap_or(Reason::Aborted)));
+                    return (
+                        consumed,
+                        Progress::Close(reason.unwrap_or(CloseReason::Aborted)),
+                    );
                 }
                 State::Skip { left } => {
                     let skipped = rest.len().min(left as usize);
@@ -184,14 +187,14 @@ impl Handshake {
         self.partial.len() == wanted
     }
 
-    fn end<E>(&mut self, reason: Reason) -> Progress<E> {
+    fn end<E>(&mut self, reason: CloseReason) -> Progress<E> {
         self.state = State::Ended(Some(reason));
         Progress::Close(reason)
     }
 
-    fn client_flags(&mut self, flags: u32) -> Option<Reason> {
+    fn client_flags(&mut self, flags: u32) -> Option<CloseReason> {
         if flags & !(wire::CLIENT_FIXED_NEWSTYLE | wire::CLIENT_NO_ZEROES) != 0 {
-            return Some(Reason::ClientFlags(flags));
+            return Some(CloseReason::ClientFlags(flags));
         }
         self.fixed = flags & wire::CLIENT_FIXED_NEWSTYLE != 0;
         self.no_zeroes = flags & wire::CLIENT_NO_ZEROES != 0;
@@ -199,15 +202,15 @@ impl Handshake {
         None
     }
 
-    fn option_header(&mut self, header: &[u8], out: &mut Vec<u8>) -> Option<Reason> {
+    fn option_header(&mut self, header: &[u8], out: &mut Vec<u8>) -> Option<CloseReason> {
         let magic = u64_at(header, 0).unwrap_or_default();
         let option = u32_at(header, 8).unwrap_or_default();
         let length = u32_at(header, 12).unwrap_or_default();
         if magic != wire::OPTION_MAGIC {
-            return Some(Reason::Magic(magic));
+            return Some(CloseReason::Magic(magic));
         }
         if !self.fixed && option != wire::OPT_EXPORT_NAME {
-            return Some(Reason::NotFixed(option));
+            return Some(CloseReason::NotFixed(option));
         }
         if length <= OPTION_BYTES_MAX {
             self.state = State::OptionData { option, length };
@@ -215,7 +218,7 @@ impl Handshake {
         }
         // EXPORT_NAME knows no error reply, and a length beyond reason is not worth reading.
         if option == wire::OPT_EXPORT_NAME {
-            return Some(Reason::Oversized { option, length });
+            return Some(CloseReason::Oversized { option, length });
         }
         refuse(
             out,
@@ -224,7 +227,7 @@ impl Handshake {
             "option data is larger than 8192 bytes",
         );
         if length > OPTION_SKIP_BYTES_MAX {
-            return Some(Reason::Oversized { option, length });
+            return Some(CloseReason::Oversized { option, length });
         }
         self.state = State::Skip { left: length };
         None
@@ -241,7 +244,7 @@ impl Handshake {
             wire::OPT_EXPORT_NAME => self.export_name(data, directory, out),
             wire::OPT_ABORT => {
                 reply(out, option, wire::REP_ACK, &[]);
-                self.end(Reason::Aborted)
+                self.end(CloseReason::Aborted)
             }
             wire::OPT_LIST => {
                 list(data, directory, out);
@@ -272,7 +275,7 @@ impl Handshake {
             .flatten()
             .and_then(|name| directory.find(name));
         let Some((export, info)) = found else {
-            return self.end(Reason::UnknownExport);
+            return self.end(CloseReason::UnknownExport);
         };
         out.extend_from_slice(&info.geometry.bytes.to_be_bytes());
         out.extend_from_slice(&info.flags().to_be_bytes());

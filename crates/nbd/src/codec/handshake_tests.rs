@@ -11,8 +11,8 @@ impl Directory for Disks {
         let info = self.0.iter().find(|info| info.name == name)?;
         Some((info.name.clone(), info.clone()))
     }
-    fn list(&self) -> Vec<Listed> {
-        let line = |i: &ExportInfo| Listed {
+    fn list(&self) -> Vec<ExportEntry> {
+        let line = |i: &ExportInfo| ExportEntry {
             name: i.name.clone(),
             description: i.description.clone(),
         };
@@ -119,7 +119,7 @@ fn info_tells_the_same_and_the_negotiation_goes_on() {
     let mut bytes = option(wire::OPT_INFO, &data);
     bytes.extend(option(wire::OPT_ABORT, &[]));
     let (out, last) = run(BOTH, &bytes, 4096);
-    assert_eq!(last, Progress::Close(Reason::Aborted));
+    assert_eq!(last, Progress::Close(CloseReason::Aborted));
     let replies = replies(&out);
     let flags = u16::from_be_bytes([replies[0].2[10], replies[0].2[11]]);
     assert!(flags & wire::FLAG_READ_ONLY != 0 && flags & wire::FLAG_SEND_TRIM == 0);
@@ -153,7 +153,7 @@ fn export_name_answers_with_and_without_the_zeroes() {
     let (out, last) = run(BOTH, &option(wire::OPT_EXPORT_NAME, b"none"), 4096);
     assert_eq!(
         (out.len(), last),
-        (0, Progress::Close(Reason::UnknownExport))
+        (0, Progress::Close(CloseReason::UnknownExport))
     );
 }
 
@@ -205,7 +205,7 @@ fn oversized_options_are_skipped_or_end_the_session_without_being_stored() {
     header[12..].copy_from_slice(&u32::MAX.to_be_bytes());
     let (out, last) = run(BOTH, &header, 4096);
     assert_eq!(replies(&out)[0].1, wire::REP_ERR_TOO_BIG);
-    let reason = Reason::Oversized {
+    let reason = CloseReason::Oversized {
         option: wire::OPT_GO,
         length: u32::MAX,
     };
@@ -215,11 +215,11 @@ fn oversized_options_are_skipped_or_end_the_session_without_being_stored() {
 #[test]
 fn flags_not_offered_bad_magic_and_old_clients_with_new_options_end_the_session() {
     let (_, last) = run(1 << 7, &option(wire::OPT_LIST, &[]), 4096);
-    assert_eq!(last, Progress::Close(Reason::ClientFlags(1 << 7)));
+    assert_eq!(last, Progress::Close(CloseReason::ClientFlags(1 << 7)));
     let (_, last) = run(BOTH, &[0; 16], 4096);
-    assert_eq!(last, Progress::Close(Reason::Magic(0)));
+    assert_eq!(last, Progress::Close(CloseReason::Magic(0)));
     let (_, last) = run(0, &option(wire::OPT_LIST, &[]), 4096);
-    assert_eq!(last, Progress::Close(Reason::NotFixed(wire::OPT_LIST)));
+    assert_eq!(last, Progress::Close(CloseReason::NotFixed(wire::OPT_LIST)));
 }
 
 #[test]

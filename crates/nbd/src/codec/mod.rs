@@ -9,7 +9,7 @@ mod handshake;
 mod request;
 pub mod wire;
 
-pub use handshake::{Directory, Handshake, Listed, Progress, Reason};
+pub use handshake::{CloseReason, Directory, ExportEntry, Handshake, Progress};
 pub use request::{
     Command, Decoder, Event, Limits, Refusal, Request, SIMPLE_REPLY_BYTES, Violation, simple_reply,
 };

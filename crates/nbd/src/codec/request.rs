@@ -109,7 +109,7 @@ pub enum Violation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A request. After a WRITE the payload follows as [`Event::Payload`] or is taken past the
-    /// decoder with [`Decoder::payload_taken`].
+    /// decoder with [`Decoder::consume_payload`].
     Request(Request),
     /// Answer this error. Payload that belongs to it is skipped.
     Refused(Refusal),
@@ -159,7 +159,7 @@ impl Decoder {
     }
 
     /// Payload bytes of the last WRITE that have not been seen yet.
-    pub fn payload_left(&self) -> u32 {
+    pub fn payload_bytes_left(&self) -> u32 {
         match self.state {
             State::Payload { left } => left,
             _ => 0,
@@ -167,9 +167,9 @@ impl Decoder {
     }
 
     /// The caller took `bytes` of payload, from the input it was shown or straight from the
-    /// socket. Never more than [`Decoder::payload_left`].
-    pub fn payload_taken(&mut self, bytes: u32) {
-        let left = self.payload_left();
+    /// socket. Never more than [`Decoder::payload_bytes_left`].
+    pub fn consume_payload(&mut self, bytes: u32) {
+        let left = self.payload_bytes_left();
         assert!(
             bytes <= left,
             "took {bytes} payload bytes where {left} were due"
@@ -184,7 +184,7 @@ impl Decoder {
 
     /// The next event in `input` and how many bytes of it were consumed.
     ///
-    /// Payload bytes are not consumed: they are the caller's ([`Decoder::payload_taken`]).
+    /// Payload bytes are not consumed: they are the caller's ([`Decoder::consume_payload`]).
     pub fn next(&mut self, input: &[u8], limits: &Limits) -> (usize, Event) {
         let mut consumed = 0;
         loop {

@@ -251,10 +251,10 @@ fn payload_may_be_taken_from_the_input_and_past_the_decoder() {
         decoder.next(&bytes[consumed..], &LIMITS),
         (0, Event::Payload { bytes: 100 })
     );
-    decoder.payload_taken(100);
-    assert_eq!(decoder.payload_left(), 924);
-    decoder.payload_taken(924);
-    assert_eq!(decoder.payload_left(), 0);
+    decoder.consume_payload(100);
+    assert_eq!(decoder.payload_bytes_left(), 924);
+    decoder.consume_payload(924);
+    assert_eq!(decoder.payload_bytes_left(), 0);
     let (_, event) = decoder.next(&header(0, wire::CMD_DISC, 9, 0, 0), &LIMITS);
     assert_eq!(event, Event::Disconnect);
 }

@@ -20,7 +20,7 @@ use serve::{EngineOptions, RequestEngine};
 
 use super::Shared;
 use super::export::{Export, Lookup};
-use super::intake::{Intake, Took};
+use super::intake::{Intake, PayloadState};
 use super::outbox::{Outbox, Weight};
 use super::registry::Membership;
 use super::token;
@@ -29,7 +29,7 @@ use crate::codec::{Decoder, Event, Handshake, Progress, Request, Violation, wire
 
 /// Keys of a connection's wakers.
 const KEY_RUN: u64 = 0;
-const KEY_OPENED: u64 = 1;
+const KEY_ENGINE_READY: u64 = 1;
 pub(super) const KEY_DRAIN: u64 = 2;
 pub(super) const KEY_CUT: u64 = 3;
 
@@ -195,7 +195,7 @@ impl<B: Backend> Connection<B> {
         }
     }
 
-    fn handshake(&mut self, cx: &mut Cx<'_>) {
+    fn advance_handshake(&mut self, cx: &mut Cx<'_>) {
         // One answer at a time: a client that does not read is not served on.
         while self.ending == Ending::No && self.outbox.is_idle() {
             let Phase::Handshake(handshake) = &mut self.phase else {
@@ -226,12 +226,12 @@ impl<B: Backend> Connection<B> {
         if let Some(timer) = self.handshake_timer.take() {
             cx.cancel(timer);
         }
-        self.membership.name(&export.name);
+        self.membership.set_export(&export.name);
         let delivery = Delivery::<B>::default();
         let ended = Arc::new(EndedRequests::new());
         let (to, served) = (Arc::clone(&delivery), Arc::clone(&export));
         let completer = Arc::clone(&ended);
-        let opened = cx.waker(KEY_OPENED);
+        let opened = cx.waker(KEY_ENGINE_READY);
         let options = EngineOptions {
             files: export.files.clone(),
             depth: self.shared.options.requests_max,
@@ -254,7 +254,7 @@ impl<B: Backend> Connection<B> {
         };
     }
 
-    fn opened(&mut self, cx: &mut Cx<'_>) {
+    fn on_engine_ready(&mut self, cx: &mut Cx<'_>) {
         let Phase::Opening {
             export,
             delivery,
@@ -282,7 +282,10 @@ impl<B: Backend> Connection<B> {
     /// A client that does not send a payload it announced, or does not take its replies, keeps
     /// buffers. It may, as long as nobody else wants them.
     fn cut_if_stalled(&mut self, cx: &mut Cx<'_>) {
-        let stalled = self.intake.payload_stalled().max(self.outbox.stalled());
+        let stalled = self
+            .intake
+            .payload_stalled_for()
+            .max(self.outbox.stalled_for());
         if stalled > self.shared.options.stalled_within && cx.has_buffer_waiters() {
             tracing::warn!(
                 ?stalled,
@@ -293,7 +296,7 @@ impl<B: Backend> Connection<B> {
     }
 
     /// Takes requests from what was received until something must be waited for.
-    fn serve(&mut self, cx: &mut Cx<'_>) {
+    fn take_requests(&mut self, cx: &mut Cx<'_>) {
         if !matches!(self.phase, Phase::Serving) {
             return;
         }
@@ -302,12 +305,12 @@ impl<B: Backend> Connection<B> {
             || (self.ending == Ending::Draining && self.intake.expects_payload())
         {
             match self.intake.fill_payload(cx, self.socket, &mut self.decoder) {
-                Took::Waiting => return,
-                Took::Payload(request, buf) => {
+                PayloadState::Pending => return,
+                PayloadState::Complete(request, buf) => {
                     self.admit(cx, request, Some(buf));
                     continue;
                 }
-                Took::NoPayload => {}
+                PayloadState::None => {}
             }
             if self.is_full() || self.ending != Ending::No {
                 return;
@@ -321,18 +324,18 @@ impl<B: Backend> Connection<B> {
             };
             let (consumed, event) = self.decoder.next(input, &limits);
             self.intake.consume(consumed);
-            self.event(cx, event);
+            self.on_event(cx, event);
         }
     }
 
-    fn event(&mut self, cx: &mut Cx<'_>, event: Event) {
+    fn on_event(&mut self, cx: &mut Cx<'_>, event: Event) {
         match event {
             Event::NeedMore | Event::Payload { .. } => {}
             Event::Request(request) => {
                 let weight = weight(&request);
                 self.outstanding.requests += weight.requests;
                 self.outstanding.bytes += weight.bytes;
-                if self.decoder.payload_left() > 0 {
+                if self.decoder.payload_bytes_left() > 0 {
                     self.intake.expect_payload(cx, request);
                 } else {
                     self.admit(cx, request, None);
@@ -372,13 +375,13 @@ impl<B: Backend> Connection<B> {
 
     /// Goes on with whatever the phase allows.
     fn advance(&mut self, cx: &mut Cx<'_>) {
-        self.handshake(cx);
-        self.serve(cx);
+        self.advance_handshake(cx);
+        self.take_requests(cx);
         self.settle(cx);
     }
 
-    fn sent(&mut self, cx: &mut Cx<'_>, goes_on: bool) {
-        let weight = self.outbox.sent();
+    fn on_sent(&mut self, cx: &mut Cx<'_>, goes_on: bool) {
+        let weight = self.outbox.on_sent();
         self.outstanding.requests -= weight.requests;
         self.outstanding.bytes -= weight.bytes;
         self.cut_unless(cx, goes_on);
@@ -404,15 +407,17 @@ impl<B: Backend> Source for Connection<B> {
         }
         match (token, completion) {
             (token::RECV, Completion::Recv(buf, result)) => {
-                let more = self.intake.received(buf, result);
+                let more = self.intake.on_received(buf, result);
                 self.cut_unless(cx, more);
             }
             (token::PAYLOAD, Completion::Recv(buf, result)) => {
-                let more = self.intake.payload_received(buf, result, &mut self.decoder);
+                let more = self
+                    .intake
+                    .on_payload_received(buf, result, &mut self.decoder);
                 self.cut_unless(cx, more);
             }
-            (token::PAYLOAD_BUFFER, Completion::Buffer(buf)) => self.intake.payload_buffer(buf),
-            (token::SEND, Completion::Send(_, result)) => self.sent(cx, result.is_ok()),
+            (token::PAYLOAD_BUFFER, Completion::Buffer(buf)) => self.intake.on_payload_buffer(buf),
+            (token::SEND, Completion::Send(_, result)) => self.on_sent(cx, result.is_ok()),
             (token::HANDSHAKE_TIMER, Completion::Timeout(Ok(()))) => {
                 tracing::debug!("client does not finish its handshake");
                 self.cut(cx);
@@ -442,7 +447,7 @@ impl<B: Backend> Source for Connection<B> {
                 }
                 return self.settle(cx);
             }
-            KEY_OPENED => self.opened(cx),
+            KEY_ENGINE_READY => self.on_engine_ready(cx),
             KEY_DRAIN => self.drain(),
             KEY_CUT => self.cut(cx),
             _ => {}

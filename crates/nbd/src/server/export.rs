@@ -7,7 +7,7 @@ use blkmq::Device;
 use blkmq::io::Backend;
 use serve::BackendFile;
 
-use crate::codec::{Directory, ExportInfo, Listed};
+use crate::codec::{Directory, ExportEntry, ExportInfo};
 
 /// One block device that clients may connect to, over as many connections as they like.
 pub struct Export<B: Backend> {
@@ -47,7 +47,7 @@ pub trait Exports<B: Backend>: Send + Sync + 'static {
     fn find(&self, name: &str) -> Option<Arc<Export<B>>>;
 
     /// The exports that are listed to clients.
-    fn list(&self) -> Vec<Listed>;
+    fn list(&self) -> Vec<ExportEntry>;
 }
 
 /// The codec's view of the exports.
@@ -62,7 +62,7 @@ impl<B: Backend> Directory for Lookup<'_, B> {
         Some((export, info))
     }
 
-    fn list(&self) -> Vec<Listed> {
+    fn list(&self) -> Vec<ExportEntry> {
         self.0.list()
     }
 }

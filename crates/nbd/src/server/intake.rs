@@ -30,15 +30,15 @@ struct Incoming {
     since: Option<Instant>,
 }
 
-/// What became of the payload that is due.
+/// The payload that is due.
 #[derive(Debug)]
-pub(super) enum Took {
+pub(super) enum PayloadState {
     /// None is due.
-    NoPayload,
-    /// Something must come first.
-    Waiting,
+    None,
+    /// It is not complete: a buffer or bytes are waited for.
+    Pending,
     /// It is complete.
-    Payload(Request, Buf),
+    Complete(Request, Buf),
 }
 
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl Intake {
     }
 
     /// A receive into the staging buffer has ended; false at the end of the stream.
-    pub(super) fn received(&mut self, buf: Buf, result: io::Result<usize>) -> bool {
+    pub(super) fn on_received(&mut self, buf: Buf, result: io::Result<usize>) -> bool {
         self.receiving = false;
         self.staging = Some(buf);
         self.end = result.unwrap_or(0);
@@ -132,7 +132,7 @@ impl Intake {
     }
 
     /// The buffer that was waited for.
-    pub(super) fn payload_buffer(&mut self, buf: Buf) {
+    pub(super) fn on_payload_buffer(&mut self, buf: Buf) {
         if let Some(incoming) = &mut self.incoming {
             incoming.buf = Some(buf);
             incoming.since = Some(Instant::now());
@@ -140,13 +140,13 @@ impl Intake {
     }
 
     /// For how long a client has kept a buffer without sending the whole of its payload.
-    pub(super) fn payload_stalled(&self) -> Duration {
+    pub(super) fn payload_stalled_for(&self) -> Duration {
         let since = self.incoming.as_ref().and_then(|incoming| incoming.since);
         since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// A receive into the payload's buffer has ended; false where it failed.
-    pub(super) fn payload_received(
+    pub(super) fn on_payload_received(
         &mut self,
         buf: Buf,
         result: io::Result<usize>,
@@ -156,7 +156,7 @@ impl Intake {
         let (Some(incoming), Ok(received)) = (&mut self.incoming, result) else {
             return false;
         };
-        decoder.payload_taken(received as u32);
+        decoder.consume_payload(received as u32);
         incoming.filled += received;
         incoming.buf = Some(buf);
         true
@@ -168,13 +168,13 @@ impl Intake {
         cx: &mut Cx<'_>,
         socket: FileIndex,
         decoder: &mut Decoder,
-    ) -> Took {
+    ) -> PayloadState {
         let Some(mut incoming) = self.incoming.take() else {
-            return Took::NoPayload;
+            return PayloadState::None;
         };
         let Some(mut buf) = incoming.buf.take() else {
             self.incoming = Some(incoming);
-            return Took::Waiting;
+            return PayloadState::Pending;
         };
         let there = self.end - self.start;
         let taken = there.min(buf.len() - incoming.filled);
@@ -183,11 +183,11 @@ impl Intake {
             to.copy_from_slice(&staging[self.start..self.start + taken]);
             self.start += taken;
             incoming.filled += taken;
-            decoder.payload_taken(taken as u32);
+            decoder.consume_payload(taken as u32);
         }
         let left = buf.len() - incoming.filled;
         if left == 0 {
-            return Took::Payload(incoming.request, buf);
+            return PayloadState::Complete(incoming.request, buf);
         }
         if left >= DIRECT_BYTES_MIN && !self.receiving {
             self.receiving = true;
@@ -206,6 +206,6 @@ impl Intake {
             self.receive(cx, socket);
         }
         self.incoming = Some(incoming);
-        Took::Waiting
+        PayloadState::Pending
     }
 }

@@ -15,7 +15,7 @@ use blkmq::io::Backend;
 use reactor::{Completion, Cx, FileIndex, Op, Source, Token};
 
 use super::conn::Connection;
-use super::registry::Whose;
+use super::registry::Scope;
 use super::{Shared, token};
 
 /// How long a listener rests after an accept failed: descriptors or memory are short then, and
@@ -34,17 +34,17 @@ pub enum Listen {
 /// A text that names no place to listen at.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot listen at \"{0}\": give unix:PATH, ADDRESS:PORT or PORT (on 127.0.0.1)")]
-pub struct BadListen(String);
+pub struct ListenError(String);
 
 impl FromStr for Listen {
-    type Err = BadListen;
+    type Err = ListenError;
 
-    fn from_str(text: &str) -> Result<Listen, BadListen> {
+    fn from_str(text: &str) -> Result<Listen, ListenError> {
         if let Some(path) = text.strip_prefix("unix:") {
             let usable = !path.is_empty() && !path.contains('\0');
             return usable
                 .then(|| Listen::Unix(path.into()))
-                .ok_or(BadListen(text.to_owned()));
+                .ok_or(ListenError(text.to_owned()));
         }
         if let Ok(port) = text.parse::<u16>() {
             let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -52,7 +52,7 @@ impl FromStr for Listen {
         }
         text.parse()
             .map(Listen::Tcp)
-            .map_err(|_| BadListen(text.to_owned()))
+            .map_err(|_| ListenError(text.to_owned()))
     }
 }
 
@@ -111,9 +111,9 @@ impl<B: Backend> Listener<B> {
         cx.submit(token::ACCEPT, Op::Accept { file: self.socket });
     }
 
-    fn accepted(&self, socket: OwnedFd) {
+    fn on_accepted(&self, socket: OwnedFd) {
         let shared = &self.shared;
-        if shared.registry.count(Whose::All) >= shared.options.connections_max {
+        if shared.registry.count(Scope::All) >= shared.options.connections_max {
             tracing::warn!(place = %self.place, "too many connections, one more is refused");
             return;
         }
@@ -141,7 +141,7 @@ impl<B: Backend> Source for Listener<B> {
     fn on_completion(&mut self, cx: &mut Cx<'_>, _token: Token, completion: Completion) {
         match completion {
             Completion::Accept(Ok(socket)) => {
-                self.accepted(socket);
+                self.on_accepted(socket);
                 self.accept(cx);
             }
             Completion::Accept(Err(error)) => {

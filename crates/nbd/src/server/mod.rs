@@ -26,11 +26,11 @@ use blkmq::io::Backend;
 use reactor::Handle;
 
 pub use export::{Export, Exports};
-pub use listen::{BadListen, Listen};
+pub use listen::{Listen, ListenError};
 pub use serve::BackendFile;
 
 use control::Control;
-use registry::{Registry, Whose};
+use registry::{Registry, Scope};
 
 /// Bounds of a server.
 #[derive(Clone, Debug)]
@@ -84,17 +84,17 @@ impl<B: Backend> Shared<B> {
 
 /// How the connections of a server or an export ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
+pub struct DrainReport {
     /// Connections that had not finished by the deadline and were cut.
     pub cut: usize,
     /// Connections that are still there because the bytes of a request are still moving.
-    pub left: usize,
+    pub remaining: usize,
 }
 
 /// How long after a cut the server waits for bytes in flight.
 const CUT_WITHIN: Duration = Duration::from_secs(5);
 
-struct Bound {
+struct BoundSocket {
     place: Listen,
     stop: Waker,
 }
@@ -102,7 +102,7 @@ struct Bound {
 /// A running server. Dropping it ends all connections at once.
 pub struct Server<B: Backend> {
     shared: Arc<Shared<B>>,
-    bound: Mutex<Vec<Bound>>,
+    bound: Mutex<Vec<BoundSocket>>,
 }
 
 impl<B: Backend> Server<B> {
@@ -152,7 +152,7 @@ impl<B: Backend> Server<B> {
             .ok()
             .and_then(|()| stop_from.recv().ok())
             .ok_or_else(|| io::Error::other("the reactor has stopped"))?;
-        let bound = Bound {
+        let bound = BoundSocket {
             place: place.clone(),
             stop,
         };
@@ -165,24 +165,24 @@ impl<B: Backend> Server<B> {
 
     /// Connections now.
     pub fn connections(&self) -> usize {
-        self.shared.registry.count(Whose::All)
+        self.shared.registry.count(Scope::All)
     }
 
     /// Connections to an export now.
     pub fn connections_to(&self, export: &str) -> usize {
-        self.shared.registry.count(Whose::Export(export))
+        self.shared.registry.count(Scope::Export(export))
     }
 
     /// Ends the connections to an export, which its owner has taken out of the directory: what
     /// is outstanding is answered until the deadline, then they are cut. May sleep.
-    pub fn detach(&self, export: &Export<B>, within: Duration) -> Ended {
-        self.end(Whose::Export(&export.name), within, || {
+    pub fn detach(&self, export: &Export<B>, within: Duration) -> DrainReport {
+        self.end(Scope::Export(&export.name), within, || {
             export.device.remove()
         })
     }
 
     /// Stops listening and ends all connections in the same way. May sleep.
-    pub fn stop(&self, within: Duration) -> Ended {
+    pub fn stop(&self, within: Duration) -> DrainReport {
         let bound = std::mem::take(&mut *self.bound.lock().unwrap_or_else(PoisonError::into_inner));
         for one in bound {
             one.stop.wake();
@@ -191,17 +191,17 @@ impl<B: Backend> Server<B> {
                 let _ = std::fs::remove_file(path);
             }
         }
-        self.end(Whose::All, within, || ())
+        self.end(Scope::All, within, || ())
     }
 
-    fn end(&self, whose: Whose<'_>, within: Duration, before_cut: impl FnOnce()) -> Ended {
+    fn end(&self, scope: Scope<'_>, within: Duration, before_cut: impl FnOnce()) -> DrainReport {
         let registry = &self.shared.registry;
-        registry.drain(whose);
-        let cut = registry.wait_gone(whose, within);
+        registry.drain(scope);
+        let cut = registry.wait_until_gone(scope, within);
         before_cut();
-        registry.cut(whose);
-        let left = registry.wait_gone(whose, CUT_WITHIN);
-        Ended { cut, left }
+        registry.cut(scope);
+        let remaining = registry.wait_until_gone(scope, CUT_WITHIN);
+        DrainReport { cut, remaining }
     }
 }
 

@@ -91,7 +91,7 @@ impl Outbox {
     }
 
     /// The send in flight has ended: what it accounted for.
-    pub(super) fn sent(&mut self) -> Weight {
+    pub(super) fn on_sent(&mut self) -> Weight {
         self.sending
             .take()
             .map(|(weight, _)| weight)
@@ -99,7 +99,7 @@ impl Outbox {
     }
 
     /// For how long the client has not taken the replies that are being sent.
-    pub(super) fn stalled(&self) -> Duration {
+    pub(super) fn stalled_for(&self) -> Duration {
         self.sending
             .map_or(Duration::ZERO, |(_, since)| since.elapsed())
     }

@@ -24,21 +24,21 @@ struct State {
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     state: Mutex<State>,
-    left: Condvar,
+    departure: Condvar,
 }
 
 /// Which connections are meant.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Whose<'a> {
+pub(super) enum Scope<'a> {
     All,
     Export(&'a str),
 }
 
-impl Whose<'_> {
+impl Scope<'_> {
     fn includes(self, member: &Member) -> bool {
         match self {
-            Whose::All => true,
-            Whose::Export(name) => member.export.as_deref() == Some(name),
+            Scope::All => true,
+            Scope::Export(name) => member.export.as_deref() == Some(name),
         }
     }
 }
@@ -66,37 +66,37 @@ impl Registry {
         }
     }
 
-    pub(super) fn count(&self, whose: Whose<'_>) -> usize {
+    pub(super) fn count(&self, scope: Scope<'_>) -> usize {
         self.lock()
             .members
             .values()
-            .filter(|member| whose.includes(member))
+            .filter(|member| scope.includes(member))
             .count()
     }
 
     /// Asks connections to finish what is outstanding, or to end at once.
-    fn wake(&self, whose: Whose<'_>, pick: impl Fn(&Member) -> &Waker) {
+    fn wake(&self, scope: Scope<'_>, pick: impl Fn(&Member) -> &Waker) {
         let state = self.lock();
         let wakers: Vec<Waker> = state
             .members
             .values()
-            .filter(|member| whose.includes(member))
+            .filter(|member| scope.includes(member))
             .map(|member| pick(member).clone())
             .collect();
         drop(state);
         wakers.iter().for_each(Waker::wake_by_ref);
     }
 
-    pub(super) fn drain(&self, whose: Whose<'_>) {
-        self.wake(whose, |member| &member.drain);
+    pub(super) fn drain(&self, scope: Scope<'_>) {
+        self.wake(scope, |member| &member.drain);
     }
 
-    pub(super) fn cut(&self, whose: Whose<'_>) {
-        self.wake(whose, |member| &member.cut);
+    pub(super) fn cut(&self, scope: Scope<'_>) {
+        self.wake(scope, |member| &member.cut);
     }
 
     /// Waits until none is left; how many are when the time is over.
-    pub(super) fn wait_gone(&self, whose: Whose<'_>, within: Duration) -> usize {
+    pub(super) fn wait_until_gone(&self, scope: Scope<'_>, within: Duration) -> usize {
         blkmq::may_block("waiting for NBD connections to end");
         let until = Instant::now() + within;
         let mut state = self.lock();
@@ -104,13 +104,13 @@ impl Registry {
             let left = state
                 .members
                 .values()
-                .filter(|member| whose.includes(member))
+                .filter(|member| scope.includes(member))
                 .count();
             let now = Instant::now();
             if left == 0 || now >= until {
                 return left;
             }
-            let waited = self.left.wait_timeout(state, until - now);
+            let waited = self.departure.wait_timeout(state, until - now);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -124,7 +124,7 @@ pub(super) struct Membership {
 
 impl Membership {
     /// The export was chosen.
-    pub(super) fn name(&self, export: &str) {
+    pub(super) fn set_export(&self, export: &str) {
         if let Some(member) = self.registry.lock().members.get_mut(&self.id) {
             member.export = Some(export.to_owned());
         }
@@ -134,7 +134,7 @@ impl Membership {
 impl Drop for Membership {
     fn drop(&mut self) {
         self.registry.lock().members.remove(&self.id);
-        self.registry.left.notify_all();
+        self.registry.departure.notify_all();
     }
 }
 

@@ -39,7 +39,7 @@ impl Client {
         client
     }
 
-    /// A socket in the transmission phase, for who reads replies by themselves.
+    /// A socket in the transmission phase, for a caller that reads replies itself.
     pub fn unix_socket(path: &Path, export: &str) -> UnixStream {
         let stream = UnixStream::connect(path).unwrap();
         let mut client = Client::greeted(Box::new(stream.try_clone().unwrap()));

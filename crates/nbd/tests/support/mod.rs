@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use blkmq::io::FileId;
 use blkmq::{Device, DeviceOptions};
-use nbd::codec::Listed;
+use nbd::codec::ExportEntry;
 use nbd::server::{BackendFile, Export, Exports, Listen, Options, Server};
 use reactor::{BackendChoice, BackendKind, Config, DioAlign, PoolStats, Reactor};
 use serve::testing::{Faults, MemoryDisk};
@@ -59,8 +59,8 @@ impl Exports<MemoryDisk> for Fixed {
         found.cloned()
     }
 
-    fn list(&self) -> Vec<Listed> {
-        let line = |export: &Arc<Export<MemoryDisk>>| Listed {
+    fn list(&self) -> Vec<ExportEntry> {
+        let line = |export: &Arc<Export<MemoryDisk>>| ExportEntry {
             name: export.name.clone(),
             description: export.description.clone(),
         };

@@ -56,6 +56,11 @@ pub trait Rig {
     /// Lets the transport go on for a moment; what was answered.
     fn turn(&mut self) -> Vec<Answer>;
 
+    /// Whether a DISCARD and a WRITE_ZEROES can ask for durability.
+    fn has_fua_on_zeroing(&self) -> bool {
+        true
+    }
+
     /// Takes the transport away under its client. Requests may stay unanswered from here on.
     fn retire(&mut self);
 }
@@ -263,12 +268,11 @@ pub mod cases {
             sectors: 8,
             fua: true,
         };
-        for op in [
-            Op::Flush,
-            write,
-            zeroing(true, 8, 8, true),
-            zeroing(false, 0, 8, true),
-        ] {
+        let mut ops = vec![Op::Flush, write];
+        if client.rig.has_fua_on_zeroing() {
+            ops.extend([zeroing(true, 8, 8, true), zeroing(false, 0, 8, true)]);
+        }
+        for op in ops {
             let payload = if op == write {
                 pattern(1, 8)
             } else {
