@@ -9,8 +9,8 @@ mod common;
 
 use std::error::Error;
 
-use common::Parsed;
-use common::disk::{Layout, Striped};
+use common::Arguments;
+use common::disk::{Layout, StripedDisk};
 
 const USAGE: &str = "\
 Serves plain files as disks, in place.
@@ -22,7 +22,7 @@ Serves plain files as disks, in place.
   --stripe SIZE         all files are one disk, striped in units of SIZE";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let parsed = Parsed::read(USAGE, &["--stripe"], &["--direct"])?;
-    let served = Striped::of(&Layout::of(&parsed)?)?;
-    common::run(&parsed.options, &served)
+    let arguments = Arguments::parse(USAGE, &["--stripe"], &["--direct"])?;
+    let served = StripedDisk::open_all(&Layout::from_arguments(&arguments)?)?;
+    common::run(&arguments.options, &served)
 }

@@ -18,7 +18,7 @@ use ublk::queue::{Handler, QueueCx};
 use ublk::spec::Segments;
 use ublk::{Data, Disk, Request};
 
-use common::{Parsed, Served};
+use common::{Arguments, DiskService};
 
 const USAGE: &str = "\
 Serves disks that answer at once, without touching any bytes.
@@ -34,7 +34,7 @@ Serves disks that answer at once, without touching any bytes.
   --segment-bytes SIZE  largest memory range [64K where --segments is given]
   --dma-alignment N     alignment of requests' memory [the driver's]";
 
-struct Null {
+struct NullDisk {
     bytes: u64,
     dma_alignment: Option<u32>,
     segments: Option<Segments>,
@@ -43,7 +43,7 @@ struct Null {
 }
 
 /// The handler of one queue.
-struct Nothing {
+struct NullHandler {
     /// Nothing is copied, and nobody else answers.
     plain: bool,
     deferred: Option<Sender<Request>>,
@@ -53,9 +53,9 @@ struct Nothing {
     own: Vec<Option<Buf>>,
 }
 
-impl Nothing {
+impl NullHandler {
     /// Copies what is written into a buffer of our own.
-    fn keep(&mut self, request: &Request) {
+    fn copy_write(&mut self, request: &Request) {
         let written = matches!(request.op(), Op::Write { .. });
         let (Data::Buffer(data), Some(own)) =
             (request.data(), self.own.get_mut(usize::from(request.tag())))
@@ -78,13 +78,13 @@ impl Nothing {
         if self.plain {
             queue.complete(request);
         } else {
-            self.answer_otherwise(queue, request);
+            self.answer_by_options(queue, request);
         }
     }
 
     #[inline(never)]
-    fn answer_otherwise<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
-        self.keep(&request);
+    fn answer_by_options<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
+        self.copy_write(&request);
         match &self.deferred {
             // The receiver lives as long as the process.
             Some(deferred) => drop(deferred.send(request)),
@@ -93,7 +93,7 @@ impl Nothing {
     }
 }
 
-impl Handler for Nothing {
+impl Handler for NullHandler {
     #[inline(always)]
     fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, mut request: Request) {
         let wants_buffer =
@@ -125,8 +125,8 @@ impl Handler for Nothing {
     }
 }
 
-impl Served for Null {
-    type Handler = Nothing;
+impl DiskService for NullDisk {
+    type Handler = NullHandler;
 
     fn disk(&self) -> Disk {
         Disk {
@@ -136,9 +136,9 @@ impl Served for Null {
         }
     }
 
-    fn handler(&self, _queue: u16, depth: u16) -> Nothing {
+    fn handler(&self, _queue: u16, depth: u16) -> NullHandler {
         let buffers = if self.memcpy { depth } else { 0 };
-        Nothing {
+        NullHandler {
             plain: self.deferred.is_none() && !self.memcpy,
             own: (0..buffers).map(|_| None).collect(),
             deferred: self.deferred.clone(),
@@ -148,9 +148,9 @@ impl Served for Null {
 }
 
 /// The limits on the memory of a request that were asked for.
-fn segments(parsed: &Parsed) -> Result<Option<Segments>, Box<dyn Error>> {
-    let max = u16::try_from(parsed.number("--segments")?)?;
-    let bytes_max = match parsed.number("--segment-bytes")? {
+fn segments(arguments: &Arguments) -> Result<Option<Segments>, Box<dyn Error>> {
+    let max = u16::try_from(arguments.number("--segments")?)?;
+    let bytes_max = match arguments.number("--segment-bytes")? {
         0 => 64 << 10,
         bytes => u32::try_from(bytes)?,
     };
@@ -169,30 +169,30 @@ fn main() -> Result<(), Box<dyn Error>> {
         "--segment-bytes",
         "--dma-alignment",
     ];
-    let parsed = Parsed::read(USAGE, &own, &["--deferred", "--memcpy"])?;
-    let bytes = match parsed.number("--size")? {
+    let arguments = Arguments::parse(USAGE, &own, &["--deferred", "--memcpy"])?;
+    let bytes = match arguments.number("--size")? {
         0 => 250 << 30,
         bytes => bytes,
     };
-    let deferred = parsed.has("--deferred").then(|| {
+    let deferred = arguments.has("--deferred").then(|| {
         let (deferred, requests) = channel::<Request>();
         std::thread::spawn(move || requests.into_iter().for_each(Request::complete));
         deferred
     });
-    let segments = segments(&parsed)?;
-    let dma_alignment = match parsed.number("--dma-alignment")? {
+    let segments = segments(&arguments)?;
+    let dma_alignment = match arguments.number("--dma-alignment")? {
         0 => None,
         bytes => Some(u32::try_from(bytes)?),
     };
-    let count = parsed.number("--devices")?.max(1);
-    let served: Vec<Null> = (0..count)
-        .map(|_| Null {
+    let count = arguments.number("--devices")?.max(1);
+    let served: Vec<NullDisk> = (0..count)
+        .map(|_| NullDisk {
             bytes,
             dma_alignment,
             segments,
             deferred: deferred.clone(),
-            memcpy: parsed.has("--memcpy"),
+            memcpy: arguments.has("--memcpy"),
         })
         .collect();
-    common::run(&parsed.options, &served)
+    common::run(&arguments.options, &served)
 }

@@ -1,4 +1,4 @@
-//! Devices' lives where they go wrong, on the fake driver: errors with remedies, and nothing left
+//! Lifecycles of devices with faults, on the fake driver: errors with remedies, and nothing left
 //! behind. The reactors are real ones, and their commands find no driver: every fetch is refused.
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 

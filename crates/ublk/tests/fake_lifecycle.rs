@@ -1,4 +1,4 @@
-//! Devices' lives where they go well, on the fake driver, with real reactors whose commands it takes:
+//! Lifecycles of devices without faults, on the fake driver, with real reactors whose commands it takes:
 //! what the guests show on real kernels, here in a second and without root.
 #![allow(clippy::unwrap_used, reason = "these are tests")]
 
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lifecycle::SOON;
-use lifecycle::memory::{Bytes, Gate, Late};
+use lifecycle::DEADLINE;
+use lifecycle::memory::{Bytes, DelayedHandler, Gate};
 use reactor::{Config, Handle, Reactor};
 use ublk::control::port::{Argument, Command, ControlPort, OnCompletion, Reply, Ticket};
 use ublk::control::{COMMAND_TIMEOUT, ControlDevice};
@@ -76,7 +76,7 @@ impl World {
         let (spec, options) = (spec(), QueueOptions::default());
         let build = |_| {
             self.built.fetch_add(1, Ordering::Relaxed);
-            Late::new(&self.bytes, &self.gate)
+            DelayedHandler::new(&self.bytes, &self.gate)
         };
         open_or_recover(
             OpenRequest {
@@ -92,7 +92,7 @@ impl World {
     }
 
     fn open(&self, id: u32, reactors: &[Handle]) -> (LiveDevice, Origin) {
-        self.try_open(id, reactors, SOON).unwrap()
+        self.try_open(id, reactors, DEADLINE).unwrap()
     }
 
     fn write(&self, id: u32, byte: u8) -> ClientId {
@@ -153,7 +153,7 @@ fn spec() -> DeviceSpec {
 }
 
 fn until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + DEADLINE;
     while !condition() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(1));
@@ -171,7 +171,7 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
         let resized = live.resize(2 << 20);
         assert_eq!(resized.is_ok(), profile.has(sys::F_UPDATE_SIZE));
         world.driver.disk_open(3, true).unwrap();
-        let kept = live.try_stop(SOON).unwrap_err();
+        let kept = live.try_stop(DEADLINE).unwrap_err();
         let expected = match profile.has(sys::F_SAFE_STOP) {
             true => ErrorKind::Busy,
             false => ErrorKind::Unsupported,
@@ -180,11 +180,11 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
         world.works(3, 8);
         world.driver.disk_open(3, false).unwrap();
         let stopped = match profile.has(sys::F_SAFE_STOP) {
-            true => kept.device.try_stop(SOON).unwrap(),
-            false => kept.device.stop(SOON).unwrap(),
+            true => kept.device.try_stop(DEADLINE).unwrap(),
+            false => kept.device.stop(DEADLINE).unwrap(),
         };
         assert_eq!(world.state(3), DeviceState::Dead);
-        stopped.delete(SOON).unwrap();
+        stopped.delete(DEADLINE).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);
         assert_eq!(world.driver.stats().refused, 0);
     }
@@ -199,7 +199,7 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
         let (stays, _) = world.open(1, &handles);
         let (mut live, _) = world.open(2, &handles);
         for round in 0..5 {
-            world.gate.shut();
+            world.gate.close();
             // More than there are tags.
             let writes: Vec<_> = (0..6).map(|_| world.write(2, round)).collect();
             let gate = Arc::clone(&world.gate);
@@ -207,7 +207,7 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
                 std::thread::sleep(Duration::from_millis(20));
                 gate.open();
             });
-            live.quiesce(SOON).unwrap();
+            live.quiesce(DEADLINE).unwrap();
             answering.join().unwrap();
             until("it has no server", || {
                 world.state(2) == DeviceState::Quiesced
@@ -222,7 +222,7 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
             assert_eq!(world.read(2), [round; 4096]);
         }
         for live in [live, stays] {
-            live.stop(SOON).unwrap().delete(SOON).unwrap();
+            live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
         }
         assert_eq!(world.driver.stats().refused, 0);
     }
@@ -247,7 +247,7 @@ fn a_server_that_leaves_finishes_what_it_has_and_its_successor_does_the_rest() {
             let (live, how) = world.open(id, &[next.handle().clone()]);
             assert_eq!(how, Origin::Recovered);
             assert_eq!(world.answered(waits), Ok(Vec::new()));
-            live.stop(SOON).unwrap().delete(SOON).unwrap();
+            live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
         }
     }
 }
@@ -258,7 +258,7 @@ fn a_request_that_is_not_answered_in_time_is_its_successors() {
         let world = World::new(profile);
         let reactor = world.ring();
         let (live, _) = world.open(0, &[reactor.handle().clone()]);
-        world.gate.shut();
+        world.gate.close();
         let write = world.write(0, 9);
         until("it is taken up", || live.stats()[0].requests == 1);
         let limits = ExitTimeouts {
@@ -273,7 +273,7 @@ fn a_request_that_is_not_answered_in_time_is_its_successors() {
         let (live, _) = world.open(0, &[next.handle().clone()]);
         assert_eq!(world.answered(write), Ok(Vec::new()));
         assert_eq!(live.stats()[0].requests, 1, "its successor did it");
-        live.stop(SOON).unwrap().delete(SOON).unwrap();
+        live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
 }
 
@@ -295,7 +295,7 @@ fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_m
             "one per queue"
         );
         world.works(0, 3);
-        live.stop(SOON).unwrap().delete(SOON).unwrap();
+        live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);
     }
 }
@@ -363,7 +363,7 @@ fn a_recovery_that_has_begun_is_given_time_whatever_the_deadline() {
             .unwrap();
         assert_eq!(how, Origin::Recovered);
         world.works(0, 3);
-        live.stop(SOON).unwrap().delete(SOON).unwrap();
+        live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
 }
 
@@ -386,7 +386,7 @@ fn a_device_that_is_being_deleted_is_waited_for_and_then_added() {
             world.dies(live, reactor);
             let (live, how) = opening.join().unwrap();
             assert_eq!(how, Origin::Added);
-            live.stop(SOON).unwrap().delete(SOON).unwrap();
+            live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
         });
     }
 }
@@ -397,14 +397,14 @@ fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
         let world = World::new(profile);
         let reactor = world.ring();
         let (live, _) = world.open(4, &[reactor.handle().clone()]);
-        drop(live.stop(SOON).unwrap());
+        drop(live.stop(DEADLINE).unwrap());
         for again in [true, false] {
             let next = world.ring();
             let ring = if again { &reactor } else { &next };
             let (live, how) = world.open(4, &[ring.handle().clone()]);
             assert_eq!(how, Origin::Added, "on {}", profile.name);
             world.works(4, 9);
-            drop(live.stop(SOON).unwrap());
+            drop(live.stop(DEADLINE).unwrap());
         }
         assert_eq!(world.driver.devices(), [4]);
         assert_eq!(world.driver.stats().warnings, 0);
@@ -431,9 +431,9 @@ fn a_disk_of_another_kind_is_not_taken_over() {
             spec: &wanted,
             reactors: &[next.handle().clone()],
             options: &QueueOptions::default(),
-            within: SOON,
+            within: DEADLINE,
         },
-        |_| Late::new(&world.bytes, &world.gate),
+        |_| DelayedHandler::new(&world.bytes, &world.gate),
     )
     .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotGranted, "{error}");
@@ -453,7 +453,7 @@ fn a_disk_whose_server_is_not_seen_here_is_no_orphan() {
         assert!(error.remedy().contains("namespaces"), "{error}");
         world.works(3, 4);
         world.dies(live, reactor);
-        device::remove(&world.control, 3, SOON).unwrap();
+        device::remove(&world.control, 3, DEADLINE).unwrap();
         assert_eq!(world.driver.devices(), [0; 0]);
     }
 }

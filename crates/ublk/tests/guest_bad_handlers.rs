@@ -55,13 +55,13 @@ fn client(disk: PathBuf) -> u32 {
     failed
 }
 
-/// How many requests failed of a client of a server with this mischief.
-fn failures(mode: &str, mischief: &str) -> u32 {
+/// How many requests failed of a client of a server with this fault.
+fn failures(mode: &str, fault: &str) -> u32 {
     let server = Serve {
-        program: "delay",
+        program: "faulty",
         mode,
         queues: 1,
-        more: vec![mischief.into(), EVERY.into(), "--size".into(), "16M".into()],
+        more: vec![fault.into(), EVERY.into(), "--size".into(), "16M".into()],
         ..Serve::default()
     }
     .start();
@@ -77,7 +77,7 @@ fn failures(mode: &str, mischief: &str) -> u32 {
         Err(mpsc::RecvTimeoutError::Disconnected) => panic!("the client failed"),
         Err(mpsc::RecvTimeoutError::Timeout) => {
             // Whatever shuts down in order would wait for the disk that hangs.
-            println!("watchdog: {mode} {mischief}: a request has no end");
+            println!("watchdog: {mode} {fault}: a request has no end");
             std::process::abort();
         }
     };
@@ -89,13 +89,13 @@ fn failures(mode: &str, mischief: &str) -> u32 {
 /// scan for partitions left the count, and its end may still come between.
 const ALONE: RangeInclusive<u32> = 10..=14;
 
-fn each_mode(mischief: &str, judge: impl Fn(u32) -> bool) {
+fn each_mode(fault: &str, judge: impl Fn(u32) -> bool) {
     if !wanted(Table::All) {
         return;
     }
     for mode in modes() {
-        let failed = failures(mode, mischief);
-        assert!(judge(failed), "{mode} {mischief}: {failed} failed");
+        let failed = failures(mode, fault);
+        assert!(judge(failed), "{mode} {fault}: {failed} failed");
     }
 }
 

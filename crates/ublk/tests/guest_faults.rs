@@ -1,4 +1,4 @@
-//! Devices' lives that go wrong, against a real kernel: run as root in a guest, after
+//! Lifecycles of devices with faults, on a real kernel: run as root in a guest, after
 //! `modprobe ublk_drv`. Elsewhere each test says `skipped: no /dev/ublk-control`.
 #![allow(clippy::unwrap_used, unsafe_code, reason = "these are tests")]
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lifecycle::{Null, Reader, SOON, World, disk, read, ring, spec};
+use lifecycle::{DEADLINE, Null, Reader, World, disk, read, ring, spec};
 use reactor::{Handle, Port, Reactor};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -42,23 +42,23 @@ fn my_role() -> Option<u32> {
 
 /// Keeps what comes, and completes what came before it was told to let go.
 #[derive(Clone, Default)]
-struct Hold(Arc<Mutex<Held>>);
+struct HoldingHandler(Arc<Mutex<HeldRequests>>);
 
 #[derive(Default)]
-struct Held {
+struct HeldRequests {
     requests: Vec<Request>,
-    letting_go: bool,
+    released: bool,
 }
 
-impl Hold {
-    fn let_go(&self) {
+impl HoldingHandler {
+    fn release(&self) {
         let mut held = self.0.lock().unwrap();
-        held.letting_go = true;
+        held.released = true;
         held.requests.clear();
     }
 
     fn wait_for(&self, count: usize) {
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + DEADLINE;
         while self.0.lock().unwrap().requests.len() < count {
             assert!(Instant::now() < deadline, "{count} requests do not come");
             std::thread::sleep(Duration::from_millis(1));
@@ -66,12 +66,12 @@ impl Hold {
     }
 }
 
-impl Handler for Hold {
+impl Handler for HoldingHandler {
     const MODES: Modes = Modes::NONE.and(DataMode::UserCopy);
 
     fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         let mut held = self.0.lock().unwrap();
-        if held.letting_go {
+        if held.released {
             queue.complete(request);
         } else {
             held.requests.push(request);
@@ -80,11 +80,11 @@ impl Handler for Hold {
 }
 
 /// Lets go also where a test panics: what is held would keep the disk for ever.
-struct LetGo(Hold);
+struct ReleaseOnDrop(HoldingHandler);
 
-impl Drop for LetGo {
+impl Drop for ReleaseOnDrop {
     fn drop(&mut self) {
-        self.0.let_go();
+        self.0.release();
     }
 }
 
@@ -92,22 +92,22 @@ impl Drop for LetGo {
 fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
     let Some(world) = World::new() else { return };
     let reactor = ring("hold");
-    let hold = LetGo(Hold::default());
+    let hold = ReleaseOnDrop(HoldingHandler::default());
     let unscanned = DeviceSpec {
         wants: Wants::default().with(Capability::NoPartScan, Want::Prefer),
         ..spec()
     };
-    let added = device::add(&world.control, &unscanned, Hold::MODES).unwrap();
+    let added = device::add(&world.control, &unscanned, HoldingHandler::MODES).unwrap();
     let handles = [reactor.handle().clone()];
     let armed = added.attach(&handles, &QueueOptions::default(), |_| hold.0.clone());
     // Before 7.0 the kernel looks for partitions inside START: it is answered late then.
     let scanned = hold.0.clone();
     let answers = (!world.has(sys::F_NO_PART_SCAN)).then(|| {
-        scanned.0.lock().unwrap().letting_go = true;
+        scanned.0.lock().unwrap().released = true;
     });
-    let live = armed.unwrap().start(SOON).unwrap();
+    let live = armed.unwrap().start(DEADLINE).unwrap();
     if answers.is_some() {
-        hold.0.0.lock().unwrap().letting_go = false;
+        hold.0.0.lock().unwrap().released = false;
     }
     let path = live.path();
     let client = std::thread::spawn(move || read(&disk(&path), 0));
@@ -120,25 +120,25 @@ fn a_stop_that_waits_for_an_unanswered_request_is_told_and_holds_up_nobody() {
         matches!(kept.error.kind(), ErrorKind::Stuck | ErrorKind::TimedOut),
         "{kept}"
     );
-    assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < DEADLINE, "{:?}", begun.elapsed());
 
     // Over the fresh ring, or the old one: other devices come and go.
     let other = ring("other");
     let live = world.serve(&spec(), &[other.handle().clone()]);
     read(&disk(&live.path()), 0).unwrap();
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 
-    hold.0.let_go();
+    hold.0.release();
     client.join().unwrap().unwrap_err();
-    let stopped = kept.device.stop(SOON).unwrap();
-    stopped.delete(SOON).unwrap();
+    let stopped = kept.device.stop(DEADLINE).unwrap();
+    stopped.delete(DEADLINE).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
 /// Waits until the only queue of a device has counted so many aborts: no more, and of the rest the
 /// server owned what it should at the first.
 fn until_aborts(live: &LiveDevice, aborts: u64, owned: u64) {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + DEADLINE;
     while live.stats()[0].aborts < aborts {
         assert!(Instant::now() < deadline, "{:?}", live.stats());
         std::thread::sleep(Duration::from_millis(1));
@@ -151,34 +151,34 @@ fn until_aborts(live: &LiveDevice, aborts: u64, owned: u64) {
 fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
     let Some(world) = World::new() else { return };
     let (reactor, next) = (ring("owner"), ring("next"));
-    let hold = LetGo(Hold::default());
+    let hold = ReleaseOnDrop(HoldingHandler::default());
     // A late look for partitions would be held as well, and keep all others from opening the disk.
     let one_queue = DeviceSpec {
         queues: 1,
         wants: Wants::default().with(Capability::NoPartScan, Want::Prefer),
         ..spec()
     };
-    let added = device::add(&world.control, &one_queue, Hold::MODES).unwrap();
+    let added = device::add(&world.control, &one_queue, HoldingHandler::MODES).unwrap();
     let handles = [reactor.handle().clone()];
     let armed = added.attach(&handles, &QueueOptions::default(), |_| hold.0.clone());
     // Until the disk is there: before 7.0 the kernel looks for partitions inside START.
-    hold.0.0.lock().unwrap().letting_go = true;
-    let mut live = armed.unwrap().start(SOON).unwrap();
+    hold.0.0.lock().unwrap().released = true;
+    let mut live = armed.unwrap().start(DEADLINE).unwrap();
     let (id, path, tags) = (live.id(), live.path(), u64::from(spec().depth));
     let quiesces = world.has(sys::F_QUIESCE);
     if quiesces {
         read(&disk(&path), 0).unwrap();
-        hold.0.0.lock().unwrap().letting_go = false;
+        hold.0.0.lock().unwrap().released = false;
         let client = |at: u64| {
             let disk = disk(&path);
             std::thread::spawn(move || read(&disk, (1000 + at) * 4096))
         };
         let clients = [client(0), client(1), client(2)];
         hold.0.wait_for(3);
-        world.control.quiesce(id, SOON).unwrap();
+        world.control.quiesce(id, DEADLINE).unwrap();
         until_aborts(&live, tags - 3, 3);
         // The queue stays for them, and each is answered: dropped, that is failed.
-        hold.0.let_go();
+        hold.0.release();
         for client in clients {
             client.join().unwrap().unwrap_err();
         }
@@ -194,9 +194,9 @@ fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
         assert_eq!(how, Origin::Recovered);
     }
     // A stop waits for what the server owns: then every tag is idle.
-    world.control.stop(id, SOON).unwrap();
+    world.control.stop(id, DEADLINE).unwrap();
     until_aborts(&live, tags, 0);
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
@@ -268,7 +268,7 @@ fn signals_at_the_control_thread_fail_no_command() {
         assert_eq!(report.unconfirmed, []);
         let (live, how) = world.open(id, &[next.handle().clone()]);
         assert_eq!(how, Origin::Recovered);
-        live.stop(SOON).unwrap().delete(SOON).unwrap();
+        live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
     let sent = storm.sent();
     println!("{sent} signals");
@@ -287,7 +287,7 @@ fn when_one_of_two_reactors_dies_the_device_is_left_and_recovered() {
     assert_eq!(live.grant().queues, 2);
     let id = live.id();
     let reader = Reader::start(&live.path());
-    reader.goes_on();
+    reader.wait_for_progress();
     drop(dies);
     let report = shut_down(
         &world.control,
@@ -300,9 +300,9 @@ fn when_one_of_two_reactors_dies_the_device_is_left_and_recovered() {
     let next = ring("next");
     let (live, how) = world.open(id, &[next.handle().clone()]);
     assert_eq!(how, Origin::Recovered);
-    reader.goes_on();
+    reader.wait_for_progress();
     println!("{} reads, none failed", reader.end());
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -337,13 +337,13 @@ fn a_disk_that_fails_without_a_server_works_again_with_the_next_one() {
     assert_eq!(how, Origin::Recovered);
     read(&client, 0).unwrap();
     drop(client);
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 /// Kills its process in the middle of a recovery: as soon as one queue has its tags out.
-struct Dies;
+struct ExitingHandler;
 
-impl Handler for Dies {
+impl Handler for ExitingHandler {
     const MODES: Modes = Modes::ALL;
 
     fn on_attached<P: Port>(&mut self, _queue: &mut QueueCx<'_, P>) {
@@ -371,9 +371,9 @@ fn dies_recovering() {
             spec: &spec(),
             reactors: &reactors,
             options: &QueueOptions::default(),
-            within: SOON,
+            within: DEADLINE,
         },
-        |_| Dies,
+        |_| ExitingHandler,
     );
     panic!(
         "it did not die: {:?}",
@@ -405,7 +405,7 @@ fn a_server_killed_while_it_recovers_leaves_a_disk_that_is_recovered_or_removed(
             spec: &spec(),
             reactors: &reactors,
             options: &QueueOptions::default(),
-            within: SOON,
+            within: DEADLINE,
         },
         |_| Null,
     );
@@ -413,22 +413,22 @@ fn a_server_killed_while_it_recovers_leaves_a_disk_that_is_recovered_or_removed(
         Ok((live, how)) => {
             assert_eq!(how, Origin::Recovered);
             read(&disk(&live.path()), 0).unwrap();
-            live.stop(SOON).unwrap().delete(SOON).unwrap();
+            live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
         }
         Err(error) => {
             println!("{error}");
             assert!(!world.has(sys::F_PER_IO_TASK), "{error}");
             assert!(error.remedy().contains("delete it"), "{error}");
-            device::remove(&world.control, id, SOON).unwrap();
+            device::remove(&world.control, id, DEADLINE).unwrap();
         }
     }
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
 /// Serves in any mode, and does nothing: what is read is no data, or an error.
-struct Idle;
+struct IdleHandler;
 
-impl Handler for Idle {
+impl Handler for IdleHandler {
     const MODES: Modes = Modes::ALL;
 
     fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
@@ -451,12 +451,12 @@ fn what_a_server_killed_while_it_recovers_leaves_can_be_removed_in_every_mode() 
             ..spec()
         };
         let reactor = ring("first");
-        let added = device::add(&world.control, &forced, Idle::MODES).unwrap();
+        let added = device::add(&world.control, &forced, IdleHandler::MODES).unwrap();
         let handles = [reactor.handle().clone()];
         let armed = added
-            .attach(&handles, &QueueOptions::default(), |_| Idle)
+            .attach(&handles, &QueueOptions::default(), |_| IdleHandler)
             .unwrap();
-        let live = armed.start(SOON).unwrap();
+        let live = armed.start(DEADLINE).unwrap();
         assert_eq!(live.grant().mode, mode);
         let id = live.id();
         shut_down(
@@ -471,7 +471,7 @@ fn what_a_server_killed_while_it_recovers_leaves_can_be_removed_in_every_mode() 
             Some(libc::SIGKILL),
             "{mode}: {died:?}"
         );
-        device::remove(&world.control, id, SOON).unwrap();
+        device::remove(&world.control, id, DEADLINE).unwrap();
         assert_eq!(world.control.devices().unwrap(), [], "{mode}");
     }
 }

@@ -76,8 +76,8 @@ impl Stack {
     }
 
     fn end(self) {
-        self.upper.ends_well();
-        self.lower.ends_well();
+        self.upper.exits_cleanly();
+        self.lower.exits_cleanly();
     }
 
     /// Everything else meanwhile: writes to the second half.

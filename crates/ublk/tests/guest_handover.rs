@@ -7,8 +7,8 @@ mod lifecycle;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lifecycle::memory::{Bytes, Clients, Gate, Late};
-use lifecycle::{SOON, World, path_of, ring, spec};
+use lifecycle::memory::{Bytes, Clients, DelayedHandler, Gate};
+use lifecycle::{DEADLINE, World, path_of, ring, spec};
 use reactor::Handle;
 use ublk::device::{DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover};
 use ublk::error::ErrorKind;
@@ -41,7 +41,7 @@ impl Memory {
 
     fn open(&self, world: &World, id: u32, reactors: &[Handle]) -> (LiveDevice, Origin) {
         let (spec, options) = (Memory::spec(), QueueOptions::default());
-        let build = |_| Late::new(&self.bytes, &self.gate);
+        let build = |_| DelayedHandler::new(&self.bytes, &self.gate);
         open_or_recover(
             OpenRequest {
                 control: &world.control,
@@ -49,7 +49,7 @@ impl Memory {
                 spec: &spec,
                 reactors,
                 options: &options,
-                within: SOON,
+                within: DEADLINE,
             },
             build,
         )
@@ -58,7 +58,7 @@ impl Memory {
 }
 
 fn until_quiesced(world: &World, id: u32) {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + DEADLINE;
     while world.state(id) != DeviceState::Quiesced {
         assert!(Instant::now() < deadline, "the driver never notices");
         std::thread::sleep(Duration::from_millis(1));
@@ -82,22 +82,22 @@ fn a_busy_device_is_quiesced_and_the_other_on_its_ring_goes_on() {
     for count in [32, 3] {
         let clients = Clients::start(&path_of(2), count);
         for _ in 0..8 {
-            clients.go_on();
+            clients.wait_for_progress();
             let begun = Instant::now();
-            let quiesced = live.quiesce(SOON).unwrap();
+            let quiesced = live.quiesce(DEADLINE).unwrap();
             println!("{count} clients: quiesced in {:?}", begun.elapsed());
             until_quiesced(&world, quiesced.id());
-            others.go_on();
+            others.wait_for_progress();
             let (next, how) = goes.open(&world, 2, &handles);
             assert_eq!(how, Origin::Recovered);
             live = next;
         }
-        clients.go_on();
+        clients.wait_for_progress();
         println!("{} rounds of {count} clients", clients.end());
     }
     println!("{} rounds of the others", others.end());
     for live in [live, stayed] {
-        live.stop(SOON).unwrap().delete(SOON).unwrap();
+        live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
 }
 
@@ -112,8 +112,8 @@ fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
     let memory = Memory::new();
     let (live, _) = memory.open(&world, 3, &[reactor.handle().clone()]);
     let clients = Clients::start(&path_of(3), 16);
-    clients.go_on();
-    memory.gate.catch_one();
+    clients.wait_for_progress();
+    memory.gate.wait_for_request();
     let begun = Instant::now();
     let kept = live.quiesce(Duration::from_secs(1)).unwrap_err();
     assert!(
@@ -123,15 +123,15 @@ fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
     );
     assert_eq!(kept.error.kind(), ErrorKind::TimedOut, "{kept}");
     memory.gate.open();
-    clients.go_on();
+    clients.wait_for_progress();
     assert_eq!(world.state(3), DeviceState::Live);
-    let quiesced = kept.device.quiesce(SOON).unwrap();
+    let quiesced = kept.device.quiesce(DEADLINE).unwrap();
     until_quiesced(&world, quiesced.id());
     let next = ring("next");
     let (live, _) = memory.open(&world, 3, &[next.handle().clone()]);
-    clients.go_on();
+    clients.wait_for_progress();
     clients.end();
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -141,8 +141,8 @@ fn a_request_that_is_not_answered_before_its_server_leaves_is_the_successors() {
     let memory = Memory::new();
     let (live, _) = memory.open(&world, 4, &[reactor.handle().clone()]);
     let clients = Clients::start(&path_of(4), 3);
-    clients.go_on();
-    memory.gate.catch_one();
+    clients.wait_for_progress();
+    memory.gate.wait_for_request();
     let limits = ExitTimeouts {
         drain: Duration::from_millis(200),
         ..ExitTimeouts::default()
@@ -157,7 +157,7 @@ fn a_request_that_is_not_answered_before_its_server_leaves_is_the_successors() {
     let (live, how) = memory.open(&world, 4, &[next.handle().clone()]);
     assert_eq!(how, Origin::Recovered);
     memory.gate.open();
-    clients.go_on();
+    clients.wait_for_progress();
     println!("{} rounds, none failed", clients.end());
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Devices' lives against a real kernel: run as root in a guest, after `modprobe ublk_drv`.
+//! Lifecycles of devices on a real kernel: run as root in a guest, after `modprobe ublk_drv`.
 //!
 //! Elsewhere each test says `skipped: no /dev/ublk-control`. What a test starts ends with it:
 //! devices are removed, and servers in processes of their own die with their standard input.
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lifecycle::{Null, Reader, SOON, World, disk, path_of, read, ring, spec};
+use lifecycle::{DEADLINE, Null, Reader, World, disk, path_of, read, ring, spec};
 use reactor::{Config, Handle, Reactor};
 use ublk::control::ControlDevice;
 use ublk::device::{
@@ -37,9 +37,9 @@ fn a_device_lives_from_its_spec_to_its_deletion() {
     assert_eq!(world.state(id), DeviceState::Live);
     read(&disk(&live.path()), 4096).unwrap();
     assert!(live.stats().iter().map(|queue| queue.requests).sum::<u64>() > 0);
-    let stopped = live.stop(SOON).unwrap();
+    let stopped = live.stop(DEADLINE).unwrap();
     assert_eq!(world.state(id), DeviceState::Dead);
-    stopped.delete(SOON).unwrap();
+    stopped.delete(DEADLINE).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
     assert!(!path_of(id).exists());
 }
@@ -59,7 +59,7 @@ fn dropping_a_live_device_leaves_it_served() {
             .any(|one| one.info.device == id && one.has_server)
     );
     assert_eq!(device::list_unserved(&world.control).unwrap().len(), 0);
-    let error = device::remove(&world.control, id, SOON).unwrap_err();
+    let error = device::remove(&world.control, id, DEADLINE).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
 }
 
@@ -73,16 +73,16 @@ fn one_device_leaves_a_ring_and_the_other_does_not_notice() {
     for _ in 0..5 {
         let leaves = world.serve(&spec(), &reactors);
         read(&disk(&leaves.path()), 0).unwrap();
-        reader.goes_on();
+        reader.wait_for_progress();
         let begun = Instant::now();
-        let stopped = leaves.stop(SOON).unwrap();
+        let stopped = leaves.stop(DEADLINE).unwrap();
         let took = begun.elapsed();
-        stopped.delete(SOON).unwrap();
+        stopped.delete(DEADLINE).unwrap();
         println!("stopped in {took:?}, deleted after {:?}", begun.elapsed());
-        reader.goes_on();
+        reader.wait_for_progress();
     }
     println!("{} reads meanwhile", reader.end());
-    stays.stop(SOON).unwrap().delete(SOON).unwrap();
+    stays.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn a_disk_in_use_is_not_stopped_safely_and_goes_on() {
     let reactor = ring("safe");
     let live = world.serve(&spec(), &[reactor.handle().clone()]);
     let user = disk(&live.path());
-    let kept = live.try_stop(SOON).unwrap_err();
+    let kept = live.try_stop(DEADLINE).unwrap_err();
     if !world.has(sys::F_SAFE_STOP) {
         assert_eq!(kept.error.kind(), ErrorKind::Unsupported, "{kept}");
         return;
@@ -99,8 +99,8 @@ fn a_disk_in_use_is_not_stopped_safely_and_goes_on() {
     assert_eq!(kept.error.kind(), ErrorKind::Busy, "{kept}");
     read(&user, 0).unwrap();
     drop(user);
-    let stopped = kept.device.try_stop(SOON).unwrap();
-    stopped.delete(SOON).unwrap();
+    let stopped = kept.device.try_stop(DEADLINE).unwrap();
+    stopped.delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_live_disk_changes_its_size() {
     let sectors = std::fs::read_to_string(format!("/sys/block/ublkb{}/size", live.id())).unwrap();
     assert_eq!(sectors.trim(), "262144");
     read(&disk(&live.path()), 100 << 20).unwrap();
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -130,22 +130,22 @@ fn a_quiesced_disk_waits_for_its_next_server() {
     let live = world.serve(&spec(), &reactors);
     let (id, path) = (live.id(), live.path());
     if !world.has(sys::F_QUIESCE) {
-        let kept = live.quiesce(SOON).unwrap_err();
+        let kept = live.quiesce(DEADLINE).unwrap_err();
         assert!(kept.to_string().contains("6.16"), "{kept}");
         return;
     }
     let reader = Reader::start(&path);
-    reader.goes_on();
+    reader.wait_for_progress();
     let begun = Instant::now();
-    let quiesced = live.quiesce(SOON).unwrap();
+    let quiesced = live.quiesce(DEADLINE).unwrap();
     println!("quiesced in {:?}", begun.elapsed());
     assert_eq!(quiesced.id(), id);
     let next = ring("next");
     let (live, how) = world.open(id, &[next.handle().clone()]);
     assert_eq!(how, Origin::Recovered);
-    reader.goes_on();
+    reader.wait_for_progress();
     reader.end();
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_server_that_leaves_is_seen_gone_and_its_disks_are_taken_over() {
     let devices: Vec<LiveDevice> = (0..4).map(|_| world.serve(&spec(), &handles)).collect();
     let ids: Vec<u32> = devices.iter().map(LiveDevice::id).collect();
     let reader = Reader::start(&devices[0].path());
-    reader.goes_on();
+    reader.wait_for_progress();
     let begun = Instant::now();
     let report = shut_down(&world.control, devices, reactors, ExitTimeouts::default());
     println!("left in {:?}: {report:?}", begun.elapsed());
@@ -174,7 +174,7 @@ fn a_server_that_leaves_is_seen_gone_and_its_disks_are_taken_over() {
         assert_eq!(how, Origin::Recovered);
         taken.push(live);
     }
-    reader.goes_on();
+    reader.wait_for_progress();
     println!("{} reads, none failed", reader.end());
     assert_eq!(
         world.control.devices().unwrap().len(),
@@ -182,7 +182,7 @@ fn a_server_that_leaves_is_seen_gone_and_its_disks_are_taken_over() {
         "no second device"
     );
     for live in taken {
-        live.stop(SOON).unwrap().delete(SOON).unwrap();
+        live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     }
 }
 
@@ -255,7 +255,7 @@ fn a_disk_without_recovery_goes_with_its_server() {
     );
     assert_eq!(report.unconfirmed, []);
     assert_eq!(world.state(id), DeviceState::Dead);
-    device::remove(&world.control, id, SOON).unwrap();
+    device::remove(&world.control, id, DEADLINE).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
@@ -298,7 +298,7 @@ fn a_number_that_is_free_is_added_and_one_that_has_no_disk_is_added_anew() {
     let reactors = [reactor.handle().clone()];
     let (live, how) = world.open(41, &reactors);
     assert_eq!((live.id(), how), (41, Origin::Added));
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
     let added = DeviceSpec {
         id: Some(42),
         ..spec()
@@ -307,7 +307,7 @@ fn a_number_that_is_free_is_added_and_one_that_has_no_disk_is_added_anew() {
     let (live, how) = world.open(42, &reactors);
     assert_eq!((live.id(), how), (42, Origin::Added));
     read(&disk(&live.path()), 0).unwrap();
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -315,12 +315,12 @@ fn a_device_without_a_disk_is_brought_alive_whoever_served_it_before() {
     let Some(world) = World::new() else { return };
     let (reactor, next) = (ring("before"), ring("after"));
     let (live, _) = world.open(43, &[reactor.handle().clone()]);
-    drop(live.stop(SOON).unwrap());
+    drop(live.stop(DEADLINE).unwrap());
     for again in [&reactor, &next] {
         let (live, found) = world.open(43, &[again.handle().clone()]);
         assert_eq!(found, Origin::Added);
         read(&disk(&live.path()), 0).unwrap();
-        drop(live.stop(SOON).unwrap());
+        drop(live.stop(DEADLINE).unwrap());
     }
     let (server, found) = Server::start(43);
     assert!(found.starts_with("Added"), "{found}");
@@ -365,7 +365,7 @@ fn serves_for_others() {
             spec: &spec(),
             reactors: &[reactor.handle().clone()],
             options: &QueueOptions::default(),
-            within: SOON,
+            within: DEADLINE,
         },
         |_| Null,
     )
@@ -411,7 +411,7 @@ fn a_server_that_is_killed_twenty_times_loses_no_read() {
     assert!(how.starts_with("Added"), "{how}");
     let reader = Reader::start(&path_of(id));
     for round in 0..20 {
-        reader.goes_on();
+        reader.wait_for_progress();
         server.0.kill().unwrap();
         // At once: the old process need not even be reaped.
         let (next, how) = Server::start(id);
@@ -420,15 +420,15 @@ fn a_server_that_is_killed_twenty_times_loses_no_read() {
         drop(std::mem::replace(&mut server, next));
         assert_eq!(world.control.devices().unwrap(), [id], "no second device");
     }
-    reader.goes_on();
+    reader.wait_for_progress();
     println!("{} reads, none failed", reader.end());
     drop(server);
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + DEADLINE;
     while world.state(id) == DeviceState::Live {
         assert!(Instant::now() < deadline, "the driver never notices");
         std::thread::sleep(Duration::from_millis(5));
     }
-    device::remove(&world.control, id, SOON).unwrap();
+    device::remove(&world.control, id, DEADLINE).unwrap();
     assert_eq!(world.control.devices().unwrap(), []);
 }
 
@@ -463,7 +463,7 @@ fn a_disk_that_is_served_from_another_namespace_is_no_orphan() {
         .unwrap();
     assert!(looked.success());
     read(&disk(&live.path()), 0).unwrap();
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
 }
 
 #[test]
@@ -486,13 +486,13 @@ fn more_tags_than_completion_entries_lose_no_request() {
     // Far more requests at once than there are entries.
     let readers: Vec<_> = (0..32).map(|_| Reader::start(&live.path())).collect();
     for _ in 0..2 {
-        readers.iter().for_each(Reader::goes_on);
+        readers.iter().for_each(Reader::wait_for_progress);
     }
     let reads: u64 = readers.into_iter().map(Reader::end).sum();
     println!("{reads} reads, 32 at once, through 8 entries");
     // Every one of the 256 tags is told that it is over, at once; the stop waits for them.
-    live.stop(SOON).unwrap().delete(SOON).unwrap();
-    let report = reactor.stop(SOON);
+    live.stop(DEADLINE).unwrap().delete(DEADLINE).unwrap();
+    let report = reactor.stop(DEADLINE);
     assert_eq!(
         (report.ops_abandoned, report.sources_forced),
         (0, 0),

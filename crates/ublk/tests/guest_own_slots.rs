@@ -83,7 +83,7 @@ fn requests_whose_slot_is_taken_are_registered_by_hand_and_data_verifies() {
         .start();
         verified(&server).run();
         registers(&mut server);
-        server.ends_well();
+        server.exits_cleanly();
     }
 }
 
@@ -105,7 +105,7 @@ fn a_null_server_registers_by_hand_too() {
     }
     .run();
     registers(&mut server);
-    server.ends_well();
+    server.exits_cleanly();
 }
 
 /// Waits until a load is under way.

@@ -295,7 +295,7 @@ fn a_successor_that_cannot_take_over_all_disks_leaves_them_as_they_were() {
     next.files.push(scratch.path("other"));
     next.devices = 2;
     let mut both = next.spawn().keeping();
-    let status = both.comes_up().unwrap_err();
+    let status = both.try_until_live().unwrap_err();
     assert!(!status.success(), "{}", both.said());
     assert!(
         both.said().contains("device 0: Recovered"),
@@ -312,6 +312,6 @@ fn a_successor_that_cannot_take_over_all_disks_leaves_them_as_they_were() {
         ..Load::verified(server.blocks())
     }
     .run();
-    server.ends_well();
+    server.exits_cleanly();
     delete([1]);
 }

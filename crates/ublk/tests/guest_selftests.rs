@@ -38,7 +38,7 @@ fn a_device_starts_while_its_scan_is_blocked_and_its_server_can_be_killed() {
     ] {
         let begun = Instant::now();
         let server = Serve {
-            program: "delay",
+            program: "faulty",
             recovery,
             more: vec!["--delay-us".into(), "600000000".into()],
             ..Serve::default()
@@ -329,7 +329,7 @@ fn a_null_device_serves_reads_and_writes_in_every_mode() {
             ..Load::endless(server.blocks())
         }
         .run();
-        server.ends_well();
+        server.exits_cleanly();
     }
 }
 
@@ -364,7 +364,7 @@ fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
             ..Load::endless(server.blocks())
         }
         .run();
-        server.ends_well();
+        server.exits_cleanly();
     }
 }
 
@@ -396,7 +396,7 @@ fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
             ..Load::verified(server.blocks())
         }
         .run();
-        let said = server.ends_well();
+        let said = server.exits_cleanly();
         let fallbacks = Figures::read(&said).sum("fallbacks");
         assert_eq!(fallbacks > 0, mode == "zero-copy", "{said}");
     }
@@ -477,7 +477,7 @@ fn a_modules_limit_on_devices_of_others_does_not_hold_for_those_of_root() {
     }
     .start();
     assert_eq!(driver::devices(), [0, 1]);
-    second.ends_well();
+    second.exits_cleanly();
     drop(limit);
-    first.ends_well();
+    first.exits_cleanly();
 }

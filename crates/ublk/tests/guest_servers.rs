@@ -42,7 +42,7 @@ fn every_granted_mode_when_forced_is_the_one_that_serves_and_data_verifies() {
         let server = file_server(&scratch, mode, 32).start();
         assert_eq!(server.mode(0), mode, "{}", server.said());
         Load::verified(server.blocks()).run();
-        server.ends_well();
+        server.exits_cleanly();
     }
 }
 
@@ -51,7 +51,7 @@ fn every_server_says_what_it_takes_and_gives_an_example() {
     if !wanted(Table::Smoke) {
         return;
     }
-    for program in ["null", "file", "delay"] {
+    for program in ["null", "file", "faulty"] {
         let serve = Serve {
             program,
             more: vec!["--help".into()],
@@ -135,7 +135,7 @@ fn a_kernel_that_plays_an_older_one_serves_as_that_one_does() {
         let flags = driver::info(0).unwrap().flags & !unasked;
         assert_eq!(flags & !mask, 0, "{kernel}: {flags:#x}");
         Load::verified(server.blocks()).run();
-        server.ends_well();
+        server.exits_cleanly();
     }
 }
 
@@ -206,7 +206,7 @@ fn get_data_writes_through_a_pool_of_the_servers_own_wait_their_turn_and_verify(
     .start();
     assert!((0..2).all(|id| server.mode(id) == "get-data"));
     Load::verified(server.blocks()).run();
-    let said = server.ends_well();
+    let said = server.exits_cleanly();
     let figures = said.lines().find_map(|line| line.strip_prefix("pool: "));
     let figures = figures.unwrap_or_else(|| panic!("no figures of a pool:\n{said}"));
     let numbers: Vec<u64> = figures
@@ -245,7 +245,7 @@ fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
             ..Load::verified(server.blocks())
         }
         .run();
-        server.ends_well();
+        server.exits_cleanly();
     }
 }
 
@@ -345,7 +345,7 @@ fn a_killed_server_that_holds_every_tag_does_not_hold_its_clients() {
     }
     for mode in modes() {
         let server = Serve {
-            program: "delay",
+            program: "faulty",
             mode,
             queues: 2,
             depth: 1,
@@ -408,7 +408,7 @@ fn a_disk_is_halved_and_grows_again_while_it_is_used() {
         until("the disk has grown", DEADLINE, || sectors() == 32 << 11);
         used.succeeded();
         upper("read");
-        server.ends_well();
+        server.exits_cleanly();
     }
 }
 
@@ -461,7 +461,7 @@ fn partitions_appear(mode: &str) {
     let partition = std::path::Path::new("/dev/ublkb0p1");
     let server = serve.start();
     until("the partitions are there", DEADLINE, || partition.exists());
-    server.ends_well();
+    server.exits_cleanly();
     if !kernel_has(sys::F_NO_PART_SCAN, "a way to decline the scan") {
         return;
     }

@@ -52,7 +52,7 @@ fn every_thread_serves_a_queue_that_one_processor_keeps_busy() {
             ..Load::verified(server.blocks())
         }
         .run();
-        let said = server.ends_well();
+        let said = server.exits_cleanly();
         let requests = Figures::read(&said).by_share("requests");
         for thread in 0..THREADS {
             let of_thread = requests.iter().filter(|(share, _)| *share == thread);

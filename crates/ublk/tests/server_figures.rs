@@ -1,4 +1,4 @@
-//! The judge of the guest tests is able to fail: what it says of figures that are right and wrong.
+//! The check_mode of the guest tests is able to fail: what it says of figures that are right and wrong.
 #![allow(dead_code, unreachable_pub)]
 
 #[path = "servers/figures.rs"]
@@ -16,7 +16,9 @@ fn line(device: u32, share: u16, [uncopied, copied, fallbacks]: [u64; 3]) -> Str
 
 fn is_right(mode: &str, counts: [u64; 3], moves: bool, shared: bool) -> bool {
     let said = line(3, 0, counts);
-    Figures::read(&said).judge(3, mode, (moves, shared)).is_ok()
+    Figures::read(&said)
+        .check_mode(3, mode, (moves, shared))
+        .is_ok()
 }
 
 #[test]
@@ -53,7 +55,7 @@ fn every_device_is_judged_alone_and_by_what_was_said_last() {
     let figures = Figures::read(&said);
     assert_eq!(figures.by_share("uncopied"), [(0, 3), (1, 4), (0, 0)]);
     assert_eq!(figures.sum("copied"), 7);
-    assert!(figures.judge(0, "zero-copy", (true, false)).is_ok());
-    assert!(figures.judge(1, "zero-copy", (true, false)).is_err());
-    assert!(figures.judge(2, "zero-copy", (true, false)).is_err());
+    assert!(figures.check_mode(0, "zero-copy", (true, false)).is_ok());
+    assert!(figures.check_mode(1, "zero-copy", (true, false)).is_err());
+    assert!(figures.check_mode(2, "zero-copy", (true, false)).is_err());
 }

@@ -2,7 +2,7 @@
 //!
 //! Offsets on the disk are offsets in the files, so nothing is ever moved and plans need no pins.
 //! What needs a system call that the ring does not make (durability, zeroing, giving space back)
-//! is a chore of one thread; many flushes that came meanwhile are one sync.
+//! is a job of one thread; many flushes that came meanwhile are one sync.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -27,8 +27,8 @@ use ublk::Disk;
 use ublk::spec::Discard;
 use ublk::{BackendFile, BackendHandler};
 
-use super::Served;
-use super::options::{Parsed, size};
+use super::DiskService;
+use super::options::{Arguments, size};
 
 /// How files are opened and used.
 #[derive(Clone, Debug)]
@@ -43,58 +43,58 @@ pub struct Layout {
 
 impl Layout {
     /// From `FILE... [--direct] [--stripe SIZE]`.
-    pub fn of(parsed: &Parsed) -> Result<Layout, Box<dyn Error>> {
-        if parsed.rest.is_empty() {
+    pub fn from_arguments(arguments: &Arguments) -> Result<Layout, Box<dyn Error>> {
+        if arguments.rest.is_empty() {
             return Err("give at least one FILE".into());
         }
-        let stripe_bytes = parsed.text("--stripe").map(size).transpose()?;
+        let stripe_bytes = arguments.text("--stripe").map(size).transpose()?;
         if stripe_bytes.is_some_and(|bytes| bytes == 0 || !bytes.is_multiple_of(4096)) {
             return Err("--stripe takes a multiple of 4096".into());
         }
         Ok(Layout {
-            files: parsed.rest.iter().map(PathBuf::from).collect(),
+            files: arguments.rest.iter().map(PathBuf::from).collect(),
             stripe_bytes,
-            direct: parsed.has("--direct"),
+            direct: arguments.has("--direct"),
         })
     }
 }
 
 /// A disk on files, and the device that its requests are admitted through.
-pub struct Striped {
+pub struct StripedDisk {
     disk: Arc<FileDisk>,
     device: Arc<Device>,
 }
 
-impl Striped {
+impl StripedDisk {
     /// The disks that a layout means.
-    pub fn of(layout: &Layout) -> io::Result<Vec<Striped>> {
+    pub fn open_all(layout: &Layout) -> io::Result<Vec<StripedDisk>> {
         let groups: Vec<&[PathBuf]> = match layout.stripe_bytes {
             Some(_) => vec![&layout.files],
             None => layout.files.chunks(1).collect(),
         };
         let open = |files: &[PathBuf]| {
             let disk = FileDisk::open(files, layout.stripe_bytes, layout.direct)?;
-            Ok(Striped::on(disk))
+            Ok(StripedDisk::on(disk))
         };
         groups.into_iter().map(open).collect()
     }
 
     /// A disk in memory.
-    pub fn memory(bytes: u64) -> io::Result<Striped> {
+    pub fn memory(bytes: u64) -> io::Result<StripedDisk> {
         let file = reactor::memfd(c"disk", bytes)?;
         let disk = FileDisk::over(vec![Arc::new(file)], bytes, None, DioAlign::NONE)?;
-        Ok(Striped::on(disk))
+        Ok(StripedDisk::on(disk))
     }
 
-    fn on(disk: Arc<FileDisk>) -> Striped {
-        Striped {
+    fn on(disk: Arc<FileDisk>) -> StripedDisk {
+        StripedDisk {
             disk,
             device: Device::new("disk", DeviceOptions::default()),
         }
     }
 }
 
-impl Served for Striped {
+impl DiskService for StripedDisk {
     type Handler = BackendHandler<FileDisk>;
 
     fn disk(&self) -> Disk {
@@ -126,7 +126,7 @@ pub struct FileDisk {
     stripe_bytes: u64,
     files: Vec<Arc<OwnedFd>>,
     align: DioAlign,
-    chores: Arc<Chores>,
+    jobs: Arc<FileJobs>,
     worker: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -146,12 +146,12 @@ impl FileDisk {
             // Not what it says of itself: block devices have a size, too.
             smallest = smallest.min(file.seek(SeekFrom::End(0))?);
             if direct {
-                let untold = || io::Error::other("its direct I/O alignment is not told");
-                let told = DioAlign::of(&file)?
-                    .ok_or_else(untold)
+                let unknown = || io::Error::other("its direct I/O alignment is unknown");
+                let known = DioAlign::of(&file)?
+                    .ok_or_else(unknown)
                     .map_err(|error| named(path, error))?;
-                align.memory = align.memory.max(told.memory);
-                align.offset = align.offset.max(told.offset);
+                align.memory = align.memory.max(known.memory);
+                align.offset = align.offset.max(known.offset);
             }
             files.push(Arc::new(OwnedFd::from(file)));
         }
@@ -168,10 +168,10 @@ impl FileDisk {
         let logical_block = align.offset.max(SECTOR_BYTES as u32);
         let stripe_bytes = stripe.unwrap_or(u64::from(logical_block));
         let bytes = (each - each % stripe_bytes) * files.len() as u64;
-        let chores = Arc::<Chores>::default();
-        let (for_worker, on) = (Arc::clone(&chores), files.clone());
+        let jobs = Arc::<FileJobs>::default();
+        let (for_worker, on) = (Arc::clone(&jobs), files.clone());
         let worker = std::thread::Builder::new()
-            .name("chores".into())
+            .name("file-jobs".into())
             .spawn(move || for_worker.work(&on))?;
         Ok(Arc::new(FileDisk {
             bytes,
@@ -179,7 +179,7 @@ impl FileDisk {
             stripe_bytes,
             files,
             align,
-            chores,
+            jobs,
             worker: Mutex::new(Some(worker)),
         }))
     }
@@ -228,12 +228,12 @@ impl FileDisk {
         Pieces(self.parts(sector, u64::from(sectors)).map(piece).collect())
     }
 
-    fn give_back(&self, sector: u64, sectors: u64, keep: bool, waker: &Waker) -> StepOf<Self> {
+    fn zero(&self, sector: u64, sectors: u64, keep: bool, waker: &Waker) -> StepOf<Self> {
         let ranges = self
             .parts(sector, sectors)
             .map(|(_, len, file, offset)| (file, offset, len));
-        Step::Sync(self.chores.ask(
-            Chore::Zero {
+        Step::Sync(self.jobs.push(
+            FileJob::Zero {
                 ranges: ranges.collect(),
                 keep,
             },
@@ -244,8 +244,8 @@ impl FileDisk {
 
 impl Drop for FileDisk {
     fn drop(&mut self) {
-        self.chores.state().over = true;
-        self.chores.more.notify_all();
+        self.jobs.state().closed = true;
+        self.jobs.more.notify_all();
         let worker = self
             .worker
             .lock()
@@ -254,7 +254,7 @@ impl Drop for FileDisk {
         if let Some(worker) = worker
             && worker.thread().id() != std::thread::current().id()
         {
-            // It ends after the chore at hand.
+            // It ends after the job at hand.
             let _ = worker.join();
         }
     }
@@ -302,13 +302,13 @@ impl Backend for FileDisk {
                 sectors,
                 fua,
             } => Step::Write(WritePlan(self.plan(sector, sectors), fua)),
-            Op::Flush => Step::Sync(self.chores.ask(Chore::Sync, waker)),
+            Op::Flush => Step::Sync(self.jobs.push(FileJob::Sync, waker)),
             Op::Discard {
                 sector, sectors, ..
-            } => self.give_back(sector, sectors, false, waker),
+            } => self.zero(sector, sectors, false, waker),
             Op::WriteZeroes {
                 sector, sectors, ..
-            } => self.give_back(sector, sectors, true, waker),
+            } => self.zero(sector, sectors, true, waker),
         }
     }
 
@@ -318,17 +318,17 @@ impl Backend for FileDisk {
 
     fn written(&self, plan: WritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         if plan.1 && moved.is_ok() {
-            return Step::Sync(self.chores.ask(Chore::Sync, waker));
+            return Step::Sync(self.jobs.push(FileJob::Sync, waker));
         }
         Step::Done(moved.map_err(ErrorKind::from))
     }
 
     fn poll_sync(&self, ticket: Ticket, waker: &Waker) -> StepOf<Self> {
-        self.chores.poll(ticket, waker)
+        self.jobs.poll(ticket, waker)
     }
 }
 
-enum Chore {
+enum FileJob {
     /// Everything written so far is to be durable.
     Sync,
     /// These ranges read as zeroes and are durable so; `keep` keeps their space.
@@ -338,40 +338,40 @@ enum Chore {
     },
 }
 
-/// A wait for a chore.
+/// A wait for a job.
 #[derive(Debug)]
 pub struct Ticket(u64);
 
 #[derive(Default)]
 struct State {
-    asked: u64,
-    /// Chores up to this one have ended.
+    pushed: u64,
+    /// Jobs up to this one have ended.
     done: u64,
     failed: Vec<(u64, ErrorKind)>,
     /// A sync failed: what it should have covered is unknown for good (R10).
     poisoned: bool,
-    todo: VecDeque<(u64, Chore)>,
+    queued: VecDeque<(u64, FileJob)>,
     waiting: Vec<Waker>,
-    over: bool,
+    closed: bool,
 }
 
 /// What the worker is asked to do.
 #[derive(Default)]
-struct Chores {
+struct FileJobs {
     state: Mutex<State>,
     more: Condvar,
 }
 
-impl Chores {
+impl FileJobs {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&self, chore: Chore, waker: &Waker) -> Ticket {
+    fn push(&self, job: FileJob, waker: &Waker) -> Ticket {
         let mut state = self.state();
-        state.asked += 1;
-        let number = state.asked;
-        state.todo.push_back((number, chore));
+        state.pushed += 1;
+        let number = state.pushed;
+        state.queued.push_back((number, job));
         state.waiting.push(waker.clone());
         drop(state);
         self.more.notify_one();
@@ -395,35 +395,35 @@ impl Chores {
     fn work(&self, files: &[Arc<OwnedFd>]) {
         loop {
             let mut state = self.state();
-            while state.todo.is_empty() && !state.over {
+            while state.queued.is_empty() && !state.closed {
                 state = self
                     .more
                     .wait(state)
                     .unwrap_or_else(PoisonError::into_inner);
             }
-            if state.todo.is_empty() {
+            if state.queued.is_empty() {
                 return;
             }
             let poisoned = state.poisoned;
-            let todo = std::mem::take(&mut state.todo);
+            let queued = std::mem::take(&mut state.queued);
             drop(state);
             let mut failed = Vec::new();
-            let (mut last, mut sync_asked) = (0, Vec::new());
-            for (number, chore) in todo {
+            let (mut last, mut syncs) = (0, Vec::new());
+            for (number, job) in queued {
                 last = number;
-                match chore {
-                    Chore::Sync => sync_asked.push(number),
-                    Chore::Zero { ranges, keep } => {
+                match job {
+                    FileJob::Sync => syncs.push(number),
+                    FileJob::Zero { ranges, keep } => {
                         if let Err(error) = zero(files, &ranges, keep) {
                             failed.push((number, kind_of(&error)));
                         }
                     }
                 }
             }
-            let synced = sync_asked.is_empty()
+            let synced = syncs.is_empty()
                 || !poisoned && files.iter().all(|file| rustix::fs::fdatasync(file).is_ok());
             if !synced {
-                failed.extend(sync_asked.iter().map(|&number| (number, ErrorKind::Io)));
+                failed.extend(syncs.iter().map(|&number| (number, ErrorKind::Io)));
             }
             let mut state = self.state();
             state.poisoned |= !synced;

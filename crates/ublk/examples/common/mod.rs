@@ -25,10 +25,10 @@ use ublk::queue::{Handler, Pool};
 use ublk::{DeviceSpec, Disk};
 use ublk_fake::BoundedPool;
 
-pub use options::{Options, Parsed};
+pub use options::{Arguments, Options};
 
 /// What an example serves on one device.
-pub trait Served {
+pub trait DiskService {
     /// Serves one queue.
     type Handler: Handler + Send;
 
@@ -43,8 +43,8 @@ pub trait Served {
 const STEP: Duration = Duration::from_secs(30);
 
 /// Serves each of these on a device of its own, until told to end.
-pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Error>> {
-    let end = End::new()?;
+pub fn run<S: DiskService>(options: &Options, served: &[S]) -> Result<(), Box<dyn Error>> {
+    let end = Shutdown::new()?;
     let control = ControlDevice::open()?;
     let reactors = (0..options.reactors)
         .map(|number| {
@@ -59,13 +59,13 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
     let pool = options.pool.map(BoundedPool::new);
     let (mut devices, mut hows) = (Vec::new(), Vec::new());
     for (at, one) in served.iter().enumerate() {
-        match bring_up((options, &pool), &control, &reactors, at, one) {
+        match start_device((options, &pool), &control, &reactors, at, one) {
             Ok((live, how)) => {
                 devices.push(live);
                 hows.push(how);
             }
             Err(error) => {
-                give_up(&control, devices.into_iter().zip(hows), reactors);
+                abort_start(&control, devices.into_iter().zip(hows), reactors);
                 return Err(error);
             }
         }
@@ -79,15 +79,15 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
     }
     let mut times = 0_u64;
     end.wait(|| {
-        say_figures(&devices);
+        print_stats(&devices);
         times += 1;
         eprintln!("figures said {times}");
     });
-    say_figures(&devices);
+    print_stats(&devices);
     if let Some(pool) = &pool {
         eprintln!("pool: {pool:?}");
     }
-    say_reactors(&reactors);
+    print_reactor_stats(&reactors);
     if options.leave {
         let mut limits = exit::ExitTimeouts::default();
         if options.quiesce_by_ring {
@@ -97,10 +97,10 @@ pub fn run<S: Served>(options: &Options, served: &[S]) -> Result<(), Box<dyn Err
         eprintln!("left: {report:?}");
         return Ok(());
     }
-    take_down(devices)
+    stop_devices(devices)
 }
 
-fn bring_up<S: Served>(
+fn start_device<S: DiskService>(
     (options, pool): (&Options, &Option<BoundedPool>),
     control: &ControlDevice,
     reactors: &[Reactor],
@@ -174,7 +174,7 @@ fn bring_up<S: Served>(
 
 /// Says what each queue, or each share of one, has done so far. All of it at once: standard error is
 /// written through, and a call for every word of a thousand queues would be most of an exit.
-fn say_figures(devices: &[LiveDevice]) {
+fn print_stats(devices: &[LiveDevice]) {
     let mut text = String::new();
     for live in devices {
         let stats = live.stats();
@@ -189,7 +189,7 @@ fn say_figures(devices: &[LiveDevice]) {
 }
 
 /// Says what each reactor has, likewise.
-fn say_reactors(reactors: &[Reactor]) {
+fn print_reactor_stats(reactors: &[Reactor]) {
     let (to, from) = std::sync::mpsc::channel();
     for (at, reactor) in reactors.iter().enumerate() {
         let to = to.clone();
@@ -208,7 +208,7 @@ fn say_reactors(reactors: &[Reactor]) {
 
 /// Leaves nothing behind that was not there before, and loses nothing of that: disks that were taken
 /// over wait for the next server.
-fn give_up(
+fn abort_start(
     control: &ControlDevice,
     devices: impl Iterator<Item = (LiveDevice, Origin)>,
     reactors: Vec<Reactor>,
@@ -216,13 +216,13 @@ fn give_up(
     let (there, added): (Vec<_>, Vec<_>) = devices.partition(|(_, how)| *how == Origin::Recovered);
     let of = |devices: Vec<(LiveDevice, Origin)>| devices.into_iter().map(|one| one.0).collect();
     // Told already, and not the reason.
-    let _ = take_down(of(added));
+    let _ = stop_devices(of(added));
     let report = exit::shut_down(control, of(there), reactors, exit::ExitTimeouts::default());
     eprintln!("left: {report:?}");
 }
 
 /// Stops and deletes all of them; the last error is told.
-fn take_down(devices: Vec<LiveDevice>) -> Result<(), Box<dyn Error>> {
+fn stop_devices(devices: Vec<LiveDevice>) -> Result<(), Box<dyn Error>> {
     let mut verdict = Ok(());
     for live in devices {
         let stopped = live.stop(STEP).map_err(ublk::Error::from);
@@ -236,14 +236,14 @@ fn take_down(devices: Vec<LiveDevice>) -> Result<(), Box<dyn Error>> {
 
 /// Hears of the end from the moment it is made: a signal that comes while devices are brought up
 /// must not kill the process, which would leave them behind.
-struct End {
+struct Shutdown {
     runtime: tokio::runtime::Runtime,
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl End {
-    fn new() -> Result<End, Box<dyn Error>> {
+impl Shutdown {
+    fn new() -> Result<Shutdown, Box<dyn Error>> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
@@ -254,7 +254,7 @@ impl End {
                 signal(SignalKind::interrupt())?,
             )
         };
-        Ok(End {
+        Ok(Shutdown {
             runtime,
             terminate,
             interrupt,

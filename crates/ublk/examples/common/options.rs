@@ -63,7 +63,7 @@ pub struct Options {
 
 /// An example's arguments: the common options, its own flags and what is no flag.
 #[derive(Debug)]
-pub struct Parsed {
+pub struct Arguments {
     /// Common.
     pub options: Options,
     own: Vec<(String, String)>,
@@ -100,11 +100,15 @@ pub fn size(text: &str) -> Result<u64, Box<dyn Error>> {
     Ok(number << shift)
 }
 
-impl Parsed {
+impl Arguments {
     /// Reads the process's arguments. `own` are the example's flags that take a value, `switches`
     /// those that take none; `usage` is what `--help` says of the example, and ends the process.
-    pub fn read(usage: &str, own: &[&str], switches: &[&str]) -> Result<Parsed, Box<dyn Error>> {
-        let mut parsed = Parsed {
+    pub fn parse(
+        usage: &str,
+        own: &[&str],
+        switches: &[&str],
+    ) -> Result<Arguments, Box<dyn Error>> {
+        let mut arguments = Arguments {
             options: Options {
                 id: None,
                 queues: 1,
@@ -127,7 +131,7 @@ impl Parsed {
         let mut args = std::env::args().skip(1);
         let mut part_scan = true;
         while let Some(arg) = args.next() {
-            let options = &mut parsed.options;
+            let options = &mut arguments.options;
             let mut value = || args.next().ok_or_else(|| format!("{arg} takes a value"));
             match arg.as_str() {
                 "--help" | "-h" => {
@@ -149,18 +153,20 @@ impl Parsed {
                 "--recover" => options.recover = true,
                 "--leave" => options.leave = true,
                 "--quiesce-by-ring" => options.quiesce_by_ring = true,
-                name if switches.contains(&name) => parsed.own.push((arg.clone(), String::new())),
+                name if switches.contains(&name) => {
+                    arguments.own.push((arg.clone(), String::new()))
+                }
                 name if own.contains(&name) => {
                     let value = value()?;
-                    parsed.own.push((arg.clone(), value));
+                    arguments.own.push((arg.clone(), value));
                 }
                 name if name.starts_with("--") => {
                     return Err(format!("no option {arg}; see --help").into());
                 }
-                _ => parsed.rest.push(arg),
+                _ => arguments.rest.push(arg),
             }
         }
-        let options = &mut parsed.options;
+        let options = &mut arguments.options;
         if options.recover && options.id.is_none() {
             return Err("--recover needs --id".into());
         }
@@ -173,7 +179,7 @@ impl Parsed {
         if !part_scan {
             options.wants = options.wants.with(Capability::NoPartScan, Want::Require);
         }
-        Ok(parsed)
+        Ok(arguments)
     }
 
     /// Whether one of the example's switches is there.
@@ -194,8 +200,8 @@ impl Parsed {
 }
 
 fn number<T: FromStr>(name: &str, text: &str) -> Result<T, Box<dyn Error>> {
-    let parsed = text
+    let value = text
         .parse()
         .map_err(|_| format!("{name} {text}: no number that fits"))?;
-    Ok(parsed)
+    Ok(value)
 }

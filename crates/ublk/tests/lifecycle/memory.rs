@@ -15,64 +15,64 @@ use reactor::Port;
 use ublk::queue::{Handler, QueueCx};
 use ublk::{Answer, DataMode, Modes, Request};
 
-use super::SOON;
+use super::DEADLINE;
 
 const PAGE: usize = 4096;
 
 /// A disk's bytes, which outlive its servers.
 pub type Bytes = Arc<Mutex<Vec<u8>>>;
 
-/// Where requests wait to be answered, while it is shut.
+/// Where requests wait to be answered, while it is closed.
 #[derive(Debug, Default)]
 pub struct Gate {
-    shut: AtomicBool,
-    keeps: AtomicBool,
+    closed: AtomicBool,
+    holding: AtomicBool,
 }
 
 impl Gate {
-    pub fn shut(&self) {
-        self.shut.store(true, Ordering::SeqCst);
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     pub fn open(&self) {
-        self.shut.store(false, Ordering::SeqCst);
-        self.keeps.store(false, Ordering::SeqCst);
+        self.closed.store(false, Ordering::SeqCst);
+        self.holding.store(false, Ordering::SeqCst);
     }
 
-    /// Shuts it, and waits until a request waits there.
-    pub fn catch_one(&self) {
-        self.shut();
-        let deadline = Instant::now() + SOON;
-        while !self.keeps.load(Ordering::SeqCst) {
+    /// Closes it, and waits until a request waits there.
+    pub fn wait_for_request(&self) {
+        self.close();
+        let deadline = Instant::now() + DEADLINE;
+        while !self.holding.load(Ordering::SeqCst) {
             assert!(Instant::now() < deadline, "no request comes");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    fn keeps_one(&self) -> bool {
-        let shut = self.shut.load(Ordering::SeqCst);
-        if shut {
-            self.keeps.store(true, Ordering::SeqCst);
+    fn holds_request(&self) -> bool {
+        let closed = self.closed.load(Ordering::SeqCst);
+        if closed {
+            self.holding.store(true, Ordering::SeqCst);
         }
-        shut
+        closed
     }
 }
 
-/// Answers each request a millisecond late, and not while its gate is shut.
-pub struct Late {
+/// Answers each request a millisecond late, and not while its gate is closed.
+pub struct DelayedHandler {
     to: Sender<Request>,
 }
 
-impl Late {
+impl DelayedHandler {
     /// A handler of one queue.
-    pub fn new(bytes: &Bytes, gate: &Arc<Gate>) -> Late {
+    pub fn new(bytes: &Bytes, gate: &Arc<Gate>) -> DelayedHandler {
         let (bytes, gate) = (Arc::clone(bytes), Arc::clone(gate));
         let (to, from) = channel::<Request>();
         // It ends with the handler.
         std::thread::spawn(move || {
             while let Ok(first) = from.recv() {
                 let late = Instant::now() + Duration::from_millis(1);
-                while Instant::now() < late || gate.keeps_one() {
+                while Instant::now() < late || gate.holds_request() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 for request in std::iter::once(first).chain(from.try_iter()) {
@@ -80,11 +80,11 @@ impl Late {
                 }
             }
         });
-        Late { to }
+        DelayedHandler { to }
     }
 }
 
-impl Handler for Late {
+impl Handler for DelayedHandler {
     const MODES: Modes = Modes::NONE.and(DataMode::Copy);
 
     fn on_request<P: Port>(&mut self, _: &mut QueueCx<'_, P>, request: Request) {
@@ -140,9 +140,9 @@ impl Clients {
     }
 
     /// Waits until every client has come round again, more or less.
-    pub fn go_on(&self) {
+    pub fn wait_for_progress(&self) {
         let count = |clients: &Clients| clients.rounds.load(Ordering::Relaxed);
-        let (before, deadline) = (count(self), Instant::now() + SOON);
+        let (before, deadline) = (count(self), Instant::now() + DEADLINE);
         while count(self) < before + self.threads.len() as u64 {
             assert!(Instant::now() < deadline, "no request is answered");
             std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! What the tests of devices' lives have in common: a world that cleans up after itself, a handler
+//! What the tests of lifecycles have in common: a world that cleans up after itself, a handler
 //! that completes everything, a reader that must never see an error.
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub)]
 
@@ -19,7 +19,7 @@ use ublk::device::{
 use ublk::queue::{Handler, QueueCx};
 use ublk::{DataMode, DeviceSpec, Disk, Modes, Request, sys};
 
-pub const SOON: Duration = Duration::from_secs(20);
+pub const DEADLINE: Duration = Duration::from_secs(20);
 
 /// One test at a time: each looks at all devices there are.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -62,7 +62,7 @@ impl World {
         let armed = added
             .attach(reactors, &QueueOptions::default(), |_| Null)
             .unwrap();
-        armed.start(SOON).unwrap()
+        armed.start(DEADLINE).unwrap()
     }
 
     pub fn open(&self, id: u32, reactors: &[Handle]) -> (LiveDevice, Origin) {
@@ -74,7 +74,7 @@ impl World {
                 spec: &spec,
                 reactors,
                 options: &options,
-                within: SOON,
+                within: DEADLINE,
             },
             |_| Null,
         )
@@ -89,8 +89,8 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         for device in self.control.devices().unwrap_or_default() {
-            let _ = self.control.stop(device, SOON);
-            let _ = self.control.delete_async(device, SOON);
+            let _ = self.control.stop(device, DEADLINE);
+            let _ = self.control.delete_async(device, DEADLINE);
         }
     }
 }
@@ -159,9 +159,9 @@ impl Reader {
         }
     }
 
-    pub fn goes_on(&self) {
+    pub fn wait_for_progress(&self) {
         let before = self.reads.load(Ordering::Relaxed);
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + DEADLINE;
         while self.reads.load(Ordering::Relaxed) < before + 3 {
             assert!(Instant::now() < deadline, "no read is answered");
             std::thread::sleep(Duration::from_millis(1));

@@ -46,7 +46,7 @@ impl Figures {
 
     /// Whether a device was served in this mode, or what speaks against it. `moves` says of a
     /// server that it moves bytes at all, `shared` that slots are fewer than the tags that use them.
-    pub fn judge(
+    pub fn check_mode(
         &self,
         device: u32,
         mode: &str,

@@ -159,7 +159,7 @@ pub struct Server {
     keeps: bool,
 }
 
-/// What a server's figures are judged by.
+/// What a server's figures are check_mode by.
 #[derive(Clone, Debug)]
 struct Expected {
     /// The data mode that was asked for, or `auto`.
@@ -230,13 +230,13 @@ impl Server {
 
     /// Waits until all devices are live under this very process and can be opened.
     pub fn until_live(&mut self) {
-        if let Err(status) = self.comes_up() {
+        if let Err(status) = self.try_until_live() {
             panic!("the server ended with {status}:\n{}", self.said());
         }
     }
 
     /// The same, or how the server ended instead.
-    pub fn comes_up(&mut self) -> Result<(), ExitStatus> {
+    pub fn try_until_live(&mut self) -> Result<(), ExitStatus> {
         for id in self.ids.clone() {
             let end = Instant::now() + DEADLINE;
             while !(state(id) == Some(sys::STATE_LIVE) && self.serves(id) && is_block(&block(id))) {
@@ -285,14 +285,14 @@ impl Server {
         // Once is enough.
         for (id, mode) in std::mem::take(&mut self.served) {
             figures
-                .judge(id, mode, (moves, shared))
+                .check_mode(id, mode, (moves, shared))
                 .map_err(|wrong| format!("{wrong}\n{}", self.said()))?;
         }
         Ok(())
     }
 
     /// Judges it by what it says now.
-    fn judged(&mut self) -> Result<(), String> {
+    fn check_mode(&mut self) -> Result<(), String> {
         if self.served.is_empty() {
             return Ok(());
         }
@@ -344,10 +344,10 @@ impl Server {
     /// kill -9; the devices are left as they are.
     pub fn kill(mut self) {
         self.keeps = true;
-        let judged = self.judged();
+        let check_mode = self.check_mode();
         self.signal(rustix::process::Signal::KILL);
         self.child.wait().expect("a child");
-        judged.unwrap_or_else(|wrong| panic!("{wrong}"));
+        check_mode.unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 
     /// Its devices may be another's: they are not deleted with it.
@@ -362,14 +362,14 @@ impl Server {
         self.signal(rustix::process::Signal::TERM);
         let (status, said) = (self.ended(), self.said());
         if status.success() {
-            let judged = self.verdict(&Figures::read(&said));
-            judged.unwrap_or_else(|wrong| panic!("{wrong}"));
+            let check_mode = self.verdict(&Figures::read(&said));
+            check_mode.unwrap_or_else(|wrong| panic!("{wrong}"));
         }
         (status, said)
     }
 
     /// The same; it must end well, and its devices go. What it said.
-    pub fn ends_well(self) -> String {
+    pub fn exits_cleanly(self) -> String {
         let ids = self.ids.clone();
         let (status, said) = self.terminate();
         assert!(status.success(), "{said}");
@@ -397,9 +397,9 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // Said only when everything is taken away, and not over what went wrong before.
-        let judged = match std::thread::panicking() {
+        let check_mode = match std::thread::panicking() {
             true => Ok(()),
-            false => self.judged(),
+            false => self.check_mode(),
         };
         self.signal(rustix::process::Signal::KILL);
         // Nothing is left to do where that fails.
@@ -410,7 +410,7 @@ impl Drop for Server {
         if !self.keeps || std::thread::panicking() {
             self.ids.iter().for_each(|id| driver::delete(*id));
         }
-        judged.unwrap_or_else(|wrong| panic!("{wrong}"));
+        check_mode.unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }
 

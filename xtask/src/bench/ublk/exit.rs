@@ -176,7 +176,7 @@ fn measure_exit(
         };
         rustix::process::kill_process(pid, signal)?;
     }
-    watcher.expect_word("gone")?;
+    watcher.expect_word("exited")?;
     let from_signal = 1e3 * began.elapsed().as_secs_f64();
     for child in &mut children {
         child.wait()?;
@@ -252,7 +252,7 @@ struct Watcher(Child, Lines<BufReader<ChildStdout>>);
 
 impl Watcher {
     fn start(devices: usize) -> Result<Watcher, Failure> {
-        let mut command = Command::new(workspace::packaged("examples/gone"));
+        let mut command = Command::new(workspace::packaged("examples/await_exit"));
         command.arg(devices.to_string()).stdout(Stdio::piped());
         let mut child = command.spawn()?;
         let out = child.stdout.take().ok_or("it has no output")?;

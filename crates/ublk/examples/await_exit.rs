@@ -1,6 +1,6 @@
 //! Waits until none of the first devices has a server, and says so: for benchmarks of exits.
 //!
-//!     cargo run --release -p ublk --example gone -- COUNT
+//!     cargo run --release -p ublk --example await_exit -- COUNT
 //!
 //! Prints a line once it watches, and one when all are without a server. It only asks.
 
@@ -12,8 +12,8 @@ use ublk::control::ControlDevice;
 use ublk::device::DeviceState;
 use ublk::error::ErrorKind;
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(2);
+/// Time between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let count: u32 = std::env::args()
@@ -25,12 +25,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     say("watching")?;
     while let Some(&device) = left.last() {
         match control.info(device) {
-            Ok(info) if DeviceState::of(&info) == DeviceState::Live => std::thread::sleep(LOOK),
+            Ok(info) if DeviceState::of(&info) == DeviceState::Live => {
+                std::thread::sleep(POLL_INTERVAL)
+            }
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
             _ => drop(left.pop()),
         }
     }
-    say("gone")
+    say("exited")
 }
 
 fn say(word: &str) -> Result<(), Box<dyn Error>> {

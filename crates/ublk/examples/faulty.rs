@@ -1,6 +1,6 @@
-//! Serves files, or memory, badly: late, in parts, with errors, with a handler that panics.
+//! Serves files, or memory, with injected faults: late, short and failed requests, panics.
 //!
-//!     cargo run --release -p ublk --example delay -- --help
+//!     cargo run --release -p ublk --example faulty -- --help
 //!
 //! `--X-every N` hits every N-th read or write of a queue. Without a FILE it serves memory that is
 //! lost at the end. The other options are in `common`, `--direct` and `--stripe` as in `file`.
@@ -16,26 +16,26 @@ use ublk::BackendHandler;
 use ublk::queue::{Handler, QueueCx};
 use ublk::{Disk, Request};
 
-use common::disk::{FileDisk, Layout, Striped};
-use common::{Parsed, Served};
+use common::disk::{FileDisk, Layout, StripedDisk};
+use common::{Arguments, DiskService};
 
 const USAGE: &str = "\
-Serves files, or memory that is lost at the end, badly.
+Serves files, or memory that is lost at the end, with injected faults.
 
-  delay [OPTIONS] [FILE...]
-  delay --size 64M --delay-us 2000 --fail-every 100
+  faulty [OPTIONS] [FILE...]
+  faulty --size 64M --delay-us 2000 --fail-every 100
 
   --size SIZE           of the disk in memory [256M]
   --direct, --stripe    as in the example `file`
   --delay-us N          every request waits this long
   --fail-every N        every N-th read or write of a queue fails with EIO
-  --short-every N       it is answered by half
+  --short-every N       half of it is answered
   --panic-every N       its handler panics
-  --drop-every N        its handler forgets it";
+  --drop-every N        its handler drops it";
 
-/// What is done to requests. Each number means "every n-th time"; zero never.
+/// What a queue does to its requests. Each number means "every n-th read or write"; zero never.
 #[derive(Clone, Copy, Debug)]
-struct Mischief {
+struct Faults {
     delay: Duration,
     fail_every: u64,
     short_every: u64,
@@ -43,40 +43,40 @@ struct Mischief {
     drop_every: u64,
 }
 
-struct Late {
-    on: Striped,
-    mischief: Mischief,
+struct FaultyDisk {
+    disk: StripedDisk,
+    faults: Faults,
 }
 
-/// The handler of one queue: mischief before a handler that does its work.
-struct Mischievous {
+/// Injects faults before a handler that serves the queue.
+struct FaultyHandler {
     inner: BackendHandler<FileDisk>,
-    mischief: Mischief,
+    faults: Faults,
     /// Requests with bytes so far.
     seen: u64,
     /// By tag.
     delayed: HashMap<u16, Request>,
 }
 
-/// In every token of a delay; the inner handler's have it not.
+/// Set in the tokens of delays, and in none of the inner handler.
 const DELAY: u64 = 1 << 62;
 
-impl Mischievous {
-    fn hits(&self, every: u64) -> bool {
+impl FaultyHandler {
+    fn is_due(&self, every: u64) -> bool {
         every > 0 && self.seen.is_multiple_of(every)
     }
 
     fn serve<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, mut request: Request) {
         if request.bytes() > 0 {
             self.seen += 1;
-            if self.hits(self.mischief.fail_every) {
+            if self.is_due(self.faults.fail_every) {
                 return queue.fail(request, libc::EIO);
             }
-            if self.hits(self.mischief.drop_every) {
+            if self.is_due(self.faults.drop_every) {
                 return drop(request);
             }
-            assert!(!self.hits(self.mischief.panic_every), "as was asked for");
-            if self.hits(self.mischief.short_every) {
+            assert!(!self.is_due(self.faults.panic_every), "as was asked for");
+            if self.is_due(self.faults.short_every) {
                 request.limit(request.bytes() / 2);
             }
         }
@@ -84,13 +84,13 @@ impl Mischievous {
     }
 }
 
-impl Handler for Mischievous {
+impl Handler for FaultyHandler {
     fn on_attached<P: Port>(&mut self, queue: &mut QueueCx<'_, P>) {
         self.inner.on_attached(queue);
     }
 
     fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
-        let after = self.mischief.delay;
+        let after = self.faults.delay;
         if after.is_zero() {
             return self.serve(queue, request);
         }
@@ -122,17 +122,17 @@ impl Handler for Mischievous {
     }
 }
 
-impl Served for Late {
-    type Handler = Mischievous;
+impl DiskService for FaultyDisk {
+    type Handler = FaultyHandler;
 
     fn disk(&self) -> Disk {
-        self.on.disk()
+        self.disk.disk()
     }
 
-    fn handler(&self, queue: u16, depth: u16) -> Mischievous {
-        Mischievous {
-            inner: self.on.handler(queue, depth),
-            mischief: self.mischief,
+    fn handler(&self, queue: u16, depth: u16) -> FaultyHandler {
+        FaultyHandler {
+            inner: self.disk.handler(queue, depth),
+            faults: self.faults,
             seen: 0,
             delayed: HashMap::new(),
         }
@@ -149,23 +149,26 @@ fn main() -> Result<(), Box<dyn Error>> {
         "--panic-every",
         "--drop-every",
     ];
-    let parsed = Parsed::read(USAGE, &own, &["--direct"])?;
-    let mischief = Mischief {
-        delay: Duration::from_micros(parsed.number("--delay-us")?),
-        fail_every: parsed.number("--fail-every")?,
-        short_every: parsed.number("--short-every")?,
-        panic_every: parsed.number("--panic-every")?,
-        drop_every: parsed.number("--drop-every")?,
+    let arguments = Arguments::parse(USAGE, &own, &["--direct"])?;
+    let faults = Faults {
+        delay: Duration::from_micros(arguments.number("--delay-us")?),
+        fail_every: arguments.number("--fail-every")?,
+        short_every: arguments.number("--short-every")?,
+        panic_every: arguments.number("--panic-every")?,
+        drop_every: arguments.number("--drop-every")?,
     };
-    let on = if parsed.rest.is_empty() {
-        let bytes = match parsed.number("--size")? {
+    let disks = if arguments.rest.is_empty() {
+        let bytes = match arguments.number("--size")? {
             0 => 256 << 20,
             bytes => bytes,
         };
-        vec![Striped::memory(bytes)?]
+        vec![StripedDisk::memory(bytes)?]
     } else {
-        Striped::of(&Layout::of(&parsed)?)?
+        StripedDisk::open_all(&Layout::from_arguments(&arguments)?)?
     };
-    let served: Vec<Late> = on.into_iter().map(|on| Late { on, mischief }).collect();
-    common::run(&parsed.options, &served)
+    let served: Vec<FaultyDisk> = disks
+        .into_iter()
+        .map(|disk| FaultyDisk { disk, faults })
+        .collect();
+    common::run(&arguments.options, &served)
 }
