@@ -57,7 +57,7 @@ fn handle(mut request: AdmittedRequest<Read>) {
 }
 
 /// Owns the queue: admits, and runs it after every kick, until all kickers are gone.
-fn own(mut queue: Queue<Read>, kicks: &Receiver<()>) {
+fn own_queue(mut queue: Queue<Read>, kicks: &Receiver<()>) {
     for sector in 0..4 {
         let read = Read {
             sector,
@@ -78,7 +78,7 @@ fn main() {
     let kick = Arc::new(Wakeup(Mutex::new(wakeup)));
     let queue = device.add_queue(8, Arc::new(Printer), kick);
     let handle = queue.handle();
-    let owner = thread::spawn(move || own(queue, &kicks));
+    let owner = thread::spawn(move || own_queue(queue, &kicks));
 
     let guard = device.quiesce();
     guard

@@ -47,22 +47,22 @@ impl Completer<()> for Shared {
     }
 }
 
-struct Bell {
-    rung: AtomicBool,
+struct Wakeup {
+    kicked: AtomicBool,
     owner: Thread,
 }
 
-impl Kick for Bell {
+impl Kick for Wakeup {
     fn kick(&self) {
-        self.rung.store(true, SeqCst);
+        self.kicked.store(true, SeqCst);
         self.owner.unpark();
     }
 }
 
 /// Admits until too many are parked, then sleeps until it is kicked.
-fn own(
+fn own_queue(
     mut queue: Queue<()>,
-    bell: &Bell,
+    wakeup: &Wakeup,
     shared: &Shared,
     others: &mpsc::Sender<AdmittedRequest<()>>,
 ) -> u64 {
@@ -80,7 +80,7 @@ fn own(
         }
     };
     loop {
-        if bell.rung.swap(false, SeqCst) {
+        if wakeup.kicked.swap(false, SeqCst) {
             parked -= queue.run(|request| go(request, &mut ran));
         }
         if shared.stop.load(Relaxed) && parked == 0 {
@@ -92,7 +92,7 @@ fn own(
                 Admission::Parked => parked += 1,
                 Admission::Refused => unreachable!("nobody cancels"),
             }
-        } else if !bell.rung.load(SeqCst) {
+        } else if !wakeup.kicked.load(SeqCst) {
             thread::park_timeout(DEADLINE);
         }
     }
@@ -112,12 +112,12 @@ fn stress(barrier: Barrier) {
     let owner = {
         let (device, shared) = (Arc::clone(&device), Arc::clone(&shared));
         thread::spawn(move || {
-            let bell = Arc::new(Bell {
-                rung: AtomicBool::new(false),
+            let wakeup = Arc::new(Wakeup {
+                kicked: AtomicBool::new(false),
                 owner: thread::current(),
             });
-            let queue = device.add_queue(DEPTH, Arc::clone(&shared) as _, Arc::clone(&bell) as _);
-            own(queue, &bell, &shared, &to_completer)
+            let queue = device.add_queue(DEPTH, Arc::clone(&shared) as _, Arc::clone(&wakeup) as _);
+            own_queue(queue, &wakeup, &shared, &to_completer)
         })
     };
     for _ in 0..QUIESCES {

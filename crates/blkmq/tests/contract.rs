@@ -10,7 +10,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Barrier as Gathering, Mutex};
+use std::sync::{Arc, Barrier as Rendezvous, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
@@ -226,13 +226,13 @@ fn parked_requests_time_out_only_where_the_device_says_so() {
 #[test]
 fn twenty_four_queues_that_die_together_cost_one_grace_period() {
     let device = device();
-    let gathering = Gathering::new(24);
+    let rendezvous = Rendezvous::new(24);
     let decided = AtomicUsize::new(0);
     thread::scope(|scope| {
         for _ in 0..24 {
             scope.spawn(|| {
                 let (_transport, _queue) = queue(&device, 16);
-                gathering.wait();
+                rendezvous.wait();
                 if device.cancel(ErrorKind::Closed) {
                     decided.fetch_add(1, SeqCst);
                 }

@@ -27,7 +27,7 @@ use shuttle::{future::block_on, rand, thread};
 const REQUESTS: u32 = 4;
 
 struct Transport {
-    bell: Mutex<mpsc::Sender<()>>,
+    wakeup: Mutex<mpsc::Sender<()>>,
     done: Mutex<Vec<(u32, Result<(), ErrorKind>)>>,
 }
 
@@ -35,13 +35,13 @@ impl Completer<u32> for Transport {
     fn complete(&self, number: u32, result: Result<(), ErrorKind>) {
         self.done.lock().unwrap().push((number, result));
         // The owner also wakes to see that its work is done.
-        let _ = self.bell.lock().unwrap().send(());
+        let _ = self.wakeup.lock().unwrap().send(());
     }
 }
 
 impl Kick for Transport {
     fn kick(&self) {
-        let _ = self.bell.lock().unwrap().send(());
+        let _ = self.wakeup.lock().unwrap().send(());
     }
 }
 
@@ -75,7 +75,7 @@ impl Mix {
 }
 
 /// Owns a queue until all its requests are complete.
-fn own(mut queue: Queue<u32>, transport: &Transport, bell: &mpsc::Receiver<()>, mix: &Mix) {
+fn own_queue(mut queue: Queue<u32>, transport: &Transport, wakeup: &mpsc::Receiver<()>, mix: &Mix) {
     let mut elsewhere = Vec::new();
     for number in 0..REQUESTS {
         if let Admission::Run(request) = queue.admit(number) {
@@ -83,7 +83,7 @@ fn own(mut queue: Queue<u32>, transport: &Transport, bell: &mpsc::Receiver<()>, 
         }
     }
     while transport.done.lock().unwrap().len() < 2 * REQUESTS as usize {
-        bell.recv().unwrap();
+        wakeup.recv().unwrap();
         queue.run(|request| mix.go(request, &mut elsewhere));
     }
     elsewhere
@@ -102,9 +102,9 @@ fn mix() {
     let mut threads = Vec::new();
     let mut transports = Vec::new();
     for _ in 0..2 {
-        let (to_bell, bell) = mpsc::channel();
+        let (to_wakeup, wakeup) = mpsc::channel();
         let transport = Arc::new(Transport {
-            bell: Mutex::new(to_bell),
+            wakeup: Mutex::new(to_wakeup),
             done: Mutex::new(Vec::new()),
         });
         let queue = device.add_queue(2, Arc::clone(&transport) as _, Arc::clone(&transport) as _);
@@ -113,7 +113,7 @@ fn mix() {
             (REQUESTS..2 * REQUESTS).for_each(|number| handle.submit(number));
         }));
         let (mix, its) = (Arc::clone(&mix), Arc::clone(&transport));
-        threads.push(thread::spawn(move || own(queue, &its, &bell, &mix)));
+        threads.push(thread::spawn(move || own_queue(queue, &its, &wakeup, &mix)));
         transports.push(transport);
     }
     let canceller = {

@@ -1,4 +1,4 @@
-//! Addresses as msgr2 writes them: a kind, a nonce that tells two lives of one address apart, and
+//! Addresses as msgr2 writes them: a kind, a nonce that distinguishes two processes at one address, and
 //! a socket address.
 //!
 //! Owns their encoding and nothing else; it must never resolve or connect. A peer's address is
@@ -172,7 +172,7 @@ pub fn encode_addrs(addrs: &[EntityAddr], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a vector of addresses. A lone address stands for a vector of one, as older peers send it.
+/// Reads a vector of addresses. A single address is read as a vector of one, as older peers send it.
 pub fn decode_addrs(r: &mut Reader<'_>) -> Result<Vec<EntityAddr>, WireError> {
     match r.u8("address vector marker")? {
         MARKER_ADDR => Ok(vec![EntityAddr::decode_body(r)?]),

@@ -13,7 +13,7 @@ pub trait Entropy {
     /// Fills `out`.
     fn fill(&mut self, out: &mut [u8]);
 
-    /// A random word.
+    /// A random number.
     fn word(&mut self) -> u64 {
         let mut raw = [0; 8];
         self.fill(&mut raw);

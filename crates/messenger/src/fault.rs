@@ -1,7 +1,7 @@
 //! Why a connection or a session ended.
 //!
-//! Owns the one list of reasons and the one rule that tells a connection worth making again from a
-//! peer that broke the protocol. A reason is logged where it is consumed, once.
+//! Owns the one list of reasons and the one rule that decides whether to reconnect or to treat the
+//! peer as one that broke the protocol. A reason is logged where it is consumed, once.
 
 use thiserror::Error;
 
@@ -31,7 +31,7 @@ pub enum Fault {
     /// A newer connection of the same session took its place.
     #[error("a newer connection of the session took its place")]
     Replaced,
-    /// The peer came back to the session too often with numbers that are used up.
+    /// The peer reconnected too often with sequence numbers that were used before.
     #[error("too many attempts on one connection")]
     TooManyAttempts,
     /// A malformed frame.
@@ -46,7 +46,7 @@ pub enum Fault {
     /// A frame that does not belong here.
     #[error("a {tag:?} frame came during {during}, where it does not belong")]
     Unexpected {
-        /// What came.
+        /// The frame.
         tag: Tag,
         /// In which phase.
         during: &'static str,
@@ -56,7 +56,7 @@ pub enum Fault {
     Gap {
         /// The sequence that was due.
         expected: u64,
-        /// The one that came.
+        /// The sequence received.
         got: u64,
     },
     /// The peer acknowledges what was never sent.

@@ -51,8 +51,8 @@ impl<C> Inbox<C> {
         Ok(())
     }
 
-    /// Takes all commands. The descriptor is cleared before the list is: an order that comes in
-    /// between costs one wake-up for nothing, never a lost one.
+    /// Takes all commands. The descriptor is cleared before the list: a command posted in
+    /// between costs one needless wake-up, never a lost one.
     pub(crate) fn take(&self, into: &mut Vec<C>) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.wake, &mut count);

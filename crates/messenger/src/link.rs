@@ -1,8 +1,8 @@
 //! One connection: banner, hello, authentication, signatures; then frames both ways.
 //!
 //! Owns the connection's parser, keys, and the bytes staged for its socket. It knows no session:
-//! who goes on with what is `session` and `node`. It must never wait, and never trust a word of a
-//! peer before the signatures.
+//! which session a connection belongs to is for `session` and `node`. It must never wait, and never
+//! trust anything a peer says before the signatures.
 //!
 //! ```text
 //! Banner -> Hello -> Auth -> Signature -> Ready
@@ -35,7 +35,7 @@ enum Side {
     Accepting(ServerAuth),
 }
 
-/// What came out of received bytes.
+/// The result of received bytes.
 #[derive(Debug)]
 pub(crate) enum Step {
     /// The peer is authenticated; ident may begin.
@@ -106,7 +106,7 @@ impl Link {
         link
     }
 
-    /// Whom the peer authenticated as; empty before.
+    /// The name the peer authenticated as; empty before.
     pub(crate) fn peer_name(&self) -> &str {
         self.keys.as_ref().map_or("", |k| &k.peer)
     }
@@ -144,7 +144,7 @@ impl Link {
         matches!(self.phase, Phase::Banner(_) | Phase::Hello | Phase::Auth)
     }
 
-    /// Takes bytes from `input` until something comes of them.
+    /// Takes bytes from `input` until there is a result.
     pub(crate) fn step(
         &mut self,
         env: &mut Env<'_>,
@@ -265,7 +265,7 @@ impl Link {
     }
 
     /// Both sides know the keys: from here on frames are in the mode that was granted, and each
-    /// side signs what it heard.
+    /// side signs the bytes it received.
     fn signed(&mut self, keys: Keys) {
         self.phase = Phase::Signature;
         if let Some(secure) = &keys.secure {
@@ -285,7 +285,7 @@ impl Link {
         self.sealer = Sealer::Secure(Box::new(tx));
     }
 
-    /// The peer signed what it heard; that must be what was said here.
+    /// The peer signed the bytes it received, which must be the bytes sent here.
     fn check_signature(&mut self, signature: &AuthSignature) -> Result<(), Fault> {
         let key = self.keys.as_ref().and_then(|k| k.signing.as_ref());
         let good = match key {

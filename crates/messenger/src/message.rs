@@ -133,7 +133,7 @@ impl fmt::Debug for Message {
     }
 }
 
-/// A message that came, in order and once.
+/// A message received, in order and once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Received {
     /// Its place in the session. [`crate::Connection::done`] takes it.

@@ -1,24 +1,24 @@
 //! The out-queue: the one small lock between thousands of senders and the worker.
 //!
 //! Owns what senders and the worker share: the queue, the messages that were sent and are not
-//! acknowledged, a copy of the session's state, their bytes, and whether the worker was told. The
+//! acknowledged, a copy of the session's state, their bytes, and whether the worker was kicked. The
 //! lock is held for a push and three compares. It must never be held while a message is built,
-//! encoded, signed or freed, and never while a socket is touched. It is no spin lock: the holder
-//! of one can be preempted, and everybody then spins for milliseconds.
+//! encoded, signed or freed, and never while a socket is touched. It is no spin lock: if the
+//! holder of one is preempted, all others spin for milliseconds.
 //!
 //! Invariants:
 //! - I1 The state is written under the lock *and* by the worker ([`LockedQueue`] is the only way), so
 //!   either is enough to read it, and a sender that saw "not closed" under the lock may push.
-//! - I2 `kicked` means: the worker will look at the queue without being told again. It is set in
-//!   the hold that pushes, and cleared only in a hold that saw nothing to do. No wake-up is lost,
-//!   and the worker is told once per idle period, not once per message.
+//! - I2 `kicked` means: the worker will check the queue without another kick. It is set under the
+//!   lock with the push, and cleared only under a lock that found nothing to do. No wake-up is lost,
+//!   and the worker is kicked once per idle period, not once per message.
 //! - I3 A message gets its sequence number when it is taken, so one that is revoked before leaves
 //!   no hole. One that was taken keeps its number when it goes back into the queue.
-//! - I4 `queue` is in order of sending; messages that go back go to its front, so every message
-//!   with a number stands before every one without.
-//! - I5 Lists leave the lock whole and are freed after it.
+//! - I4 `queue` is in order of sending; returned messages go to its front, so every message with
+//!   a number is before every one without.
+//! - I5 Lists are moved out under the lock and freed after it.
 //!
-//! Senders cannot reach the lists without the lock, and nobody but the worker can write the state:
+//! Senders cannot reach the lists without the lock, and only the worker can write the state:
 //!
 //! ```compile_fail
 //! use messenger::outqueue::{Bounds, OutQueue};
@@ -60,7 +60,7 @@ pub use owner::{LockedQueue, Next, QueueOwner};
 /// The state of a session as far as senders need it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// No connection yet, or not any more; the worker is at it.
+    /// No connection yet, or not any more; the worker is connecting.
     Connecting,
     /// Messages flow.
     Open,
@@ -131,9 +131,9 @@ impl Default for Bounds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a kick that is not passed on is a lost wake-up"]
 pub enum Kick {
-    /// It does not know yet.
+    /// Yes: it does not know of this change.
     Worker,
-    /// It will look without being told.
+    /// No: it will check the queue anyway.
     Nobody,
 }
 

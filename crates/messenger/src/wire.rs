@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A count of elements of at least `each` bytes. A count that the rest cannot hold is an error
-    /// here, so that no caller reserves memory for elements that never came.
+    /// here, so that no caller reserves memory for elements that were never sent.
     pub fn count(&mut self, each: usize, field: &'static str) -> Result<usize, WireError> {
         let n = self.u32(field)? as usize;
         let need = n.saturating_mul(each.max(1));

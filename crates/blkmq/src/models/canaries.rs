@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-const CANARIES: [(&str, &str); 18] = [
+const CANARIES: [(&str, &str); 19] = [
     (
         "must_run_without_barrier",
         "gate::a_request_that_parks_while_the_gate_opens_is_run",

@@ -107,7 +107,7 @@ impl ControlThread for PostedWork {
 
 /// A request that the engine parked, as the model sees it.
 #[derive(Debug)]
-struct HeldModel {
+struct ParkedModel {
     tag: u16,
     reason: ParkReason,
     woken: bool,
@@ -120,7 +120,7 @@ struct HeldModel {
 struct QueueModel {
     depth: usize,
     waiting: VecDeque<(Id, Option<Duration>)>,
-    held: BTreeMap<Id, HeldModel>,
+    held: BTreeMap<Id, ParkedModel>,
     /// In flight, in somebody's hands: the order of admission and the clock.
     running: BTreeMap<Id, (u64, Option<Duration>)>,
     early: BTreeSet<u16>,
@@ -144,7 +144,7 @@ impl QueueModel {
                 .count()
     }
 
-    fn space(&self) -> impl Iterator<Item = (&Id, &HeldModel)> {
+    fn space(&self) -> impl Iterator<Item = (&Id, &ParkedModel)> {
         self.held
             .iter()
             .filter(|(_, held)| held.reason == ParkReason::Space)
@@ -676,7 +676,7 @@ impl QueueModel {
         let woken = self.early.remove(&tag);
         self.held.insert(
             id,
-            HeldModel {
+            ParkedModel {
                 tag,
                 reason,
                 woken,

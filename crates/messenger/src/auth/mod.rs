@@ -39,7 +39,7 @@ pub mod mode {
 /// Longest name of a host, in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// The error number a refused peer is told, whatever the reason was.
+/// The error number sent to a refused peer, whatever the reason.
 const EACCES: i32 = -13;
 
 /// Why authentication failed. Ends the session: trying again would fail again.
@@ -61,7 +61,7 @@ pub enum AuthError {
     /// The peer's proof is wrong: it does not hold the secret.
     #[error("the peer does not know the cluster's secret")]
     Proof,
-    /// The peer grants a mode that was not asked for.
+    /// The peer grants a mode that was not requested.
     #[error("the peer grants connection mode {0}, which was not asked for")]
     Mode(u32),
     /// The signature over the handshake is wrong: somebody changed it on the way.
@@ -73,7 +73,7 @@ pub enum AuthError {
     /// Words out of order, or too many.
     #[error("the peer does not keep to the order of the authentication method")]
     Order,
-    /// A word that cannot be read.
+    /// A payload that cannot be decoded.
     #[error("an authentication payload is malformed: {0}")]
     Malformed(#[from] WireError),
 }
@@ -137,7 +137,7 @@ pub(crate) enum ServerAuth {
     Secret(Box<SecretServer>),
 }
 
-/// The accepting side's next word.
+/// The accepting side's next message.
 #[derive(Debug)]
 pub(crate) enum ServerStep {
     More(Vec<u8>),
@@ -174,7 +174,7 @@ impl Credentials {
         }
     }
 
-    /// What a refused peer is told: the same for every reason.
+    /// The reply to a refused peer: the same for every reason.
     pub(crate) fn refusal(&self, method: u32) -> crate::control::AuthBadMethod {
         let (ours, mode) = match self {
             Self::None { .. } => (method::NONE, mode::CRC),

@@ -38,7 +38,7 @@ impl ControlBody for Hello {
     }
 }
 
-/// Number lists of the authentication frames: bounded, as nobody offers more than a handful.
+/// Number lists of the authentication frames: bounded, as a peer offers few.
 fn decode_numbers(r: &mut Reader<'_>, field: &'static str) -> Result<Vec<u32>, WireError> {
     let n = r.count(4, field)?;
     if n > 16 {
@@ -64,7 +64,7 @@ pub struct AuthRequest {
     pub method: u32,
     /// Modes it would take, best first.
     pub modes: Vec<u32>,
-    /// The method's first word.
+    /// The method's first message.
     pub payload: Vec<u8>,
 }
 
@@ -137,22 +137,22 @@ macro_rules! auth_more {
 }
 
 auth_more! {
-    /// The accepting side's next word.
+    /// The accepting side's next message.
     AuthReplyMore
 }
 auth_more! {
-    /// The connecting side's next word.
+    /// The connecting side's next message.
     AuthRequestMore
 }
 
-/// The connecting side is who it says.
+/// The connecting side is authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthDone {
     /// The number it has in the cluster.
     pub global_id: u64,
     /// The mode of all frames from here on.
     pub mode: u32,
-    /// The method's last word.
+    /// The method's last message.
     pub payload: Vec<u8>,
 }
 

@@ -107,7 +107,7 @@ impl ControlBody for ServerIdent {
     }
 }
 
-/// The connecting side asks to go on with a session.
+/// The connecting side asks to continue a session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reconnect {
     /// Its addresses.
@@ -180,7 +180,7 @@ one_word! {
     RetryGlobal, SessionRetryGlobal, "last global sequence"
 }
 one_word! {
-    /// The session goes on.
+    /// The session continues.
     ReconnectOk, SessionReconnectOk, "received sequence"
 }
 one_word! {

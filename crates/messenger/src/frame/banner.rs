@@ -83,7 +83,7 @@ impl BannerDecoder {
         }
     }
 
-    /// The payload's length once it is known, after checking the prefix as far as it came.
+    /// The payload's length once it is known, after checking the received part of the prefix.
     fn payload_len(&self) -> Result<Option<usize>, FrameError> {
         let n = self.got.len().min(PREFIX.len());
         if self.got[..n] != PREFIX[..n] {

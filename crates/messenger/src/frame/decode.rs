@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - I1 `buf` never holds more than `need` bytes, and `need` was computed from checked lengths.
-//! - I2 memory grows with the bytes that came, not with the lengths that were announced.
+//! - I2 memory grows with the bytes received, not with the lengths announced.
 //! - I3 exactly the bytes of one frame are consumed before it is handed out, so the caller can
 //!   change the mode between two frames.
 
@@ -68,7 +68,7 @@ impl Decoder {
         self.buf.capacity()
     }
 
-    /// Whether a message's header came and its payload did not yet, for a canary.
+    /// Whether a message's header was received and its payload not yet, for a canary.
     #[cfg(any(test, canary))]
     pub(crate) fn message_begun(&self) -> bool {
         matches!(&self.stage, Stage::Tail { preamble, .. } if preamble.tag == super::Tag::Message)

@@ -16,7 +16,7 @@ use crate::frame::{Frame, Tag, TxBuf};
 use crate::link::{Link, Step};
 use crate::session::{ClaimedLink, Cx, LinkId, Output, Session, SessionId};
 
-/// How often one connection may be told to use other numbers.
+/// How often one connection may retry with other sequence numbers.
 const ATTEMPTS_MAX: u32 = 8;
 
 /// An accepted connection that has not named a session.
@@ -42,9 +42,9 @@ impl Pending {
 enum Verdict {
     Attached(SessionId),
     /// Try again on this connection, with other numbers.
-    Again(Frame),
+    Retry(Frame),
     /// No; the connection ends.
-    No(Frame),
+    Refuse(Frame),
 }
 
 impl Node {
@@ -141,10 +141,10 @@ impl Node {
         let claim = match frame.tag {
             _ if over => Err(Fault::TooManyAttempts),
             Tag::ClientIdent => ClientIdent::from_frame(frame)
-                .map(Claim::New)
+                .map(SessionClaim::Ident)
                 .map_err(Fault::from),
             Tag::SessionReconnect => Reconnect::from_frame(frame)
-                .map(Claim::Old)
+                .map(SessionClaim::Reconnect)
                 .map_err(Fault::from),
             tag => Err(Fault::Unexpected {
                 tag,
@@ -159,19 +159,19 @@ impl Node {
             }
         };
         let (verdict, link) = match claim {
-            Claim::New(ident) => self.check_ident(env, id, pending.link, &ident),
-            Claim::Old(asked) => self.check_reconnect(env, id, pending.link, &asked),
+            SessionClaim::Ident(ident) => self.check_ident(env, id, pending.link, &ident),
+            SessionClaim::Reconnect(asked) => self.check_reconnect(env, id, pending.link, &asked),
         };
         match (verdict, link) {
             (Verdict::Attached(session), _) => {
                 self.arm(Timer::Pending(id), None);
                 self.update_tables(session);
             }
-            (Verdict::Again(answer), Some(mut link)) => {
+            (Verdict::Retry(answer), Some(mut link)) => {
                 link.emit(&answer);
                 self.pending.insert(id, Pending { link, ..pending });
             }
-            (Verdict::No(answer), Some(mut link)) => {
+            (Verdict::Refuse(answer), Some(mut link)) => {
                 link.emit(&answer);
                 self.pending.insert(
                     id,
@@ -196,7 +196,10 @@ impl Node {
     ) -> (Verdict, Option<Link>) {
         let missing = self.config.missing(ident.supported, ident.required);
         if missing != 0 {
-            return (Verdict::No(MissingFeatures(missing).frame()), Some(link));
+            return (
+                Verdict::Refuse(MissingFeatures(missing).frame()),
+                Some(link),
+            );
         }
         let lossy = ident.flags & FLAG_LOSSY != 0;
         let lane = ident.addrs.first().map_or(0, |a| a.nonce);
@@ -216,7 +219,7 @@ impl Node {
             if ident.global_seq <= newest {
                 self.stats.refused_retry_global += 1;
                 return (
-                    Verdict::Again(RetryGlobal(newest).frame()),
+                    Verdict::Retry(RetryGlobal(newest).frame()),
                     Some(claimed.link),
                 );
             }
@@ -231,7 +234,7 @@ impl Node {
         }
         if self.sessions.len() >= self.config.sessions_max {
             self.stats.refused_wait += 1;
-            return (Verdict::No(Wait.frame()), Some(claimed.link));
+            return (Verdict::Refuse(Wait.frame()), Some(claimed.link));
         }
         let new = self.new_session_id();
         let mut cx = cx!(self, env);
@@ -258,17 +261,17 @@ impl Node {
             session.filter(|s| s.has_cookies(asked.client_cookie, asked.server_cookie))
         else {
             self.stats.refused_reset += 1;
-            return (Verdict::No(Reset { full: true }.frame()), Some(link));
+            return (Verdict::Refuse(Reset { full: true }.frame()), Some(link));
         };
         if asked.global_seq <= session.peer_global_seq() {
             self.stats.refused_retry_global += 1;
             let newest = session.peer_global_seq();
-            return (Verdict::Again(RetryGlobal(newest).frame()), Some(link));
+            return (Verdict::Retry(RetryGlobal(newest).frame()), Some(link));
         }
         if asked.connect_seq <= session.connect_seq() {
             self.stats.refused_retry += 1;
             let newest = session.connect_seq();
-            return (Verdict::Again(Retry(newest).frame()), Some(link));
+            return (Verdict::Retry(Retry(newest).frame()), Some(link));
         }
         let claimed = ClaimedLink {
             id,
@@ -294,9 +297,9 @@ impl Node {
     }
 }
 
-enum Claim {
-    New(ClientIdent),
-    Old(Reconnect),
+enum SessionClaim {
+    Ident(ClientIdent),
+    Reconnect(Reconnect),
 }
 
 fn session_id(known: Option<SessionId>) -> SessionId {

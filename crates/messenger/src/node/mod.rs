@@ -160,7 +160,7 @@ impl Node {
         self.with_link(&mut env, link, Session::on_connected);
     }
 
-    /// Bytes came.
+    /// Processes bytes of a connection.
     pub fn on_bytes(&mut self, mut env: Env<'_>, link: LinkId, input: &[u8]) {
         if self.pending.contains_key(&link) {
             self.on_pending_bytes(&mut env, link, input);
@@ -205,7 +205,7 @@ impl Node {
     }
 
     /// Bytes for the socket of `link`, staged now. The caller takes them off with
-    /// [`TxBuf::advance`] and then calls [`Node::transmitted`].
+    /// [`TxBuf::advance`] and then calls [`Node::on_transmitted`].
     pub fn poll_transmit(&mut self, mut env: Env<'_>, link: LinkId) -> Option<&mut TxBuf> {
         if let Some(&id) = self.by_link.get(&link) {
             self.with_session(&mut env, id, Session::fill);
@@ -224,7 +224,7 @@ impl Node {
         }
     }
 
-    /// Ends everything; each session gives back what it held.
+    /// Ends all sessions; each returns what it held.
     pub fn shutdown(&mut self, mut env: Env<'_>) {
         let ids: Vec<_> = self.sessions.keys().copied().collect();
         for id in ids {

@@ -17,11 +17,11 @@ pub struct QueueOwner {
 pub enum Next {
     /// The application asked to end the session.
     Close,
-    /// A keepalive was asked for.
+    /// A keepalive was requested.
     Keepalive,
     /// The application's own acknowledgement.
     Done(u64),
-    /// A message, now with its sequence number. It also stands in the list of sent ones if the
+    /// A message, now with its sequence number. It is also in the list of sent ones if the
     /// session resends.
     Message {
         /// Its place in the session.
@@ -122,14 +122,14 @@ impl LockedQueue<'_> {
         *self.state = state;
     }
 
-    /// Whether nothing waits and nothing was asked for.
+    /// Whether nothing is queued and nothing was requested.
     pub fn is_idle(&self) -> bool {
         let wants = &self.inner.wants;
         let asked = wants.keepalive || wants.done.is_some() || wants.close;
         self.inner.queue.is_empty() && !asked
     }
 
-    /// Whether the application asked to end the session.
+    /// Whether the application requested the end of the session.
     pub fn close_asked(&self) -> bool {
         self.inner.wants.close
     }
@@ -187,7 +187,7 @@ impl LockedQueue<'_> {
     }
 
     /// The connection failed: what was sent and not acknowledged goes back to the front, in order
-    /// and with its numbers. The worker now owes the queue a look.
+    /// and with its numbers. The worker now has to check the queue.
     pub fn requeue(&mut self) {
         let inner = &mut *self.inner;
         if canary::active!("requeue_behind") {
@@ -230,7 +230,7 @@ impl LockedQueue<'_> {
     }
 
     /// Parks the session if there is nothing to do: state and `kicked` change in one hold with the
-    /// look at the queue, so the first send after it kicks, and only the first.
+    /// check the queue, so the first send after it kicks, and only the first.
     pub fn park_if_idle(&mut self) -> bool {
         let idle = self.is_idle();
         if idle {

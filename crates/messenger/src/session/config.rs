@@ -40,7 +40,7 @@ pub struct Config {
     pub reattach_timeout: Duration,
     /// Connections that are not authenticated and named yet, at most. More are closed at once.
     pub handshakes_max: usize,
-    /// Sessions, at most. Peers that want more are told to wait.
+    /// Sessions, at most. Peers that want more get a Wait frame.
     pub sessions_max: usize,
 }
 

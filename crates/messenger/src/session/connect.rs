@@ -14,7 +14,7 @@ use crate::frame::{Frame, Tag};
 use crate::link::Link;
 use crate::outqueue::{OutQueue, State};
 
-/// How often one connection may be told to use other numbers.
+/// How often one connection may retry with other sequence numbers.
 const ATTEMPTS_MAX: u32 = 4;
 
 /// What an accepting node learned before it knew the session.
@@ -69,7 +69,7 @@ impl Session {
         self.attach(cx, claimed, 0, &answer.frame());
     }
 
-    /// The peer goes on with the session; it has received everything up to `msg_seq`.
+    /// The peer continues the session; it has received everything up to `msg_seq`.
     pub(crate) fn attach_reconnect(
         &mut self,
         cx: &mut Cx<'_>,
@@ -337,7 +337,7 @@ impl Session {
     fn detach(&mut self, cx: &mut Cx<'_>, fault: Fault) {
         let was_open = self.phase == Phase::Open;
         self.count_too_early();
-        // Somebody asked for a sign of life and has not got it: that is a reason to reconnect.
+        // A keepalive was requested and is unanswered: that is a reason to reconnect.
         self.keepalive.on_open |= self.keepalive.asked.take().is_some();
         self.hang_up(cx);
         let initiator = matches!(self.role, Role::Initiator { .. });

@@ -1,4 +1,4 @@
-//! What a session tells the application, and what it asks of whoever drives it.
+//! Events for the application, and outputs for the driver: the worker or the simulator.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use crate::fault::{CloseReason, Fault};
 use crate::message::{Message, Received};
 use crate::outqueue::OutQueue;
 
-/// What the application is told, in order.
+/// What happens to a session, in order, for the application.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event {
     /// The session is open: for the first time, or again after a fault.
     Opened {
-        /// Whom the peer authenticated as.
+        /// The name the peer authenticated as.
         peer: String,
         /// The number a Ceph monitor gave us; 0 between hosts.
         global_id: u64,
@@ -30,7 +30,7 @@ pub enum Event {
         /// Its place in the session.
         seq: u64,
     },
-    /// The connection failed. A lossless session goes on: it reconnects, or is parked.
+    /// The connection failed. A lossless session continues: it reconnects, or is parked.
     Interrupted {
         /// Why.
         fault: Fault,
@@ -39,7 +39,7 @@ pub enum Event {
     },
     /// The peer answered a keepalive.
     Alive {
-        /// The time between question and answer.
+        /// The round-trip time.
         round_trip: Duration,
     },
     /// The session is over. The last event.
@@ -52,7 +52,7 @@ pub enum Event {
     },
 }
 
-/// What the core asks of whoever drives it.
+/// What the core wants its driver to do.
 #[derive(Debug)]
 pub enum Output {
     /// Make a connection; then `on_connected` or `on_lost`.
@@ -62,7 +62,7 @@ pub enum Output {
         /// Where to.
         addr: SocketAddr,
     },
-    /// Drop a connection. Nothing is heard of it any more.
+    /// Drop a connection. The core expects no more of it.
     HangUp {
         /// Which.
         link: LinkId,
@@ -78,7 +78,7 @@ pub enum Output {
         session: SessionId,
         /// What senders share.
         queue: Arc<OutQueue>,
-        /// Whom the peer authenticated as.
+        /// The name the peer authenticated as.
         peer: String,
         /// Where the peer is.
         remote: SocketAddr,
@@ -87,7 +87,7 @@ pub enum Output {
         /// Whether the session ends with its connection.
         lossy: bool,
     },
-    /// Tell the application.
+    /// Pass an event to the application.
     Event {
         /// Of which session.
         session: SessionId,

@@ -1,8 +1,8 @@
 //! One session: an ordered stream of messages each way, that outlives its connections.
 //!
-//! Owns sequence numbers, what is owed to the peer, and which connection is current. It does no
-//! I/O: bytes and time come in, bytes, orders and events go out, so the worker and the simulator
-//! drive the same code. It belongs to one worker; what senders share is in the out-queue.
+//! Owns sequence numbers, the acknowledgements due to the peer, and which connection is current. It
+//! does no I/O: bytes and time come in, bytes, outputs and events go out, so the worker and the
+//! simulator drive the same code. It belongs to one worker; senders share only the out-queue.
 //!
 //! ```text
 //! connecting side:  Backoff -> Dialing -> Handshake -> Identify -> Open -> Standby
@@ -15,8 +15,8 @@
 //! - I1 `in_seq` is the newest message received whole and in order, and the only thing ever
 //!   acknowledged. It says nothing about what the application did with it: that is `done`.
 //! - I2 On a lossless session a message leaves the queue's lists only when the peer acknowledged
-//!   it, or when the session closes and gives it back.
-//! - I3 At most one connection is current; bytes of any other are never looked at.
+//!   it, or when the session closes and returns it to the application.
+//! - I3 At most one connection is current; bytes of any other are ignored.
 //! - I4 Nothing is sent again to a peer that does not prove, by both cookies, that it is in the
 //!   same session.
 
@@ -49,14 +49,14 @@ pub struct SessionId(pub(crate) u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub(crate) u64);
 
-/// Numbers that one messenger counts over all its sessions.
+/// Counters of one messenger over all its sessions.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) links: u64,
     pub(crate) global_seq: u64,
 }
 
-/// What a session's methods work with.
+/// What the methods of a session work with: time, randomness, outputs, counters.
 pub(crate) struct Cx<'a> {
     pub(crate) env: Env<'a>,
     pub(crate) out: &'a mut VecDeque<Output>,
@@ -95,24 +95,24 @@ struct Attached {
 
 #[derive(Debug, Default)]
 struct Keepalive {
-    /// When to ask next, while open or parked.
+    /// When to send the next keepalive, while open or parked.
     next: Option<Time>,
-    /// Since when an answer is due.
+    /// When the unanswered keepalive was sent.
     asked: Option<Time>,
-    /// What the peer wants sent back. One slot: a flood of questions gets one answer.
+    /// The peer's stamp to send back. One slot: many keepalives get one answer.
     owed: Option<crate::control::Stamp>,
-    /// Ask as soon as the session is open.
+    /// Send a keepalive as soon as the session is open.
     on_open: bool,
 }
 
-/// The messages the application gave a number, until they are done.
+/// Which messages the receiving application has finished with.
 #[derive(Debug, Default)]
 struct DoneState {
-    /// Ours that the peer's application is not done with: sequence and tid.
+    /// Our messages that the peer's application is not done with: sequence and tid.
     waiting: VecDeque<(u64, u64)>,
-    /// The newest of the peer's that our application called done.
+    /// The newest message of the peer that our application is done with.
     told: u64,
-    /// The peer has to be told, again after each reconnect.
+    /// A Done frame has to be sent, again after each reconnect.
     owed: bool,
 }
 
@@ -134,17 +134,17 @@ pub struct Session {
     server_cookie: u64,
     connect_seq: u64,
     out_seq: u64,
-    /// The newest of ours that the peer acknowledged.
+    /// Our newest message that the peer acknowledged.
     out_acked: u64,
-    /// The newest of ours that went out on the current connection, or was acknowledged before.
+    /// Our newest message that was staged on the current connection, or acknowledged before.
     out_staged: u64,
     in_seq: u64,
-    /// The newest `in_seq` the peer was told.
+    /// The newest `in_seq` that was acknowledged to the peer.
     in_told: u64,
     done: DoneState,
     keepalive: Keepalive,
     backoff: Duration,
-    /// Reused for what was acknowledged, so that freeing needs no allocation under the lock.
+    /// A list for acknowledged messages, kept so that none is allocated under the lock.
     acked: Vec<Entry>,
 }
 
@@ -208,7 +208,7 @@ impl Session {
         session
     }
 
-    /// What senders share.
+    /// The part that senders share.
     pub fn queue(&self) -> &Arc<OutQueue> {
         self.owner.queue()
     }
@@ -242,7 +242,7 @@ impl Session {
         }
     }
 
-    /// Bytes came on the current connection.
+    /// Processes bytes of the current connection.
     pub(crate) fn on_bytes(&mut self, cx: &mut Cx<'_>, mut input: &[u8]) {
         loop {
             let Some(io) = self.link.as_mut().and_then(|l| l.io.as_mut()) else {
@@ -262,7 +262,7 @@ impl Session {
         self.flush(cx);
     }
 
-    /// A sender kicked: something waits in the queue.
+    /// A sender has queued something and kicked.
     pub(crate) fn on_kick(&mut self, cx: &mut Cx<'_>) {
         match self.phase {
             Phase::Open => self.flush(cx),
@@ -313,7 +313,7 @@ impl Session {
         }
     }
 
-    /// Ends the session and gives back what was not acknowledged.
+    /// Ends the session and returns what was not acknowledged.
     pub(crate) fn close(&mut self, cx: &mut Cx<'_>, reason: CloseReason) {
         if self.phase == Phase::Closed {
             return;
@@ -351,7 +351,7 @@ impl Session {
     }
 }
 
-/// A random word that is not 0: 0 means "no session" on the wire.
+/// A random number that is not 0: 0 means "no session" on the wire.
 pub(crate) fn nonzero(cx: &mut Cx<'_>) -> u64 {
     loop {
         let word = cx.env.entropy.word();

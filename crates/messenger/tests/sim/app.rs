@@ -190,7 +190,7 @@ impl Side {
         self.queue.done(self.last_seq).unwrap_or(Kick::Nobody)
     }
 
-    pub(super) fn heard_done(&self, tid: u64, ledger: &mut Ledger) -> Result<(), String> {
+    pub(super) fn on_done(&self, tid: u64, ledger: &mut Ledger) -> Result<(), String> {
         ledger.done(self.stream, tid)
     }
 

@@ -303,7 +303,7 @@ impl World {
             Event::Opened { .. } => self.seen.reopened += 1,
             Event::Message(m) => side.received(&m, &mut self.ledger)?,
             Event::Done { tid, .. } => {
-                side.heard_done(tid, &mut self.ledger)?;
+                side.on_done(tid, &mut self.ledger)?;
                 self.seen.done += 1;
             }
             Event::Interrupted { parked, .. } => {

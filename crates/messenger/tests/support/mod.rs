@@ -18,7 +18,7 @@ use messenger::{CloseReason, Config, Connection, Event, Handler, Messenger, Rece
 /// does not fail it.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// One thing a handler heard.
+/// One event that a handler received.
 #[derive(Debug)]
 pub(crate) enum Recorded {
     Opened(String),
@@ -30,21 +30,21 @@ pub(crate) enum Recorded {
 }
 
 #[derive(Debug, Default)]
-struct Notes {
-    heard: Vec<Recorded>,
+struct RecordedEvents {
+    events: Vec<Recorded>,
     connections: Vec<Connection>,
 }
 
-/// A handler that keeps everything it hears.
+/// A handler that keeps all events.
 #[derive(Debug, Default)]
 pub(crate) struct Recorder {
-    notes: Mutex<Notes>,
+    recorded: Mutex<RecordedEvents>,
     changed: Condvar,
 }
 
 impl Handler for Recorder {
     fn event(&self, connection: &Connection, event: Event) {
-        let heard = match event {
+        let one = match event {
             Event::Opened { peer, .. } => Recorded::Opened(peer),
             Event::Message(m) => Recorded::Message(m),
             Event::Done { tid, .. } => Recorded::Done(tid),
@@ -55,16 +55,16 @@ impl Handler for Recorder {
             }
             other => panic!("an event this test does not know: {other:?}"),
         };
-        let mut notes = self.notes.lock().unwrap();
-        if notes
+        let mut recorded = self.recorded.lock().unwrap();
+        if recorded
             .connections
             .iter()
             .all(|c| c.session() != connection.session())
         {
-            notes.connections.push(connection.clone());
+            recorded.connections.push(connection.clone());
         }
-        notes.heard.push(heard);
-        drop(notes);
+        recorded.events.push(one);
+        drop(recorded);
         self.changed.notify_all();
     }
 }
@@ -74,30 +74,30 @@ impl Recorder {
         Arc::default()
     }
 
-    /// Waits until `look` finds something in what was heard.
+    /// Waits until `look` finds something in the recorded events.
     #[track_caller]
     pub(crate) fn wait<T>(&self, what: &str, look: impl Fn(&[Recorded]) -> Option<T>) -> T {
         let end = Instant::now() + DEADLINE;
-        let mut notes = self.notes.lock().unwrap();
+        let mut recorded = self.recorded.lock().unwrap();
         loop {
-            if let Some(found) = look(&notes.heard) {
+            if let Some(found) = look(&recorded.events) {
                 return found;
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let last: Vec<_> = notes.heard.iter().rev().take(5).collect();
+                let last: Vec<_> = recorded.events.iter().rev().take(5).collect();
                 panic!(
-                    "{what} did not happen; heard {} things, last {last:?}",
-                    notes.heard.len()
+                    "{what} did not happen; recorded {} events, last {last:?}",
+                    recorded.events.len()
                 );
             }
-            notes = self.changed.wait_timeout(notes, left).unwrap().0;
+            recorded = self.changed.wait_timeout(recorded, left).unwrap().0;
         }
     }
 
     pub(crate) fn wait_opened(&self, times: usize) -> String {
-        self.wait("opening", |heard| {
-            heard
+        self.wait("opening", |events| {
+            events
                 .iter()
                 .filter_map(|h| match h {
                     Recorded::Opened(peer) => Some(peer.clone()),
@@ -108,8 +108,8 @@ impl Recorder {
     }
 
     pub(crate) fn wait_closed(&self) -> (CloseReason, Vec<u64>) {
-        self.wait("closing", |heard| {
-            heard.iter().find_map(|h| match h {
+        self.wait("closing", |events| {
+            events.iter().find_map(|h| match h {
                 Recorded::Closed(reason, tids) => Some((reason.clone(), tids.clone())),
                 _ => None,
             })
@@ -118,15 +118,15 @@ impl Recorder {
 
     /// Waits for `n` messages; their tids in the order they came.
     pub(crate) fn wait_messages(&self, n: usize) -> Vec<u64> {
-        self.wait("receiving", |heard| {
-            let tids: Vec<_> = messages(heard).map(|m| m.tid).collect();
+        self.wait("receiving", |events| {
+            let tids: Vec<_> = messages(events).map(|m| m.tid).collect();
             (tids.len() >= n).then_some(tids)
         })
     }
 
     pub(crate) fn wait_parked(&self) {
-        self.wait("parking", |heard| {
-            heard
+        self.wait("parking", |events| {
+            events
                 .iter()
                 .any(|h| matches!(h, Recorded::Interrupted { parked: true }))
                 .then_some(())
@@ -134,23 +134,23 @@ impl Recorder {
     }
 
     pub(crate) fn count(&self, what: impl Fn(&Recorded) -> bool) -> usize {
-        self.notes
+        self.recorded
             .lock()
             .unwrap()
-            .heard
+            .events
             .iter()
             .filter(|h| what(h))
             .count()
     }
 
-    /// The sessions heard of, in order.
+    /// The sessions of the recorded events, in order.
     pub(crate) fn connection(&self, nth: usize) -> Connection {
-        self.notes.lock().unwrap().connections[nth].clone()
+        self.recorded.lock().unwrap().connections[nth].clone()
     }
 }
 
-pub(crate) fn messages(heard: &[Recorded]) -> impl Iterator<Item = &Received> {
-    heard.iter().filter_map(|h| match h {
+pub(crate) fn messages(events: &[Recorded]) -> impl Iterator<Item = &Received> {
+    events.iter().filter_map(|h| match h {
         Recorded::Message(m) => Some(m),
         _ => None,
     })
@@ -236,7 +236,7 @@ struct Controls {
     live: Mutex<Vec<TcpStream>>,
 }
 
-/// Forwards connections to `upstream`, until told otherwise.
+/// Forwards connections to `upstream`, until a switch changes that.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     pub(crate) addr: SocketAddr,
@@ -277,7 +277,7 @@ impl Proxy {
         }
     }
 
-    /// Nothing passes any more, and nobody is told.
+    /// Bytes are dropped silently.
     pub(crate) fn stall(&self, yes: bool) {
         self.controls.stalled.store(yes, Ordering::SeqCst);
     }
