@@ -278,7 +278,7 @@ impl Error {
         self.errno
     }
 
-    /// What to do, for the person who reads it.
+    /// What to do, in words for a person.
     pub fn remedy(&self) -> &str {
         &self.remedy
     }
@@ -364,7 +364,7 @@ fn meaning(operation: Operation, errno: i32) -> (ErrorKind, &'static str, &'stat
         (Op::SetParams, libc::EACCES) => (
             ErrorKind::Busy,
             "parameters are fixed once the disk was started",
-            "delete the device and add it anew",
+            "delete the device and add it again",
         ),
         (Op::SetParams, libc::EINVAL) => (
             ErrorKind::Invalid,
@@ -426,7 +426,7 @@ fn meaning(operation: Operation, errno: i32) -> (ErrorKind, &'static str, &'stat
         (_, libc::ESHUTDOWN) => (
             ErrorKind::Closed,
             "the control thread has ended",
-            "open the control device anew",
+            "open the control device again",
         ),
         (_, libc::ECANCELED) => (ErrorKind::Cancelled, "it was cancelled", "issue it again"),
         _ => (

@@ -3,11 +3,13 @@
 //!
 //! The driver masks flags that it does not know, without an error, and clears flags that exclude each
 //! other. So a negotiation has two halves: [`choose_flags`] chooses the flags before a device is added, [`check_grant`]
-//! compares them with what came back. Whatever was wanted and is not there is in
+//! compares them with what the driver granted. A wanted feature that was not granted is in
 //! [`Grant::missing`], with the reason. Pure: nothing here asks the kernel or reads the
 //! environment.
 
-use std::fmt;
+mod missing;
+
+pub use missing::{MissingFeature, MissingReason, RequestedFeature};
 
 use crate::error::{Error, ErrorKind, Operation};
 use crate::features::Features;
@@ -54,91 +56,6 @@ impl Offer {
     }
 }
 
-/// A feature that a spec wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RequestedFeature {
-    /// A better data mode.
-    Mode(DataMode),
-    /// A capability.
-    Capability(Capability),
-    /// Flags that the spec named by number.
-    Flags(Features),
-    /// Queues beyond this number.
-    Queues(u16),
-    /// Requests larger than this many bytes.
-    IoBytes(u32),
-    /// Parameters of the disk: a mask of `PARAM_` bits.
-    Params(u32),
-}
-
-/// Why a wanted feature was not granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MissingReason {
-    /// The kernel does not offer it; this one and newer ones do.
-    KernelLacks {
-        /// A version of Linux.
-        since: &'static str,
-    },
-    /// The feature mask hides it.
-    Hidden,
-    /// The kernel offered it, and then did not grant it.
-    NotGranted,
-    /// The handler does not serve it.
-    Handler,
-    /// It does not go with this.
-    Excluded(Capability),
-    /// It needs this.
-    Needs(Capability),
-    /// The kernel has its own limit.
-    Limit,
-    /// The device was added without it, by another server.
-    AddedWithout,
-}
-
-/// A feature that was wanted and not granted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MissingFeature {
-    /// The feature.
-    pub feature: RequestedFeature,
-    /// The reason.
-    pub reason: MissingReason,
-}
-
-impl fmt::Display for MissingFeature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.feature {
-            RequestedFeature::Mode(mode) => write!(f, "data mode {mode}")?,
-            RequestedFeature::Capability(capability) => {
-                write!(f, "{}", Features::from_bits(capability.flag()))?;
-            }
-            RequestedFeature::Flags(flags) => write!(f, "flags {flags}")?,
-            RequestedFeature::Queues(granted) => write!(f, "more than {granted} queues")?,
-            RequestedFeature::Params(types) => write!(f, "parameters of kinds {types:#x}")?,
-            RequestedFeature::IoBytes(granted) => {
-                write!(f, "requests of more than {granted} bytes")?
-            }
-        }
-        match self.reason {
-            MissingReason::KernelLacks { since } => {
-                write!(f, ": the kernel lacks it (Linux {since} has it)")
-            }
-            MissingReason::Hidden => f.write_str(": hidden by the feature mask"),
-            MissingReason::NotGranted => f.write_str(": offered, but not granted"),
-            MissingReason::Handler => f.write_str(": the handler does not serve it"),
-            MissingReason::Excluded(by) => {
-                write!(f, ": excluded by {}", Features::from_bits(by.flag()))
-            }
-            MissingReason::Needs(other) => {
-                write!(f, ": needs {}", Features::from_bits(other.flag()))
-            }
-            MissingReason::Limit => f.write_str(": the kernel's limit"),
-            MissingReason::AddedWithout => f.write_str(": the device was added without it"),
-        }
-    }
-}
-
 /// The flags for ADD_DEV, and the features that are known to be missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlagChoice {
@@ -177,8 +94,8 @@ impl Grant {
         self.flags.has(capability.flag())
     }
 
-    /// The flags that decide how data move, without those that this device has and does not use:
-    /// buffers that somebody else's server would have registered by hand.
+    /// The flags that decide the data mode, without zero-copy flags that this device has and this
+    /// server does not use.
     pub(crate) fn data_flags(&self) -> u64 {
         match self.mode {
             DataMode::ZeroCopy => self.flags.bits(),
@@ -295,7 +212,7 @@ fn choose_capabilities(
     missing: &mut Vec<MissingFeature>,
 ) -> Result<u64, Error> {
     let mut flags = 0;
-    // Recovery comes first in the list, and what needs it later.
+    // Recovery is first in the list, before the capabilities that need it.
     for capability in Capability::ALL {
         let want = spec.wants.of(capability);
         if want == Want::Avoid {
@@ -462,9 +379,8 @@ fn make_grant(
     }
 }
 
-/// What a device has that another server added: for taking it over. The spec can ask for
-/// nothing any more; what it wants and the device lacks is told, or an error where it is
-/// required.
+/// The grant of a device that another server added, for taking it over. The spec can request nothing
+/// any more; a wanted feature that the device lacks is reported, or an error if it is required.
 pub fn inherit(
     spec: &DeviceSpec,
     offer: &Offer,
@@ -477,7 +393,7 @@ pub fn inherit(
             Operation::Negotiate,
             kind,
             detail,
-            "delete the device and add it anew, or serve it as it was added",
+            "delete the device and add it again, or serve it as it was added",
         )
         .on_device(info.device)
     };
@@ -512,17 +428,17 @@ pub fn inherit(
     Ok(make_grant(info, offer, mode, flags, missing))
 }
 
-/// Flags of devices that ask more of their server than is done here.
-const FOREIGN: u64 = sys::F_BATCH_IO
+/// Flags of devices that need a server which does more than this library.
+const UNSERVED_FLAGS: u64 = sys::F_BATCH_IO
     | sys::F_ZONED
     | sys::F_UNPRIVILEGED
     | sys::F_INTEGRITY
     | sys::F_SHARED_ZERO_COPY;
 
-/// The mode in which a device that somebody added can be served here.
+/// The mode in which this library can serve a device that another server added.
 fn mode_of(info: &sys::DeviceInfo) -> Result<DataMode, Error> {
     let flags = Features::from_bits(info.flags);
-    let foreign = flags & Features::from_bits(FOREIGN);
+    let foreign = flags & Features::from_bits(UNSERVED_FLAGS);
     let has = |flag| flags.has(flag);
     if foreign == Features::NONE {
         let fallback = has(sys::F_USER_COPY) || has(sys::F_ZERO_COPY);
@@ -539,8 +455,8 @@ fn mode_of(info: &sys::DeviceInfo) -> Result<DataMode, Error> {
     Err(Error::new(
         Operation::Negotiate,
         ErrorKind::NotGranted,
-        format!("it was added with {flags}, which cannot be served here"),
-        "delete it and add it anew",
+        format!("it was added with {flags}, which this library does not serve"),
+        "delete it and add it again",
     )
     .on_device(info.device))
 }

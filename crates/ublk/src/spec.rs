@@ -1,8 +1,8 @@
-//! What a device is to be: its queues, its disk, how data move, and which of the driver's
-//! capabilities are required, preferred or avoided.
+//! What a device is to be: its queues, its disk, its data mode, and which of the driver's capabilities
+//! are required, preferred or avoided.
 //!
-//! A spec is data. It is checked and turned into flags by [`crate::negotiate`], and nothing here
-//! asks the kernel. What overrides it from outside ([`MODE_VARIABLE`]) is read once, by name.
+//! A spec is data. [`crate::negotiate`] turns it into flags; nothing here talks to the kernel. The one
+//! override from outside is the environment variable [`MODE_VARIABLE`].
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,25 +18,25 @@ pub use disk::{Cache, Discard, Disk, Segments};
 /// Environment variable that forces a data mode; empty means unset.
 pub const MODE_VARIABLE: &str = "FIRN_UBLK_DATA_MODE";
 
-/// Environment variable that hides features of the kernel (a number, `0x…` or decimal); empty
-/// means unset. 0x7fff plays 6.17 on a newer kernel, 0x1fe plays 6.8 and 6.12.
+/// Environment variable with the mask of the kernel's features that may be used (a number, `0x…` or
+/// decimal); empty means unset. 0x7fff makes a newer kernel look like 6.17, 0x1fe like 6.8 and 6.12.
 pub const MASK_VARIABLE: &str = "FIRN_UBLK_FEATURE_MASK";
 
-/// How data move between the driver and the server.
+/// How the bytes of requests move between the driver and the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DataMode {
-    /// A request's pages are put into a buffer slot of the ring; nothing is copied (6.16).
+    /// The driver registers a request's pages in a buffer slot of the ring; nothing is copied (6.16).
     ZeroCopy,
     /// The server reads and writes a request's data on the character device (6.5).
     UserCopy,
-    /// The server names a buffer when a write has come (6.0).
+    /// The server names a buffer when a write has arrived (6.0).
     GetData,
     /// Each tag has a buffer, and the driver copies (6.0).
     Copy,
 }
 
 impl DataMode {
-    /// From the best to the one that is always there.
+    /// From the best mode to the one that every kernel has.
     pub const LADDER: [DataMode; 4] = [
         DataMode::ZeroCopy,
         DataMode::UserCopy,
@@ -44,7 +44,7 @@ impl DataMode {
         DataMode::Copy,
     ];
 
-    /// The flags that this mode cannot be without.
+    /// The flags that this mode needs.
     pub const fn flags(self) -> u64 {
         match self {
             DataMode::ZeroCopy => sys::F_ZERO_COPY | sys::F_AUTO_BUFFER,
@@ -54,7 +54,7 @@ impl DataMode {
         }
     }
 
-    /// Which mode a device with these flags is in.
+    /// The mode of a device with these flags.
     pub const fn of_flags(flags: u64) -> DataMode {
         if flags & (sys::F_ZERO_COPY | sys::F_AUTO_BUFFER) != 0 {
             DataMode::ZeroCopy
@@ -67,7 +67,7 @@ impl DataMode {
         }
     }
 
-    /// As the command line and [`MODE_VARIABLE`] have it.
+    /// Its name on the command line and in [`MODE_VARIABLE`].
     pub const fn name(self) -> &'static str {
         match self {
             DataMode::ZeroCopy => "zero-copy",
@@ -87,10 +87,10 @@ impl fmt::Display for DataMode {
 /// Which data mode to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ModeChoice {
-    /// The first of the ladder that kernel and handler allow.
+    /// The first of [`DataMode::LADDER`] that kernel and handler allow.
     #[default]
     Auto,
-    /// This one or an error.
+    /// This mode or an error.
     Only(DataMode),
 }
 
@@ -127,18 +127,18 @@ impl fmt::Display for ModeChoice {
 pub struct Modes(u8);
 
 impl Modes {
-    /// Every one.
+    /// Every mode.
     pub const ALL: Modes = Modes(0b1111);
-    /// None; the beginning of a list.
+    /// No mode; the beginning of a list.
     pub const NONE: Modes = Modes(0);
 
-    /// These and one more.
+    /// These modes and one more.
     #[must_use]
     pub const fn and(self, mode: DataMode) -> Modes {
         Modes(self.0 | 1 << mode as u8)
     }
 
-    /// Whether it is among them.
+    /// Whether the mode is among them.
     pub const fn has(self, mode: DataMode) -> bool {
         self.0 & 1 << mode as u8 != 0
     }
@@ -166,36 +166,36 @@ impl fmt::Debug for Modes {
 pub enum Want {
     /// An error without it.
     Require,
-    /// Used where it is granted; its absence is told.
+    /// Used if it is granted; its absence is reported.
     Prefer,
-    /// Not asked for.
+    /// Not requested.
     Avoid,
 }
 
-/// Something that the driver can do for a device, beyond moving its data.
+/// An optional ability of the driver for a device, apart from its data mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Capability {
     /// The disk outlives its server: requests wait for the next one.
     Recovery,
-    /// What a dead server had taken is issued again (else it fails). Needs recovery.
+    /// The driver issues requests of a dead server again (else it fails them). Needs recovery.
     Reissue,
     /// Without a server, requests fail at once (else they wait). Needs recovery.
     FailIo,
-    /// The size of a live disk may change.
+    /// The size of a LIVE disk may change.
     Resize,
-    /// The server can be taken away in order. Needs recovery.
+    /// The server can leave a LIVE disk in order. Needs recovery.
     Quiesce,
-    /// The disk can be stopped only if nobody uses it.
+    /// The disk can be stopped on the condition that no process has it open.
     SafeStop,
-    /// The kernel does not look for partitions.
+    /// The kernel does not scan for partitions.
     NoPartScan,
     /// Tags of one queue may be served by several threads.
     PerIoTask,
 }
 
 impl Capability {
-    /// All of them.
+    /// All capabilities.
     pub const ALL: [Capability; 8] = [
         Capability::Recovery,
         Capability::Reissue,
@@ -221,7 +221,7 @@ impl Capability {
         }
     }
 
-    /// What else it cannot be without.
+    /// The capability that it needs.
     pub const fn needs(self) -> Option<Capability> {
         match self {
             Capability::Reissue | Capability::FailIo | Capability::Quiesce => {
@@ -237,15 +237,15 @@ impl Capability {
 pub struct Wants([Want; Capability::ALL.len()]);
 
 impl Wants {
-    /// Nothing asked for.
+    /// No capability is requested.
     pub const NOTHING: Wants = Wants([Want::Avoid; Capability::ALL.len()]);
 
-    /// What is wanted of one.
+    /// What is wanted of one capability.
     pub fn of(&self, capability: Capability) -> Want {
         self.0[capability as usize]
     }
 
-    /// The same, but for one.
+    /// The same, except for one capability.
     #[must_use]
     pub fn with(mut self, capability: Capability, want: Want) -> Wants {
         self.0[capability as usize] = want;
@@ -254,8 +254,8 @@ impl Wants {
 }
 
 impl Default for Wants {
-    /// What a server of volumes wants: the disk outlives the server and nothing that it had
-    /// taken fails, so every write must bear being done twice.
+    /// What a server of volumes wants: the disk outlives the server and none of its requests fail. The
+    /// driver may issue a write twice, so writes must be idempotent.
     fn default() -> Wants {
         Wants([Want::Prefer; Capability::ALL.len()])
             .with(Capability::FailIo, Want::Avoid)
@@ -266,8 +266,7 @@ impl Default for Wants {
 /// What a device is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// The number it is to have: a device that keeps its number keeps its path. `None` takes
-    /// any.
+    /// Its number, which decides its path. `None` takes any.
     pub id: Option<u32>,
     /// Hardware queues, at most; the kernel grants no more than it has processors.
     pub queues: u16,
@@ -275,15 +274,15 @@ pub struct DeviceSpec {
     pub depth: u16,
     /// Largest request in bytes.
     pub io_bytes_max: u32,
-    /// How data move.
+    /// Its data mode.
     pub mode: ModeChoice,
-    /// What else.
+    /// What is wanted of each capability.
     pub wants: Wants,
-    /// Flags to ask for by number, where this library has no word for them.
+    /// Flags to request by number, for which this library has no name.
     pub flags: u64,
-    /// Kept by the driver for the server, and given back with the device's state.
+    /// A number that the driver stores for the server, and returns with the device's state.
     pub server_flags: u64,
-    /// What its clients see.
+    /// The disk that its clients see.
     pub disk: Disk,
 }
 
@@ -316,7 +315,7 @@ impl DeviceSpec {
         Ok(self)
     }
 
-    /// Whether it makes sense on any kernel.
+    /// Whether it is valid on any kernel.
     pub fn check(&self) -> Result<(), Error> {
         if let Some(id) = self.id.filter(|id| *id >= sys::DEVICE_ID_MAX) {
             return Err(Error::invalid(
@@ -330,7 +329,10 @@ impl DeviceSpec {
             || !self.io_bytes_max.is_multiple_of(4096)
         {
             return Err(Error::invalid(
-                format!("{} is no size for the largest request", self.io_bytes_max),
+                format!(
+                    "{} is not a valid size of the largest request",
+                    self.io_bytes_max
+                ),
                 format!("use a multiple of 4096 up to {}", sys::IO_BYTES_MAX),
             ));
         }
@@ -338,18 +340,18 @@ impl DeviceSpec {
         if named != Features::NONE {
             return Err(Error::invalid(
                 format!("{named} cannot be asked for by number"),
-                "use the data mode and the wants, which have words for what is served here",
+                "use the data mode and the wants, which have names for what is served here",
             ));
         }
         self.disk.params(self.io_bytes_max).map(drop)
     }
 }
 
-/// Flags that may be asked for by number: those the driver always sets, the distance of descriptors,
-/// which is taken as the device says it, and those that have no name yet. The last at the caller's
-/// risk: what they change in how a device is served, nobody here knows. Flags with a name that is
-/// not here need a server that does more: shared memory, for example, hands requests over whose
-/// bytes the driver copies nowhere.
+/// Flags that may be requested by number: those that the driver always sets, the distance of
+/// descriptors, which is taken from the device, and those without a name here. The last at the caller's
+/// risk, because they may change how a device must be served. Flags with a name that are not in this
+/// list need a server that does more: with shared memory, for example, the driver does not copy the
+/// bytes of a request.
 const FLAGS_BY_NUMBER: u64 = sys::F_COMPLETE_IN_TASK
     | sys::F_IOCTL_ENCODE
     | sys::F_REGISTER_ANYWHERE
@@ -377,7 +379,7 @@ pub fn mask_of(value: Option<&str>) -> Result<u64, Error> {
     };
     parsed.map_err(|_| {
         Error::invalid(
-            format!("{MASK_VARIABLE} is {value:?}, which is no number"),
+            format!("{MASK_VARIABLE} is {value:?}, which is not a number"),
             "use hexadecimal digits after 0x, or a decimal number",
         )
     })

@@ -267,11 +267,11 @@ fn many_threads_give_commands_side_by_side() {
     let control = &world.control;
     let churn = || {
         for _ in 0..4 {
-            let added = device::add(&control, &spec(), Modes::ALL).unwrap();
+            let added = device::add(control, &spec(), Modes::ALL).unwrap();
             control.info(added.id()).unwrap();
             added.delete(COMMAND_TIMEOUT).unwrap();
         }
-        device::add(&control, &spec(), Modes::ALL).unwrap().id()
+        device::add(control, &spec(), Modes::ALL).unwrap().id()
     };
     let added: Vec<u32> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(churn)).collect();

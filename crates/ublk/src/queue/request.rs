@@ -39,15 +39,15 @@ pub enum Data {
 /// How a request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// All of it was done.
+    /// Answers that all of it was done.
     Done,
     /// Only this many bytes of a read or write, whole sectors and not none: the kernel asks for
-    /// the rest anew.
+    /// the rest again.
     Part(u32),
     /// It failed with this errno (positive).
     Failed(i32),
-    /// It stays with the driver, which issues it again to the next server or fails it, as the
-    /// device's recovery flags say. For servers about to leave: its tag serves no more.
+    /// It is not completed: the driver issues it again to the next server or fails it, depending on
+    /// the device's recovery flags. For servers about to exit: its tag is not used again.
     Abandoned,
 }
 
@@ -175,12 +175,12 @@ impl Request {
         unsafe { ManuallyDrop::take(&mut request.inner) }
     }
 
-    /// What is asked. Addresses and lengths are in sectors of 512 bytes.
+    /// The operation. Addresses and lengths are in sectors of 512 bytes.
     pub fn op(&self) -> &Op {
         &self.inner.header.op
     }
 
-    /// Its tag in the hardware queue; nobody else's until it is answered.
+    /// Its tag in the hardware queue; no other request has it until this one is answered.
     pub fn tag(&self) -> u16 {
         self.inner.header.tag
     }
@@ -191,7 +191,7 @@ impl Request {
     }
 
     /// Makes a read or write shorter: only its first `bytes`, whole sectors and not none, are
-    /// served, and the kernel asks for the rest anew. Anything else leaves it as it is.
+    /// served, and the kernel asks for the rest again. Any other length has no effect.
     pub fn limit(&mut self, bytes: u32) {
         let fewer = bytes / SECTOR_BYTES as u32;
         if fewer == 0 {
@@ -248,7 +248,7 @@ impl Request {
         }
     }
 
-    /// Gives it a buffer: what a read brought, or the one that was taken away.
+    /// Gives it a buffer: with the bytes of a read, or the one that was taken.
     pub fn set_buffer(&mut self, buf: Buf) {
         self.inner.data = Data::Buffer(buf);
     }
@@ -259,12 +259,12 @@ impl Request {
         self.into_inner().send(answer);
     }
 
-    /// All of it was done.
+    /// Answers that all of it was done.
     pub fn complete(self) {
         self.answer(Answer::Done);
     }
 
-    /// It failed with this errno (positive).
+    /// Answers that it failed with this errno (positive).
     pub fn fail(self, errno: i32) {
         self.answer(Answer::Failed(errno));
     }

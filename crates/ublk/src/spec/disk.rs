@@ -1,18 +1,17 @@
-//! What the clients of a device see: size, blocks, cache, limits. Checked by the kernel's rules
-//! before the kernel is asked, so that a mistake is told in words and leaves nothing behind.
+//! The disk that the clients of a device see: size, blocks, cache, limits. It is checked by the kernel's
+//! rules before a command is issued, so that a mistake is explained and leaves no device behind.
 
 use crate::error::Error;
 use crate::sys;
 
-const SECTOR: u64 = 512;
-/// Pages of this machine's kernel are taken to be this large: the driver's limits on block sizes
-/// and alignments are in pages, and this is the smallest there is.
+const SECTOR: u64 = blkmq::io::SECTOR_BYTES;
+/// The smallest page size of any kernel: the driver's limits on block sizes and alignments are in pages.
 const PAGE: u32 = 4096;
 
-/// What a disk promises of completed writes.
+/// What a disk promises about completed writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cache {
-    /// They are durable. No FLUSH comes.
+    /// They are durable. The kernel sends no FLUSH.
     WriteThrough,
     /// They are durable after a FLUSH.
     Volatile {
@@ -32,7 +31,7 @@ pub struct Discard {
     pub zeroes_bytes_max: u64,
 }
 
-/// Limits on the memory of a request, of a file that its pages are given to.
+/// Limits on the memory of a request, for a file that gets its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segments {
     /// Memory ranges of one request.
@@ -43,7 +42,7 @@ pub struct Segments {
     pub boundary: u64,
 }
 
-/// What a disk looks like to its clients.
+/// A disk, as its clients see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// Size in bytes.
@@ -58,9 +57,9 @@ pub struct Disk {
     pub io_opt: u32,
     /// Writes are refused.
     pub read_only: bool,
-    /// It turns.
+    /// It is rotational.
     pub rotational: bool,
-    /// What it promises of completed writes.
+    /// What it promises about completed writes.
     pub cache: Cache,
     /// What can be discarded.
     pub discard: Option<Discard>,
@@ -127,7 +126,7 @@ impl Disk {
         }
         if self.bytes == 0 || !self.bytes.is_multiple_of(u64::from(self.logical_block)) {
             return Err(Error::invalid(
-                format!("{} bytes are no size for a disk", self.bytes),
+                format!("{} bytes are not a valid size of a disk", self.bytes),
                 format!(
                     "use a multiple of {}, its logical block",
                     self.logical_block
@@ -137,7 +136,7 @@ impl Disk {
         let chunk = self.chunk.unwrap_or(0);
         if !chunk.is_multiple_of(self.logical_block) {
             return Err(Error::invalid(
-                "the chunk is no multiple of the logical block",
+                "the chunk is not a multiple of the logical block",
                 format!("use a multiple of {}", self.logical_block),
             ));
         }
@@ -172,7 +171,10 @@ impl Disk {
     fn discard(&self, discard: &Discard) -> Result<sys::DiscardParams, Error> {
         if discard.granularity == 0 || !discard.granularity.is_multiple_of(self.logical_block) {
             return Err(Error::invalid(
-                format!("{} bytes are no unit for discards", discard.granularity),
+                format!(
+                    "{} bytes are not a valid unit of discards",
+                    discard.granularity
+                ),
                 format!("use a multiple of {}", self.logical_block),
             ));
         }
@@ -199,7 +201,7 @@ fn shift(what: &str, bytes: u32, max: u32) -> Result<u8, Error> {
         return Ok(bytes.trailing_zeros() as u8);
     }
     Err(Error::invalid(
-        format!("{bytes} bytes are no size for the {what}"),
+        format!("{bytes} bytes are not a valid size of the {what}"),
         format!("use a power of two from 512 to {max}"),
     ))
 }
@@ -209,7 +211,7 @@ fn alignment_mask(alignment: u32) -> Result<u32, Error> {
         return Ok(alignment - 1);
     }
     Err(Error::invalid(
-        format!("{alignment} bytes are no alignment for memory"),
+        format!("{alignment} bytes are not a valid alignment of memory"),
         "use a power of two up to 4096",
     ))
 }
@@ -223,7 +225,10 @@ fn boundary_mask(segments: &Segments) -> Result<u64, Error> {
     }
     if !segments.boundary.is_power_of_two() || segments.boundary < u64::from(PAGE) {
         return Err(Error::invalid(
-            format!("{} bytes are no boundary for segments", segments.boundary),
+            format!(
+                "{} bytes are not a valid boundary of segments",
+                segments.boundary
+            ),
             "use a power of two from 4096 on",
         ));
     }

@@ -60,19 +60,19 @@ pub const GET_DEVICE_INFO: u32 = read(0x02);
 pub const ADD_DEVICE: u32 = write(0x04);
 /// Deletes a device and waits until its number is free.
 pub const DELETE_DEVICE: u32 = write(0x05);
-/// Brings up the disk, once every tag is fetched.
+/// Starts the disk, once every tag is fetched.
 pub const START_DEVICE: u32 = write(0x06);
-/// Takes the disk down and aborts its tags.
+/// Stops the disk and aborts its tags.
 pub const STOP_DEVICE: u32 = write(0x07);
 /// Sets [`Params`], before the first start.
 pub const SET_PARAMS: u32 = write(0x08);
 /// Gets [`Params`].
 pub const GET_PARAMS: u32 = read(0x09);
-/// A new server announces itself.
+/// START_USER_RECOVERY: a new server announces itself.
 pub const START_RECOVERY: u32 = write(0x10);
-/// A new server has fetched every tag.
+/// END_USER_RECOVERY: a new server has fetched every tag.
 pub const END_RECOVERY: u32 = write(0x11);
-/// [`GET_DEVICE_INFO`] for who may not have the device's path open.
+/// [`GET_DEVICE_INFO`] for a process that may open only the character device.
 pub const GET_DEVICE_INFO2: u32 = read(0x12);
 /// The kernel's mask of flags (6.5).
 pub const GET_FEATURES: u32 = read(0x13);
@@ -82,11 +82,11 @@ pub const DELETE_DEVICE_ASYNC: u32 = read(0x14);
 pub const UPDATE_SIZE: u32 = write(0x15);
 /// Takes the server away from a live disk (6.16).
 pub const QUIESCE_DEVICE: u32 = write(0x16);
-/// [`STOP_DEVICE`], unless somebody has the disk open (7.0).
+/// [`STOP_DEVICE`], unless a process has the disk open (7.0).
 pub const TRY_STOP_DEVICE: u32 = write(0x17);
 /// Registers shared memory (7.1).
 pub const REGISTER_SHARED: u32 = write(0x18);
-/// Forgets it.
+/// Unregisters shared memory.
 pub const UNREGISTER_SHARED: u32 = write(0x19);
 
 /// A device as the driver sees it, 64 bytes.
@@ -149,11 +149,11 @@ pub const STATE_FAIL_IO: u16 = 3;
 pub const F_ZERO_COPY: u64 = 1;
 /// Historic; always set.
 pub const F_COMPLETE_IN_TASK: u64 = 1 << 1;
-/// A write's buffer is named when it comes.
+/// The server names a write's buffer when the write arrives.
 pub const F_NEED_GET_DATA: u64 = 1 << 2;
 /// The disk outlives its server (6.1).
 pub const F_RECOVERY: u64 = 1 << 3;
-/// What the dead server had is issued again (6.1).
+/// The driver issues requests of a dead server again (6.1).
 pub const F_RECOVERY_REISSUE: u64 = 1 << 4;
 /// For users without privileges (6.3).
 pub const F_UNPRIVILEGED: u64 = 1 << 5;
@@ -188,7 +188,7 @@ pub const F_SHARED_ZERO_COPY: u64 = 1 << 19;
 /// The distance of descriptors is the device's (7.3).
 pub const F_DESCRIPTOR_BYTES: u64 = 1 << 20;
 
-/// What a disk looks like, 136 bytes; `types` says which parts count.
+/// The parameters of a disk, 136 bytes; `types` says which parts count.
 ///
 /// | bytes | field |
 /// |---|---|
@@ -292,11 +292,11 @@ pub const PARAM_SEGMENT: u32 = 1 << 5;
 
 /// Writes are refused.
 pub const ATTR_READ_ONLY: u32 = 1;
-/// It turns.
+/// The disk is rotational.
 pub const ATTR_ROTATIONAL: u32 = 1 << 1;
-/// It needs FLUSH.
+/// The disk needs FLUSH.
 pub const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
-/// It takes FUA.
+/// The disk supports FUA.
 pub const ATTR_FUA: u32 = 1 << 3;
 
 /// Argument of [`REGISTER_SHARED`].

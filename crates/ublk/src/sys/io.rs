@@ -34,22 +34,22 @@ const fn io(nr: u8) -> u32 {
     number(READ_WRITE, nr, size_of::<IoCommand>())
 }
 
-/// Gives a tag to the driver for its first request.
+/// FETCH: gives a tag to the driver for its first request.
 pub const IO_FETCH: u32 = io(0x20);
-/// Commits a request's result and gives its tag back for the next one.
+/// COMMIT_AND_FETCH: commits a request's result and gives its tag back for the next one.
 pub const IO_COMMIT_AND_FETCH: u32 = io(0x21);
-/// Names the buffer that a write's data are to be copied to.
+/// NEED_GET_DATA: names the buffer that the driver copies a write's bytes to.
 pub const IO_NEED_GET_DATA: u32 = io(0x22);
-/// Puts a request's pages into a buffer slot of the ring that carries this command.
+/// REGISTER_IO_BUF: puts a request's pages into a buffer slot of the ring that carries this command.
 pub const IO_REGISTER_BUFFER: u32 = io(0x23);
-/// Takes them out again.
+/// UNREGISTER_IO_BUF: takes them out again.
 pub const IO_UNREGISTER_BUFFER: u32 = io(0x24);
 
-/// A tag's command ended because a request came.
+/// FETCH or COMMIT_AND_FETCH completed: a request arrived.
 pub const RESULT_OK: i32 = 0;
-/// A write came and waits for its buffer (`NEED_GET_DATA`).
+/// A write arrived and waits for its buffer (`NEED_GET_DATA`).
 pub const RESULT_NEED_GET_DATA: i32 = 1;
-/// The tag is retired for good.
+/// UBLK_IO_RES_ABORT: the driver does not use the tag any more.
 pub const RESULT_ABORT: i32 = -libc::ENODEV;
 
 /// A request, as the driver describes it in the memory it shares.

@@ -1,4 +1,4 @@
-//! The kernel's words: numbers and byte layouts of `linux/ublk_cmd.h`, and nothing else.
+//! The kernel's interface: numbers and byte layouts of `linux/ublk_cmd.h`, and nothing else.
 //!
 //! Taken from Linux 7.2, with what 7.3 adds. The tests pin every size and offset; nothing here
 //! does I/O or decides anything.
@@ -9,7 +9,7 @@ mod io;
 pub use control::*;
 pub use io::*;
 
-/// The way an `ioctl(2)` number says which way its argument goes.
+/// The direction of the argument in an `ioctl(2)` number.
 const READ: u32 = 2;
 const READ_WRITE: u32 = 3;
 

@@ -150,7 +150,7 @@ mod tests {
         let pool = reactor::BufferPool::new(4 << 20, 4096).expect("memory");
         let mut large = pool.take(2 << 20, reactor::Need::Fresh).expect("lent");
         large.fill(7);
-        // Kept, or what comes in its place could have its address.
+        // Not dropped, because a new mapping could get its address.
         let Data::Buffer(_lost) = buffers.take(0, 4096) else {
             panic!("no buffer")
         };
