@@ -78,7 +78,7 @@ pub enum DiskOp {
 }
 
 impl DiskOp {
-    /// What is done, and where.
+    /// The operation and its place.
     pub fn place(&self) -> DiskPlace {
         let (operation, file, offset, len) = match *self {
             DiskOp::Read { file, offset, len } => ("read", file, offset, len as u64),

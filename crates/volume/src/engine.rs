@@ -121,7 +121,7 @@ impl Engine {
         self.committer.set(committer).is_ok()
     }
 
-    /// The host goes: procedures end at their next look.
+    /// The host stops: procedures end at their next step.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
     }
@@ -165,7 +165,7 @@ impl Engine {
         self.committer().wake();
     }
 
-    /// Asks the reclaimer to look.
+    /// Wakes the reclaim job.
     pub(crate) fn request_reclaim(&self) {
         self.reclaim_requests.fetch_add(1, Ordering::AcqRel);
         self.reclaim.wake_all();

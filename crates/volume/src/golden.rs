@@ -1,4 +1,4 @@
-//! Golden tests: the bytes of every structure, as docs/format.md gives them, kept for ever.
+//! Golden tests: the bytes of every structure, as docs/format.md gives them, never to change.
 //!
 //! The fixtures in `tests/fixtures/` were encoded from the document, not by this crate. Each is
 //! decoded, compared with what it stands for, and encoded again to the same bytes (of compressed

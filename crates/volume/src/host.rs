@@ -23,7 +23,7 @@ use crate::log::ring::{Ring, RingMount, Rings};
 use crate::log::segments::SegmentCounts;
 use crate::options::Options;
 use crate::recover;
-use crate::recover::report::RecoveryReport;
+use crate::recover::report::{RecoveryReport, TailReport};
 use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::open::{self, OpenMode};
@@ -37,7 +37,7 @@ pub struct Setup {
     pub options: Options,
     /// Memory that outlives the process.
     pub rings: Arc<dyn Rings>,
-    /// Told when there is something to do.
+    /// Called when there is something to do.
     pub notify: Arc<dyn Notify>,
     /// Changes when the host is restarted.
     pub boot_id: [u8; 16],
@@ -128,12 +128,12 @@ impl Host {
             .unwrap_or_default()
     }
 
-    /// The outcome of a request, from any thread. An outcome that nobody waits for is dropped.
+    /// The outcome of a request, from any thread. An outcome without a waiter is dropped.
     pub fn complete(&self, id: RequestId, outcome: Outcome) {
         if let Err(outcome) = self.jobs.complete(id, outcome)
             && let Some(engine) = self.engine.get()
         {
-            // Nobody's: the waiter was given up.
+            // Its waiter was dropped.
             let _ = engine.committer().complete(engine, id, outcome);
         }
     }
@@ -350,9 +350,11 @@ async fn start_engine(
     let engine = Arc::new(Engine::new(Arc::clone(&jobs), parts));
     report.poisoned = found.poisoned;
     for (id, tail) in found.tails {
-        report
-            .tails
-            .push((tail.name.clone(), tail.newest, tail.rescue));
+        report.tails.push(TailReport {
+            volume: tail.name.clone(),
+            newest: tail.newest,
+            rescue: tail.rescue,
+        });
         engine.add_tail(Arc::new(open::dormant_tail(id, tail)));
     }
     let mut journal = found.journal;

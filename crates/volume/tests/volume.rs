@@ -191,12 +191,7 @@ fn a_fenced_host_completes_no_more_writes_and_keeps_its_tail_for_rescue() {
     assert_eq!(world.read_fill(&volume, 8, 4096), 3);
     world.pass(100);
     let world = World::start(world.kill());
-    let rescue: Vec<bool> = world
-        .report
-        .tails
-        .iter()
-        .map(|(_, _, rescue)| *rescue)
-        .collect();
+    let rescue: Vec<bool> = world.report.tails.iter().map(|tail| tail.rescue).collect();
     assert!(
         rescue.contains(&true),
         "and it is still there: {:?}",
@@ -706,7 +701,7 @@ fn a_volume_that_was_given_back_is_not_kept_for_rescue_if_a_crash_follows() {
     world.settle();
     let world = World::start(world.kill());
     assert!(
-        world.report.tails.iter().all(|(.., rescue)| !rescue),
+        world.report.tails.iter().all(|tail| !tail.rescue),
         "{:?}",
         world.report.tails
     );

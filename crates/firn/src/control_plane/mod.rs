@@ -183,9 +183,9 @@ impl ControlPlane {
             opened?;
         }
         let mut names: BTreeSet<String> = self.disks.attached.all().into_keys().collect();
-        for (name, _, rescue) in &report.tails {
-            if !rescue {
-                names.insert(name.clone());
+        for tail in &report.tails {
+            if !tail.rescue {
+                names.insert(tail.volume.clone());
             }
         }
         names.retain(|name| self.volumes.get(name).is_none());
@@ -390,7 +390,7 @@ impl ControlPlane {
         let holder = info
             .owner
             .as_ref()
-            .filter(|(host, _)| Some(*host) != this_host);
+            .filter(|owner| Some(owner.host) != this_host);
         let state = match &open {
             Some(open) if open.volume.serving() == Err(ErrorKind::Fenced) => VolumeState::Fenced,
             Some(_) if self.host.usage().poisoned => VolumeState::Poisoned,
@@ -405,7 +405,7 @@ impl ControlPlane {
             block_size: info.block,
             state,
             epoch: info.epoch.0,
-            holder: holder.map(|(_, label)| label.clone()),
+            holder: holder.map(|owner| owner.label.clone()),
             watermarks: open.as_ref().map(|open| open.watermarks()),
             nbd: open.as_ref().map(|_| NbdInfo {
                 uris: self.nbd.uris(&info.name),

@@ -35,10 +35,11 @@ pub(super) fn log_recovery(report: &RecoveryReport) {
              last flush are lost. Do not empty --ring-dir while a server may be restarted"
         );
     }
-    for (volume, newest, rescue) in &report.tails {
-        if *rescue {
+    for tail in &report.tails {
+        if tail.rescue {
             tracing::warn!(
-                %volume, newest = newest.0,
+                volume = tail.volume,
+                newest = tail.newest.0,
                 "another host took this volume over; what this host had not uploaded is kept here"
             );
         }

@@ -34,14 +34,14 @@ struct Slot {
     bytes: u64,
     pins: PinCount,
     used: bool,
-    /// It could not be read: nobody finds it any more, and its space is free once it is evicted.
+    /// It could not be read: look-ups miss it, and its space is free once it is evicted.
     damaged: bool,
     /// Until when it may not be evicted unless a plan has used it before (monotonic ns).
     fresh_until: u64,
 }
 
-/// How long a fetched chunk waits for the read that asked for it. A read whose client has gone
-/// away must not keep memory for ever.
+/// How long a fetched chunk waits for the read that asked for it. A read whose client has
+/// disconnected must not keep memory.
 const FRESH_NS: u64 = 10_000_000_000;
 
 /// Slots looked at for one eviction, and gaps for one allocation.
@@ -234,8 +234,8 @@ impl Cache {
         memory.find(key).or_else(|| disk.find(key))
     }
 
-    /// A plan names these chunks: they need not wait for anybody any more. A read that found only
-    /// some of what it needs must not say so, or they might be gone when the rest arrives.
+    /// A plan names these chunks: from now on they may be evicted once it unpins them. A read that
+    /// found only some of what it needs must not call this, or they might be evicted before the rest arrives.
     pub(crate) fn mark_planned(&self, keys: &[ChunkKey]) {
         for slab in lock(&self.tiers).iter_mut() {
             for key in keys {

@@ -73,7 +73,7 @@ impl<T> Future for Answer<T> {
     }
 }
 
-/// Wakes everyone who waits for something to change. Waiters must look again themselves.
+/// Wakes all that wait for a change. A waiter must check its condition again.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     waiters: Mutex<Vec<Waker>>,

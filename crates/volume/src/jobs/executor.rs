@@ -2,7 +2,7 @@
 //!
 //! A procedure (open, upload, fetch, reclaim) is an `async fn` that asks for I/O through a
 //! [`super::Port`]. Asking queues a [`Request`]; the future goes on when its outcome is given. Nothing
-//! runs by itself: [`Jobs::run`] polls what is ready, on the thread of whoever calls it, and time
+//! runs by itself: [`Jobs::run`] polls what is ready, on the caller's thread, and time
 //! passes only by [`Jobs::advance`]. So the same code runs under the server and, one request at a
 //! time and in any order, under the simulator.
 
@@ -97,7 +97,7 @@ impl Jobs {
 
     /// Polls everything that is ready until nothing is, or until what is left has only paused
     /// to let the requests so far go out: then true, and another call goes on. A second caller
-    /// returns at once: the first one picks up what it came for.
+    /// returns at once: the first one polls what became ready meanwhile.
     pub(crate) fn run(self: &Arc<Self>) -> bool {
         loop {
             {
@@ -187,7 +187,7 @@ impl Jobs {
         id
     }
 
-    /// Gives the outcome of a request. False if nobody waits for it here.
+    /// Gives the outcome of a request; returned if no procedure waits for it.
     pub(crate) fn complete(&self, id: RequestId, outcome: Outcome) -> Result<(), Outcome> {
         let Some(cell) = lock(&self.inner).waiting.remove(&id) else {
             return Err(outcome);
@@ -214,7 +214,7 @@ impl Jobs {
         lock(&self.inner).now
     }
 
-    /// The same clock for who must not meet the jobs' lock: every write asks for it.
+    /// The same clock without the jobs' lock: every write reads it.
     pub(crate) fn mono_ns(&self) -> u64 {
         self.mono_ns.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! What time brings: the seal timer, the recovery point, pressure.
+//! Periodic bookkeeping: the frame timer, the recovery point, pressure.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ const IDLE_INTERVAL_NS: u64 = 200_000_000;
 /// Thousandths of the log at which uploads begin without waiting for the recovery point.
 const UPLOAD_AT_PERMILLE: u64 = 350;
 
-/// When what was done last.
+/// When each periodic task ran last.
 #[derive(Debug, Default)]
 pub(crate) struct Maintenance {
     last_ns: u64,
@@ -28,7 +28,7 @@ pub(crate) struct Maintenance {
 
 impl Maintenance {
     fn due_ns(&self, engine: &Engine) -> u64 {
-        // Who is parked for space waits for the bookkeeping, also if all was idle before.
+        // Writes parked for space wait for the bookkeeping, also if the host was idle before.
         let parked = engine.space.has_waiters();
         if parked {
             self.next_ns.min(self.last_ns + INTERVAL_NS)
@@ -43,7 +43,7 @@ pub(crate) fn next_ns(engine: &Engine, state: &Mutex<Maintenance>) -> u64 {
     lock(state).due_ns(engine)
 }
 
-/// Time has come to `now`.
+/// Does what is due at `now`.
 pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let seal = {
         let mut state = lock(state);

@@ -1,4 +1,4 @@
-//! The outcome of one request, between who gives it and the procedure that waits for it.
+//! The outcome of one request, shared by the executor that sets it and the procedure that awaits it.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -2,7 +2,7 @@
 //!
 //! A round takes each tail's newest LSN as its cut, syncs the log (so the bytes of those commits
 //! are durable), writes one frame with every entry up to the cuts, syncs again, and wakes the
-//! waiters. Whoever comes after the cut waits for the next round. A full journal half turns the
+//! waiters. A commit after the cut waits for the next round. A full journal half turns the
 //! round into a checkpoint (see [`super::checkpoint`]). A failed sync poisons the log for
 //! good: it is never retried (R10).
 //!
@@ -67,7 +67,7 @@ struct State {
     /// Rounds started, and rounds whose frame is durable.
     started: u64,
     durable: u64,
-    /// Somebody wants another round after this one.
+    /// Another round was requested after this one.
     wanted: bool,
     cuts: Cuts,
     /// Records that the next frame takes along.
@@ -171,7 +171,7 @@ impl Committer {
         lock(&self.state).phase == Phase::Poisoned
     }
 
-    /// Lets all waiters look again.
+    /// Wakes all waiters, to check their condition again.
     pub(crate) fn wake(&self) {
         self.changed.wake_all();
     }
@@ -248,7 +248,7 @@ impl Committer {
         Ok(())
     }
 
-    /// Tells tails and waiters, with no lock held.
+    /// Publishes the new cuts to the tails and wakes the waiters, with no lock held.
     fn publish(&self, engine: &Arc<impl CommitEnvironment>, finished: Cuts) {
         for (tail, cut) in finished {
             tail.set_framed(cut);
@@ -381,7 +381,7 @@ impl Committer {
         self.publish(engine, Cuts::new());
     }
 
-    /// A sync of the log failed outside a round: the log is poisoned all the same.
+    /// A sync of the log failed outside a round: it poisons the log as well.
     pub(crate) fn on_sync_failed(&self, engine: &Arc<impl CommitEnvironment>, error: &DiskError) {
         self.poison(&mut lock(&self.state), engine, error);
         self.publish(engine, Cuts::new());
@@ -398,7 +398,7 @@ impl Committer {
         state.phase = Phase::Poisoned;
         state.cuts.clear();
         engine.set_poisoned();
-        // At once, before anybody hears of the failure: the mark on disk takes a while.
+        // Before any request fails because of it: the mark on disk takes a while.
         for tail in engine.tails() {
             tail.poison_ring();
         }

@@ -1,4 +1,4 @@
-//! Keeping segments ready: burying the dead, dropping clean copies, and the cleaner.
+//! Keeping segments ready: freeing dying ones, dropping clean copies, and the cleaner.
 //!
 //! One procedure per host, woken when segments run short. It takes the cheapest step that helps:
 //! prepare free segments; drop segments whose content the store has; and when the log is full of
@@ -19,7 +19,7 @@ use crate::map::layers::{Location, LogAddr, merge};
 use crate::request::tail::Tail;
 use crate::units::Span;
 
-/// Runs as long as the host.
+/// The reclaim job: runs as long as the host.
 pub(crate) async fn run(engine: Arc<Engine>) {
     loop {
         // Before the look: a call that comes during it asks for another one.
@@ -56,23 +56,23 @@ async fn step(engine: &Arc<Engine>) -> bool {
         return true;
     }
     if counts.ready < target && counts.free + counts.idle == 0 && counts.suspect > 0 {
-        // Nothing else is left: the disk may have been bad for a while only.
+        // Nothing else is left, and the disk's failure may have been transient.
         engine.segments.retry_suspects();
         return prepare(engine, target - counts.ready).await;
     }
     if counts.dying > 0 && counts.ready < target {
-        // Their round may still have to run.
+        // The round after which they are free may still have to run.
         engine.committer().request_round(engine);
     }
     let spare = counts.ready + counts.free + counts.dying + counts.idle;
-    // Before the look at what can be collected: who comes later sets it anew.
+    // Taken before the scan: a write that is parked after this sets it again.
     let starved = engine.space.take_starved();
     let short = starved || spare < counts.wanted.max(3);
     (short && clean(engine).await) || buried > 0
 }
 
 /// Writes new headers, makes them durable, and hands the segments to writers. A segment whose
-/// header cannot be written is put aside; the others do not suffer from it.
+/// header cannot be written is marked suspect; the others are not affected.
 async fn prepare(engine: &Arc<Engine>, most: usize) -> bool {
     let mut written = Vec::new();
     for (segment, generation, fresh) in engine.segments.start_preparing(most.min(4)) {

@@ -1,7 +1,7 @@
 //! The index ring: the newest commits of one volume, in memory that outlives the process.
 //!
 //! A commit is complete once its entry stands here: no system call, no disk (S1). The region is
-//! a mapped file on tmpfs, handed in by whoever drives the engine. The slot of LSN `n` is
+//! a mapped file on tmpfs, handed in by the driver. The slot of LSN `n` is
 //! `n mod entries`; a slot is used again only when its entry is in a durable frame. After the
 //! process died, the entries that follow the last frame without a gap are what was committed.
 //!
@@ -80,7 +80,7 @@ impl RingMount {
         RingMount(boot | place)
     }
 
-    /// Was the host not restarted between the two? Then rings that are gone were lost.
+    /// Whether the host ran without a restart between the two: then a missing ring is a loss.
     pub(crate) fn same_boot(self, other: RingMount) -> bool {
         self.0 >> 32 == other.0 >> 32
     }
@@ -173,7 +173,7 @@ impl Ring {
         })
     }
 
-    /// Marks the log as poisoned, for whoever comes after this process. One store, so that it is
+    /// Marks the log as poisoned, for the next process. One store, so that it is
     /// there whatever happens next; the mark in the superblock needs a disk that just failed.
     pub(crate) fn poison(&self) {
         self.region.words()[SLOT_WORDS - 1].store(!self.header_crc, Ordering::Release);

@@ -30,7 +30,7 @@ use crate::units::Span;
 /// segments could never be compacted.
 const CLEANER_RESERVE: usize = 2;
 
-/// Who allocates.
+/// Which of the two write streams allocates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stream {
     Writer = 0,
@@ -180,7 +180,7 @@ impl Segments {
             return None;
         }
         if stream == Stream::Writer {
-            // Whoever still waits for more says so again when it is woken.
+            // A larger write that still waits states its need again when it is woken.
             alloc.wanted = 0;
         }
         let mut lots = Lots::new();
@@ -224,7 +224,7 @@ impl Segments {
         self.cell(addr).pins.pin()
     }
 
-    /// Some dirty sectors at `addr` are no longer named by any dirty map or reservation.
+    /// Some dirty sectors at `addr` are no longer named by a dirty map or reservation.
     pub(crate) fn release_dirty(&self, addr: LogAddr, sectors: u64) {
         if canary::active!("dirty_sectors_kept") && sectors < BLOCK_SECTORS {
             return;

@@ -76,7 +76,7 @@ impl Index {
         self.deltas.len()
     }
 
-    /// Walks `span` in order; every sector is told once.
+    /// Walks `span` in order and visits each sector once.
     pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, IndexEntry<'_>)) {
         self.deltas.walk(span, |part, delta| match delta {
             Some(Delta::Part(chunk)) => visit(part, IndexEntry::Part(chunk)),

@@ -122,7 +122,7 @@ impl Layers {
         }
     }
 
-    /// Walks `span` in order and tells what is found; every sector is told once.
+    /// Walks `span` in order and visits each sector's location once.
     pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, Location)) {
         self.top.walk(span, |part, dirty| match dirty {
             Some(dirty) => visit(part, dirty.location()),
@@ -149,7 +149,7 @@ impl Layers {
             });
     }
 
-    /// Drops dirty extents that the store has as of `stored`; tells the log bytes that they held.
+    /// Drops dirty extents that the store has as of `stored`; returns the log bytes that they held.
     pub(crate) fn drop_stored(&mut self, stored: Lsn) -> Vec<(LogAddr, u64)> {
         let mut dead = Vec::new();
         for layer in &mut self.frozen {
@@ -173,7 +173,7 @@ impl Layers {
         dead
     }
 
-    /// Empties all layers; tells the log bytes that they held and whether as clean ones.
+    /// Empties all layers; returns the log bytes that they held and whether as clean ones.
     pub(crate) fn clear(&mut self) -> Vec<(LogAddr, u64, bool)> {
         let mut dead = Vec::new();
         let frozen = std::mem::take(&mut self.frozen);

@@ -41,7 +41,7 @@ pub struct DeltaRef {
     pub footer_bytes: u32,
 }
 
-/// Who may write to the volume.
+/// The host that may write to the volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// The host.
@@ -70,15 +70,15 @@ pub struct Root {
     pub bytes: u64,
     /// Its logical block size in bytes, 512 or 4096.
     pub block: u32,
-    /// Counts openings: who opened last may commit.
+    /// Counts openings: only the newest opening may commit.
     pub epoch: Epoch,
     /// The epoch in which the owner's unbroken hold began.
     pub since: Epoch,
     /// Counts commits of this object.
     pub sequence: u64,
-    /// Drawn for each commit: who wrote it recognises it after an unknown outcome.
+    /// Drawn for each commit: its writer recognises it after an unknown outcome.
     pub nonce: u64,
-    /// Who holds it; none after it was given back.
+    /// The host that holds the volume; none after it was closed.
     pub owner: Option<Owner>,
     /// It is being deleted.
     pub deleted: bool,

@@ -184,7 +184,7 @@ pub(super) fn has_poisoned_ring(
     })
 }
 
-/// The rings of a poisoned log are not replayed (R10). What they held is lost, and said so.
+/// The rings of a poisoned log are not replayed (R10). What they held is lost, and reported.
 pub(super) fn report_unreplayed_rings(
     replay: &BTreeMap<TailId, TailReplay>,
     rings: &dyn Rings,

@@ -1,4 +1,4 @@
-//! What recovery tells whoever started the host.
+//! What recovery reports to the driver.
 
 use crate::units::Lsn;
 
@@ -16,8 +16,19 @@ pub struct RecoveryReport {
     /// Volumes whose ring was gone although the host was not restarted: writes after their last
     /// flush may be lost.
     pub rings_lost: Vec<String>,
-    /// Tails found, by volume name: the newest commit, and whether they are kept for rescue only.
-    pub tails: Vec<(String, Lsn, bool)>,
+    /// Tails found.
+    pub tails: Vec<TailReport>,
     /// The log is poisoned: reads only.
     pub poisoned: bool,
+}
+
+/// A tail that recovery found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TailReport {
+    /// The volume's name.
+    pub volume: String,
+    /// The newest commit.
+    pub newest: Lsn,
+    /// Kept for rescue only: another host took the volume over.
+    pub rescue: bool,
 }

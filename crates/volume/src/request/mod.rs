@@ -16,7 +16,8 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, Geometry, MoveError, MoveResult, Op, Park, Piece, Place, SECTOR_BYTES, Step, StepOf,
+    Backend, FileId, Geometry, MoveError, MoveResult, Op, Park, Piece, Place, SECTOR_BYTES, Step,
+    StepOf,
 };
 use smallvec::SmallVec;
 
@@ -62,7 +63,7 @@ impl Volume {
         self.tail.name()
     }
 
-    /// What the store says of it, as this host last wrote it; asks nobody.
+    /// What the store says of it, as this host last wrote it; makes no request.
     pub fn info(&self) -> VolumeInfo {
         let head = self.tail.upload.head();
         VolumeInfo::of(&head.expect("set before a volume goes live").root)
@@ -134,7 +135,7 @@ impl Volume {
             inner.layers.lookup(span, &mut |part, found| match found {
                 Location::Log(addr) | Location::Clean(addr) => {
                     plan.pins.push(self.engine.segments.pin(addr));
-                    let (file, offset) = (blkmq::io::FileId::LOG, addr.byte_offset());
+                    let (file, offset) = (FileId::LOG, addr.byte_offset());
                     plan.add(span, part, Place::At { file, offset });
                 }
                 Location::Zero => plan.add(span, part, Place::Hole),
@@ -207,7 +208,7 @@ impl Volume {
                 at: ((lot.span.start - span.start) * SECTOR_BYTES) as u32,
                 len: lot.span.bytes() as u32,
                 place: Place::At {
-                    file: blkmq::io::FileId::LOG,
+                    file: FileId::LOG,
                     offset: lot.addr.byte_offset(),
                 },
             })
@@ -348,7 +349,7 @@ impl Backend for Volume {
                         Step::Done(Err(ErrorKind::Io))
                     }
                     Ok(span) if span.is_empty() => Step::Done(Ok(())),
-                    // It would wait for ever: the log is smaller than this one write.
+                    // It could never be admitted: the log is smaller than this one write.
                     Ok(span)
                         if span.sectors()
                             > self
@@ -392,7 +393,15 @@ impl Backend for Volume {
     }
 
     fn read(&self, plan: ReadPlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
-        let from_cache_disk = |piece: &Piece| matches!(piece.place, Place::At { file, .. } if file == blkmq::io::FileId::CACHE);
+        let from_cache_disk = |piece: &Piece| {
+            matches!(
+                piece.place,
+                Place::At {
+                    file: FileId::CACHE,
+                    ..
+                }
+            )
+        };
         let again = moved.is_err()
             && plan.pieces.iter().any(from_cache_disk)
             && self.engine.cache.mark_damaged_on_disk(&plan.chunks);
@@ -463,7 +472,7 @@ impl Backend for Volume {
             }
             committer.is_poisoned().then_some(Err(ErrorKind::Io))
         };
-        // The first look is for those who need not wait: a waker is kept until the next round,
+        // Checked before the waker is registered: a waker is kept until the next round,
         // and on an idle host there is none. A round that ends after the second wakes us.
         if let Some(result) = ended() {
             return Step::Done(result);

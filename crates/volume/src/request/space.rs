@@ -1,9 +1,9 @@
-//! Space in the log: who is slowed, who is parked, and who wakes them.
+//! Space in the log: which writes are slowed, which are parked, and what wakes them.
 //!
-//! Below 70 % of the log nobody notices. Above, volumes that hold more than their share pay for
+//! Below 70 % of the log no write is slowed. Above, volumes that hold more than their share pay for
 //! each byte from a bucket that refills more slowly the fuller the log is; so the rate falls
 //! gently to what the store drains, never off a cliff. The last fifth of the log is for volumes
-//! below their share: whoever holds more is parked there, so that one volume that fills the log
+//! below their share: a volume that holds more is parked there, so that one volume that fills the log
 //! while the store is away stops no other. When there is no segment left, all writers are parked
 //! until an upload or the cleaner frees one. Space is never an error.
 
@@ -22,7 +22,7 @@ const RESERVED_AT_PERMILLE: u64 = 800;
 const RATE_MAX_BYTES_PER_S: u64 = 1 << 30;
 /// The rate of a full log. Writers creep, so that clients see progress while anything drains.
 const RATE_MIN_BYTES_PER_S: u64 = 1 << 20;
-/// Nobody may save up more than this many nanoseconds of the rate.
+/// The bucket holds at most this many nanoseconds of the rate.
 const BURST_NS: u64 = 20_000_000;
 
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ pub(crate) struct Space {
     share: AtomicU64,
     /// More than one volume is served: what is left of a crowded log is for the others.
     others: AtomicBool,
-    /// Somebody was parked for what is kept.
+    /// A write was parked because the rest of the log is reserved.
     starved: AtomicBool,
     room: Signal,
 }
@@ -77,7 +77,7 @@ impl Space {
         self.pressure.store(pressure, Ordering::Relaxed);
     }
 
-    /// Whether somebody was parked for what is kept since the last call: dead bytes are worth
+    /// Whether a write was parked for the reserve since the last call: dead bytes are worth
     /// collecting then, though there are segments left.
     pub(crate) fn take_starved(&self) -> bool {
         self.starved.swap(false, Ordering::Relaxed)
@@ -97,7 +97,7 @@ impl Space {
         self.room.has_waiters()
     }
 
-    /// Time passes: the bucket fills. Wakes who waits for it.
+    /// Time passes: the bucket fills, and parked writes try again.
     pub(crate) fn tick(&self, now_ns: u64, pressure: u64, share: u64, others: bool) {
         self.set_pressure(pressure);
         self.share.store(share, Ordering::Relaxed);

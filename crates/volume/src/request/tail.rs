@@ -44,7 +44,7 @@ pub(crate) enum Status {
     /// A panic left its map half changed: nothing is read from it any more. Ring and frames are
     /// whole, so a restart brings back everything that was acknowledged.
     Broken,
-    /// Being given back, or gone.
+    /// Being closed, or closed.
     Closed,
 }
 
@@ -255,7 +255,7 @@ impl Tail {
         self.dirty_sectors.fetch_add(sectors, Ordering::Relaxed);
     }
 
-    /// Dirty sectors are named no more: by supersession, upload or a plan given up.
+    /// Dirty sectors are no longer named: superseded, uploaded, or their plan was dropped.
     pub(crate) fn release_dirty(&self, segments: &Segments, addr: LogAddr, sectors: u64) {
         self.dirty_sectors.fetch_sub(sectors, Ordering::Relaxed);
         segments.release_dirty(addr, sectors);

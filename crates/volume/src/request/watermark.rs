@@ -55,7 +55,7 @@ impl Ages {
         }
     }
 
-    /// Everything up to `lsn` is stored: nobody will ask for its age.
+    /// Everything up to `lsn` is stored: its age is not needed any more.
     pub(crate) fn stored(&mut self, lsn: Lsn) {
         while self
             .samples

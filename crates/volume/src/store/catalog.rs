@@ -1,6 +1,6 @@
 //! The volumes of a store: creating, listing, showing and deleting them.
 //!
-//! Nothing here opens a volume or takes its epoch; a volume that anybody holds is not deleted.
+//! Nothing here opens a volume or takes its epoch; a volume that a host holds is not deleted.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub(crate) async fn create(
         Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
         Err(error) => return Err(store_error("create", &key, &error)),
     }
-    // Somebody's root is there, or it is not known: look for our own.
+    // A root is there, or the outcome is not known: check whether it is our own.
     match read_any_root(engine, &spec.name).await {
         Ok(head) if head.root.nonce == root.nonce => Ok(VolumeInfo::of(&root)),
         // What a deletion leaves: the name is free.
@@ -102,7 +102,7 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
             stored_lsn: head.root.lsn.0,
         });
     }
-    // The mark fences whoever opens it at this moment. The object stays: a store has no conditional
+    // The mark fences a host that opens it at this moment. The object stays: a store has no conditional
     // deletion, so one that takes effect late would remove a new volume of the same name.
     let root = Root {
         epoch: Epoch(head.root.epoch.0 + 1),

@@ -1,7 +1,7 @@
-//! Fetches: bringing chunks and index pages from the store, once for all who wait for them.
+//! Fetches: bringing chunks and index pages from the store, once for all requests that wait for them.
 //!
 //! A fetched chunk is verified, lands in the memory file, wakes the waiters, and is then copied
-//! to the disk cache in the background, so that a slow or full cache disk delays nobody. While
+//! to the disk cache in the background, so that a slow or full cache disk delays no request. While
 //! the store is unreachable a fetch waits and tries again (S10); bytes that fail their checksum
 //! twice are an I/O error and are never served (S8).
 

@@ -1,4 +1,4 @@
-//! Who waits for which fetch, and which fetch failed a moment ago.
+//! Which requests wait for which fetch, and which fetch failed a moment ago.
 //!
 //! Memory only, under one short lock: a chunk or page that many reads need is fetched once. The fetches
 //! themselves are [`super::fetch`]'s.
@@ -60,8 +60,8 @@ pub(crate) struct MissingTargets {
 }
 
 impl FetchTable {
-    /// Registers `waker` for all of `targets`; those that nobody fetches yet are returned, for the
-    /// caller to fetch.
+    /// Registers `waker` for all of `targets`; those that are not in flight yet are returned, for
+    /// the caller to fetch.
     ///
     /// # Errors
     /// If one of them failed just now; then nothing is registered.
@@ -80,7 +80,7 @@ impl FetchTable {
             FetchTarget::Chunk(chunk) => FetchKey::Chunk(chunk_key(chunk)),
             FetchTarget::Page { number, .. } => FetchKey::Page(tail, *number),
         };
-        // Checked before anything is registered below: who registers a key must also fetch it.
+        // Checked before anything is registered below: a registered key must also be fetched.
         for target in &targets {
             if let Some((error, _)) = state.failed.get(&key_of(target)) {
                 return Err(*error);
@@ -111,7 +111,7 @@ impl FetchTable {
         Ok(missing)
     }
 
-    /// Lets all who wait look again: the volume that some of them wait for has ended.
+    /// Wakes all waiters to plan again: the volume of some of them was closed or fenced.
     pub(crate) fn wake(&self) {
         let mut state = lock(&self.state);
         let waiting: Vec<Waker> = state
@@ -123,7 +123,7 @@ impl FetchTable {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The fetch of `key` has ended: its waiters look again.
+    /// The fetch of `key` has ended: wakes its waiters to plan again.
     pub(crate) fn complete(&self, key: FetchKey, result: Result<(), ErrorKind>, now: u64) {
         let waiters = {
             let mut state = lock(&self.state);

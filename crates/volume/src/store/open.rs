@@ -62,7 +62,7 @@ impl Drop for NameLock {
     }
 }
 
-/// A recovered tail that nobody has opened yet.
+/// A recovered tail that is not open yet.
 pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
     let dirty: u64 = found
         .map
@@ -203,7 +203,7 @@ async fn take_epoch(
                 }
                 return Ok((KnownRoot { root, version }, continuing));
             }
-            // Somebody was faster; look again at who.
+            // Another host was faster: read the root again.
             ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {}
         }
     }
@@ -215,7 +215,7 @@ async fn take_epoch(
 /// A tail that does not continue the root, which was last held since `since` and is at `lsn`:
 /// kept if it holds something that the store does not have, never replayed.
 fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, since: Epoch, lsn: Lsn) {
-    // Of this very hold, and given back: a crash came before the log knew.
+    // Of the same hold, and closed: a crash came before the log recorded it.
     let given_back = tail.id().since == since && tail.newest() <= lsn;
     let holds = tail.lock().layers.dirty_extents() > 0;
     if given_back || !holds {
@@ -280,7 +280,7 @@ fn open_ring(engine: &Engine, tail: TailId, entries: u32) -> Result<Option<Ring>
     Ok(Some(Ring::format(region, tail, engine.host, engine.mount)))
 }
 
-/// Gives a tail that nobody has opened yet an empty ring of the smallest size, for a successor to
+/// Gives a tail that is not open yet an empty ring of the smallest size, for a successor to
 /// find. Without one it would report a loss, so that is the worst that a failure does.
 pub(crate) fn install_empty_ring(engine: &Engine, tail: &Tail) {
     if tail.is_rescue() {

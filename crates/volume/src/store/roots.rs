@@ -1,4 +1,4 @@
-//! Reading and replacing roots: the only writes to the store that can be lost to somebody else.
+//! Reading and replacing roots: the only writes to the store that another host can win.
 //!
 //! Every conditional update has three outcomes: won, lost, unknown. After an unknown one the
 //! root is read back and recognised by its nonce; it is never simply sent again.

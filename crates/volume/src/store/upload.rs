@@ -122,7 +122,7 @@ fn broken_error(tail: &Tail) -> OpenError {
     ))
 }
 
-/// Lets the frozen layers go back to being merged.
+/// Ends a failed upload: the frozen layers may be merged again.
 fn abort_upload(engine: &Engine, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();
     inner.uploading = false;
@@ -173,7 +173,7 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
     }
     let folded = fold::fold_if_due(engine, tail, &mut root).await?;
     let head = commit_root(engine, tail, root, &head.version).await?;
-    // Only now: what is written there must be in the volume for whoever opens it next.
+    // Only now: what is written beyond the old size must be in the volume for the next opener.
     tail.lock().geometry.bytes = head.root.bytes;
     tail.upload.set_head(head);
     if let Some(folded) = folded {
@@ -189,7 +189,7 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
     Ok(())
 }
 
-/// The uploaded extents are clean now; the layers that held them go.
+/// The uploaded extents are clean now; the layers that held them are dropped.
 fn mark_clean(
     engine: &Arc<Engine>,
     tail: &Tail,

@@ -37,8 +37,17 @@ pub struct VolumeInfo {
     pub stored: Lsn,
     /// When the root was written, milliseconds since 1970.
     pub unix_ms: u64,
-    /// The host that holds it, and what it is called.
-    pub owner: Option<(HostId, String)>,
+    /// The host that holds it.
+    pub owner: Option<VolumeOwner>,
+}
+
+/// The host that holds a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeOwner {
+    /// Its identity.
+    pub host: HostId,
+    /// What it is called.
+    pub label: String,
 }
 
 impl VolumeInfo {
@@ -51,10 +60,10 @@ impl VolumeInfo {
             epoch: root.epoch,
             stored: root.lsn,
             unix_ms: root.unix_ms,
-            owner: root
-                .owner
-                .as_ref()
-                .map(|owner| (owner.host, owner.label.clone())),
+            owner: root.owner.as_ref().map(|owner| VolumeOwner {
+                host: owner.host,
+                label: owner.label.clone(),
+            }),
         }
     }
 }
