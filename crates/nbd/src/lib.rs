@@ -1,9 +1,17 @@
 //! The NBD protocol: a codec without I/O, and a server on reactor threads.
 //!
-//! [`codec`] turns bytes into events and answers into bytes; it owns no socket, no clock and no
-//! memory beyond small bounded buffers, so it is fuzzed whole ([`fuzz`]). The server (built on
-//! `reactor`) moves the bytes. Nothing here knows what an export stands on: it serves any
-//! `blkmq::io::Backend`.
+//! ```text
+//!   client ── bytes ──▶ server::conn ──▶ codec: events ──▶ serve::RequestEngine ──▶ Backend
+//!                                                                 │ the payload moves
+//!   client ◀── bytes ── server::outbox ◀── codec: replies ◀───────┘ over a reactor::Port
+//! ```
+//!
+//! [`codec`] turns bytes into events and answers into bytes. It owns no socket, no clock and no
+//! memory beyond small bounded buffers, so the fuzzer covers it whole ([`fuzz`]). [`server`] owns
+//! listeners and connections; `serve` takes their requests through admit, plan, move and commit.
+//! Nothing here knows what an export stands on: the server serves any `blkmq::io::Backend`.
+//!
+//! Reading order: [`codec`], then [`server`], whose first lines name its files.
 #![forbid(unsafe_code)]
 
 pub mod codec;
