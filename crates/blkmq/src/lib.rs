@@ -101,7 +101,7 @@
 //! | what | proves |
 //! |---|---|
 //! | `src/models/` (loom) | every interleaving, with weak memory, of small programs |
-//! | `src/models/canaries.rs` | each of 18 canaries makes its named models fail |
+//! | `src/models/canaries.rs` | each of 19 canaries makes its named models fail |
 //! | `tests/shuttle_mix.rs` | larger mixes with live owners, under two schedulers |
 //! | `tests/reference_model.rs` | ten million random steps agree with a sequential model |
 //! | `src/barrier.rs`, `tests/barriers.rs` | both forms of the barriers, alone and in place, under real threads |

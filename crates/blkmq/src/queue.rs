@@ -298,6 +298,15 @@ impl<T: Send + 'static> QueueHandle<T> {
         self.inner.gate.in_flight()
     }
 
+    /// What holds of the queue's tags while no thread uses it: each request in flight has one, and
+    /// every free one can be found. For tests.
+    ///
+    /// # Errors
+    /// The first invariant that does not hold.
+    pub fn invariants(&self) -> Result<(), String> {
+        self.inner.tags.invariants(self.in_flight())
+    }
+
     /// What the queue holds, for reports.
     pub fn load(&self) -> QueueLoad {
         AnyQueue::load(&*self.inner)

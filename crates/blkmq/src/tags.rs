@@ -5,6 +5,8 @@
 //! lowest first (an idle queue stays within a few cache lines); any thread returns them. The set
 //! is not fair: a request that finds no tag waits in the dispatch list, in order.
 
+mod invariants;
+
 use std::fmt;
 
 use crate::sync::{AtomicU64, Ordering};
@@ -102,7 +104,7 @@ impl TagSet {
         debug_assert!(before & (1 << bit) == 0, "tag {tag} was returned twice");
         // The top bit has to be set only for a word that was empty: until the owner empties the
         // word again, its top bit stays set or is about to be set.
-        if before == 0 {
+        if before == 0 && !canary::active!("tag_top_bit_forgotten") {
             self.top.fetch_or(1 << index, Ordering::Release);
         }
     }

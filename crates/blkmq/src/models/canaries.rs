@@ -5,7 +5,7 @@
 
 use std::process::Command;
 
-const CANARIES: [(&str, &str); 19] = [
+const CANARIES: [(&str, &str); 20] = [
     (
         "must_run_without_barrier",
         "gate::a_request_that_parks_while_the_gate_opens_is_run",
@@ -73,6 +73,10 @@ const CANARIES: [(&str, &str); 19] = [
     (
         "sleep_on_the_completion_path",
         "cancel::no_request_path_sleeps_or_holds_a_small_lock_across_a_sleep",
+    ),
+    (
+        "tag_top_bit_forgotten",
+        "tags::a_tag_that_comes_back_can_be_taken_once",
     ),
     (
         "tag_top_set_first",

@@ -624,6 +624,7 @@ impl World {
                 q.transport.done.lock().unwrap().is_empty(),
                 "an unexpected completion"
             );
+            assert_eq!(q.queue.handle().invariants(), Ok(()));
             let due = q.model.must_run(quiesced, cancelled);
             let kicked = q.transport.kicks.load(SeqCst) > 0;
             assert!(
