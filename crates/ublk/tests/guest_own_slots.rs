@@ -42,7 +42,7 @@ fn registers(server: &mut Server) {
     for counter in ["fallbacks", "waits"] {
         assert!(figures.sum(counter) > 0, "no {counter}: {figures:?}");
     }
-    for counter in ["copied", "rearms", "commits_lost", "faults"] {
+    for counter in ["copied", "retries", "commits_lost", "faults"] {
         assert_eq!(figures.sum(counter), 0, "{counter}: {figures:?}");
     }
 }
