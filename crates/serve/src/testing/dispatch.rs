@@ -398,17 +398,12 @@ pub mod cases {
             ..RigSetup::DEFAULT
         };
         let mut client = client(make, setup);
-        let reads: Vec<u64> = (0..12)
-            .map(|at| {
-                client.write(at * 128, &pattern(at, 128), false);
-                at
-            })
-            .collect();
-        let send = |client: &mut Client<R>, at| {
-            let (sector, sectors) = (at * 128, 128);
-            client.send(Op::Read { sector, sectors }, &[])
+        (0..12).for_each(|at: u64| client.write(at * 128, &pattern(at, 128), false));
+        let read = |at: u64| Op::Read {
+            sector: at * 128,
+            sectors: 128,
         };
-        let sent: Vec<u64> = reads.iter().map(|&at| send(&mut client, at)).collect();
+        let sent: Vec<u64> = (0..12).map(|at| client.send(read(at), &[])).collect();
         for (at, id) in sent.into_iter().enumerate() {
             let read = client.answer(id).expect("it is served");
             assert!(read == client.model[at << 16..(at + 1) << 16], "read {at}");
