@@ -173,15 +173,22 @@ mod tests {
     #[test]
     fn a_read_past_the_end_is_an_error_that_names_the_file() {
         let (disk, _dir) = disk(false).unwrap();
-        let error = disk
-            .execute(DiskOp::Read {
-                file: FileId::LOG,
-                offset: 60 << 10,
-                len: 8192,
-            })
-            .unwrap_err();
-        assert!(error.0.contains("read of the log"), "{}", error.0);
-        let error = disk.execute(DiskOp::Sync { file: FileId(7) }).unwrap_err();
-        assert!(error.0.contains("unknown file"), "{}", error.0);
+        // As the engine reports it: the place, and the cause from here.
+        let error = |op: DiskOp| {
+            let place = op.place();
+            format!("{place}: {}", disk.execute(op).unwrap_err().0)
+        };
+        let read = error(DiskOp::Read {
+            file: FileId::LOG,
+            offset: 60 << 10,
+            len: 8192,
+        });
+        assert!(
+            read.contains("read of 8192 bytes at offset 61440 of the log"),
+            "{read}"
+        );
+        assert!(read.contains("failed to fill whole buffer"), "{read}");
+        let sync = error(DiskOp::Sync { file: FileId(7) });
+        assert!(sync.contains("unknown file: no such file"), "{sync}");
     }
 }

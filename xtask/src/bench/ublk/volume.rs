@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::{Failure, lane, process, vm, workspace};
+use chart::Chart;
 use report::Report;
 
 /// Seconds after which a guest that measures is given up.
@@ -179,6 +180,11 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     if !status.success() {
         return Err(format!("the guest ended with {status}").into());
     }
+    write_charts(arguments, charts)
+}
+
+/// Writes the charts to docs/benchmarks, if that was asked for.
+fn write_charts(arguments: &Arguments, charts: Vec<(String, Chart)>) -> Result<(), Failure> {
     let Some(date) = &arguments.charts else {
         return Ok(());
     };

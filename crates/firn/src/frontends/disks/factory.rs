@@ -262,7 +262,7 @@ impl DiskFactory {
         threads.rotate_left(first);
         let park_timeout = self.park_timeout(options);
         let mq_options = DeviceOptions {
-            park_timeout: park_timeout,
+            park_timeout,
             ..DeviceOptions::default()
         };
         PendingDisk {
