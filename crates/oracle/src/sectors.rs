@@ -235,7 +235,7 @@ mod tests {
     /// What one read of sector 5 comes to.
     fn reads(oracle: &mut SectorOracle, found: Content) -> Result<(), String> {
         let before = oracle.begin_read(5..6);
-        oracle.check(&before, [found].into_iter())
+        oracle.check(&before, [found])
     }
 
     #[test]
@@ -265,8 +265,7 @@ mod tests {
             let before = oracle.begin_read(5..6);
             let mut copy = SectorOracle::new(1, 10);
             copy.sectors = oracle.sectors.clone();
-            copy.check(&before, [stamp(generation)].into_iter())
-                .unwrap();
+            copy.check(&before, [stamp(generation)]).unwrap();
         }
         // Once the second was seen and both had ended, the first is gone.
         reads(&mut oracle, stamp(b)).unwrap();

@@ -465,7 +465,7 @@ impl StressRun<'_> {
         drop(server.sources);
         self.driver.on_char_close(self.device);
         self.report.kills += 1;
-        // Where no idle tag told the driver, its timeout does.
+        // Where no idle tag was cancelled the request timeout finds the dead server.
         self.driver.on_request_timeout(self.device);
         self.check_answers()
     }
