@@ -100,6 +100,27 @@ pub fn size(text: &str) -> Result<u64, Box<dyn Error>> {
     Ok(number << shift)
 }
 
+impl Options {
+    fn defaults() -> Result<Options, Box<dyn Error>> {
+        Ok(Options {
+            id: None,
+            queues: 1,
+            depth: 128,
+            io_bytes: 1 << 20,
+            mode: ModeChoice::Auto,
+            slots: 64,
+            pool: None,
+            reactors: 1,
+            spread: false,
+            completions: 4096,
+            wants: wants("none")?,
+            recover: false,
+            leave: false,
+            quiesce_by_ring: false,
+        })
+    }
+}
+
 impl Arguments {
     /// Reads the process's arguments. `own` are the example's flags that take a value, `switches`
     /// those that take none; `usage` is what `--help` says of the example, and ends the process.
@@ -109,22 +130,7 @@ impl Arguments {
         switches: &[&str],
     ) -> Result<Arguments, Box<dyn Error>> {
         let mut arguments = Arguments {
-            options: Options {
-                id: None,
-                queues: 1,
-                depth: 128,
-                io_bytes: 1 << 20,
-                mode: ModeChoice::Auto,
-                slots: 64,
-                pool: None,
-                reactors: 1,
-                spread: false,
-                completions: 4096,
-                wants: wants("none")?,
-                recover: false,
-                leave: false,
-                quiesce_by_ring: false,
-            },
+            options: Options::defaults()?,
             own: Vec::new(),
             rest: Vec::new(),
         };
