@@ -1,15 +1,10 @@
 //! How the bytes of a request reach the server and come back: copies to and from its memory,
 //! buffer slots, and the window of user copy.
 
-use crate::device::Request;
-use crate::kernel::RingId;
+use crate::device::{Fault, Request, RingId};
 use crate::kernel::{Kernel, SlotUse};
 use crate::tags::{CommandOutcome, SubmittedCommand};
 use ublk::sys;
-
-/// The server's memory could not be reached.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Fault;
 
 /// Nothing is mapped below this.
 const LOWEST_ADDRESS: u64 = 0x1000;

@@ -174,7 +174,7 @@ impl Kernel {
         } else if write && copies {
             match copy_to_server(&request, state.addr, None) {
                 Ok(bytes) => moved = bytes,
-                Err(crate::data::Fault) => {
+                Err(crate::device::Fault) => {
                     self.answers.push((request.client, Err(-libc::EIO)));
                     return;
                 }

@@ -6,9 +6,20 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use crate::kernel::{RingId, TaskId};
 use crate::profile::Profile;
 use ublk::sys::{self, DeviceInfo, Params};
+
+/// Identifies a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RingId(pub(super) u32);
+
+/// Identifies a task: a thread of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TaskId(pub u32);
+
+/// The server's memory could not be reached.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fault;
 
 /// A command that the driver keeps until there is work for its tag.
 #[derive(Clone, Copy, Debug)]

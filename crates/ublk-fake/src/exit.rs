@@ -5,7 +5,8 @@
 //! kernels by the release of the character device.
 
 use crate::device::{Release, Tag};
-use crate::kernel::{Kernel, RingId, TaskId};
+use crate::device::{RingId, TaskId};
+use crate::kernel::Kernel;
 use ublk::sys;
 
 impl Kernel {

@@ -7,16 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::{ClientId, Device};
+use crate::device::{ClientId, Device, RingId, TaskId};
 use crate::profile::Profile;
-
-/// Identifies a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RingId(pub(super) u32);
-
-/// Identifies a task: a thread of a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TaskId(pub u32);
 
 /// Identifies a control command that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

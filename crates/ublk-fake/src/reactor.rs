@@ -11,8 +11,8 @@ use reactor::op::Command;
 use reactor::{CommandDriver, Config, Reactor};
 use zerocopy::FromBytes;
 
+use crate::device::{RingId, TaskId};
 use crate::driver::Driver;
-use crate::kernel::{RingId, TaskId};
 use ublk::sys::IoCommand;
 
 /// The next task number; tests name tasks of their own by small numbers.

@@ -16,8 +16,8 @@ use reactor::op::Command;
 use reactor::{Buf, BufferPool, Completion, FileIndex, Need, Op, OpId, Port, Token};
 use zerocopy::FromBytes;
 
+use crate::device::{RingId, TaskId};
 use crate::driver::Driver;
-use crate::kernel::{RingId, TaskId};
 use ublk::sys::IoCommand;
 
 /// Identifies a source on a ring.

@@ -17,9 +17,9 @@ use crate::client_oracle::ClientOracle;
 use crate::control::Outcome;
 use crate::deliver::ClientRequest;
 use crate::device::ClientOp;
+use crate::device::TaskId;
 use crate::driver::Driver;
 use crate::faulty_handler::{FileHandler, HandlerFaults};
-use crate::kernel::TaskId;
 use crate::profile::Profile;
 use crate::ring::{Event, Ring, RingFaults, SourceKey};
 use ublk::queue::{

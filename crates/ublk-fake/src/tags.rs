@@ -4,9 +4,10 @@
 //! answered by the first. A refused command changes nothing: a tag that the server owned stays
 //! owned, and the command can be given again.
 
-use crate::data::Fault;
+use crate::device::Fault;
+use crate::device::RingId;
 use crate::device::{ArmedCommand, AutoSlot, Device};
-use crate::kernel::{Kernel, RingId};
+use crate::kernel::Kernel;
 use ublk::sys::{self, IoCommand};
 
 /// A command that a server submitted for one tag.

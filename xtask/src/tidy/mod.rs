@@ -72,6 +72,10 @@ pub(crate) fn check() -> Vec<Finding> {
         "protocol cores name no clock, thread, socket or file",
         sources.iter().flat_map(fence::outside_names).collect(),
     ));
+    findings.push((
+        "files of a crate do not use each other in a circle",
+        circles::circles(&sources),
+    ));
     findings
 }
 
