@@ -10,7 +10,7 @@ pub struct Rung {
     /// The newest commit that has reached it.
     pub lsn: Lsn,
     /// Milliseconds since the oldest commit that has *not* reached it was acknowledged; zero if
-    /// all have. Exact to the nearest sample taken ([`SAMPLE_NS`]).
+    /// all have. Exact to the nearest sample taken (one every 100 ms).
     pub age_ms: u64,
 }
 
