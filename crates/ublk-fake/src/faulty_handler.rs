@@ -153,7 +153,10 @@ impl FileHandler {
 
     fn complete<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         let sectors = u64::from(request.bytes() / 512);
-        if sectors > 1 && self.chance(self.faults.short) {
+        // Of the others a part is a failure.
+        let is_continued = matches!(request.op(), RequestOp::Read { .. })
+            && !matches!(request.data(), Data::Fixed { .. } | Data::Window);
+        if is_continued && sectors > 1 && self.chance(self.faults.short) {
             let part = 1 + self.below(sectors - 1);
             return queue.answer(request, Answer::Part(part as u32 * 512));
         }

@@ -29,7 +29,8 @@ Serves files, or memory that is lost at the end, with injected faults.
   --direct, --stripe    as in the example `file`
   --delay-us N          every request waits this long
   --fail-every N        every N-th read or write of a queue fails with EIO
-  --short-every N       half of it is answered
+  --short-every N       half of it is done: a read is asked for again where it is
+                        copied, everything else fails
   --panic-every N       its handler panics
   --drop-every N        its handler drops it";
 

@@ -101,7 +101,8 @@ fn each_mode(fault: &str, judge: impl Fn(u32) -> bool) {
 
 #[test]
 fn a_request_that_is_done_in_part_is_never_taken_for_done() {
-    each_mode("--short-every", |failed| failed == 0);
+    // What the kernel does not ask for again fails: all of it, or where bytes are copied the writes.
+    each_mode("--short-every", |failed| (4..=14).contains(&failed));
 }
 
 #[test]

@@ -41,8 +41,9 @@ pub enum Data {
 pub enum Answer {
     /// Answers that all of it was done.
     Done,
-    /// Only this many bytes of a read or write, whole sectors and not none: the kernel asks for
-    /// the rest again.
+    /// Only this many bytes of a read whose answer carries its bytes (copy, get-data), whole sectors
+    /// and not none: the kernel asks for the rest again. Any other request fails with EIO, because
+    /// Linux 7.3 takes its short result for the whole.
     Part(u32),
     /// It failed with this errno (positive).
     Failed(i32),
@@ -191,7 +192,7 @@ impl Request {
     }
 
     /// Makes a read or write shorter: only its first `bytes`, whole sectors and not none, are
-    /// served, and the kernel asks for the rest again. Any other length has no effect.
+    /// served. What happens to the rest is said at [`Answer::Part`]. Any other length has no effect.
     pub fn limit(&mut self, bytes: u32) {
         let fewer = bytes / SECTOR_BYTES as u32;
         if fewer == 0 {

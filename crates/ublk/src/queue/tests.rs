@@ -293,10 +293,16 @@ fn results_are_what_the_driver_understands() {
     assert_eq!(user_copy(Answer::Done, READ), 4096);
     assert_eq!(user_copy(Answer::Done, u32::from(sys::OP_FLUSH)), 0);
     assert_eq!(user_copy(Answer::Done, u32::from(sys::OP_DISCARD)), 0);
-    assert_eq!(user_copy(Answer::Part(512), WRITE), 512);
+    let copy = |answer, op| done(sys::F_PER_IO_TASK, answer, op);
+    assert_eq!(copy(Answer::Part(512), READ), 512);
+    // The kernel would take these for the whole request.
+    assert_eq!(copy(Answer::Part(512), WRITE), -libc::EIO);
+    assert_eq!(user_copy(Answer::Part(512), READ), -libc::EIO);
+    assert_eq!(user_copy(Answer::Part(4096), WRITE), 4096);
     assert_eq!(user_copy(Answer::Failed(28), WRITE), -28);
     for senseless in [
         Answer::Part(0),
+        Answer::Part(512),
         Answer::Part(100),
         Answer::Part(8192),
         Answer::Failed(-5),

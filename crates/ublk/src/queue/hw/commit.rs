@@ -126,7 +126,10 @@ impl HwQueue {
             Answer::Part(part) => {
                 let is_valid =
                     part > 0 && part <= bytes && u64::from(part).is_multiple_of(SECTOR_BYTES);
-                if !is_valid {
+                // Linux 7.3 takes any other short result for the whole request, and the rest
+                // would be lost in silence. No feature tells which kernels ask for it again.
+                let is_reissued = op == sys::OP_READ && self.mode.reads_carry_buffers();
+                if !is_valid || (part < bytes && !is_reissued) {
                     self.counters.faults.one();
                     return -libc::EIO;
                 }
