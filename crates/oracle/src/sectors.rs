@@ -21,6 +21,12 @@ struct Known {
     issued: u32,
     /// The newest zeroing that was issued.
     zeroed: u32,
+    /// A read that began at this time or later found the sector at rest: `issued` and `zeroed` then
+    /// leave out what it ruled out. A read that began before may have seen what was there earlier.
+    settled_at: u64,
+    /// As `issued` and `zeroed`, with nothing left out.
+    issued_ever: u32,
+    zeroed_ever: u32,
 }
 
 /// A request that changes sectors and has not ended.
@@ -41,6 +47,8 @@ pub struct SectorOracle {
     in_flight: Vec<InFlight>,
     /// The newest generation of all.
     newest: u32,
+    /// Reads that have begun: the time of [`Known::settled_at`].
+    reads: u64,
 }
 
 /// What was known when a read began.
@@ -50,6 +58,8 @@ pub struct ReadStart {
     floors: Vec<u32>,
     /// Every generation below this had ended, if it was issued at all.
     ended: u32,
+    /// When it began, as a number of reads.
+    began: u64,
 }
 
 impl SectorOracle {
@@ -67,6 +77,7 @@ impl SectorOracle {
             sectors: vec![Known::default(); sectors as usize],
             in_flight: Vec::new(),
             newest: 0,
+            reads: 0,
         }
     }
 
@@ -96,9 +107,9 @@ impl SectorOracle {
         let generation = self.newest;
         let floor = self.oldest_in_flight(&sectors).unwrap_or(generation);
         for known in self.known(&sectors) {
-            known.issued = generation;
+            (known.issued, known.issued_ever) = (generation, generation);
             if zeroes {
-                known.zeroed = generation;
+                (known.zeroed, known.zeroed_ever) = (generation, generation);
             }
         }
         self.in_flight.push(InFlight {
@@ -143,9 +154,11 @@ impl SectorOracle {
     /// A read is about to be issued.
     pub fn begin_read(&mut self, sectors: Range<u64>) -> ReadStart {
         let ended = self.oldest_in_flight(&sectors).unwrap_or(self.newest + 1);
+        self.reads += 1;
         ReadStart {
             floors: self.known(&sectors).iter().map(|one| one.floor).collect(),
             ended,
+            began: self.reads,
             sectors,
         }
     }
@@ -167,11 +180,17 @@ impl SectorOracle {
         found: impl IntoIterator<Item = Content>,
     ) -> Result<(), String> {
         let (disk, block_sectors) = (self.disk, self.block_sectors);
+        let next_read = self.reads + 1;
         let known = self.known(&read.sectors);
         let mut previous: Option<Content> = None;
         let floors = read.sectors.clone().zip(&read.floors);
         for (((sector, floor), known), found) in floors.zip(known).zip(found) {
-            let allowed = *floor..=known.issued;
+            let (issued, zeroed) = if read.began >= known.settled_at {
+                (known.issued, known.zeroed)
+            } else {
+                (known.issued_ever, known.zeroed_ever)
+            };
+            let allowed = *floor..=issued;
             let before = previous.filter(|_| sector % block_sectors != 0);
             if let Some(before) = before
                 && generation_of(before) != generation_of(found)
@@ -182,11 +201,12 @@ impl SectorOracle {
             }
             previous = Some(found);
             // Every write had ended when the read began, and none was issued since.
-            let is_settled = read.ended > known.issued;
+            let is_settled = read.ended > known.issued_ever;
             match found {
-                Content::Zeroes if known.zeroed >= *floor => {
+                Content::Zeroes if zeroed >= *floor => {
                     if is_settled {
-                        (known.floor, known.issued) = (known.zeroed, known.zeroed);
+                        (known.floor, known.issued) = (zeroed, zeroed);
+                        known.settled_at = next_read;
                     }
                 }
                 Content::Stamp(stamp)
@@ -197,13 +217,13 @@ impl SectorOracle {
                     known.floor = known.floor.max(stamp.generation.min(read.ended));
                     if is_settled {
                         (known.issued, known.zeroed) = (stamp.generation, 0);
+                        known.settled_at = next_read;
                     }
                 }
                 wrong => {
                     return Err(format!(
                         "disk {disk} sector {sector} holds {wrong}; allowed are generations \
-                         {allowed:?}, the newest zeroing is {}",
-                        known.zeroed
+                         {allowed:?}, the newest zeroing is {zeroed}"
                     ));
                 }
             }
@@ -295,6 +315,28 @@ mod tests {
         let write = oracle.begin_write(5..6);
         oracle.acknowledge(write);
         assert!(reads(&mut oracle, Content::Zeroes).is_err());
+    }
+
+    #[test]
+    fn a_read_that_began_before_another_found_the_sector_at_rest_may_have_seen_what_was_there() {
+        let mut oracle = SectorOracle::new(1, 10);
+        let zero = oracle.begin_zeroing(5..6);
+        oracle.acknowledge(zero);
+        let slow = oracle.begin_read(5..6);
+        let write = oracle.begin_write(5..6);
+        oracle.acknowledge(write);
+        reads(&mut oracle, stamp(write)).unwrap();
+        oracle.check(&slow, [Content::Zeroes]).unwrap();
+        assert!(reads(&mut oracle, Content::Zeroes).is_err());
+
+        let mut oracle = SectorOracle::new(1, 10);
+        let (a, b) = (oracle.begin_write(5..6), oracle.begin_write(5..6));
+        let slow = oracle.begin_read(5..6);
+        oracle.acknowledge(a);
+        oracle.acknowledge(b);
+        reads(&mut oracle, stamp(a)).unwrap();
+        oracle.check(&slow, [stamp(b)]).unwrap();
+        assert!(reads(&mut oracle, stamp(b)).is_err());
     }
 
     #[test]
