@@ -276,7 +276,11 @@ fn a_disk_whose_fetches_fail_leaves_its_neighbour_cold_reads_and_writes() {
         for (pack, bytes) in spoilt.iter().zip(&whole) {
             fs::write(pack, bytes).unwrap();
         }
-        eventually("the mended packs", || bad.read(0, BLOCK).is_ok());
+        // Each fetch that failed is remembered for a second.
+        eventually("the mended packs", || {
+            let mut blocks = (0..CALM_BLOCKS).step_by(16);
+            blocks.all(|block| bad.read(block * BLOCK as u64, 16 * BLOCK).is_ok())
+        });
         theirs.read_all(&bad);
         drop((bad, disk));
         finish(&guest, server, mode);
