@@ -39,6 +39,7 @@ impl FakeWorld {
             Kernel::V6_12 => Profile::V6_12,
             Kernel::V6_17 => Profile::V6_17,
             Kernel::V7_2 => Profile::V7_2,
+            Kernel::V7_3 => Profile::V7_3,
         };
         let driver = Driver::new(profile);
         driver.set_release_delay(3);

@@ -63,6 +63,7 @@ pub enum Kernel {
     V6_12,
     V6_17,
     V7_2,
+    V7_3,
 }
 
 /// A result that may differ between kernels.

@@ -2,11 +2,13 @@
 
 use ublk::sys::RESULT_NEED_GET_DATA;
 
-use super::Kernel::{V6_12, V6_17, V7_2};
+use super::Kernel::{V6_12, V6_17, V7_2, V7_3};
 use super::{Kernel, Mode, Scenario, Want, all};
 
-pub(super) const EVERY: (Kernel, Kernel) = (V6_12, V7_2);
-pub(super) const NEW: (Kernel, Kernel) = (V6_17, V7_2);
+pub(super) const EVERY: (Kernel, Kernel) = (V6_12, V7_3);
+/// Those that ask for the rest of every short result again; 7.3 takes most for the whole request.
+pub(super) const REQUEUES: (Kernel, Kernel) = (V6_12, V7_2);
+pub(super) const NEW: (Kernel, Kernel) = (V6_17, V7_3);
 pub(super) const OWED: Want = all(RESULT_NEED_GET_DATA);
 /// Modes in which the kernel delivers a write with its data where the server finds them.
 pub(super) const PLAIN: &[Mode] = &[Mode::Copy, Mode::UserCopy, Mode::ZeroCopy, Mode::Auto];

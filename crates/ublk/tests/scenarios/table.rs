@@ -4,7 +4,7 @@ use libc::{EACCES, EBUSY, EEXIST, EINVAL, ENODEV, EOPNOTSUPP};
 use ublk::sys::*;
 
 use super::Addr::{self, Proper};
-use super::Kernel::{V6_12, V7_2};
+use super::Kernel::{V6_12, V7_2, V7_3};
 use super::Step::*;
 use super::rows::{EVERY, NEW, ONE, no, no_no, row};
 use super::{KEPT, Mode, OK, ParamsOf, Pid, Scenario};
@@ -140,7 +140,7 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "a device without a disk cannot be resized, quiesced or stopped safely",
-        (V7_2, V7_2),
+        (V7_2, V7_3),
         F_QUIESCE | F_SAFE_STOP,
         ONE,
         &[

@@ -4,7 +4,7 @@ use libc::{EBUSY, EEXIST, EINVAL, EIO, ENODEV, ENOENT, EREMOTEIO};
 use ublk::sys::*;
 
 use super::Addr::Proper;
-use super::Kernel::{V6_12, V6_17, V7_2};
+use super::Kernel::{V6_12, V6_17, V7_2, V7_3};
 use super::Step::*;
 use super::rows::no_no;
 use super::{Ask, KEPT, KERNEL_WARNS, Mode, OK, Pid, Scenario, all};
@@ -15,7 +15,7 @@ const ONE: &[Mode] = &[Mode::Copy];
 pub(super) const ROWS: &[Scenario] = &[
     Scenario {
         name: "stop aborts every idle tag and the device stays",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: Mode::ALL,
         steps: &[
@@ -28,7 +28,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "stop aborts tags of a device that was never started",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: ONE,
         steps: &[
@@ -41,7 +41,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "stop waits for requests that the server has and they end well",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: Mode::ALL,
         steps: &[
@@ -59,7 +59,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "deletion stops the disk and waits until the character device is closed",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: ONE,
         steps: &[
@@ -74,7 +74,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "deletion that does not wait leaves the device to its last user",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: ONE,
         steps: &[
@@ -86,7 +86,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "a deleted device is told as one without a disk until its last user is gone",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: ONE,
         steps: &[
@@ -106,7 +106,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "a device that was stopped before its server left is not fetched again",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: ONE,
         steps: &[
@@ -120,7 +120,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "a safe stop is refused while somebody has the disk open",
-        kernels: (V7_2, V7_2),
+        kernels: (V7_2, V7_3),
         needs: F_SAFE_STOP,
         modes: ONE,
         steps: &[
@@ -140,7 +140,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "without recovery the disk dies with its server and requests inside fail",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: Mode::ALL,
         steps: &[
@@ -155,7 +155,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "a successor opens and starts a dead device again",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_PER_IO_TASK,
         modes: ONE,
         steps: &[
@@ -174,7 +174,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "with recovery requests inside fail and later ones wait for the successor",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: Mode::ALL,
         steps: &[
@@ -198,7 +198,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "with reissue requests inside go to the successor",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: Mode::ALL,
         steps: &[
@@ -221,7 +221,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "with failing recovery requests fail until there is a successor",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_RECOVERY_FAIL_IO,
         modes: ONE,
         steps: &[
@@ -247,7 +247,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "recovery of a device that serves is refused as busy",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: ONE,
         steps: &[
@@ -258,7 +258,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "a quiesced device can be stopped and deleted and its requests fail",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: ONE,
         steps: &[
@@ -277,7 +277,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "recovery can be begun again after its server died in the middle",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_PER_IO_TASK,
         modes: ONE,
         steps: &[
@@ -328,7 +328,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "end of recovery waits until every tag is fetched and checks the process",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_PER_IO_TASK,
         modes: ONE,
         steps: &[
@@ -348,7 +348,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "quiesce aborts idle tags and requests wait until the server is gone and replaced",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_QUIESCE,
         modes: Mode::ALL,
         steps: &[
@@ -372,7 +372,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "quiesce counts a tag that the server has as idle and does not abort it",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_QUIESCE,
         modes: ONE,
         steps: &[
@@ -390,14 +390,14 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "the disk's size changes while it serves",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_UPDATE_SIZE,
         modes: ONE,
         steps: &[Up(0, 1, 2), Control(UPDATE_SIZE, super::SECTORS / 2, OK)],
     },
     Scenario {
         name: "two tasks serve two queues",
-        kernels: (V6_12, V7_2),
+        kernels: (V6_12, V7_3),
         needs: 0,
         modes: Mode::ALL,
         steps: &[
@@ -413,7 +413,7 @@ pub(super) const ROWS: &[Scenario] = &[
     },
     Scenario {
         name: "two tasks share the tags of one queue",
-        kernels: (V6_17, V7_2),
+        kernels: (V6_17, V7_3),
         needs: F_PER_IO_TASK,
         modes: ONE,
         steps: &[

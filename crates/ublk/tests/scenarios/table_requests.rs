@@ -5,7 +5,7 @@ use ublk::sys::*;
 
 use super::Addr::{self, Proper};
 use super::Step::*;
-use super::rows::{EVERY, NEW, ONE, OWED, PLAIN, no, no_no, row};
+use super::rows::{EVERY, NEW, ONE, OWED, PLAIN, REQUEUES, no, no_no, row};
 use super::{Ask, KEPT, Mode, OK, ParamsOf, Pid, Scenario, Want, all};
 
 pub(super) const ROWS: &[Scenario] = &[
@@ -153,7 +153,7 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "the rest of a short result comes again",
-        EVERY,
+        REQUEUES,
         0,
         PLAIN,
         &[
@@ -180,7 +180,7 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "with get-data the rest of a short write is announced again",
-        EVERY,
+        REQUEUES,
         0,
         &[Mode::GetData],
         &[
@@ -200,7 +200,7 @@ pub(super) const ROWS: &[Scenario] = &[
     ),
     row(
         "a write of nothing comes again whole",
-        EVERY,
+        REQUEUES,
         0,
         PLAIN,
         &[

@@ -82,7 +82,8 @@ impl RealWorld {
         let kernel = match version {
             version if version < (6, 16) => Kernel::V6_12,
             (6, _) => Kernel::V6_17,
-            _ => Kernel::V7_2,
+            version if version < (7, 3) => Kernel::V7_2,
+            _ => Kernel::V7_3,
         };
         Ok(RealWorld {
             kernel,
