@@ -158,6 +158,7 @@ fn what_is_begun_in_one_turn_is_handed_over_with_one_enter() {
         assert!(matches!(probe.next(), Event::Completion(..)));
     }
     let enters = probe.run(|cx| cx.stats().enters) - before;
-    // One for the hundred, and some for the wakes and waits of this test.
-    assert!((1..=10).contains(&enters), "{enters} enters");
+    // One for the hundred, and some for the wakes and waits of this test, which a busy machine spreads
+    // out; handed over one by one they would be a hundred and more.
+    assert!((1..=30).contains(&enters), "{enters} enters");
 }
