@@ -169,9 +169,10 @@ fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
     if quiesces {
         read(&disk(&path), 0).unwrap();
         hold.0.0.lock().unwrap().released = false;
+        // Far apart: the scheduler of a disk with one queue joins neighbours into one request.
         let client = |at: u64| {
             let disk = disk(&path);
-            std::thread::spawn(move || read(&disk, (1000 + at) * 4096))
+            std::thread::spawn(move || read(&disk, (at + 1) << 20))
         };
         let clients = [client(0), client(1), client(2)];
         hold.0.wait_for(3);
