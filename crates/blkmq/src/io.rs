@@ -69,6 +69,8 @@ impl FileId {
     pub const CACHE: FileId = FileId(1);
     /// Fetched bytes on their way: an anonymous memory file.
     pub const MEMORY: FileId = FileId(2);
+    /// A request's own bytes, where its transport gets at them through a file. Never in a plan.
+    pub const WINDOW: FileId = FileId(u16::MAX);
 }
 
 /// Where the bytes of a [`Piece`] live.
@@ -172,11 +174,29 @@ impl MoveError {
         }
     }
 
-    /// The same, with the error of a call. One without an errno is I/O that stayed short.
+    /// The same, with the error of a call.
     #[cold]
     pub fn of_io(direction: Direction, piece: &Piece, error: &std::io::Error) -> MoveError {
-        let errno = error.raw_os_error().unwrap_or(MoveError::EIO);
-        MoveError::of_piece(direction, piece, errno)
+        MoveError::of_piece(direction, piece, MoveError::errno_of(error))
+    }
+
+    /// The errno of a failed call. One without an errno is I/O that stayed short.
+    #[cold]
+    pub fn errno_of(error: &std::io::Error) -> i32 {
+        error.raw_os_error().unwrap_or(MoveError::EIO)
+    }
+
+    /// Bytes of a request could not be copied from or to its own memory, at `offset` of the file
+    /// through which its transport gets at it.
+    #[cold]
+    pub fn of_window(direction: Direction, offset: u64, len: u32, errno: i32) -> MoveError {
+        MoveError {
+            direction,
+            file: Some(FileId::WINDOW),
+            offset,
+            len,
+            errno,
+        }
     }
 
     /// The plan does not fit its request.
@@ -202,6 +222,10 @@ impl fmt::Display for MoveError {
             ..
         } = self;
         match self.file {
+            Some(FileId::WINDOW) => write!(
+                f,
+                "{direction} of {len} bytes at offset {offset} of the request's window: errno {errno}"
+            ),
             Some(FileId(file)) => write!(
                 f,
                 "{direction} of {len} bytes at offset {offset} of file {file}: errno {errno}"
@@ -325,6 +349,10 @@ pub trait Backend: Send + Sync + 'static {
     fn poll_sync(&self, sync: Self::Sync, waker: &Waker) -> StepOf<Self>
     where
         Self: Sized;
+
+    /// A request failed in its transport, for a reason that no plan is told: its bytes could not be
+    /// copied from or to its window, or its plan is none for it. To be counted and logged here.
+    fn on_request_failed(&self, error: &MoveError);
 }
 
 #[cfg(test)]

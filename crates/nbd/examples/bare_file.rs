@@ -14,7 +14,8 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, FileId, Geometry, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
+    Backend, FileId, Geometry, MoveError, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step,
+    StepOf,
 };
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::ExportEntry;
@@ -144,6 +145,8 @@ impl Backend for FileDisk {
         flushes.waiting.push(waker.clone());
         Step::Sync(ticket)
     }
+
+    fn on_request_failed(&self, _: &MoveError) {}
 }
 
 /// Turns flushes that were asked for into syncs, one at a time.

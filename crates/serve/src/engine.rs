@@ -131,7 +131,6 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         match token::parse(token) {
             Kind::Tick => self.on_tick(cx.port()),
             Kind::Piece(tag, piece) => self.on_piece_moved(cx, tag, piece, completion),
-            Kind::Bounce(tag) => self.on_bounce_buffer(cx, tag, completion),
             Kind::Buffer(tag) => self.on_buffer(cx, tag, completion),
             Kind::Copy(tag) => self.on_copied(cx, tag, completion),
         }

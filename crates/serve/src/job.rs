@@ -116,6 +116,13 @@ impl<B: Backend, R: Request> Job<B, R> {
         matches!(self.request().op(), Op::Read { .. })
     }
 
+    pub(crate) fn direction(&self) -> Direction {
+        match self.is_read() {
+            true => Direction::Read,
+            false => Direction::Write,
+        }
+    }
+
     /// Takes the request out, with its buffer, to be answered. Its plan is released.
     pub(crate) fn take_request(&mut self) -> R {
         self.planned = None;

@@ -19,7 +19,7 @@
 
 use blkmq::ParkReason;
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Direction, MoveResult, Step, StepOf};
+use blkmq::io::{Backend, Direction, MoveError, MoveResult, Step, StepOf};
 use reactor::{Buf, Completion, Need, Op, Port};
 
 use crate::engine::{AdmittedJob, RequestEngine};
@@ -138,13 +138,13 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         mut admitted: AdmittedJob<B, R>,
     ) -> Ended<B, R> {
         let job = &mut **admitted.payload_mut();
+        let (bytes, direction) = (job.request().bytes(), job.direction());
         let Some(planned) = &job.planned else {
-            return self.fail(cx, admitted);
+            return self.fail(cx, admitted, MoveError::of_plan(direction));
         };
-        let (bytes, direction) = (job.request().bytes(), planned.direction());
-        if bytes == 0 || job.is_read() != (direction == Direction::Read) {
+        if bytes == 0 || planned.direction() != direction {
             // A plan that its request did not ask for.
-            return self.fail(cx, admitted);
+            return self.fail(cx, admitted, MoveError::of_plan(direction));
         }
         if let Location::Slot(slot) = job.request().location()
             && !job.is_copied
@@ -157,23 +157,29 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         if let Some(buf) = job.data.take() {
             return self.move_buffered(cx, admitted, buf);
         }
-        let reachable = cx.window(job.request()).is_some() || !job.is_by_window();
-        if !reachable || (direction == Direction::Write && !job.is_by_window()) {
+        let window = cx.window(job.request());
+        if window.is_none() && (direction == Direction::Write || job.is_by_window()) {
             // No way to the bytes, or a write whose buffer was lost with a failed move.
-            return self.fail(cx, admitted);
+            let error = MoveError::of_window(direction, 0, bytes, libc::EFAULT);
+            return self.fail(cx, admitted, error);
         }
         let tag = admitted.tag().number();
-        let bytes = bytes as usize;
-        let buf = if bytes > cx.port().reserve_len() {
+        let len = bytes as usize;
+        let is_allocated = len > cx.port().reserve_len();
+        let buf = if is_allocated {
             // It might never come from the pool: this one is the allocator's.
-            Buf::allocate(bytes)
+            Buf::allocate(len)
         } else {
             cx.port()
-                .request_buffer(token::buffer(tag), bytes, Need::Fresh)
+                .request_buffer(token::buffer(tag), len, Need::Fresh)
         };
         match buf {
             Some(buf) => self.on_buffer_ready(cx, admitted, buf),
-            None if bytes > cx.port().reserve_len() => self.fail(cx, admitted),
+            None if is_allocated => {
+                let offset = window.map_or(0, |window| window.offset);
+                let error = MoveError::of_window(direction, offset, bytes, libc::ENOMEM);
+                self.fail(cx, admitted, error)
+            }
             None => {
                 admitted.payload_mut().stage = Stage::Buffer;
                 self.put(admitted);
@@ -182,14 +188,17 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         }
     }
 
-    /// Fails a request for which another plan would not help.
+    /// Fails a request for which another plan would not help. The backend reports why.
+    #[cold]
     fn fail<T: Transport<Request = R>>(
         &mut self,
         cx: &mut T,
         mut admitted: AdmittedJob<B, R>,
+        error: MoveError,
     ) -> Ended<B, R> {
         admitted.payload_mut().planned = None;
-        self.finish(cx, admitted, Err(ErrorKind::Io));
+        self.backend.on_request_failed(&error);
+        self.finish(cx, admitted, Err(error.into()));
         None
     }
 
@@ -205,7 +214,8 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             return self.move_buffered(cx, admitted, buf);
         }
         let Some(Window { file, offset }) = cx.window(job.request()) else {
-            return self.fail(cx, admitted);
+            let error = MoveError::of_window(Direction::Read, 0, buf.len() as u32, libc::EFAULT);
+            return self.fail(cx, admitted, error);
         };
         job.stage = Stage::CopyIn;
         let tag = admitted.tag().number();
@@ -221,11 +231,13 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         mut admitted: AdmittedJob<B, R>,
         buf: Buf,
     ) -> Ended<B, R> {
+        let tag = admitted.tag().number();
         let job = &mut **admitted.payload_mut();
         let Some(planned) = &job.planned else {
-            return self.fail(cx, admitted);
+            let error = MoveError::of_plan(job.direction());
+            return self.fail(cx, admitted, error);
         };
-        let moving = BufferedMove::new(planned.direction(), buf, planned.pieces());
+        let moving = BufferedMove::new(planned.direction(), tag, buf, planned.pieces());
         job.stage = Stage::Moving(Move::Buffered(moving));
         self.pump(cx, admitted)
     }
@@ -246,7 +258,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         let (pieces, files) = (planned.pieces(), &self.files);
         let outcome = match ongoing {
             Move::Fixed(moving) => moving.pump(cx.port(), pieces, files, self.zeroes, tag),
-            Move::Buffered(moving) => moving.pump(cx.port(), pieces, files, tag).then_some(Ok(())),
+            Move::Buffered(moving) => moving.pump(cx.port(), pieces, files).then_some(Ok(())),
         };
         let Some(outcome) = outcome else {
             self.put(admitted);
@@ -300,27 +312,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         self.go_on(cx, ended);
     }
 
-    /// A bounce buffer that a request waited for is here.
-    pub(crate) fn on_bounce_buffer<T: Transport<Request = R>>(
-        &mut self,
-        cx: &mut T,
-        tag: u16,
-        completion: Completion,
-    ) {
-        let (Completion::Buffer(buf), Some(mut admitted)) = (completion, self.take(tag)) else {
-            return;
-        };
-        let job = &mut **admitted.payload_mut();
-        if let (Stage::Moving(Move::Buffered(moving)), Some(planned)) =
-            (&mut job.stage, &job.planned)
-        {
-            moving.on_bounce_buffer(cx.port(), buf, planned.pieces(), &self.files, tag);
-        }
-        let ended = self.pump(cx, admitted);
-        self.go_on(cx, ended);
-    }
-
-    /// A buffer that a request waited for is here.
+    /// A buffer that a request waited for is here: for all its bytes, or for a piece that bounces.
     pub(crate) fn on_buffer<T: Transport<Request = R>>(
         &mut self,
         cx: &mut T,
@@ -330,12 +322,18 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         let (Completion::Buffer(buf), Some(mut admitted)) = (completion, self.take(tag)) else {
             return;
         };
-        let job = admitted.payload_mut();
-        if !matches!(job.stage, Stage::Buffer) {
-            return self.put(admitted);
-        }
-        job.stage = Stage::Plan;
-        let ended = self.on_buffer_ready(cx, admitted, buf);
+        let job = &mut **admitted.payload_mut();
+        let ended = match (&mut job.stage, &job.planned) {
+            (Stage::Moving(Move::Buffered(moving)), Some(planned)) => {
+                moving.on_bounce_buffer(cx.port(), buf, planned.pieces(), &self.files);
+                self.pump(cx, admitted)
+            }
+            (stage @ Stage::Buffer, _) => {
+                *stage = Stage::Plan;
+                self.on_buffer_ready(cx, admitted, buf)
+            }
+            _ => return self.put(admitted),
+        };
         self.go_on(cx, ended);
     }
 
@@ -349,19 +347,36 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         let Some(admitted) = self.take(tag) else {
             return;
         };
-        match (&admitted.payload().stage, completion) {
-            (Stage::CopyIn, Completion::Read(buf, Ok(()))) => {
-                let ended = self.move_buffered(cx, admitted, buf);
-                self.go_on(cx, ended);
+        // A failure is not the plan's: another one would meet the same window.
+        let ended = match (&admitted.payload().stage, completion) {
+            (Stage::CopyIn, Completion::Read(buf, Ok(()))) => self.move_buffered(cx, admitted, buf),
+            (Stage::CopyIn, Completion::Read(_, Err(error))) => {
+                self.fail_copy(cx, admitted, Direction::Read, &error)
             }
-            // Not the plan's fault: another one would meet the same window.
-            (Stage::CopyIn, Completion::Read(_, Err(_))) => {
-                self.fail(cx, admitted);
+            (Stage::CopyOut, Completion::Write(_, Err(error))) => {
+                self.fail_copy(cx, admitted, Direction::Write, &error)
             }
-            (Stage::CopyOut, Completion::Write(_, result)) => {
-                self.finish(cx, admitted, result.map_err(|_| ErrorKind::Io));
+            (Stage::CopyOut, Completion::Write(_, Ok(()))) => {
+                return self.finish(cx, admitted, Ok(()));
             }
-            _ => self.put(admitted),
-        }
+            _ => return self.put(admitted),
+        };
+        self.go_on(cx, ended);
+    }
+
+    /// Fails a request whose window could not be read or written.
+    #[cold]
+    fn fail_copy<T: Transport<Request = R>>(
+        &mut self,
+        cx: &mut T,
+        admitted: AdmittedJob<B, R>,
+        direction: Direction,
+        error: &std::io::Error,
+    ) -> Ended<B, R> {
+        let request = admitted.payload().request();
+        let (len, errno) = (request.bytes(), MoveError::errno_of(error));
+        let offset = cx.window(request).map_or(0, |window| window.offset);
+        let error = MoveError::of_window(direction, offset, len, errno);
+        self.fail(cx, admitted, error)
     }
 }

@@ -8,9 +8,8 @@ use reactor::Token;
 pub(crate) const TICK: Token = Token(0);
 
 const PIECE: u64 = 1;
-const BOUNCE: u64 = 2;
-const BUFFER: u64 = 3;
-const COPY: u64 = 4;
+const BUFFER: u64 = 2;
+const COPY: u64 = 3;
 
 /// What an operation of the engine is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,9 +17,7 @@ pub(crate) enum Kind {
     Tick,
     /// A file operation of this piece.
     Piece(u16, usize),
-    /// A bounce buffer.
-    Bounce(u16),
-    /// A buffer for the whole request.
+    /// A buffer, for the whole request or for a piece that bounces.
     Buffer(u16),
     /// Bytes between a buffer and the request's window.
     Copy(u16),
@@ -39,10 +36,6 @@ pub(crate) fn piece(tag: u16, piece: u32) -> Token {
     of(PIECE, tag, piece)
 }
 
-pub(crate) fn bounce(tag: u16) -> Token {
-    of(BOUNCE, tag, 0)
-}
-
 pub(crate) fn buffer(tag: u16) -> Token {
     of(BUFFER, tag, 0)
 }
@@ -55,7 +48,6 @@ pub(crate) fn parse(token: Token) -> Kind {
     let tag = (token.0 >> 32) as u16;
     match token.0 >> 48 {
         PIECE => Kind::Piece(tag, (token.0 & u64::from(u32::MAX)) as usize),
-        BOUNCE => Kind::Bounce(tag),
         BUFFER => Kind::Buffer(tag),
         COPY => Kind::Copy(tag),
         _ => Kind::Tick,
@@ -71,7 +63,6 @@ mod tests {
         assert!(is_engine_token(TICK) && is_engine_token(copy(u16::MAX)));
         assert!(!is_engine_token(Token(1 << 56)));
         assert_eq!(parse(piece(4095, 77)), Kind::Piece(4095, 77));
-        assert_eq!(parse(bounce(1)), Kind::Bounce(1));
         assert_eq!(parse(buffer(2)), Kind::Buffer(2));
         assert_eq!(parse(copy(3)), Kind::Copy(3));
         assert_eq!(parse(TICK), Kind::Tick);

@@ -16,7 +16,7 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, FileId, Geometry, MoveResult, Op as Ask, Piece, Place, Plan, Step, StepOf,
+    Backend, FileId, Geometry, MoveError, MoveResult, Op as Ask, Piece, Place, Plan, Step, StepOf,
 };
 use blkmq::{Device, DeviceOptions};
 use reactor::{Buf, Command, Completion, DioAlign, FileIndex, Need, Op, OpId, Port, Token};
@@ -88,6 +88,8 @@ impl Backend for Plain {
     fn poll_sync(&self, (): (), _: &Waker) -> StepOf<Self> {
         Step::Done(Ok(()))
     }
+
+    fn on_request_failed(&self, _: &MoveError) {}
 }
 
 /// A port whose operations end when the test says. It never grows while requests are counted.

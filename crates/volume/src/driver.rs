@@ -130,6 +130,7 @@ pub fn file_name(file: FileId) -> &'static str {
         FileId::LOG => "the log",
         FileId::CACHE => "the cache file",
         FileId::MEMORY => "the memory file",
+        FileId::WINDOW => "the request's window",
         _ => "an unknown file",
     }
 }

@@ -23,18 +23,24 @@ pub enum FailureKind {
     CacheRead,
     /// A write of the cache or memory file.
     CacheWrite,
+    /// A copy from a request's own memory.
+    WindowRead,
+    /// A copy to a request's own memory.
+    WindowWrite,
     /// A request to the object store; answers that the engine expects do not count.
     Store,
 }
 
 impl FailureKind {
     /// Every kind, in the order of [`FailureCounts`].
-    pub const ALL: [FailureKind; 6] = [
+    pub const ALL: [FailureKind; 8] = [
         FailureKind::LogRead,
         FailureKind::LogWrite,
         FailureKind::LogSync,
         FailureKind::CacheRead,
         FailureKind::CacheWrite,
+        FailureKind::WindowRead,
+        FailureKind::WindowWrite,
         FailureKind::Store,
     ];
 
@@ -46,6 +52,8 @@ impl FailureKind {
             FailureKind::LogSync => "log-sync",
             FailureKind::CacheRead => "cache-read",
             FailureKind::CacheWrite => "cache-write",
+            FailureKind::WindowRead => "window-read",
+            FailureKind::WindowWrite => "window-write",
             FailureKind::Store => "store",
         }
     }
@@ -55,6 +63,8 @@ impl FailureKind {
         Some(match (error.file?, error.direction) {
             (FileId::LOG, Direction::Read) => FailureKind::LogRead,
             (FileId::LOG, Direction::Write) => FailureKind::LogWrite,
+            (FileId::WINDOW, Direction::Read) => FailureKind::WindowRead,
+            (FileId::WINDOW, Direction::Write) => FailureKind::WindowWrite,
             (_, Direction::Read) => FailureKind::CacheRead,
             (_, Direction::Write) => FailureKind::CacheWrite,
         })

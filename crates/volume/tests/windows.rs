@@ -416,3 +416,17 @@ fn a_failed_log_write_is_counted_and_its_bytes_are_written_elsewhere() {
     let syncs = world.host.usage().failures.of(FailureKind::LogSync);
     assert_eq!(syncs, 1);
 }
+
+#[test]
+fn a_request_whose_window_fails_is_counted_by_direction() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    for direction in [Direction::Read, Direction::Read, Direction::Write] {
+        volume.on_request_failed(&MoveError::of_window(direction, 4096, 512, 14));
+    }
+    let failures = world.host.usage().failures;
+    assert_eq!(failures.of(FailureKind::WindowRead), 2);
+    assert_eq!(failures.of(FailureKind::WindowWrite), 1);
+    assert_eq!(failures.of(FailureKind::CacheRead), 0);
+}

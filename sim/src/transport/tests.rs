@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use blkmq::io::{Geometry, MoveResult, Park, Piece};
+use blkmq::io::{Geometry, MoveError, MoveResult, Park, Piece};
 
 use super::*;
 
@@ -98,6 +98,8 @@ impl Backend for Append {
         let _ = waker;
         Step::Sync(())
     }
+
+    fn on_request_failed(&self, _: &MoveError) {}
 }
 
 fn transport(open: bool) -> Transport<Append> {

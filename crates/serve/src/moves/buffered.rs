@@ -12,8 +12,10 @@
 //! Whoever serves requests owns the plan and the tag; this only says which operations to begin,
 //! on any [`Port`].
 
+use std::ops::Range;
+
 use blkmq::io::{Direction, MoveError, MoveResult, Piece, Place, covers};
-use reactor::{Buf, Completion, DioAlign, FileIndex, Need, Op, Port};
+use reactor::{Buf, Completion, DioAlign, Need, Op, Port};
 
 use super::OPS_IN_FLIGHT_MAX;
 use crate::files::{OpenFile, find, is_direct};
@@ -32,6 +34,8 @@ enum Bounce {
 #[derive(Debug)]
 pub(crate) struct BufferedMove {
     direction: Direction,
+    /// The request's tag.
+    tag: u16,
     parts: Vec<Option<Buf>>,
     /// The first piece that was not begun.
     next: usize,
@@ -39,6 +43,23 @@ pub(crate) struct BufferedMove {
     bounce: Bounce,
     /// The first error stands.
     result: MoveResult,
+}
+
+/// A piece and the place of its bytes.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    /// Its index in the plan.
+    at: usize,
+    piece: &'a Piece,
+    file: &'a OpenFile,
+    offset: u64,
+}
+
+impl Target<'_> {
+    /// The range around the piece that direct I/O takes.
+    fn superset(&self) -> Range<u64> {
+        superset(self.piece, self.offset, self.file.align)
+    }
 }
 
 fn round_down(value: u64, align: u32) -> u64 {
@@ -51,7 +72,12 @@ fn round_up(value: u64, align: u32) -> u64 {
 
 impl BufferedMove {
     /// Splits `buf` along the pieces. A plan that does not cover it moves nothing and fails.
-    pub(crate) fn new(direction: Direction, mut buf: Buf, pieces: &[Piece]) -> BufferedMove {
+    pub(crate) fn new(
+        direction: Direction,
+        tag: u16,
+        mut buf: Buf,
+        pieces: &[Piece],
+    ) -> BufferedMove {
         let result = match covers(pieces, buf.len()) {
             true => Ok(()),
             false => Err(MoveError::of_plan(direction)),
@@ -68,6 +94,7 @@ impl BufferedMove {
         parts.push(Some(buf));
         BufferedMove {
             direction,
+            tag,
             parts,
             next: 0,
             in_flight: 0,
@@ -82,34 +109,40 @@ impl BufferedMove {
         port: &mut impl Port,
         pieces: &[Piece],
         files: &[OpenFile],
-        tag: u16,
     ) -> bool {
-        while self.result.is_ok() && self.next < pieces.len() && self.in_flight < OPS_IN_FLIGHT_MAX
-        {
-            let at = self.next;
-            let piece = pieces[at];
+        while self.result.is_ok() && self.in_flight < OPS_IN_FLIGHT_MAX {
+            let Some(piece) = pieces.get(self.next) else {
+                break;
+            };
             match piece.place {
                 Place::Hole if self.direction == Direction::Read => {
-                    if let Some(part) = &mut self.parts[at] {
+                    if let Some(part) = &mut self.parts[self.next] {
                         part.fill(0);
                     }
                 }
                 Place::Hole => self.fail(MoveError::of_plan(self.direction)),
                 Place::At { file, offset } => {
                     let Some(file) = find(files, file) else {
-                        self.fail(MoveError::of_piece(self.direction, &piece, libc::EBADF));
+                        self.fail(MoveError::of_piece(self.direction, piece, libc::EBADF));
                         break;
                     };
-                    if is_direct(&piece, offset, file.align) {
-                        self.begin_direct(port, at, file.index, offset, tag);
-                    } else if !self.begin_bounced(port, at, &piece, offset, file, tag) {
+                    let target = Target {
+                        at: self.next,
+                        piece,
+                        file,
+                        offset,
+                    };
+                    if is_direct(piece, offset, file.align) {
+                        self.begin_direct(port, target);
+                    } else if !self.begin_bounced(port, target) {
                         break;
                     }
                 }
             }
             self.next += 1;
         }
-        self.is_finished(pieces)
+        let all_begun = self.result.is_err() || self.next == pieces.len();
+        all_begun && self.in_flight == 0 && self.bounce == Bounce::Free
     }
 
     #[cold]
@@ -117,134 +150,83 @@ impl BufferedMove {
         self.result = self.result.and(Err(error));
     }
 
-    fn is_finished(&self, pieces: &[Piece]) -> bool {
-        let all_begun = self.result.is_err() || self.next == pieces.len();
-        all_begun && self.in_flight == 0 && self.bounce == Bounce::Free
+    fn begin_direct(&mut self, port: &mut impl Port, target: Target<'_>) {
+        if let Some(buf) = self.parts[target.at].take() {
+            self.submit(port, target, target.offset, buf);
+        }
     }
 
-    fn begin_direct(
-        &mut self,
-        port: &mut impl Port,
-        at: usize,
-        file: FileIndex,
-        offset: u64,
-        tag: u16,
-    ) {
-        let Some(buf) = self.parts[at].take() else {
-            return;
-        };
-        let token = token::piece(tag, at as u32);
+    /// Begins the file operation of a piece, from `offset` on.
+    fn submit(&mut self, port: &mut impl Port, target: Target<'_>, offset: u64, buf: Buf) {
+        let file = target.file.index;
         let op = match self.direction {
             Direction::Read => Op::Read { file, offset, buf },
             Direction::Write => Op::Write { file, offset, buf },
         };
-        port.submit(token, op);
+        port.submit(token::piece(self.tag, target.at as u32), op);
         self.in_flight += 1;
     }
 
     /// Begins a piece that direct I/O forbids; false where it must wait for the bounce buffer.
-    fn begin_bounced(
-        &mut self,
-        port: &mut impl Port,
-        at: usize,
-        piece: &Piece,
-        offset: u64,
-        file: &OpenFile,
-        tag: u16,
-    ) -> bool {
-        if self.direction == Direction::Write
-            && self.begin_padded(port, at, piece, offset, file, tag)
-        {
+    fn begin_bounced(&mut self, port: &mut impl Port, target: Target<'_>) -> bool {
+        if self.direction == Direction::Write && self.begin_padded(port, target) {
             return true;
         }
         if self.bounce != Bounce::Free {
             return false;
         }
-        let (start, end) = superset(piece, offset, file.align);
-        let len = (end - start) as usize;
+        let range = target.superset();
+        let len = (range.end - range.start) as usize;
         if len > port.reserve_len() {
             // It could wait for ever. The reserve is made for the largest request.
-            self.fail(MoveError::of_piece(self.direction, piece, libc::ENOBUFS));
+            let error = MoveError::of_piece(self.direction, target.piece, libc::ENOBUFS);
+            self.fail(error);
             return true;
         }
         // Begun as far as `pump` goes: where the buffer comes later, its arrival carries it on.
-        match port.request_buffer(token::bounce(tag), len, Need::Progress) {
-            Some(buf) => self.begin_through(port, at, buf, piece, offset, file, tag),
-            None => self.bounce = Bounce::Wanted(at),
+        match port.request_buffer(token::buffer(self.tag), len, Need::Progress) {
+            Some(buf) => self.begin_through(port, target, buf),
+            None => self.bounce = Bounce::Wanted(target.at),
         }
         true
     }
 
     /// Writes a piece whose only fault is its length, where there is room behind it.
-    fn begin_padded(
-        &mut self,
-        port: &mut impl Port,
-        at: usize,
-        piece: &Piece,
-        offset: u64,
-        file: &OpenFile,
-        tag: u16,
-    ) -> bool {
-        let padded = round_up(u64::from(piece.len), file.align.offset) as usize;
-        let fits = self.parts[at]
-            .as_ref()
-            .is_some_and(|part| part.capacity() >= padded);
+    fn begin_padded(&mut self, port: &mut impl Port, target: Target<'_>) -> bool {
+        let align = target.file.align;
+        let padded = round_up(u64::from(target.piece.len), align.offset) as usize;
         let aligned = Piece {
             len: padded as u32,
-            ..*piece
+            ..*target.piece
         };
-        if !fits || !is_direct(&aligned, offset, file.align) {
+        let Some(part) = &mut self.parts[target.at] else {
+            return false;
+        };
+        if part.capacity() < padded || !is_direct(&aligned, target.offset, align) {
             return false;
         }
-        if let Some(part) = &mut self.parts[at] {
-            part.pad_to(padded);
-        }
-        self.begin_direct(port, at, file.index, offset, tag);
+        part.pad_to(padded);
+        self.begin_direct(port, target);
         true
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one operation")]
-    fn begin_through(
-        &mut self,
-        port: &mut impl Port,
-        at: usize,
-        mut buf: Buf,
-        piece: &Piece,
-        offset: u64,
-        file: &OpenFile,
-        tag: u16,
-    ) {
-        self.bounce = Bounce::Busy(at);
-        self.in_flight += 1;
-        let (start, _) = superset(piece, offset, file.align);
-        let token = token::piece(tag, at as u32);
-        let op = match self.direction {
-            Direction::Read => Op::Read {
-                file: file.index,
-                offset: start,
-                buf,
-            },
-            Direction::Write => {
-                let len = piece.len as usize;
-                if let Some(part) = &self.parts[at] {
-                    buf[..len].copy_from_slice(part);
-                }
-                buf[len..].fill(0);
-                // Bytes before the piece may be another extent's: never written over.
-                if start != offset {
-                    self.fail(MoveError::of_piece(self.direction, piece, libc::EINVAL));
-                    self.bounce = Bounce::Free;
-                    self.in_flight -= 1;
-                    return;
-                }
-                Op::Write {
-                    file: file.index,
-                    offset,
-                    buf,
-                }
+    /// Begins a piece through the bounce buffer.
+    fn begin_through(&mut self, port: &mut impl Port, target: Target<'_>, mut buf: Buf) {
+        let start = target.superset().start;
+        if self.direction == Direction::Write {
+            // Bytes before the piece may be another extent's: never written over.
+            if start != target.offset {
+                let error = MoveError::of_piece(self.direction, target.piece, libc::EINVAL);
+                return self.fail(error);
             }
-        };
-        port.submit(token, op);
+            let len = target.piece.len as usize;
+            if let Some(part) = &self.parts[target.at] {
+                buf[..len].copy_from_slice(part);
+            }
+            buf[len..].fill(0);
+        }
+        self.bounce = Bounce::Busy(target.at);
+        self.submit(port, target, start, buf);
     }
 
     /// The bounce buffer that was waited for is here.
@@ -254,20 +236,15 @@ impl BufferedMove {
         buf: Buf,
         pieces: &[Piece],
         files: &[OpenFile],
-        tag: u16,
     ) {
         let Bounce::Wanted(at) = self.bounce else {
             return;
         };
         self.bounce = Bounce::Free;
-        let (Some(piece), false) = (pieces.get(at), self.result.is_err()) else {
-            return;
-        };
-        let Place::At { file, offset } = piece.place else {
-            return;
-        };
-        if let Some(file) = find(files, file) {
-            self.begin_through(port, at, buf, piece, offset, file, tag);
+        if self.result.is_ok()
+            && let Some(target) = find_target(pieces, files, at)
+        {
+            self.begin_through(port, target, buf);
         }
     }
 
@@ -298,16 +275,11 @@ impl BufferedMove {
             return;
         }
         self.bounce = Bounce::Free;
-        if self.direction == Direction::Write || result.is_err() {
-            return;
-        }
-        let Place::At { file, offset } = piece.place else {
-            return;
-        };
-        let open = find(files, file);
-        if let (Some(open), Some(part)) = (open, part) {
-            let (start, _) = superset(piece, offset, open.align);
-            let skip = (offset - start) as usize;
+        if self.direction == Direction::Read
+            && result.is_ok()
+            && let (Some(target), Some(part)) = (find_target(pieces, files, at), part)
+        {
+            let skip = (target.offset - target.superset().start) as usize;
             part.copy_from_slice(&buf[skip..skip + piece.len as usize]);
         }
     }
@@ -325,10 +297,24 @@ impl BufferedMove {
     }
 }
 
+/// A piece of the plan that lies in a file.
+fn find_target<'a>(pieces: &'a [Piece], files: &'a [OpenFile], at: usize) -> Option<Target<'a>> {
+    let piece = pieces.get(at)?;
+    let Place::At { file, offset } = piece.place else {
+        return None;
+    };
+    Some(Target {
+        at,
+        piece,
+        file: find(files, file)?,
+        offset,
+    })
+}
+
 /// The aligned range around a piece.
-fn superset(piece: &Piece, offset: u64, align: DioAlign) -> (u64, u64) {
+fn superset(piece: &Piece, offset: u64, align: DioAlign) -> Range<u64> {
     let start = round_down(offset, align.offset);
-    (start, round_up(offset + u64::from(piece.len), align.offset))
+    start..round_up(offset + u64::from(piece.len), align.offset)
 }
 
 #[cfg(test)]

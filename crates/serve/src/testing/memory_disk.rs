@@ -12,7 +12,8 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, FileId, Geometry, MoveResult, Op, Park, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
+    Backend, FileId, Geometry, MoveError, MoveResult, Op, Park, Piece, Place, Plan, SECTOR_BYTES,
+    Step, StepOf,
 };
 
 const BLOCK_BYTES: u64 = 4096;
@@ -86,6 +87,7 @@ pub struct MemoryDisk {
     state: Mutex<State>,
     begun: AtomicU64,
     writes: AtomicU64,
+    failed: Mutex<Vec<MoveError>>,
     /// Whether writes are refused.
     pub read_only: AtomicBool,
     this: Mutex<std::sync::Weak<MemoryDisk>>,
@@ -236,6 +238,7 @@ impl MemoryDisk {
             state: Mutex::new(state),
             begun: AtomicU64::new(0),
             writes: AtomicU64::new(0),
+            failed: Mutex::default(),
             read_only: AtomicBool::new(false),
             this: Mutex::default(),
         });
@@ -282,6 +285,11 @@ impl MemoryDisk {
     /// Plans that live.
     pub fn pins(&self) -> u64 {
         self.state().extents.iter().map(|extent| extent.pins).sum()
+    }
+
+    /// Requests that failed in their transport, and why.
+    pub fn failed(&self) -> Vec<MoveError> {
+        self.failed.lock().expect("no panic under the lock").clone()
     }
 
     /// Blocks in use, counted from the places and counted from the live extents.
@@ -515,5 +523,10 @@ impl Backend for MemoryDisk {
         }
         state.sync_wakers.push(waker.clone());
         Step::Sync(sync)
+    }
+
+    fn on_request_failed(&self, error: &MoveError) {
+        let mut failed = self.failed.lock().expect("no panic under the lock");
+        failed.push(*error);
     }
 }

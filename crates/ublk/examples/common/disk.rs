@@ -17,7 +17,8 @@ use std::thread::JoinHandle;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, FileId, Geometry, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step, StepOf,
+    Backend, FileId, Geometry, MoveError, MoveResult, Op, Piece, Place, Plan, SECTOR_BYTES, Step,
+    StepOf,
 };
 use blkmq::{Device, DeviceOptions};
 use reactor::DioAlign;
@@ -326,6 +327,8 @@ impl Backend for FileDisk {
     fn poll_sync(&self, ticket: Ticket, waker: &Waker) -> StepOf<Self> {
         self.jobs.poll(ticket, waker)
     }
+
+    fn on_request_failed(&self, _: &MoveError) {}
 }
 
 enum FileJob {

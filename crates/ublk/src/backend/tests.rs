@@ -4,7 +4,10 @@ use std::sync::Mutex;
 use std::task::Waker;
 
 use blkmq::DeviceOptions;
-use blkmq::io::{FileId, Geometry, MoveResult, Op as Ask, Park, Piece, Place, Plan, Step, StepOf};
+use blkmq::io::{
+    Direction, FileId, Geometry, MoveError, MoveResult, Op as Ask, Park, Piece, Place, Plan, Step,
+    StepOf,
+};
 use reactor::{DioAlign, Op};
 
 use super::*;
@@ -20,7 +23,7 @@ mod token {
     }
 
     pub(super) fn copy(tag: u16) -> Token {
-        Token(4 << 48 | u64::from(tag) << 32)
+        Token(3 << 48 | u64::from(tag) << 32)
     }
 }
 
@@ -37,6 +40,10 @@ struct Scripted {
     /// Writes that could not be moved.
     failed: Mutex<u32>,
     parked: Mutex<Vec<Waker>>,
+    /// Requests that failed in the transport.
+    reported: Mutex<Vec<MoveError>>,
+    /// A read gets the plan of a write.
+    turned: AtomicBool,
     /// How often it panics yet.
     panics: Mutex<u32>,
 }
@@ -78,6 +85,9 @@ impl Backend for Scripted {
             panic!("planted");
         }
         match op {
+            Ask::Read { .. } if self.turned.load(Ordering::Relaxed) => {
+                Step::Write(Planned(self.pieces.clone()))
+            }
             Ask::Read { .. } => Step::Read(Planned(self.pieces.clone())),
             Ask::Write { .. } => Step::Write(Planned(self.pieces.clone())),
             _ => {
@@ -104,6 +114,10 @@ impl Backend for Scripted {
             return Step::Sync(left - 1);
         }
         Step::Done(Ok(()))
+    }
+
+    fn on_request_failed(&self, error: &MoveError) {
+        self.reported.lock().unwrap().push(*error);
     }
 }
 
@@ -175,8 +189,11 @@ fn well(op: Op) -> Completion {
     }
 }
 
-fn badly(errno: i32) -> impl FnOnce(Op) -> Completion {
-    let error = std::io::Error::from_raw_os_error(errno);
+fn errno(errno: i32) -> std::io::Error {
+    std::io::Error::from_raw_os_error(errno)
+}
+
+fn badly(error: std::io::Error) -> impl FnOnce(Op) -> Completion {
     move |op| match op {
         Op::Read { buf, .. } => Completion::Read(buf, Err(error)),
         Op::Write { buf, .. } => Completion::Write(buf, Err(error)),
@@ -208,7 +225,7 @@ fn the_first_error_of_several_pieces_fails_the_request_once_all_have_ended() {
     let pieces = [at(0, 4096, 0), at(4096, 4096, 0)];
     let (mut rig, _) = over(ZERO_COPY, with_pieces(&pieces));
     rig.come(0, WRITE, 16);
-    rig.end_own(token::piece(0, 0), badly(libc::ENOSPC));
+    rig.end_own(token::piece(0, 0), badly(errno(libc::ENOSPC)));
     assert_eq!(
         noted(&rig).len(),
         1,
@@ -235,7 +252,7 @@ fn what_the_file_forbids_is_copied_through_the_window() {
 fn a_slot_that_a_file_refuses_all_the_same_is_copied() {
     let (mut rig, _) = over(ZERO_COPY, with_pieces(&[at(0, 4096, 0)]));
     rig.come(0, READ, 8);
-    rig.end_own(token::piece(0, 0), badly(libc::EINVAL));
+    rig.end_own(token::piece(0, 0), badly(errno(libc::EINVAL)));
     assert_eq!(noted(&rig), ["read 4096 at 0x0"]);
     rig.end_own(token::piece(0, 0), well);
     let window = sys::data_offset(0, 0, 0);
@@ -257,12 +274,37 @@ fn a_taken_slot_and_a_device_of_user_copy_go_through_the_window() {
 }
 
 #[test]
-fn a_read_whose_window_fails_is_an_error() {
-    let (mut rig, _) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+fn a_failed_copy_from_or_to_the_window_is_reported_with_its_place_and_errno() {
+    let window = sys::data_offset(0, 1, 0);
+    let short = || std::io::Error::from(std::io::ErrorKind::UnexpectedEof);
+    for (op, direction, errno) in [
+        (WRITE, Direction::Read, Some(libc::EFAULT)),
+        (READ, Direction::Write, Some(libc::EACCES)),
+        (WRITE, Direction::Read, None),
+    ] {
+        let (mut rig, disk) = over(sys::F_USER_COPY, with_pieces(&[at(0, 4096, 0)]));
+        rig.come(1, op, 8);
+        if op == READ {
+            rig.end_own(token::piece(0, 0), well);
+        }
+        let error = errno.map_or_else(short, self::errno);
+        rig.end_own(token::copy(0), badly(error));
+        assert_eq!(rig.committed(1), -libc::EIO);
+        let errno = errno.unwrap_or(libc::EIO);
+        let failed = MoveError::of_window(direction, window, 4096, errno);
+        assert_eq!(*disk.reported.lock().unwrap(), [failed]);
+        assert!(rig.port.ops.is_empty(), "another plan would not help");
+    }
+}
+
+#[test]
+fn a_plan_that_the_request_did_not_ask_for_is_reported() {
+    let (mut rig, disk) = over(sys::F_USER_COPY, Scripted::default());
+    disk.turned.store(true, Ordering::Relaxed);
     rig.come(0, READ, 8);
-    rig.end_own(token::piece(0, 0), well);
-    rig.end_own(token::copy(0), badly(libc::EACCES));
     assert_eq!(rig.committed(0), -libc::EIO);
+    let failed = MoveError::of_plan(Direction::Read);
+    assert_eq!(*disk.reported.lock().unwrap(), [failed]);
 }
 
 #[test]
@@ -271,7 +313,7 @@ fn a_write_that_could_not_be_moved_is_moved_to_its_new_place() {
     *disk.failed.lock().unwrap() = 1;
     rig.come(0, WRITE, 8);
     rig.end_own(token::copy(0), well);
-    rig.end_own(token::piece(0, 0), badly(libc::EIO));
+    rig.end_own(token::piece(0, 0), badly(errno(libc::EIO)));
     assert_eq!(noted(&rig), ["write 4096 at 0x0"], "without another copy");
     rig.end_own(token::piece(0, 0), well);
     assert_eq!(rig.committed(0), 4096);

@@ -484,4 +484,8 @@ impl Backend for Volume {
         committer.request_round_up_to(engine, tail, sync.0);
         Step::Sync(sync)
     }
+
+    fn on_request_failed(&self, error: &MoveError) {
+        self.report_failed_move(error, "the request fails");
+    }
 }

@@ -7,7 +7,7 @@
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Geometry, MoveResult, Op, Step, StepOf};
+use blkmq::io::{Backend, Geometry, MoveError, MoveResult, Op, Step, StepOf};
 use volume::{ReadPlan, SyncWait, Volume, WritePlan};
 
 /// A volume as one disk serves it.
@@ -47,5 +47,9 @@ impl Backend for VolumeView {
 
     fn poll_sync(&self, sync: SyncWait, waker: &Waker) -> StepOf<Self> {
         self.volume.poll_sync(sync, waker)
+    }
+
+    fn on_request_failed(&self, error: &MoveError) {
+        self.volume.on_request_failed(error);
     }
 }

@@ -8,7 +8,7 @@ use std::task::Waker;
 
 use super::*;
 use blkmq::io::FileId;
-use reactor::{BufferPool, Command, OpId, Token};
+use reactor::{BufferPool, Command, FileIndex, OpId, Token};
 
 fn piece(at: u32, len: u32) -> Piece {
     Piece {
@@ -34,7 +34,7 @@ fn a_plan_that_does_not_cover_the_request_moves_nothing() {
     ] {
         assert!(!covers(&pieces, 1024), "{pieces:?}");
         let buf = Buf::allocate(1024).unwrap();
-        let (buf, result) = BufferedMove::new(Direction::Write, buf, &pieces).into_buffer();
+        let (buf, result) = BufferedMove::new(Direction::Write, 0, buf, &pieces).into_buffer();
         assert_eq!(buf.unwrap().len(), 1024);
         assert_eq!(result, Err(MoveError::of_plan(Direction::Write)));
     }
@@ -44,7 +44,7 @@ fn a_plan_that_does_not_cover_the_request_moves_nothing() {
 fn parts_join_to_the_whole_again() {
     let mut buf = Buf::allocate(1024).unwrap();
     buf.fill(7);
-    let moving = BufferedMove::new(Direction::Read, buf, &[piece(0, 512), piece(512, 512)]);
+    let moving = BufferedMove::new(Direction::Read, 0, buf, &[piece(0, 512), piece(512, 512)]);
     assert_eq!(moving.parts.len(), 2);
     let (buf, result) = moving.into_buffer();
     assert_eq!((buf.unwrap().to_vec(), result), (vec![7; 1024], Ok(())));
@@ -61,7 +61,7 @@ fn only_aligned_pieces_are_moved_directly() {
     assert!(!is_direct(&piece(512, 512), 8192, align));
     assert!(!is_direct(&piece(256, 4096), 8192, align));
     assert!(is_direct(&piece(3, 5), 7, DioAlign::NONE));
-    assert_eq!(superset(&piece(0, 1024), 3584, align), (0, 8192));
+    assert_eq!(superset(&piece(0, 1024), 3584, align), 0..8192);
 }
 
 const ALIGN: DioAlign = DioAlign {
@@ -180,7 +180,7 @@ fn run(
     let mut held = port.pool.take(64 << 10, Need::Fresh);
     let mut reserve = port.pool.take(64 << 10, Need::Progress);
     let mut ended = 0;
-    while !moving.pump(port, pieces, &files, 0) {
+    while !moving.pump(port, pieces, &files) {
         let fails = fails_at == Some(ended);
         if let Some((token, completion)) = port.end_one(random, fails) {
             ended += 1;
@@ -188,14 +188,14 @@ fn run(
             continue;
         }
         let (token, len) = port.wanted.pop_front().expect("it waits for nothing");
-        assert_eq!(token, token::bounce(0));
+        assert_eq!(token, token::buffer(0));
         held = None;
         reserve = None;
         let buf = port
             .pool
             .take(len, Need::Progress)
             .expect("the pool is full");
-        moving.on_bounce_buffer(port, buf, pieces, &files, 0);
+        moving.on_bounce_buffer(port, buf, pieces, &files);
     }
     drop((held, reserve));
     assert!(port.begun.is_empty(), "over with operations in flight");
@@ -241,7 +241,7 @@ fn a_read_brings_each_pieces_bytes_whatever_their_alignment_and_order() {
         let len: u32 = pieces.iter().map(|piece| piece.len).sum();
         let mut buf = Buf::allocate(len as usize).unwrap();
         buf.fill(0xff);
-        let moving = BufferedMove::new(Direction::Read, buf, &pieces);
+        let moving = BufferedMove::new(Direction::Read, 0, buf, &pieces);
         let (buf, result) = run(&mut port, &mut random, moving, &pieces, None);
         assert_eq!(result, Ok(()), "round {round}");
         let buf = buf.unwrap();
@@ -267,7 +267,7 @@ fn a_write_puts_each_pieces_bytes_and_zeroes_up_to_the_end_of_its_block() {
         let bytes: Vec<u8> = (0..len).map(|_| random.usize(..256) as u8).collect();
         let mut buf = Buf::allocate(len as usize).unwrap();
         buf.copy_from_slice(&bytes);
-        let moving = BufferedMove::new(Direction::Write, buf, &pieces);
+        let moving = BufferedMove::new(Direction::Write, 0, buf, &pieces);
         let (buf, result) = run(&mut port, &mut random, moving, &pieces, None);
         assert_eq!(result, Ok(()), "round {round}");
         assert_eq!(
@@ -301,7 +301,7 @@ fn a_write_into_the_middle_of_a_block_is_refused_and_touches_nothing() {
     }];
     let mut port = Double::new(vec![0xff; FILE_BYTES]);
     let buf = Buf::allocate(512).unwrap();
-    let moving = BufferedMove::new(Direction::Write, buf, &pieces);
+    let moving = BufferedMove::new(Direction::Write, 0, buf, &pieces);
     let (_, result) = run(
         &mut port,
         &mut fastrand::Rng::with_seed(3),
@@ -323,7 +323,7 @@ fn one_failed_operation_fails_the_move_after_all_others_have_ended() {
             let pieces = pieces_of(&mut random, false, false);
             let len: u32 = pieces.iter().map(|piece| piece.len).sum();
             let buf = Buf::allocate(len as usize).unwrap();
-            let moving = BufferedMove::new(direction, buf, &pieces);
+            let moving = BufferedMove::new(direction, 0, buf, &pieces);
             let at = random.usize(..pieces.len());
             let (_, result) = run(&mut port, &mut random, moving, &pieces, Some(at));
             let error = result.unwrap_err();
