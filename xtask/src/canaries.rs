@@ -27,8 +27,10 @@ pub(crate) struct Arguments {
 /// Who must see a bug.
 #[derive(Clone, Copy, Debug)]
 enum Judge {
-    /// A test program and one test of it.
+    /// A test program and one test of it, in a guest.
     Test(&'static str, &'static str),
+    /// The same on this machine.
+    Here(&'static str, &'static str),
     /// A soak of a minute.
     Soak,
 }
@@ -41,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 3] = [
+const CANARIES: [Canary; 6] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -62,6 +64,33 @@ const CANARIES: [Canary; 3] = [
         what: "the last acknowledged write of a disk is not found after kill -9",
         judge: Judge::Soak,
         words: &["; allowed are generations "],
+    },
+    Canary {
+        name: "one_volume_stops_all",
+        what: "a volume that cannot be opened keeps the server from starting",
+        judge: Judge::Here(
+            "waiting",
+            "a_volume_that_another_host_holds_waits_and_the_others_are_served",
+        ),
+        words: &["the server did not come up"],
+    },
+    Canary {
+        name: "volume_size_is_exact",
+        what: "a volume that was resized is refused to the command line that made it",
+        judge: Judge::Here(
+            "waiting",
+            "a_volume_is_served_by_the_same_command_line_after_it_was_resized_and_grown_by_a_larger_one",
+        ),
+        words: &["assertion `left == right` failed"],
+    },
+    Canary {
+        name: "take_over_every_volume",
+        what: "a start takes over what other hosts have",
+        judge: Judge::Here(
+            "waiting",
+            "a_take_over_is_of_one_volume_and_says_what_is_given_up",
+        ),
+        words: &["a was taken over from"],
     },
 ];
 
@@ -111,7 +140,7 @@ fn build() -> Result<Vec<(String, PathBuf)>, Failure> {
     let mut command = workspace::cargo(["test", "--quiet", "-p", "firn", "--no-run"]);
     command.args(["--bin", "firn"]);
     for canary in &CANARIES {
-        if let Judge::Test(program, _) = canary.judge {
+        if let Judge::Test(program, _) | Judge::Here(program, _) = canary.judge {
             command.args(["--test", program]);
         }
     }
@@ -133,10 +162,24 @@ fn command(
 ) -> Result<Command, Failure> {
     let planted = OsString::from(format!("FIRN_CANARY={}", canary.name));
     let mut command = Command::new(std::env::current_exe()?);
+    let find = |name| {
+        let program = programs.iter().find(|(built, _)| built == name);
+        let (_, program) = program.ok_or("cargo did not say where a test program is")?;
+        Ok::<_, Failure>(program)
+    };
     match canary.judge {
+        Judge::Here(name, test) => {
+            let mut command = Command::new("sh");
+            command.env("FIRN_CANARY", canary.name);
+            // Panics are said on standard error.
+            command.args(["-c", r#"exec "$@" 2>&1"#, "canary"]);
+            command
+                .arg(find(name)?)
+                .args(["--exact", test, "--nocapture"]);
+            return Ok(command);
+        }
         Judge::Test(name, test) => {
-            let program = programs.iter().find(|(built, _)| built == name);
-            let (_, program) = program.ok_or("cargo did not say where a test program is")?;
+            let program = find(name)?;
             command.args(["vm", "--kernel", kernel, "--deadline", "1800", "--", "env"]);
             command
                 .arg(planted)
@@ -200,9 +243,16 @@ mod tests {
     }
 
     #[test]
+    fn every_bug_that_the_server_can_be_built_with_is_listed() {
+        let listed = CANARIES.map(|canary| canary.name);
+        let server = workspace::root().join("crates/firn/src");
+        assert_eq!(canary::unlisted(server, &listed), Vec::<String>::new());
+    }
+
+    #[test]
     fn the_tests_that_are_to_see_a_bug_are_there() {
         for canary in &CANARIES {
-            let Judge::Test(program, test) = canary.judge else {
+            let (Judge::Test(program, test) | Judge::Here(program, test)) = canary.judge else {
                 continue;
             };
             let path = workspace::root().join(format!("crates/firn/tests/{program}.rs"));

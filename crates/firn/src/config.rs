@@ -45,7 +45,6 @@ pub(crate) struct Settings {
     pub(crate) cache_size: Option<Size>,
     pub(crate) ring_dir: PathBuf,
     pub(crate) log_io: LogIo,
-    pub(crate) take_over: bool,
     pub(crate) single_writer: bool,
     pub(crate) store_faults: Option<StoreFaultPlan>,
 }
@@ -91,7 +90,6 @@ impl Settings {
                 .or(file.ring_dir)
                 .unwrap_or_else(|| "/dev/shm".into()),
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
-            take_over: flags.take_over,
             single_writer: flags.single_writer || file.single_writer,
             store_faults: flags.planned_store_faults,
         };
@@ -242,7 +240,7 @@ mod tests {
     fn an_unknown_name_in_the_file_is_an_error_that_names_it() {
         let error = with_file("log-sise = \"2GiB\"\n", ServeArgs::default()).unwrap_err();
         assert!(error.detail.contains("log-sise"), "{error}");
-        // A loss must be declared each time, never by a line that stays in a file.
+        // A loss is declared for one volume at one time, never by a line that stays in a file.
         assert!(with_file("take-over = true\n", ServeArgs::default()).is_err());
     }
 

@@ -95,6 +95,8 @@ failure_codes! {
         "Send JSON with content-type: application/json.";
     NotOpenYet, "not-open-yet", 409, FAILED, "The volume could not be opened yet",
         "Wait until the store answers, or detach with --force.";
+    NotReady, "not-ready", 503, FAILED, "Something cannot be served yet",
+        "See `firn volume list`; the detail says what is missing.";
     NoTransport, "no-transport", 500, FAILED, "The server has no listener for this transport",
         "Start the server with --nbd.";
     Output, "output", 500, FAILED, "The result cannot be written",
@@ -130,7 +132,7 @@ failure_codes! {
     VolumeFenced, "volume-fenced", 409, FAILED, "Another host has taken the volume over",
         "Use the volume on that host.";
     VolumeHeld, "volume-held", 409, FAILED, "Another host has the volume open",
-        "Detach it there, or declare the loss with --take-over.";
+        "Detach it there, or declare the loss with `firn attach VOLUME --take-over`.";
     VolumeInUse, "volume-in-use", 409, FAILED, "The volume is in use",
         "Unmount, disconnect or detach it first.";
     WrongHost, "wrong-host", 403, FAILED, "The request names another host",
@@ -163,14 +165,6 @@ impl FailureCode {
 
     pub(crate) fn remedy(self) -> &'static str {
         self.row().remedy
-    }
-
-    /// Whether the store failed in a way that may pass, so that trying again can help.
-    pub(crate) fn is_transient(self) -> bool {
-        matches!(
-            self,
-            FailureCode::StoreFailed | FailureCode::StoreUnavailable
-        )
     }
 }
 

@@ -25,6 +25,9 @@ pub(crate) struct Volume {
     /// Why the last upload failed, while uploads fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) upload_error: Option<String>,
+    /// Why it cannot be opened yet; only for a volume that this server is to serve.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) waiting: Option<String>,
     /// How it is reached over NBD; only for a volume that is open here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nbd: Option<NbdInfo>,
@@ -185,6 +188,23 @@ pub(crate) struct Watermark {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct VolumeList {
     pub(crate) volumes: Vec<Volume>,
+    /// Volumes that this server is to serve and cannot open yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) waiting: Vec<WaitingVolume>,
+    /// Why the store could not be asked: then only volumes that are open here are listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) store_error: Option<String>,
+}
+
+/// A volume that a server is to serve and cannot open yet; it retries by itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct WaitingVolume {
+    pub(crate) name: String,
+    /// Why the last attempt failed.
+    pub(crate) why: String,
+    /// The same as a stable word.
+    pub(crate) code: String,
+    pub(crate) since_seconds: f64,
 }
 
 /// Body of `POST /v1/volumes`.
@@ -224,6 +244,10 @@ pub(crate) struct AttachRequest {
     /// Zero: without limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) park_timeout_seconds: Option<f64>,
+    /// Open the volume although another host has not let go of it: what that host has not uploaded
+    /// is lost. Never kept: each loss is declared by itself.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) take_over: bool,
 }
 
 /// Where a volume can be reached.
@@ -239,6 +263,24 @@ pub(crate) struct Attachment {
     pub(crate) uri: Option<String>,
     /// All NBD URIs.
     pub(crate) uris: Vec<String>,
+    /// What was given up, if the volume was taken over from another host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) given_up: Option<GivenUp>,
+}
+
+/// What a take-over gives up: everything that the volume's last owner had not uploaded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct GivenUp {
+    /// The last owner: its name and directory.
+    pub(crate) owner: String,
+    /// Its identity.
+    pub(crate) owner_host: String,
+    /// The newest position in the store: what the owner wrote after it is lost.
+    pub(crate) stored_lsn: u64,
+    /// How old that position is.
+    pub(crate) stored_age_seconds: f64,
+    /// When the owner last wrote to the store, by its own clock.
+    pub(crate) last_seen_unix_ms: u64,
 }
 
 /// Body of `POST /v1/volumes/{name}/detach`.

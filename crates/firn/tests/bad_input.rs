@@ -125,21 +125,6 @@ fn a_volume_that_another_host_has_open_is_neither_opened_nor_deleted() {
 }
 
 #[test]
-fn an_existing_volume_is_not_resized_by_serve() {
-    let world = World::new();
-    assert!(
-        world
-            .serve("cache", &["--volume", "demo=16MiB"])
-            .stop()
-            .success()
-    );
-    let said = world.refused("cache", &["--volume", "demo=8MiB"]);
-    assert!(said.contains("demo exists and has 16MiB"), "{said}");
-    let server = world.serve("cache", &["--volume", "demo=16MiB"]);
-    assert_eq!(server.connect("demo").size, 16 << 20);
-}
-
-#[test]
 fn a_log_keeps_the_segments_that_it_was_made_with() {
     let world = World::new();
     let small = ["--log-size", "8MiB", "--segment-size"];

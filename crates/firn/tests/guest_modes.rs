@@ -208,7 +208,8 @@ fn fio(mode: &str) {
     guest.detach(&server, "demo");
     assert!(server.stop().success());
     fs::remove_dir_all(guest.world.path("cache")).unwrap();
-    let server = guest.serve(&[&TINY[..], &["--take-over"]].concat());
+    let server = guest.serve(&TINY);
+    guest.world.take_over(&server, "demo");
     let disk = guest.attach_in(&server, "demo", mode);
     again(&server, &disk, "without the cache");
     guest.detach(&server, "demo");

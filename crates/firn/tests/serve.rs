@@ -131,9 +131,10 @@ fn what_was_synced_survives_the_loss_of_the_cache_directory() {
     server.kill();
     fs::remove_dir_all(world.path("cache")).unwrap();
 
-    let refused = world.refused("cache", &["--volume", "demo=64MiB"]);
-    assert!(refused.contains("--take-over"), "{refused}");
-    let server = world.serve("cache", &["--volume", "demo=64MiB", "--take-over"]);
+    let server = world.serve("cache", &["--volume", "demo=64MiB"]);
+    assert_eq!(world.show(&server, "demo")["state"], "held");
+    let lost = world.take_over(&server, "demo");
+    assert!(lost.contains(&format!("after LSN {newest},")), "{lost}");
     let mut client = server.connect("demo");
     assert!(client.read(0, 1 << 20).unwrap() == pattern(1, 1 << 20));
     assert_eq!(client.read(32 << 20, 4096).unwrap(), pattern(2, 4096));
@@ -175,12 +176,13 @@ fn a_server_whose_volume_was_taken_over_completes_no_more_writes() {
     world.done(&old, &["sync", "demo"]);
     to_old.write(0, &pattern(2, 4096)).unwrap();
 
-    let refused = world.refused("new", &["--volume", "demo=64MiB"]);
+    let new = world.serve("new", &[]);
+    let refused = world.fails(&new, &["attach", "demo", "--transport", "nbd"]);
     assert!(
         refused.contains("demo is held by host") && refused.contains("old"),
         "{refused}"
     );
-    let new = world.serve("new", &["--volume", "demo=64MiB", "--take-over"]);
+    world.take_over(&new, "demo");
     let mut to_new = new.connect("demo");
     assert_eq!(
         to_new.read(0, 4096).unwrap(),

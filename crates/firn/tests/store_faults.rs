@@ -58,11 +58,15 @@ fn a_volume_that_the_store_did_not_give_at_the_start_is_opened_as_soon_as_it_doe
     let plan = "seed=3,lose-request=600";
     let server = world.serve("cache", &["--planned-store-faults", plan]);
     let said = || fs::read_to_string(world.path("cache.stderr")).unwrap();
-    assert!(said().contains("the volume is not reopened"), "{}", said());
+    assert!(
+        said().contains("the volume cannot be opened yet"),
+        "{}",
+        said()
+    );
     eventually("the opening", || {
         world.show(&server, "demo")["state"] == "open"
     });
-    assert!(said().contains("the volume is reopened, after the others"));
+    assert!(said().contains("the volume is open now, after the others"));
     let mut client = server.connect("demo");
     assert_eq!(client.read(0, 4096).unwrap(), [7; 4096]);
 }

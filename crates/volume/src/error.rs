@@ -42,6 +42,8 @@ pub enum OpenError {
         owner: String,
         /// The newest commit known to be in the store.
         stored_lsn: u64,
+        /// How long ago that host wrote to the store, in milliseconds.
+        seen_ms_ago: u64,
     },
     /// Another host has taken the volume over; this one completes no more writes.
     Fenced(String),
@@ -100,11 +102,13 @@ impl fmt::Display for OpenError {
                 volume,
                 owner,
                 stored_lsn,
+                seen_ms_ago,
             } => write!(
                 f,
-                "volume {volume} is held by host {owner}, which has not let go; what it has not \
-                 uploaded (after LSN {stored_lsn}) would be lost here: stop that server, or \
-                 declare the loss with --take-over"
+                "volume {volume} is held by host {owner}, which has not let go and was last seen in \
+                 the store {} s ago; what it has not uploaded (after LSN {stored_lsn}) would be lost \
+                 here: stop that server, or declare the loss with `firn attach {volume} --take-over`",
+                seen_ms_ago / 1000
             ),
             OpenError::Fenced(name) => write!(
                 f,

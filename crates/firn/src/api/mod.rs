@@ -82,9 +82,7 @@ fn is_local_name(host: &str) -> bool {
 }
 
 async fn list(State(control): Shared) -> Answer<VolumeList> {
-    Ok(axum::Json(VolumeList {
-        volumes: control.list().await?,
-    }))
+    Ok(axum::Json(control.list().await))
 }
 
 async fn create(State(control): Shared, headers: HeaderMap, body: Bytes) -> Result<Response> {

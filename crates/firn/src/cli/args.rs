@@ -54,7 +54,9 @@ pub(crate) enum Command {
         nbdinfo \"$(firn attach demo --transport nbd)\"\n\n\
         A disk stays until `firn detach`. After a kill, an upgrade or a reboot, the next server \
         brings it back under the same name; until then its requests wait. `firn doctor` says \
-        what auto chooses here, and why."
+        what auto chooses here, and why.\n\n\
+        After the loss of the host that had it, or of its cache directory:\n  \
+        firn attach demo --take-over       gives up what that host had not uploaded, and says so"
     )]
     Attach(AttachArgs),
     /// Detach a volume: remove its disk, close its NBD connections, upload what the store lacks,
@@ -100,7 +102,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ADDR|unix:PATH")]
     pub(crate) nbd: Vec<String>,
 
-    /// Serve this volume; create it if it is missing. May be given several times.
+    /// Serve this volume, of at least this size: it is created if it is missing, and grown if it is
+    /// smaller. One that cannot be opened yet is retried while the others are served; see
+    /// `firn volume list`. May be given several times.
     #[arg(long, value_name = "NAME=SIZE")]
     pub(crate) volume: Vec<NewVolume>,
 
@@ -132,12 +136,6 @@ pub(crate) struct ServeArgs {
     /// How the log is read and written. [default: auto]
     #[arg(long, value_enum, value_name = "MODE")]
     pub(crate) log_io: Option<LogIo>,
-
-    /// Open volumes that their last server has not released. Writes that it had not uploaded are
-    /// lost: the newest uploaded position is printed.
-    #[arg(long)]
-    #[serde(skip)]
-    pub(crate) take_over: bool,
 
     /// Accept a store without conditional PUT. You promise that no second server ever uses it.
     #[arg(long)]
@@ -181,9 +179,12 @@ impl std::str::FromStr for NewVolume {
                 "{text:?} has no name; write for example demo=10GiB"
             ));
         }
+        let size: Size = size.parse()?;
+        volume::check_name(name).map_err(|error| error.to_string())?;
+        volume::check_size(size.0).map_err(|error| error.to_string())?;
         Ok(NewVolume {
             name: name.to_owned(),
-            size: size.parse()?,
+            size,
         })
     }
 }
@@ -267,6 +268,11 @@ pub(crate) struct AttachArgs {
     /// limit. [default: wait; 20s before Linux 6.15, whose driver needs an answer in time]
     #[arg(long, value_name = "TIME|wait", value_parser = park_timeout)]
     park_timeout: Option<f64>,
+    /// Open the volume although its last server has not released it. What that server had not
+    /// uploaded is lost; how much the store knows of it is printed on standard error. That server,
+    /// should it still run, can write the volume no more. Its own tail is kept there: `firn rescue`.
+    #[arg(long)]
+    take_over: bool,
 }
 
 /// In seconds, zero for no limit.
@@ -295,6 +301,7 @@ impl AttachArgs {
             read_only: self.read_only,
             no_part_scan: self.no_part_scan,
             park_timeout_seconds: self.park_timeout,
+            take_over: self.take_over,
         };
         request.validate()?;
         Ok(request)
@@ -344,7 +351,9 @@ mod tests {
                 size: Size(10 << 30)
             }
         );
-        for text in ["demo", "=10GiB", "demo=", "demo=10", "demo=ten"] {
+        for text in [
+            "demo", "=10GiB", "demo=", "demo=10", "demo=ten", "a/b=1GiB", "demo=1B",
+        ] {
             assert!(text.parse::<NewVolume>().is_err(), "{text}");
         }
     }

@@ -10,11 +10,13 @@ pub(crate) mod output;
 mod sync;
 mod volume;
 
+use std::time::Duration;
+
 use args::DetachArgs;
 use client::Client;
 
 use crate::failure::Result;
-use crate::model::{AttachRequest, Attachment, DetachRequest};
+use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp};
 
 pub(crate) use doctor::doctor;
 pub(crate) use sync::sync;
@@ -25,11 +27,46 @@ pub(crate) fn attach(api: &str, json: bool, name: &str, request: &AttachRequest)
     let client = Client::new(api)?;
     let path = format!("{}/attach", client::volume_path(name));
     let attachment: Attachment = client.post(&path, request)?;
+    if let Some(loss) = &attachment.given_up {
+        eprintln!("{}", describe_loss(name, loss));
+    }
     if json {
         return output::json(&attachment);
     }
     let address = attachment.device.or(attachment.uri);
     output::line(&address.unwrap_or_default())
+}
+
+/// What a take-over gave up, in words.
+fn describe_loss(name: &str, loss: &GivenUp) -> String {
+    let seen = Duration::from_millis(loss.last_seen_unix_ms);
+    format!(
+        "firn: {name} was taken over from {} (host {}), last seen in the store {} ago (at Unix time \
+         {}). Given up: whatever it wrote after LSN {}, the newest position that it had uploaded. \
+         If that host comes back it keeps those writes: see `firn rescue list` there",
+        loss.owner,
+        loss.owner_host,
+        rounded(loss.stored_age_seconds),
+        seen.as_secs(),
+        loss.stored_lsn
+    )
+}
+
+/// An age in its largest two units.
+fn rounded(seconds: f64) -> String {
+    let total = seconds.max(0.0) as u64;
+    let parts = [
+        (total / 86_400, "d"),
+        (total / 3600 % 24, "h"),
+        (total / 60 % 60, "m"),
+        (total % 60, "s"),
+    ];
+    let first = parts.iter().position(|(count, _)| *count > 0).unwrap_or(3);
+    let shown = parts[first..]
+        .iter()
+        .take(2)
+        .map(|(count, unit)| format!("{count}{unit}"));
+    shown.collect::<Vec<_>>().join(" ")
 }
 
 /// `firn detach`: prints nothing when it succeeds.

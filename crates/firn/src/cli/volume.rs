@@ -3,7 +3,7 @@
 use super::args::VolumeCommand;
 use super::client::{Client, volume_path};
 use super::output;
-use crate::failure::Result;
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, DiskInfo, ResizeRequest, Volume, VolumeList, Watermark};
 use crate::units::Size;
 
@@ -30,9 +30,16 @@ pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<(
         VolumeCommand::List => {
             let list: VolumeList = client.get("/v1/volumes")?;
             if json {
-                output::json(&list)
+                output::json(&list)?;
             } else {
-                print_list(&list.volumes)
+                print_list(&list)?;
+            }
+            match list.store_error {
+                None => Ok(()),
+                Some(why) => Err(Failure::new(
+                    FailureCode::StoreUnavailable,
+                    format!("only volumes that are open here are listed: {why}"),
+                )),
             }
         }
         VolumeCommand::Show(which) => {
@@ -57,8 +64,10 @@ pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<(
     }
 }
 
-fn print_list(volumes: &[Volume]) -> Result<()> {
-    let rows: Vec<Vec<String>> = volumes
+fn print_list(list: &VolumeList) -> Result<()> {
+    let waits = |name: &str| list.waiting.iter().any(|one| one.name == name);
+    let mut rows: Vec<Vec<String>> = list
+        .volumes
         .iter()
         .map(|volume| {
             let unstored = volume
@@ -69,12 +78,28 @@ fn print_list(volumes: &[Volume]) -> Result<()> {
                 volume.name.clone(),
                 Size(volume.size_bytes).to_string(),
                 volume.block_size.to_string(),
-                volume.state.as_str().to_owned(),
+                match waits(&volume.name) {
+                    true => format!("{}, waiting", volume.state.as_str()),
+                    false => volume.state.as_str().to_owned(),
+                },
                 attached_as(volume),
                 unstored,
             ]
         })
         .collect();
+    let known = |name: &str| list.volumes.iter().any(|volume| volume.name == name);
+    for one in list.waiting.iter().filter(|one| !known(&one.name)) {
+        let unknown = || "-".to_owned();
+        let state = "waiting".to_owned();
+        rows.push(vec![
+            one.name.clone(),
+            unknown(),
+            unknown(),
+            state,
+            unknown(),
+            unknown(),
+        ]);
+    }
     output::table(
         &[
             "NAME",
@@ -85,7 +110,15 @@ fn print_list(volumes: &[Volume]) -> Result<()> {
             "NOT STORED FOR",
         ],
         &rows,
-    )
+    )?;
+    for one in &list.waiting {
+        let since = seconds(one.since_seconds);
+        output::line(&format!(
+            "\n{} waits since {since}, and is retried: {}",
+            one.name, one.why
+        ))?;
+    }
+    Ok(())
 }
 
 /// How a volume is attached, in one word.
@@ -169,6 +202,9 @@ fn print_volume(volume: &Volume) -> Result<()> {
             lines.push(format!("nbd           {uri}"));
         }
         lines.push(format!("nbd clients   {}", nbd.connections));
+    }
+    if let Some(why) = &volume.waiting {
+        lines.push(format!("waits         {why}"));
     }
     if let Some(error) = &volume.upload_error {
         lines.push(format!("upload fails  {error}"));

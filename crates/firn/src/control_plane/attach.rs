@@ -3,12 +3,21 @@
 //! Each operation does what it says, or fails and undoes what it had begun.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use volume::OpenMode;
 
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe;
 use crate::frontends::open_volumes::OpenVolume;
-use crate::model::{AttachRequest, Attachment, Transport, Volume};
+use crate::model::{AttachRequest, Attachment, GivenUp, Transport, Volume};
+
+fn open_mode(request: &AttachRequest) -> OpenMode {
+    OpenMode {
+        take_over: request.take_over,
+    }
+}
 
 impl ControlPlane {
     /// Opens the volume if it is not open, and attaches it by the transport that the request
@@ -16,10 +25,44 @@ impl ControlPlane {
     pub(crate) async fn attach(&self, name: &str, request: AttachRequest) -> Result<Attachment> {
         request.validate()?;
         let _lock = self.volume_locks.lock(name).await;
-        match probe::choose_transport(&request, &self.disks.factory().await)? {
-            Transport::Ublk => self.attach_disk(name, &request).await,
-            Transport::Nbd => self.attach_nbd(name).await,
+        let transport = probe::choose_transport(&request, &self.disks.factory().await)?;
+        let given_up = match request.take_over && self.volumes.get(name).is_none() {
+            true => self.find_loss(name).await?,
+            false => None,
+        };
+        let attached = match transport {
+            Transport::Ublk => self.attach_disk(name, &request).await?,
+            Transport::Nbd => self.attach_nbd(name, &request).await?,
+        };
+        if let Some(loss) = &given_up {
+            tracing::warn!(
+                volume = name, owner = %loss.owner, stored_lsn = loss.stored_lsn,
+                "the volume was taken over; what its last owner had not uploaded is given up"
+            );
         }
+        Ok(Attachment {
+            given_up,
+            ..attached
+        })
+    }
+
+    /// What taking this volume over gives up, if another host has it: all that its owner had not
+    /// uploaded, which only that host knows.
+    async fn find_loss(&self, name: &str) -> Result<Option<GivenUp>> {
+        let info = self.host.show_volume(name).await.map_err(Failure::from)?;
+        let this_host = self.host.id();
+        let owner = info.owner.filter(|owner| Some(owner.host) != this_host);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let age = now
+            .unwrap_or_default()
+            .saturating_sub(Duration::from_millis(info.unix_ms));
+        Ok(owner.map(|owner| GivenUp {
+            owner: owner.label,
+            owner_host: owner.host.to_string(),
+            stored_lsn: info.stored.0,
+            stored_age_seconds: age.as_secs_f64(),
+            last_seen_unix_ms: info.unix_ms,
+        }))
     }
 
     async fn attach_disk(&self, name: &str, request: &AttachRequest) -> Result<Attachment> {
@@ -27,7 +70,7 @@ impl ControlPlane {
         let opened = before.is_none();
         let open = match before {
             Some(open) => open,
-            None => self.open(name).await?,
+            None => self.open(name, open_mode(request)).await?,
         };
         let attached = match self.disks.attached.add(name) {
             Ok(()) => self.disks.attach(&open, request).await,
@@ -41,6 +84,7 @@ impl ControlPlane {
                     device: Some(disk.path().display().to_string()),
                     uri: uris.first().cloned(),
                     uris,
+                    given_up: None,
                 })
             }
             Err(failure) => {
@@ -67,7 +111,7 @@ impl ControlPlane {
         }
     }
 
-    async fn attach_nbd(&self, name: &str) -> Result<Attachment> {
+    async fn attach_nbd(&self, name: &str, request: &AttachRequest) -> Result<Attachment> {
         let uris = self.nbd.uris(name);
         if uris.is_empty() {
             return Err(Failure::new(
@@ -76,7 +120,7 @@ impl ControlPlane {
             ));
         }
         if self.volumes.get(name).is_none() {
-            self.open(name).await?;
+            self.open(name, open_mode(request)).await?;
             self.disks.attached.add(name)?;
         }
         Ok(Attachment {
@@ -84,6 +128,7 @@ impl ControlPlane {
             device: None,
             uri: uris.first().cloned(),
             uris,
+            given_up: None,
         })
     }
 
@@ -105,10 +150,12 @@ impl ControlPlane {
         self.disks.attached.remove(name)
     }
 
-    /// Stops retrying to open a volume that the store has not given yet ([`super::reopen`]). Its data
+    /// Stops retrying to open a volume that the store has not given yet ([`super::opening`]). Its data
     /// on this host stays in the log: the next attach or the next server opens it and uploads that.
     async fn cancel_reopen(&self, name: &str, force: bool) -> Result<()> {
-        let Some(disk) = self.disks.attached.all().remove(name) else {
+        let waits = self.waiting.get(name).is_some();
+        let disk = self.disks.attached.all().remove(name);
+        let Some(disk) = disk.or(waits.then_some(None)) else {
             // A volume that does not exist is another failure.
             self.host.show_volume(name).await.map_err(Failure::from)?;
             return Err(Failure::new(
@@ -126,6 +173,7 @@ impl ControlPlane {
             ));
         }
         self.disks.detach(name, force).await?;
+        self.waiting.remove(name);
         self.disks.attached.remove(name)
     }
 
@@ -133,7 +181,7 @@ impl ControlPlane {
     pub(crate) async fn resize(&self, name: &str, bytes: u64) -> Result<Volume> {
         let _lock = self.volume_locks.lock(name).await;
         let Some(open) = self.volumes.get(name) else {
-            let open = self.open(name).await?;
+            let open = self.open(name, OpenMode::default()).await?;
             let grown = self.host.grow_volume(&open.volume, bytes).await;
             self.undo_open(&open).await;
             grown.map_err(Failure::from)?;

@@ -2,33 +2,32 @@
 //!
 //! Owns the frontends and the map of open volumes; the engine owns what is in them. Changes of one
 //! volume are serialized by a lock. Each operation either does what it says, or fails and changes
-//! nothing. `attach` holds the operations that concern the frontends, `reopen` the volumes that the
-//! store did not give when the server started.
+//! nothing. `attach` holds the operations that concern the frontends, `opening` what a server opens
+//! by itself, `waiting` what it could not open yet.
 
 mod attach;
-pub(crate) mod reopen;
+pub(crate) mod opening;
 mod volume_locks;
+mod waiting;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
 use futures_util::future::join_all;
-use futures_util::stream::{self, StreamExt};
 use nbd::server::{BackendFile, Export, Listen};
-use volume::{Host, OpenError, OpenMode, RecoveryReport, VolumeInfo, VolumeSpec};
+use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
-use crate::cli::args::NewVolume;
 use crate::control_plane::volume_locks::VolumeLocks;
+use crate::control_plane::waiting::WaitingVolumes;
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::Disks;
 use crate::frontends::nbd::NbdFrontend;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
 use crate::metrics::IoCounters;
-use crate::model::{CreateVolume, NbdInfo, Volume, VolumeState};
+use crate::model::{self, CreateVolume, NbdInfo, Volume, VolumeList, VolumeState};
 use crate::store_faults::FaultyStore;
 use crate::units::Size;
 
@@ -38,10 +37,6 @@ const WAIT_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// How long uploading a disk's newest writes may take when the server stops. Those who have the
 /// disk mounted wait for the next server meanwhile.
 const EXIT_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Disks that are recovered concurrently after a restart. The driver recovers them more or less one
-/// after the other, and the time for each counts against the deadline of all that have started.
-const RESTORE_CONCURRENCY: usize = 64;
 
 /// How often closing a volume is attempted while the store fails, and the first delay between.
 const CLOSE_ATTEMPTS: u32 = 5;
@@ -64,6 +59,8 @@ pub(crate) struct ControlPlane {
     /// The store faults that `--planned-store-faults` asks for.
     pub(crate) store_faults: Option<FaultyStore>,
     pub(crate) volumes: Arc<OpenVolumes>,
+    /// Those that it is to serve and could not open yet.
+    pub(crate) waiting: WaitingVolumes,
     export_files: Vec<BackendFile>,
     pub(crate) disks: Disks,
     pub(crate) nbd: NbdFrontend,
@@ -79,6 +76,7 @@ impl ControlPlane {
             counters: Arc::clone(&engine.counters),
             store_faults,
             volumes,
+            waiting: WaitingVolumes::default(),
             export_files: engine.export_files.clone(),
             disks: Disks::new(engine)?,
             nbd,
@@ -109,9 +107,30 @@ impl ControlPlane {
         self.volumes.all().into_iter().map(reachable).collect()
     }
 
-    pub(crate) async fn list(&self) -> Result<Vec<Volume>> {
-        let infos = self.host.list_volumes().await.map_err(Failure::from)?;
-        Ok(infos.iter().map(|info| self.describe(info)).collect())
+    /// All volumes of the store, and those that wait here. While the store is away: what this
+    /// server knows by itself.
+    pub(crate) async fn list(&self) -> VolumeList {
+        let (infos, store_error) = match self.host.list_volumes().await {
+            Ok(infos) => (infos, None),
+            Err(error) => {
+                let open = self.volumes.all().into_iter();
+                let infos = open.map(|open| open.volume.info()).collect();
+                (infos, Some(Failure::from(error).detail))
+            }
+        };
+        let waiting = self.waiting.all().into_iter();
+        VolumeList {
+            volumes: infos.iter().map(|info| self.describe(info)).collect(),
+            waiting: waiting
+                .map(|(name, waiting)| model::WaitingVolume {
+                    name,
+                    why: waiting.failure.detail,
+                    code: waiting.failure.code.name().to_owned(),
+                    since_seconds: waiting.since.elapsed().as_secs_f64(),
+                })
+                .collect(),
+            store_error,
+        }
     }
 
     pub(crate) async fn show(&self, name: &str) -> Result<Volume> {
@@ -149,6 +168,7 @@ impl ControlPlane {
             }
         }
         self.host.delete_volume(name).await.map_err(Failure::from)?;
+        self.waiting.remove(name);
         self.disks.attached.remove(name)
     }
 
@@ -164,93 +184,31 @@ impl ControlPlane {
         if self.host.usage().poisoned {
             return Err(Failure::from(OpenError::Poisoned));
         }
-        Ok(())
-    }
-
-    /// Opens the volumes that the command line names (creating missing ones), those that were
-    /// attached before, and those that a dead server left in the log. Returns the names of those
-    /// that could not be opened because the store failed; opening them may be retried.
-    pub(crate) async fn open_initial_volumes(
-        &self,
-        volumes: &[NewVolume],
-        report: &RecoveryReport,
-    ) -> Result<Vec<String>> {
-        let opened = volumes.iter().map(|volume| async move {
-            self.ensure_volume(volume).await?;
-            self.open(&volume.name).await.map(drop)
-        });
-        for opened in join_all(opened).await {
-            opened?;
-        }
-        let mut names: BTreeSet<String> = self.disks.attached.all().into_keys().collect();
-        for tail in &report.tails {
-            if !tail.rescue {
-                names.insert(tail.volume.clone());
-            }
-        }
-        names.retain(|name| self.volumes.get(name).is_none());
-        let late = join_all(names.into_iter().map(|name| async move {
-            let failure = self.open(&name).await.err()?;
-            // The others may open; the data of this one stays in the log.
-            tracing::error!(volume = %name, %failure, "the volume is not reopened");
-            failure.code.is_transient().then_some(name)
-        }))
-        .await;
-        let late: Vec<String> = late.into_iter().flatten().collect();
-        // This includes volumes still to be reopened: a detach meanwhile removes them again.
-        let open = self.volumes.all();
-        tracing::info!(volumes = open.len(), late = late.len(), "volumes are open");
-        let mut names = open.iter().map(|open| &open.info.name).chain(&late);
-        names.try_for_each(|name| self.disks.attached.add(name))?;
-        // Concurrently: each waits for the driver, and mounted file systems wait for all of them.
-        let restored =
-            stream::iter(&open).for_each_concurrent(RESTORE_CONCURRENCY, |open| async move {
-                if let Err(failure) = self.disks.restore(open).await {
-                    tracing::error!(
-                        volume = %open.info.name, %failure,
-                        "the disk is not restored; attach it again once the cause is gone"
-                    );
-                }
-            });
-        restored.await;
-        Ok(late)
-    }
-
-    async fn ensure_volume(&self, requested: &NewVolume) -> Result<()> {
-        let name = requested.name.clone();
-        let found = match self.host.show_volume(&name).await {
-            Err(OpenError::NoSuchVolume(_)) => {
-                let spec = VolumeSpec {
-                    name,
-                    bytes: requested.size.0,
-                    block: 512,
-                };
-                return self
-                    .host
-                    .create_volume(spec)
-                    .await
-                    .map(drop)
-                    .map_err(Failure::from);
-            }
-            found => found.map_err(Failure::from)?,
-        };
-        if found.bytes == requested.size.0 {
+        let waiting = self.waiting.all();
+        if waiting.is_empty() {
             return Ok(());
         }
-        Err(Failure::invalid(format!(
-            "volume {name} exists and has {}, --volume says {}; name its real size",
-            Size(found.bytes),
-            requested.size
-        )))
+        let why = waiting
+            .iter()
+            .map(|(name, waiting)| format!("{name}: {}", waiting.failure));
+        let why: Vec<String> = why.collect();
+        Err(Failure::new(
+            FailureCode::NotReady,
+            format!(
+                "these volumes cannot be opened yet, all others are served: {}",
+                why.join("; ")
+            ),
+        ))
     }
 
-    pub(crate) async fn open(&self, name: &str) -> Result<Arc<OpenVolume>> {
-        let volume = self
-            .host
-            .open_volume(name, OpenMode::default())
-            .await
-            .map_err(Failure::from)?;
-        Ok(self.export(volume))
+    pub(crate) async fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<OpenVolume>> {
+        let mode = OpenMode {
+            take_over: mode.take_over || canary::active!("take_over_every_volume"),
+        };
+        let volume = self.host.open_volume(name, mode).await;
+        volume
+            .map(|volume| self.export(volume))
+            .map_err(Failure::from)
     }
 
     /// Makes an open volume visible to clients. Nothing between the engine's open and this may
@@ -270,6 +228,7 @@ impl ControlPlane {
             export,
         });
         self.volumes.insert(Arc::clone(&open));
+        self.waiting.remove(&open.info.name);
         open
     }
 
@@ -413,6 +372,7 @@ impl ControlPlane {
             }),
             disk: open.as_ref().and_then(|_| self.disks.describe(&info.name)),
             upload_error: open.and_then(|open| open.volume.upload_error()),
+            waiting: self.waiting.get(&info.name).map(|one| one.failure.detail),
         }
     }
 }

@@ -208,7 +208,6 @@ fn options(settings: &Settings, files: &CacheDir) -> Options {
             .map_or_else(|| segment_bytes(log_bytes), |size| size.0),
         cache_bytes: files.cache.bytes,
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
-        take_over: settings.take_over,
         ..Options::default()
     }
 }

@@ -98,7 +98,14 @@ pub(super) fn announce(
         }
         lines.push(format!("  firn sync {}", volume.name));
     }
-    if control.reachable_volumes().is_empty() {
+    let waiting = control.waiting.all();
+    for (name, waiting) in &waiting {
+        lines.push(format!(
+            "\nvolume {name} waits, and is retried: {}",
+            waiting.failure
+        ));
+    }
+    if control.reachable_volumes().is_empty() && waiting.is_empty() {
         lines.push("\nno volume yet: firn volume create demo --size 10GiB".to_owned());
     }
     output::line(&lines.join("\n"))

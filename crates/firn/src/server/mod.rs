@@ -19,7 +19,7 @@ use tokio::runtime::Runtime;
 use crate::api;
 use crate::config::Settings;
 use crate::control_plane::ControlPlane;
-use crate::control_plane::reopen::ReopenTask;
+use crate::control_plane::opening::ReopenTask;
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files::CacheDir;
@@ -102,12 +102,8 @@ async fn run(
     api: TcpListener,
 ) -> Result<()> {
     let initial = control.open_initial_volumes(&settings.volumes, &engine.report);
-    let mut unopened = initial.await?;
-    if settings.take_over {
-        // --take-over names the owners at the start; a later owner must not lose its volume.
-        unopened.clear();
-    }
-    let reopen = ReopenTask::start(control, unopened);
+    let waiting = initial.await?;
+    let reopen = ReopenTask::start(control, waiting);
     let served = serve_clients(settings, engine, control, api).await;
     reopen.stop().await;
     served

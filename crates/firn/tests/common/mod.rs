@@ -217,6 +217,14 @@ impl World {
         message(&output)
     }
 
+    /// `firn attach VOLUME --take-over`, and what it said of the loss.
+    pub fn take_over(&self, server: &Server, volume: &str) -> String {
+        let attach = ["attach", volume, "--transport", "nbd", "--take-over"];
+        let output = self.ask(server, &attach);
+        assert!(output.status.success(), "{}", message(&output));
+        message(&output)
+    }
+
     /// `firn volume show --json`.
     pub fn show(&self, server: &Server, name: &str) -> Value {
         serde_json::from_str(&self.done(server, &["volume", "show", name, "--json"])).unwrap()

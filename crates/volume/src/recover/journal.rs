@@ -68,7 +68,7 @@ pub(super) fn check_no_durable_frame_lost(
         Some((lap, number)) => Err(OpenError::Corrupt(format!(
             "frame {number} of lap {lap:#x} is in the log's journal, but a frame that was durable \
              before it is damaged: commits that were flushed are gone; open the volumes from the \
-             store with a new cache directory and --take-over"
+             store with a new cache directory and `firn attach VOLUME --take-over`"
         ))),
     }
 }

@@ -100,6 +100,7 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
             volume: name.to_owned(),
             owner: format!("{} ({})", owner.label, owner.host),
             stored_lsn: head.root.lsn.0,
+            seen_ms_ago: engine.jobs.now().unix_ms.saturating_sub(head.root.unix_ms),
         });
     }
     // The mark fences a host that opens it at this moment. The object stays: a store has no conditional

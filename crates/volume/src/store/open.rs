@@ -167,6 +167,7 @@ async fn take_epoch(
                 volume: name.to_owned(),
                 owner: format!("{} ({})", owner.label, owner.host),
                 stored_lsn: head.root.lsn.0,
+                seen_ms_ago: engine.jobs.now().unix_ms.saturating_sub(head.root.unix_ms),
             });
         }
         let continuing = tails

@@ -98,7 +98,11 @@ pub(crate) fn check_spec(spec: &VolumeSpec) -> Result<(), OpenError> {
     check_size(spec.bytes)
 }
 
-pub(crate) fn check_size(bytes: u64) -> Result<(), OpenError> {
+/// Is this a size for a volume?
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn check_size(bytes: u64) -> Result<(), OpenError> {
     if bytes == 0 || !bytes.is_multiple_of(4096) || bytes > BYTES_MAX {
         return Err(OpenError::Invalid(format!(
             "size {bytes} bytes: it must be a multiple of 4096, above zero and at most 64 TiB"

@@ -75,7 +75,8 @@ fn open_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
     firn.ask(&["sync", "cold"])?;
     firn.stop()?;
     world.remove_cache()?;
-    let mut firn = world.serve(&[&log[..], &["--volume", &volume, "--take-over"]].concat())?;
+    let mut firn = world.serve(&log)?;
+    firn.ask(&["attach", "cold", "--transport", "nbd", "--take-over"])?;
     let disk = firn.attach("cold", Mode::ZeroCopy)?;
     Ok((firn, disk))
 }

@@ -37,7 +37,8 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     firn.ask(&["sync", "large"])?;
     firn.stop()?;
     world.remove_cache()?;
-    let mut firn = world.serve(&[&usual[..], &["--take-over"]].concat())?;
+    let mut firn = world.serve(&usual)?;
+    firn.ask(&["attach", "large", "--transport", "nbd", "--take-over"])?;
     let disk = firn.attach("large", Mode::ZeroCopy)?;
     let granted = firn.granted("large")?;
     report.part("evict", "A working set larger than the cache", Bars::Cost);

@@ -1,0 +1,353 @@
+//! Opens the volumes that a server is to serve: at its start, and later those that it could not.
+//!
+//! Their clients wait, so one volume that cannot be opened must not keep the others from being
+//! served, and it is retried by itself until it is open, until somebody detaches it, or until the
+//! server stops. Meanwhile [`super::waiting`] says why. A disk that is being restored is finished
+//! before the server stops.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use tokio::sync::watch;
+use volume::{OpenError, OpenMode, RecoveryReport, VolumeSpec};
+
+use crate::cli::args::NewVolume;
+use crate::control_plane::ControlPlane;
+use crate::failure::{Failure, Result};
+use crate::frontends::open_volumes::OpenVolume;
+use crate::units::Size;
+
+/// The first delay between attempts, and the longest.
+const RETRY_DELAY: Duration = Duration::from_millis(500);
+const RETRY_DELAY_MAX: Duration = Duration::from_secs(15);
+
+/// Disks that are recovered concurrently after a restart. The driver recovers them more or less one
+/// after the other, and the time for each counts against the deadline of all that have started.
+const RESTORE_CONCURRENCY: usize = 64;
+
+/// Block size of a volume that `--volume` creates.
+const NEW_VOLUME_BLOCK: u32 = 512;
+
+/// A volume that this server is to serve.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WantedVolume {
+    pub(crate) name: String,
+    /// From `--volume NAME=SIZE`: it is created if it is missing, and grown to this size.
+    pub(crate) size: Option<Size>,
+}
+
+impl ControlPlane {
+    /// Opens the volumes that the command line names (creating missing ones), those that were
+    /// attached before, and those that a dead server left in the log, and restores their disks.
+    /// Returns those that could not be opened; opening them is to be retried.
+    pub(crate) async fn open_initial_volumes(
+        &self,
+        volumes: &[NewVolume],
+        report: &RecoveryReport,
+    ) -> Result<Vec<WantedVolume>> {
+        let opened = self.wanted_volumes(volumes, report).into_iter();
+        let opened = opened.map(|wanted| async move {
+            let opened = self.open_wanted(&wanted).await;
+            (wanted, opened)
+        });
+        let mut waiting = Vec::new();
+        for (wanted, opened) in join_all(opened).await {
+            if let Err(failure) = opened {
+                if canary::active!("one_volume_stops_all") {
+                    return Err(failure);
+                }
+                // The others are served; the data of this one stays in the log.
+                tracing::error!(
+                    volume = %wanted.name, %failure,
+                    "the volume cannot be opened yet; it is retried"
+                );
+                self.waiting.set(&wanted.name, failure);
+                waiting.push(wanted);
+            }
+        }
+        let open = self.volumes.all();
+        tracing::info!(
+            volumes = open.len(),
+            waiting = waiting.len(),
+            "volumes are open"
+        );
+        // This includes volumes that wait: a detach meanwhile removes them again.
+        let names = open.iter().map(|open| &open.info.name);
+        for name in names.chain(waiting.iter().map(|wanted| &wanted.name)) {
+            if let Err(failure) = self.disks.attached.add(name) {
+                tracing::error!(volume = %name, %failure, "the next server will not know that it is to serve this volume");
+            }
+        }
+        // Concurrently: each waits for the driver, and mounted file systems wait for all of them.
+        stream::iter(&open)
+            .for_each_concurrent(RESTORE_CONCURRENCY, |open| self.restore_disk(open))
+            .await;
+        Ok(waiting)
+    }
+
+    /// Each volume once, with the size that the command line gives it.
+    fn wanted_volumes(&self, volumes: &[NewVolume], report: &RecoveryReport) -> Vec<WantedVolume> {
+        let mut wanted = BTreeMap::new();
+        for name in self.disks.attached.all().into_keys() {
+            wanted.insert(name, None);
+        }
+        for tail in report.tails.iter().filter(|tail| !tail.rescue) {
+            wanted.insert(tail.volume.clone(), None);
+        }
+        for volume in volumes {
+            wanted.insert(volume.name.clone(), Some(volume.size));
+        }
+        let wanted = wanted.into_iter();
+        wanted
+            .map(|(name, size)| WantedVolume { name, size })
+            .collect()
+    }
+
+    /// Opens a volume; creates it, or grows it, as its size asks.
+    async fn open_wanted(&self, wanted: &WantedVolume) -> Result<Arc<OpenVolume>> {
+        let Some(size) = wanted.size else {
+            return self.open(&wanted.name, OpenMode::default()).await;
+        };
+        match self.host.show_volume(&wanted.name).await {
+            Err(OpenError::NoSuchVolume(_)) => {
+                let spec = VolumeSpec {
+                    name: wanted.name.clone(),
+                    bytes: size.0,
+                    block: NEW_VOLUME_BLOCK,
+                };
+                self.host.create_volume(spec).await.map_err(Failure::from)?;
+            }
+            found => drop(found.map_err(Failure::from)?),
+        }
+        let open = self.open(&wanted.name, OpenMode::default()).await?;
+        if canary::active!("volume_size_is_exact") && open.info.bytes != size.0 {
+            return Err(Failure::invalid("the volume has another size"));
+        }
+        // A volume that was resized is larger than the command line says, and stays so.
+        if open.info.bytes < size.0
+            && let Err(error) = self.host.grow_volume(&open.volume, size.0).await
+        {
+            tracing::error!(volume = %wanted.name, %error, %size, "the volume serves, but it is not grown");
+        }
+        Ok(open)
+    }
+
+    async fn restore_disk(&self, open: &Arc<OpenVolume>) {
+        if let Err(failure) = self.disks.restore(open).await {
+            tracing::error!(
+                volume = %open.info.name, %failure,
+                "the disk is not restored; attach it again once the cause is gone"
+            );
+        }
+    }
+
+    /// Retries to open each of these volumes until it is open, or `stop` changes.
+    pub(crate) async fn reopen_volumes(
+        &self,
+        wanted: Vec<WantedVolume>,
+        stop: watch::Receiver<bool>,
+    ) {
+        join_all(
+            wanted
+                .iter()
+                .map(|wanted| self.reopen_volume(wanted, stop.clone())),
+        )
+        .await;
+    }
+
+    async fn reopen_volume(&self, wanted: &WantedVolume, mut stop: watch::Receiver<bool>) {
+        let name = &wanted.name;
+        let mut delay = RETRY_DELAY;
+        loop {
+            let opened = tokio::select! {
+                // Also when the sender is dropped.
+                _ = stop.changed() => return,
+                opened = async {
+                    tokio::time::sleep(delay).await;
+                    let lock = self.volume_locks.lock(name).await;
+                    // Meanwhile a client may have attached the volume, so that it is open; or
+                    // detached it, so that another host may own it.
+                    let open = match self.waiting.get(name) {
+                        Some(_) => Some(self.open_wanted(wanted).await),
+                        None => None,
+                    };
+                    (lock, open)
+                } => opened,
+            };
+            let (_lock, open) = opened;
+            match open {
+                None => return,
+                Some(Ok(open)) => {
+                    tracing::info!(volume = %name, "the volume is open now, after the others");
+                    return self.restore_disk(&open).await;
+                }
+                Some(Err(failure)) => {
+                    let text = failure.to_string();
+                    if self.waiting.set(name, failure) {
+                        tracing::warn!(volume = %name, failure = text, "the volume still cannot be opened; it is retried");
+                    }
+                    delay = (delay * 2).min(RETRY_DELAY_MAX);
+                }
+            }
+        }
+    }
+}
+
+/// The task that retries; it ends before volumes are closed.
+#[derive(Debug)]
+pub(crate) struct ReopenTask {
+    stop: watch::Sender<bool>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl ReopenTask {
+    pub(crate) fn start(control: &Arc<ControlPlane>, wanted: Vec<WantedVolume>) -> ReopenTask {
+        let (stop, stopped) = watch::channel(false);
+        let control = Arc::clone(control);
+        ReopenTask {
+            stop,
+            task: tokio::spawn(async move { control.reopen_volumes(wanted, stopped).await }),
+        }
+    }
+
+    /// Stops the task, after it has finished a disk that it is restoring.
+    pub(crate) async fn stop(self) {
+        drop(self.stop);
+        if let Err(error) = self.task.await {
+            tracing::error!(%error, "the task that reopens volumes panicked");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use nbd::server::Listen;
+    use object_store::memory::InMemory;
+    use store::{ObjectStoreAdapter, SharedStore};
+    use tokio::runtime::Runtime;
+    use volume::VolumeSpec;
+
+    use super::*;
+    use crate::cli::args::{LogIo, ServeArgs};
+    use crate::config::Settings;
+    use crate::engine::Engine;
+    use crate::failure::FailureCode;
+    use crate::frontends::disks::attached_file::DiskRecord;
+    use crate::frontends::disks::options::DiskOptions;
+    use crate::local_files::{CacheDir, Progress};
+    use crate::model::{AttachRequest, TransportChoice};
+    use crate::units::Size;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    struct Quiet;
+
+    impl Progress for Quiet {
+        fn on_filled(&mut self, _done_bytes: u64, _total_bytes: u64) {}
+    }
+
+    /// A server without an API, and a volume "demo" that it is to open later.
+    fn start(runtime: &Runtime, dir: &Path) -> (Engine, Arc<ControlPlane>) {
+        std::fs::create_dir(dir.join("rings")).unwrap();
+        let flags = ServeArgs {
+            cache: Some(dir.join("cache")),
+            ring_dir: Some(dir.join("rings")),
+            log_size: Some(Size(64 << 20)),
+            cache_size: Some(Size(1 << 20)),
+            log_io: Some(LogIo::Buffered),
+            ..ServeArgs::default()
+        };
+        let settings = Settings::new("127.0.0.1:0", flags).unwrap();
+        let files = CacheDir::open(&settings, &mut Quiet).unwrap();
+        let memory = ObjectStoreAdapter::new(Arc::new(InMemory::new()), "memory");
+        let store: SharedStore = Arc::new(memory);
+        let started = Engine::start(&settings, store, files, runtime.handle());
+        let engine = runtime.block_on(started).unwrap();
+        let control = Arc::new(ControlPlane::new(&engine, None).unwrap());
+        control.listen(&[Listen::Unix(dir.join("nbd"))]).unwrap();
+        let spec = VolumeSpec {
+            name: "demo".into(),
+            bytes: 8 << 20,
+            block: 512,
+        };
+        runtime.block_on(engine.host.create_volume(spec)).unwrap();
+        control.disks.attached.add("demo").unwrap();
+        let away = Failure::new(FailureCode::StoreUnavailable, "away");
+        control.waiting.set("demo", away);
+        (engine, control)
+    }
+
+    /// Lets the task come to its end while `meanwhile` happens; whether the volume is open then.
+    fn open_after(meanwhile: impl AsyncFnOnce(&ControlPlane)) -> bool {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (mut engine, control) = start(&runtime, dir.path());
+        let is_open = runtime.block_on(async {
+            let (stop, stopped) = watch::channel(false);
+            let later = Arc::clone(&control);
+            let demo = WantedVolume {
+                name: "demo".into(),
+                size: None,
+            };
+            let task = tokio::spawn(async move { later.reopen_volumes(vec![demo], stopped).await });
+            meanwhile(&control).await;
+            tokio::time::timeout(DEADLINE, task).await.unwrap().unwrap();
+            drop(stop);
+            let is_open = control.volumes.get("demo").is_some();
+            control.close_all().await.unwrap();
+            is_open
+        });
+        engine.stop(None);
+        is_open
+    }
+
+    #[test]
+    fn a_volume_that_is_wanted_is_opened_late() {
+        assert!(open_after(async |_| {}));
+    }
+
+    #[test]
+    fn a_volume_that_is_detached_before_it_could_be_opened_is_not_opened_late() {
+        let is_open = open_after(async |control| control.detach("demo", false).await.unwrap());
+        assert!(!is_open);
+    }
+
+    #[test]
+    fn a_disk_that_waits_for_its_volume_is_taken_away_only_by_force() {
+        open_after(async |control| {
+            let waiting = DiskRecord {
+                id: 7,
+                volume_id: "none".into(),
+                options: DiskOptions::from_request(&AttachRequest::default(), 1),
+                leaving: false,
+            };
+            let attached = &control.disks.attached;
+            attached.set_disk("demo", Some(waiting)).unwrap();
+            let refused = control.detach("demo", false).await.unwrap_err();
+            assert_eq!(refused.code, FailureCode::NotOpenYet);
+            assert!(attached.all().contains_key("demo"), "nothing has changed");
+        });
+    }
+
+    /// However long attaching and detaching take, it is closed in the end.
+    #[test]
+    fn a_volume_that_was_attached_and_let_go_of_within_a_pause_is_not_opened_late() {
+        let is_open = open_after(async |control| {
+            let request = AttachRequest {
+                transport: TransportChoice::Nbd,
+                ..AttachRequest::default()
+            };
+            control.attach("demo", request).await.unwrap();
+            control.detach("demo", false).await.unwrap();
+        });
+        assert!(!is_open);
+    }
+}

@@ -1,0 +1,163 @@
+//! A server opens what it can and waits with the rest: what waits is said, retried, and taken from
+//! another host by one act for one volume alone.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+
+use common::{Server, World, eventually, message};
+use serde_json::Value;
+
+fn list(world: &World, server: &Server) -> Value {
+    serde_json::from_str(&world.done(server, &["volume", "list", "--json"])).unwrap()
+}
+
+/// Status and text of `/readyz`.
+fn readiness(server: &Server) -> (u16, String) {
+    let agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .build()
+        .new_agent();
+    let url = format!("{}/readyz", server.api);
+    let mut answer = agent.get(&url).call().unwrap();
+    let text = answer.body_mut().read_to_string().unwrap();
+    (answer.status().as_u16(), text)
+}
+
+#[test]
+fn a_volume_that_another_host_holds_waits_and_the_others_are_served() {
+    let world = World::new();
+    let one = world.serve("one", &["--volume", "demo=8MiB"]);
+    one.connect("demo").write(0, &[1; 4096]).unwrap();
+    let two = world.serve("two", &["--volume", "demo=8MiB", "--volume", "own=8MiB"]);
+    two.connect("own").write(0, &[2; 4096]).unwrap();
+    assert!(
+        two.announcement.contains("volume demo waits"),
+        "{}",
+        two.announcement
+    );
+
+    let (status, said) = readiness(&two);
+    assert_eq!(status, 503, "{said}");
+    assert!(
+        said.contains("not-ready") && said.contains("demo is held by host"),
+        "{said}"
+    );
+    let listed = list(&world, &two);
+    assert_eq!(listed["waiting"][0]["name"], "demo", "{listed}");
+    assert_eq!(listed["waiting"][0]["code"], "volume-held", "{listed}");
+    let shown = world.done(&two, &["volume", "list"]);
+    assert!(
+        shown.contains("held, waiting") && shown.contains("is retried"),
+        "{shown}"
+    );
+    let waits = world.show(&two, "demo")["waiting"].clone();
+    assert!(waits.as_str().unwrap().contains("--take-over"), "{waits}");
+    // The owner noticed nothing.
+    one.connect("demo").write(4096, &[1; 4096]).unwrap();
+    world.done(&one, &["sync", "demo"]);
+
+    eventually("the release", || {
+        world.ask(&one, &["detach", "demo"]).status.success()
+    });
+    eventually("the opening", || {
+        readiness(&two) == (200, "ready\n".to_owned())
+    });
+    assert_eq!(two.connect("demo").read(4096, 4096).unwrap(), [1; 4096]);
+    assert!(list(&world, &two)["waiting"].is_null());
+}
+
+#[test]
+fn a_volume_that_waits_is_let_go_of_by_detach_and_waits_again_after_a_restart_until_then() {
+    let world = World::new();
+    let _one = world.serve("one", &["--volume", "demo=8MiB"]);
+    let two = world.serve("two", &["--volume", "demo=8MiB"]);
+    two.kill();
+    // Not told again which volume: the wait outlives the server.
+    let two = world.serve("two", &[]);
+    assert_eq!(readiness(&two).0, 503);
+    world.done(&two, &["detach", "demo"]);
+    assert_eq!(readiness(&two).0, 200);
+    assert!(two.stop().success());
+    assert_eq!(readiness(&world.serve("two", &[])).0, 200);
+}
+
+#[test]
+fn a_volume_is_served_by_the_same_command_line_after_it_was_resized_and_grown_by_a_larger_one() {
+    let world = World::new();
+    let args = ["--volume", "demo=8MiB"];
+    let server = world.serve("cache", &args);
+    world.done(&server, &["volume", "resize", "demo", "16MiB"]);
+    assert!(server.stop().success());
+    let server = world.serve("cache", &args);
+    assert_eq!(server.connect("demo").size, 16 << 20);
+    assert_eq!(readiness(&server).0, 200);
+    assert!(server.stop().success());
+    let server = world.serve("cache", &["--volume", "demo=24MiB"]);
+    assert_eq!(server.connect("demo").size, 24 << 20);
+    assert_eq!(world.show(&server, "demo")["size_bytes"], 24 << 20);
+    assert!(server.stop().success());
+    for bad in ["../x=8MiB", "demo=5000B"] {
+        let output = world.firn(&["serve", "--volume", bad]);
+        assert_eq!(output.status.code(), Some(2), "{}", message(&output));
+    }
+}
+
+#[test]
+fn a_take_over_is_of_one_volume_and_says_what_is_given_up() {
+    let world = World::new();
+    let volumes = ["--volume", "a=8MiB", "--volume", "b=8MiB", "--rpo", "1h"];
+    let old = world.serve("old", &volumes);
+    old.connect("a").write(0, &[1; 4096]).unwrap();
+    world.done(&old, &["sync", "a"]);
+    old.connect("a").write(4096, &[2; 4096]).unwrap();
+    let mut to_b = old.connect("b");
+    to_b.write(0, &[3; 4096]).unwrap();
+    let new = world.serve("new", &volumes);
+
+    let said = world.take_over(&new, "a");
+    for part in [
+        "a was taken over from",
+        "/old (host ",
+        "last seen",
+        "after LSN 1,",
+        "firn rescue",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let mut to_a = new.connect("a");
+    assert_eq!(
+        to_a.read(0, 8192).unwrap(),
+        [vec![1; 4096], vec![0; 4096]].concat()
+    );
+    // The other volume is as safe as before.
+    assert_eq!(world.show(&new, "b")["state"], "held");
+    to_b.write(4096, &[4; 4096]).unwrap();
+    world.done(&old, &["sync", "b"]);
+    // Nothing is given up twice, and scripts find it in the API.
+    let again = ["attach", "a", "--transport", "nbd", "--take-over", "--json"];
+    let again: Value = serde_json::from_str(&world.done(&new, &again)).unwrap();
+    assert!(again["given_up"].is_null(), "{again}");
+    let other = ["attach", "b", "--transport", "nbd", "--take-over", "--json"];
+    let other: Value = serde_json::from_str(&world.done(&new, &other)).unwrap();
+    assert_eq!(other["given_up"]["stored_lsn"], 2, "{other}");
+    assert!(
+        other["given_up"]["owner"]
+            .as_str()
+            .unwrap()
+            .ends_with("/old"),
+        "{other}"
+    );
+
+    // No start takes anything over: not by a flag, not by the file.
+    for bad in [
+        &["serve", "--take-over"][..],
+        &["serve", "--config", "firn.toml"],
+    ] {
+        fs::write(world.path("firn.toml"), "take-over = true\n").unwrap();
+        let output = world.firn(bad);
+        assert_eq!(output.status.code(), Some(2), "{}", message(&output));
+    }
+}
