@@ -203,6 +203,32 @@ fn a_small_pool_parks_requests_in_order_and_all_complete() {
 }
 
 #[test]
+fn a_write_larger_than_the_pool_is_served_when_its_turn_comes() {
+    for kind in backends() {
+        let world = World::new(Setup {
+            reactors: 1,
+            pool_bytes: 64 << 10,
+            reserve_bytes: 1 << 20,
+            ..Setup::new(kind)
+        });
+        std::thread::scope(|scope| {
+            for number in 0..3_u64 {
+                let world = &world;
+                scope.spawn(move || {
+                    let mut client = world.client();
+                    let (at, data) = (number * (4 << 20), vec![number as u8 + 1; 4 << 20]);
+                    for _ in 0..3 {
+                        client.write(0, at, &data).unwrap();
+                    }
+                    assert!(client.read(at, 4 << 20).unwrap() == data);
+                });
+            }
+        });
+        world.assert_nothing_left();
+    }
+}
+
+#[test]
 fn a_flush_completes_only_when_the_backend_says_it_is_durable() {
     for kind in backends() {
         let faults = Faults {

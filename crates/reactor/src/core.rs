@@ -278,7 +278,7 @@ impl Core {
     pub fn stats(&self) -> CoreStats {
         CoreStats {
             ops_in_flight: self.ops.len() + self.armed,
-            armed_commands: self.ops.armed() + self.armed,
+            armed_commands: self.armed,
             free_buffer_slots: self.buffer_slots.free_count(),
             files: self.files.len(),
             sources: self.sources.len() - self.sources_free.len(),

@@ -4,7 +4,6 @@
 //! taken until the operation's last raw result is in, so what the kernel may touch stays owned.
 //! The highest bit of a key is never set: keys with it belong to armed commands, which are not here.
 
-use crate::buf::Buf;
 use crate::ids::{FileIndex, OpId, SourceId, Token};
 use crate::op::Work;
 
@@ -15,15 +14,11 @@ pub(crate) struct ActiveOp {
     pub(crate) work: Work,
     pub(crate) file: Option<FileIndex>,
     pub(crate) cancelled: bool,
-    /// Ends only when its device ends it, or with the ring.
-    pub(crate) armed: bool,
 }
 
 #[derive(Default)]
 struct Slot {
     generation: u32,
-    /// Counted as armed, also while the operation is out of its slot.
-    armed: bool,
     op: Option<ActiveOp>,
 }
 
@@ -31,7 +26,6 @@ struct Slot {
 pub(crate) struct OpTable {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    armed: usize,
     /// How often all of them were scanned.
     #[cfg(test)]
     pub(crate) scans: std::cell::Cell<usize>,
@@ -47,11 +41,6 @@ impl OpTable {
         self.slots.len() - self.free.len()
     }
 
-    /// How many of them are armed.
-    pub(crate) fn armed(&self) -> usize {
-        self.armed
-    }
-
     /// Puts an operation into a free slot; returns its key.
     #[inline(always)]
     pub(crate) fn insert(&mut self, op: ActiveOp) -> u64 {
@@ -60,8 +49,6 @@ impl OpTable {
             (self.slots.len() - 1) as u32
         });
         let slot = &mut self.slots[index as usize];
-        slot.armed = op.armed;
-        self.armed += usize::from(slot.armed);
         slot.op = Some(op);
         u64::from(slot.generation) << 32 | u64::from(index)
     }
@@ -85,7 +72,6 @@ impl OpTable {
         let slot = &mut self.slots[index_of(key)];
         slot.op = None;
         slot.generation = (slot.generation + 1) % (1 << 31);
-        self.armed -= usize::from(std::mem::take(&mut slot.armed));
         self.free.push(index_of(key) as u32);
     }
 
@@ -117,31 +103,6 @@ impl OpTable {
             self.len(),
             "operations, against slots that are not free"
         );
-        let armed = self.slots.iter().filter(|slot| slot.armed).count();
-        assert_eq!(armed, self.armed, "armed operations");
-    }
-
-    /// Makes an operation of any kind an armed one, for tests on hosts without a device whose commands
-    /// stay in flight.
-    #[cfg(test)]
-    pub(crate) fn arm(&mut self, key: u64) {
-        let op = self.get(key).expect("the operation is in flight");
-        op.armed = true;
-        self.slots[index_of(key)].armed = true;
-        self.armed += 1;
-    }
-
-    /// Takes the armed commands out and returns their memory, which must outlive the ring and its
-    /// thread.
-    pub(crate) fn disarm(&mut self) -> Vec<Buf> {
-        let mut memory = Vec::new();
-        for OpId(key) in self.ids_where(|op| op.armed) {
-            if let Some(op) = self.take(key) {
-                memory.extend(op.work.into_memory());
-            }
-            self.release(key);
-        }
-        memory
     }
 }
 

@@ -20,7 +20,8 @@
 //!
 //! The third rule costs at most one request's bytes for each holder. Holders are queues of devices,
 //! whose number the server chooses. It does not choose the number of clients, so what clients get
-//! beyond the bounds is bounded again ([`Need::Client`]); a client that stalls is disconnected.
+//! beyond the bounds is bounded again ([`Need::Client`]), but for one buffer, which may be larger than
+//! that bound; a client that stalls is disconnected.
 
 mod accounts;
 pub(crate) mod ledger;
@@ -257,6 +258,22 @@ mod tests {
         assert!(pool.take(1 << 20, Need::Fresh).is_some());
         drop(held);
         assert!(first(0).is_some());
+    }
+
+    #[test]
+    fn one_client_gets_on_whatever_the_pool_has() {
+        for (bytes, reserve, len) in [
+            (64 << 10, 1 << 20, 4096),
+            (4 << 20, 1 << 20, 4 << 20),
+            (5 << 20, 4 << 20, 4 << 20),
+        ] {
+            let pool = BufferPool::new(bytes, reserve).unwrap();
+            let first = |client| pool.take_for(client, len, Need::Client);
+            let held: Vec<_> = (0..100).map_while(first).collect();
+            assert!((1..100).contains(&held.len()), "{bytes} {reserve} {len}");
+            drop(held);
+            assert!(first(0).is_some(), "{bytes} {reserve} {len}");
+        }
     }
 
     #[test]

@@ -7,9 +7,11 @@
 //! together.
 
 use super::Core;
+#[cfg(test)]
+use crate::call::Call;
 use crate::driver::Driver;
 #[cfg(test)]
-use crate::ids::OpId;
+use crate::ids::FileIndex;
 use crate::ids::{SourceId, Token};
 use crate::op::{Command, Completion};
 
@@ -142,9 +144,20 @@ impl Core {
         }
     }
 
-    /// See [`OpTable::arm`].
+    /// Begins a poll as an armed command, for tests on hosts without a device whose commands stay in
+    /// flight.
     #[cfg(test)]
-    pub(crate) fn arm_any(&mut self, op: OpId) {
-        self.ops.arm(op.0);
+    pub(crate) fn arm_poll(&mut self, source: SourceId, number: u32, file: FileIndex) {
+        let target = self.files.acquire(file).expect("the file is open");
+        let state = self.find_source(source).expect("the source is attached");
+        state.armed_file = Some((file, Some(target)));
+        state.armed += 1;
+        self.armed += 1;
+        let events = libc::POLLIN as u32;
+        // SAFETY: a poll names no memory.
+        unsafe {
+            let key = armed_key(source, number);
+            self.driver.start(key, target, Call::Poll { events });
+        }
     }
 }

@@ -63,9 +63,7 @@ impl Core {
             let state = &self.sources[id.slot as usize];
             state.generation == id.generation && state.detaching
         };
-        let ops = self
-            .ops
-            .ids_where(|op| !op.armed && !op.cancelled && leaves(op.source));
+        let ops = self.ops.ids_where(|op| !op.cancelled && leaves(op.source));
         for op in ops {
             self.cancel(op);
         }
@@ -103,22 +101,20 @@ impl Core {
     pub(crate) fn close_ring(self) -> (Vec<Buf>, impl Sized) {
         let Core {
             driver,
-            mut ops,
+            ops,
             files,
             ready,
             timers,
             held_buffers,
             ..
         } = self;
-        let mut memory = ops.disarm();
-        memory.extend(held_buffers);
         if ops.len() > 0 && matches!(driver, AnyDriver::Epoll(_)) {
             // A worker uses descriptors by number, and waiting for it may take for ever.
             Box::leak(Box::new((driver, files)));
-            return (memory, (None, ready, timers));
+            return (held_buffers, (None, ready, timers));
         }
         drop(driver);
-        (memory, (Some(files), ready, timers))
+        (held_buffers, (Some(files), ready, timers))
     }
 
     /// Cancels all operations: the reactor's deadline has passed.

@@ -98,7 +98,6 @@ impl Core {
             work,
             file: Some(file),
             cancelled: false,
-            armed: false,
         });
         match call {
             // SAFETY: the operation owns the memory, which does not move with it, and sits
@@ -119,7 +118,6 @@ impl Core {
             work: Work::Timeout,
             file: None,
             cancelled: false,
-            armed: false,
         });
         self.timers.push(Reverse((Instant::now() + after, key)));
         OpId(key)
@@ -130,9 +128,6 @@ impl Core {
         let Some(op) = self.ops.get(id.0) else {
             return;
         };
-        if op.armed {
-            return;
-        }
         if std::mem::replace(&mut op.cancelled, true) {
             return;
         }

@@ -25,9 +25,11 @@ use super::interface::{BackendKind, Driver};
 use crate::call::{COMMAND_PAYLOAD_BYTES, Call, CallTarget, CommandCall, FixedDirection};
 use crate::error::{StartError, StartStep};
 
-/// Keys of the driver's own; the core's keys never reach them (`core::armed`).
+/// Keys of the driver's own; the core's keys never reach them (`core::armed`). The key of a `close`
+/// has the descriptor in its lower half.
 const KEY_WAKE: u64 = u64::MAX;
 const KEY_IGNORE: u64 = u64::MAX - 1;
+const KEYS_OF_CLOSES: u64 = 0xffff_ffff << 32;
 
 /// Descriptors that can be named by slot; what is beyond is named by number.
 const FIXED_MAX: u32 = 8192;
@@ -190,16 +192,28 @@ impl Uring {
         let mut woke_up = false;
         for completion in self.ring.completion() {
             let key = completion.user_data();
-            if key < KEY_IGNORE {
+            if key < KEYS_OF_CLOSES {
                 out.push((key, completion.result()));
             } else {
                 woke_up |= key == KEY_WAKE;
+                if key < KEY_IGNORE && completion.result() < 0 {
+                    report_failed_close(key as u32, -completion.result());
+                }
             }
         }
         if woke_up {
             self.wake_armed = false;
         }
     }
+}
+
+/// A file's last write may have failed in the `close`, or the descriptor is still open.
+#[cold]
+fn report_failed_close(fd: u32, errno: i32) {
+    let error = io::Error::from_raw_os_error(errno);
+    tracing::error!(fd, %error, "closing a descriptor failed (was it closed elsewhere?)");
+    #[cfg(test)]
+    tests::FAILED_CLOSES.set(Some((fd, errno)));
 }
 
 fn build(setup: Setup, entries: u32, completions: u32) -> io::Result<IoUring> {
@@ -426,10 +440,9 @@ impl Driver for Uring {
     }
 
     fn close(&mut self, fd: OwnedFd) {
-        let entry = opcode::Close::new(Fd(fd.into_raw_fd()))
-            .build()
-            .user_data(KEY_IGNORE);
-        self.push(entry);
+        let fd = fd.into_raw_fd();
+        let key = KEYS_OF_CLOSES | fd as u64;
+        self.push(opcode::Close::new(Fd(fd)).build().user_data(key));
     }
 
     fn wait(&mut self, timeout: Option<Duration>, out: &mut Vec<(u64, i32)>) -> io::Result<()> {
@@ -495,5 +508,38 @@ impl Drop for Uring {
     fn drop(&mut self) {
         self.disarm_wake();
         self.empty_tables();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    thread_local! {
+        pub(super) static FAILED_CLOSES: Cell<Option<(u32, i32)>> = const { Cell::new(None) };
+    }
+
+    #[test]
+    fn a_close_that_fails_is_reported_with_its_descriptor_and_errno() {
+        let wake = crate::memfd(c"wake", 8).expect("a memory file");
+        let mut ring = match Uring::new(8, 16, Arc::new(wake)) {
+            Ok(ring) => ring,
+            Err(error) => return println!("skipped: io_uring: {error}"),
+        };
+        let open = crate::memfd(c"file", 0).expect("a memory file");
+        ring.close(open);
+        ring.enter(Some(Duration::ZERO), &mut Vec::new())
+            .expect("entered");
+        assert_eq!(FAILED_CLOSES.get(), None);
+        // SAFETY: no process has so many descriptors, so this one is nobody's.
+        let never_open = unsafe { OwnedFd::from_raw_fd(i32::MAX) };
+        ring.close(never_open);
+        ring.enter(Some(Duration::ZERO), &mut Vec::new())
+            .expect("entered");
+        let failed = Some((i32::MAX as u32, libc::EBADF));
+        assert_eq!(FAILED_CLOSES.get(), failed);
     }
 }

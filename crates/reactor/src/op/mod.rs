@@ -224,14 +224,6 @@ impl Work {
         }
     }
 
-    /// The memory of an armed operation, to be kept until the kernel no longer uses it.
-    pub(crate) fn into_memory(self) -> Option<Buf> {
-        match self {
-            Work::Recv { buf, .. } => Some(buf),
-            _ => None,
-        }
-    }
-
     /// Whether there is nothing to do: no call is made for it.
     pub(crate) fn is_finished(&self) -> bool {
         match self {

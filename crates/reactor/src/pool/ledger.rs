@@ -29,7 +29,7 @@ pub enum Need {
     Held,
     /// The same for a client that may be slow to send what goes into the buffer. There may be any
     /// number of clients, so a client gets one buffer in any case only while all such buffers
-    /// together are below a bound of their own.
+    /// together are below a bound of their own, or while no other client has one.
     Client,
     /// A request that holds memory and needs this to finish. May use the reserve; holds no other
     /// buffer obtained for this need while it waits.
@@ -275,7 +275,11 @@ impl Ledger {
         }
         match need {
             _ if own > 0 => None,
-            Need::Client if self.beyond_clients + size > self.held_max => None,
+            Need::Client
+                if self.beyond_clients > 0 && self.beyond_clients + size > self.held_max =>
+            {
+                None
+            }
             Need::Client => Some(LoanKind::BeyondClient),
             _ => Some(LoanKind::Beyond),
         }

@@ -9,31 +9,20 @@ use super::*;
 use crate::buf::Buf;
 use crate::core::{Cx, Source};
 use crate::ids::Token;
-use crate::op::{Completion, Op};
-use crate::pool::Need;
+use crate::op::Completion;
 
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// A source with an operation that never ends, armed.
+/// A source with an armed command that never ends.
 struct NeverDone {
     dropped: Sender<()>,
     stays: bool,
 }
 
-/// Begins an operation that ends with the ring only.
+/// Begins an armed command that ends with the ring only.
 fn never_ends(cx: &mut Cx<'_>, socket: UnixStream) {
     let file = cx.register(OwnedFd::from(socket));
-    let buf = cx
-        .request_buffer(Token(0), 4096, Need::Fresh)
-        .expect("the pool is full");
-    let recv = Op::Recv {
-        file,
-        buf,
-        at: 0,
-        exact: false,
-    };
-    let op = cx.submit(Token(1), recv);
-    cx.arm_any(op);
+    cx.core.arm_poll(cx.me, 1, file);
 }
 
 impl NeverDone {
