@@ -58,14 +58,14 @@ impl std::str::FromStr for StoreFaultPlan {
     }
 }
 
-/// A store with injected faults.
+/// The faults injected into a store.
 #[derive(Clone, Debug)]
-pub(crate) struct FaultyStore(Arc<store::FaultyStore<SharedStore>>);
+pub(crate) struct InjectedFaults(Arc<store::FaultyStore<SharedStore>>);
 
 impl StoreFaultPlan {
     /// Injects the faults into a store. The time between outages comes first, so that a server can
     /// start. Must be called on a tokio runtime.
-    pub(crate) fn apply(self, store: SharedStore) -> FaultyStore {
+    pub(crate) fn apply(self, store: SharedStore) -> InjectedFaults {
         tracing::error!(
             plan = ?self,
             "STORE FAULTS ARE PLANNED (--planned-store-faults): requests to the store are refused, \
@@ -89,11 +89,11 @@ impl StoreFaultPlan {
                 }
             }));
         }
-        FaultyStore(faults)
+        InjectedFaults(faults)
     }
 }
 
-impl FaultyStore {
+impl InjectedFaults {
     /// The store, with faults.
     pub(crate) fn store(&self) -> SharedStore {
         Arc::clone(&self.0) as SharedStore

@@ -55,27 +55,6 @@ pub enum OpenError {
     Poisoned,
 }
 
-impl OpenError {
-    /// A stable word for each kind, for problem documents and scripts.
-    pub fn code(&self) -> &'static str {
-        match self {
-            OpenError::Options(_) => "bad-options",
-            OpenError::Foreign(_) => "foreign-format",
-            OpenError::Newer { .. } => "newer-format",
-            OpenError::Corrupt(_) => "corrupt",
-            OpenError::Disk(_) => "disk-failed",
-            OpenError::Store(_) => "store-failed",
-            OpenError::NoSuchVolume(_) => "no-such-volume",
-            OpenError::Exists(_) => "volume-exists",
-            OpenError::Held { .. } => "volume-held",
-            OpenError::Fenced(_) => "volume-fenced",
-            OpenError::InUse(_) => "volume-in-use",
-            OpenError::Invalid(_) => "invalid",
-            OpenError::Poisoned => "log-poisoned",
-        }
-    }
-}
-
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -28,7 +28,7 @@ use crate::frontends::nbd::NbdFrontend;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
 use crate::metrics::IoCounters;
 use crate::model::{self, CreateVolume, NbdInfo, Volume, VolumeList, VolumeState};
-use crate::store_faults::FaultyStore;
+use crate::store_faults::InjectedFaults;
 use crate::units::Size;
 
 /// How often the server logs that it still waits for the store.
@@ -57,7 +57,7 @@ pub(crate) struct ControlPlane {
     pub(crate) host: Host,
     pub(crate) counters: Arc<IoCounters>,
     /// The store faults that `--planned-store-faults` asks for.
-    pub(crate) store_faults: Option<FaultyStore>,
+    pub(crate) store_faults: Option<InjectedFaults>,
     pub(crate) volumes: Arc<OpenVolumes>,
     /// Those that it is to serve and could not open yet.
     pub(crate) waiting: WaitingVolumes,
@@ -68,7 +68,7 @@ pub(crate) struct ControlPlane {
 }
 
 impl ControlPlane {
-    pub(crate) fn new(engine: &Engine, store_faults: Option<FaultyStore>) -> Result<Self> {
+    pub(crate) fn new(engine: &Engine, store_faults: Option<InjectedFaults>) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
         let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes))?;
         Ok(ControlPlane {

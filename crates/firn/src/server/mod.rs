@@ -23,7 +23,7 @@ use crate::control_plane::opening::ReopenTask;
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files::CacheDir;
-use crate::store_faults::FaultyStore;
+use crate::store_faults::InjectedFaults;
 
 /// Threads for the API and the store, which mostly wait.
 const RUNTIME_THREADS: usize = 2;
@@ -80,14 +80,14 @@ fn listen(settings: &Settings) -> Result<TcpListener> {
 
 /// Opens the store, with faults if `--planned-store-faults` asks for them. The probe runs without
 /// faults: it finds out whether the store can be trusted at all.
-async fn open_store(settings: &Settings) -> Result<(SharedStore, Option<FaultyStore>)> {
+async fn open_store(settings: &Settings) -> Result<(SharedStore, Option<InjectedFaults>)> {
     let bare = store::open_url(&settings.store)?;
     let retried = |store| Arc::new(RetryStore::new(store, RetryPolicy::default())) as SharedStore;
     let report = store::probe(&retried(Arc::clone(&bare)), settings.single_writer).await?;
     let faulty = settings
         .store_faults
         .map(|plan| plan.apply(Arc::clone(&bare)));
-    let store = retried(faulty.as_ref().map_or(bare, FaultyStore::store));
+    let store = retried(faulty.as_ref().map_or(bare, InjectedFaults::store));
     if report.can_fence() {
         return Ok((store, faulty));
     }
