@@ -85,6 +85,8 @@ failure_codes! {
         "See /v1/openapi.json.";
     NoSuchPath, "no-such-path", 404, FAILED, "There is nothing at this path",
         "See /v1/openapi.json.";
+    NoSuchTail, "no-such-tail", 404, FAILED, "There is no such tail",
+        "See `firn rescue list`.";
     NoSuchVolume, "no-such-volume", 404, FAILED, "There is no volume of this name",
         "See `firn volume list`.";
     NotAttached, "not-attached", 409, FAILED, "The volume is not attached here",
@@ -111,6 +113,8 @@ failure_codes! {
         "Try again once the store can be reached.";
     StoreUnsupported, "store-unsupported", 501, FAILED, "The store lacks a function",
         "Use a store with conditional PUT, or --single-writer.";
+    TailWanted, "tail-wanted", 409, FAILED, "The volume still waits for the tail",
+        "Open the volume, or drop the tail with --force.";
     UblkDenied, "ublk-denied", 500, FAILED, "This process may not use ublk",
         "Give the server the privilege, or use --transport nbd.";
     UblkFailed, "ublk-failed", 500, FAILED, "The ublk driver failed",

@@ -291,6 +291,40 @@ pub(crate) struct DetachRequest {
     pub(crate) force: bool,
 }
 
+/// Answer to `GET /v1/rescue`: what this host holds of volumes that it does not serve.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct RescueTails {
+    pub(crate) tails: Vec<RescueTail>,
+    /// Bytes of log that all of them hold.
+    pub(crate) log_bytes: u64,
+}
+
+/// A tail that is not served: acknowledged writes that are in this host's log alone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RescueTail {
+    pub(crate) id: String,
+    /// The volume's name.
+    pub(crate) volume: String,
+    /// Another host took the volume over: the tail will never be served or uploaded. False: it
+    /// waits for its volume to be opened.
+    pub(crate) rescue: bool,
+    pub(crate) newest_lsn: u64,
+    /// The store has everything up to this position.
+    pub(crate) stored_lsn: u64,
+    /// Extents that the store lacks.
+    pub(crate) extents: u64,
+    /// Bytes of log that they hold.
+    pub(crate) log_bytes: u64,
+}
+
+/// Body of `POST /v1/rescue/{id}/drop`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct DropRequest {
+    /// Drop it although its volume still waits for it.
+    pub(crate) force: bool,
+}
+
 /// A failed request, RFC 9457 (`application/problem+json`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Problem {

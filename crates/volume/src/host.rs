@@ -19,7 +19,7 @@ use crate::jobs::{Answer, Jobs, Port};
 
 use crate::log::checkpoint;
 use crate::log::committer::{Committer, Journal};
-use crate::log::ring::{Ring, RingMount, Rings};
+use crate::log::ring::{Ring, RingMount, Rings, TailId};
 use crate::log::segments::SegmentCounts;
 use crate::options::Options;
 use crate::recover;
@@ -27,6 +27,7 @@ use crate::recover::report::{RecoveryReport, TailReport};
 use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::open::{self, OpenMode};
+use crate::store::rescue::{self, UnservedTail};
 use crate::store::upload;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::units::{HostId, Lsn, Now};
@@ -182,6 +183,20 @@ impl Host {
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
         self.control(move |engine| async move { catalog::delete(&engine, &name).await })
+    }
+
+    /// Tails that are not served: kept for rescue, or of volumes that are not open yet.
+    pub fn unserved_tails(&self) -> Vec<UnservedTail> {
+        self.engine
+            .get()
+            .map(|engine| rescue::list(engine))
+            .unwrap_or_default()
+    }
+
+    /// Drops a tail that is not served, and with it what the store lacks of it. One that is not
+    /// kept for rescue, but waits for its volume, only if `waiting_too`.
+    pub fn drop_tail(&self, id: TailId, waiting_too: bool) -> Answer<Result<(), OpenError>> {
+        self.control(move |engine| async move { rescue::drop_tail(&engine, id, waiting_too).await })
     }
 
     /// What the store holds.

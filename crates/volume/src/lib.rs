@@ -75,4 +75,5 @@ pub use recover::report::{RecoveryReport, TailReport};
 pub use request::watermark::{Rung, Watermarks};
 pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
 pub use store::open::OpenMode;
+pub use store::rescue::UnservedTail;
 pub use store::volume_spec::{VolumeInfo, VolumeOwner, VolumeSpec, check_name, check_size};

@@ -19,6 +19,12 @@ pub(super) fn render(control: &ControlPlane) -> String {
         faults.write_to(&mut text);
     }
     write_usage(&mut text, &control.host.usage());
+    text.family(
+        "firn_log_unserved_bytes",
+        "gauge",
+        "Bytes of log that tails hold which are not served; see `firn rescue list`.",
+    );
+    text.sample(&[], control.rescue_tails().log_bytes as f64);
     write_volumes(&mut text, &control.volumes.all());
     text.into_string()
 }

@@ -1,4 +1,4 @@
-//! The HTTP API: `/v1/volumes…`, health, metrics, and its own description.
+//! The HTTP API: `/v1/volumes…`, `/v1/rescue…`, health, metrics, and its own description.
 //!
 //! Owns paths, success statuses and documents; what a request does is [`ControlPlane`]'s. Every
 //! failure is a problem document with a stable code, also those that the framework would answer by
@@ -22,7 +22,8 @@ use serde::de::DeserializeOwned;
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
-    AttachRequest, Attachment, CreateVolume, DetachRequest, ResizeRequest, Volume, VolumeList,
+    AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, RescueTail, RescueTails,
+    ResizeRequest, Volume, VolumeList,
 };
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -42,6 +43,9 @@ pub(crate) fn router(control: Arc<ControlPlane>, address: SocketAddr) -> Router 
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/attach", post(attach))
         .route("/v1/volumes/{name}/detach", post(detach))
+        .route("/v1/rescue", get(rescue_tails))
+        .route("/v1/rescue/{id}", get(rescue_tail))
+        .route("/v1/rescue/{id}/drop", post(drop_tail))
         .route("/v1/openapi.json", get(openapi))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -134,6 +138,25 @@ async fn detach(
 ) -> Result<StatusCode> {
     let request: DetachRequest = parse_or_default(&headers, &body)?;
     run_to_completion(async move { control.detach(&name, request.force).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn rescue_tails(State(control): Shared) -> axum::Json<RescueTails> {
+    axum::Json(control.rescue_tails())
+}
+
+async fn rescue_tail(State(control): Shared, Path(id): Path<String>) -> Answer<RescueTail> {
+    control.rescue_tail(&id).map(axum::Json)
+}
+
+async fn drop_tail(
+    State(control): Shared,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<StatusCode> {
+    let request: DropRequest = parse_or_default(&headers, &body)?;
+    run_to_completion(async move { control.drop_tail(&id, request.force).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -65,6 +65,17 @@ pub(crate) enum Command {
     /// Upload everything that was written to a volume so far, and wait until it is in the object
     /// store.
     Sync(VolumeName),
+    /// What this host's log still holds of volumes that it does not serve.
+    #[command(
+        subcommand,
+        after_help = "After another host has taken a volume over, the writes that this host had not \
+        uploaded stay in its log. They continue nothing that is in the store, so they are never \
+        served again by themselves, and they hold log space until they are dropped:\n  \
+        firn rescue list\n  \
+        firn rescue show demo\n  \
+        firn rescue drop demo              for good"
+    )]
+    Rescue(RescueCommand),
     /// Check what this machine and this store offer, and say what firn will use.
     Doctor(DoctorArgs),
 }
@@ -224,6 +235,29 @@ pub(crate) enum VolumeCommand {
     },
     /// Delete a volume and everything in it.
     Delete(VolumeName),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RescueCommand {
+    /// List the tails that are not served, and the log space that they hold.
+    List,
+    /// Show one of them.
+    Show(TailName),
+    /// Drop one for good, with every write in it that the store lacks, and free its log space.
+    Drop {
+        #[command(flatten)]
+        which: TailName,
+        /// Also one whose volume still waits for it: its writes are acknowledged ones.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TailName {
+    /// Id of the tail, or the name of its volume if that has one only.
+    #[arg(value_name = "TAIL")]
+    pub(crate) tail: String,
 }
 
 fn block_size(text: &str) -> Result<u32, String> {

@@ -7,6 +7,7 @@ pub(crate) mod args;
 mod client;
 mod doctor;
 pub(crate) mod output;
+mod rescue;
 mod sync;
 mod volume;
 
@@ -19,6 +20,7 @@ use crate::failure::Result;
 use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp};
 
 pub(crate) use doctor::doctor;
+pub(crate) use rescue::rescue;
 pub(crate) use sync::sync;
 pub(crate) use volume::volume;
 

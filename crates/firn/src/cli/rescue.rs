@@ -1,0 +1,96 @@
+//! `firn rescue list|show|drop`: what a host holds of volumes that it does not serve.
+
+use super::args::RescueCommand;
+use super::client::Client;
+use super::output;
+use crate::failure::{Failure, FailureCode, Result};
+use crate::model::{DropRequest, RescueTail, RescueTails};
+use crate::units::Size;
+
+pub(crate) fn rescue(api: &str, json: bool, command: &RescueCommand) -> Result<()> {
+    let client = Client::new(api)?;
+    let all: RescueTails = client.get("/v1/rescue")?;
+    match command {
+        RescueCommand::List if json => output::json(&all),
+        RescueCommand::List => print_list(&all),
+        RescueCommand::Show(which) => {
+            let tail = find(all, &which.tail)?;
+            if json {
+                output::json(&tail)
+            } else {
+                print_tail(&tail)
+            }
+        }
+        RescueCommand::Drop { which, force } => {
+            let tail = find(all, &which.tail)?;
+            let path = format!("/v1/rescue/{}/drop", tail.id);
+            client.post_no_content(&path, &DropRequest { force: *force })
+        }
+    }
+}
+
+/// The tail of this id, or the only one of a volume of this name.
+fn find(all: RescueTails, which: &str) -> Result<RescueTail> {
+    let fits = |tail: &RescueTail| tail.id == which || tail.volume == which;
+    let mut found: Vec<RescueTail> = all.tails.into_iter().filter(fits).collect();
+    match (found.pop(), found.is_empty()) {
+        (Some(tail), true) => Ok(tail),
+        (Some(last), false) => {
+            let ids: Vec<&str> = found
+                .iter()
+                .chain([&last])
+                .map(|tail| tail.id.as_str())
+                .collect();
+            Err(Failure::invalid(format!(
+                "{which} has several tails here; name one of them: {}",
+                ids.join(", ")
+            )))
+        }
+        (None, _) => Err(Failure::new(
+            FailureCode::NoSuchTail,
+            format!("no tail {which} is kept here; see `firn rescue list`"),
+        )),
+    }
+}
+
+fn kind(tail: &RescueTail) -> &'static str {
+    if tail.rescue { "rescue" } else { "waiting" }
+}
+
+fn print_list(all: &RescueTails) -> Result<()> {
+    let rows: Vec<Vec<String>> = all
+        .tails
+        .iter()
+        .map(|tail| {
+            vec![
+                tail.volume.clone(),
+                kind(tail).to_owned(),
+                format!("{} to {}", tail.stored_lsn + 1, tail.newest_lsn),
+                tail.extents.to_string(),
+                Size(tail.log_bytes).to_string(),
+                tail.id.clone(),
+            ]
+        })
+        .collect();
+    output::table(&["VOLUME", "KIND", "LSN", "EXTENTS", "LOG", "TAIL"], &rows)
+}
+
+fn print_tail(tail: &RescueTail) -> Result<()> {
+    let why = match tail.rescue {
+        true => "another host took the volume over: these writes are in this log alone, for good",
+        false => {
+            "its volume is not open yet; opening it brings these writes to the store, unless \
+             another host had it meanwhile"
+        }
+    };
+    let lines = [
+        format!("tail        {}", tail.id),
+        format!("volume      {}", tail.volume),
+        format!("kind        {} ({why})", kind(tail)),
+        format!("stored      up to LSN {}", tail.stored_lsn),
+        format!("newest      LSN {}", tail.newest_lsn),
+        format!("extents     {} that the store lacks", tail.extents),
+        format!("log space   {}", Size(tail.log_bytes)),
+    ];
+    output::line(&lines.join("\n"))
+}
