@@ -29,7 +29,7 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
     "dirty_sectors_kept",
     "overlapping_extent",
     "ring_slot_promised_twice",
-    "cache_gap_lost",
+    "cache_region_lost",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

@@ -1,51 +1,49 @@
 //! What holds of the cache's tiers between any two steps. Read only.
 
-use super::{Cache, Slab};
+use super::Cache;
+use super::regions::Occupant;
+use super::tier::Tier;
 use crate::lock::lock;
 use crate::log::layout::BLOCK_BYTES;
 
 impl Cache {
     /// Both tiers are whole.
     pub(crate) fn invariants(&self) -> Result<(), String> {
-        lock(&self.tiers).iter().try_for_each(Slab::invariants)
+        lock(&self.tiers).iter().try_for_each(Tier::invariants)
     }
 }
 
-impl Slab {
-    /// Slots and gaps do not overlap, every byte is counted once, gaps are as large as they can
-    /// be, and the clock's hand passes every slot.
+impl Tier {
+    /// Each chunk has its slot and its place in a queue, and every byte is counted once.
     fn invariants(&self) -> Result<(), String> {
         let wrong = |what: &str| Err(format!("cache file {}: {what}", self.file.0));
-        let slots = self.slots.values();
-        let slots =
-            slots.map(|slot| (slot.offset, slot.bytes.next_multiple_of(BLOCK_BYTES), false));
-        let gaps = self.gaps.iter().map(|(at, bytes)| (*at, *bytes, true));
-        let mut places: Vec<_> = slots.chain(gaps).collect();
-        places.sort_unstable();
-        let (mut end, mut after_gap) = (0, false);
-        for (at, bytes, gap) in places {
-            if at < end {
-                return wrong("two places overlap");
+        self.regions.invariants().or_else(wrong)?;
+        self.queues.invariants().or_else(wrong)?;
+        let mut used = 0;
+        for (number, chunk) in self.queues.iter() {
+            used += chunk.bytes.next_multiple_of(BLOCK_BYTES);
+            if self.numbers.get(&chunk.key) != Some(&number) {
+                return wrong("a chunk is not found by its name");
             }
-            if gap && after_gap && at == end {
-                return wrong("two gaps touch");
+            let occupants = self.regions.occupants(chunk.place.region);
+            let occupant = occupants.get(chunk.place.slot as usize);
+            if occupant.is_some_and(|occupant| *occupant != Occupant::Chunk(number)) {
+                return wrong("a slot does not know its chunk");
             }
-            (end, after_gap) = (at + bytes, gap);
+            if chunk.bytes > u64::from(chunk.class.blocks()) * BLOCK_BYTES {
+                return wrong("a chunk is longer than its slot");
+            }
         }
-        if end > self.end || (after_gap && end == self.end) {
-            return wrong("a place ends behind the end, or a gap at it");
+        // What a chunk is being written to is used, and no chunk yet.
+        if used > self.used {
+            return wrong("bytes of chunks are not counted");
         }
-        // What a chunk is being written to is used, and no slot yet.
-        if self.used + self.gaps.values().sum::<u64>() != self.end {
-            return wrong("bytes are neither used nor free");
-        }
-        if !self.elastic && self.end > self.capacity {
+        if !self.elastic && self.used > self.capacity {
             return wrong("it is larger than its capacity");
         }
-        let passed = self.clock.iter().all(|key| self.slots.contains_key(key));
-        if !passed || self.clock.len() != self.slots.len() {
-            return wrong("the clock does not pass every slot once");
+        match self.queues.len() == self.numbers.len() {
+            true => Ok(()),
+            false => wrong("a name is found that no chunk has"),
         }
-        Ok(())
     }
 }

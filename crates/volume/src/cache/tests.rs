@@ -1,0 +1,241 @@
+//! What the cache keeps, what it lets go, and how much work that may be.
+
+use super::*;
+use crate::log::layout::BLOCK_BYTES;
+
+fn key(n: u32) -> ChunkKey {
+    ChunkKey {
+        pack: ObjectId::default(),
+        offset: n,
+    }
+}
+
+fn put(cache: &Cache, n: u32, bytes: u64, now: u64) {
+    let allocation = cache
+        .allocate_in_memory(key(n), bytes, now)
+        .expect("memory is elastic");
+    cache.fill(allocation, now);
+}
+
+#[test]
+fn the_cache_keeps_to_its_size_once_chunks_were_used() {
+    let cache = Cache::new(4 * BLOCK_BYTES, 0);
+    for n in 0..100 {
+        put(&cache, n, BLOCK_BYTES, 0);
+        assert!(cache.find(key(n)).is_some());
+        cache.mark_planned(&[key(n)]);
+    }
+    assert!(cache.usage().memory_bytes <= 4 * BLOCK_BYTES);
+}
+
+#[test]
+fn what_a_waiting_read_needs_is_kept_until_it_was_used_or_is_old() {
+    let cache = Cache::new(2 * BLOCK_BYTES, 0);
+    (0..8).for_each(|n| put(&cache, n, BLOCK_BYTES, 0));
+    assert!(
+        (0..8).all(|n| cache.find(key(n)).is_some()),
+        "all were fresh"
+    );
+    (0..8).for_each(|n| cache.mark_planned(&[key(n)]));
+    (8..16).for_each(|n| put(&cache, n, BLOCK_BYTES, 1));
+    let old = FRESH_NS + 2;
+    (16..32).for_each(|n| put(&cache, n, BLOCK_BYTES, old));
+    assert!(
+        (8..16).all(|n| cache.find(key(n)).is_none()),
+        "nobody came for them"
+    );
+}
+
+#[test]
+fn a_pinned_chunk_is_not_evicted() {
+    let cache = Cache::new(BLOCK_BYTES, 0);
+    put(&cache, 0, BLOCK_BYTES, 0);
+    let hit = cache.find(key(0)).expect("there");
+    for n in 1..20 {
+        put(&cache, n, BLOCK_BYTES, 0);
+        cache.mark_planned(&[key(n)]);
+    }
+    assert_eq!(
+        cache.find(key(0)).map(|again| again.offset),
+        Some(hit.offset)
+    );
+}
+
+#[test]
+fn a_second_copy_of_a_chunk_does_not_take_the_place_of_a_pinned_one() {
+    let cache = Cache::new(0, 3 * BLOCK_BYTES);
+    let first = cache
+        .allocate_on_disk(key(0), BLOCK_BYTES, 0)
+        .expect("room");
+    let second = cache
+        .allocate_on_disk(key(0), BLOCK_BYTES, 0)
+        .expect("room");
+    cache.fill(first, 0);
+    let hit = cache.find(key(0)).expect("there");
+    cache.fill(second, 0);
+    let other = cache
+        .allocate_on_disk(key(1), BLOCK_BYTES, 0)
+        .expect("room");
+    assert_ne!(other.offset, hit.offset, "the pinned bytes stay");
+    assert_eq!(cache.usage().disk_bytes, 2 * BLOCK_BYTES);
+}
+
+#[test]
+fn the_disk_tier_never_exceeds_its_size() {
+    let cache = Cache::new(0, 3 * BLOCK_BYTES);
+    for n in 0..50 {
+        if let Some(allocation) = cache.allocate_on_disk(key(n), BLOCK_BYTES + 1, 0) {
+            assert!(allocation.offset + 2 * BLOCK_BYTES <= 3 * BLOCK_BYTES);
+            cache.fill(allocation, 0);
+        }
+    }
+    assert_eq!(cache.usage().disk_bytes, 2 * BLOCK_BYTES);
+    assert!(
+        cache
+            .allocate_on_disk(key(99), 4 * BLOCK_BYTES, 0)
+            .is_none()
+    );
+}
+
+fn put_on_disk(cache: &Cache, n: u32, blocks: u64) -> bool {
+    let allocation = cache.allocate_on_disk(key(n), blocks * BLOCK_BYTES, 0);
+    let is_granted = allocation.is_some();
+    allocation
+        .into_iter()
+        .for_each(|allocation| cache.fill(allocation, 0));
+    is_granted
+}
+
+fn evicted(cache: &Cache) -> u64 {
+    lock(&cache.tiers)[DISK].evicted
+}
+
+fn chunks_on_disk(cache: &Cache) -> usize {
+    lock(&cache.tiers)[DISK].numbers.len()
+}
+
+#[test]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "it also prints how long the lock was held"
+)]
+fn one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of() {
+    // 1 GiB full of chunks of one block, used at random; then chunks of other lengths come in.
+    let cache = Cache::new(0, 1 << 30);
+    let mut random = fastrand::Rng::with_seed(1);
+    for n in 0..600_000 {
+        assert!(put_on_disk(&cache, n, 1));
+        cache.find(key(random.u32(0..=n)));
+    }
+    let mut times = Vec::new();
+    let lengths = [16, 1, 12, 3, 16, 7, 1];
+    for (round, blocks) in lengths.into_iter().cycle().take(2_000).enumerate() {
+        let before = evicted(&cache);
+        let started = std::time::Instant::now();
+        assert!(put_on_disk(&cache, 1_000_000 + round as u32, blocks));
+        times.push(started.elapsed());
+        let gone = evicted(&cache) - before;
+        assert!(
+            gone <= 128,
+            "round {round}: {gone} for one of {blocks} blocks"
+        );
+    }
+    times.sort_unstable();
+    let at = |share: usize| times[(times.len() - 1) * share / 1000];
+    println!(
+        "an insertion, two steps under the lock: median {:?}, 99 of 100 {:?}, longest {:?}",
+        at(500),
+        at(990),
+        at(1000)
+    );
+    let used = cache.usage().disk_bytes;
+    assert!(used * 10 >= (1 << 30) * 9, "it stays full: {used} bytes");
+    cache.invariants().unwrap();
+}
+
+#[test]
+fn a_long_scan_leaves_what_is_used_again() {
+    let cache = Cache::new(0, 1 << 20);
+    // 64 chunks that are used again and again, beside as many as fit; then ten times the cache once.
+    for round in 0..40 {
+        (0..64).for_each(|n| {
+            if cache.find(key(n)).is_none() {
+                put_on_disk(&cache, n, 1);
+            }
+        });
+        (0..32).for_each(|n| assert!(put_on_disk(&cache, 1_000 + round * 32 + n, 1)));
+    }
+    for n in 0..2_560 {
+        assert!(put_on_disk(&cache, 100_000 + n, 1));
+        // A reader in small steps uses each chunk several times while it is there.
+        (0..4).for_each(|_| drop(cache.find(key(100_000 + n))));
+    }
+    let kept = (0..64).filter(|n| cache.contains(key(*n))).count();
+    assert!(kept >= 60, "{kept} of 64 are still there");
+    cache.invariants().unwrap();
+}
+
+#[test]
+fn a_working_set_of_another_size_of_chunks_gets_the_cache_in_the_end() {
+    let cache = Cache::new(0, 4 << 20);
+    (0..2_000).for_each(|n| assert!(put_on_disk(&cache, n, 1)));
+    for n in 0..400 {
+        assert!(put_on_disk(&cache, 10_000 + n, 16));
+    }
+    let large = (0..400).filter(|n| cache.contains(key(10_000 + n))).count();
+    assert!(
+        large >= 40,
+        "{large} of at most 64 chunks of 64 KiB are there"
+    );
+    cache.invariants().unwrap();
+}
+
+#[test]
+fn a_chunk_longer_than_a_region_is_kept_in_memory_and_its_space_comes_back() {
+    let cache = Cache::new(1 << 20, 1 << 20);
+    assert!(cache.allocate_on_disk(key(0), 4 << 20, 0).is_none());
+    for n in 0..4 {
+        put(&cache, n, 4 << 20, 0);
+        cache.invariants().unwrap();
+        cache.mark_planned(&[key(n)]);
+    }
+    assert!(cache.usage().memory_bytes <= 4 << 20);
+    assert_eq!(chunks_on_disk(&cache), 0);
+}
+
+#[test]
+fn random_steps_keep_every_byte_counted_once() {
+    for seed in 0..20 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let cache = Cache::new(
+            random.u64(0..64) * BLOCK_BYTES,
+            random.u64(0..300) * BLOCK_BYTES,
+        );
+        let (mut hits, mut allocations) = (Vec::new(), Vec::new());
+        for now in 0..3_000 {
+            let n = key(random.u32(0..200));
+            let bytes = random.u64(1..20 * BLOCK_BYTES);
+            match random.u8(0..10) {
+                0..=2 => allocations.extend(cache.allocate_in_memory(n, bytes, now)),
+                3..=4 => allocations.extend(cache.allocate_on_disk(n, bytes, now)),
+                5..=6 if !allocations.is_empty() => {
+                    let at = random.usize(0..allocations.len());
+                    let allocation = allocations.swap_remove(at);
+                    match random.u8(0..4) {
+                        0 => cache.cancel(allocation),
+                        _ => cache.fill(allocation, now),
+                    }
+                }
+                7 => hits.extend(cache.find(n)),
+                8 => cache.mark_planned(&[n]),
+                _ if !hits.is_empty() => drop(hits.swap_remove(random.usize(0..hits.len()))),
+                _ => drop(cache.mark_damaged_on_disk(&[n])),
+            }
+            if now % 16 == 0 {
+                cache
+                    .invariants()
+                    .unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+            }
+        }
+    }
+}

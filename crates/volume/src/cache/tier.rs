@@ -1,0 +1,263 @@
+//! One cache file: which chunks it holds, where, and which go when another needs the room.
+//!
+//! Owns the choice between evicting one chunk of the same size and a whole region of another size. Each
+//! step is bounded: an insertion evicts at most one region or [`EVICTIONS_MAX`] chunks, because
+//! the lock around it is one that plans of hot requests take.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use blkmq::io::FileId;
+
+use super::queues::{NewChunk, Queues};
+use super::regions::{Class, Occupant, Place, Regions};
+use super::{CacheAllocation, ChunkKey, Hit};
+use crate::log::layout::BLOCK_BYTES;
+
+/// Chunks that one insertion evicts to keep the file's bytes within its capacity.
+const EVICTIONS_MAX: usize = 64;
+/// Regions looked at, of how many classes, before one is taken from its chunks.
+const REGION_LOOKS_MAX: usize = 4;
+const CLASS_LOOKS_MAX: usize = 3;
+
+#[derive(Debug)]
+pub(super) struct Tier {
+    pub(super) file: FileId,
+    pub(super) capacity: u64,
+    /// May grow beyond its capacity where all that is in it is held.
+    pub(super) elastic: bool,
+    pub(super) regions: Regions,
+    pub(super) queues: Queues,
+    /// A tree: a hash table that grows moves all of its entries under the lock.
+    pub(super) numbers: BTreeMap<ChunkKey, u32>,
+    /// Bytes of slots that are promised or occupied, in whole blocks of content.
+    pub(super) used: u64,
+    /// Chunks evicted so far.
+    pub(super) evicted: u64,
+}
+
+impl Tier {
+    pub(super) fn new(file: FileId, capacity: u64, elastic: bool) -> Tier {
+        Tier {
+            file,
+            capacity,
+            elastic,
+            regions: Regions::new(capacity),
+            queues: Queues::new(capacity),
+            numbers: BTreeMap::new(),
+            used: 0,
+            evicted: 0,
+        }
+    }
+
+    /// Finds a chunk, counts the use and pins it.
+    pub(super) fn find(&mut self, key: ChunkKey) -> Option<Hit> {
+        let number = *self.numbers.get(&key)?;
+        let chunk = self.queues.get(number).filter(|chunk| !chunk.damaged)?;
+        let hit = Hit {
+            file: self.file,
+            offset: self.regions.offset(chunk.place),
+            pin: chunk.pins.pin(),
+        };
+        self.queues.count_use(number);
+        Some(hit)
+    }
+
+    pub(super) fn contains(&self, key: ChunkKey) -> bool {
+        let chunk = self
+            .numbers
+            .get(&key)
+            .and_then(|number| self.queues.get(*number));
+        chunk.is_some_and(|chunk| !chunk.damaged)
+    }
+
+    /// Is a chunk of this name in a slot, damaged or not?
+    pub(super) fn has_slot(&self, key: ChunkKey) -> bool {
+        self.numbers.contains_key(&key)
+    }
+
+    /// A plan names the chunk: it may be evicted once that unpins it.
+    pub(super) fn mark_planned(&mut self, key: ChunkKey) {
+        if let Some(number) = self.numbers.get(&key)
+            && let Some(chunk) = self.queues.get_mut(*number)
+        {
+            chunk.fresh_until = 0;
+        }
+    }
+
+    /// The chunk is found no more; true if it was.
+    pub(super) fn mark_damaged(&mut self, key: ChunkKey) -> bool {
+        let number = self.numbers.get(&key);
+        let chunk = number.and_then(|number| self.queues.get_mut(*number));
+        chunk.is_some_and(|chunk| !std::mem::replace(&mut chunk.damaged, true))
+    }
+
+    /// Promises a slot for a chunk, evicting as needed.
+    pub(super) fn allocate(
+        &mut self,
+        key: ChunkKey,
+        bytes: u64,
+        now: u64,
+    ) -> Option<CacheAllocation> {
+        if self.elastic {
+            self.shrink_to_fit(bytes, now);
+        }
+        let blocks = u32::try_from(bytes.div_ceil(BLOCK_BYTES)).ok()?;
+        let place = match self.regions.class_of(blocks) {
+            Some(class) => self.take_slot(class, now)?,
+            None if self.elastic => self.regions.grow_run(blocks),
+            None => return None,
+        };
+        self.used += bytes.next_multiple_of(BLOCK_BYTES);
+        Some(CacheAllocation {
+            key,
+            file: self.file,
+            offset: self.regions.offset(place),
+            bytes,
+            place,
+        })
+    }
+
+    fn take_slot(&mut self, class: Class, now: u64) -> Option<Place> {
+        if let Some(place) = self.take_free_slot(class) {
+            return Some(place);
+        }
+        self.evict_for(class, now);
+        let place = self.take_free_slot(class);
+        if place.is_none() && self.elastic {
+            self.regions.grow(class);
+            return self.regions.take_slot(class);
+        }
+        place
+    }
+
+    fn take_free_slot(&mut self, class: Class) -> Option<Place> {
+        if let Some(place) = self.regions.take_slot(class) {
+            return Some(place);
+        }
+        self.regions.open_region(class).then_some(())?;
+        self.regions.take_slot(class)
+    }
+
+    /// Makes room for a slot of a class: one of its own chunks goes, or a region of a class whose chunks
+    /// have waited more than twice as long. Nothing goes if all that was looked at is held.
+    fn evict_for(&mut self, class: Class, now: u64) {
+        let ages = self.queues.classes_by_age();
+        let own = ages.iter().find(|(_, of)| *of == class);
+        let own = own.map_or(0, |(age, _)| *age);
+        let is_older = ages.first().is_some_and(|(age, _)| age / 2 > own);
+        if !is_older && self.evict_one(class, now) {
+            return;
+        }
+        let others = ages.iter().map(|(_, of)| *of).filter(|of| *of != class);
+        let others: Vec<_> = others.take(CLASS_LOOKS_MAX).collect();
+        if !others
+            .into_iter()
+            .any(|other| self.evict_region(other, now))
+        {
+            self.evict_one(class, now);
+        }
+    }
+
+    fn evict_one(&mut self, class: Class, now: u64) -> bool {
+        let number = self.queues.next_to_leave(class, now);
+        number.is_some_and(|number| self.remove(number))
+    }
+
+    /// Of the regions of the chunks that would leave next, empties the one with the fewest that were used again.
+    fn evict_region(&mut self, class: Class, now: u64) -> bool {
+        let mut best: Option<(usize, u32)> = None;
+        for head in self.queues.heads(class, REGION_LOOKS_MAX) {
+            let Some(region) = self.queues.get(head).map(|chunk| chunk.place.region) else {
+                continue;
+            };
+            let mut used_again = 0;
+            if self.regions.occupants(region).is_empty() {
+                // A chunk longer than a region is no slot's.
+                continue;
+            }
+            let free = self
+                .regions
+                .occupants(region)
+                .iter()
+                .all(|occupant| match occupant {
+                    Occupant::Free => true,
+                    Occupant::Promised => false,
+                    Occupant::Chunk(number) => {
+                        used_again += usize::from(self.queues.is_used_again(*number));
+                        !self.queues.is_held(*number, now)
+                    }
+                });
+            if free && best.is_none_or(|(fewest, _)| used_again < fewest) {
+                best = Some((used_again, region));
+            }
+        }
+        let Some((_, region)) = best else {
+            return false;
+        };
+        for occupant in self.regions.occupants(region).to_vec() {
+            if let Occupant::Chunk(number) = occupant {
+                self.remove(number);
+            }
+        }
+        true
+    }
+
+    /// Evicts what has waited longest until `bytes` more fit the capacity, if that is few enough.
+    fn shrink_to_fit(&mut self, bytes: u64, now: u64) {
+        for _ in 0..EVICTIONS_MAX {
+            if self.used + bytes.next_multiple_of(BLOCK_BYTES) <= self.capacity {
+                return;
+            }
+            let ages = self.queues.classes_by_age();
+            if !ages
+                .into_iter()
+                .any(|(_, class)| self.evict_one(class, now))
+            {
+                return;
+            }
+        }
+    }
+
+    fn remove(&mut self, number: u32) -> bool {
+        let Some(chunk) = self.queues.remove(number) else {
+            return false;
+        };
+        self.numbers.remove(&chunk.key);
+        self.free(chunk.place, chunk.bytes);
+        self.evicted += 1;
+        true
+    }
+
+    fn free(&mut self, place: Place, bytes: u64) {
+        self.regions.free_slot(place);
+        self.used -= bytes.next_multiple_of(BLOCK_BYTES);
+    }
+
+    /// The content is in the promised slot.
+    pub(super) fn fill(&mut self, allocation: CacheAllocation, fresh_until: u64) {
+        let CacheAllocation {
+            key, bytes, place, ..
+        } = allocation;
+        // It may have been fetched and written here twice. A plan may pin the first copy, and the content is
+        // the same: the second one goes.
+        let Entry::Vacant(vacant) = self.numbers.entry(key) else {
+            return self.free(place, bytes);
+        };
+        let blocks = bytes.div_ceil(BLOCK_BYTES) as u32;
+        let number = self.queues.insert(NewChunk {
+            key,
+            place,
+            class: Class::of(blocks),
+            bytes,
+            fresh_until,
+        });
+        vacant.insert(number);
+        self.regions.occupy(place, number);
+    }
+
+    /// The content could not be written.
+    pub(super) fn cancel(&mut self, allocation: &CacheAllocation) {
+        self.free(allocation.place, allocation.bytes);
+    }
+}
