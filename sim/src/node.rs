@@ -15,13 +15,12 @@ use crate::rng::Rng;
 use crate::store::{Call, CallError, CallResult, Condition, Reply};
 use crate::trace::Violation;
 
+pub use volume::RecoveryReport;
 pub use volume::Volume;
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
 pub use volume::driver::{DiskOp, Request, RequestId, RequestOp};
 use volume::units::{Lsn, Now};
-use volume::{
-    Answer, Host, Notify, OpenError, OpenMode, Options, RecoveryReport, VolumeInfo, VolumeSpec,
-};
+use volume::{Answer, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec};
 
 /// What a process is started with.
 #[derive(Debug)]

@@ -8,14 +8,12 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::sync::Arc;
 
 use crate::disk::{IoId, SimDisk};
 use crate::faults::{Fault, FaultCounts};
 use crate::node::{Node, Volume};
 use crate::oracle::history::{History, Loss};
 use crate::profile::Profile;
-use crate::rings::RingDir;
 use crate::rng::Rng;
 use crate::store::{CallId, SimStore};
 use crate::trace::{Trace, Violation};
@@ -26,58 +24,58 @@ mod crash;
 mod fork;
 mod io;
 mod life;
+mod machine;
 mod outcome;
 mod plan;
 mod run;
 
+use machine::Machine;
 pub use outcome::{Outcome, Watch};
 pub use plan::{DELAYS_NS, Order, Plan, PlanReport, PlannedCrash};
 
 /// Something that will happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A server process starts.
-    Boot(u64),
-    /// A disk operation completes.
-    Disk(IoId),
-    /// A memory-file operation completes.
-    Memory(u64),
+    /// A disk operation of a machine completes.
+    Disk(usize, IoId),
+    /// A memory-file operation of a machine completes.
+    Memory(usize, u64),
     /// A call reaches the store.
     Deliver(CallId),
     /// Its answer reaches the caller.
     Answer(CallId),
     /// It takes effect late, or again.
     Redeliver(CallId),
-    /// A woken request of a volume goes on, if its process still lives.
-    Resume {
-        process: u64,
-        volume: usize,
-        req: u64,
-    },
+    /// The store is back.
+    OutageEnd,
+    /// Something happens in this process, if it still lives.
+    Process(u64, ProcessEvent),
+}
+
+/// Something that will happen in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum ProcessEvent {
+    /// It starts.
+    Boot,
+    /// A woken request of an attachment goes on.
+    Resume { attachment: usize, req: u64 },
     /// The engine's procedures run.
-    Jobs(u64),
+    Jobs,
     /// Time passes for the engine.
-    Tick(u64),
+    Tick,
     /// A client acts.
-    Client {
-        process: u64,
-        volume: usize,
-        client: usize,
-    },
-    /// A part of a recovered volume could not be read: once more.
+    Client { attachment: usize, client: usize },
+    /// A part of a recovered image could not be read: once more.
     Rescan {
-        process: u64,
-        volume: usize,
+        attachment: usize,
         sector: u64,
         sectors: u64,
         tries: u32,
     },
-    /// The store is back.
-    OutageEnd,
     /// The scripts of a planned world, and what they set in motion, are over.
-    ScriptsEnd(u64),
-    /// The next try to bring a volume up.
-    Retry { process: u64, volume: usize },
+    ScriptsEnd,
+    /// The next try to bring an attachment up.
+    Retry { attachment: usize },
 }
 
 /// Where the world stands.
@@ -95,9 +93,9 @@ enum Phase {
     Done,
 }
 
-/// Where a volume stands in the life of a process.
+/// Where an attachment stands in the life of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum VolumePhase {
+enum AttachmentPhase {
     Down,
     Opening,
     Creating,
@@ -106,10 +104,13 @@ enum VolumePhase {
     Serving,
 }
 
-struct VolumeState {
+/// A volume as one machine has it: the transport in front of it, the clients there, and the history
+/// that they go by.
+struct Attachment {
+    machine: usize,
     name: String,
     created: bool,
-    phase: VolumePhase,
+    phase: AttachmentPhase,
     history: History,
     transport: Option<Transport<Volume>>,
     clients: Vec<clients::Client>,
@@ -133,21 +134,14 @@ pub struct World {
     healed_at: u64,
     latency: Rng,
     chance: Rng,
-    disk: SimDisk,
-    disks: u64,
     store: SimStore,
-    rings: Arc<RingDir>,
-    boot_id: u64,
-    node: Option<Node>,
-    process: u64,
-    jobs_due: bool,
-    tick_at: Option<u64>,
-    take_over: bool,
-    failed_boots: u32,
-    volumes: Vec<VolumeState>,
-    owners: BTreeMap<IoId, io::IoOwner>,
+    machines: Vec<Machine>,
+    /// Disks, boots and processes so far: each has a number of its own in the world.
+    disks: u64,
+    boots: u64,
+    processes: u64,
+    attachments: Vec<Attachment>,
     callers: BTreeMap<CallId, (u64, crate::node::RequestId)>,
-    memory: io::Memory,
     requests: BTreeMap<ReqId, clients::IssuedRequest>,
     next_req: u64,
     actions_left: u64,
@@ -155,12 +149,6 @@ pub struct World {
     /// Crashes since a recovery was judged.
     unsettled: u32,
     planned: Option<plan::PlanProgress>,
-    /// The rings vanished in the same boot, and nothing excuses a loss but that.
-    ring_gone: bool,
-    /// The machine itself went down since the last recovery was judged.
-    machine_down: bool,
-    /// Volumes of which the server said that their rings were lost.
-    rings_reported: BTreeSet<String>,
     faults: FaultCounts,
     answered: u64,
     errors: u64,
@@ -190,8 +178,8 @@ impl World {
             profile.corruptible,
         );
         let store = SimStore::new(Rng::stream(seed, "store"), profile.store.clone());
-        let volumes = (0..profile.volumes)
-            .map(|v| VolumeState::new(seed, v, &profile))
+        let attachments = (0..profile.volumes)
+            .map(|v| Attachment::new(seed, v, &profile))
             .collect();
         let mut world = World {
             seed,
@@ -204,30 +192,19 @@ impl World {
             healed_at: u64::MAX,
             latency: Rng::stream(seed, "latency"),
             chance: Rng::stream(seed, "chance"),
-            disk,
-            disks: 1,
             store,
-            rings: Arc::new(RingDir::default()),
-            boot_id: 1,
-            node: None,
-            process: 0,
-            jobs_due: false,
-            tick_at: None,
-            take_over: false,
-            failed_boots: 0,
-            volumes,
-            owners: BTreeMap::new(),
+            machines: vec![Machine::new(disk, 1, 0)],
+            disks: 1,
+            boots: 1,
+            processes: 1,
+            attachments,
             callers: BTreeMap::new(),
-            memory: io::Memory::default(),
             requests: BTreeMap::new(),
             next_req: 1,
             actions_left: profile.actions,
             crash_at: u64::MAX,
             unsettled: 0,
             planned: None,
-            ring_gone: false,
-            machine_down: false,
-            rings_reported: BTreeSet::new(),
             faults: FaultCounts::default(),
             answered: 0,
             errors: 0,
@@ -235,8 +212,8 @@ impl World {
             profile,
         };
         world.draw_crash();
-        world.format_disk();
-        world.at(0, Event::Boot(0));
+        world.format_disk(0);
+        world.at_process(0, 0, ProcessEvent::Boot);
         world
     }
 
@@ -245,6 +222,12 @@ impl World {
         self.order += 1;
         self.heap
             .push(Reverse((self.now + delay, self.order, event)));
+    }
+
+    /// Schedules an event in the process of a machine.
+    fn at_process(&mut self, machine: usize, delay: u64, event: ProcessEvent) {
+        let process = self.machines[machine].process;
+        self.at(delay, Event::Process(process, event));
     }
 
     /// A latency around `typical`: mostly near it, sometimes much longer.
@@ -266,8 +249,8 @@ impl World {
     }
 
     /// Moves and judgements of one volume. True if there were any.
-    fn pump_volume(&mut self, volume: usize) -> Result<bool, Violation> {
-        let Some(transport) = &mut self.volumes[volume].transport else {
+    fn pump_attachment(&mut self, attachment: usize) -> Result<bool, Violation> {
+        let Some(transport) = &mut self.attachments[attachment].transport else {
             return Ok(false);
         };
         let seen = std::mem::take(&mut transport.seen);
@@ -278,33 +261,42 @@ impl World {
         }
         let busy = !(seen.is_empty() && moves.is_empty() && woken.is_empty());
         for seen in seen {
-            self.on_transport_event(volume, seen)?;
+            self.on_transport_event(attachment, seen)?;
         }
         for needed in moves {
-            self.submit_move(volume, needed);
+            self.submit_move(attachment, needed);
         }
         for req in woken {
             let delay = self.wake_delay();
-            self.at(
-                delay,
-                Event::Resume {
-                    process: self.process,
-                    volume,
-                    req: req.0,
-                },
-            );
+            let req = req.0;
+            let machine = self.attachments[attachment].machine;
+            self.at_process(machine, delay, ProcessEvent::Resume { attachment, req });
         }
         Ok(busy)
     }
 
-    fn schedule_tick(&mut self) {
-        let Some(due) = self.node.as_ref().and_then(Node::next_timer_ns) else {
+    /// The machine on which a process lives, if it still does.
+    fn machine_of(&self, process: u64) -> Option<usize> {
+        self.machines
+            .iter()
+            .position(|machine| machine.process == process)
+    }
+
+    /// A number for the next process of a machine.
+    fn next_process(&mut self) -> u64 {
+        self.processes += 1;
+        self.processes - 1
+    }
+
+    fn schedule_tick(&mut self, machine: usize) {
+        let there = &mut self.machines[machine];
+        let Some(due) = there.node.as_ref().and_then(Node::next_timer_ns) else {
             return;
         };
         let due = due.max(self.now);
-        if self.tick_at.is_none_or(|at| due < at) {
-            self.tick_at = Some(due);
-            self.at(due - self.now, Event::Tick(self.process));
+        if there.tick_at.is_none_or(|at| due < at) {
+            there.tick_at = Some(due);
+            self.at_process(machine, due - self.now, ProcessEvent::Tick);
         }
     }
 
@@ -312,9 +304,11 @@ impl World {
         self.faults.count(fault);
     }
 
-    fn record_loss(&mut self, loss: Loss) {
-        for volume in &mut self.volumes {
-            volume.history.record_loss(loss);
+    fn record_loss(&mut self, machine: usize, loss: Loss) {
+        for attachment in &mut self.attachments {
+            if attachment.machine == machine {
+                attachment.history.record_loss(loss);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 
-use super::{Event, Phase, VolumePhase, VolumeState, World};
+use super::{Attachment, AttachmentPhase, Event, Phase, ProcessEvent, World};
 use crate::disk::SECTOR;
 use crate::oracle::history::{History, ReadWindow, Value};
 use crate::oracle::stamp::Stamp;
@@ -65,7 +65,7 @@ enum By {
 /// A request and what must be remembered to judge its answer.
 #[derive(Clone, Debug)]
 pub(super) struct IssuedRequest {
-    volume: usize,
+    pub(super) attachment: usize,
     by: By,
     pub(super) op: Op,
     /// Commits when it was issued.
@@ -76,22 +76,23 @@ pub(super) struct IssuedRequest {
     position: Option<u64>,
 }
 
-impl VolumeState {
-    pub(super) fn new(seed: u64, volume: u64, profile: &Profile) -> VolumeState {
+impl Attachment {
+    pub(super) fn new(seed: u64, attachment: u64, profile: &Profile) -> Attachment {
         let shape = Shape {
             sectors: profile.sectors,
             block: profile.block,
         };
         let client = |n: u64| {
-            let mut rng = Rng::stream(seed, &format!("client {volume} {n}"));
+            let mut rng = Rng::stream(seed, &format!("client {attachment} {n}"));
             let generator = workload::draw(&mut rng, shape);
             Client::new(rng, generator)
         };
-        VolumeState {
-            name: format!("v{volume}"),
+        Attachment {
+            machine: 0,
+            name: format!("v{attachment}"),
             created: false,
-            phase: VolumePhase::Down,
-            history: History::new(volume, profile.sectors),
+            phase: AttachmentPhase::Down,
+            history: History::new(attachment, profile.sectors),
             transport: None,
             clients: (0..profile.clients).map(client).collect(),
             image: Vec::new(),
@@ -102,8 +103,8 @@ impl VolumeState {
     }
 
     /// The same volume without its process. Its clients act no more.
-    pub(super) fn copy(&self) -> VolumeState {
-        VolumeState {
+    pub(super) fn copy(&self) -> Attachment {
+        Attachment {
             name: self.name.clone(),
             history: self.history.clone(),
             transport: None,
@@ -116,7 +117,7 @@ impl VolumeState {
 
     /// The process is gone, and with it everything in flight.
     pub(super) fn forget_process(&mut self) {
-        self.phase = VolumePhase::Down;
+        self.phase = AttachmentPhase::Down;
         self.transport = None;
         for client in &mut self.clients {
             client.in_flight = 0;
@@ -132,26 +133,19 @@ impl VolumeState {
 
 impl World {
     /// Makes sure that a client that may act will.
-    pub(super) fn arm(&mut self, volume: usize, client: usize, delay: u64) {
-        let state = &mut self.volumes[volume].clients[client];
+    pub(super) fn arm(&mut self, attachment: usize, client: usize, delay: u64) {
+        let state = &mut self.attachments[attachment].clients[client];
         if !state.armed {
             state.armed = true;
-            let process = self.process;
-            self.at(
-                delay,
-                Event::Client {
-                    process,
-                    volume,
-                    client,
-                },
-            );
+            let machine = self.attachments[attachment].machine;
+            self.at_process(machine, delay, ProcessEvent::Client { attachment, client });
         }
     }
 
-    pub(super) fn run_client(&mut self, volume: usize, client: usize) {
-        let serving = self.volumes[volume].phase == VolumePhase::Serving;
+    pub(super) fn run_client(&mut self, attachment: usize, client: usize) {
+        let serving = self.attachments[attachment].phase == AttachmentPhase::Serving;
         let depth = self.profile.depth;
-        let state = &mut self.volumes[volume].clients[client];
+        let state = &mut self.attachments[attachment].clients[client];
         state.armed = false;
         let busy = state.in_flight >= depth || (state.draining && state.in_flight > 0);
         if !serving || busy || self.phase != Phase::Work {
@@ -168,9 +162,9 @@ impl World {
         self.actions_left -= 1;
         let mut pause = 0;
         match action {
-            Action::Op(op) => self.issue(volume, client, op),
-            Action::Sync => self.start_sync(volume, Some(client)),
-            Action::Drain => self.volumes[volume].clients[client].draining = true,
+            Action::Op(op) => self.issue(attachment, client, op),
+            Action::Sync => self.start_sync(attachment, Some(client)),
+            Action::Drain => self.attachments[attachment].clients[client].draining = true,
             Action::Pause(ns) => pause = ns,
             Action::Stop => {}
         }
@@ -183,67 +177,69 @@ impl World {
             self.at(length, Event::OutageEnd);
         }
         let think = self.latency(self.profile.think_ns);
-        self.arm(volume, client, pause + think);
+        self.arm(attachment, client, pause + think);
     }
 
-    fn issue(&mut self, volume: usize, client: usize, op: Op) {
+    fn issue(&mut self, attachment: usize, client: usize, op: Op) {
         let id = ReqId(self.next_req);
         self.next_req += 1;
-        self.volumes[volume].clients[client].in_flight += 1;
+        self.attachments[attachment].clients[client].in_flight += 1;
         let mut payload = Vec::new();
         if let Op::Write { .. } = op {
             for sector in op_range(&op) {
                 let stamp = Stamp {
-                    volume: volume as u64,
+                    volume: attachment as u64,
                     sector,
                     client: client as u64,
                     write: id.0,
-                    generation: self.process,
+                    generation: self.machines[self.attachments[attachment].machine].process,
                 };
                 stamp.write_to(&mut payload);
             }
-            self.volumes[volume].history.issue(id.0, op_range(&op));
+            self.attachments[attachment]
+                .history
+                .issue(id.0, op_range(&op));
         }
-        self.send(id, volume, By::Client(client), op, payload);
+        self.send(id, attachment, By::Client(client), op, payload);
     }
 
-    fn send(&mut self, id: ReqId, volume: usize, by: By, op: Op, payload: Vec<u8>) {
-        let history = &self.volumes[volume].history;
+    fn send(&mut self, id: ReqId, attachment: usize, by: By, op: Op, payload: Vec<u8>) {
+        let history = &self.attachments[attachment].history;
         let issued = IssuedRequest {
-            volume,
+            attachment,
             by,
             op,
             commits: history.len(),
             acked: history.acked(),
             position: None,
         };
-        self.trace.record(&[3, id.0, volume as u64]);
+        self.trace.record(&[3, id.0, attachment as u64]);
         self.trace.log(self.now, || {
-            format!("v{volume} request {} {by:?} {op:?}", id.0)
+            format!("v{attachment} request {} {by:?} {op:?}", id.0)
         });
         self.requests.insert(id, issued);
-        if let Some(transport) = &mut self.volumes[volume].transport {
+        if let Some(transport) = &mut self.attachments[attachment].transport {
             transport.start(id, op, payload);
         }
     }
 
     /// Begins to read a volume's whole image back.
-    pub(super) fn start_scan(&mut self, volume: usize) {
+    pub(super) fn start_scan(&mut self, attachment: usize) {
         let sectors = self.profile.sectors;
-        let state = &mut self.volumes[volume];
-        state.phase = VolumePhase::Scanning;
+        let state = &mut self.attachments[attachment];
+        state.phase = AttachmentPhase::Scanning;
         state.image = vec![0; sectors as usize * SECTOR];
         state.unread.clear();
         state.scan_left = sectors;
         let mut at = 0;
         while at < sectors {
             let len = (8 * self.chance.within(1, 16)).min(sectors - at);
-            self.scan(volume, at..at + len, 0);
+            self.scan(attachment, at..at + len, 0);
             at += len;
         }
     }
 
-    pub(super) fn scan(&mut self, volume: usize, range: Range<u64>, tries: u32) {
+    pub(super) fn scan(&mut self, attachment: usize, range: Range<u64>, tries: u32) {
         let id = ReqId(self.next_req);
         self.next_req += 1;
         let sectors = u32::try_from(range.end - range.start).expect("drawn small");
@@ -251,13 +247,13 @@ impl World {
             sector: range.start,
             sectors,
         };
-        self.send(id, volume, By::Scan(tries), op, Vec::new());
+        self.send(id, attachment, By::Scan(tries), op, Vec::new());
     }
 
     /// Concludes from what a transport saw.
     pub(super) fn on_transport_event(
         &mut self,
-        volume: usize,
+        attachment: usize,
         seen: TransportEvent,
     ) -> Result<(), Violation> {
         match seen {
@@ -267,12 +263,12 @@ impl World {
                     Op::Write { .. } => Value::Write(id.0),
                     _ => Value::Zero,
                 };
-                let history = &mut self.volumes[volume].history;
+                let history = &mut self.attachments[attachment].history;
                 let position = history.commit(op_range(&issued.op), value);
                 issued.position = Some(position);
                 self.trace.record(&[1, id.0, position]);
                 self.trace.log(self.now, || {
-                    format!("v{volume} commit {position} = {}", id.0)
+                    format!("v{attachment} commit {position} = {}", id.0)
                 });
                 Ok(())
             }
@@ -285,7 +281,7 @@ impl World {
         self.trace.record(&[2, id.0, u64::from(result.is_ok())]);
         self.trace.log(self.now, || {
             let result = result.as_ref().map(Vec::len);
-            format!("v{} answer {} {result:?}", issued.volume, id.0)
+            format!("v{} answer {} {result:?}", issued.attachment, id.0)
         });
         if let Err(kind) = result {
             self.judge_error(&issued, id, kind)?;
@@ -295,16 +291,16 @@ impl World {
             By::Client(client) => {
                 self.answered += 1;
                 self.judge(&issued, result)?;
-                self.on_request_ended(issued.volume, client);
+                self.on_request_ended(issued.attachment, client);
                 Ok(())
             }
         }
     }
 
-    pub(super) fn on_request_ended(&mut self, volume: usize, client: usize) {
-        self.volumes[volume].clients[client].in_flight -= 1;
+    pub(super) fn on_request_ended(&mut self, attachment: usize, client: usize) {
+        self.attachments[attachment].clients[client].in_flight -= 1;
         let think = self.latency(self.profile.think_ns);
-        self.arm(volume, client, think);
+        self.arm(attachment, client, think);
     }
 
     fn judge_error(
@@ -330,7 +326,7 @@ impl World {
         result: Result<Vec<u8>, ErrorKind>,
     ) -> Result<(), Violation> {
         let Ok(bytes) = result else { return Ok(()) };
-        let history = &mut self.volumes[issued.volume].history;
+        let history = &mut self.attachments[issued.attachment].history;
         let mut write = |fua: bool| {
             let Some(position) = issued.position else {
                 let detail = format!("{:?} was completed but never took effect", issued.op);
@@ -368,8 +364,8 @@ impl World {
         tries: u32,
     ) -> Result<(), Violation> {
         let range = op_range(&issued.op);
-        let volume = issued.volume;
-        let state = &mut self.volumes[volume];
+        let attachment = issued.attachment;
+        let state = &mut self.attachments[attachment];
         match result {
             Ok(bytes) => {
                 let at = range.start as usize * SECTOR;
@@ -377,16 +373,15 @@ impl World {
             }
             Err(_) if tries < SCAN_TRIES => {
                 // The engine remembers a failed fetch for a while: try again after that.
-                let (process, sector) = (self.process, range.start);
+                let (machine, sector) = (state.machine, range.start);
                 let sectors = range.end - range.start;
-                let rescan = Event::Rescan {
-                    process,
-                    volume,
+                let rescan = ProcessEvent::Rescan {
+                    attachment,
                     sector,
                     sectors,
                     tries: tries + 1,
                 };
-                self.at(200_000_000, rescan);
+                self.at_process(machine, 200_000_000, rescan);
                 return Ok(());
             }
             Err(_) => state.unread.extend(range.clone()),
@@ -395,42 +390,47 @@ impl World {
         if state.scan_left > 0 {
             return Ok(());
         }
-        self.scan_complete(volume)
+        self.scan_complete(attachment)
     }
 
-    fn scan_complete(&mut self, volume: usize) -> Result<(), Violation> {
-        let state = &mut self.volumes[volume];
+    fn scan_complete(&mut self, attachment: usize) -> Result<(), Violation> {
+        let state = &mut self.attachments[attachment];
         let image = std::mem::take(&mut state.image);
         let (before, acked) = (state.history.len(), state.history.acked());
         let found = state.history.settle(&image, &state.unread)?;
         state.history.prune();
-        let silent = self.ring_gone && !self.disk.has_corrupted() && found < acked;
-        if silent && !self.rings_reported.contains(&self.volumes[volume].name) {
+        let there = &self.machines[state.machine];
+        let silent = there.ring_gone && !there.disk.has_corrupted() && found < acked;
+        if silent && !there.rings_reported.contains(&state.name) {
             let detail = format!(
-                "the rings vanished, {} acknowledged commits of volume {volume} with them, and \
+                "the rings vanished, {} acknowledged commits of attachment {attachment} with them, and \
                  recovery did not say so",
                 acked - found
             );
             return Err(Violation::new("S1 silent loss", detail));
         }
         self.settled += 1;
-        self.trace.record(&[4, volume as u64, found]);
+        self.trace.record(&[4, attachment as u64, found]);
         self.trace.record_bytes(&image);
         self.trace.log(self.now, || {
-            format!("v{volume} recovered: prefix {found} of {before}")
+            format!("v{attachment} recovered: prefix {found} of {before}")
         });
-        self.serve(volume);
+        self.serve(attachment);
         Ok(())
     }
 
     /// The volume's clients may begin.
-    pub(super) fn serve(&mut self, volume: usize) {
-        self.volumes[volume].phase = VolumePhase::Serving;
-        for client in 0..self.volumes[volume].clients.len() {
+    pub(super) fn serve(&mut self, attachment: usize) {
+        self.attachments[attachment].phase = AttachmentPhase::Serving;
+        for client in 0..self.attachments[attachment].clients.len() {
             let think = self.latency(self.profile.think_ns);
-            self.arm(volume, client, think);
+            self.arm(attachment, client, think);
         }
-        if self.volumes.iter().all(|v| v.phase == VolumePhase::Serving) {
+        if self
+            .attachments
+            .iter()
+            .all(|v| v.phase == AttachmentPhase::Serving)
+        {
             self.all_serving();
         }
     }

@@ -1,6 +1,6 @@
 //! How processes and machines die in a world.
 
-use super::{Event, Phase, World};
+use super::{Phase, ProcessEvent, World};
 use crate::disk::{IoResult, SimDisk};
 use crate::faults::Fault;
 use crate::oracle::history::{Loss, Value};
@@ -28,111 +28,121 @@ impl World {
 
     /// A crash is due.
     pub(super) fn crash_now(&mut self) -> Result<(), Violation> {
+        let machine = 0;
         let kind = self.chance.weighted(&self.profile.crash_weights);
         if self.unsettled > 0 {
             self.count(Fault::CrashInRecovery);
         }
         self.unsettled += 1;
         match kind {
-            Some(1) => self.host_crash(),
-            Some(2) => self.host_loss(),
-            _ => self.process_crash(),
+            Some(1) => self.host_crash(machine),
+            Some(2) => self.host_loss(machine),
+            _ => self.process_crash(machine),
         }
         self.draw_crash();
         Ok(())
     }
 
     /// The server process is gone. What it had in flight is decided when its successor starts.
-    fn kill_process(&mut self) {
-        self.process += 1;
-        self.node = None;
-        self.jobs_due = false;
-        self.tick_at = None;
-        self.forget_io();
-        self.requests.clear();
-        for volume in &mut self.volumes {
-            volume.forget_process();
+    fn kill_process(&mut self, machine: usize) {
+        let next = self.next_process();
+        self.machines[machine].end_process(next);
+        let here = &self.attachments;
+        self.requests
+            .retain(|_, request| here[request.attachment].machine != machine);
+        for attachment in &mut self.attachments {
+            if attachment.machine == machine {
+                attachment.forget_process();
+            }
         }
     }
 
-    pub(super) fn process_crash(&mut self) {
+    pub(super) fn process_crash(&mut self, machine: usize) {
         self.count(Fault::ProcessCrash);
-        self.trace.log(self.now, || "process crash".into());
-        self.rings.detach();
-        self.kill_process();
-        self.disk.process_crash();
+        self.trace
+            .log(self.now, || format!("m{machine} process crash"));
+        self.machines[machine].rings.detach();
+        self.kill_process(machine);
+        let there = &mut self.machines[machine];
+        there.disk.process_crash();
         let mut loss = Loss::Process;
-        if self.chance.draw_rate(self.profile.rings.gone) && self.rings.clear() {
+        if self.chance.draw_rate(self.profile.rings.gone) && there.rings.clear() {
             // The ring directory was wiped: unflushed writes are lost, and it must be said.
+            there.ring_gone = !there.went_down;
             self.count(Fault::RingGone);
             loss = Loss::Host;
-            self.ring_gone = !self.machine_down;
         }
-        self.record_loss(loss);
-        self.restart();
+        self.record_loss(machine, loss);
+        self.restart(machine);
     }
 
-    pub(super) fn host_crash(&mut self) {
+    pub(super) fn host_crash(&mut self, machine: usize) {
         self.count(Fault::HostCrash);
-        self.trace
-            .log(self.now, || format!("host crash, {:?}", self.profile.cut));
-        self.rings.detach();
-        self.kill_process();
-        self.disk.host_crash(self.profile.cut);
-        self.boot_id += 1;
-        (self.ring_gone, self.machine_down) = (false, true);
-        if self.chance.draw_rate(self.profile.rings.stale) && !self.rings.is_empty() {
+        self.trace.log(self.now, || {
+            format!("m{machine} host crash, {:?}", self.profile.cut)
+        });
+        self.machines[machine].rings.detach();
+        self.kill_process(machine);
+        self.boots += 1;
+        let there = &mut self.machines[machine];
+        there.disk.host_crash(self.profile.cut);
+        there.boot_id = self.boots;
+        (there.ring_gone, there.went_down) = (false, true);
+        if self.chance.draw_rate(self.profile.rings.stale) && !there.rings.is_empty() {
             self.count(Fault::RingStale);
         } else {
-            self.rings.clear();
+            there.rings.clear();
         }
-        self.record_loss(Loss::Host);
-        self.restart();
+        self.record_loss(machine, Loss::Host);
+        self.restart(machine);
     }
 
     /// The machine is gone for good; another one, with an empty disk, takes over.
-    pub(super) fn host_loss(&mut self) {
+    pub(super) fn host_loss(&mut self, machine: usize) {
         self.count(Fault::HostLoss);
-        self.trace.log(self.now, || "host loss".into());
-        self.kill_process();
-        self.faults.add(&self.disk.counts);
+        self.trace.log(self.now, || format!("m{machine} host loss"));
+        self.kill_process(machine);
         let rng = Rng::stream(self.seed, &format!("disk {}", self.disks));
         self.disks += 1;
-        let rates = std::mem::take(&mut self.disk.faults);
-        self.disk = SimDisk::new(rng, rates, self.profile.corruptible);
-        self.rings.clear();
-        self.boot_id += 1;
-        (self.ring_gone, self.machine_down) = (false, true);
-        self.take_over = true;
-        self.failed_boots = 0;
-        self.record_loss(Loss::Cache);
-        self.format_disk();
-        self.restart();
+        self.boots += 1;
+        let there = &mut self.machines[machine];
+        self.faults.add(&there.disk.counts);
+        let rates = std::mem::take(&mut there.disk.faults);
+        there.disk = SimDisk::new(rng, rates, self.profile.corruptible);
+        there.rings.clear();
+        there.boot_id = self.boots;
+        (there.ring_gone, there.went_down) = (false, true);
+        there.take_over = true;
+        there.failed_boots = 0;
+        self.record_loss(machine, Loss::Cache);
+        self.format_disk(machine);
+        self.restart(machine);
     }
 
-    fn restart(&mut self) {
+    fn restart(&mut self, machine: usize) {
         let delay = self.latency(1_000_000);
-        self.at(delay, Event::Boot(self.process));
+        self.at_process(machine, delay, ProcessEvent::Boot);
     }
 
     /// A move ends. Now and then the process dies inside the commit that follows: of the words
     /// that it was writing to the ring, only some are there.
     pub(super) fn on_moved(
         &mut self,
-        volume: usize,
+        attachment: usize,
         req: ReqId,
         piece: PieceId,
         result: IoResult,
     ) -> Result<(), Violation> {
         // A commit in several parts can be torn between them: the more interesting place.
-        let transport = self.volumes[volume].transport.as_ref();
+        let transport = self.attachments[attachment].transport.as_ref();
         let parts = transport.map_or(0, |transport| transport.pieces(req)) as u32;
         let rate = self.profile.rings.torn / 40 * if parts > 1 { 10 } else { 1 };
         let tear = self.phase == Phase::Work
             && self.profile.crash_every > 0
             && self.chance.draw_rate(rate);
-        let before = tear.then(|| self.rings.snapshot());
-        let Some(transport) = &mut self.volumes[volume].transport else {
+        let machine = self.attachments[attachment].machine;
+        let before = tear.then(|| self.machines[machine].rings.snapshot());
+        let Some(transport) = &mut self.attachments[attachment].transport else {
             return Ok(());
         };
         transport.on_moved(req, piece, result);
@@ -144,21 +154,21 @@ impl World {
         let Some(parts) = committed else {
             return Ok(());
         };
-        if !self.rings.tear(&before, &mut self.chance) {
+        if !self.machines[machine].rings.tear(&before, &mut self.chance) {
             return Ok(());
         }
         // Nobody was told of this commit; it may be there, wholly or a prefix of its parts.
         let op = self.requests[&req].op;
         let mut at = op_range(&op).start;
         for sectors in parts {
-            self.volumes[volume]
+            self.attachments[attachment]
                 .history
                 .commit(at..at + sectors, Value::Write(req.0));
             at += sectors;
         }
         self.count(Fault::TornCall);
         self.unsettled += 1;
-        self.process_crash();
+        self.process_crash(machine);
         self.draw_crash();
         Ok(())
     }

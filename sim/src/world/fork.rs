@@ -4,10 +4,8 @@
 //! world at the moment of a crash is a copy of all but the process, and goes on exactly as that
 //! world would have. It must not be used but for that.
 
-use std::sync::Arc;
-
 use super::plan::PlannedCrash;
-use super::{VolumeState, World};
+use super::{Attachment, Machine, World};
 
 impl World {
     /// This world, which is a planned one, as if `crash` were taking place right now.
@@ -24,17 +22,12 @@ impl World {
             trace: self.trace.clone(),
             latency: self.latency.clone(),
             chance: self.chance.clone(),
-            disk: self.disk.clone(),
             store: self.store.clone(),
-            rings: Arc::new(self.rings.copy()),
-            node: None,
-            volumes: self.volumes.iter().map(VolumeState::copy).collect(),
-            owners: Default::default(),
+            machines: self.machines.iter().map(Machine::copy).collect(),
+            attachments: self.attachments.iter().map(Attachment::copy).collect(),
             callers: self.callers.clone(),
-            memory: self.memory.emptied(),
             requests: Default::default(),
             planned: self.planned.clone(),
-            rings_reported: self.rings_reported.clone(),
             faults: self.faults.clone(),
             ..*self
         }

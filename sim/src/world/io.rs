@@ -22,7 +22,7 @@ pub(super) enum IoOwner {
     Engine(RequestId),
     /// A transport's request. For a write, where it goes on if it was short.
     Move {
-        volume: usize,
+        attachment: usize,
         req: ReqId,
         piece: PieceId,
         rest: Option<(u64, Vec<u8>)>,
@@ -34,10 +34,13 @@ impl std::fmt::Debug for IoOwner {
         match self {
             IoOwner::Engine(id) => write!(f, "for the engine's {}", id.0),
             IoOwner::Move {
-                volume, req, rest, ..
+                attachment,
+                req,
+                rest,
+                ..
             } => {
                 let at = rest.as_ref().map_or(0, |(offset, _)| *offset);
-                write!(f, "for v{volume} request {} (written at {at})", req.0)
+                write!(f, "for v{attachment} request {} (written at {at})", req.0)
             }
         }
     }
@@ -99,7 +102,7 @@ fn is_memory(op: &DiskOp) -> bool {
 
 impl World {
     /// Starts what the engine asks for.
-    pub(super) fn submit(&mut self, request: Request) {
+    pub(super) fn submit(&mut self, machine: usize, request: Request) {
         self.trace.record(&[5, request.id.0]);
         self.trace.log(self.now, || {
             format!("engine asks {:?}", node::brief(&request.op))
@@ -114,7 +117,7 @@ impl World {
                     }
                     DiskOp::Sync { .. } => MemoryOp::Sync,
                 };
-                self.start_memory(IoOwner::Engine(request.id), op);
+                self.start_memory(machine, IoOwner::Engine(request.id), op);
             }
             RequestOp::Disk(op) => {
                 let io = match op {
@@ -135,11 +138,12 @@ impl World {
                     },
                     DiskOp::Sync { file } => Io::Sync { file: file.0 },
                 };
-                self.start_disk(Origin::Engine, IoOwner::Engine(request.id), io);
+                self.start_disk(machine, Origin::Engine, IoOwner::Engine(request.id), io);
             }
             RequestOp::Store(op) => {
                 let call = self.store.submit(node::call(op));
-                self.callers.insert(call, (self.process, request.id));
+                let process = self.machines[machine].process;
+                self.callers.insert(call, (process, request.id));
                 let there = self.latency(self.profile.store_ns / 2);
                 let back = self.latency(self.profile.store_ns / 2);
                 self.at(there, Event::Deliver(call));
@@ -153,7 +157,7 @@ impl World {
     }
 
     /// Starts what a transport needs.
-    pub(super) fn submit_move(&mut self, volume: usize, needed: Move) {
+    pub(super) fn submit_move(&mut self, attachment: usize, needed: Move) {
         let Move {
             req,
             piece,
@@ -162,18 +166,20 @@ impl World {
             what,
         } = needed;
         let memory = file == FileId::MEMORY;
+        let machine = self.attachments[attachment].machine;
         match what {
             Direction::Read(len) => {
                 let owner = IoOwner::Move {
-                    volume,
+                    attachment,
                     req,
                     piece,
                     rest: None,
                 };
                 if memory {
-                    self.start_memory(owner, MemoryOp::Read(offset, len));
+                    self.start_memory(machine, owner, MemoryOp::Read(offset, len));
                 } else {
                     self.start_disk(
+                        machine,
                         Origin::Client,
                         owner,
                         Io::Read {
@@ -188,7 +194,7 @@ impl World {
                 assert!(!memory, "writes go to the log");
                 let rest = Some((offset, data.clone()));
                 let owner = IoOwner::Move {
-                    volume,
+                    attachment,
                     req,
                     piece,
                     rest,
@@ -198,12 +204,12 @@ impl World {
                     offset,
                     data: data.into(),
                 };
-                self.start_disk(Origin::Client, owner, io);
+                self.start_disk(machine, Origin::Client, owner, io);
             }
         }
     }
 
-    fn start_disk(&mut self, origin: Origin, owner: IoOwner, io: Io) {
+    fn start_disk(&mut self, machine: usize, origin: Origin, owner: IoOwner, io: Io) {
         // A sync takes longer than a write, and is overtaken by writes that it need not cover.
         let typical = match io {
             Io::Sync { .. } => self.profile.disk_ns * 4,
@@ -213,26 +219,29 @@ impl World {
             && matches!(io, Io::Read { .. })
             && self.latency.draw_rate(self.profile.slow_reads);
         let typical = if slow { typical * 100 } else { typical };
-        let id = self.disk.submit(origin, io);
-        self.owners.insert(id, owner);
+        let id = self.machines[machine].disk.submit(origin, io);
+        self.machines[machine].owners.insert(id, owner);
         let delay = self.latency(typical);
-        self.at(delay, Event::Disk(id));
+        self.at(delay, Event::Disk(machine, id));
     }
 
-    fn start_memory(&mut self, owner: IoOwner, op: MemoryOp) {
-        self.memory.next += 1;
-        let id = self.memory.next;
-        self.memory.pending.insert(id, (owner, op));
+    fn start_memory(&mut self, machine: usize, owner: IoOwner, op: MemoryOp) {
+        self.machines[machine].memory.next += 1;
+        let id = self.machines[machine].memory.next;
+        self.machines[machine]
+            .memory
+            .pending
+            .insert(id, (owner, op));
         let delay = self.latency(self.profile.wake_ns);
-        self.at(delay, Event::Memory(id));
+        self.at(delay, Event::Memory(machine, id));
     }
 
     /// A disk operation completes, unless its process died.
-    pub(super) fn on_disk_done(&mut self, id: IoId) -> Result<(), Violation> {
-        let Some(owner) = self.owners.remove(&id) else {
+    pub(super) fn on_disk_done(&mut self, machine: usize, id: IoId) -> Result<(), Violation> {
+        let Some(owner) = self.machines[machine].owners.remove(&id) else {
             return Ok(());
         };
-        let Some(result) = self.disk.finish(id) else {
+        let Some(result) = self.machines[machine].disk.finish(id) else {
             return Ok(());
         };
         self.trace.record(&[6, id.0, u64::from(result.is_ok())]);
@@ -240,28 +249,33 @@ impl World {
             let result = result.as_ref().map(Vec::len);
             format!("disk {} {owner:?}: {result:?}", id.0)
         });
-        self.complete_io(owner, result)
+        self.complete_io(machine, owner, result)
     }
 
-    pub(super) fn on_memory_done(&mut self, id: u64) -> Result<(), Violation> {
-        let Some((owner, op)) = self.memory.pending.remove(&id) else {
+    pub(super) fn on_memory_done(&mut self, machine: usize, id: u64) -> Result<(), Violation> {
+        let Some((owner, op)) = self.machines[machine].memory.pending.remove(&id) else {
             return Ok(());
         };
         self.trace.record(&[7, id]);
-        let bytes = self.memory.apply(op);
-        self.complete_io(owner, Ok(bytes))
+        let bytes = self.machines[machine].memory.apply(op);
+        self.complete_io(machine, owner, Ok(bytes))
     }
 
-    fn complete_io(&mut self, owner: IoOwner, result: IoResult) -> Result<(), Violation> {
+    fn complete_io(
+        &mut self,
+        machine: usize,
+        owner: IoOwner,
+        result: IoResult,
+    ) -> Result<(), Violation> {
         match owner {
             IoOwner::Engine(id) => {
-                if let Some(node) = &mut self.node {
+                if let Some(node) = &mut self.machines[machine].node {
                     node.on_disk_done(id, result);
                 }
                 Ok(())
             }
             IoOwner::Move {
-                volume,
+                attachment,
                 req,
                 piece,
                 rest,
@@ -273,7 +287,7 @@ impl World {
                     let rest = data[*done as usize..].to_vec();
                     let offset = offset + done;
                     let owner = IoOwner::Move {
-                        volume,
+                        attachment,
                         req,
                         piece,
                         rest: Some((offset, rest.clone())),
@@ -283,10 +297,10 @@ impl World {
                         offset,
                         data: rest.into(),
                     };
-                    self.start_disk(Origin::Client, owner, io);
+                    self.start_disk(machine, Origin::Client, owner, io);
                     return Ok(());
                 }
-                self.on_moved(volume, req, piece, result)
+                self.on_moved(attachment, req, piece, result)
             }
         }
     }
@@ -303,16 +317,10 @@ impl World {
         self.trace.log(self.now, || {
             format!("store {} {}", id.0, node::brief_result(&result))
         });
-        if process == self.process
-            && let Some(node) = &mut self.node
+        if let Some(machine) = self.machine_of(process)
+            && let Some(node) = &mut self.machines[machine].node
         {
             node.on_store_done(request, result);
         }
-    }
-
-    /// Everything that the dead process waited for.
-    pub(super) fn forget_io(&mut self) {
-        self.owners.clear();
-        self.memory = self.memory.emptied();
     }
 }

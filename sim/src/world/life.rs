@@ -1,8 +1,8 @@
 //! How a server process comes up, brings its volumes up, and how a world ends.
 
-use super::{Event, Phase, VolumePhase, World};
+use super::{AttachmentPhase, Phase, ProcessEvent, World};
 use crate::disk::{DiskFaults, Io, Origin};
-use crate::node::{Failure, Node, NodeEvent, Setup};
+use crate::node::{Failure, Node, NodeEvent, RecoveryReport, Setup};
 use crate::oracle::history::Loss;
 use crate::rng::Rng;
 use crate::store::StoreFaults;
@@ -16,8 +16,9 @@ const BOOTS_MAX: u32 = 12;
 impl World {
     /// A new machine's log file begins with zeroes, as a new file does; what lies behind was
     /// never written.
-    pub(super) fn format_disk(&mut self) {
-        let faults = std::mem::take(&mut self.disk.faults);
+    pub(super) fn format_disk(&mut self, machine: usize) {
+        let disk = &mut self.machines[machine].disk;
+        let faults = std::mem::take(&mut disk.faults);
         let file = FileId::LOG.0;
         let write = Io::Write {
             file,
@@ -25,157 +26,161 @@ impl World {
             data: vec![0; 8192].into(),
         };
         for io in [write, Io::Sync { file }] {
-            let id = self.disk.submit(Origin::Engine, io);
-            self.disk.finish(id);
+            let id = disk.submit(Origin::Engine, io);
+            disk.finish(id);
         }
-        self.disk.faults = faults;
+        disk.faults = faults;
     }
 
-    pub(super) fn boot(&mut self, process: u64) {
-        if process != self.process {
-            return;
-        }
+    pub(super) fn boot(&mut self, machine: usize) {
+        let there = &mut self.machines[machine];
+        let process = there.process;
         self.trace.log(self.now, || {
-            format!("process {process} boots, boot id {}", self.boot_id)
+            format!(
+                "m{machine} process {process} boots, boot id {}",
+                there.boot_id
+            )
         });
         let identity = Rng::stream(self.seed, &format!("identity {process}"));
         let setup = Setup {
             limits: self.profile.limits.clone(),
-            rings: self.rings.clone(),
-            boot_id: self.boot_id,
-            take_over: self.take_over,
+            rings: there.rings.clone(),
+            boot_id: there.boot_id,
+            take_over: there.take_over,
             identity,
             now: self.now,
         };
-        self.node = Some(Node::boot(setup));
+        there.node = Some(Node::boot(setup));
     }
 
-    pub(super) fn on_node_event(&mut self, event: NodeEvent) -> Result<(), Violation> {
+    pub(super) fn on_node_event(
+        &mut self,
+        machine: usize,
+        event: NodeEvent,
+    ) -> Result<(), Violation> {
         self.trace.record(&[9]);
-        self.trace.log(self.now, || format!("engine: {event:?}"));
+        self.trace
+            .log(self.now, || format!("m{machine} engine: {event:?}"));
         match event {
             NodeEvent::Booted(Ok(report)) => {
-                self.rings_reported.extend(report.rings_lost);
-                if self.disk.has_corrupted() {
-                    // One copy was all there was: what it held may be lost, but nothing may be
-                    // made up. Judged only now, for the disk lies mostly when recovery reads it.
-                    self.record_loss(Loss::Cache);
-                }
-                if report.poisoned {
-                    // A sync failed: only what frames covered before that is served (R10).
-                    self.record_loss(Loss::Host);
-                }
-
-                self.failed_boots = 0;
-                for volume in 0..self.volumes.len() {
-                    self.bring_up(volume);
-                }
+                self.on_booted(machine, report);
                 Ok(())
             }
-            NodeEvent::Booted(Err(failure)) => self.on_boot_failed(&failure),
-            NodeEvent::Opened(volume, Ok(device)) => {
-                self.volumes[volume].created = true;
-                self.volumes[volume].transport = Some(Transport::new(device));
+            NodeEvent::Booted(Err(failure)) => self.on_boot_failed(machine, &failure),
+            NodeEvent::Opened(attachment, Ok(device)) => {
+                self.attachments[attachment].created = true;
+                self.attachments[attachment].transport = Some(Transport::new(device));
                 if self.has_no_scan() {
-                    self.volumes[volume].history.assume_whole();
-                    self.serve(volume);
+                    self.attachments[attachment].history.assume_whole();
+                    self.serve(attachment);
                 } else {
-                    self.start_scan(volume);
+                    self.start_scan(attachment);
                 }
                 Ok(())
             }
-            NodeEvent::Opened(volume, Err(failure)) => self.on_open_failed(volume, &failure),
-            NodeEvent::Created(volume, result) => {
-                self.volumes[volume].phase = VolumePhase::Down;
+            NodeEvent::Opened(attachment, Err(failure)) => {
+                self.on_open_failed(attachment, &failure)
+            }
+            NodeEvent::Created(attachment, result) => {
+                self.attachments[attachment].phase = AttachmentPhase::Down;
                 match result {
-                    Ok(()) => self.volumes[volume].created = true,
+                    Ok(()) => self.attachments[attachment].created = true,
                     // An earlier try, whose end nobody saw, made it.
                     Err(Failure::Exists(_)) => {}
-                    Err(failure) => return self.on_open_failed(volume, &failure),
+                    Err(failure) => return self.on_open_failed(attachment, &failure),
                 }
-                self.bring_up(volume);
+                self.bring_up(attachment);
                 Ok(())
             }
             NodeEvent::Synced {
-                volume,
+                volume: attachment,
                 client,
                 covers,
                 result,
-            } => self.on_synced(volume, client, covers, &result),
+            } => self.on_synced(attachment, client, covers, &result),
+        }
+    }
+
+    fn on_booted(&mut self, machine: usize, report: RecoveryReport) {
+        let there = &mut self.machines[machine];
+        there.rings_reported.extend(report.rings_lost);
+        there.failed_boots = 0;
+        if there.disk.has_corrupted() {
+            // One copy was all there was: what it held may be lost, but nothing may be
+            // made up. Judged only now, for the disk lies mostly when recovery reads it.
+            self.record_loss(machine, Loss::Cache);
+        }
+        if report.poisoned {
+            // A sync failed: only what frames covered before that is served (R10).
+            self.record_loss(machine, Loss::Host);
+        }
+        for attachment in 0..self.attachments.len() {
+            if self.attachments[attachment].machine == machine {
+                self.bring_up(attachment);
+            }
         }
     }
 
     /// Opens a volume; if it was never created, that comes first.
-    pub(super) fn bring_up(&mut self, volume: usize) {
-        if self.volumes[volume].phase != VolumePhase::Down {
+    pub(super) fn bring_up(&mut self, attachment: usize) {
+        if self.attachments[attachment].phase != AttachmentPhase::Down {
             return;
         }
-        self.volumes[volume].phase = VolumePhase::Opening;
-        let name = self.volumes[volume].name.clone();
-        if let Some(node) = &mut self.node {
-            node.open(volume, &name);
+        self.attachments[attachment].phase = AttachmentPhase::Opening;
+        let name = self.attachments[attachment].name.clone();
+        let machine = self.attachments[attachment].machine;
+        if let Some(node) = &mut self.machines[machine].node {
+            node.open(attachment, &name);
         }
     }
 
-    fn on_boot_failed(&mut self, failure: &Failure) -> Result<(), Violation> {
-        self.failed_boots += 1;
+    fn on_boot_failed(&mut self, machine: usize, failure: &Failure) -> Result<(), Violation> {
+        self.machines[machine].failed_boots += 1;
         if !self.profile.errors_allowed() {
             let detail = format!("the server does not start: {failure:?}");
             return Err(Violation::new("S1 process crash", detail));
         }
-        if self.failed_boots > BOOTS_MAX {
-            self.host_loss();
+        if self.machines[machine].failed_boots > BOOTS_MAX {
+            self.host_loss(machine);
             return Ok(());
         }
-        self.process += 1;
-        self.node = None;
-        self.forget_io();
-        self.disk.process_crash();
-        self.at(50_000_000, Event::Boot(self.process));
+        let next = self.next_process();
+        self.machines[machine].end_process(next);
+        self.machines[machine].disk.process_crash();
+        self.at_process(machine, 50_000_000, ProcessEvent::Boot);
         Ok(())
     }
 
-    fn on_open_failed(&mut self, volume: usize, failure: &Failure) -> Result<(), Violation> {
-        self.volumes[volume].phase = VolumePhase::Down;
+    fn on_open_failed(&mut self, attachment: usize, failure: &Failure) -> Result<(), Violation> {
+        self.attachments[attachment].phase = AttachmentPhase::Down;
+        let machine = self.attachments[attachment].machine;
         match failure {
-            Failure::NoSuchVolume(_) if !self.volumes[volume].created => {
-                self.volumes[volume].phase = VolumePhase::Creating;
-                let name = self.volumes[volume].name.clone();
+            Failure::NoSuchVolume(_) if !self.attachments[attachment].created => {
+                self.attachments[attachment].phase = AttachmentPhase::Creating;
+                let name = self.attachments[attachment].name.clone();
                 let (bytes, block) = (self.profile.sectors * 512, self.profile.block * 512);
-                if let Some(node) = &mut self.node {
-                    node.create(volume, &name, bytes, block as u32);
+                if let Some(node) = &mut self.machines[machine].node {
+                    node.create(attachment, &name, bytes, block as u32);
                 }
                 Ok(())
             }
             Failure::Store(_) => {
-                self.at(
-                    100_000_000,
-                    Event::Retry {
-                        process: self.process,
-                        volume,
-                    },
-                );
+                self.at_process(machine, 100_000_000, ProcessEvent::Retry { attachment });
                 Ok(())
             }
             Failure::Disk(_) | Failure::Corrupt(_) | Failure::Poisoned
                 if self.profile.errors_allowed() =>
             {
-                self.failed_boots += 1;
-                if self.failed_boots > BOOTS_MAX {
-                    self.host_loss();
+                self.machines[machine].failed_boots += 1;
+                if self.machines[machine].failed_boots > BOOTS_MAX {
+                    self.host_loss(machine);
                 } else {
-                    self.at(
-                        100_000_000,
-                        Event::Retry {
-                            process: self.process,
-                            volume,
-                        },
-                    );
+                    self.at_process(machine, 100_000_000, ProcessEvent::Retry { attachment });
                 }
                 Ok(())
             }
             _ => {
-                let detail = format!("volume {volume} cannot be opened: {failure:?}");
+                let detail = format!("volume {attachment} cannot be opened: {failure:?}");
                 Err(Violation::new("S4 prefix", detail))
             }
         }
@@ -183,40 +188,43 @@ impl World {
 
     pub(super) fn all_serving(&mut self) {
         self.unsettled = 0;
-        (self.ring_gone, self.machine_down) = (false, false);
-        self.rings_reported.clear();
+        for machine in &mut self.machines {
+            (machine.ring_gone, machine.went_down) = (false, false);
+            machine.rings_reported.clear();
+        }
         self.draw_crash();
     }
 
     /// Asks for everything that is complete now to be brought to the store.
-    pub(super) fn start_sync(&mut self, volume: usize, client: Option<usize>) {
-        let covers = self.volumes[volume].history.acked();
+    pub(super) fn start_sync(&mut self, attachment: usize, client: Option<usize>) {
+        let covers = self.attachments[attachment].history.acked();
         if let Some(client) = client {
-            self.volumes[volume].clients[client].in_flight += 1;
+            self.attachments[attachment].clients[client].in_flight += 1;
         }
-        if let Some(node) = &mut self.node {
-            node.sync(volume, client, covers);
+        let machine = self.attachments[attachment].machine;
+        if let Some(node) = &mut self.machines[machine].node {
+            node.sync(attachment, client, covers);
         }
     }
 
     fn on_synced(
         &mut self,
-        volume: usize,
+        attachment: usize,
         client: Option<usize>,
         covers: u64,
         result: &Result<(), Failure>,
     ) -> Result<(), Violation> {
         if let Err(failure) = result {
             if !self.profile.errors_allowed() {
-                let detail = format!("sync of volume {volume} failed: {failure:?}");
+                let detail = format!("sync of attachment {attachment} failed: {failure:?}");
                 return Err(Violation::new("S10 no invented errors", detail));
             }
         } else {
-            self.volumes[volume].history.on_stored(covers);
+            self.attachments[attachment].history.on_stored(covers);
         }
         match client {
-            Some(client) => self.on_request_ended(volume, client),
-            None => self.volumes[volume].synced = true,
+            Some(client) => self.on_request_ended(attachment, client),
+            None => self.attachments[attachment].synced = true,
         }
         Ok(())
     }
@@ -226,22 +234,25 @@ impl World {
         if self.check_plan() {
             return Ok(());
         }
-        let up = self.volumes.iter().all(|v| v.phase == VolumePhase::Serving);
-        let quiet = self.volumes.iter().all(super::VolumeState::is_quiet);
+        let up = self
+            .attachments
+            .iter()
+            .all(|v| v.phase == AttachmentPhase::Serving);
+        let quiet = self.attachments.iter().all(super::Attachment::is_quiet);
         match self.phase {
             Phase::Work if self.actions_left == 0 => self.heal(),
             Phase::Heal if up && quiet => {
                 self.trace.log(self.now, || "quiet: last sync".into());
                 self.phase = Phase::LastSync;
-                for volume in 0..self.volumes.len() {
-                    self.start_sync(volume, None);
+                for attachment in 0..self.attachments.len() {
+                    self.start_sync(attachment, None);
                 }
                 // What the calls emitted is carried on by the next turn of the pump.
                 return self.pump();
             }
-            Phase::LastSync if self.volumes.iter().all(|v| v.synced) => {
+            Phase::LastSync if self.attachments.iter().all(|v| v.synced) => {
                 self.phase = Phase::LastOpen;
-                self.host_loss();
+                self.host_loss(0);
             }
             Phase::LastOpen if up => {
                 self.trace.log(self.now, || "over".into());
@@ -259,6 +270,8 @@ impl World {
         self.healed_at = self.now;
         self.store.outage = false;
         self.store.faults = StoreFaults::default();
-        self.disk.faults = DiskFaults::default();
+        for machine in &mut self.machines {
+            machine.disk.faults = DiskFaults::default();
+        }
     }
 }

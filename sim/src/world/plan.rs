@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::clients::Client;
-use super::{Event, Phase, VolumePhase, World};
+use super::{AttachmentPhase, Event, Phase, ProcessEvent, World};
 use crate::disk::PowerCut;
 use crate::oracle::history::Loss;
 use crate::rng::Rng;
@@ -114,7 +114,7 @@ impl World {
 
     fn play(&mut self, scripts: &[Vec<Action>]) {
         self.actions_left = scripts.iter().map(|script| script.len() as u64).sum();
-        self.volumes[0].clients = scripts.iter().map(|script| player(script)).collect();
+        self.attachments[0].clients = scripts.iter().map(|script| player(script)).collect();
     }
 
     /// Whether the clients meet the volume without it being read back first.
@@ -128,7 +128,7 @@ impl World {
     fn are_scripts_running(&self) -> bool {
         self.phase == Phase::Work
             && self.planned.as_ref().is_some_and(|p| !p.warm && !p.crashed)
-            && self.volumes[0].phase == VolumePhase::Serving
+            && self.attachments[0].phase == AttachmentPhase::Serving
     }
 
     /// How long the next event is put off, if at all.
@@ -145,8 +145,10 @@ impl World {
 
     /// A disk or store event took place: perhaps the planned crash is due.
     pub(super) fn planned_crash(&mut self, event: Event) -> Result<(), Violation> {
-        if !matches!(event, Event::Disk(_) | Event::Deliver(_) | Event::Answer(_))
-            || !self.are_scripts_running()
+        if !matches!(
+            event,
+            Event::Disk(..) | Event::Deliver(_) | Event::Answer(_)
+        ) || !self.are_scripts_running()
         {
             return Ok(());
         }
@@ -168,9 +170,9 @@ impl World {
         }
         self.profile.cut = crash.cut;
         match crash.loss {
-            Loss::Process => self.process_crash(),
-            Loss::Host => self.host_crash(),
-            Loss::Cache => self.host_loss(),
+            Loss::Process => self.process_crash(0),
+            Loss::Host => self.host_crash(0),
+            Loss::Cache => self.host_loss(0),
         }
     }
 
@@ -183,8 +185,8 @@ impl World {
     /// Looks whether the stage of a planned world is over. False: the world is not planned, or
     /// its drawn end may follow.
     pub(super) fn check_plan(&mut self) -> bool {
-        let quiet = self.volumes[0].is_quiet();
-        let serving = self.volumes[0].phase == VolumePhase::Serving;
+        let quiet = self.attachments[0].is_quiet();
+        let serving = self.attachments[0].phase == AttachmentPhase::Serving;
         let done = self.actions_left == 0 && quiet && serving;
         let Some(planned) = &mut self.planned else {
             return false;
@@ -199,11 +201,11 @@ impl World {
         } else if done && planned.warm {
             planned.warm = false;
             let scripts = planned.plan.scripts.clone();
-            self.host_loss();
+            self.host_loss(0);
             self.play(&scripts);
         } else if done && !planned.ending {
             planned.ending = true;
-            self.at(IDLE_NS, Event::ScriptsEnd(self.process));
+            self.at_process(0, IDLE_NS, ProcessEvent::ScriptsEnd);
         }
         true
     }
@@ -223,7 +225,7 @@ impl World {
         if let Some(planned) = &mut self.planned {
             planned.crashed = true;
         }
-        self.process_crash();
+        self.process_crash(0);
     }
 
     /// What a planned world tells beside its outcome.

@@ -7,7 +7,7 @@ use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::outcome::Outcome;
-use super::{Event, Phase, World};
+use super::{Event, Phase, ProcessEvent, World};
 use crate::node::Node;
 use crate::panics::panic_violation;
 use crate::trace::Violation;
@@ -65,7 +65,9 @@ impl World {
     }
 
     fn outcome(&mut self, violation: Option<Violation>) -> Outcome {
-        self.faults.add(&self.disk.counts);
+        for machine in &self.machines {
+            self.faults.add(&machine.disk.counts);
+        }
         self.faults.add(&self.store.counts);
         let tail = match violation {
             Some(_) => self.trace.tail().map(str::to_owned).collect(),
@@ -106,8 +108,10 @@ impl World {
         self.handle_event(event)?;
         self.pump()?;
         let due = !self.clients_only && self.trace.events().is_multiple_of(INVARIANTS_EVERY);
-        if let Some(node) = self.node.as_ref().filter(|_| due) {
-            node.check_invariants()?;
+        for machine in self.machines.iter().filter(|_| due) {
+            if let Some(node) = &machine.node {
+                node.check_invariants()?;
+            }
         }
         self.planned_crash(event)?;
         if self.trace.events() >= self.crash_at && self.phase == Phase::Work {
@@ -128,111 +132,127 @@ impl World {
 
     fn handle_event(&mut self, event: Event) -> Result<(), Violation> {
         match event {
-            Event::Boot(process) => self.boot(process),
-            Event::Disk(id) => return self.on_disk_done(id),
-            Event::Memory(id) => return self.on_memory_done(id),
-            Event::Deliver(id) => self.store.deliver(id),
-            Event::Answer(id) => self.answer(id),
-            Event::Redeliver(id) => self.store.redeliver(id),
-            Event::Resume {
-                process,
-                volume,
-                req,
-            } if process == self.process => {
+            Event::Disk(machine, id) => self.on_disk_done(machine, id),
+            Event::Memory(machine, id) => self.on_memory_done(machine, id),
+            Event::Deliver(id) => {
+                self.store.deliver(id);
+                Ok(())
+            }
+            Event::Answer(id) => {
+                self.answer(id);
+                Ok(())
+            }
+            Event::Redeliver(id) => {
+                self.store.redeliver(id);
+                Ok(())
+            }
+            Event::OutageEnd => {
+                self.store.outage = false;
+                Ok(())
+            }
+            Event::Process(process, event) => {
+                if let Some(machine) = self.machine_of(process) {
+                    self.handle_process_event(machine, event);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn handle_process_event(&mut self, machine: usize, event: ProcessEvent) {
+        match event {
+            ProcessEvent::Boot => self.boot(machine),
+            ProcessEvent::Resume { attachment, req } => {
                 self.trace
-                    .log(self.now, || format!("v{volume} request {req} goes on"));
-                if let Some(transport) = &mut self.volumes[volume].transport {
+                    .log(self.now, || format!("v{attachment} request {req} goes on"));
+                if let Some(transport) = &mut self.attachments[attachment].transport {
                     transport.resume(ReqId(req));
                 }
             }
-            Event::Jobs(process) if process == self.process => {
-                self.jobs_due = false;
-                if let Some(node) = &mut self.node {
+            ProcessEvent::Jobs => {
+                let there = &mut self.machines[machine];
+                there.jobs_due = false;
+                if let Some(node) = &mut there.node {
                     node.run_jobs();
                 }
             }
-            // An earlier tick may have taken the place of this one.
-            Event::Tick(process)
-                if process == self.process && self.tick_at.is_some_and(|at| at <= self.now) =>
-            {
-                self.tick_at = None;
-                if let Some(node) = &mut self.node {
-                    node.advance(self.now);
+            ProcessEvent::Tick => {
+                let there = &mut self.machines[machine];
+                // An earlier tick may have taken the place of this one.
+                if there.tick_at.is_some_and(|at| at <= self.now) {
+                    there.tick_at = None;
+                    if let Some(node) = &mut there.node {
+                        node.advance(self.now);
+                    }
                 }
             }
-            Event::Client {
-                process,
-                volume,
-                client,
-            } if process == self.process => {
-                self.run_client(volume, client);
-            }
-            Event::Rescan {
-                process,
-                volume,
+            ProcessEvent::Client { attachment, client } => self.run_client(attachment, client),
+            ProcessEvent::Rescan {
+                attachment,
                 sector,
                 sectors,
                 tries,
-            } if process == self.process => {
-                self.scan(volume, sector..sector + sectors, tries);
-            }
-            Event::ScriptsEnd(process) if process == self.process => self.end_scripts(),
-            Event::OutageEnd => self.store.outage = false,
-            Event::Retry { process, volume } if process == self.process => {
-                self.bring_up(volume);
-            }
-            _ => {}
+            } => self.scan(attachment, sector..sector + sectors, tries),
+            ProcessEvent::ScriptsEnd => self.end_scripts(),
+            ProcessEvent::Retry { attachment } => self.bring_up(attachment),
         }
-        Ok(())
     }
 
     /// Carries everything that the last event caused as far as it goes without waiting.
     pub(super) fn pump(&mut self) -> Result<(), Violation> {
         loop {
             let mut idle = true;
-            for volume in 0..self.volumes.len() {
-                idle &= !self.pump_volume(volume)?;
+            for attachment in 0..self.attachments.len() {
+                idle &= !self.pump_attachment(attachment)?;
             }
-            let events = self
-                .node
-                .as_mut()
-                .map(Node::take_events)
-                .unwrap_or_default();
-            for event in events {
-                idle = false;
-                self.on_node_event(event)?;
-            }
-            let requests = self
-                .node
-                .as_mut()
-                .map(Node::take_requests)
-                .unwrap_or_default();
-            for request in requests {
-                idle = false;
-                self.submit(request);
+            for machine in 0..self.machines.len() {
+                idle &= !self.pump_machine(machine)?;
             }
             if idle {
                 break;
             }
         }
-        if self.node.as_ref().is_some_and(Node::jobs_ready) && !self.jobs_due {
-            self.jobs_due = true;
-            let delay = self.wake_delay();
-            self.at(delay, Event::Jobs(self.process));
+        for machine in 0..self.machines.len() {
+            let there = &self.machines[machine];
+            let ready = there.node.as_ref().is_some_and(Node::jobs_ready);
+            if ready && !there.jobs_due {
+                self.machines[machine].jobs_due = true;
+                let delay = self.wake_delay();
+                self.at_process(machine, delay, ProcessEvent::Jobs);
+            }
+            self.schedule_tick(machine);
         }
-        self.schedule_tick();
         self.check_phase()
+    }
+
+    /// What the server of one machine tells and asks. True if there was anything.
+    fn pump_machine(&mut self, machine: usize) -> Result<bool, Violation> {
+        let Some(node) = &mut self.machines[machine].node else {
+            return Ok(false);
+        };
+        let events = node.take_events();
+        let mut busy = !events.is_empty();
+        for event in events {
+            self.on_node_event(machine, event)?;
+        }
+        let requests = self.machines[machine].node.as_mut();
+        let requests = requests.map(Node::take_requests).unwrap_or_default();
+        busy |= !requests.is_empty();
+        for request in requests {
+            self.submit(machine, request);
+        }
+        Ok(busy)
     }
 
     fn liveness_violation(&self, why: &str) -> Violation {
         let mut detail = format!("{why}; phase {:?}", self.phase);
-        for volume in &self.volumes {
-            detail.push_str(&format!("\n  {}: {:?}", volume.name, volume.phase));
-            for line in volume.transport.iter().flat_map(Transport::describe) {
+        for attachment in &self.attachments {
+            detail.push_str(&format!("\n  {}: {:?}", attachment.name, attachment.phase));
+            for line in attachment.transport.iter().flat_map(Transport::describe) {
                 detail.push_str(&format!("\n    {line}"));
             }
         }
-        if let Some(node) = &self.node {
+        for node in self.machines.iter().flat_map(|machine| &machine.node) {
             detail.push_str(&format!("\n  {}", node.describe()));
         }
         Violation::new("S10 liveness", detail)

@@ -1,0 +1,87 @@
+//! Owns one machine of a world: its disk, its rings, and the server process that comes and goes.
+//!
+//! It is plain data beside the process: what happens to a machine, and when, is the world's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::io::{IoOwner, Memory};
+use crate::disk::{IoId, SimDisk};
+use crate::node::Node;
+use crate::rings::RingDir;
+
+/// A machine.
+pub(super) struct Machine {
+    pub(super) disk: SimDisk,
+    pub(super) rings: Arc<RingDir>,
+    /// Which boot; no two machines share one.
+    pub(super) boot_id: u64,
+    /// The server, if it runs.
+    pub(super) node: Option<Node>,
+    /// Which process runs here, or will next: unique in the world.
+    pub(super) process: u64,
+    pub(super) jobs_due: bool,
+    pub(super) tick_at: Option<u64>,
+    /// Its server takes over whatever it opens.
+    pub(super) take_over: bool,
+    pub(super) failed_boots: u32,
+    pub(super) owners: BTreeMap<IoId, IoOwner>,
+    pub(super) memory: Memory,
+    /// The rings vanished in the same boot, and nothing excuses a loss but that.
+    pub(super) ring_gone: bool,
+    /// The machine itself went down since the last recovery was judged.
+    pub(super) went_down: bool,
+    /// Volumes of which the server said that their rings were lost.
+    pub(super) rings_reported: BTreeSet<String>,
+}
+
+impl Machine {
+    /// A new machine; its first process will be `process`.
+    pub(super) fn new(disk: SimDisk, boot_id: u64, process: u64) -> Machine {
+        Machine {
+            disk,
+            rings: Arc::new(RingDir::default()),
+            boot_id,
+            node: None,
+            process,
+            jobs_due: false,
+            tick_at: None,
+            take_over: false,
+            failed_boots: 0,
+            owners: BTreeMap::new(),
+            memory: Memory::default(),
+            ring_gone: false,
+            went_down: false,
+            rings_reported: BTreeSet::new(),
+        }
+    }
+
+    /// The same machine without its process.
+    pub(super) fn copy(&self) -> Machine {
+        Machine {
+            disk: self.disk.clone(),
+            rings: Arc::new(self.rings.copy()),
+            node: None,
+            owners: BTreeMap::new(),
+            memory: self.memory.emptied(),
+            rings_reported: self.rings_reported.clone(),
+            ..*self
+        }
+    }
+
+    /// The process is gone; the next one is `process`. What it had in flight is decided when that
+    /// one starts.
+    pub(super) fn end_process(&mut self, process: u64) {
+        self.process = process;
+        self.node = None;
+        self.jobs_due = false;
+        self.tick_at = None;
+        self.forget_io();
+    }
+
+    /// Everything that the dead process waited for.
+    pub(super) fn forget_io(&mut self) {
+        self.owners.clear();
+        self.memory = self.memory.emptied();
+    }
+}
