@@ -20,3 +20,15 @@ impl Drop for AbortOnPanic {
         }
     }
 }
+
+/// Ends the process also if a panic passes through a section under one of the engine's locks, on any thread:
+/// what the lock protects may be half changed.
+pub(crate) fn abort_on_panic_under_locks() {
+    volume::on_panic_under_lock(|| {
+        tracing::error!(
+            "a bug ended a step of the engine halfway; no acknowledged write is lost: start the \
+             server again"
+        );
+        std::process::abort();
+    });
+}

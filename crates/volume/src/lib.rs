@@ -69,6 +69,7 @@ pub use error::OpenError;
 pub use failures::{FailureCounts, FailureKind};
 pub use host::{Host, HostUsage, Setup};
 pub use jobs::Answer;
+pub use lock::on_panic_under_lock;
 pub use log::ring::{HeapRegion, RingRegion, Rings, TailId};
 pub use options::Options;
 pub use recover::report::{RecoveryReport, TailReport};

@@ -16,6 +16,7 @@ use std::time::Duration;
 use store::{RetryPolicy, RetryStore, SharedStore, SingleWriterStore};
 use tokio::runtime::Runtime;
 
+use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
 use crate::config::Settings;
 use crate::control_plane::ControlPlane;
@@ -30,6 +31,7 @@ const RUNTIME_THREADS: usize = 2;
 
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
+    abort_on_panic_under_locks();
     process::set_io_flusher();
     process::raise_open_files_limit();
     let runtime = runtime()?;
