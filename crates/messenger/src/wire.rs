@@ -68,11 +68,6 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Everything that is left.
-    pub fn take_rest(&mut self) -> &'a [u8] {
-        std::mem::take(&mut self.rest)
-    }
-
     /// The next `N` bytes as an array.
     pub fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
         let head = self.take(N, field)?;

@@ -5,6 +5,7 @@
 //! here: a later version appends, and the rest is skipped.
 
 mod auth;
+mod field;
 mod session;
 
 use crate::frame::{Frame, Tag};
