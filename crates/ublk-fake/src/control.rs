@@ -72,13 +72,8 @@ impl Kernel {
         if device.deleted && !allowed_when_deleted.contains(&opcode) {
             return Outcome::Done(-libc::ENODEV);
         }
-        let argument = match skip_path(opcode, command, argument) {
-            Ok(argument) => argument,
-            Err(errno) => return Outcome::Done(errno),
-        };
         match opcode {
-            sys::GET_DEVICE_INFO | sys::GET_DEVICE_INFO2 => self.get_info(id, argument).into(),
-            sys::GET_QUEUE_AFFINITY => self.get_affinity(id, command, argument).into(),
+            sys::GET_DEVICE_INFO => self.get_info(id, argument).into(),
             sys::SET_PARAMS => self.set_params(id, argument).into(),
             sys::GET_PARAMS => self.get_params(id, argument).into(),
             sys::START_DEVICE => self.start(id, command.data as i32),
@@ -197,27 +192,6 @@ impl Kernel {
         }
     }
 
-    fn get_affinity(
-        &self,
-        id: u32,
-        command: ControlCommand,
-        argument: &mut [u8],
-    ) -> Result<i32, i32> {
-        let queues = self.devices[&id].info.queues;
-        let bits = argument.len() * 8;
-        if !argument.len().is_multiple_of(8)
-            || bits < usize::from(self.processors)
-            || command.data >= u64::from(queues)
-        {
-            return EINVAL;
-        }
-        argument.fill(0);
-        for processor in (0..self.processors).filter(|p| u64::from(p % queues) == command.data) {
-            argument[usize::from(processor / 8)] |= 1 << (processor % 8);
-        }
-        Ok(0)
-    }
-
     fn set_params(&mut self, id: u32, argument: &[u8]) -> Result<i32, i32> {
         let (mut params, len) = parse_params(argument)?;
         if params.types == 0 {
@@ -285,24 +259,6 @@ impl Kernel {
     pub(super) fn wait_for(&mut self, id: u32, reason: WaitReason) -> Outcome {
         Outcome::Pending(self.wait(id, reason))
     }
-}
-
-/// GET_DEV_INFO2 has the path of the device before the argument.
-fn skip_path(opcode: u32, command: ControlCommand, argument: &mut [u8]) -> Result<&mut [u8], i32> {
-    if opcode != sys::GET_DEVICE_INFO2 {
-        return Ok(argument);
-    }
-    let len = usize::from(command.path_len);
-    if len == 0 || len > argument.len() {
-        return Err(-libc::EINVAL);
-    }
-    let (path, rest) = argument.split_at_mut(len);
-    let text = path.split(|&byte| byte == 0).next().unwrap_or_default();
-    let wanted = format!("/dev/ublkc{}", command.device);
-    if text != wanted.as_bytes() {
-        return Err(-libc::ENOENT);
-    }
-    Ok(rest)
 }
 
 /// Reads parameters, as long as their own `len` says.

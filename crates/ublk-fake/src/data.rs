@@ -9,14 +9,10 @@ use ublk::sys;
 /// Nothing is mapped below this.
 const LOWEST_ADDRESS: u64 = 0x1000;
 
-/// Copies what is left of a write to the server's memory, `limit` bytes at most.
-pub(super) fn copy_to_server(
-    request: &Request,
-    addr: u64,
-    limit: Option<usize>,
-) -> Result<usize, Fault> {
+/// Copies what is left of a write to the server's memory.
+pub(super) fn copy_to_server(request: &Request, addr: u64) -> Result<usize, Fault> {
     let bytes = &request.pages[request.done..];
-    let len = bytes.len().min(limit.unwrap_or(usize::MAX));
+    let len = bytes.len();
     if addr < LOWEST_ADDRESS || len == 0 {
         return Err(Fault);
     }

@@ -172,7 +172,7 @@ impl Kernel {
             state.request = Some(request);
             state.awaits_get_data = true;
         } else if write && copies {
-            match copy_to_server(&request, state.addr, None) {
+            match copy_to_server(&request, state.addr) {
                 Ok(bytes) => moved = bytes,
                 Err(crate::device::Fault) => {
                     self.answers.push((request.client, Err(-libc::EIO)));

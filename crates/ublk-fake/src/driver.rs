@@ -57,11 +57,6 @@ impl Driver {
         self.kernel().kernel.release_delay = commands;
     }
 
-    /// Makes the next GET_DATA copy at most so many bytes.
-    pub fn set_get_data_limit(&self, bytes: usize) {
-        self.kernel().kernel.get_data_limit = Some(bytes);
-    }
-
     /// Begins a control command; `argument` is what lies at its address.
     pub fn control(&self, opcode: u32, command: ControlCommand, argument: &mut [u8]) -> Outcome {
         self.kernel().kernel.control(opcode, command, argument)

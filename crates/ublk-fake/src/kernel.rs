@@ -92,8 +92,6 @@ pub(super) struct Kernel {
     pub(super) stats: DriverStats,
     /// How late the stages of a release show, in control commands.
     pub(super) release_delay: u32,
-    /// The next data fetch moves at most so many bytes.
-    pub(super) get_data_limit: Option<usize>,
 }
 
 impl Kernel {
@@ -111,7 +109,6 @@ impl Kernel {
             answers: Vec::new(),
             stats: DriverStats::default(),
             release_delay: 0,
-            get_data_limit: None,
         }
     }
 

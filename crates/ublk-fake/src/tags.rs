@@ -216,7 +216,6 @@ impl Kernel {
         let IoCommand {
             queue, tag, addr, ..
         } = submitted.command;
-        let limit = self.get_data_limit.take();
         let state = self.tag(submitted);
         state.awaits_get_data = false;
         state.fetched = true;
@@ -225,7 +224,7 @@ impl Kernel {
             .request
             .as_mut()
             .expect("an awaits_get_data tag has a request");
-        match crate::data::copy_to_server(request, addr, limit) {
+        match crate::data::copy_to_server(request, addr) {
             Ok(moved) => {
                 self.write_descriptor(submitted.device, queue, tag, moved);
                 Ok(CommandOutcome::Done(sys::RESULT_OK))

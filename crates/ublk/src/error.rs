@@ -34,8 +34,6 @@ pub enum Operation {
     GetParams,
     /// Reading state and flags.
     Info,
-    /// Reading a queue's processors.
-    Affinity,
     /// Starting recovery by a new server.
     StartRecovery,
     /// Ending recovery: the new server gets the disk.
@@ -44,10 +42,6 @@ pub enum Operation {
     Resize,
     /// Quiescing: the server leaves, the disk stays.
     Quiesce,
-    /// Registering shared memory.
-    RegisterShared,
-    /// Unregistering shared memory.
-    UnregisterShared,
     /// Opening `/dev/ublkcN`.
     OpenChar,
     /// Mapping a queue's descriptors.
@@ -76,13 +70,10 @@ impl fmt::Display for Operation {
             Operation::SetParams => "setting parameters of",
             Operation::GetParams => "reading parameters of",
             Operation::Info => "reading the state of",
-            Operation::Affinity => "reading queue affinity of",
             Operation::StartRecovery => "starting recovery of",
             Operation::EndRecovery => "ending recovery of",
             Operation::Resize => "resizing",
             Operation::Quiesce => "quiescing",
-            Operation::RegisterShared => "registering shared memory",
-            Operation::UnregisterShared => "unregistering shared memory",
             Operation::OpenChar => "opening the character device of",
             Operation::Map => "mapping descriptors of",
             Operation::Attach => "attaching the queues of",
@@ -198,17 +189,14 @@ impl Error {
 
     /// An errno of the kernel (positive), with what it means for this operation.
     pub fn kernel(operation: Operation, device: Option<u32>, errno: i32) -> Error {
-        let (kind, detail, remedy) = meaning(operation, errno);
-        Error {
-            operation,
-            device,
-            queue: None,
-            tag: None,
+        let Meaning {
             kind,
-            errno: Some(errno),
-            detail: Cow::Borrowed(detail),
-            remedy: Cow::Borrowed(remedy),
-        }
+            detail,
+            remedy,
+        } = meaning(operation, errno);
+        Error::new(operation, kind, detail, remedy)
+            .on_device(device)
+            .with_errno(errno)
     }
 
     /// A command that was cancelled at its deadline, and then completed.
@@ -298,138 +286,173 @@ fn timeout_remedy(operation: Operation) -> &'static str {
     }
 }
 
+/// What an errno means.
+struct Meaning {
+    kind: ErrorKind,
+    detail: &'static str,
+    remedy: &'static str,
+}
+
+const fn means(kind: ErrorKind, detail: &'static str, remedy: &'static str) -> Meaning {
+    Meaning {
+        kind,
+        detail,
+        remedy,
+    }
+}
+
 /// What an errno means for the operation that got it.
-#[expect(clippy::too_many_lines, reason = "a table, not steps")]
-fn meaning(operation: Operation, errno: i32) -> (ErrorKind, &'static str, &'static str) {
+fn meaning(operation: Operation, errno: i32) -> Meaning {
+    for_new_device(operation, errno)
+        .or_else(|| for_existing_device(operation, errno))
+        .unwrap_or_else(|| for_any_operation(errno))
+}
+
+/// Opening and adding.
+fn for_new_device(operation: Operation, errno: i32) -> Option<Meaning> {
     use Operation as Op;
-    match (operation, errno) {
-        (Op::Open, libc::ENOENT) => (
+    Some(match (operation, errno) {
+        (Op::Open, libc::ENOENT) => means(
             ErrorKind::NoDriver,
             "there is no /dev/ublk-control",
             "load the driver (modprobe ublk_drv); it needs Linux 6.5 or newer with \
              CONFIG_BLK_DEV_UBLK",
         ),
-        (Op::Open, libc::ENXIO | libc::ENODEV) => (
+        (Op::Open, libc::ENXIO | libc::ENODEV) => means(
             ErrorKind::NoDriver,
             "nothing answers at /dev/ublk-control",
             "load the driver (modprobe ublk_drv)",
         ),
-        (Op::Open, libc::EACCES | libc::EPERM) => (
+        (Op::Open, libc::EACCES | libc::EPERM) => means(
             ErrorKind::PermissionDenied,
             "/dev/ublk-control may not be opened",
             "run as root, or give this user the device node",
         ),
-        (Op::Features, libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL) => (
+        (Op::Features, libc::ENODEV | libc::EOPNOTSUPP | libc::EINVAL) => means(
             ErrorKind::Unsupported,
             "the driver does not report its features",
             "it needs Linux 6.5 or newer",
         ),
-        (Op::Add, libc::EEXIST) => (
+        (Op::Add, libc::EEXIST) => means(
             ErrorKind::InUse,
             "the number is taken by another device",
             "choose another number, or adopt or remove the device that has it",
         ),
-        (Op::Add, libc::EACCES | libc::ENOSPC) => (
+        (Op::Add, libc::EACCES | libc::ENOSPC) => means(
             ErrorKind::LimitReached,
             "no more devices",
             "delete devices that nobody serves, or raise ublks_max of the module ublk_drv",
         ),
-        (Op::Add, libc::EINVAL) => (
+        (Op::Add, libc::EINVAL) => means(
             ErrorKind::Invalid,
             "the kernel refuses the combination of flags, queues and depth",
             "compare the flags with the kernel's features",
         ),
-        (Op::OpenChar, libc::EBUSY) => (
+        (Op::OpenChar, libc::EBUSY) => means(
             ErrorKind::InUse,
             "another process has it open",
             "end the other server first; a device has one server",
         ),
-        (Op::OpenChar, libc::ENOENT | libc::ENODEV | libc::ENXIO) => (
+        (Op::OpenChar, libc::ENOENT | libc::ENODEV | libc::ENXIO) => means(
             ErrorKind::NotFound,
             "its node is missing, or it is being deleted",
             "see that devtmpfs or udev makes /dev/ublkcN here, also inside a container; a device that is \
              deleted goes when nobody has it open any more",
         ),
-        (Op::Start, libc::EEXIST) => (
+        _ => return None,
+    })
+}
+
+/// What is done to a device that was added.
+fn for_existing_device(operation: Operation, errno: i32) -> Option<Meaning> {
+    use Operation as Op;
+    Some(match (operation, errno) {
+        (Op::Start, libc::EEXIST) => means(
             ErrorKind::Busy,
             "it is live, or a process still has its old disk open",
             "unmount and close it, then start again",
         ),
-        (Op::Start | Op::EndRecovery, libc::EINVAL) => (
+        (Op::Start | Op::EndRecovery, libc::EINVAL) => means(
             ErrorKind::Invalid,
             "the driver does not take this process for its server, or parameters are missing",
             "start it from the process that opened its character device; in a container with a \
              process id namespace this needs a newer kernel",
         ),
-        (Op::SetParams, libc::EACCES) => (
+        (Op::SetParams, libc::EACCES) => means(
             ErrorKind::Busy,
             "parameters are fixed once the disk was started",
             "delete the device and add it again",
         ),
-        (Op::SetParams, libc::EINVAL) => (
+        (Op::SetParams, libc::EINVAL) => means(
             ErrorKind::Invalid,
             "the kernel refuses the disk's parameters",
             "compare block sizes, limits and alignments with the kernel's rules",
         ),
-        (Op::TryStop, libc::EBUSY) => (
+        (Op::TryStop, libc::EBUSY) => means(
             ErrorKind::Busy,
             "a process has the disk open",
             "unmount and close it, or stop it regardless",
         ),
-        (Op::Quiesce, libc::EBUSY) => (
+        (Op::Quiesce, libc::EBUSY) => means(
             ErrorKind::Busy,
             "waiting requests have every tag of a queue, and the driver can cancel none",
             "close its reactors, and recover it",
         ),
-        (Op::StartRecovery, libc::EINVAL) => (
+        (Op::StartRecovery, libc::EINVAL) => means(
             ErrorKind::Invalid,
             "it was not added with recovery; or (before Linux 6.16) another recovery was started, and given \
              up or not ended yet",
             "see that no other server is taking it over; if none is, delete it",
         ),
-        (Op::Fetch, _) => (
+        (Op::Fetch, _) => means(
             ErrorKind::Kernel,
             "the driver refuses FETCH",
             "a queue is fetched once, from one thread, in the device's data mode; see that nothing \
              else serves this device",
         ),
-        (_, libc::EBUSY) => (
+        _ => return None,
+    })
+}
+
+fn for_any_operation(errno: i32) -> Meaning {
+    match errno {
+        libc::EBUSY => means(
             ErrorKind::Busy,
             "it is not ready for this yet",
             "try again once its last server is gone",
         ),
-        (_, libc::ENODEV) => (
+        libc::ENODEV => means(
             ErrorKind::NotFound,
             "there is no such device, or it has no disk",
             "list the devices that exist",
         ),
-        (_, libc::EOPNOTSUPP) => (
+        libc::EOPNOTSUPP => means(
             ErrorKind::Unsupported,
             "this kernel does not offer it",
             "use a newer kernel",
         ),
-        (_, libc::EACCES | libc::EPERM) => (
+        libc::EACCES | libc::EPERM => means(
             ErrorKind::PermissionDenied,
             "the kernel refuses it to this process",
             "run as root (CAP_SYS_ADMIN)",
         ),
-        (_, libc::ENOMEM) => (
+        libc::ENOMEM => means(
             ErrorKind::LimitReached,
             "the kernel has no memory for it",
             "use fewer queues or tags",
         ),
-        (_, libc::EMFILE | libc::ENFILE) => (
+        libc::EMFILE | libc::ENFILE => means(
             ErrorKind::LimitReached,
             "too many open files",
             "raise the limit (ulimit -n)",
         ),
-        (_, libc::ESHUTDOWN) => (
+        libc::ESHUTDOWN => means(
             ErrorKind::Closed,
             "the control thread has ended",
             "open the control device again",
         ),
-        (_, libc::ECANCELED) => (ErrorKind::Cancelled, "it was cancelled", "issue it again"),
-        _ => (
+        libc::ECANCELED => means(ErrorKind::Cancelled, "it was cancelled", "issue it again"),
+        _ => means(
             ErrorKind::Kernel,
             "the kernel refuses it",
             "see the kernel log",

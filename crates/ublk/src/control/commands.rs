@@ -13,10 +13,7 @@ use super::port::{Failure, Reply};
 use super::{COMMAND_TIMEOUT, Call, CancelToken, Completion, ControlDevice};
 use crate::error::{Error, ErrorKind, Operation};
 use crate::features::Features;
-use crate::sys::{self, DeviceInfo, Params, SharedBuffer};
-
-/// Bytes of a queue's processor mask: 8192 processors.
-const AFFINITY_BYTES: usize = 1024;
+use crate::sys::{self, DeviceInfo, Params};
 
 /// How much later than its deadline a command may report its time-out.
 const COMPLETION_SLACK: Duration = Duration::from_millis(20);
@@ -169,27 +166,6 @@ impl ControlDevice {
         submitted.into_iter().map(receive).collect()
     }
 
-    /// [`ControlDevice::info`] for a process that may open only the character device (6.3).
-    pub fn info_by_path(&self, device: u32) -> Result<DeviceInfo, Error> {
-        let mut bytes = format!("/dev/ublkc{device}").into_bytes();
-        let path_len = bytes.len();
-        bytes.extend_from_slice(DeviceInfo::default().as_bytes());
-        let mut call = Call::new(Operation::Info, sys::GET_DEVICE_INFO2, device).argument(bytes);
-        call.command.header.path_len = path_len as u16;
-        let reply = self.run(&call, COMMAND_TIMEOUT, &CancelToken::new())?;
-        parse(Operation::Info, device, &reply.argument.bytes()[path_len..])
-    }
-
-    /// The processors whose requests a queue gets, in order.
-    pub fn affinity(&self, device: u32, queue: u16) -> Result<Vec<usize>, Error> {
-        let call = Call::new(Operation::Affinity, sys::GET_QUEUE_AFFINITY, device)
-            .data(queue.into())
-            .argument(vec![0; AFFINITY_BYTES]);
-        let mask: [u8; AFFINITY_BYTES] = self.query(call, COMMAND_TIMEOUT)?;
-        let is_set = |cpu: &usize| mask[cpu / 8] & 1 << (cpu % 8) != 0;
-        Ok((0..AFFINITY_BYTES * 8).filter(is_set).collect())
-    }
-
     /// Starts recovery by a new server: EBUSY until the last server is gone.
     pub fn start_recovery(&self, device: u32, within: Duration) -> Result<(), Error> {
         let call = Call::new(Operation::StartRecovery, sys::START_RECOVERY, device);
@@ -225,24 +201,6 @@ impl ControlDevice {
         let millis = u64::try_from(within.as_millis()).unwrap_or(u64::MAX).max(1);
         let call = Call::new(Operation::Quiesce, sys::QUIESCE_DEVICE, device).data(millis);
         self.execute(call, within + Duration::from_secs(1))
-    }
-
-    /// Registers memory whose pages clients may use in requests without a copy (7.1), and returns its
-    /// index. The driver pins the pages until they are unregistered or the device is deleted; it does
-    /// not write to them by itself.
-    pub fn register_shared(&self, device: u32, shared: &SharedBuffer) -> Result<u32, Error> {
-        self.require_feature(Operation::RegisterShared, device, sys::F_SHARED_ZERO_COPY)?;
-        let call = Call::new(Operation::RegisterShared, sys::REGISTER_SHARED, device)
-            .argument(shared.as_bytes().to_vec());
-        let reply = self.run(&call, COMMAND_TIMEOUT, &CancelToken::new())?;
-        Ok(reply.result.unsigned_abs())
-    }
-
-    /// Unregisters shared memory by its index (7.1).
-    pub fn unregister_shared(&self, device: u32, index: u32) -> Result<(), Error> {
-        self.require_feature(Operation::UnregisterShared, device, sys::F_SHARED_ZERO_COPY)?;
-        let call = Call::new(Operation::UnregisterShared, sys::UNREGISTER_SHARED, device);
-        self.execute(call.data(index.into()), COMMAND_TIMEOUT)
     }
 
     fn require_feature(&self, operation: Operation, device: u32, flag: u64) -> Result<(), Error> {

@@ -182,7 +182,6 @@ fn a_command_that_the_kernel_lacks_is_refused_with_the_kernel_that_has_it() {
         (control.update_size(4, 8).unwrap_err(), "6.16"),
         (control.quiesce(4, SECOND).unwrap_err(), "6.16"),
         (control.try_stop(4, SECOND).unwrap_err(), "7.0"),
-        (control.unregister_shared(4, 0).unwrap_err(), "7.1"),
     ] {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert!(error.remedy().contains(since), "{error}");
@@ -198,31 +197,6 @@ fn a_driver_without_features_is_too_old() {
     let error = ControlDevice::over(Arc::new(port), u64::MAX).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.remedy().contains("6.5"), "{error}");
-}
-
-#[test]
-fn the_processors_of_a_queue_are_read_from_its_mask() {
-    let mut mask = vec![0; 1024];
-    mask[0] = 0b101;
-    mask[9] = 0x80;
-    let (control, port) = control(vec![Ok(mask)]);
-    assert_eq!(control.affinity(4, 7), Ok(vec![0, 2, 79]));
-    assert_eq!(port.asked()[1].header.data, 7);
-}
-
-#[test]
-fn a_path_comes_before_the_state_that_is_asked_with_it() {
-    let info = sys::DeviceInfo {
-        device: 12,
-        ..sys::DeviceInfo::default()
-    };
-    let mut answer = b"/dev/ublkc12".to_vec();
-    answer.extend_from_slice(info.as_bytes());
-    let (control, port) = control(vec![Ok(answer)]);
-    assert_eq!(control.info_by_path(12), Ok(info));
-    let asked = &port.asked()[1];
-    assert_eq!(asked.header.path_len, 12);
-    assert!(asked.argument.bytes().starts_with(b"/dev/ublkc12"));
 }
 
 #[test]

@@ -103,7 +103,6 @@ impl ReturnQueue {
 pub(crate) struct RequestHeader {
     pub(crate) tag: u16,
     pub(crate) op: Op,
-    pub(crate) keep_allocated: bool,
 }
 
 /// The state of a request that is not answered.
@@ -211,11 +210,6 @@ impl Request {
         }
     }
 
-    /// Of a zeroing: the range must keep its space.
-    pub fn keeps_allocated(&self) -> bool {
-        self.inner.header.keep_allocated
-    }
-
     /// Where its bytes are.
     pub fn data(&self) -> &Data {
         &self.inner.data
@@ -318,7 +312,6 @@ mod tests {
                 sector: 0,
                 sectors: 8,
             },
-            keep_allocated: false,
         };
         Request::new(Arc::clone(return_queue), header, Data::None)
     }

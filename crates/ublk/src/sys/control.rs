@@ -52,8 +52,6 @@ const fn write(nr: u8) -> u32 {
     number(READ_WRITE, nr, size_of::<ControlCommand>())
 }
 
-/// Which processors a queue's requests come from.
-pub const GET_QUEUE_AFFINITY: u32 = read(0x01);
 /// A device's [`DeviceInfo`].
 pub const GET_DEVICE_INFO: u32 = read(0x02);
 /// Adds a device.
@@ -72,8 +70,6 @@ pub const GET_PARAMS: u32 = read(0x09);
 pub const START_RECOVERY: u32 = write(0x10);
 /// END_USER_RECOVERY: a new server has fetched every tag.
 pub const END_RECOVERY: u32 = write(0x11);
-/// [`GET_DEVICE_INFO`] for a process that may open only the character device.
-pub const GET_DEVICE_INFO2: u32 = read(0x12);
 /// The kernel's mask of flags (6.5).
 pub const GET_FEATURES: u32 = read(0x13);
 /// Deletes a device without waiting (6.9).
@@ -84,10 +80,6 @@ pub const UPDATE_SIZE: u32 = write(0x15);
 pub const QUIESCE_DEVICE: u32 = write(0x16);
 /// [`STOP_DEVICE`], unless a process has the disk open (7.0).
 pub const TRY_STOP_DEVICE: u32 = write(0x17);
-/// Registers shared memory (7.1).
-pub const REGISTER_SHARED: u32 = write(0x18);
-/// Unregisters shared memory.
-pub const UNREGISTER_SHARED: u32 = write(0x19);
 
 /// A device as the driver sees it, 64 bytes.
 ///
@@ -299,20 +291,6 @@ pub const ATTR_VOLATILE_CACHE: u32 = 1 << 2;
 /// The disk supports FUA.
 pub const ATTR_FUA: u32 = 1 << 3;
 
-/// Argument of [`REGISTER_SHARED`].
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
-)]
-#[repr(C)]
-pub struct SharedBuffer {
-    /// Address, page aligned.
-    pub addr: u64,
-    /// Length in bytes.
-    pub len: u32,
-    /// Bit 0: only writes are served from it.
-    pub flags: u32,
-}
-
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
@@ -321,7 +299,7 @@ mod tests {
 
     #[test]
     fn the_numbers_are_those_of_the_kernel() {
-        assert_eq!(GET_QUEUE_AFFINITY, 0x8020_7501);
+        assert_eq!(GET_FEATURES, 0x8020_7513);
         assert_eq!(ADD_DEVICE, 0xc020_7504);
         assert_eq!(DELETE_DEVICE_ASYNC, 0x8020_7514);
     }

@@ -27,9 +27,6 @@ pub struct IoCommand {
     pub addr: u64,
 }
 
-/// Where [`IoCommand::addr`] lies in the command.
-pub const IO_COMMAND_ADDR: usize = 8;
-
 const fn io(nr: u8) -> u32 {
     number(READ_WRITE, nr, size_of::<IoCommand>())
 }
@@ -102,8 +99,6 @@ pub const OP_WRITE_ZEROES: u8 = 5;
 
 /// Complete only once durable.
 pub const IO_FUA: u32 = 1 << 13;
-/// Zeroes must keep their space allocated.
-pub const IO_NO_UNMAP: u32 = 1 << 15;
 /// The request's pages are in no buffer slot: its own was taken.
 pub const IO_NEED_REGISTER_BUFFER: u32 = 1 << 17;
 /// Its bytes are in memory that was registered for [`super::F_SHARED_ZERO_COPY`]: the driver copies

@@ -311,11 +311,7 @@ impl HwQueue {
             },
             _ => RequestOp::Flush,
         };
-        let header = RequestHeader {
-            tag,
-            op,
-            keep_allocated: descriptor.has(sys::IO_NO_UNMAP),
-        };
+        let header = RequestHeader { tag, op };
         Request::new(Arc::clone(&self.return_queue), header, data)
     }
 
