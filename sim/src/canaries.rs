@@ -9,7 +9,7 @@ use sim::batch::{self, Batch};
 use sim::exhaustive;
 
 /// Canaries that what clients see must give away: they are hunted without the invariants.
-const SEEN_BY_CLIENTS: [&str; 12] = [
+const SEEN_BY_CLIENTS: [&str; 13] = [
     "ack_before_ring_entry",
     "lsn_at_plan",
     "per_ring_frames",
@@ -21,6 +21,7 @@ const SEEN_BY_CLIENTS: [&str; 12] = [
     "reuse_before_frame",
     "reuse_pinned",
     "trust_ring_after_reboot",
+    "believe_stale_rings",
     "fetch_over_newer_write",
 ];
 

@@ -40,6 +40,8 @@ faults! {
     RingStale => "stale ring after reboot",
     /// Same boot, but the rings are gone.
     RingGone => "ring gone in the same boot",
+    /// Same boot, but the next start looks for the rings in another directory.
+    RingElsewhere => "rings in another directory",
     /// A dead process's write landed before its successor opened the log.
     OrphanLanded => "dead process's write landed",
     /// A dead process's write never landed.

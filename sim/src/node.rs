@@ -142,7 +142,6 @@ impl Node {
             rings: setup.rings,
             notify: ready.clone(),
             boot_id,
-            mount_id: 1,
             entropy,
             label: "simulated".into(),
             now: moment(setup.now),

@@ -44,6 +44,8 @@ pub struct Limits {
 pub struct RingFaults {
     /// A process crash finds the rings removed.
     pub gone: u32,
+    /// The next start after a process crash uses another ring directory; one after it the first again.
+    pub elsewhere: u32,
     /// After a host crash an old ring is still there.
     pub stale: u32,
     /// A process crash happens inside a commit.
@@ -189,6 +191,7 @@ impl Profile {
             store: store_faults(rng),
             rings: RingFaults {
                 gone: *rng.pick(&[0, 0, 0, 1000]),
+                elsewhere: *Rng::stream(seed, "rings elsewhere").pick(&[0, 0, 0, 3000]),
                 stale: *rng.pick(&[0, 5000, 10_000]),
                 torn: *rng.pick(&[0, 3000]),
             },

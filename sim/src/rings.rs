@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::rng::Rng;
-use volume::{RingRegion, Rings, TailId};
+use volume::units::HostId;
+use volume::{RingId, RingRegion, Rings, RingsAside};
 
 /// One region of words.
 #[derive(Debug)]
@@ -30,14 +31,14 @@ impl RingRegion for Region {
 
 /// The words of all rings at one moment.
 #[derive(Debug)]
-pub struct Snapshot(BTreeMap<TailId, Vec<u64>>);
+pub struct Snapshot(BTreeMap<RingId, Vec<u64>>);
 
 /// The directory.
 #[derive(Debug, Default)]
-pub struct RingDir(Mutex<BTreeMap<TailId, Arc<Region>>>);
+pub struct RingDir(Mutex<BTreeMap<RingId, Arc<Region>>>);
 
 impl RingDir {
-    fn map(&self) -> std::sync::MutexGuard<'_, BTreeMap<TailId, Arc<Region>>> {
+    fn map(&self) -> std::sync::MutexGuard<'_, BTreeMap<RingId, Arc<Region>>> {
         self.0.lock().expect("nobody panics while holding it")
     }
 
@@ -46,7 +47,7 @@ impl RingDir {
         let map = self.map();
         let regions = map
             .iter()
-            .map(|(tail, region)| (*tail, Arc::new(region.copy())));
+            .map(|(ring, region)| (*ring, Arc::new(region.copy())));
         RingDir(Mutex::new(regions.collect()))
     }
 
@@ -76,7 +77,7 @@ impl RingDir {
         Snapshot(
             self.map()
                 .iter()
-                .map(|(tail, region)| (*tail, words(region)))
+                .map(|(ring, region)| (*ring, words(region)))
                 .collect(),
         )
     }
@@ -86,13 +87,13 @@ impl RingDir {
     pub fn tear(&self, before: &Snapshot, rng: &mut Rng) -> bool {
         let map = self.map();
         let mut changed = Vec::new();
-        for (tail, region) in map.iter() {
-            let Some(old) = before.0.get(tail) else {
+        for (ring, region) in map.iter() {
+            let Some(old) = before.0.get(ring) else {
                 continue;
             };
             for (index, (word, old)) in region.0.iter().zip(old).enumerate() {
                 if word.load(Ordering::Relaxed) != *old {
-                    changed.push((*tail, index, *old));
+                    changed.push((*ring, index, *old));
                 }
             }
         }
@@ -105,12 +106,12 @@ impl RingDir {
         let run = rng
             .coin()
             .then(|| sure..sure + rng.within(1, count.div_ceil(2)) as usize);
-        for (nth, (tail, index, old)) in changed.iter().enumerate() {
+        for (nth, (ring, index, old)) in changed.iter().enumerate() {
             let gone = run
                 .as_ref()
                 .map_or_else(|| rng.coin(), |run| run.contains(&nth));
             if nth == sure || gone {
-                map[tail].0[*index].store(*old, Ordering::Relaxed);
+                map[ring].0[*index].store(*old, Ordering::Relaxed);
             }
         }
         true
@@ -118,23 +119,41 @@ impl RingDir {
 }
 
 impl Rings for RingDir {
-    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
-        self.map()
-            .get(&tail)
-            .map(|region| Arc::clone(region) as Arc<dyn RingRegion>)
+    fn find(&self, ring: RingId) -> Result<Option<Arc<dyn RingRegion>>, String> {
+        let map = self.map();
+        let region = map.get(&ring);
+        Ok(region.map(|region| Arc::clone(region) as Arc<dyn RingRegion>))
     }
 
-    fn open(&self, tail: TailId, words: usize) -> Result<Arc<dyn RingRegion>, String> {
+    fn open(&self, ring: RingId, words: usize) -> Result<Arc<dyn RingRegion>, String> {
         let mut map = self.map();
         let fresh = || Arc::new(Region((0..words).map(|_| AtomicU64::new(0)).collect()));
-        let region = map.entry(tail).or_insert_with(fresh);
+        let region = map.entry(ring).or_insert_with(fresh);
         if region.0.len() != words {
             *region = fresh();
         }
         Ok(Arc::clone(region) as Arc<dyn RingRegion>)
     }
 
-    fn remove(&self, tail: TailId) {
-        self.map().remove(&tail);
+    fn remove(&self, ring: RingId) {
+        self.map().remove(&ring);
+    }
+
+    fn list(&self, host: HostId) -> Vec<RingId> {
+        let map = self.map();
+        map.keys()
+            .filter(|ring| ring.host == host)
+            .copied()
+            .collect()
+    }
+
+    /// Nobody looks into what was put aside here.
+    fn set_aside(&self, ring: RingId) -> Result<RingsAside, String> {
+        let region = self.map().remove(&ring);
+        Ok(RingsAside {
+            place: "aside".into(),
+            count: 1,
+            bytes: region.map_or(0, |region| region.0.len() as u64 * 8),
+        })
     }
 }

@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cache::Cache;
+use crate::error::OpenError;
 use crate::jobs::{Jobs, Port, Signal};
 use crate::lock::lock;
 use crate::log::committer::Committer;
 use crate::log::layout::{Layout, Superblock};
-use crate::log::ring::{RingMount, Rings, TailId};
+use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
 use crate::log::segments::Segments;
+use crate::log::session::{Boot, Sessions};
 use crate::object::ObjectId;
 use crate::options::Options;
 use crate::request::space::Space;
@@ -28,7 +30,8 @@ pub(crate) struct Parts {
     pub(crate) layout: Layout,
     pub(crate) host: HostId,
     pub(crate) label: String,
-    pub(crate) mount: RingMount,
+    pub(crate) boot: Boot,
+    pub(crate) sessions: Sessions,
     pub(crate) segments: Segments,
     pub(crate) rings: Arc<dyn Rings>,
     pub(crate) poisoned: bool,
@@ -41,13 +44,17 @@ pub(crate) struct Engine {
     pub(crate) layout: Layout,
     pub(crate) host: HostId,
     pub(crate) label: String,
-    pub(crate) mount: RingMount,
+    boot: Boot,
+    /// This session of the log and those before it: durable before anything else may see the host.
+    pub(crate) sessions: Sessions,
     pub(crate) jobs: Arc<Jobs>,
     pub(crate) port: Port,
     pub(crate) segments: Segments,
     committer: OnceLock<Committer>,
     tails: Mutex<BTreeMap<TailId, Arc<Tail>>>,
     pub(crate) rings: Arc<dyn Rings>,
+    /// The session's own region: it says that the log is poisoned where no tail's ring can.
+    session_ring: OnceLock<Ring>,
     pub(crate) cache: Cache,
     pub(crate) fetches: FetchTable,
     pub(crate) space: Space,
@@ -80,7 +87,8 @@ impl Engine {
             layout,
             host,
             label,
-            mount,
+            boot,
+            sessions,
             segments,
             rings,
             poisoned,
@@ -92,13 +100,15 @@ impl Engine {
             layout,
             host,
             label,
-            mount,
+            boot,
+            sessions,
             port: Port(Arc::clone(&jobs)),
             jobs,
             segments,
             committer: OnceLock::new(),
             tails: Mutex::default(),
             rings,
+            session_ring: OnceLock::new(),
             cache: Cache::new(options.memory_bytes, options.cache_bytes),
             fetches: FetchTable::default(),
             space: Space::default(),
@@ -124,6 +134,40 @@ impl Engine {
     /// The host stops: procedures end at their next step.
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn boot(&self) -> Boot {
+        self.boot
+    }
+
+    /// The name of a ring of this session.
+    pub(crate) fn ring_id(&self, tail: Option<TailId>) -> RingId {
+        RingId {
+            host: self.host,
+            session: self.sessions.current(),
+            tail,
+        }
+    }
+
+    /// An empty ring of this session. What stood under its name is void.
+    pub(crate) fn make_ring(&self, tail: Option<TailId>, entries: u32) -> Result<Ring, String> {
+        let id = self.ring_id(tail);
+        let region = self.rings.open(id, region_words(entries))?;
+        Ok(Ring::format(region, &id, self.boot))
+    }
+
+    /// Makes the session's own region. Without one, a log that is poisoned while no volume is open
+    /// would only be marked on the disk that has just failed.
+    pub(crate) fn make_session_ring(&self) -> Result<(), OpenError> {
+        let ring = self.make_ring(None, 0).map_err(OpenError::Disk)?;
+        let _ = self.session_ring.set(ring);
+        Ok(())
+    }
+
+    /// The log is poisoned: memory says so at once, for the next process.
+    pub(crate) fn poison_rings(&self) {
+        self.session_ring.get().into_iter().for_each(Ring::poison);
+        self.tails().iter().for_each(|tail| tail.poison_ring());
     }
 
     /// The log's first block, not poisoned.

@@ -11,6 +11,7 @@ use crate::log::entry::Entry;
 use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record};
 use crate::log::layout::{SegmentHeader, Superblock};
 use crate::log::ring::TailId;
+use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::pack::{self, ChunkPart, Item, PackWriter};
@@ -243,12 +244,18 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
         since: Epoch(3),
     };
     let mut writer = FrameWriter::new(HOST);
-    writer.record(&Record::RingMount(5));
+    writer.record(&Record::Sessions(Sessions::default().begin(
+        5,
+        Boot(6),
+        true,
+    )));
     writer.record(&Record::Tail(frame::TailRecord {
         tail,
         name: "demo".into(),
         stored: Lsn(4),
         rescue: false,
+        ring: true,
+        unreported_loss: false,
     }));
     let entry = Entry {
         lsn: Lsn(5),

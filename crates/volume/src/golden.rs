@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::log::entry::Entry;
 use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{SegmentHeader, Superblock};
-use crate::log::ring::{HeapRegion, Ring, RingMount, RingRegion, TailId};
+use crate::log::ring::{HeapRegion, Ring, RingId, RingRegion, TailId};
+use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter};
 use crate::object::page::{self, BlockRef};
 use crate::object::root::{DeltaRef, Extension, Owner, Root};
-use crate::units::{Epoch, HostId, Lsn, Span, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
 
 /// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
 fn fixture(text: &str) -> Vec<u8> {
@@ -125,6 +126,18 @@ fn the_segment_header_is_as_documented() {
     });
 }
 
+fn ring_id(tail: Option<TailId>) -> RingId {
+    let session = LogSession {
+        number: 4,
+        random: 0x0807_0605_0403_0201,
+    };
+    RingId {
+        host: host(),
+        session,
+        tail,
+    }
+}
+
 fn region(bytes: &[u8]) -> Arc<HeapRegion> {
     let region = HeapRegion::new(bytes.len() / 8);
     for (word, bytes) in region.words().iter().zip(bytes.chunks_exact(8)) {
@@ -137,14 +150,14 @@ fn region(bytes: &[u8]) -> Arc<HeapRegion> {
 #[test]
 fn the_index_ring_is_as_documented() {
     let bytes = fixture!("ring");
-    let mount = RingMount::new(&[0xb0; 16], 7);
+    let (id, boot) = (ring_id(Some(tail())), Boot::new(&[0xb0; 16]));
     let found = |bytes: &[u8]| {
-        let ring = Ring::open_existing(region(bytes), tail(), host(), mount)?;
+        let ring = Ring::open_existing(region(bytes), &id, boot)?;
         Some([ring.read(Lsn(5))?, ring.read(Lsn(6))?])
     };
     every_byte_matters(&bytes, &[], |bytes| found(bytes) == Some(entries()));
     let empty = Arc::new(HeapRegion::new(bytes.len() / 8));
-    let ring = Ring::format(empty.clone(), tail(), host(), mount);
+    let ring = Ring::format(empty.clone(), &id, boot);
     entries().iter().for_each(|entry| ring.write(entry));
     let word = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
     let written = |region: &HeapRegion| region.words().iter().flat_map(word).collect::<Vec<u8>>();
@@ -153,8 +166,21 @@ fn the_index_ring_is_as_documented() {
     ring.poison();
     let marked = fixture!("ring_poisoned");
     assert_eq!(written(&empty), marked);
-    let found = Ring::open_existing(region(&marked), tail(), host(), mount);
+    let found = Ring::open_existing(region(&marked), &id, boot);
     assert!(found.is_some_and(|ring| ring.is_poisoned()));
+}
+
+#[test]
+fn the_region_of_a_session_is_as_documented() {
+    let bytes = fixture!("ring_session");
+    let (id, boot) = (ring_id(None), Boot::new(&[0xb0; 16]));
+    every_byte_matters(&bytes, &[], |bytes| {
+        Ring::open_existing(region(bytes), &id, boot).is_some_and(|ring| !ring.is_poisoned())
+    });
+    let made = Arc::new(HeapRegion::new(bytes.len() / 8));
+    Ring::format(made.clone(), &id, boot);
+    let word = |word: &AtomicU64| word.load(Ordering::Relaxed).to_le_bytes();
+    assert!(made.words().iter().flat_map(word).eq(bytes));
 }
 
 #[test]
@@ -164,23 +190,27 @@ fn frames_and_their_records_are_as_documented() {
         volume: other(),
         since: Epoch(1),
     };
-    let state = |tail, name: &str, stored, rescue| {
+    let state = |tail, name: &str, stored, [rescue, ring, unreported_loss]: [bool; 3]| {
         Record::Tail(TailRecord {
             tail,
             name: name.into(),
             stored: Lsn(stored),
             rescue,
+            ring,
+            unreported_loss,
         })
     };
+    let first = Sessions::default().begin(0x0102, Boot(1), false);
+    let sessions = first.begin(0x0304, Boot::new(&[0xb0; 16]), true);
     let records = vec![
-        Record::RingMount(RingMount::new(&[0xb0; 16], 7).0),
-        state(tail(), "demo", 4, false),
+        Record::Sessions(sessions),
+        state(tail(), "demo", 4, [false, true, false]),
         Record::Entries {
             tail: tail(),
             cut: Lsn(6),
             entries: entries().to_vec(),
         },
-        state(old, "old", 2, true),
+        state(old, "old", 2, [true, false, true]),
         Record::TailRemoved(old),
     ];
     let lap = (7 << 32) | 0x0102_0304;

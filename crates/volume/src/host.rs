@@ -19,18 +19,21 @@ use crate::jobs::{Answer, Jobs, Port};
 
 use crate::log::checkpoint;
 use crate::log::committer::{Committer, Journal};
-use crate::log::ring::{Ring, RingMount, Rings, TailId};
+use crate::log::frame::Record;
+use crate::log::ring::{Rings, TailId};
 use crate::log::segments::SegmentCounts;
+use crate::log::session::Boot;
 use crate::options::Options;
 use crate::recover;
 use crate::recover::report::{RecoveryReport, TailReport};
+use crate::recover::rings::{DoneRings, LeftRings};
 use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::open::{self, OpenMode};
 use crate::store::rescue::{self, UnservedTail};
 use crate::store::upload;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
-use crate::units::{HostId, Lsn, Now};
+use crate::units::{HostId, LogSession, Lsn, Now};
 
 /// What a host is started with.
 pub struct Setup {
@@ -42,8 +45,6 @@ pub struct Setup {
     pub notify: Arc<dyn Notify>,
     /// Changes when the host is restarted.
     pub boot_id: [u8; 16],
-    /// Changes when the file system of the rings is mounted anew.
-    pub mount_id: u64,
     /// Fresh random bytes: object names, nonces and ids are derived from them.
     pub entropy: [u8; 32],
     /// What to call this host in messages to others.
@@ -227,6 +228,17 @@ impl Host {
         self.engine.get().map(|engine| engine.host)
     }
 
+    /// This start of a server on the log.
+    pub fn session(&self) -> Option<LogSession> {
+        self.engine.get().map(|engine| engine.sessions.current())
+    }
+
+    /// Whether that was a start of a server on this log, and not on a copy of it.
+    pub fn has_had_session(&self, session: LogSession) -> bool {
+        let engine = self.engine.get();
+        engine.is_some_and(|engine| engine.sessions.is_own(session))
+    }
+
     /// What the engine's structures promise each other between any two steps. For the simulator
     /// and for tests: it walks all maps, and nothing else may use the host meanwhile.
     ///
@@ -292,48 +304,45 @@ impl Drop for Host {
     }
 }
 
-/// Writes what was recovered as a checkpoint, before anything is served: from then on the rings
-/// of the dead process are not needed.
-///
-/// Every tail has a ring here and now afterwards, opened or not, so that one that is gone is always
-/// a loss. Void rings are replaced before the log says that rings live here, the others after it
-/// has what they hold.
+/// Writes what was recovered as a checkpoint, under a session of its own, before anything is served:
+/// from then on the rings of dead processes are not needed.
 async fn write_first_checkpoint(
     engine: &Arc<Engine>,
     before: Journal,
-    rings_void: bool,
+    last: LogSession,
 ) -> Result<Journal, OpenError> {
-    if rings_void {
-        engine
-            .tails()
-            .iter()
-            .for_each(|tail| open::install_empty_ring(engine, tail));
-    }
     let frozen = checkpoint::freeze(engine).expect("nothing was committed yet");
     match checkpoint::write(engine, before, frozen).await {
-        Ok((journal, _)) => {
-            if !rings_void {
-                engine
-                    .tails()
-                    .iter()
-                    .for_each(|tail| open::install_empty_ring(engine, tail));
-            }
-            Ok(journal)
-        }
+        Ok((journal, _)) => Ok(journal),
         Err(error) => {
             if engine.poisoned.load(Ordering::Acquire) {
-                // What the next start reads may not be on disk: it must not take it for durable.
-                for tail in engine.tails() {
-                    let region = engine.rings.find(tail.id());
-                    let ring = region.and_then(|region| {
-                        Ring::open_existing(region, tail.id(), engine.host, engine.mount)
-                    });
-                    ring.iter().for_each(Ring::poison);
+                // What the next start reads may not be on disk: it must not take it for durable,
+                // whichever session it finds to be the last.
+                for session in [last, engine.sessions.current()] {
+                    let left = LeftRings {
+                        rings: &*engine.rings,
+                        host: engine.host,
+                        boot: engine.boot(),
+                        session,
+                    };
+                    left.poison(engine.tails().iter().map(|tail| tail.id()));
                 }
                 checkpoint::mark_poisoned(&engine.port, engine.superblock()).await;
             }
             Err(OpenError::Disk(error.0))
         }
+    }
+}
+
+/// The next start need not report again what this one is about to: a round takes that along.
+fn forget_reported_losses(engine: &Arc<Engine>) {
+    if engine.committer().is_poisoned() {
+        return;
+    }
+    let reported = engine.tails().into_iter();
+    for tail in reported.filter(|tail| tail.take_unreported_loss()) {
+        let record = Record::Tail(tail.record());
+        engine.committer().record(engine, record);
     }
 }
 
@@ -344,19 +353,29 @@ async fn start_engine(
     setup: Setup,
 ) -> Result<RecoveryReport, OpenError> {
     let port = Port(Arc::clone(&jobs));
-    let mount = RingMount::new(&setup.boot_id, setup.mount_id);
+    let boot = Boot::new(&setup.boot_id);
     let hash = |what: &str| *blake3::keyed_hash(&setup.entropy, what.as_bytes()).as_bytes();
     let mut fresh = [0; 16];
     fresh.copy_from_slice(&hash("host")[..16]);
     let rings = &*setup.rings;
-    let found = recover::open(&port, &setup.options, HostId(fresh), rings, mount).await?;
+    let found = recover::open(&port, &setup.options, HostId(fresh), rings, boot).await?;
     let mut report = found.report;
+    let mut drawn = [0; 8];
+    drawn.copy_from_slice(&hash("log session")[..8]);
+    let sessions = if found.poisoned {
+        // Nothing is written to it any more, so it has no new one.
+        found.sessions.clone()
+    } else {
+        let drawn = u64::from_le_bytes(drawn);
+        found.sessions.begin(drawn, boot, found.has_read_rings)
+    };
     let parts = Parts {
         options: setup.options,
         layout: found.layout,
         host: found.host,
         label: setup.label,
-        mount,
+        boot,
+        sessions,
         segments: found.segments,
         rings: setup.rings,
         poisoned: found.poisoned,
@@ -374,12 +393,24 @@ async fn start_engine(
     }
     let mut journal = found.journal;
     if !found.poisoned {
-        journal = write_first_checkpoint(&engine, journal, found.rings_void).await?;
+        let newest = engine.tails().into_iter();
+        let newest = newest.map(|tail| (tail.id(), tail.newest())).collect();
+        journal = write_first_checkpoint(&engine, journal, found.sessions.current()).await?;
+        let done = DoneRings {
+            rings: &*engine.rings,
+            host: engine.host,
+            sessions: &found.sessions,
+            read: &found.rings_read,
+            newest,
+        };
+        done.clear(&mut report);
+        engine.make_session_ring()?;
     }
     let committer = Committer::new(journal, found.poisoned);
     if !engine.begin_commits(committer) || slot.set(Arc::clone(&engine)).is_err() {
         return Err(OpenError::Options("the host was started twice".into()));
     }
+    forget_reported_losses(&engine);
     jobs.spawn(crate::log::reclaim::run(Arc::clone(&engine)));
     engine.request_reclaim();
     Ok(report)

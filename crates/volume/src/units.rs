@@ -37,6 +37,29 @@ pub struct VolumeId(pub [u8; 16]);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct HostId(pub [u8; 16]);
 
+/// One start of a server on a log. Each start raises the number and draws the rest at random, so
+/// that two logs that were one once (a copied cache directory) never have a session in common after
+/// they parted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct LogSession {
+    /// Counts the starts, from 1.
+    pub number: u64,
+    /// Drawn for this start.
+    pub random: u64,
+}
+
+impl fmt::Display for LogSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{:016x}", self.number, self.random)
+    }
+}
+
+impl fmt::Debug for LogSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }
@@ -57,6 +80,13 @@ macro_rules! hex_identity {
 }
 hex_identity!(VolumeId);
 hex_identity!(HostId);
+
+/// Reads what `Display` of an identity writes.
+pub fn parse_hex_identity(text: &str) -> Option<[u8; 16]> {
+    let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = digits.then(|| u128::from_str_radix(text, 16).ok())?;
+    number.map(u128::to_be_bytes)
+}
 
 /// A moment: monotonic for deadlines, wall clock only to be shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -71,6 +71,12 @@ impl World {
             there.ring_gone = !there.went_down;
             self.count(Fault::RingGone);
             loss = Loss::Host;
+        } else if self.chance.draw_rate(self.profile.rings.elsewhere) && !there.rings.is_empty() {
+            // The same for this start; the one that comes back finds rings of an older session.
+            there.ring_gone = !there.went_down;
+            std::mem::swap(&mut there.rings, &mut there.other_rings);
+            self.count(Fault::RingElsewhere);
+            loss = Loss::Host;
         }
         self.record_loss(machine, loss);
         self.restart(machine);
@@ -92,6 +98,7 @@ impl World {
             self.count(Fault::RingStale);
         } else {
             there.rings.clear();
+            there.other_rings.clear();
         }
         self.record_loss(machine, Loss::Host);
         self.restart(machine);
@@ -110,6 +117,7 @@ impl World {
         let rates = std::mem::take(&mut there.disk.faults);
         there.disk = SimDisk::new(rng, rates, self.profile.corruptible);
         there.rings.clear();
+        there.other_rings.clear();
         there.boot_id = self.boots;
         (there.ring_gone, there.went_down) = (false, true);
         there.take_over = true;

@@ -14,6 +14,8 @@ use crate::rings::RingDir;
 pub(super) struct Machine {
     pub(super) disk: SimDisk,
     pub(super) rings: Arc<RingDir>,
+    /// The ring directory that the server does not use at present.
+    pub(super) other_rings: Arc<RingDir>,
     /// Which boot; no two machines share one.
     pub(super) boot_id: u64,
     /// The server, if it runs.
@@ -41,6 +43,7 @@ impl Machine {
         Machine {
             disk,
             rings: Arc::new(RingDir::default()),
+            other_rings: Arc::new(RingDir::default()),
             boot_id,
             node: None,
             process,
@@ -61,6 +64,7 @@ impl Machine {
         Machine {
             disk: self.disk.clone(),
             rings: Arc::new(self.rings.copy()),
+            other_rings: Arc::new(self.other_rings.copy()),
             node: None,
             owners: BTreeMap::new(),
             memory: self.memory.emptied(),

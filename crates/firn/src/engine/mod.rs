@@ -239,8 +239,7 @@ fn setup(
     notifier: &Arc<EngineNotifier>,
     clock: Clock,
 ) -> Result<Setup> {
-    let rings = RingFiles::open(&settings.ring_dir, &files.path, files.log_is_new)?;
-    let mount_id = rings.mount_id();
+    let rings = RingFiles::open(&settings.ring_dir, &files.path)?;
     let mut entropy = [0; 32];
     rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())
         .map_err(|source| internal_io("get random bytes", &source.into()))?;
@@ -250,7 +249,6 @@ fn setup(
         rings: Arc::new(rings),
         notify: Arc::clone(notifier) as Arc<dyn Notify>,
         boot_id: local_files::boot_id()?,
-        mount_id,
         entropy,
         label: format!(
             "{}:{}",

@@ -50,8 +50,6 @@ pub(crate) struct CacheDir {
     pub(crate) path: PathBuf,
     pub(crate) log: LogFile,
     pub(crate) cache: CacheFile,
-    /// Whether the log was just created: then no index ring can belong to it.
-    pub(crate) log_is_new: bool,
     /// Held for as long as the directory is in use.
     _lock: File,
 }
@@ -72,7 +70,7 @@ impl CacheDir {
         check_format(&path)?;
         let lock = lock_directory(&path)?;
         write_format(&path)?;
-        let log_is_new = create::log(&path, settings, progress)?;
+        create::log(&path, settings, progress)?;
         let log = create::open_log(&path, settings.log_io)?;
         wait_for_inflight_io(&path, &log.file)?;
         let cache = create::cache(&path, settings)?;
@@ -80,7 +78,6 @@ impl CacheDir {
             path,
             log,
             cache,
-            log_is_new,
             _lock: lock,
         })
     }

@@ -1,30 +1,53 @@
 //! The files of the index rings: shared memory that outlives the process.
 //!
-//! Each cache directory has one directory below `--ring-dir`, named after the device and inode of
-//! its lock file. So servers with different cache directories can share `/dev/shm`, and a copied
-//! cache directory does not find the original's rings. The engine judges what a ring holds and
-//! whether it can be trusted; this file only finds, creates and removes files.
+//! Each log has one directory below `--ring-dir`, named after its host id, and in it one file for each
+//! ring, named after the session and the tail. So servers with different cache directories can share
+//! `/dev/shm`, and a cache directory finds its rings wherever its disk is mounted. What a log went on
+//! without is kept in the folder `aside`. The engine judges what a ring holds and whether it can be
+//! believed; this file only finds, creates, moves and removes files, and never removes one that
+//! another server uses.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as Io};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
 
 use reactor::SharedWords;
-use rustix::fs::{AtFlags, OFlags, StatxFlags};
-use volume::{RingRegion, Rings, TailId};
+use rustix::fs::{Access, OFlags};
+use volume::units::{Epoch, HostId, LogSession, VolumeId, parse_hex_identity};
+use volume::{RingId, RingRegion, Rings, RingsAside, TailId};
 
 use crate::failure::{Failure, FailureCode, Result};
 
 const PREFIX: &str = "firn-rings-";
 
-/// The rings of one cache directory, as files in a private directory.
+/// The folder of rings that a log went on without.
+const ASIDE: &str = "aside";
+/// How many of them are kept.
+const ASIDE_MAX: usize = 16;
+
+/// What the file of a session's own region has in place of a tail.
+const SESSION: &str = "session";
+
+/// The rings of one cache directory's log, as files in a private directory.
 #[derive(Debug)]
 pub(crate) struct RingFiles {
-    dir: PathBuf,
-    mount_id: u64,
+    ring_dir: PathBuf,
+    cache_dir: PathBuf,
+    in_use: Mutex<InUse>,
+}
+
+/// What this process made.
+#[derive(Debug, Default)]
+struct InUse {
+    /// The directory of the log's rings.
+    dir: Option<PathBuf>,
+    /// The file of the session's own region: locked as long as this process lives, so that a server
+    /// on a copy of the cache directory keeps off the rings.
+    locked: Option<File>,
 }
 
 /// A directory of rings, and the cache directory that it belongs to.
@@ -44,71 +67,151 @@ impl RingRegion for MappedRing {
 }
 
 impl RingFiles {
-    /// The rings of the server that uses `cache_dir` and holds its lock. If the log is new, existing
-    /// rings belong to a deleted directory whose inode is reused: they are removed.
-    pub(crate) fn open(ring_dir: &Path, cache_dir: &Path, log_is_new: bool) -> Result<Self> {
-        let lock = cache_dir.join("lock");
-        let identity = fs::metadata(&lock).map_err(|source| Failure::io("read", &lock, &source))?;
-        let dir = ring_dir.join(format!("{PREFIX}{:x}-{:x}", identity.dev(), identity.ino()));
-        let failed =
-            |source: &io::Error| Failure::io("make a directory for rings at", &dir, source);
+    /// The rings of the server that uses `cache_dir` and holds its lock.
+    pub(crate) fn open(ring_dir: &Path, cache_dir: &Path) -> Result<Self> {
+        let failed = |source: &io::Error| Failure::io("keep index rings in", ring_dir, source);
+        if !fs::metadata(ring_dir)
+            .map_err(|source| failed(&source))?
+            .is_dir()
+        {
+            return Err(failed(&Io::NotADirectory.into()));
+        }
+        rustix::fs::access(ring_dir, Access::WRITE_OK | Access::EXEC_OK)
+            .map_err(|source| failed(&source.into()))?;
+        Ok(RingFiles {
+            ring_dir: ring_dir.to_owned(),
+            cache_dir: cache_dir.to_owned(),
+            in_use: Mutex::default(),
+        })
+    }
+
+    fn in_use(&self) -> std::sync::MutexGuard<'_, InUse> {
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn dir(&self, host: HostId) -> PathBuf {
+        self.ring_dir.join(format!("{PREFIX}{host}"))
+    }
+
+    fn path(&self, ring: RingId) -> PathBuf {
+        self.dir(ring.host).join(file_name(ring))
+    }
+
+    /// Makes the directory of a log's rings, if it is not there.
+    fn make_dir(&self, host: HostId) -> io::Result<PathBuf> {
+        let dir = self.dir(host);
         match DirBuilder::new().mode(0o700).create(&dir) {
             Err(source) if source.kind() == Io::AlreadyExists => {}
-            made => made.map_err(|source| failed(&source))?,
+            made => made?,
         }
-        check_owner(&dir)?;
-        if log_is_new {
-            remove_files(&dir).map_err(|source| failed(&source))?;
+        check_owner(&dir).map_err(|failure| io::Error::other(failure.detail))?;
+        let owner = self.cache_dir.as_os_str().as_encoded_bytes();
+        if fs::read(dir.join("cache-dir")).ok().as_deref() != Some(owner) {
+            fs::write(dir.join("cache-dir"), owner)?;
         }
-        let owner = dir.join("cache-dir");
-        fs::write(&owner, cache_dir.as_os_str().as_encoded_bytes())
-            .map_err(|source| failed(&source))?;
-        let mount_id = mount_id(&dir).map_err(|source| failed(&source))?;
-        Ok(RingFiles { dir, mount_id })
+        self.in_use().dir = Some(dir.clone());
+        Ok(dir)
     }
 
-    /// The id of the rings' mount: after a remount the rings are void.
-    pub(crate) fn mount_id(&self) -> u64 {
-        self.mount_id
+    /// Whether a server that runs now made this session, and it is not this one.
+    fn is_used_elsewhere(&self, ring: RingId) -> bool {
+        let own = RingId { tail: None, ..ring };
+        let Ok(file) = open_file(&self.path(own), false) else {
+            return false;
+        };
+        matches!(file.try_lock(), Err(TryLockError::WouldBlock))
     }
 
-    fn path(&self, tail: TailId) -> PathBuf {
-        self.dir.join(format!("{}-{}", tail.volume, tail.since.0))
-    }
-
-    fn file(&self, tail: TailId, create: bool) -> io::Result<File> {
-        OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(create)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
-            .open(self.path(tail))
+    fn check_unused(&self, ring: RingId) -> std::result::Result<(), String> {
+        if !self.is_used_elsewhere(ring) {
+            return Ok(());
+        }
+        let dir = self.dir(ring.host);
+        let other = fs::read(dir.join("cache-dir")).unwrap_or_default();
+        Err(format!(
+            "the index rings in {} are in use by a server on {}, whose log is the same one: one of \
+             the two cache directories is a copy; stop that server, or give this one another \
+             --ring-dir",
+            dir.display(),
+            String::from_utf8_lossy(&other)
+        ))
     }
 }
 
+fn file_name(ring: RingId) -> String {
+    match ring.tail {
+        Some(tail) => format!("{}-{}-{}", ring.session, tail.volume, tail.since.0),
+        None => format!("{}-{SESSION}", ring.session),
+    }
+}
+
+/// The ring that a file name stands for.
+fn parse_name(host: HostId, name: &str) -> Option<RingId> {
+    let mut parts = name.split('-');
+    let number = parts.next()?.parse().ok()?;
+    let random = u64::from_str_radix(parts.next()?, 16).ok()?;
+    let tail = match parts.next()? {
+        SESSION => None,
+        volume => Some(TailId {
+            volume: VolumeId(parse_hex_identity(volume)?),
+            since: Epoch(parts.next()?.parse().ok()?),
+        }),
+    };
+    let session = LogSession { number, random };
+    let ring = RingId {
+        host,
+        session,
+        tail,
+    };
+    (file_name(ring) == name).then_some(ring)
+}
+
+fn open_file(path: &Path, create: bool) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
+        .open(path)
+}
+
 impl Rings for RingFiles {
-    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
-        let file = self.file(tail, false).ok()?;
-        let words = usize::try_from(file.metadata().ok()?.len()).ok()? / size_of::<u64>();
-        let map = SharedWords::map(&file, words).ok()?;
-        Some(Arc::new(MappedRing(map)))
+    fn find(&self, ring: RingId) -> std::result::Result<Option<Arc<dyn RingRegion>>, String> {
+        self.check_unused(ring)?;
+        let path = self.path(ring);
+        let find = || {
+            let file = open_file(&path, false)?;
+            let bytes = file.metadata()?.len();
+            let words = usize::try_from(bytes).map_err(io::Error::other)? / size_of::<u64>();
+            SharedWords::map(&file, words)
+        };
+        match find() {
+            Ok(map) => Ok(Some(Arc::new(MappedRing(map)))),
+            Err(source) if source.kind() == Io::NotFound => Ok(None),
+            Err(source) => Err(Failure::io("read the index ring", &path, &source).detail),
+        }
     }
 
-    fn open(&self, tail: TailId, words: usize) -> std::result::Result<Arc<dyn RingRegion>, String> {
+    fn open(&self, ring: RingId, words: usize) -> std::result::Result<Arc<dyn RingRegion>, String> {
         let open = || {
-            let file = self.file(tail, true)?;
+            let path = self.make_dir(ring.host)?.join(file_name(ring));
+            let file = open_file(&path, true)?;
             let bytes = (words * size_of::<u64>()) as u64;
             if file.metadata()?.len() != bytes {
                 file.set_len(bytes)?;
             }
-            SharedWords::map(&file, words)
+            let map = SharedWords::map(&file, words)?;
+            if ring.tail.is_none() && file.try_lock().is_ok() {
+                self.in_use().locked = Some(file);
+            }
+            Ok(map)
         };
         match open() {
             Ok(map) => Ok(Arc::new(MappedRing(map))),
             Err(source) => {
-                let path = self.path(tail);
+                let path = self.path(ring);
                 let text = Failure::io("make the index ring", &path, &source).detail;
                 Err(format!(
                     "{text}; --ring-dir chooses another directory in memory"
@@ -117,29 +220,82 @@ impl Rings for RingFiles {
         }
     }
 
-    fn remove(&self, tail: TailId) {
-        let path = self.path(tail);
+    fn remove(&self, ring: RingId) {
+        let path = self.path(ring);
         if let Err(error) = fs::remove_file(&path)
             && error.kind() != Io::NotFound
         {
             tracing::warn!(path = %path.display(), %error, "cannot remove an index ring");
         }
     }
+
+    fn list(&self, host: HostId) -> Vec<RingId> {
+        let Ok(entries) = fs::read_dir(self.dir(host)) else {
+            return Vec::new();
+        };
+        let names = entries.flatten().map(|entry| entry.file_name());
+        let rings = names.filter_map(|name| parse_name(host, name.to_str()?));
+        let mut rings: Vec<RingId> = rings.collect();
+        rings.sort_unstable();
+        rings
+    }
+
+    fn set_aside(&self, ring: RingId) -> std::result::Result<RingsAside, String> {
+        self.check_unused(ring)?;
+        let (path, aside) = (self.path(ring), self.dir(ring.host).join(ASIDE));
+        let moved = || {
+            fs::create_dir_all(&aside)?;
+            fs::rename(&path, aside.join(file_name(ring)))?;
+            keep_newest(&aside)
+        };
+        let (count, bytes) = moved()
+            .map_err(|source| Failure::io("put aside the index ring", &path, &source).detail)?;
+        Ok(RingsAside {
+            place: aside.display().to_string(),
+            count,
+            bytes,
+        })
+    }
+}
+
+/// Removes the oldest files beyond the number that is kept. Answers how many are left, and their
+/// bytes.
+fn keep_newest(aside: &Path) -> io::Result<(usize, u64)> {
+    let mut files: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
+    for entry in fs::read_dir(aside)? {
+        let (path, metadata) = {
+            let entry = entry?;
+            (entry.path(), entry.metadata()?)
+        };
+        files.push((metadata.modified()?, path, metadata.len()));
+    }
+    files.sort_unstable();
+    let surplus = files.len().saturating_sub(ASIDE_MAX);
+    for (_, path, _) in files.drain(..surplus) {
+        tracing::warn!(path = %path.display(), "the oldest ring that was kept aside is removed");
+        fs::remove_file(path)?;
+    }
+    Ok((files.len(), files.iter().map(|(_, _, bytes)| bytes).sum()))
 }
 
 impl Drop for RingFiles {
     fn drop(&mut self) {
-        // Only if no ring is left: a successor has no use for the file `cache-dir` alone.
-        let left = fs::read_dir(&self.dir).map_or(2, |entries| entries.count());
-        if left <= 1 {
-            let _ = fs::remove_file(self.dir.join("cache-dir"));
-            let _ = fs::remove_dir(&self.dir);
+        // Only if no tail's ring is left: a successor has no use for the rest.
+        let Some(dir) = self.in_use().dir.take() else {
+            return;
+        };
+        let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+        let names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        let spare = |name: &std::ffi::OsString| {
+            name == "cache-dir" || name.to_str().is_some_and(|name| name.ends_with(SESSION))
+        };
+        if names.iter().all(spare) {
+            for name in &names {
+                let _ = fs::remove_file(dir.join(name));
+            }
+            let _ = fs::remove_dir(&dir);
         }
     }
-}
-
-fn remove_files(dir: &Path) -> io::Result<()> {
-    fs::read_dir(dir)?.try_for_each(|entry| fs::remove_file(entry?.path()))
 }
 
 /// Everybody may write to `/dev/shm`: refuses a directory of this name that another user made.
@@ -178,11 +334,6 @@ pub(crate) fn find_orphans(ring_dir: &Path) -> Vec<OrphanedRings> {
         .collect()
 }
 
-fn mount_id(dir: &Path) -> io::Result<u64> {
-    let stat = rustix::fs::statx(rustix::fs::CWD, dir, AtFlags::empty(), StatxFlags::MNT_ID)?;
-    Ok(stat.stx_mnt_id)
-}
-
 /// The identity of this boot: rings of another one are void.
 pub(crate) fn boot_id() -> Result<[u8; 16]> {
     let path = Path::new("/proc/sys/kernel/random/boot_id");
@@ -202,60 +353,109 @@ pub(crate) fn boot_id() -> Result<[u8; 16]> {
 mod tests {
     use super::*;
     use std::sync::atomic::Ordering;
-    use volume::units::{Epoch, VolumeId};
+
+    fn ring(session: u64, tail: bool) -> RingId {
+        RingId {
+            host: HostId([9; 16]),
+            session: LogSession {
+                number: session,
+                random: 0xabc,
+            },
+            tail: tail.then_some(TailId {
+                volume: VolumeId([7; 16]),
+                since: Epoch(3),
+            }),
+        }
+    }
+
+    fn cache_dir() -> tempfile::TempDir {
+        let cache = tempfile::tempdir().unwrap();
+        fs::write(cache.path().join("lock"), "").unwrap();
+        cache
+    }
 
     #[test]
-    fn a_ring_outlives_its_mapping_and_is_void_with_a_fresh_log() {
-        let (rings, cache) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        fs::write(cache.path().join("lock"), "").unwrap();
-        let open = |fresh| RingFiles::open(rings.path(), cache.path(), fresh).unwrap();
-        let tail = TailId {
-            volume: VolumeId([7; 16]),
-            since: Epoch(3),
-        };
-
-        let files = open(true);
-        assert!(files.find(tail).is_none());
-        files.open(tail, 1024).unwrap().words()[1000].store(42, Ordering::Relaxed);
-        drop(files);
-        let files = open(false);
-        let found = files.find(tail).unwrap();
+    fn a_ring_outlives_its_mapping_wherever_its_cache_directory_is_mounted() {
+        let (rings, cache, again) = (tempfile::tempdir().unwrap(), cache_dir(), cache_dir());
+        let open = |cache: &tempfile::TempDir| RingFiles::open(rings.path(), cache.path()).unwrap();
+        let files = open(&cache);
+        assert!(files.find(ring(1, true)).unwrap().is_none());
+        files.open(ring(1, false), 16).unwrap();
+        let region = files.open(ring(1, true), 1024).unwrap();
+        region.words()[1000].store(42, Ordering::Relaxed);
+        drop((region, files));
+        let files = open(&again);
+        assert_eq!(files.list(HostId([9; 16])), [ring(1, false), ring(1, true)]);
+        let found = files.find(ring(1, true)).unwrap().unwrap();
+        let words = found.words();
         assert_eq!(
-            (
-                found.words().len(),
-                found.words()[1000].load(Ordering::Relaxed)
-            ),
+            (words.len(), words[1000].load(Ordering::Relaxed)),
             (1024, 42)
         );
-        drop((found, files));
         assert!(
-            find_orphans(rings.path()).is_empty(),
-            "its cache directory is there"
+            files.find(ring(2, true)).unwrap().is_none(),
+            "another session's"
         );
-
-        let files = open(true);
-        assert!(files.find(tail).is_none());
+        drop(found);
+        files.open(ring(2, false), 16).unwrap();
+        for tail in [true, false] {
+            files.remove(ring(1, tail));
+        }
         drop(files);
         assert_eq!(
             fs::read_dir(rings.path()).unwrap().count(),
             0,
-            "an empty one is removed"
+            "nothing is left"
         );
+    }
+
+    #[test]
+    fn rings_of_a_server_that_runs_are_neither_read_nor_moved_by_another() {
+        let (rings, cache, copy) = (tempfile::tempdir().unwrap(), cache_dir(), cache_dir());
+        let files = RingFiles::open(rings.path(), cache.path()).unwrap();
+        files.open(ring(5, false), 16).unwrap();
+        files.open(ring(5, true), 64).unwrap();
+        let other = RingFiles::open(rings.path(), copy.path()).unwrap();
+        let refused = other.find(ring(5, true)).expect_err("it is in use");
+        assert!(
+            refused.contains("--ring-dir") && refused.contains("is a copy"),
+            "{refused}"
+        );
+        assert!(
+            refused.contains(cache.path().to_str().unwrap()),
+            "{refused}"
+        );
+        assert!(other.set_aside(ring(5, true)).is_err());
+        drop(files);
+        assert!(other.find(ring(5, true)).unwrap().is_some());
+    }
+
+    #[test]
+    fn rings_put_aside_are_kept_in_a_bounded_number() {
+        let (rings, cache) = (tempfile::tempdir().unwrap(), cache_dir());
+        let files = RingFiles::open(rings.path(), cache.path()).unwrap();
+        for session in 1..=20 {
+            files.open(ring(session, true), 16).unwrap();
+            let kept = files.set_aside(ring(session, true)).unwrap();
+            let expected = usize::try_from(session).unwrap().min(ASIDE_MAX);
+            assert_eq!((kept.count, kept.bytes), (expected, expected as u64 * 128));
+            assert!(kept.place.ends_with(ASIDE));
+        }
+        assert!(files.list(HostId([9; 16])).is_empty());
     }
 
     #[test]
     fn rings_whose_cache_directory_is_gone_are_named_and_kept() {
         let rings = tempfile::tempdir().unwrap();
-        let cache = tempfile::tempdir().unwrap();
-        fs::write(cache.path().join("lock"), "").unwrap();
-        let files = RingFiles::open(rings.path(), cache.path(), true).unwrap();
-        let tail = TailId {
-            volume: VolumeId([7; 16]),
-            since: Epoch(3),
-        };
-        files.open(tail, 64).unwrap();
+        let cache = cache_dir();
+        let files = RingFiles::open(rings.path(), cache.path()).unwrap();
+        files.open(ring(1, true), 64).unwrap();
         drop(files);
         let path = cache.path().to_owned();
+        assert!(
+            find_orphans(rings.path()).is_empty(),
+            "its cache directory is there"
+        );
         drop(cache);
         let found = find_orphans(rings.path());
         assert_eq!(found.len(), 1);

@@ -32,7 +32,33 @@ pub(super) fn log_recovery(report: &RecoveryReport) {
         tracing::error!(
             %volume,
             "the index ring is gone although the machine was not rebooted: writes after the \
-             last flush are lost. Do not empty --ring-dir while a server may be restarted"
+             last flush are lost. Do not empty --ring-dir while a server may be restarted, and \
+             do not name another one"
+        );
+    }
+    for stale in &report.stale_rings {
+        let session = stale.ring.session;
+        let volume = stale.ring.tail.map(|tail| tail.volume.to_string());
+        match &stale.aside {
+            Ok(kept) => tracing::warn!(
+                %session,
+                volume_id = volume,
+                place = kept.place,
+                kept = kept.count,
+                bytes = kept.bytes,
+                "an index ring was not found by an earlier start, which reported the loss: what \
+                 it holds is no part of the volume any more. It is kept aside; remove it if \
+                 nobody wants to look into it"
+            ),
+            Err(error) => tracing::warn!(%session, volume_id = volume, error, "an old index ring"),
+        }
+    }
+    for session in &report.foreign_sessions {
+        tracing::warn!(
+            %session,
+            "there are index rings of a session that this log never had: a copy of the cache \
+             directory was used here. Each of the two goes on by itself; never attach one volume \
+             from both"
         );
     }
     for tail in &report.tails {

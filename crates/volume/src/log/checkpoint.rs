@@ -43,6 +43,11 @@ impl CommitEnvironment for Engine {
 
     fn set_poisoned(&self) {
         self.poisoned.store(true, Ordering::Release);
+        self.poison_rings();
+    }
+
+    fn refuse_writes(&self) {
+        self.poisoned.store(true, Ordering::Release);
     }
 
     fn on_round_ended(&self) {
@@ -100,7 +105,7 @@ pub(crate) async fn write(
 ) -> Result<(Journal, Vec<(Arc<Tail>, Lsn)>), DiskError> {
     sync(engine).await?;
     let mut out = Output::new(engine, before);
-    out.frame.record(&Record::RingMount(engine.mount.0));
+    out.frame.record(&Record::Sessions(engine.sessions.clone()));
     let mut cuts = Vec::new();
     for (tail, cut, layers) in frozen {
         let mut dead = Vec::new();

@@ -32,8 +32,10 @@ pub(crate) trait CommitEnvironment {
     fn host(&self) -> HostId;
     fn layout(&self) -> &Layout;
     fn tails(&self) -> Vec<Arc<Tail>>;
-    /// From now on writes are refused.
+    /// From now on writes are refused, and memory says so to the next process.
     fn set_poisoned(&self);
+    /// From now on writes are refused, until the next start.
+    fn refuse_writes(&self);
     /// Ring slots are free again, and dying segments may be free: parked writes plan again.
     fn on_round_ended(&self);
     /// Starts the job that ends in [`Committer::on_checkpoint_written`] or
@@ -376,7 +378,7 @@ impl Committer {
         let mut state = lock(&self.state);
         state.phase = Phase::Poisoned;
         state.cuts.clear();
-        engine.set_poisoned();
+        engine.refuse_writes();
         drop(state);
         self.publish(engine, Cuts::new());
     }
@@ -397,11 +399,8 @@ impl Committer {
         );
         state.phase = Phase::Poisoned;
         state.cuts.clear();
+        // In memory before any request fails because of it: the mark on disk takes a while.
         engine.set_poisoned();
-        // Before any request fails because of it: the mark on disk takes a while.
-        for tail in engine.tails() {
-            tail.poison_ring();
-        }
         engine.start_poison_mark();
     }
 }

@@ -23,6 +23,7 @@
 use super::entry::{ENTRY_BYTES, Entry};
 use super::layout::BLOCK_BYTES;
 use super::ring::TailId;
+use super::session::Sessions;
 use crate::codec::{Reader, Truncated, Writer, crc64};
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
@@ -37,7 +38,7 @@ const GROUP_COMMIT: u16 = 4;
 
 const TAG_TAIL: u8 = 1;
 const TAG_ENTRIES: u8 = 2;
-const TAG_RING_MOUNT: u8 = 3;
+const TAG_SESSIONS: u8 = 3;
 const TAG_TAIL_REMOVED: u8 = 4;
 
 /// What a frame says about a tail.
@@ -49,6 +50,37 @@ pub(crate) struct TailRecord {
     pub(crate) stored: Lsn,
     /// Kept only to be rescued: another host took the volume over.
     pub(crate) rescue: bool,
+    /// It has a ring of the newest session: commits beyond the frames may be there.
+    pub(crate) ring: bool,
+    /// Its ring was lost, and nobody may have been told.
+    pub(crate) unreported_loss: bool,
+}
+
+impl TailRecord {
+    const RESCUE: u8 = 1;
+    const HAS_RING: u8 = 2;
+    const UNREPORTED_LOSS: u8 = 4;
+
+    fn flags(&self) -> u8 {
+        (u8::from(self.rescue) * Self::RESCUE)
+            | (u8::from(self.ring) * Self::HAS_RING)
+            | (u8::from(self.unreported_loss) * Self::UNREPORTED_LOSS)
+    }
+
+    /// None if a flag is not known here.
+    fn decode(r: &mut Reader<'_>) -> Result<Option<TailRecord>, Truncated> {
+        let (tail, name, stored) = (tail_id(r)?, r.text()?, Lsn(r.u64()?));
+        let flags = r.u8()?;
+        let record = TailRecord {
+            tail,
+            name,
+            stored,
+            rescue: flags & Self::RESCUE != 0,
+            ring: flags & Self::HAS_RING != 0,
+            unreported_loss: flags & Self::UNREPORTED_LOSS != 0,
+        };
+        Ok((record.flags() == flags).then_some(record))
+    }
 }
 
 /// One record of a frame.
@@ -63,8 +95,8 @@ pub(crate) enum Record {
         cut: Lsn,
         entries: Vec<Entry>,
     },
-    /// Where the rings live.
-    RingMount(u64),
+    /// The log's sessions up to the one that writes this.
+    Sessions(Sessions),
     /// The tail is empty and closed.
     TailRemoved(TailId),
 }
@@ -145,16 +177,14 @@ impl FrameWriter {
             Record::Tail(tail) => {
                 self.w.u8(TAG_TAIL);
                 self.tail_id(tail.tail);
-                self.w
-                    .text(&tail.name)
-                    .u64(tail.stored.0)
-                    .u8(u8::from(tail.rescue));
+                self.w.text(&tail.name).u64(tail.stored.0).u8(tail.flags());
             }
             Record::Entries { tail, cut, entries } => {
                 self.entries(*tail, *cut, entries.iter().copied());
             }
-            Record::RingMount(mount) => {
-                self.w.u8(TAG_RING_MOUNT).u64(*mount);
+            Record::Sessions(sessions) => {
+                self.w.u8(TAG_SESSIONS);
+                sessions.encode(&mut self.w);
             }
             Record::TailRemoved(tail) => {
                 self.w.u8(TAG_TAIL_REMOVED);
@@ -258,12 +288,10 @@ fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, Truncated> {
     while r.remaining() > 0 {
         let tag = r.u8()?;
         records.push(match tag {
-            TAG_TAIL => Record::Tail(TailRecord {
-                tail: tail_id(&mut r)?,
-                name: r.text()?,
-                stored: Lsn(r.u64()?),
-                rescue: r.u8()? != 0,
-            }),
+            TAG_TAIL => match TailRecord::decode(&mut r)? {
+                Some(tail) => Record::Tail(tail),
+                None => return Ok(None),
+            },
             TAG_ENTRIES => {
                 let (tail, cut, count) = (tail_id(&mut r)?, Lsn(r.u64()?), r.u32()? as usize);
                 // Checked before anything is allocated for them.
@@ -277,7 +305,10 @@ fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, Truncated> {
                 }
                 Record::Entries { tail, cut, entries }
             }
-            TAG_RING_MOUNT => Record::RingMount(r.u64()?),
+            TAG_SESSIONS => match Sessions::decode(&mut r)? {
+                Some(sessions) => Record::Sessions(sessions),
+                None => return Ok(None),
+            },
             TAG_TAIL_REMOVED => Record::TailRemoved(tail_id(&mut r)?),
             _ => return Ok(None),
         });
@@ -295,6 +326,7 @@ fn tail_id(r: &mut Reader<'_>) -> Result<TailId, Truncated> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::session::Boot;
     use crate::map::layers::LogAddr;
     use crate::units::Span;
 
@@ -312,12 +344,14 @@ mod tests {
             generation: 1,
         };
         vec![
-            Record::RingMount(5),
+            Record::Sessions(Sessions::default().begin(5, Boot(6), true)),
             Record::Tail(TailRecord {
                 tail,
                 name: "demo".into(),
                 stored: Lsn(4),
                 rescue: false,
+                ring: true,
+                unreported_loss: true,
             }),
             Record::Entries {
                 tail,

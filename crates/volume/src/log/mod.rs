@@ -2,7 +2,8 @@
 //!
 //! [`layout`] says which bytes are what, [`segments`] owns which segment is free, open, sealed or
 //! dying and who may write where, [`entry`] is one commit as ring and frames record it, [`ring`]
-//! the memory that outlives the process, [`frame`] the record on disk, and [`committer`] the
+//! the memory that outlives the process, [`session`] tells one start of a server from the next,
+//! [`frame`] is the record on disk, and [`committer`] the
 //! group commit that makes both meet.
 
 pub(crate) mod checkpoint;
@@ -13,3 +14,4 @@ pub(crate) mod layout;
 pub(crate) mod reclaim;
 pub(crate) mod ring;
 pub(crate) mod segments;
+pub(crate) mod session;

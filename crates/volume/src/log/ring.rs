@@ -5,21 +5,26 @@
 //! `n mod entries`; a slot is used again only when its entry is in a durable frame. After the
 //! process died, the entries that follow the last frame without a gap are what was committed.
 //!
+//! Besides the rings of tails, each session has a region without entries: it says whether the log was
+//! poisoned, also where no volume was open.
+//!
 //! Region format, in little-endian 64-bit words: docs/format.md "Index ring".
 //!
 //! | word | of the header |
 //! |---|---|
 //! | 0 | magic and version: `FIRNRNG` 1 |
-//! | 1, 2 | volume id |
-//! | 3 | `since` epoch of the tail |
+//! | 1, 2 | volume id; zero for the session's own region |
+//! | 3 | `since` epoch of the tail; zero for the session's own region |
 //! | 4, 5 | host id |
-//! | 6 | ring mount: a hash of boot id and mount id |
-//! | 7 | CRC-64 of words 0..7; its complement once the log is poisoned |
+//! | 6, 7 | session: number, random bits |
+//! | 8 | boot: a hash of the boot id |
+//! | 9..15 | zero |
+//! | 15 | CRC-64 of words 0..15; its complement once the log is poisoned |
 //!
 //! | word | of the entry |
 //! |---|---|
 //! | 0..5 | as in [`Entry`] |
-//! | 5 | the header's word 7, so that an entry of another ring is void |
+//! | 5 | the CRC of the header's words, so that an entry of another ring is void |
 //! | 6 | zero |
 //! | 7 | CRC-64 of words 0..7 |
 
@@ -28,10 +33,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::entry::Entry;
+use super::session::Boot;
 use crate::codec::crc64;
-use crate::units::{Epoch, HostId, Lsn, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, VolumeId};
 
-/// Words before the first entry, and words of an entry.
+/// Words before the first entry.
+const HEADER_WORDS: usize = 16;
+/// The header's word that holds its checksum.
+const CRC_WORD: usize = 15;
+/// The header's word that names the boot.
+const BOOT_WORD: usize = 8;
+/// Words of an entry.
 const SLOT_WORDS: usize = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FIRNRNG\x01");
 
@@ -51,39 +63,56 @@ pub struct TailId {
     pub since: Epoch,
 }
 
+/// Names a ring: whose it is, and which start of a server made it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RingId {
+    /// The log.
+    pub host: HostId,
+    /// The start of a server on that log.
+    pub session: LogSession,
+    /// The tail; none for the session's own region.
+    pub tail: Option<TailId>,
+}
+
+/// Rings that were put aside, and what they take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RingsAside {
+    /// Where they are, for a message.
+    pub place: String,
+    /// How many are kept there.
+    pub count: usize,
+    /// The memory that they take.
+    pub bytes: u64,
+}
+
 /// Gives out ring regions by name. Called outside the hot path.
 pub trait Rings: Send + Sync {
-    /// The region of a tail as a dead process left it, if it is there.
-    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>>;
-    /// The region of a tail with this many words; an existing one of that size is kept as it is.
+    /// A region as a dead process left it, if it is there.
+    ///
+    /// # Errors
+    /// A text that names the file, why it cannot be used, and the remedy: then it is not known
+    /// what it holds.
+    fn find(&self, ring: RingId) -> Result<Option<Arc<dyn RingRegion>>, String>;
+    /// The region of this name with this many words; an existing one of that size is kept as it is.
     ///
     /// # Errors
     /// A text that names the file and the cause.
-    fn open(&self, tail: TailId, words: usize) -> Result<Arc<dyn RingRegion>, String>;
-    /// The tail is empty and closed: its region is not needed any more.
-    fn remove(&self, tail: TailId);
+    fn open(&self, ring: RingId, words: usize) -> Result<Arc<dyn RingRegion>, String>;
+    /// The region is not needed any more: the log has all that it held.
+    fn remove(&self, ring: RingId);
+    /// Names of all regions of this host, whichever session made them, but for those put aside.
+    fn list(&self, host: HostId) -> Vec<RingId>;
+    /// Takes a region that will never be replayed out of the way, and keeps it for whoever wants to
+    /// look into it. A bounded number is kept; the oldest go first.
+    ///
+    /// # Errors
+    /// A text that names the file and the cause; the region is where it was.
+    fn set_aside(&self, ring: RingId) -> Result<RingsAside, String>;
 }
 
 /// Words of a region for this many entries.
 pub(crate) fn region_words(entries: u32) -> usize {
-    SLOT_WORDS + entries as usize * SLOT_WORDS
-}
-
-/// Where rings live now: it changes with a reboot or a remount, and then their content is void.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RingMount(pub(crate) u64);
-
-impl RingMount {
-    pub(crate) fn new(boot_id: &[u8; 16], mount_id: u64) -> RingMount {
-        let boot = crc64(&[boot_id]) & !u64::from(u32::MAX);
-        let place = crc64(&[boot_id, &mount_id.to_le_bytes()]) & u64::from(u32::MAX);
-        RingMount(boot | place)
-    }
-
-    /// Whether the host ran without a restart between the two: then a missing ring is a loss.
-    pub(crate) fn same_boot(self, other: RingMount) -> bool {
-        self.0 >> 32 == other.0 >> 32
-    }
+    HEADER_WORDS + entries as usize * SLOT_WORDS
 }
 
 /// One volume's ring. Entries are written under the volume's lock.
@@ -94,7 +123,13 @@ pub(crate) struct Ring {
     header_crc: u64,
 }
 
-fn words_crc(words: &[u64; 7]) -> u64 {
+fn words_crc(words: &[u64; CRC_WORD]) -> u64 {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    crc64(&[&bytes])
+}
+
+/// On the path of every commit: allocates nothing.
+fn entry_crc(words: &[u64; 7]) -> u64 {
     let mut bytes = [0; 56];
     for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
         chunk.copy_from_slice(&word.to_le_bytes());
@@ -111,32 +146,41 @@ fn halves(id: &[u8; 16]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-fn header(tail: TailId, host: HostId, mount: RingMount) -> [u64; 7] {
-    let [v0, v1] = halves(&tail.volume.0);
-    let [h0, h1] = halves(&host.0);
-    [MAGIC, v0, v1, tail.since.0, h0, h1, mount.0]
+fn header(ring: &RingId, boot: Boot) -> [u64; CRC_WORD] {
+    let (volume, since) = match ring.tail {
+        Some(tail) => (halves(&tail.volume.0), tail.since.0),
+        None => ([0; 2], 0),
+    };
+    let host = halves(&ring.host.0);
+    let session = ring.session;
+    let mut words = [0; CRC_WORD];
+    words[0] = MAGIC;
+    words[1..3].copy_from_slice(&volume);
+    words[3] = since;
+    words[4..6].copy_from_slice(&host);
+    words[6..9].copy_from_slice(&[session.number, session.random, boot.0]);
+    words
+}
+
+fn entries_in(words: usize) -> u64 {
+    (words.saturating_sub(HEADER_WORDS) / SLOT_WORDS) as u64
 }
 
 impl Ring {
-    /// Makes a region this tail's empty ring. What stood in it is void from here on, so the
-    /// caller has sealed it before.
-    pub(crate) fn format(
-        region: Arc<dyn RingRegion>,
-        tail: TailId,
-        host: HostId,
-        mount: RingMount,
-    ) -> Ring {
-        let header = header(tail, host, mount);
+    /// Makes a region this empty ring. What stood in it is void from here on, so the caller has
+    /// sealed it before.
+    pub(crate) fn format(region: Arc<dyn RingRegion>, ring: &RingId, boot: Boot) -> Ring {
+        let header = header(ring, boot);
         let header_crc = words_crc(&header);
         let words = region.words();
-        let entries = (words.len() / SLOT_WORDS - 1) as u64;
+        let entries = entries_in(words.len());
         for word in words {
             word.store(0, Ordering::Relaxed);
         }
         for (word, value) in words.iter().zip(header) {
             word.store(value, Ordering::Relaxed);
         }
-        words[SLOT_WORDS - 1].store(header_crc, Ordering::Release);
+        words[CRC_WORD].store(header_crc, Ordering::Release);
         Ring {
             region,
             entries,
@@ -144,28 +188,27 @@ impl Ring {
         }
     }
 
-    /// A dead process's ring, if it is this tail's and stood in the same memory all the time.
+    /// A dead process's ring, if it is exactly that one and stood in memory all the time.
     pub(crate) fn open_existing(
         region: Arc<dyn RingRegion>,
-        tail: TailId,
-        host: HostId,
-        mount: RingMount,
+        ring: &RingId,
+        boot: Boot,
     ) -> Option<Ring> {
         let words = region.words();
-        if words.len() < 2 * SLOT_WORDS || !words.len().is_multiple_of(SLOT_WORDS) {
+        if words.len() < HEADER_WORDS || !words.len().is_multiple_of(SLOT_WORDS) {
             return None;
         }
-        let found: [u64; 7] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
-        let mark = words[SLOT_WORDS - 1].load(Ordering::Acquire);
+        let found: [u64; CRC_WORD] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
+        let mark = words[CRC_WORD].load(Ordering::Acquire);
         let header_crc = words_crc(&found);
-        let mut expected = header(tail, host, mount);
+        let mut expected = header(ring, boot);
         if canary::active!("trust_ring_after_reboot") {
-            expected[6] = found[6];
+            expected[BOOT_WORD] = found[BOOT_WORD];
         }
         if found != expected || (mark != header_crc && mark != !header_crc) {
             return None;
         }
-        let entries = (words.len() / SLOT_WORDS - 1) as u64;
+        let entries = entries_in(words.len());
         Some(Ring {
             region,
             entries,
@@ -173,24 +216,31 @@ impl Ring {
         })
     }
 
+    /// The boot in whose memory a ring was made, if it is one.
+    pub(crate) fn boot_of(region: &dyn RingRegion) -> Boot {
+        let word = region.words().get(BOOT_WORD);
+        Boot(word.map_or(0, |word| word.load(Ordering::Acquire)))
+    }
+
     /// Marks the log as poisoned, for the next process. One store, so that it is
     /// there whatever happens next; the mark in the superblock needs a disk that just failed.
     pub(crate) fn poison(&self) {
-        self.region.words()[SLOT_WORDS - 1].store(!self.header_crc, Ordering::Release);
+        self.region.words()[CRC_WORD].store(!self.header_crc, Ordering::Release);
     }
 
     /// Whether the log was poisoned while this ring was in use.
     pub(crate) fn is_poisoned(&self) -> bool {
-        self.region.words()[SLOT_WORDS - 1].load(Ordering::Acquire) == !self.header_crc
+        self.region.words()[CRC_WORD].load(Ordering::Acquire) == !self.header_crc
     }
 
     pub(crate) fn entries(&self) -> u64 {
         self.entries
     }
 
-    fn slot(&self, lsn: Lsn) -> &[AtomicU64] {
-        let at = SLOT_WORDS + (lsn.0 % self.entries) as usize * SLOT_WORDS;
-        &self.region.words()[at..at + SLOT_WORDS]
+    fn slot(&self, lsn: Lsn) -> Option<&[AtomicU64]> {
+        let nth = lsn.0.checked_rem(self.entries)?;
+        let at = HEADER_WORDS + nth as usize * SLOT_WORDS;
+        self.region.words().get(at..at + SLOT_WORDS)
     }
 
     /// Writes an entry. The caller holds the volume's lock, and the slot's former entry is in a
@@ -199,19 +249,30 @@ impl Ring {
     pub(crate) fn write(&self, entry: &Entry) {
         let [lsn, start, sectors, addr, generation] = entry.words();
         let words = [lsn, start, sectors, addr, generation, self.header_crc, 0];
-        let slot = self.slot(entry.lsn);
+        let slot = self.slot(entry.lsn).expect("a tail's ring has entries");
         for (word, value) in slot.iter().zip(words) {
             word.store(value, Ordering::Relaxed);
         }
-        slot[SLOT_WORDS - 1].store(words_crc(&words), Ordering::Release);
+        slot[SLOT_WORDS - 1].store(entry_crc(&words), Ordering::Release);
     }
 
     /// The entry of `lsn`, if it is there and whole.
     pub(crate) fn read(&self, lsn: Lsn) -> Option<Entry> {
-        let slot = self.slot(lsn);
+        let entry = self.entry_in(self.slot(lsn)?)?;
+        (entry.lsn == lsn).then_some(entry)
+    }
+
+    /// Whether no commit was ever written to it.
+    pub(crate) fn is_unused(&self) -> bool {
+        let slots = self.region.words().get(HEADER_WORDS..).unwrap_or(&[]);
+        slots.iter().all(|word| word.load(Ordering::Acquire) == 0)
+    }
+
+    /// The entry that stands in a slot, whichever it is.
+    fn entry_in(&self, slot: &[AtomicU64]) -> Option<Entry> {
         let crc = slot[SLOT_WORDS - 1].load(Ordering::Acquire);
         let words: [u64; 7] = std::array::from_fn(|i| slot[i].load(Ordering::Acquire));
-        let whole = crc == words_crc(&words) && words[5] == self.header_crc && words[0] == lsn.0;
+        let whole = crc == entry_crc(&words) && words[5] == self.header_crc;
         let [lsn, start, sectors, addr, generation, ..] = words;
         whole
             .then(|| Entry::from_words([lsn, start, sectors, addr, generation]))
@@ -248,6 +309,16 @@ mod tests {
     };
     const HOST: HostId = HostId([2; 16]);
 
+    const BOOT: Boot = Boot(9);
+    const RING: RingId = RingId {
+        host: HOST,
+        session: LogSession {
+            number: 4,
+            random: 77,
+        },
+        tail: Some(TAIL),
+    };
+
     fn entry(lsn: u64) -> Entry {
         let addr = LogAddr::new(lsn * 8);
         Entry {
@@ -261,9 +332,9 @@ mod tests {
     #[test]
     fn entries_are_found_again_until_their_slot_is_used_again() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        let ring = Ring::format(region.clone(), TAIL, HOST, RingMount(9));
+        let ring = Ring::format(region.clone(), &RING, BOOT);
         (1..=6).for_each(|lsn| ring.write(&entry(lsn)));
-        let again = Ring::open_existing(region, TAIL, HOST, RingMount(9)).expect("the same ring");
+        let again = Ring::open_existing(region, &RING, BOOT).expect("the same ring");
         assert_eq!(again.read(Lsn(2)), None);
         assert_eq!(again.read(Lsn(3)), Some(entry(3)));
         assert_eq!(again.read(Lsn(6)), Some(entry(6)));
@@ -271,40 +342,57 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_another_boot_host_or_tail_is_not_trusted() {
+    fn a_ring_of_another_boot_host_session_or_tail_is_not_trusted() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        Ring::format(region.clone(), TAIL, HOST, RingMount(9));
-        let other = TailId {
-            since: Epoch(4),
-            ..TAIL
+        Ring::format(region.clone(), &RING, BOOT);
+        let believed = |ring, boot| Ring::open_existing(region.clone(), &ring, boot).is_some();
+        let tail = |tail| RingId { tail, ..RING };
+        let session = |number, random| RingId {
+            session: LogSession { number, random },
+            ..RING
         };
-        assert!(Ring::open_existing(region.clone(), TAIL, HOST, RingMount(8)).is_none());
-        assert!(Ring::open_existing(region.clone(), TAIL, HostId([3; 16]), RingMount(9)).is_none());
-        assert!(Ring::open_existing(region, other, HOST, RingMount(9)).is_none());
+        assert!(believed(RING, BOOT));
+        assert!(!believed(RING, Boot(8)));
+        assert!(!believed(tail(None), BOOT));
+        let since = Epoch(4);
+        assert!(!believed(tail(Some(TailId { since, ..TAIL })), BOOT));
+        let host = HostId([3; 16]);
+        assert!(!believed(RingId { host, ..RING }, BOOT));
+        assert!(!believed(session(5, 77), BOOT) && !believed(session(4, 78), BOOT));
+    }
+
+    #[test]
+    fn a_session_has_a_region_of_its_own_that_holds_no_entries() {
+        let region = Arc::new(HeapRegion::new(region_words(0)));
+        let own = RingId { tail: None, ..RING };
+        let ring = Ring::format(region.clone(), &own, BOOT);
+        assert_eq!((ring.entries(), ring.read(Lsn(1))), (0, None));
+        ring.poison();
+        let again = Ring::open_existing(region, &own, BOOT).expect("the same one");
+        assert!(again.is_poisoned() && again.is_unused());
     }
 
     #[test]
     fn a_poisoned_ring_is_still_this_tails_and_says_so() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        let ring = Ring::format(region.clone(), TAIL, HOST, RingMount(9));
+        let ring = Ring::format(region.clone(), &RING, BOOT);
         ring.write(&entry(1));
         assert!(!ring.is_poisoned());
         ring.poison();
         ring.poison();
-        let again =
-            Ring::open_existing(region.clone(), TAIL, HOST, RingMount(9)).expect("the same ring");
+        let again = Ring::open_existing(region.clone(), &RING, BOOT).expect("the same ring");
         assert!(again.is_poisoned());
         assert_eq!(again.read(Lsn(1)), Some(entry(1)));
-        assert!(Ring::open_existing(region, TAIL, HOST, RingMount(8)).is_none());
+        assert!(Ring::open_existing(region, &RING, Boot(8)).is_none());
     }
 
     #[test]
     fn an_entry_with_any_flipped_bit_was_never_committed() {
         let region = Arc::new(HeapRegion::new(region_words(4)));
-        let ring = Ring::format(region.clone(), TAIL, HOST, RingMount(9));
+        let ring = Ring::format(region.clone(), &RING, BOOT);
         ring.write(&entry(1));
         for bit in 0..512 {
-            let word = &region.words()[2 * SLOT_WORDS + bit / 64];
+            let word = &region.words()[HEADER_WORDS + SLOT_WORDS + bit / 64];
             word.fetch_xor(1 << (bit % 64), Ordering::Relaxed);
             assert_eq!(ring.read(Lsn(1)), None, "bit {bit}");
             word.fetch_xor(1 << (bit % 64), Ordering::Relaxed);

@@ -166,12 +166,21 @@ impl HalfScan {
 mod tests {
     use super::*;
     use crate::log::frame::{FrameWriter, Part, Record};
+    use crate::log::ring::TailId;
+    use crate::units::{Epoch, VolumeId};
 
     const HOST: HostId = HostId([2; 16]);
     const MIDDLE: Part = Part::Checkpoint {
         first: false,
         last: false,
     };
+
+    fn filler(since: u64) -> Record {
+        Record::TailRemoved(TailId {
+            volume: VolumeId([1; 16]),
+            since: Epoch(since),
+        })
+    }
 
     /// Frames of one lap, from number 0 on: a checkpoint of `checkpoint` frames, then rounds. Each
     /// takes two blocks.
@@ -182,7 +191,7 @@ mod tests {
         };
         let frame = |number| {
             let mut writer = FrameWriter::new(HOST);
-            (0..600).for_each(|mount| writer.record(&Record::RingMount(mount)));
+            (0..216).for_each(|since| writer.record(&filler(since)));
             let part = if number < checkpoint {
                 part(number)
             } else {
@@ -276,7 +285,7 @@ mod tests {
     fn a_leftover_of_another_attempt_at_a_lap_neither_continues_it_nor_refuses_it() {
         let mut frames = lap(nth(3), 1, 0);
         let mut other = FrameWriter::new(HOST);
-        other.record(&Record::RingMount(1));
+        other.record(&filler(1));
         frames.push(other.finish(MIDDLE, nth(3) + 1, 1));
         assert_eq!(judge([lap(nth(2), 1, 3), frames]), Ok(1));
     }

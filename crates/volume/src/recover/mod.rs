@@ -1,15 +1,15 @@
 //! What a host finds in its log: replay of the frames, then of the rings of a dead process.
 //!
 //! The journal half with the newest whole checkpoint is the truth; its frames are replayed until
-//! the first that is missing. If that one was durable once, the log is refused. If the rings stand
-//! in the same memory as when they were written (same boot, same mount), the entries that follow
-//! the frames without a gap are replayed too. Everything found is then written as a fresh
-//! checkpoint before anything is served.
+//! the first that is missing. If that one was durable once, the log is refused. Of the rings that the
+//! log's last session left in this boot's memory, the entries that follow the frames without a gap
+//! are replayed too. Everything found is then written as a fresh checkpoint, under a session of its
+//! own, before anything is served.
 //!
 //! Reads the journal halves and one header per segment: time is bounded by the log's size
 //! (about 7 % of it is read, however much was written).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blkmq::io::FileId;
 
@@ -19,8 +19,9 @@ use crate::jobs::{Port, join_all};
 use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
 use crate::log::layout::{BLOCK_BYTES, Layout, SegmentHeader, Superblock};
-use crate::log::ring::{RingMount, Rings, TailId};
+use crate::log::ring::{Rings, TailId};
 use crate::log::segments::{Segments, SummaryEntry};
+use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::options::Options;
 use crate::units::{HostId, Span};
@@ -28,13 +29,12 @@ use crate::units::{HostId, Span};
 mod journal;
 pub(crate) mod replay;
 pub(crate) mod report;
+pub(crate) mod rings;
 
 use journal::{check_no_durable_frame_lost, read_half};
-use replay::{
-    RecoveredTail, TailReplay, finish, has_poisoned_ring, replay_frame, replay_rings,
-    report_unreplayed_rings,
-};
+use replay::{RecoveredTail, TailReplay, finish, replay_frame};
 use report::RecoveryReport;
+use rings::{LeftRings, remove_read_rings};
 
 /// Everything that recovery found.
 #[derive(Debug)]
@@ -42,8 +42,12 @@ pub(crate) struct RecoveredLog {
     pub(crate) host: HostId,
     pub(crate) layout: Layout,
     pub(crate) poisoned: bool,
-    /// No ring of a former process counts: the machine was restarted.
-    pub(crate) rings_void: bool,
+    /// The sessions of the log so far.
+    pub(crate) sessions: Sessions,
+    /// Tails whose rings were replayed.
+    pub(crate) rings_read: BTreeSet<TailId>,
+    /// Every ring that was looked for was found.
+    pub(crate) has_read_rings: bool,
     pub(crate) journal: Journal,
     pub(crate) segments: Segments,
     pub(crate) tails: BTreeMap<TailId, RecoveredTail>,
@@ -56,11 +60,11 @@ pub(crate) async fn open(
     options: &Options,
     fresh_host: HostId,
     rings: &dyn Rings,
-    mount: RingMount,
+    boot: Boot,
 ) -> Result<RecoveredLog, OpenError> {
     match read_superblock(port).await? {
         None => format(port, options, fresh_host).await,
-        Some(superblock) => recover(port, superblock, rings, mount).await,
+        Some(superblock) => recover(port, superblock, rings, boot).await,
     }
 }
 
@@ -115,7 +119,9 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
         host,
         layout,
         poisoned: false,
-        rings_void: true,
+        sessions: Sessions::default(),
+        rings_read: BTreeSet::new(),
+        has_read_rings: false,
         journal: Journal {
             half: 1,
             used: 0,
@@ -147,7 +153,7 @@ async fn recover(
     port: &Port,
     superblock: Superblock,
     rings: &dyn Rings,
-    mount: RingMount,
+    boot: Boot,
 ) -> Result<RecoveredLog, OpenError> {
     let layout = Layout::new(superblock.log_bytes, superblock.segment_bytes)?;
     let host = superblock.host;
@@ -168,12 +174,12 @@ async fn recover(
     // A log that was formatted and never checkpointed held nothing.
     let (half, lap) = newest.map_or((1, 0), |(at, half)| (at, half.lap));
     let mut replay = BTreeMap::new();
-    let mut written_mount = None;
+    let mut sessions = Sessions::default();
     if let Some((_, truth)) = newest {
         let mut checkpoint = true;
         for frame in &truth.frames {
             report.frames += 1;
-            replay_frame(&mut replay, frame, checkpoint, &mut written_mount)?;
+            replay_frame(&mut replay, frame, checkpoint, &mut sessions)?;
             checkpoint &= !frame.ends_checkpoint;
         }
     }
@@ -182,16 +188,24 @@ async fn recover(
         // be on disk. The first checkpoint syncs it.
         write_superblock(port, &superblock).await?;
     }
-    let same_boot = written_mount.is_some_and(|written| mount.same_boot(RingMount(written)));
+    let same_boot = sessions.is_of_boot(boot);
+    let left = LeftRings {
+        rings,
+        host,
+        boot,
+        session: sessions.current(),
+    };
     let mut poisoned = superblock.poisoned;
-    if !poisoned && has_poisoned_ring(&replay, rings, host, mount) {
+    if !poisoned && left.is_poisoned(&replay)? {
         poisoned = true;
         mark_poisoned(port, superblock).await;
     }
+    let mut rings_read = BTreeSet::new();
     if poisoned {
-        report_unreplayed_rings(&replay, rings, host, mount, same_boot, &mut report);
+        left.report_unreplayed(&mut replay, same_boot, &mut report)?;
     } else {
-        replay_rings(&mut replay, rings, host, mount, same_boot, &mut report);
+        remove_read_rings(rings, host, &sessions);
+        rings_read = left.replay(&mut replay, same_boot, &mut report)?;
     }
     let segments = rebuild_segments(port, &layout, host, &replay).await?;
     let tails = replay
@@ -202,7 +216,9 @@ async fn recover(
         host,
         layout,
         poisoned,
-        rings_void: !same_boot,
+        has_read_rings: same_boot && report.rings_lost.is_empty(),
+        sessions,
+        rings_read,
         journal: Journal {
             half,
             used: 0,

@@ -1,18 +1,18 @@
-//! What the frames, and then the rings, say each tail holds.
+//! What the frames say each tail holds.
 //!
 //! Memory only: the map of one tail is rebuilt in the order of commit, and a gap in that order is
 //! refused, never skipped.
 
 use std::collections::BTreeMap;
 
-use super::report::RecoveryReport;
 use crate::error::OpenError;
 use crate::log::entry::Entry;
 use crate::log::frame::{Frame, Record};
-use crate::log::ring::{Ring, RingMount, Rings, TailId};
+use crate::log::ring::TailId;
+use crate::log::session::Sessions;
 use crate::map::layers::DirtyExtent;
 use crate::map::{ExtentMap, SectorRun};
-use crate::units::{HostId, Lsn, Span};
+use crate::units::{Lsn, Span};
 
 /// A tail as recovered.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct RecoveredTail {
     pub(crate) name: String,
     pub(crate) stored: Lsn,
     pub(crate) rescue: bool,
+    /// Its ring was lost, and nobody may have been told.
+    pub(crate) unreported_loss: bool,
     pub(crate) newest: Lsn,
     pub(crate) map: ExtentMap<DirtyExtent>,
 }
@@ -43,10 +45,14 @@ impl SectorRun for ReplayedExtent {
 /// What was replayed of one tail so far.
 #[derive(Debug, Default)]
 pub(super) struct TailReplay {
-    name: String,
+    pub(super) name: String,
     stored: Lsn,
-    rescue: bool,
-    newest: Lsn,
+    pub(super) rescue: bool,
+    /// Commits beyond the frames are in its ring.
+    pub(super) ring: bool,
+    /// A ring was lost, and nobody may have been told.
+    pub(super) unreported_loss: bool,
+    pub(super) newest: Lsn,
     pub(super) map: ExtentMap<ReplayedExtent>,
 }
 
@@ -59,6 +65,7 @@ pub(super) fn finish(replay: TailReplay) -> RecoveredTail {
         name,
         stored,
         rescue,
+        unreported_loss,
         newest,
         ..
     } = replay;
@@ -66,6 +73,7 @@ pub(super) fn finish(replay: TailReplay) -> RecoveredTail {
         name,
         stored,
         rescue,
+        unreported_loss,
         newest,
         map,
     }
@@ -75,11 +83,11 @@ pub(super) fn replay_frame(
     replay: &mut BTreeMap<TailId, TailReplay>,
     frame: &Frame,
     checkpoint: bool,
-    mount: &mut Option<u64>,
+    sessions: &mut Sessions,
 ) -> Result<(), OpenError> {
     for record in &frame.records {
         match record {
-            Record::RingMount(found) => *mount = Some(*found),
+            Record::Sessions(found) => sessions.clone_from(found),
             Record::TailRemoved(tail) => {
                 replay.remove(tail);
             }
@@ -89,6 +97,8 @@ pub(super) fn replay_frame(
                 tail.stored = tail.stored.max(record.stored);
                 tail.newest = tail.newest.max(record.stored);
                 tail.rescue |= record.rescue;
+                tail.ring = record.ring;
+                tail.unreported_loss = record.unreported_loss;
                 drop_stored(tail);
             }
             Record::Entries { tail, cut, entries } => {
@@ -136,7 +146,7 @@ fn replay_entries(
     Ok(())
 }
 
-fn apply(tail: &mut TailReplay, entry: &Entry) {
+pub(super) fn apply(tail: &mut TailReplay, entry: &Entry) {
     let dirty = DirtyExtent {
         addr: entry.addr,
         lsn: entry.lsn,
@@ -162,79 +172,5 @@ fn drop_stored(tail: &mut TailReplay) {
         .collect();
     for span in old {
         tail.map.remove(span, |_, _| {});
-    }
-}
-
-/// The ring of a tail as a dead process of this boot left it.
-fn existing_ring(rings: &dyn Rings, tail: TailId, host: HostId, mount: RingMount) -> Option<Ring> {
-    Ring::open_existing(rings.find(tail)?, tail, host, mount)
-}
-
-/// Whether any ring says that the log was poisoned: the dead process may not have got as far as
-/// to say so on disk.
-pub(super) fn has_poisoned_ring(
-    replay: &BTreeMap<TailId, TailReplay>,
-    rings: &dyn Rings,
-    host: HostId,
-    mount: RingMount,
-) -> bool {
-    replay.keys().any(|id| {
-        let ring = existing_ring(rings, *id, host, mount);
-        ring.is_some_and(|ring| ring.is_poisoned())
-    })
-}
-
-/// The rings of a poisoned log are not replayed (R10). What they held is lost, and reported.
-pub(super) fn report_unreplayed_rings(
-    replay: &BTreeMap<TailId, TailReplay>,
-    rings: &dyn Rings,
-    host: HostId,
-    mount: RingMount,
-    same_boot: bool,
-    report: &mut RecoveryReport,
-) {
-    for (id, tail) in replay.iter().filter(|(_, tail)| !tail.rescue && same_boot) {
-        let ring = existing_ring(rings, *id, host, mount);
-        if ring.is_none_or(|ring| ring.read(tail.newest.next()).is_some()) {
-            report.rings_lost.push(tail.name.clone());
-        }
-    }
-}
-
-pub(super) fn replay_rings(
-    replay: &mut BTreeMap<TailId, TailReplay>,
-    rings: &dyn Rings,
-    host: HostId,
-    mount: RingMount,
-    same_boot: bool,
-    report: &mut RecoveryReport,
-) {
-    for (id, tail) in replay.iter_mut().filter(|(_, tail)| !tail.rescue) {
-        let Some(ring) = existing_ring(rings, *id, host, mount) else {
-            if same_boot {
-                // The host did not go down, and yet the ring is gone (its file was removed, or
-                // its directory mounted anew): say so.
-                tracing::error!(
-                    volume = tail.name,
-                    after_lsn = tail.newest.0,
-                    "the index ring is gone though the host was not restarted: writes after the \
-                     last flush may be lost"
-                );
-                report.rings_lost.push(tail.name.clone());
-            }
-            continue;
-        };
-        let next = |newest: Lsn| {
-            let entry = ring.read(newest.next());
-            if canary::active!("replay_past_hole") {
-                return entry.or_else(|| ring.read(newest.next().next()));
-            }
-            entry
-        };
-        while let Some(entry) = next(tail.newest) {
-            tail.newest = entry.lsn;
-            apply(tail, &entry);
-            report.ring_entries += 1;
-        }
     }
 }

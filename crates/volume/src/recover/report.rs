@@ -1,6 +1,7 @@
 //! What recovery reports to the driver.
 
-use crate::units::Lsn;
+use crate::log::ring::{RingId, RingsAside};
+use crate::units::{LogSession, Lsn};
 
 /// What recovery found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,10 +17,25 @@ pub struct RecoveryReport {
     /// Volumes whose ring was gone although the host was not restarted: writes after their last
     /// flush may be lost.
     pub rings_lost: Vec<String>,
+    /// Rings of earlier sessions of this log: it went on without what they hold, so they are never
+    /// replayed.
+    pub stale_rings: Vec<StaleRing>,
+    /// Sessions that have rings under this log's identity, and are not its own: a copy of the cache
+    /// directory was used here.
+    pub foreign_sessions: Vec<LogSession>,
     /// Tails found.
     pub tails: Vec<TailReport>,
     /// The log is poisoned: reads only.
     pub poisoned: bool,
+}
+
+/// A ring that was put aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaleRing {
+    /// Which one.
+    pub ring: RingId,
+    /// Where it is kept now, or why it is still where it was.
+    pub aside: Result<RingsAside, String>,
 }
 
 /// A tail that recovery found.

@@ -76,6 +76,8 @@ pub(crate) struct Tail {
     framed: AtomicU64,
     stored: AtomicU64,
     rescue: AtomicBool,
+    /// Commits were lost with a ring, and whoever started the host may not have been told.
+    unreported_loss: AtomicBool,
     /// Sectors of log that this tail's dirty extents and plans hold: its share of the log.
     dirty_sectors: AtomicU64,
     pub(crate) upload: UploadState,
@@ -91,6 +93,7 @@ impl Tail {
             framed: AtomicU64::new(framed.0),
             stored: AtomicU64::new(stored.0),
             rescue: AtomicBool::new(rescue),
+            unreported_loss: AtomicBool::new(false),
             dirty_sectors: AtomicU64::new(0),
             upload: UploadState::default(),
         }
@@ -111,6 +114,15 @@ impl Tail {
     /// Another host's history has overtaken this tail: it is kept and never replayed.
     pub(crate) fn mark_rescue(&self) {
         self.rescue.store(true, Ordering::Release);
+    }
+
+    /// Whether a loss of commits is still to be reported; true once.
+    pub(crate) fn take_unreported_loss(&self) -> bool {
+        self.unreported_loss.swap(false, Ordering::AcqRel)
+    }
+
+    pub(crate) fn set_unreported_loss(&self) {
+        self.unreported_loss.store(true, Ordering::Release);
     }
 
     /// The volume's short lock: memory work only, never across a wait.
@@ -159,11 +171,14 @@ impl Tail {
 
     pub(crate) fn record(&self) -> TailRecord {
         let (tail, name, rescue) = (self.id, self.name.clone(), self.is_rescue());
+        let ring = self.lock().ring.is_some();
         TailRecord {
             tail,
             name,
             stored: self.stored(),
             rescue,
+            ring,
+            unreported_loss: self.unreported_loss.load(Ordering::Acquire),
         }
     }
 

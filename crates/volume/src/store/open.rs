@@ -14,7 +14,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::lock::lock;
 use crate::log::frame::Record;
-use crate::log::ring::{Ring, TailId, region_words};
+use crate::log::ring::{Ring, TailId};
 use crate::map::index::{Index, delta_of};
 use crate::map::layers::{FrozenLayer, Layers};
 use crate::object::pack::{Item, TRAILER_BYTES, decode_footer};
@@ -96,6 +96,9 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         late: None,
     };
     let tail = Tail::new(id, found.name, found.rescue, inner, found.stored);
+    if found.unreported_loss {
+        tail.set_unreported_loss();
+    }
     tail.add_dirty(dirty);
     tail
 }
@@ -130,6 +133,7 @@ pub(crate) async fn open(
                 name: root.name.clone(),
                 stored: root.lsn,
                 rescue: false,
+                unreported_loss: false,
                 newest: root.lsn,
                 map: crate::map::ExtentMap::default(),
             };
@@ -269,31 +273,14 @@ fn origin(item: &Item) -> VolumeId {
     }
 }
 
-/// An empty ring for a tail. What an old one held was sealed by recovery before anything was
-/// opened. None if the log is poisoned: nothing will be committed, and the old ring stays, for it
-/// says so.
+/// An empty ring for a tail. None if the log is poisoned: nothing will be committed, and the old
+/// ring stays, for it says so.
 fn open_ring(engine: &Engine, tail: TailId, entries: u32) -> Result<Option<Ring>, OpenError> {
     if engine.poisoned.load(Ordering::Acquire) {
         return Ok(None);
     }
-    let region = engine.rings.open(tail, region_words(entries));
-    let region = region.map_err(OpenError::Disk)?;
-    Ok(Some(Ring::format(region, tail, engine.host, engine.mount)))
-}
-
-/// Gives a tail that is not open yet an empty ring of the smallest size, for a successor to
-/// find. Without one it would report a loss, so that is the worst that a failure does.
-pub(crate) fn install_empty_ring(engine: &Engine, tail: &Tail) {
-    if tail.is_rescue() {
-        return;
-    }
-    match open_ring(engine, tail.id(), 1) {
-        Ok(ring) => tail.lock().ring = ring,
-        Err(error) => {
-            let volume = tail.name();
-            tracing::warn!(volume, %error, "there will be no index ring until it is opened");
-        }
-    }
+    let ring = engine.make_ring(Some(tail), entries);
+    ring.map(Some).map_err(OpenError::Disk)
 }
 
 /// Makes the tail serve: its ring, its record in the log, its uploads.
@@ -337,7 +324,7 @@ async fn go_live(
         tail.poison_ring();
     }
     if !engine.committer().is_poisoned() {
-        // Recovery reads the rings of tails that frames name: none may be written before.
+        // Recovery reads the rings that frames name: none may be written before.
         let round = engine.committer().next_round();
         engine
             .committer()
@@ -397,7 +384,7 @@ pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     engine.clone().jobs.spawn(async move {
         // As long as a frame names the tail, recovery would miss its ring.
         if engine.committer().durable(&engine, round).await && engine.tail(id).is_none() {
-            engine.rings.remove(id);
+            engine.rings.remove(engine.ring_id(Some(id)));
         }
     });
 }

@@ -14,10 +14,10 @@ use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
 use volume::driver::{
     DiskError, DiskOp, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply, Version,
 };
-use volume::units::Now;
+use volume::units::{HostId, Now};
 use volume::{
-    HeapRegion, Host, Notify, OpenError, OpenMode, Options, RecoveryReport, RingRegion, Rings,
-    Setup, TailId, Volume, VolumeSpec,
+    HeapRegion, Host, Notify, OpenError, OpenMode, Options, RecoveryReport, RingId, RingRegion,
+    Rings, RingsAside, Setup, Volume, VolumeSpec,
 };
 
 /// What survives the process: files, objects, rings.
@@ -27,7 +27,6 @@ pub(crate) struct Lasting {
     pub(crate) objects: BTreeMap<String, (Vec<u8>, u64)>,
     pub(crate) rings: Arc<HeapRings>,
     pub(crate) boot: u8,
-    pub(crate) mount: u64,
     pub(crate) versions: u64,
     /// Store requests so far, by kind.
     pub(crate) store_requests: BTreeMap<&'static str, usize>,
@@ -47,9 +46,24 @@ pub(crate) struct Lasting {
     pub(crate) bad: Vec<Range<u64>>,
 }
 
+impl Lasting {
+    /// The same files, objects and rings, in places of their own.
+    pub(crate) fn copy(&self) -> Lasting {
+        Lasting {
+            files: self.files.clone(),
+            objects: self.objects.clone(),
+            rings: Arc::new(self.rings.copy()),
+            boot: self.boot,
+            versions: self.versions,
+            ..Lasting::default()
+        }
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct HeapRings {
-    regions: Mutex<BTreeMap<TailId, Arc<HeapRegion>>>,
+    regions: Mutex<BTreeMap<RingId, Arc<HeapRegion>>>,
+    aside: Mutex<Vec<RingId>>,
     /// Whoever touches a ring panics, once.
     trap: Arc<AtomicBool>,
 }
@@ -66,23 +80,43 @@ impl RingRegion for Trapped {
 }
 
 impl Rings for HeapRings {
-    fn find(&self, tail: TailId) -> Option<Arc<dyn RingRegion>> {
+    fn find(&self, ring: RingId) -> Result<Option<Arc<dyn RingRegion>>, String> {
         let rings = self.regions.lock().expect("no panics");
-        rings.get(&tail).map(|region| self.trapped(region))
+        Ok(rings.get(&ring).map(|region| self.trapped(region)))
     }
 
-    fn open(&self, tail: TailId, words: usize) -> Result<Arc<dyn RingRegion>, String> {
+    fn open(&self, ring: RingId, words: usize) -> Result<Arc<dyn RingRegion>, String> {
         let mut rings = self.regions.lock().expect("no panics");
         let fresh = || Arc::new(HeapRegion::new(words));
-        let region = rings.entry(tail).or_insert_with(fresh);
+        let region = rings.entry(ring).or_insert_with(fresh);
         if region.words().len() != words {
             *region = fresh();
         }
         Ok(self.trapped(region))
     }
 
-    fn remove(&self, tail: TailId) {
-        self.regions.lock().expect("no panics").remove(&tail);
+    fn remove(&self, ring: RingId) {
+        self.regions.lock().expect("no panics").remove(&ring);
+    }
+
+    fn list(&self, host: HostId) -> Vec<RingId> {
+        let rings = self.regions.lock().expect("no panics");
+        rings
+            .keys()
+            .filter(|ring| ring.host == host)
+            .copied()
+            .collect()
+    }
+
+    fn set_aside(&self, ring: RingId) -> Result<RingsAside, String> {
+        let region = self.regions.lock().expect("no panics").remove(&ring);
+        let mut aside = self.aside.lock().expect("no panics");
+        aside.push(ring);
+        Ok(RingsAside {
+            place: "aside".into(),
+            count: aside.len(),
+            bytes: region.map_or(0, |region| region.words().len() as u64 * 8),
+        })
     }
 }
 
@@ -106,11 +140,23 @@ impl HeapRings {
             Arc::new(copy)
         };
         let rings = self.regions.lock().expect("no panics");
-        let copies = rings.iter().map(|(tail, region)| (*tail, copied(region)));
+        let copies = rings.iter().map(|(ring, region)| (*ring, copied(region)));
         HeapRings {
             regions: Mutex::new(copies.collect()),
+            aside: Mutex::default(),
             trap: Arc::default(),
         }
+    }
+
+    /// The names of all rings that were not put aside.
+    pub(crate) fn names(&self) -> Vec<RingId> {
+        let rings = self.regions.lock().expect("no panics");
+        rings.keys().copied().collect()
+    }
+
+    /// Those that were.
+    pub(crate) fn aside(&self) -> Vec<RingId> {
+        self.aside.lock().expect("no panics").clone()
     }
 
     pub(crate) fn lose_all(&self) {
@@ -175,7 +221,6 @@ impl World {
             rings: lasting.rings.clone(),
             notify: Arc::new(Quiet),
             boot_id: [lasting.boot; 16],
-            mount_id: lasting.mount,
             entropy,
             label: "test".into(),
             now: Now {

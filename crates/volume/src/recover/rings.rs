@@ -1,0 +1,208 @@
+//! Which rings of dead processes are believed, what they hold, and what becomes of the others.
+//!
+//! A ring is believed only if the last session of this log made it, in this boot: then it continues
+//! exactly what the frames say. Any other may have been left behind by a start that did not find it,
+//! and the log went on without it: what it holds is no part of the history any more. It is never
+//! replayed, and never deleted before the log is known to have all that it held.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::replay::{TailReplay, apply};
+use super::report::{RecoveryReport, StaleRing};
+use crate::error::OpenError;
+use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
+use crate::log::session::{Boot, Sessions};
+use crate::units::{HostId, LogSession, Lsn};
+
+/// What the last session of a log may have left in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct LeftRings<'a> {
+    pub(crate) rings: &'a dyn Rings,
+    pub(crate) host: HostId,
+    pub(crate) boot: Boot,
+    pub(crate) session: LogSession,
+}
+
+type Replay = BTreeMap<TailId, TailReplay>;
+
+impl LeftRings<'_> {
+    fn id(&self, tail: Option<TailId>) -> RingId {
+        RingId {
+            host: self.host,
+            session: self.session,
+            tail,
+        }
+    }
+
+    /// The ring of a tail, or the session's own region.
+    fn find(&self, tail: Option<TailId>) -> Result<Option<Ring>, OpenError> {
+        let mut id = self.id(tail);
+        if canary::active!("believe_stale_rings") {
+            let left = self.rings.list(self.host).into_iter();
+            let same = left.rev().find(|ring| ring.tail == tail);
+            id = same.unwrap_or(id);
+        }
+        let region = self.rings.find(id).map_err(OpenError::Disk)?;
+        Ok(region.and_then(|region| Ring::open_existing(region, &id, self.boot)))
+    }
+
+    /// Whether any ring says that the log was poisoned: the dead process may not have got as far
+    /// as to say so on disk.
+    pub(super) fn is_poisoned(&self, replay: &Replay) -> Result<bool, OpenError> {
+        let tails = replay.keys().map(|tail| Some(*tail));
+        for tail in [None].into_iter().chain(tails) {
+            if self.find(tail)?.is_some_and(|ring| ring.is_poisoned()) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The rings of a poisoned log are not replayed (R10). What they held is lost, and reported.
+    pub(super) fn report_unreplayed(
+        &self,
+        replay: &mut Replay,
+        same_boot: bool,
+        report: &mut RecoveryReport,
+    ) -> Result<(), OpenError> {
+        let expected = |tail: &TailReplay| tail.ring && !tail.rescue && same_boot;
+        for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
+            let ring = self.find(Some(*id))?;
+            if ring.is_none_or(|ring| ring.read(tail.newest.next()).is_some()) {
+                tail.unreported_loss = true;
+            }
+        }
+        report_losses(replay, report);
+        Ok(())
+    }
+
+    /// Replays what the rings hold beyond the frames. Answers which of them it found.
+    pub(super) fn replay(
+        &self,
+        replay: &mut Replay,
+        same_boot: bool,
+        report: &mut RecoveryReport,
+    ) -> Result<BTreeSet<TailId>, OpenError> {
+        let mut found = BTreeSet::new();
+        let expected = |tail: &TailReplay| tail.ring && !tail.rescue;
+        for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
+            if let Some(ring) = self.find(Some(*id))? {
+                report.ring_entries += replay_ring(tail, &ring);
+                found.insert(*id);
+            } else if same_boot {
+                // The host did not go down, and yet the ring is gone (its file was removed, or
+                // this start looks for it in another directory): say so.
+                tracing::error!(
+                    volume = tail.name,
+                    after_lsn = tail.newest.0,
+                    "the index ring is gone though the host was not restarted: writes after the \
+                     last flush may be lost"
+                );
+                tail.unreported_loss = true;
+            }
+        }
+        report_losses(replay, report);
+        Ok(found)
+    }
+
+    /// Says in memory that the log is poisoned, for the next process: the log of this session must
+    /// not be taken for durable. For a start that failed before it served.
+    pub(crate) fn poison(&self, tails: impl Iterator<Item = TailId>) {
+        for tail in tails {
+            if let Ok(Some(ring)) = self.find(Some(tail)) {
+                ring.poison();
+            }
+        }
+        match self.rings.open(self.id(None), region_words(0)) {
+            Ok(region) => Ring::format(region, &self.id(None), self.boot).poison(),
+            Err(error) => tracing::error!(error, "the poisoned log cannot be marked in memory"),
+        }
+    }
+}
+
+/// Also those that a start found which ended before it could say so.
+fn report_losses(replay: &Replay, report: &mut RecoveryReport) {
+    let lost = replay.values().filter(|tail| tail.unreported_loss);
+    report.rings_lost.extend(lost.map(|tail| tail.name.clone()));
+}
+
+/// Commits of a ring that follow the frames without a gap; tells how many.
+fn replay_ring(tail: &mut TailReplay, ring: &Ring) -> u64 {
+    let next = |newest: Lsn| {
+        let entry = ring.read(newest.next());
+        if canary::active!("replay_past_hole") {
+            return entry.or_else(|| ring.read(newest.next().next()));
+        }
+        entry
+    };
+    let mut count = 0;
+    while let Some(entry) = next(tail.newest) {
+        tail.newest = entry.lsn;
+        apply(tail, &entry);
+        count += 1;
+    }
+    count
+}
+
+/// Removes the rings of which the log has everything since the last start: that start ended before
+/// it could. Later ones could not tell any more.
+pub(super) fn remove_read_rings(rings: &dyn Rings, host: HostId, sessions: &Sessions) {
+    let left = rings.list(host).into_iter();
+    left.filter(|ring| sessions.has_read_rings_of(ring.session))
+        .for_each(|ring| rings.remove(ring));
+}
+
+/// The rings that a recovered log leaves behind, once what it found is durable.
+pub(crate) struct DoneRings<'a> {
+    pub(crate) rings: &'a dyn Rings,
+    pub(crate) host: HostId,
+    /// The sessions before this one.
+    pub(crate) sessions: &'a Sessions,
+    /// Tails whose rings were replayed.
+    pub(crate) read: &'a BTreeSet<TailId>,
+    /// How far the log knows each tail.
+    pub(crate) newest: BTreeMap<TailId, Lsn>,
+}
+
+impl DoneRings<'_> {
+    /// Removes those that hold nothing the log does not have, puts those aside that this log went
+    /// on without, and leaves those alone that another log made.
+    pub(crate) fn clear(&self, report: &mut RecoveryReport) {
+        let mut foreign = BTreeSet::new();
+        for ring in self.rings.list(self.host) {
+            if !self.sessions.is_own(ring.session) {
+                foreign.insert(ring.session);
+            } else if self.holds_more(ring) {
+                let aside = self.rings.set_aside(ring);
+                report.stale_rings.push(StaleRing { ring, aside });
+            } else {
+                self.rings.remove(ring);
+            }
+        }
+        report.foreign_sessions.extend(foreign);
+    }
+
+    /// Whether it may hold commits that the log never had.
+    fn holds_more(&self, id: RingId) -> bool {
+        let Some(tail) = id.tail else {
+            return false;
+        };
+        let last = id.session == self.sessions.current();
+        if last && (self.read.contains(&tail) || !self.newest.contains_key(&tail)) {
+            // Replayed; or the frames say that the tail was closed, or was never used.
+            return false;
+        }
+        match self.rings.find(id) {
+            Ok(None) => false,
+            Err(_) => true,
+            Ok(Some(region)) => {
+                let boot = Ring::boot_of(&*region);
+                match Ring::open_existing(region, &id, boot) {
+                    None => true,
+                    Some(ring) if last => ring.read(self.newest[&tail].next()).is_some(),
+                    Some(ring) => !ring.is_unused(),
+                }
+            }
+        }
+    }
+}
