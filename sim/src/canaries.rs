@@ -33,6 +33,11 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
     "cache_region_lost",
 ];
 
+/// Canaries that tests of the engine see, each with a test of its own: `crates/volume/tests`, with
+/// `--cfg canary`.
+#[cfg(test)]
+const SEEN_BY_ENGINE_TESTS: &[&str] = &["foreign_root_of_equal_epoch", "missing_root_is_a_fence"];
+
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.
 const ROUNDS: u64 = 3;
 /// Seeds of one round at most.
@@ -179,7 +184,12 @@ mod tests {
     #[test]
     fn every_canary_of_the_engine_is_hunted() {
         let engine = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/volume/src");
-        let hunted = [&super::SEEN_BY_CLIENTS[..], &super::SEEN_BY_INVARIANTS].concat();
+        let hunted = [
+            &super::SEEN_BY_CLIENTS[..],
+            &super::SEEN_BY_INVARIANTS,
+            super::SEEN_BY_ENGINE_TESTS,
+        ]
+        .concat();
         assert_eq!(canary::unlisted(engine, &hunted), [""; 0]);
     }
 }

@@ -103,6 +103,8 @@ failure_codes! {
         "Start the server with --nbd.";
     Output, "output", 500, FAILED, "The result cannot be written",
         "Check where standard output leads.";
+    RootMissing, "root-missing", 500, FAILED, "A volume's root is gone from the store",
+        "Put the object back from a backup, or from an older version of it.";
     ServerUnreachable, "server-unreachable", 503, FAILED, "The server does not answer",
         "Start one with `firn serve`, or name another with --api.";
     StoreDenied, "store-denied", 502, FAILED, "The store refuses access",
@@ -113,6 +115,8 @@ failure_codes! {
         "Try again once the store can be reached.";
     StoreUnsupported, "store-unsupported", 501, FAILED, "The store lacks a function",
         "Use a store with conditional PUT, or --single-writer.";
+    StoreWentBack, "store-went-back", 409, FAILED, "The store was set back to an older copy",
+        "Put the newer objects back, or declare the loss with --take-over.";
     TailWanted, "tail-wanted", 409, FAILED, "The volume still waits for the tail",
         "Open the volume, or drop the tail with --force.";
     UblkDenied, "ublk-denied", 500, FAILED, "This process may not use ublk",
@@ -131,6 +135,8 @@ failure_codes! {
         "Use a client of the server's version.";
     Usage, "usage", 400, USAGE, "The command line makes no sense",
         "See --help.";
+    VolumeDeleted, "volume-deleted", 410, FAILED, "Another host has deleted the volume",
+        "Detach it here.";
     VolumeExists, "volume-exists", 409, FAILED, "A volume of this name exists",
         "Choose another name.";
     VolumeFenced, "volume-fenced", 409, FAILED, "Another host has taken the volume over",
@@ -263,6 +269,9 @@ impl From<volume::OpenError> for Failure {
             E::Exists(_) => FailureCode::VolumeExists,
             E::Held { .. } => FailureCode::VolumeHeld,
             E::Fenced(_) => FailureCode::VolumeFenced,
+            E::Deleted(_) => FailureCode::VolumeDeleted,
+            E::RootMissing(_) => FailureCode::RootMissing,
+            E::StoreWentBack { .. } => FailureCode::StoreWentBack,
             E::InUse(_) => FailureCode::VolumeInUse,
             E::Invalid(_) => FailureCode::Invalid,
             E::Poisoned => FailureCode::LogPoisoned,

@@ -47,6 +47,19 @@ pub enum OpenError {
     },
     /// Another host has taken the volume over; this one completes no more writes.
     Fenced(String),
+    /// The volume was deleted, or deleted and created anew, while this host had it open.
+    Deleted(String),
+    /// The volume's root is not in the store any more, and no mark that it was deleted.
+    RootMissing(String),
+    /// The store has an older state of the volume than this host brought there.
+    StoreWentBack {
+        /// The volume.
+        volume: String,
+        /// The newest commit that the store has.
+        stored_lsn: u64,
+        /// The newest commit that this host knows to have been there.
+        known_lsn: u64,
+    },
     /// The volume is open here.
     InUse(String),
     /// A name or size that is not allowed.
@@ -93,6 +106,29 @@ impl fmt::Display for OpenError {
                 f,
                 "volume {name} was taken over by another host; what this host had not uploaded \
                  stays in its log"
+            ),
+            OpenError::Deleted(name) => write!(
+                f,
+                "volume {name} was deleted by another host; what this host had not uploaded stays in \
+                 its log"
+            ),
+            OpenError::RootMissing(name) => write!(
+                f,
+                "volumes/{name}/root, the root of volume {name}, is gone from the store, though nobody \
+                 deleted the volume: nothing more of it is stored. What is on this host is still \
+                 served: put the object back from a backup or an older version of it, or copy the \
+                 disk's content elsewhere"
+            ),
+            OpenError::StoreWentBack {
+                volume,
+                stored_lsn,
+                known_lsn,
+            } => write!(
+                f,
+                "the store has volume {volume} up to LSN {stored_lsn}, but this host brought it up to \
+                 LSN {known_lsn}: the store was set back to an older copy. Put the newer objects back, \
+                 or declare the loss with --take-over: the volume then goes on from what the store has, \
+                 and what this host has beside it is kept for rescue"
             ),
             OpenError::InUse(name) => {
                 write!(f, "volume {name} is attached: detach it first")

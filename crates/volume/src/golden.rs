@@ -360,10 +360,16 @@ fn roots_are_as_documented() {
         block: 512,
         epoch: Epoch(3),
         since: Epoch(2),
+        first: Lsn(60),
         sequence: 7,
         nonce: 11,
+        earlier: vec![10, 9],
         owner: Some(Owner {
             host: host(),
+            session: LogSession {
+                number: 4,
+                random: 0x0102_0304_0506_0708,
+            },
             label: "here".into(),
         }),
         deleted: false,
@@ -373,6 +379,7 @@ fn roots_are_as_documented() {
             pack: OBJECT,
             footer_offset: 544,
             footer_bytes: 160,
+            span: Span::new(8, 1),
         }],
         nodes: vec![(
             0,

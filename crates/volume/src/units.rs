@@ -101,7 +101,7 @@ pub struct Now {
 pub const SECOND_NS: u64 = 1_000_000_000;
 
 /// A half-open range of sectors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     /// First sector.
     pub start: u64,
@@ -131,6 +131,15 @@ impl Span {
     /// No sectors at all?
     pub fn is_empty(self) -> bool {
         self.start >= self.end
+    }
+
+    /// The smallest range that holds both.
+    #[must_use]
+    pub fn hull(self, other: Span) -> Span {
+        Span {
+            start: self.start.min(other.start),
+            end: self.end.max(other.end),
+        }
     }
 
     /// The common part, empty if there is none.

@@ -18,7 +18,7 @@ use blkmq::io::SECTOR_BYTES;
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Truncated, Writer, crc64};
-use crate::units::{Epoch, HostId, Lsn, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNROOT";
 /// The version that this code writes and reads.
@@ -27,6 +27,9 @@ const HEADER_BYTES: usize = 24;
 const MUST_UNDERSTAND: u16 = 1;
 /// The largest size that is accepted, an exbibyte; what can be created is far smaller.
 const BYTES_MAX: u64 = 1 << 60;
+/// Nonces that a root keeps, its own among them: so many commits later the writer of one whose answer
+/// was lost still finds out that it took effect.
+const NONCES_MAX: usize = 8;
 /// The nodes of that many bytes.
 const NODES_MAX: u64 = BYTES_MAX / SECTOR_BYTES / PAGE_SECTORS / NODE_PAGES;
 
@@ -39,6 +42,8 @@ pub struct DeltaRef {
     pub footer_offset: u64,
     /// Bytes of the footer, without the trailer.
     pub footer_bytes: u32,
+    /// All of the volume's extents in it lie within: what is lost if the pack is.
+    pub span: Span,
 }
 
 /// The host that may write to the volume.
@@ -46,6 +51,9 @@ pub struct DeltaRef {
 pub struct Owner {
     /// The host.
     pub host: HostId,
+    /// The start of its server that wrote this root: a copy of the host's cache directory has its id,
+    /// but not its later sessions.
+    pub session: LogSession,
     /// What to call it in messages.
     pub label: String,
 }
@@ -74,10 +82,14 @@ pub struct Root {
     pub epoch: Epoch,
     /// The epoch in which the owner's unbroken hold began.
     pub since: Epoch,
+    /// The first LSN that this epoch may give out: what an older epoch wrote at or above it is void.
+    pub first: Lsn,
     /// Counts commits of this object.
     pub sequence: u64,
     /// Drawn for each commit: its writer recognises it after an unknown outcome.
     pub nonce: u64,
+    /// Those of the commits before, the newest first.
+    pub earlier: Vec<u64>,
     /// The host that holds the volume; none after it was closed.
     pub owner: Option<Owner>,
     /// It is being deleted.
@@ -95,6 +107,25 @@ pub struct Root {
 }
 
 impl Root {
+    /// The root that takes this one's place in the store: of the next number, and with a nonce of its
+    /// own. The name's epochs, numbers and nonces go on, also over deletion and creation.
+    #[must_use]
+    pub(crate) fn succeeding(self, before: &Root, nonce: u64, unix_ms: u64) -> Root {
+        let earlier = std::iter::once(before.nonce).chain(before.earlier.iter().copied());
+        Root {
+            sequence: before.sequence + 1,
+            nonce,
+            earlier: earlier.take(NONCES_MAX - 1).collect(),
+            unix_ms,
+            ..self
+        }
+    }
+
+    /// Whether it is the commit with this nonce, or was written over it.
+    pub fn has_commit(&self, nonce: u64) -> bool {
+        self.nonce == nonce || self.earlier.contains(&nonce)
+    }
+
     /// The object's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
@@ -104,17 +135,26 @@ impl Root {
             .u32(self.block);
         body.u64(self.epoch.0)
             .u64(self.since.0)
+            .u64(self.first.0)
             .u64(self.sequence)
-            .u64(self.nonce);
+            .u64(self.nonce)
+            .u8(self.earlier.len() as u8);
+        for nonce in &self.earlier {
+            body.u64(*nonce);
+        }
         body.u8(u8::from(self.owner.is_some()) | u8::from(self.deleted) << 1);
         if let Some(owner) = &self.owner {
-            body.raw(&owner.host.0).text(&owner.label);
+            body.raw(&owner.host.0)
+                .u64(owner.session.number)
+                .u64(owner.session.random)
+                .text(&owner.label);
         }
         body.u64(self.lsn.0).u64(self.unix_ms);
         body.u32(self.deltas.len() as u32);
         for delta in &self.deltas {
             body.u64(delta.pack.session).u64(delta.pack.number);
             body.u64(delta.footer_offset).u32(delta.footer_bytes);
+            body.u64(delta.span.start).u64(delta.span.end);
         }
         body.u32(self.nodes.len() as u32);
         for (node, block) in &self.nodes {
@@ -162,13 +202,20 @@ impl Root {
         if !matches!(block, 512 | 4096) || !bytes.is_multiple_of(4096) || bytes > BYTES_MAX {
             return Err(FormatError::Corrupt("an impossible size"));
         }
-        let (epoch, since) = (Epoch(r.u64()?), Epoch(r.u64()?));
+        let (epoch, since, first) = (Epoch(r.u64()?), Epoch(r.u64()?), Lsn(r.u64()?));
         let (sequence, nonce) = (r.u64()?, r.u64()?);
+        let earlier = (0..r.u8()?)
+            .map(|_| r.u64())
+            .collect::<Result<_, Truncated>>()?;
         let flags = r.u8()?;
         let owner = match flags & 1 {
             0 => None,
             _ => Some(Owner {
                 host: HostId(r.array()?),
+                session: LogSession {
+                    number: r.u64()?,
+                    random: r.u64()?,
+                },
                 label: r.text()?,
             }),
         };
@@ -193,8 +240,10 @@ impl Root {
             block,
             epoch,
             since,
+            first,
             sequence,
             nonce,
+            earlier,
             owner,
             deleted,
             lsn,
@@ -215,6 +264,13 @@ fn decode_delta(r: &mut Reader<'_>) -> Result<DeltaRef, FormatError> {
         pack,
         footer_offset: r.u64()?,
         footer_bytes: r.u32()?,
+        span: {
+            let (start, end) = (r.u64()?, r.u64()?);
+            if start > end {
+                return Err(FormatError::Corrupt("a delta of less than nothing"));
+            }
+            Span { start, end }
+        },
     })
 }
 
@@ -245,10 +301,16 @@ mod tests {
             block: 512,
             epoch: Epoch(3),
             since: Epoch(2),
+            first: Lsn(60),
             sequence: 7,
             nonce: 11,
+            earlier: vec![10, 9],
             owner: Some(Owner {
                 host: HostId([1; 16]),
+                session: LogSession {
+                    number: 4,
+                    random: 5,
+                },
                 label: "here".into(),
             }),
             deleted: false,
@@ -258,6 +320,7 @@ mod tests {
                 pack: object,
                 footer_offset: 8,
                 footer_bytes: 80,
+                span: Span::new(16, 8),
             }],
             nodes: vec![(
                 4,
@@ -284,6 +347,17 @@ mod tests {
             ..root
         };
         assert_eq!(Root::decode(&released.encode()), Ok(released));
+    }
+
+    #[test]
+    fn a_root_keeps_the_nonces_of_the_commits_before_it_and_a_bounded_number_of_them() {
+        let mut root = root();
+        for nonce in 100..120 {
+            root = root.clone().succeeding(&root, nonce, 0);
+        }
+        assert_eq!(root.sequence, 27);
+        assert!((112..120).all(|nonce| root.has_commit(nonce)));
+        assert!(!root.has_commit(111) && root.earlier.len() == NONCES_MAX - 1);
     }
 
     #[test]

@@ -11,10 +11,11 @@ use crate::error::OpenError;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
-use crate::store::objects::{store_error, store_with_retry};
+use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::open::{NameLock, discard_tail, local_tails};
 use crate::store::roots::{ReplaceOutcome, read_any_root, read_root, replace_root};
 use crate::store::upload;
+use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
 use crate::units::{Epoch, Lsn};
 
@@ -37,15 +38,50 @@ pub(crate) async fn create(
     spec: VolumeSpec,
 ) -> Result<VolumeInfo, OpenError> {
     check_spec(&spec)?;
-    let root = Root {
+    let root = first_root(engine, spec);
+    let key = root_key(&root.name);
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: root.encode(),
+    };
+    let mut delay = engine.options.retry_ns;
+    for _ in 0..ATTEMPTS_MAX {
+        match store_with_retry(engine, op.clone()).await {
+            Ok(_) => return Ok(VolumeInfo::of(&root)),
+            Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
+            Err(error) => return Err(store_error("create", &key, &error)),
+        }
+        // A root is there, or the outcome is not known: check whether it is our own.
+        match read_any_root(engine, &root.name).await {
+            Ok(head) if head.root.has_commit(root.nonce) => return Ok(VolumeInfo::of(&root)),
+            // What a deletion leaves: the name is free.
+            Ok(head) if head.root.deleted => return create_again(engine, root, &head).await,
+            Ok(_) => return Err(OpenError::Exists(root.name)),
+            // It was not written, or has not been yet: the same bytes again.
+            Err(OpenError::NoSuchVolume(_)) => {}
+            Err(error) => return Err(error),
+        }
+        engine.port.sleep(delay).await;
+        delay *= 2;
+    }
+    Err(OpenError::Store(format!(
+        "{key}: the store did not say whether it was written; it is not there now: try again"
+    )))
+}
+
+/// The root of a volume that nobody has opened yet.
+fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
+    Root {
         volume: engine.next_volume_id(),
-        name: spec.name.clone(),
+        name: spec.name,
         bytes: spec.bytes,
         block: spec.block,
         epoch: Epoch(0),
         since: Epoch(0),
+        first: Lsn::ZERO.next(),
         sequence: 0,
         nonce: engine.next_nonce(),
+        earlier: Vec::new(),
         owner: None,
         deleted: false,
         lsn: Lsn::ZERO,
@@ -53,32 +89,35 @@ pub(crate) async fn create(
         deltas: Vec::new(),
         nodes: Vec::new(),
         extensions: Vec::new(),
-    };
-    let key = root_key(&spec.name);
-    let op = StoreOp::Create {
-        key: key.clone(),
-        data: root.encode(),
-    };
-    match store_with_retry(engine, op).await {
-        Ok(_) => return Ok(VolumeInfo::of(&root)),
-        Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
-        Err(error) => return Err(store_error("create", &key, &error)),
     }
-    // A root is there, or the outcome is not known: check whether it is our own.
-    match read_any_root(engine, &spec.name).await {
-        Ok(head) if head.root.nonce == root.nonce => Ok(VolumeInfo::of(&root)),
-        // What a deletion leaves: the name is free.
-        Ok(head) if head.root.deleted => match replace_root(engine, &root, &head.version).await? {
-            ReplaceOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
-            ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {
-                Err(OpenError::Exists(spec.name))
-            }
-        },
-        Ok(_) => Err(OpenError::Exists(spec.name)),
-        Err(OpenError::NoSuchVolume(_)) => Err(OpenError::Store(format!(
-            "{key}: the store did not say whether it was written; it is not there now: try again"
-        ))),
-        Err(error) => Err(error),
+}
+
+/// Puts a new volume in the place of a deleted one. The epochs of a name never go back: a host that
+/// missed the deletion must not find its own epoch in the new volume's root.
+async fn create_again(
+    engine: &Engine,
+    root: Root,
+    tombstone: &KnownRoot,
+) -> Result<VolumeInfo, OpenError> {
+    let epoch = if canary::active!("foreign_root_of_equal_epoch") {
+        Epoch(0)
+    } else {
+        Epoch(tombstone.root.epoch.0 + 1)
+    };
+    let (nonce, unix_ms) = (engine.next_nonce(), root.unix_ms);
+    let root = Root {
+        epoch,
+        since: epoch,
+        ..root
+    };
+    let root = root.succeeding(&tombstone.root, nonce, unix_ms);
+    match replace_root(engine, &root, &tombstone.version).await {
+        ReplaceOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
+        ReplaceOutcome::Conflict(found) if found.root.has_commit(nonce) => {
+            Ok(VolumeInfo::of(&root))
+        }
+        ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => Err(OpenError::Exists(root.name)),
+        ReplaceOutcome::Failed(error) | ReplaceOutcome::Unsettled(error) => Err(error),
     }
 }
 
@@ -107,16 +146,18 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     // deletion, so one that takes effect late would remove a new volume of the same name.
     let root = Root {
         epoch: Epoch(head.root.epoch.0 + 1),
-        sequence: head.root.sequence + 1,
-        nonce: engine.next_nonce(),
         deleted: true,
-        ..head.root
+        ..head.root.clone()
     };
-    match replace_root(engine, &root, &head.version).await? {
+    let (nonce, unix_ms) = (engine.next_nonce(), engine.jobs.now().unix_ms);
+    let root = root.succeeding(&head.root, nonce, unix_ms);
+    match replace_root(engine, &root, &head.version).await {
         ReplaceOutcome::Won(_) => {}
+        ReplaceOutcome::Conflict(found) if found.root.has_commit(nonce) => {}
         ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {
             return Err(OpenError::InUse(name.to_owned()));
         }
+        ReplaceOutcome::Failed(error) | ReplaceOutcome::Unsettled(error) => return Err(error),
     }
     for tail in tails {
         discard_tail(engine, &tail);

@@ -184,23 +184,22 @@ async fn take_epoch(
             .cloned();
         let epoch = Epoch(head.root.epoch.0 + 1);
         let (since, lsn) = (head.root.since, head.root.lsn);
+        // What a tail holds beyond the root was committed here, and goes on as this history.
+        let newest = continuing.as_ref().map_or(lsn, |tail| tail.newest());
         let root = Root {
             epoch,
-            since: if continuing.is_some() {
-                head.root.since
-            } else {
-                epoch
-            },
-            sequence: head.root.sequence + 1,
-            nonce: engine.next_nonce(),
+            since: if continuing.is_some() { since } else { epoch },
+            first: newest.max(lsn).next(),
             owner: Some(Owner {
                 host: engine.host,
+                session: engine.session(),
                 label: engine.label.clone(),
             }),
-            unix_ms: engine.jobs.now().unix_ms,
-            ..head.root
+            ..head.root.clone()
         };
-        match replace_root(engine, &root, &head.version).await? {
+        let (nonce, unix_ms) = (engine.next_nonce(), engine.jobs.now().unix_ms);
+        let root = root.succeeding(&head.root, nonce, unix_ms);
+        match replace_root(engine, &root, &head.version).await {
             ReplaceOutcome::Won(version) => {
                 let continuing_id = continuing.as_ref().map(|tail| tail.id());
                 for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
@@ -210,6 +209,7 @@ async fn take_epoch(
             }
             // Another host was faster: read the root again.
             ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {}
+            ReplaceOutcome::Failed(error) | ReplaceOutcome::Unsettled(error) => return Err(error),
         }
     }
     Err(OpenError::Store(format!(
@@ -360,7 +360,7 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
         owner: None,
         ..head.root.clone()
     };
-    commit_root(engine, tail, root, &head.version).await?;
+    commit_root(engine, tail, root, &head).await?;
     discard_tail(engine, tail);
     Ok(())
 }

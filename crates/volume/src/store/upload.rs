@@ -28,7 +28,7 @@ use crate::object::root::DeltaRef;
 use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
 use crate::store::fold;
 use crate::store::objects::put;
-use crate::store::roots::commit_root;
+use crate::store::roots::{commit_root, settled_head};
 use crate::units::{Lsn, Span};
 
 /// Content gathered before it is compressed into the pack at hand.
@@ -61,11 +61,12 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
             abort_upload(&engine, &tail, error);
         }
         *lock(&upload.error) = result.as_ref().err().map(ToString::to_string);
+        upload.set_refusal(result.as_ref().err().filter(|e| is_refusal(e)).cloned());
         upload.changed.wake_all();
         engine.request_reclaim();
         match result {
             Ok(()) => delay = engine.options.retry_ns,
-            Err(OpenError::Fenced(_)) => return,
+            Err(error) if is_final(&error) => return,
             Err(error) => {
                 tracing::warn!(volume = tail.name(), %error, "an upload failed; trying again");
                 engine.port.sleep(delay).await;
@@ -91,12 +92,34 @@ pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Resul
                 return Some(Err(OpenError::Poisoned));
             }
             match tail.lock().status {
-                Status::Live => None,
-                Status::Broken => Some(Err(broken_error(tail))),
-                _ => Some(Err(OpenError::Fenced(tail.name().to_owned()))),
+                Status::Live => tail.upload.refusal().map(Err),
+                status => Some(Err(end_of(tail, status))),
             }
         })
         .await
+}
+
+/// Why a tail that is not live stores nothing more.
+fn end_of(tail: &Tail, status: Status) -> OpenError {
+    if status == Status::Broken {
+        return broken_error(tail);
+    }
+    let refusal = tail.upload.refusal();
+    refusal.unwrap_or_else(|| OpenError::Fenced(tail.name().to_owned()))
+}
+
+/// Another host's history stands in the store, or none that this host's continues: nothing is
+/// completed here any more.
+fn is_final(error: &OpenError) -> bool {
+    matches!(
+        error,
+        OpenError::Fenced(_) | OpenError::Deleted(_) | OpenError::StoreWentBack { .. }
+    )
+}
+
+/// Nothing can be stored, and who waits for that must hear of it.
+fn is_refusal(error: &OpenError) -> bool {
+    is_final(error) || matches!(error, OpenError::RootMissing(_))
 }
 
 /// Ends when the volume has this size, in the store and here, or never will have.
@@ -106,9 +129,8 @@ pub(crate) async fn wait_grown(tail: &Tail, bytes: u64) -> Result<(), OpenError>
         let inner = tail.lock();
         match inner.status {
             _ if inner.geometry.bytes >= bytes => Some(Ok(())),
-            Status::Live => None,
-            Status::Broken => Some(Err(broken_error(tail))),
-            _ => Some(Err(OpenError::Fenced(tail.name().to_owned()))),
+            Status::Live => tail.upload.refusal().map(Err),
+            status => Some(Err(end_of(tail, status))),
         }
     };
     tail.upload.changed.wait_until(size).await
@@ -126,12 +148,13 @@ fn broken_error(tail: &Tail) -> OpenError {
 fn abort_upload(engine: &Engine, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();
     inner.uploading = false;
-    if matches!(error, OpenError::Fenced(_)) && inner.status == Status::Live {
+    if is_final(error) && inner.status == Status::Live {
         inner.status = Status::Fenced;
         drop(inner);
         tracing::error!(
             volume = tail.name(),
-            "fenced: another host has taken the volume over"
+            %error,
+            "fenced: nothing more of it is completed here"
         );
         engine.wake_parked();
     }
@@ -139,10 +162,7 @@ fn abort_upload(engine: &Engine, tail: &Tail, error: &OpenError) {
 
 /// One upload.
 async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    let head = tail
-        .upload
-        .head()
-        .ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
+    let head = settled_head(engine, tail).await?;
     tail.lock().uploading = true;
     let Some((cut, frozen)) = tail.freeze() else {
         return Err(broken_error(tail));
@@ -172,7 +192,7 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
         }
     }
     let folded = fold::fold_if_due(engine, tail, &mut root).await?;
-    let head = commit_root(engine, tail, root, &head.version).await?;
+    let head = commit_root(engine, tail, root, &head).await?;
     // Only now: what is written beyond the old size must be in the volume for the next opener.
     tail.lock().geometry.bytes = head.root.bytes;
     tail.upload.set_head(head);
@@ -383,10 +403,12 @@ async fn read_log(engine: &Engine, places: &[(Span, LogAddr)]) -> Result<Vec<Vec
 }
 
 async fn put_pack(engine: &Engine, tail: &Tail, pack: Pack) -> Result<UploadedPack, OpenError> {
+    let spans = pack.items.iter().map(|item| delta_of(item).0);
     let reference = DeltaRef {
         pack: pack.id,
         footer_offset: pack.footer_offset,
         footer_bytes: pack.footer_bytes,
+        span: spans.reduce(Span::hull).unwrap_or_default(),
     };
     if canary::active!("root_before_packs") {
         // Asked for, not waited for: the root may be there first, or alone.

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::driver::Version;
+use crate::error::OpenError;
 use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::object::root::Root;
@@ -26,6 +27,10 @@ pub(crate) struct UploadState {
     pub(super) grow: AtomicU64,
     pub(super) changed: Signal,
     head: Mutex<Option<KnownRoot>>,
+    /// A commit that may have happened, or may yet, and the version that it replaces.
+    unsettled: Mutex<Option<KnownRoot>>,
+    /// Why nothing more is stored, until something changes in the store, or for good.
+    refusal: Mutex<Option<OpenError>>,
     pub(super) error: Mutex<Option<String>>,
     pub(crate) uploaded_bytes: AtomicU64,
 }
@@ -63,6 +68,22 @@ impl UploadState {
 
     pub(crate) fn set_head(&self, head: KnownRoot) {
         *lock(&self.head) = Some(head);
+    }
+
+    pub(super) fn unsettled(&self) -> Option<KnownRoot> {
+        lock(&self.unsettled).clone()
+    }
+
+    pub(super) fn set_unsettled(&self, attempt: Option<KnownRoot>) {
+        *lock(&self.unsettled) = attempt;
+    }
+
+    pub(super) fn refusal(&self) -> Option<OpenError> {
+        lock(&self.refusal).clone()
+    }
+
+    pub(super) fn set_refusal(&self, refusal: Option<OpenError>) {
+        *lock(&self.refusal) = refusal;
     }
 
     /// Why the last upload failed, if it did.

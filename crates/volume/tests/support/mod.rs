@@ -164,6 +164,15 @@ impl HeapRings {
     }
 }
 
+/// Runs each test with the bug that it must see.
+#[cfg(canary)]
+pub(crate) fn each_is_seen(planted: &[(&'static str, fn())]) {
+    for (name, test) in planted {
+        let seen = std::panic::catch_unwind(|| canary::with(name, *test));
+        assert!(seen.is_err(), "planted and not seen: {name}");
+    }
+}
+
 struct Quiet;
 
 impl Notify for Quiet {

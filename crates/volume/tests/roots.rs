@@ -1,0 +1,234 @@
+//! One line of roots: whose commits enter a volume, and what is said when the store has another root
+//! than this host wrote last.
+//!
+//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+
+mod support;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::Op;
+use support::{Lasting, World};
+use volume::object::root::{Owner, Root};
+use volume::object::root_key;
+use volume::units::{HostId, LogSession, VolumeId};
+use volume::{OpenError, Volume};
+
+const MIB: u64 = 1 << 20;
+
+fn with_volume() -> (World, Volume) {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+/// The one store is now seen by `to`.
+fn hand_over(from: &mut World, to: &mut World) {
+    to.lasting.objects = std::mem::take(&mut from.lasting.objects);
+    to.lasting.versions = to.lasting.versions.max(from.lasting.versions) + 1;
+}
+
+/// Another host, which sees the same store.
+fn other_host(from: &mut World) -> World {
+    let mut other = World::start(Lasting {
+        versions: from.lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    hand_over(from, &mut other);
+    other
+}
+
+fn try_sync(world: &mut World, volume: &Volume) -> Result<(), OpenError> {
+    let answer = world.host.sync(volume);
+    world.wait(|_| answer.try_take()).map(|_| ())
+}
+
+fn close(world: &mut World, volume: &Volume) {
+    let answer = world.host.close_volume(volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+}
+
+fn delete(world: &mut World, name: &str) {
+    let answer = world.host.delete_volume(name);
+    world.wait(|_| answer.try_take()).expect("deleted");
+}
+
+fn try_write(world: &mut World, volume: &Volume) -> Result<(), ErrorKind> {
+    let op = Op::Write {
+        sector: 0,
+        sectors: 8,
+        fua: false,
+    };
+    world.request(volume, op, &mut [9; 4096])
+}
+
+fn root(world: &World) -> Root {
+    let (bytes, _) = &world.lasting.objects[&root_key("demo")];
+    Root::decode(bytes).expect("a root")
+}
+
+/// Somebody else writes the root.
+fn put_root(world: &mut World, root: &Root) {
+    world.lasting.versions += 1;
+    let object = (root.encode(), world.lasting.versions);
+    world.lasting.objects.insert(root_key("demo"), object);
+}
+
+#[test]
+fn a_volume_deleted_and_created_anew_elsewhere_takes_no_commit_of_its_former_host() {
+    let (mut a, old) = with_volume();
+    a.write(&old, 0, 1, 4096);
+    a.sync(&old);
+    a.write(&old, 0, 2, 4096);
+    let mut b = other_host(&mut a);
+    let taken = b.try_open("demo", true).expect("taken over");
+    close(&mut b, &taken);
+    delete(&mut b, "demo");
+    b.create("demo", 64 * MIB);
+    let new = b.open("demo");
+    assert!(new.info().epoch > old.info().epoch, "epochs never go back");
+    b.write(&new, 8, 3, 4096);
+    b.sync(&new);
+    hand_over(&mut b, &mut a);
+    let refused = try_sync(&mut a, &old).expect_err("it is not its volume any more");
+    assert!(
+        matches!(&refused, OpenError::Deleted(name) if name == "demo"),
+        "{refused}"
+    );
+    assert_eq!(try_write(&mut a, &old), Err(ErrorKind::Fenced));
+    hand_over(&mut a, &mut b);
+    b.write(&new, 16, 4, 4096);
+    b.sync(&new);
+    let mut c = other_host(&mut b);
+    let new = c.try_open("demo", true).expect("opened from the store");
+    assert_eq!(c.read_fill(&new, 8, 4096), 3);
+    assert_eq!(c.read_fill(&new, 16, 4096), 4);
+    assert_eq!(c.read_fill(&new, 0, 4096), 0, "nothing of the old volume");
+}
+
+#[test]
+fn a_foreign_root_of_equal_epoch_is_never_taken_for_ones_own_late_commit() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    let ours = root(&world);
+    let owner = Owner {
+        host: HostId([0x77; 16]),
+        session: LogSession::default(),
+        label: "elsewhere".into(),
+    };
+    for volume_id in [ours.volume, VolumeId([0x66; 16])] {
+        let (mut world, volume) = with_volume();
+        world.write(&volume, 0, 1, 4096);
+        world.sync(&volume);
+        let ours = root(&world);
+        let same_volume = volume_id != VolumeId([0x66; 16]);
+        let foreign = Root {
+            volume: if same_volume { ours.volume } else { volume_id },
+            owner: Some(owner.clone()),
+            sequence: ours.sequence + 1,
+            nonce: 77,
+            ..ours.clone()
+        };
+        put_root(&mut world, &foreign);
+        world.write(&volume, 8, 2, 4096);
+        let refused = try_sync(&mut world, &volume).expect_err("not ours");
+        let expected = match same_volume {
+            true => matches!(refused, OpenError::Fenced(_)),
+            false => matches!(refused, OpenError::Deleted(_)),
+        };
+        assert!(expected, "{refused}");
+        assert_eq!(root(&world), foreign, "and nothing is written over it");
+    }
+}
+
+#[test]
+fn a_commit_whose_answer_was_lost_is_sent_again_as_it_was_and_known_by_its_nonce() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    let before = root(&world);
+    world.write(&volume, 0, 2, 4096);
+    world.lasting.outage_after_update = true;
+    let answer = world.host.sync(&volume);
+    // Longer than one attempt lasts: the upload begins again.
+    world.pass(60_000);
+    assert!(answer.try_take().is_none(), "it cannot be known yet");
+    let late = root(&world);
+    assert_eq!(late.sequence, before.sequence + 1);
+    world.lasting.outage = false;
+    world.wait(|_| answer.try_take()).expect("synced");
+    let now = root(&world);
+    assert!(now.has_commit(late.nonce) && now.has_commit(before.nonce));
+    world.write(&volume, 0, 3, 4096);
+    world.sync(&volume);
+    assert_eq!(world.read_fill(&volume, 0, 4096), 3);
+}
+
+#[test]
+fn a_root_that_vanished_stops_uploads_and_not_what_is_local_and_is_said_as_what_it_is() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    let gone = world.lasting.objects.remove(&root_key("demo"));
+    world.write(&volume, 8, 2, 4096);
+    let refused = try_sync(&mut world, &volume).expect_err("there is nothing to commit to");
+    assert!(matches!(&refused, OpenError::RootMissing(_)), "{refused}");
+    assert!(
+        refused.to_string().contains("volumes/demo/root"),
+        "{refused}"
+    );
+    assert!(!world.lasting.objects.contains_key(&root_key("demo")));
+    assert_eq!(volume.serving(), Ok(()));
+    world.write(&volume, 16, 3, 4096);
+    world.flush(&volume);
+    for (sector, fill) in [(0, 1), (8, 2), (16, 3)] {
+        assert_eq!(world.read_fill(&volume, sector, 4096), fill);
+    }
+    // Whoever puts it back has a volume that goes on.
+    let (bytes, _) = gone.expect("it was there");
+    put_root(&mut world, &Root::decode(&bytes).expect("a root"));
+    world.pass(60_000);
+    world.sync(&volume);
+    let mut other = other_host(&mut world);
+    let volume = other.try_open("demo", true).expect("opened");
+    assert_eq!(other.read_fill(&volume, 16, 4096), 3);
+}
+
+#[test]
+fn a_store_set_back_below_a_running_server_stores_nothing_more_and_is_named() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    let old = root(&world);
+    world.write(&volume, 0, 2, 4096);
+    world.sync(&volume);
+    put_root(&mut world, &old);
+    world.write(&volume, 0, 3, 4096);
+    let refused = try_sync(&mut world, &volume).expect_err("the store went back");
+    assert!(
+        matches!(refused, OpenError::StoreWentBack { .. }),
+        "{refused}"
+    );
+    assert_eq!(root(&world), old);
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[
+        (
+            "foreign_root_of_equal_epoch",
+            a_volume_deleted_and_created_anew_elsewhere_takes_no_commit_of_its_former_host,
+        ),
+        (
+            "foreign_root_of_equal_epoch",
+            a_foreign_root_of_equal_epoch_is_never_taken_for_ones_own_late_commit,
+        ),
+        (
+            "missing_root_is_a_fence",
+            a_root_that_vanished_stops_uploads_and_not_what_is_local_and_is_said_as_what_it_is,
+        ),
+    ]);
+}
