@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 6] = [
+const CANARIES: [Canary; 7] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -91,6 +91,15 @@ const CANARIES: [Canary; 6] = [
             "a_take_over_is_of_one_volume_and_says_what_is_given_up",
         ),
         words: &["a was taken over from"],
+    },
+    Canary {
+        name: "trust_the_name_of_a_disk",
+        what: "attach prints a path at which something else stands",
+        judge: Judge::Test(
+            "guest_promises",
+            "what_attach_prints_is_the_disk_though_a_file_had_its_name",
+        ),
+        words: &["is not on the volume"],
     },
 ];
 

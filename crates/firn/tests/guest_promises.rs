@@ -45,6 +45,42 @@ fn told_of_loss(guest: &Guest) -> usize {
 }
 
 #[test]
+fn what_attach_prints_is_the_disk_though_a_file_had_its_name() {
+    let Some(guest) = Guest::new() else { return };
+    let _watchdog = Watchdog::new("a file in place of a node", 2 * deadline());
+    let server = guest.serve(&["--volume", "demo=16MiB", "--rpo", "1h"]);
+    // Whatever number the disk gets.
+    for id in 0..8 {
+        let name = format!("/dev/ublkb{id}");
+        if fs::symlink_metadata(&name).is_err() {
+            fs::write(&name, "written while there was no disk").unwrap();
+        }
+    }
+    let attach = ["attach", "demo", "--transport", "ublk"];
+    let path = PathBuf::from(guest.world.done(&server, &attach).trim());
+    fs::write(&path, [7; BLOCK]).unwrap();
+    must("sync", &[text(&path)]);
+    let stored = server.connect("demo").read(0, BLOCK).unwrap();
+    assert!(
+        stored == [7; BLOCK],
+        "what was written to {} is not on the volume",
+        path.display()
+    );
+    let aside = format!("{}.not-a-disk-0", path.display());
+    let kept = fs::read_to_string(aside).unwrap();
+    assert_eq!(
+        kept, "written while there was no disk",
+        "nobody's data is removed"
+    );
+    guest.detach(&server, "demo");
+    for id in 0..8 {
+        for name in ["", ".not-a-disk-0"] {
+            let _ = fs::remove_file(format!("/dev/ublkb{id}{name}"));
+        }
+    }
+}
+
+#[test]
 fn what_a_fua_write_acknowledged_survives_the_loss_of_the_rings() {
     let Some(guest) = Guest::new() else { return };
     for mode in guest.modes() {

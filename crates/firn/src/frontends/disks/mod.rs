@@ -3,11 +3,12 @@
 //! Owns the live disks and the file that records them for the next server. Callers hold the
 //! volume's lock while they change its disk. In the order of an attach: `probe` is what the kernel
 //! offers, `options` what a disk was asked to be, `attached_file` the record, `factory` creates and
-//! recovers devices, `disk` is one live device, and `volume_view` is what its queues serve.
+//! recovers devices, `disk` is one live device, `node` its name, and `volume_view` is what its queues serve.
 
 pub(crate) mod attached_file;
 mod disk;
 mod factory;
+mod node;
 pub(crate) mod options;
 pub(crate) mod probe;
 mod volume_view;
@@ -96,7 +97,9 @@ impl Disks {
     ) -> Result<Arc<Disk>> {
         let name = &open.info.name;
         if let Some(disk) = self.get(name) {
-            return check_same_options(name, disk.options(), request).map(|()| disk);
+            check_same_options(name, disk.options(), request)?;
+            self.check_node(&disk).await?;
+            return Ok(disk);
         }
         let factory = self.factory().await?;
         let made = match self.find_record(open) {
@@ -110,7 +113,21 @@ impl Disks {
                 self.create(&factory, open, &options).await?
             }
         };
-        Ok(self.insert(name, made))
+        let disk = self.insert(name, made);
+        match self.check_node(&disk).await {
+            Ok(()) => Ok(disk),
+            Err(failure) => {
+                // Nobody has been told of it yet, so nobody uses it.
+                self.detach(name, true).await?;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Makes the path that programs open lead to this disk.
+    async fn check_node(&self, disk: &Disk) -> Result<()> {
+        let path = disk.path();
+        blocking(move || node::put_right(&path)).await?
     }
 
     fn insert(&self, volume: &str, disk: Disk) -> Arc<Disk> {
@@ -212,7 +229,11 @@ impl Disks {
             return self.attached.set_disk(name, None);
         }
         let disk = self.recover(&factory, open, record).await?;
-        self.insert(name, disk);
+        let disk = self.insert(name, disk);
+        if let Err(failure) = self.check_node(&disk).await {
+            // Who has it open has the disk itself, and is served.
+            tracing::error!(volume = %name, %failure, "the disk is served, but cannot be opened by its name");
+        }
         Ok(())
     }
 
