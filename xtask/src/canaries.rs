@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 7] = [
+const CANARIES: [Canary; 8] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -91,6 +91,15 @@ const CANARIES: [Canary; 7] = [
             "a_take_over_is_of_one_volume_and_says_what_is_given_up",
         ),
         words: &["a was taken over from"],
+    },
+    Canary {
+        name: "small_files_take_new_space",
+        what: "a change of state needs new blocks of a full cache disk",
+        judge: Judge::Here(
+            "full_disk",
+            "a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it",
+        ),
+        words: &["full from 0"],
     },
     Canary {
         name: "trust_the_name_of_a_disk",

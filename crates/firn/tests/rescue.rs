@@ -17,14 +17,14 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
     let world = World::new();
     let old = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
     let mut client = old.connect("demo");
-    client.write(0, &[1; BLOCK]).unwrap();
+    client.write(0, &vec![1; BLOCK]).unwrap();
     world.done(&old, &["sync", "demo"]);
-    client.write(0, &[2; BLOCK]).unwrap();
-    client.write(1 << 20, &[3; BLOCK]).unwrap();
+    client.write(0, &vec![2; BLOCK]).unwrap();
+    client.write(1 << 20, &vec![3; BLOCK]).unwrap();
     old.kill();
     let new = world.serve("new", &[]);
     world.take_over(&new, "demo");
-    new.connect("demo").write(0, &[4; BLOCK]).unwrap();
+    new.connect("demo").write(0, &vec![4; BLOCK]).unwrap();
 
     let old = world.serve("old", &[]);
     // It waits until the store has been asked whose the volume is; then it is for rescue.
@@ -57,7 +57,7 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
     world.take_over(&old, "demo");
     assert_eq!(
         old.connect("demo").read(0, BLOCK).unwrap(),
-        [1; BLOCK],
+        vec![1; BLOCK],
         "never replayed"
     );
     let tail = tails(&world, &old)["tails"][0].clone();
@@ -74,5 +74,5 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
     old.kill();
     let old = world.serve("old", &[]);
     assert_eq!(tails(&world, &old)["tails"].as_array().unwrap().len(), 0);
-    assert_eq!(old.connect("demo").read(0, BLOCK).unwrap(), [1; BLOCK]);
+    assert_eq!(old.connect("demo").read(0, BLOCK).unwrap(), vec![1; BLOCK]);
 }

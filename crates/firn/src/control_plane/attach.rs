@@ -70,13 +70,9 @@ impl ControlPlane {
         let opened = before.is_none();
         let open = match before {
             Some(open) => open,
-            None => self.open(name, open_mode(request)).await?,
+            None => self.open_recorded(name, request).await?,
         };
-        let attached = match self.disks.attached.add(name) {
-            Ok(()) => self.disks.attach(&open, request).await,
-            Err(failure) => Err(failure),
-        };
-        match attached {
+        match self.disks.attach(&open, request).await {
             Ok(disk) => {
                 let uris = self.nbd.uris(name);
                 Ok(Attachment {
@@ -94,6 +90,23 @@ impl ControlPlane {
                 Err(failure)
             }
         }
+    }
+
+    /// Opens a volume that the next server is to serve again. It is recorded first: a disk that has
+    /// no room for the record refuses the attach before anything has changed, and after a crash in
+    /// between the next server completes it.
+    async fn open_recorded(&self, name: &str, request: &AttachRequest) -> Result<Arc<OpenVolume>> {
+        volume::check_name(name).map_err(Failure::from)?;
+        let recorded = self.disks.attached.all().contains_key(name);
+        self.disks.attached.add(name)?;
+        let opened = self.open(name, open_mode(request)).await;
+        if opened.is_err()
+            && !recorded
+            && let Err(failure) = self.disks.attached.remove(name)
+        {
+            tracing::warn!(volume = name, %failure, "the next server will try to serve this volume");
+        }
+        opened
     }
 
     /// Closes a volume that was opened for an operation which failed; the caller reports why.
@@ -120,8 +133,7 @@ impl ControlPlane {
             ));
         }
         if self.volumes.get(name).is_none() {
-            self.open(name, open_mode(request)).await?;
-            self.disks.attached.add(name)?;
+            self.open_recorded(name, request).await?;
         }
         Ok(Attachment {
             transport: Transport::Nbd,

@@ -8,7 +8,7 @@
 //! | `format` | one line that names this a firn cache directory, and its format version |
 //! | `lock` | locked by the server that uses the directory; holds its process id |
 //! | `log` | the write-back log: preallocated, zero-filled, of fixed size |
-//! | `attached` | the volumes that a restarted server serves again |
+//! | `attached` | the volumes that a restarted server serves again; of reserved space |
 //! | `cache` | the read cache: preallocated, of fixed size |
 //!
 //! There are two locks, because I/O may outlive the process that started it. `lock` is released
@@ -18,11 +18,12 @@
 
 mod blocking_io;
 mod create;
+mod reserved_file;
 mod ring_files;
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
-use std::io::{self, ErrorKind as Io, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::io::{self, ErrorKind as Io};
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -31,11 +32,15 @@ use crate::failure::{Failure, FailureCode, Result};
 
 pub(crate) use blocking_io::BlockingIo;
 pub(crate) use create::direct_io_alignment_in;
-pub(crate) use create::{CacheFile, LogFile, Progress, write_atomically};
+pub(crate) use create::{CacheFile, LogFile, Progress};
+pub(crate) use reserved_file::ReservedFile;
 pub(crate) use ring_files::{RingFiles, boot_id, find_orphans};
 
 const FORMAT_PREFIX: &str = "firn cache directory, format ";
 const FORMAT: u32 = 1;
+
+/// Width of the process id in the file `lock`.
+const LOCK_BYTES: usize = 20;
 
 /// How long to wait for the lock: a restart right after a kill must not fail, and a second server
 /// started by mistake must not hang.
@@ -141,7 +146,7 @@ fn write_format(path: &Path) -> Result<()> {
             _ => {}
         }
     }
-    write_atomically(&file, format!("{FORMAT_PREFIX}{FORMAT}\n").as_bytes())
+    create::write_atomically(&file, format!("{FORMAT_PREFIX}{FORMAT}\n").as_bytes())
         .map_err(|source| Failure::io("write", &file, &source))
 }
 
@@ -149,7 +154,7 @@ fn write_format(path: &Path) -> Result<()> {
 fn lock_directory(path: &Path) -> Result<File> {
     let file_path = path.join("lock");
     let failed = |source| Failure::io("lock", &file_path, &source);
-    let mut file = OpenOptions::new()
+    let file = OpenOptions::new()
         .create(true)
         .truncate(false)
         .read(true)
@@ -174,9 +179,12 @@ fn lock_directory(path: &Path) -> Result<File> {
             ),
         ));
     }
-    file.set_len(0)
-        .and_then(|()| writeln!(file, "{}", std::process::id()))
-        .map_err(failed)?;
+    // In place, at a fixed width: the block of the last server's id stays this file's, so that a
+    // full disk cannot keep a server from starting. The id only helps people.
+    let id = format!("{:<LOCK_BYTES$}\n", std::process::id());
+    if let Err(error) = file.write_all_at(id.as_bytes(), 0) {
+        tracing::warn!(path = %file_path.display(), %error, "the process id is not in the lock file");
+    }
     Ok(file)
 }
 

@@ -2,11 +2,10 @@
 //!
 //! Normative description: docs/format.md. The file says what should exist, the driver says what
 //! does. So it is written before a disk is created (after a crash in between, the next server
-//! completes the attach) and before one is removed (it completes the detach). It is replaced as a
-//! whole; a file of a newer version is refused.
+//! completes the attach) and before one is removed (it completes the detach). Its space is reserved,
+//! so that a full disk refuses no change; a file of a newer version is refused.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::ErrorKind as Io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::options::DiskOptions;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::local_files;
+use crate::local_files::ReservedFile;
 
 const VERSION: u32 = 2;
 
@@ -55,53 +54,63 @@ type Entries = BTreeMap<String, Entry>;
 pub(crate) struct AttachedFile {
     path: PathBuf,
     /// Locked while the file is written, so that memory and file agree.
-    entries: Mutex<Entries>,
+    entries: Mutex<Stored>,
+}
+
+/// What the file says, and the file.
+#[derive(Debug)]
+struct Stored {
+    entries: Entries,
+    file: ReservedFile,
 }
 
 impl AttachedFile {
     pub(crate) fn load(cache_dir: &Path) -> Result<Self> {
         let path = cache_dir.join("attached");
-        let entries = match fs::read_to_string(&path) {
-            Ok(text) => parse(&text).map_err(|why| {
-                Failure::new(
-                    FailureCode::ForeignFormat,
-                    format!(
-                        "the list of attached volumes {}: {why}; use a newer firn, or remove the \
-                         file and attach anew",
-                        path.display()
-                    ),
-                )
-            })?,
-            Err(source) if source.kind() == Io::NotFound => Entries::new(),
-            Err(source) => return Err(Failure::io("read", &path, &source)),
+        let unusable = |why: String| {
+            Failure::new(
+                FailureCode::ForeignFormat,
+                format!(
+                    "the list of attached volumes {}: {why}; use a newer firn, or remove the \
+                     file and attach anew",
+                    path.display()
+                ),
+            )
         };
+        let (file, content) = ReservedFile::open(&path).map_err(|source| match source.kind() {
+            Io::InvalidData => unusable(source.to_string()),
+            _ => Failure::io("open", &path, &source),
+        })?;
+        let text = content.as_deref().map(String::from_utf8_lossy);
+        let entries = text.map_or_else(|| Ok(Entries::new()), |text| parse(&text));
+        let entries = entries.map_err(unusable)?;
         Ok(AttachedFile {
+            entries: Mutex::new(Stored { entries, file }),
             path,
-            entries: Mutex::new(entries),
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
+    fn lock(&self) -> MutexGuard<'_, Stored> {
         // A change that is not written is undone, so a panic cannot leave the map half changed.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All volumes, each with its disk if it has one.
     pub(crate) fn all(&self) -> BTreeMap<String, Option<DiskRecord>> {
-        let entries = self.lock();
-        let each = entries.iter();
+        let stored = self.lock();
+        let each = stored.entries.iter();
         each.map(|(name, entry)| (name.clone(), entry.disk.clone()))
             .collect()
     }
 
     /// The number of volumes.
     pub(crate) fn len(&self) -> usize {
-        self.lock().len()
+        self.lock().entries.len()
     }
 
     /// The disk of a volume.
     pub(crate) fn disk(&self, volume: &str) -> Option<DiskRecord> {
-        self.lock().get(volume)?.disk.clone()
+        self.lock().entries.get(volume)?.disk.clone()
     }
 
     /// Records that a volume is served. Its disk, if it has one, stays recorded.
@@ -125,7 +134,8 @@ impl AttachedFile {
         volume: &str,
         update: impl FnOnce(Option<Entry>) -> Option<Entry>,
     ) -> Result<()> {
-        let mut entries = self.lock();
+        let mut stored = self.lock();
+        let Stored { entries, file } = &mut *stored;
         let before = entries.get(volume).map(|entry| entry.disk.clone());
         let after = update(entries.remove(volume));
         if let Some(entry) = after {
@@ -134,7 +144,7 @@ impl AttachedFile {
         if before == entries.get(volume).map(|entry| entry.disk.clone()) {
             return Ok(());
         }
-        let written = self.write(&mut entries);
+        let written = self.write(entries, file);
         if written.is_err() {
             match before {
                 Some(disk) => entries.insert(volume.to_owned(), Entry { disk }),
@@ -144,7 +154,7 @@ impl AttachedFile {
         written
     }
 
-    fn write(&self, entries: &mut Entries) -> Result<()> {
+    fn write(&self, entries: &mut Entries, file: &mut ReservedFile) -> Result<()> {
         let content = Content {
             version: VERSION,
             volumes: std::mem::take(entries),
@@ -152,24 +162,19 @@ impl AttachedFile {
         let text = serde_json::to_string_pretty(&content)
             .expect("strings, numbers and flags always serialize");
         *entries = content.volumes;
-        local_files::write_atomically(&self.path, format!("{text}\n").as_bytes())
+        file.replace(format!("{text}\n").as_bytes())
             .map_err(|source| Failure::io("write", &self.path, &source))
     }
 }
 
-/// Parses a file of version 2, or of version 1 (one volume name per line).
 fn parse(text: &str) -> std::result::Result<Entries, String> {
-    if !text.trim_start().starts_with('{') {
-        let names = text.lines().map(|name| (name.to_owned(), Entry::default()));
-        return Ok(names.collect());
-    }
     let value: serde_json::Value =
         serde_json::from_str(text).map_err(|source| source.to_string())?;
     match value.get("version").and_then(serde_json::Value::as_u64) {
         Some(version) if version == u64::from(VERSION) => {}
         Some(version) => {
             return Err(format!(
-                "it has version {version}, this firn knows versions 1 and {VERSION}"
+                "it has version {version}, this firn knows version {VERSION}"
             ));
         }
         None => return Err("it has no version".to_owned()),
@@ -218,17 +223,6 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_version_1_is_read_as_volumes_without_disks() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("attached"), "a\nb.1\n").unwrap();
-        let all = AttachedFile::load(dir.path()).unwrap().all();
-        assert_eq!(
-            all,
-            BTreeMap::from([("a".into(), None), ("b.1".into(), None)])
-        );
-    }
-
-    #[test]
     fn the_file_is_as_docs_format_md_shows_it() {
         let text = r#"{"version": 2, "volumes": {"demo": {"disk": {"id": 0, "volume_id": "6f",
             "wanted": {"data_mode": "zero-copy", "queues": 2, "depth": 128, "read_only": false,
@@ -250,23 +244,31 @@ mod tests {
             (r#"{"version": 2, "volumes": {"a": {"tape": 1}}}"#, "tape"),
         ] {
             let dir = tempfile::tempdir().unwrap();
-            fs::write(dir.path().join("attached"), text).unwrap();
+            let path = dir.path().join("attached");
+            ReservedFile::open(&path)
+                .unwrap()
+                .0
+                .replace(text.as_bytes())
+                .unwrap();
+            let before = std::fs::read(&path).unwrap();
             let failure = AttachedFile::load(dir.path()).unwrap_err();
             assert_eq!(failure.code, FailureCode::ForeignFormat);
             assert!(failure.detail.contains(says), "{failure}");
             assert!(failure.detail.contains("attach anew"), "{failure}");
-            assert_eq!(
-                fs::read_to_string(dir.path().join("attached")).unwrap(),
-                text
-            );
+            assert_eq!(std::fs::read(&path).unwrap(), before);
         }
     }
 
     #[test]
     fn what_could_not_be_written_is_not_in_memory_either() {
         let dir = tempfile::tempdir().unwrap();
-        let attached = AttachedFile::load(&dir.path().join("gone")).unwrap();
-        assert!(attached.add("a").is_err());
+        let gone = dir.path().join("gone");
+        std::fs::create_dir(&gone).unwrap();
+        let attached = AttachedFile::load(&gone).unwrap();
+        std::fs::remove_dir_all(&gone).unwrap();
+        // More than the reserved space, so that a new file is needed, and there is no place for one.
+        let long = "a".repeat(3 << 20);
+        assert!(attached.add(&long).is_err());
         assert!(attached.all().is_empty());
     }
 }

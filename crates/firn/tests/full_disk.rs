@@ -1,0 +1,165 @@
+//! A full cache disk: attaching, detaching, a kill and a start at every point of it.
+//!
+//! The cache directory is on a small tmpfs in a mount namespace of its own, whose last byte is taken
+//! at the moment that a case names. The store is elsewhere, and not full.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use common::{Server, World, message};
+
+/// Enough for the log, the cache and the small files, and little more.
+const MOUNT: &str = "mount -t tmpfs -o size=84m none cache && echo mounted && exec sleep 600";
+
+/// A namespace in which the cache directory is a small file system.
+struct Small {
+    world: World,
+    holder: Child,
+}
+
+impl Small {
+    fn new() -> Option<Small> {
+        let world = World::new();
+        fs::create_dir(world.path("cache")).unwrap();
+        let holder = Command::new("unshare")
+            .args(["--mount", "sh", "-c", MOUNT])
+            .current_dir(world.dir.path())
+            .stdout(Stdio::piped())
+            .spawn();
+        let Ok(mut holder) = holder else {
+            println!("skipped: unshare(1) is not here");
+            return None;
+        };
+        let mut line = String::new();
+        let _ = BufReader::new(holder.stdout.take().unwrap()).read_line(&mut line);
+        if line.trim() != "mounted" {
+            println!("skipped: no private mount here");
+            return None;
+        }
+        Some(Small { world, holder })
+    }
+
+    /// A server in the namespace.
+    fn serve(&self, args: &[&str]) -> Server {
+        let sizes = ["--log-size", "64MiB", "--cache-size", "4MiB"];
+        self.world
+            .serve_as("cache", &[&sizes, args].concat(), |command| {
+                let mut inside = Command::new("nsenter");
+                inside.args(["--mount", "--target", &self.holder.id().to_string()]);
+                inside.arg(format!("--wdns={}", self.world.dir.path().display()));
+                inside.arg(command.get_program()).args(command.get_args());
+                inside.env_remove("FIRN_API");
+                *command = inside;
+            })
+    }
+
+    /// A file of the cache directory, seen from outside.
+    fn path(&self, name: &str) -> PathBuf {
+        let root = PathBuf::from(format!("/proc/{}/root", self.holder.id()));
+        let inside = self.world.path("cache").join(name);
+        root.join(inside.strip_prefix("/").unwrap())
+    }
+
+    /// Takes every byte that is left.
+    fn fill(&self) {
+        let mut file = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.path("filler"))
+            .unwrap();
+        for bytes in [1 << 20, 4096, 1] {
+            while file.write_all(&vec![1; bytes]).is_ok() {}
+        }
+        assert!(
+            fs::write(self.path("more"), [1; 8192]).is_err(),
+            "the disk is full"
+        );
+        let _ = fs::remove_file(self.path("more"));
+        while file.write_all(&[1; 4096]).is_ok() {}
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+const NBD: [&str; 2] = ["--transport", "nbd"];
+
+/// What the server does while its disk is full, one step after the other; the disk fills before the
+/// step of this number, and the server is killed after the last.
+#[test]
+fn a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it() {
+    const STEPS: usize = 5;
+    for full_from in 0..STEPS {
+        let Some(small) = Small::new() else { return };
+        let world = &small.world;
+        let server = small.serve(&["--volume", "a=8MiB", "--rpo", "1h"]);
+        server.connect("a").write(0, &[1; 4096]).unwrap();
+        let mut server = Some(server);
+        for step in 0..STEPS {
+            if step == full_from {
+                small.fill();
+            }
+            let one = server.take().unwrap();
+            let done = |args: &[&str]| {
+                let output = world.ask(&one, args);
+                let said = message(&output);
+                assert!(
+                    output.status.success(),
+                    "full from {full_from}, {args:?}: {said}"
+                );
+            };
+            match step {
+                0 => {
+                    done(&["volume", "create", "b", "--size", "8MiB"]);
+                    done(&[&["attach", "b"][..], &NBD].concat());
+                    one.connect("b").write(4096, &[2; 4096]).unwrap();
+                }
+                1 => {
+                    done(&["volume", "create", "c", "--size", "8MiB"]);
+                    done(&[&["attach", "c"][..], &NBD].concat());
+                    done(&["detach", "c"]);
+                }
+                2 => {
+                    one.kill();
+                    server = Some(small.serve(&["--rpo", "1h"]));
+                    continue;
+                }
+                3 => done(&["volume", "resize", "b", "12MiB"]),
+                _ => {
+                    one.kill();
+                    server = Some(small.serve(&["--rpo", "1h"]));
+                    continue;
+                }
+            }
+            server = Some(one);
+        }
+        let server = server.unwrap();
+        assert_eq!(
+            server.connect("a").read(0, 4096).unwrap(),
+            [1; 4096],
+            "{full_from}"
+        );
+        assert_eq!(
+            server.connect("b").read(4096, 4096).unwrap(),
+            [2; 4096],
+            "{full_from}"
+        );
+        assert_eq!(world.show(&server, "c")["state"], "closed", "{full_from}");
+        // Writes, flushes and uploads are as ever.
+        let mut client = server.connect("b");
+        client.write(0, &[3; 4096]).unwrap();
+        client.flush().unwrap();
+        drop(client);
+        world.done(&server, &["sync", "b"]);
+    }
+}
