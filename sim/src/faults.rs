@@ -70,6 +70,20 @@ faults! {
     BitRot => "bit rot",
     /// A read returned an older durable version.
     StaleRead => "stale read",
+    /// A volume was opened while its last holder had not let go.
+    TakeOver => "take-over",
+    /// A volume was given back.
+    VolumeClosed => "volume closed",
+    /// A volume was deleted, and created again under the same name.
+    VolumeRecreated => "volume created anew",
+    /// What a fenced host kept for rescue was dropped.
+    RescueDropped => "rescue tail dropped",
+    /// A whole host stood still for a while.
+    HostPaused => "host paused",
+    /// It went on, and another had its volume.
+    ZombieResumed => "zombie came back",
+    /// Another host came up with a copy of a cache directory.
+    CacheCloned => "cache directory cloned",
     /// A store request failed and was not applied.
     StoreUnavailable => "store unavailable",
     /// A period in which the store answered nothing.
@@ -89,6 +103,10 @@ faults! {
     /// A store read answered with less than the object.
     GetTruncated => "store read truncated",
 }
+
+/// Kinds that drawn worlds do not meet yet, because the engine is known to fail them: see the switches
+/// in `profile.rs` and docs/simulator.md.
+pub const SWITCHED_OFF: &[Fault] = &[Fault::CacheCloned];
 
 /// How often each fault took effect.
 #[derive(Clone, PartialEq, Eq)]
@@ -123,7 +141,7 @@ impl FaultCounts {
         Fault::ALL
             .iter()
             .copied()
-            .filter(|f| self.of(*f) == 0)
+            .filter(|f| self.of(*f) == 0 && !SWITCHED_OFF.contains(f))
             .collect()
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use sim::batch::{self, Batch, Report};
 use sim::exhaustive;
+use sim::faults::SWITCHED_OFF;
 use sim::panics;
 use sim::world::{Outcome, Watch};
 
@@ -163,6 +164,9 @@ fn many(batch: Batch, allow_unfired: bool) -> bool {
     if let Some(outcome) = report.failures.first() {
         report_failure(outcome);
         return false;
+    }
+    for fault in SWITCHED_OFF {
+        println!("switched off: {}", fault.name());
     }
     let missing = report.faults.missing();
     if !missing.is_empty() {

@@ -51,6 +51,10 @@ pub enum NodeEvent {
     Opened(usize, Result<Arc<Volume>, Failure>),
     /// A volume was created, or was not.
     Created(usize, Result<(), Failure>),
+    /// A volume is closed, or is not.
+    Closed(usize, Result<(), Failure>),
+    /// A volume is deleted, or is not.
+    Deleted(usize, Result<(), Failure>),
     /// A sync to the store ended.
     Synced {
         /// Which volume.
@@ -83,6 +87,9 @@ pub struct Node {
     booting: Option<Answer<Result<RecoveryReport, OpenError>>>,
     opening: Vec<(usize, Answer<Result<Volume, OpenError>>)>,
     creating: Vec<(usize, Answer<Result<VolumeInfo, OpenError>>)>,
+    closing: Vec<(usize, Answer<Result<(), OpenError>>)>,
+    deleting: Vec<(usize, Answer<Result<(), OpenError>>)>,
+    dropping: Vec<(usize, Answer<Result<(), OpenError>>)>,
     syncing: Vec<Syncing>,
     open: BTreeMap<usize, Arc<Volume>>,
 }
@@ -152,15 +159,46 @@ impl Node {
             booting: Some(answer),
             opening: Vec::new(),
             creating: Vec::new(),
+            closing: Vec::new(),
+            deleting: Vec::new(),
+            dropping: Vec::new(),
             syncing: Vec::new(),
             open: BTreeMap::new(),
         }
     }
 
-    /// Opens a volume; ends with [`NodeEvent::Opened`].
-    pub fn open(&mut self, volume: usize, name: &str) {
+    /// Opens a volume, perhaps by taking it over; ends with [`NodeEvent::Opened`].
+    pub fn open(&mut self, volume: usize, name: &str, take_over: bool) {
+        let mode = OpenMode { take_over };
         self.opening
-            .push((volume, self.host.open_volume(name, OpenMode::default())));
+            .push((volume, self.host.open_volume(name, mode)));
+    }
+
+    /// Closes a volume that no transport has any more; ends with [`NodeEvent::Closed`].
+    pub fn close(&mut self, volume: usize) {
+        if let Some(device) = self.open.get(&volume) {
+            self.closing.push((volume, self.host.close_volume(device)));
+        }
+    }
+
+    /// Lets go of a volume without a word: it was fenced.
+    pub fn forget(&mut self, volume: usize) {
+        self.open.remove(&volume);
+    }
+
+    /// Drops what is kept for rescue, so that its log space is free again. True if there was any.
+    pub fn drop_rescue_tails(&mut self) -> bool {
+        let tails = self.host.unserved_tails();
+        let rescue: Vec<_> = tails.iter().filter(|tail| tail.rescue).collect();
+        for tail in &rescue {
+            self.dropping.push((0, self.host.drop_tail(tail.id, false)));
+        }
+        !rescue.is_empty()
+    }
+
+    /// Deletes a volume; ends with [`NodeEvent::Deleted`], which carries `token`.
+    pub fn delete(&mut self, token: usize, name: &str) {
+        self.deleting.push((token, self.host.delete_volume(name)));
     }
 
     /// Creates a volume; ends with [`NodeEvent::Created`].
@@ -278,6 +316,16 @@ impl Node {
                 }
                 None => true,
             });
+        take_ended(&mut self.closing, |volume, result| {
+            if !matches!(result, Err(OpenError::InUse(_))) {
+                self.open.remove(&volume);
+            }
+            events.push(NodeEvent::Closed(volume, result));
+        });
+        take_ended(&mut self.dropping, |_, _| {});
+        take_ended(&mut self.deleting, |token, result| {
+            events.push(NodeEvent::Deleted(token, result));
+        });
         self.syncing
             .retain(|syncing| match syncing.answer.try_take() {
                 Some(result) => {
@@ -317,6 +365,17 @@ impl Node {
             self.syncing.len()
         )
     }
+}
+
+/// Hands on what ended of these, and keeps the rest.
+fn take_ended<T>(all: &mut Vec<(usize, Answer<T>)>, mut on_end: impl FnMut(usize, T)) {
+    all.retain(|(token, answer)| match answer.try_take() {
+        Some(result) => {
+            on_end(*token, result);
+            false
+        }
+        None => true,
+    });
 }
 
 /// A store request in the simulator's words.

@@ -52,9 +52,32 @@ pub struct RingFaults {
     pub torn: u32,
 }
 
+/// What befalls several hosts on one store. Rates are in ten thousand turns of the operator.
+#[derive(Clone, Debug, Default)]
+pub struct Fleet {
+    /// Typical pause between the operator's turns.
+    pub operate_ns: u64,
+    /// A host is paused.
+    pub pause: u32,
+    /// How long, typically.
+    pub pause_ns: u64,
+    /// A host's cache directory is cloned onto another.
+    pub clone: u32,
+    /// Of attachments, how many take the volume over if they must.
+    pub take_over: u32,
+    /// Of turns at a volume that is served, how many close it.
+    pub close: u32,
+    /// Of volumes that were closed, how many are deleted and created again.
+    pub recreate: u32,
+}
+
 /// A drawn world.
 #[derive(Clone, Debug)]
 pub struct Profile {
+    /// Hosts on the one store.
+    pub hosts: u64,
+    /// What befalls them, if there are several.
+    pub fleet: Fleet,
     /// Volumes.
     pub volumes: u64,
     /// Sectors of each volume.
@@ -97,6 +120,9 @@ pub struct Profile {
     /// The engine's limits.
     pub limits: Limits,
 }
+
+/// Cache directories are cloned.
+const CLONES: bool = false;
 
 const MS: u64 = 1_000_000;
 
@@ -167,7 +193,9 @@ impl Profile {
         let rng = &mut Rng::stream(seed, "profile");
         let sectors = 8 * *rng.pick(&[4, 16, 64, 192]);
         let disk_ns = *rng.pick(&[20_000, 100_000, 2 * MS]);
-        Profile {
+        let mut profile = Profile {
+            hosts: 1,
+            fleet: Fleet::default(),
             volumes: *rng.pick(&[1, 1, 2, 3]),
             sectors,
             block: *rng.pick(&[1, 1, 8]),
@@ -202,7 +230,29 @@ impl Profile {
             think_ns: *rng.pick(&[1000, 100_000, 3 * MS]),
             wake_ns: *rng.pick(&[0, 1000, 200_000]),
             limits: limits(rng, sectors),
+        };
+        // Drawn last, so that worlds of one host stay what they were.
+        profile.draw_fleet(rng);
+        profile
+    }
+
+    /// A third of the worlds has several hosts.
+    fn draw_fleet(&mut self, rng: &mut Rng) {
+        if rng.below(3) > 0 {
+            return;
         }
+        self.hosts = rng.within(2, 3);
+        self.volumes = self.volumes.min(2);
+        self.clients = self.clients.min(2);
+        self.fleet = Fleet {
+            operate_ns: *rng.pick(&[5 * MS, 50 * MS, 300 * MS]),
+            pause: *rng.pick(&[0, 500, 2000]),
+            pause_ns: *rng.pick(&[20 * MS, 500 * MS]),
+            clone: *rng.pick(&[0, 0, 300]) * u32::from(CLONES),
+            take_over: *rng.pick(&[0, 5000, 10_000]),
+            close: *rng.pick(&[500, 5000]),
+            recreate: *rng.pick(&[0, 5000]),
+        };
     }
 
     /// Whether a client may be told of an I/O error in this world.

@@ -136,8 +136,18 @@ enum Fate {
     Refused,
 }
 
+/// A replacement of an object that is replaced conditionally: who became its author.
+#[derive(Clone, Copy, Debug)]
+pub struct Replacement {
+    /// The version it has since then.
+    pub version: u64,
+    /// Whose call it was.
+    pub author: u64,
+}
+
 #[derive(Clone, Debug)]
 struct CallInFlight {
+    author: u64,
     call: Call,
     fate: Fate,
     result: Option<CallResult>,
@@ -151,6 +161,8 @@ pub struct SimStore {
     calls_in_flight: BTreeMap<CallId, CallInFlight>,
     next_call: u64,
     next_version: u64,
+    /// By key, of objects that were written with a condition.
+    replacements: BTreeMap<String, Vec<Replacement>>,
     rng: Rng,
     /// Fault rates; the world sets them to zero to heal.
     pub faults: StoreFaults,
@@ -172,6 +184,7 @@ impl SimStore {
             calls_in_flight: BTreeMap::new(),
             next_call: 0,
             next_version: 1,
+            replacements: BTreeMap::new(),
             rng,
             faults,
             outage: false,
@@ -181,8 +194,8 @@ impl SimStore {
         }
     }
 
-    /// Sends a call; nothing happens until it is delivered.
-    pub fn submit(&mut self, call: Call) -> CallId {
+    /// Sends a call of `author`'s; nothing happens until it is delivered.
+    pub fn submit(&mut self, author: u64, call: Call) -> CallId {
         let id = CallId(self.next_call);
         self.next_call += 1;
         self.calls += 1;
@@ -191,6 +204,7 @@ impl SimStore {
         self.calls_in_flight.insert(
             id,
             CallInFlight {
+                author,
                 call,
                 fate,
                 result: None,
@@ -245,10 +259,10 @@ impl SimStore {
             };
         }
         let result = match fate {
-            Fate::Normal => self.execute(&flight.call),
+            Fate::Normal => self.execute(flight.author, &flight.call),
             Fate::AppliedUnknown => {
                 self.counts.count(Fault::UnknownApplied);
-                let _ = self.execute(&flight.call);
+                let _ = self.execute(flight.author, &flight.call);
                 Err(CallError::Unknown)
             }
             Fate::DroppedUnknown => {
@@ -288,19 +302,19 @@ impl SimStore {
         }
         match flight.fate {
             Fate::DroppedUnknown => {
-                if self.execute(&flight.call).is_ok() {
+                if self.execute(flight.author, &flight.call).is_ok() {
                     self.counts.count(Fault::LateApply);
                 }
             }
             Fate::Normal | Fate::AppliedUnknown => {
                 self.counts.count(Fault::Duplicate);
-                let _ = self.execute(&flight.call);
+                let _ = self.execute(flight.author, &flight.call);
             }
             Fate::Refused => {}
         }
     }
 
-    fn execute(&mut self, call: &Call) -> CallResult {
+    fn execute(&mut self, author: u64, call: &Call) -> CallResult {
         match call {
             Call::Get { key } => {
                 let object = self.objects.get(key).ok_or(CallError::NotFound)?;
@@ -318,7 +332,7 @@ impl SimStore {
                 key,
                 data,
                 condition,
-            } => self.put(key, data, *condition),
+            } => self.put(author, key, data, *condition),
             Call::Delete { key } => {
                 self.objects.remove(key);
                 Ok(Reply::Deleted)
@@ -333,7 +347,7 @@ impl SimStore {
         }
     }
 
-    fn put(&mut self, key: &str, data: &Rc<[u8]>, condition: Condition) -> CallResult {
+    fn put(&mut self, author: u64, key: &str, data: &Rc<[u8]>, condition: Condition) -> CallResult {
         let current = self.objects.get(key).map(|object| object.version);
         let holds = match condition {
             Condition::None => true,
@@ -345,6 +359,10 @@ impl SimStore {
         }
         let version = self.next_version;
         self.next_version += 1;
+        if condition != Condition::None {
+            let all = self.replacements.entry(key.to_owned()).or_default();
+            all.push(Replacement { version, author });
+        }
         self.bytes_written += data.len() as u64;
         self.objects.insert(
             key.to_owned(),
@@ -383,6 +401,16 @@ impl SimStore {
             self.counts.count(Fault::GetTruncated);
         }
         result
+    }
+
+    /// The writes of an object that had a condition and took effect, in order.
+    pub fn replacements(&self, key: &str) -> &[Replacement] {
+        self.replacements.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    /// The version that the next write gets.
+    pub fn next_version(&self) -> u64 {
+        self.next_version
     }
 
     /// Objects held, for oracles and reports: key and size.

@@ -21,14 +21,17 @@ use crate::transport::{ReqId, Transport};
 
 mod clients;
 mod crash;
+mod fleet;
 mod fork;
 mod io;
 mod life;
+mod line;
 mod machine;
 mod outcome;
 mod plan;
 mod run;
 
+use line::Line;
 use machine::Machine;
 pub use outcome::{Outcome, Watch};
 pub use plan::{DELAYS_NS, Order, Plan, PlanReport, PlannedCrash};
@@ -48,6 +51,10 @@ enum Event {
     Redeliver(CallId),
     /// The store is back.
     OutageEnd,
+    /// The operator of several hosts acts.
+    Operator,
+    /// A paused machine goes on.
+    Resumed(usize),
     /// Something happens in this process, if it still lives.
     Process(u64, ProcessEvent),
 }
@@ -76,6 +83,8 @@ enum ProcessEvent {
     ScriptsEnd,
     /// The next try to bring an attachment up.
     Retry { attachment: usize },
+    /// The next try of deleting a name and creating it again.
+    Recreate { line: usize },
 }
 
 /// Where the world stands.
@@ -102,14 +111,26 @@ enum AttachmentPhase {
     /// Its whole image is being read back.
     Scanning,
     Serving,
+    /// Served no more, and given back once nothing is in flight.
+    Closing,
+    /// Taken over by another host, and known to be.
+    Fenced,
 }
 
 /// A volume as one machine has it: the transport in front of it, the clients there, and the history
 /// that they go by.
 struct Attachment {
     machine: usize,
-    name: String,
-    created: bool,
+    /// Which name in the store.
+    line: usize,
+    /// Which volume of that name its history is of; stamped on its bytes.
+    number: u64,
+    /// The version of the root by which it was opened last.
+    order: u64,
+    /// Its machine's server is to serve it.
+    wanted: bool,
+    /// It was closed since it was opened.
+    has_let_go: bool,
     phase: AttachmentPhase,
     history: History,
     transport: Option<Transport<Volume>>,
@@ -140,7 +161,15 @@ pub struct World {
     disks: u64,
     boots: u64,
     processes: u64,
+    /// On which machine each process ran.
+    process_machines: Vec<usize>,
+    /// Of each machine in turn, one for each name.
     attachments: Vec<Attachment>,
+    lines: Vec<Line>,
+    /// Volumes so far, counted by their stamps.
+    numbers: u64,
+    /// Branches of histories so far.
+    branches: u64,
     callers: BTreeMap<CallId, (u64, crate::node::RequestId)>,
     requests: BTreeMap<ReqId, clients::IssuedRequest>,
     next_req: u64,
@@ -172,14 +201,18 @@ impl World {
 
     /// The world of `seed` with a given profile.
     pub fn with(seed: u64, profile: Profile, watch: Watch) -> World {
-        let disk = SimDisk::new(
-            Rng::stream(seed, "disk 0"),
-            profile.disk.clone(),
-            profile.corruptible,
-        );
+        let hosts = profile.hosts;
+        let machine = |nth: u64| {
+            let rng = Rng::stream(seed, &format!("disk {nth}"));
+            let disk = SimDisk::new(rng, profile.disk.clone(), profile.corruptible);
+            let mut machine = Machine::new(disk, nth + 1, nth);
+            machine.clock_ns = nth * 123_456_789;
+            machine
+        };
         let store = SimStore::new(Rng::stream(seed, "store"), profile.store.clone());
-        let attachments = (0..profile.volumes)
-            .map(|v| Attachment::new(seed, v, &profile))
+        let attachments = (0..hosts)
+            .flat_map(|host| (0..profile.volumes).map(move |line| (host, line)))
+            .map(|(host, line)| Attachment::new(seed, host, line, &profile))
             .collect();
         let mut world = World {
             seed,
@@ -193,11 +226,15 @@ impl World {
             latency: Rng::stream(seed, "latency"),
             chance: Rng::stream(seed, "chance"),
             store,
-            machines: vec![Machine::new(disk, 1, 0)],
-            disks: 1,
-            boots: 1,
-            processes: 1,
+            machines: (0..hosts).map(machine).collect(),
+            disks: hosts,
+            boots: hosts,
+            processes: hosts,
+            process_machines: (0..hosts as usize).collect(),
             attachments,
+            lines: (0..profile.volumes).map(Line::new).collect(),
+            numbers: profile.volumes,
+            branches: 0,
             callers: BTreeMap::new(),
             requests: BTreeMap::new(),
             next_req: 1,
@@ -212,8 +249,11 @@ impl World {
             profile,
         };
         world.draw_crash();
-        world.format_disk(0);
-        world.at_process(0, 0, ProcessEvent::Boot);
+        for machine in 0..world.machines.len() {
+            world.format_disk(machine);
+            world.at_process(machine, 0, ProcessEvent::Boot);
+        }
+        world.schedule_operator();
         world
     }
 
@@ -283,7 +323,8 @@ impl World {
     }
 
     /// A number for the next process of a machine.
-    fn next_process(&mut self) -> u64 {
+    fn next_process(&mut self, machine: usize) -> u64 {
+        self.process_machines.push(machine);
         self.processes += 1;
         self.processes - 1
     }
@@ -293,7 +334,7 @@ impl World {
         let Some(due) = there.node.as_ref().and_then(Node::next_timer_ns) else {
             return;
         };
-        let due = due.max(self.now);
+        let due = due.saturating_sub(there.clock_ns).max(self.now);
         if there.tick_at.is_none_or(|at| due < at) {
             there.tick_at = Some(due);
             self.at_process(machine, due - self.now, ProcessEvent::Tick);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use blkmq::io::Op;
 
 use crate::disk::{Corruptible, DiskFaults, PowerCut};
-use crate::profile::{Limits, Profile, RingFaults};
+use crate::profile::{Fleet, Limits, Profile, RingFaults};
 use crate::store::StoreFaults;
 use crate::trace::Violation;
 use crate::workload::Action;
@@ -33,6 +33,8 @@ const MS: u64 = 1_000_000;
 /// small that a few operations fill them.
 fn profile() -> Profile {
     Profile {
+        hosts: 1,
+        fleet: Fleet::default(),
         volumes: 1,
         sectors: 32,
         block: 1,

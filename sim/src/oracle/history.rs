@@ -90,6 +90,11 @@ pub struct History {
     flushed: u64,
     /// Promised by completed syncs to the store.
     stored: u64,
+    /// Up to where the volume's next holder went on from here: nothing later is in it.
+    superseded: Option<u64>,
+    /// The branches it went along, each with the position from which it did: what it shares with
+    /// another history is what both went along.
+    path: Vec<(u64, u64)>,
     /// The worst loss since the last settled recovery.
     loss: Option<Loss>,
     /// Writes that were issued, and on which sectors: to tell "never committed" from "never
@@ -107,6 +112,8 @@ impl History {
             acked: 0,
             flushed: 0,
             stored: 0,
+            superseded: None,
+            path: Vec::new(),
             loss: None,
             issued: BTreeMap::new(),
         }
@@ -157,8 +164,43 @@ impl History {
     }
 
     /// A sync to the store completed; `position` is what it covers.
-    pub fn on_stored(&mut self, position: u64) {
+    pub fn on_stored(&mut self, position: u64) -> Result<(), Violation> {
         self.stored = self.stored.max(position);
+        match self.superseded {
+            Some(last) if position > last => Err(Violation::new(
+                "S7 one writer",
+                format!(
+                    "commits up to {position} were acknowledged as stored by a host that was taken over; \
+                     the volume went on from {last}"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// What was promised to be in the store.
+    pub fn stored(&self) -> u64 {
+        self.stored
+    }
+
+    /// Another host has the volume now, and goes on from `position`.
+    pub fn supersede(&mut self, position: u64) -> Result<(), Violation> {
+        let last = self.superseded.map_or(position, |last| last.min(position));
+        self.superseded = Some(last);
+        self.on_stored(self.stored)
+    }
+
+    /// From here on this history is called `branch`, a number that no other has.
+    pub fn begin_branch(&mut self, branch: u64) {
+        self.path.push((branch, self.len));
+    }
+
+    /// Up to which position this history and another are one.
+    pub fn shared_with(&self, other: &History) -> u64 {
+        let both = self.path.iter().zip(&other.path);
+        let common = both.take_while(|(mine, theirs)| mine == theirs).count();
+        let end = |history: &History| history.path.get(common).map_or(history.len, |(_, at)| *at);
+        end(self).min(end(other))
     }
 
     /// Something was lost. Until the next [`History::settle`] only what survives that counts.
@@ -347,6 +389,7 @@ impl History {
         self.acked = position;
         self.flushed = self.flushed.min(position);
         self.stored = self.stored.min(position);
+        self.superseded = None;
         self.loss = None;
     }
 

@@ -7,7 +7,7 @@ fn store(faults: StoreFaults) -> SimStore {
 }
 
 fn ask(store: &mut SimStore, call: Call) -> CallResult {
-    let id = store.submit(call);
+    let id = store.submit(0, call);
     store.answer(id).expect("under way")
 }
 
@@ -68,7 +68,7 @@ fn a_late_write_obeys_its_condition() {
     let mut late = 0;
     for n in 0..40 {
         let key = format!("k{n}");
-        let id = store.submit(put(&key, 1, Condition::Absent));
+        let id = store.submit(0, put(&key, 1, Condition::Absent));
         store.answer(id);
         let absent = store.objects().all(|(k, _)| k != key);
         store.faults.unknown = 0;
@@ -89,7 +89,7 @@ fn a_late_write_obeys_its_condition() {
 #[test]
 fn nothing_happens_twice_by_itself_and_nothing_during_an_outage() {
     let mut store = store(StoreFaults::default());
-    let id = store.submit(put("a", 1, Condition::None));
+    let id = store.submit(0, put("a", 1, Condition::None));
     store.outage = true;
     assert!(matches!(
         store.answer(id),

@@ -77,22 +77,28 @@ pub(super) struct IssuedRequest {
 }
 
 impl Attachment {
-    pub(super) fn new(seed: u64, attachment: u64, profile: &Profile) -> Attachment {
+    pub(super) fn new(seed: u64, machine: u64, line: u64, profile: &Profile) -> Attachment {
         let shape = Shape {
             sectors: profile.sectors,
             block: profile.block,
         };
         let client = |n: u64| {
-            let mut rng = Rng::stream(seed, &format!("client {attachment} {n}"));
+            let mut rng = Rng::stream(
+                seed,
+                &format!("client {} {n}", machine * profile.volumes + line),
+            );
             let generator = workload::draw(&mut rng, shape);
             Client::new(rng, generator)
         };
         Attachment {
-            machine: 0,
-            name: format!("v{attachment}"),
-            created: false,
+            machine: machine as usize,
+            line: line as usize,
+            number: line,
+            order: 0,
+            wanted: machine == 0,
+            has_let_go: false,
             phase: AttachmentPhase::Down,
-            history: History::new(attachment, profile.sectors),
+            history: History::new(line, profile.sectors),
             transport: None,
             clients: (0..profile.clients).map(client).collect(),
             image: Vec::new(),
@@ -105,7 +111,6 @@ impl Attachment {
     /// The same volume without its process. Its clients act no more.
     pub(super) fn copy(&self) -> Attachment {
         Attachment {
-            name: self.name.clone(),
             history: self.history.clone(),
             transport: None,
             clients: self.clients.iter().map(Client::copy).collect(),
@@ -123,6 +128,15 @@ impl Attachment {
             client.in_flight = 0;
             client.draining = false;
             client.armed = false;
+        }
+    }
+
+    /// It is served, or nobody wants it to be.
+    pub(super) fn is_settled(&self) -> bool {
+        match self.phase {
+            AttachmentPhase::Serving => true,
+            AttachmentPhase::Down => !self.wanted,
+            _ => false,
         }
     }
 
@@ -188,7 +202,7 @@ impl World {
         if let Op::Write { .. } = op {
             for sector in op_range(&op) {
                 let stamp = Stamp {
-                    volume: attachment as u64,
+                    volume: self.attachments[attachment].number,
                     sector,
                     client: client as u64,
                     write: id.0,
@@ -263,7 +277,12 @@ impl World {
                     Op::Write { .. } => Value::Write(id.0),
                     _ => Value::Zero,
                 };
-                let history = &mut self.attachments[attachment].history;
+                let here = &mut self.attachments[attachment];
+                if here.phase == AttachmentPhase::Fenced {
+                    let detail = format!("{:?} took effect on a host that knows it", issued.op);
+                    return Err(Violation::new("S7 fenced", detail));
+                }
+                let history = &mut here.history;
                 let position = history.commit(op_range(&issued.op), value);
                 issued.position = Some(position);
                 self.trace.record(&[1, id.0, position]);
@@ -310,6 +329,12 @@ impl World {
         kind: ErrorKind,
     ) -> Result<(), Violation> {
         self.errors += 1;
+        if kind != ErrorKind::Invalid && self.is_challenged(issued.attachment) {
+            if kind == ErrorKind::Fenced {
+                self.on_fenced(issued.attachment);
+            }
+            return Ok(());
+        }
         if self.profile.errors_allowed() && kind != ErrorKind::Invalid {
             return Ok(());
         }
@@ -371,7 +396,7 @@ impl World {
                 let at = range.start as usize * SECTOR;
                 state.image[at..at + bytes.len()].copy_from_slice(&bytes);
             }
-            Err(_) if tries < SCAN_TRIES => {
+            Err(_) if tries < SCAN_TRIES && state.phase == AttachmentPhase::Scanning => {
                 // The engine remembers a failed fetch for a while: try again after that.
                 let (machine, sector) = (state.machine, range.start);
                 let sectors = range.end - range.start;
@@ -387,7 +412,7 @@ impl World {
             Err(_) => state.unread.extend(range.clone()),
         }
         state.scan_left -= range.end - range.start;
-        if state.scan_left > 0 {
+        if state.scan_left > 0 || state.phase != AttachmentPhase::Scanning {
             return Ok(());
         }
         self.scan_complete(attachment)
@@ -396,14 +421,17 @@ impl World {
     fn scan_complete(&mut self, attachment: usize) -> Result<(), Violation> {
         let state = &mut self.attachments[attachment];
         let image = std::mem::take(&mut state.image);
+        let unread = std::mem::take(&mut state.unread);
         let (before, acked) = (state.history.len(), state.history.acked());
-        let found = state.history.settle(&image, &state.unread)?;
+        let (found, own) = self.settle(attachment, &image, &unread)?;
+        let state = &mut self.attachments[attachment];
         state.history.prune();
         let there = &self.machines[state.machine];
-        let silent = there.ring_gone && !there.disk.has_corrupted() && found < acked;
-        if silent && !there.rings_reported.contains(&state.name) {
+        let name = &self.lines[state.line].name;
+        let silent = own && there.ring_gone && !there.disk.has_corrupted() && found < acked;
+        if silent && !there.rings_reported.contains(name) {
             let detail = format!(
-                "the rings vanished, {} acknowledged commits of attachment {attachment} with them, and \
+                "the rings vanished, {} acknowledged commits of volume {name} with them, and \
                  recovery did not say so",
                 acked - found
             );
@@ -426,11 +454,7 @@ impl World {
             let think = self.latency(self.profile.think_ns);
             self.arm(attachment, client, think);
         }
-        if self
-            .attachments
-            .iter()
-            .all(|v| v.phase == AttachmentPhase::Serving)
-        {
+        if self.attachments.iter().all(Attachment::is_settled) {
             self.all_serving();
         }
     }

@@ -28,7 +28,10 @@ impl World {
 
     /// A crash is due.
     pub(super) fn crash_now(&mut self) -> Result<(), Violation> {
-        let machine = 0;
+        let machine = match self.machines.len() {
+            1 => 0,
+            several => self.chance.below(several as u64) as usize,
+        };
         let kind = self.chance.weighted(&self.profile.crash_weights);
         if self.unsettled > 0 {
             self.count(Fault::CrashInRecovery);
@@ -44,8 +47,8 @@ impl World {
     }
 
     /// The server process is gone. What it had in flight is decided when its successor starts.
-    fn kill_process(&mut self, machine: usize) {
-        let next = self.next_process();
+    pub(super) fn kill_process(&mut self, machine: usize) {
+        let next = self.next_process(machine);
         self.machines[machine].end_process(next);
         let here = &self.attachments;
         self.requests
@@ -112,6 +115,7 @@ impl World {
         let rng = Rng::stream(self.seed, &format!("disk {}", self.disks));
         self.disks += 1;
         self.boots += 1;
+        let single = self.is_single();
         let there = &mut self.machines[machine];
         self.faults.add(&there.disk.counts);
         let rates = std::mem::take(&mut there.disk.faults);
@@ -120,14 +124,19 @@ impl World {
         there.other_rings.clear();
         there.boot_id = self.boots;
         (there.ring_gone, there.went_down) = (false, true);
-        there.take_over = true;
+        there.take_over = single || self.phase == Phase::LastOpen;
         there.failed_boots = 0;
-        self.record_loss(machine, Loss::Cache);
+        there.is_clone = false;
+        if self.is_single() {
+            self.record_loss(machine, Loss::Cache);
+        } else {
+            self.forget_attachments(machine);
+        }
         self.format_disk(machine);
         self.restart(machine);
     }
 
-    fn restart(&mut self, machine: usize) {
+    pub(super) fn restart(&mut self, machine: usize) {
         let delay = self.latency(1_000_000);
         self.at_process(machine, delay, ProcessEvent::Boot);
     }

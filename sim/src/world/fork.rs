@@ -25,6 +25,8 @@ impl World {
             store: self.store.clone(),
             machines: self.machines.iter().map(Machine::copy).collect(),
             attachments: self.attachments.iter().map(Attachment::copy).collect(),
+            lines: self.lines.clone(),
+            process_machines: self.process_machines.clone(),
             callers: self.callers.clone(),
             requests: Default::default(),
             planned: self.planned.clone(),

@@ -141,9 +141,9 @@ impl World {
                 self.start_disk(machine, Origin::Engine, IoOwner::Engine(request.id), io);
             }
             RequestOp::Store(op) => {
-                let call = self.store.submit(node::call(op));
-                let process = self.machines[machine].process;
-                self.callers.insert(call, (process, request.id));
+                let author = self.machines[machine].process;
+                let call = self.store.submit(author, node::call(op));
+                self.callers.insert(call, (author, request.id));
                 let there = self.latency(self.profile.store_ns / 2);
                 let back = self.latency(self.profile.store_ns / 2);
                 self.at(there, Event::Deliver(call));

@@ -48,7 +48,7 @@ impl World {
             boot_id: there.boot_id,
             take_over: there.take_over,
             identity,
-            now: self.now,
+            now: self.now + there.clock_ns,
         };
         there.node = Some(Node::boot(setup));
     }
@@ -68,7 +68,9 @@ impl World {
             }
             NodeEvent::Booted(Err(failure)) => self.on_boot_failed(machine, &failure),
             NodeEvent::Opened(attachment, Ok(device)) => {
-                self.attachments[attachment].created = true;
+                let here = &mut self.attachments[attachment];
+                self.lines[here.line].created = true;
+                self.note_opening(attachment);
                 self.attachments[attachment].transport = Some(Transport::new(device));
                 if self.has_no_scan() {
                     self.attachments[attachment].history.assume_whole();
@@ -82,14 +84,22 @@ impl World {
                 self.on_open_failed(attachment, &failure)
             }
             NodeEvent::Created(attachment, result) => {
+                if self.on_recreated(attachment, &result) {
+                    return Ok(());
+                }
                 self.attachments[attachment].phase = AttachmentPhase::Down;
                 match result {
-                    Ok(()) => self.attachments[attachment].created = true,
+                    Ok(()) => self.lines[self.attachments[attachment].line].created = true,
                     // An earlier try, whose end nobody saw, made it.
                     Err(Failure::Exists(_)) => {}
                     Err(failure) => return self.on_open_failed(attachment, &failure),
                 }
                 self.bring_up(attachment);
+                Ok(())
+            }
+            NodeEvent::Closed(attachment, result) => self.on_closed(attachment, &result),
+            NodeEvent::Deleted(line, result) => {
+                self.on_deleted(line, &result);
                 Ok(())
             }
             NodeEvent::Synced {
@@ -105,6 +115,7 @@ impl World {
         let there = &mut self.machines[machine];
         there.rings_reported.extend(report.rings_lost);
         there.failed_boots = 0;
+        there.is_up = true;
         if there.disk.has_corrupted() {
             // One copy was all there was: what it held may be lost, but nothing may be
             // made up. Judged only now, for the disk lies mostly when recovery reads it.
@@ -123,14 +134,16 @@ impl World {
 
     /// Opens a volume; if it was never created, that comes first.
     pub(super) fn bring_up(&mut self, attachment: usize) {
-        if self.attachments[attachment].phase != AttachmentPhase::Down {
+        let here = &mut self.attachments[attachment];
+        if here.phase != AttachmentPhase::Down || !here.wanted {
+            if here.phase == AttachmentPhase::Closing && here.transport.is_none() {
+                self.close(attachment);
+            }
             return;
         }
-        self.attachments[attachment].phase = AttachmentPhase::Opening;
-        let name = self.attachments[attachment].name.clone();
-        let machine = self.attachments[attachment].machine;
-        if let Some(node) = &mut self.machines[machine].node {
-            node.open(attachment, &name);
+        here.phase = AttachmentPhase::Opening;
+        if let Some(node) = &mut self.machines[here.machine].node {
+            node.open(attachment, &self.lines[here.line].name, false);
         }
     }
 
@@ -144,7 +157,7 @@ impl World {
             self.host_loss(machine);
             return Ok(());
         }
-        let next = self.next_process();
+        let next = self.next_process(machine);
         self.machines[machine].end_process(next);
         self.machines[machine].disk.process_crash();
         self.at_process(machine, 50_000_000, ProcessEvent::Boot);
@@ -153,15 +166,26 @@ impl World {
 
     fn on_open_failed(&mut self, attachment: usize, failure: &Failure) -> Result<(), Violation> {
         self.attachments[attachment].phase = AttachmentPhase::Down;
-        let machine = self.attachments[attachment].machine;
+        let here = &mut self.attachments[attachment];
+        let (machine, line) = (here.machine, here.line);
         match failure {
-            Failure::NoSuchVolume(_) if !self.attachments[attachment].created => {
-                self.attachments[attachment].phase = AttachmentPhase::Creating;
-                let name = self.attachments[attachment].name.clone();
+            Failure::NoSuchVolume(_) if !self.lines[line].created => {
+                here.phase = AttachmentPhase::Creating;
+                let name = self.lines[line].name.clone();
                 let (bytes, block) = (self.profile.sectors * 512, self.profile.block * 512);
                 if let Some(node) = &mut self.machines[machine].node {
                     node.create(attachment, &name, bytes, block as u32);
                 }
+                Ok(())
+            }
+            // Somebody else has it, or it was deleted: the operator may think again.
+            Failure::Held { .. }
+            | Failure::NoSuchVolume(_)
+            | Failure::Fenced(_)
+            | Failure::InUse(_)
+                if !self.is_single() && self.phase != Phase::LastOpen =>
+            {
+                self.attachments[attachment].wanted = false;
                 Ok(())
             }
             Failure::Store(_) => {
@@ -215,12 +239,16 @@ impl World {
         result: &Result<(), Failure>,
     ) -> Result<(), Violation> {
         if let Err(failure) = result {
-            if !self.profile.errors_allowed() {
+            let challenged = self.is_challenged(attachment);
+            if challenged && matches!(failure, Failure::Fenced(_)) {
+                self.on_fenced(attachment);
+            }
+            if !challenged && !self.profile.errors_allowed() {
                 let detail = format!("sync of attachment {attachment} failed: {failure:?}");
                 return Err(Violation::new("S10 no invented errors", detail));
             }
         } else {
-            self.attachments[attachment].history.on_stored(covers);
+            self.attachments[attachment].history.on_stored(covers)?;
         }
         match client {
             Some(client) => self.on_request_ended(attachment, client),
@@ -234,10 +262,8 @@ impl World {
         if self.check_plan() {
             return Ok(());
         }
-        let up = self
-            .attachments
-            .iter()
-            .all(|v| v.phase == AttachmentPhase::Serving);
+        let up = self.attachments.iter().all(super::Attachment::is_settled)
+            && self.lines.iter().all(|line| line.recreation.is_none());
         let quiet = self.attachments.iter().all(super::Attachment::is_quiet);
         match self.phase {
             Phase::Work if self.actions_left == 0 => self.heal(),
@@ -245,7 +271,11 @@ impl World {
                 self.trace.log(self.now, || "quiet: last sync".into());
                 self.phase = Phase::LastSync;
                 for attachment in 0..self.attachments.len() {
-                    self.start_sync(attachment, None);
+                    if self.attachments[attachment].phase == AttachmentPhase::Serving {
+                        self.start_sync(attachment, None);
+                    } else {
+                        self.attachments[attachment].synced = true;
+                    }
                 }
                 // What the calls emitted is carried on by the next turn of the pump.
                 return self.pump();
@@ -253,6 +283,7 @@ impl World {
             Phase::LastSync if self.attachments.iter().all(|v| v.synced) => {
                 self.phase = Phase::LastOpen;
                 self.host_loss(0);
+                self.leave_one_machine();
             }
             Phase::LastOpen if up => {
                 self.trace.log(self.now, || "over".into());

@@ -24,6 +24,14 @@ pub(super) struct Machine {
     pub(super) process: u64,
     pub(super) jobs_due: bool,
     pub(super) tick_at: Option<u64>,
+    /// Its server has recovered its log.
+    pub(super) is_up: bool,
+    /// Its cache directory was copied from another's.
+    pub(super) is_clone: bool,
+    /// Nothing happens here before.
+    pub(super) paused_until: u64,
+    /// How far its clocks are ahead of the world's.
+    pub(super) clock_ns: u64,
     /// Its server takes over whatever it opens.
     pub(super) take_over: bool,
     pub(super) failed_boots: u32,
@@ -49,6 +57,10 @@ impl Machine {
             process,
             jobs_due: false,
             tick_at: None,
+            is_up: false,
+            is_clone: false,
+            paused_until: 0,
+            clock_ns: 0,
             take_over: false,
             failed_boots: 0,
             owners: BTreeMap::new(),
@@ -78,6 +90,8 @@ impl Machine {
     pub(super) fn end_process(&mut self, process: u64) {
         self.process = process;
         self.node = None;
+        self.is_up = false;
+        self.paused_until = 0;
         self.jobs_due = false;
         self.tick_at = None;
         self.forget_io();

@@ -122,7 +122,15 @@ impl World {
 
     /// The next event: the earliest, unless a plan puts that one off.
     fn next_event(&mut self) -> Option<(u64, u64, Event)> {
-        let Reverse((at, order, event)) = self.heap.pop()?;
+        let Reverse((mut at, mut order, mut event)) = self.heap.pop()?;
+        if !self.is_single() {
+            self.now = self.now.max(at);
+            while let Some(until) = self.paused_until(event) {
+                self.heap.push(Reverse((until, order, event)));
+                Reverse((at, order, event)) = self.heap.pop()?;
+                self.now = self.now.max(at);
+            }
+        }
         let Some(delay) = self.next_delay() else {
             return Some((at, order, event));
         };
@@ -144,6 +152,14 @@ impl World {
             }
             Event::Redeliver(id) => {
                 self.store.redeliver(id);
+                Ok(())
+            }
+            Event::Operator => {
+                self.operate();
+                Ok(())
+            }
+            Event::Resumed(machine) => {
+                self.on_resumed(machine);
                 Ok(())
             }
             Event::OutageEnd => {
@@ -182,7 +198,7 @@ impl World {
                 if there.tick_at.is_some_and(|at| at <= self.now) {
                     there.tick_at = None;
                     if let Some(node) = &mut there.node {
-                        node.advance(self.now);
+                        node.advance(self.now + there.clock_ns);
                     }
                 }
             }
@@ -195,11 +211,16 @@ impl World {
             } => self.scan(attachment, sector..sector + sectors, tries),
             ProcessEvent::ScriptsEnd => self.end_scripts(),
             ProcessEvent::Retry { attachment } => self.bring_up(attachment),
+            ProcessEvent::Recreate { line } => self.on_recreate(line),
         }
     }
 
     /// Carries everything that the last event caused as far as it goes without waiting.
     pub(super) fn pump(&mut self) -> Result<(), Violation> {
+        if !self.is_single() {
+            self.drop_fenced_attachments();
+            self.close_quiet_attachments();
+        }
         loop {
             let mut idle = true;
             for attachment in 0..self.attachments.len() {
@@ -247,7 +268,10 @@ impl World {
     fn liveness_violation(&self, why: &str) -> Violation {
         let mut detail = format!("{why}; phase {:?}", self.phase);
         for attachment in &self.attachments {
-            detail.push_str(&format!("\n  {}: {:?}", attachment.name, attachment.phase));
+            detail.push_str(&format!(
+                "\n  {}: {:?}",
+                self.lines[attachment.line].name, attachment.phase
+            ));
             for line in attachment.transport.iter().flat_map(Transport::describe) {
                 detail.push_str(&format!("\n    {line}"));
             }

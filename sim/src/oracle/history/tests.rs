@@ -242,7 +242,7 @@ fn pruning_changes_no_verdict_that_can_still_be_asked() {
         bench.write(0..8);
     }
     bench.history.on_flushed(10);
-    bench.history.on_stored(10);
+    bench.history.on_stored(10).expect("nobody else has it");
     let image = bytes(0, &bench.image);
     bench.history.prune();
     bench.history.record_loss(Loss::Cache);

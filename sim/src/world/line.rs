@@ -1,0 +1,285 @@
+//! Owns what the world knows of each name in the store: whose opening followed whose, and by that the
+//! judgement of S7 when a volume comes up somewhere.
+//!
+//! A *tenure* is one host's hold of a volume, from the replacement of the root by which it opened it.
+//! The order of those replacements, which the store saw, is the order of the tenures; nothing the engine
+//! says is believed. Each tenure's history is a branch: it begins with what was found when the volume
+//! came up, a prefix of its predecessor's branch that contains all that was acknowledged as stored. From
+//! there on the predecessor's writes are not in the volume, and a sync of its that is acknowledged beyond
+//! that point broke S7. A volume created again under a deleted name is another incarnation, with bytes of
+//! its own.
+
+use std::collections::BTreeSet;
+
+use super::World;
+use crate::faults::Fault;
+use crate::oracle::history::{History, Loss};
+use crate::trace::Violation;
+
+/// One host's hold of a volume.
+#[derive(Clone, Debug)]
+struct Tenure {
+    /// The version of the root by which it began.
+    order: u64,
+    attachment: usize,
+    /// What of its predecessor's branch was in the volume then.
+    base: u64,
+    /// Its branch, once the attachment goes by another; until then that of the attachment.
+    left: Option<History>,
+}
+
+/// A volume of this name, from its creation to its deletion.
+#[derive(Clone, Debug)]
+struct Incarnation {
+    /// Stamped on all its bytes.
+    number: u64,
+    /// Versions of the root from here on are its own.
+    from_version: u64,
+    /// By order.
+    tenures: Vec<Tenure>,
+}
+
+/// A name in the store.
+#[derive(Clone, Debug)]
+pub(super) struct Line {
+    pub(super) name: String,
+    pub(super) created: bool,
+    incarnations: Vec<Incarnation>,
+    /// It is being deleted and created again.
+    pub(super) recreation: Option<super::fleet::Recreation>,
+}
+
+impl Line {
+    pub(super) fn new(number: u64) -> Line {
+        let first = Incarnation {
+            number,
+            from_version: 0,
+            tenures: Vec::new(),
+        };
+        Line {
+            name: format!("v{number}"),
+            created: false,
+            incarnations: vec![first],
+            recreation: None,
+        }
+    }
+
+    /// The name is free: what is created now has bytes of its own.
+    pub(super) fn begin_incarnation(&mut self, number: u64, from_version: u64) {
+        self.incarnations.push(Incarnation {
+            number,
+            from_version,
+            tenures: Vec::new(),
+        });
+    }
+
+    fn incarnation_of(&self, order: u64) -> usize {
+        let later = |incarnation: &Incarnation| incarnation.from_version <= order;
+        self.incarnations.partition_point(later) - 1
+    }
+}
+
+impl World {
+    fn root_key(&self, attachment: usize) -> String {
+        let line = self.attachments[attachment].line;
+        volume::object::root_key(&self.lines[line].name)
+    }
+
+    /// A volume came up: its tenure begins with the last replacement of the root by this process.
+    pub(super) fn note_opening(&mut self, attachment: usize) {
+        if self.is_single() {
+            return;
+        }
+        let process = self.machines[self.attachments[attachment].machine].process;
+        let writes = self.store.replacements(&self.root_key(attachment));
+        let mine = writes.iter().rev().find(|write| write.author == process);
+        // Without one it goes on under its last.
+        let order = mine.map_or(self.attachments[attachment].order, |write| write.version);
+        self.attachments[attachment].order = order;
+    }
+
+    /// Whether another machine replaced the root after `since`, and up to `until`.
+    fn was_replaced_elsewhere(&self, attachment: usize, since: u64, until: u64) -> bool {
+        let machine = self.attachments[attachment].machine;
+        let writes = self.store.replacements(&self.root_key(attachment));
+        writes.iter().any(|write| {
+            write.version > since
+                && write.version <= until
+                && self.process_machines[write.author as usize] != machine
+        })
+    }
+
+    /// Whether another host may have fenced this one, so that errors are in order.
+    pub(super) fn is_challenged(&self, attachment: usize) -> bool {
+        let since = self.attachments[attachment].order;
+        !self.is_single() && self.was_replaced_elsewhere(attachment, since, u64::MAX)
+    }
+
+    /// Judges the image of a volume that came up, and settles by which history it goes on. Answers the
+    /// position found, and whether that was judged by what this host itself had promised.
+    pub(super) fn settle(
+        &mut self,
+        attachment: usize,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> Result<(u64, bool), Violation> {
+        if self.is_single() {
+            let history = &mut self.attachments[attachment].history;
+            return Ok((history.settle(image, unread)?, true));
+        }
+        let here = &self.attachments[attachment];
+        let (order, line) = (here.order, here.line);
+        let at = self.lines[line].incarnation_of(order);
+        let incarnation = &self.lines[line].incarnations[at];
+        let last = incarnation
+            .tenures
+            .iter()
+            .rev()
+            .find(|tenure| tenure.attachment == attachment && tenure.left.is_none());
+        let continues = here.number == incarnation.number
+            && last.is_some_and(|t| !self.was_replaced_elsewhere(attachment, t.order, order));
+        let found = if continues {
+            self.attachments[attachment].history.settle(image, unread)?
+        } else {
+            self.settle_after_another(attachment, at, image, unread)?
+        };
+        self.begin_tenure(attachment, at, found);
+        Ok((found, continues))
+    }
+
+    /// Somebody else held the volume meanwhile, or this host never did.
+    fn settle_after_another(
+        &mut self,
+        attachment: usize,
+        at: usize,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> Result<u64, Violation> {
+        let (order, line) = {
+            let here = &self.attachments[attachment];
+            (here.order, here.line)
+        };
+        let incarnation = &self.lines[line].incarnations[at];
+        let number = incarnation.number;
+        let before = incarnation.tenures.iter().rposition(|t| t.order < order);
+        let mut branch = match before {
+            None => History::new(number, self.profile.sectors),
+            Some(nth) => self.branch(line, at, nth).clone(),
+        };
+        branch.record_loss(Loss::Cache);
+        let end_of_last;
+        let mut is_from_store = !self.machines[self.attachments[attachment].machine].is_clone;
+        let found = match branch.settle(image, unread) {
+            Ok(found) => {
+                end_of_last = found;
+                found
+            }
+            Err(violation) => {
+                let before = before.map(|nth| self.branch(line, at, nth));
+                let other = self.settle_as_clone(attachment, number, before, image, unread);
+                let (other, found, shared) = other.ok_or(violation)?;
+                branch = other;
+                end_of_last = found.min(shared);
+                is_from_store = false;
+                found
+            }
+        };
+        if is_from_store && unread.is_empty() {
+            // It came from the store alone.
+            branch.on_flushed(found);
+            branch.on_stored(found)?;
+        }
+        if let Some(nth) = before {
+            let tenure = &self.lines[line].incarnations[at].tenures[nth];
+            let holder = tenure.attachment;
+            if holder != attachment && !self.attachments[holder].has_let_go {
+                self.count(Fault::TakeOver);
+            }
+            self.branch_mut(line, at, nth).supersede(end_of_last)?;
+        }
+        self.keep_branch(attachment);
+        let here = &mut self.attachments[attachment];
+        here.history = branch;
+        here.number = number;
+        Ok(found)
+    }
+
+    /// The attachment is about to go by another history: its tenure keeps the one it had.
+    pub(super) fn keep_branch(&mut self, attachment: usize) {
+        let here = &self.attachments[attachment];
+        for incarnation in &mut self.lines[here.line].incarnations {
+            for tenure in &mut incarnation.tenures {
+                if tenure.attachment == attachment && tenure.left.is_none() {
+                    tenure.left = Some(here.history.clone());
+                }
+            }
+        }
+    }
+
+    /// Of a cloned log and its original either may go on, as long as nothing of the other's own was ever
+    /// called stored. The branch on which the volume did, up to where, and how much of it is the last
+    /// holder's too.
+    fn settle_as_clone(
+        &self,
+        attachment: usize,
+        number: u64,
+        last: Option<&History>,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> Option<(History, u64, u64)> {
+        let line = self.attachments[attachment].line;
+        let candidates = self.attachments.iter().enumerate();
+        let candidates = candidates.filter(|(_, at)| at.line == line && at.number == number);
+        candidates.into_iter().find_map(|(nth, candidate)| {
+            let shared = last.map_or(0, |last| last.shared_with(&candidate.history));
+            let mut branch = candidate.history.clone();
+            if last.map_or(0, History::stored) > shared {
+                return None;
+            }
+            if nth != attachment {
+                branch.record_loss(Loss::Cache);
+            }
+            let found = branch.settle(image, unread).ok()?;
+            Some((branch, found, shared))
+        })
+    }
+
+    fn begin_tenure(&mut self, attachment: usize, at: usize, base: u64) {
+        let (order, line) = {
+            let here = &self.attachments[attachment];
+            (here.order, here.line)
+        };
+        let tenures = &mut self.lines[line].incarnations[at].tenures;
+        // One that only goes on stands where its last opening puts it.
+        tenures.retain(|t| t.attachment != attachment || t.left.is_some());
+        let place = tenures.partition_point(|t| t.order < order);
+        let next = tenures.get(place).map(|tenure| tenure.base);
+        let tenure = Tenure {
+            order,
+            attachment,
+            base,
+            left: None,
+        };
+        tenures.insert(place, tenure);
+        self.branches += 1;
+        let here = &mut self.attachments[attachment];
+        here.has_let_go = false;
+        here.history.begin_branch(self.branches);
+        if let Some(next) = next {
+            // It was overtaken before it was looked at.
+            let _ = here.history.supersede(next.min(base));
+        }
+    }
+
+    fn branch(&self, line: usize, at: usize, nth: usize) -> &History {
+        let tenure = &self.lines[line].incarnations[at].tenures[nth];
+        let live = || &self.attachments[tenure.attachment].history;
+        tenure.left.as_ref().unwrap_or_else(live)
+    }
+
+    fn branch_mut(&mut self, line: usize, at: usize, nth: usize) -> &mut History {
+        let tenure = &mut self.lines[line].incarnations[at].tenures[nth];
+        let live = &mut self.attachments[tenure.attachment].history;
+        tenure.left.as_mut().unwrap_or(live)
+    }
+}
