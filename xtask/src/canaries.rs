@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 8] = [
+const CANARIES: [Canary; 9] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -91,6 +91,15 @@ const CANARIES: [Canary; 8] = [
             "a_take_over_is_of_one_volume_and_says_what_is_given_up",
         ),
         words: &["a was taken over from"],
+    },
+    Canary {
+        name: "no_start_without_the_store",
+        what: "a server does not start while its store is away",
+        judge: Judge::Here(
+            "waiting",
+            "a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back",
+        ),
+        words: &["the server did not come up"],
     },
     Canary {
         name: "small_files_take_new_space",

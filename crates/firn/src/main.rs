@@ -28,6 +28,7 @@ mod local_files;
 mod metrics;
 mod model;
 mod server;
+mod store_access;
 mod store_faults;
 mod units;
 

@@ -161,3 +161,66 @@ fn a_take_over_is_of_one_volume_and_says_what_is_given_up() {
         assert_eq!(output.status.code(), Some(2), "{}", message(&output));
     }
 }
+
+/// The store is a directory that is not mounted: missing, or empty.
+#[test]
+fn a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back() {
+    for empty in [false, true] {
+        let world = World::new();
+        let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+        server.connect("demo").write(0, &[1; 4096]).unwrap();
+        world.done(&server, &["sync", "demo"]);
+        server.connect("demo").write(4096, &[2; 4096]).unwrap();
+        server.kill();
+        fs::rename(world.path("store"), world.path("away")).unwrap();
+        if empty {
+            fs::create_dir(world.path("store")).unwrap();
+        }
+        let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+        let (status, said) = readiness(&server);
+        assert_eq!(status, 503, "{said}");
+        assert!(said.contains("is it mounted?"), "{said}");
+        let listed = world.ask(&server, &["volume", "list", "--json"]);
+        let said = message(&listed);
+        assert_eq!(
+            listed.status.code(),
+            Some(1),
+            "the list is not whole: {said}"
+        );
+        let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+        assert_eq!(listed["waiting"][0]["name"], "demo", "{listed}");
+        assert!(
+            !world.path("store/volumes").exists(),
+            "no new store is made"
+        );
+        if empty {
+            fs::remove_dir(world.path("store")).unwrap();
+        }
+        fs::rename(world.path("away"), world.path("store")).unwrap();
+        eventually("the opening", || readiness(&server).0 == 200);
+        let mut client = server.connect("demo");
+        let found = client.read(0, 8192).unwrap();
+        assert_eq!(found, [vec![1; 4096], vec![2; 4096]].concat());
+        drop(client);
+        world.done(&server, &["sync", "demo"]);
+        assert!(server.stop().success());
+    }
+}
+
+#[test]
+fn a_volume_that_was_served_is_not_made_anew_in_a_store_that_lacks_it() {
+    let world = World::new();
+    let demo = ["--volume", "demo=8MiB"];
+    let server = world.serve("cache", &demo);
+    server.connect("demo").write(0, &[1; 4096]).unwrap();
+    server.kill();
+    drop(world.serve("other", &["--store", "elsewhere"]));
+    let server = world.serve("cache", &[&["--store", "elsewhere"], &demo[..]].concat());
+    let (status, said) = readiness(&server);
+    assert_eq!(status, 503, "{said}");
+    assert!(said.contains("is it the right store?"), "{said}");
+    assert!(!world.path("elsewhere/volumes").exists());
+    server.kill();
+    let server = world.serve("cache", &demo);
+    assert_eq!(server.connect("demo").read(0, 4096).unwrap(), [1; 4096]);
+}

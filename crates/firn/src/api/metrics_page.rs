@@ -15,7 +15,7 @@ use crate::model::Watermark;
 pub(super) fn render(control: &ControlPlane) -> String {
     let mut text = MetricsText::default();
     control.counters.write_to(&mut text);
-    if let Some(faults) = &control.store_faults {
+    if let Some(faults) = control.store.as_ref().and_then(|store| store.faults()) {
         faults.write_to(&mut text);
     }
     write_usage(&mut text, &control.host.usage());

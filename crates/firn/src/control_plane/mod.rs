@@ -29,7 +29,7 @@ use crate::frontends::nbd::NbdFrontend;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
 use crate::metrics::IoCounters;
 use crate::model::{self, CreateVolume, NbdInfo, Volume, VolumeList, VolumeState};
-use crate::store_faults::InjectedFaults;
+use crate::store_access::StoreAccess;
 use crate::units::Size;
 
 /// How often the server logs that it still waits for the store.
@@ -57,8 +57,8 @@ pub(crate) struct ReachableVolume {
 pub(crate) struct ControlPlane {
     pub(crate) host: Host,
     pub(crate) counters: Arc<IoCounters>,
-    /// The store faults that `--planned-store-faults` asks for.
-    pub(crate) store_faults: Option<InjectedFaults>,
+    /// The way to the store; none in tests that have one of their own.
+    pub(crate) store: Option<Arc<StoreAccess>>,
     pub(crate) volumes: Arc<OpenVolumes>,
     /// Those that it is to serve and could not open yet.
     pub(crate) waiting: WaitingVolumes,
@@ -69,13 +69,13 @@ pub(crate) struct ControlPlane {
 }
 
 impl ControlPlane {
-    pub(crate) fn new(engine: &Engine, store_faults: Option<InjectedFaults>) -> Result<Self> {
+    pub(crate) fn new(engine: &Engine, store: Option<Arc<StoreAccess>>) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
         let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes))?;
         Ok(ControlPlane {
             host: engine.host.clone(),
             counters: Arc::clone(&engine.counters),
-            store_faults,
+            store,
             volumes,
             waiting: WaitingVolumes::default(),
             export_files: engine.export_files.clone(),

@@ -16,7 +16,7 @@ use volume::{OpenError, OpenMode, RecoveryReport, VolumeSpec};
 
 use crate::cli::args::NewVolume;
 use crate::control_plane::ControlPlane;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::open_volumes::OpenVolume;
 use crate::units::Size;
 
@@ -37,6 +37,9 @@ pub(crate) struct WantedVolume {
     pub(crate) name: String,
     /// From `--volume NAME=SIZE`: it is created if it is missing, and grown to this size.
     pub(crate) size: Option<Size>,
+    /// A server on this cache directory has served it: then a store without it is another store, or
+    /// it was deleted there, and it is not made anew.
+    pub(crate) served_before: bool,
 }
 
 impl ControlPlane {
@@ -49,8 +52,14 @@ impl ControlPlane {
         report: &RecoveryReport,
     ) -> Result<Vec<WantedVolume>> {
         let opened = self.wanted_volumes(volumes, report).into_iter();
+        // While the store is away none can be opened, and finding that out takes long.
+        let away = self.store.as_ref().and_then(|store| store.failure());
+        let away = away.as_ref();
         let opened = opened.map(|wanted| async move {
-            let opened = self.open_wanted(&wanted).await;
+            let opened = match away {
+                Some(failure) => Err(failure.clone()),
+                None => self.open_wanted(&wanted).await,
+            };
             (wanted, opened)
         });
         let mut waiting = Vec::new();
@@ -90,19 +99,21 @@ impl ControlPlane {
 
     /// Each volume once, with the size that the command line gives it.
     fn wanted_volumes(&self, volumes: &[NewVolume], report: &RecoveryReport) -> Vec<WantedVolume> {
-        let mut wanted = BTreeMap::new();
-        for name in self.disks.attached.all().into_keys() {
-            wanted.insert(name, None);
-        }
-        for tail in report.tails.iter().filter(|tail| !tail.rescue) {
-            wanted.insert(tail.volume.clone(), None);
-        }
+        let attached = self.disks.attached.all().into_keys();
+        let tails = report.tails.iter().filter(|tail| !tail.rescue);
+        let before = attached.chain(tails.map(|tail| tail.volume.clone()));
+        let mut wanted: BTreeMap<String, (Option<Size>, bool)> =
+            before.map(|name| (name, (None, true))).collect();
         for volume in volumes {
-            wanted.insert(volume.name.clone(), Some(volume.size));
+            wanted.entry(volume.name.clone()).or_default().0 = Some(volume.size);
         }
         let wanted = wanted.into_iter();
         wanted
-            .map(|(name, size)| WantedVolume { name, size })
+            .map(|(name, (size, served_before))| WantedVolume {
+                name,
+                size,
+                served_before,
+            })
             .collect()
     }
 
@@ -112,6 +123,15 @@ impl ControlPlane {
             return self.open(&wanted.name, OpenMode::default()).await;
         };
         match self.host.show_volume(&wanted.name).await {
+            Err(OpenError::NoSuchVolume(name)) if wanted.served_before => {
+                return Err(Failure::new(
+                    FailureCode::NoSuchVolume,
+                    format!(
+                        "no volume named {name} is in the store, although this host has served it: is \
+                         it the right store? If the volume was deleted: firn detach {name}"
+                    ),
+                ));
+            }
             Err(OpenError::NoSuchVolume(_)) => {
                 let spec = VolumeSpec {
                     name: wanted.name.clone(),
@@ -236,7 +256,6 @@ mod tests {
     use crate::cli::args::{LogIo, ServeArgs};
     use crate::config::Settings;
     use crate::engine::Engine;
-    use crate::failure::FailureCode;
     use crate::frontends::disks::attached_file::DiskRecord;
     use crate::frontends::disks::options::DiskOptions;
     use crate::local_files::{CacheDir, Progress};
@@ -296,6 +315,7 @@ mod tests {
             let demo = WantedVolume {
                 name: "demo".into(),
                 size: None,
+                served_before: true,
             };
             let task = tokio::spawn(async move { later.reopen_volumes(vec![demo], stopped).await });
             meanwhile(&control).await;

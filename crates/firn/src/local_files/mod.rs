@@ -60,6 +60,11 @@ pub(crate) struct CacheDir {
 }
 
 impl CacheDir {
+    /// Whether a log is in the directory, so that a server has run on it before.
+    pub(crate) fn has_log(path: &Path) -> bool {
+        path.join("log").exists()
+    }
+
     /// Locks the directory and opens its files, creating those that are missing.
     pub(crate) fn open(settings: &Settings, progress: &mut dyn Progress) -> Result<Self> {
         let path = &settings.cache;

@@ -1,7 +1,7 @@
 //! Starts the server in order, and stops it in reverse.
 //!
-//! What can fail without touching anything starts first (addresses, the store's probe); then the
-//! lock on the cache directory, the local files, the engine, the volumes, the restored disks, and
+//! What can fail without touching anything starts first (addresses, the store's probe, unless the store
+//! is away and there is a log); then the lock on the cache directory, the local files, the engine, the volumes, the restored disks, and
 //! last the NBD listeners. When the server stops, it closes the listeners, uploads every volume and
 //! gives up its ownership. Volumes that are attached as disks keep theirs: the disks wait for the
 //! next server, which recovers them before it announces that it is ready.
@@ -13,7 +13,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use store::{RetryPolicy, RetryStore, SharedStore, SingleWriterStore};
+use store::SharedStore;
 use tokio::runtime::Runtime;
 
 use crate::abort_on_panic::abort_on_panic_under_locks;
@@ -24,7 +24,7 @@ use crate::control_plane::opening::ReopenTask;
 use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files::CacheDir;
-use crate::store_faults::InjectedFaults;
+use crate::store_access::{StoreAccess, StoreSettings};
 
 /// Threads for the API and the store, which mostly wait.
 const RUNTIME_THREADS: usize = 2;
@@ -36,11 +36,18 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
     process::raise_open_files_limit();
     let runtime = runtime()?;
     let api = listen(&settings)?;
-    let (store, store_faults) = runtime.block_on(open_store(&settings))?;
+    let store = StoreAccess::new(StoreSettings {
+        url: settings.store.clone(),
+        single_writer: settings.single_writer,
+        faults: settings.store_faults,
+        may_create: !CacheDir::has_log(&settings.cache),
+    });
+    runtime.block_on(store.start())?;
     let files = CacheDir::open(&settings, &mut messages::LogFillBar::default())?;
-    let mut engine = runtime.block_on(Engine::start(&settings, store, files, runtime.handle()))?;
+    let shared = Arc::clone(&store) as SharedStore;
+    let mut engine = runtime.block_on(Engine::start(&settings, shared, files, runtime.handle()))?;
     messages::log_recovery(&engine.report);
-    let control = Arc::new(ControlPlane::new(&engine, store_faults)?);
+    let control = Arc::new(ControlPlane::new(&engine, Some(store))?);
     let served = runtime.block_on(run(&settings, &engine, &control, api));
     let closed = runtime.block_on(control.close_all());
     engine.stop(control.disks.take_live());
@@ -78,23 +85,6 @@ fn listen(settings: &Settings) -> Result<TcpListener> {
         );
     }
     Ok(listener)
-}
-
-/// Opens the store, with faults if `--planned-store-faults` asks for them. The probe runs without
-/// faults: it finds out whether the store can be trusted at all.
-async fn open_store(settings: &Settings) -> Result<(SharedStore, Option<InjectedFaults>)> {
-    let bare = store::open_url(&settings.store)?;
-    let retried = |store| Arc::new(RetryStore::new(store, RetryPolicy::default())) as SharedStore;
-    let report = store::probe(&retried(Arc::clone(&bare)), settings.single_writer).await?;
-    let faulty = settings
-        .store_faults
-        .map(|plan| plan.apply(Arc::clone(&bare)));
-    let store = retried(faulty.as_ref().map_or(bare, InjectedFaults::store));
-    if report.can_fence() {
-        return Ok((store, faulty));
-    }
-    tracing::warn!(store = %store::Store::name(&store), "no conditional PUT: a second server would overwrite");
-    Ok((Arc::new(SingleWriterStore::new(store)), faulty))
 }
 
 async fn run(
