@@ -9,11 +9,12 @@ use sim::batch::{self, Batch};
 use sim::exhaustive;
 
 /// Canaries that what clients see must give away: they are hunted without the invariants.
-const SEEN_BY_CLIENTS: [&str; 13] = [
+const SEEN_BY_CLIENTS: [&str; 14] = [
     "ack_before_ring_entry",
     "lsn_at_plan",
     "per_ring_frames",
     "skip_segment_sync",
+    "two_syncs_at_once",
     "root_before_packs",
     "replay_past_hole",
     "drop_fua",

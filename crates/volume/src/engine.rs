@@ -185,6 +185,11 @@ impl Engine {
         }
     }
 
+    /// The committer, once recovery is over.
+    pub(crate) fn begun_committer(&self) -> Option<&Committer> {
+        self.committer.get()
+    }
+
     pub(crate) fn committer(&self) -> &Committer {
         self.committer
             .get()

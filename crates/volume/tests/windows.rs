@@ -13,6 +13,8 @@ use volume::driver::{DiskError, DiskOp, Outcome, Request, RequestOp};
 use volume::{FailureKind, OpenError, Options};
 
 const GIB: u64 = 1 << 30;
+/// Where the segments begin in the log of `support::options`, behind superblocks and journal.
+const SEGMENTS: u64 = 827_392;
 
 /// Everything but the objects is lost; another host takes the volume over.
 fn elsewhere(world: World) -> (World, volume::Volume) {
@@ -157,6 +159,58 @@ fn a_sync_that_fails_during_recovery_is_never_tried_again() {
         let refused = world.request(&volume, Op::Flush, &mut []);
         assert_eq!(refused, Err(ErrorKind::Io));
     }
+}
+
+#[test]
+fn a_flush_waits_for_the_syncs_of_segment_headers_and_fails_if_one_of_them_fails() {
+    let mut world = World::new();
+    world.create("demo", 64 << 20);
+    let volume = world.open("demo");
+    // Writes use up the segments that are ready, until new headers are to be made durable.
+    let mut held = None;
+    for nth in 0..2000_u64 {
+        let op = Op::Write {
+            sector: nth * 128 % 65_536,
+            sectors: 128,
+            fua: false,
+        };
+        if let Step::Write(plan) = volume.begin(&op, &waker()) {
+            let _ = volume.written(plan, Ok(()), &waker());
+        }
+        held = world.settle_up_to_a_sync_behind(SEGMENTS);
+        if held.is_some() {
+            break;
+        }
+    }
+    let held = held.expect("headers are made durable");
+    let write = Op::Write {
+        sector: 0,
+        sectors: 8,
+        fua: false,
+    };
+    assert_eq!(world.request(&volume, write, &mut [7; 4096]), Ok(()));
+    let Step::Sync(flush) = volume.begin(&Op::Flush, &waker()) else {
+        panic!("there is something to make durable")
+    };
+    // A kernel reports that bytes did not reach the disk to one of the syncs in flight only: so
+    // there must be no other. The one that fails is heard of at once, whatever the jobs do.
+    let beside = world.host.take_commit_requests();
+    assert!(beside.is_empty(), "{beside:?}");
+    let failed = Outcome::Disk(Err(DiskError("input/output error".into())));
+    world.host.complete(held, failed);
+    for request in world.host.take_commit_requests() {
+        world
+            .host
+            .complete(request.id, Outcome::Disk(Ok(Vec::new())));
+    }
+    let answer = volume.poll_sync(flush, &waker());
+    assert!(
+        matches!(answer, Step::Done(Err(ErrorKind::Io))),
+        "{answer:?}"
+    );
+    assert!(world.host.usage().poisoned);
+    let refused = world.request(&volume, write, &mut [8; 4096]);
+    assert_eq!(refused, Err(ErrorKind::Io));
 }
 
 #[test]
@@ -352,8 +406,7 @@ fn a_segment_whose_header_cannot_be_written_keeps_no_other_from_writers() {
     let mut world = World::new();
     world.create("demo", 64 << 20);
     let volume = world.open("demo");
-    // Behind superblocks and journal, in the log of `support::options`.
-    let segment = |number: u64| 827_392 + number * 65_536;
+    let segment = |number: u64| SEGMENTS + number * 65_536;
     world.lasting.bad = [5, 6, 11].map(|n| segment(n)..segment(n) + 4096).to_vec();
     for round in 0..3_u8 {
         for at in 0..64 {

@@ -125,8 +125,11 @@ pub(crate) async fn write(
     Ok((journal, cuts))
 }
 
-/// A sync of the log that fails is the last one (R10).
-async fn sync(engine: &Engine) -> Result<(), DiskError> {
+/// Before the first round, nothing else syncs the log, and a start that fails marks it by itself.
+async fn sync(engine: &Arc<Engine>) -> Result<(), DiskError> {
+    if let Some(committer) = engine.begun_committer() {
+        return committer.sync_log(engine).await;
+    }
     let synced = engine.port.sync(FileId::LOG).await;
     if synced.is_err() {
         engine.poisoned.store(true, Ordering::Release);

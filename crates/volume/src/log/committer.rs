@@ -3,19 +3,23 @@
 //! A round takes each tail's newest LSN as its cut, syncs the log (so the bytes of those commits
 //! are durable), writes one frame with every entry up to the cuts, syncs again, and wakes the
 //! waiters. A commit after the cut waits for the next round. A full journal half turns the
-//! round into a checkpoint (see [`super::checkpoint`]). A failed sync poisons the log for
-//! good: it is never retried (R10).
+//! round into a checkpoint (see [`super::checkpoint`]). Every sync of the log file, whatever it is
+//! for, goes through here: one at a time. A failed one poisons the log for good, when its outcome is
+//! given and before anybody who waits is woken; it is never retried (R10).
 //!
 //! The machine is driven by outcomes, inline, on whatever thread they arrive, because a FLUSH
 //! waits for it; it does bounded memory work only.
 
 mod invariants;
+mod syncs;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use blkmq::io::FileId;
+
+use syncs::Syncs;
 
 use super::frame::{FrameWriter, Part, Record};
 use super::layout::Layout;
@@ -77,8 +81,13 @@ struct State {
     /// Records that the frame in flight takes along.
     written: Vec<Record>,
     journal: Journal,
-    /// The request in flight, and what it does.
-    awaited: Option<(RequestId, DiskPlace, FailureKind)>,
+    /// The disk failed, and the next start is told so. Without it there may be no rounds all the same.
+    marked: bool,
+    syncs: Syncs,
+    /// The sync that the round waits for.
+    awaited_sync: u64,
+    /// The frame's write in flight, and what it does.
+    awaited_write: Option<(RequestId, DiskPlace, FailureKind)>,
     out: VecDeque<Request>,
 }
 
@@ -118,7 +127,10 @@ impl Committer {
                 records: Vec::new(),
                 written: Vec::new(),
                 journal,
-                awaited: None,
+                marked: poisoned,
+                syncs: Syncs::default(),
+                awaited_sync: 0,
+                awaited_write: None,
                 out: VecDeque::new(),
             }),
             changed: Signal::default(),
@@ -209,6 +221,31 @@ impl Committer {
         lock(&self.state).out.drain(..).collect()
     }
 
+    /// Ends when everything that was written to the log before this call is durable.
+    ///
+    /// # Errors
+    /// If the log is poisoned: by this sync, or whichever else.
+    pub(crate) async fn sync_log(
+        &self,
+        engine: &Arc<impl CommitEnvironment>,
+    ) -> Result<(), DiskError> {
+        let sync = {
+            let mut state = lock(&self.state);
+            if state.phase == Phase::Poisoned {
+                return Err(DiskError("the log is poisoned".into()));
+            }
+            request_sync(&mut state, engine)
+        };
+        engine.jobs().notifier().commit_ready();
+        let ended = self.changed.wait_until(|| {
+            let state = lock(&self.state);
+            let poisoned = state.phase == Phase::Poisoned;
+            (state.syncs.is_done(sync) || poisoned).then_some(!poisoned)
+        });
+        let failed = || DiskError("a sync of the log failed: it is poisoned".into());
+        ended.await.then_some(()).ok_or_else(failed)
+    }
+
     /// Takes the outcome of a request if it is this machine's.
     pub(crate) fn complete(
         &self,
@@ -217,8 +254,11 @@ impl Committer {
         outcome: Outcome,
     ) -> Result<(), Outcome> {
         let mut state = lock(&self.state);
-        let Some((_, place, kind)) = state.awaited.take_if(|(awaited, ..)| *awaited == id) else {
-            return Err(outcome);
+        let write = state.awaited_write.take_if(|(awaited, ..)| *awaited == id);
+        let (place, kind) = match write {
+            Some((_, place, kind)) => (place, kind),
+            None if state.syncs.take(id) => (SYNC.place(), FailureKind::of_disk(&SYNC)),
+            None => return Err(outcome),
         };
         let result = match outcome {
             Outcome::Disk(result) => result.map(drop),
@@ -230,24 +270,38 @@ impl Committer {
             error.at(place)
         });
         let mut finished = Cuts::new();
-        if let Err(error) = result {
-            self.poison(&mut state, engine, &error);
-        } else {
-            match state.phase {
-                Phase::SyncData => self.write_frame(&mut state, engine, &mut finished),
-                Phase::WriteFrame => {
+        match result {
+            Err(error) => self.poison(&mut state, engine, &error),
+            Ok(()) if write.is_some() => {
+                if state.phase == Phase::WriteFrame {
                     state.phase = Phase::SyncFrame;
-                    emit(&mut state, engine, DiskOp::Sync { file: FileId::LOG });
+                    state.awaited_sync = request_sync(&mut state, engine);
                 }
-                Phase::SyncFrame => finished = finish(&mut state),
-                Phase::Idle | Phase::Checkpoint | Phase::Poisoned => {}
             }
+            Ok(()) => finished = self.on_synced(&mut state, engine),
         }
         self.start(&mut state, engine);
         drop(state);
         engine.jobs().notifier().commit_ready();
         self.publish(engine, finished);
         Ok(())
+    }
+
+    /// A sync succeeded: the round goes on, if it was its own.
+    fn on_synced(&self, state: &mut State, engine: &Arc<impl CommitEnvironment>) -> Cuts {
+        let mut finished = Cuts::new();
+        if state.phase != Phase::Poisoned {
+            let State { syncs, out, .. } = state;
+            syncs.on_done(|| issue(out, engine, SYNC));
+        }
+        if state.syncs.is_done(state.awaited_sync) {
+            match state.phase {
+                Phase::SyncData => self.write_frame(state, engine, &mut finished),
+                Phase::SyncFrame => finished = finish(state),
+                Phase::Idle | Phase::WriteFrame | Phase::Checkpoint | Phase::Poisoned => {}
+            }
+        }
+        finished
     }
 
     /// Publishes the new cuts to the tails and wakes the waiters, with no lock held.
@@ -284,7 +338,7 @@ impl Committer {
                 .into_iter()
                 .for_each(|(tail, cut)| tail.set_framed(cut));
         } else {
-            emit(state, engine, DiskOp::Sync { file: FileId::LOG });
+            state.awaited_sync = request_sync(state, engine);
         }
         true
     }
@@ -325,15 +379,14 @@ impl Committer {
         state.journal.used += data.len() as u64;
         state.journal.number += 1;
         state.phase = Phase::WriteFrame;
-        emit(
-            state,
-            engine,
-            DiskOp::Write {
-                file: FileId::LOG,
-                offset,
-                data,
-            },
-        );
+        let op = DiskOp::Write {
+            file: FileId::LOG,
+            offset,
+            data,
+        };
+        let (place, kind) = (op.place(), FailureKind::of_disk(&op));
+        let id = issue(&mut state.out, engine, op);
+        state.awaited_write = Some((id, place, kind));
     }
 
     /// Where the journal stands, for a checkpoint.
@@ -365,7 +418,8 @@ impl Committer {
         engine: &Arc<impl CommitEnvironment>,
         error: &DiskError,
     ) {
-        self.on_sync_failed(engine, error);
+        self.poison(&mut lock(&self.state), engine, error);
+        self.publish(engine, Cuts::new());
     }
 
     /// The journal is full, and a broken tail makes a checkpoint impossible: no more rounds until
@@ -383,14 +437,8 @@ impl Committer {
         self.publish(engine, Cuts::new());
     }
 
-    /// A sync of the log failed outside a round: it poisons the log as well.
-    pub(crate) fn on_sync_failed(&self, engine: &Arc<impl CommitEnvironment>, error: &DiskError) {
-        self.poison(&mut lock(&self.state), engine, error);
-        self.publish(engine, Cuts::new());
-    }
-
     fn poison(&self, state: &mut State, engine: &Arc<impl CommitEnvironment>, error: &DiskError) {
-        if state.phase == Phase::Poisoned {
+        if std::mem::replace(&mut state.marked, true) {
             return;
         }
         tracing::error!(
@@ -405,13 +453,25 @@ impl Committer {
     }
 }
 
-fn emit(state: &mut State, engine: &Arc<impl CommitEnvironment>, op: DiskOp) {
+const SYNC: DiskOp = DiskOp::Sync { file: FileId::LOG };
+
+/// Asks for a sync that begins after this call; answers which one that is.
+fn request_sync(state: &mut State, engine: &Arc<impl CommitEnvironment>) -> u64 {
+    let State { syncs, out, .. } = state;
+    syncs.request(|| issue(out, engine, SYNC))
+}
+
+fn issue(
+    out: &mut VecDeque<Request>,
+    engine: &Arc<impl CommitEnvironment>,
+    op: DiskOp,
+) -> RequestId {
     let id = engine.jobs().next_request_id();
-    state.awaited = Some((id, op.place(), FailureKind::of_disk(&op)));
-    state.out.push_back(Request {
+    out.push_back(Request {
         id,
         op: RequestOp::Disk(op),
     });
+    id
 }
 
 /// The round is durable.

@@ -88,7 +88,7 @@ async fn prepare(engine: &Arc<Engine>, most: usize) -> bool {
             }
         }
     }
-    let synced = !written.is_empty() && sync_headers(engine).await;
+    let synced = !written.is_empty() && engine.committer().sync_log(engine).await.is_ok();
     for (segment, generation, fresh) in written {
         if synced {
             engine.segments.mark_ready(segment, generation);
@@ -120,16 +120,6 @@ async fn write_header(
         generation,
     };
     engine.port.write(file, offset, header.encode()).await
-}
-
-async fn sync_headers(engine: &Arc<Engine>) -> bool {
-    let synced = engine.port.sync(FileId::LOG).await;
-    if let Err(error) = &synced {
-        // The sync covered other writers' bytes too, and what it failed for will not be tried
-        // again by the kernel (R10).
-        engine.committer().on_sync_failed(engine, error);
-    }
-    synced.is_ok()
 }
 
 /// Drops the oldest segments whose content the store has, or that is superseded.

@@ -11,6 +11,7 @@ use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
+use volume::RequestId;
 use volume::driver::{
     DiskError, DiskOp, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply, Version,
 };
@@ -270,6 +271,35 @@ impl World {
             for Request { id, op } in requests {
                 let outcome = match op {
                     RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
+                    RequestOp::Store(op) => Outcome::Store(self.store(op)),
+                };
+                self.host.complete(id, outcome);
+            }
+        }
+    }
+
+    /// The same, but the first sync of the log after a write at `offset` or behind is left where it
+    /// is, and ends this.
+    pub(crate) fn settle_up_to_a_sync_behind(&mut self, offset: u64) -> Option<RequestId> {
+        let (mut seen, mut held) = (false, None);
+        loop {
+            let more = self.host.run_jobs();
+            let mut requests = self.host.take_requests();
+            requests.extend(self.host.take_commit_requests());
+            if held.is_some() || (requests.is_empty() && !more) {
+                assert!(requests.is_empty(), "beside the sync: {requests:?}");
+                return held;
+            }
+            for Request { id, op } in requests {
+                let outcome = match op {
+                    RequestOp::Disk(DiskOp::Sync { file: FileId::LOG }) if seen => {
+                        assert_eq!(held.replace(id), None, "one sync at a time");
+                        continue;
+                    }
+                    RequestOp::Disk(op) => {
+                        seen |= matches!(op, DiskOp::Write { offset: at, .. } if at >= offset);
+                        Outcome::Disk(self.disk(op))
+                    }
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
                 };
                 self.host.complete(id, outcome);

@@ -8,14 +8,13 @@ impl Committer {
     /// frame fits into the journal.
     pub(crate) fn invariants(&self, half_bytes: u64) -> Result<(), String> {
         let state = lock(&self.state);
-        let waits = matches!(
-            state.phase,
-            Phase::SyncData | Phase::WriteFrame | Phase::SyncFrame
-        );
+        let writes = state.phase == Phase::WriteFrame;
+        let syncs = matches!(state.phase, Phase::SyncData | Phase::SyncFrame);
+        let sync_done = state.syncs.is_done(state.awaited_sync);
         if state.durable > state.started
             || state.journal.used > half_bytes
-            || (waits && state.awaited.is_none())
-            || (state.phase == Phase::Idle && state.awaited.is_some())
+            || writes != state.awaited_write.is_some()
+            || (syncs && (sync_done || !state.syncs.is_busy()))
         {
             return Err(format!("the committer's round is wrong: {state:?}"));
         }
