@@ -388,7 +388,11 @@ impl SimDisk {
     }
 
     fn finish_sync(&mut self, file: u16, cut: u64) -> IoResult {
-        let failed = self.rng.draw_rate(self.faults.sync_fail);
+        // One that fails is told of it, another in flight is not: the more interesting place.
+        let beside = |other: &InFlight| matches!(other.io, Io::Sync { file: its } if its == file);
+        let crowded = self.in_flight.values().any(beside);
+        let rate = self.faults.sync_fail * if crowded { 40 } else { 1 };
+        let failed = self.rng.draw_rate(rate.min(5000));
         if failed {
             self.counts.count(Fault::SyncFailed);
         }

@@ -151,8 +151,14 @@ fn limits(rng: &mut Rng, sectors: u64) -> Limits {
     }
 }
 
-fn disk_faults(rng: &mut Rng) -> DiskFaults {
+fn disk_faults(seed: u64, rng: &mut Rng) -> DiskFaults {
     let mut faults = DiskFaults::default();
+    // A disk on which nothing fails but syncs, and those soon.
+    let syncs = &mut Rng::stream(seed, "failing syncs");
+    if syncs.below(24) == 0 {
+        faults.sync_fail = *syncs.pick(&[100, 500, 2000]);
+        return faults;
+    }
     // Most worlds have a good disk: there the strictest judgement applies to everything else.
     if rng.below(3) > 0 {
         return faults;
@@ -209,7 +215,7 @@ impl Profile {
                 1 => PowerCut::KeepAll,
                 n => PowerCut::Each([500, 5000, 9500, 9900][n as usize - 2]),
             },
-            disk: disk_faults(rng),
+            disk: disk_faults(seed, rng),
             // The journal of the log: everything in it has a checksum. Payload in the log has none
             // until it is sealed, so silent faults there would prove nothing (S8).
             corruptible: Corruptible {
