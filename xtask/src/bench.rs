@@ -4,6 +4,7 @@
 //! only as good as the machine is quiet; where valgrind is installed the instructions are counted
 //! too, and those are the same on every run.
 
+mod measure;
 mod nbd;
 mod ublk;
 

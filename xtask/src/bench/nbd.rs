@@ -7,11 +7,11 @@
 //! where client and server share the processors.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::measure::{Workload, write_file};
 use crate::{Failure, workspace};
 
 /// Arguments of `cargo xtask bench nbd`.
@@ -28,13 +28,13 @@ pub(crate) struct Arguments {
     mib: u64,
 }
 
-/// Name, fio's pattern, block size, depth. The sequential ones come first: random writes scatter
-/// a log, and files that are written in place know no such thing.
-const WORKLOADS: [(&str, &str, &str, &str); 4] = [
-    ("1 MiB sequential write, QD8", "write", "1m", "8"),
-    ("1 MiB sequential read, QD8", "read", "1m", "8"),
-    ("4 KiB random read, QD32", "randread", "4k", "32"),
-    ("4 KiB random write, QD32", "randwrite", "4k", "32"),
+/// The sequential ones come first: random writes scatter a log, and files that are written in place know
+/// no such thing.
+const WORKLOADS: [Workload; 4] = [
+    Workload::new("write", "1m", 8),
+    Workload::new("read", "1m", 8),
+    Workload::new("randread", "4k", 32),
+    Workload::new("randwrite", "4k", 32),
 ];
 
 /// How long a server may take until it answers.
@@ -112,7 +112,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 fn table(arguments: &Arguments, mode: Mode, dir: &Path) -> Result<(), Failure> {
     let image = dir.join("image");
-    fill(&image, arguments.mib)?;
+    write_file(&image, arguments.mib)?;
     let servers = start_all(mode, dir, &image, arguments.mib)?;
     // The volume's bytes must be somewhere before they are read: in its log, as hot data is.
     for server in &servers {
@@ -128,10 +128,10 @@ fn table(arguments: &Arguments, mode: Mode, dir: &Path) -> Result<(), Failure> {
         "\n## {title}\n\n| workload | server | requests/s | of the best peer | CPU us/request |"
     );
     println!("|---|---|---:|---:|---:|");
-    for (name, pattern, block, depth) in WORKLOADS {
-        let rw = format!("--rw={pattern}");
-        let bs = format!("--bs={block}");
-        let iodepth = format!("--iodepth={depth}");
+    for workload in WORKLOADS {
+        let rw = format!("--rw={}", workload.pattern);
+        let bs = format!("--bs={}", workload.block);
+        let iodepth = format!("--iodepth={}", workload.depth);
         let runtime = format!("--runtime={}", arguments.seconds);
         let job = [
             rw.as_str(),
@@ -159,7 +159,7 @@ fn table(arguments: &Arguments, mode: Mode, dir: &Path) -> Result<(), Failure> {
             let Sample { per_second, cpu_us } = *sample;
             let ratio = per_second / best;
             println!(
-                "| {name} | {} | {per_second:.0} | {ratio:.2} | {cpu_us:.1} |",
+                "| {workload} | {} | {per_second:.0} | {ratio:.2} | {cpu_us:.1} |",
                 server.name
             );
         }
@@ -171,19 +171,6 @@ fn table(arguments: &Arguments, mode: Mode, dir: &Path) -> Result<(), Failure> {
 fn median(mut samples: Vec<Sample>) -> Sample {
     samples.sort_by(|a, b| a.per_second.total_cmp(&b.per_second));
     samples[samples.len() / 2]
-}
-
-/// A file of written blocks: unwritten extents would read faster than any disk.
-fn fill(path: &Path, mib: u64) -> Result<(), Failure> {
-    let mut file = File::create(path)?;
-    let mut block = vec![0_u8; 1 << 20];
-    let mut random = fastrand::Rng::with_seed(1);
-    for _ in 0..mib {
-        random.fill(&mut block);
-        file.write_all(&block)?;
-    }
-    file.sync_all()?;
-    Ok(())
 }
 
 fn start_all(mode: Mode, dir: &Path, image: &Path, mib: u64) -> Result<Vec<Server>, Failure> {

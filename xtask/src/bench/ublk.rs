@@ -7,7 +7,6 @@
 
 mod exit;
 mod getdata;
-mod measure;
 mod servers;
 mod table;
 pub(super) mod volume;

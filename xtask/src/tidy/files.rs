@@ -7,9 +7,6 @@ const LINES_MAX: usize = 500;
 /// The same for files of tests.
 const TEST_LINES_MAX: usize = 800;
 
-/// Files that may be longer, up to the given number of lines, and why.
-const LONGER: &[(&str, usize, &str)] = &[];
-
 /// Names that say nothing about what is inside.
 const EMPTY_NAMES: &[&str] = &["utils", "util", "helpers", "helper", "misc"];
 
@@ -56,9 +53,7 @@ fn each(sources: &[&Source], rule: fn(&Source) -> Option<String>) -> Vec<String>
 fn too_long(source: &Source) -> Option<String> {
     let path = source.path.to_string_lossy();
     let test = path.contains("/tests/") || path.ends_with("tests.rs");
-    let usual = if test { TEST_LINES_MAX } else { LINES_MAX };
-    let listed = LONGER.iter().find(|(name, _, _)| *name == path);
-    let most = listed.map_or(usual, |(_, most, _)| *most);
+    let most = if test { TEST_LINES_MAX } else { LINES_MAX };
     let lines = code_lines(&source.text);
     (lines > most).then(|| format!("{lines} lines of code, at most {most}"))
 }

@@ -8,24 +8,39 @@
 
 use std::fs;
 
-use super::measure::{Job, Length, Sample, fio, median};
 use super::servers::{Kind, Mode, RunningServer, Server};
 use super::{Arguments, matches_row};
+use crate::bench::measure::{Length, Sample, Workload, fio, median_of};
 use crate::{Failure, workspace};
 
-/// What is compared: a name, the mode, options of the server.
-type Way = (&'static str, Mode, &'static [&'static str]);
+/// A server that is compared with others.
+#[derive(Clone, Copy)]
+struct Variant {
+    name: &'static str,
+    mode: Mode,
+    options: &'static [&'static str],
+}
 
-const PLAIN: [Way; 4] = [
-    ("copy", Mode::Copy, &[]),
-    ("get-data", Mode::GetData, &[]),
-    ("copy deferred", Mode::Copy, &["--deferred"]),
-    ("get-data deferred", Mode::GetData, &["--deferred"]),
+impl Variant {
+    const fn new(name: &'static str, mode: Mode, options: &'static [&'static str]) -> Variant {
+        Variant {
+            name,
+            mode,
+            options,
+        }
+    }
+}
+
+const PLAIN: [Variant; 4] = [
+    Variant::new("copy", Mode::Copy, &[]),
+    Variant::new("get-data", Mode::GetData, &[]),
+    Variant::new("copy deferred", Mode::Copy, &["--deferred"]),
+    Variant::new("get-data deferred", Mode::GetData, &["--deferred"]),
 ];
 
-const BUFFERS: [Way; 2] = [
-    ("copy memcpy", Mode::Copy, &["--memcpy"]),
-    ("get-data", Mode::GetData, &[]),
+const BUFFERS: [Variant; 2] = [
+    Variant::new("copy memcpy", Mode::Copy, &["--memcpy"]),
+    Variant::new("get-data", Mode::GetData, &[]),
 ];
 
 /// Idle devices whose memory is looked at.
@@ -38,55 +53,62 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
         "| table | way | write | depth | mean latency, us | requests/s | enters/request |\n\
          |---|---|---|---:|---:|---:|---:|"
     );
-    for way in PLAIN {
-        row(arguments, &server, ("(1)", way), ("4k", 1))?;
+    for variant in PLAIN {
+        row(arguments, &server, "(1)", variant, writes("4k", 1))?;
     }
     for block in ["4k", "64k", "128k", "256k", "512k", "1m"] {
-        for way in BUFFERS {
-            row(arguments, &server, ("(2)", way), (block, 1))?;
+        for variant in BUFFERS {
+            row(arguments, &server, "(2)", variant, writes(block, 1))?;
         }
     }
     for depth in [64, 128] {
-        for way in BUFFERS {
+        for variant in BUFFERS {
             for block in ["4k", "128k"] {
-                row(arguments, &server, ("(3)", way), (block, depth))?;
+                row(arguments, &server, "(3)", variant, writes(block, depth))?;
             }
         }
     }
     memory(arguments, &server)
 }
 
+fn writes(block: &'static str, depth: u32) -> Workload {
+    Workload {
+        batch: depth.min(16),
+        ..Workload::new("randwrite", block, depth)
+    }
+}
+
 /// One measurement, with a server of its own so that its counters are of this row alone.
 fn row(
     arguments: &Arguments,
     server: &Server,
-    (table, (way, mode, more)): (&str, Way),
-    (block, depth): (&str, u32),
+    table: &str,
+    variant: Variant,
+    writes: Workload,
 ) -> Result<(), Failure> {
-    if !matches_row(&format!("{table} {way} {block} QD{depth}"), &arguments.only) {
+    let Variant {
+        name,
+        mode,
+        options,
+    } = variant;
+    let Workload { block, depth, .. } = writes;
+    if !matches_row(
+        &format!("{table} {name} {block} QD{depth}"),
+        &arguments.only,
+    ) {
         return Ok(());
     }
-    let running = server.start(Kind::Null, mode, 0..1, &[], more)?;
-    let job = Job {
-        devices: &running.devices,
-        pattern: "randwrite",
-        block,
-        depth,
-        batch: depth.min(16),
-        length: Length::Seconds(arguments.seconds),
-    };
-    let samples = (0..arguments.rounds)
-        .map(|_| fio(&job))
-        .collect::<Result<Vec<_>, _>>()?;
+    let running = server.start(Kind::Null, mode, 0..1, &[], options)?;
+    let length = Length::Seconds(arguments.seconds);
     let Sample {
         per_second,
         mean_us,
         ..
-    } = median(samples);
+    } = median_of(arguments.rounds, writes, &running.devices, length)?;
     let said = running.end();
     let enters = sum(&said, "enters") / sum(&said, "requests").max(1.0);
     println!(
-        "| {table} | {way} | {block} | {depth} | {mean_us:.2} | {per_second:.0} | {enters:.2} |"
+        "| {table} | {name} | {block} | {depth} | {mean_us:.2} | {per_second:.0} | {enters:.2} |"
     );
     Ok(())
 }
@@ -112,15 +134,8 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
         }
         let running = server.start(Kind::Null, mode, 0..IDLE, &[], &[])?;
         let idle = resident_kib(&running)?;
-        let job = Job {
-            devices: &running.devices,
-            pattern: "randwrite",
-            block: "512k",
-            depth: 4,
-            batch: 4,
-            length: Length::Seconds(arguments.seconds),
-        };
-        fio(&job)?;
+        let length = Length::Seconds(arguments.seconds);
+        fio(writes("512k", 4).on(IDLE), &running.devices, length)?;
         println!(
             "| {} | {IDLE} | {idle} | {} |",
             mode.name(),

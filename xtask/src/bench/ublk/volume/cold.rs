@@ -13,7 +13,7 @@ use super::hot::fill;
 use super::report::{Bars, Report, Row};
 use super::server::{Firn, World};
 use crate::Failure;
-use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
+use crate::bench::measure::{Length, Workload, fio, median};
 use crate::bench::ublk::servers::Mode;
 
 /// Bytes of the volume.
@@ -32,7 +32,8 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
         Bars::Ratio,
     );
     for depth in [1, 32] {
-        let workload = format!("randwrite 4k QD{depth}");
+        let load = Workload::new("randwrite", "4k", depth);
+        let workload = load.to_string();
         if !context.options.includes_row(&format!("cold {workload}")) {
             continue;
         }
@@ -45,7 +46,8 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
             granted = firn.granted("cold")?;
             let before = firn.store_reads()?;
             for pass in &mut samples {
-                pass.push(write(&disk, depth)?);
+                let length = Length::Requests(WRITES);
+                pass.push(fio(load, std::slice::from_ref(&disk), length)?);
             }
             fetched += firn.store_reads()? - before;
         }
@@ -79,17 +81,6 @@ fn open_cold(world: &World) -> Result<(Firn, std::path::PathBuf), Failure> {
     firn.ask(&["attach", "cold", "--transport", "nbd", "--take-over"])?;
     let disk = firn.attach("cold", Mode::ZeroCopy)?;
     Ok((firn, disk))
-}
-
-fn write(disk: &std::path::PathBuf, depth: u32) -> Result<Sample, Failure> {
-    fio(&Job {
-        devices: std::slice::from_ref(disk),
-        pattern: "randwrite",
-        block: "4k",
-        depth,
-        batch: depth.div_ceil(2),
-        length: Length::Requests(WRITES),
-    })
 }
 
 /// P5: what cold reads ask of the store, one read at a time.

@@ -8,17 +8,17 @@ use super::hot::fill;
 use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
-use crate::bench::ublk::measure::{Job, Length, fio, median};
+use crate::bench::measure::{Length, Workload, fio, median};
 use crate::bench::ublk::servers::Mode;
 
 /// Bytes of the volume, more than twice of what both tiers of the cache hold.
 const MIB: u64 = 320;
 
-const WORKLOADS: [(&str, &str, u32); 4] = [
-    ("randread", "4k", 32),
-    ("randrw", "4k", 32),
-    ("read", "128k", 8),
-    ("randwrite", "4k", 32),
+const WORKLOADS: [Workload; 4] = [
+    Workload::new("randread", "4k", 32),
+    Workload::new("randrw", "4k", 32),
+    Workload::new("read", "128k", 8),
+    Workload::new("randwrite", "4k", 32),
 ];
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
@@ -47,31 +47,19 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
         firn.log
     );
     // Into the steady state: everything once, in order.
-    fio(&Job {
-        devices: std::slice::from_ref(&disk),
-        pattern: "read",
-        block: "1m",
-        depth: 4,
-        batch: 4,
-        length: Length::Once,
-    })?;
+    let disks = [disk];
+    fio(Workload::new("read", "1m", 4), &disks, Length::Once)?;
     let mut fetches = Vec::new();
-    for (pattern, block, depth) in WORKLOADS {
-        let workload = format!("{pattern} {block} QD{depth}");
+    for load in WORKLOADS {
+        let workload = load.to_string();
         if !context.options.includes_row(&format!("evict {workload}")) {
             continue;
         }
         let mut samples = Vec::new();
         let before = firn.store_reads()?;
         for _ in 0..context.options.rounds {
-            samples.push(fio(&Job {
-                devices: std::slice::from_ref(&disk),
-                pattern,
-                block,
-                depth,
-                batch: depth.div_ceil(2),
-                length: Length::Seconds(context.options.seconds),
-            })?);
+            let length = Length::Seconds(context.options.seconds);
+            samples.push(fio(load, &disks, length)?);
         }
         let requests: f64 = samples.iter().map(|sample| sample.requests).sum();
         fetches.push((workload.clone(), (firn.store_reads()? - before) / requests));

@@ -18,7 +18,7 @@ use super::medium::SlowFlush;
 use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
-use crate::bench::ublk::measure::{self, Sample, median};
+use crate::bench::measure::{self, Sample, median};
 use crate::bench::ublk::servers::Mode;
 
 /// Writers in all, where there are many.
@@ -53,10 +53,28 @@ impl Wait {
 }
 
 /// Writers on a number of disks.
-const CROWDS: [(&str, usize, usize); 3] = [
-    ("1 writer", 1, 1),
-    ("64 writers, 1 disk", MANY, 1),
-    ("64 writers, 16 disks", MANY, DISKS),
+struct Crowd {
+    name: &'static str,
+    writers: usize,
+    disks: usize,
+}
+
+const CROWDS: [Crowd; 3] = [
+    Crowd {
+        name: "1 writer",
+        writers: 1,
+        disks: 1,
+    },
+    Crowd {
+        name: "64 writers, 1 disk",
+        writers: MANY,
+        disks: 1,
+    },
+    Crowd {
+        name: "64 writers, 16 disks",
+        writers: MANY,
+        disks: DISKS,
+    },
 ];
 
 /// What the log's disk did during a measurement.
@@ -152,8 +170,7 @@ fn files(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
     let mut paths = Vec::new();
     for number in 0..DISKS {
         let path = dir.join(format!("bare-{number}"));
-        std::fs::write(&path, vec![0x5a_u8; (MIB << 20) as usize])?;
-        File::open(&path)?.sync_all()?;
+        measure::write_file(&path, MIB)?;
         paths.push(path);
     }
     Ok(paths)
@@ -183,21 +200,25 @@ impl Bench<'_> {
             {
                 continue;
             }
-            for (crowd, writers, spread) in CROWDS {
+            for crowd in CROWDS {
                 let before = self.slow.flushes()?;
                 let mut samples = Vec::new();
                 for _ in 0..self.context.options.rounds {
-                    samples.push(self.fio(&disks[..spread], writers / spread, wait)?);
+                    samples.push(self.fio(
+                        &disks[..crowd.disks],
+                        crowd.writers / crowd.disks,
+                        wait,
+                    )?);
                 }
                 counted.push(Counted {
                     workload: workload.clone(),
-                    crowd,
+                    crowd: crowd.name,
                     writes: samples.iter().map(|sample| sample.requests).sum(),
                     flushes: self.slow.flushes()? - before,
                 });
                 let row = Row {
                     workload: &workload,
-                    server: crowd,
+                    server: crowd.name,
                     granted,
                 };
                 report.row(row, &median(samples));

@@ -11,14 +11,12 @@
 //! the same processors, which a bare file knows nothing of.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::BenchContext;
 use super::report::{Bars, Report, Row};
 use super::server::{Firn, World};
-use crate::bench::ublk::measure::{Job, Length, Sample, fio, median};
+use crate::bench::measure::{Length, Sample, Workload, fio, median, write_file};
 use crate::bench::ublk::servers::{Kind, Mode, RunningServer, Server};
 use crate::{Failure, workspace};
 
@@ -30,9 +28,6 @@ const LOG_MIB: u64 = 480;
 
 /// Numbers of the peers' devices; firn takes the lowest that are free.
 const FIRST_OF_PEERS: usize = 40;
-
-/// A pattern, bytes per request, requests in flight.
-type Workload = (&'static str, &'static str, u32);
 
 /// How long a load lasts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,16 +41,31 @@ enum Load {
 /// The sequential ones first: random writes scatter a log, and a file that is written in place knows
 /// no such thing. What a scattered log costs a sequential read is a row of its own, the last.
 const WORKLOADS: [(Load, Workload); 9] = [
-    (Load::Burst, ("write", "128k", 8)),
-    (Load::Burst, ("read", "128k", 8)),
-    (Load::Burst, ("randread", "4k", 32)),
-    (Load::Burst, ("randwrite", "4k", 32)),
-    (Load::Burst, ("randread", "4k", 1)),
-    (Load::Burst, ("randwrite", "4k", 1)),
-    (Load::Burst, ("read", "128k", 8)),
-    (Load::Sustained, ("write", "128k", 8)),
-    (Load::Sustained, ("randwrite", "4k", 32)),
+    (Load::Burst, Workload::new("write", "128k", 8)),
+    (Load::Burst, Workload::new("read", "128k", 8)),
+    (Load::Burst, Workload::new("randread", "4k", 32)),
+    (Load::Burst, Workload::new("randwrite", "4k", 32)),
+    (Load::Burst, Workload::new("randread", "4k", 1)),
+    (Load::Burst, Workload::new("randwrite", "4k", 1)),
+    (Load::Burst, Workload::new("read", "128k", 8)),
+    (Load::Sustained, Workload::new("write", "128k", 8)),
+    (Load::Sustained, Workload::new("randwrite", "4k", 32)),
 ];
+
+/// A disk that is measured.
+struct Measured<'a> {
+    server: &'a str,
+    granted: &'a str,
+    disk: &'a PathBuf,
+}
+
+/// What the server's threads did during a measurement.
+struct ThreadWakes {
+    workload: String,
+    requests: f64,
+    before: Switches,
+    after: Switches,
+}
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
     let world = World::new(context.dir, "hot")?;
@@ -65,11 +75,17 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     let disk = firn.attach("hot", Mode::ZeroCopy)?;
     let running = peers(context)?;
     let granted = firn.granted("hot")?;
-    let mut all: Vec<(&str, &str, &PathBuf)> = Vec::new();
-    for (name, started) in &running {
-        all.push((name, "ublk zero-copy, 1 x 128", &started.devices[0]));
-    }
-    all.push(("firn volume", &granted, &disk));
+    let peers = running.iter().map(|(server, started)| Measured {
+        server,
+        granted: "ublk zero-copy, 1 x 128",
+        disk: &started.devices[0],
+    });
+    let mut all: Vec<Measured<'_>> = peers.collect();
+    all.push(Measured {
+        server: "firn volume",
+        granted: &granted,
+        disk: &disk,
+    });
     for _ in 0..=LOG_MIB / MIB {
         fill(&disk)?;
         firn.ask(&["sync", "hot"])?;
@@ -77,7 +93,7 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     report.part("hot", "P2: hot volume against a bare file", Bars::Ratio);
     println!("<!-- volume: {} -->", firn.log);
     let pid = firn.pid();
-    let mut hops = Vec::new();
+    let mut wakes = Vec::new();
     for (at, &(load, workload)) in WORKLOADS.iter().enumerate() {
         let title = title(at);
         if !context.options.includes_row(&format!("hot {title}")) {
@@ -85,26 +101,35 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
         }
         let mut samples = vec![Vec::new(); all.len()];
         for _ in 0..context.options.rounds {
-            for ((_, _, device), samples) in all.iter().zip(&mut samples) {
+            for (measured, samples) in all.iter().zip(&mut samples) {
                 firn.ask(&["sync", "hot"])?;
                 let before = switches(pid)?;
-                let sample = fio(&job(context, device, load, workload))?;
-                if *device == &disk {
-                    hops.push((title.clone(), sample.requests, before, switches(pid)?));
+                let length = match load {
+                    Load::Burst => Length::Once,
+                    Load::Sustained => Length::Seconds(context.options.seconds),
+                };
+                let sample = fio(workload, std::slice::from_ref(measured.disk), length)?;
+                if measured.disk == &disk {
+                    wakes.push(ThreadWakes {
+                        workload: title.clone(),
+                        requests: sample.requests,
+                        before,
+                        after: switches(pid)?,
+                    });
                 }
                 samples.push(sample);
             }
         }
-        for ((server, granted, _), samples) in all.iter().zip(samples) {
+        for (measured, samples) in all.iter().zip(samples) {
             let row = Row {
                 workload: &title,
-                server,
-                granted,
+                server: measured.server,
+                granted: measured.granted,
             };
             report.row(row, &median(samples));
         }
     }
-    print_hops(&hops);
+    print_wakes(&wakes);
     println!(
         "\nways of the volume's requests: {}",
         firn.disk("hot")?["requests"]
@@ -136,8 +161,8 @@ fn peers(context: &BenchContext) -> Result<Vec<(&'static str, RunningServer)>, F
 
 /// What a row is called.
 fn title(at: usize) -> String {
-    let (load, (pattern, block, depth)) = WORKLOADS[at];
-    let plain = format!("{pattern} {block} QD{depth}");
+    let (load, workload) = WORKLOADS[at];
+    let plain = workload.to_string();
     match load {
         Load::Sustained => format!("sustained {plain}"),
         Load::Burst if WORKLOADS[..at].contains(&WORKLOADS[at]) => {
@@ -147,35 +172,13 @@ fn title(at: usize) -> String {
     }
 }
 
-fn job<'a>(context: &BenchContext, device: &'a PathBuf, load: Load, workload: Workload) -> Job<'a> {
-    let (pattern, block, depth) = workload;
-    Job {
-        devices: std::slice::from_ref(device),
-        pattern,
-        block,
-        depth,
-        batch: depth.div_ceil(2),
-        length: match load {
-            Load::Burst => Length::Once,
-            Load::Sustained => Length::Seconds(context.options.seconds),
-        },
-    }
-}
-
-/// A file for each peer. What it holds is written once, so that no hole is read.
+/// A file for each peer.
 fn files(dir: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let block = vec![0x5a_u8; 1 << 20];
-    let mut paths = Vec::new();
-    for peer in ["kublk", "example"] {
-        let path = dir.join(format!("served-by-{peer}"));
-        let mut file = File::create(&path)?;
-        for _ in 0..MIB {
-            file.write_all(&block)?;
-        }
-        file.sync_all()?;
-        paths.push(path);
+    let paths = ["kublk", "example"].map(|peer| dir.join(format!("served-by-{peer}")));
+    for path in &paths {
+        write_file(path, MIB)?;
     }
-    Ok(paths)
+    Ok(paths.to_vec())
 }
 
 fn name(server: &Server) -> &'static str {
@@ -188,14 +191,8 @@ fn name(server: &Server) -> &'static str {
 
 /// Writes every byte of a disk once.
 pub(super) fn fill(disk: &PathBuf) -> Result<Sample, Failure> {
-    fio(&Job {
-        devices: std::slice::from_ref(disk),
-        pattern: "write",
-        block: "1m",
-        depth: 4,
-        batch: 4,
-        length: Length::Once,
-    })
+    let whole = Workload::new("write", "1m", 4);
+    fio(whole, std::slice::from_ref(disk), Length::Once)
 }
 
 /// New volumes of so many MiB each as disks, every byte of them written once.
@@ -240,13 +237,19 @@ fn switches(pid: u32) -> Result<Switches, Failure> {
 }
 
 /// What other threads than the reactors did while hot requests were served.
-fn print_hops(hops: &[(String, f64, Switches, Switches)]) {
+fn print_wakes(wakes: &[ThreadWakes]) {
     println!("\n## P5: threads that woke while the volume served hot requests\n");
     println!(
         "| workload | requests | wakes of reactors per 1000 | of all other threads per 1000, by thread |"
     );
     println!("|---|---:|---:|---|");
-    for (workload, requests, before, after) in hops {
+    for ThreadWakes {
+        workload,
+        requests,
+        before,
+        after,
+    } in wakes
+    {
         let woken = |name: &String| {
             let before = before.get(name).copied().unwrap_or(0);
             (after[name] - before.min(after[name])) as f64 * 1000.0 / requests

@@ -12,24 +12,24 @@ use super::hot::{fill, filled};
 use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
-use crate::bench::ublk::measure::{Job, Length, fio, median};
+use crate::bench::measure::{Length, Workload, fio, median};
 use crate::bench::ublk::servers::Mode;
 
 /// Devices of a mode, and their size: those of both modes together fit into the log.
 const DEVICES: usize = 16;
 const MIB: u64 = 8;
 
-/// A pattern, bytes per request, requests in flight, devices. Reads come first, while all is in the
+/// Reads come first, while all is in the
 /// log: seconds of writes to some volumes take the log from the others, and who reads those then
 /// measures the cache, or the store.
-const WORKLOADS: [(&str, &str, u32, usize); 7] = [
-    ("randread", "4k", 32, DEVICES),
-    ("randread", "4k", 64, 1),
-    ("read", "128k", 8, 1),
-    ("randrw", "4k", 32, DEVICES),
-    ("randwrite", "4k", 32, DEVICES),
-    ("randwrite", "4k", 64, 1),
-    ("write", "128k", 8, 1),
+const WORKLOADS: [Workload; 7] = [
+    Workload::new("randread", "4k", 32).on(DEVICES),
+    Workload::new("randread", "4k", 64),
+    Workload::new("read", "128k", 8),
+    Workload::new("randrw", "4k", 32).on(DEVICES),
+    Workload::new("randwrite", "4k", 32).on(DEVICES),
+    Workload::new("randwrite", "4k", 64),
+    Workload::new("write", "128k", 8),
 ];
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
@@ -51,22 +51,16 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     }
     report.part("modes", "P3: zero-copy against user-copy", Bars::Ratio);
     println!("<!-- volumes: {} -->", firn.log);
-    for (pattern, block, depth, devices) in WORKLOADS {
-        let workload = format!("{pattern} {block} QD{depth} x{devices}");
+    for load in WORKLOADS {
+        let workload = format!("{load} x{}", load.devices);
         if !context.options.includes_row(&format!("modes {workload}")) {
             continue;
         }
         let mut samples = vec![Vec::new(); modes.len()];
         for _ in 0..context.options.rounds {
             for (disks, samples) in disks.iter().zip(&mut samples) {
-                samples.push(fio(&Job {
-                    devices: &disks[..devices],
-                    pattern,
-                    block,
-                    depth,
-                    batch: depth.div_ceil(2),
-                    length: Length::Seconds(context.options.seconds),
-                })?);
+                let length = Length::Seconds(context.options.seconds);
+                samples.push(fio(load, disks, length)?);
             }
         }
         for (mode, samples) in modes.iter().zip(samples) {

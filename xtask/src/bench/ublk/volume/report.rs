@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::Options;
 use super::chart::Chart;
-use crate::bench::ublk::measure::Sample;
+use crate::bench::measure::Sample;
 
 /// What a line that carries a chart begins with.
 const CHART: &str = "@chart ";

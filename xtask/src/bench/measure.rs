@@ -1,30 +1,56 @@
 //! One measurement: fio against devices that are there, judged by its exit status and its report.
 
-use std::path::PathBuf;
+use std::fmt;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
 
 use crate::Failure;
 
-/// What fio is to do.
-#[derive(Clone, Debug)]
-pub(super) struct Job<'a> {
-    /// Block devices; each gets a job of its own.
-    pub(super) devices: &'a [PathBuf],
+/// The load on each of some devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Workload {
     /// fio's pattern.
-    pub(super) pattern: &'a str,
+    pub(super) pattern: &'static str,
     /// Bytes per request, as fio writes them.
-    pub(super) block: &'a str,
+    pub(super) block: &'static str,
     /// Requests in flight per device.
     pub(super) depth: u32,
     /// Requests that are submitted with one call, and taken with one.
     pub(super) batch: u32,
-    /// When it ends.
-    pub(super) length: Length,
+    /// Devices.
+    pub(super) devices: usize,
 }
 
-/// When a job ends.
+impl Workload {
+    /// A load on one device that submits half of its requests at a time.
+    pub(super) const fn new(pattern: &'static str, block: &'static str, depth: u32) -> Workload {
+        Workload {
+            pattern,
+            block,
+            depth,
+            batch: depth.div_ceil(2),
+            devices: 1,
+        }
+    }
+
+    /// The same on so many devices.
+    pub(super) const fn on(self, devices: usize) -> Workload {
+        Workload { devices, ..self }
+    }
+}
+
+/// Pattern, bytes and depth, as rows are called.
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} QD{}", self.pattern, self.block, self.depth)
+    }
+}
+
+/// When a load ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Length {
     /// After this many seconds; places may come twice.
@@ -49,11 +75,15 @@ pub(super) struct Sample {
     pub(super) requests: f64,
 }
 
-/// Runs a job to its end.
-pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
+/// Runs a load on the first of these devices, a job for each, to its end.
+pub(super) fn fio(
+    workload: Workload,
+    devices: &[PathBuf],
+    length: Length,
+) -> Result<Sample, Failure> {
     let mut command = fio_command();
     command.arg("--ioengine=libaio");
-    match job.length {
+    match length {
         Length::Seconds(seconds) => {
             command.args(["--time_based", "--norandommap"]);
             command.arg(format!("--runtime={:.0}ms", seconds * 1e3));
@@ -65,12 +95,12 @@ pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
     }
     // Seeding and telling time must not drown what is measured.
     command.args(["--randrepeat=1", "--gtod_reduce=0", "--lat_percentiles=0"]);
-    command.arg(format!("--rw={}", job.pattern));
-    command.arg(format!("--bs={}", job.block));
-    command.arg(format!("--iodepth={}", job.depth));
-    command.arg(format!("--iodepth_batch_submit={}", job.batch));
-    command.arg(format!("--iodepth_batch_complete_max={}", job.batch));
-    for device in job.devices {
+    command.arg(format!("--rw={}", workload.pattern));
+    command.arg(format!("--bs={}", workload.block));
+    command.arg(format!("--iodepth={}", workload.depth));
+    command.arg(format!("--iodepth_batch_submit={}", workload.batch));
+    command.arg(format!("--iodepth_batch_complete_max={}", workload.batch));
+    for device in &devices[..workload.devices] {
         let name = device
             .file_name()
             .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
@@ -78,6 +108,31 @@ pub(super) fn fio(job: &Job) -> Result<Sample, Failure> {
         command.arg(format!("--filename={}", device.display()));
     }
     sample(&report(&mut command)?)
+}
+
+/// The same some times; the sample with the middle rate.
+pub(super) fn median_of(
+    rounds: usize,
+    workload: Workload,
+    devices: &[PathBuf],
+    length: Length,
+) -> Result<Sample, Failure> {
+    let samples: Result<_, _> = (0..rounds)
+        .map(|_| fio(workload, devices, length))
+        .collect();
+    Ok(median(samples?))
+}
+
+/// A file of so many MiB, every block of it written: holes and unwritten extents read faster than any
+/// disk.
+pub(super) fn write_file(path: &Path, mib: u64) -> Result<(), Failure> {
+    let mut file = File::create(path)?;
+    let mut block = vec![0_u8; 1 << 20];
+    fastrand::Rng::with_seed(1).fill(&mut block);
+    for _ in 0..mib {
+        file.write_all(&block)?;
+    }
+    Ok(file.sync_all()?)
 }
 
 /// fio as all measurements run it: past the page cache, one report over all of its jobs.
