@@ -201,6 +201,13 @@ pub struct CoreStats {
     pub enters: u64,
 }
 
+/// A completion on its way to its source.
+pub(crate) struct Delivery {
+    source: SourceId,
+    token: Token,
+    completion: Completion,
+}
+
 /// The part of a reactor that its sources talk to.
 pub struct Core {
     driver: AnyDriver,
@@ -220,7 +227,7 @@ pub struct Core {
     sources: Vec<SourceState>,
     sources_free: Vec<u32>,
     /// Completions that came about without the driver: refusals, timers, buffers. They go first.
-    ready: VecDeque<(SourceId, Token, Completion)>,
+    ready: VecDeque<Delivery>,
     pub(crate) arrivals: Vec<Arrival>,
     pub(crate) turns: Vec<SourceId>,
     pub(crate) detached: Vec<SourceId>,

@@ -10,29 +10,41 @@ use crate::sys;
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Features(u64);
 
-/// The bits, their names in the driver's documentation, and the first kernel with each.
-const NAMES: [(u64, &str, &str); 21] = [
-    (sys::F_ZERO_COPY, "zero-copy", "6.15"),
-    (sys::F_COMPLETE_IN_TASK, "complete-in-task", "6.0"),
-    (sys::F_NEED_GET_DATA, "get-data", "6.0"),
-    (sys::F_RECOVERY, "recovery", "6.1"),
-    (sys::F_RECOVERY_REISSUE, "recovery-reissue", "6.1"),
-    (sys::F_UNPRIVILEGED, "unprivileged", "6.3"),
-    (sys::F_IOCTL_ENCODE, "ioctl-encode", "6.4"),
-    (sys::F_USER_COPY, "user-copy", "6.5"),
-    (sys::F_ZONED, "zoned", "6.6"),
-    (sys::F_RECOVERY_FAIL_IO, "recovery-fail-io", "6.13"),
-    (sys::F_UPDATE_SIZE, "update-size", "6.16"),
-    (sys::F_AUTO_BUFFER, "auto-buffer", "6.16"),
-    (sys::F_QUIESCE, "quiesce", "6.16"),
-    (sys::F_PER_IO_TASK, "per-io-task", "6.16"),
-    (sys::F_REGISTER_ANYWHERE, "register-anywhere", "6.17"),
-    (sys::F_BATCH_IO, "batch-io", "7.0"),
-    (sys::F_INTEGRITY, "integrity", "7.0"),
-    (sys::F_SAFE_STOP, "safe-stop", "7.0"),
-    (sys::F_NO_PART_SCAN, "no-part-scan", "7.0"),
-    (sys::F_SHARED_ZERO_COPY, "shared-zero-copy", "7.1"),
-    (sys::F_DESCRIPTOR_BYTES, "descriptor-bytes", "7.3"),
+/// A flag of the driver.
+struct Flag {
+    bit: u64,
+    /// Its name in the driver's documentation.
+    name: &'static str,
+    /// The first kernel that has it.
+    since: &'static str,
+}
+
+const fn flag(bit: u64, name: &'static str, since: &'static str) -> Flag {
+    Flag { bit, name, since }
+}
+
+const FLAGS: [Flag; 21] = [
+    flag(sys::F_ZERO_COPY, "zero-copy", "6.15"),
+    flag(sys::F_COMPLETE_IN_TASK, "complete-in-task", "6.0"),
+    flag(sys::F_NEED_GET_DATA, "get-data", "6.0"),
+    flag(sys::F_RECOVERY, "recovery", "6.1"),
+    flag(sys::F_RECOVERY_REISSUE, "recovery-reissue", "6.1"),
+    flag(sys::F_UNPRIVILEGED, "unprivileged", "6.3"),
+    flag(sys::F_IOCTL_ENCODE, "ioctl-encode", "6.4"),
+    flag(sys::F_USER_COPY, "user-copy", "6.5"),
+    flag(sys::F_ZONED, "zoned", "6.6"),
+    flag(sys::F_RECOVERY_FAIL_IO, "recovery-fail-io", "6.13"),
+    flag(sys::F_UPDATE_SIZE, "update-size", "6.16"),
+    flag(sys::F_AUTO_BUFFER, "auto-buffer", "6.16"),
+    flag(sys::F_QUIESCE, "quiesce", "6.16"),
+    flag(sys::F_PER_IO_TASK, "per-io-task", "6.16"),
+    flag(sys::F_REGISTER_ANYWHERE, "register-anywhere", "6.17"),
+    flag(sys::F_BATCH_IO, "batch-io", "7.0"),
+    flag(sys::F_INTEGRITY, "integrity", "7.0"),
+    flag(sys::F_SAFE_STOP, "safe-stop", "7.0"),
+    flag(sys::F_NO_PART_SCAN, "no-part-scan", "7.0"),
+    flag(sys::F_SHARED_ZERO_COPY, "shared-zero-copy", "7.1"),
+    flag(sys::F_DESCRIPTOR_BYTES, "descriptor-bytes", "7.3"),
 ];
 
 impl Features {
@@ -61,7 +73,7 @@ impl Features {
 
     /// The bits without a name: those of a kernel newer than this library.
     pub fn unknown(self) -> Features {
-        let named = NAMES.iter().fold(0, |all, (bit, ..)| all | bit);
+        let named = FLAGS.iter().fold(0, |all, flag| all | flag.bit);
         Features(self.0 & !named)
     }
 
@@ -70,29 +82,24 @@ impl Features {
         (0..u64::BITS)
             .map(|bit| 1_u64 << bit)
             .filter(move |bit| self.0 & bit != 0)
-            .map(|bit| match name(bit) {
-                Some((name, _)) => name.to_owned(),
+            .map(|bit| match FLAGS.iter().find(|flag| flag.bit == bit) {
+                Some(flag) => flag.name.to_owned(),
                 None => format!("bit-{}", bit.trailing_zeros()),
             })
     }
 
     /// The first kernel that knows all of these flags, for messages.
     pub(crate) fn since(self) -> &'static str {
-        let known = NAMES.iter().rev().filter(|(bit, ..)| self.0 & bit != 0);
+        let known = FLAGS.iter().rev().filter(|flag| self.0 & flag.bit != 0);
         let number = |since: &str| {
             let (major, minor) = since.split_once('.').unwrap_or((since, "0"));
             (major.parse::<u32>().ok(), minor.parse::<u32>().ok())
         };
         known
-            .map(|(_, _, since)| *since)
+            .map(|flag| flag.since)
             .max_by_key(|since| number(since))
             .unwrap_or("6.0")
     }
-}
-
-fn name(bit: u64) -> Option<(&'static str, &'static str)> {
-    let known = NAMES.iter().find(|(known, ..)| *known == bit);
-    known.map(|(_, name, since)| (*name, *since))
 }
 
 impl BitOr for Features {
@@ -134,10 +141,10 @@ mod tests {
 
     #[test]
     fn every_flag_of_the_kernel_has_its_name_at_its_bit() {
-        for (at, (bit, ..)) in NAMES.iter().enumerate() {
-            assert_eq!(*bit, 1 << at);
+        for (at, flag) in FLAGS.iter().enumerate() {
+            assert_eq!(flag.bit, 1 << at);
         }
-        let all = Features::from_bits((1 << NAMES.len()) - 1);
+        let all = Features::from_bits((1 << FLAGS.len()) - 1);
         assert_eq!(all.unknown(), Features::NONE);
         assert!(all.names().all(|name| !name.starts_with("bit-")));
     }

@@ -246,12 +246,12 @@ fn message(seq: u64) -> Frame {
     })
 }
 
-/// A host with one accepted session of cookie 5, its peer, and the host's cookie.
-fn open() -> (Host, Peer, u64) {
+/// A host with one accepted session of cookie 5, and its peer.
+fn open() -> (Host, Peer) {
     open_with(Config::default(), 0)
 }
 
-fn open_with(config: Config, supported: u64) -> (Host, Peer, u64) {
+fn open_with(config: Config, supported: u64) -> (Host, Peer) {
     let mut host = Host::new(config, none("b"));
     let mut peer = Peer::connect(&mut host, &none("a"));
     peer.say(
@@ -262,14 +262,18 @@ fn open_with(config: Config, supported: u64) -> (Host, Peer, u64) {
         }
         .frame(),
     );
-    let cookie = peer.last::<ServerIdent>().cookie;
-    (host, peer, cookie)
+    (host, peer)
+}
+
+/// The host's cookie for the session, as long as nothing followed its ident.
+fn host_cookie(peer: &Peer) -> u64 {
+    peer.last::<ServerIdent>().cookie
 }
 
 #[test]
 fn the_receiver_drops_what_it_has_seen() {
     let run = || {
-        let (mut host, mut peer, _) = open();
+        let (mut host, mut peer) = open();
         for seq in [1, 2, 2, 1, 3] {
             peer.say(&mut host, &message(seq));
         }
@@ -282,7 +286,7 @@ fn the_receiver_drops_what_it_has_seen() {
 
 #[test]
 fn a_gap_is_an_error_that_ends_the_session() {
-    let (mut host, mut peer, _) = open();
+    let (mut host, mut peer) = open();
     peer.say(&mut host, &message(1));
     peer.say(&mut host, &message(3));
     assert_eq!(host.messages(), [101]);
@@ -297,7 +301,7 @@ fn a_gap_is_an_error_that_ends_the_session() {
 
 #[test]
 fn acknowledgements_are_cumulative_and_ride_along_or_go_alone_when_idle() {
-    let (mut host, mut peer, _) = open();
+    let (mut host, mut peer) = open();
     for seq in 1..=5 {
         peer.link.emit(&message(seq));
     }
@@ -328,7 +332,7 @@ fn acknowledgements_are_cumulative_and_ride_along_or_go_alone_when_idle() {
 
 #[test]
 fn an_acknowledgement_of_what_was_never_sent_ends_the_session() {
-    let (mut host, mut peer, _) = open();
+    let (mut host, mut peer) = open();
     peer.say(&mut host, &Ack(1).frame());
     let lie = Fault::AckOfUnsent { acked: 1, sent: 0 };
     assert_eq!(host.closed(), Some(&CloseReason::Fault(lie)));
@@ -337,7 +341,7 @@ fn an_acknowledgement_of_what_was_never_sent_ends_the_session() {
 #[test]
 fn an_aborted_message_counts_and_is_not_delivered() {
     // The bytes of an aborted frame come from the known answers; here the session's view of it.
-    let (mut host, _peer, _) = open();
+    let (mut host, _peer) = open();
     let session = host.accepted[0].0;
     let mut aborted = message(1);
     aborted.aborted = true;
@@ -356,7 +360,8 @@ fn an_aborted_message_counts_and_is_not_delivered() {
 
 #[test]
 fn reconnect_is_refused_with_reset_when_the_session_is_unknown() {
-    let (mut host, _peer, cookie) = open();
+    let (mut host, peer) = open();
+    let cookie = host_cookie(&peer);
     for (server_cookie, client_cookie) in [(cookie, 6), (cookie ^ 1, 5)] {
         let mut again = Peer::connect(&mut host, &none("a"));
         let ask = Reconnect {
@@ -380,7 +385,8 @@ fn reconnect_is_refused_with_reset_when_the_session_is_unknown() {
 
 #[test]
 fn reconnect_is_refused_with_retry_when_its_connect_sequence_is_used_up() {
-    let (mut host, _peer, cookie) = open();
+    let (mut host, peer) = open();
+    let cookie = host_cookie(&peer);
     let mut second = Peer::connect(&mut host, &none("a"));
     second.say(&mut host, &reconnect(cookie, 11, 7, 0).frame());
     assert_eq!(second.last::<ReconnectOk>().0, 0);
@@ -398,7 +404,8 @@ fn reconnect_is_refused_with_retry_when_its_connect_sequence_is_used_up() {
 
 #[test]
 fn a_connection_that_comes_late_is_refused_with_retry_global() {
-    let (mut host, _peer, cookie) = open();
+    let (mut host, peer) = open();
+    let cookie = host_cookie(&peer);
     for frame in [reconnect(cookie, 10, 1, 0).frame(), ident(5, 9).frame()] {
         let mut late = Peer::connect(&mut host, &none("a"));
         late.say(&mut host, &frame);
@@ -410,7 +417,7 @@ fn a_connection_that_comes_late_is_refused_with_retry_global() {
 
 #[test]
 fn a_session_beyond_the_limit_is_refused_with_wait() {
-    let (mut host, _peer, _) = open_with(
+    let (mut host, _peer) = open_with(
         Config {
             sessions_max: 1,
             ..Config::default()
@@ -512,7 +519,8 @@ fn missing_features_are_named_on_both_sides() {
 
 #[test]
 fn a_peer_that_acknowledges_more_than_was_sent_when_it_reconnects_is_refused() {
-    let (mut host, _peer, cookie) = open();
+    let (mut host, peer) = open();
+    let cookie = host_cookie(&peer);
     let mut liar = Peer::connect(&mut host, &none("a"));
     liar.say(&mut host, &reconnect(cookie, 11, 1, 3).frame());
     let lie = Fault::AckOfUnsent { acked: 3, sent: 0 };
@@ -522,7 +530,8 @@ fn a_peer_that_acknowledges_more_than_was_sent_when_it_reconnects_is_refused() {
 
 #[test]
 fn a_reconnect_drops_what_the_peer_has_and_sends_the_rest_again_in_order() {
-    let (mut host, mut peer, cookie) = open();
+    let (mut host, mut peer) = open();
+    let cookie = host_cookie(&peer);
     for tid in 1..=4 {
         let _ = host.accepted[0]
             .1
@@ -550,7 +559,7 @@ fn done_is_not_received_and_needs_both_sides_to_agree_on_it() {
         done_acks: true,
         ..Config::default()
     };
-    let (mut host, mut peer, _) = open_with(config, FEATURE_DONE);
+    let (mut host, mut peer) = open_with(config, FEATURE_DONE);
     let _ = host.accepted[0]
         .1
         .try_send(Message::data(1, 8, vec![1; 10]))
@@ -567,7 +576,7 @@ fn done_is_not_received_and_needs_both_sides_to_agree_on_it() {
             .any(|(_, e)| matches!(e, Event::Done { tid: 8, seq: 1 }))
     );
     // Without the agreement the frame does not belong here.
-    let (mut host, mut peer, _) = open();
+    let (mut host, mut peer) = open();
     peer.say(&mut host, &Done(0).frame());
     assert!(matches!(
         host.closed(),
@@ -577,7 +586,7 @@ fn done_is_not_received_and_needs_both_sides_to_agree_on_it() {
 
 #[test]
 fn a_keepalive_is_answered_with_its_stamp_and_a_flood_of_them_with_one_answer() {
-    let (mut host, mut peer, _) = open();
+    let (mut host, mut peer) = open();
     for sec in 1..=1000 {
         peer.link.emit(&Keepalive2(Stamp { sec, nsec: 7 }).frame());
     }
@@ -588,7 +597,7 @@ fn a_keepalive_is_answered_with_its_stamp_and_a_flood_of_them_with_one_answer() 
 
 #[test]
 fn keepalives_go_out_at_their_interval_and_silence_is_a_fault_at_the_deadline() {
-    let (mut host, mut peer, _) = open();
+    let (mut host, mut peer) = open();
     host.pass(Duration::from_secs(10));
     peer.talk(&mut host);
     assert_eq!(peer.heard(Tag::Keepalive2), 1);
@@ -722,7 +731,7 @@ fn connections_beyond_the_limit_are_turned_away_and_slow_ones_run_out_of_time() 
         handshakes_max: 8,
         ..Config::default()
     };
-    let (mut host, mut peer, _) = open_with(config, 0);
+    let (mut host, mut peer) = open_with(config, 0);
     let mut turned_away = 0;
     for _ in 0..1000 {
         let link = host.on(|node, env| node.on_accepted(env, addr()));

@@ -56,14 +56,25 @@ fn info_data(name: &str, wanted: &[u16]) -> Vec<u8> {
     out
 }
 
-/// Splits answers into (option, kind, data).
-fn replies(mut bytes: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
+/// The reply to an option.
+struct Reply {
+    option: u32,
+    kind: u32,
+    data: Vec<u8>,
+}
+
+/// Splits what the server sent into its replies.
+fn replies(mut bytes: &[u8]) -> Vec<Reply> {
     let mut out = Vec::new();
     while !bytes.is_empty() {
         assert_eq!(u64_at(bytes, 0), Some(wire::OPTION_REPLY_MAGIC));
         let length = u32_at(bytes, 16).unwrap() as usize;
         let data = bytes[20..20 + length].to_vec();
-        out.push((u32_at(bytes, 8).unwrap(), u32_at(bytes, 12).unwrap(), data));
+        out.push(Reply {
+            option: u32_at(bytes, 8).unwrap(),
+            kind: u32_at(bytes, 12).unwrap(),
+            data,
+        });
         bytes = &bytes[20 + length..];
     }
     out
@@ -97,8 +108,8 @@ fn go_tells_all_asked_facts_and_enters_transmission() {
         let replies = replies(&out);
         let facts: Vec<_> = replies
             .iter()
-            .filter(|r| r.1 == wire::REP_INFO)
-            .map(|r| u16::from_be_bytes([r.2[0], r.2[1]]))
+            .filter(|r| r.kind == wire::REP_INFO)
+            .map(|r| u16::from_be_bytes([r.data[0], r.data[1]]))
             .collect();
         let want = [
             wire::INFO_EXPORT,
@@ -107,9 +118,9 @@ fn go_tells_all_asked_facts_and_enters_transmission() {
             wire::INFO_BLOCK_SIZE,
         ];
         assert_eq!(facts, want);
-        assert_eq!(replies[1].2[2..], *b"demo");
-        assert_eq!(replies[2].2[2..], *b"scratch");
-        assert_eq!(replies.last().map(|r| r.1), Some(wire::REP_ACK));
+        assert_eq!(replies[1].data[2..], *b"demo");
+        assert_eq!(replies[2].data[2..], *b"scratch");
+        assert_eq!(replies.last().map(|r| r.kind), Some(wire::REP_ACK));
     }
 }
 
@@ -121,9 +132,9 @@ fn info_tells_the_same_and_the_negotiation_goes_on() {
     let (out, last) = run(BOTH, &bytes, 4096);
     assert_eq!(last, Progress::Close(CloseReason::Aborted));
     let replies = replies(&out);
-    let flags = u16::from_be_bytes([replies[0].2[10], replies[0].2[11]]);
+    let flags = u16::from_be_bytes([replies[0].data[10], replies[0].data[11]]);
     assert!(flags & wire::FLAG_READ_ONLY != 0 && flags & wire::FLAG_SEND_TRIM == 0);
-    let kinds: Vec<_> = replies.iter().map(|r| (r.0, r.1)).collect();
+    let kinds: Vec<_> = replies.iter().map(|r| (r.option, r.kind)).collect();
     let info = (wire::OPT_INFO, wire::REP_INFO);
     let done = (wire::OPT_INFO, wire::REP_ACK);
     assert_eq!(kinds, [info, info, done, (wire::OPT_ABORT, wire::REP_ACK)]);
@@ -136,10 +147,10 @@ fn list_names_every_export_and_refuses_data() {
     let (out, last) = run(BOTH, &bytes, 4096);
     assert_eq!(last, Progress::NeedMore);
     let replies = replies(&out);
-    assert_eq!(replies[0].1, wire::REP_ERR_INVALID);
-    assert_eq!(replies[1].2, b"\0\0\0\x04demoscratch");
-    assert_eq!(replies[2].2, b"\0\0\0\x03oldscratch");
-    assert_eq!(replies[3].1, wire::REP_ACK);
+    assert_eq!(replies[0].kind, wire::REP_ERR_INVALID);
+    assert_eq!(replies[1].data, b"\0\0\0\x04demoscratch");
+    assert_eq!(replies[2].data, b"\0\0\0\x03oldscratch");
+    assert_eq!(replies[3].kind, wire::REP_ACK);
 }
 
 #[test]
@@ -163,7 +174,7 @@ fn unknown_options_are_answered_unsupported_and_the_negotiation_goes_on() {
         let mut bytes = option(unknown, b"whatever");
         bytes.extend(option(wire::OPT_GO, &info_data("demo", &[])));
         let (out, last) = run(BOTH, &bytes, 4096);
-        assert_eq!(replies(&out)[0].1, wire::REP_ERR_UNSUP);
+        assert_eq!(replies(&out)[0].kind, wire::REP_ERR_UNSUP);
         assert_eq!(last, Progress::Transmission("demo".to_owned()));
     }
 }
@@ -188,7 +199,7 @@ fn malformed_and_unknown_names_are_refused_and_the_negotiation_goes_on() {
     ];
     for (data, error) in cases {
         let (out, last) = run(BOTH, &option(wire::OPT_GO, &data), 4096);
-        assert_eq!(replies(&out)[0].1, error);
+        assert_eq!(replies(&out)[0].kind, error);
         assert_eq!(last, Progress::NeedMore);
     }
 }
@@ -198,13 +209,13 @@ fn oversized_options_are_skipped_or_end_the_session_without_being_stored() {
     let mut bytes = option(wire::OPT_INFO, &vec![0; OPTION_BYTES_MAX as usize + 1]);
     bytes.extend(option(wire::OPT_GO, &info_data("demo", &[])));
     let (out, last) = run(BOTH, &bytes, 1000);
-    assert_eq!(replies(&out)[0].1, wire::REP_ERR_TOO_BIG);
+    assert_eq!(replies(&out)[0].kind, wire::REP_ERR_TOO_BIG);
     assert_eq!(last, Progress::Transmission("demo".to_owned()));
 
     let mut header = option(wire::OPT_GO, &[]);
     header[12..].copy_from_slice(&u32::MAX.to_be_bytes());
     let (out, last) = run(BOTH, &header, 4096);
-    assert_eq!(replies(&out)[0].1, wire::REP_ERR_TOO_BIG);
+    assert_eq!(replies(&out)[0].kind, wire::REP_ERR_TOO_BIG);
     let reason = CloseReason::Oversized {
         option: wire::OPT_GO,
         length: u32::MAX,

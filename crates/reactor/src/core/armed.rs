@@ -6,7 +6,7 @@
 //! and its memory is the source's. All of a source's go to one file, of which they are one user
 //! together.
 
-use super::Core;
+use super::{Core, Delivery};
 #[cfg(test)]
 use crate::call::Call;
 use crate::driver::Driver;
@@ -30,6 +30,13 @@ fn armed_key(source: SourceId, number: u32) -> u64 {
 pub(super) fn parse_key(key: u64) -> Option<(u32, u32)> {
     let slot = (key & !ARMED) >> 32;
     (key & ARMED != 0).then_some((slot as u32, key as u32))
+}
+
+impl Delivery {
+    /// Whether it is that of an armed command of this source.
+    fn is_armed_of(&self, source: SourceId) -> bool {
+        self.source == source && matches!(self.completion, Completion::ArmedCommand(..))
+    }
 }
 
 impl Core {
@@ -74,13 +81,13 @@ impl Core {
         }
         let end = Completion::ArmedCommand(number, -libc::EBADF);
         let token = Token(u64::from(number));
-        self.ready.push_back((source, token, end));
+        self.push_ready(source, token, end);
     }
 
     /// Whether the result of an armed command of this source is next.
     pub(crate) fn is_armed_next(&self, of: SourceId) -> bool {
         match self.ready.front() {
-            Some((source, _, end)) => *source == of && matches!(end, Completion::ArmedCommand(..)),
+            Some(delivery) => delivery.is_armed_of(of),
             None => {
                 let next = self.results.first().and_then(|(key, _)| parse_key(key));
                 next.is_some_and(|(slot, _)| slot == of.slot)
@@ -122,11 +129,10 @@ impl Core {
     /// The same where something completed without the driver: that goes first.
     #[cold]
     fn next_armed_refused(&mut self, of: SourceId) -> Option<(u32, i32)> {
-        let mine = |(source, _, end): &mut (SourceId, Token, Completion)| {
-            *source == of && matches!(end, Completion::ArmedCommand(..))
-        };
-        let Some((_, _, Completion::ArmedCommand(number, raw))) = self.ready.pop_front_if(mine)
-        else {
+        let mine = self
+            .ready
+            .pop_front_if(|delivery| delivery.is_armed_of(of))?;
+        let Completion::ArmedCommand(number, raw) = mine.completion else {
             return None;
         };
         self.deliveries_left -= 1;

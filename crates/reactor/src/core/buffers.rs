@@ -83,8 +83,7 @@ impl Core {
             if let Some(state) = self.find_source(source) {
                 state.ops += 1;
             }
-            self.ready
-                .push_back((source, token, Completion::Buffer(buf)));
+            self.push_ready(source, token, Completion::Buffer(buf));
         }
         if !self.waiters.has_waiters() {
             self.stop_buffer_watch();

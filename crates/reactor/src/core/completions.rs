@@ -12,8 +12,8 @@ use crate::driver::Driver;
 use crate::ids::{SourceId, Token};
 use crate::op::Completion;
 
-use super::Core;
 use super::armed::parse_key;
+use super::{Core, Delivery};
 
 impl Core {
     /// Submits what is queued, waits up to `timeout` for results, and takes them in.
@@ -34,8 +34,8 @@ impl Core {
 
     /// The source of the next result. It may lead to no completion: a short transfer is continued.
     pub(crate) fn next_recipient(&mut self) -> Option<SourceId> {
-        if let Some(&(source, ..)) = self.ready.front() {
-            return Some(source);
+        if let Some(delivery) = self.ready.front() {
+            return Some(delivery.source);
         }
         loop {
             let (key, _) = self.results.first()?;
@@ -58,8 +58,8 @@ impl Core {
     #[inline]
     pub(crate) fn take_delivery(&mut self, of: SourceId) -> Option<(Token, Completion)> {
         if !self.ready.is_empty() {
-            let (_, token, completion) = self.ready.pop_front_if(|(source, ..)| *source == of)?;
-            return Some((token, completion));
+            let delivery = self.ready.pop_front_if(|delivery| delivery.source == of)?;
+            return Some((delivery.token, delivery.completion));
         }
         loop {
             let (key, raw) = self.results.first()?;
@@ -74,8 +74,23 @@ impl Core {
     }
 
     /// Puts a completion that was taken back in front of all others.
-    pub(crate) fn requeue_first(&mut self, of: SourceId, token: Token, completion: Completion) {
-        self.ready.push_front((of, token, completion));
+    pub(crate) fn requeue_first(&mut self, source: SourceId, token: Token, completion: Completion) {
+        let delivery = Delivery {
+            source,
+            token,
+            completion,
+        };
+        self.ready.push_front(delivery);
+    }
+
+    /// Puts a completion that came about without the driver behind all others of that kind.
+    pub(super) fn push_ready(&mut self, source: SourceId, token: Token, completion: Completion) {
+        let delivery = Delivery {
+            source,
+            token,
+            completion,
+        };
+        self.ready.push_back(delivery);
     }
 
     /// Counts a delivery of this source as done; whether the source still wants its completion.
@@ -137,7 +152,7 @@ impl Core {
             return;
         };
         if let Some((token, completion)) = self.resolve(key, raw) {
-            self.ready.push_back((source, token, completion));
+            self.push_ready(source, token, completion);
         }
     }
 
@@ -148,7 +163,7 @@ impl Core {
         };
         self.ops.release(key);
         let completion = op.work.into_completion(Ok(()));
-        self.ready.push_back((op.source, op.token, completion));
+        self.push_ready(op.source, op.token, completion);
         let closed = op.file.and_then(|file| self.files.release(file));
         self.unregister(closed);
     }

@@ -88,8 +88,7 @@ impl Core {
         let Some(target) = self.files.acquire(file) else {
             // Counted for the source until it is delivered, but never in flight.
             let closed = io::Error::from_raw_os_error(libc::EBADF);
-            self.ready
-                .push_back((source, token, work.into_completion(Err(closed))));
+            self.push_ready(source, token, work.into_completion(Err(closed)));
             return OpId(u64::MAX);
         };
         let key = self.ops.insert(ActiveOp {

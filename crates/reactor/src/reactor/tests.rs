@@ -191,8 +191,16 @@ fn memory_that_armed_commands_name_outlives_the_rings_thread() {
     }
 }
 
-/// A reactor with one source that waits for what never comes, and the socket's other end.
-fn with_endless_op(stays: bool) -> Option<(Reactor, UnixStream, Receiver<()>)> {
+/// A reactor with one source whose armed command never ends.
+struct Endless {
+    reactor: Reactor,
+    /// The other end of its socket.
+    ours: UnixStream,
+    /// Hears when the source is dropped.
+    dropped: Receiver<()>,
+}
+
+fn endless(stays: bool) -> Option<Endless> {
     let reactor = ring()?;
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (to, dropped) = channel();
@@ -200,13 +208,22 @@ fn with_endless_op(stays: bool) -> Option<(Reactor, UnixStream, Receiver<()>)> {
         .handle()
         .attach(move |cx| NeverDone::on(cx, theirs, to, stays));
     attached.unwrap();
-    Some((reactor, ours, dropped))
+    Some(Endless {
+        reactor,
+        ours,
+        dropped,
+    })
 }
 
 #[test]
 fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
     for stays in [false, true] {
-        let Some((mut reactor, ours, dropped)) = with_endless_op(stays) else {
+        let Some(Endless {
+            mut reactor,
+            ours,
+            dropped,
+        }) = endless(stays)
+        else {
             return;
         };
         let within = Duration::from_millis(if stays { 50 } else { 20_000 });
@@ -235,7 +252,12 @@ fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
 
 #[test]
 fn a_drained_reactor_that_is_dropped_ends() {
-    let Some((mut reactor, _ours, dropped)) = with_endless_op(false) else {
+    let Some(Endless {
+        mut reactor,
+        ours: _ours,
+        dropped,
+    }) = endless(false)
+    else {
         return;
     };
     assert!(reactor.drain(DEADLINE));

@@ -195,8 +195,8 @@ impl FileDisk {
         served.collect()
     }
 
-    /// The parts of a range: where they begin in the range, their length, file and offset.
-    fn parts(&self, sector: u64, sectors: u64) -> impl Iterator<Item = (u64, u64, usize, u64)> {
+    /// The parts of a range.
+    fn parts(&self, sector: u64, sectors: u64) -> impl Iterator<Item = Part> {
         let (start, end) = (sector * SECTOR_BYTES, (sector + sectors) * SECTOR_BYTES);
         let (stripe, count) = (self.stripe_bytes, self.files.len() as u64);
         let mut at = start;
@@ -211,31 +211,33 @@ impl FileDisk {
                 let offset = row / count * stripe + within;
                 (row % count, offset, (stripe - within).min(end - at))
             };
-            let part = (at - start, len, file as usize, offset);
+            let part = Part {
+                at: at - start,
+                len,
+                file: file as usize,
+                offset,
+            };
             at += len;
             Some(part)
         })
     }
 
     fn plan(&self, sector: u64, sectors: u32) -> Pieces {
-        let piece = |(at, len, file, offset): (u64, u64, usize, u64)| Piece {
-            at: at as u32,
-            len: len as u32,
+        let piece = |part: Part| Piece {
+            at: part.at as u32,
+            len: part.len as u32,
             place: Place::At {
-                file: FileId(file as u16),
-                offset,
+                file: FileId(part.file as u16),
+                offset: part.offset,
             },
         };
         Pieces(self.parts(sector, u64::from(sectors)).map(piece).collect())
     }
 
     fn zero(&self, sector: u64, sectors: u64, keep: bool, waker: &Waker) -> StepOf<Self> {
-        let ranges = self
-            .parts(sector, sectors)
-            .map(|(_, len, file, offset)| (file, offset, len));
         Step::Sync(self.jobs.push(
             FileJob::Zero {
-                ranges: ranges.collect(),
+                parts: self.parts(sector, sectors).collect(),
                 keep,
             },
             waker,
@@ -331,14 +333,20 @@ impl Backend for FileDisk {
     fn on_request_failed(&self, _: &MoveError) {}
 }
 
+/// A part of a range that lies in one file.
+struct Part {
+    /// Where it begins in the range.
+    at: u64,
+    len: u64,
+    file: usize,
+    offset: u64,
+}
+
 enum FileJob {
     /// Everything written so far is to be durable.
     Sync,
-    /// These ranges read as zeroes and are durable so; `keep` keeps their space.
-    Zero {
-        ranges: Vec<(usize, u64, u64)>,
-        keep: bool,
-    },
+    /// These parts read as zeroes and are durable so; `keep` keeps their space.
+    Zero { parts: Vec<Part>, keep: bool },
 }
 
 /// A wait for a job.
@@ -416,8 +424,8 @@ impl FileJobs {
                 last = number;
                 match job {
                     FileJob::Sync => syncs.push(number),
-                    FileJob::Zero { ranges, keep } => {
-                        if let Err(error) = zero(files, &ranges, keep) {
+                    FileJob::Zero { parts, keep } => {
+                        if let Err(error) = zero(files, &parts, keep) {
                             failed.push((number, kind_of(&error)));
                         }
                     }
@@ -439,15 +447,17 @@ impl FileJobs {
     }
 }
 
-fn zero(files: &[Arc<OwnedFd>], ranges: &[(usize, u64, u64)], keep: bool) -> io::Result<()> {
-    for &(file, offset, len) in ranges {
+fn zero(files: &[Arc<OwnedFd>], parts: &[Part], keep: bool) -> io::Result<()> {
+    for part in parts {
         let how = if keep {
             FallocateFlags::ZERO_RANGE
         } else {
             FallocateFlags::PUNCH_HOLE
         };
-        rustix::fs::fallocate(&files[file], how | FallocateFlags::KEEP_SIZE, offset, len)?;
-        rustix::fs::fdatasync(&files[file])?;
+        let file = &files[part.file];
+        let how = how | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(file, how, part.offset, part.len)?;
+        rustix::fs::fdatasync(file)?;
     }
     Ok(())
 }

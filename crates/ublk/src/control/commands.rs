@@ -149,10 +149,10 @@ impl ControlDevice {
         let submit = |&device: &u32| {
             let call = call(device);
             let (_, receiver) = self.submit(&call, begun + within);
-            (device, call, receiver)
+            (call, receiver)
         };
         let submitted: Vec<_> = devices.iter().map(submit).collect();
-        let receive = |(device, call, receiver): (u32, Call, Receiver<Completion>)| {
+        let receive = |(&device, (call, receiver)): (&u32, (Call, Receiver<Completion>))| {
             let remaining = (within + COMPLETION_SLACK).saturating_sub(begun.elapsed());
             let completed = receiver
                 .recv_timeout(remaining)
@@ -163,7 +163,7 @@ impl ControlDevice {
             let reply = completed.map_err(|failure| call.error(failure, begun.elapsed()));
             (device, reply)
         };
-        submitted.into_iter().map(receive).collect()
+        devices.iter().zip(submitted).map(receive).collect()
     }
 
     /// Starts recovery by a new server: EBUSY until the last server is gone.

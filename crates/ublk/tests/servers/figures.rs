@@ -6,12 +6,20 @@
 
 use std::collections::BTreeMap;
 
+/// A share of a queue's tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ShareKey {
+    device: u32,
+    queue: u16,
+    share: u16,
+}
+
 /// The counters of one queue, or of one share of it.
 type Counters = BTreeMap<String, u64>;
 
 /// Counters by device, queue and share.
 #[derive(Debug)]
-pub struct Figures(BTreeMap<(u32, u16, u16), Counters>);
+pub struct Figures(BTreeMap<ShareKey, Counters>);
 
 impl Figures {
     /// From the lines `device 0 queue 1 share 2: QueueStats { requests: 3, … }`; the last one of
@@ -22,12 +30,12 @@ impl Figures {
 
     /// A counter of every share: its number among the shares of its queue, and the count.
     pub fn by_share(&self, counter: &str) -> Vec<(u16, u64)> {
-        let of = |(key, counters): (&(u32, u16, u16), &Counters)| {
+        let of = |(key, counters): (&ShareKey, &Counters)| {
             let Some(count) = counters.get(counter) else {
                 // A counter of another name must not read as nothing counted.
                 panic!("no {counter} among {counters:?}");
             };
-            (key.2, *count)
+            (key.share, *count)
         };
         self.0.iter().map(of).collect()
     }
@@ -40,7 +48,7 @@ impl Figures {
 
     /// The same of one device alone.
     fn of_device(&self, device: u32) -> Figures {
-        let own = self.0.iter().filter(|(key, _)| key.0 == device);
+        let own = self.0.iter().filter(|(key, _)| key.device == device);
         Figures(own.map(|(key, own)| (*key, own.clone())).collect())
     }
 
@@ -70,7 +78,7 @@ impl Figures {
     }
 }
 
-fn line(line: &str) -> Option<((u32, u16, u16), Counters)> {
+fn line(line: &str) -> Option<(ShareKey, Counters)> {
     let (device, rest) = line.strip_prefix("device ")?.split_once(" queue ")?;
     let (queue, rest) = rest.split_once(" share ")?;
     let (share, rest) = rest.split_once(": QueueStats { ")?;
@@ -78,10 +86,10 @@ fn line(line: &str) -> Option<((u32, u16, u16), Counters)> {
         let (name, count) = counter.split_once(": ")?;
         Some((name.to_owned(), count.parse().ok()?))
     });
-    let key = (
-        device.parse().ok()?,
-        queue.parse().ok()?,
-        share.parse().ok()?,
-    );
+    let key = ShareKey {
+        device: device.parse().ok()?,
+        queue: queue.parse().ok()?,
+        share: share.parse().ok()?,
+    };
     Some((key, counters.collect::<Option<_>>()?))
 }
