@@ -34,6 +34,12 @@ struct Args {
     /// Plant each known bug in turn; each must be caught. Needs a build with `--cfg canary`.
     #[arg(long)]
     canaries: bool,
+    /// Search the model of the store protocol: its worlds, each rule taken out, random walks.
+    #[arg(long)]
+    protocol: bool,
+    /// With --protocol: only worlds whose name contains this; --trace prints their schedules.
+    #[arg(long, requires = "protocol")]
+    world: Option<String>,
     /// Judge by what clients see alone, without the engine's invariants.
     #[arg(long)]
     clients_only: bool,
@@ -53,7 +59,15 @@ fn main() -> ExitCode {
         .or_else(|| std::thread::available_parallelism().ok().map(usize::from))
         .unwrap_or(1);
     let time = Duration::from_secs(args.seconds.unwrap_or(60));
-    let good = if args.canaries {
+    let good = if args.protocol {
+        sim::protocol::run(&sim::protocol::Options {
+            time,
+            threads,
+            seed: args.seed.unwrap_or(1),
+            world: args.world,
+            trace: args.trace,
+        })
+    } else if args.canaries {
         run_canaries(time, threads, args.exhaustive)
     } else if args.exhaustive {
         run_exhaustive(time, threads)

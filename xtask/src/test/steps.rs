@@ -24,6 +24,7 @@ pub(super) fn all() -> Vec<Step> {
     steps.extend(source_steps());
     steps.push(fuzz_step());
     steps.extend(proof_steps());
+    steps.extend(simulator_steps());
     steps
 }
 
@@ -227,6 +228,11 @@ fn proof_steps() -> Vec<Step> {
             limit: minutes(15),
             run: Box::new(|times| model_commands("messenger", 20_000 * times)),
         },
+    ]
+}
+
+fn simulator_steps() -> Vec<Step> {
+    vec![
         Step {
             name: "sim-seeds",
             what: "simulated worlds: crashes, torn writes, store faults; every fault kind fires",
@@ -245,6 +251,17 @@ fn proof_steps() -> Vec<Step> {
             limit: minutes(30),
             run: Box::new(|times| {
                 simulator(&["--exhaustive", "--seconds", &(60 * times).to_string()])
+            }),
+        },
+        Step {
+            name: "sim-protocol",
+            what: "the model of the store protocol: every small world, every rule taken out, walks",
+            quick: false,
+            background: false,
+            output: Output::All,
+            limit: minutes(10),
+            run: Box::new(|times| {
+                simulator(&["--protocol", "--seconds", &(20 * times).to_string()])
             }),
         },
         Step {
