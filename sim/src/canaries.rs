@@ -37,7 +37,14 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 /// Canaries that tests of the engine see, each with a test of its own: `crates/volume/tests`, with
 /// `--cfg canary`.
 #[cfg(test)]
-const SEEN_BY_ENGINE_TESTS: &[&str] = &["foreign_root_of_equal_epoch", "missing_root_is_a_fence"];
+const SEEN_BY_ENGINE_TESTS: &[&str] = &[
+    "foreign_root_of_equal_epoch",
+    "missing_root_is_a_fence",
+    "unreadable_block_stops_uploads",
+    "unreadable_block_is_zeroes",
+    "lost_pack_keeps_volume_closed",
+    "slices_of_one_epoch",
+];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.
 const ROUNDS: u64 = 3;

@@ -14,7 +14,7 @@ use crate::log::ring::TailId;
 use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
-use crate::object::pack::{self, ChunkPart, Item, PackWriter};
+use crate::object::pack::{self, ChunkPart, Item, PackWriter, Slice};
 use crate::object::page;
 use crate::object::root::{DeltaRef, Root};
 use crate::units::{Epoch, HostId, Lsn, Span, VolumeId};
@@ -33,16 +33,19 @@ pub fn pack(input: &[u8]) {
 
     let empty = PackWriter::new(PACK).finish().bytes;
     let mut object = Writer::new();
-    object.raw(&empty[..pack::HEADER_BYTES]).raw(input);
     let count = u32::try_from(input.len() / pack::ENTRY_BYTES).expect("inputs are short");
-    object.u64(pack::HEADER_BYTES as u64).u32(count).u32(0);
+    object.raw(&empty[..pack::HEADER_BYTES]);
+    object.raw(&VOLUME.0).u64(1).u64(1).u64(1).u32(0).u32(count);
+    object.raw(input);
+    object.u64(pack::HEADER_BYTES as u64).u32(count).u32(1);
     let crc = crc64(&[&object.bytes()[pack::HEADER_BYTES..]]);
     object.u64(crc).raw(&empty[empty.len() - 8..]);
     let object = object.finish();
-    let Ok((id, items)) = pack::decode(&object) else {
+    let Ok((id, sections)) = pack::decode(&object) else {
         return;
     };
     assert_eq!(id, PACK, "the pack is the one that was asked for");
+    let items: Vec<Item> = sections.into_iter().flat_map(|part| part.items).collect();
     assert_eq!(items.len() as u64, u64::from(count), "one item per entry");
     for item in items {
         let (Item::Chunk(pack::Chunk { span, .. }) | Item::Zeroes { span, .. }) = item;
@@ -190,12 +193,19 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
 
 fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut writer = PackWriter::new(PACK);
-    writer.add(VOLUME, Span::new(0, 8), Lsn(1), &[7; 4096]);
-    writer.add_zeroes(VOLUME, Span::new(64, 8), Lsn(2));
+    let slice = Slice {
+        origin: VOLUME,
+        epoch: Epoch(3),
+        first: Lsn(1),
+        last: Lsn(3),
+    };
+    writer.add(&slice, Span::new(0, 8), Lsn(1), &[7; 4096]);
+    writer.add_zeroes(&slice, Span::new(64, 8), Lsn(2));
+    writer.add_damaged(&slice, Span::new(80, 8), Lsn(3));
     let pack = writer.finish();
     let at = usize::try_from(pack.footer_offset).expect("it is in memory");
-    let footer = at..at + pack.footer_bytes as usize;
-    let parts: Vec<_> = pack
+    let entries = at + pack::SLICE_BYTES..at + pack.footer_bytes as usize;
+    let parts: Vec<_> = pack.sections[0]
         .items
         .iter()
         .filter_map(|item| match item {
@@ -232,7 +242,7 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
     }
     .encode();
     vec![
-        ("pack", pack.bytes[footer].to_vec()),
+        ("pack", pack.bytes[entries].to_vec()),
         ("pack", pack.bytes),
         ("index_block", page_body),
         ("index_block", page),

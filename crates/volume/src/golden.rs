@@ -15,7 +15,7 @@ use crate::log::ring::{HeapRegion, Ring, RingId, RingRegion, TailId};
 use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
-use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter};
+use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter, Slice};
 use crate::object::page::{self, BlockRef};
 use crate::object::root::{DeltaRef, Extension, Owner, Root};
 use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
@@ -261,31 +261,44 @@ fn noise() -> Vec<u8> {
 fn packs_are_as_documented() {
     let bytes = fixture!("pack");
     let mut writer = PackWriter::new(OBJECT);
-    writer.add(volume(), Span::new(8, 1), Lsn(5), &noise());
-    writer.add_zeroes(other(), Span::new(1 << 33, 1 << 32), Lsn(6));
+    let slice = Slice {
+        origin: volume(),
+        epoch: Epoch(3),
+        first: Lsn(4),
+        last: Lsn(5),
+    };
+    let second = Slice {
+        origin: other(),
+        epoch: Epoch(7),
+        first: Lsn(2),
+        last: Lsn(9),
+    };
+    writer.add(&slice, Span::new(8, 1), Lsn(5), &noise());
+    writer.add_zeroes(&second, Span::new(1 << 33, 1 << 32), Lsn(6));
+    writer.add_damaged(&second, Span::new(40, 8), Lsn(8));
     let written = writer.finish();
     assert_eq!(written.bytes, bytes);
-    assert_eq!((written.footer_offset, written.footer_bytes), (544, 160));
+    assert_eq!((written.footer_offset, written.footer_bytes), (544, 288));
     // Readers do not look at the header's reserved bytes.
     let ignored: Vec<usize> = (10..16).collect();
     every_byte_matters(&bytes, &ignored, |bytes| {
-        let Ok((id, items)) = pack::decode(bytes) else {
+        let Ok((id, sections)) = pack::decode(bytes) else {
             return false;
         };
-        let content = match &items[0] {
-            Item::Chunk(chunk) => chunk.open(&bytes[32..544]),
-            Item::Zeroes { .. } => return false,
+        let content = match &sections[0].items[..] {
+            [Item::Chunk(chunk)] => chunk.open(&bytes[32..544]),
+            _ => return false,
         };
-        id == OBJECT && items == written.items && content == Ok(noise())
+        id == OBJECT && sections == written.sections && content == Ok(noise())
     });
 }
 
 #[test]
 fn compressed_chunks_are_as_documented() {
     let bytes = fixture!("pack_zstd");
-    let (_, items) = pack::decode(&bytes).expect("a pack");
-    let [Item::Chunk(chunk)] = items.as_slice() else {
-        panic!("one chunk: {items:?}")
+    let (_, sections) = pack::decode(&bytes).expect("a pack");
+    let [Item::Chunk(chunk)] = sections[0].items.as_slice() else {
+        panic!("one chunk: {sections:?}")
     };
     let stored = &bytes[chunk.offset as usize..][..chunk.stored as usize];
     let mut content = vec![7; 512];
@@ -315,9 +328,23 @@ fn index_pages_are_as_documented() {
         skip,
     };
     let base = 2 * page::PAGE_SECTORS;
+    let damaged = Chunk {
+        offset: 0,
+        stored: 0,
+        span: Span::new(base + 48, 8),
+        lsn: Lsn(6),
+        codec: Codec::Damaged,
+        checksum: 0,
+        ..(*chunk).clone()
+    };
+    let damaged = ChunkPart {
+        chunk: Arc::new(damaged),
+        skip: 0,
+    };
     let value = [
         (Span::new(base, 4), part(0)),
         (Span::new(base + 40, 8), part(8)),
+        (Span::new(base + 48, 8), damaged),
     ];
     let same = |bytes: &[u8]| {
         page::decode_page(volume(), 2, bytes).is_ok_and(|map| {

@@ -4,12 +4,13 @@
 //! memory once a volume is open; pages are loaded when first needed and a bounded number is
 //! kept. So any 4 KiB block costs at most one index request and one data request.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use crate::map::{ExtentMap, SectorRun};
+use crate::object::pack::Codec;
 use crate::object::pack::{ChunkPart, Item};
-use crate::object::page::{BlockRef, PAGE_SECTORS};
+use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use crate::units::Span;
 
 /// What a delta says about some sectors: zeroes hide the base pages too.
@@ -17,6 +18,8 @@ use crate::units::Span;
 pub(crate) enum Delta {
     Part(ChunkPart),
     Zeroes,
+    /// Of a pack whose footer cannot be read: what it has of these sectors is not known.
+    Lost,
 }
 
 impl SectorRun for Delta {
@@ -24,6 +27,7 @@ impl SectorRun for Delta {
         match self {
             Delta::Part(part) => Delta::Part(part.skip(sectors)),
             Delta::Zeroes => Delta::Zeroes,
+            Delta::Lost => Delta::Lost,
         }
     }
 }
@@ -36,6 +40,17 @@ pub(crate) enum IndexEntry<'a> {
     Hole,
     /// This page must be loaded first.
     Unloaded(u64),
+    /// There was content, and there is none to be had.
+    Damaged,
+}
+
+impl IndexEntry<'_> {
+    fn of(part: &ChunkPart) -> IndexEntry<'_> {
+        match part.chunk.codec {
+            Codec::Damaged => IndexEntry::Damaged,
+            Codec::Plain | Codec::Zstd => IndexEntry::Part(part),
+        }
+    }
 }
 
 type Page = Arc<ExtentMap<ChunkPart>>;
@@ -46,6 +61,10 @@ pub(crate) struct Index {
     pub(crate) nodes: BTreeMap<u64, BlockRef>,
     /// Pages as the nodes list them.
     pub(crate) directory: BTreeMap<u64, BlockRef>,
+    /// Nodes that the root lists and that cannot be read.
+    lost_nodes: BTreeSet<u64>,
+    /// An object of the index cannot be read: what is folded now would be without it for good.
+    lost: bool,
     deltas: ExtentMap<Delta>,
     pages: BTreeMap<u64, Page>,
     /// Loaded pages, the least recently loaded first.
@@ -72,6 +91,31 @@ impl Index {
         self.deltas.insert(span, delta, |_, _| {});
     }
 
+    /// The pack of a delta cannot be read; all its extents lie within `span`.
+    pub(crate) fn lose_delta(&mut self, span: Span) {
+        self.lost = true;
+        if !span.is_empty() {
+            self.apply_delta(span, Delta::Lost);
+        }
+    }
+
+    /// A node cannot be read.
+    pub(crate) fn lose_node(&mut self, node: u64) {
+        self.lost = true;
+        self.lost_nodes.insert(node);
+    }
+
+    /// A page cannot be read; its reads say so by themselves.
+    pub(crate) fn lose_page(&mut self) {
+        self.lost = true;
+    }
+
+    /// Whether an object of the index cannot be read. While that is so nothing is folded, so that the
+    /// volume is whole again once the object is put back.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.lost
+    }
+
     pub(crate) fn delta_extents(&self) -> usize {
         self.deltas.len()
     }
@@ -79,8 +123,9 @@ impl Index {
     /// Walks `span` in order and visits each sector once.
     pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, IndexEntry<'_>)) {
         self.deltas.walk(span, |part, delta| match delta {
-            Some(Delta::Part(chunk)) => visit(part, IndexEntry::Part(chunk)),
+            Some(Delta::Part(chunk)) => visit(part, IndexEntry::of(chunk)),
             Some(Delta::Zeroes) => visit(part, IndexEntry::Hole),
+            Some(Delta::Lost) => visit(part, IndexEntry::Damaged),
             None => self.lookup_base(part, visit),
         });
     }
@@ -89,10 +134,20 @@ impl Index {
         let mut at = span.start;
         while at < span.end {
             let number = at / PAGE_SECTORS;
+            if self.lost_nodes.contains(&(number / NODE_PAGES)) {
+                let node_end = (number / NODE_PAGES + 1) * NODE_PAGES * PAGE_SECTORS;
+                let end = span.end.min(node_end);
+                visit(Span { start: at, end }, IndexEntry::Damaged);
+                at = end;
+                continue;
+            }
             if !self.directory.contains_key(&number) {
                 // A hole up to the next page that exists: holes cost nothing, however large.
-                let next = self.directory.range(number..).next();
-                let end = next.map_or(span.end, |(page, _)| span.end.min(page * PAGE_SECTORS));
+                let page = self.directory.range(number..).next().map(|(page, _)| *page);
+                let lost = self.lost_nodes.range(number / NODE_PAGES..).next();
+                let next = [page, lost.map(|node| node * NODE_PAGES)];
+                let next = next.into_iter().flatten().min();
+                let end = next.map_or(span.end, |page| span.end.min(page * PAGE_SECTORS));
                 visit(Span { start: at, end }, IndexEntry::Hole);
                 at = end;
                 continue;
@@ -103,7 +158,7 @@ impl Index {
             };
             match self.pages.get(&number) {
                 Some(page) => page.walk(part, |part, chunk| {
-                    visit(part, chunk.map_or(IndexEntry::Hole, IndexEntry::Part));
+                    visit(part, chunk.map_or(IndexEntry::Hole, IndexEntry::of));
                 }),
                 None => visit(part, IndexEntry::Unloaded(number)),
             }
@@ -139,7 +194,7 @@ impl Index {
             let first = span.start / PAGE_SECTORS;
             let last = (span.end - 1) / PAGE_SECTORS;
             match delta {
-                Delta::Part(_) => touched.extend(first..=last),
+                Delta::Part(_) | Delta::Lost => touched.extend(first..=last),
                 // Zeroes change only pages that exist; a discard of a terabyte touches few.
                 Delta::Zeroes => {
                     touched.extend(self.directory.range(first..=last).map(|(page, _)| *page));
@@ -161,6 +216,7 @@ impl Index {
         self.deltas.walk(span, |part, delta| match delta {
             Some(Delta::Part(chunk)) => page.insert(part, chunk.clone(), |_, _| {}),
             Some(Delta::Zeroes) => page.remove(part, |_, _| {}),
+            Some(Delta::Lost) => debug_assert!(false, "nothing is folded over what is lost"),
             None => {}
         });
         page
@@ -279,6 +335,7 @@ mod tests {
                 IndexEntry::Part(part) => {
                     found = Some(u64::from(part.chunk.offset) * 1000 + u64::from(part.skip));
                 }
+                IndexEntry::Damaged => panic!("nothing is lost here"),
                 IndexEntry::Hole => {}
                 IndexEntry::Unloaded(page) => missing = Some(page),
             });

@@ -3,30 +3,39 @@
 //! ```text
 //! 0   header, 32 bytes: magic `FIRNPACK`, version u16, zero u16, zero u32, object id 16
 //! 32  stored bytes of the chunks, in order
-//!     footer: one 80-byte entry per chunk and per zeroed range
-//!     trailer, 32 bytes: footer offset u64, entries u32, zero u32, CRC-64 of footer and the
+//!     footer: for each slice its header, 48 bytes, and an entry of 64 bytes for each chunk,
+//!     zeroed range and damaged range of it
+//!     trailer, 32 bytes: footer offset u64, entries u32, slices u32, CRC-64 of footer and the
 //!     fields before it u64, magic `FIRNPEND`
 //! ```
 //!
-//! Footer entry:
+//! A slice is what one upload of one volume put here. Its header, and an entry:
 //!
-//! | offset | bytes | field |
+//! | offset | bytes | field of a slice |
 //! |---|---|---|
 //! | 0 | 16 | origin volume id |
-//! | 16 | 8 | first sector in the origin volume |
-//! | 24 | 8 | sectors |
-//! | 32 | 8 | LSN of the commit the content is from (the newest one, if several) |
-//! | 40 | 4 | offset of the stored bytes in the pack; 0 for zeroes |
-//! | 44 | 4 | stored bytes; 0 for zeroes |
-//! | 48 | 4 | key id, 0: not encrypted |
-//! | 52 | 1 | codec: 0 zeroes, 1 as is, 2 zstd |
-//! | 53 | 3 | zero |
-//! | 56 | 8 | checksum |
-//! | 64 | 16 | authentication tag, zero while key id is 0 |
+//! | 16 | 8 | epoch in which it was written |
+//! | 24 | 8 | first LSN of that epoch |
+//! | 32 | 8 | LSN up to which the upload went |
+//! | 40 | 4 | key id, 0: not encrypted |
+//! | 44 | 4 | entries that follow |
 //!
-//! The checksum is the CRC-64/NVME of bytes 0..40 of the entry and the stored bytes: it binds
-//! origin, address and LSN, so that misplaced content fails as surely as damaged content. The
-//! index of all volumes can be rebuilt from footers alone.
+//! | offset | bytes | field of an entry |
+//! |---|---|---|
+//! | 0 | 8 | first sector in the origin volume |
+//! | 8 | 8 | sectors |
+//! | 16 | 8 | LSN of the commit the content is from (the newest one, if several) |
+//! | 24 | 4 | offset of the stored bytes in the pack; 0 without any |
+//! | 28 | 4 | stored bytes; 0 for zeroes and damaged sectors |
+//! | 32 | 1 | codec: 0 zeroes, 1 as is, 2 zstd, 3 damaged |
+//! | 33 | 7 | zero |
+//! | 40 | 8 | checksum; 0 without stored bytes |
+//! | 48 | 16 | authentication tag, zero while key id is 0 |
+//!
+//! The checksum is the CRC-64/NVME of origin, first sector, sectors, LSN and the stored bytes: it
+//! binds origin, address and LSN, so that misplaced content fails as surely as damaged content. The
+//! index of all volumes can be rebuilt from footers alone: of one volume, what an older epoch wrote
+//! in a slice that reaches the first LSN of a newer one was never committed.
 
 use std::sync::Arc;
 
@@ -35,7 +44,7 @@ use blkmq::io::SECTOR_BYTES;
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Writer, crc64};
 use crate::map::SectorRun;
-use crate::units::{Lsn, Span, VolumeId};
+use crate::units::{Epoch, Lsn, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNPACK";
 const END_MAGIC: [u8; 8] = *b"FIRNPEND";
@@ -45,8 +54,12 @@ pub const VERSION: u16 = 1;
 pub const HEADER_BYTES: usize = 32;
 /// Bytes of the trailer.
 pub const TRAILER_BYTES: usize = 32;
+/// Bytes of a slice's header in the footer.
+pub const SLICE_BYTES: usize = 48;
 /// Bytes of a footer entry.
-pub const ENTRY_BYTES: usize = 80;
+pub const ENTRY_BYTES: usize = 64;
+/// The codec of a zeroed range, which is no chunk.
+const ZEROES: u8 = 0;
 
 /// How a chunk's bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +69,42 @@ pub enum Codec {
     Plain = 1,
     /// One zstd frame.
     Zstd = 2,
+    /// No bytes: they could not be read when they were to be stored. Nothing else is ever served in
+    /// their place.
+    Damaged = 3,
+}
+
+impl Codec {
+    pub(super) fn decode(code: u8) -> Option<Codec> {
+        match code {
+            1 => Some(Codec::Plain),
+            2 => Some(Codec::Zstd),
+            3 => Some(Codec::Damaged),
+            _ => None,
+        }
+    }
+}
+
+/// What one upload of one volume put into a pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The volume.
+    pub origin: VolumeId,
+    /// The epoch of its owner.
+    pub epoch: Epoch,
+    /// The first LSN of that epoch: what an older epoch wrote at or above it is void.
+    pub first: Lsn,
+    /// The upload went up to here.
+    pub last: Lsn,
+}
+
+/// A slice and what a pack has of it, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Whose it is.
+    pub slice: Slice,
+    /// What it holds; later items hide earlier ones.
+    pub items: Vec<Item>,
 }
 
 /// A chunk: where its stored bytes are, and what proves them.
@@ -95,6 +144,7 @@ impl Chunk {
             Codec::Plain => stored.to_vec(),
             Codec::Zstd => zstd::bulk::decompress(stored, bytes)
                 .map_err(|_| FormatError::Corrupt("a chunk does not decompress"))?,
+            Codec::Damaged => return Err(FormatError::Corrupt("a chunk was damaged before")),
         };
         if content.len() == bytes {
             Ok(content)
@@ -140,7 +190,7 @@ pub enum Item {
     },
 }
 
-/// The fields that a checksum binds: bytes 0..40 of the entry.
+/// The fields that a checksum binds.
 fn binding(origin: VolumeId, span: Span, lsn: Lsn) -> [u8; 40] {
     let mut bytes = [0; 40];
     bytes[..16].copy_from_slice(&origin.0);
@@ -150,19 +200,29 @@ fn binding(origin: VolumeId, span: Span, lsn: Lsn) -> [u8; 40] {
     bytes
 }
 
+fn encode_slice(w: &mut Writer, section: &Section) {
+    let Slice {
+        origin,
+        epoch,
+        first,
+        last,
+    } = section.slice;
+    let entries = u32::try_from(section.items.len()).expect("bounded by the pack's size");
+    w.raw(&origin.0).u64(epoch.0).u64(first.0).u64(last.0);
+    w.u32(0).u32(entries);
+    section.items.iter().for_each(|item| encode_item(w, item));
+}
+
 fn encode_item(w: &mut Writer, item: &Item) {
-    let (origin, span, lsn) = match item {
-        Item::Chunk(chunk) => (chunk.origin, chunk.span, chunk.lsn),
-        Item::Zeroes { origin, span, lsn } => (*origin, *span, *lsn),
+    let (span, lsn) = match item {
+        Item::Chunk(chunk) => (chunk.span, chunk.lsn),
+        Item::Zeroes { span, lsn, .. } => (*span, *lsn),
     };
-    w.raw(&binding(origin, span, lsn));
+    w.u64(span.start).u64(span.sectors()).u64(lsn.0);
     match item {
         Item::Chunk(chunk) => {
-            w.u32(chunk.offset)
-                .u32(chunk.stored)
-                .u32(0)
-                .u8(chunk.codec as u8);
-            w.raw(&[0; 3]).u64(chunk.checksum).raw(&[0; 16]);
+            w.u32(chunk.offset).u32(chunk.stored).u8(chunk.codec as u8);
+            w.raw(&[0; 7]).u64(chunk.checksum).raw(&[0; 16]);
         }
         Item::Zeroes { .. } => {
             w.raw(&[0; 40]);
@@ -170,12 +230,32 @@ fn encode_item(w: &mut Writer, item: &Item) {
     }
 }
 
-fn decode_item(r: &mut Reader<'_>, pack: ObjectId) -> Result<Item, FormatError> {
-    let origin = VolumeId(r.array()?);
+fn decode_slice(r: &mut Reader<'_>, pack: ObjectId) -> Result<Section, FormatError> {
+    let slice = Slice {
+        origin: VolumeId(r.array()?),
+        epoch: Epoch(r.u64()?),
+        first: Lsn(r.u64()?),
+        last: Lsn(r.u64()?),
+    };
+    let (key, entries) = (r.u32()?, r.u32()? as usize);
+    if key != 0 {
+        return Err(FormatError::Corrupt(
+            "it is encrypted, which this firn does not support",
+        ));
+    }
+    // Checked before anything is allocated for them.
+    let mut r = Reader::new(r.raw(entries.saturating_mul(ENTRY_BYTES))?);
+    let items = (0..entries)
+        .map(|_| decode_item(&mut r, pack, slice.origin))
+        .collect::<Result<_, _>>()?;
+    Ok(Section { slice, items })
+}
+
+fn decode_item(r: &mut Reader<'_>, pack: ObjectId, origin: VolumeId) -> Result<Item, FormatError> {
     let (start, sectors, lsn) = (r.u64()?, r.u64()?, Lsn(r.u64()?));
-    let (offset, stored, key) = (r.u32()?, r.u32()?, r.u32()?);
+    let (offset, stored) = (r.u32()?, r.u32()?);
     let codec = r.u8()?;
-    r.raw(3)?;
+    r.raw(7)?;
     let checksum = r.u64()?;
     r.raw(16)?;
     let end = start.checked_add(sectors).filter(|end| *end > start);
@@ -183,17 +263,10 @@ fn decode_item(r: &mut Reader<'_>, pack: ObjectId) -> Result<Item, FormatError> 
         start,
         end: end.ok_or(FormatError::Corrupt("an empty or endless extent"))?,
     };
-    if key != 0 {
-        return Err(FormatError::Corrupt(
-            "it is encrypted, which this firn does not support",
-        ));
+    if codec == ZEROES {
+        return Ok(Item::Zeroes { origin, span, lsn });
     }
-    let codec = match codec {
-        0 => return Ok(Item::Zeroes { origin, span, lsn }),
-        1 => Codec::Plain,
-        2 => Codec::Zstd,
-        _ => return Err(FormatError::Corrupt("an unknown codec")),
-    };
+    let codec = Codec::decode(codec).ok_or(FormatError::Corrupt("an unknown codec"))?;
     if span.sectors() > CHUNK_BYTES_MAX / SECTOR_BYTES {
         return Err(FormatError::Corrupt("a chunk is too long"));
     }
@@ -219,7 +292,7 @@ const LEVEL: i32 = 1;
 pub struct PackWriter {
     id: ObjectId,
     w: Writer,
-    items: Vec<Item>,
+    sections: Vec<Section>,
     /// Made once a pack: making one costs more than compressing a small chunk. Without it chunks
     /// are stored as they are.
     compressor: Option<zstd::bulk::Compressor<'static>>,
@@ -231,7 +304,7 @@ impl std::fmt::Debug for PackWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PackWriter")
             .field("id", &self.id)
-            .field("items", &self.items.len())
+            .field("sections", &self.sections.len())
             .finish_non_exhaustive()
     }
 }
@@ -248,7 +321,7 @@ pub struct Pack {
     /// Its length in bytes, without the trailer.
     pub footer_bytes: u32,
     /// What is in it, in order.
-    pub items: Vec<Item>,
+    pub sections: Vec<Section>,
 }
 
 impl PackWriter {
@@ -259,7 +332,7 @@ impl PackWriter {
         PackWriter {
             id,
             w,
-            items: Vec::new(),
+            sections: Vec::new(),
             compressor: zstd::bulk::Compressor::new(LEVEL).ok(),
             packed: Vec::new(),
         }
@@ -267,7 +340,17 @@ impl PackWriter {
 
     /// Nothing was put into it.
     pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.sections.is_empty()
+    }
+
+    fn push(&mut self, slice: &Slice, item: Item) {
+        match self.sections.last_mut() {
+            Some(section) if section.slice == *slice => section.items.push(item),
+            _ => self.sections.push(Section {
+                slice: *slice,
+                items: vec![item],
+            }),
+        }
     }
 
     /// Bytes stored so far.
@@ -276,7 +359,8 @@ impl PackWriter {
     }
 
     /// Adds content: compressed where that makes it smaller.
-    pub fn add(&mut self, origin: VolumeId, span: Span, lsn: Lsn, content: &[u8]) {
+    pub fn add(&mut self, slice: &Slice, span: Span, lsn: Lsn, content: &[u8]) {
+        let origin = slice.origin;
         debug_assert_eq!(span.bytes(), content.len() as u64);
         self.packed.clear();
         // Room for less than the chunk: what does not become smaller does not fit.
@@ -291,7 +375,7 @@ impl PackWriter {
         };
         let checksum = crc64(&[&binding(origin, span, lsn), stored]);
         let fits = "packs are closed long before 4 GiB";
-        self.items.push(Item::Chunk(Chunk {
+        let chunk = Chunk {
             pack: self.id,
             offset: u32::try_from(self.w.len()).expect(fits),
             stored: u32::try_from(stored.len()).expect(fits),
@@ -300,24 +384,44 @@ impl PackWriter {
             lsn,
             codec,
             checksum,
-        }));
+        };
         self.w.raw(stored);
+        self.push(slice, Item::Chunk(chunk));
     }
 
     /// Adds a zeroed range.
-    pub fn add_zeroes(&mut self, origin: VolumeId, span: Span, lsn: Lsn) {
-        self.items.push(Item::Zeroes { origin, span, lsn });
+    pub fn add_zeroes(&mut self, slice: &Slice, span: Span, lsn: Lsn) {
+        let origin = slice.origin;
+        self.push(slice, Item::Zeroes { origin, span, lsn });
+    }
+
+    /// Adds sectors whose content is lost, not longer than a chunk.
+    pub fn add_damaged(&mut self, slice: &Slice, span: Span, lsn: Lsn) {
+        debug_assert!(span.bytes() <= CHUNK_BYTES_MAX);
+        let chunk = Chunk {
+            pack: self.id,
+            offset: 0,
+            stored: 0,
+            origin: slice.origin,
+            span,
+            lsn,
+            codec: Codec::Damaged,
+            checksum: 0,
+        };
+        self.push(slice, Item::Chunk(chunk));
     }
 
     /// The object.
     pub fn finish(mut self) -> Pack {
         let footer_offset = self.w.len();
-        for item in &self.items {
-            encode_item(&mut self.w, item);
+        for section in &self.sections {
+            encode_slice(&mut self.w, section);
         }
         let footer_bytes = self.w.len() - footer_offset;
-        let count = u32::try_from(self.items.len()).expect("bounded by the pack's size");
-        self.w.u64(footer_offset as u64).u32(count).u32(0);
+        let entries: usize = self.sections.iter().map(|part| part.items.len()).sum();
+        let count = |n: usize| u32::try_from(n).expect("bounded by the pack's size");
+        self.w.u64(footer_offset as u64);
+        self.w.u32(count(entries)).u32(count(self.sections.len()));
         let crc = crc64(&[&self.w.bytes()[footer_offset..]]);
         self.w.u64(crc).raw(&END_MAGIC);
         Pack {
@@ -325,7 +429,7 @@ impl PackWriter {
             bytes: self.w.finish(),
             footer_offset: footer_offset as u64,
             footer_bytes: u32::try_from(footer_bytes).expect("bounded by the pack's size"),
-            items: self.items,
+            sections: self.sections,
         }
     }
 }
@@ -334,15 +438,14 @@ impl PackWriter {
 ///
 /// # Errors
 /// If they are not a pack's, damaged, or of a newer format.
-pub fn decode_footer(pack: ObjectId, bytes: &[u8]) -> Result<Vec<Item>, FormatError> {
+pub fn decode_footer(pack: ObjectId, bytes: &[u8]) -> Result<Vec<Section>, FormatError> {
     let split = bytes
         .len()
         .checked_sub(TRAILER_BYTES)
         .ok_or(FormatError::Foreign)?;
     let (footer, trailer) = bytes.split_at(split);
     let mut r = Reader::new(trailer);
-    let (_offset, count) = (r.u64()?, r.u32()? as usize);
-    r.u32()?;
+    let (_offset, entries, slices) = (r.u64()?, r.u32()? as usize, r.u32()? as usize);
     let crc = r.u64()?;
     if r.array()? != END_MAGIC {
         return Err(FormatError::Foreign);
@@ -352,20 +455,23 @@ pub fn decode_footer(pack: ObjectId, bytes: &[u8]) -> Result<Vec<Item>, FormatEr
             "the footer of a pack fails its checksum",
         ));
     }
-    if count.checked_mul(ENTRY_BYTES) != Some(footer.len()) {
+    let mut r = Reader::new(footer);
+    let sections = (0..slices)
+        .map(|_| decode_slice(&mut r, pack))
+        .collect::<Result<Vec<_>, _>>()?;
+    if r.remaining() > 0 || sections.iter().map(|part| part.items.len()).sum::<usize>() != entries {
         return Err(FormatError::Corrupt(
             "the footer of a pack has the wrong length",
         ));
     }
-    let mut r = Reader::new(footer);
-    (0..count).map(|_| decode_item(&mut r, pack)).collect()
+    Ok(sections)
 }
 
 /// Reads a whole pack: for checks and for rebuilding indexes.
 ///
 /// # Errors
 /// As [`decode_footer`].
-pub fn decode(bytes: &[u8]) -> Result<(ObjectId, Vec<Item>), FormatError> {
+pub fn decode(bytes: &[u8]) -> Result<(ObjectId, Vec<Section>), FormatError> {
     let mut r = Reader::new(bytes);
     if r.array()? != MAGIC {
         return Err(FormatError::Foreign);
@@ -397,44 +503,59 @@ pub fn decode(bytes: &[u8]) -> Result<(ObjectId, Vec<Item>), FormatError> {
 mod tests {
     use super::*;
 
-    const VOLUME: VolumeId = VolumeId([9; 16]);
+    const SLICE: Slice = Slice {
+        origin: VolumeId([9; 16]),
+        epoch: Epoch(4),
+        first: Lsn(3),
+        last: Lsn(6),
+    };
 
     fn pack() -> Pack {
         let mut writer = PackWriter::new(ObjectId {
             session: 1,
             number: 2,
         });
-        writer.add(VOLUME, Span::new(8, 16), Lsn(3), &[7; 8192]);
+        writer.add(&SLICE, Span::new(8, 16), Lsn(3), &[7; 8192]);
         let noise: Vec<u8> = (0..512_u32)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();
-        writer.add(VOLUME, Span::new(64, 1), Lsn(4), &noise);
-        writer.add_zeroes(VOLUME, Span::new(100, 1 << 40), Lsn(5));
+        writer.add(&SLICE, Span::new(64, 1), Lsn(4), &noise);
+        writer.add_zeroes(&SLICE, Span::new(100, 1 << 40), Lsn(5));
+        let fork = Slice {
+            origin: VolumeId([8; 16]),
+            ..SLICE
+        };
+        writer.add_damaged(&fork, Span::new(40, 8), Lsn(6));
         writer.finish()
     }
 
     #[test]
     fn a_pack_is_read_back_as_it_was_written() {
         let pack = pack();
-        assert_eq!(decode(&pack.bytes), Ok((pack.id, pack.items.clone())));
+        assert_eq!(decode(&pack.bytes), Ok((pack.id, pack.sections.clone())));
         let footer = &pack.bytes[pack.footer_offset as usize..];
-        assert_eq!(decode_footer(pack.id, footer), Ok(pack.items.clone()));
-        let Item::Chunk(chunk) = &pack.items[0] else {
+        assert_eq!(decode_footer(pack.id, footer), Ok(pack.sections.clone()));
+        let Item::Chunk(chunk) = &pack.sections[0].items[0] else {
             panic!("a chunk")
         };
         assert_eq!(chunk.codec, Codec::Zstd);
         let stored = &pack.bytes[chunk.offset as usize..][..chunk.stored as usize];
         assert_eq!(chunk.open(stored), Ok(vec![7; 8192]));
-        let Item::Chunk(noise) = &pack.items[1] else {
+        let Item::Chunk(noise) = &pack.sections[0].items[1] else {
             panic!("a chunk")
         };
         assert_eq!(noise.codec, Codec::Plain);
+        let Item::Chunk(damaged) = &pack.sections[1].items[0] else {
+            panic!("a chunk")
+        };
+        assert_eq!((damaged.codec, damaged.stored), (Codec::Damaged, 0));
+        assert!(damaged.open(&[]).is_err(), "nothing stands in its place");
     }
 
     #[test]
     fn a_chunk_read_from_another_place_or_time_is_refused() {
         let pack = pack();
-        let Item::Chunk(chunk) = &pack.items[0] else {
+        let Item::Chunk(chunk) = &pack.sections[0].items[0] else {
             panic!("a chunk")
         };
         let stored = &pack.bytes[chunk.offset as usize..][..chunk.stored as usize];

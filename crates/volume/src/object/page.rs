@@ -184,7 +184,8 @@ pub fn encode_page<'a>(
         body.u64(pack.session).u64(pack.number);
     }
     for origin in &origins.order {
-        body.raw(&origin.0);
+        // Key id, none, and room.
+        body.raw(&origin.0).u32(0).u32(0);
     }
     body.raw(rows.bytes());
     seal(Kind::Page, volume, page, body.bytes())
@@ -211,10 +212,11 @@ pub fn decode_page(
         })
         .collect::<Result<Vec<_>, FormatError>>()?;
     let origins = (0..origins)
-        .map(|_| Ok(VolumeId(r.array()?)))
+        .map(|_| decode_origin(&mut r))
         .collect::<Result<Vec<_>, FormatError>>()?;
     let mut map = ExtentMap::default();
-    let mut chunks: BTreeMap<(ObjectId, u32), Arc<Chunk>> = BTreeMap::new();
+    // Damaged chunks have no offset of their own.
+    let mut chunks: BTreeMap<(ObjectId, u32, u64), Arc<Chunk>> = BTreeMap::new();
     for _ in 0..count {
         let bad = FormatError::Corrupt("an index page contradicts itself");
         let (start, sectors) = (u64::from(r.u16()?), u64::from(r.u16()?));
@@ -223,11 +225,7 @@ pub fn decode_page(
         let (offset, stored) = (r.u32()?, r.u32()?);
         let (first, chunk_sectors, skip) = (r.u64()?, u64::from(r.u32()?), r.u32()?);
         let lsn = Lsn(r.u64()?);
-        let codec = match r.u8()? {
-            1 => Codec::Plain,
-            2 => Codec::Zstd,
-            _ => return Err(bad),
-        };
+        let codec = Codec::decode(r.u8()?).ok_or(bad.clone())?;
         r.raw(3)?;
         let checksum = r.u64()?;
         let end = first.checked_add(chunk_sectors).ok_or(bad.clone())?;
@@ -250,7 +248,7 @@ pub fn decode_page(
             checksum,
         };
         let chunk = chunks
-            .entry((pack, offset))
+            .entry((pack, offset, first))
             .or_insert_with(|| Arc::new(chunk));
         let part = ChunkPart {
             chunk: Arc::clone(chunk),
@@ -263,6 +261,17 @@ pub fn decode_page(
         );
     }
     Ok(map)
+}
+
+fn decode_origin(r: &mut Reader<'_>) -> Result<VolumeId, FormatError> {
+    let origin = VolumeId(r.array()?);
+    if r.u32()? != 0 {
+        return Err(FormatError::Corrupt(
+            "it is encrypted, which this firn does not support",
+        ));
+    }
+    r.u32()?;
+    Ok(origin)
 }
 
 /// A node's block: where its pages are.
@@ -315,7 +324,8 @@ pub(crate) fn body_of(block: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::pack::{Item, PackWriter};
+    use crate::object::pack::{Item, PackWriter, Slice};
+    use crate::units::Epoch;
 
     const VOLUME: VolumeId = VolumeId([9; 16]);
 
@@ -324,9 +334,15 @@ mod tests {
             session: 1,
             number: 2,
         });
-        writer.add(VolumeId([4; 16]), Span::new(8, 16), Lsn(3), &[7; 8192]);
-        let items = writer.finish().items;
-        let Item::Chunk(chunk) = &items[0] else {
+        let slice = Slice {
+            origin: VolumeId([4; 16]),
+            epoch: Epoch(1),
+            first: Lsn(1),
+            last: Lsn(3),
+        };
+        writer.add(&slice, Span::new(8, 16), Lsn(3), &[7; 8192]);
+        let sections = writer.finish().sections;
+        let Item::Chunk(chunk) = &sections[0].items[0] else {
             panic!("a chunk")
         };
         let chunk = Arc::new(chunk.clone());

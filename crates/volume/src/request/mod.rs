@@ -54,6 +54,14 @@ impl fmt::Debug for Volume {
     }
 }
 
+/// What a read needs that is not on this host.
+#[derive(Default)]
+struct Needs {
+    targets: Vec<FetchTarget>,
+    /// Some of it is nowhere any more.
+    damaged: bool,
+}
+
 /// The largest read or write: a larger write would starve others of log space. 32 MiB, NBD's limit.
 const REQUEST_SECTORS_MAX: u32 = 65_536;
 
@@ -91,6 +99,12 @@ impl Volume {
         self.tail.upload.uploaded_bytes.load(Ordering::Relaxed)
     }
 
+    /// Bytes that were given up since it was opened, because the log could not be read: reads of them
+    /// fail, here and elsewhere, until they are written again.
+    pub fn damaged_bytes(&self) -> u64 {
+        self.tail.upload.damaged_bytes.load(Ordering::Relaxed)
+    }
+
     /// Whether requests complete here: not once another host has taken the volume over (S7), or
     /// it was closed.
     ///
@@ -124,7 +138,7 @@ impl Volume {
             pins: SmallVec::new(),
             chunks: SmallVec::new(),
         };
-        let mut needs = Vec::new();
+        let mut needs = Needs::default();
         {
             let inner = self.tail.lock();
             let span = match self.check(&inner, sector, u64::from(sectors)) {
@@ -142,7 +156,10 @@ impl Volume {
                 Location::Below => self.lookup_index(&inner, span, part, &mut plan, &mut needs),
             });
         }
-        if needs.is_empty() {
+        if needs.damaged {
+            return Step::Done(Err(ErrorKind::Io));
+        }
+        if needs.targets.is_empty() {
             // The cache's lock is everybody's: a read of the log alone has no business there.
             if !plan.chunks.is_empty() {
                 self.engine.cache.mark_planned(&plan.chunks);
@@ -150,7 +167,7 @@ impl Volume {
             return Step::Read(plan);
         }
         drop(plan);
-        match fetch::request(&self.engine, &self.tail, needs, waker) {
+        match fetch::request(&self.engine, &self.tail, needs.targets, waker) {
             Ok(()) => Step::Park(Park::Fetch),
             Err(error) => Step::Done(Err(error)),
         }
@@ -162,13 +179,13 @@ impl Volume {
         whole: Span,
         span: Span,
         plan: &mut ReadPlan,
-        needs: &mut Vec<FetchTarget>,
+        needs: &mut Needs,
     ) {
         inner.index.lookup(span, &mut |part, stored| match stored {
             IndexEntry::Hole => plan.add(whole, part, Place::Hole),
             IndexEntry::Unloaded(number) => {
                 if let Some(block) = inner.index.directory.get(&number) {
-                    needs.push(FetchTarget::Page {
+                    needs.targets.push(FetchTarget::Page {
                         number,
                         block: *block,
                     });
@@ -188,8 +205,12 @@ impl Volume {
                         },
                     );
                 }
-                None => needs.push(FetchTarget::Chunk(Arc::clone(&chunk.chunk))),
+                None => {
+                    let chunk = Arc::clone(&chunk.chunk);
+                    needs.targets.push(FetchTarget::Chunk(chunk));
+                }
             },
+            IndexEntry::Damaged => needs.damaged = true,
         });
     }
 

@@ -7,6 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use blkmq::error::ErrorKind;
+
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::object::ObjectId;
@@ -64,9 +66,13 @@ pub(crate) async fn fold_if_due(
     tail: &Arc<Tail>,
     root: &mut Root,
 ) -> Result<Option<FoldResult>, OpenError> {
-    let extents = tail.lock().index.delta_extents();
+    let (extents, has_lost) = {
+        let inner = tail.lock();
+        (inner.index.delta_extents(), inner.index.has_lost())
+    };
     let options = &engine.options;
-    if root.deltas.len() <= options.deltas_max && extents <= options.delta_extents_max {
+    let few = root.deltas.len() <= options.deltas_max && extents <= options.delta_extents_max;
+    if few || has_lost {
         return Ok(None);
     }
     let mut out = Output {
@@ -75,7 +81,9 @@ pub(crate) async fn fold_if_due(
         id: engine.next_object(),
         bytes: Vec::new(),
     };
-    let pages = fold_pages(tail, &mut out).await?;
+    let Some(pages) = fold_pages(tail, &mut out).await? else {
+        return Ok(None);
+    };
     let nodes = fold_nodes(tail, &mut out, &pages).await?;
     out.flush().await?;
     let mut listed: BTreeMap<u64, BlockRef> = root.nodes.iter().copied().collect();
@@ -103,10 +111,11 @@ fn touched_pages(tail: &Tail) -> BTreeSet<u64> {
     pages
 }
 
+/// None if a page is damaged or gone: uploads go on without folding.
 async fn fold_pages(
     tail: &Tail,
     out: &mut Output<'_>,
-) -> Result<Vec<(u64, Option<BlockRef>)>, OpenError> {
+) -> Result<Option<Vec<(u64, Option<BlockRef>)>>, OpenError> {
     let mut pages = Vec::new();
     for number in touched_pages(tail) {
         let (loaded, block) = {
@@ -119,17 +128,20 @@ async fn fold_pages(
         let base = match (loaded, block) {
             (Some(page), _) => Some(page),
             (None, None) => None,
-            (None, Some(block)) => Some(Arc::new(
-                load_page(out.engine, tail, number, block)
-                    .await
-                    .map_err(|error| {
-                        OpenError::Store(format!(
-                            "read of {}: index page {number} of {}: {error}",
-                            block.object.index_key(),
-                            tail.name()
-                        ))
-                    })?,
-            )),
+            (None, Some(block)) => match load_page(out.engine, tail, number, block).await {
+                Ok(page) => Some(Arc::new(page)),
+                Err(ErrorKind::Corrupt) => {
+                    tail.lock().index.lose_page();
+                    return Ok(None);
+                }
+                Err(error) => {
+                    return Err(OpenError::Store(format!(
+                        "read of {}: index page {number} of {}: {error}",
+                        block.object.index_key(),
+                        tail.name()
+                    )));
+                }
+            },
         };
         let page = tail.lock().index.folded_page(number, base.as_deref());
         let block = if page.is_empty() {
@@ -142,7 +154,7 @@ async fn fold_pages(
         };
         pages.push((number, block));
     }
-    Ok(pages)
+    Ok(Some(pages))
 }
 
 async fn fold_nodes(

@@ -44,23 +44,31 @@ pub(crate) fn store_error(operation: &str, key: &str, error: &StoreError) -> Ope
     OpenError::Store(format!("{operation} of {key}: {cause}"))
 }
 
+/// An object of a volume's index, and what became of it.
+pub(crate) enum IndexRead {
+    Whole(Vec<u8>),
+    /// It is not there, or not as long as what names it says.
+    Lost(String),
+}
+
 /// Reads exactly this range, with the retries of an open.
 pub(crate) async fn read_exactly(
     engine: &Engine,
     key: &str,
     offset: u64,
     len: u64,
-) -> Result<Vec<u8>, OpenError> {
+) -> Result<IndexRead, OpenError> {
     let op = StoreOp::GetRange {
         key: key.to_owned(),
         offset,
         len,
     };
     match store_with_retry(engine, op).await {
-        Ok(StoreReply::Range(data)) if data.len() as u64 == len => Ok(data),
+        Ok(StoreReply::Range(data)) if data.len() as u64 == len => Ok(IndexRead::Whole(data)),
         Ok(_) => Err(OpenError::Store(format!(
             "{key}: the store's answer has another length"
         ))),
+        Err(StoreError::NotFound) => Ok(IndexRead::Lost("it is not in the store".into())),
         Err(error) => Err(store_error("read", key, &error)),
     }
 }

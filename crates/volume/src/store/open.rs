@@ -15,16 +15,15 @@ use crate::error::OpenError;
 use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
-use crate::map::index::{Index, delta_of};
+use crate::map::index::Index;
 use crate::map::layers::{FrozenLayer, Layers};
-use crate::object::pack::{Item, TRAILER_BYTES, decode_footer};
-use crate::object::page::decode_node;
 use crate::object::root::{Owner, Root};
 use crate::recover::replay::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
-use crate::store::objects::{ATTEMPTS_MAX, read_exactly};
+use crate::store::load_index::load_index;
+use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root};
 use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
@@ -238,38 +237,6 @@ fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, since: Epoch, lsn: Lsn) {
         engine
             .committer()
             .record(engine, Record::Tail(tail.record()));
-    }
-}
-
-/// Loads all deltas and the directory.
-async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
-    let mut index = Index::default();
-    index.nodes.extend(root.nodes.iter().copied());
-    for (node, block) in &root.nodes {
-        let key = block.object.index_key();
-        let data = read_exactly(engine, &key, block.offset.into(), block.bytes.into()).await?;
-        let pages = decode_node(root.volume, *node, &data)
-            .map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
-        index.directory.extend(pages);
-    }
-    for delta in &root.deltas {
-        let key = delta.pack.pack_key();
-        let len = u64::from(delta.footer_bytes) + TRAILER_BYTES as u64;
-        let data = read_exactly(engine, &key, delta.footer_offset, len).await?;
-        let items = decode_footer(delta.pack, &data)
-            .map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
-        for item in items.iter().filter(|item| origin(item) == root.volume) {
-            let (span, delta) = delta_of(item);
-            index.apply_delta(span, delta);
-        }
-    }
-    Ok(index)
-}
-
-fn origin(item: &Item) -> VolumeId {
-    match item {
-        Item::Chunk(chunk) => chunk.origin,
-        Item::Zeroes { origin, .. } => *origin,
     }
 }
 

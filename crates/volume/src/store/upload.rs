@@ -12,31 +12,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blkmq::io::{FileId, SECTOR_BYTES};
-
-use crate::driver::StoreOp;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::lock::lock;
 use crate::log::frame::Record;
-use crate::log::layout::BLOCK_SECTORS;
 use crate::map::ExtentMap;
 use crate::map::index::delta_of;
 use crate::map::layers::{CleanExtent, DirtyExtent, LogAddr, merge};
-use crate::object::pack::{Pack, PackWriter};
-use crate::object::root::DeltaRef;
+use crate::object::pack::{Item, Slice};
 use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
 use crate::store::fold;
-use crate::store::objects::put;
+use crate::store::packing::write_packs;
 use crate::store::roots::{commit_root, settled_head};
-use crate::units::{Lsn, Span};
-
-/// Content gathered before it is compressed into the pack at hand.
-const BATCH_BYTES: u64 = 8 << 20;
-/// Content compressed between two pauses: about a millisecond's worth.
-const PAUSE_BYTES: usize = 512 << 10;
-/// The longest read of the log.
-const READ_BYTES: u64 = 1 << 20;
+use crate::units::{Epoch, Lsn, Span};
 
 /// Runs as long as the tail is live.
 pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
@@ -179,10 +167,25 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
     let mut root = head.root.clone();
     root.lsn = cut;
     root.bytes = root.bytes.max(tail.upload.grow.load(Ordering::Acquire));
-    let packs = write_packs(engine, tail, &merged).await?;
-    for pack in packs {
+    let slice = Slice {
+        origin: root.volume,
+        epoch: if canary::active!("slices_of_one_epoch") {
+            Epoch(0)
+        } else {
+            root.epoch
+        },
+        first: root.first,
+        last: cut,
+    };
+    let written = write_packs(engine, tail, &slice, &merged).await?;
+    for pack in written.packs {
         root.deltas.push(pack.reference);
-        for items in pack.items.chunks(EXTENTS_PER_LOCK) {
+        let items: Vec<Item> = pack
+            .sections
+            .into_iter()
+            .flat_map(|part| part.items)
+            .collect();
+        for items in items.chunks(EXTENTS_PER_LOCK) {
             // Early and harmless: the frozen layers hide all of it until the root is committed.
             let mut inner = tail.lock();
             for item in items {
@@ -201,12 +204,29 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
         drop(deltas);
     }
     tail.set_stored(cut);
-    mark_clean(engine, tail, cut, merged, hidden);
+    report_damage(tail, &written.damaged);
+    mark_clean(engine, tail, cut, merged, hidden, &written.damaged);
     // The record spares recovery the uploaded extents, and lets their segments be reused.
     engine
         .committer()
         .record(engine, Record::Tail(tail.record()));
     Ok(())
+}
+
+/// Says what was given up, once it is.
+fn report_damage(tail: &Tail, damaged: &[Span]) {
+    for span in damaged {
+        tail.upload
+            .damaged_bytes
+            .fetch_add(span.bytes(), Ordering::Relaxed);
+        tracing::error!(
+            volume = tail.name(),
+            first_sector = span.start,
+            sectors = span.sectors(),
+            "the log could not be read there: these sectors are stored as damaged, and reads of them \
+             fail until they are written again"
+        );
+    }
 }
 
 /// The uploaded extents are clean now; the layers that held them are dropped.
@@ -216,6 +236,7 @@ fn mark_clean(
     cut: Lsn,
     merged: ExtentMap<DirtyExtent>,
     hidden: Vec<(LogAddr, u64)>,
+    damaged: &[Span],
 ) {
     let extents: Vec<(Span, DirtyExtent)> =
         merged.iter().map(|(span, dirty)| (span, *dirty)).collect();
@@ -239,6 +260,14 @@ fn mark_clean(
     }
     let gone = {
         let mut inner = tail.lock();
+        // Of those the store says that they are damaged, and so does this host from now on, even if
+        // the disk gives something for them later.
+        for span in damaged {
+            let release_clean = |part: Span, old: CleanExtent| {
+                engine.segments.release_clean(old.0, part.sectors());
+            };
+            inner.layers.clean.remove(*span, release_clean);
+        }
         inner.uploading = false;
         inner.ages.stored(cut);
         let keep = inner
@@ -255,170 +284,4 @@ fn mark_clean(
     for (addr, sectors) in born.chain(hidden) {
         tail.release_dirty(&engine.segments, addr, sectors);
     }
-}
-
-/// A pack that is in the store.
-struct UploadedPack {
-    reference: DeltaRef,
-    items: Vec<crate::object::pack::Item>,
-}
-
-/// A run of content that becomes one chunk: neighbours in the volume, up to the chunk size.
-struct Run {
-    span: Span,
-    lsn: Lsn,
-    parts: Vec<(Span, LogAddr)>,
-}
-
-/// Writes everything in `merged` into packs.
-async fn write_packs(
-    engine: &Arc<Engine>,
-    tail: &Tail,
-    merged: &ExtentMap<DirtyExtent>,
-) -> Result<Vec<UploadedPack>, OpenError> {
-    let volume = tail.id().volume;
-    let mut uploaded = Vec::new();
-    let mut writer = PackWriter::new(engine.next_object());
-    let mut batch: Vec<Run> = Vec::new();
-    let mut bytes = 0;
-    for (span, dirty) in merged.iter() {
-        let Some(addr) = dirty.addr else {
-            writer.add_zeroes(volume, span, dirty.lsn);
-            continue;
-        };
-        append_run(
-            &mut batch,
-            span,
-            addr,
-            dirty.lsn,
-            u64::from(engine.options.chunk_bytes) / SECTOR_BYTES,
-        );
-        bytes += span.bytes();
-        if bytes >= BATCH_BYTES {
-            // The last run may still grow.
-            let last = batch.pop();
-            pack_batch(engine, tail, &mut writer, &batch, &mut uploaded).await?;
-            batch = last.into_iter().collect();
-            bytes = batch.iter().map(|run| run.span.bytes()).sum();
-        }
-    }
-    pack_batch(engine, tail, &mut writer, &batch, &mut uploaded).await?;
-    if !writer.is_empty() {
-        uploaded.push(put_pack(engine, tail, writer.finish()).await?);
-    }
-    Ok(uploaded)
-}
-
-fn append_run(batch: &mut Vec<Run>, span: Span, addr: LogAddr, lsn: Lsn, most: u64) {
-    let mut at = span.start;
-    while at < span.end {
-        let joins = batch
-            .last()
-            .filter(|run| run.span.end == at && run.span.sectors() < most);
-        let room = joins.map_or(most, |run| most - run.span.sectors());
-        let part = Span {
-            start: at,
-            end: span.end.min(at + room),
-        };
-        let place = (part, addr.skip(at - span.start));
-        if joins.is_some() {
-            let run = batch.last_mut().expect("it was just looked at");
-            run.span.end = part.end;
-            run.lsn = run.lsn.max(lsn);
-            run.parts.push(place);
-        } else {
-            batch.push(Run {
-                span: part,
-                lsn,
-                parts: vec![place],
-            });
-        }
-        at = part.end;
-    }
-}
-
-/// Reads the runs' bytes from the log and adds them to the pack; a full pack is put away.
-async fn pack_batch(
-    engine: &Arc<Engine>,
-    tail: &Tail,
-    writer: &mut PackWriter,
-    batch: &[Run],
-    uploaded: &mut Vec<UploadedPack>,
-) -> Result<(), OpenError> {
-    let places: Vec<(Span, LogAddr)> = batch.iter().flat_map(|run| run.parts.clone()).collect();
-    let contents = read_log(engine, &places).await?;
-    let mut contents = contents.iter();
-    let mut compressed = 0;
-    for run in batch {
-        let mut content = Vec::with_capacity(run.span.bytes() as usize);
-        for bytes in contents.by_ref().take(run.parts.len()) {
-            content.extend_from_slice(bytes);
-        }
-        writer.add(tail.id().volume, run.span, run.lsn, &content);
-        compressed += content.len();
-        if compressed >= PAUSE_BYTES {
-            compressed = 0;
-            engine.port.pause().await;
-        }
-        if writer.len() as u64 >= engine.options.pack_bytes {
-            let full = std::mem::replace(writer, PackWriter::new(engine.next_object()));
-            uploaded.push(put_pack(engine, tail, full.finish()).await?);
-        }
-    }
-    Ok(())
-}
-
-/// Reads many places of the log: in log order, neighbours in one read.
-async fn read_log(engine: &Engine, places: &[(Span, LogAddr)]) -> Result<Vec<Vec<u8>>, OpenError> {
-    let mut order: Vec<usize> = (0..places.len()).collect();
-    order.sort_by_key(|i| places[*i].1);
-    let mut contents = vec![Vec::new(); places.len()];
-    let mut rest = order.as_slice();
-    while let Some((&first, _)) = rest.split_first() {
-        let start = places[first].1.sector() / BLOCK_SECTORS * BLOCK_SECTORS;
-        let end = |i: usize| places[i].1.sector() + places[i].0.sectors();
-        let mut until = end(first);
-        let mut count = 1;
-        for &next in &rest[1..] {
-            let near = places[next].1.sector() <= until.next_multiple_of(BLOCK_SECTORS);
-            if !near || (end(next) - start) * SECTOR_BYTES > READ_BYTES {
-                break;
-            }
-            until = until.max(end(next));
-            count += 1;
-        }
-        let len = (until.next_multiple_of(BLOCK_SECTORS) - start) * SECTOR_BYTES;
-        let data = engine
-            .port
-            .read(FileId::LOG, start * SECTOR_BYTES, len as usize)
-            .await;
-        let data = data.map_err(|error| OpenError::Disk(error.0))?;
-        for &i in &rest[..count] {
-            let at = ((places[i].1.sector() - start) * SECTOR_BYTES) as usize;
-            contents[i] = data[at..at + places[i].0.bytes() as usize].to_vec();
-        }
-        rest = &rest[count..];
-    }
-    Ok(contents)
-}
-
-async fn put_pack(engine: &Engine, tail: &Tail, pack: Pack) -> Result<UploadedPack, OpenError> {
-    let spans = pack.items.iter().map(|item| delta_of(item).0);
-    let reference = DeltaRef {
-        pack: pack.id,
-        footer_offset: pack.footer_offset,
-        footer_bytes: pack.footer_bytes,
-        span: spans.reduce(Span::hull).unwrap_or_default(),
-    };
-    if canary::active!("root_before_packs") {
-        // Asked for, not waited for: the root may be there first, or alone.
-        let (key, data) = (pack.id.pack_key(), pack.bytes);
-        drop(engine.port.store(StoreOp::Put { key, data }));
-    } else {
-        put(engine, tail, pack.id.pack_key(), pack.bytes).await?;
-    }
-    Ok(UploadedPack {
-        reference,
-        items: pack.items,
-    })
 }

@@ -33,6 +33,8 @@ pub(crate) struct UploadState {
     refusal: Mutex<Option<OpenError>>,
     pub(super) error: Mutex<Option<String>>,
     pub(crate) uploaded_bytes: AtomicU64,
+    /// Committed as damaged since the volume was opened.
+    pub(crate) damaged_bytes: AtomicU64,
 }
 
 impl UploadState {

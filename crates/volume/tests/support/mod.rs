@@ -45,6 +45,8 @@ pub(crate) struct Lasting {
     pub(crate) failing_syncs: usize,
     /// Where the disk below the log takes no writes of the engine.
     pub(crate) bad: Vec<Range<u64>>,
+    /// Where the log cannot be read.
+    pub(crate) unreadable: Vec<Range<u64>>,
 }
 
 impl Lasting {
@@ -334,6 +336,11 @@ impl World {
     pub(crate) fn disk(&mut self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
         match op {
             DiskOp::Read { file, offset, len } => {
+                let asked = offset..offset + len as u64;
+                let hits = |bad: &Range<u64>| bad.start < asked.end && asked.start < bad.end;
+                if file == FileId::LOG && self.lasting.unreadable.iter().any(hits) {
+                    return Err(DiskError("read: input/output error".into()));
+                }
                 self.lasting.bytes_read += len as u64;
                 let data = self.lasting.files.entry(file).or_default();
                 let (at, end) = (offset as usize, offset as usize + len);

@@ -1,0 +1,312 @@
+//! What is damaged or gone costs its own range and nothing else: a block of the log, a pack, an object
+//! of the index. And what footers alone say about packs that no root ever named.
+//!
+//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
+use support::{Lasting, World, waker};
+use volume::object::pack::{self, Item, Section};
+use volume::{OpenError, Volume};
+
+const MIB: u64 = 1 << 20;
+
+fn with_volume() -> (World, Volume) {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+/// Another host, which sees the same store and takes the volume over.
+fn elsewhere(world: &mut World) -> (World, Volume) {
+    let mut other = World::start(Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    let volume = other.try_open("demo", true).expect("taken over");
+    (other, volume)
+}
+
+fn try_read(world: &mut World, volume: &Volume, sector: u64) -> Result<u8, ErrorKind> {
+    let mut data = [0xee; 4096];
+    let op = Op::Read { sector, sectors: 8 };
+    world.request(volume, op, &mut data)?;
+    assert!(data.iter().all(|byte| *byte == data[0]), "mixed content");
+    Ok(data[0])
+}
+
+/// Where the log holds the block at `sector`.
+fn place_of(volume: &Volume, sector: u64) -> u64 {
+    let op = Op::Read { sector, sectors: 8 };
+    let Step::Read(plan) = volume.begin(&op, &waker()) else {
+        panic!("it is in the log")
+    };
+    match plan.pieces()[0].place {
+        Place::At {
+            file: FileId::LOG,
+            offset,
+        } => offset,
+        other => panic!("it is in the log: {other:?}"),
+    }
+}
+
+/// Sixteen blocks side by side, of which the log loses the sixth.
+fn with_unreadable_block() -> (World, Volume) {
+    let (mut world, volume) = with_volume();
+    for block in 0..16 {
+        world.write(&volume, block * 8, block as u8 + 1, 4096);
+    }
+    world.flush(&volume);
+    let bad = place_of(&volume, 5 * 8);
+    world.lasting.unreadable = vec![bad..bad + 4096];
+    (world, volume)
+}
+
+fn assert_only_the_sixth_is_lost(world: &mut World, volume: &Volume) {
+    for block in 0..16 {
+        let expected = match block {
+            5 => Err(ErrorKind::Io),
+            _ => Ok(block as u8 + 1),
+        };
+        assert_eq!(try_read(world, volume, block * 8), expected, "{block}");
+    }
+}
+
+#[test]
+fn an_unreadable_block_of_the_log_is_stored_as_damaged_and_everything_else_goes_on() {
+    let (mut world, volume) = with_unreadable_block();
+    world.sync(&volume);
+    assert_eq!(volume.damaged_bytes(), 4096);
+    assert_eq!(volume.watermarks().stored.lsn, volume.newest());
+    // Whatever the disk gives for it later.
+    world.lasting.unreadable.clear();
+    assert_only_the_sixth_is_lost(&mut world, &volume);
+    let (mut other, theirs) = elsewhere(&mut world);
+    assert_only_the_sixth_is_lost(&mut other, &theirs);
+    // Written again, it is whole again, here and elsewhere.
+    other.write(&theirs, 5 * 8, 6, 4096);
+    assert_eq!(try_read(&mut other, &theirs, 5 * 8), Ok(6));
+    other.sync(&theirs);
+    let (mut third, theirs) = elsewhere(&mut other);
+    assert_eq!(try_read(&mut third, &theirs, 5 * 8), Ok(6));
+}
+
+#[test]
+fn what_was_stored_as_damaged_stays_so_over_a_power_cut_and_a_fold() {
+    let (mut world, volume) = with_unreadable_block();
+    world.sync(&volume);
+    let mut lasting = world.kill();
+    lasting.unreadable.clear();
+    lasting.boot += 1;
+    lasting.rings.lose_all();
+    let mut world = World::start(lasting);
+    let volume = world.open("demo");
+    assert_only_the_sixth_is_lost(&mut world, &volume);
+    for round in 0..10 {
+        world.write(&volume, 4096, round, 4096);
+        world.sync(&volume);
+    }
+    assert_only_the_sixth_is_lost(&mut world, &volume);
+    let (mut other, theirs) = elsewhere(&mut world);
+    assert_only_the_sixth_is_lost(&mut other, &theirs);
+}
+
+#[test]
+fn part_of_a_block_that_was_written_over_is_not_lost_with_the_rest() {
+    let (mut world, volume) = with_unreadable_block();
+    world.write(&volume, 5 * 8 + 2, 77, 512);
+    world.sync(&volume);
+    let (mut other, theirs) = elsewhere(&mut world);
+    assert_eq!(other.read_fill(&theirs, 5 * 8 + 2, 512), 77);
+    assert_eq!(try_read(&mut other, &theirs, 5 * 8), Err(ErrorKind::Io));
+    assert_eq!(other.read_fill(&theirs, 6 * 8, 4096), 7);
+    assert_eq!(volume.damaged_bytes(), 7 * 512);
+}
+
+#[test]
+fn a_read_of_the_log_that_fails_for_a_while_gives_nothing_up() {
+    let (mut world, volume) = with_unreadable_block();
+    let answer = world.host.sync(&volume);
+    world.pass(3000);
+    world.lasting.unreadable.clear();
+    world.wait(|_| answer.try_take()).expect("synced");
+    assert_eq!(volume.damaged_bytes(), 0);
+    // A disk that answers nothing at all is waited for.
+    world.write(&volume, 0, 99, 4096);
+    world.lasting.unreadable = vec![0..u64::MAX];
+    let answer = world.host.sync(&volume);
+    world.pass(60_000);
+    assert!(answer.try_take().is_none(), "nothing is stored meanwhile");
+    world.lasting.unreadable.clear();
+    world.wait(|_| answer.try_take()).expect("synced");
+    assert_eq!(volume.damaged_bytes(), 0);
+    let (mut other, theirs) = elsewhere(&mut world);
+    assert_eq!(try_read(&mut other, &theirs, 0), Ok(99));
+    assert_eq!(try_read(&mut other, &theirs, 40), Ok(6));
+}
+
+/// Closes the volume, damages the store with `damage`, and opens the volume again.
+fn reopened(mut world: World, volume: &Volume, damage: impl FnOnce(&mut World)) -> (World, Volume) {
+    let answer = world.host.close_volume(volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+    damage(&mut world);
+    let mut world = World::start(world.kill());
+    let volume = world
+        .try_open("demo", false)
+        .expect("it opens all the same");
+    (world, volume)
+}
+
+fn keys(world: &World, prefix: &str) -> Vec<String> {
+    let all = world.lasting.objects.keys();
+    all.filter(|key| key.starts_with(prefix)).cloned().collect()
+}
+
+#[test]
+fn a_volume_whose_pack_is_gone_opens_and_fails_reads_of_that_range_alone() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.write(&volume, 80, 2, 4096);
+    world.sync(&volume);
+    let gone = keys(&world, "packs/");
+    assert_eq!(gone.len(), 1);
+    world.write(&volume, 40, 3, 4096);
+    world.write(&volume, 8000, 4, 4096);
+    world.sync(&volume);
+    let mut taken = None;
+    let (mut world, volume) = reopened(world, &volume, |world| {
+        taken = world.lasting.objects.remove(&gone[0]);
+    });
+    assert_eq!(try_read(&mut world, &volume, 0), Err(ErrorKind::Io));
+    assert_eq!(try_read(&mut world, &volume, 80), Err(ErrorKind::Io));
+    assert_eq!(try_read(&mut world, &volume, 40), Ok(3), "it is newer");
+    assert_eq!(try_read(&mut world, &volume, 8000), Ok(4));
+    assert_eq!(try_read(&mut world, &volume, 16_000), Ok(0));
+    for round in 10..20 {
+        world.write(&volume, 80, round, 4096);
+        world.sync(&volume);
+    }
+    assert_eq!(try_read(&mut world, &volume, 80), Ok(19));
+    assert_eq!(try_read(&mut world, &volume, 0), Err(ErrorKind::Io));
+    // Once it is put back, the volume is whole, with what was written meanwhile.
+    let (mut world, volume) = reopened(world, &volume, |world| {
+        let object = taken.expect("it was there");
+        world.lasting.objects.insert(gone[0].clone(), object);
+    });
+    for (sector, fill) in [(0, 1), (80, 19), (40, 3), (8000, 4)] {
+        assert_eq!(try_read(&mut world, &volume, sector), Ok(fill), "{sector}");
+    }
+}
+
+#[test]
+fn a_volume_whose_index_objects_are_gone_or_damaged_opens_and_takes_writes() {
+    for damaged in [false, true] {
+        let (mut world, volume) = with_volume();
+        for round in 0..6 {
+            world.write(&volume, round * 8, round as u8 + 1, 4096);
+            world.sync(&volume);
+        }
+        let (mut world, volume) = reopened(world, &volume, |world| {
+            for key in keys(world, "indexes/") {
+                if damaged {
+                    let (bytes, _) = world.lasting.objects.get_mut(&key).expect("listed");
+                    bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
+                } else {
+                    world.lasting.objects.remove(&key);
+                }
+            }
+        });
+        let lost = try_read(&mut world, &volume, 0);
+        assert_eq!(lost, Err(ErrorKind::Io), "never zeroes");
+        for round in 0..10 {
+            world.write(&volume, 0, 50 + round, 4096);
+            world.sync(&volume);
+        }
+        assert_eq!(try_read(&mut world, &volume, 0), Ok(59));
+        assert_eq!(try_read(&mut world, &volume, 16), Err(ErrorKind::Io));
+    }
+}
+
+fn sections(world: &World) -> BTreeMap<String, Vec<Section>> {
+    let packs = world.lasting.objects.iter();
+    packs
+        .filter(|(key, _)| key.starts_with("packs/"))
+        .map(|(key, (bytes, _))| (key.clone(), pack::decode(bytes).expect("a pack").1))
+        .collect()
+}
+
+#[test]
+fn footers_alone_tell_what_a_fenced_host_left_from_what_its_successor_wrote() {
+    let (mut a, volume) = with_volume();
+    a.write(&volume, 0, 1, 4096);
+    a.sync(&volume);
+    let (mut b, theirs) = elsewhere(&mut a);
+    // Both go on from LSN 1, with the same numbers for other bytes.
+    for block in 1..4 {
+        a.write(&volume, block * 8, 10, 4096);
+        b.write(&theirs, block * 8, 20, 4096);
+    }
+    b.sync(&theirs);
+    let before = sections(&b);
+    a.lasting.objects = b.lasting.objects.clone();
+    let answer = a.host.sync(&volume);
+    let fenced = a.wait(|_| answer.try_take());
+    assert!(matches!(fenced, Err(OpenError::Fenced(_))));
+    let all = sections(&a);
+    assert_eq!(
+        all.len(),
+        before.len() + 1,
+        "its pack was sent and never named"
+    );
+    let slices: Vec<_> = all
+        .values()
+        .flatten()
+        .map(|section| section.slice)
+        .collect();
+    let is_void = |section: &Section| {
+        let older = section.slice;
+        let voided = |newer: &pack::Slice| {
+            newer.origin == older.origin && newer.epoch > older.epoch && older.last >= newer.first
+        };
+        slices.iter().any(voided)
+    };
+    for (key, sections) in &all {
+        for section in sections {
+            assert_eq!(is_void(section), !before.contains_key(key), "{section:?}");
+            let lsns = section.items.iter().map(|item| match item {
+                Item::Chunk(chunk) => chunk.lsn,
+                Item::Zeroes { lsn, .. } => *lsn,
+            });
+            assert!(lsns.max() <= Some(section.slice.last));
+        }
+    }
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[
+        (
+            "unreadable_block_stops_uploads",
+            an_unreadable_block_of_the_log_is_stored_as_damaged_and_everything_else_goes_on,
+        ),
+        (
+            "unreadable_block_is_zeroes",
+            what_was_stored_as_damaged_stays_so_over_a_power_cut_and_a_fold,
+        ),
+        (
+            "lost_pack_keeps_volume_closed",
+            a_volume_whose_pack_is_gone_opens_and_fails_reads_of_that_range_alone,
+        ),
+        (
+            "slices_of_one_epoch",
+            footers_alone_tell_what_a_fenced_host_left_from_what_its_successor_wrote,
+        ),
+    ]);
+}
