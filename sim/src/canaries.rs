@@ -44,6 +44,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "unreadable_block_is_zeroes",
     "lost_pack_keeps_volume_closed",
     "slices_of_one_epoch",
+    "copy_continues_the_tail",
+    "older_store_is_believed",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

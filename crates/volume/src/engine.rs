@@ -22,7 +22,7 @@ use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
-use crate::units::{HostId, LogSession, VolumeId};
+use crate::units::{HostId, VolumeId};
 
 /// What recovery and the driver give to make a host.
 pub(crate) struct Parts {
@@ -124,11 +124,6 @@ impl Engine {
             objects: AtomicU64::new(0),
             options,
         }
-    }
-
-    /// This start of the server, as the log records it.
-    pub(crate) fn session(&self) -> LogSession {
-        LogSession::default()
     }
 
     /// The host's one committer; false if it has one.

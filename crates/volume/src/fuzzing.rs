@@ -227,6 +227,10 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
         sequence: 7,
         nonce: 11,
         earlier: vec![10],
+        session: LogSession {
+            number: 4,
+            random: 5,
+        },
         owner: None,
         deleted: false,
         lsn: Lsn(99),

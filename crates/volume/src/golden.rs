@@ -18,7 +18,7 @@ use crate::object::ObjectId;
 use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter, Slice};
 use crate::object::page::{self, BlockRef};
 use crate::object::root::{DeltaRef, Extension, Owner, Root};
-use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 /// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
 fn fixture(text: &str) -> Vec<u8> {
@@ -195,6 +195,10 @@ fn frames_and_their_records_are_as_documented() {
             tail,
             name: name.into(),
             stored: Lsn(stored),
+            root: RootMark {
+                sequence: 0x0101 * stored,
+                nonce: 0x0202 * stored,
+            },
             rescue,
             ring,
             unreported_loss,
@@ -391,12 +395,12 @@ fn roots_are_as_documented() {
         sequence: 7,
         nonce: 11,
         earlier: vec![10, 9],
+        session: LogSession {
+            number: 4,
+            random: 0x0102_0304_0506_0708,
+        },
         owner: Some(Owner {
             host: host(),
-            session: LogSession {
-                number: 4,
-                random: 0x0102_0304_0506_0708,
-            },
             label: "here".into(),
         }),
         deleted: false,

@@ -60,6 +60,15 @@ impl fmt::Debug for LogSession {
     }
 }
 
+/// Which commit of a root: its number, and what was drawn for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RootMark {
+    /// Counts commits of the root.
+    pub sequence: u64,
+    /// Drawn for this one.
+    pub nonce: u64,
+}
+
 fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }

@@ -10,7 +10,7 @@ use blkmq::io::Op;
 use support::{Lasting, World};
 use volume::object::root::{Owner, Root};
 use volume::object::root_key;
-use volume::units::{HostId, LogSession, VolumeId};
+use volume::units::{HostId, VolumeId};
 use volume::{OpenError, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -114,7 +114,6 @@ fn a_foreign_root_of_equal_epoch_is_never_taken_for_ones_own_late_commit() {
     let ours = root(&world);
     let owner = Owner {
         host: HostId([0x77; 16]),
-        session: LogSession::default(),
         label: "elsewhere".into(),
     };
     for volume_id in [ours.volume, VolumeId([0x66; 16])] {
@@ -214,6 +213,156 @@ fn a_store_set_back_below_a_running_server_stores_nothing_more_and_is_named() {
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
 }
 
+/// A host and a copy of its cache directory. After the copy was made, the host wrote ten blocks and
+/// flushed them, and was killed; then the copy wrote five and brought them to the store.
+fn host_and_copy() -> (Lasting, World, Volume) {
+    let (mut a, volume) = with_volume();
+    a.write(&volume, 0, 1, 4096);
+    a.sync(&volume);
+    a.write(&volume, 8, 1, 4096);
+    a.flush(&volume);
+    let mut copy = a.lasting.copy();
+    for block in 2..12 {
+        a.write(&volume, block * 8, 10, 4096);
+    }
+    a.flush(&volume);
+    let mut a = a.kill();
+    copy.versions += 5000;
+    copy.objects = std::mem::take(&mut a.objects);
+    let mut b = World::start(copy);
+    let theirs = b.open("demo");
+    for block in 0..5 {
+        b.write(&theirs, block * 8, 20, 4096);
+    }
+    b.sync(&theirs);
+    (a, b, theirs)
+}
+
+/// The host of which there is a copy starts again.
+fn restarted(mut a: Lasting, b: &World) -> World {
+    a.objects = b.lasting.objects.clone();
+    a.versions = b.lasting.versions + 5000;
+    World::start(a)
+}
+
+#[test]
+fn a_copied_cache_directory_never_mixes_two_histories() {
+    let (a, b, _) = host_and_copy();
+    let mut a = restarted(a, &b);
+    let refused = a
+        .try_open("demo", false)
+        .expect_err("its copy holds the volume");
+    assert!(matches!(refused, OpenError::Held { .. }), "{refused}");
+    assert!(
+        refused
+            .to_string()
+            .contains("a copy of this host's cache directory"),
+        "{refused}"
+    );
+    let volume = a.try_open("demo", true).expect("taken over");
+    for block in 0..12 {
+        let expected = if block < 5 { 20 } else { 0 };
+        assert_eq!(a.read_fill(&volume, block * 8, 4096), expected, "{block}");
+    }
+    a.write(&volume, 200, 30, 4096);
+    a.sync(&volume);
+    assert_eq!(
+        a.read_fill(&volume, 40, 4096),
+        0,
+        "nor does a sync bring it in"
+    );
+    let kept: Vec<_> = a
+        .host
+        .unserved_tails()
+        .into_iter()
+        .filter(|tail| tail.rescue)
+        .collect();
+    assert!(
+        kept.len() == 1 && kept[0].extents > 0,
+        "what was flushed is kept: {kept:?}"
+    );
+}
+
+#[test]
+fn a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahead() {
+    let (a, mut b, theirs) = host_and_copy();
+    for round in 0..20 {
+        b.write(&theirs, 4000, round, 4096);
+    }
+    close(&mut b, &theirs);
+    let mut a = restarted(a, &b);
+    let volume = a.open("demo");
+    assert_eq!(a.read_fill(&volume, 0, 4096), 20);
+    assert_eq!(a.read_fill(&volume, 40, 4096), 0);
+    let kept = a.host.unserved_tails();
+    assert!(
+        kept.iter().any(|tail| tail.rescue && tail.extents > 0),
+        "{kept:?}"
+    );
+}
+
+#[test]
+fn a_host_that_was_killed_often_still_continues_its_own_tail() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.write(&volume, 8, 2, 4096);
+    world.flush(&volume);
+    for _ in 0..20 {
+        world = World::start(world.kill());
+    }
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 8, 4096), 2);
+    world.sync(&volume);
+}
+
+#[test]
+fn a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_reads_zeroes() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    let old = world.lasting.objects.clone();
+    world.write(&volume, 8, 2, 4096);
+    world.sync(&volume);
+    // The log has heard of it, and gives the synced bytes up.
+    world.write(&volume, 16, 3, 4096);
+    world.flush(&volume);
+    let mut lasting = world.kill();
+    lasting.objects = old;
+    let mut world = World::start(lasting);
+    let refused = world
+        .try_open("demo", false)
+        .expect_err("block 8 is not there");
+    assert!(
+        matches!(
+            refused,
+            OpenError::StoreWentBack {
+                stored_lsn: 1,
+                known_lsn: 2,
+                ..
+            }
+        ),
+        "{refused:?}"
+    );
+    assert!(refused.to_string().contains("--take-over"), "{refused}");
+    let kept = world.host.unserved_tails();
+    assert!(
+        kept.iter().any(|tail| tail.extents == 1),
+        "for rescue: {kept:?}"
+    );
+    // Declared a loss, it goes on from what the store has, also over the next start.
+    let volume = world.try_open("demo", true).expect("taken over");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(world.read_fill(&volume, 16, 4096), 0, "no mixture");
+    world.write(&volume, 24, 4, 4096);
+    world.sync(&volume);
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 24, 4096), 4);
+    let kept = world.host.unserved_tails();
+    assert!(kept.iter().any(|tail| tail.rescue), "{kept:?}");
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -225,6 +374,18 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "foreign_root_of_equal_epoch",
             a_foreign_root_of_equal_epoch_is_never_taken_for_ones_own_late_commit,
+        ),
+        (
+            "copy_continues_the_tail",
+            a_copied_cache_directory_never_mixes_two_histories,
+        ),
+        (
+            "copy_continues_the_tail",
+            a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahead,
+        ),
+        (
+            "older_store_is_believed",
+            a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_reads_zeroes,
         ),
         (
             "missing_root_is_a_fence",

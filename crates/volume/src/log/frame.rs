@@ -25,7 +25,7 @@ use super::layout::BLOCK_BYTES;
 use super::ring::TailId;
 use super::session::Sessions;
 use crate::codec::{Reader, Truncated, Writer, crc64};
-use crate::units::{Epoch, HostId, Lsn, VolumeId};
+use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
 /// The version of frames that this code writes and reads.
@@ -48,6 +48,8 @@ pub(crate) struct TailRecord {
     pub(crate) name: String,
     /// Everything up to here is in the store, by a committed root.
     pub(crate) stored: Lsn,
+    /// The root that this host committed or saw last.
+    pub(crate) root: RootMark,
     /// Kept only to be rescued: another host took the volume over.
     pub(crate) rescue: bool,
     /// It has a ring of the newest session: commits beyond the frames may be there.
@@ -70,11 +72,13 @@ impl TailRecord {
     /// None if a flag is not known here.
     fn decode(r: &mut Reader<'_>) -> Result<Option<TailRecord>, Truncated> {
         let (tail, name, stored) = (tail_id(r)?, r.text()?, Lsn(r.u64()?));
+        let (sequence, nonce) = (r.u64()?, r.u64()?);
         let flags = r.u8()?;
         let record = TailRecord {
             tail,
             name,
             stored,
+            root: RootMark { sequence, nonce },
             rescue: flags & Self::RESCUE != 0,
             ring: flags & Self::HAS_RING != 0,
             unreported_loss: flags & Self::UNREPORTED_LOSS != 0,
@@ -177,7 +181,9 @@ impl FrameWriter {
             Record::Tail(tail) => {
                 self.w.u8(TAG_TAIL);
                 self.tail_id(tail.tail);
-                self.w.text(&tail.name).u64(tail.stored.0).u8(tail.flags());
+                self.w.text(&tail.name).u64(tail.stored.0);
+                self.w.u64(tail.root.sequence).u64(tail.root.nonce);
+                self.w.u8(tail.flags());
             }
             Record::Entries { tail, cut, entries } => {
                 self.entries(*tail, *cut, entries.iter().copied());
@@ -349,6 +355,10 @@ mod tests {
                 tail,
                 name: "demo".into(),
                 stored: Lsn(4),
+                root: RootMark {
+                    sequence: 7,
+                    nonce: 11,
+                },
                 rescue: false,
                 ring: true,
                 unreported_loss: true,

@@ -18,7 +18,7 @@ use blkmq::io::SECTOR_BYTES;
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Truncated, Writer, crc64};
-use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNROOT";
 /// The version that this code writes and reads.
@@ -51,9 +51,6 @@ pub struct DeltaRef {
 pub struct Owner {
     /// The host.
     pub host: HostId,
-    /// The start of its server that wrote this root: a copy of the host's cache directory has its id,
-    /// but not its later sessions.
-    pub session: LogSession,
     /// What to call it in messages.
     pub label: String,
 }
@@ -90,6 +87,9 @@ pub struct Root {
     pub nonce: u64,
     /// Those of the commits before, the newest first.
     pub earlier: Vec<u64>,
+    /// The log session of the owner that wrote it last, also after it was closed: a copy of a cache
+    /// directory has the host's id, but not its later sessions. Zero: nobody has opened it yet.
+    pub session: LogSession,
     /// The host that holds the volume; none after it was closed.
     pub owner: Option<Owner>,
     /// It is being deleted.
@@ -121,6 +121,30 @@ impl Root {
         }
     }
 
+    /// Which commit it is.
+    pub(crate) fn mark(&self) -> RootMark {
+        RootMark {
+            sequence: self.sequence,
+            nonce: self.nonce,
+        }
+    }
+
+    /// Whether it is that commit or was written over it, as far as it still knows.
+    pub(crate) fn follows(&self, mark: RootMark) -> bool {
+        if mark == RootMark::default() {
+            return true;
+        }
+        match self.sequence.checked_sub(mark.sequence) {
+            None => false,
+            Some(0) => self.nonce == mark.nonce,
+            Some(later) => {
+                let nonce = usize::try_from(later - 1).ok();
+                let nonce = nonce.and_then(|at| self.earlier.get(at));
+                nonce.is_none_or(|nonce| *nonce == mark.nonce)
+            }
+        }
+    }
+
     /// Whether it is the commit with this nonce, or was written over it.
     pub fn has_commit(&self, nonce: u64) -> bool {
         self.nonce == nonce || self.earlier.contains(&nonce)
@@ -142,12 +166,10 @@ impl Root {
         for nonce in &self.earlier {
             body.u64(*nonce);
         }
+        body.u64(self.session.number).u64(self.session.random);
         body.u8(u8::from(self.owner.is_some()) | u8::from(self.deleted) << 1);
         if let Some(owner) = &self.owner {
-            body.raw(&owner.host.0)
-                .u64(owner.session.number)
-                .u64(owner.session.random)
-                .text(&owner.label);
+            body.raw(&owner.host.0).text(&owner.label);
         }
         body.u64(self.lsn.0).u64(self.unix_ms);
         body.u32(self.deltas.len() as u32);
@@ -207,15 +229,15 @@ impl Root {
         let earlier = (0..r.u8()?)
             .map(|_| r.u64())
             .collect::<Result<_, Truncated>>()?;
+        let session = LogSession {
+            number: r.u64()?,
+            random: r.u64()?,
+        };
         let flags = r.u8()?;
         let owner = match flags & 1 {
             0 => None,
             _ => Some(Owner {
                 host: HostId(r.array()?),
-                session: LogSession {
-                    number: r.u64()?,
-                    random: r.u64()?,
-                },
                 label: r.text()?,
             }),
         };
@@ -244,6 +266,7 @@ impl Root {
             sequence,
             nonce,
             earlier,
+            session,
             owner,
             deleted,
             lsn,
@@ -305,12 +328,12 @@ mod tests {
             sequence: 7,
             nonce: 11,
             earlier: vec![10, 9],
+            session: LogSession {
+                number: 4,
+                random: 5,
+            },
             owner: Some(Owner {
                 host: HostId([1; 16]),
-                session: LogSession {
-                    number: 4,
-                    random: 5,
-                },
                 label: "here".into(),
             }),
             deleted: false,
@@ -358,6 +381,12 @@ mod tests {
         assert_eq!(root.sequence, 27);
         assert!((112..120).all(|nonce| root.has_commit(nonce)));
         assert!(!root.has_commit(111) && root.earlier.len() == NONCES_MAX - 1);
+        let mark = |sequence, nonce| RootMark { sequence, nonce };
+        assert!(root.follows(root.mark()) && root.follows(mark(26, 118)));
+        assert!(!root.follows(mark(27, 118)) && !root.follows(mark(26, 117)));
+        assert!(!root.follows(mark(28, 120)), "it was written later");
+        assert!(root.follows(mark(7, 1)), "too long ago to tell");
+        assert!(root.follows(RootMark::default()));
     }
 
     #[test]

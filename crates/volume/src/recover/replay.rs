@@ -12,13 +12,14 @@ use crate::log::ring::TailId;
 use crate::log::session::Sessions;
 use crate::map::layers::DirtyExtent;
 use crate::map::{ExtentMap, SectorRun};
-use crate::units::{Lsn, Span};
+use crate::units::{Lsn, RootMark, Span};
 
 /// A tail as recovered.
 #[derive(Debug)]
 pub(crate) struct RecoveredTail {
     pub(crate) name: String,
     pub(crate) stored: Lsn,
+    pub(crate) root: RootMark,
     pub(crate) rescue: bool,
     /// Its ring was lost, and nobody may have been told.
     pub(crate) unreported_loss: bool,
@@ -47,6 +48,8 @@ impl SectorRun for ReplayedExtent {
 pub(super) struct TailReplay {
     pub(super) name: String,
     stored: Lsn,
+    /// The newest root that a record names.
+    root: RootMark,
     pub(super) rescue: bool,
     /// Commits beyond the frames are in its ring.
     pub(super) ring: bool,
@@ -64,6 +67,7 @@ pub(super) fn finish(replay: TailReplay) -> RecoveredTail {
     let TailReplay {
         name,
         stored,
+        root,
         rescue,
         unreported_loss,
         newest,
@@ -72,6 +76,7 @@ pub(super) fn finish(replay: TailReplay) -> RecoveredTail {
     RecoveredTail {
         name,
         stored,
+        root,
         rescue,
         unreported_loss,
         newest,
@@ -96,6 +101,9 @@ pub(super) fn replay_frame(
                 tail.name.clone_from(&record.name);
                 tail.stored = tail.stored.max(record.stored);
                 tail.newest = tail.newest.max(record.stored);
+                if record.root.sequence >= tail.root.sequence {
+                    tail.root = record.root;
+                }
                 tail.rescue |= record.rescue;
                 tail.ring = record.ring;
                 tail.unreported_loss = record.unreported_loss;

@@ -176,6 +176,7 @@ impl Tail {
             tail,
             name,
             stored: self.stored(),
+            root: self.upload.mark(),
             rescue,
             ring,
             unreported_loss: self.unreported_loss.load(Ordering::Acquire),

@@ -12,12 +12,12 @@ use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::open::{NameLock, discard_tail, local_tails};
+use crate::store::open::{NameLock, check_not_held, discard_tail, is_held_here, local_tails};
 use crate::store::roots::{ReplaceOutcome, read_any_root, read_root, replace_root};
 use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
-use crate::units::{Epoch, Lsn};
+use crate::units::{Epoch, LogSession, Lsn};
 
 /// Makes an open volume larger. What is added reads as zeroes.
 pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> {
@@ -82,6 +82,7 @@ fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
         sequence: 0,
         nonce: engine.next_nonce(),
         earlier: Vec::new(),
+        session: LogSession::default(),
         owner: None,
         deleted: false,
         lsn: Lsn::ZERO,
@@ -129,18 +130,8 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     if tails.iter().any(|tail| tail.lock().status == Status::Live) {
         return Err(OpenError::InUse(name.to_owned()));
     }
-    let foreign = head
-        .root
-        .owner
-        .as_ref()
-        .filter(|owner| owner.host != engine.host);
-    if let Some(owner) = foreign {
-        return Err(OpenError::Held {
-            volume: name.to_owned(),
-            owner: format!("{} ({})", owner.label, owner.host),
-            stored_lsn: head.root.lsn.0,
-            seen_ms_ago: engine.jobs.now().unix_ms.saturating_sub(head.root.unix_ms),
-        });
+    if !is_held_here(engine, &head.root, &tails) {
+        check_not_held(engine, &head.root)?;
     }
     // The mark fences a host that opens it at this moment. The object stays: a store has no conditional
     // deletion, so one that takes effect late would remove a new volume of the same name.

@@ -28,7 +28,7 @@ use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root};
 use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
-use crate::units::{Epoch, Lsn, VolumeId};
+use crate::units::{Epoch, VolumeId};
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,6 +95,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         late: None,
     };
     let tail = Tail::new(id, found.name, found.rescue, inner, found.stored);
+    tail.upload.set_mark(found.root);
     if found.unreported_loss {
         tail.set_unreported_loss();
     }
@@ -131,6 +132,7 @@ pub(crate) async fn open(
             let none = RecoveredTail {
                 name: root.name.clone(),
                 stored: root.lsn,
+                root: root.mark(),
                 rescue: false,
                 unreported_loss: false,
                 newest: root.lsn,
@@ -158,40 +160,40 @@ async fn take_epoch(
         if tails.iter().any(|tail| tail.lock().status == Status::Live) {
             return Err(OpenError::InUse(name.to_owned()));
         }
-        let ours = head
-            .root
-            .owner
-            .as_ref()
-            .is_some_and(|owner| owner.host == engine.host);
-        if let Some(owner) = head.root.owner.as_ref().filter(|_| !ours)
-            && !(mode.take_over || engine.options.take_over)
-        {
-            return Err(OpenError::Held {
-                volume: name.to_owned(),
-                owner: format!("{} ({})", owner.label, owner.host),
-                stored_lsn: head.root.lsn.0,
-                seen_ms_ago: engine.jobs.now().unix_ms.saturating_sub(head.root.unix_ms),
-            });
+        let take_over = mode.take_over || engine.options.take_over;
+        let ours = is_held_here(engine, &head.root, &tails);
+        if !ours && !take_over {
+            check_not_held(engine, &head.root)?;
+        }
+        let set_back = set_back(&head.root, &tails);
+        if let Some(error) = set_back.as_ref().filter(|_| !take_over) {
+            return Err(error.clone());
         }
         let continuing = tails
             .iter()
             .find(|tail| {
                 // A fenced tail has a history of its own, whatever the root says now.
                 let whole = !tail.is_rescue() && tail.lock().status == Status::Dormant;
-                ours && whole && tail.id().since == head.root.since
+                ours && set_back.is_none() && whole && tail.id().since == head.root.since
             })
             .cloned();
-        let epoch = Epoch(head.root.epoch.0 + 1);
-        let (since, lsn) = (head.root.since, head.root.lsn);
+        // Above those of local tails, too: a store that was set back gives out no epoch again.
+        let known = tails.iter().map(|tail| tail.id().since).max();
+        let epoch = Epoch(head.root.epoch.max(known.unwrap_or_default()).0 + 1);
+        let lsn = head.root.lsn;
         // What a tail holds beyond the root was committed here, and goes on as this history.
         let newest = continuing.as_ref().map_or(lsn, |tail| tail.newest());
         let root = Root {
             epoch,
-            since: if continuing.is_some() { since } else { epoch },
+            since: if continuing.is_some() {
+                head.root.since
+            } else {
+                epoch
+            },
             first: newest.max(lsn).next(),
+            session: engine.sessions.current(),
             owner: Some(Owner {
                 host: engine.host,
-                session: engine.session(),
                 label: engine.label.clone(),
             }),
             ..head.root.clone()
@@ -202,7 +204,7 @@ async fn take_epoch(
             ReplaceOutcome::Won(version) => {
                 let continuing_id = continuing.as_ref().map(|tail| tail.id());
                 for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
-                    retire_tail(engine, tail, since, lsn);
+                    retire_tail(engine, tail, &head.root);
                 }
                 return Ok((KnownRoot { root, version }, continuing));
             }
@@ -216,11 +218,76 @@ async fn take_epoch(
     )))
 }
 
-/// A tail that does not continue the root, which was last held since `since` and is at `lsn`:
-/// kept if it holds something that the store does not have, never replayed.
-fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, since: Epoch, lsn: Lsn) {
+/// Whether the volume is held by this host: its last commit was of a session of this log. A copy of
+/// the cache directory has the same host id, and a tail that parts from this one where it was copied.
+pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
+    let owner = root.owner.as_ref();
+    if !owner.is_some_and(|owner| owner.host == engine.host) {
+        return false;
+    }
+    let is_own = was_written_here(engine, root, tails);
+    if !is_own {
+        tracing::error!(
+            volume = root.name,
+            session = %root.session,
+            "a copy of this cache directory has served this volume: what the log here holds of it \
+             continues nothing"
+        );
+    }
+    is_own
+}
+
+/// Whether the root's last commit was made from this log.
+fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
+    canary::active!("copy_continues_the_tail")
+        || engine.sessions.is_own(root.session)
+        // The log remembers a bounded number of sessions, and each tail the last root it saw.
+        || tails.iter().any(|tail| tail.upload.mark() == root.mark())
+}
+
+/// Refuses a volume that another host holds, or a copy of this one.
+pub(crate) fn check_not_held(engine: &Engine, root: &Root) -> Result<(), OpenError> {
+    let Some(owner) = &root.owner else {
+        return Ok(());
+    };
+    let copy = match owner.host == engine.host {
+        true => ", started from a copy of this host's cache directory",
+        false => "",
+    };
+    Err(OpenError::Held {
+        volume: root.name.clone(),
+        owner: format!("{} ({}{copy})", owner.label, owner.host),
+        stored_lsn: root.lsn.0,
+        seen_ms_ago: engine.jobs.now().unix_ms.saturating_sub(root.unix_ms),
+    })
+}
+
+/// Whether the store is older than what this host brought there, or is of another history. LSN and
+/// sequence of a volume's root only rise, whoever holds it.
+fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
+    if canary::active!("older_store_is_believed") {
+        return None;
+    }
+    let known = tails.iter().filter(|tail| !tail.is_rescue());
+    let mut ahead = known.filter(|tail| {
+        tail.stored() > root.lsn
+            || tail.id().since > root.epoch
+            || !root.follows(tail.upload.mark())
+    });
+    ahead.next().map(|tail| OpenError::StoreWentBack {
+        volume: root.name.clone(),
+        stored_lsn: root.lsn.0,
+        known_lsn: tail.stored().0,
+    })
+}
+
+/// A tail that does not continue the root that was found: kept if it holds something that the store
+/// does not have, never replayed.
+fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
     // Of the same hold, and closed: a crash came before the log recorded it.
-    let given_back = tail.id().since == since && tail.newest() <= lsn;
+    let given_back = tail.id().since == root.since
+        && tail.newest() <= root.lsn
+        && was_written_here(engine, root, std::slice::from_ref(tail));
     let holds = tail.lock().layers.dirty_extents() > 0;
     if given_back || !holds {
         discard_tail(engine, tail);
@@ -231,7 +298,8 @@ fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, since: Epoch, lsn: Lsn) {
             volume = tail.name(),
             newest = tail.newest().0,
             stored = tail.stored().0,
-            "another host took this volume over; what was not uploaded is kept in the log"
+            "the volume goes on without what this log holds of it; what was not uploaded is kept for \
+             rescue"
         );
         tail.mark_rescue();
         engine

@@ -10,7 +10,7 @@ use crate::error::OpenError;
 use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::object::root::Root;
-use crate::units::Lsn;
+use crate::units::{Lsn, RootMark};
 
 /// The root as this host last saw or wrote it.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub(crate) struct UploadState {
     pub(super) grow: AtomicU64,
     pub(super) changed: Signal,
     head: Mutex<Option<KnownRoot>>,
+    /// Which root this host wrote or saw last, also before the volume is open.
+    mark: Mutex<RootMark>,
     /// A commit that may have happened, or may yet, and the version that it replaces.
     unsettled: Mutex<Option<KnownRoot>>,
     /// Why nothing more is stored, until something changes in the store, or for good.
@@ -69,7 +71,16 @@ impl UploadState {
     }
 
     pub(crate) fn set_head(&self, head: KnownRoot) {
+        self.set_mark(head.root.mark());
         *lock(&self.head) = Some(head);
+    }
+
+    pub(crate) fn mark(&self) -> RootMark {
+        *lock(&self.mark)
+    }
+
+    pub(super) fn set_mark(&self, mark: RootMark) {
+        *lock(&self.mark) = mark;
     }
 
     pub(super) fn unsettled(&self) -> Option<KnownRoot> {
