@@ -9,11 +9,12 @@
 //! do. It knows no clock and draws its numbers from a seed. Files from the bottom up: `fingerprint`,
 //! `search`, `store`, `rules`, `ghost` (the promises), `state`, `step`, then the protocol (`commit`,
 //! `open`, `update`, `fork`, `collect`), `action`, `world`, `peers` (a model of its own), `worlds`
-//! (the table), `report`.
+//! (the table), `cost`, `report`.
 
 mod action;
 mod collect;
 mod commit;
+mod cost;
 mod fingerprint;
 mod fork;
 mod ghost;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::action::sentence;
+use super::cost::{costs, rates};
 use super::rules::{Rule, Rules};
 use super::search::{Bounds, Findings, Model, Violation, breadth_first, walk};
 use super::worlds::{Build, Entry, FLEETS, WORLDS};
@@ -120,6 +121,7 @@ pub fn run(options: &Options) -> bool {
         begun.elapsed().as_secs_f64()
     );
     if options.world.is_none() {
+        good &= print_costs();
         good &= walk_fleets(options, begun);
     }
     good
@@ -196,6 +198,27 @@ fn print_canary(schedule: &str, rule: Rule, outcome: &Outcome, trace: bool) -> b
         print_schedule(failure);
     }
     true
+}
+
+/// Prints what operations cost, and the rates of P21.
+fn print_costs() -> bool {
+    let Ok((costs, rates)) = costs().and_then(|costs| Ok((costs, rates(25.0, 256.0)?))) else {
+        return false;
+    };
+    println!("{:42} {:>4} {:>4}", "operation", "PUT", "GET");
+    for cost in costs {
+        let requests = cost.requests;
+        println!(
+            "{:42} {:>4} {:>4}",
+            cost.operation, requests.puts, requests.gets
+        );
+    }
+    println!(
+        "1,000 volumes, 64 KiB a minute each, a record every 25 s, a fold every 256 slices: \
+         {:.3} PUT/s, {:.3} GET/s",
+        rates.puts, rates.gets
+    );
+    rates.puts <= 0.2 && rates.gets <= 0.2
 }
 
 /// Random walks through larger worlds until the time is up, at least one round of each.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::cost::{costs, rates};
 use super::report::search;
 use super::rules::{Rule, Rules};
 use super::search::{Model, replay, walk};
@@ -114,4 +115,23 @@ fn a_failing_walk_is_shrunk_to_a_schedule_that_still_fails() {
             .iter()
             .all(|action| !world.sentence(*action).is_empty())
     );
+}
+
+#[test]
+fn a_record_costs_the_same_for_one_volume_as_for_three() {
+    let costs = costs().unwrap();
+    let of = |operation: &str| {
+        let cost = costs.iter().find(|cost| cost.operation == operation);
+        cost.map(|cost| cost.requests)
+    };
+    assert_eq!(
+        of("a record of one volume"),
+        of("a record of three volumes")
+    );
+}
+
+#[test]
+fn a_thousand_quiet_volumes_cost_a_fifth_of_a_request_a_second_at_most() {
+    let rates = rates(25.0, 256.0).unwrap();
+    assert!(rates.puts <= 0.2 && rates.gets <= 0.2, "{rates:?}");
 }

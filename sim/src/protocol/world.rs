@@ -42,6 +42,16 @@ impl World {
         }
     }
 
+    /// A step in which nothing goes wrong.
+    pub(crate) fn undisturbed<'a>(&self, state: &'a mut State) -> Step<'a> {
+        self.step(state, Fault::None)
+    }
+
+    /// Lets a world begin with a machine at a job.
+    pub(crate) fn begin_in(&mut self, machine: usize, volume: usize, job: Job) {
+        World::begin(&mut self.initial, self.rules, machine, volume, job);
+    }
+
     fn spend_fault(state: &mut State, fault: Fault, is_update: bool) {
         match fault {
             Fault::None => {}

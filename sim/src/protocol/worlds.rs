@@ -370,6 +370,20 @@ fn cloned_fleet() -> World {
     world
 }
 
+/// A world to count requests in: so many records of three volumes, and then so many volumes with
+/// one write more.
+pub(crate) fn bench(records: u8, dirty: usize) -> World {
+    let mut world = world(2, super::store::VOLUMES, 0);
+    for _ in 0..records {
+        committed(&mut world, &[(0, 1), (1, 1), (2, 1)]);
+    }
+    for tail in &mut world.initial.machines[0].disk.tails[..dirty] {
+        tail.newest += 1;
+        tail.data[tail.newest as usize - 1] = 100 + tail.newest;
+    }
+    world
+}
+
 /// A world for random walks, by name.
 type Fleet = (&'static str, fn() -> World);
 
