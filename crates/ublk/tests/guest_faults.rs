@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use lifecycle::{DEADLINE, Null, Reader, World, disk, read, ring, spec};
+use lifecycle::{DEADLINE, Null, PATIENT, Reader, World, disk, read, ring, spec};
 use reactor::{Handle, Port, Reactor};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,7 +20,7 @@ use ublk::device::{
     self, DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover,
 };
 use ublk::error::ErrorKind;
-use ublk::exit::{ExitTimeouts, shut_down};
+use ublk::exit::shut_down;
 use ublk::queue::{Handler, QueueCx};
 use ublk::{Capability, DataMode, DeviceSpec, ModeChoice, Modes, Request, Want, Wants, sys};
 
@@ -183,12 +183,7 @@ fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
         for client in clients {
             client.join().unwrap().unwrap_err();
         }
-        let report = shut_down(
-            &world.control,
-            vec![live],
-            vec![reactor],
-            ExitTimeouts::default(),
-        );
+        let report = shut_down(&world.control, vec![live], vec![reactor], PATIENT);
         assert_eq!(report.unconfirmed, []);
         let how;
         (live, how) = world.open(id, &[next.handle().clone()]);
@@ -260,12 +255,7 @@ fn signals_at_the_control_thread_fail_no_command() {
         let (first, next) = (ring("first"), ring("next"));
         let live = world.serve(&spec(), &[first.handle().clone()]);
         let id = live.id();
-        let report = shut_down(
-            &world.control,
-            vec![live],
-            vec![first],
-            ExitTimeouts::default(),
-        );
+        let report = shut_down(&world.control, vec![live], vec![first], PATIENT);
         assert_eq!(report.unconfirmed, []);
         let (live, how) = world.open(id, &[next.handle().clone()]);
         assert_eq!(how, Origin::Recovered);
@@ -290,12 +280,7 @@ fn when_one_of_two_reactors_dies_the_device_is_left_and_recovered() {
     let reader = Reader::start(&live.path());
     reader.wait_for_progress();
     drop(dies);
-    let report = shut_down(
-        &world.control,
-        vec![live],
-        vec![stays],
-        ExitTimeouts::default(),
-    );
+    let report = shut_down(&world.control, vec![live], vec![stays], PATIENT);
     println!("{report:?}");
     assert_eq!(report.unconfirmed, []);
     let next = ring("next");
@@ -324,12 +309,7 @@ fn a_disk_that_fails_without_a_server_works_again_with_the_next_one() {
     let live = world.serve(&fails, &[reactor.handle().clone()]);
     let (id, client) = (live.id(), disk(&live.path()));
     read(&client, 0).unwrap();
-    let report = shut_down(
-        &world.control,
-        vec![live],
-        vec![reactor],
-        ExitTimeouts::default(),
-    );
+    let report = shut_down(&world.control, vec![live], vec![reactor], PATIENT);
     assert_eq!(report.unconfirmed, []);
     assert_eq!(world.state(id), DeviceState::FailIo);
     read(&client, 0).unwrap_err();
@@ -388,12 +368,7 @@ fn a_server_killed_while_it_recovers_leaves_a_disk_that_is_recovered_or_removed(
     let reactor = ring("first");
     let live = world.serve(&spec(), &[reactor.handle().clone()]);
     let id = live.id();
-    shut_down(
-        &world.control,
-        vec![live],
-        vec![reactor],
-        ExitTimeouts::default(),
-    );
+    shut_down(&world.control, vec![live], vec![reactor], PATIENT);
     let died = role("dies_recovering", id).output().unwrap();
     assert_eq!(died.status.signal(), Some(libc::SIGKILL), "{died:?}");
 
@@ -460,12 +435,7 @@ fn what_a_server_killed_while_it_recovers_leaves_can_be_removed_in_every_mode() 
         let live = armed.start(DEADLINE).unwrap();
         assert_eq!(live.grant().mode, mode);
         let id = live.id();
-        shut_down(
-            &world.control,
-            vec![live],
-            vec![reactor],
-            ExitTimeouts::default(),
-        );
+        shut_down(&world.control, vec![live], vec![reactor], PATIENT);
         let died = role("dies_recovering", id).output().unwrap();
         assert_eq!(
             died.status.signal(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lifecycle::memory::{Bytes, Clients, DelayedHandler, Gate};
-use lifecycle::{DEADLINE, World, path_of, ring, spec};
+use lifecycle::{DEADLINE, PATIENT, World, path_of, ring, spec};
 use reactor::Handle;
 use ublk::device::{DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover};
 use ublk::error::ErrorKind;
@@ -116,11 +116,7 @@ fn a_device_whose_requests_are_not_answered_in_time_goes_on_as_it_was() {
     memory.gate.wait_for_request();
     let begun = Instant::now();
     let kept = live.quiesce(Duration::from_secs(1)).unwrap_err();
-    assert!(
-        begun.elapsed() < Duration::from_secs(5),
-        "{:?}",
-        begun.elapsed()
-    );
+    assert!(begun.elapsed() < DEADLINE, "{:?}", begun.elapsed());
     assert_eq!(kept.error.kind(), ErrorKind::TimedOut, "{kept}");
     memory.gate.open();
     clients.wait_for_progress();
@@ -145,7 +141,7 @@ fn a_request_that_is_not_answered_before_its_server_leaves_is_the_successors() {
     memory.gate.wait_for_request();
     let limits = ExitTimeouts {
         drain: Duration::from_millis(200),
-        ..ExitTimeouts::default()
+        ..PATIENT
     };
     let begun = Instant::now();
     let report = shut_down(&world.control, vec![live], vec![reactor], limits);

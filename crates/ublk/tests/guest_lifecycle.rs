@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use lifecycle::{DEADLINE, Null, Reader, World, disk, path_of, read, ring, spec};
+use lifecycle::{DEADLINE, Null, PATIENT, Reader, World, disk, path_of, read, ring, spec};
 use reactor::{Config, Handle, Reactor};
 use ublk::control::ControlDevice;
 use ublk::device::{
@@ -158,7 +158,7 @@ fn a_server_that_leaves_is_seen_gone_and_its_disks_are_taken_over() {
     let reader = Reader::start(&devices[0].path());
     reader.wait_for_progress();
     let begun = Instant::now();
-    let report = shut_down(&world.control, devices, reactors, ExitTimeouts::default());
+    let report = shut_down(&world.control, devices, reactors, PATIENT);
     println!("left in {:?}: {report:?}", begun.elapsed());
     assert_eq!(report.unconfirmed, []);
     for id in &ids {
@@ -200,12 +200,14 @@ fn sixty_four_devices_on_one_ring_are_left_together_and_taken_over() {
     println!("64 devices live after {:?}", begun.elapsed());
     let ids: Vec<u32> = devices.iter().map(LiveDevice::id).collect();
     let begun = Instant::now();
-    let report = shut_down(
-        &world.control,
-        devices,
-        vec![reactor],
-        ExitTimeouts::default(),
-    );
+    // Without QUIESCE the driver takes a grace period of the kernel's for each device, one after the
+    // other: seen in time or not, the server is gone in time, and its successor waits for what is
+    // missing.
+    let limits = match world.has(sys::F_QUIESCE) {
+        true => PATIENT,
+        false => ExitTimeouts::default(),
+    };
+    let report = shut_down(&world.control, devices, vec![reactor], limits);
     println!(
         "left after {:?}: quiesced {:?}, rings {:?}, files {:?}, seen {:?}, {:?}",
         begun.elapsed(),
@@ -219,11 +221,8 @@ fn sixty_four_devices_on_one_ring_are_left_together_and_taken_over() {
     if world.has(sys::F_QUIESCE) {
         assert_eq!(report.unconfirmed, []);
     }
-    // Without, the driver takes a grace period of the kernel's for each device, one after the
-    // other: seen in time or not, the server is gone in time, and its successor waits for what is
-    // missing.
     println!("{} devices not seen in time", report.unconfirmed.len());
-    let bound = ExitTimeouts::default().confirm + Duration::from_secs(1);
+    let bound = limits.confirm + DEADLINE;
     assert!(report.confirm_time < bound, "{:?}", report.confirm_time);
     let next = ring("next");
     let handles = [next.handle().clone()];
@@ -247,12 +246,7 @@ fn a_disk_without_recovery_goes_with_its_server() {
     let reactor = ring("no-recovery");
     let live = world.serve(&spec, &[reactor.handle().clone()]);
     let id = live.id();
-    let report = shut_down(
-        &world.control,
-        vec![live],
-        vec![reactor],
-        ExitTimeouts::default(),
-    );
+    let report = shut_down(&world.control, vec![live], vec![reactor], PATIENT);
     assert_eq!(report.unconfirmed, []);
     assert_eq!(world.state(id), DeviceState::Dead);
     device::remove(&world.control, id, DEADLINE).unwrap();

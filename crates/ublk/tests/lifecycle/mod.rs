@@ -16,10 +16,20 @@ use ublk::control::ControlDevice;
 use ublk::device::{
     self, DeviceState, LiveDevice, OpenRequest, Origin, QueueOptions, open_or_recover,
 };
+use ublk::exit::ExitTimeouts;
 use ublk::queue::{Handler, QueueCx};
 use ublk::{DataMode, DeviceSpec, Disk, Modes, Request, sys};
 
-pub const DEADLINE: Duration = Duration::from_secs(20);
+/// How long anything may take: the guest may be emulated, on a machine that is busy.
+pub const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Limits of an exit that is to be confirmed, however long the kernel takes.
+pub const PATIENT: ExitTimeouts = ExitTimeouts {
+    drain: DEADLINE,
+    quiesce: Some(DEADLINE),
+    probe: Duration::from_secs(1),
+    confirm: DEADLINE,
+};
 
 /// One test at a time: each looks at all devices there are.
 static ALONE: Mutex<()> = Mutex::new(());
