@@ -20,7 +20,7 @@ fn features() -> u64 {
     };
     let call = world.control(ublk::sys::GET_FEATURES, command, vec![0; 8]);
     let (result, mask) = world
-        .control_result(call, scenarios::Patience::Yes)
+        .control_result(call, scenarios::Wait::Yes)
         .expect("features are told at once");
     assert_eq!(result, 0, "GET_FEATURES");
     u64::from_ne_bytes(mask.try_into().expect("eight bytes"))

@@ -6,15 +6,15 @@ use ublk::sys::{ControlCommand, IoCommand, IoDescriptor};
 use ublk_fake::{ClientId, ClientRequest, ControlId, Driver, Outcome, Profile, RingId, TaskId};
 use zerocopy::FromBytes;
 
-use super::{Controlled, IO_BYTES, Kernel, Key, Patience, SLOTS, World};
+use super::{ControlReply, IO_BYTES, Kernel, Key, SLOTS, Wait, World};
 
 /// Waits after which nothing more can happen: the fake does everything at once, or after a few
 /// control commands.
 const WAITS_MAX: u32 = 20;
 
 enum Call {
-    Done(Controlled),
-    Waits(ControlId, Vec<u8>),
+    Done(ControlReply),
+    Pending(ControlId, Vec<u8>),
 }
 
 pub struct FakeWorld {
@@ -83,19 +83,19 @@ impl World for FakeWorld {
     fn control(&mut self, opcode: u32, command: ControlCommand, mut argument: Vec<u8>) -> usize {
         let call = match self.driver.control(opcode, command, &mut argument) {
             Outcome::Done(result) => Call::Done((result, argument)),
-            Outcome::Pending(id) => Call::Waits(id, argument),
+            Outcome::Pending(id) => Call::Pending(id, argument),
         };
         self.calls.push(Some(call));
         self.calls.len() - 1
     }
 
-    fn control_result(&mut self, call: usize, _patience: Patience) -> Option<Controlled> {
+    fn control_result(&mut self, call: usize, _patience: Wait) -> Option<ControlReply> {
         match self.calls[call].take()? {
             Call::Done(done) => Some(done),
-            Call::Waits(id, argument) => match self.driver.control_result(id) {
+            Call::Pending(id, argument) => match self.driver.control_result(id) {
                 Some(result) => Some((result, argument)),
                 None => {
-                    self.calls[call] = Some(Call::Waits(id, argument));
+                    self.calls[call] = Some(Call::Pending(id, argument));
                     None
                 }
             },
@@ -130,7 +130,7 @@ impl World for FakeWorld {
         Key(key)
     }
 
-    fn ended(&mut self) -> Vec<(Key, i32)> {
+    fn completions(&mut self) -> Vec<(Key, i32)> {
         let rings: Vec<RingId> = self.rings.values().copied().collect();
         rings
             .into_iter()
@@ -139,7 +139,7 @@ impl World for FakeWorld {
             .collect()
     }
 
-    fn task_ends(&mut self, task: usize) {
+    fn end_task(&mut self, task: usize) {
         if let Some(ring) = self.rings.remove(&task) {
             self.driver.close_ring(ring);
         }
@@ -180,17 +180,17 @@ impl World for FakeWorld {
         self.driver.move_fixed(ring, slot, at, into, bytes)
     }
 
-    fn client(&mut self, request: ClientRequest) -> usize {
+    fn submit(&mut self, request: ClientRequest) -> usize {
         self.clients.push(self.driver.submit(self.disk, 0, request));
         self.clients.len() - 1
     }
 
-    fn client_result(&mut self, call: usize, _: Patience) -> Option<Result<Vec<u8>, i32>> {
+    fn client_result(&mut self, call: usize, _: Wait) -> Option<Result<Vec<u8>, i32>> {
         self.answers.extend(self.driver.answers());
         self.answers.remove(&self.clients[call])
     }
 
-    fn disk_open(&mut self, open: bool) -> Result<(), i32> {
+    fn set_disk_open(&mut self, open: bool) -> Result<(), i32> {
         if self.opened == open {
             return Ok(());
         }
@@ -198,7 +198,7 @@ impl World for FakeWorld {
         self.driver.disk_open(self.disk, open)
     }
 
-    fn breathe(&mut self, waited: u32) -> Result<(), String> {
+    fn pause(&mut self, waited: u32) -> Result<(), String> {
         if waited >= WAITS_MAX {
             return Err("it never came".into());
         }

@@ -68,14 +68,14 @@ pub enum Kernel {
 
 /// A result that may differ between kernels.
 #[derive(Clone, Copy, Debug)]
-pub struct Want {
+pub struct Expected {
     /// Before tags had tasks of their own (6.16).
     pub old: i32,
     /// Since.
     pub new: i32,
 }
 
-impl Want {
+impl Expected {
     pub fn on(self, kernel: Kernel) -> i32 {
         if kernel == Kernel::V6_12 {
             self.old
@@ -86,17 +86,17 @@ impl Want {
 }
 
 /// The same result on every kernel.
-pub const fn all(result: i32) -> Want {
-    Want {
+pub const fn all(result: i32) -> Expected {
+    Expected {
         old: result,
         new: result,
     }
 }
 
 /// Success.
-pub const OK: Want = all(0);
-/// The driver keeps the command.
-pub const KEPT: Want = all(i32::MAX);
+pub const OK: Expected = all(0);
+/// The driver keeps the command, and completes it later.
+pub const QUEUED: Expected = all(i32::MAX);
 
 /// The buffer that a fetch or commit names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub enum Pid {
 
 /// Ways of getting parameters wrong, and right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ParamsOf {
+pub enum ParamsKind {
     Good,
     NoBasic,
     ShiftTooSmall,
@@ -135,9 +135,9 @@ pub enum ParamsOf {
     TypesZero,
 }
 
-/// What the client of a step asks.
+/// What a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum RequestKind {
     Read,
     Write,
     WriteFua,
@@ -150,92 +150,92 @@ pub enum Ask {
 #[derive(Clone, Copy, Debug)]
 pub enum Step {
     /// ADD_DEV with the mode's flags, these, and so many queues and tags.
-    Add(u64, u16, u16, Want),
+    Add(u64, u16, u16, Expected),
     /// ADD_DEV with the number of the scenario's device.
-    AddAgain(Want),
+    AddAgain(Expected),
     /// ADD_DEV and its command name different devices.
-    AddMismatched(Want),
+    AddMismatched(Expected),
     /// These flags were granted, and those not.
     Granted(u64, u64),
-    Params(ParamsOf, Want),
-    Open(Want),
-    /// Everything of the character device is closed.
+    Params(ParamsKind, Expected),
+    Open(Expected),
+    /// Unmaps and closes the character device.
     Close,
     /// FETCH by a task, of queue and tag.
-    Fetch(usize, u16, u16, Addr, Want),
+    Fetch(usize, u16, u16, Addr, Expected),
     /// Every tag of queue 0, by task 0.
     FetchAll,
     /// Every tag of a queue, by a task.
     FetchQueue(usize, u16),
     /// START_DEV, waited for.
-    Start(Pid, Want),
+    Start(Pid, Expected),
     /// START_DEV, not waited for.
-    StartBegins,
+    BeginStart,
     /// It has not ended.
-    StartWaits,
+    StartPending,
     /// It ends.
-    StartEnds(Want),
+    StartResult(Expected),
     /// Add, parameters, open, fetch all, start; with these flags, queues and tags.
-    Up(u64, u16, u16),
+    BringUp(u64, u16, u16),
     /// A client asks for 4 KiB at [`SECTOR`]; the letter names it.
-    Client(char, Ask),
-    /// A request comes to the server: with this operation and result.
-    Comes(u8, Want),
+    Submit(char, RequestKind),
+    /// The server receives a request, with this operation and result of the FETCH.
+    Receive(u8, Expected),
     /// The request's descriptor has these flags, and not those.
     Flags(u32, u32),
     /// The request's descriptor is for so many sectors, from so far behind [`SECTOR`].
     Extent(u32, u64),
-    /// The request's data are moved, right for its direction, and checked if it is a write.
-    Moves,
+    /// Moves the request's data in its direction; those of a write are checked.
+    MoveData,
     /// The request is committed with this result.
-    Commit(i32, Addr, Want),
+    Commit(i32, Addr, Expected),
     /// The request is committed by a task that does not own it.
-    CommitBy(usize, i32, Want),
+    CommitBy(usize, i32, Expected),
     /// A commit of queue 0 and a tag that need not be the request's.
-    CommitTag(u16, Want),
+    CommitTag(u16, Expected),
     /// NEED_GET_DATA for the request.
-    GetData(Addr, Want),
+    GetData(Addr, Expected),
     /// REGISTER_IO_BUF of the request into a slot.
-    Register(u64, Want),
-    Unregister(u64, Want),
+    Register(u64, Expected),
+    Unregister(u64, Expected),
     /// Reads (true: writes) so many bytes of the request's window, from so far inside.
-    Window(bool, u32, usize, Want),
+    Window(bool, u32, usize, Expected),
     /// The window of a tag that no request has.
-    WindowOf(u16, u16, Want),
+    WindowOf(u16, u16, Expected),
     /// A fixed operation on a slot, 512 bytes: into the request, or out of it.
-    Fixed(u16, bool, u32, Want),
-    /// The client's request ends so.
-    Ended(char, Want),
-    /// It has not ended.
-    Pending(char),
+    Fixed(u16, bool, u32, Expected),
+    /// The client's request ends with this result.
+    ClientResult(char, Expected),
+    /// The client's request has not ended.
+    ClientPending(char),
     /// A control command on the device: inline argument, result. Waited for.
-    Control(u32, u64, Want),
+    Control(u32, u64, Expected),
     /// One that is not waited for.
-    ControlBegins(u32, u64),
-    ControlWaits,
-    ControlEnds(Want),
+    BeginControl(u32, u64),
+    ControlPending,
+    ControlResult(Expected),
     /// A control command on a device that does not exist.
-    Nobody(u32, Want),
+    UnknownDevice(u32, Expected),
     /// So many tags were aborted since the last such step, all with ENODEV.
     Aborted(usize),
     /// The device gets to this state.
     State(u16),
-    /// The device gets away.
-    Gone,
-    /// The server is gone as after a kill: rings, then everything else.
-    Dies,
-    /// Only this task's ring is gone.
-    TaskEnds(usize),
+    /// Waits until the device is gone.
+    DeviceGone,
+    /// Takes the server away as a kill does: rings, then everything else.
+    KillServer,
+    /// Ends one task and its ring.
+    EndTask(usize),
     /// START_USER_RECOVERY by the inline argument; EBUSY is tried again.
-    Recover(Want),
-    /// The character device is opened as soon as its last user is gone.
-    OpenSoon,
-    /// START_DEV as soon as the old disk is gone.
-    StartSoon,
+    Recover(Expected),
+    /// Opens the character device, again and again while it has another user.
+    OpenRetrying,
+    /// START_DEV, again and again while the old disk is there.
+    StartRetrying,
     /// A client has the disk open from here on, or no more.
     DiskOpen(bool),
     /// GET_FEATURES with an argument so long.
-    Features(usize, Want),
+    Features(usize, Expected),
 }
 
 /// Inline argument of a control command: the process that the driver knows.
@@ -272,13 +272,13 @@ pub struct Key(pub u64);
 
 /// Whether to wait for something that will happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Patience {
+pub enum Wait {
     No,
     Yes,
 }
 
 /// A control command's result and its argument as it came back.
-pub type Controlled = (i32, Vec<u8>);
+pub type ControlReply = (i32, Vec<u8>);
 
 /// What scenarios run on.
 pub trait World {
@@ -287,16 +287,16 @@ pub trait World {
     fn pid(&self) -> i32;
     /// Begins a control command and names it.
     fn control(&mut self, opcode: u32, command: ControlCommand, argument: Vec<u8>) -> usize;
-    fn control_result(&mut self, call: usize, patience: Patience) -> Option<Controlled>;
+    fn control_result(&mut self, call: usize, patience: Wait) -> Option<ControlReply>;
     fn open(&mut self, device: u32, queues: u16, depth: u16) -> Result<(), i32>;
     /// Unmaps and closes the character device.
     fn close(&mut self);
     /// Gives a request command to the ring of a task.
     fn io(&mut self, task: usize, opcode: u32, sqe_addr: u64, command: IoCommand) -> Key;
-    /// Commands that ended.
-    fn ended(&mut self) -> Vec<(Key, i32)>;
+    /// Commands that have completed.
+    fn completions(&mut self) -> Vec<(Key, i32)>;
     /// Closes a task's ring and ends the task.
-    fn task_ends(&mut self, task: usize);
+    fn end_task(&mut self, task: usize);
     fn descriptor(&mut self, queue: u16, tag: u16) -> IoDescriptor;
     /// The bytes of a tag's buffer.
     fn memory(&mut self, queue: u16, tag: u16) -> &mut [u8];
@@ -312,10 +312,10 @@ pub trait World {
         bytes: &mut [u8],
     ) -> Result<(), i32>;
     /// Begins a client's request and names it.
-    fn client(&mut self, request: ClientRequest) -> usize;
-    fn client_result(&mut self, call: usize, patience: Patience) -> Option<Result<Vec<u8>, i32>>;
+    fn submit(&mut self, request: ClientRequest) -> usize;
+    fn client_result(&mut self, call: usize, patience: Wait) -> Option<Result<Vec<u8>, i32>>;
     /// A client opens or closes the disk.
-    fn disk_open(&mut self, open: bool) -> Result<(), i32>;
-    /// Lets other things happen, while something is waited for; an error at the deadline.
-    fn breathe(&mut self, waited: u32) -> Result<(), String>;
+    fn set_disk_open(&mut self, open: bool) -> Result<(), i32>;
+    /// Lets others go on for a moment while something is waited for; an error at the deadline.
+    fn pause(&mut self, waited: u32) -> Result<(), String>;
 }

@@ -3,16 +3,17 @@
 use ublk::sys::RESULT_NEED_GET_DATA;
 
 use super::Kernel::{V6_12, V6_17, V7_2, V7_3};
-use super::{Kernel, Mode, Scenario, Want, all};
+use super::{Expected, Kernel, Mode, Scenario, all};
 
-pub(super) const EVERY: (Kernel, Kernel) = (V6_12, V7_3);
+pub(super) const ALL_KERNELS: (Kernel, Kernel) = (V6_12, V7_3);
 /// Those that ask for the rest of every short result again; 7.3 takes most for the whole request.
-pub(super) const REQUEUES: (Kernel, Kernel) = (V6_12, V7_2);
-pub(super) const NEW: (Kernel, Kernel) = (V6_17, V7_3);
-pub(super) const OWED: Want = all(RESULT_NEED_GET_DATA);
+pub(super) const UNTIL_7_2: (Kernel, Kernel) = (V6_12, V7_2);
+pub(super) const SINCE_6_17: (Kernel, Kernel) = (V6_17, V7_3);
+pub(super) const NEED_GET_DATA: Expected = all(RESULT_NEED_GET_DATA);
 /// Modes in which the kernel delivers a write with its data where the server finds them.
-pub(super) const PLAIN: &[Mode] = &[Mode::Copy, Mode::UserCopy, Mode::ZeroCopy, Mode::Auto];
-pub(super) const ONE: &[Mode] = &[Mode::Copy];
+pub(super) const WITHOUT_GET_DATA: &[Mode] =
+    &[Mode::Copy, Mode::UserCopy, Mode::ZeroCopy, Mode::Auto];
+pub(super) const COPY_ONLY: &[Mode] = &[Mode::Copy];
 
 pub(super) const fn row(
     name: &'static str,
@@ -30,13 +31,13 @@ pub(super) const fn row(
     }
 }
 
-pub(super) const fn no(errno: i32) -> Want {
+pub(super) const fn fails(errno: i32) -> Expected {
     all(-errno)
 }
 
 /// Before 6.16, and since.
-pub(super) const fn no_no(old: i32, new: i32) -> Want {
-    Want {
+pub(super) const fn fails_old_new(old: i32, new: i32) -> Expected {
+    Expected {
         old: -old,
         new: -new,
     }

@@ -39,8 +39,8 @@ fn try_run(
             Err(error) if error.raw_os_error() != Some(libc::EINTR) => return Err(error),
             _ => {}
         }
-        if let Some(ended) = ring.completion().next() {
-            return Ok((ended.result(), argument));
+        if let Some(completions) = ring.completion().next() {
+            return Ok((completions.result(), argument));
         }
     }
 }

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use ublk::sys::{ControlCommand, IoCommand, IoDescriptor};
 use ublk_fake::ClientRequest;
 
-use super::{Controlled, IO_BYTES, Kernel, Key, Patience, World};
+use super::{ControlReply, IO_BYTES, Kernel, Key, Wait, World};
 use server::{CharDevice, Task};
 
 /// How long one thing may take on an emulated machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 type Answer = Result<Vec<u8>, i32>;
 
@@ -42,10 +42,10 @@ impl<T: Send + 'static> Call<T> {
         }
     }
 
-    fn poll(&mut self, patience: Patience) -> Option<T> {
+    fn poll(&mut self, patience: Wait) -> Option<T> {
         let result = match patience {
-            Patience::No => self.result.try_recv().ok(),
-            Patience::Yes => self.result.recv_timeout(PATIENCE).ok(),
+            Wait::No => self.result.try_recv().ok(),
+            Wait::Yes => self.result.recv_timeout(DEADLINE).ok(),
         }?;
         let _ = self.thread.take().map(JoinHandle::join);
         Some(result)
@@ -57,7 +57,7 @@ pub struct RealWorld {
     device: Option<Arc<CharDevice>>,
     id: u32,
     tasks: BTreeMap<usize, Task>,
-    calls: Vec<Call<Controlled>>,
+    calls: Vec<Call<ControlReply>>,
     clients: Vec<Call<Answer>>,
     disk: Option<std::fs::File>,
     memory: BTreeMap<(u16, u16), Vec<u8>>,
@@ -120,7 +120,7 @@ impl World for RealWorld {
         self.calls.len() - 1
     }
 
-    fn control_result(&mut self, call: usize, patience: Patience) -> Option<Controlled> {
+    fn control_result(&mut self, call: usize, patience: Wait) -> Option<ControlReply> {
         self.calls[call].poll(patience)
     }
 
@@ -146,19 +146,19 @@ impl World for RealWorld {
         Key(key)
     }
 
-    fn ended(&mut self) -> Vec<(Key, i32)> {
-        let mut ended = std::mem::take(&mut self.early);
+    fn completions(&mut self) -> Vec<(Key, i32)> {
+        let mut completions = std::mem::take(&mut self.early);
         for task in self.tasks.values_mut() {
             let more = task.collect();
-            ended.extend(more.into_iter().map(|(key, result)| (Key(key), result)));
+            completions.extend(more.into_iter().map(|(key, result)| (Key(key), result)));
         }
-        if !ended.is_empty() {
+        if !completions.is_empty() {
             self.waiting_since = Instant::now();
         }
-        ended
+        completions
     }
 
-    fn task_ends(&mut self, task: usize) {
+    fn end_task(&mut self, task: usize) {
         self.tasks.remove(&task);
     }
 
@@ -210,7 +210,7 @@ impl World for RealWorld {
         Ok(())
     }
 
-    fn client(&mut self, request: ClientRequest) -> usize {
+    fn submit(&mut self, request: ClientRequest) -> usize {
         let id = self.id;
         let opened = self.disk.as_ref().and_then(|disk| disk.try_clone().ok());
         let call = Call::begin(move || client::run(id, opened, request));
@@ -218,11 +218,11 @@ impl World for RealWorld {
         self.clients.len() - 1
     }
 
-    fn client_result(&mut self, call: usize, patience: Patience) -> Option<Answer> {
+    fn client_result(&mut self, call: usize, patience: Wait) -> Option<Answer> {
         self.clients[call].poll(patience)
     }
 
-    fn disk_open(&mut self, open: bool) -> Result<(), i32> {
+    fn set_disk_open(&mut self, open: bool) -> Result<(), i32> {
         self.disk = if open {
             Some(client::open(self.id)?)
         } else {
@@ -231,11 +231,11 @@ impl World for RealWorld {
         Ok(())
     }
 
-    fn breathe(&mut self, waited: u32) -> Result<(), String> {
+    fn pause(&mut self, waited: u32) -> Result<(), String> {
         if waited == 0 {
             self.waiting_since = Instant::now();
         }
-        if self.waiting_since.elapsed() > PATIENCE {
+        if self.waiting_since.elapsed() > DEADLINE {
             return Err("it did not come in time".into());
         }
         // The condition is looked at again after this; nothing relies on its length.

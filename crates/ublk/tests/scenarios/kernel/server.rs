@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::SLOTS;
 
 /// Bytes between the descriptors of two queues.
-const DESCRIPTORS_APART: u64 = sys::DEPTH_MAX as u64 * size_of::<IoDescriptor>() as u64;
+const QUEUE_DESCRIPTORS_BYTES: u64 = sys::DEPTH_MAX as u64 * size_of::<IoDescriptor>() as u64;
 
 /// An open character device with the descriptors of its queues.
 pub(super) struct CharDevice {
@@ -45,7 +45,7 @@ impl CharDevice {
         let fd = fd.map_err(|errno| -errno.raw_os_error())?;
         let len = (usize::from(depth) * size_of::<IoDescriptor>()).next_multiple_of(4096);
         let map = |queue: u16| {
-            let offset = u64::from(queue) * DESCRIPTORS_APART;
+            let offset = u64::from(queue) * QUEUE_DESCRIPTORS_BYTES;
             // SAFETY: a new mapping at an address of the kernel's choice changes no memory.
             let mapped = unsafe {
                 rustix::mm::mmap(
@@ -78,7 +78,7 @@ impl CharDevice {
     }
 }
 
-type Ended = Vec<(u64, i32)>;
+type Completions = Vec<(u64, i32)>;
 
 enum Job {
     Command(RawFd, u32, u64, IoCommand, u64),
@@ -88,17 +88,17 @@ enum Job {
 
 /// A thread and its ring.
 pub(super) struct Task {
-    jobs: Option<Sender<(Job, Sender<Ended>)>>,
+    jobs: Option<Sender<(Job, Sender<Completions>)>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Task {
     pub(super) fn begin() -> Task {
-        let (jobs, inbox) = channel::<(Job, Sender<Ended>)>();
+        let (jobs, inbox) = channel::<(Job, Sender<Completions>)>();
         let thread = std::thread::spawn(move || {
             let mut ring = new_ring();
             for (job, reply) in inbox {
-                let _ = reply.send(work(&mut ring, job));
+                let _ = reply.send(run_job(&mut ring, job));
             }
             // The ring is closed here, by the thread that it belongs to.
         });
@@ -108,11 +108,11 @@ impl Task {
         }
     }
 
-    fn ask(&mut self, job: Job) -> Ended {
-        let (reply, ended) = channel();
+    fn execute(&mut self, job: Job) -> Completions {
+        let (reply, completions) = channel();
         let jobs = self.jobs.as_ref().expect("the task runs");
         jobs.send((job, reply)).expect("the task runs");
-        ended.recv().expect("the task answers")
+        completions.recv().expect("the task answers")
     }
 
     /// Gives a command; what ended meanwhile.
@@ -123,8 +123,8 @@ impl Task {
         sqe_addr: u64,
         command: IoCommand,
         key: u64,
-    ) -> Ended {
-        self.ask(Job::Command(fd, opcode, sqe_addr, command, key))
+    ) -> Completions {
+        self.execute(Job::Command(fd, opcode, sqe_addr, command, key))
     }
 
     /// Runs a fixed operation to its end: its result, and what else ended.
@@ -136,15 +136,15 @@ impl Task {
         len: u32,
         into: bool,
         key: u64,
-    ) -> (i32, Ended) {
-        let mut ended = self.ask(Job::Fixed(fd, slot, at, len, into, key));
-        let own = ended.iter().position(|&(other, _)| other == key);
-        let (_, result) = ended.remove(own.expect("it was waited for"));
-        (result, ended)
+    ) -> (i32, Completions) {
+        let mut completions = self.execute(Job::Fixed(fd, slot, at, len, into, key));
+        let own = completions.iter().position(|&(other, _)| other == key);
+        let (_, result) = completions.remove(own.expect("it was waited for"));
+        (result, completions)
     }
 
-    pub(super) fn collect(&mut self) -> Ended {
-        self.ask(Job::Collect)
+    pub(super) fn collect(&mut self) -> Completions {
+        self.execute(Job::Collect)
     }
 }
 
@@ -169,7 +169,7 @@ fn new_ring() -> IoUring {
     ring
 }
 
-fn work(ring: &mut IoUring, job: Job) -> Ended {
+fn run_job(ring: &mut IoUring, job: Job) -> Completions {
     let mut awaited = None;
     match job {
         Job::Command(fd, opcode, sqe_addr, command, key) => {
@@ -199,17 +199,17 @@ fn work(ring: &mut IoUring, job: Job) -> Ended {
         }
         Job::Collect => {}
     }
-    let mut ended = Vec::new();
+    let mut completions = Vec::new();
     loop {
         let wait = usize::from(awaited.is_some());
         enter(ring, wait);
-        ended.extend(
+        completions.extend(
             ring.completion()
                 .map(|done| (done.user_data(), done.result())),
         );
         match awaited {
-            Some(key) if !ended.iter().any(|&(other, _)| other == key) => {}
-            _ => return ended,
+            Some(key) if !completions.iter().any(|&(other, _)| other == key) => {}
+            _ => return completions,
         }
     }
 }

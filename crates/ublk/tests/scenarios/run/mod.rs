@@ -1,10 +1,10 @@
 //! Carries out a scenario on a world.
 //!
-//! A real disk gets requests that the scenario did not ask for (whoever looks at new disks):
-//! they are told apart by their sector and answered at once, unseen by the steps.
+//! A real disk gets requests of others than the scenario's clients (a scan for partitions). They are
+//! recognized by their sector and answered at once; the steps do not see them.
 
+mod commands;
 mod params;
-mod plumbing;
 mod serve;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,15 +12,15 @@ use std::collections::{BTreeMap, VecDeque};
 use ublk::sys::{self, ControlCommand, DeviceInfo, IoDescriptor};
 use zerocopy::IntoBytes;
 
-use super::{Addr, Ask, KEPT, Key, Mode, OK, ParamsOf, Pid, Scenario, Step, World};
+use super::{Addr, Key, Mode, OK, ParamsKind, Pid, QUEUED, RequestKind, Scenario, Step, World};
 use params::params_of;
 
 /// Bytes of a client's request.
 const CLIENT_BYTES: usize = 4096;
 
-/// A request with the server.
+/// A request that the server has fetched.
 #[derive(Clone, Copy, Debug)]
-struct Arrived {
+struct FetchedRequest {
     task: usize,
     queue: u16,
     tag: u16,
@@ -28,9 +28,9 @@ struct Arrived {
     descriptor: IoDescriptor,
 }
 
-/// A command with the driver.
+/// A command that the driver has.
 #[derive(Clone, Copy, Debug)]
-struct Given {
+struct SubmittedCommand {
     task: usize,
     queue: u16,
     tag: u16,
@@ -41,41 +41,41 @@ struct Run<'a> {
     mode: Mode,
     info: DeviceInfo,
     added: bool,
-    given: BTreeMap<Key, Given>,
-    /// What ended and was not looked at yet.
+    submitted: BTreeMap<Key, SubmittedCommand>,
+    /// Completions that were not handled yet.
     events: VecDeque<(Key, i32)>,
-    arrived: VecDeque<Arrived>,
-    now: Option<Arrived>,
-    /// Results of tags that ended without a request.
+    fetched: VecDeque<FetchedRequest>,
+    current: Option<FetchedRequest>,
+    /// Results of commands that were aborted.
     aborted: Vec<i32>,
-    clients: BTreeMap<char, (usize, Ask)>,
-    /// A client's request that ended before its step.
+    clients: BTreeMap<char, (usize, RequestKind)>,
+    /// A START_DEV that was begun.
     start: Option<usize>,
     control: Option<usize>,
     tasks: usize,
-    /// A request that nobody asked for could not be served: this is the driver's answer.
-    lost: Option<i32>,
+    /// What the driver answered where a request of no client of ours could not be committed.
+    stray_error: Option<i32>,
 }
 
-type Done = Result<(), String>;
+type StepResult = Result<(), String>;
 
-/// Runs a row in a mode; the error says which step did not go as told.
-pub fn run(world: &mut dyn World, row: &Scenario, mode: Mode) -> Done {
+/// Runs a row in a mode; the error names the step that failed.
+pub fn run(world: &mut dyn World, row: &Scenario, mode: Mode) -> StepResult {
     let mut run = Run {
         world,
         mode,
         info: DeviceInfo::default(),
         added: false,
-        given: BTreeMap::new(),
+        submitted: BTreeMap::new(),
         events: VecDeque::new(),
-        arrived: VecDeque::new(),
-        now: None,
+        fetched: VecDeque::new(),
+        current: None,
         aborted: Vec::new(),
         clients: BTreeMap::new(),
         start: None,
         control: None,
         tasks: 1,
-        lost: None,
+        stray_error: None,
     };
     let mut verdict = Ok(());
     for (index, step) in row.steps.iter().enumerate() {
@@ -89,16 +89,20 @@ pub fn run(world: &mut dyn World, row: &Scenario, mode: Mode) -> Done {
     verdict.and(cleaned)
 }
 
-fn expect(what: &str, got: i32, want: i32) -> Done {
-    if got == want {
+fn expect(what: &str, got: i32, expected: i32) -> StepResult {
+    if got == expected {
         Ok(())
     } else {
-        Err(format!("{what} is {}, not {}", named(got), named(want)))
+        Err(format!(
+            "{what} is {}, not {}",
+            describe(got),
+            describe(expected)
+        ))
     }
 }
 
-fn named(result: i32) -> String {
-    if result == KEPT.new {
+fn describe(result: i32) -> String {
+    if result == QUEUED.new {
         return "kept".into();
     }
     if result < 0 {
@@ -108,14 +112,18 @@ fn named(result: i32) -> String {
 }
 
 /// What the client writes, and reads.
-fn pattern(ask: Ask, len: usize) -> Vec<u8> {
-    let seed = if ask == Ask::Read { 0x51 } else { 0xa7 };
+fn pattern(kind: RequestKind, len: usize) -> Vec<u8> {
+    let seed = if kind == RequestKind::Read {
+        0x51
+    } else {
+        0xa7
+    };
     (0..len).map(|at| (at % 251) as u8 ^ seed).collect()
 }
 
 impl Run<'_> {
     #[expect(clippy::too_many_lines, reason = "a table, not steps")]
-    fn step(&mut self, step: &Step) -> Done {
+    fn step(&mut self, step: &Step) -> StepResult {
         let kernel = self.world.kernel();
         match *step {
             Step::Add(..)
@@ -124,40 +132,40 @@ impl Run<'_> {
             | Step::Granted(..)
             | Step::Params(..)
             | Step::Features(..)
-            | Step::Nobody(..) => self.step_before(step),
-            Step::Open(want) => {
+            | Step::UnknownDevice(..) => self.step_setup(step),
+            Step::Open(expected) => {
                 let (queues, depth) = (self.info.queues, self.info.depth);
                 let result = self.world.open(self.info.device, queues, depth);
-                expect("open", result.err().unwrap_or(0), want.on(kernel))
+                expect("open", result.err().unwrap_or(0), expected.on(kernel))
             }
             Step::Close => {
                 self.world.close();
                 Ok(())
             }
-            Step::Fetch(..) | Step::FetchAll | Step::FetchQueue(..) | Step::Up(..) => {
+            Step::Fetch(..) | Step::FetchAll | Step::FetchQueue(..) | Step::BringUp(..) => {
                 self.step_fetch(step)
             }
-            Step::Start(pid, want) => {
+            Step::Start(pid, expected) => {
                 let call = self.begin(sys::START_DEVICE, self.pid_of(pid));
-                self.control_ends(call, want)
+                self.expect_control_result(call, expected)
             }
-            Step::StartBegins => {
+            Step::BeginStart => {
                 self.start = Some(self.begin(sys::START_DEVICE, self.pid_of(Pid::Own)));
                 Ok(())
             }
-            Step::StartWaits => self.control_waits(self.start),
-            Step::StartEnds(want) => {
+            Step::StartPending => self.expect_control_pending(self.start),
+            Step::StartResult(expected) => {
                 let call = self.start.take().ok_or("no start was begun")?;
-                self.control_ends(call, want)
+                self.expect_control_result(call, expected)
             }
-            Step::Client(..)
-            | Step::Ended(..)
-            | Step::Pending(..)
+            Step::Submit(..)
+            | Step::ClientResult(..)
+            | Step::ClientPending(..)
             | Step::DiskOpen(..)
-            | Step::Comes(..)
+            | Step::Receive(..)
             | Step::Flags(..)
             | Step::Extent(..) => self.step_client(step),
-            Step::Moves
+            Step::MoveData
             | Step::Commit(..)
             | Step::CommitBy(..)
             | Step::CommitTag(..)
@@ -166,48 +174,48 @@ impl Run<'_> {
             | Step::Unregister(..)
             | Step::Window(..)
             | Step::WindowOf(..)
-            | Step::Fixed(..) => self.step_serve(step),
-            Step::Control(opcode, data, want) => {
+            | Step::Fixed(..) => self.step_server(step),
+            Step::Control(opcode, data, expected) => {
                 let call = self.begin(opcode, data);
-                self.control_ends(call, want)
+                self.expect_control_result(call, expected)
             }
-            Step::ControlBegins(opcode, data) => {
+            Step::BeginControl(opcode, data) => {
                 self.control = Some(self.begin(opcode, data));
                 Ok(())
             }
-            Step::ControlWaits => self.control_waits(self.control),
-            Step::ControlEnds(want) => {
+            Step::ControlPending => self.expect_control_pending(self.control),
+            Step::ControlResult(expected) => {
                 let call = self.control.take().ok_or("no command was begun")?;
-                self.control_ends(call, want)
+                self.expect_control_result(call, expected)
             }
             Step::Aborted(..)
             | Step::State(..)
-            | Step::Gone
-            | Step::Dies
-            | Step::TaskEnds(..)
-            | Step::OpenSoon
-            | Step::StartSoon
+            | Step::DeviceGone
+            | Step::KillServer
+            | Step::EndTask(..)
+            | Step::OpenRetrying
+            | Step::StartRetrying
             | Step::Recover(..) => self.step_exit(step),
         }
     }
 
-    fn step_before(&mut self, step: &Step) -> Done {
+    fn step_setup(&mut self, step: &Step) -> StepResult {
         let kernel = self.world.kernel();
         match *step {
-            Step::Add(flags, queues, depth, want) => {
+            Step::Add(flags, queues, depth, expected) => {
                 let flags = self.mode.flags() | flags | sys::F_NO_PART_SCAN;
                 let result = self.add(u32::MAX, u32::MAX, flags, queues, depth);
-                expect("ADD_DEV", result, want.on(kernel))
+                expect("ADD_DEV", result, expected.on(kernel))
             }
-            Step::AddAgain(want) => {
+            Step::AddAgain(expected) => {
                 let (info, added) = (self.info, self.added);
                 let result = self.add(info.device, info.device, 0, 1, 2);
                 (self.info, self.added) = (info, added);
-                expect("ADD_DEV", result, want.on(kernel))
+                expect("ADD_DEV", result, expected.on(kernel))
             }
-            Step::AddMismatched(want) => {
+            Step::AddMismatched(expected) => {
                 let result = self.add(7, 8, 0, 1, 2);
-                expect("ADD_DEV", result, want.on(kernel))
+                expect("ADD_DEV", result, expected.on(kernel))
             }
             Step::Granted(wanted, unwanted) => {
                 let flags = self.info.flags;
@@ -216,16 +224,16 @@ impl Run<'_> {
                 }
                 Ok(())
             }
-            Step::Params(kind, want) => {
+            Step::Params(kind, expected) => {
                 let params = params_of(kind).as_bytes().to_vec();
                 let result = self.call(sys::SET_PARAMS, 0, params)?.0;
-                expect("SET_PARAMS", result, want.on(kernel))
+                expect("SET_PARAMS", result, expected.on(kernel))
             }
-            Step::Features(len, want) => {
+            Step::Features(len, expected) => {
                 let result = self.call(sys::GET_FEATURES, 0, vec![0; len])?.0;
-                expect("GET_FEATURES", result, want.on(kernel))
+                expect("GET_FEATURES", result, expected.on(kernel))
             }
-            Step::Nobody(opcode, want) => {
+            Step::UnknownDevice(opcode, expected) => {
                 let command = ControlCommand {
                     device: 900_000,
                     queue: sys::NO_QUEUE,
@@ -233,24 +241,24 @@ impl Run<'_> {
                     ..ControlCommand::default()
                 };
                 let call = self.world.control(opcode, command, vec![0; 64]);
-                self.control_ends(call, want)
+                self.expect_control_result(call, expected)
             }
             _ => unreachable!("not a step of this part"),
         }
     }
 
-    fn step_fetch(&mut self, step: &Step) -> Done {
+    fn step_fetch(&mut self, step: &Step) -> StepResult {
         let kernel = self.world.kernel();
         match *step {
-            Step::Fetch(task, queue, tag, addr, want) => {
-                let result = self.give(task, sys::IO_FETCH, queue, tag, 0, addr);
-                expect("FETCH", result, want.on(kernel))
+            Step::Fetch(task, queue, tag, addr, expected) => {
+                let result = self.submit_command(task, sys::IO_FETCH, queue, tag, 0, addr);
+                expect("FETCH", result, expected.on(kernel))
             }
             Step::FetchAll => self.fetch_queue(0, 0),
             Step::FetchQueue(task, queue) => self.fetch_queue(task, queue),
-            Step::Up(flags, queues, depth) => {
+            Step::BringUp(flags, queues, depth) => {
                 self.step(&Step::Add(flags, queues, depth, OK))?;
-                self.step(&Step::Params(ParamsOf::Good, OK))?;
+                self.step(&Step::Params(ParamsKind::Good, OK))?;
                 self.step(&Step::Open(OK))?;
                 for queue in 0..queues {
                     self.fetch_queue(usize::from(queue), queue)?;
@@ -261,19 +269,19 @@ impl Run<'_> {
         }
     }
 
-    fn fetch_queue(&mut self, task: usize, queue: u16) -> Done {
+    fn fetch_queue(&mut self, task: usize, queue: u16) -> StepResult {
         for tag in 0..self.info.depth {
-            let result = self.give(task, sys::IO_FETCH, queue, tag, 0, Addr::Proper);
-            expect("FETCH", result, KEPT.new)?;
+            let result = self.submit_command(task, sys::IO_FETCH, queue, tag, 0, Addr::Proper);
+            expect("FETCH", result, QUEUED.new)?;
         }
         Ok(())
     }
 
-    fn step_exit(&mut self, step: &Step) -> Done {
+    fn step_exit(&mut self, step: &Step) -> StepResult {
         let kernel = self.world.kernel();
         match *step {
             Step::Aborted(count) => {
-                self.until(|run| (run.aborted.len() >= count).then_some(()))?;
+                self.wait_until(|run| (run.aborted.len() >= count).then_some(()))?;
                 self.pump()?;
                 let aborted = std::mem::take(&mut self.aborted);
                 if aborted != vec![sys::RESULT_ABORT; count] {
@@ -281,47 +289,47 @@ impl Run<'_> {
                 }
                 Ok(())
             }
-            Step::State(state) => self.until(|run| {
+            Step::State(state) => self.wait_until(|run| {
                 let info = run.info_now().ok()?;
                 (info.state == state).then_some(())
             }),
-            Step::Gone => self.until(|run| {
+            Step::DeviceGone => self.wait_until(|run| {
                 let result = run.call(sys::GET_DEVICE_INFO, 0, vec![0; 64]).ok()?.0;
                 (result == -libc::ENODEV).then_some(())
             }),
-            Step::Dies => {
+            Step::KillServer => {
                 for task in 0..self.tasks {
-                    self.world.task_ends(task);
+                    self.world.end_task(task);
                 }
                 self.world.close();
-                self.given.clear();
+                self.submitted.clear();
                 self.events.clear();
-                self.arrived.clear();
+                self.fetched.clear();
                 self.aborted.clear();
                 Ok(())
             }
-            Step::TaskEnds(task) => {
-                self.world.task_ends(task);
-                self.given.retain(|_, given| given.task != task);
-                self.arrived.retain(|arrived| arrived.task != task);
+            Step::EndTask(task) => {
+                self.world.end_task(task);
+                self.submitted.retain(|_, submitted| submitted.task != task);
+                self.fetched.retain(|fetched| fetched.task != task);
                 Ok(())
             }
-            Step::Recover(want) => {
-                let result = self.until(|run| {
+            Step::Recover(expected) => {
+                let result = self.wait_until(|run| {
                     let result = run.call(sys::START_RECOVERY, 0, Vec::new()).ok()?.0;
                     (result != -libc::EBUSY).then_some(result)
                 })?;
-                expect("START_USER_RECOVERY", result, want.on(kernel))
+                expect("START_USER_RECOVERY", result, expected.on(kernel))
             }
-            Step::OpenSoon => self
-                .until(|run| {
+            Step::OpenRetrying => self
+                .wait_until(|run| {
                     let (queues, depth) = (run.info.queues, run.info.depth);
                     let result = run.world.open(run.info.device, queues, depth);
                     (result != Err(-libc::EBUSY)).then_some(result)
                 })?
-                .map_err(named),
-            Step::StartSoon => {
-                let result = self.until(|run| {
+                .map_err(describe),
+            Step::StartRetrying => {
+                let result = self.wait_until(|run| {
                     let pid = run.pid_of(Pid::Own);
                     let result = run.call(sys::START_DEVICE, pid, Vec::new()).ok()?.0;
                     (result != -libc::EEXIST).then_some(result)
@@ -332,8 +340,8 @@ impl Run<'_> {
         }
     }
 
-    fn now(&self) -> Result<Arrived, String> {
-        self.now.ok_or_else(|| "no request came".into())
+    fn current(&self) -> Result<FetchedRequest, String> {
+        self.current.ok_or_else(|| "no request came".into())
     }
 
     fn pid_of(&self, pid: Pid) -> u64 {

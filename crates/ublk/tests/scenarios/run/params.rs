@@ -2,9 +2,9 @@
 
 use ublk::sys::{self, Params};
 
-use super::super::{IO_BYTES, ParamsOf, SECTORS};
+use super::super::{IO_BYTES, ParamsKind, SECTORS};
 
-pub(super) fn params_of(kind: ParamsOf) -> Params {
+pub(super) fn params_of(kind: ParamsKind) -> Params {
     let mut params = Params {
         len: size_of::<Params>() as u32,
         types: sys::PARAM_BASIC | sys::PARAM_DISCARD,
@@ -22,23 +22,23 @@ pub(super) fn params_of(kind: ParamsOf) -> Params {
     params.discard.zeroes_sectors_max = 65_536;
     params.discard.segments_max = 1;
     match kind {
-        ParamsOf::Good => {}
-        ParamsOf::NoBasic => params.types = sys::PARAM_DISCARD,
-        ParamsOf::ShiftTooSmall => params.basic.logical_shift = 8,
-        ParamsOf::ShiftTooLarge => {
+        ParamsKind::Good => {}
+        ParamsKind::NoBasic => params.types = sys::PARAM_DISCARD,
+        ParamsKind::ShiftTooSmall => params.basic.logical_shift = 8,
+        ParamsKind::ShiftTooLarge => {
             params.basic.logical_shift = 13;
             params.basic.physical_shift = 13;
         }
-        ParamsOf::LogicalAbovePhysical => {
+        ParamsKind::LogicalAbovePhysical => {
             params.basic.logical_shift = 12;
             params.basic.physical_shift = 9;
         }
-        ParamsOf::RequestTooLarge => params.basic.sectors_max = (IO_BYTES >> 9) + 8,
-        ParamsOf::DiscardGranularityZero => params.discard.granularity = 0,
-        ParamsOf::DiscardTwoSegments => params.discard.segments_max = 2,
-        ParamsOf::NodesGiven => params.types |= sys::PARAM_NODES,
-        ParamsOf::LengthZero => params.len = 0,
-        ParamsOf::TypesZero => params.types = 0,
+        ParamsKind::RequestTooLarge => params.basic.sectors_max = (IO_BYTES >> 9) + 8,
+        ParamsKind::DiscardGranularityZero => params.discard.granularity = 0,
+        ParamsKind::DiscardTwoSegments => params.discard.segments_max = 2,
+        ParamsKind::NodesGiven => params.types |= sys::PARAM_NODES,
+        ParamsKind::LengthZero => params.len = 0,
+        ParamsKind::TypesZero => params.types = 0,
     }
     params
 }

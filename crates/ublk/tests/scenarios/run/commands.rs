@@ -1,16 +1,17 @@
-//! Commands and what comes of them: given to the world, waited for, sorted.
+//! Submits commands to the world, waits for their completions, and sorts these by what they mean.
 
 use ublk::sys::{self, ControlCommand, DeviceInfo, IoCommand};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::{
-    Addr, Ask, IO_BYTES, KEPT, Kernel, Key, Mode, OWN_PID, Patience, Pid, SECTOR, WRONG_PID, Want,
+    Addr, Expected, IO_BYTES, Kernel, Key, Mode, OWN_PID, Pid, QUEUED, RequestKind, SECTOR,
+    WRONG_PID, Wait,
 };
-use super::{Arrived, Done, Given, Run, expect, named};
+use super::{FetchedRequest, Run, StepResult, SubmittedCommand, describe, expect};
 
 impl Run<'_> {
-    /// Waits until `what` is there; requests that nobody asked for are served meanwhile.
-    pub(super) fn until<T>(
+    /// Waits until `what` is there; requests of others than the clients are served meanwhile.
+    pub(super) fn wait_until<T>(
         &mut self,
         mut what: impl FnMut(&mut Self) -> Option<T>,
     ) -> Result<T, String> {
@@ -19,20 +20,20 @@ impl Run<'_> {
             if let Some(found) = what(self) {
                 return Ok(found);
             }
-            if let Some(errno) = self.lost {
+            if let Some(errno) = self.stray_error {
                 return Err(format!(
                     "a stray request was not taken back: {}",
-                    named(errno)
+                    describe(errno)
                 ));
             }
-            self.world.breathe(waited)?;
+            self.world.pause(waited)?;
         }
         unreachable!("the deadline comes first")
     }
 
     pub(super) fn add(
         &mut self,
-        named: u32,
+        command_device: u32,
         device: u32,
         flags: u64,
         queues: u16,
@@ -47,7 +48,7 @@ impl Run<'_> {
             ..DeviceInfo::default()
         };
         let command = ControlCommand {
-            device: named,
+            device: command_device,
             queue: sys::NO_QUEUE,
             ..ControlCommand::default()
         };
@@ -55,7 +56,7 @@ impl Run<'_> {
         let call = self.world.control(sys::ADD_DEVICE, command, bytes);
         let (result, bytes) = self
             .world
-            .control_result(call, Patience::Yes)
+            .control_result(call, Wait::Yes)
             .expect("ADD_DEV waits for nobody");
         if result == 0 {
             let (info, _) = DeviceInfo::read_from_prefix(&bytes).expect("as long as it was");
@@ -100,27 +101,27 @@ impl Run<'_> {
     ) -> Result<(i32, Vec<u8>), String> {
         let call = self.begin_with(opcode, data, argument);
         for waited in 0.. {
-            if let Some(done) = self.world.control_result(call, Patience::No) {
+            if let Some(done) = self.world.control_result(call, Wait::No) {
                 return Ok(done);
             }
             self.pump()?;
-            self.world.breathe(waited)?;
+            self.world.pause(waited)?;
         }
         unreachable!("the deadline comes first")
     }
 
-    pub(super) fn control_ends(&mut self, call: usize, want: Want) -> Done {
+    pub(super) fn expect_control_result(&mut self, call: usize, expected: Expected) -> StepResult {
         let kernel = self.world.kernel();
-        let done = self.until(|run| run.world.control_result(call, Patience::No))?;
-        expect("the control command", done.0, want.on(kernel))
+        let done = self.wait_until(|run| run.world.control_result(call, Wait::No))?;
+        expect("the control command", done.0, expected.on(kernel))
     }
 
-    pub(super) fn control_waits(&mut self, call: Option<usize>) -> Done {
+    pub(super) fn expect_control_pending(&mut self, call: Option<usize>) -> StepResult {
         let call = call.ok_or("no command was begun")?;
         self.pump()?;
-        match self.world.control_result(call, Patience::No) {
+        match self.world.control_result(call, Wait::No) {
             None => Ok(()),
-            Some((result, _)) => Err(format!("it ended with {}", named(result))),
+            Some((result, _)) => Err(format!("it ended with {}", describe(result))),
         }
     }
 
@@ -139,8 +140,8 @@ impl Run<'_> {
         }
     }
 
-    /// Gives a command; its result if it ended at once, [`KEPT`] otherwise.
-    pub(super) fn give(
+    /// Submits a command; its result if it completed at once, [`QUEUED`] otherwise.
+    pub(super) fn submit_command(
         &mut self,
         task: usize,
         opcode: u32,
@@ -159,16 +160,16 @@ impl Run<'_> {
             addr,
         };
         let key = self.world.io(task, opcode, sqe_addr, command);
-        let given = Given { task, queue, tag };
-        let result = self.result_now(key, given);
+        let submitted = SubmittedCommand { task, queue, tag };
+        let result = self.immediate_result(key, submitted);
         let taken = result >= 0 || result == sys::RESULT_ABORT;
-        if opcode == sys::IO_NEED_GET_DATA || result == KEPT.new || !taken {
+        if opcode == sys::IO_NEED_GET_DATA || result == QUEUED.new || !taken {
             return result;
         }
-        // The driver took it, and there was something for the tag already.
-        self.given.insert(key, given);
+        // The driver accepted it, and a request for the tag was there already.
+        self.submitted.insert(key, submitted);
         self.events.push_front((key, result));
-        KEPT.new
+        QUEUED.new
     }
 
     pub(super) fn raw(&mut self, task: usize, opcode: u32, queue: u16, tag: u16, addr: u64) -> i32 {
@@ -179,34 +180,34 @@ impl Run<'_> {
             addr,
         };
         let key = self.world.io(task, opcode, 0, command);
-        self.result_now(key, Given { task, queue, tag })
+        self.immediate_result(key, SubmittedCommand { task, queue, tag })
     }
 
-    pub(super) fn result_now(&mut self, key: Key, given: Given) -> i32 {
-        self.events.extend(self.world.ended());
+    pub(super) fn immediate_result(&mut self, key: Key, submitted: SubmittedCommand) -> i32 {
+        self.events.extend(self.world.completions());
         let own = self.events.iter().position(|&(other, _)| other == key);
         match own.and_then(|at| self.events.remove(at)) {
             Some((_, result)) => result,
             None => {
-                self.given.insert(key, given);
-                KEPT.new
+                self.submitted.insert(key, submitted);
+                QUEUED.new
             }
         }
     }
 
-    /// Takes in what ended, and serves what nobody asked for.
-    pub(super) fn pump(&mut self) -> Done {
+    /// Handles all completions that are there.
+    pub(super) fn pump(&mut self) -> StepResult {
         loop {
-            self.events.extend(self.world.ended());
+            self.events.extend(self.world.completions());
             let Some((key, result)) = self.events.pop_front() else {
                 return Ok(());
             };
-            self.came(key, result);
+            self.on_completed(key, result);
         }
     }
 
-    pub(super) fn came(&mut self, key: Key, result: i32) {
-        let Some(Given { task, queue, tag }) = self.given.remove(&key) else {
+    pub(super) fn on_completed(&mut self, key: Key, result: i32) {
+        let Some(SubmittedCommand { task, queue, tag }) = self.submitted.remove(&key) else {
             return;
         };
         if result < 0 {
@@ -214,7 +215,7 @@ impl Run<'_> {
             return;
         }
         let descriptor = self.world.descriptor(queue, tag);
-        let arrived = Arrived {
+        let fetched = FetchedRequest {
             task,
             queue,
             tag,
@@ -223,57 +224,67 @@ impl Run<'_> {
         };
         let near = descriptor.sector.abs_diff(SECTOR) < 64;
         if std::env::var_os("UBLK_TRACE").is_some() {
-            println!("  came {queue}/{tag}: {result}, {descriptor:?}");
+            println!("  fetched {queue}/{tag}: {result}, {descriptor:?}");
         }
-        let flushes = self.clients.values().any(|&(_, ask)| ask == Ask::Flush);
-        let asked = if descriptor.op() == sys::OP_FLUSH {
+        let flushes = self
+            .clients
+            .values()
+            .any(|&(_, kind)| kind == RequestKind::Flush);
+        let is_ours = if descriptor.op() == sys::OP_FLUSH {
             // A write that must be durable can bring a flush with it.
             flushes
         } else {
             near
         };
-        if asked {
-            self.arrived.push_back(arrived);
+        if is_ours {
+            self.fetched.push_back(fetched);
             return;
         }
-        // Somebody looks at the disk: it is empty.
+        // Another reader of the disk, such as a scan for partitions: it is empty.
         let bytes = descriptor.sectors * 512;
         if result == sys::RESULT_NEED_GET_DATA {
-            self.give(task, sys::IO_NEED_GET_DATA, queue, tag, 0, Addr::Buffer);
+            self.submit_command(task, sys::IO_NEED_GET_DATA, queue, tag, 0, Addr::Buffer);
         }
         self.world.memory(queue, tag).fill(0);
-        let result = self.commit(arrived, bytes as i32, Addr::Proper);
-        if result != KEPT.new {
-            self.lost.get_or_insert(result);
+        let result = self.commit(fetched, bytes as i32, Addr::Proper);
+        if result != QUEUED.new {
+            self.stray_error.get_or_insert(result);
         }
     }
 
-    pub(super) fn commit(&mut self, now: Arrived, result: i32, addr: Addr) -> i32 {
+    pub(super) fn commit(&mut self, current: FetchedRequest, result: i32, addr: Addr) -> i32 {
         let opcode = sys::IO_COMMIT_AND_FETCH;
-        self.give(now.task, opcode, now.queue, now.tag, result, addr)
+        self.submit_command(
+            current.task,
+            opcode,
+            current.queue,
+            current.tag,
+            result,
+            addr,
+        )
     }
 
-    /// Nothing is left behind, however the steps ended.
-    pub(super) fn clean_up(&mut self) -> Done {
-        let _ = self.world.disk_open(false);
+    /// Ends everything, however the steps ended, and deletes the device.
+    pub(super) fn clean_up(&mut self) -> StepResult {
+        let _ = self.world.set_disk_open(false);
         let all = usize::from(self.info.queues) * usize::from(self.info.depth);
-        if self.added && self.world.kernel() == Kernel::V6_12 && self.given.len() < all {
+        if self.added && self.world.kernel() == Kernel::V6_12 && self.submitted.len() < all {
             // That kernel does not cancel commands of a queue that never became ready. Where
             // requests are with the server, their end comes with that of the tasks.
             let call = self.begin(sys::STOP_DEVICE, 0);
             for waited in 0..2000 {
                 self.pump()?;
-                let ended = self.world.control_result(call, Patience::No);
-                if ended.is_some() || self.world.breathe(waited).is_err() {
+                let result = self.world.control_result(call, Wait::No);
+                if result.is_some() || self.world.pause(waited).is_err() {
                     break;
                 }
             }
         }
         for task in 0..self.tasks {
-            self.world.task_ends(task);
+            self.world.end_task(task);
         }
         self.world.close();
-        self.given.clear();
+        self.submitted.clear();
         if !self.added {
             return Ok(());
         }
