@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::mpsc;
 
-use servers::world::{DEADLINE, Serve, Table, modes, wanted};
+use servers::world::{DEADLINE, ServerOptions, Table, is_requested, modes};
 
 const BLOCK: usize = 8192;
 const BLOCKS: usize = 24;
@@ -57,12 +57,12 @@ fn client(disk: PathBuf) -> u32 {
 
 /// How many requests failed of a client of a server with this fault.
 fn failures(mode: &str, fault: &str) -> u32 {
-    let server = Serve {
+    let server = ServerOptions {
         program: "faulty",
         mode,
         queues: 1,
-        more: vec![fault.into(), EVERY.into(), "--size".into(), "16M".into()],
-        ..Serve::default()
+        extra_args: vec![fault.into(), EVERY.into(), "--size".into(), "16M".into()],
+        ..ServerOptions::default()
     }
     .start();
     assert_eq!(server.mode(0), mode);
@@ -90,7 +90,7 @@ fn failures(mode: &str, fault: &str) -> u32 {
 const ALONE: RangeInclusive<u32> = 10..=14;
 
 fn each_mode(fault: &str, judge: impl Fn(u32) -> bool) {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {

@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use servers::client::{Load, Mounted, run, text};
-use servers::world::{Scratch, Serve, Server, Table, modes, wanted};
+use servers::world::{Scratch, Server, ServerOptions, Table, is_requested, modes};
 
 const BLOCK: usize = 8192;
 /// Blocks of a round, and the pages that they have.
@@ -48,12 +48,12 @@ impl Stack {
         let path = scratch.file("lower", 16);
         let file = File::open(&path).unwrap();
         let serve = |id, mode, files: Vec<PathBuf>| {
-            let serve = Serve {
+            let serve = ServerOptions {
                 program: "file",
                 id,
                 mode,
                 files,
-                ..Serve::default()
+                ..ServerOptions::default()
             };
             serve.start()
         };
@@ -81,10 +81,10 @@ impl Stack {
     }
 
     /// Everything else meanwhile: writes to the second half.
-    fn neighbours(&self) -> servers::client::Running {
+    fn neighbours(&self) -> servers::client::RunningLoad {
         let mut load = Load::endless(self.upper.blocks());
         (load.pattern, load.depth, load.mib) = ("randwrite", 4, 4);
-        load.more.extend(["--offset=8m", "--rate_iops=200"]);
+        load.extra_args.extend(["--offset=8m", "--rate_iops=200"]);
         load.start()
     }
 }
@@ -108,7 +108,7 @@ fn write(file: &File, round: u64, pattern: u8) {
 
 #[test]
 fn a_flush_is_answered_when_the_writes_completed_before_it_are_durable() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
@@ -134,7 +134,7 @@ fn a_flush_is_answered_when_the_writes_completed_before_it_are_durable() {
 
 #[test]
 fn a_write_with_fua_is_answered_when_it_is_durable() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
@@ -151,17 +151,20 @@ fn a_write_with_fua_is_answered_when_it_is_durable() {
         std::fs::write(&path, vec![1; BLOCK * (BLOCKS * ROUNDS) as usize]).unwrap();
         run("sync", &["-f", text(&path)]);
         let file = direct(&path, libc::O_DSYNC);
-        let asked = flushes(&upper);
+        let before = flushes(&upper);
         for round in 0..ROUNDS {
             let pattern = 0xa0 + round as u8;
             let before = flushes(&stack.lower.block(0));
             write(&file, round, pattern);
             assert_eq!(stack.durable(pattern), PAGES, "{mode}, round {round}");
-            let more = flushes(&stack.lower.block(0)) - before;
-            assert!(more >= BLOCKS, "{mode}: {more} for {BLOCKS} writes");
+            let extra_args = flushes(&stack.lower.block(0)) - before;
+            assert!(
+                extra_args >= BLOCKS,
+                "{mode}: {extra_args} for {BLOCKS} writes"
+            );
         }
         // One for each write if it was not FUA alone. The file system has some of its own.
-        let own = flushes(&upper) - asked;
+        let own = flushes(&upper) - before;
         assert!(own < ROUNDS * BLOCKS / 4, "{mode}: {own} flushes");
         drop(file);
         mounted.unmount();

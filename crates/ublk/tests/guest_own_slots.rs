@@ -11,7 +11,8 @@ mod servers;
 use servers::client::{Load, completed};
 use servers::driver;
 use servers::world::{
-    DEADLINE, Scratch, Serve, Server, Table, delete, kernel_has, state, until, until_state, wanted,
+    DEADLINE, Scratch, Server, ServerOptions, Table, delete, is_requested, kernel_has, state,
+    wait_for_state, wait_until,
 };
 use ublk::sys;
 
@@ -19,18 +20,18 @@ use ublk::sys;
 const WITHOUT_USER_COPY: &str = "0xfff7f";
 
 fn runs_here() -> bool {
-    wanted(Table::All) && kernel_has(sys::F_ZERO_COPY | sys::F_AUTO_BUFFER, "zero-copy")
+    is_requested(Table::All) && kernel_has(sys::F_ZERO_COPY | sys::F_AUTO_BUFFER, "zero-copy")
 }
 
 /// 32 tags of each queue share one slot, and one is for those that find it taken.
-fn serve<'a>(program: &'a str, more: &str) -> Serve<'a> {
-    let more = format!("--slots 1 {more}");
-    Serve {
+fn serve<'a>(program: &'a str, extra_args: &str) -> ServerOptions<'a> {
+    let extra_args = format!("--slots 1 {extra_args}");
+    ServerOptions {
         program,
         mode: "zero-copy",
-        more: more.split_whitespace().map(String::from).collect(),
+        extra_args: extra_args.split_whitespace().map(String::from).collect(),
         variables: vec![("FIRN_UBLK_FEATURE_MASK", WITHOUT_USER_COPY)],
-        ..Serve::default()
+        ..ServerOptions::default()
     }
 }
 
@@ -54,8 +55,9 @@ fn verified(server: &Server) -> Load<'static> {
         ..Load::verified(server.blocks())
     };
     load.block = "512";
-    load.more.retain(|word| !word.starts_with("--bsrange"));
-    load.more.push("--bsrange=512-64k");
+    load.extra_args
+        .retain(|word| !word.starts_with("--bsrange"));
+    load.extra_args.push("--bsrange=512-64k");
     load
 }
 
@@ -65,20 +67,20 @@ fn requests_whose_slot_is_taken_are_registered_by_hand_and_data_verifies() {
     if !runs_here() {
         return;
     }
-    for (queues, more) in [
+    for (queues, extra_args) in [
         (1, ""),
         (2, "--direct"),
         (1, "--stripe 4096"),
         (2, "--reactors 3 --spread"),
     ] {
         let scratch = Scratch::new();
-        let legs = if more.contains("stripe") { 2 } else { 1 };
-        let mut server = Serve {
+        let legs = if extra_args.contains("stripe") { 2 } else { 1 };
+        let mut server = ServerOptions {
             queues,
             files: (0..legs)
                 .map(|leg| scratch.file(&format!("leg{leg}"), 16))
                 .collect(),
-            ..serve("file", more)
+            ..serve("file", extra_args)
         }
         .start();
         verified(&server).run();
@@ -95,11 +97,11 @@ fn a_null_server_registers_by_hand_too() {
     }
     // Answered later, or no two requests would ever be with the server.
     let mut server = serve("null", "--deferred").start();
-    let more = vec!["--norandommap", "--io_size=16m", "--bsrange=4k-256k"];
+    let extra_args = vec!["--norandommap", "--io_size=16m", "--bsrange=4k-256k"];
     let pattern = "randrw";
     Load {
         pattern,
-        more,
+        extra_args,
         depth: 32,
         ..Load::verified(server.blocks())
     }
@@ -111,7 +113,7 @@ fn a_null_server_registers_by_hand_too() {
 /// Waits until a load is under way.
 fn busy(server: &Server) {
     let before = completed(&server.block(0));
-    until("the load is under way", DEADLINE, || {
+    wait_until("the load is under way", DEADLINE, || {
         completed(&server.block(0)) > before + 100
     });
 }
@@ -123,7 +125,7 @@ fn a_device_with_registered_requests_is_deleted_and_its_server_killed_under_load
     }
     for kill in [false, true] {
         let scratch = Scratch::new();
-        let mut server = Serve {
+        let mut server = ServerOptions {
             files: vec![scratch.file("disk", 16)],
             ..serve("file", "")
         }
@@ -137,16 +139,16 @@ fn a_device_with_registered_requests_is_deleted_and_its_server_killed_under_load
         registers(&mut server);
         if kill {
             server.kill();
-            load.failed();
-            until_state(0, sys::STATE_DEAD);
+            load.expect_failure();
+            wait_for_state(0, sys::STATE_DEAD);
             delete([0]);
         } else {
             driver::delete_async(0);
-            load.failed();
-            let (_, said) = server.terminate();
-            assert!(!said.contains("panicked"), "{said}");
+            load.expect_failure();
+            let (_, log) = server.terminate();
+            assert!(!log.contains("panicked"), "{log}");
         }
-        until("the number is free", DEADLINE, || state(0).is_none());
+        wait_until("the number is free", DEADLINE, || state(0).is_none());
     }
 }
 
@@ -157,13 +159,13 @@ fn a_device_with_registered_requests_is_taken_over_under_load_and_data_verifies(
     }
     for kill in [false, true] {
         let scratch = Scratch::new();
-        let first = Serve {
+        let first = ServerOptions {
             recovery: "reissue",
             files: vec![scratch.file("disk", 16)],
             ..serve("file", "--leave")
         };
         let mut next = first.clone();
-        next.more.push("--recover".into());
+        next.extra_args.push("--recover".into());
         let server = first.start();
         let load = Load {
             depth: 32,
@@ -174,15 +176,15 @@ fn a_device_with_registered_requests_is_taken_over_under_load_and_data_verifies(
         if kill {
             server.kill();
         } else {
-            let (status, said) = server.terminate();
-            assert!(status.success(), "{said}");
+            let (status, log) = server.terminate();
+            assert!(status.success(), "{log}");
         }
         let mut server = next.start();
-        load.succeeded();
+        load.expect_success();
         verified(&server).run();
         registers(&mut server);
-        let (status, said) = server.terminate();
-        assert!(status.success(), "{said}");
+        let (status, log) = server.terminate();
+        assert!(status.success(), "{log}");
         delete([0]);
     }
 }

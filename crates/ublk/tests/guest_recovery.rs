@@ -7,44 +7,48 @@ mod servers;
 use std::time::Duration;
 
 use rustix::process::Signal;
-use servers::client::{Load, Mounted, Running, completed, run, text};
+use servers::client::{Load, Mounted, RunningLoad, completed, run, text};
 use servers::driver;
 use servers::world::{
-    DEADLINE, Scratch, Serve, Server, Table, delete, kernel_has, modes, state, until, until_state,
-    wanted,
+    DEADLINE, Scratch, Server, ServerOptions, Table, delete, is_requested, kernel_has, modes,
+    state, wait_for_state, wait_until,
 };
 use ublk::sys;
 
 /// A recoverable file server over a file, and the one that takes over from it.
-fn recoverable<'a>(scratch: &Scratch, mode: &'a str, mib: u64) -> (Serve<'a>, Serve<'a>) {
-    let first = Serve {
+fn recoverable<'a>(
+    scratch: &Scratch,
+    mode: &'a str,
+    mib: u64,
+) -> (ServerOptions<'a>, ServerOptions<'a>) {
+    let first = ServerOptions {
         program: "file",
         mode,
         recovery: "reissue",
         files: vec![scratch.file("disk", mib)],
-        ..Serve::default()
+        ..ServerOptions::default()
     };
     let mut next = first.clone();
-    next.more.push("--recover".into());
+    next.extra_args.push("--recover".into());
     (first, next)
 }
 
 /// Waits until a device has done this many requests more.
 fn until_more(server: &Server, requests: u64) {
     let before = completed(&server.block(0));
-    until("the load goes on", DEADLINE, || {
+    wait_until("the load goes on", DEADLINE, || {
         completed(&server.block(0)) >= before + requests
     });
 }
 
 /// The same, of a load that a slow guest may see end meanwhile: then it ended well, and the next one
 /// is begun.
-fn until_more_of(server: &Server, requests: u64, (load, running): (&Load<'_>, &mut Running)) {
+fn until_more_of(server: &Server, requests: u64, (load, running): (&Load<'_>, &mut RunningLoad)) {
     let before = completed(&server.block(0));
-    until("the load goes on", DEADLINE, || {
-        if !running.goes_on() {
+    wait_until("the load goes on", DEADLINE, || {
+        if !running.is_running() {
             println!("the load has ended and is begun again");
-            std::mem::replace(running, load.start()).succeeded();
+            std::mem::replace(running, load.start()).expect_success();
         }
         completed(&server.block(0)) >= before + requests
     });
@@ -52,21 +56,21 @@ fn until_more_of(server: &Server, requests: u64, (load, running): (&Load<'_>, &m
 
 #[test]
 fn a_killed_server_without_recovery_leaves_a_dead_device_that_can_be_deleted() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
-        let server = Serve {
+        let server = ServerOptions {
             mode,
             queues: 2,
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         let load = Load::endless(server.blocks()).start();
         until_more(&server, 100);
         server.kill();
-        load.failed();
-        until_state(0, sys::STATE_DEAD);
+        load.expect_failure();
+        wait_for_state(0, sys::STATE_DEAD);
         delete([0]);
         assert_eq!(state(0), None);
     }
@@ -74,29 +78,29 @@ fn a_killed_server_without_recovery_leaves_a_dead_device_that_can_be_deleted() {
 
 #[test]
 fn a_killed_server_with_recovery_leaves_a_device_that_can_be_deleted_under_load() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
-        let server = Serve {
+        let server = ServerOptions {
             mode,
             recovery: "reissue",
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         let load = Load::endless(server.blocks()).start();
         until_more(&server, 100);
         server.kill();
-        until_state(0, sys::STATE_QUIESCED);
+        wait_for_state(0, sys::STATE_QUIESCED);
         delete([0]);
-        load.failed();
+        load.expect_failure();
         assert_eq!(state(0), None);
     }
 }
 
 #[test]
 fn a_successor_takes_over_under_load_and_no_client_sees_an_error() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
@@ -108,14 +112,14 @@ fn a_successor_takes_over_under_load_and_no_client_sees_an_error() {
         server.kill();
         let server = next.start();
         assert_eq!(server.mode(0), mode);
-        load.succeeded();
+        load.expect_success();
         assert_eq!(driver::devices(), [0]);
     }
 }
 
 #[test]
 fn a_mounted_file_system_survives_its_server() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     let scratch = Scratch::new();
@@ -140,7 +144,7 @@ fn a_mounted_file_system_survives_its_server() {
 
 #[test]
 fn a_device_outlives_twenty_servers_that_are_killed_and_restarted_at_once() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     let scratch = Scratch::new();
@@ -148,7 +152,7 @@ fn a_device_outlives_twenty_servers_that_are_killed_and_restarted_at_once() {
     let mut server = first.start();
     let load = Load {
         mib: 16,
-        more: vec![
+        extra_args: vec![
             "--verify=crc32c",
             "--verify_fatal=1",
             "--do_verify=1",
@@ -159,13 +163,13 @@ fn a_device_outlives_twenty_servers_that_are_killed_and_restarted_at_once() {
     let mut load = load.start();
     for round in 0..20 {
         until_more(&server, 5);
-        assert!(load.goes_on(), "the load ended in round {round}");
+        assert!(load.is_running(), "the load ended in round {round}");
         server.kill();
         server = next.start();
         assert_eq!(driver::devices(), [0], "round {round}");
     }
     until_more(&server, 5);
-    assert!(load.goes_on(), "the load did not survive");
+    assert!(load.is_running(), "the load did not survive");
 }
 
 /// Whether a process has a device's character device open, which it has from the middle of taking
@@ -182,7 +186,7 @@ fn has_open(pid: u32, id: u32) -> bool {
 
 #[test]
 fn a_server_killed_while_it_takes_over_leaves_a_device_for_the_next() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     let scratch = Scratch::new();
@@ -190,12 +194,12 @@ fn a_server_killed_while_it_takes_over_leaves_a_device_for_the_next() {
     let recovers = driver::features() & sys::F_PER_IO_TASK != 0;
     for pause in [0, 1, 3, 10] {
         first.start().kill();
-        until_state(0, sys::STATE_QUIESCED);
+        wait_for_state(0, sys::STATE_QUIESCED);
         let halfway = next.spawn();
-        until("it is taking over", DEADLINE, || has_open(halfway.pid(), 0));
+        wait_until("it is taking over", DEADLINE, || has_open(halfway.pid(), 0));
         std::thread::sleep(Duration::from_millis(pause));
         halfway.kill();
-        until_state(0, sys::STATE_QUIESCED);
+        wait_for_state(0, sys::STATE_QUIESCED);
         if recovers {
             let server = next.start();
             Load {
@@ -213,43 +217,47 @@ fn a_server_killed_while_it_takes_over_leaves_a_device_for_the_next() {
 
 #[test]
 fn a_planned_handover_quiesces_and_no_client_sees_an_error() {
-    if !wanted(Table::All) || !kernel_has(sys::F_QUIESCE, "the quiesce command") {
+    if !is_requested(Table::All) || !kernel_has(sys::F_QUIESCE, "the quiesce command") {
         return;
     }
     let scratch = Scratch::new();
     let (mut first, next) = recoverable(&scratch, "auto", 32);
-    first.more.push("--leave".into());
+    first.extra_args.push("--leave".into());
     let server = first.start();
     let load = Load::paced(server.blocks()).start();
     until_more(&server, 50);
-    let (status, said) = server.terminate();
-    assert!(status.success(), "{said}");
-    assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{said}");
+    let (status, log) = server.terminate();
+    assert!(status.success(), "{log}");
+    assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{log}");
     let server = next.start();
-    load.succeeded();
+    load.expect_success();
     drop(server);
 }
 
 #[test]
 fn servers_that_leave_one_after_the_other_under_load_fail_no_request() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     // Quiesced ahead, all devices side by side, where the kernel can; and as the rings close.
-    for more in ["--leave", "--leave --quiesce-by-ring"] {
+    for extra_args in ["--leave", "--leave --quiesce-by-ring"] {
         let scratch = Scratch::new();
         let (mut first, mut next) = recoverable(&scratch, "auto", 32);
         for server in [&mut first, &mut next] {
             let others = (1..4).map(|at| scratch.file(&format!("disk{at}"), 32));
             server.files.extend(others);
             (server.devices, server.queues) = (4, 2);
-            server.more.extend(["--reactors", "2"].map(str::to_owned));
-            server.more.extend(more.split(' ').map(str::to_owned));
+            server
+                .extra_args
+                .extend(["--reactors", "2"].map(str::to_owned));
+            server
+                .extra_args
+                .extend(extra_args.split(' ').map(str::to_owned));
         }
         let mut server = first.start();
         let mut load = Load::verified(server.blocks());
         load.mib = 16;
-        load.more.push("--rate_iops=400");
+        load.extra_args.push("--rate_iops=400");
         let mut running = load.start();
         for round in 0..4 {
             until_more_of(&server, 200, (&load, &mut running));
@@ -263,22 +271,24 @@ fn servers_that_leave_one_after_the_other_under_load_fail_no_request() {
                 std::thread::sleep(Duration::from_millis(20));
                 server.kill();
             } else {
-                let (status, said) = server.terminate();
-                assert!(status.success(), "{more}: {said}");
+                let (status, log) = server.terminate();
+                assert!(status.success(), "{extra_args}: {log}");
                 for id in 0..4 {
-                    assert_eq!(state(id), Some(sys::STATE_QUIESCED), "{more}: {said}");
+                    assert_eq!(state(id), Some(sys::STATE_QUIESCED), "{extra_args}: {log}");
                 }
             }
             server = next.start();
         }
-        running.succeeded();
+        running.expect_success();
         assert_eq!(driver::devices(), [0, 1, 2, 3]);
     }
 }
 
 #[test]
 fn a_successor_that_cannot_take_over_all_disks_leaves_them_as_they_were() {
-    if !wanted(Table::Fast) || !kernel_has(sys::F_RECOVERY_FAIL_IO, "failing without a server") {
+    if !is_requested(Table::Fast)
+        || !kernel_has(sys::F_RECOVERY_FAIL_IO, "failing without a server")
+    {
         return;
     }
     let scratch = Scratch::new();
@@ -289,21 +299,17 @@ fn a_successor_that_cannot_take_over_all_disks_leaves_them_as_they_were() {
     let (server, other) = (first.start(), other.start());
     server.kill();
     other.kill();
-    until_state(0, sys::STATE_QUIESCED);
-    until_state(1, sys::STATE_FAIL_IO);
+    wait_for_state(0, sys::STATE_QUIESCED);
+    wait_for_state(1, sys::STATE_FAIL_IO);
     // It wants requests to be reissued, which the other disk does not do.
     next.files.push(scratch.path("other"));
     next.devices = 2;
-    let mut both = next.spawn().keeping();
-    let status = both.try_until_live().unwrap_err();
-    assert!(!status.success(), "{}", both.said());
-    assert!(
-        both.said().contains("device 0: Recovered"),
-        "{}",
-        both.said()
-    );
-    assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{}", both.said());
-    assert_eq!(state(1), Some(sys::STATE_FAIL_IO), "{}", both.said());
+    let mut both = next.spawn().leaving_devices();
+    let status = both.try_wait_until_live().unwrap_err();
+    assert!(!status.success(), "{}", both.log());
+    assert!(both.log().contains("device 0: Recovered"), "{}", both.log());
+    assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{}", both.log());
+    assert_eq!(state(1), Some(sys::STATE_FAIL_IO), "{}", both.log());
     next.files.pop();
     next.devices = 1;
     let server = next.start();

@@ -8,19 +8,19 @@ mod servers;
 
 use std::time::Instant;
 
-use servers::client::{Load, Running, completed};
+use servers::client::{Load, RunningLoad, completed};
 use servers::driver;
 use servers::figures::Figures;
 use servers::world::{
-    DEADLINE, Scratch, Serve, Server, Table, block, delete, inflight, is_block, kernel_has, modes,
-    state, until, until_state, wanted,
+    DEADLINE, Scratch, Server, ServerOptions, Table, block, delete, inflight, is_block,
+    is_requested, kernel_has, modes, state, wait_for_state, wait_until,
 };
 use ublk::sys;
 
 /// Waits until a load on a device is under way.
 fn busy(device: &std::path::Path) {
     let before = completed(device);
-    until("the load is under way", DEADLINE, || {
+    wait_until("the load is under way", DEADLINE, || {
         completed(device) > before + 50
     });
 }
@@ -28,7 +28,9 @@ fn busy(device: &std::path::Path) {
 /// part_02.
 #[test]
 fn a_device_starts_while_its_scan_is_blocked_and_its_server_can_be_killed() {
-    if !wanted(Table::All) || !kernel_has(sys::F_NO_PART_SCAN, "a scan that START waits not for") {
+    if !is_requested(Table::All)
+        || !kernel_has(sys::F_NO_PART_SCAN, "a scan that START waits not for")
+    {
         return;
     }
     for (recovery, end) in [
@@ -37,19 +39,19 @@ fn a_device_starts_while_its_scan_is_blocked_and_its_server_can_be_killed() {
         ("reissue", sys::STATE_QUIESCED),
     ] {
         let begun = Instant::now();
-        let server = Serve {
+        let server = ServerOptions {
             program: "faulty",
             recovery,
-            more: vec!["--delay-us".into(), "600000000".into()],
-            ..Serve::default()
+            extra_args: vec!["--delay-us".into(), "600000000".into()],
+            ..ServerOptions::default()
         }
         .start();
         assert!(begun.elapsed() < DEADLINE, "{:?}", begun.elapsed());
-        until("the scan's read is with the server", DEADLINE, || {
+        wait_until("the scan's read is with the server", DEADLINE, || {
             inflight(0) > 0
         });
         server.kill();
-        until_state(0, end);
+        wait_for_state(0, end);
         delete([0]);
         assert_eq!(state(0), None, "{recovery}");
     }
@@ -71,7 +73,7 @@ fn variants() -> Vec<(&'static str, &'static str)> {
 struct Stress {
     ids: std::ops::Range<u32>,
     servers: Vec<Server>,
-    loads: Vec<Running>,
+    loads: Vec<RunningLoad>,
     _scratch: Scratch,
 }
 
@@ -89,18 +91,18 @@ impl Stress {
             let names = (0..count).map(|leg| scratch.file(&format!("{of}{leg}"), 16));
             names.collect::<Vec<_>>()
         };
-        let serve = |id, program, files: Vec<_>| Serve {
+        let serve = |id, program, files: Vec<_>| ServerOptions {
             program,
             id,
             mode,
             queues: 4,
             recovery,
-            more: format!("{how}{}", ["", "", " --stripe 65536"][files.len()])
+            extra_args: format!("{how}{}", ["", "", " --stripe 65536"][files.len()])
                 .split_whitespace()
                 .map(String::from)
                 .collect(),
             files,
-            ..Serve::default()
+            ..ServerOptions::default()
         };
         let servers: Vec<_> = [
             serve(first, "null", Vec::new()),
@@ -108,7 +110,7 @@ impl Stress {
             serve(first + 2, "file", legs(2, "leg")),
         ]
         .iter()
-        .map(Serve::start)
+        .map(ServerOptions::start)
         .collect();
         let loads: Vec<_> = servers
             .iter()
@@ -130,8 +132,8 @@ impl Stress {
     }
 
     /// Waits until all clients were told.
-    fn failed(self) -> Vec<Server> {
-        self.loads.into_iter().for_each(Running::failed);
+    fn expect_failure(self) -> Vec<Server> {
+        self.loads.into_iter().for_each(RunningLoad::expect_failure);
         self.servers
     }
 }
@@ -139,16 +141,16 @@ impl Stress {
 /// stress_01, 03 and 06.
 #[test]
 fn devices_of_every_kind_are_deleted_under_load_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for (round, variant) in variants().into_iter().enumerate() {
         let stress = Stress::start(round, variant, "none");
         let ids = stress.ids.clone();
         ids.clone().for_each(driver::delete_async);
-        for server in stress.failed() {
-            let (_, said) = server.terminate();
-            assert!(!said.contains("panicked"), "{said}");
+        for server in stress.expect_failure() {
+            let (_, log) = server.terminate();
+            assert!(!log.contains("panicked"), "{log}");
         }
         gone(ids);
     }
@@ -157,16 +159,16 @@ fn devices_of_every_kind_are_deleted_under_load_in_every_mode() {
 /// stress_02, 04 and 07.
 #[test]
 fn servers_of_every_kind_are_killed_under_load_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for (round, variant) in variants().into_iter().enumerate() {
         let mut stress = Stress::start(round, variant, "none");
         let ids = stress.ids.clone();
         stress.servers.drain(..).for_each(Server::kill);
-        stress.failed();
+        stress.expect_failure();
         for id in ids.clone() {
-            until_state(id, sys::STATE_DEAD);
+            wait_for_state(id, sys::STATE_DEAD);
         }
         delete(ids.clone());
         gone(ids);
@@ -176,7 +178,7 @@ fn servers_of_every_kind_are_killed_under_load_in_every_mode() {
 /// stress_05.
 #[test]
 fn devices_that_wait_for_a_server_are_deleted_under_load_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for (round, variant) in variants().into_iter().enumerate() {
@@ -185,10 +187,10 @@ fn devices_that_wait_for_a_server_are_deleted_under_load_in_every_mode() {
             let ids = stress.ids.clone();
             stress.servers.drain(..).for_each(Server::kill);
             for id in ids.clone() {
-                until_state(id, sys::STATE_QUIESCED);
+                wait_for_state(id, sys::STATE_QUIESCED);
             }
             delete(ids.clone());
-            stress.failed();
+            stress.expect_failure();
             gone(ids);
         }
     }
@@ -196,15 +198,15 @@ fn devices_that_wait_for_a_server_are_deleted_under_load_in_every_mode() {
 
 /// Takes a device over twice under one client that reads all the while: after a kill and after a
 /// handover, or another kill where the kernel has no quiesce command.
-fn recovered(mut serve: Serve, fails: bool) {
+fn recovered(mut serve: ServerOptions, fails: bool) {
     // What the first server is given, and every later one must have.
     let old = |server: &Server, pattern| {
-        let more = vec!["--offset=8m", "--verify=crc32c", "--verify_fatal=1"];
+        let extra_args = vec!["--offset=8m", "--verify=crc32c", "--verify_fatal=1"];
         let load = Load {
             pattern,
             block: "64k",
             mib: 2,
-            more,
+            extra_args,
             ..Load::verified(server.blocks())
         };
         load.run();
@@ -219,17 +221,17 @@ fn recovered(mut serve: Serve, fails: bool) {
         ..Load::endless(server.blocks())
     };
     if fails {
-        load.more.push("--continue_on_error=io");
+        load.extra_args.push("--continue_on_error=io");
     }
     let mut load = load.start();
-    serve.more.push("--recover".into());
+    serve.extra_args.push("--recover".into());
     let hands_over = driver::features() & sys::F_QUIESCE != 0;
     for round in 0..2 {
         busy(&server.block(0));
         if round == 1 && hands_over {
-            let (status, said) = server.terminate();
-            assert!(status.success(), "{said}");
-            assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{said}");
+            let (status, log) = server.terminate();
+            assert!(status.success(), "{log}");
+            assert_eq!(state(0), Some(sys::STATE_QUIESCED), "{log}");
         } else {
             server.kill();
         }
@@ -238,7 +240,7 @@ fn recovered(mut serve: Serve, fails: bool) {
         assert_eq!(driver::devices(), [0], "round {round}");
         // The same client goes on; what it had under way failed, or not even that.
         busy(&server.block(0));
-        assert!(load.goes_on(), "round {round} of {serve:?}");
+        assert!(load.is_running(), "round {round} of {serve:?}");
         if keeps_data {
             old(&server, "read");
         }
@@ -252,14 +254,14 @@ fn recovered(mut serve: Serve, fails: bool) {
 /// recover_01 to 04, and ublk/006.
 #[test]
 fn devices_of_every_kind_are_recovered_twice_with_and_without_reissue() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
         let kinds = [0, 1, 2].map(|legs| [("plain", legs), ("reissue", legs)]);
         for (recovery, legs) in kinds.into_iter().flatten() {
             let scratch = Scratch::new();
-            let mut serve = Serve {
+            let mut serve = ServerOptions {
                 program: if legs == 0 { "null" } else { "file" },
                 mode,
                 queues: 2,
@@ -267,11 +269,11 @@ fn devices_of_every_kind_are_recovered_twice_with_and_without_reissue() {
                 files: (0..legs)
                     .map(|leg| scratch.file(&format!("leg{leg}"), 16))
                     .collect(),
-                more: vec!["--leave".into()],
-                ..Serve::default()
+                extra_args: vec!["--leave".into()],
+                ..ServerOptions::default()
             };
             if legs > 1 {
-                serve.more.extend(["--stripe".into(), "65536".into()]);
+                serve.extra_args.extend(["--stripe".into(), "65536".into()]);
             }
             recovered(serve, recovery == "plain");
         }
@@ -281,30 +283,30 @@ fn devices_of_every_kind_are_recovered_twice_with_and_without_reissue() {
 /// The numbers are free, which they are a moment after a deletion that nobody waited for.
 fn gone(ids: impl Iterator<Item = u32>) {
     for id in ids {
-        until("the number is free", DEADLINE, || state(id).is_none());
+        wait_until("the number is free", DEADLINE, || state(id).is_none());
     }
 }
 
 /// ublk/004.
 #[test]
 fn a_device_is_deleted_at_once_after_its_server_was_killed() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
         for recovery in ["none", "plain", "reissue"] {
-            let server = Serve {
+            let server = ServerOptions {
                 queues: 2,
                 mode,
                 recovery,
-                ..Serve::default()
+                ..ServerOptions::default()
             }
             .start();
             let load = Load::endless(server.blocks()).start();
             busy(&server.block(0));
             server.kill();
             delete([0]);
-            load.failed();
+            load.expect_failure();
             gone(0..1);
         }
     }
@@ -313,19 +315,19 @@ fn a_device_is_deleted_at_once_after_its_server_was_killed() {
 /// null_01 to 03.
 #[test]
 fn a_null_device_serves_reads_and_writes_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
-        let server = Serve {
+        let server = ServerOptions {
             mode,
             queues: 2,
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         assert_eq!(server.mode(0), mode);
         Load {
-            more: vec!["--norandommap", "--io_size=16m", "--bsrange=4k-256k"],
+            extra_args: vec!["--norandommap", "--io_size=16m", "--bsrange=4k-256k"],
             ..Load::endless(server.blocks())
         }
         .run();
@@ -336,7 +338,7 @@ fn a_null_device_serves_reads_and_writes_in_every_mode() {
 /// generic_03, and more: the limits hold for requests that are larger than them.
 #[test]
 fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     // Both came with zero copy; older drivers ignore what they do not know.
@@ -345,10 +347,10 @@ fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
     }
     let options = "--segments 32 --segment-bytes 32K --dma-alignment 4096";
     for mode in modes() {
-        let server = Serve {
+        let server = ServerOptions {
             mode,
-            more: options.split(' ').map(String::from).collect(),
-            ..Serve::default()
+            extra_args: options.split(' ').map(String::from).collect(),
+            ..ServerOptions::default()
         }
         .start();
         let limit = |name: &str| {
@@ -360,7 +362,7 @@ fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
         assert_eq!(limit("max_segment_size"), 32 << 10, "{mode}");
         assert_eq!(limit("dma_alignment"), 4095, "{mode}");
         Load {
-            more: vec!["--norandommap", "--io_size=8m", "--bsrange=512k-1m"],
+            extra_args: vec!["--norandommap", "--io_size=8m", "--bsrange=512k-1m"],
             ..Load::endless(server.blocks())
         }
         .run();
@@ -371,12 +373,12 @@ fn limits_on_the_memory_of_requests_are_the_kernels_limits_in_every_mode() {
 /// generic_09, and more: what a ring's tables hold is far less than what its devices have.
 #[test]
 fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
         let scratch = Scratch::new();
-        let server = Serve {
+        let server = ServerOptions {
             program: "file",
             mode,
             devices: 4,
@@ -384,10 +386,10 @@ fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
             files: (0..4)
                 .map(|n| scratch.file(&format!("disk{n}"), 16))
                 .collect(),
-            more: ["--slots", "2", "--completions", "256"]
+            extra_args: ["--slots", "2", "--completions", "256"]
                 .map(String::from)
                 .into(),
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         Load {
@@ -396,28 +398,28 @@ fn more_tags_than_slots_and_completions_of_a_ring_lose_nothing() {
             ..Load::verified(server.blocks())
         }
         .run();
-        let said = server.exits_cleanly();
-        let fallbacks = Figures::read(&said).sum("fallbacks");
-        assert_eq!(fallbacks > 0, mode == "zero-copy", "{said}");
+        let log = server.exits_cleanly();
+        let fallbacks = Figures::read(&log).sum("fallbacks");
+        assert_eq!(fallbacks > 0, mode == "zero-copy", "{log}");
     }
 }
 
 /// What a server that cannot be says, and that it leaves nothing behind and disturbs nobody.
 #[test]
 fn what_cannot_be_served_is_refused_with_words_and_leaves_nothing_behind() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
-    let holder = Serve {
+    let holder = ServerOptions {
         id: 7,
-        ..Serve::default()
+        ..ServerOptions::default()
     }
     .start();
-    let serve = |id, queues, depth| Serve {
+    let serve = |id, queues, depth| ServerOptions {
         id,
         queues,
         depth,
-        ..Serve::default()
+        ..ServerOptions::default()
     };
     for (serve, words) in [
         (serve(0, 1, 0), "tags per queue"),
@@ -427,16 +429,16 @@ fn what_cannot_be_served_is_refused_with_words_and_leaves_nothing_behind() {
         (serve(1 << 20, 1, 16), "out of range"),
         (serve(7, 1, 16), "the number is taken"),
     ] {
-        let mut refused = serve.spawn().keeping();
-        assert!(!refused.ended().success(), "{serve:?}");
-        let said = refused.said();
-        assert!(said.contains(words), "{words:?} is not in: {said}");
+        let mut refused = serve.spawn().leaving_devices();
+        assert!(!refused.wait_for_exit().success(), "{serve:?}");
+        let log = refused.log();
+        assert!(log.contains(words), "{words:?} is not in: {log}");
         assert_eq!(driver::devices(), [7], "left behind: {serve:?}");
     }
     assert!(is_block(&block(7)));
     Load {
         pattern: "randread",
-        more: vec!["--norandommap"],
+        extra_args: vec!["--norandommap"],
         ..Load::endless(holder.blocks())
     }
     .run();
@@ -466,14 +468,14 @@ impl Drop for Limit {
 /// reached is tested beside the errors.
 #[test]
 fn a_modules_limit_on_devices_of_others_does_not_hold_for_those_of_root() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
-    let first = Serve::default().start();
+    let first = ServerOptions::default().start();
     let limit = Limit::set("1");
-    let second = Serve {
+    let second = ServerOptions {
         id: 1,
-        ..Serve::default()
+        ..ServerOptions::default()
     }
     .start();
     assert_eq!(driver::devices(), [0, 1]);

@@ -13,34 +13,34 @@ use std::time::Instant;
 use servers::client::{Load, Mounted, completed, run, text};
 use servers::driver;
 use servers::world::{
-    DEADLINE, Scratch, Serve, Table, asked, delete, inflight, kernel_has, modes, state, until,
-    until_state, wanted,
+    DEADLINE, Scratch, ServerOptions, Table, delete, inflight, is_requested, kernel_has, modes,
+    requested_table, state, wait_for_state, wait_until,
 };
 use ublk::sys;
 
 /// A file server in a mode, over a new file.
-fn file_server<'a>(scratch: &Scratch, mode: &'a str, mib: u64) -> Serve<'a> {
-    Serve {
+fn file_server<'a>(scratch: &Scratch, mode: &'a str, mib: u64) -> ServerOptions<'a> {
+    ServerOptions {
         program: "file",
         mode,
         files: vec![scratch.file("disk", mib)],
-        ..Serve::default()
+        ..ServerOptions::default()
     }
 }
 
 #[test]
 fn every_granted_mode_when_forced_is_the_one_that_serves_and_data_verifies() {
-    if !wanted(Table::Smoke) {
+    if !is_requested(Table::Smoke) {
         return;
     }
     let mut chosen = modes();
-    if asked() == Table::Smoke {
+    if requested_table() == Table::Smoke {
         chosen.truncate(1);
     }
     for mode in chosen {
         let scratch = Scratch::new();
         let server = file_server(&scratch, mode, 32).start();
-        assert_eq!(server.mode(0), mode, "{}", server.said());
+        assert_eq!(server.mode(0), mode, "{}", server.log());
         Load::verified(server.blocks()).run();
         server.exits_cleanly();
     }
@@ -48,51 +48,51 @@ fn every_granted_mode_when_forced_is_the_one_that_serves_and_data_verifies() {
 
 #[test]
 fn every_server_says_what_it_takes_and_gives_an_example() {
-    if !wanted(Table::Smoke) {
+    if !is_requested(Table::Smoke) {
         return;
     }
     for program in ["null", "file", "faulty"] {
-        let serve = Serve {
+        let serve = ServerOptions {
             program,
-            more: vec!["--help".into()],
-            ..Serve::default()
+            extra_args: vec!["--help".into()],
+            ..ServerOptions::default()
         };
-        let mut server = serve.spawn().keeping();
-        assert!(server.ended().success(), "{program}");
-        let said = server.said();
-        assert!(said.contains(&format!("{program} --")), "{said}");
-        assert!(said.contains("--mode MODE"), "{said}");
+        let mut server = serve.spawn().leaving_devices();
+        assert!(server.wait_for_exit().success(), "{program}");
+        let log = server.log();
+        assert!(log.contains(&format!("{program} --")), "{log}");
+        assert!(log.contains("--mode MODE"), "{log}");
         assert_eq!(driver::devices(), Vec::<u32>::new());
     }
 }
 
 #[test]
 fn auto_takes_the_dearest_mode_that_the_kernel_grants() {
-    if !wanted(Table::Smoke) {
+    if !is_requested(Table::Smoke) {
         return;
     }
-    let server = Serve::default().start();
+    let server = ServerOptions::default().start();
     assert_eq!(server.mode(0), modes()[0]);
 }
 
 #[test]
 fn a_mode_that_the_kernel_lacks_is_refused_with_words_and_leaves_nothing_behind() {
-    if !wanted(Table::Smoke) {
+    if !is_requested(Table::Smoke) {
         return;
     }
     // A kernel that has the mode plays 6.12, which has not.
-    let mut server = Serve {
+    let mut server = ServerOptions {
         mode: "zero-copy",
         variables: vec![("FIRN_UBLK_FEATURE_MASK", "0x1fe")],
-        ..Serve::default()
+        ..ServerOptions::default()
     }
     .spawn();
-    assert!(!server.ended().success());
-    let said = server.said();
-    assert!(said.contains("zero-copy"), "{said}");
-    let played = Serve {
+    assert!(!server.wait_for_exit().success());
+    let log = server.log();
+    assert!(log.contains("zero-copy"), "{log}");
+    let played = ServerOptions {
         variables: vec![("FIRN_UBLK_FEATURE_MASK", "0x1fe")],
-        ..Serve::default()
+        ..ServerOptions::default()
     }
     .start();
     assert_eq!(played.mode(0), "user-copy");
@@ -102,7 +102,7 @@ fn a_mode_that_the_kernel_lacks_is_refused_with_words_and_leaves_nothing_behind(
 
 #[test]
 fn a_kernel_that_plays_an_older_one_serves_as_that_one_does() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     let modes = modes();
@@ -119,13 +119,13 @@ fn a_kernel_that_plays_an_older_one_serves_as_that_one_does() {
         };
         let scratch = Scratch::new();
         let visible = format!("{mask:#x}");
-        let server = Serve {
+        let server = ServerOptions {
             queues: 2,
             variables: vec![("FIRN_UBLK_FEATURE_MASK", &visible)],
             ..file_server(&scratch, "auto", 32)
         }
         .start();
-        assert_eq!(server.mode(0), mode, "{kernel}: {}", server.said());
+        assert_eq!(server.mode(0), mode, "{kernel}: {}", server.log());
         // What the driver sets unasked is there all the same.
         let unasked = sys::F_COMPLETE_IN_TASK
             | sys::F_IOCTL_ENCODE
@@ -141,7 +141,7 @@ fn a_kernel_that_plays_an_older_one_serves_as_that_one_does() {
 
 #[test]
 fn a_file_system_comes_back_clean_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     // loop_02 and stripe_02, and their like.
@@ -151,7 +151,7 @@ fn a_file_system_comes_back_clean_in_every_mode() {
         let mut serve = file_server(&scratch, mode, 64);
         if legs > 1 {
             serve.files.push(scratch.file("leg", 64));
-            serve.more = vec!["--stripe".into(), "65536".into()];
+            serve.extra_args = vec!["--stripe".into(), "65536".into()];
         }
         let server = serve.start();
         let device = server.block(0);
@@ -171,7 +171,7 @@ fn a_file_system_comes_back_clean_in_every_mode() {
 
 #[test]
 fn xfs_comes_back_clean_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
@@ -188,27 +188,27 @@ fn xfs_comes_back_clean_in_every_mode() {
 
 #[test]
 fn get_data_writes_through_a_pool_of_the_servers_own_wait_their_turn_and_verify() {
-    if !wanted(Table::Fast) || !kernel_has(sys::F_NEED_GET_DATA, "get-data") {
+    if !is_requested(Table::Fast) || !kernel_has(sys::F_NEED_GET_DATA, "get-data") {
         return;
     }
     // Room for four of the largest requests, for both devices together.
     let scratch = Scratch::new();
-    let server = Serve {
+    let server = ServerOptions {
         program: "file",
         mode: "get-data",
         devices: 2,
         files: vec![scratch.file("a", 16), scratch.file("b", 16)],
-        more: ["--io-bytes", "64K", "--pool", "256K"]
+        extra_args: ["--io-bytes", "64K", "--pool", "256K"]
             .map(String::from)
             .into(),
-        ..Serve::default()
+        ..ServerOptions::default()
     }
     .start();
     assert!((0..2).all(|id| server.mode(id) == "get-data"));
     Load::verified(server.blocks()).run();
-    let said = server.exits_cleanly();
-    let figures = said.lines().find_map(|line| line.strip_prefix("pool: "));
-    let figures = figures.unwrap_or_else(|| panic!("no figures of a pool:\n{said}"));
+    let log = server.exits_cleanly();
+    let figures = log.lines().find_map(|line| line.strip_prefix("pool: "));
+    let figures = figures.unwrap_or_else(|| panic!("no figures of a pool:\n{log}"));
     let numbers: Vec<u64> = figures
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
@@ -222,12 +222,12 @@ fn get_data_writes_through_a_pool_of_the_servers_own_wait_their_turn_and_verify(
 
 #[test]
 fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
         let scratch = Scratch::new();
-        let server = Serve {
+        let server = ServerOptions {
             program: "file",
             mode,
             devices: 64,
@@ -235,7 +235,7 @@ fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
             files: (0..64)
                 .map(|n| scratch.file(&format!("disk{n}"), 2))
                 .collect(),
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         assert!((0..64).all(|id| server.mode(id) == mode));
@@ -251,54 +251,54 @@ fn sixty_four_devices_on_one_ring_each_keep_their_own_data() {
 
 #[test]
 fn a_device_deleted_under_load_goes_and_its_client_is_told() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     // Each its own number: one that nobody waited for is taken for a moment longer.
     for (id, mode) in (0..).zip(modes()) {
-        let server = Serve {
+        let server = ServerOptions {
             id,
             mode,
             queues: 2,
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         let load = Load::endless(server.blocks()).start();
-        until("the load is under way", DEADLINE, || {
+        wait_until("the load is under way", DEADLINE, || {
             completed(&server.block(0)) > 100
         });
         driver::delete_async(id);
-        load.failed();
+        load.expect_failure();
         // The number is free once the server has let go of it.
-        let (_, said) = server.terminate();
-        assert!(!said.contains("panicked"), "{said}");
-        until("the device is gone", DEADLINE, || state(id).is_none());
+        let (_, log) = server.terminate();
+        assert!(!log.contains("panicked"), "{log}");
+        wait_until("the device is gone", DEADLINE, || state(id).is_none());
     }
 }
 
 #[test]
 fn one_device_leaves_a_shared_ring_and_the_other_notices_nothing() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
         let scratch = Scratch::new();
-        let server = Serve {
+        let server = ServerOptions {
             program: "file",
             mode,
             devices: 2,
             files: vec![scratch.file("a", 16), scratch.file("b", 16)],
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         let stays = Load::paced(vec![server.block(1)]).start();
         let goes = Load::endless(vec![server.block(0)]).start();
-        until("the load is under way", DEADLINE, || {
+        wait_until("the load is under way", DEADLINE, || {
             completed(&server.block(0)) > 100
         });
         driver::stop(0);
-        goes.failed();
-        stays.succeeded();
+        goes.expect_failure();
+        stays.expect_success();
         assert_eq!(state(0), Some(sys::STATE_DEAD));
         assert_eq!(state(1), Some(sys::STATE_LIVE));
         Load::verified(vec![server.block(1)]).run();
@@ -307,25 +307,25 @@ fn one_device_leaves_a_shared_ring_and_the_other_notices_nothing() {
 
 #[test]
 fn a_stripe_over_files_fans_out_and_its_data_verifies() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     for mode in modes() {
         let scratch = Scratch::new();
-        let server = Serve {
+        let server = ServerOptions {
             program: "file",
             mode,
             queues: 2,
             files: (0..3)
                 .map(|n| scratch.file(&format!("leg{n}"), 16))
                 .collect(),
-            more: vec!["--stripe".into(), "65536".into()],
-            ..Serve::default()
+            extra_args: vec!["--stripe".into(), "65536".into()],
+            ..ServerOptions::default()
         }
         .start();
         // Every request crosses from file to file.
         let load = Load {
-            more: vec!["--verify=crc32c", "--verify_fatal=1", "--do_verify=1"],
+            extra_args: vec!["--verify=crc32c", "--verify_fatal=1", "--do_verify=1"],
             ..Load::verified(server.blocks())
         };
         Load {
@@ -340,20 +340,22 @@ fn a_stripe_over_files_fans_out_and_its_data_verifies() {
 /// generic_06: every tag of a queue is with the server when that is killed.
 #[test]
 fn a_killed_server_that_holds_every_tag_does_not_hold_its_clients() {
-    if !wanted(Table::All) || !kernel_has(sys::F_PER_IO_TASK, "an exit that needs no idle tag") {
+    if !is_requested(Table::All)
+        || !kernel_has(sys::F_PER_IO_TASK, "an exit that needs no idle tag")
+    {
         return;
     }
     for mode in modes() {
-        let server = Serve {
+        let server = ServerOptions {
             program: "faulty",
             mode,
             queues: 2,
             depth: 1,
             // Without the scan's read, the first request is the client's.
-            more: ["--delay-us", "2000000", "--no-part-scan"]
+            extra_args: ["--delay-us", "2000000", "--no-part-scan"]
                 .map(String::from)
                 .into(),
-            ..Serve::default()
+            ..ServerOptions::default()
         }
         .start();
         let load = Load {
@@ -362,13 +364,13 @@ fn a_killed_server_that_holds_every_tag_does_not_hold_its_clients() {
             ..Load::endless(server.blocks())
         }
         .start();
-        until("a request is with the server", DEADLINE, || inflight(0) > 0);
+        wait_until("a request is with the server", DEADLINE, || inflight(0) > 0);
         let begun = Instant::now();
         server.kill();
-        load.failed();
+        load.expect_failure();
         let took = begun.elapsed();
         assert!(took < DEADLINE, "{mode}: {took:?}");
-        until_state(0, sys::STATE_DEAD);
+        wait_for_state(0, sys::STATE_DEAD);
         delete([0]);
     }
 }
@@ -377,7 +379,7 @@ fn a_killed_server_that_holds_every_tag_does_not_hold_its_clients() {
 /// its size: the server's file keeps it.
 #[test]
 fn a_disk_is_halved_and_grows_again_while_it_is_used() {
-    if !wanted(Table::All) || !kernel_has(sys::F_UPDATE_SIZE, "changes of a size") {
+    if !is_requested(Table::All) || !kernel_has(sys::F_UPDATE_SIZE, "changes of a size") {
         return;
     }
     for mode in modes() {
@@ -392,7 +394,7 @@ fn a_disk_is_halved_and_grows_again_while_it_is_used() {
         let upper = |pattern| {
             let mut load = Load::verified(server.blocks());
             (load.pattern, load.block) = (pattern, "64k");
-            load.more = vec!["--offset=16m", "--verify=crc32c", "--verify_fatal=1"];
+            load.extra_args = vec!["--offset=16m", "--verify=crc32c", "--verify_fatal=1"];
             load.run();
         };
         upper("write");
@@ -400,13 +402,13 @@ fn a_disk_is_halved_and_grows_again_while_it_is_used() {
         used.mib = 2;
         let used = used.start();
         driver::update_size(0, 16 << 11);
-        until("the disk is halved", DEADLINE, || sectors() == 16 << 11);
+        wait_until("the disk is halved", DEADLINE, || sectors() == 16 << 11);
         let read_beyond = |disk: std::fs::File| disk.read_at(&mut [0; 4096], 16 << 20);
         let beyond = read_beyond(std::fs::File::open(&device).unwrap()).unwrap();
         assert_eq!(beyond, 0, "{mode}: there is something beyond the end");
         driver::update_size(0, 32 << 11);
-        until("the disk has grown", DEADLINE, || sectors() == 32 << 11);
-        used.succeeded();
+        wait_until("the disk has grown", DEADLINE, || sectors() == 32 << 11);
+        used.expect_success();
         upper("read");
         server.exits_cleanly();
     }
@@ -415,7 +417,7 @@ fn a_disk_is_halved_and_grows_again_while_it_is_used() {
 /// generic_16.
 #[test]
 fn a_safe_stop_is_refused_while_the_device_is_open_and_it_then_still_works() {
-    if !wanted(Table::All) || !kernel_has(sys::F_SAFE_STOP, "the safe stop") {
+    if !is_requested(Table::All) || !kernel_has(sys::F_SAFE_STOP, "the safe stop") {
         return;
     }
     for mode in modes() {
@@ -426,7 +428,7 @@ fn a_safe_stop_is_refused_while_the_device_is_open_and_it_then_still_works() {
         assert_eq!(refused.raw_os_error(), Some(libc::EBUSY), "{mode}");
         Load::verified(server.blocks()).run();
         drop(open);
-        until("the last client has closed it", DEADLINE, || {
+        wait_until("the last client has closed it", DEADLINE, || {
             driver::try_stop(0).is_ok()
         });
         assert_eq!(state(0), Some(sys::STATE_DEAD), "{mode}");
@@ -436,7 +438,7 @@ fn a_safe_stop_is_refused_while_the_device_is_open_and_it_then_still_works() {
 /// part_01.
 #[test]
 fn partitions_appear_by_themselves_unless_the_scan_is_declined() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     modes().into_iter().for_each(partitions_appear);
@@ -460,32 +462,32 @@ fn partitions_appear(mode: &str) {
     partition_table(&scratch.path("disk"));
     let partition = std::path::Path::new("/dev/ublkb0p1");
     let server = serve.start();
-    until("the partitions are there", DEADLINE, || partition.exists());
+    wait_until("the partitions are there", DEADLINE, || partition.exists());
     server.exits_cleanly();
     if !kernel_has(sys::F_NO_PART_SCAN, "a way to decline the scan") {
         return;
     }
-    let serve = Serve {
-        more: vec!["--no-part-scan".into()],
+    let serve = ServerOptions {
+        extra_args: vec!["--no-part-scan".into()],
         ..serve
     };
     let server = serve.start();
     Load {
         mib: 1,
         pattern: "read",
-        more: vec![],
+        extra_args: vec![],
         ..Load::verified(server.blocks())
     }
     .run();
     assert!(!partition.exists(), "{mode}");
     run("blockdev", &["--rereadpt", text(&server.block(0))]);
-    until("the partitions are there", DEADLINE, || partition.exists());
+    wait_until("the partitions are there", DEADLINE, || partition.exists());
 }
 
 /// generic_02.
 #[test]
 fn an_inline_server_completes_in_the_order_of_submission() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     let tracing = std::path::Path::new("/sys/kernel/tracing");
@@ -497,20 +499,20 @@ fn an_inline_server_completes_in_the_order_of_submission() {
 }
 
 fn in_order(tracing: &std::path::Path, mode: &str) {
-    let server = Serve {
+    let server = ServerOptions {
         queues: 2,
         mode,
-        ..Serve::default()
+        ..ServerOptions::default()
     }
     .start();
     let set = |name: &str, value: &str| std::fs::write(tracing.join(name), value).unwrap();
     set("events/block/block_rq_issue/enable", "1");
     set("events/block/block_rq_complete/enable", "1");
     set("trace", "");
-    let more = vec!["--cpus_allowed=0", "--io_size=2m"];
+    let extra_args = vec!["--cpus_allowed=0", "--io_size=2m"];
     Load {
         pattern: "write",
-        more,
+        extra_args,
         ..Load::verified(server.blocks())
     }
     .run();

@@ -10,7 +10,9 @@ mod servers;
 use servers::client::{Load, completed};
 use servers::driver;
 use servers::figures::Figures;
-use servers::world::{DEADLINE, Scratch, Serve, Table, delete, modes, until, wanted};
+use servers::world::{
+    DEADLINE, Scratch, ServerOptions, Table, delete, is_requested, modes, wait_until,
+};
 use ublk::sys;
 
 /// Threads, more than the queues that a guest's processors allow.
@@ -23,24 +25,24 @@ fn shared() -> Vec<String> {
 /// generic_12.
 #[test]
 fn every_thread_serves_a_queue_that_one_processor_keeps_busy() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
-    let serve = Serve {
+    let serve = ServerOptions {
         queues: 4,
         depth: 16,
-        more: shared(),
-        ..Serve::default()
+        extra_args: shared(),
+        ..ServerOptions::default()
     };
     if driver::features() & sys::F_PER_IO_TASK == 0 {
         let mut refused = serve.spawn();
-        assert!(!refused.ended().success());
-        assert!(refused.said().contains("6.16"), "{}", refused.said());
+        assert!(!refused.wait_for_exit().success());
+        assert!(refused.log().contains("6.16"), "{}", refused.log());
         assert_eq!(driver::devices(), [0; 0], "left behind");
         return;
     }
     for mode in modes() {
-        let server = Serve {
+        let server = ServerOptions {
             mode,
             ..serve.clone()
         }
@@ -48,26 +50,23 @@ fn every_thread_serves_a_queue_that_one_processor_keeps_busy() {
         Load {
             pattern: "read",
             mib: 8,
-            more: vec!["--cpus_allowed=0"],
+            extra_args: vec!["--cpus_allowed=0"],
             ..Load::verified(server.blocks())
         }
         .run();
-        let said = server.exits_cleanly();
-        let requests = Figures::read(&said).by_share("requests");
+        let log = server.exits_cleanly();
+        let requests = Figures::read(&log).by_share("requests");
         for thread in 0..THREADS {
             let of_thread = requests.iter().filter(|(share, _)| *share == thread);
             let sum: u64 = of_thread.map(|(_, count)| count).sum();
-            assert!(
-                sum > 0,
-                "{mode}: thread {thread} had nothing to do:\n{said}"
-            );
+            assert!(sum > 0, "{mode}: thread {thread} had nothing to do:\n{log}");
         }
     }
 }
 
 #[test]
 fn a_shared_queue_is_taken_over_under_load_in_every_mode() {
-    if !wanted(Table::All) {
+    if !is_requested(Table::All) {
         return;
     }
     if driver::features() & sys::F_PER_IO_TASK == 0 {
@@ -76,30 +75,34 @@ fn a_shared_queue_is_taken_over_under_load_in_every_mode() {
     }
     for mode in modes() {
         let scratch = Scratch::new();
-        let serve = Serve {
+        let serve = ServerOptions {
             program: "file",
             mode,
             queues: 4,
             depth: 16,
             recovery: "reissue",
-            more: shared(),
+            extra_args: shared(),
             files: vec![scratch.file("disk", 32)],
-            ..Serve::default()
+            ..ServerOptions::default()
         };
         let first = serve.start();
         let load = Load::paced(first.blocks()).start();
         let block = first.block(0);
         let before = completed(&block);
-        until("the load is under way", DEADLINE, || {
+        wait_until("the load is under way", DEADLINE, || {
             completed(&block) > before + 50
         });
         first.kill();
-        let more = [shared(), vec!["--recover".into()]].concat();
-        let next = Serve { more, ..serve }.start();
-        assert_eq!(next.mode(0), mode, "{}", next.said());
-        load.succeeded();
-        let (status, said) = next.terminate();
-        assert!(status.success(), "{said}");
+        let extra_args = [shared(), vec!["--recover".into()]].concat();
+        let next = ServerOptions {
+            extra_args,
+            ..serve
+        }
+        .start();
+        assert_eq!(next.mode(0), mode, "{}", next.log());
+        load.expect_success();
+        let (status, log) = next.terminate();
+        assert!(status.success(), "{log}");
         delete([0]);
     }
 }

@@ -65,7 +65,7 @@ const KEEPALIVES_PER_S: u32 = 200;
 
 /// What one run measured. Times in nanoseconds, sorted.
 #[derive(Debug)]
-pub(crate) struct Measured {
+pub(crate) struct Measurement {
     pub(crate) sends: Vec<u64>,
     pub(crate) keepalives: Vec<u64>,
     pub(crate) round_trips: Vec<u64>,
@@ -151,7 +151,7 @@ fn messenger(name: &str) -> Messenger {
 }
 
 /// Runs one load with one variant.
-pub(crate) fn run(load: &Load, variant: Variant, time: Duration) -> Measured {
+pub(crate) fn run(load: &Load, variant: Variant, time: Duration) -> Measurement {
     let (mut a, b) = (messenger("a"), messenger("b"));
     a.use_one_lock(variant == Variant::One);
     let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -175,13 +175,13 @@ pub(crate) fn run(load: &Load, variant: Variant, time: Duration) -> Measured {
     answers.recording.store(true, Relaxed);
     let io_before = io_delay();
     let begun = Instant::now();
-    let felt = send_all(load, &connection, start, time);
+    let sender_times = send_all(load, &connection, start, time);
     let seconds = begun.elapsed().as_secs_f64();
     let io_delay_ns = io_delay() - io_before;
-    let count = felt.sends.len() as u64;
+    let count = sender_times.sends.len() as u64;
     // The rest of the answers, so that a run leaves nothing to the next.
-    let patience = Instant::now() + Duration::from_secs(20);
-    while answers.count.load(Relaxed) < count && Instant::now() < patience {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while answers.count.load(Relaxed) < count && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));
     }
     let (queue, one) = connection.lock_stats();
@@ -190,19 +190,19 @@ pub(crate) fn run(load: &Load, variant: Variant, time: Duration) -> Measured {
     b.shutdown();
     let mut round_trips = std::mem::take(&mut *answers.times.lock().expect("no holder panics"));
     round_trips.sort_unstable();
-    Measured {
+    Measurement {
         round_trips,
         seconds,
         locks,
         io_delay_ns,
-        ..felt
+        ..sender_times
     }
 }
 
-fn send_all(load: &Load, connection: &Connection, start: Instant, time: Duration) -> Measured {
+fn send_all(load: &Load, connection: &Connection, start: Instant, time: Duration) -> Measurement {
     let payload = Bytes::from(vec![0x5a; load.size]);
     let barrier = Barrier::new(load.senders as usize + 1);
-    let felt: Vec<Felt> = std::thread::scope(|scope| {
+    let sender_times: Vec<SenderTimes> = std::thread::scope(|scope| {
         let keepalives = scope.spawn(|| {
             barrier.wait();
             let pace = Pace::new(0, 1, KEEPALIVES_PER_S, time);
@@ -222,13 +222,18 @@ fn send_all(load: &Load, connection: &Connection, start: Instant, time: Duration
         all.map(|t| t.join().expect("a sender does not panic"))
             .collect()
     });
-    let (keepalives, senders) = felt.split_first().expect("there is the keepalive thread");
-    let sorted = |felt: &[Felt]| {
-        let mut times: Vec<u64> = felt.iter().flat_map(|f| f.times.iter().copied()).collect();
+    let (keepalives, senders) = sender_times
+        .split_first()
+        .expect("there is the keepalive thread");
+    let sorted = |sender_times: &[SenderTimes]| {
+        let mut times: Vec<u64> = sender_times
+            .iter()
+            .flat_map(|f| f.times.iter().copied())
+            .collect();
         times.sort_unstable();
         times
     };
-    Measured {
+    Measurement {
         sends: sorted(senders),
         keepalives: sorted(std::slice::from_ref(keepalives)),
         round_trips: Vec::new(),
@@ -252,7 +257,7 @@ fn send(connection: &Connection, payload: &Bytes, start: Instant) -> bool {
 }
 
 /// What one caller felt.
-struct Felt {
+struct SenderTimes {
     times: Vec<u64>,
     late: u64,
     refused: u64,
@@ -277,10 +282,10 @@ impl Pace {
         }
     }
 
-    fn run(&self, mut call: impl FnMut() -> bool) -> Felt {
+    fn run(&self, mut call: impl FnMut() -> bool) -> SenderTimes {
         // The default slack would make every caller up to 50 us late.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-        let mut felt = Felt {
+        let mut sender_times = SenderTimes {
             times: Vec::new(),
             late: 0,
             refused: 0,
@@ -301,20 +306,20 @@ impl Pace {
             // not waited for a send: that is counted as late.
             let blocked = self.interval.is_some() && due >= busy_since;
             let since = if blocked { due.min(called) } else { called };
-            felt.late += u64::from(called.saturating_duration_since(due).as_millis() > 0);
+            sender_times.late += u64::from(called.saturating_duration_since(due).as_millis() > 0);
             if call() {
-                felt.times.push(nanos(since.elapsed()));
+                sender_times.times.push(nanos(since.elapsed()));
             } else {
-                felt.refused += 1;
+                sender_times.refused += 1;
                 std::thread::sleep(Duration::from_micros(50));
             }
             due += self.interval.unwrap_or_default();
         }
         if self.interval.is_none() {
-            felt.late = 0;
+            sender_times.late = 0;
         }
-        felt.delay_ns = run_delay("/proc/thread-self/schedstat") - delay;
-        felt
+        sender_times.delay_ns = run_delay("/proc/thread-self/schedstat") - delay;
+        sender_times
     }
 }
 

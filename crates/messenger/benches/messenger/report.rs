@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use messenger::outqueue::{LockStats, Site};
 
-use crate::load::{Load, Measured, Variant, add, is_callers};
+use crate::load::{Load, Measurement, Variant, add, is_callers};
 
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    runs: BTreeMap<(&'static str, Variant), Vec<Measured>>,
+    runs: BTreeMap<(&'static str, Variant), Vec<Measurement>>,
 }
 
 const VARIANTS: [(Variant, &str); 3] = [
@@ -18,7 +18,7 @@ const VARIANTS: [(Variant, &str); 3] = [
 ];
 
 impl Report {
-    pub(crate) fn add(&mut self, load: &Load, variant: Variant, measured: Measured) {
+    pub(crate) fn add(&mut self, load: &Load, variant: Variant, measured: Measurement) {
         self.runs
             .entry((load.name, variant))
             .or_default()
@@ -66,7 +66,7 @@ impl Report {
         self.sites(load);
     }
 
-    fn values(&self, load: &Load, variant: Variant, f: impl Fn(&Measured) -> f64) -> Vec<f64> {
+    fn values(&self, load: &Load, variant: Variant, f: impl Fn(&Measurement) -> f64) -> Vec<f64> {
         let runs = self
             .runs
             .get(&(load.name, variant))
@@ -77,7 +77,7 @@ impl Report {
         values
     }
 
-    fn row(&self, load: &Load, name: &str, f: impl Fn(&Measured) -> f64) {
+    fn row(&self, load: &Load, name: &str, f: impl Fn(&Measurement) -> f64) {
         let cells: Vec<String> = VARIANTS
             .iter()
             .map(|(variant, _)| {
@@ -161,7 +161,7 @@ impl Report {
     }
 }
 
-fn callers(m: &Measured) -> impl Iterator<Item = messenger::outqueue::SiteStats> + '_ {
+fn callers(m: &Measurement) -> impl Iterator<Item = messenger::outqueue::SiteStats> + '_ {
     Site::ALL
         .into_iter()
         .filter(|s| is_callers(*s))
@@ -169,15 +169,15 @@ fn callers(m: &Measured) -> impl Iterator<Item = messenger::outqueue::SiteStats>
 }
 
 /// Nanoseconds a send are milliseconds per million sends.
-fn wait_per_million(m: &Measured) -> f64 {
+fn wait_per_million(m: &Measurement) -> f64 {
     callers(m).map(|s| s.wait_ns).sum::<u64>() as f64 / m.sends.len().max(1) as f64
 }
 
-fn longest_wait(m: &Measured) -> f64 {
+fn longest_wait(m: &Measurement) -> f64 {
     callers(m).map(|s| s.wait_max_ns).max().unwrap_or(0) as f64 / 1e3
 }
 
-fn contended(m: &Measured) -> f64 {
+fn contended(m: &Measurement) -> f64 {
     let contended: u64 = callers(m).map(|s| s.contended).sum();
     100.0 * contended as f64 / m.sends.len().max(1) as f64
 }

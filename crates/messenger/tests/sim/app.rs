@@ -20,7 +20,7 @@ pub(super) struct Stream {
     pub(super) delivered: usize,
     /// How many the receiving application called done, and how many the sender heard of.
     done_called: usize,
-    done_heard: usize,
+    done_received: usize,
     /// The sender's session ended.
     closed: bool,
 }
@@ -84,11 +84,11 @@ impl Ledger {
             .streams
             .get_mut(&stream)
             .ok_or("done in an unknown stream")?;
-        if s.sent.get(s.done_heard) != Some(&index) {
+        if s.sent.get(s.done_received) != Some(&index) {
             return Err(format!("stream {stream}: done with {index} out of order"));
         }
-        s.done_heard += 1;
-        if s.done_heard > s.done_called {
+        s.done_received += 1;
+        if s.done_received > s.done_called {
             return Err(format!(
                 "stream {stream}: done with {index} before the receiver was"
             ));
@@ -99,12 +99,12 @@ impl Ledger {
 
 /// One application's side of one session.
 #[derive(Debug)]
-pub(super) struct Side {
+pub(super) struct Endpoint {
     pub(super) queue: Arc<OutQueue>,
     /// Its own stream.
     stream: u64,
     /// The peer's stream, once a message came.
-    hears: Option<u64>,
+    peer_stream: Option<u64>,
     next_index: u64,
     /// Messages it still wants to send.
     pub(super) to_send: u64,
@@ -112,7 +112,7 @@ pub(super) struct Side {
     last_seq: u64,
 }
 
-impl Side {
+impl Endpoint {
     pub(super) fn new(
         queue: Arc<OutQueue>,
         stream: u64,
@@ -120,11 +120,11 @@ impl Side {
         ledger: &mut Ledger,
     ) -> Self {
         ledger.streams.insert(stream, Stream::default());
-        let (hears, last_ticket) = (None, None);
+        let (peer_stream, last_ticket) = (None, None);
         Self {
             queue,
             stream,
-            hears,
+            peer_stream,
             next_index: 0,
             to_send,
             last_ticket,
@@ -138,7 +138,7 @@ impl Side {
             return Kick::Nobody;
         }
         let index = self.next_index;
-        match self.queue.try_send(compose(self.stream, index, rng)) {
+        match self.queue.try_send(make_message(self.stream, index, rng)) {
             Ok((ticket, kick)) => {
                 self.next_index += 1;
                 self.to_send -= 1;
@@ -173,15 +173,15 @@ impl Side {
 
     pub(super) fn received(&mut self, m: &Received, ledger: &mut Ledger) -> Result<(), String> {
         let (stream, index) = read(m)?;
-        ledger.received(stream, index, self.hears)?;
-        self.hears = Some(stream);
+        ledger.received(stream, index, self.peer_stream)?;
+        self.peer_stream = Some(stream);
         self.last_seq = m.seq;
         Ok(())
     }
 
     /// Calls done what was received.
     pub(super) fn call_done(&mut self, ledger: &mut Ledger) -> Kick {
-        if let Some(s) = self.hears.and_then(|h| ledger.streams.get_mut(&h)) {
+        if let Some(s) = self.peer_stream.and_then(|h| ledger.streams.get_mut(&h)) {
             s.done_called = s.delivered;
         }
         if self.last_seq == 0 {
@@ -207,7 +207,7 @@ impl Side {
     pub(super) fn is_complete(&self, ledger: &Ledger, done_acks: bool) -> bool {
         let s = &ledger.streams[&self.stream];
         let arrived = self.to_send == 0 && s.delivered == s.sent.len();
-        arrived && (!done_acks || s.done_heard == s.sent.len())
+        arrived && (!done_acks || s.done_received == s.sent.len())
     }
 
     pub(super) fn describe(&self, ledger: &Ledger) -> String {
@@ -218,7 +218,7 @@ impl Side {
             self.to_send,
             s.sent.len(),
             s.delivered,
-            s.done_heard,
+            s.done_received,
             s.closed,
             self.queue.state(),
             self.queue.load()
@@ -234,7 +234,7 @@ pub(super) fn is_excused(reason: &CloseReason, restarts: u32) -> bool {
     }
 }
 
-fn compose(stream: u64, index: u64, rng: &mut SeededEntropy) -> Message {
+fn make_message(stream: u64, index: u64, rng: &mut SeededEntropy) -> Message {
     let len = match rng.word() % 8 {
         0 => 0,
         1 => rng.word() % 5000,
@@ -270,4 +270,4 @@ fn read(m: &Received) -> Result<(u64, u64), String> {
 }
 
 /// All sides of one host.
-pub(super) type Sides = BTreeMap<SessionId, Side>;
+pub(super) type Endpoints = BTreeMap<SessionId, Endpoint>;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::app::{self, Ledger, Side, Sides};
+use super::app::{self, Endpoint, Endpoints, Ledger};
 use super::coverage::Coverage;
 use crate::auth::{ClusterSecret, Credentials, NoneForm};
 use crate::env::{Entropy, Env, SeededEntropy, Time};
@@ -37,7 +37,7 @@ pub(super) struct Wire {
 }
 
 #[derive(Debug)]
-pub(super) enum Ev {
+pub(super) enum SimEvent {
     Connect {
         wire: usize,
     },
@@ -55,7 +55,7 @@ pub(super) enum Ev {
     },
     Kick {
         host: usize,
-        life: u32,
+        incarnation: u32,
         session: SessionId,
     },
     App {
@@ -67,8 +67,8 @@ pub(super) enum Ev {
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) node: Node,
-    pub(super) life: u32,
-    pub(super) sides: Sides,
+    pub(super) incarnation: u32,
+    pub(super) endpoints: Endpoints,
     pub(super) by_link: BTreeMap<LinkId, usize>,
 }
 
@@ -77,7 +77,7 @@ pub(super) struct World {
     pub(super) rng: SeededEntropy,
     pub(super) now: Time,
     pub(super) events: BinaryHeap<Reverse<(Time, u64)>>,
-    pub(super) bodies: BTreeMap<u64, Ev>,
+    pub(super) bodies: BTreeMap<u64, SimEvent>,
     pub(super) next_event: u64,
     pub(super) hosts: [Host; 2],
     pub(super) wires: Vec<Wire>,
@@ -87,7 +87,7 @@ pub(super) struct World {
     pub(super) credentials: Credentials,
     pub(super) restarts: u32,
     pub(super) restarts_allowed: bool,
-    pub(super) seen: Coverage,
+    pub(super) coverage: Coverage,
 }
 
 pub(super) fn ms(n: u64) -> Duration {
@@ -128,8 +128,8 @@ impl World {
         };
         let host = || Host {
             node: Node::new(config.clone(), credentials.clone()),
-            life: 0,
-            sides: Sides::new(),
+            incarnation: 0,
+            endpoints: Endpoints::new(),
             by_link: BTreeMap::new(),
         };
         let mut world = Self {
@@ -146,7 +146,7 @@ impl World {
             credentials,
             restarts: 0,
             restarts_allowed: false,
-            seen: Coverage {
+            coverage: Coverage {
                 secure: u64::from(secure),
                 ..Coverage::default()
             },
@@ -154,7 +154,7 @@ impl World {
         world.restarts_allowed = world.chance(5);
         for _ in 0..world.below(7) {
             let at = Duration::from_micros(world.below(3_000_000));
-            world.at(at, Ev::Fault);
+            world.at(at, SimEvent::Fault);
         }
         world
     }
@@ -168,21 +168,21 @@ impl World {
         self.below(n) == 0
     }
 
-    fn at(&mut self, time: Time, ev: Ev) {
+    fn at(&mut self, time: Time, ev: SimEvent) {
         self.next_event += 1;
         self.events
             .push(Reverse((time.max(self.now), self.next_event)));
         self.bodies.insert(self.next_event, ev);
     }
 
-    pub(super) fn after(&mut self, delay: Duration, ev: Ev) {
+    pub(super) fn after(&mut self, delay: Duration, ev: SimEvent) {
         self.at(self.now + delay, ev);
     }
 
     pub(super) fn run(mut self) -> Result<Coverage, String> {
         self.open_session()?;
-        self.at(Time::ZERO, Ev::App { host: CLIENT });
-        self.at(Time::ZERO, Ev::App { host: SERVER });
+        self.at(Time::ZERO, SimEvent::App { host: CLIENT });
+        self.at(Time::ZERO, SimEvent::App { host: SERVER });
         loop {
             if self.now > FAULTS_END && self.is_complete() {
                 break;
@@ -205,21 +205,21 @@ impl World {
         }
         for host in &self.hosts {
             let stats = host.node.stats();
-            self.seen.reset += stats.refused_reset;
-            self.seen.retry_global += stats.refused_retry_global;
+            self.coverage.reset += stats.refused_reset;
+            self.coverage.retry_global += stats.refused_retry_global;
         }
-        self.seen.messages = self.ledger.messages;
-        Ok(self.seen)
+        self.coverage.messages = self.ledger.messages;
+        Ok(self.coverage)
     }
 
     fn is_complete(&self) -> bool {
         let done_acks = self.config.done_acks;
         // The client's session and the server's side of it; sides of earlier lives are gone or
         // end by themselves.
-        let Some(client) = self.hosts[CLIENT].sides.values().next_back() else {
+        let Some(client) = self.hosts[CLIENT].endpoints.values().next_back() else {
             return false;
         };
-        let Some(server) = self.hosts[SERVER].sides.values().next_back() else {
+        let Some(server) = self.hosts[SERVER].endpoints.values().next_back() else {
             return false;
         };
         [client, server]
@@ -230,7 +230,7 @@ impl World {
     fn stuck(&self) -> String {
         let mut text = format!("not everything arrived by {:?}", self.now);
         for (name, host) in ["client", "server"].into_iter().zip(&self.hosts) {
-            for side in host.sides.values() {
+            for side in host.endpoints.values() {
                 text.push_str(&format!("\n{name}: {}", side.describe(&self.ledger)));
             }
         }
@@ -245,20 +245,20 @@ impl World {
         let ev = self.bodies.remove(&id).expect("every event has a body");
         tracing::trace!(now = ?self.now, ?ev);
         match ev {
-            Ev::Connect { wire } => self.connect(wire),
-            Ev::Refused { wire } => self.lose(wire, CLIENT),
-            Ev::Bytes { wire, to, bytes } => self.deliver(wire, to, &bytes),
-            Ev::Lost { wire, at } => self.lose(wire, at),
-            Ev::Kick {
+            SimEvent::Connect { wire } => self.connect(wire),
+            SimEvent::Refused { wire } => self.lose(wire, CLIENT),
+            SimEvent::Bytes { wire, to, bytes } => self.deliver(wire, to, &bytes),
+            SimEvent::Lost { wire, at } => self.lose(wire, at),
+            SimEvent::Kick {
                 host,
-                life,
+                incarnation,
                 session,
-            } if self.hosts[host].life == life => {
+            } if self.hosts[host].incarnation == incarnation => {
                 self.on_node(host, |node, env| node.on_kick(env, session))
             }
-            Ev::Kick { .. } => Ok(()),
-            Ev::App { host } => self.app(host),
-            Ev::Fault => self.break_something(),
+            SimEvent::Kick { .. } => Ok(()),
+            SimEvent::App { host } => self.app(host),
+            SimEvent::Fault => self.inject_fault(),
         }
     }
 
@@ -287,8 +287,8 @@ impl World {
             Output::Accepted { session, queue, .. } => {
                 let to_send = self.below(40);
                 self.next_stream += 1;
-                let side = Side::new(queue, self.next_stream, to_send, &mut self.ledger);
-                self.hosts[host].sides.insert(session, side);
+                let side = Endpoint::new(queue, self.next_stream, to_send, &mut self.ledger);
+                self.hosts[host].endpoints.insert(session, side);
             }
             Output::Event { session, event } => return self.on_event(host, session, event),
         }
@@ -296,28 +296,28 @@ impl World {
     }
 
     fn on_event(&mut self, host: usize, id: SessionId, event: Event) -> Result<(), String> {
-        let Some(side) = self.hosts[host].sides.get_mut(&id) else {
+        let Some(side) = self.hosts[host].endpoints.get_mut(&id) else {
             return Ok(());
         };
         match event {
-            Event::Opened { .. } => self.seen.reopened += 1,
+            Event::Opened { .. } => self.coverage.reopened += 1,
             Event::Message(m) => side.received(&m, &mut self.ledger)?,
             Event::Done { tid, .. } => {
                 side.on_done(tid, &mut self.ledger)?;
-                self.seen.done += 1;
+                self.coverage.done += 1;
             }
             Event::Interrupted { parked, .. } => {
-                self.seen.interrupted += 1;
-                self.seen.parked += u64::from(parked);
+                self.coverage.interrupted += 1;
+                self.coverage.parked += u64::from(parked);
             }
             Event::Alive { .. } => {}
             Event::Closed { reason, given_back } => {
                 side.closed(&given_back, &mut self.ledger)?;
-                self.seen.given_back += given_back.len() as u64;
+                self.coverage.given_back += given_back.len() as u64;
                 if !app::is_excused(&reason, self.restarts) {
                     return Err(format!("host {host}: a session ended: {reason}"));
                 }
-                self.hosts[host].sides.remove(&id);
+                self.hosts[host].endpoints.remove(&id);
                 if host == CLIENT {
                     self.open_session()?;
                 }
@@ -335,8 +335,8 @@ impl World {
         };
         let (id, queue) = self.hosts[CLIENT].node.open(env, Target::lossless(addr));
         self.next_stream += 1;
-        let side = Side::new(queue, self.next_stream, to_send, &mut self.ledger);
-        self.hosts[CLIENT].sides.insert(id, side);
+        let side = Endpoint::new(queue, self.next_stream, to_send, &mut self.ledger);
+        self.hosts[CLIENT].endpoints.insert(id, side);
         self.on_node(CLIENT, |_, _| ())
     }
 
@@ -361,9 +361,9 @@ impl World {
         self.hosts[CLIENT].by_link.insert(link, wire);
         let delay = Duration::from_micros(self.below(2 * latency_us + 1));
         let ev = if self.chance(20) {
-            Ev::Refused { wire }
+            SimEvent::Refused { wire }
         } else {
-            Ev::Connect { wire }
+            SimEvent::Connect { wire }
         };
         self.after(delay, ev);
     }
@@ -380,7 +380,7 @@ impl World {
         {
             self.on_node(CLIENT, |node, env| node.on_connected(env, link))?;
         } else {
-            self.at(self.now, Ev::Lost { wire, at: SERVER });
+            self.at(self.now, SimEvent::Lost { wire, at: SERVER });
         }
         Ok(())
     }
@@ -421,7 +421,7 @@ impl World {
             let at = w.arrives[host];
             self.at(
                 at,
-                Ev::Bytes {
+                SimEvent::Bytes {
                     wire,
                     to: 1 - host,
                     bytes: piece.to_vec(),
@@ -443,7 +443,7 @@ impl World {
         }
         let sender = w.ends[1 - to].filter(|_| w.open[1 - to]);
         if sender.is_none() {
-            self.seen.late_bytes += 1;
+            self.coverage.late_bytes += 1;
         }
         if let Some(link) = w.ends[to] {
             self.on_node(to, |node, env| node.on_bytes(env, link, bytes))?;
@@ -476,7 +476,7 @@ impl World {
         }
         // What was sent before still arrives, and then the end.
         let at = w.arrives[host].max(self.now) + Duration::from_micros(1);
-        self.at(at, Ev::Lost { wire, at: 1 - host });
+        self.at(at, SimEvent::Lost { wire, at: 1 - host });
     }
 
     /// The application's turn: sends, revokes, calls things done.
@@ -485,7 +485,7 @@ impl World {
         let roll = self.below(30);
         let mut kicks = Vec::new();
         let mut revoked = 0;
-        for (id, side) in &mut self.hosts[host].sides {
+        for (id, side) in &mut self.hosts[host].endpoints {
             for _ in 0..burst {
                 kicks.push((*id, side.send_one(&mut self.rng, &mut self.ledger)));
             }
@@ -499,16 +499,16 @@ impl World {
                 kicks.push((*id, side.queue.keepalive().unwrap_or(Kick::Nobody)));
             }
         }
-        self.seen.revoked += revoked;
+        self.coverage.revoked += revoked;
         for (session, kick) in kicks {
             if kick == Kick::Worker {
-                let life = self.hosts[host].life;
+                let incarnation = self.hosts[host].incarnation;
                 let delay = Duration::from_micros(self.below(200));
                 self.after(
                     delay,
-                    Ev::Kick {
+                    SimEvent::Kick {
                         host,
-                        life,
+                        incarnation,
                         session,
                     },
                 );
@@ -520,7 +520,7 @@ impl World {
         } else {
             self.below(40_000)
         };
-        self.after(Duration::from_micros(1000 + pause), Ev::App { host });
+        self.after(Duration::from_micros(1000 + pause), SimEvent::App { host });
         Ok(())
     }
 }

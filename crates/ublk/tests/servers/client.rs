@@ -33,13 +33,13 @@ pub struct Load<'a> {
     pub depth: u32,
     /// MiB of each device that are used.
     pub mib: u64,
-    pub more: Vec<&'a str>,
+    pub extra_args: Vec<&'a str>,
 }
 
 impl<'a> Load<'a> {
     /// Random writes of mixed sizes whose data is read back and compared.
     pub fn verified(devices: Vec<PathBuf>) -> Load<'a> {
-        let more = vec![
+        let extra_args = vec![
             "--verify=crc32c",
             "--verify_fatal=1",
             "--do_verify=1",
@@ -51,7 +51,7 @@ impl<'a> Load<'a> {
             block: "4k",
             depth: 16,
             mib: 4,
-            more,
+            extra_args,
         }
     }
 
@@ -61,20 +61,20 @@ impl<'a> Load<'a> {
             mib: 8,
             ..Load::verified(devices)
         };
-        load.more.push("--rate_iops=100");
+        load.extra_args.push("--rate_iops=100");
         load
     }
 
     /// A load that goes on until it is ended, or its device goes.
     pub fn endless(devices: Vec<PathBuf>) -> Load<'a> {
-        let more = vec!["--time_based", "--runtime=600", "--norandommap"];
+        let extra_args = vec!["--time_based", "--runtime=600", "--norandommap"];
         Load {
             devices,
             pattern: "randrw",
             block: "4k",
             depth: 16,
             mib: 8,
-            more,
+            extra_args,
         }
     }
 
@@ -93,7 +93,7 @@ impl<'a> Load<'a> {
         command.arg(format!("--bs={}", self.block));
         command.arg(format!("--iodepth={}", self.depth));
         command.arg(format!("--size={}m", self.mib));
-        command.args(&self.more);
+        command.args(&self.extra_args);
         for (number, device) in self.devices.iter().enumerate() {
             assert!(is_block(device), "{} is no block device", device.display());
             command.arg(format!("--name=job{number}"));
@@ -105,54 +105,54 @@ impl<'a> Load<'a> {
 
     /// Runs it to its end; it must succeed.
     pub fn run(&self) {
-        self.start().succeeded();
+        self.start().expect_success();
     }
 
     /// Starts it.
-    pub fn start(&self) -> Running {
-        let said = tempfile::NamedTempFile::new().expect("a file for what fio says");
+    pub fn start(&self) -> RunningLoad {
+        let log = tempfile::NamedTempFile::new().expect("a file for what fio says");
         let mut command = self.command();
         // One open file for both, or they would write over each other.
-        let output = said.reopen().expect("the file is there");
+        let output = log.reopen().expect("the file is there");
         command.stdout(output.try_clone().expect("a descriptor"));
         command.stderr(output);
-        Running {
+        RunningLoad {
             child: command.spawn().expect("fio"),
-            said,
+            log,
         }
     }
 }
 
 /// A load that runs; ended when dropped.
-pub struct Running {
+pub struct RunningLoad {
     child: Child,
-    said: tempfile::NamedTempFile,
+    log: tempfile::NamedTempFile,
 }
 
-impl Running {
+impl RunningLoad {
     fn text(&self) -> String {
-        std::fs::read_to_string(self.said.path()).unwrap_or_default()
+        std::fs::read_to_string(self.log.path()).unwrap_or_default()
     }
 
     /// Waits for its end; it must have succeeded.
-    pub fn succeeded(mut self) {
+    pub fn expect_success(mut self) {
         let status = self.child.wait().expect("a child");
         assert!(status.success(), "fio: {status}\n{}", self.text());
     }
 
     /// Waits for its end; it must have failed, for its device is gone.
-    pub fn failed(mut self) {
+    pub fn expect_failure(mut self) {
         let status = self.child.wait().expect("a child");
         assert!(!status.success(), "fio did not notice:\n{}", self.text());
     }
 
     /// Whether it still runs.
-    pub fn goes_on(&mut self) -> bool {
+    pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("a child").is_none()
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningLoad {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.child.kill();

@@ -36,8 +36,8 @@ fn run(opcode: u32, mut command: ControlCommand, argument: &mut [u8]) -> io::Res
     let limits = types::SubmitArgs::new().timespec(&time);
     let result = loop {
         // Handed over and then interrupted, it says only the former.
-        if let Some(ended) = ring.completion().next() {
-            break ended.result();
+        if let Some(wait_for_exit) = ring.completion().next() {
+            break wait_for_exit.result();
         }
         match ring.submitter().submit_with_args(1, &limits) {
             Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}

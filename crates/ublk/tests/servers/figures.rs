@@ -24,8 +24,8 @@ pub struct Figures(BTreeMap<ShareKey, Counters>);
 impl Figures {
     /// From the lines `device 0 queue 1 share 2: QueueStats { requests: 3, … }`; the last one of
     /// each share counts.
-    pub fn read(said: &str) -> Figures {
-        Figures(said.lines().filter_map(line).collect())
+    pub fn read(log: &str) -> Figures {
+        Figures(log.lines().filter_map(line).collect())
     }
 
     /// A counter of every share: its number among the shares of its queue, and the count.

@@ -17,7 +17,7 @@ use ublk::sys;
 /// No step takes longer on a healthy guest, however slow the emulator.
 pub const DEADLINE: Duration = Duration::from_secs(90);
 
-/// How much of the table is wanted.
+/// How much of the table runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Table {
     /// The least that shows the lane to work.
@@ -28,8 +28,8 @@ pub enum Table {
     All,
 }
 
-/// How much of the table was asked for.
-pub fn asked() -> Table {
+/// The part of the table that was requested.
+pub fn requested_table() -> Table {
     match std::env::var("FIRN_UBLK_TABLE").as_deref() {
         Ok("smoke") => Table::Smoke,
         Ok("all") => Table::All,
@@ -37,17 +37,17 @@ pub fn asked() -> Table {
     }
 }
 
-/// Whether rows of this size are wanted here; says why not.
-pub fn wanted(table: Table) -> bool {
+/// Whether rows of this size run here; prints why not.
+pub fn is_requested(table: Table) -> bool {
     if !Path::new(sys::CONTROL_PATH).exists() {
         println!("skipped: no {}", sys::CONTROL_PATH);
         return false;
     }
-    let asked = asked();
-    if table > asked {
+    let requested = requested_table();
+    if table > requested {
         println!("skipped: only in the whole table");
     }
-    table <= asked
+    table <= requested
 }
 
 /// Whether the kernel has these features; says so where it does not.
@@ -75,7 +75,7 @@ pub fn modes() -> Vec<&'static str> {
 }
 
 /// Waits for a condition.
-pub fn until(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
+pub fn wait_until(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + within;
     while !condition() {
         assert!(
@@ -111,7 +111,7 @@ impl Scratch {
 
 /// What a server is started with.
 #[derive(Clone, Debug)]
-pub struct Serve<'a> {
+pub struct ServerOptions<'a> {
     /// Which example.
     pub program: &'a str,
     pub id: u32,
@@ -122,15 +122,15 @@ pub struct Serve<'a> {
     /// `none`, `plain` (what was under way fails) or `reissue`.
     pub recovery: &'a str,
     pub files: Vec<PathBuf>,
-    /// Anything else.
-    pub more: Vec<String>,
+    /// Further arguments.
+    pub extra_args: Vec<String>,
     /// Environment.
     pub variables: Vec<(&'a str, &'a str)>,
 }
 
-impl Default for Serve<'_> {
+impl Default for ServerOptions<'_> {
     fn default() -> Self {
-        Serve {
+        ServerOptions {
             program: "null",
             id: 0,
             devices: 1,
@@ -139,7 +139,7 @@ impl Default for Serve<'_> {
             mode: "auto",
             recovery: "none",
             files: Vec::new(),
-            more: Vec::new(),
+            extra_args: Vec::new(),
             variables: Vec::new(),
         }
     }
@@ -148,18 +148,18 @@ impl Default for Serve<'_> {
 /// A running server; killed when dropped, and its devices deleted.
 pub struct Server {
     child: Child,
-    said: tempfile::NamedTempFile,
+    log: tempfile::NamedTempFile,
     ids: Vec<u32>,
     /// Each device's data mode by the driver's word, once all of them are live.
     served: Vec<(u32, &'static str)>,
     expected: Expected,
-    /// How often it was asked for its figures.
-    asked: u64,
+    /// Requests for its figures so far.
+    requested: u64,
     /// Dropping leaves the devices to a successor.
-    keeps: bool,
+    leaves_devices: bool,
 }
 
-/// What a server's figures are check_mode by.
+/// What a server's figures are compared with.
 #[derive(Clone, Debug)]
 struct Expected {
     /// The data mode that was asked for, or `auto`.
@@ -170,7 +170,7 @@ struct Expected {
     shared: bool,
 }
 
-impl Serve<'_> {
+impl ServerOptions<'_> {
     /// Starts the server without waiting for anything.
     pub fn spawn(&self) -> Server {
         let here = std::env::current_exe().expect("this program has a path");
@@ -178,7 +178,7 @@ impl Serve<'_> {
             .parent()
             .and_then(Path::parent)
             .expect("target/PROFILE/deps");
-        let said = tempfile::NamedTempFile::new().expect("a file for what the server says");
+        let log = tempfile::NamedTempFile::new().expect("a file for what the server says");
         let mut command = Command::new(programs.join("examples").join(self.program));
         command.args(["--id", &self.id.to_string(), "--mode", self.mode]);
         command.args(["--queues", &self.queues.to_string()]);
@@ -187,12 +187,12 @@ impl Serve<'_> {
         if self.program == "null" {
             command.args(["--devices", &self.devices.to_string()]);
         }
-        command.args(&self.more).args(&self.files);
+        command.args(&self.extra_args).args(&self.files);
         command.envs(self.variables.iter().copied());
         // It serves until its input ends, which it does with this process at the latest.
         command.stdin(Stdio::piped());
         // One open file for both, or they would write over each other.
-        let output = said.reopen().expect("the file is there");
+        let output = log.reopen().expect("the file is there");
         command.stdout(output.try_clone().expect("a descriptor"));
         command.stderr(output);
         let child = command
@@ -201,42 +201,42 @@ impl Serve<'_> {
         let ids = (self.id..self.id + self.devices).collect();
         Server {
             child,
-            said,
+            log,
             ids,
             served: Vec::new(),
             expected: Expected {
                 mode: self.mode.to_owned(),
                 moves: self.program != "null",
-                shared: self.more.iter().any(|word| word == "--slots"),
+                shared: self.extra_args.iter().any(|word| word == "--slots"),
             },
-            asked: 0,
-            keeps: false,
+            requested: 0,
+            leaves_devices: false,
         }
     }
 
     /// Starts the server and waits until all its devices are live.
     pub fn start(&self) -> Server {
         let mut server = self.spawn();
-        server.until_live();
+        server.wait_until_live();
         server
     }
 }
 
 impl Server {
-    /// What it has said so far.
-    pub fn said(&self) -> String {
-        std::fs::read_to_string(self.said.path()).unwrap_or_default()
+    /// What it has written so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log.path()).unwrap_or_default()
     }
 
     /// Waits until all devices are live under this very process and can be opened.
-    pub fn until_live(&mut self) {
-        if let Err(status) = self.try_until_live() {
-            panic!("the server ended with {status}:\n{}", self.said());
+    pub fn wait_until_live(&mut self) {
+        if let Err(status) = self.try_wait_until_live() {
+            panic!("the server ended with {status}:\n{}", self.log());
         }
     }
 
     /// The same, or how the server ended instead.
-    pub fn try_until_live(&mut self) -> Result<(), ExitStatus> {
+    pub fn try_wait_until_live(&mut self) -> Result<(), ExitStatus> {
         for id in self.ids.clone() {
             let end = Instant::now() + DEADLINE;
             while !(state(id) == Some(sys::STATE_LIVE) && self.serves(id) && is_block(&block(id))) {
@@ -246,7 +246,7 @@ impl Server {
                 assert!(
                     Instant::now() < end,
                     "device {id} is not served:\n{}",
-                    self.said()
+                    self.log()
                 );
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -254,9 +254,12 @@ impl Server {
         let modes = self.ids.iter().map(|id| (*id, driver::mode(*id)));
         self.served = modes.collect();
         for (id, mode) in &self.served {
-            let asked = &self.expected.mode;
-            let forced = asked != "auto";
-            assert!(!forced || asked == mode, "device {id} is in mode {mode}");
+            let requested = &self.expected.mode;
+            let forced = requested != "auto";
+            assert!(
+                !forced || requested == mode,
+                "device {id} is in mode {mode}"
+            );
             assert_eq!(self.mode(*id), *mode, "what the server says of device {id}");
         }
         Ok(())
@@ -264,58 +267,58 @@ impl Server {
 
     /// What its queues did so far; it is asked, where it still can be.
     pub fn figures(&mut self) -> Figures {
-        self.asked += 1;
-        let asked = self.child.stdin.as_mut().expect("a pipe").write_all(b"\n");
+        self.requested += 1;
+        let requested = self.child.stdin.as_mut().expect("a pipe").write_all(b"\n");
         let (mark, end) = (
-            format!("figures said {}", self.asked),
+            format!("figures said {}", self.requested),
             Instant::now() + DEADLINE,
         );
-        while asked.is_ok() && !self.said().lines().any(|line| line == mark) {
+        while requested.is_ok() && !self.log().lines().any(|line| line == mark) {
             if self.child.try_wait().expect("a child").is_some() || Instant::now() > end {
                 break;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
-        Figures::read(&self.said())
+        Figures::read(&self.log())
     }
 
     /// Whether every device was served in the mode that it has; to be asked before the end.
-    fn verdict(&mut self, figures: &Figures) -> Result<(), String> {
+    fn judge(&mut self, figures: &Figures) -> Result<(), String> {
         let Expected { moves, shared, .. } = self.expected;
         // Once is enough.
         for (id, mode) in std::mem::take(&mut self.served) {
             figures
                 .check_mode(id, mode, (moves, shared))
-                .map_err(|wrong| format!("{wrong}\n{}", self.said()))?;
+                .map_err(|wrong| format!("{wrong}\n{}", self.log()))?;
         }
         Ok(())
     }
 
-    /// Judges it by what it says now.
+    /// Judges it by its present figures.
     fn check_mode(&mut self) -> Result<(), String> {
         if self.served.is_empty() {
             return Ok(());
         }
         let figures = self.figures();
-        self.verdict(&figures)
+        self.judge(&figures)
     }
 
     /// Whether it has announced a disk: a predecessor's device is live for a while, too.
     fn serves(&self, id: u32) -> bool {
         let path = block(id);
-        self.said().lines().any(|line| Path::new(line) == path)
+        self.log().lines().any(|line| Path::new(line) == path)
     }
 
     /// The data mode that it says was granted for a device.
     pub fn mode(&self, id: u32) -> String {
-        let said = self.said();
+        let log = self.log();
         let start = format!("device {id}: ");
         let modes = ["zero-copy", "user-copy", "get-data", "copy"];
-        let mode = said.lines().find_map(|line| {
+        let mode = log.lines().find_map(|line| {
             let word = line.strip_prefix(&start)?.split(',').next()?;
             modes.into_iter().find(|mode| *mode == word)
         });
-        mode.unwrap_or_else(|| panic!("no mode was announced:\n{said}"))
+        mode.unwrap_or_else(|| panic!("no mode was announced:\n{log}"))
             .to_owned()
     }
 
@@ -343,42 +346,42 @@ impl Server {
 
     /// kill -9; the devices are left as they are.
     pub fn kill(mut self) {
-        self.keeps = true;
-        let check_mode = self.check_mode();
+        self.leaves_devices = true;
+        let checked = self.check_mode();
         self.signal(rustix::process::Signal::KILL);
         self.child.wait().expect("a child");
-        check_mode.unwrap_or_else(|wrong| panic!("{wrong}"));
+        checked.unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 
-    /// Its devices may be another's: they are not deleted with it.
-    pub fn keeping(mut self) -> Server {
-        self.keeps = true;
+    /// Leaves its devices to a successor: they are not deleted with it.
+    pub fn leaving_devices(mut self) -> Server {
+        self.leaves_devices = true;
         self
     }
 
-    /// Asks it to go and waits until it has.
+    /// Sends SIGTERM and waits for the exit.
     pub fn terminate(mut self) -> (ExitStatus, String) {
-        self.keeps = true;
+        self.leaves_devices = true;
         self.signal(rustix::process::Signal::TERM);
-        let (status, said) = (self.ended(), self.said());
+        let (status, log) = (self.wait_for_exit(), self.log());
         if status.success() {
-            let check_mode = self.verdict(&Figures::read(&said));
-            check_mode.unwrap_or_else(|wrong| panic!("{wrong}"));
+            let checked = self.judge(&Figures::read(&log));
+            checked.unwrap_or_else(|wrong| panic!("{wrong}"));
         }
-        (status, said)
+        (status, log)
     }
 
-    /// The same; it must end well, and its devices go. What it said.
+    /// The same; it must succeed, and its devices are deleted. Returns its log.
     pub fn exits_cleanly(self) -> String {
         let ids = self.ids.clone();
-        let (status, said) = self.terminate();
-        assert!(status.success(), "{said}");
+        let (status, log) = self.terminate();
+        assert!(status.success(), "{log}");
         delete(ids);
-        said
+        log
     }
 
-    /// Waits until it ends by itself.
-    pub fn ended(&mut self) -> ExitStatus {
+    /// Waits until it exits by itself.
+    pub fn wait_for_exit(&mut self) -> ExitStatus {
         let end = Instant::now() + DEADLINE;
         loop {
             if let Some(status) = self.child.try_wait().expect("a child") {
@@ -387,7 +390,7 @@ impl Server {
             assert!(
                 Instant::now() < end,
                 "the server does not end:\n{}",
-                self.said()
+                self.log()
             );
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -397,7 +400,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // Said only when everything is taken away, and not over what went wrong before.
-        let check_mode = match std::thread::panicking() {
+        let checked = match std::thread::panicking() {
             true => Ok(()),
             false => self.check_mode(),
         };
@@ -405,12 +408,12 @@ impl Drop for Server {
         // Nothing is left to do where that fails.
         let _ = self.child.wait();
         if std::thread::panicking() {
-            eprintln!("the server said:\n{}", self.said());
+            eprintln!("the server said:\n{}", self.log());
         }
-        if !self.keeps || std::thread::panicking() {
+        if !self.leaves_devices || std::thread::panicking() {
             self.ids.iter().for_each(|id| driver::delete(*id));
         }
-        check_mode.unwrap_or_else(|wrong| panic!("{wrong}"));
+        checked.unwrap_or_else(|wrong| panic!("{wrong}"));
     }
 }
 
@@ -430,10 +433,12 @@ pub fn state(id: u32) -> Option<u16> {
 }
 
 /// Waits until a device has this state.
-pub fn until_state(id: u32, wanted: u16) {
-    until(&format!("device {id} has state {wanted}"), DEADLINE, || {
-        state(id) == Some(wanted)
-    });
+pub fn wait_for_state(id: u32, expected: u16) {
+    wait_until(
+        &format!("device {id} has state {expected}"),
+        DEADLINE,
+        || state(id) == Some(expected),
+    );
 }
 
 /// Requests that a block device's kernel side waits for.

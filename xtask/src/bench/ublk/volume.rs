@@ -154,14 +154,16 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
         GUEST_DEADLINE_SECONDS,
     ]);
     guest.args(["--memory", "6G", "--scratch", "4096"]);
-    let counted = arguments.options.icount.then_some("--icount");
-    guest.args(counted).arg("--").arg(&me);
+    let icount_flag = arguments.options.icount.then_some("--icount");
+    guest.args(icount_flag).arg("--").arg(&me);
     guest
         .args(["bench", "volume", &what, "--inside"])
         .arg(kublk);
     guest.args(["--kernel", kernel, "--only", only, "--medium", &medium]);
     guest.args(["--seconds", &seconds.to_string()]);
-    guest.args(["--rounds", &rounds.to_string()]).args(counted);
+    guest
+        .args(["--rounds", &rounds.to_string()])
+        .args(icount_flag);
     guest.args(["--flush-ms", &flush_ms.to_string()]);
     println!("this machine: {}", crate::bench::lane()?);
     println!("$ {}", process::command_line(&guest));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::BenchContext;
-use super::hot::filled;
+use super::hot::create_filled;
 use super::medium::SlowFlush;
 use super::report::{Bars, Report, Row};
 use super::server::World;
@@ -31,11 +31,11 @@ const DISKS: usize = 16;
 const MIB: u64 = 8;
 
 /// Writes whose flush is timed to see what the disk costs by itself.
-const BARE: u32 = 100;
+const BARE_WRITES: u32 = 100;
 
 /// How a writer waits for its write to be durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
+enum Durability {
     /// A write, then `fdatasync`.
     Sync,
     /// A write with `O_DSYNC`: FUA, and a flush after it that finds nothing left to do where nobody
@@ -43,11 +43,11 @@ enum Wait {
     Fua,
 }
 
-impl Wait {
+impl Durability {
     fn name(self) -> &'static str {
         match self {
-            Wait::Sync => "fdatasync",
-            Wait::Fua => "O_DSYNC",
+            Durability::Sync => "fdatasync",
+            Durability::Fua => "O_DSYNC",
         }
     }
 }
@@ -78,7 +78,7 @@ const CROWDS: [Crowd; 3] = [
 ];
 
 /// What the log's disk did during a measurement.
-struct Counted {
+struct FlushCount {
     workload: String,
     crowd: &'static str,
     writes: f64,
@@ -100,25 +100,25 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     let world = World::new(&dir, "flush")?;
     let mut firn = world.serve(&["--log-size", "1GiB"])?;
     println!("<!-- volumes: {} -->", firn.log);
-    let mut counted = Vec::new();
+    let mut flush_counts = Vec::new();
     let files = files(&dir)?;
     let bench = Bench {
         context,
         slow: &slow,
     };
     // The disk carries out FUA at once, so for a file of its own that is no measure.
-    let (bare, how) = (("bare file", "ext4"), [Wait::Sync]);
-    bench.rows(report, &mut counted, bare, &files, &how)?;
+    let (bare, durabilities) = (("bare file", "ext4"), [Durability::Sync]);
+    bench.rows(report, &mut flush_counts, bare, &files, &durabilities)?;
     for mode in [Mode::ZeroCopy, Mode::UserCopy] {
-        let disks = filled(&mut firn, mode, (DISKS, MIB))?;
+        let disks = create_filled(&mut firn, mode, (DISKS, MIB))?;
         let granted = firn.granted(&format!("{}-0", mode.name()))?;
         let what = (mode.name(), &*granted);
-        let how = [Wait::Sync, Wait::Fua];
-        bench.rows(report, &mut counted, what, &disks, &how)?;
+        let durabilities = [Durability::Sync, Durability::Fua];
+        bench.rows(report, &mut flush_counts, what, &disks, &durabilities)?;
     }
     println!("\n| workload | writers | writes | flushes of the disk | writes a flush |");
     println!("|---|---|---:|---:|---:|");
-    for one in counted {
+    for one in flush_counts {
         println!(
             "| {} | {} | {:.0} | {:.0} | {:.2} |",
             one.workload,
@@ -144,7 +144,7 @@ fn bare(slow: &SlowFlush, least_ms: u64) -> Result<String, Failure> {
     let skip = buffer.as_ptr().align_offset(4096);
     let (mut writes, mut flushes) = (0.0, 0.0);
     let before = slow.flushes()?;
-    for number in 0..BARE {
+    for number in 0..BARE_WRITES {
         let began = Instant::now();
         file.write_all_at(&buffer[skip..skip + 4096], u64::from(number) << 12)?;
         let written = Instant::now();
@@ -153,13 +153,13 @@ fn bare(slow: &SlowFlush, least_ms: u64) -> Result<String, Failure> {
         flushes += written.elapsed().as_secs_f64();
     }
     let seen = slow.flushes()? - before;
-    let ms = |sum: f64| sum * 1e3 / f64::from(BARE);
+    let ms = |sum: f64| sum * 1e3 / f64::from(BARE_WRITES);
     let said = format!(
-        "a write of 4 KiB takes {:.3} ms, a flush after it {:.3} ms; it saw {seen} of {BARE} flushes",
+        "a write of 4 KiB takes {:.3} ms, a flush after it {:.3} ms; it saw {seen} of {BARE_WRITES} flushes",
         ms(writes),
         ms(flushes)
     );
-    if ms(flushes) < least_ms as f64 || seen < f64::from(BARE) {
+    if ms(flushes) < least_ms as f64 || seen < f64::from(BARE_WRITES) {
         return Err(format!("this is no disk with slow flushes: {said}").into());
     }
     Ok(said)
@@ -186,13 +186,13 @@ impl Bench<'_> {
     fn rows(
         &self,
         report: &mut Report,
-        counted: &mut Vec<Counted>,
+        flush_counts: &mut Vec<FlushCount>,
         (name, granted): (&str, &str),
         disks: &[PathBuf],
-        how: &[Wait],
+        durabilities: &[Durability],
     ) -> Result<(), Failure> {
-        for &wait in how {
-            let workload = format!("{name} {}", wait.name());
+        for &durability in durabilities {
+            let workload = format!("{name} {}", durability.name());
             if !self
                 .context
                 .options
@@ -207,10 +207,10 @@ impl Bench<'_> {
                     samples.push(self.fio(
                         &disks[..crowd.disks],
                         crowd.writers / crowd.disks,
-                        wait,
+                        durability,
                     )?);
                 }
-                counted.push(Counted {
+                flush_counts.push(FlushCount {
                     workload: workload.clone(),
                     crowd: crowd.name,
                     writes: samples.iter().map(|sample| sample.requests).sum(),
@@ -228,7 +228,12 @@ impl Bench<'_> {
     }
 
     /// So many writers on each of the disks.
-    fn fio(&self, disks: &[PathBuf], writers: usize, wait: Wait) -> Result<Sample, Failure> {
+    fn fio(
+        &self,
+        disks: &[PathBuf],
+        writers: usize,
+        durability: Durability,
+    ) -> Result<Sample, Failure> {
         let mut command = measure::fio_command();
         command.args(["--ioengine=psync", "--rw=randwrite", "--bs=4k"]);
         command.args(["--time_based", "--norandommap", "--randrepeat=1"]);
@@ -238,9 +243,9 @@ impl Bench<'_> {
         ));
         command.arg(format!("--numjobs={writers}"));
         command.arg(format!("--size={MIB}m"));
-        command.arg(match wait {
-            Wait::Sync => "--fdatasync=1",
-            Wait::Fua => "--sync=dsync",
+        command.arg(match durability {
+            Durability::Sync => "--fdatasync=1",
+            Durability::Fua => "--sync=dsync",
         });
         for (number, disk) in disks.iter().enumerate() {
             command.arg(format!("--name=disk{number}"));
@@ -248,7 +253,7 @@ impl Bench<'_> {
         }
         let report = measure::report(&mut command)?;
         let mut sample = measure::sample(&report)?;
-        if wait == Wait::Sync {
+        if durability == Durability::Sync {
             // Who syncs waits for the sync, and hardly for the write.
             sample.percentiles_us = syncs(&report)?;
         }

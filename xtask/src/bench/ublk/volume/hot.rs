@@ -53,7 +53,7 @@ const WORKLOADS: [(Load, Workload); 9] = [
 ];
 
 /// A disk that is measured.
-struct Measured<'a> {
+struct MeasuredDisk<'a> {
     server: &'a str,
     granted: &'a str,
     disk: &'a PathBuf,
@@ -75,13 +75,13 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     let disk = firn.attach("hot", Mode::ZeroCopy)?;
     let running = peers(context)?;
     let granted = firn.granted("hot")?;
-    let peers = running.iter().map(|(server, started)| Measured {
+    let peers = running.iter().map(|(server, started)| MeasuredDisk {
         server,
         granted: "ublk zero-copy, 1 x 128",
         disk: &started.devices[0],
     });
-    let mut all: Vec<Measured<'_>> = peers.collect();
-    all.push(Measured {
+    let mut all: Vec<MeasuredDisk<'_>> = peers.collect();
+    all.push(MeasuredDisk {
         server: "firn volume",
         granted: &granted,
         disk: &disk,
@@ -196,7 +196,7 @@ pub(super) fn fill(disk: &PathBuf) -> Result<Sample, Failure> {
 }
 
 /// New volumes of so many MiB each as disks, every byte of them written once.
-pub(super) fn filled(
+pub(super) fn create_filled(
     firn: &mut Firn,
     mode: Mode,
     (count, mib): (usize, u64),

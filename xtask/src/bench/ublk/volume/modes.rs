@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 
 use super::BenchContext;
-use super::hot::{fill, filled};
+use super::hot::{create_filled, fill};
 use super::report::{Bars, Report, Row};
 use super::server::World;
 use crate::Failure;
@@ -38,7 +38,7 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     let modes = [Mode::UserCopy, Mode::ZeroCopy];
     let mut disks: Vec<Vec<PathBuf>> = Vec::new();
     for mode in modes {
-        disks.push(filled(&mut firn, mode, (DEVICES, MIB))?);
+        disks.push(create_filled(&mut firn, mode, (DEVICES, MIB))?);
     }
     // A segment of the log is zeroed before its first use: that is behind it after this lap.
     for _ in 0..2 {
