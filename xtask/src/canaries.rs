@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 9] = [
+const CANARIES: [Canary; 12] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -100,6 +100,33 @@ const CANARIES: [Canary; 9] = [
             "a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back",
         ),
         words: &["the server did not come up"],
+    },
+    Canary {
+        name: "health_is_always_well",
+        what: "nothing says that the index rings are gone",
+        judge: Judge::Here(
+            "health",
+            "rings_whose_names_are_gone_are_noticed_and_a_restart_in_good_order_loses_nothing",
+        ),
+        words: &["the word of it did not happen in time"],
+    },
+    Canary {
+        name: "half_a_request_for_ever",
+        what: "a client holds a connection of the API with half a request",
+        judge: Judge::Here(
+            "health",
+            "half_a_request_is_given_up_after_a_while_and_the_api_goes_on",
+        ),
+        words: &["it is held open"],
+    },
+    Canary {
+        name: "blame_the_address",
+        what: "a server that still has the directory is reported as an address in use",
+        judge: Judge::Here(
+            "health",
+            "a_server_that_still_has_the_directory_is_the_reason_and_not_its_address",
+        ),
+        words: &["cannot listen for the API"],
     },
     Canary {
         name: "small_files_take_new_space",

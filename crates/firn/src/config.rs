@@ -11,6 +11,7 @@ use nbd::server::{Listen, ListenError};
 
 use crate::cli::args::{LogIo, NewVolume, ServeArgs};
 use crate::failure::{Failure, Result};
+use crate::local_files::ring_dir;
 use crate::store_faults::StoreFaultPlan;
 use crate::units::Size;
 
@@ -69,15 +70,15 @@ impl Settings {
         } else {
             flags.volume
         };
+        let cache = flags
+            .cache
+            .or(file.cache)
+            .unwrap_or_else(|| PathBuf::from(format!("{DATA_DIR}/cache")));
         let settings = Settings {
             store: flags
                 .store
                 .or(file.store)
                 .unwrap_or_else(|| format!("{DATA_DIR}/store")),
-            cache: flags
-                .cache
-                .or(file.cache)
-                .unwrap_or_else(|| PathBuf::from(format!("{DATA_DIR}/cache"))),
             api: socket_address("--api", api)?,
             nbd: nbd_addresses(listed(flags.nbd, file.nbd))?,
             volumes,
@@ -88,7 +89,8 @@ impl Settings {
             ring_dir: flags
                 .ring_dir
                 .or(file.ring_dir)
-                .unwrap_or_else(|| "/dev/shm".into()),
+                .unwrap_or_else(|| ring_dir::choose(&cache)),
+            cache,
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
             single_writer: flags.single_writer || file.single_writer,
             store_faults: flags.planned_store_faults,

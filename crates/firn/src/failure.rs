@@ -119,6 +119,10 @@ failure_codes! {
         "Put the newer objects back, or declare the loss with --take-over.";
     TailWanted, "tail-wanted", 409, FAILED, "The volume still waits for the tail",
         "Open the volume, or drop the tail with --force.";
+    TooLarge, "too-large", 413, FAILED, "The request is too large",
+        "Send what /v1/openapi.json describes.";
+    TooSlow, "too-slow", 408, FAILED, "The request did not arrive in time",
+        "Send it as a whole.";
     UblkDenied, "ublk-denied", 500, FAILED, "This process may not use ublk",
         "Give the server the privilege, or use --transport nbd.";
     UblkFailed, "ublk-failed", 500, FAILED, "The ublk driver failed",

@@ -25,6 +25,9 @@ pub(crate) struct Volume {
     /// Why the last upload failed, while uploads fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) upload_error: Option<String>,
+    /// How it is served; only for a volume that is open or waits here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) health: Option<Health>,
     /// Why it cannot be opened yet; only for a volume that this server is to serve.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) waiting: Option<String>,
@@ -34,6 +37,36 @@ pub(crate) struct Volume {
     /// The disk that it is attached as.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disk: Option<DiskInfo>,
+}
+
+/// How something is served, from the best to the worst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum HealthLevel {
+    #[default]
+    Ok,
+    /// It is served, but a promise is weaker than it should be.
+    Degraded,
+    /// It is not served.
+    Stuck,
+}
+
+impl HealthLevel {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            HealthLevel::Ok => "ok",
+            HealthLevel::Degraded => "degraded",
+            HealthLevel::Stuck => "stuck",
+        }
+    }
+}
+
+/// How something is served, and why not better.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Health {
+    pub(crate) status: HealthLevel,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) why: Option<String>,
 }
 
 /// A volume as an NBD export.

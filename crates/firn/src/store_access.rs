@@ -35,6 +35,78 @@ pub(crate) struct StoreSettings {
     pub(crate) may_create: bool,
 }
 
+/// Requests that fail now, by whether they write: a full store still answers reads.
+#[derive(Debug, Default)]
+struct Trouble {
+    reads: Mutex<Option<(Instant, String)>>,
+    writes: Mutex<Option<(Instant, String)>>,
+}
+
+impl Trouble {
+    fn slot(&self, writes: bool) -> std::sync::MutexGuard<'_, Option<(Instant, String)>> {
+        let slot = if writes { &self.writes } else { &self.reads };
+        slot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes how an attempt ended. Answers that say what the store holds are no trouble.
+    fn note<T>(&self, writes: bool, result: store::Result<T>) -> store::Result<T> {
+        let mut slot = self.slot(writes);
+        match &result {
+            Err(error) if may_come_back(error.kind()) => {
+                let since = slot.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+                *slot = Some((since, error.chain()));
+            }
+            _ => *slot = None,
+        }
+        drop(slot);
+        result
+    }
+}
+
+/// Notes how each attempt ends, below those that repeat it: an outage shows at once.
+#[derive(Debug)]
+struct WatchedStore {
+    inner: SharedStore,
+    trouble: Arc<Trouble>,
+}
+
+#[async_trait]
+impl Store for WatchedStore {
+    async fn get(&self, key: &str) -> store::Result<(Bytes, Version)> {
+        self.trouble.note(false, self.inner.get(key).await)
+    }
+
+    async fn get_range(&self, key: &str, offset: u64, len: u64) -> store::Result<Bytes> {
+        let result = self.inner.get_range(key, offset, len).await;
+        self.trouble.note(false, result)
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> store::Result<Version> {
+        self.trouble.note(true, self.inner.put(key, bytes).await)
+    }
+
+    async fn create(&self, key: &str, bytes: Bytes) -> store::Result<Version> {
+        self.trouble.note(true, self.inner.create(key, bytes).await)
+    }
+
+    async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> store::Result<Version> {
+        let result = self.inner.update(key, bytes, version).await;
+        self.trouble.note(true, result)
+    }
+
+    async fn delete(&self, key: &str) -> store::Result<()> {
+        self.trouble.note(true, self.inner.delete(key).await)
+    }
+
+    async fn list(&self, prefix: &str) -> store::Result<Vec<(String, u64)>> {
+        self.trouble.note(false, self.inner.list(prefix).await)
+    }
+
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+}
+
 /// An opened store.
 #[derive(Clone, Debug)]
 struct Opened {
@@ -55,6 +127,7 @@ pub(crate) struct StoreAccess {
     /// Held by who opens or probes.
     opening: tokio::sync::Mutex<()>,
     last_failure: Mutex<Option<(Instant, Failure, Kind)>>,
+    trouble: Arc<Trouble>,
 }
 
 impl StoreAccess {
@@ -65,6 +138,7 @@ impl StoreAccess {
             proven: OnceLock::new(),
             opening: tokio::sync::Mutex::default(),
             last_failure: Mutex::default(),
+            trouble: Arc::default(),
         })
     }
 
@@ -104,6 +178,20 @@ impl StoreAccess {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         last.as_ref().map(|(_, failure, _)| failure.clone())
+    }
+
+    /// What requests to the store fail with now, and since when.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        if let Some(failure) = self.failure() {
+            return Some(failure.detail);
+        }
+        let failing = |writes: bool, what: &str| {
+            let slot = self.trouble.slot(writes);
+            slot.as_ref().map(|(since, why)| {
+                format!("{what} fail since {} s: {why}", since.elapsed().as_secs())
+            })
+        };
+        failing(true, "writes").or_else(|| failing(false, "reads"))
     }
 
     /// The faults that `--planned-store-faults` asks for.
@@ -202,9 +290,13 @@ impl StoreAccess {
         let faulty = faults
             .as_ref()
             .map_or_else(|| Arc::clone(&bare), InjectedFaults::store);
+        let watched = |inner| {
+            let trouble = Arc::clone(&self.trouble);
+            Arc::new(WatchedStore { inner, trouble }) as SharedStore
+        };
         let opened = Opened {
-            bare: retried(bare),
-            faulty: retried(faulty),
+            bare: retried(watched(bare)),
+            faulty: retried(watched(faulty)),
             faults,
         };
         Ok(self.opened.get_or_init(|| opened).clone())

@@ -58,6 +58,7 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
     let _client = server.connect("demo");
     let create = |text| Some((JSON, text));
+    let long = " ".repeat(3 << 20);
     for (method, path, body, status, code) in [
         ("GET", "/v1/volumes/none", None, 404, "no-such-volume"),
         ("GET", "/v1/nothing", None, 404, "no-such-path"),
@@ -137,6 +138,8 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
             404,
             "no-such-volume",
         ),
+        ("GET", "/v1/volumes/%ff", None, 400, "invalid"),
+        ("POST", "/v1/volumes", create(&long), 413, "too-large"),
         (
             "POST",
             "/v1/volumes",

@@ -459,3 +459,37 @@ fn a_full_cache_file_system_stops_neither_writes_nor_the_server() {
     guest.detach(&server, "demo");
     assert!(server.stop().success());
 }
+
+/// A disk that answers nothing says nothing: somebody else must.
+#[test]
+fn a_cache_disk_that_hangs_is_said() {
+    struct Frozen(std::path::PathBuf);
+    impl Drop for Frozen {
+        fn drop(&mut self) {
+            tool("fsfreeze", &["--unfreeze", text(&self.0)]);
+        }
+    }
+    let Some(guest) = Guest::new() else { return };
+    let Some(_faulty) = Faulty::new(&guest, 128) else {
+        return;
+    };
+    let server = guest.serve(&["--volume", "demo=16MiB", "--rpo", "1h"]);
+    let readiness = || {
+        let config = ureq::Agent::config_builder().http_status_as_error(false);
+        let agent = config.build().new_agent();
+        let mut answer = agent.get(&format!("{}/readyz", server.api)).call().unwrap();
+        let text = answer.body_mut().read_to_string().unwrap();
+        (answer.status().as_u16(), text)
+    };
+    assert_eq!(readiness().0, 200);
+    let frozen = Frozen(guest.world.path("disk"));
+    must("fsfreeze", &["--freeze", text(&frozen.0)]);
+    eventually("the word of it", || {
+        let (status, said) = readiness();
+        status == 503 && said.contains("cache disk: a write has not completed")
+    });
+    drop(frozen);
+    eventually("the return", || readiness().0 == 200);
+    server.connect("demo").write(0, &[1; 4096]).unwrap();
+    assert!(server.stop().success());
+}

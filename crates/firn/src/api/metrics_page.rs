@@ -20,6 +20,15 @@ pub(super) fn render(control: &ControlPlane) -> String {
     }
     write_usage(&mut text, &control.host.usage());
     text.family(
+        "firn_health",
+        "gauge",
+        "What is not well: 1 degraded, 2 stuck. Nothing is listed while all is well.",
+    );
+    for (what, health) in control.conditions() {
+        let level = f64::from(health.status as u8);
+        text.sample(&[("what", &what)], level);
+    }
+    text.family(
         "firn_log_unserved_bytes",
         "gauge",
         "Bytes of log that tails hold which are not served; see `firn rescue list`.",

@@ -6,6 +6,7 @@
 
 mod metrics_page;
 mod problem;
+pub(crate) mod serving;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -52,7 +53,9 @@ pub(crate) fn router(control: Arc<ControlPlane>, address: SocketAddr) -> Router 
         .route("/metrics", get(metrics))
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .with_state(control);
+        .with_state(control)
+        .layer(middleware::from_fn(serving::receive_body))
+        .layer(middleware::from_fn(serving::only_problems));
     if address.ip().is_loopback() {
         router.layer(middleware::from_fn(local_names_only))
     } else {
@@ -182,8 +185,8 @@ async fn healthz() -> &'static str {
 }
 
 /// Readiness: volumes can be read and written.
-async fn readyz(State(control): Shared) -> Result<&'static str> {
-    control.check_ready().map(|()| "ready\n")
+async fn readyz(State(control): Shared) -> Result<String> {
+    control.check_ready()
 }
 
 async fn metrics(State(control): Shared) -> Response {

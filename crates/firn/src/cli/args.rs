@@ -140,7 +140,8 @@ pub(crate) struct ServeArgs {
     pub(crate) cache_size: Option<Size>,
 
     /// Directory in memory (tmpfs) for the index rings, by which completed writes survive the death
-    /// of the process. [default: /dev/shm]
+    /// of the process. [default: where this cache directory's rings are, else /run/firn if that can be
+    /// used, else /dev/shm, from which systemd removes an ordinary user's files at logout]
     #[arg(long, value_name = "DIR")]
     pub(crate) ring_dir: Option<PathBuf>,
 
@@ -360,9 +361,9 @@ pub(crate) struct DoctorArgs {
     /// Cache directory to check. [default: ./firn-data/cache if it exists, else here]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
-    /// Directory for index rings to check.
-    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
-    pub(crate) ring_dir: PathBuf,
+    /// Directory for index rings to check. [default: the one that `serve` chooses]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ring_dir: Option<PathBuf>,
 }
 
 #[cfg(test)]

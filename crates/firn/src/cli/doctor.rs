@@ -13,6 +13,7 @@ use super::output;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe::{self, UblkSupport};
 use crate::local_files;
+use crate::units::Size;
 
 /// How a finding affects the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -45,8 +46,16 @@ impl Finding {
 /// Prints the findings. Fails if one of them is bad.
 pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
     let cache = existing_dir(args.cache.clone(), "./firn-data/cache");
-    let mut findings = vec![kernel(), io_uring(), log_io(&cache), rings(&args.ring_dir)];
-    findings.extend(orphaned_rings(&args.ring_dir));
+    let ring_dir = args.ring_dir.clone();
+    let ring_dir = ring_dir.unwrap_or_else(|| local_files::ring_dir::choose(&cache));
+    let mut findings = vec![
+        kernel(),
+        io_uring(),
+        log_io(&cache),
+        rings(&ring_dir),
+        memory(),
+    ];
+    findings.extend(orphaned_rings(&ring_dir));
     findings.push(store(args.store.as_deref()));
     let control = probe::open_control();
     findings.push(ublk(&control));
@@ -145,6 +154,9 @@ fn log_io(dir: &Path) -> Finding {
 }
 
 fn rings(dir: &Path) -> Finding {
+    if let Some(why) = local_files::ring_dir::why_it_may_go(dir) {
+        return Finding::new("index rings", Verdict::Fair, why);
+    }
     match rustix::fs::statfs(dir) {
         Ok(stat) if stat.f_type == TMPFS_MAGIC => Finding::new(
             "index rings",
@@ -173,6 +185,45 @@ fn rings(dir: &Path) -> Finding {
         ),
     }
 }
+
+/// Whether a server may do what keeps it from waiting for memory that lies on its own disks.
+fn memory() -> Finding {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+    let flusher = rustix::process::configure_io_flusher_behavior(true);
+    // This process only asked whether it may.
+    let _ = rustix::process::configure_io_flusher_behavior(false);
+    let mut missing = Vec::new();
+    if let Some(bytes) = limit.filter(|bytes| *bytes < LOCKED_BYTES_WANTED)
+        && !rustix::process::geteuid().is_root()
+    {
+        missing.push(format!(
+            "only {} may be locked in memory; raise it with `ulimit -l` or LimitMEMLOCK=infinity",
+            Size(bytes)
+        ));
+    }
+    if flusher.is_err() {
+        missing.push("PR_SET_IO_FLUSHER is refused; it needs CAP_SYS_RESOURCE".to_owned());
+    }
+    if missing.is_empty() {
+        return Finding::new(
+            "memory",
+            Verdict::Good,
+            "the server's memory can be locked, and its threads never wait for memory to be written \
+             to a disk",
+        );
+    }
+    Finding::new(
+        "memory",
+        Verdict::Fair,
+        format!(
+            "{}: a file system or swap on a disk of this host may hang the server when memory is short",
+            missing.join("; ")
+        ),
+    )
+}
+
+/// What a server has in memory besides what it serves from, roughly.
+const LOCKED_BYTES_WANTED: u64 = 1 << 30;
 
 /// From linux/magic.h.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;

@@ -203,6 +203,14 @@ fn print_volume(volume: &Volume) -> Result<()> {
         }
         lines.push(format!("nbd clients   {}", nbd.connections));
     }
+    if let Some(health) = &volume.health {
+        let why = health.why.as_ref().map(|why| format!(": {why}"));
+        lines.push(format!(
+            "health        {}{}",
+            health.status.as_str(),
+            why.unwrap_or_default()
+        ));
+    }
     if let Some(why) = &volume.waiting {
         lines.push(format!("waits         {why}"));
     }

@@ -6,6 +6,7 @@
 //! by itself, `waiting` what it could not open yet, `rescue` what is kept of volumes that were lost.
 
 mod attach;
+mod health;
 pub(crate) mod opening;
 mod rescue;
 mod volume_locks;
@@ -27,6 +28,7 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::Disks;
 use crate::frontends::nbd::NbdFrontend;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
+use crate::local_files::{DiskWatch, RingFiles};
 use crate::metrics::IoCounters;
 use crate::model::{self, CreateVolume, NbdInfo, Volume, VolumeList, VolumeState};
 use crate::store_access::StoreAccess;
@@ -63,6 +65,9 @@ pub(crate) struct ControlPlane {
     /// Those that it is to serve and could not open yet.
     pub(crate) waiting: WaitingVolumes,
     export_files: Vec<BackendFile>,
+    /// The engine's rings, and the disk of the log: what `health` looks at.
+    rings: Arc<RingFiles>,
+    disk_watch: DiskWatch,
     pub(crate) disks: Disks,
     pub(crate) nbd: NbdFrontend,
     pub(crate) volume_locks: VolumeLocks,
@@ -79,6 +84,8 @@ impl ControlPlane {
             volumes,
             waiting: WaitingVolumes::default(),
             export_files: engine.export_files.clone(),
+            rings: Arc::clone(&engine.rings),
+            disk_watch: engine.files().watch_disk()?,
             disks: Disks::new(engine)?,
             nbd,
             volume_locks: VolumeLocks::default(),
@@ -179,27 +186,6 @@ impl ControlPlane {
         }
         // A volume that is not open here has nothing here that the store lacks.
         self.show(name).await
-    }
-
-    pub(crate) fn check_ready(&self) -> Result<()> {
-        if self.host.usage().poisoned {
-            return Err(Failure::from(OpenError::Poisoned));
-        }
-        let waiting = self.waiting.all();
-        if waiting.is_empty() {
-            return Ok(());
-        }
-        let why = waiting
-            .iter()
-            .map(|(name, waiting)| format!("{name}: {}", waiting.failure));
-        let why: Vec<String> = why.collect();
-        Err(Failure::new(
-            FailureCode::NotReady,
-            format!(
-                "these volumes cannot be opened yet, all others are served: {}",
-                why.join("; ")
-            ),
-        ))
     }
 
     pub(crate) async fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<OpenVolume>> {
@@ -372,7 +358,9 @@ impl ControlPlane {
                 connections: self.nbd.connections(&info.name),
             }),
             disk: open.as_ref().and_then(|_| self.disks.describe(&info.name)),
-            upload_error: open.and_then(|open| open.volume.upload_error()),
+            upload_error: open.as_ref().and_then(|open| open.volume.upload_error()),
+            health: (open.is_some() || self.waiting.get(&info.name).is_some())
+                .then(|| self.volume_health(&info.name)),
             waiting: self.waiting.get(&info.name).map(|one| one.failure.detail),
         }
     }

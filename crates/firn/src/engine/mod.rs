@@ -20,7 +20,7 @@ use store::SharedStore;
 use tokio::runtime::Handle;
 use ublk::device::LiveDevice;
 use ublk::exit::ExitTimeouts;
-use volume::{Host, Notify, Options, RecoveryReport, Setup};
+use volume::{Host, Notify, Options, RecoveryReport, Rings, Setup};
 
 use crate::config::Settings;
 use crate::engine::commit_io::CommitIo;
@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     pub(crate) reactor_names: Vec<String>,
     /// The files that plans refer to, as transports take them.
     pub(crate) export_files: Vec<BackendFile>,
+    /// Where the engine's rings are.
+    pub(crate) rings: Arc<RingFiles>,
     jobs: JobThread,
     files: CacheDir,
 }
@@ -109,7 +111,11 @@ impl Engine {
         };
         let notifier = Arc::new(EngineNotifier::default());
         let clock = Clock::start();
-        let setup = setup(settings, &files, options, &notifier, clock)?;
+        if let Some(why) = local_files::ring_dir::why_it_may_go(&settings.ring_dir) {
+            tracing::warn!(why, "the index rings may not last");
+        }
+        let rings = Arc::new(RingFiles::open(&settings.ring_dir, &files.path)?);
+        let setup = setup(&files, options, &rings, &notifier, clock)?;
         let (host, recovered) = Host::start(setup);
         let counters = Arc::new(IoCounters::default());
         let jobs = IoExecutor::new(
@@ -133,6 +139,7 @@ impl Engine {
             reactor_names: (0..reactors.len()).map(thread_name).collect(),
             reactors,
             export_files,
+            rings,
             jobs,
             files,
         })
@@ -233,20 +240,19 @@ fn segment_bytes(log_bytes: u64) -> u64 {
 }
 
 fn setup(
-    settings: &Settings,
     files: &CacheDir,
     options: Options,
+    rings: &Arc<RingFiles>,
     notifier: &Arc<EngineNotifier>,
     clock: Clock,
 ) -> Result<Setup> {
-    let rings = RingFiles::open(&settings.ring_dir, &files.path)?;
     let mut entropy = [0; 32];
     rustix::rand::getrandom(&mut entropy, rustix::rand::GetRandomFlags::empty())
         .map_err(|source| internal_io("get random bytes", &source.into()))?;
     let name = rustix::system::uname();
     Ok(Setup {
         options,
-        rings: Arc::new(rings),
+        rings: Arc::clone(rings) as Arc<dyn Rings>,
         notify: Arc::clone(notifier) as Arc<dyn Notify>,
         boot_id: local_files::boot_id()?,
         entropy,

@@ -18,7 +18,9 @@
 
 mod blocking_io;
 mod create;
+mod disk_watch;
 mod reserved_file;
+pub(crate) mod ring_dir;
 mod ring_files;
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -33,6 +35,7 @@ use crate::failure::{Failure, FailureCode, Result};
 pub(crate) use blocking_io::BlockingIo;
 pub(crate) use create::direct_io_alignment_in;
 pub(crate) use create::{CacheFile, LogFile, Progress};
+pub(crate) use disk_watch::{DiskState, DiskWatch};
 pub(crate) use reserved_file::ReservedFile;
 pub(crate) use ring_files::{RingFiles, boot_id, find_orphans};
 
@@ -56,13 +59,28 @@ pub(crate) struct CacheDir {
     pub(crate) log: LogFile,
     pub(crate) cache: CacheFile,
     /// Held for as long as the directory is in use.
-    _lock: File,
+    lock: File,
 }
 
 impl CacheDir {
     /// Whether a log is in the directory, so that a server has run on it before.
     pub(crate) fn has_log(path: &Path) -> bool {
         path.join("log").exists()
+    }
+
+    /// Watches whether the disk of this directory completes writes.
+    pub(crate) fn watch_disk(&self) -> Result<DiskWatch> {
+        let file = self.lock.try_clone();
+        let watch = file.and_then(|file| DiskWatch::start(file, lock_content()));
+        watch.map_err(|source| Failure::io("watch the disk of", &self.path, &source))
+    }
+
+    /// The server that has the directory locked, in words.
+    pub(crate) fn holder(path: &Path) -> Option<String> {
+        let file_path = path.join("lock");
+        let file = File::open(&file_path).ok()?;
+        matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+            .then(|| describe_holder(&file_path))
     }
 
     /// Locks the directory and opens its files, creating those that are missing.
@@ -88,7 +106,7 @@ impl CacheDir {
             path,
             log,
             cache,
-            _lock: lock,
+            lock,
         })
     }
 }
@@ -167,14 +185,7 @@ fn lock_directory(path: &Path) -> Result<File> {
         .open(&file_path)
         .map_err(failed)?;
     if !lock_within(&file, LOCK_TIMEOUT).map_err(failed)? {
-        let holder = match fs::read_to_string(&file_path)
-            .ok()
-            .as_deref()
-            .map(str::trim)
-        {
-            Some(pid) if !pid.is_empty() => format!("the server with process id {pid}"),
-            _ => "another server".to_owned(),
-        };
+        let holder = describe_holder(&file_path);
         return Err(Failure::new(
             FailureCode::CacheInUse,
             format!(
@@ -186,11 +197,33 @@ fn lock_directory(path: &Path) -> Result<File> {
     }
     // In place, at a fixed width: the block of the last server's id stays this file's, so that a
     // full disk cannot keep a server from starting. The id only helps people.
-    let id = format!("{:<LOCK_BYTES$}\n", std::process::id());
-    if let Err(error) = file.write_all_at(id.as_bytes(), 0) {
+    if let Err(error) = file.write_all_at(&lock_content(), 0) {
         tracing::warn!(path = %file_path.display(), %error, "the process id is not in the lock file");
     }
     Ok(file)
+}
+
+/// What the file `lock` holds while this process has it.
+fn lock_content() -> Vec<u8> {
+    format!("{:<LOCK_BYTES$}\n", std::process::id()).into_bytes()
+}
+
+/// Who has this file locked, and whether it is about to end.
+fn describe_holder(lock: &Path) -> String {
+    let text = fs::read_to_string(lock).unwrap_or_default();
+    let Ok(pid) = text.trim().parse::<u32>() else {
+        return "another server".to_owned();
+    };
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+    match state.map(str::trim).and_then(|state| state.chars().next()) {
+        Some('D') => format!(
+            "the server with process id {pid}, which waits for a disk and ends only when that answers; \
+             see the kernel log"
+        ),
+        Some('Z' | 'X') => format!("the server with process id {pid}, which is dying"),
+        _ => format!("the server with process id {pid}"),
+    }
 }
 
 fn lock_within(file: &File, timeout: Duration) -> io::Result<bool> {

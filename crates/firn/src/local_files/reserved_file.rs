@@ -37,7 +37,7 @@ impl ReservedFile {
         match open_file(path) {
             Err(error) if error.kind() == Io::NotFound => {
                 let made = make(path, SLOT_BYTES, 0, &[])?;
-                return Ok((made, None));
+                Ok((made, None))
             }
             opened => Self::load(path, opened?),
         }
@@ -98,7 +98,7 @@ fn open_file(path: &Path) -> io::Result<File> {
 fn make(path: &Path, slot_bytes: usize, sequence: u64, content: &[u8]) -> io::Result<ReservedFile> {
     let mut image = vec![0; slot_bytes * 2];
     let first = encode(sequence, content);
-    let start = usize::from(sequence % SLOTS != 0) * slot_bytes;
+    let start = usize::from(!sequence.is_multiple_of(SLOTS)) * slot_bytes;
     image[start..start + first.len()].copy_from_slice(&first);
     write_atomically(path, &image)?;
     fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;

@@ -7,6 +7,7 @@
 //! believed; this file only finds, creates, moves and removes files, and never removes one that
 //! another server uses.
 
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as Io};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -22,7 +23,7 @@ use volume::{RingId, RingRegion, Rings, RingsAside, TailId};
 
 use crate::failure::{Failure, FailureCode, Result};
 
-const PREFIX: &str = "firn-rings-";
+pub(super) const PREFIX: &str = "firn-rings-";
 
 /// The folder of rings that a log went on without.
 const ASIDE: &str = "aside";
@@ -48,6 +49,9 @@ struct InUse {
     /// The file of the session's own region: locked as long as this process lives, so that a server
     /// on a copy of the cache directory keeps off the rings.
     locked: Option<File>,
+    /// The inode of each ring that is mapped. The mapping keeps its memory alive though its name is
+    /// gone, but a successor would not find it.
+    mapped: BTreeMap<RingId, u64>,
 }
 
 /// A directory of rings, and the cache directory that it belongs to.
@@ -82,6 +86,24 @@ impl RingFiles {
             ring_dir: ring_dir.to_owned(),
             cache_dir: cache_dir.to_owned(),
             in_use: Mutex::default(),
+        })
+    }
+
+    /// Why a successor would not find this server's rings, if their names are gone.
+    pub(crate) fn why_gone(&self) -> Option<String> {
+        let mapped = self.in_use().mapped.clone();
+        let is_gone = |(ring, inode): &(&RingId, &u64)| {
+            !fs::symlink_metadata(self.path(**ring)).is_ok_and(|found| found.ino() == **inode)
+        };
+        let gone = mapped.iter().filter(is_gone).count();
+        (gone > 0).then(|| {
+            format!(
+                "{gone} of {} are gone from {}: if this server is killed now, writes of the last second \
+                 may be lost; what is flushed is safe. Stop the server and start it again, on a \
+                 --ring-dir that nothing cleans",
+                mapped.len(),
+                self.ring_dir.display()
+            )
         })
     }
 
@@ -195,7 +217,7 @@ impl Rings for RingFiles {
     }
 
     fn open(&self, ring: RingId, words: usize) -> std::result::Result<Arc<dyn RingRegion>, String> {
-        let open = || {
+        let open = || -> io::Result<SharedWords> {
             let path = self.make_dir(ring.host)?.join(file_name(ring));
             let file = open_file(&path, true)?;
             let bytes = (words * size_of::<u64>()) as u64;
@@ -203,6 +225,7 @@ impl Rings for RingFiles {
                 file.set_len(bytes)?;
             }
             let map = SharedWords::map(&file, words)?;
+            self.in_use().mapped.insert(ring, file.metadata()?.ino());
             if ring.tail.is_none() && file.try_lock().is_ok() {
                 self.in_use().locked = Some(file);
             }
@@ -210,6 +233,14 @@ impl Rings for RingFiles {
         };
         match open() {
             Ok(map) => Ok(Arc::new(MappedRing(map))),
+            Err(source) if source.kind() == Io::StorageFull => Err(format!(
+                "cannot make the index ring {}: there is no room for its {} bytes in {}; remove what \
+                 fills that memory, make it larger, or choose another directory in memory with \
+                 --ring-dir",
+                self.path(ring).display(),
+                words * size_of::<u64>(),
+                self.ring_dir.display()
+            )),
             Err(source) => {
                 let path = self.path(ring);
                 let text = Failure::io("make the index ring", &path, &source).detail;
@@ -221,6 +252,7 @@ impl Rings for RingFiles {
     }
 
     fn remove(&self, ring: RingId) {
+        self.in_use().mapped.remove(&ring);
         let path = self.path(ring);
         if let Err(error) = fs::remove_file(&path)
             && error.kind() != Io::NotFound
@@ -242,6 +274,7 @@ impl Rings for RingFiles {
 
     fn set_aside(&self, ring: RingId) -> std::result::Result<RingsAside, String> {
         self.check_unused(ring)?;
+        self.in_use().mapped.remove(&ring);
         let (path, aside) = (self.path(ring), self.dir(ring.host).join(ASIDE));
         let moved = || {
             fs::create_dir_all(&aside)?;

@@ -139,22 +139,28 @@ pub(super) fn announce(
 
 /// Shows the progress of creating a log: a bar on a terminal, else one line.
 #[derive(Default)]
-pub(super) struct LogFillBar(Option<ProgressBar>);
+pub(super) struct LogFillBar {
+    bar: Option<ProgressBar>,
+    announced: bool,
+}
 
 impl Progress for LogFillBar {
     fn on_filled(&mut self, done: u64, total: u64) {
-        if self.0.is_none() {
-            if !std::io::stderr().is_terminal() {
+        if !std::io::stderr().is_terminal() {
+            if !std::mem::replace(&mut self.announced, true) {
                 eprintln!("firn: making the log ({})", Size(total));
             }
+            return;
+        }
+        if self.bar.is_none() {
             let bar = ProgressBar::new(total);
             bar.set_style(
                 ProgressStyle::with_template("making the log [{bar:30}] {bytes}/{total_bytes}")
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
             );
-            self.0 = Some(bar);
+            self.bar = Some(bar);
         }
-        if let Some(bar) = &self.0 {
+        if let Some(bar) = &self.bar {
             bar.set_position(done);
             if done == total {
                 bar.finish_and_clear();

@@ -11,7 +11,7 @@ mod process;
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use store::SharedStore;
 use tokio::runtime::Runtime;
@@ -29,10 +29,14 @@ use crate::store_access::{StoreAccess, StoreSettings};
 /// Threads for the API and the store, which mostly wait.
 const RUNTIME_THREADS: usize = 2;
 
+/// How long a server that is still ending may keep the API's address.
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
     abort_on_panic_under_locks();
     process::set_io_flusher();
+    process::lock_memory();
     process::raise_open_files_limit();
     let runtime = runtime()?;
     let api = listen(&settings)?;
@@ -65,6 +69,8 @@ fn runtime() -> Result<Runtime> {
         .map_err(|source| Failure::internal(format!("cannot start threads: {source}")))
 }
 
+/// Listens for the API. A server that is still ending has the address and the cache directory: it is
+/// waited for, and if it does not end, it is the reason.
 fn listen(settings: &Settings) -> Result<TcpListener> {
     let failed = |source: std::io::Error| {
         Failure::new(
@@ -76,7 +82,31 @@ fn listen(settings: &Settings) -> Result<TcpListener> {
             ),
         )
     };
-    let listener = TcpListener::bind(settings.api).map_err(failed)?;
+    let started = Instant::now();
+    let listener = loop {
+        let source = match TcpListener::bind(settings.api) {
+            Ok(listener) => break listener,
+            Err(source) => source,
+        };
+        let holder = CacheDir::holder(&settings.cache);
+        let taken = source.kind() == std::io::ErrorKind::AddrInUse;
+        let Some(holder) = holder.filter(|_| taken && !canary::active!("blame_the_address")) else {
+            return Err(failed(source));
+        };
+        if started.elapsed() >= ADDRESS_TIMEOUT {
+            return Err(Failure::new(
+                FailureCode::CacheInUse,
+                format!(
+                    "cache directory {} is in use by {holder}; stop it, or give this one a directory \
+                     of its own with --cache (and another --api than {})",
+                    settings.cache.display(),
+                    settings.api
+                ),
+            ));
+        }
+        // The kernel tells nobody when an address becomes free; this loop runs at start only.
+        std::thread::sleep(Duration::from_millis(50));
+    };
     listener.set_nonblocking(true).map_err(failed)?;
     if !settings.api.ip().is_loopback() {
         tracing::warn!(
@@ -96,7 +126,12 @@ async fn run(
     let initial = control.open_initial_volumes(&settings.volumes, &engine.report);
     let waiting = initial.await?;
     let reopen = ReopenTask::start(control, waiting);
+    let health = tokio::spawn({
+        let control = Arc::clone(control);
+        async move { control.log_health().await }
+    });
     let served = serve_clients(settings, engine, control, api).await;
+    health.abort();
     reopen.stop().await;
     served
 }
@@ -116,14 +151,7 @@ async fn serve_clients(
     let (close, closed) = tokio::sync::oneshot::channel::<()>();
     let server = tokio::spawn({
         let router = api::router(Arc::clone(control), address);
-        async move {
-            axum::serve(listener, router)
-                .with_graceful_shutdown(async {
-                    // Ends when the sender is dropped.
-                    let _ = closed.await;
-                })
-                .await
-        }
+        api::serving::serve(listener, router, closed)
     });
     messages::announce(settings, address, engine, control)?;
     stop.recv().await;

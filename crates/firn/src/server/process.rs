@@ -3,6 +3,7 @@
 //! Called once, before the first thread starts that must inherit it. A refusal is logged and never
 //! fails the start.
 
+use rustix::mm::MlockAllFlags;
 use rustix::process::Resource;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -18,6 +19,34 @@ const OPEN_FILES_MIN: u64 = 1 << 16;
 pub(super) fn set_io_flusher() {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "PR_SET_IO_FLUSHER is refused");
+    }
+}
+
+/// Swap, or a file system under memory pressure, may lie on a disk of this server: a thread that waits
+/// for a page of its own there waits for itself. So what this process has in memory stays there, from
+/// the first touch on, as far as its limit allows. Without the privilege a limit that is not generous
+/// would make allocations fail, so then nothing is locked; `firn doctor` says so.
+pub(super) fn lock_memory() {
+    let limit = rustix::process::getrlimit(Resource::Memlock);
+    let may_lock_all = rustix::process::setrlimit(
+        Resource::Memlock,
+        rustix::process::Rlimit {
+            current: None,
+            maximum: None,
+        },
+    );
+    if may_lock_all.is_err() && limit.current.is_some() {
+        tracing::warn!(
+            limit = limit.current,
+            "memory is not locked: swap or a busy file system on a disk of this host may hang the \
+             server; raise the limit with LimitMEMLOCK=infinity"
+        );
+        return;
+    }
+    // Pages are locked when they are touched: what is only reserved takes no memory.
+    let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
+    if let Err(error) = rustix::mm::mlockall(flags) {
+        tracing::warn!(%error, "memory is not locked: swap on a disk of this host may hang the server");
     }
 }
 

@@ -91,7 +91,10 @@ impl World {
 
     /// `firn serve` on the store `store` with the cache directory `cache`, small, plus `args`.
     fn serve_command(&self, cache: &str, args: &[&str]) -> Command {
-        let mut command = self.command(&["serve", "--api", "127.0.0.1:0"]);
+        let mut command = self.command(&["serve"]);
+        if !args.contains(&"--api") {
+            command.args(["--api", "127.0.0.1:0"]);
+        }
         let socket = format!("unix:{}", self.socket(cache).display());
         command.args(["--cache", cache, "--nbd", &socket]);
         let rings = self.rings.path().to_str().unwrap();

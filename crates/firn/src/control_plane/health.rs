@@ -1,0 +1,155 @@
+//! How the server is: `ok`, `degraded` (it serves, but a promise is weaker) or `stuck` (something that
+//! it is to serve is not served), each with the reason.
+//!
+//! One model feeds `/readyz`, `volume show`, the metrics and the log, which has one line per change.
+//! It reads what others know, and must never wait: a hanging disk or store is what it is there for.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use blkmq::error::ErrorKind;
+
+use crate::control_plane::ControlPlane;
+use crate::failure::{Failure, FailureCode, Result};
+use crate::local_files::DiskState;
+use crate::model::{Health, HealthLevel};
+
+/// How often changes are looked for.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What is concerned, and how.
+type Conditions = BTreeMap<String, Health>;
+
+fn condition(level: HealthLevel, why: impl Into<String>) -> Health {
+    Health {
+        status: level,
+        why: Some(why.into()),
+    }
+}
+
+impl ControlPlane {
+    /// All that is not well, by what is concerned: `log`, `cache disk`, `index rings`, `store`, or
+    /// `volume NAME`.
+    pub(crate) fn conditions(&self) -> Conditions {
+        use HealthLevel::{Degraded, Stuck};
+        let mut all = Conditions::new();
+        if self.host.usage().poisoned {
+            let why = "a sync of the log failed: writes are refused, reads go on";
+            all.insert("log".into(), condition(Stuck, why));
+        }
+        if canary::active!("health_is_always_well") {
+            return all;
+        }
+        match self.disk_watch.state() {
+            DiskState::Works => {}
+            DiskState::Hangs(age) => {
+                let why = format!(
+                    "a write has not completed for {} s: requests wait",
+                    age.as_secs()
+                );
+                all.insert("cache disk".into(), condition(Stuck, why));
+            }
+            DiskState::Fails(why) => {
+                all.insert("cache disk".into(), condition(Degraded, why));
+            }
+        }
+        if let Some(why) = self.rings.why_gone() {
+            all.insert("index rings".into(), condition(Degraded, why));
+        }
+        if let Some(why) = self.store.as_ref().and_then(|store| store.trouble()) {
+            all.insert("store".into(), condition(Degraded, why));
+        }
+        for (name, waiting) in self.waiting.all() {
+            all.insert(
+                format!("volume {name}"),
+                condition(Stuck, waiting.failure.detail),
+            );
+        }
+        for open in self.volumes.all() {
+            if let Some(health) = self.open_volume_health(&open.info.name) {
+                all.insert(format!("volume {}", open.info.name), health);
+            }
+        }
+        all
+    }
+
+    fn open_volume_health(&self, name: &str) -> Option<Health> {
+        let open = self.volumes.get(name)?;
+        match open.volume.serving() {
+            Err(ErrorKind::Fenced) => {
+                let why = "another host has taken it over; what this host had not uploaded is kept: \
+                           `firn rescue list`";
+                return Some(condition(HealthLevel::Stuck, why));
+            }
+            Err(error) => return Some(condition(HealthLevel::Stuck, format!("it fails: {error}"))),
+            Ok(()) => {}
+        }
+        let uploads = open.volume.upload_error()?;
+        let why = format!("uploads fail: {uploads}");
+        Some(condition(HealthLevel::Degraded, why))
+    }
+
+    /// How one volume is: the worst of what concerns it, or all of them.
+    pub(crate) fn volume_health(&self, name: &str) -> Health {
+        let own = format!("volume {name}");
+        let concerns = self.conditions().into_iter();
+        let concerns = concerns.filter(|(what, _)| *what == own || !what.starts_with("volume "));
+        let worst = concerns.max_by_key(|(_, health)| health.status);
+        worst.map_or_else(Health::default, |(what, health)| {
+            let why = health.why.unwrap_or_default();
+            let why = if what == own {
+                why
+            } else {
+                format!("{what}: {why}")
+            };
+            condition(health.status, why)
+        })
+    }
+
+    /// Whether everything that this server is to serve is served, and what is not as it should be.
+    pub(crate) fn check_ready(&self) -> Result<String> {
+        let all = self.conditions();
+        let told = |(what, health): (&String, &Health)| {
+            format!("{what}: {}", health.why.as_deref().unwrap_or_default())
+        };
+        let lines = |level| {
+            let lines = all.iter().filter(move |(_, health)| health.status == level);
+            lines.map(told).collect::<Vec<_>>().join("; ")
+        };
+        let stuck = lines(HealthLevel::Stuck);
+        if !stuck.is_empty() {
+            return Err(Failure::new(
+                FailureCode::NotReady,
+                format!("not everything is served: {stuck}"),
+            ));
+        }
+        match lines(HealthLevel::Degraded) {
+            degraded if degraded.is_empty() => Ok("ready\n".to_owned()),
+            degraded => Ok(format!("ready, degraded: {degraded}\n")),
+        }
+    }
+
+    /// Logs one line for each change, for as long as it is polled.
+    pub(crate) async fn log_health(&self) {
+        let mut before = Conditions::new();
+        loop {
+            let now = self.conditions();
+            for (what, health) in &now {
+                // The text may count seconds: only another level is a change.
+                if before.get(what).map(|before| before.status) == Some(health.status) {
+                    continue;
+                }
+                let why = health.why.as_deref().unwrap_or_default();
+                match health.status {
+                    HealthLevel::Stuck => tracing::error!(what, why, "stuck"),
+                    _ => tracing::warn!(what, why, "degraded"),
+                }
+            }
+            for what in before.keys().filter(|what| !now.contains_key(*what)) {
+                tracing::info!(what, "ok again");
+            }
+            before = now;
+            tokio::time::sleep(LOG_INTERVAL).await;
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! A server says how it is: in `/readyz`, in what it shows of a volume, in its metrics and in its
+//! log, at once and once; and why it does not start.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use common::{Server, World, eventually};
+
+fn get(server: &Server, path: &str) -> (u16, String) {
+    let agent = ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .build()
+        .new_agent();
+    let url = format!("{}{path}", server.api);
+    let mut answer = agent.get(&url).call().unwrap();
+    let text = answer.body_mut().read_to_string().unwrap();
+    (answer.status().as_u16(), text)
+}
+
+/// The server's log.
+fn said(world: &World) -> String {
+    fs::read_to_string(world.path("cache.stderr")).unwrap()
+}
+
+#[test]
+fn a_store_that_takes_no_writes_is_said_within_seconds_and_so_is_its_return() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "200ms"]);
+    assert_eq!(get(&server, "/readyz"), (200, "ready\n".to_owned()));
+    assert_eq!(world.show(&server, "demo")["health"]["status"], "ok");
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    fs::write(world.path("store"), "not a directory").unwrap();
+    let mut client = server.connect("demo");
+    let began = Instant::now();
+    client.write(0, &[1; 4096]).unwrap();
+    eventually("the word of it", || {
+        get(&server, "/readyz").1.contains("degraded: store: ")
+    });
+    // Long before the repetitions of a request are given up.
+    assert!(
+        began.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        began.elapsed()
+    );
+    assert_eq!(get(&server, "/readyz").0, 200, "writes are served");
+    assert_eq!(world.show(&server, "demo")["health"]["status"], "degraded");
+    let metrics = get(&server, "/metrics").1;
+    assert!(
+        metrics.contains("firn_health{what=\"store\"} 1\n"),
+        "{metrics}"
+    );
+    eventually("the line in the log", || {
+        said(&world).contains("degraded what=\"store\"")
+    });
+    fs::remove_file(world.path("store")).unwrap();
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+    eventually("the return", || get(&server, "/readyz").1 == "ready\n");
+    eventually("its line in the log", || {
+        said(&world).contains("ok again what=\"store\"")
+    });
+    let lines = said(&world);
+    assert_eq!(
+        lines.matches("degraded what=\"store\"").count(),
+        1,
+        "one line: {lines}"
+    );
+}
+
+#[test]
+fn rings_whose_names_are_gone_are_noticed_and_a_restart_in_good_order_loses_nothing() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    server.connect("demo").write(0, &[1; 4096]).unwrap();
+    // As systemd does when an ordinary user logs out.
+    for entry in fs::read_dir(world.rings()).unwrap() {
+        fs::remove_dir_all(entry.unwrap().path()).unwrap();
+    }
+    eventually("the word of it", || {
+        let (status, text) = get(&server, "/readyz");
+        status == 200 && text.contains("degraded: index rings: ")
+    });
+    let shown = world.done(&server, &["volume", "show", "demo"]);
+    assert!(
+        shown.contains("health        degraded: index rings"),
+        "{shown}"
+    );
+    assert!(shown.contains("--ring-dir"), "{shown}");
+    server.connect("demo").write(4096, &[2; 4096]).unwrap();
+    assert!(server.stop().success());
+    let server = world.serve("cache", &[]);
+    assert_eq!(get(&server, "/readyz").1, "ready\n");
+    let found = server.connect("demo").read(0, 8192).unwrap();
+    assert_eq!(found, [vec![1; 4096], vec![2; 4096]].concat());
+}
+
+#[test]
+fn a_server_that_still_has_the_directory_is_the_reason_and_not_its_address() {
+    let world = World::new();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let fixed = ["--api", &address];
+    let first = world.serve("cache", &fixed);
+    let refused = world.refused("cache", &fixed);
+    let reason = format!("in use by the server with process id {}", first.pid());
+    assert!(refused.contains(&reason), "{refused}");
+    assert!(!refused.contains("cannot listen"), "{refused}");
+    // One that ends in time is waited for.
+    first.ask_to_stop();
+    let second = world.serve("cache", &fixed);
+    assert_eq!(second.api, format!("http://{address}"));
+}
+
+#[test]
+fn half_a_request_is_given_up_after_a_while_and_the_api_goes_on() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let host = server.api.strip_prefix("http://").unwrap();
+    let halves = [
+        "GET /healthz HTTP/1.1\r\nHost: local".to_owned(),
+        format!(
+            "POST /v1/volumes HTTP/1.1\r\nHost: {host}\r\ncontent-type: application/json\r\n\
+             content-length: 100\r\n\r\n{{"
+        ),
+    ];
+    for half in halves {
+        let mut stream = TcpStream::connect(host).unwrap();
+        stream.set_read_timeout(Some(common::deadline())).unwrap();
+        stream.write_all(half.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        // Ends when the server closes the connection, or fails at the deadline.
+        stream
+            .read_to_end(&mut answer)
+            .unwrap_or_else(|error| panic!("it is held open: {error}"));
+        assert_eq!(get(&server, "/healthz").0, 200);
+    }
+}
+
+#[test]
+fn nothing_that_draws_is_written_where_nobody_looks() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let output = world.ask(&server, &["sync", "demo"]);
+    let text = [output.stdout, output.stderr].concat();
+    let lines = [String::from_utf8(text).unwrap(), said(&world)].concat();
+    assert!(
+        !lines.contains('\u{1b}') && !lines.contains('\r'),
+        "{lines:?}"
+    );
+}
