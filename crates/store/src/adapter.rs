@@ -5,6 +5,8 @@
 //! Whoever builds the inner store turns the crate's own retries off for writes, because it
 //! repeats conditional PUTs and so may tell the winner that it lost.
 
+use std::fmt;
+use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,16 +14,27 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutResult, UpdateVersion};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, UpdateVersion};
 
+use crate::classify::classify;
+use crate::exchange::observe;
 use crate::key::check_prefix;
 use crate::{Error, Kind, Op, Result, Store, Version, check_key};
 
 /// A [`Store`] made of an `object_store` store.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ObjectStoreAdapter {
     inner: Arc<dyn ObjectStore>,
     name: String,
+}
+
+/// By name alone: the inner store may hold credentials.
+impl fmt::Debug for ObjectStoreAdapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ObjectStoreAdapter")
+            .field(&self.name)
+            .finish()
+    }
 }
 
 impl ObjectStoreAdapter {
@@ -35,10 +48,23 @@ impl ObjectStoreAdapter {
 
     async fn write(&self, op: Op, key: &str, bytes: Bytes, mode: PutMode) -> Result<Version> {
         let path = path(op, key)?;
-        match self.inner.put_opts(&path, bytes.into(), mode.into()).await {
-            Ok(done) => Ok(written_version(done)),
-            Err(source) => Err(from_object_store(op, key, source)),
-        }
+        let put = self.inner.put_opts(&path, bytes.into(), mode.into());
+        let done = self.run(op, key, put).await?;
+        Ok(join_tags(done.e_tag, done.version))
+    }
+
+    /// Runs one operation. What the store said over HTTP, if anything, decides what a failure means.
+    async fn run<T>(
+        &self,
+        op: Op,
+        key: &str,
+        operation: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T> {
+        let (result, exchange) = observe(operation).await;
+        result.map_err(|source| {
+            classify(op, key, &self.name, &exchange)
+                .unwrap_or_else(|| from_object_store(op, key, source))
+        })
     }
 }
 
@@ -46,11 +72,12 @@ impl ObjectStoreAdapter {
 impl Store for ObjectStoreAdapter {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
         let path = path(Op::Get, key)?;
-        let failed = |source| from_object_store(Op::Get, key, source);
-        let found = self.inner.get(&path).await.map_err(failed)?;
-        let version = join_tags(found.meta.e_tag.clone(), found.meta.version.clone());
-        let bytes = found.bytes().await.map_err(failed)?;
-        Ok((bytes, version))
+        self.run(Op::Get, key, async {
+            let found = self.inner.get(&path).await?;
+            let version = join_tags(found.meta.e_tag.clone(), found.meta.version.clone());
+            Ok((found.bytes().await?, version))
+        })
+        .await
     }
 
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
@@ -62,10 +89,12 @@ impl Store for ObjectStoreAdapter {
             return Ok(Bytes::new());
         }
         let range: Range<u64> = offset..end;
-        let failed = |source| from_object_store(Op::GetRange, key, source);
         let options = GetOptions::new().with_range(Some(range));
-        let found = self.inner.get_opts(&path, options).await.map_err(failed)?;
-        let bytes = found.bytes().await.map_err(failed)?;
+        let bytes = self
+            .run(Op::GetRange, key, async {
+                self.inner.get_opts(&path, options).await?.bytes().await
+            })
+            .await?;
         // Stores cut a range at the object's end and answer success.
         if u64::try_from(bytes.len()).ok() == Some(len) {
             Ok(bytes)
@@ -89,9 +118,9 @@ impl Store for ObjectStoreAdapter {
 
     async fn delete(&self, key: &str) -> Result<()> {
         let path = path(Op::Delete, key)?;
-        match self.inner.delete(&path).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(source) => Err(from_object_store(Op::Delete, key, source)),
+        match self.run(Op::Delete, key, self.inner.delete(&path)).await {
+            Err(error) if error.kind() == Kind::NotFound => Ok(()),
+            done => done,
         }
     }
 
@@ -101,15 +130,15 @@ impl Store for ObjectStoreAdapter {
             Some(dir) => Some(path(Op::List, dir)?),
             None => None,
         };
-        let mut found = Vec::new();
-        let mut stream = self.inner.list(under.as_ref());
-        while let Some(meta) = stream
-            .try_next()
-            .await
-            .map_err(|source| from_object_store(Op::List, prefix, source))?
-        {
-            found.push((meta.location.to_string(), meta.size));
-        }
+        let mut found: Vec<(String, u64)> = self
+            .run(Op::List, prefix, async {
+                self.inner
+                    .list(under.as_ref())
+                    .map_ok(|meta| (meta.location.to_string(), meta.size))
+                    .try_collect()
+                    .await
+            })
+            .await?;
         found.sort_unstable();
         Ok(found)
     }
@@ -131,10 +160,6 @@ fn out_of_range(key: &str, offset: u64, len: u64) -> Error {
         "bytes {offset}+{len} are not all inside the object; read its size with list first"
     );
     Error::new(Kind::Invalid, Op::GetRange, key, detail)
-}
-
-fn written_version(done: PutResult) -> Version {
-    join_tags(done.e_tag, done.version)
 }
 
 /// Some services condition on the ETag, some on a version number: both travel in one [`Version`].

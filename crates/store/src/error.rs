@@ -21,6 +21,9 @@ pub enum Kind {
     Unknown,
     /// Certainly not applied, or the read failed. Worth trying again later.
     Unavailable,
+    /// The bucket is not there. Certainly not applied, and it says nothing about the object: a
+    /// bucket that comes back may still have it.
+    NoBucket,
     /// The store refuses these credentials, or the file's permissions do.
     Denied,
     /// The store cannot do this (for example conditional PUT), or firn was built without it.
@@ -88,6 +91,7 @@ pub struct Error {
     op: Op,
     object: String,
     detail: String,
+    overload: bool,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -99,6 +103,7 @@ impl Error {
             op,
             object: object.into(),
             detail: detail.into(),
+            overload: false,
             source: None,
         }
     }
@@ -108,6 +113,19 @@ impl Error {
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
+    }
+
+    /// Marks it as a sign that the store has too much to do.
+    #[must_use]
+    pub fn overloaded(mut self) -> Self {
+        self.overload = true;
+        self
+    }
+
+    /// Whether fewer requests at once would help: the store said so (429, 503), or was silent for
+    /// too long.
+    pub fn is_overload(&self) -> bool {
+        self.overload
     }
 
     /// What can be done about it.

@@ -1,7 +1,8 @@
 //! Object-store access: one narrow trait, its stores, and the decorators that stack on them.
 //!
 //! Owns every request to the object store: what its outcome means ([`Kind`]), when it may be
-//! repeated ([`RetryStore`]), and whether a store can be trusted with a volume at all ([`probe`]). It must never repeat a conditional PUT whose outcome is unknown:
+//! repeated ([`RetryStore`]), and whether a store can be
+//! trusted with a volume at all ([`probe`]). It must never repeat a conditional PUT whose outcome is unknown:
 //! the first attempt may have won, and the second would then report a loss to the winner. Only
 //! the engine, which knows its own nonce, can read back and tell.
 //!
@@ -12,8 +13,11 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod classify;
+mod cloud;
 mod dir;
 mod error;
+mod exchange;
 mod faults;
 mod key;
 mod probe;

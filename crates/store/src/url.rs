@@ -8,15 +8,17 @@ use std::sync::Arc;
 
 use object_store::memory::InMemory;
 
+use crate::cloud;
 use crate::{DirStore, Error, Kind, ObjectStoreAdapter, Op, Result, SharedStore};
 
-const SUPPORTED: &str = "this build supports a directory (a path or file:///absolute/path) \
-                         and memory:// (for tests)";
+const SUPPORTED: &str = "firn supports a directory (a path or file:///absolute/path), \
+                         s3://bucket/prefix, gs://bucket/prefix, az://container/prefix and \
+                         memory:// (for tests)";
 
-/// Opens the store at `url`: a path, `file:///path` or `memory://`.
+/// Opens the store at `url`: a path, `file:///path`, a bucket or `memory://`.
 ///
-/// A directory that does not exist is created. Blocks on file-system calls: call it at start, or
-/// from a thread that may block.
+/// A directory that does not exist is created; of a bucket nothing is asked yet. Blocks on
+/// file-system calls: call it at start, or from a thread that may block.
 pub fn open_url(url: &str) -> Result<SharedStore> {
     let Some((scheme, rest)) = url.split_once("://") else {
         return if url.is_empty() {
@@ -38,13 +40,15 @@ pub fn open_url(url: &str) -> Result<SharedStore> {
             Arc::new(InMemory::new()),
             "memory://",
         ))),
-        "s3" | "s3a" | "gs" | "az" | "azure" | "abfs" | "abfss" | "http" | "https" => {
-            Err(url_error(
-                url,
-                Kind::Unsupported,
-                format!("{scheme}:// is not built in yet; {SUPPORTED}"),
-            ))
-        }
+        _ if cloud::is_scheme(scheme) => cloud::open(scheme, rest),
+        "s3a" | "azure" | "abfs" | "abfss" | "http" | "https" => Err(url_error(
+            &format!("{scheme}://…"),
+            Kind::Unsupported,
+            format!(
+                "{scheme}:// is not a kind of store; {SUPPORTED}; name a server of your own with \
+                 ?endpoint=https://HOST:PORT"
+            ),
+        )),
         _ => Err(url_error(
             url,
             Kind::Invalid,
@@ -71,20 +75,18 @@ mod tests {
     }
 
     #[test]
-    fn a_service_that_is_not_built_in_is_refused_by_name_with_what_is() {
+    fn a_service_that_is_not_known_is_refused_with_what_is() {
         for url in [
-            "s3://bucket/x",
-            "gs://bucket",
-            "az://c",
-            "https://host/bucket",
+            "s3a://bucket/x",
+            "abfs://c",
+            "https://key:hunter2@host/bucket",
         ] {
             let error = open_url(url).unwrap_err();
             assert_eq!(error.kind(), Kind::Unsupported, "{url}");
-            assert!(
-                error.to_string().contains("file:///absolute/path"),
-                "{error}"
-            );
-            assert!(error.to_string().contains(url), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("s3://bucket/prefix"), "{text}");
+            assert!(text.contains("endpoint="), "{text}");
+            assert!(!text.contains("hunter2"), "{text}");
         }
     }
 

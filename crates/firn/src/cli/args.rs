@@ -88,6 +88,7 @@ pub(crate) enum Command {
     firn serve --volume demo=10GiB\n      \
     everything below ./firn-data; creates the volume if it is missing\n  \
     firn serve --store /mnt/nas/firn --cache /var/lib/firn --log-size 32GiB --cache-size 200GiB\n  \
+    firn serve --store 's3://bucket/firn?endpoint=https://minio:9000' --volume demo=10GiB\n  \
     firn serve --nbd 0.0.0.0:10809 --nbd unix:/run/firn/nbd.sock\n  \
     firn serve --config /etc/firn.toml\n      \
     the same names as the flags: store = \"...\", log-size = \"32GiB\", volume = [\"demo=10GiB\"]")]
@@ -97,7 +98,9 @@ pub(crate) struct ServeArgs {
     #[serde(skip)]
     pub(crate) config: Option<PathBuf>,
 
-    /// Object store that holds the volumes: a directory, or file:///absolute/path.
+    /// Object store that holds the volumes: a directory, s3://BUCKET/PREFIX, gs:// or az://. Options
+    /// follow a question mark, as in s3://b/p?endpoint=http://minio:9000&region=eu-1; credentials
+    /// come from the environment, a profile or the instance, never from the URL.
     /// [default: ./firn-data/store]
     #[arg(long, value_name = "URL")]
     pub(crate) store: Option<String>,

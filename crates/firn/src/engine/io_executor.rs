@@ -323,7 +323,8 @@ fn into_store_error(error: &store::Error) -> StoreError {
         Kind::NotFound => StoreError::NotFound,
         Kind::PreconditionFailed => StoreError::PreconditionFailed,
         Kind::Unknown => StoreError::Unknown(error.chain()),
-        Kind::Unavailable => StoreError::Unavailable(error.chain()),
+        // A bucket that is gone may come back, with everything in it.
+        Kind::Unavailable | Kind::NoBucket => StoreError::Unavailable(error.chain()),
         _ => StoreError::Denied(error.chain()),
     }
 }

@@ -1,0 +1,229 @@
+//! What an answer of a cloud store means: the one table from status and code to [`Kind`].
+//!
+//! It must never call an outcome certain that is not. A write is certainly not applied only if no
+//! connection was made, or if the store itself says that it refused the request; everything else
+//! (5xx, a broken connection, silence) leaves it [`Kind::Unknown`]. Each class has one remedy.
+
+use crate::exchange::{Exchange, ExchangeOutcome, Refusal};
+use crate::{Error, Kind, Op};
+
+/// What firn makes of a failed operation, or `None` if the exchange does not decide it.
+pub(crate) fn classify(op: Op, key: &str, store: &str, exchange: &Exchange) -> Option<Error> {
+    let uncertain = if op.writes() {
+        Kind::Unknown
+    } else {
+        Kind::Unavailable
+    };
+    let (kind, overload, detail) = match exchange.outcome.as_ref()? {
+        ExchangeOutcome::Refused(refusal) => classify_refusal(op, store, refusal, uncertain),
+        ExchangeOutcome::NotConnected(why) => (Kind::Unavailable, false, not_connected(store, why)),
+        ExchangeOutcome::TimedOut => (
+            uncertain,
+            true,
+            format!("{store} did not answer in time; check the network and the store's load"),
+        ),
+        ExchangeOutcome::Sent | ExchangeOutcome::Broken => (
+            uncertain,
+            false,
+            format!("the connection to {store} broke before the whole answer had come"),
+        ),
+        ExchangeOutcome::Success => (
+            uncertain,
+            false,
+            format!("{store} answered, but the answer cannot be used"),
+        ),
+    };
+    let error = Error::new(kind, op, key, detail);
+    Some(if overload { error.overloaded() } else { error })
+}
+
+fn not_connected(store: &str, why: &str) -> String {
+    let remedy = if why.contains("certificate") || why.contains("UnknownIssuer") {
+        "its certificate is not trusted here; name the CA's certificate with ca=FILE in the URL, \
+         or AWS_CA_BUNDLE"
+    } else if why.contains("InvalidContentType") || why.contains("corrupt message") {
+        "it does not speak TLS; write http:// in the endpoint if that is intended"
+    } else {
+        "check the endpoint, the network and the proxy"
+    };
+    format!("cannot connect to {store}: {remedy} ({why})")
+}
+
+/// Kind, whether the store has too much to do, and the message.
+fn classify_refusal(
+    op: Op,
+    store: &str,
+    refusal: &Refusal,
+    uncertain: Kind,
+) -> (Kind, bool, String) {
+    let (kind, overload, remedy) = match (refusal.status, refusal.code.as_str()) {
+        (_, "NoSuchBucket" | "ContainerNotFound" | "ContainerBeingDeleted") => (
+            Kind::NoBucket,
+            false,
+            "there is no such bucket; create it, or correct its name in the URL",
+        ),
+        (_, "RequestTimeTooSkewed") => (
+            Kind::Denied,
+            false,
+            "this machine's clock is wrong; set it (for example with chrony)",
+        ),
+        (_, "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidSecurity") => (
+            Kind::Denied,
+            false,
+            "the store does not know the access key, or the secret key is wrong",
+        ),
+        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => (
+            Kind::Denied,
+            false,
+            "the credentials have expired; renew them",
+        ),
+        (301 | 307 | 308, _)
+        | (_, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraint") => {
+            (
+                Kind::Invalid,
+                false,
+                "the bucket is in another region; name it with region=REGION in the URL, or \
+                 AWS_REGION",
+            )
+        }
+        (401 | 403, _) => (
+            Kind::Denied,
+            false,
+            "the store refuses the credentials; check the key and the bucket's policy",
+        ),
+        (404, _) => (Kind::NotFound, false, "there is no such object"),
+        (409, "ConditionalRequestConflict" | "OperationAborted") => (
+            Kind::Unavailable,
+            false,
+            "another conditional request was under way; this one was not applied",
+        ),
+        (304 | 409 | 412, _) if op.writes() => (
+            Kind::PreconditionFailed,
+            false,
+            "another writer changed the object first; read it again",
+        ),
+        (405 | 501, _) => (
+            Kind::Unsupported,
+            false,
+            "the store does not offer this operation; use one with conditional PUT (If-Match)",
+        ),
+        (416, _) => (
+            Kind::Invalid,
+            false,
+            "the range is not inside the object; read its size with list first",
+        ),
+        (429, _) => (Kind::Unavailable, true, "the store asks for fewer requests"),
+        (503 | 509, _) | (_, "RequestTimeout" | "SlowDown") => {
+            (uncertain, true, "the store has too much to do")
+        }
+        (507, _) | (_, "XMinioStorageFull" | "QuotaExceeded") => {
+            (uncertain, false, "the store is full; give it space")
+        }
+        (_, "BadDigest" | "XAmzContentChecksumMismatch" | "InvalidDigest" | "IncompleteBody") => (
+            Kind::Unavailable,
+            false,
+            "the bytes that arrived are not those that were sent, so nothing was stored",
+        ),
+        (400..=407 | 410..=499, _) => (Kind::Invalid, false, "the store refuses the request"),
+        _ => (
+            uncertain,
+            false,
+            "the store failed; look at its health and its log",
+        ),
+    };
+    (kind, overload, describe(store, refusal, remedy))
+}
+
+fn describe(store: &str, refusal: &Refusal, remedy: &str) -> String {
+    let mut text = format!("{remedy} ({store} answers {}", refusal.status);
+    for part in [&refusal.code, &refusal.message] {
+        if !part.is_empty() {
+            text.push(' ');
+            text.push_str(part);
+        }
+    }
+    if let Some(region) = &refusal.region {
+        text.push_str(&format!(", region {region}"));
+    }
+    text.push(')');
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind(op: Op, status: u16, code: &str) -> (Kind, bool) {
+        let exchange = Exchange {
+            outcome: Some(ExchangeOutcome::Refused(Refusal {
+                status,
+                code: code.to_owned(),
+                message: String::new(),
+                region: None,
+            })),
+        };
+        let error = classify(op, "k", "s3://b", &exchange).unwrap();
+        (error.kind(), error.is_overload())
+    }
+
+    #[test]
+    fn a_failure_that_the_store_does_not_explain_leaves_a_write_unknown() {
+        for status in [500, 502, 503, 504, 507, 599, 100, 408] {
+            for op in [Op::Put, Op::Create, Op::Update, Op::Delete] {
+                assert_eq!(
+                    kind(
+                        op,
+                        status,
+                        if status == 408 { "RequestTimeout" } else { "" }
+                    )
+                    .0,
+                    Kind::Unknown,
+                    "{op} {status}"
+                );
+            }
+            assert_eq!(kind(Op::Get, 500, "").0, Kind::Unavailable);
+        }
+        for outcome in [
+            ExchangeOutcome::Sent,
+            ExchangeOutcome::Broken,
+            ExchangeOutcome::TimedOut,
+            ExchangeOutcome::Success,
+        ] {
+            let exchange = Exchange {
+                outcome: Some(outcome),
+            };
+            let error = classify(Op::Update, "k", "s3://b", &exchange).unwrap();
+            assert_eq!(error.kind(), Kind::Unknown);
+        }
+    }
+
+    #[test]
+    fn a_missing_bucket_is_not_a_missing_object() {
+        assert_eq!(kind(Op::Get, 404, "NoSuchKey").0, Kind::NotFound);
+        assert_eq!(kind(Op::Get, 404, "").0, Kind::NotFound);
+        assert_eq!(kind(Op::Get, 404, "NoSuchBucket").0, Kind::NoBucket);
+        assert_eq!(kind(Op::Update, 404, "NoSuchBucket").0, Kind::NoBucket);
+        assert_eq!(kind(Op::Get, 404, "ContainerNotFound").0, Kind::NoBucket);
+    }
+
+    #[test]
+    fn a_conflict_that_nobody_may_have_won_is_no_loss() {
+        let conflict = kind(Op::Create, 409, "ConditionalRequestConflict");
+        assert_eq!(conflict.0, Kind::Unavailable);
+        assert_eq!(
+            kind(Op::Create, 409, "BlobAlreadyExists").0,
+            Kind::PreconditionFailed
+        );
+        assert_eq!(
+            kind(Op::Update, 412, "PreconditionFailed").0,
+            Kind::PreconditionFailed
+        );
+    }
+
+    #[test]
+    fn a_store_with_too_much_to_do_is_told_from_one_that_fails() {
+        assert!(kind(Op::Put, 503, "SlowDown").1);
+        assert!(kind(Op::Get, 429, "").1);
+        assert!(!kind(Op::Put, 500, "InternalError").1);
+    }
+}

@@ -1,0 +1,238 @@
+//! Stores over HTTP: S3 and its relatives, Google Cloud Storage, Azure Blob Storage.
+//!
+//! Owns how a client of the `object_store` crate is set up for firn. The crate's own retries are
+//! off: they repeat conditional PUTs, so a writer that won could be told that it lost
+//! ([`crate::RetryStore`] repeats what may be repeated). The store verifies a CRC-64 of what it
+//! receives. Where settings come from, the later wins: the crate's defaults, a profile, the
+//! environment, the URL; credentials never come from a URL.
+
+mod options;
+mod profile;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey, Checksum};
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::prefix::PrefixStore;
+use object_store::{Certificate, ClientOptions, ObjectStore, RetryConfig};
+
+use self::options::CloudUrl;
+use self::profile::{ProfileCredentials, ProfileFiles};
+use crate::exchange::ObservedConnector;
+use crate::{Error, ObjectStoreAdapter, Result, SharedStore};
+
+/// A host that does not even accept a connection in this time is not there.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest silence in the middle of a request. How long a whole request may take depends on its
+/// size, which [`crate::RetryPolicy`] knows.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// Shorter than the time after which services close idle connections, so that a request rarely
+/// meets a connection that is just being closed.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Whether [`open`] knows this scheme.
+pub(crate) fn is_scheme(scheme: &str) -> bool {
+    matches!(scheme, "s3" | "gs" | "az")
+}
+
+/// Opens the bucket that follows `scheme://`. Sends nothing: the probe is the first to ask.
+pub(crate) fn open(scheme: &str, rest: &str) -> Result<SharedStore> {
+    // Fails if another part of the process has installed one, which serves as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let url = CloudUrl::parse(scheme, rest)?;
+    let (inner, endpoint) = match scheme {
+        "s3" => open_s3(&url)?,
+        "gs" => open_gcs(&url)?,
+        _ => open_azure(&url)?,
+    };
+    let inner: Arc<dyn ObjectStore> = if url.prefix.is_empty() {
+        inner
+    } else {
+        Arc::new(PrefixStore::new(inner, url.prefix.as_str()))
+    };
+    let name = match endpoint {
+        Some(endpoint) => format!("{} at {endpoint}", url.plain),
+        None => url.plain.clone(),
+    };
+    Ok(Arc::new(ObjectStoreAdapter::new(inner, name)))
+}
+
+type Opened = (Arc<dyn ObjectStore>, Option<String>);
+
+fn no_retry() -> RetryConfig {
+    RetryConfig {
+        max_retries: 0,
+        ..RetryConfig::default()
+    }
+}
+
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Proxies from the environment (HTTPS_PROXY, NO_PROXY) hold unless the URL names one.
+fn client_options(url: &CloudUrl, endpoint: Option<&str>) -> Result<ClientOptions> {
+    let plain_http = endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let mut options = ClientOptions::new()
+        .with_user_agent(
+            concat!("firn/", env!("CARGO_PKG_VERSION"))
+                .parse()
+                .map_err(|_| url.error("the user agent cannot be sent"))?,
+        )
+        .with_allow_http(plain_http)
+        .with_timeout_disabled()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(READ_TIMEOUT)
+        .with_pool_idle_timeout(POOL_IDLE_TIMEOUT);
+    let bundle = url
+        .ca
+        .clone()
+        .or_else(|| environment("AWS_CA_BUNDLE").map(PathBuf::from));
+    if let Some(path) = bundle {
+        let failed = |why: String| {
+            url.error(format!(
+                "cannot use the CA certificates in {}: {why}; the file must hold certificates in \
+                 PEM",
+                path.display()
+            ))
+        };
+        let pem = std::fs::read(&path).map_err(|error| failed(error.to_string()))?;
+        let certificates =
+            Certificate::from_pem_bundle(&pem).map_err(|error| failed(error.to_string()))?;
+        if certificates.is_empty() {
+            return Err(failed("there is none in it".to_owned()));
+        }
+        options = options.with_no_system_certificates(true);
+        for certificate in certificates {
+            options = options.with_root_certificate(certificate);
+        }
+    }
+    if let Some(proxy) = &url.proxy {
+        options = options.with_proxy_url(proxy);
+    }
+    if let Some(excludes) = &url.no_proxy {
+        options = options.with_proxy_excludes(excludes);
+    }
+    Ok(options)
+}
+
+fn open_s3(url: &CloudUrl) -> Result<Opened> {
+    let mut builder = AmazonS3Builder::from_env();
+    let set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
+    let from_environment = set(&builder, AmazonS3ConfigKey::AccessKeyId)
+        || set(&builder, AmazonS3ConfigKey::WebIdentityTokenFile);
+    let named = url.profile.clone().or_else(|| environment("AWS_PROFILE"));
+    let files = ProfileFiles::find(url.profile.as_deref());
+    if let Some(profile) = files.as_ref().and_then(ProfileFiles::read) {
+        if let (false, Some(region)) = (set(&builder, AmazonS3ConfigKey::Region), profile.region())
+        {
+            builder = builder.with_region(region);
+        }
+        if let (false, Some(endpoint)) = (
+            set(&builder, AmazonS3ConfigKey::Endpoint),
+            profile.endpoint(),
+        ) {
+            builder = builder.with_endpoint(endpoint);
+        }
+    }
+    if url.anonymous {
+        builder = builder.with_skip_signature(true);
+    } else if url.profile.is_some() || !from_environment {
+        match files.and_then(ProfileCredentials::open) {
+            Some(keys) => builder = builder.with_credentials(Arc::new(keys)),
+            None if named.is_some() => {
+                return Err(url.error(format!(
+                    "profile {:?} has no keys in ~/.aws/credentials or ~/.aws/config; firn reads \
+                     aws_access_key_id and aws_secret_access_key",
+                    named.unwrap_or_default()
+                )));
+            }
+            // The crate asks the container's or the instance's metadata service.
+            None => {}
+        }
+    }
+    if let Some(region) = &url.region {
+        builder = builder.with_region(region);
+    }
+    let endpoint = url
+        .endpoint
+        .clone()
+        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint))
+        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
+    let virtual_hosted = url.path_style == Some(false);
+    if let Some(endpoint) = &endpoint {
+        let address = match endpoint.split_once("://") {
+            Some((scheme, host)) if virtual_hosted => format!("{scheme}://{}.{host}", url.bucket),
+            _ => endpoint.clone(),
+        };
+        builder = builder.with_config(AmazonS3ConfigKey::S3Endpoint, address);
+    }
+    if url.path_style.is_some() {
+        builder = builder.with_virtual_hosted_style_request(virtual_hosted);
+    }
+    builder = match url.checksum.as_deref() {
+        Some("none") => builder,
+        Some("sha256") => builder.with_checksum_algorithm(Checksum::SHA256),
+        _ => builder.with_checksum_algorithm(Checksum::CRC64NVME),
+    };
+    let tls = !endpoint
+        .as_ref()
+        .is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let store = builder
+        .with_bucket_name(&url.bucket)
+        // Under TLS with a CRC-64 a second hash of every byte would protect nothing more.
+        .with_unsigned_payload(tls && url.checksum.as_deref() != Some("none"))
+        .with_disable_bulk_delete(true)
+        .with_retry(no_retry())
+        .with_client_options(client_options(url, endpoint.as_deref())?)
+        .with_http_connector(ObservedConnector::new(&url.bucket))
+        .build()
+        .map_err(|source| setup_error(url, &source))?;
+    Ok((Arc::new(store), endpoint))
+}
+
+fn open_gcs(url: &CloudUrl) -> Result<Opened> {
+    let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&url.bucket);
+    if let Some(endpoint) = &url.endpoint {
+        builder = builder.with_base_url(endpoint);
+    }
+    if url.anonymous {
+        builder = builder.with_skip_signature(true);
+    }
+    let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let store = builder
+        .with_retry(no_retry())
+        .with_client_options(client_options(url, endpoint.as_deref())?)
+        .with_http_connector(ObservedConnector::new(&url.bucket))
+        .build()
+        .map_err(|source| setup_error(url, &source))?;
+    Ok((Arc::new(store), endpoint))
+}
+
+fn open_azure(url: &CloudUrl) -> Result<Opened> {
+    let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(&url.bucket);
+    if let Some(account) = &url.account {
+        builder = builder.with_account(account);
+    }
+    if let Some(endpoint) = &url.endpoint {
+        builder = builder.with_endpoint(endpoint.clone());
+    }
+    if url.anonymous {
+        builder = builder.with_skip_signature(true);
+    }
+    let store = builder
+        .with_retry(no_retry())
+        .with_client_options(client_options(url, url.endpoint.as_deref())?)
+        .with_http_connector(ObservedConnector::new(&url.bucket))
+        .build()
+        .map_err(|source| setup_error(url, &source))?;
+    Ok((Arc::new(store), url.endpoint.clone()))
+}
+
+/// The crate's messages of this kind name a setting and no value.
+fn setup_error(url: &CloudUrl, source: &object_store::Error) -> Error {
+    url.error(format!("its settings do not fit together: {source}"))
+}
