@@ -12,9 +12,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use store::{
-    Error, Kind, Op, RetryPolicy, RetryStore, SharedStore, SingleWriterStore, Store, Version,
-};
+use store::{Error, Kind, Op, SharedStore, SingleWriterStore, Store, Version, with_policies};
 
 use crate::failure::{Failure, Result};
 use crate::store_faults::{InjectedFaults, StoreFaultPlan};
@@ -281,8 +279,6 @@ impl StoreAccess {
             Err(_) => Err(self.error(Kind::Unavailable, "opening it panicked")),
         };
         let bare = opened.inspect_err(|error| self.remember(error))?;
-        let retried =
-            |store| Arc::new(RetryStore::new(store, RetryPolicy::default())) as SharedStore;
         let faults = self
             .settings
             .faults
@@ -295,8 +291,8 @@ impl StoreAccess {
             Arc::new(WatchedStore { inner, trouble }) as SharedStore
         };
         let opened = Opened {
-            bare: retried(watched(bare)),
-            faulty: retried(watched(faulty)),
+            bare: with_policies(watched(bare)),
+            faulty: with_policies(watched(faulty)),
             faults,
         };
         Ok(self.opened.get_or_init(|| opened).clone())
@@ -321,7 +317,10 @@ fn has_files(path: &Path) -> bool {
 
 /// Whether a store that fails like this may work later without any change here.
 fn may_come_back(kind: Kind) -> bool {
-    matches!(kind, Kind::Unavailable | Kind::Unknown | Kind::Denied)
+    matches!(
+        kind,
+        Kind::Unavailable | Kind::Unknown | Kind::Denied | Kind::NoBucket
+    )
 }
 
 #[async_trait]

@@ -1,7 +1,7 @@
 //! Object-store access: one narrow trait, its stores, and the decorators that stack on them.
 //!
 //! Owns every request to the object store: what its outcome means ([`Kind`]), when it may be
-//! repeated ([`RetryStore`]), and whether a store can be
+//! repeated ([`RetryStore`]), how many run at once ([`Governor`]), and whether a store can be
 //! trusted with a volume at all ([`probe`]). It must never repeat a conditional PUT whose outcome is unknown:
 //! the first attempt may have won, and the second would then report a loss to the winner. Only
 //! the engine, which knows its own nonce, can read back and tell.
@@ -19,10 +19,13 @@ mod dir;
 mod error;
 mod exchange;
 mod faults;
+mod governor;
+mod hedge;
 mod key;
 mod probe;
 mod retry;
 mod single;
+mod stack;
 mod url;
 
 use std::fmt;
@@ -35,10 +38,13 @@ pub use adapter::ObjectStoreAdapter;
 pub use dir::DirStore;
 pub use error::{Error, Kind, Op};
 pub use faults::{FaultKind, FaultPlan, FaultyStore, Rate};
+pub use governor::{Class, GovernedStore, Governor, GovernorPolicy, Permit, WindowBounds};
+pub use hedge::{HedgePolicy, HedgedStore};
 pub use key::check_key;
 pub use probe::{ProbeReport, probe};
 pub use retry::{RetryPolicy, RetryStore};
 pub use single::SingleWriterStore;
+pub use stack::with_policies;
 pub use url::open_url;
 
 /// The result of a store operation.

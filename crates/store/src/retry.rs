@@ -7,13 +7,14 @@
 //! time-out is abandoned, and so for a write unknown.
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::{Error, Kind, Op, Result, Store, Version};
+use crate::{Error, Governor, Kind, Op, Result, Store, Version};
 
 /// How long and how often to try.
 #[derive(Clone, Copy, Debug)]
@@ -68,12 +69,30 @@ impl RetryPolicy {
 pub struct RetryStore<S> {
     inner: S,
     policy: RetryPolicy,
+    governor: Option<Arc<Governor>>,
 }
 
 impl<S: Store> RetryStore<S> {
     /// Wraps `inner`.
     pub fn new(inner: S, policy: RetryPolicy) -> Self {
-        RetryStore { inner, policy }
+        RetryStore {
+            inner,
+            policy,
+            governor: None,
+        }
+    }
+
+    /// Reports how each attempt went to `governor`.
+    #[must_use]
+    pub fn reporting_to(mut self, governor: Arc<Governor>) -> Self {
+        self.governor = Some(governor);
+        self
+    }
+
+    fn report(&self, op: Op, error: Option<&Error>) {
+        if let Some(governor) = &self.governor {
+            governor.report(op, error);
+        }
     }
 
     async fn run<T, F>(&self, op: Op, key: &str, bytes: u64, attempt: impl Fn() -> F) -> Result<T>
@@ -84,10 +103,14 @@ impl<S: Store> RetryStore<S> {
         let limit = self.policy.attempt_timeout(bytes);
         for n in 1.. {
             let error = match timeout(limit, attempt()).await {
-                Ok(Ok(done)) => return Ok(done),
+                Ok(Ok(done)) => {
+                    self.report(op, None);
+                    return Ok(done);
+                }
                 Ok(Err(error)) => error,
                 Err(_) => timed_out(op, key, limit),
             };
+            self.report(op, Some(&error));
             let pause = self.policy.pause(n);
             if !is_repeatable(op, error.kind())
                 || started.elapsed().saturating_add(pause) > self.policy.deadline
@@ -121,6 +144,7 @@ fn timed_out(op: Op, key: &str, limit: Duration) -> Error {
         key,
         format!("no answer within {limit:?}; check the store's address and the network"),
     )
+    .overloaded()
 }
 
 #[async_trait]
