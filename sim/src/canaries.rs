@@ -46,6 +46,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "slices_of_one_epoch",
     "copy_continues_the_tail",
     "older_store_is_believed",
+    "believe_short_journal",
+    "no_witness",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

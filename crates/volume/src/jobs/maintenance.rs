@@ -97,6 +97,8 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     engine.space.tick(now.mono_ns, pressure, share, live > 1);
     if unframed && seal {
         engine.committer().request_round(engine);
+    } else if seal {
+        engine.committer().prove_last_frame(engine);
     }
     if counts.ready < counts.ready_target() || counts.dying > 0 {
         engine.request_reclaim();

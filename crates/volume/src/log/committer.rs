@@ -76,6 +76,12 @@ struct State {
     /// Another round was requested after this one.
     wanted: bool,
     cuts: Cuts,
+    /// The next round writes a frame even if there is nothing to put into it.
+    witness: bool,
+    /// The journal's last frame is such a one: nothing is lost with it.
+    witnessed: bool,
+    /// Rounds started when it was last looked whether the journal is quiet.
+    seen: u64,
     /// Records that the next frame takes along.
     records: Vec<Record>,
     /// Records that the frame in flight takes along.
@@ -124,6 +130,9 @@ impl Committer {
                 durable: 0,
                 wanted: false,
                 cuts: Cuts::new(),
+                witness: false,
+                witnessed: false,
+                seen: 0,
                 records: Vec::new(),
                 written: Vec::new(),
                 journal,
@@ -168,6 +177,22 @@ impl Committer {
     /// Puts a record into the next round's frame, and asks for that round.
     pub(crate) fn record(&self, engine: &Arc<impl CommitEnvironment>, record: Record) {
         lock(&self.state).records.push(record);
+        self.request_round(engine);
+    }
+
+    /// Called now and then. Where nothing came after the journal's last frame since the last call, an
+    /// empty one is put behind it: it proves that the one before was durable, so that damage to it is
+    /// found, and not taken for a frame that a loss of power cut short.
+    pub(crate) fn prove_last_frame(&self, engine: &Arc<impl CommitEnvironment>) {
+        let mut state = lock(&self.state);
+        let idle = state.phase == Phase::Idle && !state.wanted;
+        let quiet = idle && state.seen == state.started;
+        state.seen = state.started;
+        if !quiet || state.witnessed || canary::active!("no_witness") {
+            return;
+        }
+        state.witness = true;
+        drop(state);
         self.request_round(engine);
     }
 
@@ -307,7 +332,7 @@ impl Committer {
     /// Publishes the new cuts to the tails and wakes the waiters, with no lock held.
     fn publish(&self, engine: &Arc<impl CommitEnvironment>, finished: Cuts) {
         for (tail, cut) in finished {
-            tail.set_framed(cut);
+            tail.on_framed(cut);
         }
         self.changed.wake_all();
         engine.on_round_ended();
@@ -362,7 +387,8 @@ impl Committer {
                 break;
             }
         }
-        if frame.is_empty() {
+        let bare = frame.is_empty();
+        if bare && !state.witness {
             // Nothing new, but the waiters' earlier bytes are durable now.
             *finished = finish(state);
             return;
@@ -374,6 +400,7 @@ impl Committer {
             engine.start_checkpoint();
             return;
         }
+        (state.witness, state.witnessed) = (false, bare);
         let data = frame.finish(Part::Round, journal.lap, journal.number);
         let offset = engine.layout().half(journal.half) + journal.used;
         state.journal.used += data.len() as u64;
@@ -404,6 +431,7 @@ impl Committer {
     ) {
         let mut state = lock(&self.state);
         state.journal = journal;
+        (state.witness, state.witnessed) = (false, false);
         state.cuts = cuts;
         let finished = finish(&mut state);
         self.start(&mut state, engine);

@@ -18,8 +18,9 @@
 //! | 4, 5 | host id |
 //! | 6, 7 | session: number, random bits |
 //! | 8 | boot: a hash of the boot id |
-//! | 9..15 | zero |
-//! | 15 | CRC-64 of words 0..15; its complement once the log is poisoned |
+//! | 9..14 | zero |
+//! | 14 | LSN up to which a durable frame has this tail's commits; in no checksum |
+//! | 15 | CRC-64 of words 0..14; its complement once the log is poisoned |
 //!
 //! | word | of the entry |
 //! |---|---|
@@ -41,6 +42,10 @@ use crate::units::{Epoch, HostId, LogSession, Lsn, VolumeId};
 const HEADER_WORDS: usize = 16;
 /// The header's word that holds its checksum.
 const CRC_WORD: usize = 15;
+/// The words that the header's checksum covers.
+const FIXED_WORDS: usize = 14;
+/// The header's word that says how far frames are durable.
+const DURABLE_WORD: usize = 14;
 /// The header's word that names the boot.
 const BOOT_WORD: usize = 8;
 /// Words of an entry.
@@ -123,7 +128,7 @@ pub(crate) struct Ring {
     header_crc: u64,
 }
 
-fn words_crc(words: &[u64; CRC_WORD]) -> u64 {
+fn words_crc(words: &[u64; FIXED_WORDS]) -> u64 {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     crc64(&[&bytes])
 }
@@ -146,14 +151,14 @@ fn halves(id: &[u8; 16]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
-fn header(ring: &RingId, boot: Boot) -> [u64; CRC_WORD] {
+fn header(ring: &RingId, boot: Boot) -> [u64; FIXED_WORDS] {
     let (volume, since) = match ring.tail {
         Some(tail) => (halves(&tail.volume.0), tail.since.0),
         None => ([0; 2], 0),
     };
     let host = halves(&ring.host.0);
     let session = ring.session;
-    let mut words = [0; CRC_WORD];
+    let mut words = [0; FIXED_WORDS];
     words[0] = MAGIC;
     words[1..3].copy_from_slice(&volume);
     words[3] = since;
@@ -198,7 +203,7 @@ impl Ring {
         if words.len() < HEADER_WORDS || !words.len().is_multiple_of(SLOT_WORDS) {
             return None;
         }
-        let found: [u64; CRC_WORD] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
+        let found: [u64; FIXED_WORDS] = std::array::from_fn(|i| words[i].load(Ordering::Acquire));
         let mark = words[CRC_WORD].load(Ordering::Acquire);
         let header_crc = words_crc(&found);
         let mut expected = header(ring, boot);
@@ -231,6 +236,17 @@ impl Ring {
     /// Whether the log was poisoned while this ring was in use.
     pub(crate) fn is_poisoned(&self) -> bool {
         self.region.words()[CRC_WORD].load(Ordering::Acquire) == !self.header_crc
+    }
+
+    /// Says that a frame with all commits up to `lsn` is durable, before anybody is told: a successor
+    /// that finds fewer in the journal knows that it is damaged.
+    pub(crate) fn set_durable(&self, lsn: Lsn) {
+        self.region.words()[DURABLE_WORD].fetch_max(lsn.0, Ordering::AcqRel);
+    }
+
+    /// How far frames are durable.
+    pub(crate) fn durable(&self) -> Lsn {
+        Lsn(self.region.words()[DURABLE_WORD].load(Ordering::Acquire))
     }
 
     pub(crate) fn entries(&self) -> u64 {

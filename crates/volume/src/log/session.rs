@@ -64,6 +64,10 @@ impl Sessions {
     /// Whether this log had that session; of those more than [`HISTORY_MAX`] starts ago it does not
     /// know. A copy of the log has all sessions up to the copy in common with it, and none after.
     pub(crate) fn is_own(&self, session: LogSession) -> bool {
+        if session == self.current() {
+            // Also that of a log which was poisoned before its first session was durable.
+            return true;
+        }
         let Some(back) = self.newest.checked_sub(session.number) else {
             return false;
         };
@@ -127,7 +131,10 @@ mod tests {
         assert!(!one.is_own(two.current()) && !two.is_own(one.current()));
         assert!(!one.is_own(two.begin(23, BOOT, true).current()));
         assert!(!one.is_own(LogSession::default()));
-        assert!(!Sessions::default().is_own(Sessions::default().current()));
+        assert!(
+            Sessions::default().is_own(Sessions::default().current()),
+            "of a poisoned log"
+        );
     }
 
     #[test]

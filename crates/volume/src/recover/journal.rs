@@ -27,6 +27,10 @@ pub(super) struct JournalHalf {
     beyond: BTreeMap<u64, u64>,
 }
 
+/// What there is to do about frames that were durable and are not whole any more.
+pub(super) const LOST_FRAME_REMEDY: &str = "commits that were flushed are gone. Open the volumes from the store, with a new cache directory \
+     and `firn attach VOLUME --take-over`";
+
 /// Bytes read at once.
 const STEP: u64 = 1 << 20;
 
@@ -67,8 +71,7 @@ pub(super) fn check_no_durable_frame_lost(
         None => Ok(()),
         Some((lap, number)) => Err(OpenError::Corrupt(format!(
             "frame {number} of lap {lap:#x} is in the log's journal, but a frame that was durable \
-             before it is damaged: commits that were flushed are gone; open the volumes from the \
-             store with a new cache directory and `firn attach VOLUME --take-over`"
+             before it is damaged; {LOST_FRAME_REMEDY}"
         ))),
     }
 }

@@ -31,7 +31,7 @@ pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod rings;
 
-use journal::{check_no_durable_frame_lost, read_half};
+use journal::{LOST_FRAME_REMEDY, check_no_durable_frame_lost, read_half};
 use replay::{RecoveredTail, TailReplay, finish, replay_frame};
 use report::RecoveryReport;
 use rings::{LeftRings, remove_read_rings};
@@ -195,6 +195,7 @@ async fn recover(
         boot,
         session: sessions.current(),
     };
+    left.check_frames(&replay)?;
     let mut poisoned = superblock.poisoned;
     if !poisoned && left.is_poisoned(&replay)? {
         poisoned = true;
@@ -281,8 +282,9 @@ async fn rebuild_segments(
             if let Some((summary, recorded)) = stale {
                 return Err(OpenError::Corrupt(format!(
                     "log segment {segment} has generation {generation:?}, but sectors {}..{} of \
-                     a volume were recorded in generation {recorded}",
-                    summary.span.start, summary.span.end
+                     volume {} were recorded in generation {recorded}: its header is damaged, or \
+                     the log is a copy that was made while a server used it; {LOST_FRAME_REMEDY}",
+                    summary.span.start, summary.span.end, replay[&summary.tail].name
                 )));
             }
             if let Some(generation) = generation {

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::journal::LOST_FRAME_REMEDY;
 use super::replay::{TailReplay, apply};
 use super::report::{RecoveryReport, StaleRing};
 use crate::error::OpenError;
@@ -44,6 +45,25 @@ impl LeftRings<'_> {
         }
         let region = self.rings.find(id).map_err(OpenError::Disk)?;
         Ok(region.and_then(|region| Ring::open_existing(region, &id, self.boot)))
+    }
+
+    /// Refuses a journal that ends before what was durable once: rings are told of each frame before
+    /// anybody else is.
+    pub(super) fn check_frames(&self, replay: &Replay) -> Result<(), OpenError> {
+        for (id, tail) in replay.iter().filter(|(_, tail)| tail.ring) {
+            let durable = self
+                .find(Some(*id))?
+                .map_or(Lsn::ZERO, |ring| ring.durable());
+            if durable > tail.newest && !canary::active!("believe_short_journal") {
+                return Err(OpenError::Corrupt(format!(
+                    "the log's journal has commits of volume {} up to LSN {}, but its index ring \
+                     says that those up to LSN {} were durable: a frame of the journal is damaged, \
+                     or this cache directory is a copy from before; {LOST_FRAME_REMEDY}",
+                    tail.name, tail.newest.0, durable.0
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Whether any ring says that the log was poisoned: the dead process may not have got as far

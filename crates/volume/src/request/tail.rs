@@ -169,6 +169,14 @@ impl Tail {
         self.framed.fetch_max(cut.0, Ordering::AcqRel);
     }
 
+    /// The same, of a round: the ring keeps it for the next process too.
+    pub(crate) fn on_framed(&self, cut: Lsn) {
+        if let Some(ring) = &self.lock().ring {
+            ring.set_durable(cut);
+        }
+        self.set_framed(cut);
+    }
+
     pub(crate) fn record(&self) -> TailRecord {
         let (tail, name, rescue) = (self.id, self.name.clone(), self.is_rescue());
         let ring = self.lock().ring.is_some();
