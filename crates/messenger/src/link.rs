@@ -55,8 +55,8 @@ pub(crate) struct Link {
     pub(crate) tx: TxBuf,
     /// All bytes of the handshake, for the signatures: received and sent. Bounded by the limits
     /// of handshake frames and the fixed number of them.
-    heard: Vec<u8>,
-    said: Vec<u8>,
+    received_bytes: Vec<u8>,
+    sent_bytes: Vec<u8>,
     credentials: Credentials,
     keys: Option<Keys>,
     /// Our address as the peer sees it, from its hello.
@@ -93,15 +93,15 @@ impl Link {
             decoder: Decoder::new(Limits::HANDSHAKE),
             sealer: Sealer::Crc,
             tx: TxBuf::default(),
-            heard: Vec::new(),
-            said: Vec::new(),
+            received_bytes: Vec::new(),
+            sent_bytes: Vec::new(),
             credentials: credentials.clone(),
             keys: None,
             our_addr: None,
             remote,
         };
         let banner = Banner::OURS.encode();
-        link.said.extend_from_slice(&banner);
+        link.sent_bytes.extend_from_slice(&banner);
         link.tx.push(banner.to_vec());
         link
     }
@@ -135,7 +135,7 @@ impl Link {
         let before = self.tx.len();
         self.sealer.seal(frame, &mut self.tx);
         if self.recording() {
-            self.tx.copy_from(before, &mut self.said);
+            self.tx.copy_from(before, &mut self.sent_bytes);
         }
     }
 
@@ -155,7 +155,7 @@ impl Link {
             let recording = self.recording();
             if let Phase::Banner(decoder) = &mut self.phase {
                 let banner = decoder.decode(input)?;
-                self.heard
+                self.received_bytes
                     .extend_from_slice(&before[..before.len() - input.len()]);
                 let Some(banner) = banner else {
                     return Ok(None);
@@ -174,7 +174,7 @@ impl Link {
             }
             let frame = self.decoder.decode(input)?;
             if recording {
-                self.heard
+                self.received_bytes
                     .extend_from_slice(&before[..before.len() - input.len()]);
             }
             let Some(frame) = frame else { return Ok(None) };
@@ -274,7 +274,7 @@ impl Link {
         let signature = keys
             .signing
             .as_ref()
-            .map_or([0; 32], |key| key.signature(&self.heard));
+            .map_or([0; 32], |key| key.signature(&self.received_bytes));
         self.keys = Some(keys);
         self.emit(&AuthSignature(signature).frame());
     }
@@ -289,15 +289,15 @@ impl Link {
     fn check_signature(&mut self, signature: &AuthSignature) -> Result<(), Fault> {
         let key = self.keys.as_ref().and_then(|k| k.signing.as_ref());
         let good = match key {
-            Some(key) => key.verify(&self.said, &signature.0),
+            Some(key) => key.verify(&self.sent_bytes, &signature.0),
             None => signature.0 == [0; 32],
         };
         if !good {
             return Err(AuthError::Signature.into());
         }
         self.phase = Phase::Ready;
-        self.heard = Vec::new();
-        self.said = Vec::new();
+        self.received_bytes = Vec::new();
+        self.sent_bytes = Vec::new();
         Ok(())
     }
 }

@@ -278,12 +278,12 @@ fn a_host_with_a_wrong_secret_is_refused_and_gives_up() {
         .open(Target::lossless(addr), wrong_ear.clone())
         .unwrap();
     refused.try_send(Message::data(1, 1, vec![0; 100])).unwrap();
-    let (reason, given_back) = wrong_ear.wait_closed();
+    let (reason, unacknowledged) = wrong_ear.wait_closed();
     assert!(
         matches!(reason, CloseReason::Fault(Fault::Auth(_))),
         "{reason}"
     );
-    assert_eq!(given_back, [1]);
+    assert_eq!(unacknowledged, [1]);
     // The right one is in secure mode, and the other never got as far as a session.
     let session = good.open(Target::lossless(addr), Recorder::new()).unwrap();
     session.send(Message::data(1, 9, vec![7; 100_000])).unwrap();
@@ -348,7 +348,7 @@ fn a_flood_of_connections_leaves_memory_bounded_and_others_going_on() {
     };
     let mut victim = Victim::new(config.clone());
     let mut flood = Vec::new();
-    let mut turned_away = 0;
+    let mut handshakes_refused = 0;
     for _ in 0..300 {
         let Ok(peer) = TcpStream::connect(victim.addr) else {
             continue;
@@ -361,11 +361,11 @@ fn a_flood_of_connections_leaves_memory_bounded_and_others_going_on() {
         let mut heard = Vec::new();
         let _ = peer.read_to_end(&mut heard);
         // One that was turned away never heard a banner; the others ran out of time.
-        turned_away += usize::from(heard.is_empty());
+        handshakes_refused += usize::from(heard.is_empty());
     }
     assert!(
-        turned_away >= 300 - 16 * 8,
-        "{turned_away} of 300 were turned away"
+        handshakes_refused >= 300 - 16 * 8,
+        "{handshakes_refused} of 300 were turned away"
     );
     victim.goes_on();
     // A newcomer gets in once the flood is over.

@@ -172,9 +172,9 @@ fn a_peer_that_lost_its_session_is_reported_and_nothing_is_replayed() {
     eventually("binding the same address", || {
         b.listen(addr, again.clone()).is_ok()
     });
-    let (reason, given_back) = a_recorder.wait_closed();
+    let (reason, unacknowledged) = a_recorder.wait_closed();
     assert_eq!(reason, CloseReason::PeerLostSession);
-    assert_eq!(given_back, [2, 3, 4]);
+    assert_eq!(unacknowledged, [2, 3, 4]);
     assert_eq!(
         connection.send(message(9, 1)).unwrap_err().reason,
         Refusal::Closed
@@ -344,8 +344,8 @@ fn a_send_after_close_gives_the_message_back_with_the_reason() {
     pair.connection.close();
     let err = pair.connection.try_send(message(2, 10)).unwrap_err();
     assert_eq!((err.reason, err.message.tid), (Refusal::Closed, 2));
-    let (reason, given_back) = pair.a_recorder.wait_closed();
-    assert_eq!((reason, given_back), (CloseReason::ByOwner, vec![1]));
+    let (reason, unacknowledged) = pair.a_recorder.wait_closed();
+    assert_eq!((reason, unacknowledged), (CloseReason::ByOwner, vec![1]));
 }
 
 #[test]
@@ -474,9 +474,9 @@ fn shutdown_gives_back_what_every_session_held() {
         pair.connection.try_send(message(tid, 10)).unwrap();
     }
     pair.a.shutdown();
-    let (reason, given_back) = pair.a_recorder.wait_closed();
+    let (reason, unacknowledged) = pair.a_recorder.wait_closed();
     assert_eq!(
-        (reason, given_back),
+        (reason, unacknowledged),
         (CloseReason::Shutdown, vec![0, 1, 2, 3, 4])
     );
 }

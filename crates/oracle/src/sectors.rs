@@ -14,7 +14,7 @@ use crate::stamp::{self, Content, SECTOR_BYTES};
 
 /// What is known of one sector.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct SectorState {
     /// No older generation may be seen.
     floor: u32,
     /// The newest that may be seen.
@@ -43,11 +43,11 @@ pub struct SectorOracle {
     disk: u32,
     /// Sectors of a block, all of which are written at once and must show that.
     block_sectors: u64,
-    sectors: Vec<Known>,
+    sectors: Vec<SectorState>,
     in_flight: Vec<InFlight>,
     /// The newest generation of all.
     newest: u32,
-    /// Reads that have begun: the time of [`Known::settled_at`].
+    /// Reads that have begun: the time of [`SectorState::settled_at`].
     reads: u64,
 }
 
@@ -74,14 +74,14 @@ impl SectorOracle {
         SectorOracle {
             disk,
             block_sectors,
-            sectors: vec![Known::default(); sectors as usize],
+            sectors: vec![SectorState::default(); sectors as usize],
             in_flight: Vec::new(),
             newest: 0,
             reads: 0,
         }
     }
 
-    fn known(&mut self, sectors: &Range<u64>) -> &mut [Known] {
+    fn known(&mut self, sectors: &Range<u64>) -> &mut [SectorState] {
         &mut self.sectors[sectors.start as usize..sectors.end as usize]
     }
 

@@ -107,24 +107,24 @@ pub(super) fn direct(
     let within = device.direct();
     let tally = &world.tally;
     while !world.stopped() {
-        let (what, sectors) = (random.below(200), random.sectors(&within));
+        let (choice, sectors) = (random.below(200), random.sectors(&within));
         limiter.take(world, cost(&sectors));
         if world.stopped() {
             return;
         }
         let using = device.acquire(world, activity);
         let bytes = (sectors.end - sectors.start) * SECTOR_BYTES as u64;
-        match what {
+        match choice {
             0..=99 => {
-                let way = if what < 16 {
+                let path = if choice < 16 {
                     IoPath::Forced
                 } else {
                     IoPath::Direct
                 };
-                using.write(way, sectors, &mut buffer);
+                using.write(path, sectors, &mut buffer);
                 Tally::add(&tally.writes, 1);
                 Tally::add(&tally.written_bytes, bytes);
-                Tally::add(&tally.fua_writes, u64::from(way == IoPath::Forced));
+                Tally::add(&tally.fua_writes, u64::from(path == IoPath::Forced));
             }
             100..=181 => {
                 using.read(IoPath::Direct, sectors, &mut buffer);

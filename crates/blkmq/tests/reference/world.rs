@@ -44,9 +44,9 @@ impl Random {
 
 /// How often each kind of event happened.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(BTreeMap<&'static str, u64>);
+pub(crate) struct EventCounts(BTreeMap<&'static str, u64>);
 
-impl Seen {
+impl EventCounts {
     const KINDS: [&'static str; 15] = [
         "admitted",
         "parked at the gate",
@@ -65,13 +65,13 @@ impl Seen {
         "device removed",
     ];
 
-    fn note(&mut self, kind: &'static str) {
-        debug_assert!(Seen::KINDS.contains(&kind), "{kind} is on the list");
+    fn count(&mut self, kind: &'static str) {
+        debug_assert!(EventCounts::KINDS.contains(&kind), "{kind} is on the list");
         *self.0.entry(kind).or_default() += 1;
     }
 
-    pub(crate) fn never(&self) -> Vec<&'static str> {
-        Seen::KINDS
+    pub(crate) fn missing(&self) -> Vec<&'static str> {
+        EventCounts::KINDS
             .into_iter()
             .filter(|kind| !self.0.contains_key(kind))
             .collect()
@@ -120,10 +120,10 @@ struct ParkedModel {
 struct QueueModel {
     depth: usize,
     waiting: VecDeque<(Id, Option<Duration>)>,
-    held: BTreeMap<Id, ParkedModel>,
+    parked: BTreeMap<Id, ParkedModel>,
     /// In flight, in somebody's hands: the order of admission and the clock.
     running: BTreeMap<Id, (u64, Option<Duration>)>,
-    early: BTreeSet<u16>,
+    early_wakes: BTreeSet<u16>,
     space_open: bool,
     /// The last one let through for space, while nobody was woken since.
     probe: Option<Id>,
@@ -132,32 +132,32 @@ struct QueueModel {
 
 impl QueueModel {
     fn tags_free(&self) -> bool {
-        self.running.len() + self.held.len() < self.depth
+        self.running.len() + self.parked.len() < self.depth
     }
 
     fn in_flight(&self) -> usize {
         self.running.len()
             + self
-                .held
+                .parked
                 .values()
                 .filter(|h| h.reason == ParkReason::Sync)
                 .count()
     }
 
     fn space(&self) -> impl Iterator<Item = (&Id, &ParkedModel)> {
-        self.held
+        self.parked
             .iter()
-            .filter(|(_, held)| held.reason == ParkReason::Space)
+            .filter(|(_, parked)| parked.reason == ParkReason::Space)
     }
 
     /// Whether the owner has something to do on a device in this state.
     fn must_run(&self, quiesced: bool, cancelled: bool) -> bool {
-        let woken = |reason| self.held.values().any(|h| h.reason == reason && h.woken);
+        let woken = |reason| self.parked.values().any(|h| h.reason == reason && h.woken);
         let space = self.space_open && self.space().next().is_some();
         let probing = self.probe.is_some_and(|id| {
-            self.held
+            self.parked
                 .get(&id)
-                .is_some_and(|held| held.reason == ParkReason::Space)
+                .is_some_and(|parked| parked.reason == ParkReason::Space)
         });
         if woken(ParkReason::Sync) {
             return true;
@@ -165,9 +165,9 @@ impl QueueModel {
         if cancelled {
             return !self.waiting.is_empty()
                 || self
-                    .held
+                    .parked
                     .values()
-                    .any(|held| held.reason != ParkReason::Sync);
+                    .any(|parked| parked.reason != ParkReason::Sync);
         }
         !quiesced
             && (woken(ParkReason::Fetch)
@@ -177,18 +177,18 @@ impl QueueModel {
 
     fn open_space(&mut self) {
         self.space_open = self
-            .held
+            .parked
             .values()
-            .any(|held| held.reason == ParkReason::Space);
+            .any(|parked| parked.reason == ParkReason::Space);
         self.probe = None;
     }
 
     fn wake(&mut self, tag: u16) {
-        match self.held.values_mut().find(|held| held.tag == tag) {
-            Some(held) if held.reason == ParkReason::Space => self.open_space(),
-            Some(held) => held.woken = true,
+        match self.parked.values_mut().find(|parked| parked.tag == tag) {
+            Some(parked) if parked.reason == ParkReason::Space => self.open_space(),
+            Some(parked) => parked.woken = true,
             None => {
-                self.early.insert(tag);
+                self.early_wakes.insert(tag);
             }
         }
     }
@@ -199,7 +199,7 @@ struct QueueUnderTest {
     transport: Arc<Transport>,
     model: QueueModel,
     /// Requests in flight that somebody has in hand.
-    hands: Vec<AdmittedRequest<Id>>,
+    admitted: Vec<AdmittedRequest<Id>>,
     /// Wakers that the engine may still use, rightly or not.
     wakers: VecDeque<(u16, Waker)>,
 }
@@ -210,13 +210,13 @@ pub(crate) struct World {
     queues: Vec<QueueUnderTest>,
     guards: Vec<QuiesceGuard>,
     cancelled: Option<ErrorKind>,
-    gone: bool,
-    asked: bool,
+    removed: bool,
+    cancel_posted: bool,
     grace_periods: u64,
     dropped: u64,
     now: Duration,
     next_id: Id,
-    seen: Seen,
+    events: EventCounts,
 }
 
 fn make_device() -> (Arc<Device>, Arc<PostedWork>) {
@@ -238,13 +238,13 @@ impl World {
             queues: Vec::new(),
             guards: Vec::new(),
             cancelled: None,
-            gone: false,
-            asked: false,
+            removed: false,
+            cancel_posted: false,
             grace_periods: 0,
             dropped: 0,
             now: Duration::ZERO,
             next_id: 0,
-            seen: Seen::default(),
+            events: EventCounts::default(),
         }
     }
 
@@ -259,7 +259,7 @@ impl World {
         match what {
             0..220 => self.admit(which, &mut random),
             220..300 => self.submit(which),
-            300..600 => self.use_hand(which, &mut random),
+            300..600 => self.advance_admitted(which, &mut random),
             600..720 => self.wake(which, &mut random),
             720..920 => self.run(which, &mut random),
             920..932 => self.quiesce(),
@@ -276,10 +276,10 @@ impl World {
     }
 
     /// Completes everything, and says what was seen.
-    pub(crate) fn finish(mut self) -> Seen {
+    pub(crate) fn finish(mut self) -> EventCounts {
         self.remove_device();
         self.check();
-        self.seen
+        self.events
     }
 
     fn add_queue(&mut self, random: &mut Random) {
@@ -301,12 +301,12 @@ impl World {
             depth: depth.into(),
             ..Default::default()
         };
-        let (hands, wakers) = (Vec::new(), VecDeque::new());
+        let (admitted, wakers) = (Vec::new(), VecDeque::new());
         self.queues.push(QueueUnderTest {
             queue,
             transport,
             model,
-            hands,
+            admitted,
             wakers,
         });
     }
@@ -327,11 +327,11 @@ impl World {
                     q.model.waiting.is_empty(),
                     "{id} overtook a waiting request"
                 );
-                self.seen.note("admitted");
+                self.events.count("admitted");
                 q.take_in_hand(request, None, random);
             }
             Admission::Parked => {
-                self.seen.note("parked at the gate");
+                self.events.count("parked at the gate");
                 assert!(
                     self.cancelled.is_none(),
                     "{id} was parked on a cancelled device"
@@ -339,7 +339,7 @@ impl World {
                 q.model.waiting.push_back((id, None));
             }
             Admission::Refused => {
-                self.seen.note("refused");
+                self.events.count("refused");
                 let error = self.cancelled.expect("only a cancelled device refuses");
                 assert_eq!(q.take_done(), [(id, Err(error))]);
             }
@@ -354,18 +354,18 @@ impl World {
     }
 
     /// Does something with a request in hand.
-    fn use_hand(&mut self, which: usize, random: &mut Random) {
+    fn advance_admitted(&mut self, which: usize, random: &mut Random) {
         let q = &mut self.queues[which];
-        if q.hands.is_empty() {
+        if q.admitted.is_empty() {
             return;
         }
-        let index = random.below(q.hands.len());
-        let request = q.hands.swap_remove(index);
+        let index = random.below(q.admitted.len());
+        let request = q.admitted.swap_remove(index);
         let id = *request.payload();
         match random.below(10) {
             0 => {
                 self.dropped += 1;
-                self.seen.note("dropped");
+                self.events.count("dropped");
                 q.model.running.remove(&id);
                 drop(request);
                 assert_eq!(q.take_done(), [(id, Err(ErrorKind::Io))]);
@@ -376,7 +376,7 @@ impl World {
                 assert_eq!(request.complete_with(|payload| payload), id);
             }
             _ => {
-                self.seen.note("completed");
+                self.events.count("completed");
                 q.model.running.remove(&id);
                 request.complete(Ok(()));
                 assert_eq!(q.take_done(), [(id, Ok(()))]);
@@ -400,12 +400,12 @@ impl World {
 
     fn run(&mut self, which: usize, random: &mut Random) {
         let (quiesced, cancelled) = (!self.guards.is_empty(), self.cancelled);
-        let seen = &mut self.seen;
+        let events = &mut self.events;
         let QueueUnderTest {
             queue,
             transport,
             model,
-            hands,
+            admitted,
             wakers,
         } = &mut self.queues[which];
         // A pass is bounded, and kicks for what it leaves. On a cancelled device go on until
@@ -413,7 +413,7 @@ impl World {
         loop {
             transport.kicks.store(0, SeqCst);
             queue.run(|request| {
-                seen.note(model.hand_out(&request, quiesced || cancelled.is_some()));
+                events.count(model.hand_out(&request, quiesced || cancelled.is_some()));
                 // Park again at once, as an engine does that has no room yet; or keep it in hand.
                 if random.one_in(2) {
                     wakers.push_back((request.tag().number(), request.waker().clone()));
@@ -422,7 +422,7 @@ impl World {
                     model.park(&request, reason);
                     request.park(reason);
                 } else {
-                    hands.push(request);
+                    admitted.push(request);
                 }
             });
             model.settle();
@@ -439,8 +439,8 @@ impl World {
     fn expect_parked_done(&mut self, which: usize, error: ErrorKind, kind: &'static str) {
         let q = &mut self.queues[which];
         let mut expected: Vec<Id> = q.model.waiting.drain(..).map(|(id, _)| id).collect();
-        q.model.held.retain(|id, held| {
-            let kept = held.reason == ParkReason::Sync;
+        q.model.parked.retain(|id, parked| {
+            let kept = parked.reason == ParkReason::Sync;
             if !kept {
                 expected.push(*id);
             }
@@ -456,14 +456,14 @@ impl World {
         done.sort_by_key(|(id, _)| *id);
         expected.sort_by_key(|(id, _)| *id);
         assert_eq!(done, expected, "completed by {kind}");
-        done.iter().for_each(|_| self.seen.note(kind));
+        done.iter().for_each(|_| self.events.count(kind));
     }
 
     fn quiesce(&mut self) {
         if self.guards.is_empty() {
             self.grace_periods += 1;
         }
-        self.seen.note("quiesced");
+        self.events.count("quiesced");
         self.guards.push(self.device.quiesce());
     }
 
@@ -476,29 +476,29 @@ impl World {
 
     fn cancel(&mut self, random: &mut Random) {
         let error = [ErrorKind::Closed, ErrorKind::Fenced][random.below(2)];
-        let applies = self.cancelled.is_none() && !self.gone;
+        let applies = self.cancelled.is_none() && !self.removed;
         if random.one_in(2) {
-            assert_eq!(self.device.request_cancel(error), !self.asked);
+            assert_eq!(self.device.request_cancel(error), !self.cancel_posted);
             let posted = std::mem::take(&mut *self.control.0.lock().unwrap());
-            assert_eq!(posted.len(), usize::from(!self.asked));
+            assert_eq!(posted.len(), usize::from(!self.cancel_posted));
             posted.into_iter().for_each(CancelWork::run);
         } else {
             assert_eq!(self.device.cancel(error), applies);
         }
         if applies {
-            self.asked = true;
+            self.cancel_posted = true;
             self.cancelled = Some(error);
             self.grace_periods += 1;
         }
     }
 
     fn rearm(&mut self) {
-        let applies = self.cancelled.is_some() && !self.gone;
+        let applies = self.cancelled.is_some() && !self.removed;
         assert_eq!(self.device.rearm(), applies);
         if applies {
             self.cancelled = None;
-            self.asked = false;
-            self.seen.note("rearmed");
+            self.cancel_posted = false;
+            self.events.count("rearmed");
         }
     }
 
@@ -515,10 +515,10 @@ impl World {
             !due
         });
         let mut reopen = false;
-        q.model.held.retain(|id, held| {
-            let due = held.reason != ParkReason::Sync && due(&mut held.since);
+        q.model.parked.retain(|id, parked| {
+            let due = parked.reason != ParkReason::Sync && due(&mut parked.since);
             expected.extend(due.then_some(*id));
-            reopen |= due && held.reason == ParkReason::Space;
+            reopen |= due && parked.reason == ParkReason::Space;
             !due
         });
         if reopen {
@@ -531,7 +531,7 @@ impl World {
         let error = self.cancelled.unwrap_or(ErrorKind::Closed);
         let mut q = self.queues.swap_remove(which);
         let mut expected: Vec<Id> = q.model.waiting.drain(..).map(|(id, _)| id).collect();
-        expected.extend(std::mem::take(&mut q.model.held).into_keys());
+        expected.extend(std::mem::take(&mut q.model.parked).into_keys());
         expected.sort_unstable();
         let handle = q.queue.handle();
         drop(q.queue);
@@ -540,7 +540,7 @@ impl World {
         let expected: Vec<_> = expected.into_iter().map(|id| (id, Err(error))).collect();
         assert_eq!(done, expected, "completed when its queue went");
         // What is in flight outlives the owner's end, and completes or parks with an answer.
-        for (n, request) in q.hands.drain(..).enumerate() {
+        for (n, request) in q.admitted.drain(..).enumerate() {
             let id = *request.payload();
             let expected = if n % 2 == 0 { Ok(()) } else { Err(error) };
             match expected {
@@ -552,7 +552,7 @@ impl World {
         }
         assert_eq!(handle.in_flight(), 0);
         q.wakers.into_iter().for_each(|(_, waker)| waker.wake());
-        self.seen.note("queue removed");
+        self.events.count("queue removed");
     }
 
     fn remove_device(&mut self) {
@@ -573,9 +573,9 @@ impl World {
         let fresh = World::new();
         self.device = fresh.device;
         self.control = fresh.control;
-        (self.cancelled, self.gone, self.asked) = (None, false, false);
+        (self.cancelled, self.removed, self.cancel_posted) = (None, false, false);
         (self.grace_periods, self.dropped) = (0, 0);
-        self.seen.note("device removed");
+        self.events.count("device removed");
     }
 
     /// The device's own figures against the model's.
@@ -596,13 +596,13 @@ impl World {
             );
             let syncs = q
                 .model
-                .held
+                .parked
                 .values()
-                .filter(|held| held.reason == ParkReason::Sync)
+                .filter(|parked| parked.reason == ParkReason::Sync)
                 .count();
             assert_eq!(
                 load.parked,
-                q.model.waiting.len() + q.model.held.len() - syncs
+                q.model.waiting.len() + q.model.parked.len() - syncs
             );
         }
         if let Some(guard) = self.guards.first() {
@@ -658,7 +658,7 @@ impl QueueUnderTest {
                 .push_back((request.tag().number(), request.waker().clone()));
             self.wakers.truncate(8);
         }
-        self.hands.push(request);
+        self.admitted.push(request);
     }
 
     fn park(&mut self, request: AdmittedRequest<Id>, random: &mut Random) {
@@ -674,8 +674,8 @@ impl QueueModel {
     fn park(&mut self, request: &AdmittedRequest<Id>, reason: ParkReason) {
         let (id, tag) = (*request.payload(), request.tag().number());
         let (order, since) = self.running.remove(&id).expect("it was in flight");
-        let woken = self.early.remove(&tag);
-        self.held.insert(
+        let woken = self.early_wakes.remove(&tag);
+        self.parked.insert(
             id,
             ParkedModel {
                 tag,
@@ -693,7 +693,7 @@ impl QueueModel {
     /// The queue handed this request out: it must have been its turn.
     fn hand_out(&mut self, request: &AdmittedRequest<Id>, shut: bool) -> &'static str {
         let (id, tag) = (*request.payload(), request.tag().number());
-        let Some(held) = self.held.get(&id) else {
+        let Some(parked) = self.parked.get(&id) else {
             assert!(!shut, "{id} ran through a shut gate");
             let (first, since) = self.waiting.pop_front().expect("nobody else can run");
             assert_eq!(id, first, "first in, first out");
@@ -707,25 +707,25 @@ impl QueueModel {
             );
             return "run from the gate";
         };
-        assert_eq!(held.tag, tag, "a parked request keeps its tag");
+        assert_eq!(parked.tag, tag, "a parked request keeps its tag");
         assert!(
-            !shut || held.reason == ParkReason::Sync,
+            !shut || parked.reason == ParkReason::Sync,
             "{id} ran through a shut gate"
         );
-        let kind = match held.reason {
+        let kind = match parked.reason {
             ParkReason::Fetch => {
-                assert!(held.woken, "{id} was not woken");
+                assert!(parked.woken, "{id} was not woken");
                 "run after a fetch"
             }
             ParkReason::Sync => {
-                assert!(held.woken, "{id} was not woken");
+                assert!(parked.woken, "{id} was not woken");
                 "run after a sync"
             }
             ParkReason::Space => {
                 let oldest = self.space().map(|(_, other)| other.order).min();
                 assert_eq!(
                     oldest,
-                    Some(held.order),
+                    Some(parked.order),
                     "{id} overtook another that waits for space"
                 );
                 self.settle();
@@ -737,11 +737,11 @@ impl QueueModel {
                 "run after space"
             }
         };
-        let held = self.held.remove(&id).expect("seen above");
+        let parked = self.parked.remove(&id).expect("seen above");
         // The door stands open for those who wait, not for those who come later.
         let anybody = self.space().next().is_some();
         self.space_open &= anybody;
-        self.running.insert(id, (held.order, held.since));
+        self.running.insert(id, (parked.order, parked.since));
         kind
     }
 
@@ -749,9 +749,9 @@ impl QueueModel {
     fn settle(&mut self) {
         if let Some(id) = self.probe
             && self
-                .held
+                .parked
                 .get(&id)
-                .is_some_and(|held| held.reason == ParkReason::Space)
+                .is_some_and(|parked| parked.reason == ParkReason::Space)
         {
             self.space_open = false;
             self.probe = None;

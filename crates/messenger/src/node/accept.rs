@@ -33,7 +33,7 @@ impl Pending {
         &mut self.link.tx
     }
 
-    pub(super) fn is_spent(&self) -> bool {
+    pub(super) fn is_drained(&self) -> bool {
         self.refused && self.link.tx.is_empty()
     }
 }
@@ -51,11 +51,11 @@ impl Node {
     /// A peer connected. `None`: too many connections are not authenticated; close it.
     pub fn on_accepted(&mut self, mut env: Env<'_>, remote: SocketAddr) -> Option<LinkId> {
         if self.pending.len() >= self.config.handshakes_max {
-            self.stats.turned_away += 1;
+            self.stats.handshakes_refused += 1;
             // The first, then ever more rarely: a flood must not fill the log.
-            if self.stats.turned_away.is_power_of_two() {
-                let n = self.stats.turned_away;
-                tracing::warn!(%remote, turned_away = n, "too many connections in handshake");
+            if self.stats.handshakes_refused.is_power_of_two() {
+                let n = self.stats.handshakes_refused;
+                tracing::warn!(%remote, handshakes_refused = n, "too many connections in handshake");
             }
             return None;
         }

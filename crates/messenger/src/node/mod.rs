@@ -29,7 +29,7 @@ enum Timer {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct NodeStats {
     /// Connections closed at once, because too many were not authenticated.
-    pub turned_away: u64,
+    pub handshakes_refused: u64,
     /// Accepted connections that ended before they named a session.
     pub handshakes_failed: u64,
     /// Reconnects refused: the session is not known.
@@ -216,7 +216,7 @@ impl Node {
 
     /// The socket took bytes: a refused connection whose last words are out is dropped.
     pub fn on_transmitted(&mut self, link: LinkId) {
-        let spent = self.pending.get_mut(&link).is_some_and(|p| p.is_spent());
+        let spent = self.pending.get_mut(&link).is_some_and(|p| p.is_drained());
         if spent {
             self.pending.remove(&link);
             self.arm(Timer::Pending(link), None);

@@ -732,13 +732,13 @@ fn connections_beyond_the_limit_are_turned_away_and_slow_ones_run_out_of_time() 
         ..Config::default()
     };
     let (mut host, mut peer) = open_with(config, 0);
-    let mut turned_away = 0;
+    let mut handshakes_refused = 0;
     for _ in 0..1000 {
         let link = host.on(|node, env| node.on_accepted(env, addr()));
-        turned_away += u64::from(link.is_none());
+        handshakes_refused += u64::from(link.is_none());
     }
-    assert_eq!((turned_away, host.node.load()), (992, (1, 8)));
-    assert_eq!(host.node.stats().turned_away, 992);
+    assert_eq!((handshakes_refused, host.node.load()), (992, (1, 8)));
+    assert_eq!(host.node.stats().handshakes_refused, 992);
     // Others go on, and the flood's places are free again after the handshake's time.
     peer.say(&mut host, &message(1));
     assert_eq!(host.messages(), [101]);

@@ -104,10 +104,10 @@ fn a_sender_against_close() {
             let queue = Arc::clone(&queue);
             thread::spawn(move || queue.try_send(message(1)).is_ok())
         };
-        let given_back = worker.owner.close();
+        let unacknowledged = worker.owner.close();
         let taken = sender.join().unwrap();
         assert_eq!(queue.load().queued, 0, "a message was queued after close");
-        assert_eq!(usize::from(taken), given_back.len());
+        assert_eq!(usize::from(taken), unacknowledged.len());
     });
 }
 

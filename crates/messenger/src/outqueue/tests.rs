@@ -43,8 +43,8 @@ fn the_worker_is_told_once_for_each_idle_period() {
 fn a_send_after_close_gives_the_message_back_with_the_reason() {
     let (queue, mut owner) = open(Bounds::default());
     queue.try_send(message(1, 1)).unwrap().1.ignore();
-    let given_back = owner.close();
-    assert_eq!(given_back.len(), 1);
+    let unacknowledged = owner.close();
+    assert_eq!(unacknowledged.len(), 1);
     let err = queue.try_send(message(2, 1)).unwrap_err();
     assert_eq!((err.reason, err.message.tid), (Refusal::Closed, 2));
     assert_eq!(queue.keepalive(), Err(Refusal::Closed));

@@ -48,7 +48,7 @@ pub enum Event {
         reason: CloseReason,
         /// What was queued, or sent and not acknowledged, in order. Whether the peer acted on the
         /// ones that were sent is unknown.
-        given_back: Vec<Arc<Message>>,
+        unacknowledged: Vec<Arc<Message>>,
     },
 }
 

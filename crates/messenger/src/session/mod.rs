@@ -320,15 +320,21 @@ impl Session {
         }
         self.hang_up(cx);
         self.phase = Phase::Closed;
-        let given_back: Vec<_> = self.owner.close().into_iter().map(|e| e.message).collect();
-        let (peer, name, n) = (self.remote(), &self.peer_name, given_back.len());
+        let unacknowledged: Vec<_> = self.owner.close().into_iter().map(|e| e.message).collect();
+        let (peer, name, n) = (self.remote(), &self.peer_name, unacknowledged.len());
         match &reason {
             CloseReason::ByOwner | CloseReason::Shutdown => {
-                tracing::debug!(%peer, name, given_back = n, "session closed: {reason}");
+                tracing::debug!(%peer, name, unacknowledged = n, "session closed: {reason}");
             }
-            _ => tracing::warn!(%peer, name, given_back = n, "session ended: {reason}"),
+            _ => tracing::warn!(%peer, name, unacknowledged = n, "session ended: {reason}"),
         }
-        self.event(cx, Event::Closed { reason, given_back });
+        self.event(
+            cx,
+            Event::Closed {
+                reason,
+                unacknowledged,
+            },
+        );
     }
 
     fn event(&self, cx: &mut Cx<'_>, event: Event) {

@@ -447,9 +447,15 @@ impl Worker {
                 ..
             } = command
             {
-                let given_back = owner.close().into_iter().map(|e| e.message).collect();
+                let unacknowledged = owner.close().into_iter().map(|e| e.message).collect();
                 let reason = CloseReason::Shutdown;
-                handler.event(&connection, Event::Closed { reason, given_back });
+                handler.event(
+                    &connection,
+                    Event::Closed {
+                        reason,
+                        unacknowledged,
+                    },
+                );
             }
         }
     }

@@ -56,17 +56,17 @@ impl Ledger {
 
     /// The sender's session ended: what it got back is the end of what it sent, and everything
     /// before that was delivered.
-    fn closed(&mut self, stream: u64, given_back: &[u64]) -> Result<(), String> {
+    fn closed(&mut self, stream: u64, unacknowledged: &[u64]) -> Result<(), String> {
         let s = self.streams.entry(stream).or_default();
         s.closed = true;
         let kept = s
             .sent
             .len()
-            .checked_sub(given_back.len())
+            .checked_sub(unacknowledged.len())
             .ok_or("more back than was sent")?;
-        if s.sent[kept..] != *given_back {
+        if s.sent[kept..] != *unacknowledged {
             return Err(format!(
-                "stream {stream}: given back {given_back:?} of {:?}",
+                "stream {stream}: given back {unacknowledged:?} of {:?}",
                 s.sent
             ));
         }
@@ -196,10 +196,10 @@ impl Endpoint {
 
     pub(super) fn closed(
         &self,
-        given_back: &[Arc<Message>],
+        unacknowledged: &[Arc<Message>],
         ledger: &mut Ledger,
     ) -> Result<(), String> {
-        let tids: Vec<u64> = given_back.iter().map(|m| m.tid).collect();
+        let tids: Vec<u64> = unacknowledged.iter().map(|m| m.tid).collect();
         ledger.closed(self.stream, &tids)
     }
 

@@ -12,7 +12,7 @@ pub(super) struct Coverage {
     pub(super) reopened: u64,
     pub(super) interrupted: u64,
     pub(super) revoked: u64,
-    pub(super) given_back: u64,
+    pub(super) unacknowledged: u64,
     pub(super) done: u64,
     pub(super) late_bytes: u64,
     pub(super) reset: u64,
@@ -32,7 +32,7 @@ impl Coverage {
         self.reopened += o.reopened;
         self.interrupted += o.interrupted;
         self.revoked += o.revoked;
-        self.given_back += o.given_back;
+        self.unacknowledged += o.unacknowledged;
         self.done += o.done;
         self.late_bytes += o.late_bytes;
         self.reset += o.reset;
@@ -53,7 +53,7 @@ impl Coverage {
             self.reopened,
             self.interrupted,
             self.revoked,
-            self.given_back,
+            self.unacknowledged,
             self.done,
             self.late_bytes,
             self.reset,

@@ -18,7 +18,7 @@ pub(super) const CLIENT: usize = 0;
 pub(super) const SERVER: usize = 1;
 /// Faults happen before this; after it the network heals and everything must arrive.
 const FAULTS_END: Time = Duration::from_secs(3);
-const GIVE_UP: Time = Duration::from_secs(60);
+const DEADLINE: Time = Duration::from_secs(60);
 
 #[derive(Debug)]
 pub(super) struct Wire {
@@ -77,7 +77,7 @@ pub(super) struct World {
     pub(super) rng: SeededEntropy,
     pub(super) now: Time,
     pub(super) events: BinaryHeap<Reverse<(Time, u64)>>,
-    pub(super) bodies: BTreeMap<u64, SimEvent>,
+    pub(super) event_bodies: BTreeMap<u64, SimEvent>,
     pub(super) next_event: u64,
     pub(super) hosts: [Host; 2],
     pub(super) wires: Vec<Wire>,
@@ -137,7 +137,7 @@ impl World {
             rng,
             now: Time::ZERO,
             events: BinaryHeap::new(),
-            bodies: BTreeMap::new(),
+            event_bodies: BTreeMap::new(),
             next_event: 0,
             wires: Vec::new(),
             ledger: Ledger::default(),
@@ -172,7 +172,7 @@ impl World {
         self.next_event += 1;
         self.events
             .push(Reverse((time.max(self.now), self.next_event)));
-        self.bodies.insert(self.next_event, ev);
+        self.event_bodies.insert(self.next_event, ev);
     }
 
     pub(super) fn after(&mut self, delay: Duration, ev: SimEvent) {
@@ -187,8 +187,8 @@ impl World {
             if self.now > FAULTS_END && self.is_complete() {
                 break;
             }
-            if self.now > GIVE_UP {
-                return Err(self.stuck());
+            if self.now > DEADLINE {
+                return Err(self.describe_stall());
             }
             let timer = (0..2)
                 .filter_map(|h| Some((self.hosts[h].node.next_timer()?, h)))
@@ -200,7 +200,9 @@ impl World {
                     self.on_node(host, |node, env| node.on_timer(env))?;
                 }
                 (_, Some(_)) => self.next()?,
-                (_, None) => return Err(format!("nothing left to happen\n{}", self.stuck())),
+                (_, None) => {
+                    return Err(format!("nothing left to happen\n{}", self.describe_stall()));
+                }
             }
         }
         for host in &self.hosts {
@@ -227,11 +229,11 @@ impl World {
             .all(|s| s.is_complete(&self.ledger, done_acks))
     }
 
-    fn stuck(&self) -> String {
+    fn describe_stall(&self) -> String {
         let mut text = format!("not everything arrived by {:?}", self.now);
         for (name, host) in ["client", "server"].into_iter().zip(&self.hosts) {
-            for side in host.endpoints.values() {
-                text.push_str(&format!("\n{name}: {}", side.describe(&self.ledger)));
+            for endpoint in host.endpoints.values() {
+                text.push_str(&format!("\n{name}: {}", endpoint.describe(&self.ledger)));
             }
         }
         text
@@ -242,7 +244,10 @@ impl World {
             return Ok(());
         };
         self.now = self.now.max(at);
-        let ev = self.bodies.remove(&id).expect("every event has a body");
+        let ev = self
+            .event_bodies
+            .remove(&id)
+            .expect("every event has a body");
         tracing::trace!(now = ?self.now, ?ev);
         match ev {
             SimEvent::Connect { wire } => self.connect(wire),
@@ -287,8 +292,8 @@ impl World {
             Output::Accepted { session, queue, .. } => {
                 let to_send = self.below(40);
                 self.next_stream += 1;
-                let side = Endpoint::new(queue, self.next_stream, to_send, &mut self.ledger);
-                self.hosts[host].endpoints.insert(session, side);
+                let endpoint = Endpoint::new(queue, self.next_stream, to_send, &mut self.ledger);
+                self.hosts[host].endpoints.insert(session, endpoint);
             }
             Output::Event { session, event } => return self.on_event(host, session, event),
         }
@@ -296,14 +301,14 @@ impl World {
     }
 
     fn on_event(&mut self, host: usize, id: SessionId, event: Event) -> Result<(), String> {
-        let Some(side) = self.hosts[host].endpoints.get_mut(&id) else {
+        let Some(endpoint) = self.hosts[host].endpoints.get_mut(&id) else {
             return Ok(());
         };
         match event {
             Event::Opened { .. } => self.coverage.reopened += 1,
-            Event::Message(m) => side.received(&m, &mut self.ledger)?,
+            Event::Message(m) => endpoint.received(&m, &mut self.ledger)?,
             Event::Done { tid, .. } => {
-                side.on_done(tid, &mut self.ledger)?;
+                endpoint.on_done(tid, &mut self.ledger)?;
                 self.coverage.done += 1;
             }
             Event::Interrupted { parked, .. } => {
@@ -311,9 +316,12 @@ impl World {
                 self.coverage.parked += u64::from(parked);
             }
             Event::Alive { .. } => {}
-            Event::Closed { reason, given_back } => {
-                side.closed(&given_back, &mut self.ledger)?;
-                self.coverage.given_back += given_back.len() as u64;
+            Event::Closed {
+                reason,
+                unacknowledged,
+            } => {
+                endpoint.closed(&unacknowledged, &mut self.ledger)?;
+                self.coverage.unacknowledged += unacknowledged.len() as u64;
                 if !app::is_excused(&reason, self.restarts) {
                     return Err(format!("host {host}: a session ended: {reason}"));
                 }
@@ -335,8 +343,8 @@ impl World {
         };
         let (id, queue) = self.hosts[CLIENT].node.open(env, Target::lossless(addr));
         self.next_stream += 1;
-        let side = Endpoint::new(queue, self.next_stream, to_send, &mut self.ledger);
-        self.hosts[CLIENT].endpoints.insert(id, side);
+        let endpoint = Endpoint::new(queue, self.next_stream, to_send, &mut self.ledger);
+        self.hosts[CLIENT].endpoints.insert(id, endpoint);
         self.on_node(CLIENT, |_, _| ())
     }
 
@@ -485,18 +493,18 @@ impl World {
         let roll = self.below(30);
         let mut kicks = Vec::new();
         let mut revoked = 0;
-        for (id, side) in &mut self.hosts[host].endpoints {
+        for (id, endpoint) in &mut self.hosts[host].endpoints {
             for _ in 0..burst {
-                kicks.push((*id, side.send_one(&mut self.rng, &mut self.ledger)));
+                kicks.push((*id, endpoint.send_one(&mut self.rng, &mut self.ledger)));
             }
             if roll < 4 {
-                revoked += u64::from(side.revoke_last(&mut self.ledger));
+                revoked += u64::from(endpoint.revoke_last(&mut self.ledger));
             }
             if roll.is_multiple_of(3) || self.now > FAULTS_END {
-                kicks.push((*id, side.call_done(&mut self.ledger)));
+                kicks.push((*id, endpoint.call_done(&mut self.ledger)));
             }
             if roll == 5 {
-                kicks.push((*id, side.queue.keepalive().unwrap_or(Kick::Nobody)));
+                kicks.push((*id, endpoint.queue.keepalive().unwrap_or(Kick::Nobody)));
             }
         }
         self.coverage.revoked += revoked;

@@ -50,9 +50,10 @@ impl Handler for Recorder {
             Event::Done { tid, .. } => Recorded::Done(tid),
             Event::Interrupted { parked, .. } => Recorded::Interrupted { parked },
             Event::Alive { .. } => Recorded::Alive,
-            Event::Closed { reason, given_back } => {
-                Recorded::Closed(reason, given_back.iter().map(|m| m.tid).collect())
-            }
+            Event::Closed {
+                reason,
+                unacknowledged,
+            } => Recorded::Closed(reason, unacknowledged.iter().map(|m| m.tid).collect()),
             other => panic!("an event this test does not know: {other:?}"),
         };
         let mut recorded = self.recorded.lock().unwrap();
