@@ -194,7 +194,7 @@ impl Ring {
                     Some(number) => Completion::ArmedCommand(number, raw),
                     None => Completion::Command(raw),
                 };
-                self.deliver(&entry, end);
+                self.deliver(entry.source, entry.token, end);
             }
         }
         self.close_files();
@@ -281,12 +281,11 @@ impl Ring {
         if let Some(mut entry) = self.ops.remove(&key)
             && let Some(op) = entry.op.take()
         {
-            self.deliver(&entry, how(op));
+            self.deliver(entry.source, entry.token, how(op));
         }
     }
 
-    fn deliver(&mut self, entry: &InFlight, completion: Completion) {
-        let (source, token) = (entry.source, entry.token);
+    fn deliver(&mut self, source: SourceKey, token: Token, completion: Completion) {
         self.ready.push(Delivery {
             source,
             token,
@@ -319,12 +318,7 @@ impl Ring {
                 false => self.pool.take_for(source as u64, len, need),
             };
             if let Some(buf) = lent {
-                let completion = Completion::Buffer(buf);
-                self.ready.push(Delivery {
-                    source,
-                    token,
-                    completion,
-                });
+                self.deliver(source, token, Completion::Buffer(buf));
             } else {
                 exhausted.insert(source);
                 self.buffer_waiters.push_back(waiter);

@@ -22,6 +22,16 @@ pub(crate) struct Arguments {
     /// What to measure
     #[arg(value_enum, default_value_t = What::Table)]
     what: What,
+    #[command(flatten)]
+    options: Options,
+    /// The kernel tree's server and the folder of libublk's, inside the guest
+    #[arg(long, hide = true, num_args = 2)]
+    inside: Option<Vec<PathBuf>>,
+}
+
+/// Where, how long and what to measure.
+#[derive(Clone, Debug, clap::Args)]
+struct Options {
     /// Where: uml, or a packaged kernel
     #[arg(long, default_value = "uml")]
     kernel: String,
@@ -37,9 +47,35 @@ pub(crate) struct Arguments {
     /// Rounds; the median counts
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// The kernel tree's server and the folder of libublk's, inside the guest
-    #[arg(long, hide = true, num_args = 2)]
-    inside: Option<Vec<PathBuf>>,
+}
+
+impl Options {
+    /// Whether a row of this name is wanted.
+    fn includes_row(&self, name: &str) -> bool {
+        matches_row(name, &self.only)
+    }
+
+    /// This program again, as benchmark `words`, in a guest that is started with `guest_args`.
+    fn in_guest(&self, guest_args: &[&str], words: &[&str]) -> Result<Command, Failure> {
+        let icount = self.icount.then_some("--icount");
+        let me = std::env::current_exe()?;
+        let mut guest = Command::new(&me);
+        guest.args(["vm", "--kernel", &self.kernel]);
+        guest.args(["--deadline", GUEST_DEADLINE_SECONDS]);
+        guest.args(guest_args).args(icount);
+        guest.arg("--").arg(me).arg("bench").args(words);
+        guest.args(["--kernel", &self.kernel, "--only", &self.only]);
+        guest.args(["--seconds", &self.seconds.to_string()]);
+        guest.args(["--rounds", &self.rounds.to_string()]);
+        guest.args(icount);
+        Ok(guest)
+    }
+}
+
+/// Builds the example servers as they are packaged.
+fn build_servers() -> Result<(), Failure> {
+    let build = ["build", "--quiet", "--profile", "dist", "-p", "ublk"];
+    process::run(workspace::cargo(build).arg("--examples"))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -71,48 +107,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// Builds the servers and starts the guest.
 fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let peers = [vm::kublk_path()?, vm::libublk_examples()?];
-    let mut build = workspace::cargo([
-        "build",
-        "--quiet",
-        "--profile",
-        "dist",
-        "-p",
-        "ublk",
-        "--examples",
-    ]);
-    process::run(&mut build)?;
+    build_servers()?;
     let what =
         clap::ValueEnum::to_possible_value(&arguments.what).ok_or("a benchmark without a name")?;
-    let mut guest = Command::new(std::env::current_exe()?);
-    guest.args([
-        "vm",
-        "--kernel",
-        &arguments.kernel,
-        "--deadline",
-        GUEST_DEADLINE_SECONDS,
-    ]);
-    if arguments.what == What::Exit {
-        // Room for 128 devices of 24 queues, and for as many servers.
-        guest.args(["--memory", "12G"]);
-        // A device has no more queues than there could be processors.
-        guest.args(["--possible-cpus", "24"]);
-    } else {
-        guest.args(["--memory", "4G"]);
-    }
-    if arguments.icount {
-        guest.arg("--icount");
-    }
-    guest.arg("--").arg(std::env::current_exe()?);
-    guest
-        .args(["bench", "ublk", what.get_name(), "--inside"])
-        .args(peers);
-    guest.args(["--kernel", &arguments.kernel, "--only", &arguments.only]);
-    guest.args(["--seconds", &arguments.seconds.to_string()]);
-    guest.args(["--rounds", &arguments.rounds.to_string()]);
-    if arguments.icount {
-        guest.arg("--icount");
-    }
-    process::run(&mut guest)
+    // Room for 128 devices of 24 queues, and for as many servers. A device has no more queues than
+    // there could be processors.
+    let guest: &[&str] = match arguments.what {
+        What::Exit => &["--memory", "12G", "--possible-cpus", "24"],
+        What::Table | What::GetData => &["--memory", "4G"],
+    };
+    let words = ["ublk", what.get_name()];
+    let mut guest = arguments.options.in_guest(guest, &words)?;
+    process::run(guest.arg("--inside").args(peers))
 }
 
 /// Measures, as root of the guest.
@@ -121,7 +127,7 @@ fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Fai
     lane::disable_autogroup()?;
     println!(
         "{}",
-        lane::describe_guest(&arguments.kernel, arguments.icount)?
+        lane::describe_guest(&arguments.options.kernel, arguments.options.icount)?
     );
     let servers = servers::all(kublk, libublk);
     match arguments.what {

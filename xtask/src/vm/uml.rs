@@ -132,7 +132,7 @@ fn make(tree: &Path, words: &[&str]) -> Result<(), Failure> {
     .map(drop)
 }
 
-/// A wish that configuration dropped in silence would show much later, as a test that is skipped.
+/// An option that configuration dropped in silence would show much later, as a test that is skipped.
 fn check_config(config: &str) -> Result<(), Failure> {
     let lacking: Vec<_> = ENABLED_OPTIONS
         .iter()
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_that_the_configuration_dropped_is_named() {
+    fn an_option_that_the_configuration_dropped_is_named() {
         let whole: String = ENABLED_OPTIONS
             .iter()
             .map(|name| format!("CONFIG_{name}=y\n"))

@@ -45,7 +45,7 @@ impl Ring {
         let mut entry = self.ops.remove(&key).expect("it is in flight");
         let op = (entry.op.take()).expect("only its end takes an operation away");
         let completion = self.execute(op);
-        self.deliver(&entry, completion);
+        self.deliver(entry.source, entry.token, completion);
     }
 
     fn file(&self, file: FileIndex) -> Option<&Arc<OwnedFd>> {

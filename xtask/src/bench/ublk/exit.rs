@@ -11,8 +11,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
+use super::Arguments;
 use super::servers::{DEPTH, wait};
-use super::{Arguments, matches_row};
 use crate::{Failure, workspace};
 
 /// Where the kernel's tracer is.
@@ -125,7 +125,7 @@ pub(super) fn run(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
                 let name = format!("{server} {devices}x{queues} {signal}");
                 let impossible =
                     queues > possible || server == MANY_RINGS && devices * queues > THREADS_MAX;
-                if impossible || !matches_row(&name, &arguments.only) {
+                if impossible || !arguments.options.includes_row(&name) {
                     continue;
                 }
                 let program = if server == "kublk" { kublk } else { &ours };

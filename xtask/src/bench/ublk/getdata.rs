@@ -8,8 +8,8 @@
 
 use std::fs;
 
+use super::Arguments;
 use super::servers::{Kind, Mode, RunningServer, Server};
-use super::{Arguments, matches_row};
 use crate::bench::measure::{Length, Sample, Workload, fio, median_of};
 use crate::{Failure, workspace};
 
@@ -92,19 +92,19 @@ fn row(
         options,
     } = variant;
     let Workload { block, depth, .. } = writes;
-    if !matches_row(
-        &format!("{table} {name} {block} QD{depth}"),
-        &arguments.only,
-    ) {
+    if !arguments
+        .options
+        .includes_row(&format!("{table} {name} {block} QD{depth}"))
+    {
         return Ok(());
     }
     let running = server.start(Kind::Null, mode, 0..1, &[], options)?;
-    let length = Length::Seconds(arguments.seconds);
+    let length = Length::Seconds(arguments.options.seconds);
     let Sample {
         per_second,
         mean_us,
         ..
-    } = median_of(arguments.rounds, writes, &running.devices, length)?;
+    } = median_of(arguments.options.rounds, writes, &running.devices, length)?;
     let said = running.end();
     let enters = sum(&said, "enters") / sum(&said, "requests").max(1.0);
     println!(
@@ -129,12 +129,15 @@ fn memory(arguments: &Arguments, server: &Server) -> Result<(), Failure> {
          |---|---:|---:|---:|"
     );
     for mode in [Mode::Copy, Mode::GetData] {
-        if !matches_row(&format!("(4) {}", mode.name()), &arguments.only) {
+        if !arguments
+            .options
+            .includes_row(&format!("(4) {}", mode.name()))
+        {
             continue;
         }
         let running = server.start(Kind::Null, mode, 0..IDLE, &[], &[])?;
         let idle = resident_kib(&running)?;
-        let length = Length::Seconds(arguments.seconds);
+        let length = Length::Seconds(arguments.options.seconds);
         fio(writes("512k", 4).on(IDLE), &running.devices, length)?;
         println!(
             "| {} | {IDLE} | {idle} | {} |",

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use super::Arguments;
 use super::servers::{Kind, Mode, Server};
 use super::volume::medium;
-use super::{Arguments, matches_row};
 use crate::Failure;
 use crate::bench::measure::{Length, Sample, Workload, median_of, write_file};
 
@@ -33,7 +33,7 @@ struct Setup {
 /// Prints the table as it comes.
 pub(super) fn run(arguments: &Arguments, servers: &[Server]) -> Result<(), Failure> {
     let files = files(16, &medium::in_memory()?)?;
-    let unit = if arguments.icount {
+    let unit = if arguments.options.icount {
         "instructions/request"
     } else {
         "us/request"
@@ -72,7 +72,7 @@ fn rows(
     let wanted = |workload: &&Workload| {
         let mode = mode.name();
         let name = format!("{server} {kind} {mode} {workload} x{devices}");
-        matches_row(&name, &arguments.only)
+        arguments.options.includes_row(&name)
     };
     let workloads: Vec<_> = WORKLOADS.iter().filter(wanted).collect();
     if workloads.is_empty() {
@@ -83,15 +83,15 @@ fn rows(
     let more: &[&str] = if direct { &["--direct"] } else { &[] };
     let running = server.start(kind, mode, 0..devices, files, more)?;
     for workload in workloads {
-        let length = Length::Seconds(arguments.seconds);
+        let length = Length::Seconds(arguments.options.seconds);
         let load = workload.on(devices);
         let Sample {
             per_second,
             mean_us,
             ..
-        } = median_of(arguments.rounds, load, &running.devices, length)?;
+        } = median_of(arguments.options.rounds, load, &running.devices, length)?;
         // The emulated clock has a nanosecond per instruction.
-        let each = if arguments.icount { 1e9 } else { 1e6 } / per_second;
+        let each = if arguments.options.icount { 1e9 } else { 1e6 } / per_second;
         let mode = mode.name();
         println!(
             "| {server} | {kind} | {mode} | {workload} x{devices} | {per_second:.0} | {each:.1} | \

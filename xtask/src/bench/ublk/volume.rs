@@ -21,12 +21,10 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::Options;
 use crate::{Failure, lane, process, vm, workspace};
 use chart::Chart;
 use report::Report;
-
-/// Seconds after which a guest that measures is given up.
-const GUEST_DEADLINE_SECONDS: &str = "7200";
 
 /// Arguments of `cargo xtask bench volume`.
 #[derive(Clone, clap::Args)]
@@ -39,6 +37,12 @@ pub(crate) struct Arguments {
     /// Where the log and the served files are
     #[arg(long, value_enum, default_value_t = Medium::Memory)]
     medium: Medium,
+    /// Milliseconds that a flush of the log's disk takes, for `flush`
+    #[arg(long, default_value_t = 1)]
+    flush_ms: u64,
+    /// The kernel tree's server, inside the guest
+    #[arg(long, hide = true)]
+    inside: Option<PathBuf>,
     /// Write the charts to docs/benchmarks, with this date
     #[arg(long, value_name = "DATE")]
     charts: Option<String>,
@@ -60,39 +64,6 @@ enum What {
     Flush,
 }
 
-/// Where and for how long to measure.
-#[derive(Clone, Debug, clap::Args)]
-struct Options {
-    /// Where: uml, or a packaged kernel
-    #[arg(long, default_value = "uml")]
-    kernel: String,
-    /// Count instructions instead of time; packaged kernels only
-    #[arg(long)]
-    icount: bool,
-    /// Seconds per measurement, fractions too; virtual ones with --icount
-    #[arg(long, default_value_t = 2.0)]
-    seconds: f64,
-    /// Only rows that have these words in a row; several choices are separated by commas
-    #[arg(long, default_value = "")]
-    only: String,
-    /// Rounds; the median counts
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
-    /// Milliseconds that a flush of the log's disk takes, for `flush`
-    #[arg(long, default_value_t = 1)]
-    flush_ms: u64,
-    /// The kernel tree's server, inside the guest
-    #[arg(long, hide = true)]
-    inside: Option<PathBuf>,
-}
-
-impl Options {
-    /// Whether a row of this name is wanted.
-    fn includes_row(&self, name: &str) -> bool {
-        super::matches_row(name, &self.only)
-    }
-}
-
 /// Where the log and the served files are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Medium {
@@ -104,11 +75,11 @@ enum Medium {
 
 /// Whether this is the second run, in the guest, which the first one's lock is for.
 pub(in crate::bench) fn is_inside(arguments: &Arguments) -> bool {
-    arguments.options.inside.is_some()
+    arguments.inside.is_some()
 }
 
 pub(in crate::bench) fn run(arguments: &Arguments) -> Result<(), Failure> {
-    match &arguments.options.inside {
+    match &arguments.inside {
         Some(kublk) => inside(arguments, kublk),
         None => outside(arguments),
     }
@@ -123,48 +94,15 @@ fn value_name(value: &impl clap::ValueEnum) -> Result<String, Failure> {
 /// Builds the servers, starts the guest, and keeps what it draws.
 fn outside(arguments: &Arguments) -> Result<(), Failure> {
     let kublk = vm::kublk_path()?;
-    let build = [
-        "build",
-        "--quiet",
-        "--profile",
-        "dist",
-        "-p",
-        "ublk",
-        "--examples",
-    ];
-    process::run(&mut workspace::cargo(build))?;
+    super::build_servers()?;
     let build = ["build", "--quiet", "--profile", "dist", "-p", "firn"];
     process::run(&mut workspace::cargo(build))?;
     let (what, medium) = (value_name(&arguments.what)?, value_name(&arguments.medium)?);
-    let Options {
-        kernel,
-        only,
-        seconds,
-        rounds,
-        flush_ms,
-        ..
-    } = &arguments.options;
-    let me = std::env::current_exe()?;
-    let mut guest = Command::new(&me);
-    guest.args([
-        "vm",
-        "--kernel",
-        kernel,
-        "--deadline",
-        GUEST_DEADLINE_SECONDS,
-    ]);
-    guest.args(["--memory", "6G", "--scratch", "4096"]);
-    let icount_flag = arguments.options.icount.then_some("--icount");
-    guest.args(icount_flag).arg("--").arg(&me);
-    guest
-        .args(["bench", "volume", &what, "--inside"])
-        .arg(kublk);
-    guest.args(["--kernel", kernel, "--only", only, "--medium", &medium]);
-    guest.args(["--seconds", &seconds.to_string()]);
-    guest
-        .args(["--rounds", &rounds.to_string()])
-        .args(icount_flag);
-    guest.args(["--flush-ms", &flush_ms.to_string()]);
+    let guest = ["--memory", "6G", "--scratch", "4096"];
+    let mut guest = arguments.options.in_guest(&guest, &["volume", &what])?;
+    guest.args(["--medium", &medium]);
+    guest.args(["--flush-ms", &arguments.flush_ms.to_string()]);
+    guest.arg("--inside").arg(kublk);
     println!("this machine: {}", crate::bench::lane()?);
     println!("$ {}", process::command_line(&guest));
     let mut child = guest.stdout(Stdio::piped()).spawn()?;
@@ -228,6 +166,7 @@ fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     };
     let context = BenchContext {
         options: &arguments.options,
+        flush_ms: arguments.flush_ms,
         kublk,
         dir: &dir,
     };
@@ -245,6 +184,7 @@ type Part = fn(&BenchContext, &mut Report) -> Result<(), Failure>;
 /// Where a part measures.
 struct BenchContext<'a> {
     options: &'a Options,
+    flush_ms: u64,
     kublk: &'a Path,
     /// The directory for logs and served files.
     dir: &'a Path,

@@ -59,22 +59,20 @@ struct Crowd {
     disks: usize,
 }
 
+impl Crowd {
+    const fn new(name: &'static str, writers: usize, disks: usize) -> Crowd {
+        Crowd {
+            name,
+            writers,
+            disks,
+        }
+    }
+}
+
 const CROWDS: [Crowd; 3] = [
-    Crowd {
-        name: "1 writer",
-        writers: 1,
-        disks: 1,
-    },
-    Crowd {
-        name: "64 writers, 1 disk",
-        writers: MANY,
-        disks: 1,
-    },
-    Crowd {
-        name: "64 writers, 16 disks",
-        writers: MANY,
-        disks: DISKS,
-    },
+    Crowd::new("1 writer", 1, 1),
+    Crowd::new("64 writers, 1 disk", MANY, 1),
+    Crowd::new("64 writers, 16 disks", MANY, DISKS),
 ];
 
 /// What the log's disk did during a measurement.
@@ -86,7 +84,7 @@ struct FlushCount {
 }
 
 pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Failure> {
-    let slow = SlowFlush::new(context.options.flush_ms * 1_000_000)?;
+    let slow = SlowFlush::new(context.flush_ms * 1_000_000)?;
     report.part(
         "flush",
         "P6: 64 writers that wait for a flush against one",
@@ -94,7 +92,7 @@ pub(super) fn run(context: &BenchContext, report: &mut Report) -> Result<(), Fai
     );
     println!(
         "<!-- the log's disk: {} -->",
-        bare(&slow, context.options.flush_ms)?
+        bare(&slow, context.flush_ms)?
     );
     let dir = slow.mounted()?;
     let world = World::new(&dir, "flush")?;

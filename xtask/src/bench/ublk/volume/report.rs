@@ -4,9 +4,9 @@
 
 use serde_json::{Value, json};
 
-use super::Options;
 use super::chart::Chart;
 use crate::bench::measure::Sample;
+use crate::bench::ublk::Options;
 
 /// What a line that carries a chart begins with.
 const CHART: &str = "@chart ";
@@ -158,8 +158,6 @@ mod tests {
             seconds: 1.0,
             only: String::new(),
             rounds: 1,
-            flush_ms: 1,
-            inside: None,
         };
         let mut report = Report::new(&options, "lane");
         for bars in [Bars::Ratio, Bars::Cost] {
