@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::barrier::Barrier;
 use crate::error::ErrorKind;
-use crate::hw_queue::{Completer, Kick};
+use crate::hw_queue::{Completer, HwQueue, Kick};
 use crate::queue::Queue;
 use crate::quiesce::QuiesceGuard;
 use crate::state::{DeviceCounts, DeviceState, QueueLoad};
@@ -73,7 +73,7 @@ impl Device {
     ) -> Queue<T> {
         let device = Arc::clone(&self.state);
         self.state.add_queue(
-            |id| Queue::new(id, device, depth, completer, kick),
+            |id| Queue::new(HwQueue::new(id, device, depth, completer, kick)),
             Queue::any_queue,
         )
     }

@@ -12,8 +12,8 @@ use crate::admitted::AdmittedRequest;
 use crate::dispatch::{DispatchList, ParkedRequest, RemovedRequests};
 use crate::error::ErrorKind;
 use crate::gate::{CANCELLED, Entry};
-use crate::hw_queue::{Completer, HwQueue, Kick};
-use crate::state::{AnyQueue, DeviceState, QueueLoad};
+use crate::hw_queue::HwQueue;
+use crate::state::{AnyQueue, QueueLoad};
 use crate::tags::Tag;
 
 /// What [`Queue::admit`] did with a request.
@@ -206,15 +206,9 @@ pub struct Queue<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Queue<T> {
-    pub(crate) fn new(
-        id: u32,
-        device: Arc<DeviceState>,
-        depth: u16,
-        completer: Arc<dyn Completer<T>>,
-        kick: Arc<dyn Kick>,
-    ) -> Queue<T> {
+    pub(crate) fn new(inner: HwQueue<T>) -> Queue<T> {
         Queue {
-            inner: Arc::new(HwQueue::new(id, device, depth, completer, kick)),
+            inner: Arc::new(inner),
         }
     }
 

@@ -39,9 +39,9 @@ pub enum Site {
     Receive,
     /// Only there: the worker fills and writes its socket.
     Transmit,
-    /// The worker's inbox: an order is posted.
+    /// The worker's inbox: a command is posted.
     Post,
-    /// The worker's inbox: the orders are taken.
+    /// The worker's inbox: the commands are taken.
     Take,
 }
 
@@ -109,11 +109,11 @@ impl<T> Lock<T> {
             Err(_) => {
                 let (start, holder) = (Instant::now(), self.meter.holder());
                 let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-                self.meter.waited(site, holder, start.elapsed());
+                self.meter.record_wait(site, holder, start.elapsed());
                 guard
             }
         };
-        let _held = self.meter.taken(site);
+        let _held = self.meter.begin_hold(site);
         Guard {
             _held,
             _holding: HeldMark::begin(),
@@ -288,7 +288,7 @@ pub(crate) mod meter {
             self.holder.load(Relaxed)
         }
 
-        pub(crate) fn waited(&self, site: Site, holder: usize, wait: Duration) {
+        pub(crate) fn record_wait(&self, site: Site, holder: usize, wait: Duration) {
             let ns = u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX);
             let c = &self.sites[site as usize];
             c.waited_for[holder].fetch_add(ns, Relaxed);
@@ -297,7 +297,7 @@ pub(crate) mod meter {
             c.wait_max_ns.fetch_max(ns, Relaxed);
         }
 
-        pub(crate) fn taken(&self, site: Site) -> Option<Held<'_>> {
+        pub(crate) fn begin_hold(&self, site: Site) -> Option<Held<'_>> {
             self.holder.store(site as usize, Relaxed);
             let c = &self.sites[site as usize];
             let n = c.takes.fetch_add(1, Relaxed);

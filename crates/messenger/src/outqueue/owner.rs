@@ -176,14 +176,7 @@ impl LockedQueue<'_> {
         let inner = &mut *self.inner;
         let before = out.len();
         out.extend(inner.sent.drain(..acked));
-        let bytes = out[before..].iter().map(|e| e.message.size()).sum();
-        inner.release_bytes(bytes);
-        if !keep_count {
-            inner.count -= acked;
-        }
-        if acked > 0 {
-            self.wake_one();
-        }
+        self.release(&out[before..], keep_count);
     }
 
     /// The connection failed: what was sent and not acknowledged goes back to the front, in order
@@ -210,12 +203,17 @@ impl LockedQueue<'_> {
             .count();
         let before = out.len();
         out.extend(inner.queue.drain(..acked));
-        let bytes = out[before..].iter().map(|e| e.message.size()).sum();
-        inner.release_bytes(bytes);
+        self.release(&out[before..], keep_count);
+    }
+
+    /// Makes room for others in the place of messages that are acknowledged.
+    fn release(&mut self, acked: &[Entry], keep_count: bool) {
+        let bytes = acked.iter().map(|e| e.message.size()).sum();
+        self.inner.release_bytes(bytes);
         if !keep_count {
-            inner.count -= acked;
+            self.inner.count -= acked.len();
         }
-        if acked > 0 {
+        if !acked.is_empty() {
             self.wake_one();
         }
     }
