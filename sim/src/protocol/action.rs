@@ -269,8 +269,10 @@ fn store_actions(state: &State, rules: Rules, actions: &mut Vec<Action>) {
         actions.push(Action::BackUp);
     }
     // Between a won create and the look after it, it is as if it came after both. Within a
-    // fold or an adoption it is out of scope: see the limits in docs/store-protocol.md.
-    let looks = state.machines.iter().any(is_looking);
+    // fold, an adoption, a raise or a pass it is out of scope: see the limits in docs/store-protocol.md.
+    let collects = collector.step > 0 || collector.condemned != 0;
+    let raises = state.low_targets.iter().any(|target| *target != 0);
+    let looks = collects || raises || state.machines.iter().any(is_looking);
     if budget.rollbacks > 0 && state.backup.is_some() && !looks {
         actions.push(Action::RollBack);
     }

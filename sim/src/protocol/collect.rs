@@ -21,10 +21,16 @@ pub(crate) fn low_target(state: &State, host: usize, keeps_marks: bool, keeps_ne
     } else {
         head.map_or(1, |head| head as u8 + 1)
     };
-    // A hole means that the store was set back: it must not be hidden.
+    // A hole, or a record that does not follow the one before it, means that the store was set back:
+    // it must not be hidden from the owner.
     let low = state.store.low[host].max(1);
-    let hole = (low..target).find(|position| log[*position as usize].is_absent());
-    target = hole.unwrap_or(target);
+    let follows = |position: &u8| {
+        let (before, record) = (&log[*position as usize - 1], &log[*position as usize]);
+        let commit = record.kind == RecordKind::Commit;
+        !record.is_absent() && (!commit || record.previous == before.digest())
+    };
+    let broken = (low + 1..=target).find(|position| !follows(position));
+    target = broken.map_or(target, |position| target.min(position - 1));
     if !keeps_marks {
         return target;
     }

@@ -215,6 +215,9 @@ impl Step<'_> {
     }
 
     fn meet_fence(&mut self, index: usize, fence: &Record) -> Checked<()> {
+        if !self.follows(index) {
+            return self.stop(index);
+        }
         self.pass(index, fence);
         for volume in 0..VOLUMES {
             let tail = self.machine(index).disk.tails[volume];
@@ -231,17 +234,23 @@ impl Step<'_> {
         Ok(())
     }
 
-    fn check_chain(&mut self, index: usize) -> Checked<()> {
+    /// Whether the record before this position is the one that the host knows.
+    fn follows(&mut self, index: usize) -> bool {
         let disk = self.machine(index).disk;
+        if disk.next == 1 || !self.rules.has(Rule::ChainAfterWin) {
+            return true;
+        }
+        self.get();
+        let before = *self.state.store.record(disk.host, disk.next - 1);
+        // What is below the low mark says nothing; it may be a fence that a taker put too low.
+        let low = self.state.store.low[disk.host as usize];
+        low == 0 || low >= disk.next || before.digest() == disk.previous
+    }
+
+    fn check_chain(&mut self, index: usize) -> Checked<()> {
         let record = self.machine(index).record;
-        if disk.next > 1 && self.rules.has(Rule::ChainAfterWin) {
-            self.get();
-            let before = *self.state.store.record(disk.host, disk.next - 1);
-            // What is below the low mark says nothing; it may be a fence that a taker put too low.
-            let low = self.state.store.low[disk.host as usize];
-            if low < disk.next && before.digest() != record.previous {
-                return self.stop(index);
-            }
+        if !self.follows(index) {
+            return self.stop(index);
         }
         if self.rules.has(Rule::PacksAfterWin) {
             self.get();

@@ -3,7 +3,7 @@
 use super::rules::Rule;
 use super::state::Phase;
 use super::step::Step;
-use super::store::{Predecessor, Record, RecordKind, Root, RootState, length};
+use super::store::{NOBODY, Predecessor, Record, RecordKind, Root, RootState, length};
 
 impl Step<'_> {
     /// Reads the parent's root, and the records of its owner since the mark: a stored prefix.
@@ -16,7 +16,7 @@ impl Step<'_> {
             .root_content(parent, &root)
             .unwrap_or_default();
         let mut packs = root.packs;
-        if root.state == RootState::Open && root.predecessor.is_none() {
+        if root.state == RootState::Open && root.owner != NOBODY {
             self.get();
             let low = self.state.store.low[root.owner as usize];
             let log = self.state.store.logs[root.owner as usize];
@@ -87,6 +87,7 @@ impl Step<'_> {
             state: RootState::Closed,
             epoch: 1,
             lsn: length(&activity.content),
+            fork_lsn: length(&activity.content),
             void: read.void,
             packs: activity.packs,
             origin: parent as u8,
@@ -95,6 +96,7 @@ impl Step<'_> {
         if !self.rules.has(Rule::RootsNamePacks) {
             // The parent's root as it was, with the log that it leans on.
             root.lsn = read.lsn;
+            root.fork_lsn = read.lsn;
             root.packs = read.packs;
             root.predecessor = Some(Predecessor {
                 host: read.owner,

@@ -106,6 +106,8 @@ pub(crate) struct Root {
     pub(crate) packs: u16,
     /// Under which volume records and packs have the data: a fork's parent.
     pub(crate) origin: u8,
+    /// The parent's LSN at which a fork began.
+    pub(crate) fork_lsn: u8,
 }
 
 impl Root {
@@ -122,6 +124,7 @@ impl Root {
         predecessor: None,
         packs: 0,
         origin: 0,
+        fork_lsn: 0,
     };
 
     /// What a conditional update compares: a hash of the bytes, as S3 has it.
@@ -258,11 +261,12 @@ impl Store {
         for index in indexes(root.packs) {
             let contents = self.pack(index)?.contents;
             // What a fork took from its parent is under the parent's name.
-            for held in [contents[root.origin as usize], contents[volume]] {
-                for (value, held) in content.iter_mut().zip(held) {
-                    if held != 0 {
-                        *value = held;
-                    }
+            let (parent, own) = (contents[root.origin as usize], contents[volume]);
+            for (lsn, value) in content.iter_mut().enumerate() {
+                let inherited = lsn < root.fork_lsn as usize && parent[lsn] != 0;
+                let held = if inherited { parent[lsn] } else { own[lsn] };
+                if held != 0 {
+                    *value = held;
                 }
             }
         }

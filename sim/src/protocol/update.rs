@@ -8,7 +8,7 @@ use super::rules::Rule;
 use super::search::Checked;
 use super::state::{Activity, CommitPhase, Phase};
 use super::step::{Outcome, Step};
-use super::store::{Content, NOBODY, Pack, RootState};
+use super::store::{Content, NOBODY, Pack, Root, RootState};
 
 impl Step<'_> {
     /// Folds the records since the mark into the root, as packs.
@@ -205,7 +205,10 @@ impl Step<'_> {
         let known = machine.activities[volume].root;
         let other = root.state != RootState::Open || root.owner != machine.disk.host;
         let ahead = other || root.lsn > tail.stored || root.mark >= machine.disk.next;
-        root.sequence < known.sequence || ahead && self.rules.has(Rule::AheadIsClone)
+        let behind = |what: fn(&Root) -> u8| what(&root) < what(&known);
+        let behind =
+            behind(|root| root.sequence) || behind(|root| root.lsn) || behind(|root| root.mark);
+        behind || ahead && self.rules.has(Rule::AheadIsClone)
     }
 
     /// The owner reads: what its root names, below its own tail.

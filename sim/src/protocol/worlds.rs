@@ -384,11 +384,32 @@ pub(crate) fn bench(records: u8, dirty: usize) -> World {
     world
 }
 
+fn restored_fleet() -> World {
+    let mut world = fleet();
+    world.initial.budget.backups = 1;
+    world.initial.budget.rollbacks = 1;
+    world.initial.budget.unknown = 0;
+    world.initial.budget.late = 0;
+    world.initial.budget.late_updates = 0;
+    world
+}
+
+fn image_fleet() -> World {
+    let mut world = fleet();
+    world.initial.budget.image_clones = 1;
+    world
+}
+
 /// A world for random walks, by name.
 type Fleet = (&'static str, fn() -> World);
 
 /// All of them.
-pub(crate) const FLEETS: &[Fleet] = &[("fleet", fleet), ("cloned-fleet", cloned_fleet)];
+pub(crate) const FLEETS: &[Fleet] = &[
+    ("fleet", fleet),
+    ("cloned-fleet", cloned_fleet),
+    ("restored-fleet", restored_fleet),
+    ("image-fleet", image_fleet),
+];
 
 macro_rules! entry {
     ($name:literal, $kind:ident $build:ident, $settle:literal, $cast:literal, [$(($schedule:literal, $rule:ident)),*]) => {
