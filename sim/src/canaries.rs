@@ -48,6 +48,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "older_store_is_believed",
     "believe_short_journal",
     "no_witness",
+    "upload_begins_at_the_recovery_point",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

@@ -124,4 +124,23 @@ fn write_volumes(text: &mut MetricsText, open: &[Arc<OpenVolume>]) {
         let name = open.info.name.as_str();
         text.sample(&[("volume", name)], open.volume.uploaded_bytes() as f64);
     }
+    text.family(
+        "firn_volume_recovery_point_overdue_seconds",
+        "gauge",
+        "By how much the recovery point is missed; zero while it holds.",
+    );
+    for open in open {
+        let overdue_ms = open.volume.watermarks().overdue_ms;
+        let name = open.info.name.as_str();
+        text.sample(&[("volume", name)], overdue_ms as f64 / 1000.0);
+    }
+    text.family(
+        "firn_volume_damaged_bytes_total",
+        "counter",
+        "Bytes given up because the log could not be read, since the volume was opened.",
+    );
+    for open in open {
+        let name = open.info.name.as_str();
+        text.sample(&[("volume", name)], open.volume.damaged_bytes() as f64);
+    }
 }

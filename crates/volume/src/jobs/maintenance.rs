@@ -8,7 +8,8 @@ use blkmq::io::SECTOR_BYTES;
 use crate::engine::Engine;
 use crate::lock::lock;
 use crate::log::layout::BLOCK_SECTORS;
-use crate::request::tail::Status;
+use crate::request::tail::{Status, Tail};
+use crate::store::recovery_point::Change;
 use crate::units::Now;
 
 /// Interval of the bookkeeping below while something moves: short against what a client notices.
@@ -41,6 +42,28 @@ impl Maintenance {
 /// When the next bookkeeping is due.
 pub(crate) fn next_ns(engine: &Engine, state: &Mutex<Maintenance>) -> u64 {
     lock(state).due_ns(engine)
+}
+
+/// Says once that a volume's recovery point is missed, and by how much it was when it holds again.
+fn observe_recovery_point(engine: &Engine, tail: &Tail, age_ns: u64) {
+    let rpo_ns = engine.options.rpo_ns;
+    let (volume, rpo_ms) = (tail.name(), rpo_ns / 1_000_000);
+    match tail.upload.recovery_point.observe(age_ns, rpo_ns) {
+        Change::None => {}
+        Change::Missed => {
+            let error = tail.upload.last_error().unwrap_or_default();
+            tracing::warn!(
+                volume,
+                rpo_ms,
+                error,
+                "the recovery point is missed: the store does not keep up, or cannot be reached"
+            );
+        }
+        Change::Holds { missed_ns } => {
+            let missed_ms = missed_ns / 1_000_000;
+            tracing::info!(volume, rpo_ms, missed_ms, "the recovery point holds again");
+        }
+    }
 }
 
 /// Does what is due at `now`.
@@ -83,7 +106,13 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
             continue;
         }
         live += 1;
-        let due = oldest.is_some_and(|at| now.mono_ns >= at + engine.options.rpo_ns);
+        let age_ns = oldest.map_or(0, |at| now.mono_ns.saturating_sub(at));
+        observe_recovery_point(engine, tail, age_ns);
+        let begin_at_ns = tail
+            .upload
+            .recovery_point
+            .begin_at_ns(engine.options.rpo_ns);
+        let due = oldest.is_some() && age_ns >= begin_at_ns;
         let large = tail.dirty_sectors() * SECTOR_BYTES > 4 * engine.options.pack_bytes;
         let crowded = pressure >= UPLOAD_AT_PERMILLE || extents > engine.layout.extents_max() / 2;
         if newest > tail.stored() && (due || large || crowded) {

@@ -82,10 +82,14 @@ impl Volume {
         let now = self.engine.jobs.now();
         let (framed, stored) = (self.tail.framed(), self.tail.stored());
         let inner = self.tail.lock();
+        let stored = inner.ages.rung(stored, inner.newest, now);
         Watermarks {
             acked: inner.ages.rung(inner.newest, inner.newest, now),
-            flushed: inner.ages.rung(framed.max(stored), inner.newest, now),
-            stored: inner.ages.rung(stored, inner.newest, now),
+            flushed: inner.ages.rung(framed.max(stored.lsn), inner.newest, now),
+            stored,
+            overdue_ms: stored
+                .age_ms
+                .saturating_sub(self.engine.options.rpo_ns / 1_000_000),
         }
     }
 

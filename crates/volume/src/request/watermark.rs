@@ -23,6 +23,8 @@ pub struct Watermarks {
     pub flushed: Rung,
     /// Survives the loss of the host (S3).
     pub stored: Rung,
+    /// Milliseconds by which the recovery point is missed now; zero while it holds.
+    pub overdue_ms: u64,
 }
 
 /// When which commit was acknowledged, one sample per interval, only for what is not stored yet.

@@ -15,6 +15,7 @@ pub(crate) mod log_reads;
 pub(crate) mod objects;
 pub(crate) mod open;
 pub(crate) mod packing;
+pub(crate) mod recovery_point;
 pub(crate) mod rescue;
 pub(crate) mod roots;
 pub(crate) mod upload;

@@ -44,6 +44,7 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
         if !live {
             return;
         }
+        let begun_ns = engine.jobs.mono_ns();
         let result = upload_once(&engine, &tail).await;
         if let Err(error) = &result {
             abort_upload(&engine, &tail, error);
@@ -53,7 +54,11 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
         upload.changed.wake_all();
         engine.request_reclaim();
         match result {
-            Ok(()) => delay = engine.options.retry_ns,
+            Ok(()) => {
+                delay = engine.options.retry_ns;
+                let took_ns = engine.jobs.mono_ns().saturating_sub(begun_ns);
+                upload.recovery_point.on_uploaded(took_ns);
+            }
             Err(error) if is_final(&error) => return,
             Err(error) => {
                 tracing::warn!(volume = tail.name(), %error, "an upload failed; trying again");

@@ -10,6 +10,7 @@ use crate::error::OpenError;
 use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::object::root::Root;
+use crate::store::recovery_point::RecoveryPoint;
 use crate::units::{Lsn, RootMark};
 
 /// The root as this host last saw or wrote it.
@@ -35,6 +36,7 @@ pub(crate) struct UploadState {
     refusal: Mutex<Option<OpenError>>,
     pub(super) error: Mutex<Option<String>>,
     pub(crate) uploaded_bytes: AtomicU64,
+    pub(crate) recovery_point: RecoveryPoint,
     /// Committed as damaged since the volume was opened.
     pub(crate) damaged_bytes: AtomicU64,
 }

@@ -33,6 +33,8 @@ pub(crate) struct Lasting {
     pub(crate) store_requests: BTreeMap<&'static str, usize>,
     /// Bytes of files read so far.
     pub(crate) bytes_read: u64,
+    /// How long the store takes for each request, in virtual milliseconds.
+    pub(crate) store_ms: u64,
     /// The store does not answer.
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.
@@ -197,6 +199,8 @@ pub(crate) struct World {
     pub(crate) lasting: Lasting,
     pub(crate) now_ns: u64,
     pub(crate) report: RecoveryReport,
+    /// Requests that the store is at work on, and when each is done.
+    at_work: Vec<(u64, RequestId, StoreOp)>,
 }
 
 pub(crate) fn options() -> Options {
@@ -246,6 +250,7 @@ impl World {
             lasting,
             now_ns: 1,
             report: RecoveryReport::default(),
+            at_work: Vec::new(),
         };
         match world.wait(|_| answer.try_take()) {
             Ok(report) => {
@@ -264,6 +269,15 @@ impl World {
     /// Carries everything on until nothing is left to do at this moment.
     pub(crate) fn settle(&mut self) {
         loop {
+            let now_ns = self.now_ns;
+            for (_, id, op) in self
+                .at_work
+                .extract_if(.., |(due, ..)| *due <= now_ns)
+                .collect::<Vec<_>>()
+            {
+                let outcome = Outcome::Store(self.store(op));
+                self.host.complete(id, outcome);
+            }
             let more = self.host.run_jobs();
             let mut requests = self.host.take_requests();
             requests.extend(self.host.take_commit_requests());
@@ -272,6 +286,11 @@ impl World {
             }
             for Request { id, op } in requests {
                 let outcome = match op {
+                    RequestOp::Store(op) if self.lasting.store_ms > 0 => {
+                        let due = self.now_ns + self.lasting.store_ms * 1_000_000;
+                        self.at_work.push((due, id, op));
+                        continue;
+                    }
                     RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
                 };

@@ -1,0 +1,73 @@
+//! The recovery point: what completed at `t` is in the store by `t` plus `--rpo`, while the store keeps
+//! up; where it does not, the watermarks say by how much.
+
+mod support;
+
+use support::{World, options};
+use volume::{Options, Volume};
+
+const MIB: u64 = 1 << 20;
+const RPO_MS: u64 = 30_000;
+
+/// A store that takes a second for each request.
+fn slow_store() -> (World, Volume) {
+    let options = Options {
+        rpo_ns: RPO_MS * 1_000_000,
+        ..options()
+    };
+    let mut world = World::try_start(support::Lasting::default(), options)
+        .unwrap_or_else(|failed| panic!("{}", failed.0));
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.lasting.store_ms = 1000;
+    (world, volume)
+}
+
+#[test]
+fn what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up() {
+    let (mut world, volume) = slow_store();
+    let steps_per_rpo = RPO_MS / 100;
+    // Ten uploads, two of which fold.
+    for step in 0..3000_u64 {
+        world.write(&volume, step % 32 * 8, step as u8, 4096);
+        world.pass(100);
+        // Each step is one commit, and took a tenth of a second.
+        let due = (step + 1).saturating_sub(steps_per_rpo);
+        let marks = volume.watermarks();
+        assert!(
+            marks.stored.lsn.0 >= due,
+            "{} s: stored up to {} of {due}",
+            step / 10,
+            marks.stored.lsn.0
+        );
+        assert_eq!(marks.overdue_ms, 0);
+    }
+    assert!(
+        world.lasting.store_requests["update"] < 30,
+        "and not more often than it must"
+    );
+}
+
+#[test]
+fn the_watermarks_say_by_how_much_the_recovery_point_is_missed() {
+    let (mut world, volume) = slow_store();
+    world.write(&volume, 0, 1, 4096);
+    world.lasting.outage = true;
+    world.pass(RPO_MS);
+    assert!(volume.watermarks().overdue_ms < 200);
+    world.pass(10_000);
+    let overdue_ms = volume.watermarks().overdue_ms;
+    assert!((9_800..10_200).contains(&overdue_ms), "{overdue_ms}");
+    world.lasting.outage = false;
+    world.pass(40_000);
+    assert_eq!(volume.watermarks().overdue_ms, 0);
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[(
+        "upload_begins_at_the_recovery_point",
+        what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up,
+    )]);
+}
