@@ -302,6 +302,25 @@ fn a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahea
 }
 
 #[test]
+fn a_log_that_was_poisoned_before_its_first_session_knows_its_own_volumes() {
+    let lasting = Lasting {
+        good_syncs: 2,
+        failing_syncs: 1,
+        ..Lasting::default()
+    };
+    let failed = World::try_start(lasting, support::options());
+    let (_, lasting) = *failed
+        .err()
+        .expect("the sync of the first checkpoint failed");
+    let mut world = World::start(lasting);
+    assert!(world.host.usage().poisoned);
+    world.create("demo", 64 * MIB);
+    world.open("demo");
+    let mut world = World::start(world.kill());
+    world.open("demo");
+}
+
+#[test]
 fn a_host_that_was_killed_often_still_continues_its_own_tail() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);

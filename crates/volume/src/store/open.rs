@@ -241,6 +241,8 @@ pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) ->
 fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
     canary::active!("copy_continues_the_tail")
         || engine.sessions.is_own(root.session)
+        // A log that was poisoned before its first session has none: nothing is ever written to it.
+        || root.session == engine.sessions.current()
         // The log remembers a bounded number of sessions, and each tail the last root it saw.
         || tails.iter().any(|tail| tail.upload.mark() == root.mark())
 }
