@@ -28,7 +28,7 @@ use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root};
 use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
-use crate::units::{Epoch, VolumeId};
+use crate::units::{Epoch, LogSession, VolumeId};
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,7 +191,7 @@ async fn take_epoch(
                 epoch
             },
             first: newest.max(lsn).next(),
-            session: engine.sessions.current(),
+            session: session_of_open(engine, &head.root, ours),
             owner: Some(Owner {
                 host: engine.host,
                 label: engine.label.clone(),
@@ -241,10 +241,23 @@ pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) ->
 fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
     canary::active!("copy_continues_the_tail")
         || engine.sessions.is_own(root.session)
-        // A log that was poisoned before its first session has none: nothing is ever written to it.
-        || root.session == engine.sessions.current()
+        || (root.session == LogSession::default() && engine.poisoned.load(Ordering::Acquire))
         // The log remembers a bounded number of sessions, and each tail the last root it saw.
         || tails.iter().any(|tail| tail.upload.mark() == root.mark())
+}
+
+/// The session that a root is written in when a volume is opened.
+///
+/// What a poisoned log says of its sessions need not be durable. But nothing is written to it, so its
+/// copies do not part: it goes on as the session that wrote the root, or as none.
+fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
+    if !engine.poisoned.load(Ordering::Acquire) {
+        engine.sessions.current()
+    } else if ours {
+        root.session
+    } else {
+        LogSession::default()
+    }
 }
 
 /// Refuses a volume that another host holds, or a copy of this one.
