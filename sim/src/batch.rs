@@ -44,6 +44,8 @@ pub struct Report {
     pub answered: u64,
     /// Recovered images judged.
     pub settled: u64,
+    /// The longest that a FLUSH waited, in virtual time.
+    pub flush_ns: u64,
     /// Virtual time.
     pub virtual_ns: u64,
     /// Faults that took effect.
@@ -118,6 +120,7 @@ impl Report {
         self.events += outcome.events;
         self.answered += outcome.answered;
         self.settled += outcome.settled;
+        self.flush_ns = self.flush_ns.max(outcome.flush_ns);
         self.virtual_ns += outcome.virtual_ns;
         self.faults.add(&outcome.faults);
         let failed = outcome.violation.is_some();

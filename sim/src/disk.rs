@@ -8,7 +8,7 @@
 //! that the engine promises to check. It must never decide when something completes: the world
 //! does, by calling [`SimDisk::finish`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -24,6 +24,9 @@ mod tests;
 
 /// Bytes in a sector.
 pub const SECTOR: usize = 512;
+
+/// Sectors of a block that becomes unreadable.
+const BLOCK: u64 = 8;
 
 /// The byte that fills what was never written; no engine may take it for zeroes.
 pub const POISON: u8 = 0xa5;
@@ -94,6 +97,8 @@ pub struct DiskFaults {
     pub full: u32,
     /// A read fails.
     pub read_eio: u32,
+    /// A write of a client's payload leaves a block that can never be read again.
+    pub unreadable: u32,
     /// A sync fails and marks the pages clean.
     pub sync_fail: u32,
     /// An engine's write lands elsewhere.
@@ -162,6 +167,8 @@ pub struct SimDisk {
     next_io: u64,
     completed: u64,
     rng: Rng,
+    /// Blocks that cannot be read, by file, whatever is written there.
+    unreadable: BTreeSet<(u16, u64)>,
     /// Fault rates; the world sets them to zero to heal.
     pub faults: DiskFaults,
     corruptible: Corruptible,
@@ -218,6 +225,7 @@ impl SimDisk {
             next_io: 0,
             completed: 0,
             rng,
+            unreadable: BTreeSet::new(),
             faults,
             corruptible,
             counts: FaultCounts::default(),
@@ -278,6 +286,10 @@ impl SimDisk {
             return Err(IoError::Eio);
         }
         let range = sectors(offset, len);
+        if self.is_unreadable(file, &range) {
+            self.counts.count(Fault::Unreadable);
+            return Err(IoError::Eio);
+        }
         let exposed = self.corruptible.covers(file, &range);
         if exposed {
             self.maybe_flip_bit(file, range.clone());
@@ -302,6 +314,11 @@ impl SimDisk {
             }
         }
         Ok(bytes)
+    }
+
+    fn is_unreadable(&self, file: u16, range: &Range<u64>) -> bool {
+        let blocks = (file, range.start / BLOCK)..(file, range.end.div_ceil(BLOCK));
+        !self.unreadable.is_empty() && self.unreadable.range(blocks).next().is_some()
     }
 
     /// Flips one bit for good, in the durable and the visible copy alike.
@@ -361,6 +378,11 @@ impl SimDisk {
         }
         self.completed += 1;
         held.apply_write(self.completed, offset, &data, origin);
+        if origin == Origin::Client && self.rng.draw_rate(self.faults.unreadable) {
+            let range = sectors(offset, total);
+            let bad = range.start + self.rng.below(range.end - range.start);
+            self.unreadable.insert((file, bad / BLOCK));
+        }
         result.map(|()| Vec::new())
     }
 

@@ -194,7 +194,8 @@ fn print_report(report: &Report, elapsed: Duration) {
     let seconds = elapsed.as_secs_f64();
     println!(
         "{} seeds in {seconds:.0} s ({:.1}/s), {} of them twice with equal digests; {} events, \
-         {} requests answered, {} recovered images judged, {:.1} virtual hours; faults:",
+         {} requests answered, {} recovered images judged, {:.1} virtual hours, \
+         {:.0} ms the longest FLUSH; faults:",
         report.seeds,
         report.seeds as f64 / seconds,
         report.repeated,
@@ -202,6 +203,7 @@ fn print_report(report: &Report, elapsed: Duration) {
         report.answered,
         report.settled,
         report.virtual_ns as f64 / 3.6e12,
+        report.flush_ns as f64 / 1e6,
     );
     print!("{}", report.faults);
 }

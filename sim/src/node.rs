@@ -186,14 +186,17 @@ impl Node {
         self.open.remove(&volume);
     }
 
-    /// Drops what is kept for rescue, so that its log space is free again. True if there was any.
-    pub fn drop_rescue_tails(&mut self) -> bool {
-        let tails = self.host.unserved_tails();
-        let rescue: Vec<_> = tails.iter().filter(|tail| tail.rescue).collect();
-        for tail in &rescue {
-            self.dropping.push((0, self.host.drop_tail(tail.id, false)));
+    /// Drops what is kept for rescue, so that its log space is free again, and what waits for volumes
+    /// that are `unwanted` here. True if there was any.
+    pub fn drop_tails(&mut self, unwanted: &[&str]) -> bool {
+        let mut tails = self.host.unserved_tails();
+        tails.retain(|tail| tail.rescue || unwanted.contains(&tail.volume.as_str()));
+        for tail in &tails {
+            let waiting_too = !tail.rescue;
+            let answer = self.host.drop_tail(tail.id, waiting_too);
+            self.dropping.push((0, answer));
         }
-        !rescue.is_empty()
+        !tails.is_empty()
     }
 
     /// Deletes a volume; ends with [`NodeEvent::Deleted`], which carries `token`.
@@ -404,6 +407,16 @@ pub fn call(op: StoreOp) -> Call {
         }
         StoreOp::Delete { key } => Call::Delete { key },
         StoreOp::List { prefix } => Call::List { prefix },
+    }
+}
+
+/// Bytes that the engine computed on to put them into the store.
+pub fn stored_bytes(request: &Request) -> u64 {
+    match &request.op {
+        RequestOp::Store(
+            StoreOp::Put { data, .. } | StoreOp::Create { data, .. } | StoreOp::Update { data, .. },
+        ) => data.len() as u64,
+        _ => 0,
     }
 }
 

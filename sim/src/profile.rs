@@ -76,6 +76,12 @@ pub struct Fleet {
 pub struct Profile {
     /// Hosts on the one store.
     pub hosts: u64,
+    /// Devices outlive their server, and issue again what was in flight.
+    pub reissue: bool,
+    /// A share of all store requests fails, and goes on to do so when the clients are done.
+    pub partial_failures: bool,
+    /// What a KiB costs the job thread, in virtual time.
+    pub compute_ns: u64,
     /// What befalls them, if there are several.
     pub fleet: Fleet,
     /// Volumes.
@@ -122,7 +128,7 @@ pub struct Profile {
 }
 
 /// Cache directories are cloned.
-const CLONES: bool = false;
+const CLONES: bool = true;
 
 const MS: u64 = 1_000_000;
 
@@ -201,6 +207,9 @@ impl Profile {
         let disk_ns = *rng.pick(&[20_000, 100_000, 2 * MS]);
         let mut profile = Profile {
             hosts: 1,
+            reissue: false,
+            partial_failures: false,
+            compute_ns: 0,
             fleet: Fleet::default(),
             volumes: *rng.pick(&[1, 1, 2, 3]),
             sectors,
@@ -239,7 +248,24 @@ impl Profile {
         };
         // Drawn last, so that worlds of one host stay what they were.
         profile.draw_fleet(rng);
+        profile.reissue = rng.coin();
+        if rng.below(6) == 0 {
+            profile.disk.unreadable = *rng.pick(&[10, 50, 200]);
+        }
+        profile.draw_partial_failures(rng);
+        profile.compute_ns = *rng.pick(&[0, 0, 20_000, MS]);
         profile
+    }
+
+    /// Some worlds have a store of which a share of all requests fails, as long as clients work.
+    fn draw_partial_failures(&mut self, rng: &mut Rng) {
+        if rng.below(6) == 0 {
+            let rate = *rng.pick(&[100, 500, 1000, 2000]);
+            self.partial_failures = true;
+            self.store.unavailable = rate;
+            self.store.unknown = rate;
+            self.store.get_failed = rate;
+        }
     }
 
     /// A third of the worlds has several hosts.
@@ -264,10 +290,13 @@ impl Profile {
     /// Whether a client may be told of an I/O error in this world.
     pub fn errors_allowed(&self) -> bool {
         let d = &self.disk;
-        let disk = [d.write_eio, d.write_short, d.full, d.read_eio, d.sync_fail];
+        let writes = [d.write_eio, d.write_short, d.full, d.sync_fail];
+        let reads = [d.read_eio, d.unreadable];
         let silent = [d.misdirect, d.rot, d.stale];
         let store = [self.store.get_corrupt, self.store.get_truncated];
-        disk.iter()
+        writes
+            .iter()
+            .chain(&reads)
             .chain(&silent)
             .chain(&store)
             .any(|rate| *rate > 0)

@@ -21,6 +21,7 @@ use crate::transport::{ReqId, Transport};
 
 mod clients;
 mod crash;
+mod devices;
 mod fleet;
 mod fork;
 mod io;
@@ -30,6 +31,7 @@ mod machine;
 mod outcome;
 mod plan;
 mod run;
+mod scan;
 
 use line::Line;
 use machine::Machine;
@@ -83,6 +85,8 @@ enum ProcessEvent {
     ScriptsEnd,
     /// The next try to bring an attachment up.
     Retry { attachment: usize },
+    /// A device issues a request again.
+    Reissue { attachment: usize, req: u64 },
     /// The next try of deleting a name and creating it again.
     Recreate { line: usize },
 }
@@ -138,6 +142,8 @@ struct Attachment {
     image: Vec<u8>,
     scan_left: u64,
     unread: BTreeSet<u64>,
+    /// What its device will issue again.
+    pending: BTreeMap<ReqId, clients::IssuedRequest>,
     /// A sync to the store is wanted before the end.
     synced: bool,
 }
@@ -182,6 +188,8 @@ pub struct World {
     answered: u64,
     errors: u64,
     settled: u64,
+    /// The longest that a FLUSH waited.
+    flush_ns: u64,
 }
 
 impl std::fmt::Debug for World {
@@ -246,6 +254,7 @@ impl World {
             answered: 0,
             errors: 0,
             settled: 0,
+            flush_ns: 0,
             profile,
         };
         world.draw_crash();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sim::batch::{self, Batch};
 use sim::exhaustive;
 use sim::faults::Fault;
-use sim::profile::Profile;
+use sim::profile::{Fleet, Profile};
 use sim::world::{Watch, World};
 
 const SEEDS: u64 = 12;
@@ -72,4 +72,45 @@ fn single_operations_survive_a_crash_after_every_event() {
     let report = exhaustive::crashes(1, Duration::from_secs(30), 2, || {});
     assert_eq!(report.failure, None);
     assert!(report.worlds > 50, "{report:?}");
+}
+
+#[test]
+fn a_request_issued_again_takes_effect_again_and_nothing_else_does() {
+    let (mut reissued, mut over) = (0, 0);
+    for seed in 1..=6 {
+        let mut profile = Profile::draw(seed);
+        (profile.hosts, profile.reissue) = (1, true);
+        (profile.crash_every, profile.crash_weights) = (300, [1, 0, 0]);
+        (profile.depth, profile.disk_ns) = (16, 100_000);
+        profile.actions = profile.actions.min(400);
+        let outcome = World::with(seed, profile, Watch::default()).run();
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        reissued += outcome.faults.of(Fault::Reissued);
+        over += outcome.faults.of(Fault::ReissuedOverCompleted);
+    }
+    assert!(reissued > 0, "nothing was in flight at any crash");
+    assert!(over > 0, "none came over a completed one");
+}
+
+#[test]
+fn hosts_that_share_a_store_keep_one_line_of_commits() {
+    let mut taken = 0;
+    for seed in 1..=6 {
+        let mut profile = Profile::draw(seed);
+        profile.hosts = 2;
+        profile.actions = profile.actions.min(300);
+        profile.fleet = Fleet {
+            operate_ns: 20_000_000,
+            pause: 1000,
+            pause_ns: 100_000_000,
+            clone: 200,
+            take_over: 8000,
+            close: 3000,
+            recreate: 5000,
+        };
+        let outcome = World::with(seed, profile, Watch::default()).run();
+        assert_eq!(outcome.violation, None, "seed {seed}");
+        taken += outcome.faults.of(Fault::TakeOver);
+    }
+    assert!(taken > 0);
 }

@@ -34,6 +34,9 @@ const MS: u64 = 1_000_000;
 fn profile() -> Profile {
     Profile {
         hosts: 1,
+        reissue: false,
+        partial_failures: false,
+        compute_ns: 0,
         fleet: Fleet::default(),
         volumes: 1,
         sectors: 32,

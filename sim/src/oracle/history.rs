@@ -153,6 +153,17 @@ impl History {
         self.len
     }
 
+    /// Whether `write`, were it to take effect in this range now, would do so a second time and hide a
+    /// completed write that took effect after its first.
+    pub fn hides_completed(&self, range: Range<u64>, write: u64) -> bool {
+        range.into_iter().any(|sector| {
+            let versions = &self.versions[sector as usize];
+            let first = versions.iter().position(|(_, v)| *v == Value::Write(write));
+            let after = first.map_or(&[][..], |first| &versions[first + 1..]);
+            after.iter().any(|(k, _)| *k <= self.acked)
+        })
+    }
+
     /// The client of the commit at `position` was told that it is complete.
     pub fn complete(&mut self, position: u64) {
         self.acked = self.acked.max(position);

@@ -1,12 +1,10 @@
 //! The clients of a world: what they ask, and what is concluded from the answers.
 
-use std::ops::Range;
-
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 
 use super::{Attachment, AttachmentPhase, Event, Phase, ProcessEvent, World};
-use crate::disk::SECTOR;
+use crate::faults::Fault;
 use crate::oracle::history::{History, ReadWindow, Value};
 use crate::oracle::stamp::Stamp;
 use crate::profile::Profile;
@@ -15,8 +13,11 @@ use crate::trace::Violation;
 use crate::transport::{ReqId, TransportEvent};
 use crate::workload::{self, Action, Generator, Shape, op_range};
 
-/// Times that a failed scan read is tried again before its sectors count as unreadable.
-const SCAN_TRIES: u32 = 20;
+/// The longest wait of a FLUSH, in typical disk operations: two rounds and a checkpoint, of which each
+/// sync may be eighty times slower than a typical write.
+const FLUSH_DISK_TIMES: u64 = 2000;
+/// And in typical wakings.
+const FLUSH_WAKES: u64 = 200;
 
 /// A client: its generator and what it has in flight.
 pub(super) struct Client {
@@ -56,7 +57,7 @@ impl Generator for Mute {
 
 /// Who issued a request.
 #[derive(Clone, Copy, Debug)]
-enum By {
+pub(super) enum By {
     Client(usize),
     /// The scan after a recovery; so many tries so far.
     Scan(u32),
@@ -66,14 +67,25 @@ enum By {
 #[derive(Clone, Debug)]
 pub(super) struct IssuedRequest {
     pub(super) attachment: usize,
-    by: By,
+    pub(super) by: By,
     pub(super) op: Op,
     /// Commits when it was issued.
-    commits: u64,
+    pub(super) commits: u64,
     /// Commits acknowledged when it was issued: what a flush covers.
-    acked: u64,
+    pub(super) acked: u64,
     /// Where in the history it took effect.
-    position: Option<u64>,
+    pub(super) position: Option<u64>,
+    /// Stamped on what it writes: the process it was issued to first.
+    pub(super) generation: u64,
+    /// The device issues it again: its first server died.
+    pub(super) is_reissued: bool,
+    pub(super) issued_at: u64,
+}
+
+impl IssuedRequest {
+    fn is_of(&self, nth: usize) -> bool {
+        matches!(self.by, By::Client(client) if client == nth)
+    }
 }
 
 impl Attachment {
@@ -103,6 +115,7 @@ impl Attachment {
             clients: (0..profile.clients).map(client).collect(),
             image: Vec::new(),
             scan_left: 0,
+            pending: Default::default(),
             unread: Default::default(),
             synced: false,
         }
@@ -115,6 +128,7 @@ impl Attachment {
             transport: None,
             clients: self.clients.iter().map(Client::copy).collect(),
             image: Vec::new(),
+            pending: Default::default(),
             unread: Default::default(),
             ..*self
         }
@@ -124,8 +138,9 @@ impl Attachment {
     pub(super) fn forget_process(&mut self) {
         self.phase = AttachmentPhase::Down;
         self.transport = None;
-        for client in &mut self.clients {
-            client.in_flight = 0;
+        for (nth, client) in self.clients.iter_mut().enumerate() {
+            let kept = self.pending.values();
+            client.in_flight = kept.filter(|kept| kept.is_of(nth)).count();
             client.draining = false;
             client.armed = false;
         }
@@ -198,70 +213,57 @@ impl World {
         let id = ReqId(self.next_req);
         self.next_req += 1;
         self.attachments[attachment].clients[client].in_flight += 1;
-        let mut payload = Vec::new();
-        if let Op::Write { .. } = op {
-            for sector in op_range(&op) {
-                let stamp = Stamp {
-                    volume: self.attachments[attachment].number,
-                    sector,
-                    client: client as u64,
-                    write: id.0,
-                    generation: self.machines[self.attachments[attachment].machine].process,
-                };
-                stamp.write_to(&mut payload);
-            }
-            self.attachments[attachment]
-                .history
-                .issue(id.0, op_range(&op));
-        }
-        self.send(id, attachment, By::Client(client), op, payload);
-    }
-
-    fn send(&mut self, id: ReqId, attachment: usize, by: By, op: Op, payload: Vec<u8>) {
-        let history = &self.attachments[attachment].history;
+        let here = &self.attachments[attachment];
+        let generation = self.machines[here.machine].process;
         let issued = IssuedRequest {
             attachment,
-            by,
+            by: By::Client(client),
             op,
-            commits: history.len(),
-            acked: history.acked(),
+            commits: here.history.len(),
+            acked: here.history.acked(),
             position: None,
+            generation,
+            is_reissued: false,
+            issued_at: self.now,
         };
+        if let Op::Write { .. } = op {
+            let history = &mut self.attachments[attachment].history;
+            history.issue(id.0, op_range(&op));
+        }
+        self.send(id, issued);
+    }
+
+    /// The bytes of a write: they depend on nothing that changes.
+    fn payload(&self, id: ReqId, issued: &IssuedRequest) -> Vec<u8> {
+        let mut payload = Vec::new();
+        let (Op::Write { .. }, By::Client(client)) = (issued.op, issued.by) else {
+            return payload;
+        };
+        for sector in op_range(&issued.op) {
+            let stamp = Stamp {
+                volume: self.attachments[issued.attachment].number,
+                sector,
+                client: client as u64,
+                write: id.0,
+                generation: issued.generation,
+            };
+            stamp.write_to(&mut payload);
+        }
+        payload
+    }
+
+    pub(super) fn send(&mut self, id: ReqId, issued: IssuedRequest) {
+        let attachment = issued.attachment;
         self.trace.record(&[3, id.0, attachment as u64]);
         self.trace.log(self.now, || {
+            let (by, op) = (issued.by, issued.op);
             format!("v{attachment} request {} {by:?} {op:?}", id.0)
         });
+        let (op, payload) = (issued.op, self.payload(id, &issued));
         self.requests.insert(id, issued);
         if let Some(transport) = &mut self.attachments[attachment].transport {
             transport.start(id, op, payload);
         }
-    }
-
-    /// Begins to read a volume's whole image back.
-    pub(super) fn start_scan(&mut self, attachment: usize) {
-        let sectors = self.profile.sectors;
-        let state = &mut self.attachments[attachment];
-        state.phase = AttachmentPhase::Scanning;
-        state.image = vec![0; sectors as usize * SECTOR];
-        state.unread.clear();
-        state.scan_left = sectors;
-        let mut at = 0;
-        while at < sectors {
-            let len = (8 * self.chance.within(1, 16)).min(sectors - at);
-            self.scan(attachment, at..at + len, 0);
-            at += len;
-        }
-    }
-
-    pub(super) fn scan(&mut self, attachment: usize, range: Range<u64>, tries: u32) {
-        let id = ReqId(self.next_req);
-        self.next_req += 1;
-        let sectors = u32::try_from(range.end - range.start).expect("drawn small");
-        let op = Op::Read {
-            sector: range.start,
-            sectors,
-        };
-        self.send(id, attachment, By::Scan(tries), op, Vec::new());
     }
 
     /// Concludes from what a transport saw.
@@ -283,6 +285,9 @@ impl World {
                     return Err(Violation::new("S7 fenced", detail));
                 }
                 let history = &mut here.history;
+                if issued.is_reissued && history.hides_completed(op_range(&issued.op), id.0) {
+                    self.faults.count(Fault::ReissuedOverCompleted);
+                }
                 let position = history.commit(op_range(&issued.op), value);
                 issued.position = Some(position);
                 self.trace.record(&[1, id.0, position]);
@@ -351,6 +356,9 @@ impl World {
         result: Result<Vec<u8>, ErrorKind>,
     ) -> Result<(), Violation> {
         let Ok(bytes) = result else { return Ok(()) };
+        if issued.op == Op::Flush {
+            self.judge_wait(issued)?;
+        }
         let history = &mut self.attachments[issued.attachment].history;
         let mut write = |fua: bool| {
             let Some(position) = issued.position else {
@@ -382,74 +390,30 @@ impl World {
         }
     }
 
-    fn on_scanned(
-        &mut self,
-        issued: &IssuedRequest,
-        result: Result<Vec<u8>, ErrorKind>,
-        tries: u32,
-    ) -> Result<(), Violation> {
-        let range = op_range(&issued.op);
-        let attachment = issued.attachment;
-        let state = &mut self.attachments[attachment];
-        match result {
-            Ok(bytes) => {
-                let at = range.start as usize * SECTOR;
-                state.image[at..at + bytes.len()].copy_from_slice(&bytes);
-            }
-            Err(_) if tries < SCAN_TRIES && state.phase == AttachmentPhase::Scanning => {
-                // The engine remembers a failed fetch for a while: try again after that.
-                let (machine, sector) = (state.machine, range.start);
-                let sectors = range.end - range.start;
-                let rescan = ProcessEvent::Rescan {
-                    attachment,
-                    sector,
-                    sectors,
-                    tries: tries + 1,
-                };
-                self.at_process(machine, 200_000_000, rescan);
-                return Ok(());
-            }
-            Err(_) => state.unread.extend(range.clone()),
-        }
-        state.scan_left -= range.end - range.start;
-        if state.scan_left > 0 || state.phase != AttachmentPhase::Scanning {
+    /// A FLUSH waits for the disk alone: not for the store, and not for what is being computed.
+    fn judge_wait(&mut self, issued: &IssuedRequest) -> Result<(), Violation> {
+        let machine = &self.machines[self.attachments[issued.attachment].machine];
+        if machine.paused_until > issued.issued_at {
             return Ok(());
         }
-        self.scan_complete(attachment)
-    }
-
-    fn scan_complete(&mut self, attachment: usize) -> Result<(), Violation> {
-        let state = &mut self.attachments[attachment];
-        let image = std::mem::take(&mut state.image);
-        let unread = std::mem::take(&mut state.unread);
-        let (before, acked) = (state.history.len(), state.history.acked());
-        let (found, own) = self.settle(attachment, &image, &unread)?;
-        let state = &mut self.attachments[attachment];
-        state.history.prune();
-        let there = &self.machines[state.machine];
-        let name = &self.lines[state.line].name;
-        let silent = own && there.ring_gone && !there.disk.has_corrupted() && found < acked;
-        if silent && !there.rings_reported.contains(name) {
-            let detail = format!(
-                "the rings vanished, {} acknowledged commits of volume {name} with them, and \
-                 recovery did not say so",
-                acked - found
-            );
-            return Err(Violation::new("S1 silent loss", detail));
+        let waited = self.now - issued.issued_at;
+        self.flush_ns = self.flush_ns.max(waited);
+        let bound = FLUSH_DISK_TIMES * self.profile.disk_ns + FLUSH_WAKES * self.profile.wake_ns;
+        if waited <= bound {
+            return Ok(());
         }
-        self.settled += 1;
-        self.trace.record(&[4, attachment as u64, found]);
-        self.trace.record_bytes(&image);
-        self.trace.log(self.now, || {
-            format!("v{attachment} recovered: prefix {found} of {before}")
-        });
-        self.serve(attachment);
-        Ok(())
+        let detail = format!(
+            "a FLUSH took {} us, where a disk operation takes {} us",
+            waited / 1000,
+            self.profile.disk_ns / 1000
+        );
+        Err(Violation::new("longest wait of a FLUSH", detail))
     }
 
     /// The volume's clients may begin.
     pub(super) fn serve(&mut self, attachment: usize) {
         self.attachments[attachment].phase = AttachmentPhase::Serving;
+        self.reissue_all(attachment);
         for client in 0..self.attachments[attachment].clients.len() {
             let think = self.latency(self.profile.think_ns);
             self.arm(attachment, client, think);

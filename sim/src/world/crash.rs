@@ -65,6 +65,7 @@ impl World {
         self.trace
             .log(self.now, || format!("m{machine} process crash"));
         self.machines[machine].rings.detach();
+        self.keep_in_flight(machine);
         self.kill_process(machine);
         let there = &mut self.machines[machine];
         there.disk.process_crash();
@@ -91,6 +92,7 @@ impl World {
             format!("m{machine} host crash, {:?}", self.profile.cut)
         });
         self.machines[machine].rings.detach();
+        self.forget_devices(machine);
         self.kill_process(machine);
         self.boots += 1;
         let there = &mut self.machines[machine];
@@ -111,6 +113,7 @@ impl World {
     pub(super) fn host_loss(&mut self, machine: usize) {
         self.count(Fault::HostLoss);
         self.trace.log(self.now, || format!("m{machine} host loss"));
+        self.forget_devices(machine);
         self.kill_process(machine);
         let rng = Rng::stream(self.seed, &format!("disk {}", self.disks));
         self.disks += 1;
@@ -126,7 +129,7 @@ impl World {
         (there.ring_gone, there.went_down) = (false, true);
         there.take_over = single || self.phase == Phase::LastOpen;
         there.failed_boots = 0;
-        there.is_clone = false;
+        (there.is_clone, there.is_poisoned) = (false, false);
         if self.is_single() {
             self.record_loss(machine, Loss::Cache);
         } else {
@@ -134,6 +137,13 @@ impl World {
         }
         self.format_disk(machine);
         self.restart(machine);
+    }
+
+    fn forget_devices(&mut self, machine: usize) {
+        let attachments = self.attachments.iter_mut();
+        for attachment in attachments.filter(|at| at.machine == machine) {
+            attachment.forget_device();
+        }
     }
 
     pub(super) fn restart(&mut self, machine: usize) {

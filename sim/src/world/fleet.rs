@@ -80,11 +80,19 @@ impl World {
     }
 
     fn drop_rescue_tails(&mut self, machines: Range<usize>) {
-        for machine in &mut self.machines[machines] {
+        for at in machines {
+            let here = self.attachments.iter();
+            let here = here.filter(|attachment| attachment.machine == at && !attachment.wanted);
+            let unwanted: Vec<&str> = match self.phase {
+                Phase::Heal => here.map(|at| self.lines[at.line].name.as_str()).collect(),
+                // It may be attached here again.
+                _ => Vec::new(),
+            };
+            let machine = &mut self.machines[at];
             let Some(node) = machine.node.as_mut().filter(|_| machine.is_up) else {
                 continue;
             };
-            if node.drop_rescue_tails() {
+            if node.drop_tails(&unwanted) {
                 self.faults.count(Fault::RescueDropped);
             }
         }
@@ -189,6 +197,7 @@ impl World {
             self.keep_branch(attachment);
             let here = &mut self.attachments[attachment];
             here.wanted = false;
+            here.forget_device();
             here.number = NO_VOLUME;
             here.history = History::new(NO_VOLUME, self.profile.sectors);
         }
@@ -359,6 +368,7 @@ impl World {
         let here = &mut self.attachments[attachment];
         if here.phase != AttachmentPhase::Closing {
             here.phase = AttachmentPhase::Fenced;
+            here.fail_pending();
         }
     }
 

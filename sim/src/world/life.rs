@@ -121,6 +121,7 @@ impl World {
             // made up. Judged only now, for the disk lies mostly when recovery reads it.
             self.record_loss(machine, Loss::Cache);
         }
+        self.machines[machine].is_poisoned |= report.poisoned;
         if report.poisoned {
             // A sync failed: only what frames covered before that is served (R10).
             self.record_loss(machine, Loss::Host);
@@ -178,6 +179,12 @@ impl World {
                 }
                 Ok(())
             }
+            // A log whose sync failed may have lost what it knew of its own sessions: it is for the
+            // operator to say that the volume is this host's.
+            Failure::Held { .. } if self.is_single() && self.machines[machine].is_poisoned => {
+                self.host_loss(machine);
+                Ok(())
+            }
             // Somebody else has it, or it was deleted: the operator may think again.
             Failure::Held { .. }
             | Failure::NoSuchVolume(_)
@@ -186,6 +193,7 @@ impl World {
                 if !self.is_single() && self.phase != Phase::LastOpen =>
             {
                 self.attachments[attachment].wanted = false;
+                self.attachments[attachment].forget_device();
                 Ok(())
             }
             Failure::Store(_) => {
@@ -300,7 +308,10 @@ impl World {
         self.phase = Phase::Heal;
         self.healed_at = self.now;
         self.store.outage = false;
-        self.store.faults = StoreFaults::default();
+        // A share of the requests may fail for ever: everything must be stored all the same.
+        if !self.profile.partial_failures {
+            self.store.faults = StoreFaults::default();
+        }
         for machine in &mut self.machines {
             machine.disk.faults = DiskFaults::default();
         }

@@ -23,11 +23,15 @@ pub(super) struct Machine {
     /// Which process runs here, or will next: unique in the world.
     pub(super) process: u64,
     pub(super) jobs_due: bool,
+    /// Until when the job thread computes.
+    pub(super) computes_until: u64,
     pub(super) tick_at: Option<u64>,
     /// Its server has recovered its log.
     pub(super) is_up: bool,
     /// Its cache directory was copied from another's.
     pub(super) is_clone: bool,
+    /// A sync of its log failed once.
+    pub(super) is_poisoned: bool,
     /// Nothing happens here before.
     pub(super) paused_until: u64,
     /// How far its clocks are ahead of the world's.
@@ -56,9 +60,11 @@ impl Machine {
             node: None,
             process,
             jobs_due: false,
+            computes_until: 0,
             tick_at: None,
             is_up: false,
             is_clone: false,
+            is_poisoned: false,
             paused_until: 0,
             clock_ns: 0,
             take_over: false,
@@ -93,6 +99,7 @@ impl Machine {
         self.is_up = false;
         self.paused_until = 0;
         self.jobs_due = false;
+        self.computes_until = 0;
         self.tick_at = None;
         self.forget_io();
     }

@@ -21,6 +21,8 @@ pub struct Outcome {
     pub errors: u64,
     /// Recovered images judged.
     pub settled: u64,
+    /// The longest that a FLUSH waited, in virtual time.
+    pub flush_ns: u64,
     /// Faults that took effect.
     pub faults: FaultCounts,
     /// What was violated, if anything.
@@ -42,6 +44,7 @@ impl Outcome {
             answered: 0,
             errors: 0,
             settled: 0,
+            flush_ns: 0,
             faults: FaultCounts::default(),
             violation: Some(violation),
             tail: Vec::new(),

@@ -8,7 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::outcome::Outcome;
 use super::{Event, Phase, ProcessEvent, World};
-use crate::node::Node;
+use crate::faults::Fault;
+use crate::node::{self, Node, Request};
 use crate::panics::panic_violation;
 use crate::trace::Violation;
 use crate::transport::{ReqId, Transport};
@@ -83,6 +84,7 @@ impl World {
             answered: self.answered,
             errors: self.errors,
             settled: self.settled,
+            flush_ns: self.flush_ns,
             faults: self.faults.clone(),
             violation,
             tail,
@@ -211,6 +213,7 @@ impl World {
             } => self.scan(attachment, sector..sector + sectors, tries),
             ProcessEvent::ScriptsEnd => self.end_scripts(),
             ProcessEvent::Retry { attachment } => self.bring_up(attachment),
+            ProcessEvent::Reissue { attachment, req } => self.reissue(attachment, ReqId(req)),
             ProcessEvent::Recreate { line } => self.on_recreate(line),
         }
     }
@@ -238,7 +241,8 @@ impl World {
             let ready = there.node.as_ref().is_some_and(Node::jobs_ready);
             if ready && !there.jobs_due {
                 self.machines[machine].jobs_due = true;
-                let delay = self.wake_delay();
+                let computes = self.machines[machine].computes_until;
+                let delay = self.wake_delay().max(computes.saturating_sub(self.now));
                 self.at_process(machine, delay, ProcessEvent::Jobs);
             }
             self.schedule_tick(machine);
@@ -260,9 +264,20 @@ impl World {
         let requests = requests.map(Node::take_requests).unwrap_or_default();
         busy |= !requests.is_empty();
         for request in requests {
+            self.charge(machine, &request);
             self.submit(machine, request);
         }
         Ok(busy)
+    }
+
+    /// What the job thread compressed and checksummed for this request keeps it from the next.
+    fn charge(&mut self, machine: usize, request: &Request) {
+        let cost = node::stored_bytes(request) * self.profile.compute_ns >> 10;
+        if cost > 0 {
+            self.faults.count(Fault::Computing);
+            let there = &mut self.machines[machine];
+            there.computes_until = there.computes_until.max(self.now) + cost;
+        }
     }
 
     fn liveness_violation(&self, why: &str) -> Violation {
