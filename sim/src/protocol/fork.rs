@@ -93,7 +93,7 @@ impl Step<'_> {
             origin: parent as u8,
             ..Root::ABSENT
         };
-        if !self.rules.has(Rule::RootsNamePacks) {
+        if !self.rules.has(Rule::RootsNamePacks) && read.owner != NOBODY {
             // The parent's root as it was, with the log that it leans on.
             root.lsn = read.lsn;
             root.fork_lsn = read.lsn;
