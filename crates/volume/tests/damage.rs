@@ -64,7 +64,7 @@ fn with_unreadable_block() -> (World, Volume) {
     }
     world.flush(&volume);
     let bad = place_of(&volume, 5 * 8);
-    world.lasting.unreadable = vec![bad..bad + 4096];
+    world.lasting.unreadable.push(bad..bad + 4096);
     (world, volume)
 }
 
@@ -139,7 +139,7 @@ fn a_read_of_the_log_that_fails_for_a_while_gives_nothing_up() {
     assert_eq!(volume.damaged_bytes(), 0);
     // A disk that answers nothing at all is waited for.
     world.write(&volume, 0, 99, 4096);
-    world.lasting.unreadable = vec![0..u64::MAX];
+    world.lasting.unreadable.push(0..u64::MAX);
     let answer = world.host.sync(&volume);
     world.pass(60_000);
     assert!(answer.try_take().is_none(), "nothing is stored meanwhile");

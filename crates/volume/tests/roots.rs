@@ -6,7 +6,7 @@
 mod support;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::Op;
+use blkmq::io::{FileId, Op};
 use support::{Lasting, World};
 use volume::object::root::{Owner, Root};
 use volume::object::root_key;
@@ -317,6 +317,29 @@ fn a_log_that_was_poisoned_before_its_first_session_knows_its_own_volumes() {
     world.create("demo", 64 * MIB);
     world.open("demo");
     let mut world = World::start(world.kill());
+    world.open("demo");
+}
+
+#[test]
+fn a_volume_opened_on_a_poisoned_log_is_its_own_though_the_log_lost_its_last_session() {
+    let mut lasting = World::new().kill();
+    let before = lasting.files[&FileId::LOG].clone();
+    // The checkpoint of this recovery is written and never durable; the next start still reads it.
+    lasting.failing_syncs = 1;
+    let failed = World::try_start(lasting, support::options());
+    let (_, lasting) = *failed.err().expect("a sync of the recovery failed");
+    let mut world = World::start(lasting);
+    world.create("demo", 64 * MIB);
+    world.open("demo");
+    // Power is lost: of the log only the mark is as it was.
+    let mut lasting = world.kill();
+    let log = lasting.files.get_mut(&FileId::LOG).expect("the log");
+    log.truncate(8192);
+    log.extend_from_slice(&before[8192..]);
+    lasting.boot += 1;
+    lasting.rings.lose_all();
+    let mut world = World::start(lasting);
+    assert!(world.host.usage().poisoned);
     world.open("demo");
 }
 

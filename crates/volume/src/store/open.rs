@@ -222,7 +222,7 @@ async fn take_epoch(
 /// the cache directory has the same host id, and a tail that parts from this one where it was copied.
 pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
     let owner = root.owner.as_ref();
-    if !owner.is_some_and(|owner| owner.host == engine.host) {
+    if owner.is_none_or(|owner| owner.host != engine.host) {
         return false;
     }
     let is_own = was_written_here(engine, root, tails);
