@@ -135,7 +135,8 @@ impl fmt::Display for OpenError {
             }
             OpenError::Poisoned => f.write_str(
                 "a sync of the log failed: writes are refused, reads go on; what was flushed is \
-                 still uploaded. Replace the disk and start with a new cache directory",
+                 still uploaded. Restart the server on this cache directory, detach each volume, which \
+                 brings that to the store, then start with a new --cache on a good disk",
             ),
         }
     }

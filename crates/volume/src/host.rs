@@ -364,7 +364,7 @@ async fn start_engine(
     drawn.copy_from_slice(&hash("log session")[..8]);
     let sessions = if found.poisoned {
         // Nothing is written to it any more, so it has no new one.
-        found.sessions.clone()
+        found.sessions.clone().of_poisoned_log()
     } else {
         let drawn = u64::from_le_bytes(drawn);
         found.sessions.begin(drawn, boot, found.has_read_rings)

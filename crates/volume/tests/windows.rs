@@ -214,6 +214,44 @@ fn a_flush_waits_for_the_syncs_of_segment_headers_and_fails_if_one_of_them_fails
 }
 
 #[test]
+fn what_a_poisoned_log_has_durable_is_brought_to_the_store_and_given_back_for_a_new_log() {
+    let mut world = World::new();
+    world.create("demo", GIB);
+    let volume = world.open("demo");
+    for block in 0..20 {
+        world.write(&volume, block * 8, block as u8 + 1, 4096);
+    }
+    world.flush(&volume);
+    world.write(&volume, 0, 99, 4096);
+    world.lasting.failing_syncs = 1;
+    assert!(world.request(&volume, Op::Flush, &mut []).is_err());
+    // A restart on the same log: it has what frames cover, and closing brings that to the store.
+    let mut world = World::start(world.kill());
+    assert!(world.report.poisoned);
+    let volume = world.open("demo");
+    let answer = world.host.close_volume(&volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+    // A new log of another size; nobody holds the volume, so nothing is taken over.
+    let lasting = Lasting {
+        objects: world.kill().objects,
+        versions: 100_000,
+        ..Lasting::default()
+    };
+    let options = Options {
+        log_bytes: 8 << 20,
+        cache_bytes: 2 << 20,
+        ..options()
+    };
+    let mut world = World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0));
+    let volume = world.try_open("demo", false).expect("it was given back");
+    for block in 0..20 {
+        assert_eq!(world.read_fill(&volume, block * 8, 4096), block as u8 + 1);
+    }
+    world.write(&volume, 0, 7, 4096);
+    world.flush(&volume);
+}
+
+#[test]
 fn a_superblock_whose_sync_failed_is_written_again_before_anything_rests_on_it() {
     let lasting = Lasting {
         good_syncs: 1,

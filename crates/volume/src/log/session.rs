@@ -35,9 +35,21 @@ pub(crate) struct Sessions {
     /// The newest one found every ring of the one before that it looked for: those hold nothing that
     /// the log does not.
     has_read_rings: bool,
+    /// The log is poisoned: nothing is recorded in it any more, and what can be read of its newest
+    /// session may not be durable.
+    poisoned: bool,
 }
 
 impl Sessions {
+    /// The same of a poisoned log: all servers on it share the session with number zero, since none
+    /// can record one of its own.
+    pub(crate) fn of_poisoned_log(self) -> Sessions {
+        Sessions {
+            poisoned: true,
+            ..self
+        }
+    }
+
     /// The next session, which is to be made durable in the log before it serves.
     pub(crate) fn begin(&self, drawn: u64, boot: Boot, has_read_rings: bool) -> Sessions {
         let mut next = self.clone();
@@ -50,11 +62,16 @@ impl Sessions {
             drawn: next.drawn,
             boot,
             has_read_rings,
+            poisoned: false,
         }
     }
 
-    /// The newest session: that of this server, once it serves. Number zero before the first.
+    /// The newest session: that of this server, once it serves. Number zero before the first, and on a
+    /// poisoned log.
     pub(crate) fn current(&self) -> LogSession {
+        if self.poisoned {
+            return LogSession::default();
+        }
         LogSession {
             number: self.newest,
             random: self.drawn.last().copied().unwrap_or(0),
@@ -64,9 +81,8 @@ impl Sessions {
     /// Whether this log had that session; of those more than [`HISTORY_MAX`] starts ago it does not
     /// know. A copy of the log has all sessions up to the copy in common with it, and none after.
     pub(crate) fn is_own(&self, session: LogSession) -> bool {
-        if session == self.current() {
-            // Also that of a log which was poisoned before its first session was durable.
-            return true;
+        if session == LogSession::default() {
+            return self.poisoned;
         }
         let Some(back) = self.newest.checked_sub(session.number) else {
             return false;
@@ -110,6 +126,7 @@ impl Sessions {
             drawn,
             boot,
             has_read_rings,
+            poisoned: false,
         }))
     }
 }
@@ -131,10 +148,16 @@ mod tests {
         assert!(!one.is_own(two.current()) && !two.is_own(one.current()));
         assert!(!one.is_own(two.begin(23, BOOT, true).current()));
         assert!(!one.is_own(LogSession::default()));
-        assert!(
-            Sessions::default().is_own(Sessions::default().current()),
-            "of a poisoned log"
-        );
+        assert!(!Sessions::default().is_own(Sessions::default().current()));
+    }
+
+    #[test]
+    fn servers_on_a_poisoned_log_share_a_session_that_no_other_log_has() {
+        let log = Sessions::default().begin(11, BOOT, false);
+        let poisoned = log.clone().of_poisoned_log();
+        assert!(poisoned.is_own(poisoned.current()) && poisoned.is_own(log.current()));
+        assert!(!log.is_own(poisoned.current()));
+        assert!(!poisoned.is_own(log.begin(12, BOOT, true).current()));
     }
 
     #[test]
