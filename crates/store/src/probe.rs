@@ -168,8 +168,16 @@ async fn test_versions(store: &dyn Store, scratch: &str) -> Result<bool> {
 
 /// Several conditional writes at once: does exactly one win, and does its content stand?
 async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result<bool> {
+    // No update may write what the create wrote: a version made from the content alone would come
+    // back, and a second winner be in the right.
+    let what = if version.is_some() {
+        "update"
+    } else {
+        "create"
+    };
+    let content_of = |n: usize| text(&format!("{what} {n}"));
     let attempts = (0..RACERS).map(|n| async move {
-        let bytes = text(&format!("racer {n}"));
+        let bytes = content_of(n);
         match version {
             Some(version) => store.update(key, bytes, version).await,
             None => store.create(key, bytes).await,
@@ -192,7 +200,7 @@ async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result
         return Ok(false);
     }
     let (content, _) = store.get(key).await?;
-    let stands = |n: usize| content == text(&format!("racer {n}"));
+    let stands = |n: usize| content == content_of(n);
     match winners.as_slice() {
         [winner] => Ok(stands(*winner)),
         // One whose answer was lost has won, or nobody can be said to have.

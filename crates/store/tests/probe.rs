@@ -1,0 +1,97 @@
+//! The probe on stores that are right, and on ones that are subtly wrong.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use store::{Error, Kind, Op, Result, Store, Version, probe};
+
+/// A store whose versions are taken from the content alone, as S3's ETags are.
+#[derive(Debug, Default)]
+struct ContentVersions {
+    objects: Mutex<BTreeMap<String, Bytes>>,
+    /// If-Match on a missing key is taken for a create, as a MinIO of before 2025-09 did.
+    updates_missing: bool,
+}
+
+fn version(bytes: &Bytes) -> Version {
+    Version(String::from_utf8_lossy(bytes).into_owned())
+}
+
+fn fail(kind: Kind, op: Op) -> Error {
+    Error::new(kind, op, "k", "as planned")
+}
+
+#[async_trait]
+impl Store for ContentVersions {
+    async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
+        let objects = self.objects.lock().unwrap();
+        let bytes = objects.get(key).ok_or(fail(Kind::NotFound, Op::Get))?;
+        Ok((bytes.clone(), version(bytes)))
+    }
+
+    async fn get_range(&self, key: &str, _: u64, _: u64) -> Result<Bytes> {
+        Ok(self.get(key).await?.0)
+    }
+
+    async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        let version = version(&bytes);
+        self.objects.lock().unwrap().insert(key.to_owned(), bytes);
+        Ok(version)
+    }
+
+    async fn create(&self, key: &str, bytes: Bytes) -> Result<Version> {
+        if self.objects.lock().unwrap().contains_key(key) {
+            return Err(fail(Kind::PreconditionFailed, Op::Create));
+        }
+        self.put(key, bytes).await
+    }
+
+    async fn update(&self, key: &str, bytes: Bytes, expected: &Version) -> Result<Version> {
+        let found = self.objects.lock().unwrap().get(key).map(version);
+        match found {
+            Some(found) if found == *expected => self.put(key, bytes).await,
+            None if self.updates_missing => self.put(key, bytes).await,
+            None => Err(fail(Kind::NotFound, Op::Update)),
+            Some(_) => Err(fail(Kind::PreconditionFailed, Op::Update)),
+        }
+    }
+
+    async fn delete(&self, key: &str) -> Result<()> {
+        self.objects.lock().unwrap().remove(key);
+        Ok(())
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<(String, u64)>> {
+        let objects = self.objects.lock().unwrap();
+        let found = objects.keys().filter(|key| key.starts_with(prefix));
+        Ok(found.map(|key| (key.clone(), 0)).collect())
+    }
+
+    fn name(&self) -> String {
+        "content versions".to_owned()
+    }
+}
+
+#[tokio::test]
+async fn versions_that_come_from_the_content_alone_do_not_fool_the_probe() {
+    let store = ContentVersions::default();
+    let report = probe(&store, false).await.unwrap();
+    assert!(report.can_fence() && !report.fresh_versions, "{report:?}");
+    assert_eq!(store.list("").await.unwrap(), [], "cleaned up");
+}
+
+#[tokio::test]
+async fn a_store_that_replaces_what_was_deleted_is_refused() {
+    let store = ContentVersions {
+        updates_missing: true,
+        ..ContentVersions::default()
+    };
+    let error = probe(&store, false).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    assert!(error.to_string().contains("missing key"), "{error}");
+    assert_eq!(store.list("").await.unwrap(), [], "cleaned up");
+}
