@@ -7,6 +7,7 @@ mod bench;
 mod canaries;
 mod fuzz;
 mod lane;
+mod minio;
 mod models;
 mod process;
 mod sim;
@@ -38,6 +39,8 @@ enum Command {
     Canaries(canaries::Arguments),
     /// Fuzz the decoders
     Fuzz(fuzz::Arguments),
+    /// Build MinIO, a real S3 server for tests, unless the cache has it, and say where it is
+    Minio(minio::Arguments),
     /// Run what proves the multi-queue core: loom, shuttle, planted bugs, ten million random steps
     Models(models::Arguments),
     /// Run all tests, or some: says what it runs, and ends with a summary
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Canaries(arguments) => canaries::run(&arguments),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
+        Command::Minio(arguments) => minio::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),

@@ -185,7 +185,7 @@ fn on_hardware(cache: &Path, machine: &Machine, icount: bool) -> bool {
 
 /// Where kernels and tools are kept: FIRN_VM_CACHE, else `firn/vm` in the user's cache, so that
 /// all clones on a machine share them, else `.cache/vm` here.
-fn cache() -> PathBuf {
+pub(crate) fn cache() -> PathBuf {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     if let Some(chosen) = set("FIRN_VM_CACHE") {
         return workspace::root().join(chosen);

@@ -112,6 +112,9 @@ fn classify_refusal(
             false,
             "the range is not inside the object; read its size with list first",
         ),
+        (_, "XMinioServerNotInitialized") => {
+            (Kind::Unavailable, false, "the store is still starting")
+        }
         (429, _) => (Kind::Unavailable, true, "the store asks for fewer requests"),
         (503 | 509, _) | (_, "RequestTimeout" | "SlowDown") => {
             (uncertain, true, "the store has too much to do")

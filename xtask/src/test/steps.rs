@@ -6,18 +6,21 @@ use std::time::Duration;
 use super::count::Counts;
 use super::step::{Kind, Output, Step, test_programs};
 use super::{guest, packages};
-use crate::{fuzz, models, process, sim, tidy, workspace};
+use crate::{fuzz, minio, models, process, sim, tidy, workspace};
 
 /// Test programs of the binary that drive whole servers.
 const END_TO_END: &str = "crates/firn/tests";
 /// End-to-end tests with a step of their own.
 const ROUNDS: [&str; 2] = ["kill_rounds", "ext4"];
+/// Test programs that need a MinIO begin with this.
+const MINIO: &str = "minio";
 
 /// All steps. What is built for the tests comes first, so that the background has work beside the
 /// long builds of the others.
 pub(super) fn all() -> Vec<Step> {
     let mut steps = fast_steps();
     steps.extend(test_steps());
+    steps.push(minio_step());
     steps.push(guest::step());
     steps.push(soak_step());
     steps.extend(round_steps());
@@ -85,12 +88,43 @@ fn test_steps() -> Vec<Step> {
             run: Box::new(|_| {
                 let mut names = test_programs(&workspace::root().join(END_TO_END));
                 names.retain(|name| {
-                    !ROUNDS.contains(&name.as_str()) && !name.starts_with(guest::PREFIX)
+                    !ROUNDS.contains(&name.as_str())
+                        && !name.starts_with(guest::PREFIX)
+                        && !name.starts_with(MINIO)
                 });
                 Kind::Commands(vec![end_to_end(&names, 1)])
             }),
         },
     ]
+}
+
+fn minio_step() -> Step {
+    Step {
+        name: "minio",
+        what: "the store on MinIO, which is built first where it is missing",
+        quick: false,
+        background: true,
+        output: Output::Tests,
+        limit: minutes(25),
+        run: Box::new(|_| {
+            let myself = match std::env::current_exe() {
+                Ok(myself) if minio::is_available() => myself,
+                _ => {
+                    return Kind::Inside(Counts {
+                        skipped: vec!["tests with MinIO: go is not installed".to_owned()],
+                        ..Counts::default()
+                    });
+                }
+            };
+            let mut build = Command::new(myself);
+            build.arg("minio");
+            let mut tests = workspace_tests();
+            tests.args(["--test", "minio"]);
+            tests.args(["--", "--show-output"]);
+            minio::set_environment(&mut tests);
+            Kind::Commands(vec![build, tests])
+        }),
+    }
 }
 
 fn round_steps() -> Vec<Step> {
@@ -314,7 +348,7 @@ fn crate_tests() -> Command {
     for name in directories
         .iter()
         .flat_map(|directory| test_programs(directory))
-        .filter(|name| !name.starts_with(guest::PREFIX))
+        .filter(|name| !name.starts_with(guest::PREFIX) && !name.starts_with(MINIO))
     {
         command.args(["--test", &name]);
     }
