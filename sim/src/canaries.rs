@@ -49,6 +49,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "believe_short_journal",
     "no_witness",
     "upload_begins_at_the_recovery_point",
+    "log_is_read_one_place_at_a_time",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

@@ -9,12 +9,16 @@ use blkmq::io::{FileId, SECTOR_BYTES};
 use crate::driver::DiskError;
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::jobs::join_all;
 use crate::log::layout::{BLOCK_BYTES, BLOCK_SECTORS};
 use crate::map::layers::LogAddr;
 use crate::units::Span;
 
 /// The longest read of the log.
 const READ_BYTES: u64 = 1 << 20;
+/// Reads in flight. The writes of volumes that write at the same time alternate in the log, so most
+/// reads are as short as a write: one after the other they take longer than all the rest.
+const READS_AT_ONCE: usize = 16;
 /// How often a block that cannot be read is tried again before it is given up, with pauses that
 /// double.
 const RETRIES: u32 = 4;
@@ -37,7 +41,53 @@ pub(crate) async fn read_log(
     order.sort_by_key(|i| places[*i].1);
     let mut contents = vec![Content::default(); places.len()];
     let mut failed = Vec::new();
-    let mut rest = order.as_slice();
+    let at_once = if canary::active!("log_is_read_one_place_at_a_time") {
+        1
+    } else {
+        READS_AT_ONCE
+    };
+    for runs in runs_of(places, &order).chunks(at_once) {
+        let reads = runs.iter().map(|run| {
+            let (offset, len) = (run.first * SECTOR_BYTES, run.sectors * SECTOR_BYTES);
+            Box::pin(engine.port.read(FileId::LOG, offset, len as usize))
+        });
+        for (run, data) in runs.iter().zip(join_all(reads.collect()).await) {
+            for &i in run.places {
+                match &data {
+                    Ok(data) => {
+                        let at = ((places[i].1.sector() - run.first) * SECTOR_BYTES) as usize;
+                        contents[i].bytes = data[at..at + places[i].0.bytes() as usize].to_vec();
+                    }
+                    Err(error) if canary::active!("unreadable_block_stops_uploads") => {
+                        return Err(OpenError::Disk(error.0.clone()));
+                    }
+                    Err(_) => {
+                        contents[i].bytes = vec![0; places[i].0.bytes() as usize];
+                        failed.extend(blocks_of(i, places[i]));
+                    }
+                }
+            }
+        }
+    }
+    if !failed.is_empty() {
+        isolate(engine, failed, &mut contents).await?;
+    }
+    Ok(contents)
+}
+
+/// Neighbours in the log that one read brings.
+struct Run<'a> {
+    /// First sector, of a whole block.
+    first: u64,
+    /// Sectors, whole blocks.
+    sectors: u64,
+    places: &'a [usize],
+}
+
+/// The reads of places in log order: whole blocks, neighbours in one.
+fn runs_of<'a>(places: &[(Span, LogAddr)], order: &'a [usize]) -> Vec<Run<'a>> {
+    let mut runs = Vec::new();
+    let mut rest = order;
     while let Some((&first, _)) = rest.split_first() {
         let start = places[first].1.sector() / BLOCK_SECTORS * BLOCK_SECTORS;
         let end = |i: usize| places[i].1.sector() + places[i].0.sectors();
@@ -51,32 +101,15 @@ pub(crate) async fn read_log(
             until = until.max(end(next));
             count += 1;
         }
-        let len = (until.next_multiple_of(BLOCK_SECTORS) - start) * SECTOR_BYTES;
-        let data = engine
-            .port
-            .read(FileId::LOG, start * SECTOR_BYTES, len as usize)
-            .await;
-        for &i in &rest[..count] {
-            match &data {
-                Ok(data) => {
-                    let at = ((places[i].1.sector() - start) * SECTOR_BYTES) as usize;
-                    contents[i].bytes = data[at..at + places[i].0.bytes() as usize].to_vec();
-                }
-                Err(error) if canary::active!("unreadable_block_stops_uploads") => {
-                    return Err(OpenError::Disk(error.0.clone()));
-                }
-                Err(_) => {
-                    contents[i].bytes = vec![0; places[i].0.bytes() as usize];
-                    failed.extend(blocks_of(i, places[i]));
-                }
-            }
-        }
-        rest = &rest[count..];
+        let (places, others) = rest.split_at(count);
+        runs.push(Run {
+            first: start,
+            sectors: until.next_multiple_of(BLOCK_SECTORS) - start,
+            places,
+        });
+        rest = others;
     }
-    if !failed.is_empty() {
-        isolate(engine, failed, &mut contents).await?;
-    }
-    Ok(contents)
+    runs
 }
 
 /// The part of a place that lies in one block of the log.

@@ -404,7 +404,7 @@ impl World {
         data[offset as usize..end].copy_from_slice(bytes);
     }
 
-    fn store(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
+    pub(crate) fn store(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
         if self.lasting.outage {
             return Err(StoreError::Unavailable("the store is down".into()));
         }

@@ -1,0 +1,117 @@
+//! A server that is killed again and again, each time before all that its log held is in the store.
+//!
+//! A life ends after so many round trips to disk and store: what is judged does not depend on how
+//! fast they are. With `--cfg canary` each of these tests also runs with the bug that it is there for.
+
+mod support;
+
+use blkmq::io::{Backend, Op, Step};
+use support::{Lasting, World, waker};
+use volume::Volume;
+use volume::driver::{Outcome, Request, RequestOp};
+use volume::units::Now;
+
+const MIB: u64 = 1 << 20;
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+const WRITE_BYTES: u64 = 32 << 10;
+
+/// Writes these sectors; false if that has to wait.
+fn try_write(volume: &Volume, sector: u64, bytes: u64) -> bool {
+    let op = Op::Write {
+        sector,
+        sectors: (bytes / 512) as u32,
+        fua: false,
+    };
+    match volume.begin(&op, &waker()) {
+        Step::Write(plan) => {
+            let done = volume.written(plan, Ok(()), &waker());
+            assert!(matches!(done, Step::Done(Ok(()))));
+            true
+        }
+        Step::Park(_) => false,
+        other => panic!("there is no error here: {other:?}"),
+    }
+}
+
+/// Writes the next of the volume's places.
+fn try_write_next(volume: &Volume, number: u64) -> bool {
+    let places = 16 * MIB / WRITE_BYTES;
+    try_write(volume, number % places * WRITE_BYTES / 512, WRITE_BYTES)
+}
+
+/// While the store is away, "c" writes more than its share of the log, until it is kept from the
+/// rest of it, and "a" a block after each of its writes: no two of them are neighbours in the log.
+/// Then the server is killed.
+fn log_that_one_volume_fills() -> Lasting {
+    let mut world = World::new();
+    let volumes = NAMES.map(|name| {
+        world.create(name, 64 * MIB);
+        world.open(name)
+    });
+    world.lasting.outage = true;
+    let mut number = 0;
+    while try_write_next(&volumes[2], number) {
+        assert!(try_write(&volumes[0], 0, 4096), "a is below its share");
+        number += 1;
+        world.pass(10);
+    }
+    assert!(number > 60, "it holds more than its share: {number}");
+    world.flush(&volumes[2]);
+    world.lasting.outage = false;
+    world.kill()
+}
+
+/// One life of so many round trips once its volumes are open; how much each volume has written in
+/// it.
+fn live(lasting: Lasting, round_trips: usize) -> (Lasting, [u64; 4]) {
+    let mut world = World::start(lasting);
+    let volumes = NAMES.map(|name| world.open(name));
+    let mut written = [0; 4];
+    for _ in 0..round_trips {
+        for (volume, written) in volumes.iter().zip(&mut written) {
+            *written += u64::from(try_write_next(volume, *written));
+        }
+        world.now_ns += 10_000_000;
+        world.host.tick(Now {
+            mono_ns: world.now_ns,
+            unix_ms: 0,
+        });
+        let _ = world.host.run_jobs();
+        let mut requests = world.host.take_requests();
+        requests.extend(world.host.take_commit_requests());
+        for Request { id, op } in requests {
+            let outcome = match op {
+                RequestOp::Disk(op) => Outcome::Disk(world.disk(op)),
+                RequestOp::Store(op) => Outcome::Store(world.store(op)),
+            };
+            world.host.complete(id, outcome);
+        }
+    }
+    (world.kill(), written)
+}
+
+#[test]
+fn every_volume_writes_within_any_two_lives_of_a_few_round_trips() {
+    let mut lasting = log_that_one_volume_fills();
+    let mut lives = Vec::new();
+    for _ in 0..12 {
+        let (left, written) = live(lasting, 40);
+        lasting = left;
+        lives.push(written);
+    }
+    for two in lives.windows(2) {
+        for (volume, name) in NAMES.iter().enumerate() {
+            let written = two[0][volume] + two[1][volume];
+            assert!(written > 0, "{name} wrote nothing in two lives: {lives:?}");
+        }
+    }
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[(
+        "log_is_read_one_place_at_a_time",
+        every_volume_writes_within_any_two_lives_of_a_few_round_trips,
+    )]);
+}
