@@ -14,8 +14,8 @@ use super::driver;
 use super::figures::Figures;
 use ublk::sys;
 
-/// No step takes longer on a healthy guest, however slow the emulator.
-pub const DEADLINE: Duration = Duration::from_secs(90);
+/// No step takes longer on a healthy guest, however slow the emulator and however busy its host.
+pub const DEADLINE: Duration = Duration::from_secs(240);
 
 /// How much of the table runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
