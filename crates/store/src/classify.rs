@@ -49,92 +49,103 @@ fn not_connected(store: &str, why: &str) -> String {
     format!("cannot connect to {store}: {remedy} ({why})")
 }
 
-/// Kind, whether the store has too much to do, and the message.
+/// Kind, whether the store has too much to do, and what helps.
+type Verdict = (Kind, bool, &'static str);
+
 fn classify_refusal(
     op: Op,
     store: &str,
     refusal: &Refusal,
     uncertain: Kind,
 ) -> (Kind, bool, String) {
-    let (kind, overload, remedy) = match (refusal.status, refusal.code.as_str()) {
-        (_, "NoSuchBucket" | "ContainerNotFound" | "ContainerBeingDeleted") => (
+    let (kind, overload, remedy) = classify_code(&refusal.code, uncertain)
+        .unwrap_or_else(|| classify_status(op, refusal.status, uncertain));
+    (kind, overload, describe(store, refusal, remedy))
+}
+
+/// What the service's own code decides, whatever its status.
+fn classify_code(code: &str, uncertain: Kind) -> Option<Verdict> {
+    Some(match code {
+        "NoSuchBucket" | "ContainerNotFound" | "ContainerBeingDeleted" => (
             Kind::NoBucket,
             false,
             "there is no such bucket; create it, or correct its name in the URL",
         ),
-        (_, "RequestTimeTooSkewed") => (
+        "RequestTimeTooSkewed" => (
             Kind::Denied,
             false,
             "this machine's clock is wrong; set it (for example with chrony)",
         ),
-        (_, "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidSecurity") => (
+        "InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidSecurity" => (
             Kind::Denied,
             false,
             "the store does not know the access key, or the secret key is wrong",
         ),
-        (_, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired") => (
+        "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" => (
             Kind::Denied,
             false,
             "the credentials have expired; renew them",
         ),
-        (301 | 307 | 308, _)
-        | (_, "AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraint") => {
-            (
-                Kind::Invalid,
-                false,
-                "the bucket is in another region; name it with region=REGION in the URL, or \
-                 AWS_REGION",
-            )
+        "AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraint" => {
+            (Kind::Invalid, false, OTHER_REGION)
         }
-        (401 | 403, _) => (
-            Kind::Denied,
-            false,
-            "the store refuses the credentials; check the key and the bucket's policy",
-        ),
-        (404, _) => (Kind::NotFound, false, "there is no such object"),
-        (409, "ConditionalRequestConflict" | "OperationAborted") => (
+        "ConditionalRequestConflict" | "OperationAborted" => (
             Kind::Unavailable,
             false,
             "another conditional request was under way; this one was not applied",
         ),
-        (304 | 409 | 412, _) if op.writes() => (
-            Kind::PreconditionFailed,
-            false,
-            "another writer changed the object first; read it again",
-        ),
-        (405 | 501, _) => (
-            Kind::Unsupported,
-            false,
-            "the store does not offer this operation; use one with conditional PUT (If-Match)",
-        ),
-        (416, _) => (
-            Kind::Invalid,
-            false,
-            "the range is not inside the object; read its size with list first",
-        ),
-        (_, "XMinioServerNotInitialized") => {
-            (Kind::Unavailable, false, "the store is still starting")
-        }
-        (429, _) => (Kind::Unavailable, true, "the store asks for fewer requests"),
-        (503 | 509, _) | (_, "RequestTimeout" | "SlowDown") => {
-            (uncertain, true, "the store has too much to do")
-        }
-        (507, _) | (_, "XMinioStorageFull" | "QuotaExceeded") => {
+        "XMinioServerNotInitialized" => (Kind::Unavailable, false, "the store is still starting"),
+        "RequestTimeout" | "SlowDown" => (uncertain, true, TOO_MUCH_TO_DO),
+        "XMinioStorageFull" | "QuotaExceeded" => {
             (uncertain, false, "the store is full; give it space")
         }
-        (_, "BadDigest" | "XAmzContentChecksumMismatch" | "InvalidDigest" | "IncompleteBody") => (
+        "BadDigest" | "XAmzContentChecksumMismatch" | "InvalidDigest" | "IncompleteBody" => (
             Kind::Unavailable,
             false,
             "the bytes that arrived are not those that were sent, so nothing was stored",
         ),
-        (400..=407 | 410..=499, _) => (Kind::Invalid, false, "the store refuses the request"),
+        _ => return None,
+    })
+}
+
+const OTHER_REGION: &str =
+    "the bucket is in another region; name it with region=REGION in the URL, or AWS_REGION";
+const TOO_MUCH_TO_DO: &str = "the store has too much to do";
+
+fn classify_status(op: Op, status: u16, uncertain: Kind) -> Verdict {
+    match status {
+        301 | 307 | 308 => (Kind::Invalid, false, OTHER_REGION),
+        401 | 403 => (
+            Kind::Denied,
+            false,
+            "the store refuses the credentials; check the key and the bucket's policy",
+        ),
+        404 => (Kind::NotFound, false, "there is no such object"),
+        304 | 409 | 412 if op.writes() => (
+            Kind::PreconditionFailed,
+            false,
+            "another writer changed the object first; read it again",
+        ),
+        405 | 501 => (
+            Kind::Unsupported,
+            false,
+            "the store does not offer this operation; use one with conditional PUT (If-Match)",
+        ),
+        416 => (
+            Kind::Invalid,
+            false,
+            "the range is not inside the object; read its size with list first",
+        ),
+        408 | 503 | 509 => (uncertain, true, TOO_MUCH_TO_DO),
+        429 => (Kind::Unavailable, true, "the store asks for fewer requests"),
+        507 => (uncertain, false, "the store is full; give it space"),
+        400..=499 => (Kind::Invalid, false, "the store refuses the request"),
         _ => (
             uncertain,
             false,
             "the store failed; look at its health and its log",
         ),
-    };
-    (kind, overload, describe(store, refusal, remedy))
+    }
 }
 
 fn describe(store: &str, refusal: &Refusal, remedy: &str) -> String {

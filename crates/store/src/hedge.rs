@@ -90,12 +90,8 @@ impl Latencies {
 }
 
 fn size_class(len: u64) -> usize {
-    match len {
-        ..=0x1_0000 => 0,
-        ..=0x10_0000 => 1,
-        ..=0x80_0000 => 2,
-        _ => 3,
-    }
+    const BOUNDS: [u64; SIZE_CLASSES - 2] = [64 << 10, 1 << 20, 8 << 20];
+    BOUNDS.iter().filter(|bound| len > **bound).count()
 }
 
 /// The class of reads of whole objects, whose size is not known before.

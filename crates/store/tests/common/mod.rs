@@ -221,7 +221,7 @@ fn exchange(mut client: TcpStream, upstream: SocketAddr, told: &AtomicU8) -> std
 /// A whole request, told to close its connection afterwards.
 fn read_request(client: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    let mut block = [0; 65536];
+    let mut block = vec![0; 65536];
     loop {
         let head_end = bytes.windows(4).position(|four| four == b"\r\n\r\n");
         if let Some(end) = head_end {
