@@ -9,7 +9,7 @@ use sim::batch::{self, Batch};
 use sim::exhaustive;
 
 /// Canaries that what clients see must give away: they are hunted without the invariants.
-const SEEN_BY_CLIENTS: [&str; 14] = [
+const SEEN_BY_CLIENTS: [&str; 18] = [
     "ack_before_ring_entry",
     "lsn_at_plan",
     "per_ring_frames",
@@ -24,6 +24,10 @@ const SEEN_BY_CLIENTS: [&str; 14] = [
     "trust_ring_after_reboot",
     "believe_stale_rings",
     "fetch_over_newer_write",
+    "foreign_root_of_equal_epoch",
+    "copy_continues_the_tail",
+    "unreadable_block_stops_uploads",
+    "unreadable_block_is_zeroes",
 ];
 
 /// Canaries that an invariant must see, for no client may notice them for long.
@@ -38,13 +42,9 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 /// `--cfg canary`.
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
-    "foreign_root_of_equal_epoch",
     "missing_root_is_a_fence",
-    "unreadable_block_stops_uploads",
-    "unreadable_block_is_zeroes",
     "lost_pack_keeps_volume_closed",
     "slices_of_one_epoch",
-    "copy_continues_the_tail",
     "older_store_is_believed",
     "believe_short_journal",
     "no_witness",
