@@ -1,10 +1,13 @@
 //! Owns what outlives a server on its machine: devices, which keep what their clients wait for and issue
 //! it again to the next server (docs/adr/0015-requests-issued-again.md).
 
+use blkmq::io::Op;
+
 use super::clients::By;
 use super::{Attachment, ProcessEvent, World};
 use crate::faults::Fault;
 use crate::transport::ReqId;
+use crate::workload::op_range;
 
 impl Attachment {
     /// What the device was to issue again fails.
@@ -71,6 +74,10 @@ impl World {
         issued.commits = issued.commits.min(here.history.len());
         issued.acked = issued.acked.min(here.history.acked());
         issued.position = None;
+        if let Op::Write { .. } = issued.op {
+            // The volume may have come back on another branch.
+            here.history.issue(req.0, op_range(&issued.op));
+        }
         issued.is_reissued = true;
         issued.issued_at = self.now;
         self.count(Fault::Reissued);

@@ -346,7 +346,8 @@ impl World {
     /// A recreation's creation ended. False: this was another's.
     pub(super) fn on_recreated(&mut self, attachment: usize, result: &Result<(), Failure>) -> bool {
         let line = self.attachments[attachment].line;
-        if self.lines[line].recreation.is_none() {
+        let first = self.attachments[attachment].phase == AttachmentPhase::Creating;
+        if first || self.lines[line].recreation.is_none() {
             return false;
         }
         match result {
