@@ -281,6 +281,7 @@ impl World {
         let Some(node) = &mut self.machines[machine].node else {
             return;
         };
+        self.lines[line].may_be_deleted = true;
         let name = &self.lines[line].name;
         if recreation.deleted {
             let (bytes, block) = (self.profile.sectors * 512, self.profile.block * 512);
@@ -353,6 +354,7 @@ impl World {
         match result {
             Ok(()) | Err(Failure::Exists(_)) => {
                 self.lines[line].recreation = None;
+                self.lines[line].may_be_deleted = false;
                 let here = &self.attachments[attachment];
                 if here.phase == AttachmentPhase::Down && !here.wanted {
                     self.attachments[attachment].wanted = true;

@@ -179,6 +179,12 @@ impl World {
                 }
                 Ok(())
             }
+            // A deletion whose answer was lost took effect after all.
+            Failure::NoSuchVolume(_) if self.lines[line].may_be_deleted => {
+                here.wanted = false;
+                here.forget_device();
+                Ok(())
+            }
             // A log whose sync failed may have lost what it knew of its own sessions: it is for the
             // operator to say that the volume is this host's.
             Failure::Held { .. } if self.is_single() && self.machines[machine].is_poisoned => {

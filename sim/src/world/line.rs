@@ -45,6 +45,8 @@ pub(super) struct Line {
     pub(super) name: String,
     pub(super) created: bool,
     incarnations: Vec<Incarnation>,
+    /// Somebody asked for its deletion, which may take effect late.
+    pub(super) may_be_deleted: bool,
     /// It is being deleted and created again.
     pub(super) recreation: Option<super::fleet::Recreation>,
 }
@@ -60,6 +62,7 @@ impl Line {
             name: format!("v{number}"),
             created: false,
             incarnations: vec![first],
+            may_be_deleted: false,
             recreation: None,
         }
     }
