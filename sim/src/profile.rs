@@ -127,6 +127,10 @@ pub struct Profile {
     pub limits: Limits,
 }
 
+/// The longest wait of a FLUSH is judged in worlds where computing takes time, too. Off: a checkpoint
+/// still waits for what the job thread compresses.
+pub const FLUSH_BESIDE_COMPUTING: bool = false;
+
 /// Cache directories are cloned.
 const CLONES: bool = true;
 

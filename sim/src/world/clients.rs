@@ -7,7 +7,7 @@ use super::{Attachment, AttachmentPhase, Event, Phase, ProcessEvent, World};
 use crate::faults::Fault;
 use crate::oracle::history::{History, ReadWindow, Value};
 use crate::oracle::stamp::Stamp;
-use crate::profile::Profile;
+use crate::profile::{FLUSH_BESIDE_COMPUTING, Profile};
 use crate::rng::Rng;
 use crate::trace::Violation;
 use crate::transport::{ReqId, TransportEvent};
@@ -394,6 +394,9 @@ impl World {
     fn judge_wait(&mut self, issued: &IssuedRequest) -> Result<(), Violation> {
         let machine = &self.machines[self.attachments[issued.attachment].machine];
         if machine.paused_until > issued.issued_at {
+            return Ok(());
+        }
+        if self.profile.compute_ns > 0 && !FLUSH_BESIDE_COMPUTING {
             return Ok(());
         }
         let waited = self.now - issued.issued_at;
