@@ -18,6 +18,7 @@ use crate::error::OpenError;
 use crate::jobs::{Port, join_all};
 use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
+use crate::log::frame::Frame;
 use crate::log::layout::{BLOCK_BYTES, Layout, SegmentHeader, Superblock};
 use crate::log::ring::{Rings, TailId};
 use crate::log::segments::{Segments, SummaryEntry};
@@ -173,16 +174,9 @@ async fn recover(
     check_no_durable_frame_lost(&halves, newest.map(|(_, half)| half))?;
     // A log that was formatted and never checkpointed held nothing.
     let (half, lap) = newest.map_or((1, 0), |(at, half)| (at, half.lap));
-    let mut replay = BTreeMap::new();
-    let mut sessions = Sessions::default();
-    if let Some((_, truth)) = newest {
-        let mut checkpoint = true;
-        for frame in &truth.frames {
-            report.frames += 1;
-            replay_frame(&mut replay, frame, checkpoint, &mut sessions)?;
-            checkpoint &= !frame.ends_checkpoint;
-        }
-    }
+    let truth = newest.map_or(&[][..], |(_, half)| &half.frames);
+    let (mut replay, sessions) = replay_frames(truth)?;
+    report.frames = truth.len() as u64;
     if newest.is_none() && !superblock.poisoned {
         // The sync that ends a format may have failed, or never begun: what was read here need not
         // be on disk. The first checkpoint syncs it.
@@ -230,6 +224,17 @@ async fn recover(
         tails,
         report,
     })
+}
+
+/// What the frames of the truth say: of the tails, and of the log's sessions.
+fn replay_frames(frames: &[Frame]) -> Result<(BTreeMap<TailId, TailReplay>, Sessions), OpenError> {
+    let (mut replay, mut sessions) = (BTreeMap::new(), Sessions::default());
+    let mut checkpoint = true;
+    for frame in frames {
+        replay_frame(&mut replay, frame, checkpoint, &mut sessions)?;
+        checkpoint &= !frame.ends_checkpoint;
+    }
+    Ok((replay, sessions))
 }
 
 /// Reads the segment headers, checks that every extent still names the bytes it was recorded
