@@ -272,7 +272,7 @@ impl World {
 
     /// What the job thread compressed and checksummed for this request keeps it from the next.
     fn charge(&mut self, machine: usize, request: &Request) {
-        let cost = node::stored_bytes(request) * self.profile.compute_ns >> 10;
+        let cost = (node::stored_bytes(request) * self.profile.compute_ns) >> 10;
         if cost > 0 {
             self.faults.count(Fault::Computing);
             let there = &mut self.machines[machine];
