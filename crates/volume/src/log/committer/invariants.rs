@@ -8,12 +8,17 @@ impl Committer {
     /// frame fits into the journal.
     pub(crate) fn invariants(&self, half_bytes: u64) -> Result<(), String> {
         let state = lock(&self.state);
-        let writes = state.phase == Phase::WriteFrame;
+        // A sync that fails beside the write of a frame poisons the log while that is in flight.
+        let write_fits = match state.phase {
+            Phase::WriteFrame => state.awaited_write.is_some(),
+            Phase::Poisoned => true,
+            _ => state.awaited_write.is_none(),
+        };
         let syncs = matches!(state.phase, Phase::SyncData | Phase::SyncFrame);
         let sync_done = state.syncs.is_done(state.awaited_sync);
         if state.durable > state.started
             || state.journal.used > half_bytes
-            || writes != state.awaited_write.is_some()
+            || !write_fits
             || (syncs && (sync_done || !state.syncs.is_busy()))
         {
             return Err(format!("the committer's round is wrong: {state:?}"));
