@@ -101,7 +101,7 @@ fn test_steps() -> Vec<Step> {
 fn minio_step() -> Step {
     Step {
         name: "minio",
-        what: "the store on MinIO, which is built first where it is missing",
+        what: "the store and the binary on MinIO, which is built first where it is missing",
         quick: false,
         background: true,
         output: Output::Tests,
@@ -119,7 +119,7 @@ fn minio_step() -> Step {
             let mut build = Command::new(myself);
             build.arg("minio");
             let mut tests = workspace_tests();
-            tests.args(["--test", "minio"]);
+            tests.args(["--test", "minio", "--test", "minio_volume"]);
             tests.args(["--", "--show-output"]);
             minio::set_environment(&mut tests);
             Kind::Commands(vec![build, tests])

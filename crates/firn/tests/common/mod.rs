@@ -80,6 +80,12 @@ impl World {
         self.command(args).output().unwrap()
     }
 
+    /// The same with more in its environment.
+    pub fn run_with(&self, args: &[&str], environment: &[(&str, &str)]) -> Output {
+        let mut command = self.command(args);
+        command.envs(environment.iter().copied()).output().unwrap()
+    }
+
     fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
         command

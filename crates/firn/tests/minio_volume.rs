@@ -1,0 +1,83 @@
+//! The shipped binary on a real S3 server: what was synced is read back from the bucket alone.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "../../store/tests/common/mod.rs"]
+mod minio;
+
+use std::path::Path;
+
+use common::{World, message};
+use minio::{Minio, url_at};
+
+/// Content that differs from block to block.
+fn pattern(seed: u8) -> Vec<u8> {
+    (0..4 << 20)
+        .map(|at: usize| seed ^ (at / 4096) as u8 ^ (at % 251) as u8)
+        .collect()
+}
+
+#[test]
+fn a_volume_in_a_bucket_survives_the_loss_of_the_cache() {
+    let Some(minio) = Minio::start() else { return };
+    let url = url_at(minio.address);
+    let world = World::new();
+    let server = world.serve("cache", &["--store", &url, "--volume", "demo=64MiB"]);
+    let mut client = server.connect("demo");
+    for (at, seed) in [(0, 1), (8 << 20, 2), (60 << 20, 3)] {
+        client.write(at, &pattern(seed)).unwrap();
+    }
+    drop(client);
+    world.done(&server, &["sync", "demo"]);
+    assert!(server.stop().success());
+    std::fs::remove_dir_all(world.path("cache")).unwrap();
+
+    let server = world.serve("other", &["--store", &url, "--volume", "demo=64MiB"]);
+    let mut client = server.connect("demo");
+    for (at, seed) in [(0, 1), (8 << 20, 2), (60 << 20, 3)] {
+        assert!(
+            client.read(at, 4 << 20).unwrap() == pattern(seed),
+            "at {at}"
+        );
+    }
+    assert!(
+        client
+            .read(32 << 20, 4096)
+            .unwrap()
+            .iter()
+            .all(|byte| *byte == 0)
+    );
+}
+
+#[test]
+fn a_wrong_secret_or_bucket_is_refused_at_once_and_no_secret_is_shown() {
+    let Some(minio) = Minio::start() else { return };
+    let url = url_at(minio.address);
+    let world = World::new();
+    let refused = |url: &str, secret: &str| {
+        let output = world.run_with(
+            &[
+                "serve",
+                "--store",
+                url,
+                "--cache",
+                "c",
+                "--api",
+                "127.0.0.1:0",
+            ],
+            &[("AWS_SECRET_ACCESS_KEY", secret)],
+        );
+        assert_eq!(output.status.code(), Some(1), "{}", message(&output));
+        assert!(!Path::new(&world.path("c")).join("log").exists());
+        message(&output)
+    };
+    let said = refused(&url, "hunter2hunter2");
+    assert!(said.contains("secret key is wrong"), "{said}");
+    assert!(!said.contains("hunter2"), "{said}");
+    let said = refused(&url.replace("//firn/", "//none/"), "firn-secret");
+    assert!(said.contains("create it"), "{said}");
+    let said = refused("s3://KEY:hunter2@firn/x", "firn-secret");
+    assert!(said.contains("must not hold credentials"), "{said}");
+    assert!(!said.contains("hunter2"), "{said}");
+}
