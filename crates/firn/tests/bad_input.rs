@@ -310,7 +310,7 @@ fn stores_that_cannot_be_used_are_refused_before_the_cache_is_touched() {
     let world = World::new();
     fs::write(world.path("file"), "x").unwrap();
     for (store, says) in [
-        ("s3://bucket/prefix", "s3:// is not built in yet"),
+        ("s3://", "no bucket"),
         ("ftp://x", "not a known kind"),
         ("file://relative", "absolute path"),
         ("file", "another kind of file"),

@@ -17,7 +17,7 @@ use crate::object::ObjectId;
 use crate::object::pack::{self, ChunkPart, Item, PackWriter, Slice};
 use crate::object::page;
 use crate::object::root::{DeltaRef, Root};
-use crate::units::{Epoch, HostId, Lsn, Span, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 const VOLUME: VolumeId = VolumeId([9; 16]);
 const HOST: HostId = HostId([2; 16]);
@@ -270,6 +270,10 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
         tail,
         name: "demo".into(),
         stored: Lsn(4),
+        root: RootMark {
+            sequence: 7,
+            nonce: 11,
+        },
         rescue: false,
         ring: true,
         unreported_loss: false,

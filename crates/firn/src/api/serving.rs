@@ -29,6 +29,10 @@ const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest body of a request: far larger than any that the API describes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
+/// How much of a body that is too large is received all the same: a client that is still sending when its
+/// connection is closed sees that, and not the answer.
+const BODY_BYTES_DRAINED: usize = 16 << 20;
+
 /// Largest text of the framework's that is made part of a problem document.
 const TEXT_BYTES_MAX: usize = 4096;
 
@@ -72,13 +76,11 @@ pub(crate) async fn serve(
 /// Receives the body before the request is looked at: within a time, and up to a size.
 pub(super) async fn receive_body(request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    let limited = http_body_util::Limited::new(body, BODY_BYTES_MAX);
-    let failure = match tokio::time::timeout(RECEIVE_TIMEOUT, limited.collect()).await {
-        Ok(Ok(body)) => {
-            let body = Body::from(body.to_bytes());
-            return next.run(Request::from_parts(parts, body)).await;
+    let failure = match tokio::time::timeout(RECEIVE_TIMEOUT, collect(body)).await {
+        Ok(Ok(Some(bytes))) => {
+            return next.run(Request::from_parts(parts, bytes.into())).await;
         }
-        Ok(Err(error)) if error.is::<http_body_util::LengthLimitError>() => Failure::new(
+        Ok(Ok(None)) => Failure::new(
             FailureCode::TooLarge,
             format!(
                 "the body has more than {BODY_BYTES_MAX} bytes; no request of this API needs that"
@@ -94,6 +96,21 @@ pub(super) async fn receive_body(request: Request, next: Next) -> Response {
         ),
     };
     failure.into_response()
+}
+
+/// A body; none if it is larger than [`BODY_BYTES_MAX`].
+async fn collect(mut body: Body) -> Result<Option<Vec<u8>>, axum::Error> {
+    let (mut bytes, mut received) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let data = frame?.into_data().unwrap_or_default();
+        received += data.len();
+        if received <= BODY_BYTES_MAX {
+            bytes.extend_from_slice(&data);
+        } else if received > BODY_BYTES_DRAINED {
+            break;
+        }
+    }
+    Ok((received <= BODY_BYTES_MAX).then_some(bytes))
 }
 
 /// Makes a problem document of every failure that the framework answers by itself.

@@ -375,10 +375,11 @@ async fn go_live(
     }
     if !engine.committer().is_poisoned() {
         // Recovery reads the rings that frames name: none may be written before.
-        let round = engine.committer().next_round();
+        // The record first: a round that starts meanwhile is waited for in vain, never too early.
         engine
             .committer()
             .record(engine, Record::Tail(tail.record()));
+        let round = engine.committer().next_round();
         if !engine.committer().durable(engine, round).await {
             return Err(OpenError::Poisoned);
         }
@@ -412,6 +413,10 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     };
     commit_root(engine, tail, root, &head).await?;
     discard_tail(engine, tail);
+    // Else a server that dies now leaves a tail to its successor, which would open the volume again. A
+    // poisoned log keeps it: the volume is given back all the same.
+    let round = engine.committer().next_round();
+    engine.committer().durable(engine, round).await;
     Ok(())
 }
 
@@ -427,8 +432,8 @@ pub(crate) fn discard_tail(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     }
     let id = tail.id();
     engine.remove_tail(id);
-    let round = engine.committer().next_round();
     engine.committer().record(engine, Record::TailRemoved(id));
+    let round = engine.committer().next_round();
     engine.request_reclaim();
     let engine = Arc::clone(engine);
     engine.clone().jobs.spawn(async move {
