@@ -22,6 +22,9 @@ struct Args {
     /// Run seeds for so many seconds.
     #[arg(long)]
     seconds: Option<u64>,
+    /// With --seconds: at most so many seeds, so that a faster machine runs the same ones.
+    #[arg(long, requires = "seconds")]
+    seeds: Option<u64>,
     /// Threads; by default one per core.
     #[arg(long)]
     threads: Option<usize>,
@@ -78,7 +81,7 @@ fn main() -> ExitCode {
                 let batch = Batch {
                     first: seed.unwrap_or(1),
                     time,
-                    most: u64::MAX,
+                    most: args.seeds.unwrap_or(u64::MAX),
                     threads,
                     clients_only: args.clients_only,
                 };
