@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 12] = [
+const CANARIES: [Canary; 13] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -136,6 +136,15 @@ const CANARIES: [Canary; 12] = [
             "a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it",
         ),
         words: &["full from 0"],
+    },
+    Canary {
+        name: "rescue_gives_nothing_back",
+        what: "a log is replaced while its volumes still rest on it",
+        judge: Judge::Here(
+            "rescue_log",
+            "what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_lost",
+        ),
+        words: &["the next server: firn serve --cache new"],
     },
     Canary {
         name: "trust_the_name_of_a_disk",

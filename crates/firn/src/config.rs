@@ -99,6 +99,19 @@ impl Settings {
         Ok(settings)
     }
 
+    /// The settings of a server that is like this one and has other local files.
+    pub(crate) fn with_files(&self, cache: PathBuf, log: Size, read_cache: Size) -> Result<Self> {
+        let settings = Settings {
+            cache,
+            log_size: Some(log),
+            segment_size: None,
+            cache_size: Some(read_cache),
+            ..self.clone()
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
     /// Size of a new log.
     pub(crate) fn new_log_bytes(&self) -> u64 {
         self.log_size.map_or(LOG_SIZE_DEFAULT, |size| size.0)

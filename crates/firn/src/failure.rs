@@ -74,7 +74,7 @@ failure_codes! {
     Invalid, "invalid", 400, FAILED, "The request makes no sense",
         "Correct the value that the detail names.";
     LogPoisoned, "log-poisoned", 500, FAILED, "A sync of the log failed",
-        "Replace the disk; volumes stay readable, and what is in durable frames is uploaded.";
+        "Stop the server, and move to another disk with `firn rescue log --to DIR`.";
     NewerFormat, "newer-format", 500, FAILED, "A structure has a newer format",
         "Use a newer firn.";
     NoDirectIo, "no-direct-io", 500, FAILED, "The file system has no direct I/O",

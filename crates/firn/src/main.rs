@@ -70,7 +70,7 @@ fn run(cli: Cli) -> Result<()> {
         }
         Command::Detach(args) => cli::detach(&cli.api, &args),
         Command::Sync(which) => cli::sync(&cli.api, cli.json, &which.name),
-        Command::Rescue(command) => cli::rescue(&cli.api, cli.json, &command),
+        Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
     }
 }

@@ -15,10 +15,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use common::disk_oracle::{BLOCK, Direct, DiskOracle};
-use common::guest::{Guest, TINY, must, rounds, text};
+use common::guest::{Guest, Mounted, TINY, content, must, rounds, text};
 use common::mapped::NoFlush;
 use common::watchdog::Watchdog;
-use common::{Server, deadline, eventually};
+use common::{Server, deadline, eventually, message};
 
 const ROUNDS_DEFAULT: u64 = 8;
 const DISK_BLOCKS: u64 = (16 << 20) / BLOCK as u64;
@@ -78,6 +78,60 @@ fn what_attach_prints_is_the_disk_though_a_file_had_its_name() {
             let _ = fs::remove_file(format!("/dev/ublkb{id}{name}"));
         }
     }
+}
+
+#[test]
+fn a_mounted_file_system_waits_while_its_log_is_replaced_and_goes_on() {
+    let Some(guest) = Guest::new() else { return };
+    let _watchdog = Watchdog::new("a log that is replaced", 4 * deadline());
+    let server = guest.serve(&["--volume", "demo=64MiB", "--rpo", "1h"]);
+    let path = guest.attach(&server, "demo", &[]);
+    must("mkfs.ext4", &["-q", "-E", "nodiscard", text(&path)]);
+    let mounted = Mounted::new(&guest.world, &path, "ext4");
+    for name in 0..8 {
+        fs::write(mounted.0.join(name.to_string()), content(name)).unwrap();
+    }
+    must("sync", &["-f", text(&mounted.0)]);
+    server.kill();
+    let dir = mounted.0.clone();
+    // It waits for a server, over the replacement.
+    let waiting = std::thread::spawn(move || {
+        fs::write(dir.join("8"), content(8))?;
+        fs::File::open(dir.join("8"))?.sync_all()
+    });
+    let rings = text(guest.world.rings());
+    let rescue = [
+        "rescue",
+        "log",
+        "--store",
+        "store",
+        "--cache",
+        "cache",
+        "--ring-dir",
+        rings,
+    ];
+    let output = guest
+        .world
+        .firn(&[&rescue[..], &["--log-size", "72MiB"]].concat());
+    assert!(output.status.success(), "{}", message(&output));
+    assert_eq!(
+        fs::metadata(guest.world.path("cache/log")).unwrap().len(),
+        72 << 20
+    );
+    let server = guest.serve(&[]);
+    waiting.join().unwrap().unwrap();
+    drop(mounted);
+    must("e2fsck", &["-fn", text(&path)]);
+    let mounted = Mounted::new(&guest.world, &path, "ext4");
+    for name in 0..9 {
+        assert!(
+            fs::read(mounted.0.join(name.to_string())).unwrap() == content(name),
+            "{name}"
+        );
+    }
+    drop(mounted);
+    guest.detach(&server, "demo");
+    assert!(server.stop().success());
 }
 
 #[test]

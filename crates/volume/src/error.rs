@@ -135,8 +135,8 @@ impl fmt::Display for OpenError {
             }
             OpenError::Poisoned => f.write_str(
                 "a sync of the log failed: writes are refused, reads go on; what was flushed is \
-                 still uploaded. Restart the server on this cache directory, detach each volume, which \
-                 brings that to the store, then start with a new --cache on a good disk",
+                 still uploaded. Stop the server, and run `firn rescue log --to DIR` with a directory \
+                 on a good disk",
             ),
         }
     }

@@ -73,7 +73,10 @@ pub(crate) enum Command {
         served again by themselves, and they hold log space until they are dropped:\n  \
         firn rescue list\n  \
         firn rescue show demo\n  \
-        firn rescue drop demo              for good"
+        firn rescue drop demo              for good\n\n\
+        A log on a disk that fails, a poisoned log, or a log of another size, with the server stopped:\n  \
+        firn rescue log --to /new/cache    brings everything to the store, and moves\n  \
+        firn rescue log --log-size 8GiB    brings everything to the store, and makes the log anew"
     )]
     Rescue(RescueCommand),
     /// Check what this machine and this store offer, and say what firn will use.
@@ -255,6 +258,51 @@ pub(crate) enum RescueCommand {
         #[arg(long)]
         force: bool,
     },
+    /// Bring everything that the log of a stopped server holds to the store, and give its volumes
+    /// back. With --to, --log-size or --cache-size, make the files of the next server: its disks
+    /// stay, and their requests wait for it.
+    Log(Box<RescueLogArgs>),
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Of a poisoned log, what its frames cover is brought to the store: all that a \
+    FLUSH acknowledged. Volumes whose newest writes are lost are named. Nothing is replaced unless \
+    everything is in the store; run it again as often as needed.\n\n\
+    A disk that has become read-only: copy the cache directory elsewhere (cp -a), then name the \
+    copy with --cache."
+)]
+pub(crate) struct RescueLogArgs {
+    /// Read settings from this TOML file of `serve`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Object store that holds the volumes. [default: ./firn-data/store]
+    #[arg(long, value_name = "URL")]
+    pub(crate) store: Option<String>,
+    /// Cache directory of the stopped server. [default: ./firn-data/cache]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) cache: Option<PathBuf>,
+    /// Directory in memory of its index rings. [default: where they are]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) ring_dir: Option<PathBuf>,
+    /// Accept a store without conditional PUT. You promise that no second server ever uses it.
+    #[arg(long)]
+    pub(crate) single_writer: bool,
+    /// Go on without what the log holds of this volume and what cannot be brought to the store, such
+    /// as a tail that `firn rescue list` names. It stays in the old directory if --to is given, else
+    /// it is lost. May be given several times.
+    #[arg(long, value_name = "VOLUME")]
+    pub(crate) without: Vec<String>,
+    /// Cache directory of the next server, on another disk: it is made, and gets the list of what is
+    /// attached. [default: the files are made anew in the same directory, if a size is given]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) to: Option<PathBuf>,
+    /// Size of the new log. [default: that of the old one]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) log_size: Option<Size>,
+    /// Size of the new read cache. [default: that of the old one]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache_size: Option<Size>,
 }
 
 #[derive(Debug, Args)]

@@ -1,20 +1,20 @@
-//! `firn rescue list|show|drop`: what a host holds of volumes that it does not serve.
+//! `firn rescue list|show|drop`: what a host holds of volumes that it does not serve; and what
+//! `firn rescue log` has to say.
 
-use super::args::RescueCommand;
+use super::args::{RescueCommand, RescueLogArgs};
 use super::client::Client;
 use super::output;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{DropRequest, RescueTail, RescueTails};
+use crate::server::{LogRescue, LogRescueReport};
 use crate::units::Size;
 
-pub(crate) fn rescue(api: &str, json: bool, command: &RescueCommand) -> Result<()> {
-    let client = Client::new(api)?;
-    let all: RescueTails = client.get("/v1/rescue")?;
+pub(crate) fn rescue(api: &str, json: bool, command: RescueCommand) -> Result<()> {
     match command {
-        RescueCommand::List if json => output::json(&all),
-        RescueCommand::List => print_list(&all),
+        RescueCommand::List if json => output::json(&tails(api)?),
+        RescueCommand::List => print_list(&tails(api)?),
         RescueCommand::Show(which) => {
-            let tail = find(all, &which.tail)?;
+            let tail = find(tails(api)?, &which.tail)?;
             if json {
                 output::json(&tail)
             } else {
@@ -22,11 +22,16 @@ pub(crate) fn rescue(api: &str, json: bool, command: &RescueCommand) -> Result<(
             }
         }
         RescueCommand::Drop { which, force } => {
-            let tail = find(all, &which.tail)?;
+            let tail = find(tails(api)?, &which.tail)?;
             let path = format!("/v1/rescue/{}/drop", tail.id);
-            client.post_no_content(&path, &DropRequest { force: *force })
+            Client::new(api)?.post_no_content(&path, &DropRequest { force })
         }
+        RescueCommand::Log(args) => rescue_log(api, json, *args),
     }
+}
+
+fn tails(api: &str) -> Result<RescueTails> {
+    Client::new(api)?.get("/v1/rescue")
 }
 
 /// The tail of this id, or the only one of a volume of this name.
@@ -93,4 +98,38 @@ fn print_tail(tail: &RescueTail) -> Result<()> {
         format!("log space   {}", Size(tail.log_bytes)),
     ];
     output::line(&lines.join("\n"))
+}
+
+fn rescue_log(api: &str, json: bool, args: RescueLogArgs) -> Result<()> {
+    let rescue = LogRescue::new(api, args).map_err(Failure::into_usage)?;
+    let report = rescue.run()?;
+    if json {
+        return output::json(&report);
+    }
+    print_report(&report)
+}
+
+fn print_report(report: &LogRescueReport) -> Result<()> {
+    for volume in &report.volumes {
+        let lost = match volume.lost_unflushed {
+            true => "; writes after its last FLUSH are lost",
+            false => "",
+        };
+        output::line(&format!(
+            "{}: stored up to LSN {}, and given back{lost}",
+            volume.name, volume.stored_lsn
+        ))?;
+    }
+    for name in &report.without {
+        output::line(&format!("{name}: left behind, as --without says"))?;
+    }
+    match &report.replaced {
+        Some(dir) => output::line(&format!(
+            "the next server: firn serve --cache {}",
+            dir.display()
+        )),
+        None => output::line(
+            "the log holds nothing that the store lacks; --to and --log-size make the next one",
+        ),
+    }
 }

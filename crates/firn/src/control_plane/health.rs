@@ -34,7 +34,7 @@ impl ControlPlane {
         use HealthLevel::{Degraded, Stuck};
         let mut all = Conditions::new();
         if self.host.usage().poisoned {
-            let why = "a sync of the log failed: writes are refused, reads go on";
+            let why = "a sync of the log failed: writes are refused, reads go on; `firn rescue log` is the way out";
             all.insert("log".into(), condition(Stuck, why));
         }
         if canary::active!("health_is_always_well") {

@@ -3,9 +3,11 @@
 //! Owns the frontends and the map of open volumes; the engine owns what is in them. Changes of one
 //! volume are serialized by a lock. Each operation either does what it says, or fails and changes
 //! nothing. `attach` holds the operations that concern the frontends, `opening` what a server opens
-//! by itself, `waiting` what it could not open yet, `rescue` what is kept of volumes that were lost.
+//! by itself, `waiting` what it could not open yet, `rescue` what is kept of volumes that were lost,
+//! `give_back` how a log is emptied for good.
 
 mod attach;
+pub(crate) mod give_back;
 mod health;
 pub(crate) mod opening;
 mod rescue;

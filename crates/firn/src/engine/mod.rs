@@ -224,8 +224,7 @@ fn check_segment_bytes(settings: &Settings, found: u64) -> Result<()> {
     match settings.segment_size {
         Some(wanted) if wanted.0 != found => Err(Failure::invalid(format!(
             "the log of this cache directory has segments of {}, --segment-size says {wanted}, and \
-             that cannot change; leave --segment-size out, or stop the server in good order and \
-             name a new --cache",
+             that cannot change; leave --segment-size out, or name a new --cache",
             Size(found)
         ))),
         _ => Ok(()),

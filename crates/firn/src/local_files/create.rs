@@ -57,13 +57,18 @@ pub(crate) trait Progress {
 
 /// Creates the log if there is none. Returns whether it did.
 pub(super) fn log(dir: &Path, settings: &Settings, progress: &mut dyn Progress) -> Result<bool> {
+    remove_if_exists(&dir.join("log.new"))?;
+    if let Ok(metadata) = fs::metadata(dir.join("log")) {
+        return check_size(metadata.len(), settings.log_size).map(|()| false);
+    }
+    new_log(dir, settings.new_log_bytes(), progress).map(|()| true)
+}
+
+/// Makes a log; it takes the place of one that is there.
+pub(super) fn new_log(dir: &Path, bytes: u64, progress: &mut dyn Progress) -> Result<()> {
     let path = dir.join("log");
     let unfinished = dir.join("log.new");
     remove_if_exists(&unfinished)?;
-    if let Ok(metadata) = fs::metadata(&path) {
-        return check_size(metadata.len(), settings.log_size).map(|()| false);
-    }
-    let bytes = settings.new_log_bytes();
     let made = fill(&unfinished, bytes, progress)
         .and_then(|()| fs::rename(&unfinished, &path))
         .and_then(|()| File::open(dir)?.sync_all());
@@ -71,8 +76,7 @@ pub(super) fn log(dir: &Path, settings: &Settings, progress: &mut dyn Progress) 
         // Free the space of the incomplete file; the first error is the one to report.
         let _ = fs::remove_file(&unfinished);
         Failure::io(&format!("make a log of {} in", Size(bytes)), dir, &source)
-    })?;
-    Ok(true)
+    })
 }
 
 /// Opens the log, whose size its creation fixed.
@@ -243,7 +247,7 @@ fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
-fn remove_if_exists(path: &Path) -> Result<()> {
+pub(super) fn remove_if_exists(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(source) if source.kind() != Io::NotFound => Err(Failure::io("remove", path, &source)),
         _ => Ok(()),
@@ -254,8 +258,8 @@ fn check_size(found: u64, wanted: Option<Size>) -> Result<()> {
     match wanted {
         Some(wanted) if wanted.0 != found => Err(Failure::invalid(format!(
             "the log of this cache directory has {}, --log-size says {wanted}, and its size \
-             cannot change; leave --log-size out, or stop the server in good order and name a \
-             new --cache",
+             cannot change while it is in use; leave --log-size out, or make it anew with \
+             `firn rescue log --log-size {wanted}`",
             Size(found)
         ))),
         _ => Ok(()),

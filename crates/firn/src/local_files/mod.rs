@@ -19,6 +19,7 @@
 mod blocking_io;
 mod create;
 mod disk_watch;
+mod replace;
 mod reserved_file;
 pub(crate) mod ring_dir;
 mod ring_files;

@@ -107,6 +107,13 @@ impl RingFiles {
         })
     }
 
+    /// Removes the rings of a log that is not used any more.
+    pub(crate) fn remove_all(&self, host: HostId) {
+        for ring in self.list(host) {
+            self.remove(ring);
+        }
+    }
+
     fn in_use(&self) -> std::sync::MutexGuard<'_, InUse> {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -71,7 +71,9 @@ pub(super) fn log_recovery(report: &RecoveryReport) {
         }
     }
     if report.poisoned {
-        tracing::error!("a sync of this log has failed: volumes are read-only");
+        tracing::error!(
+            "a sync of this log has failed: volumes are read-only; `firn rescue log` is the way out"
+        );
     }
 }
 

@@ -8,6 +8,7 @@
 
 mod messages;
 mod process;
+mod rescue_log;
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -25,6 +26,8 @@ use crate::engine::Engine;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files::CacheDir;
 use crate::store_access::{StoreAccess, StoreSettings};
+
+pub(crate) use rescue_log::{LogRescue, LogRescueReport};
 
 /// Threads for the API and the store, which mostly wait.
 const RUNTIME_THREADS: usize = 2;

@@ -128,6 +128,15 @@ impl AttachedFile {
         self.change(volume, |_| None)
     }
 
+    /// Moves all entries to the file of another cache directory: first they are in both.
+    pub(crate) fn move_to(&self, other: &AttachedFile) -> Result<()> {
+        let entries = self.all();
+        for (name, disk) in &entries {
+            other.set_disk(name, disk.clone())?;
+        }
+        entries.keys().try_for_each(|name| self.remove(name))
+    }
+
     /// Changes one entry both in the file and in memory, or in neither.
     fn change(
         &self,

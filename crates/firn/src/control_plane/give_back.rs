@@ -1,0 +1,98 @@
+//! Brings everything that a log holds to the store, and gives all its volumes back.
+//!
+//! The way out of a poisoned log, and to a log on another disk or of another size: afterwards the log
+//! holds nothing that the store lacks, and any host may open its volumes. It runs in a process without
+//! clients. Nothing is taken over and nothing is dropped: what cannot be brought to the store is named.
+
+use std::collections::BTreeSet;
+
+use futures_util::stream::{self, StreamExt};
+use serde::Serialize;
+use volume::{OpenError, OpenMode, RecoveryReport};
+
+use crate::control_plane::ControlPlane;
+use crate::failure::{Failure, FailureCode, Result};
+
+/// Volumes that are given back side by side.
+const CONCURRENCY: usize = 16;
+
+/// A volume that is in the store now, up to all that its log had durable.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct GivenBackVolume {
+    pub(crate) name: String,
+    /// The newest commit in the store.
+    pub(crate) stored_lsn: u64,
+    /// Writes after its last FLUSH are lost: the log was poisoned, or the index ring is gone.
+    pub(crate) lost_unflushed: bool,
+}
+
+/// What the log held, and what became of it.
+#[derive(Debug, Default)]
+pub(crate) struct GivenBack {
+    pub(crate) volumes: Vec<GivenBackVolume>,
+    /// By volume: why what the log holds of it could not be brought to the store.
+    pub(crate) left: Vec<(String, Failure)>,
+}
+
+impl ControlPlane {
+    /// Gives back every volume of this log. No volume is open yet.
+    pub(crate) async fn give_back_all(&self, report: &RecoveryReport) -> GivenBack {
+        if canary::active!("rescue_gives_nothing_back") {
+            return GivenBack::default();
+        }
+        let tails = report.tails.iter().filter(|tail| !tail.rescue);
+        let tails: BTreeSet<String> = tails.map(|tail| tail.volume.clone()).collect();
+        let mut names = tails.clone();
+        names.extend(self.disks.attached.all().into_keys());
+        let given_back = stream::iter(names).map(|name| async {
+            let result = self.give_back(&name, tails.contains(&name)).await;
+            (name, result)
+        });
+        let mut all = GivenBack::default();
+        let results: Vec<_> = given_back.buffer_unordered(CONCURRENCY).collect().await;
+        for (name, result) in results {
+            match result {
+                Ok(Some(stored_lsn)) => all.volumes.push(GivenBackVolume {
+                    lost_unflushed: report.rings_lost.contains(&name),
+                    name,
+                    stored_lsn,
+                }),
+                Ok(None) => {}
+                Err(failure) => all.left.push((name, failure)),
+            }
+        }
+        for tail in self.rescue_tails().tails {
+            if !all.left.iter().any(|(name, _)| *name == tail.volume) {
+                all.left.push((tail.volume.clone(), why_kept(&tail.id)));
+            }
+        }
+        all.volumes.sort_by(|a, b| a.name.cmp(&b.name));
+        all.left.sort_by(|(a, _), (b, _)| a.cmp(b));
+        all
+    }
+
+    /// Opens and closes one volume; the newest commit in the store then. `None` if this log holds
+    /// nothing of it: it was recorded as attached here, and another host has it, or nobody.
+    async fn give_back(&self, name: &str, has_tail: bool) -> Result<Option<u64>> {
+        if !has_tail {
+            match self.host.show_volume(name).await {
+                Ok(info) if info.owner.as_ref().map(|owner| owner.host) == self.host.id() => {}
+                Ok(_) | Err(OpenError::NoSuchVolume(_)) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let open = self.open(name, OpenMode::default()).await?;
+        self.close_with_reports(&open).await?;
+        Ok(Some(open.volume.watermarks().stored.lsn.0))
+    }
+}
+
+fn why_kept(tail: &str) -> Failure {
+    Failure::new(
+        FailureCode::TailWanted,
+        format!(
+            "tail {tail} is kept for rescue: another host took the volume over, and its writes are in \
+             this log alone"
+        ),
+    )
+}

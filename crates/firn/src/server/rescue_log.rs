@@ -1,0 +1,187 @@
+//! `firn rescue log`: empties the log of a stopped server into the store, and replaces its files.
+//!
+//! It is a server without clients: the same lock on the cache directory, the same recovery, the same
+//! opening and closing of volumes. In this order: everything to the store; then the new files; then
+//! the list of what is attached; last the old log goes out of use. A crash in between loses nothing,
+//! and the command can be run again. It must never touch a disk of the driver: their requests wait for
+//! the next server.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+use store::SharedStore;
+
+use super::{messages, process, runtime};
+use crate::abort_on_panic::abort_on_panic_under_locks;
+use crate::cli::args::{RescueLogArgs, ServeArgs};
+use crate::config::Settings;
+use crate::control_plane::ControlPlane;
+use crate::control_plane::give_back::{GivenBack, GivenBackVolume};
+use crate::engine::Engine;
+use crate::failure::{Failure, Result};
+use crate::frontends::disks::attached_file::AttachedFile;
+use crate::local_files::CacheDir;
+use crate::store_access::{StoreAccess, StoreSettings};
+use crate::units::Size;
+
+/// What to do, checked before anything is touched.
+#[derive(Debug)]
+pub(crate) struct LogRescue {
+    settings: Settings,
+    without: Vec<String>,
+    replacement: Option<Replacement>,
+}
+
+/// The files of the next server.
+#[derive(Debug)]
+struct Replacement {
+    /// Another directory; else the files are made anew in the same one.
+    to: Option<PathBuf>,
+    log_size: Option<Size>,
+    cache_size: Option<Size>,
+}
+
+/// What was done.
+#[derive(Debug, Serialize)]
+pub(crate) struct LogRescueReport {
+    /// A sync of the log had failed.
+    pub(crate) poisoned: bool,
+    /// The volumes that were given back.
+    pub(crate) volumes: Vec<GivenBackVolume>,
+    /// Volumes of which the old log had something that could not be brought to the store, and that
+    /// `--without` named.
+    pub(crate) without: Vec<String>,
+    /// The cache directory with the new files, if any were made.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) replaced: Option<PathBuf>,
+}
+
+impl LogRescue {
+    pub(crate) fn new(api: &str, args: RescueLogArgs) -> Result<Self> {
+        let flags = ServeArgs {
+            config: args.config,
+            store: args.store,
+            cache: args.cache,
+            ring_dir: args.ring_dir,
+            single_writer: args.single_writer,
+            ..ServeArgs::default()
+        };
+        let settings = Settings::new(api, flags)?;
+        if !CacheDir::has_log(&settings.cache) {
+            return Err(Failure::invalid(format!(
+                "there is no log in {}; name the cache directory of the stopped server with --cache",
+                settings.cache.display()
+            )));
+        }
+        let wanted = args.to.is_some() || args.log_size.is_some() || args.cache_size.is_some();
+        let replacement = wanted.then_some(Replacement {
+            to: args.to,
+            log_size: args.log_size,
+            cache_size: args.cache_size,
+        });
+        if let Some(to) = replacement.as_ref().and_then(|new| new.to.as_ref())
+            && CacheDir::has_log(to)
+        {
+            return Err(Failure::invalid(format!(
+                "{} has a log already; name a new directory with --to, or leave --to out to have the \
+                 files made anew where they are",
+                to.display()
+            )));
+        }
+        Ok(LogRescue {
+            settings,
+            without: args.without,
+            replacement,
+        })
+    }
+
+    /// Does all of it, or fails with what is in the way.
+    pub(crate) fn run(self) -> Result<LogRescueReport> {
+        abort_on_panic_under_locks();
+        process::raise_open_files_limit();
+        let runtime = runtime()?;
+        let store = StoreAccess::new(StoreSettings {
+            url: self.settings.store.clone(),
+            single_writer: self.settings.single_writer,
+            faults: None,
+            may_create: false,
+        });
+        runtime.block_on(store.start())?;
+        if let Some(failure) = store.failure() {
+            return Err(failure);
+        }
+        let files = CacheDir::open(&self.settings, &mut messages::LogFillBar::default())?;
+        let new_settings = match &self.replacement {
+            Some(replacement) => Some(replacement.settings(&self.settings, &files)?),
+            None => None,
+        };
+        let shared = Arc::clone(&store) as SharedStore;
+        let started = Engine::start(&self.settings, shared, files, runtime.handle());
+        let mut engine = runtime.block_on(started)?;
+        messages::log_recovery(&engine.report);
+        let control = Arc::new(ControlPlane::new(&engine, Some(store))?);
+        let given_back = runtime.block_on(control.give_back_all(&engine.report));
+        engine.stop(None);
+        self.check_left(&given_back)?;
+        if let Some(settings) = &new_settings {
+            self.replace(settings, &engine, &control.disks.attached)?;
+        }
+        let left = given_back.left.into_iter().map(|(name, _)| name);
+        Ok(LogRescueReport {
+            poisoned: engine.report.poisoned,
+            volumes: given_back.volumes,
+            without: left.collect(),
+            replaced: new_settings.map(|settings| settings.cache),
+        })
+    }
+
+    /// Fails if something stays in the log that nobody gave up.
+    fn check_left(&self, given_back: &GivenBack) -> Result<()> {
+        let mut left = given_back.left.iter();
+        let Some((name, failure)) = left.find(|(name, _)| !self.without.contains(name)) else {
+            return Ok(());
+        };
+        let text = format!(
+            "{} volumes are in the store; nothing was replaced, because the log holds writes of volume \
+             {name} that the store lacks: {}. Run this again once the cause is gone, or go on without \
+             them with --without {name}",
+            given_back.volumes.len(),
+            failure.detail
+        );
+        Err(Failure::new(failure.code, text))
+    }
+
+    fn replace(&self, settings: &Settings, engine: &Engine, attached: &AttachedFile) -> Result<()> {
+        let old = engine.files();
+        let progress = &mut messages::LogFillBar::default();
+        if self.to().is_none() {
+            old.replace_files(settings, progress)?;
+        } else {
+            let new = CacheDir::open(settings, progress)?;
+            attached.move_to(&AttachedFile::load(&new.path)?)?;
+            if let Err(failure) = old.retire_log() {
+                tracing::warn!(%failure, "never start a server on the old cache directory again");
+            }
+        }
+        if let Some(host) = engine.host.id() {
+            engine.rings.remove_all(host);
+        }
+        Ok(())
+    }
+
+    fn to(&self) -> Option<&Path> {
+        self.replacement.as_ref()?.to.as_deref()
+    }
+}
+
+impl Replacement {
+    /// What the new files are made by: sizes that are not named stay.
+    fn settings(&self, old: &Settings, files: &CacheDir) -> Result<Settings> {
+        old.with_files(
+            self.to.clone().unwrap_or_else(|| old.cache.clone()),
+            self.log_size.unwrap_or(Size(files.log.bytes)),
+            self.cache_size.unwrap_or(Size(files.cache.bytes)),
+        )
+    }
+}

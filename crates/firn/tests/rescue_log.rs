@@ -1,0 +1,210 @@
+//! The ways out of a log: of one that is poisoned, to another disk, and to another size. What durable
+//! frames cover goes to the store first, no volume is lost, and nothing is taken over.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::World;
+
+const BLOCK: usize = 4096;
+
+/// The rings of all servers in this world.
+fn ring_files(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let (dirs, files): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    let below = dirs.iter().flat_map(|dir| ring_files(dir));
+    below
+        .chain(files)
+        .filter(|path| path.file_name().unwrap() != "cache-dir")
+        .collect()
+}
+
+/// Marks the log of a dead server as a failed sync does: by one store into the header of each ring
+/// (docs/format.md).
+fn poison(world: &World) {
+    const CRC: std::ops::Range<usize> = 120..128;
+    let rings = ring_files(world.rings());
+    assert!(rings.len() >= 2, "{rings:?}");
+    for path in rings {
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[CRC].iter_mut().for_each(|byte| *byte = !*byte);
+        fs::write(&path, bytes).unwrap();
+    }
+}
+
+#[test]
+fn what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_lost() {
+    let world = World::new();
+    let volumes = [
+        "--volume",
+        "demo=8MiB",
+        "--volume",
+        "idle=8MiB",
+        "--rpo",
+        "1h",
+    ];
+    let server = world.serve("old", &volumes);
+    let mut client = server.connect("demo");
+    client.write(0, &vec![1; BLOCK]).unwrap();
+    world.done(&server, &["sync", "demo"]);
+    client.write(BLOCK as u64, &vec![2; BLOCK]).unwrap();
+    client.flush().unwrap();
+    client.write(BLOCK as u64, &vec![3; BLOCK]).unwrap();
+    server.kill();
+    poison(&world);
+    let server = world.serve("old", &[]);
+    assert_eq!(world.show(&server, "demo")["state"], "poisoned");
+    assert!(server.connect("demo").write(0, &[9; BLOCK]).is_err());
+    let rings = world.rings().to_str().unwrap().to_owned();
+    let rescue = [
+        "rescue",
+        "log",
+        "--store",
+        "store",
+        "--cache",
+        "old",
+        "--ring-dir",
+        &rings,
+    ];
+    let rescue_to = [&rescue[..], &["--to", "new", "--log-size", "72MiB"]].concat();
+    let output = world.firn(&rescue_to);
+    let said = common::message(&output);
+    assert!(
+        !output.status.success() && said.contains("in use by"),
+        "{said}"
+    );
+    server.kill();
+
+    let output = world.firn(&rescue_to);
+    assert!(output.status.success(), "{}", common::message(&output));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        said.contains("demo: stored up to LSN 2, and given back"),
+        "{said}"
+    );
+    assert!(said.contains("firn serve --cache new"), "{said}");
+    assert!(
+        ring_files(world.rings()).is_empty(),
+        "rings of a log that is gone"
+    );
+
+    // The same volumes are served again, and nothing is taken over.
+    let server = world.serve("new", &[]);
+    for volume in ["demo", "idle"] {
+        assert_eq!(world.show(&server, volume)["state"], "open", "{volume}");
+    }
+    assert_eq!(fs::metadata(world.path("new/log")).unwrap().len(), 72 << 20);
+    let mut client = server.connect("demo");
+    assert_eq!(
+        client.read(0, 2 * BLOCK).unwrap(),
+        [vec![1; BLOCK], vec![2; BLOCK]].concat()
+    );
+    client.write(0, &vec![4; BLOCK]).unwrap();
+    client.flush().unwrap();
+    assert!(
+        !world.path("old/log").exists(),
+        "nobody starts on it by mistake"
+    );
+    assert!(server.stop().success());
+}
+
+#[test]
+fn log_and_cache_get_another_size_and_every_unflushed_write_stays() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    server.connect("demo").write(0, &vec![5; BLOCK]).unwrap();
+    server.kill();
+    let refused = world.refused("cache", &["--log-size", "80MiB"]);
+    assert!(
+        refused.contains("firn rescue log --log-size 80MiB"),
+        "{refused}"
+    );
+    let rings = world.rings().to_str().unwrap();
+    let args = [
+        "rescue",
+        "log",
+        "--store",
+        "store",
+        "--cache",
+        "cache",
+        "--ring-dir",
+        rings,
+    ];
+    let sizes = ["--log-size", "80MiB", "--cache-size", "4MiB"];
+    let output = world.firn(&[&args[..], &sizes].concat());
+    assert!(output.status.success(), "{}", common::message(&output));
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(!said.contains("lost"), "{said}");
+    for (file, bytes) in [("cache/log", 80 << 20), ("cache/cache", 4 << 20)] {
+        assert_eq!(
+            fs::metadata(world.path(file)).unwrap().len(),
+            bytes,
+            "{file}"
+        );
+    }
+    let server = world.serve("cache", &[]);
+    assert_eq!(
+        server.connect("demo").read(0, BLOCK).unwrap(),
+        vec![5; BLOCK]
+    );
+    server.kill();
+    // A log that holds nothing is replaced as well, and again.
+    let output = world.firn(&[&args[..], &["--log-size", "64MiB", "--json"]].concat());
+    assert!(output.status.success(), "{}", common::message(&output));
+    let server = world.serve("cache", &[]);
+    assert_eq!(
+        server.connect("demo").read(0, BLOCK).unwrap(),
+        vec![5; BLOCK]
+    );
+}
+
+#[test]
+fn a_log_is_not_replaced_while_it_holds_what_the_store_lacks() {
+    let world = World::new();
+    let old = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    old.connect("demo").write(0, &vec![6; BLOCK]).unwrap();
+    old.kill();
+    let other = world.serve("other", &[]);
+    world.take_over(&other, "demo");
+    let log = fs::metadata(world.path("old/log")).unwrap().len();
+    let rings = world.rings().to_str().unwrap();
+    let args = [
+        "rescue",
+        "log",
+        "--store",
+        "store",
+        "--cache",
+        "old",
+        "--ring-dir",
+        rings,
+    ];
+    let resize = [&args[..], &["--log-size", "80MiB"]].concat();
+    for _ in 0..2 {
+        let output = world.firn(&resize);
+        let said = common::message(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("--without demo") && said.contains("nothing was replaced"),
+            "{said}"
+        );
+        assert_eq!(fs::metadata(world.path("old/log")).unwrap().len(), log);
+    }
+    let output = world.firn(&[&resize[..], &["--without", "demo"]].concat());
+    assert!(output.status.success(), "{}", common::message(&output));
+    assert_eq!(fs::metadata(world.path("old/log")).unwrap().len(), 80 << 20);
+    // Nonsense touches nothing.
+    let missing = world.firn(&["rescue", "log", "--cache", "nothing", "--log-size", "80MiB"]);
+    assert_eq!(
+        missing.status.code(),
+        Some(2),
+        "{}",
+        common::message(&missing)
+    );
+    assert!(!world.path("nothing").exists());
+}
