@@ -17,8 +17,8 @@ use crate::trace::Violation;
 
 pub use volume::RecoveryReport;
 pub use volume::Volume;
+pub use volume::driver::{Computation, DiskOp, Request, RequestId, RequestOp};
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
-pub use volume::driver::{DiskOp, Request, RequestId, RequestOp};
 use volume::units::{Lsn, Now};
 use volume::{Answer, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec};
 
@@ -292,6 +292,11 @@ impl Node {
         self.host.complete(id, Outcome::Store(result));
     }
 
+    /// A computation ended.
+    pub fn on_computed(&mut self, id: RequestId) {
+        self.host.complete(id, Outcome::Compute(Ok(())));
+    }
+
     /// Control operations that ended.
     pub fn take_events(&mut self) -> Vec<NodeEvent> {
         let mut events = Vec::new();
@@ -435,6 +440,7 @@ pub fn brief(op: &RequestOp) -> String {
             format!("update {key} ({}) at {version:?}", data.len())
         }
         RequestOp::Store(op) => format!("{op:?}"),
+        RequestOp::Compute(work) => format!("{} ({})", work.kind().name(), work.bytes()),
     }
 }
 

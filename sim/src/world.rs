@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use crate::disk::{IoId, SimDisk};
 use crate::faults::{Fault, FaultCounts};
-use crate::node::{Node, Volume};
+use crate::node::{Node, RequestId, Volume};
 use crate::oracle::history::{History, Loss};
 use crate::profile::Profile;
 use crate::rng::Rng;
@@ -72,6 +72,8 @@ enum ProcessEvent {
     Jobs,
     /// Time passes for the engine.
     Tick,
+    /// A computation of the engine ends.
+    Computed(RequestId),
     /// A client acts.
     Client { attachment: usize, client: usize },
     /// A part of a recovered image could not be read: once more.
@@ -176,7 +178,7 @@ pub struct World {
     numbers: u64,
     /// Branches of histories so far.
     branches: u64,
-    callers: BTreeMap<CallId, (u64, crate::node::RequestId)>,
+    callers: BTreeMap<CallId, (u64, RequestId)>,
     requests: BTreeMap<ReqId, clients::IssuedRequest>,
     next_req: u64,
     actions_left: u64,

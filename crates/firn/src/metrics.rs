@@ -5,8 +5,10 @@
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use store::Kind;
+use volume::driver::ComputeKind;
 
 /// The store operations that are counted.
 pub(crate) const STORE_OPS: [&str; 7] = [
@@ -35,6 +37,23 @@ pub(crate) struct IoCounters {
     store_read_bytes: AtomicU64,
     store_written_bytes: AtomicU64,
     disk_errors: AtomicU64,
+    computations: [Computations; ComputeKind::ALL.len()],
+    job_stretch_max_ns: AtomicU64,
+}
+
+/// The computations of one kind.
+#[derive(Debug, Default)]
+struct Computations {
+    count: AtomicU64,
+    busy_ns: AtomicU64,
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn seconds(ns: &AtomicU64) -> f64 {
+    ns.load(Ordering::Relaxed) as f64 / 1e9
 }
 
 impl IoCounters {
@@ -63,6 +82,23 @@ impl IoCounters {
 
     pub(crate) fn count_disk_error(&self) {
         self.disk_errors.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A computation ended, after so long on its thread.
+    pub(crate) fn count_computation(&self, kind: ComputeKind, took: Duration) {
+        let of_kind = ComputeKind::ALL.iter().zip(&self.computations);
+        for (_, counters) in of_kind.filter(|(of, _)| **of == kind) {
+            counters.count.fetch_add(1, Ordering::Relaxed);
+            counters
+                .busy_ns
+                .fetch_add(nanoseconds(took), Ordering::Relaxed);
+        }
+    }
+
+    /// The job thread ran procedures for so long, in which nothing else of its work was begun.
+    pub(crate) fn observe_job_stretch(&self, took: Duration) {
+        self.job_stretch_max_ns
+            .fetch_max(nanoseconds(took), Ordering::Relaxed);
     }
 
     /// Adds the counters to `text`.
@@ -99,6 +135,34 @@ impl IoCounters {
             text.family(name, "counter", help);
             text.sample(&[], count.load(Ordering::Relaxed) as f64);
         }
+        self.write_computing_to(text);
+    }
+
+    fn write_computing_to(&self, text: &mut MetricsText) {
+        let of_kind = || ComputeKind::ALL.iter().zip(&self.computations);
+        text.family(
+            "firn_computations_total",
+            "counter",
+            "Computations that left the job thread.",
+        );
+        for (kind, counters) in of_kind() {
+            let count = counters.count.load(Ordering::Relaxed);
+            text.sample(&[("kind", kind.name())], count as f64);
+        }
+        text.family(
+            "firn_compute_seconds_total",
+            "counter",
+            "How long they ran.",
+        );
+        for (kind, counters) in of_kind() {
+            text.sample(&[("kind", kind.name())], seconds(&counters.busy_ns));
+        }
+        text.family(
+            "firn_job_thread_longest_stretch_seconds",
+            "gauge",
+            "The longest that the job thread ran without looking at anything new, since the start.",
+        );
+        text.sample(&[], seconds(&self.job_stretch_max_ns));
     }
 }
 

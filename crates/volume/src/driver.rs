@@ -1,11 +1,14 @@
 //! The requests that the engine hands to its driver, and the outcomes that the driver gives back.
 //!
 //! The engine does no I/O: it emits [`Request`]s and takes [`Outcome`]s, in any order, from any
-//! thread. Disk requests name files by [`FileId`]; store requests name objects by key.
+//! thread. Disk requests name files by [`FileId`]; store requests name objects by key; a [`Computation`] is
+//! long computing, which must not hold up the thread that runs the engine's procedures.
 
 use std::fmt;
 
 use blkmq::io::FileId;
+
+pub use crate::computation::{Computation, ComputeError, ComputeKind};
 
 /// The driver's wake-up: called when the engine has something for it to do. Called from any thread,
 /// also under engine locks: must not block and must not call the engine back.
@@ -36,6 +39,8 @@ pub enum RequestOp {
     Disk(DiskOp),
     /// To the object store.
     Store(StoreOp),
+    /// To a thread that may be busy for long; those that a client waits for first.
+    Compute(Computation),
 }
 
 /// An operation on a local file. Offsets and lengths are multiples of 4096 unless the file is
@@ -248,4 +253,17 @@ pub enum Outcome {
     Disk(Result<Vec<u8>, DiskError>),
     /// Of a store operation.
     Store(Result<StoreReply, StoreError>),
+    /// Of a computation; its procedure has the result already.
+    Compute(Result<(), ComputeError>),
+}
+
+impl Outcome {
+    /// Which kind of request it is of, for messages.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Outcome::Disk(_) => "disk",
+            Outcome::Store(_) => "store",
+            Outcome::Compute(_) => "compute",
+        }
+    }
 }

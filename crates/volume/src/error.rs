@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::driver::DiskError;
+use crate::driver::{ComputeError, DiskError};
 
 /// Why a host or a volume could not be opened, created or brought to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,14 +66,17 @@ pub enum OpenError {
     Invalid(String),
     /// The log's sync failed once; it is not written any more.
     Poisoned,
+    /// A bug of firn ended a step; nothing that was acknowledged is lost.
+    Internal(String),
 }
 
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::Options(why) | OpenError::Corrupt(why) | OpenError::Invalid(why) => {
-                f.write_str(why)
-            }
+            OpenError::Options(why)
+            | OpenError::Corrupt(why)
+            | OpenError::Invalid(why)
+            | OpenError::Internal(why) => f.write_str(why),
             OpenError::Foreign(what) => {
                 write!(
                     f,
@@ -147,5 +150,11 @@ impl std::error::Error for OpenError {}
 impl From<DiskError> for OpenError {
     fn from(error: DiskError) -> OpenError {
         OpenError::Disk(error.0)
+    }
+}
+
+impl From<ComputeError> for OpenError {
+    fn from(error: ComputeError) -> OpenError {
+        OpenError::Internal(error.0)
     }
 }

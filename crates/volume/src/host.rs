@@ -111,10 +111,15 @@ impl Host {
         (host, answer)
     }
 
-    /// Carries on whatever can go on. Call it when notified; compresses and checksums, so not on
-    /// a thread that owns a ring. True: take the requests so far, then call it again.
+    /// Carries on whatever can go on. Call it when notified, and not on a thread that owns a ring. True:
+    /// take the requests so far, then call it again.
     pub fn run_jobs(&self) -> bool {
-        self.jobs.run()
+        self.jobs.run(|| true)
+    }
+
+    /// The same, but ends with true once `has_time` says no between two steps of procedures.
+    pub fn run_jobs_while(&self, has_time: impl FnMut() -> bool) -> bool {
+        self.jobs.run(has_time)
     }
 
     /// Requests of background procedures, in order.

@@ -42,6 +42,7 @@
 
 mod cache;
 mod codec;
+mod computation;
 pub mod driver;
 mod engine;
 mod error;

@@ -83,6 +83,7 @@ fn live(lasting: Lasting, round_trips: usize) -> (Lasting, [u64; 4]) {
             let outcome = match op {
                 RequestOp::Disk(op) => Outcome::Disk(world.disk(op)),
                 RequestOp::Store(op) => Outcome::Store(world.store(op)),
+                RequestOp::Compute(work) => support::compute(work),
             };
             world.host.complete(id, outcome);
         }

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use blkmq::io::FileId;
 
-use super::{Event, World};
+use super::{Event, ProcessEvent, World};
 use crate::disk::{Io, IoError, IoId, IoResult, Origin};
-use crate::node::{self, DiskOp, Request, RequestId, RequestOp};
+use crate::faults::Fault;
+use crate::node::{self, Computation, DiskOp, Request, RequestId, RequestOp};
 use crate::store::CallId;
 use crate::trace::Violation;
 use crate::transport::{Direction, Move, PieceId, ReqId};
@@ -140,6 +141,7 @@ impl World {
                 };
                 self.start_disk(machine, Origin::Engine, IoOwner::Engine(request.id), io);
             }
+            RequestOp::Compute(work) => self.compute(machine, request.id, work),
             RequestOp::Store(op) => {
                 let author = self.machines[machine].process;
                 let call = self.store.submit(author, node::call(op));
@@ -154,6 +156,28 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Computes at once, and lets the time pass that it takes. What a client waits for has a processor of
+    /// its own; all else shares one.
+    fn compute(&mut self, machine: usize, id: RequestId, work: Computation) {
+        let cost = (work.bytes() * self.profile.compute_ns) >> 10;
+        if cost > 0 {
+            self.faults.count(Fault::Computing);
+        }
+        let there = &mut self.machines[machine];
+        let ends_at = if work.kind().is_awaited() {
+            self.now + cost
+        } else {
+            there.background_until = there.background_until.max(self.now) + cost;
+            there.background_until
+        };
+        // The engine contains a panic here; for the world it is one.
+        if let Err(error) = work.run() {
+            panic!("{}", error.0);
+        }
+        let delay = ends_at - self.now + self.wake_delay();
+        self.at_process(machine, delay, ProcessEvent::Computed(id));
     }
 
     /// Starts what a transport needs.

@@ -25,6 +25,8 @@ pub(super) struct Machine {
     pub(super) jobs_due: bool,
     /// Until when the job thread computes.
     pub(super) computes_until: u64,
+    /// Until when the thread computes that does what nobody waits for.
+    pub(super) background_until: u64,
     pub(super) tick_at: Option<u64>,
     /// Its server has recovered its log.
     pub(super) is_up: bool,
@@ -61,6 +63,7 @@ impl Machine {
             process,
             jobs_due: false,
             computes_until: 0,
+            background_until: 0,
             tick_at: None,
             is_up: false,
             is_clone: false,
@@ -100,6 +103,7 @@ impl Machine {
         self.paused_until = 0;
         self.jobs_due = false;
         self.computes_until = 0;
+        self.background_until = 0;
         self.tick_at = None;
         self.forget_io();
     }

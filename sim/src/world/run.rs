@@ -214,6 +214,11 @@ impl World {
                     }
                 }
             }
+            ProcessEvent::Computed(id) => {
+                if let Some(node) = &mut self.machines[machine].node {
+                    node.on_computed(id);
+                }
+            }
             ProcessEvent::Client { attachment, client } => self.run_client(attachment, client),
             ProcessEvent::Rescan {
                 attachment,
@@ -280,7 +285,7 @@ impl World {
         Ok(busy)
     }
 
-    /// What the job thread compressed and checksummed for this request keeps it from the next.
+    /// What the job thread still compresses and checksums itself for this request keeps it from the next.
     fn charge(&mut self, machine: usize, request: &Request) {
         let cost = (node::stored_bytes(request) * self.profile.compute_ns) >> 10;
         if cost > 0 {

@@ -75,7 +75,7 @@ impl CommitIo {
                     buf,
                 })
             }
-            RequestOp::Disk(_) | RequestOp::Store(_) => {
+            RequestOp::Disk(_) | RequestOp::Store(_) | RequestOp::Compute(_) => {
                 Err("the committer only writes and syncs the log")
             }
         }

@@ -1,7 +1,8 @@
-//! Carries out the engine's store requests and background disk requests.
+//! Carries out the engine's store requests, background disk requests and computations.
 //!
 //! Owns the engine's clock and its job thread. A store request becomes a tokio task, a background
-//! disk request a blocking call; the committer's disk requests run on a reactor (`commit_io`).
+//! disk request a blocking call, a computation a job of `compute`'s threads; the committer's disk requests run
+//! on a reactor (`commit_io`).
 //! This file must never interpret an outcome: it reports what happened, and reports as unknown
 //! what it does not know. Every request gets exactly one outcome, also when its task dies.
 
@@ -14,11 +15,15 @@ use bytes::Bytes;
 use store::{Kind, SharedStore, Store, Version};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
-use volume::driver::{DiskError, DiskOp, RequestOp, StoreError, StoreOp, StoreReply};
+use volume::driver::{
+    Computation, ComputeError, ComputeKind, DiskError, DiskOp, RequestOp, StoreError, StoreOp,
+    StoreReply,
+};
 use volume::units::Now;
 use volume::{Host, Outcome, Request, RequestId};
 
 use crate::abort_on_panic::AbortOnPanic;
+use crate::engine::compute::{ComputeQueues, ComputeThreads, Lane};
 use crate::engine::wakeup::Wakeup;
 use crate::local_files::BlockingIo;
 use crate::metrics::IoCounters;
@@ -32,6 +37,9 @@ const WRITES_MAX: usize = 8;
 /// Longest sleep of the job thread: its clock is never older than this.
 const TICK_INTERVAL: Duration = Duration::from_millis(250);
 
+/// How long procedures run before their requests are handed out and time passes for all of them.
+const RUN_MAX: Duration = Duration::from_millis(1);
+
 /// Everything that carrying out requests needs.
 #[derive(Debug)]
 pub(crate) struct IoExecutor {
@@ -41,6 +49,7 @@ pub(crate) struct IoExecutor {
     runtime: Handle,
     reads: Semaphore,
     writes: Semaphore,
+    compute: Arc<ComputeQueues>,
     counters: Arc<IoCounters>,
     clock: Clock,
     stop: AtomicBool,
@@ -71,12 +80,13 @@ impl Clock {
     }
 }
 
-/// The running job thread. Dropping it stops the thread.
+/// The running job thread and those that compute for it. Dropping it stops the threads.
 #[derive(Debug)]
 pub(crate) struct JobThread {
     executor: Arc<IoExecutor>,
     wakeup: Arc<Wakeup>,
     thread: Option<JoinHandle<()>>,
+    compute: ComputeThreads,
 }
 
 impl IoExecutor {
@@ -95,6 +105,7 @@ impl IoExecutor {
             runtime,
             reads: Semaphore::new(READS_MAX),
             writes: Semaphore::new(WRITES_MAX),
+            compute: Arc::default(),
             counters,
             clock,
             stop: AtomicBool::new(false),
@@ -103,6 +114,7 @@ impl IoExecutor {
 
     /// Starts the thread that runs the engine's jobs whenever `wakeup` wakes it.
     pub(crate) fn start(self: &Arc<Self>, wakeup: Arc<Wakeup>) -> std::io::Result<JobThread> {
+        let compute = ComputeThreads::start(&self.compute)?;
         let executor = Arc::clone(self);
         let sleeper = Arc::clone(&wakeup);
         let thread = std::thread::Builder::new()
@@ -115,13 +127,16 @@ impl IoExecutor {
             executor: Arc::clone(self),
             wakeup,
             thread: Some(thread),
+            compute,
         })
     }
 
     fn run(self: &Arc<Self>, wakeup: &Wakeup) {
         while !self.stop.load(Ordering::Acquire) {
             self.host.tick(self.clock.now());
-            let more = self.host.run_jobs();
+            let begun = Instant::now();
+            let more = self.host.run_jobs_while(|| begun.elapsed() < RUN_MAX);
+            self.counters.observe_job_stretch(begun.elapsed());
             for request in self.host.take_requests() {
                 self.dispatch(request);
             }
@@ -137,9 +152,10 @@ impl IoExecutor {
     }
 
     fn dispatch(self: &Arc<Self>, request: Request) {
-        let kind = match request.op {
+        let kind = match &request.op {
             RequestOp::Disk(_) => RequestKind::Disk,
             RequestOp::Store(_) => RequestKind::Store,
+            RequestOp::Compute(work) => RequestKind::Compute(work.kind()),
         };
         let guard = OutcomeGuard {
             executor: Arc::clone(self),
@@ -159,7 +175,27 @@ impl IoExecutor {
                     guard.complete(Outcome::Store(result));
                 }));
             }
+            RequestOp::Compute(work) => {
+                let lane = if work.kind().is_awaited() {
+                    Lane::Awaited
+                } else {
+                    Lane::Background
+                };
+                self.compute.push(lane, move || {
+                    let result = guard.executor.compute(work);
+                    guard.complete(Outcome::Compute(result));
+                });
+            }
         }
+    }
+
+    fn compute(&self, work: Computation) -> Result<(), ComputeError> {
+        let (kind, begun) = (work.kind(), Instant::now());
+        let result = work.run();
+        self.counters.count_computation(kind, begun.elapsed());
+        result.inspect_err(|error| {
+            tracing::error!(error = %error.0, "a computation of the engine ended without a result");
+        })
     }
 
     fn disk(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
@@ -247,6 +283,7 @@ struct OutcomeGuard {
 enum RequestKind {
     Disk,
     Store,
+    Compute(ComputeKind),
 }
 
 impl OutcomeGuard {
@@ -264,6 +301,7 @@ impl Drop for OutcomeGuard {
             let outcome = match self.kind {
                 RequestKind::Disk => Outcome::Disk(Err(DiskError(why))),
                 RequestKind::Store => Outcome::Store(Err(StoreError::Unknown(why))),
+                RequestKind::Compute(kind) => Outcome::Compute(Err(ComputeError::dropped(kind))),
             };
             self.executor.host.complete(id, outcome);
         }
@@ -281,6 +319,7 @@ impl JobThread {
         if thread.join().is_err() {
             tracing::error!("the job thread panicked");
         }
+        self.compute.stop();
     }
 }
 

@@ -1,9 +1,11 @@
 //! The running engine: the crate `volume` with its files, store, clock and threads.
 //!
 //! Owns the threads and the order in which they start and stop. Reactors carry the clients' bytes
-//! and the committer's writes; the job thread and the runtime carry out everything else.
+//! and the committer's writes; the job thread, the threads that compute and the runtime carry out everything
+//! else.
 
 mod commit_io;
+mod compute;
 mod io_executor;
 pub(crate) mod wakeup;
 

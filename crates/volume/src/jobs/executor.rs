@@ -95,10 +95,10 @@ impl Jobs {
         self.notify.jobs_ready();
     }
 
-    /// Polls everything that is ready until nothing is, or until what is left has only paused
-    /// to let the requests so far go out: then true, and another call goes on. A second caller
-    /// returns at once: the first one polls what became ready meanwhile.
-    pub(crate) fn run(self: &Arc<Self>) -> bool {
+    /// Polls everything that is ready until nothing is, or until `has_time` says no, or until what is
+    /// left has only paused to let the requests so far go out: then true, and another call goes on. A
+    /// second caller returns at once: the first one polls what became ready meanwhile.
+    pub(crate) fn run(self: &Arc<Self>, mut has_time: impl FnMut() -> bool) -> bool {
         loop {
             {
                 let Ok(_running) = self.running.try_lock() else {
@@ -106,19 +106,27 @@ impl Jobs {
                 };
                 while let Some((id, task)) = self.next_ready() {
                     self.poll(id, task);
+                    if !has_time() {
+                        // What paused has let others go first.
+                        self.wake_pausing();
+                        return true;
+                    }
                 }
             }
-            let mut inner = lock(&self.inner);
             // Something may have become ready after the last look and before the unlock, and its
             // caller then found the lock held.
-            if inner.ready.is_empty() {
-                let pausing = std::mem::take(&mut inner.pausing);
-                drop(inner);
-                let more = !pausing.is_empty();
-                pausing.into_iter().for_each(Waker::wake);
-                return more;
+            if lock(&self.inner).ready.is_empty() {
+                return self.wake_pausing();
             }
         }
+    }
+
+    /// True if there was any.
+    fn wake_pausing(&self) -> bool {
+        let pausing = std::mem::take(&mut lock(&self.inner).pausing);
+        let any = !pausing.is_empty();
+        pausing.into_iter().for_each(Waker::wake);
+        any
     }
 
     fn next_ready(&self) -> Option<(u64, Task)> {

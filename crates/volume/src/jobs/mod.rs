@@ -1,6 +1,6 @@
 //! Procedures that take many steps, and how they wait: without a runtime, a clock or I/O.
 //!
-//! [`executor`] polls them, [`Port`] is how they ask for I/O and time, [`Signal`] and [`Answer`] how they
+//! [`executor`] polls them, [`Port`] is how they ask for I/O, computing and time, [`Signal`] and [`Answer`] how they
 //! wait for each other and report their result. [`maintenance`] does what falls due as time passes.
 
 mod answer;
@@ -12,4 +12,4 @@ mod reply;
 pub use answer::Answer;
 pub(crate) use answer::{Signal, join_all};
 pub(crate) use executor::Jobs;
-pub(crate) use port::Port;
+pub(crate) use port::{Computing, Port};

@@ -1,19 +1,23 @@
-//! How a procedure asks for I/O and time.
+//! How a procedure asks for I/O, computing and time.
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use blkmq::io::FileId;
 
 use super::executor::Jobs;
-use crate::driver::{DiskError, DiskOp, Outcome, RequestOp, StoreError, StoreOp, StoreReply};
+use super::reply::Reply;
+use crate::driver::{
+    Computation, ComputeError, ComputeKind, DiskError, DiskOp, Outcome, RequestOp, StoreError,
+    StoreOp, StoreReply,
+};
 use crate::failures::FailureKind;
 use crate::lock::lock;
 use crate::units::Now;
 
-/// How a procedure asks for I/O and time.
+/// How a procedure asks for I/O, computing and time.
 #[derive(Clone, Debug)]
 pub(crate) struct Port(pub(crate) Arc<Jobs>);
 
@@ -29,7 +33,10 @@ impl Port {
         async move {
             let result = match reply.await {
                 Outcome::Disk(result) => result,
-                Outcome::Store(_) => Err(DiskError("a store outcome for a disk request".into())),
+                other => Err(DiskError(format!(
+                    "a {} outcome for a disk request",
+                    other.kind()
+                ))),
             };
             result.map_err(|error| {
                 // The procedure that asked logs it: it knows what follows.
@@ -49,9 +56,10 @@ impl Port {
         async move {
             let result = match reply.await {
                 Outcome::Store(result) => result,
-                Outcome::Disk(_) => Err(StoreError::Unavailable(
-                    "a disk outcome for a store request".into(),
-                )),
+                other => Err(StoreError::Unavailable(format!(
+                    "a {} outcome for a store request",
+                    other.kind()
+                ))),
             };
             if let Err(
                 StoreError::Unknown(_) | StoreError::Unavailable(_) | StoreError::Denied(_),
@@ -60,6 +68,30 @@ impl Port {
                 let _ = jobs.failures.record(FailureKind::Store, jobs.mono_ns());
             }
             result
+        }
+    }
+
+    /// Has `work` done on another thread: whatever takes longer than about a millisecond. It is handed
+    /// out by this call; the future ends with its result. `bytes` is about how much it reads.
+    pub(crate) fn compute<T: Send + 'static>(
+        &self,
+        kind: ComputeKind,
+        bytes: u64,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Computing<T> {
+        let result = Arc::new(Mutex::new(None));
+        let slot = Arc::clone(&result);
+        let run = move || {
+            let value = work();
+            *lock(&slot) = Some(value);
+        };
+        let reply = self
+            .0
+            .emit(RequestOp::Compute(Computation::new(kind, bytes, run)));
+        Computing {
+            kind,
+            reply,
+            result,
         }
     }
 
@@ -120,6 +152,35 @@ impl Port {
             until: self.now().mono_ns + ns,
             timer: None,
         }
+    }
+}
+
+/// The result of [`Port::compute`], when it is there. Dropping it leaves the computation to run its course.
+pub(crate) struct Computing<T> {
+    kind: ComputeKind,
+    reply: Reply,
+    result: Arc<Mutex<Option<T>>>,
+}
+
+impl<T> Future for Computing<T> {
+    type Output = Result<T, ComputeError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Poll::Ready(outcome) = Pin::new(&mut self.reply).poll(cx) else {
+            return Poll::Pending;
+        };
+        Poll::Ready(match outcome {
+            Outcome::Compute(Ok(())) => {
+                let value = lock(&self.result).take();
+                value.ok_or_else(|| ComputeError::dropped(self.kind))
+            }
+            Outcome::Compute(Err(error)) => Err(error),
+            other => Err(ComputeError(format!(
+                "{}: a {} outcome for a computation",
+                self.kind.name(),
+                other.kind()
+            ))),
+        })
     }
 }
 

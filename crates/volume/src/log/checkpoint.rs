@@ -3,26 +3,37 @@
 //! Taken when the current half is full, and by recovery before anything is served. The old half
 //! stays the truth until the last frame of the checkpoint is durable, so a crash in between
 //! loses nothing. The tails' layers are frozen (a pointer swap) and then read without a lock.
+//!
+//! FLUSHes wait for a checkpoint, so it does no more than it must: layers are written as they are, the oldest
+//! first, and replaying them in that order is what merges them. They are encoded away from the job thread,
+//! the next frame while the one before is on its way to disk, and merged in memory afterwards.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blkmq::io::FileId;
 
-use crate::driver::DiskError;
+use crate::driver::{ComputeKind, DiskError};
 use crate::engine::Engine;
-use crate::jobs::{Jobs, Port};
+use crate::jobs::{Computing, Jobs, Port};
 use crate::log::committer::{CommitEnvironment, Journal};
-use crate::log::entry::Entry;
-use crate::log::frame::{FrameWriter, Part, Record};
+use crate::log::entry::{ENTRY_BYTES, Entry};
+use crate::log::frame::{FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{Layout, Superblock};
+use crate::log::merge::merge_layers;
+use crate::log::ring::TailId;
+use crate::log::session::Sessions;
 use crate::map::ExtentMap;
-use crate::map::layers::{DirtyExtent, FrozenLayer, merge};
+use crate::map::layers::{DirtyExtent, FrozenLayer};
 use crate::request::tail::Tail;
 use crate::units::{HostId, Lsn, Span};
 
-/// Entries per frame: about a megabyte, so that reading them back needs no large buffers.
-const ENTRIES_PER_FRAME: usize = 24 * 1024;
+/// A frame is closed at this size, so that reading it back needs no large buffer, and one is encoded in a
+/// few milliseconds.
+const FRAME_BYTES: usize = 1 << 20;
+/// Layers of a tail that are left as they are.
+const LAYERS_MAX: usize = 4;
 
 impl CommitEnvironment for Engine {
     fn jobs(&self) -> &Jobs {
@@ -104,25 +115,51 @@ pub(crate) async fn write(
     frozen: FrozenTails,
 ) -> Result<(Journal, Vec<(Arc<Tail>, Lsn)>), DiskError> {
     sync(engine).await?;
-    let mut out = Output::new(engine, before);
-    out.frame.record(&Record::Sessions(engine.sessions.clone()));
+    let mut journal = Journal {
+        half: 1 - before.half,
+        used: 0,
+        lap: next_lap(before.lap, engine.next_nonce()),
+        number: 0,
+    };
+    let mut encoding = Some(encode(engine, Encoder::new(engine, journal.lap, &frozen)));
+    while let Some(encoded) = encoding {
+        let (encoder, data) = encoded.await.map_err(|error| DiskError(error.0))?;
+        encoding = (!encoder.is_done()).then(|| encode(engine, encoder));
+        let offset = engine.layout.half(journal.half) + journal.used;
+        journal.used += data.len() as u64;
+        journal.number += 1;
+        if journal.used > engine.layout.half_bytes {
+            // Unreachable while writers are parked at `Layout::extents_max`; never overwrite.
+            return Err(DiskError("a checkpoint outgrew its journal half".into()));
+        }
+        engine.port.write(FileId::LOG, offset, data).await?;
+    }
+    sync(engine).await?;
     let mut cuts = Vec::new();
     for (tail, cut, layers) in frozen {
-        let mut dead = Vec::new();
-        let merged = merge(layers.iter().map(|layer| &*layer.map), |addr, sectors| {
-            dead.push((addr, sectors));
-        });
-        out.frame.record(&Record::Tail(tail.record()));
-        out.extents(&tail, cut, &merged).await?;
+        cuts.push((Arc::clone(&tail), cut));
         // Many small layers would make reads slow; equal content in one is a pointer swap.
-        if layers.len() > 4 {
-            tail.replace_frozen(&engine.segments, &layers, merged, &dead);
+        if layers.len() > LAYERS_MAX {
+            let owner = Arc::clone(engine);
+            engine.jobs.spawn(async move {
+                if merge_layers(&owner, &tail, layers).await {
+                    owner.request_reclaim();
+                }
+            });
         }
-        cuts.push((tail, cut));
     }
-    let journal = out.finish().await?;
-    sync(engine).await?;
     Ok((journal, cuts))
+}
+
+fn encode(engine: &Arc<Engine>, mut encoder: Encoder) -> Computing<(Encoder, Vec<u8>)> {
+    let bytes = encoder.next_bytes();
+    let owner = Arc::clone(engine);
+    engine
+        .port
+        .compute(ComputeKind::Checkpoint, bytes, move || {
+            let data = encoder.next_frame(|sector| owner.segments.generation_of(sector));
+            (encoder, data)
+        })
 }
 
 /// Before the first round, nothing else syncs the log, and a start that fails marks it by itself.
@@ -146,79 +183,103 @@ fn next_lap(before: u64, drawn: u64) -> u64 {
     ((before >> 32) + 1) << 32 | drawn >> 32
 }
 
-/// Frames of one checkpoint on their way to disk.
-struct Output<'a> {
-    engine: &'a Engine,
-    frame: FrameWriter,
-    journal: Journal,
+/// Encodes the frames of one checkpoint in their order.
+struct Encoder {
+    host: HostId,
+    lap: u64,
+    number: u64,
+    sessions: Option<Sessions>,
+    tails: VecDeque<EncodedTail>,
 }
 
-impl<'a> Output<'a> {
-    fn new(engine: &'a Engine, before: Journal) -> Output<'a> {
-        let journal = Journal {
-            half: 1 - before.half,
-            used: 0,
-            lap: next_lap(before.lap, engine.next_nonce()),
+/// What is still to be encoded of one tail.
+struct EncodedTail {
+    tail: TailId,
+    record: Option<TailRecord>,
+    cut: Lsn,
+    /// The oldest first.
+    layers: VecDeque<Arc<ExtentMap<DirtyExtent>>>,
+    /// Where the first layer goes on.
+    from: u64,
+}
+
+impl Encoder {
+    fn new(engine: &Engine, lap: u64, frozen: &FrozenTails) -> Encoder {
+        let tails = frozen.iter().map(|(tail, cut, layers)| EncodedTail {
+            tail: tail.id(),
+            record: Some(tail.record()),
+            cut: *cut,
+            layers: layers.iter().map(|layer| Arc::clone(&layer.map)).collect(),
+            from: 0,
+        });
+        Encoder {
+            host: engine.host,
+            lap,
             number: 0,
-        };
-        Output {
-            engine,
-            frame: FrameWriter::new(engine.host),
-            journal,
+            sessions: Some(engine.sessions.clone()),
+            tails: tails.collect(),
         }
     }
 
-    async fn extents(
-        &mut self,
-        tail: &Tail,
-        cut: Lsn,
-        merged: &ExtentMap<DirtyExtent>,
-    ) -> Result<(), DiskError> {
+    fn is_done(&self) -> bool {
+        self.number > 0 && self.tails.is_empty()
+    }
+
+    /// About how long the next frame will be.
+    fn next_bytes(&self) -> u64 {
+        let layers = self.tails.iter().flat_map(|tail| &tail.layers);
+        let extents: usize = layers.map(|map| map.len()).sum();
+        (extents * ENTRY_BYTES).min(FRAME_BYTES) as u64
+    }
+
+    fn next_frame(&mut self, generation_of: impl Fn(u64) -> Option<u32>) -> Vec<u8> {
+        let mut frame = FrameWriter::new(self.host);
+        if let Some(sessions) = self.sessions.take() {
+            frame.record(&Record::Sessions(sessions));
+        }
+        while let Some(tail) = self.tails.front_mut().filter(|_| frame.len() < FRAME_BYTES) {
+            tail.put_into(&mut frame, &generation_of);
+            if tail.layers.is_empty() {
+                self.tails.pop_front();
+            }
+        }
+        let part = Part::Checkpoint {
+            first: self.number == 0,
+            last: self.tails.is_empty(),
+        };
+        self.number += 1;
+        frame.finish(part, self.lap, self.number - 1)
+    }
+}
+
+impl EncodedTail {
+    /// Puts the tail's record and the next of its extents into a frame that is not full: those of one layer,
+    /// and as many as the frame takes.
+    fn put_into(&mut self, frame: &mut FrameWriter, generation_of: &impl Fn(u64) -> Option<u32>) {
+        if let Some(record) = self.record.take() {
+            frame.record(&Record::Tail(record));
+        }
         let entry = |(span, dirty): (Span, &DirtyExtent)| Entry {
             lsn: dirty.lsn,
             span,
             addr: dirty.addr,
             generation: dirty
                 .addr
-                .and_then(|addr| self.engine.segments.generation_of(addr.sector()))
+                .and_then(|addr| generation_of(addr.sector()))
                 .unwrap_or(0),
         };
-        let entries: Vec<Entry> = merged.iter().map(entry).collect();
-        let mut rest = entries.as_slice();
-        loop {
-            let (part, more) = rest.split_at(rest.len().min(ENTRIES_PER_FRAME));
-            self.frame.entries(tail.id(), cut, part.iter().copied());
-            rest = more;
-            if self.frame.len() >= ENTRIES_PER_FRAME * 40 {
-                self.write(false).await?;
-            }
-            if rest.is_empty() {
-                return Ok(());
+        let room = (FRAME_BYTES.saturating_sub(frame.len()) / ENTRY_BYTES).max(1);
+        let layer = self.layers.front();
+        let rest = layer.into_iter().flat_map(|map| map.iter_from(self.from));
+        let entries: Vec<Entry> = rest.take(room).map(entry).collect();
+        frame.entries(self.tail, self.cut, entries.iter().copied());
+        match entries.last().filter(|_| entries.len() == room) {
+            Some(last) => self.from = last.span.end,
+            None => {
+                self.layers.pop_front();
+                self.from = 0;
             }
         }
-    }
-
-    async fn write(&mut self, last: bool) -> Result<(), DiskError> {
-        let frame = std::mem::replace(&mut self.frame, FrameWriter::new(self.engine.host));
-        let journal = &mut self.journal;
-        let part = Part::Checkpoint {
-            first: journal.number == 0,
-            last,
-        };
-        let data = frame.finish(part, journal.lap, journal.number);
-        let offset = self.engine.layout.half(journal.half) + journal.used;
-        journal.used += data.len() as u64;
-        journal.number += 1;
-        if journal.used > self.engine.layout.half_bytes {
-            // Unreachable while writers are parked at `Layout::extents_max`; never overwrite.
-            return Err(DiskError("a checkpoint outgrew its journal half".into()));
-        }
-        self.engine.port.write(FileId::LOG, offset, data).await
-    }
-
-    async fn finish(mut self) -> Result<Journal, DiskError> {
-        self.write(true).await?;
-        Ok(self.journal)
     }
 }
 

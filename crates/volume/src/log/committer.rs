@@ -287,7 +287,10 @@ impl Committer {
         };
         let result = match outcome {
             Outcome::Disk(result) => result.map(drop),
-            Outcome::Store(_) => Err(DiskError("a store outcome for a disk request".into())),
+            other => Err(DiskError(format!(
+                "a {} outcome for a disk request",
+                other.kind()
+            ))),
         };
         let result = result.map_err(|error| {
             // It poisons the log, which is logged once.

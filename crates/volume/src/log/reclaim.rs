@@ -14,8 +14,9 @@ use smallvec::SmallVec;
 use crate::driver::{DiskError, DiskOp};
 use crate::engine::Engine;
 use crate::log::layout::{BLOCK_SECTORS, SegmentHeader};
+use crate::log::merge::merge_layers;
 use crate::log::segments::{Lot, Stream, SummaryEntry};
-use crate::map::layers::{Location, LogAddr, merge};
+use crate::map::layers::{Location, LogAddr};
 use crate::request::tail::Tail;
 use crate::units::Span;
 
@@ -162,7 +163,7 @@ fn points_into(summary: &SummaryEntry, part: Span, addr: LogAddr) -> bool {
 
 /// Makes hidden bytes die and moves the last live ones of the sparsest segment.
 async fn clean(engine: &Arc<Engine>) -> bool {
-    if merge_all(engine) {
+    if merge_all(engine).await {
         return true;
     }
     let Some((segment, summaries)) = find_segment_to_clean(engine) else {
@@ -178,13 +179,13 @@ async fn clean(engine: &Arc<Engine>) -> bool {
             }
         }
     }
-    merge_all(engine) || moved
+    merge_all(engine).await || moved
 }
 
-fn merge_all(engine: &Engine) -> bool {
+async fn merge_all(engine: &Arc<Engine>) -> bool {
     let mut died = false;
     for tail in engine.tails() {
-        died |= merge_frozen(engine, &tail);
+        died |= merge_frozen(engine, &tail).await;
     }
     died
 }
@@ -241,7 +242,7 @@ fn live_blocks(engine: &Engine, summaries: &[SummaryEntry]) -> Option<u64> {
 
 /// Freezes and merges all layers of a tail, so that bytes hidden by newer ones die. False if
 /// there was nothing to merge or an upload works on them.
-fn merge_frozen(engine: &Engine, tail: &Tail) -> bool {
+async fn merge_frozen(engine: &Arc<Engine>, tail: &Arc<Tail>) -> bool {
     {
         let inner = tail.lock();
         if inner.uploading || inner.layers.frozen.is_empty() {
@@ -251,15 +252,7 @@ fn merge_frozen(engine: &Engine, tail: &Tail) -> bool {
     let Some((_, frozen)) = tail.freeze() else {
         return false;
     };
-    if frozen.len() < 2 {
-        return false;
-    }
-    let mut dead = Vec::new();
-    let merged = merge(frozen.iter().map(|layer| &*layer.map), |addr, sectors| {
-        dead.push((addr, sectors))
-    });
-    tail.replace_frozen(&engine.segments, &frozen, merged, &dead);
-    !dead.is_empty()
+    frozen.len() > 1 && merge_layers(engine, tail, frozen).await
 }
 
 /// Copies what still lives of one write to another segment; tells how many sectors found a new

@@ -234,17 +234,13 @@ impl Tail {
     }
 
     /// Puts one equal layer in place of the oldest `layers`, unless an upload works on them or
-    /// they are not the oldest any more.
+    /// they are not the oldest any more. What it replaced is returned, to be dropped elsewhere.
     pub(crate) fn replace_frozen(
         &self,
-        segments: &Segments,
         layers: &[FrozenLayer],
         merged: ExtentMap<DirtyExtent>,
-        dead: &[(LogAddr, u64)],
-    ) {
-        let Some(last) = layers.last().map(|layer| layer.last) else {
-            return;
-        };
+    ) -> Option<Vec<FrozenLayer>> {
+        let last = layers.last()?.last;
         let mut inner = self.lock();
         // While `merged` was made, an upload may have begun, or have ended and taken layers away.
         let same = inner.layers.frozen.len() >= layers.len()
@@ -253,22 +249,14 @@ impl Tail {
                 .zip(&inner.layers.frozen)
                 .all(|(a, b)| Arc::ptr_eq(&a.map, &b.map));
         if inner.uploading || !same {
-            return;
+            return None;
         }
         let layer = FrozenLayer {
             map: Arc::new(merged),
             last,
         };
-        let old: Vec<FrozenLayer> = inner
-            .layers
-            .frozen
-            .splice(..layers.len(), [layer])
-            .collect();
-        drop(inner);
-        drop(old);
-        for (addr, sectors) in dead {
-            self.release_dirty(segments, *addr, *sectors);
-        }
+        let replaced = inner.layers.frozen.splice(..layers.len(), [layer]);
+        Some(replaced.collect())
     }
 
     pub(crate) fn dirty_sectors(&self) -> u64 {

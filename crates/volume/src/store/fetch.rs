@@ -11,7 +11,9 @@ use std::task::Waker;
 use blkmq::error::ErrorKind;
 use blkmq::io::FileId;
 
+use crate::driver::ComputeKind;
 use crate::engine::Engine;
+use crate::object::FormatError;
 use crate::object::pack::Chunk;
 use crate::object::page::{BlockRef, decode_page};
 use crate::request::tail::Tail;
@@ -88,22 +90,23 @@ async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chu
     let (first, last) = (&group[0], &group[group.len() - 1]);
     let start = u64::from(first.offset);
     let len = end_of(last) - start;
-    let data = read_range(engine, tail, first.pack.pack_key(), start, len).await;
-    for chunk in &group {
+    let contents = match read_range(engine, tail, first.pack.pack_key(), start, len).await {
+        Ok(data) => open_chunks(engine, &group, start, data).await,
+        Err(error) => group
+            .iter()
+            .map(|_| Err(OpenFailure::Read(error)))
+            .collect(),
+    };
+    for (chunk, content) in group.iter().zip(contents) {
         let key = FetchKey::Chunk(chunk_key(chunk));
-        let result = match &data {
-            Err(error) => Err(*error),
-            Ok(data) => {
-                let at = (u64::from(chunk.offset) - start) as usize;
-                // Chunks do not overlap in a pack that firn wrote; an index may say anything.
-                match data.get(at..at + chunk.stored as usize) {
-                    None => Err(ErrorKind::Corrupt),
-                    Some(stored) => match open_chunk(engine, tail, chunk, stored).await {
-                        Ok(content) => store_in_memory(engine, chunk, content).await,
-                        Err(error) => Err(error),
-                    },
-                }
-            }
+        let content = match content {
+            Ok(content) => Ok(content),
+            Err(OpenFailure::Read(error)) => Err(error),
+            Err(OpenFailure::Damaged(error)) => open_again(engine, tail, chunk, &error).await,
+        };
+        let result = match content {
+            Ok(content) => store_in_memory(engine, chunk, content).await,
+            Err(error) => Err(error),
         };
         if canary::active!("fetch_over_newer_write") {
             tail.lock().layers.top.remove(chunk.span, |_, _| {});
@@ -114,26 +117,65 @@ async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chu
     }
 }
 
-/// The chunk's content; bytes that fail their checksum are read once more.
-async fn open_chunk(
+/// Why a chunk has no content.
+enum OpenFailure {
+    /// Its bytes could not be read.
+    Read(ErrorKind),
+    /// They are not what its name says.
+    Damaged(FormatError),
+}
+
+/// The contents of the chunks of a range that begins at `start` of their pack, in their order.
+async fn open_chunks(
+    engine: &Engine,
+    group: &[Arc<Chunk>],
+    start: u64,
+    data: Vec<u8>,
+) -> Vec<Result<Vec<u8>, OpenFailure>> {
+    let (bytes, chunks) = (data.len() as u64, group.to_vec());
+    let open = move || -> Vec<_> {
+        let opened = chunks.iter().map(|chunk| {
+            let at = (u64::from(chunk.offset) - start) as usize;
+            // Chunks do not overlap in a pack that firn wrote; an index may say anything.
+            match data.get(at..at + chunk.stored as usize) {
+                None => Err(OpenFailure::Read(ErrorKind::Corrupt)),
+                Some(stored) => chunk.open(stored).map_err(OpenFailure::Damaged),
+            }
+        });
+        opened.collect()
+    };
+    let opened = engine.port.compute(ComputeKind::Decode, bytes, open);
+    opened.await.unwrap_or_else(|_| {
+        let failed = group.iter();
+        failed
+            .map(|_| Err(OpenFailure::Read(ErrorKind::Io)))
+            .collect()
+    })
+}
+
+/// Bytes that failed their checksum are read once more.
+async fn open_again(
     engine: &Engine,
     tail: &Tail,
-    chunk: &Chunk,
-    stored: &[u8],
+    chunk: &Arc<Chunk>,
+    error: &FormatError,
 ) -> Result<Vec<u8>, ErrorKind> {
     let (pack, offset) = (chunk.pack, chunk.offset);
-    match chunk.open(stored) {
-        Ok(content) => return Ok(content),
-        Err(error) => {
-            tracing::warn!(%pack, offset, %error, "a chunk is damaged and is read again");
-        }
-    }
+    tracing::warn!(%pack, offset, %error, "a chunk is damaged and is read again");
     let (at, len) = (u64::from(chunk.offset), u64::from(chunk.stored));
     let again = read_range(engine, tail, chunk.pack.pack_key(), at, len).await?;
-    chunk.open(&again).map_err(|error| {
-        tracing::error!(%pack, offset, %error, "a chunk is damaged in the store");
-        ErrorKind::Corrupt
-    })
+    let named = Arc::clone(chunk);
+    let opened = engine
+        .port
+        .compute(ComputeKind::Decode, len, move || named.open(&again));
+    match opened.await {
+        Ok(Ok(content)) => Ok(content),
+        Ok(Err(error)) => {
+            tracing::error!(%pack, offset, %error, "a chunk is damaged in the store");
+            Err(ErrorKind::Corrupt)
+        }
+        Err(_) => Err(ErrorKind::Io),
+    }
 }
 
 /// Puts content into the memory file; the disk cache follows behind.
@@ -202,8 +244,16 @@ pub(crate) async fn load_page(
         block.bytes.into(),
     );
     let data = read_range(engine, tail, object, at, len).await?;
-    decode_page(tail.id().volume, number, &data).map_err(|error| {
-        tracing::error!(object = %block.object, page = number, %error, "an index page is damaged");
-        ErrorKind::Corrupt
-    })
+    let volume = tail.id().volume;
+    let decoded = engine.port.compute(ComputeKind::Decode, len, move || {
+        decode_page(volume, number, &data)
+    });
+    match decoded.await {
+        Ok(Ok(page)) => Ok(page),
+        Ok(Err(error)) => {
+            tracing::error!(object = %block.object, page = number, %error, "an index page is damaged");
+            Err(ErrorKind::Corrupt)
+        }
+        Err(_) => Err(ErrorKind::Io),
+    }
 }

@@ -13,7 +13,8 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
 use volume::RequestId;
 use volume::driver::{
-    DiskError, DiskOp, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply, Version,
+    Computation, DiskError, DiskOp, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply,
+    Version,
 };
 use volume::units::{HostId, Now};
 use volume::{
@@ -193,6 +194,13 @@ pub(crate) fn waker() -> Waker {
     Waker::from(Arc::new(Quiet))
 }
 
+/// Computes at once. A panic is the test's.
+pub(crate) fn compute(work: Computation) -> Outcome {
+    let outcome = work.run();
+    assert_eq!(outcome, Ok(()), "a computation panicked");
+    Outcome::Compute(outcome)
+}
+
 /// A host and what it stands on.
 pub(crate) struct World {
     pub(crate) host: Host,
@@ -293,6 +301,7 @@ impl World {
                     }
                     RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
+                    RequestOp::Compute(work) => compute(work),
                 };
                 self.host.complete(id, outcome);
             }
@@ -322,6 +331,7 @@ impl World {
                         Outcome::Disk(self.disk(op))
                     }
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
+                    RequestOp::Compute(work) => compute(work),
                 };
                 self.host.complete(id, outcome);
             }
