@@ -7,6 +7,11 @@
 use std::sync::Arc;
 
 use crate::codec::{Reader, Writer, crc64};
+use crate::hostlog::marks::{LowMark, Pin, PinnedPack};
+use crate::hostlog::names::{Digest, Position, SessionName};
+use crate::hostlog::record::{
+    Content, NamedObject, Record as HostRecord, RecordPack, RecordSlice, Slices, TableRow,
+};
 use crate::log::entry::Entry;
 use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record};
 use crate::log::layout::{SegmentHeader, Superblock};
@@ -16,7 +21,7 @@ use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::pack::{self, ChunkPart, Item, PackWriter, Slice};
 use crate::object::page;
-use crate::object::root::{DeltaRef, Root};
+use crate::object::root::{DeltaRef, Peer, Predecessor, Root};
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 const VOLUME: VolumeId = VolumeId([9; 16]);
@@ -120,6 +125,39 @@ pub fn root(input: &[u8]) {
     }
 }
 
+/// What stands in a host's log in the store and beside it: records, low marks, pins.
+pub fn host_log(input: &[u8]) {
+    check_host_log(input);
+    for model in host_log_models() {
+        // Behind magic, version and kind: the kind of a record is the model's.
+        let mut object = Writer::new();
+        object.raw(&model[..16]).raw(input);
+        let crc = crc64(&[object.bytes()]);
+        object.u64(crc);
+        check_host_log(object.bytes());
+    }
+}
+
+fn check_host_log(bytes: &[u8]) {
+    if let Ok(record) = HostRecord::decode(bytes) {
+        assert_eq!(HostRecord::decode(&record.encode()), Ok(record.clone()));
+        if let Content::Slices(slices) = record.content {
+            assert_eq!(slices.ended().count(), slices.ends.len());
+            for (volume, epoch) in &slices.volumes {
+                for (slice, _) in slices.of(*volume, *epoch) {
+                    assert!(slice.first <= slice.last(), "an empty slice");
+                }
+            }
+        }
+    }
+    if let Ok(mark) = LowMark::decode(bytes) {
+        assert_eq!(LowMark::decode(&mark.encode()), Ok(mark));
+    }
+    if let Ok(pin) = Pin::decode(bytes) {
+        assert_eq!(Pin::decode(&pin.encode()), Ok(pin));
+    }
+}
+
 /// The log's blocks: a frame, the superblock, a segment header, an entry of the ring.
 pub fn log(input: &[u8]) {
     let _ = Superblock::decode(input);
@@ -188,7 +226,82 @@ fn check_frame(bytes: &[u8]) -> Option<frame::Frame> {
 pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
     let mut seeds = object_seeds();
     seeds.extend(log_seeds());
+    for object in host_log_models() {
+        seeds.push(("host_log", object[16..object.len() - 8].to_vec()));
+        seeds.push(("host_log", object));
+    }
     seeds
+}
+
+fn session_name() -> SessionName {
+    SessionName {
+        host: HOST,
+        session: LogSession {
+            number: 4,
+            random: 5,
+        },
+    }
+}
+
+/// One object of each kind.
+fn host_log_models() -> Vec<Vec<u8>> {
+    let record = |content| HostRecord {
+        log: HOST,
+        position: Position(65),
+        writer: session_name(),
+        content,
+    };
+    let slices = Slices {
+        floor: 3,
+        packs: vec![RecordPack {
+            number: 6,
+            is_kept: false,
+            footer_offset: 8,
+            footer_bytes: 80,
+            digest: Digest([1; 32]),
+        }],
+        volumes: vec![(VOLUME, Epoch(3))],
+        slices: vec![RecordSlice {
+            volume: 0,
+            pack: 0,
+            first: Lsn(4),
+            count: 2,
+            span: Span::new(0, 8),
+        }],
+        ends: vec![0],
+        objects: vec![NamedObject {
+            volume: 0,
+            is_index: true,
+            is_kept: false,
+            number: 7,
+        }],
+        table: vec![TableRow {
+            volume: 0,
+            positions: vec![Position(64)],
+        }],
+        ..Slices::default()
+    };
+    let low = LowMark {
+        host: HOST,
+        position: Position(9),
+    };
+    let pin = Pin {
+        parent: VOLUME,
+        child: VolumeId([8; 16]),
+        lsn: Lsn(5),
+        sessions: vec![session_name()],
+        packs: vec![PinnedPack {
+            session: 0,
+            number: 6,
+            digest: Digest([1; 32]),
+        }],
+    };
+    vec![
+        record(Content::Slices(slices)).encode(),
+        record(Content::Fence(vec![(VOLUME, Epoch(3))])).encode(),
+        low.encode(),
+        pin.encode(),
+    ]
 }
 
 fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
@@ -227,11 +340,19 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
         sequence: 7,
         nonce: 11,
         earlier: vec![10],
-        session: LogSession {
-            number: 4,
-            random: 5,
-        },
+        writer: session_name(),
         owner: None,
+        claimant: None,
+        predecessor: Some(Predecessor {
+            host: HOST,
+            epoch: Epoch(2),
+            mark: Position(6),
+        }),
+        mark: Position(7),
+        peers: vec![Peer {
+            host: HOST,
+            incarnation: 1,
+        }],
         deleted: false,
         lsn: Lsn(99),
         unix_ms: 123,

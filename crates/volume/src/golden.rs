@@ -5,9 +5,12 @@
 //! bodies: to the same body, since compressors change). Every single byte of a fixture matters:
 //! one that is changed must not decode to the same.
 
+mod hostlog;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::hostlog::names::{Position, SessionName};
 use crate::log::entry::Entry;
 use crate::log::frame::{self, FrameParse, FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{SegmentHeader, Superblock};
@@ -17,7 +20,7 @@ use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter, Slice};
 use crate::object::page::{self, BlockRef};
-use crate::object::root::{DeltaRef, Extension, Owner, Root};
+use crate::object::root::{DeltaRef, Extension, Owner, Peer, Predecessor, Root};
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 /// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
@@ -400,14 +403,31 @@ fn roots_are_as_documented() {
         sequence: 7,
         nonce: 11,
         earlier: vec![10, 9],
-        session: LogSession {
-            number: 4,
-            random: 0x0102_0304_0506_0708,
+        writer: SessionName {
+            host: host(),
+            session: LogSession {
+                number: 4,
+                random: 0x0102_0304_0506_0708,
+            },
         },
         owner: Some(Owner {
             host: host(),
             label: "here".into(),
         }),
+        claimant: Some(Owner {
+            host: HostId(ascending(0xc0)),
+            label: "there".into(),
+        }),
+        predecessor: Some(Predecessor {
+            host: HostId(ascending(0xd0)),
+            epoch: Epoch(2),
+            mark: Position(40),
+        }),
+        mark: Position(41),
+        peers: vec![Peer {
+            host: HostId(ascending(0xe0)),
+            incarnation: 12,
+        }],
         deleted: false,
         lsn: Lsn(99),
         unix_ms: 1_234_567_890_123,

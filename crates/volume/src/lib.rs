@@ -52,6 +52,7 @@ pub mod fuzzing;
 #[cfg(test)]
 mod golden;
 mod host;
+pub mod hostlog;
 mod invariants;
 mod jobs;
 mod lock;

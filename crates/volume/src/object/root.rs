@@ -18,6 +18,7 @@ use blkmq::io::SECTOR_BYTES;
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::hostlog::names::{Position, SessionName};
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNROOT";
@@ -25,6 +26,10 @@ const MAGIC: [u8; 8] = *b"FIRNROOT";
 pub const VERSION: u16 = 1;
 const HEADER_BYTES: usize = 24;
 const MUST_UNDERSTAND: u16 = 1;
+const OWNED: u8 = 1;
+const DELETED: u8 = 2;
+const CLAIMED: u8 = 4;
+const HAS_PREDECESSOR: u8 = 8;
 /// The largest size that is accepted, an exbibyte; what can be created is far smaller.
 const BYTES_MAX: u64 = 1 << 60;
 /// Nonces that a root keeps, its own among them: so many commits later the writer of one whose answer
@@ -53,6 +58,39 @@ pub struct Owner {
     pub host: HostId,
     /// What to call it in messages.
     pub label: String,
+}
+
+impl Owner {
+    fn encode(&self, body: &mut Writer) {
+        body.raw(&self.host.0).text(&self.label);
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Owner, Truncated> {
+        Ok(Owner {
+            host: HostId(r.array()?),
+            label: r.text()?,
+        })
+    }
+}
+
+/// The owner before an unfinished take-over: its log holds records that the root does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Predecessor {
+    /// The host.
+    pub host: HostId,
+    /// The epoch in which it was owner.
+    pub epoch: Epoch,
+    /// The position in its log up to which the root has everything.
+    pub mark: Position,
+}
+
+/// A host that keeps copies of the owner's newest commits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The host.
+    pub host: HostId,
+    /// A peer that lost its memory has another one.
+    pub incarnation: u64,
 }
 
 /// What an extension holds; kept as found.
@@ -87,11 +125,19 @@ pub struct Root {
     pub nonce: u64,
     /// Those of the commits before, the newest first.
     pub earlier: Vec<u64>,
-    /// The log session of the owner that wrote it last, also after it was closed: a copy of a cache
+    /// The owner that wrote it last and its log session, also after it was closed: a copy of a cache
     /// directory has the host's id, but not its later sessions. Zero: nobody has opened it yet.
-    pub session: LogSession,
+    pub writer: SessionName,
     /// The host that holds the volume; none after it was closed.
     pub owner: Option<Owner>,
+    /// The host that is about to take it.
+    pub claimant: Option<Owner>,
+    /// Of a claimant; none if the root has everything.
+    pub predecessor: Option<Predecessor>,
+    /// The position in the owner's log up to which it has everything.
+    pub mark: Position,
+    /// Hosts that a FLUSH at rung *peer* waits for.
+    pub peers: Vec<Peer>,
     /// It is being deleted.
     pub deleted: bool,
     /// Everything up to here is in it.
@@ -166,11 +212,7 @@ impl Root {
         for nonce in &self.earlier {
             body.u64(*nonce);
         }
-        body.u64(self.session.number).u64(self.session.random);
-        body.u8(u8::from(self.owner.is_some()) | u8::from(self.deleted) << 1);
-        if let Some(owner) = &self.owner {
-            body.raw(&owner.host.0).text(&owner.label);
-        }
+        self.encode_hold(&mut body);
         body.u64(self.lsn.0).u64(self.unix_ms);
         body.u32(self.deltas.len() as u32);
         for delta in &self.deltas {
@@ -195,6 +237,26 @@ impl Root {
         let crc = crc64(&[w.bytes(), body.bytes()]);
         w.u64(crc).raw(body.bytes());
         w.finish()
+    }
+
+    /// Who wrote it, who holds the volume, and how far their logs were read.
+    fn encode_hold(&self, body: &mut Writer) {
+        let LogSession { number, random } = self.writer.session;
+        body.raw(&self.writer.host.0).u64(number).u64(random);
+        body.u8((u8::from(self.owner.is_some()) * OWNED)
+            | (u8::from(self.deleted) * DELETED)
+            | (u8::from(self.claimant.is_some()) * CLAIMED)
+            | (u8::from(self.predecessor.is_some()) * HAS_PREDECESSOR));
+        for host in self.owner.iter().chain(&self.claimant) {
+            host.encode(body);
+        }
+        if let Some(Predecessor { host, epoch, mark }) = self.predecessor {
+            body.raw(&host.0).u64(epoch.0).u64(mark.0);
+        }
+        body.u64(self.mark.0).u16(self.peers.len() as u16);
+        for peer in &self.peers {
+            body.raw(&peer.host.0).u64(peer.incarnation);
+        }
     }
 
     /// Reads a root.
@@ -229,18 +291,39 @@ impl Root {
         let earlier = (0..r.u8()?)
             .map(|_| r.u64())
             .collect::<Result<_, Truncated>>()?;
-        let session = LogSession {
-            number: r.u64()?,
-            random: r.u64()?,
+        let writer = SessionName {
+            host: HostId(r.array()?),
+            session: LogSession {
+                number: r.u64()?,
+                random: r.u64()?,
+            },
         };
         let flags = r.u8()?;
-        let owner = match flags & 1 {
+        if flags & !(OWNED | DELETED | CLAIMED | HAS_PREDECESSOR) != 0 {
+            return Err(FormatError::Newer(VERSION));
+        }
+        let holder = |r: &mut Reader<'_>, flag| match flags & flag {
+            0 => Ok(None),
+            _ => Owner::decode(r).map(Some),
+        };
+        let (owner, claimant) = (holder(r, OWNED)?, holder(r, CLAIMED)?);
+        let predecessor = match flags & HAS_PREDECESSOR {
             0 => None,
-            _ => Some(Owner {
+            _ => Some(Predecessor {
                 host: HostId(r.array()?),
-                label: r.text()?,
+                epoch: Epoch(r.u64()?),
+                mark: Position(r.u64()?),
             }),
         };
+        let mark = Position(r.u64()?);
+        let peers = (0..r.u16()?)
+            .map(|_| {
+                Ok(Peer {
+                    host: HostId(r.array()?),
+                    incarnation: r.u64()?,
+                })
+            })
+            .collect::<Result<_, Truncated>>()?;
         let (lsn, unix_ms) = (Lsn(r.u64()?), r.u64()?);
         let deltas = (0..r.u32()?)
             .map(|_| decode_delta(r))
@@ -254,7 +337,7 @@ impl Root {
         let extensions = (0..r.u16()?)
             .map(|_| decode_extension(r))
             .collect::<Result<_, _>>()?;
-        let deleted = flags & 2 != 0;
+        let deleted = flags & DELETED != 0;
         Ok(Root {
             volume,
             name,
@@ -266,8 +349,12 @@ impl Root {
             sequence,
             nonce,
             earlier,
-            session,
+            writer,
             owner,
+            claimant,
+            predecessor,
+            mark,
+            peers,
             deleted,
             lsn,
             unix_ms,
@@ -328,14 +415,24 @@ mod tests {
             sequence: 7,
             nonce: 11,
             earlier: vec![10, 9],
-            session: LogSession {
-                number: 4,
-                random: 5,
+            writer: SessionName {
+                host: HostId([1; 16]),
+                session: LogSession {
+                    number: 4,
+                    random: 5,
+                },
             },
             owner: Some(Owner {
                 host: HostId([1; 16]),
                 label: "here".into(),
             }),
+            claimant: None,
+            predecessor: None,
+            mark: Position(7),
+            peers: vec![Peer {
+                host: HostId([2; 16]),
+                incarnation: 3,
+            }],
             deleted: false,
             lsn: Lsn(99),
             unix_ms: 123,
@@ -367,9 +464,23 @@ mod tests {
         let released = Root {
             owner: None,
             deleted: true,
-            ..root
+            ..root.clone()
         };
         assert_eq!(Root::decode(&released.encode()), Ok(released));
+        let claimed = Root {
+            owner: None,
+            claimant: Some(Owner {
+                host: HostId([3; 16]),
+                label: "there".into(),
+            }),
+            predecessor: Some(Predecessor {
+                host: HostId([1; 16]),
+                epoch: Epoch(3),
+                mark: Position(7),
+            }),
+            ..root
+        };
+        assert_eq!(Root::decode(&claimed.encode()), Ok(claimed));
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::names::{Position, SessionName};
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
@@ -17,7 +18,7 @@ use crate::store::roots::{ReplaceOutcome, read_any_root, read_root, replace_root
 use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
-use crate::units::{Epoch, LogSession, Lsn};
+use crate::units::{Epoch, Lsn};
 
 /// Makes an open volume larger. What is added reads as zeroes.
 pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> {
@@ -82,8 +83,12 @@ fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
         sequence: 0,
         nonce: engine.next_nonce(),
         earlier: Vec::new(),
-        session: LogSession::default(),
+        writer: SessionName::default(),
         owner: None,
+        claimant: None,
+        predecessor: None,
+        mark: Position::default(),
+        peers: Vec::new(),
         deleted: false,
         lsn: Lsn::ZERO,
         unix_ms: engine.jobs.now().unix_ms,

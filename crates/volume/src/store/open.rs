@@ -12,6 +12,7 @@ use blkmq::io::Geometry;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::names::SessionName;
 use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
@@ -191,7 +192,10 @@ async fn take_epoch(
                 epoch
             },
             first: newest.max(lsn).next(),
-            session: session_of_open(engine, &head.root, ours),
+            writer: SessionName {
+                host: engine.host,
+                session: session_of_open(engine, &head.root, ours),
+            },
             owner: Some(Owner {
                 host: engine.host,
                 label: engine.label.clone(),
@@ -229,7 +233,7 @@ pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) ->
     if !is_own {
         tracing::error!(
             volume = root.name,
-            session = %root.session,
+            session = %root.writer.session,
             "a copy of this cache directory has served this volume: what the log here holds of it \
              continues nothing"
         );
@@ -240,8 +244,8 @@ pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) ->
 /// Whether the root's last commit was made from this log.
 fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
     canary::active!("copy_continues_the_tail")
-        || engine.sessions.is_own(root.session)
-        || (root.session == LogSession::default() && engine.poisoned.load(Ordering::Acquire))
+        || engine.sessions.is_own(root.writer.session)
+        || (root.writer.session == LogSession::default() && engine.poisoned.load(Ordering::Acquire))
         // The log remembers a bounded number of sessions, and each tail the last root it saw.
         || tails.iter().any(|tail| tail.upload.mark() == root.mark())
 }
@@ -254,7 +258,7 @@ fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
     if !engine.poisoned.load(Ordering::Acquire) {
         engine.sessions.current()
     } else if ours {
-        root.session
+        root.writer.session
     } else {
         LogSession::default()
     }
