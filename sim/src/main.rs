@@ -22,8 +22,8 @@ struct Args {
     /// Run seeds for so many seconds.
     #[arg(long)]
     seconds: Option<u64>,
-    /// With --seconds: at most so many seeds, so that a faster machine runs the same ones.
-    #[arg(long, requires = "seconds")]
+    /// At most so many seeds, so that a faster machine runs the same ones; with --protocol: of each fleet.
+    #[arg(long)]
     seeds: Option<u64>,
     /// Threads; by default one per core.
     #[arg(long)]
@@ -40,7 +40,7 @@ struct Args {
     /// Search the model of the store protocol: its worlds, each rule taken out, random walks.
     #[arg(long)]
     protocol: bool,
-    /// With --protocol: only worlds whose name contains this; --trace prints their schedules.
+    /// With --protocol: only worlds and fleets whose name contains this; --trace prints their schedules.
     #[arg(long, requires = "protocol")]
     world: Option<String>,
     /// Judge by what clients see alone, without the engine's invariants.
@@ -67,6 +67,7 @@ fn main() -> ExitCode {
             time,
             threads,
             seed: args.seed.unwrap_or(1),
+            walks: args.seeds.unwrap_or(u64::MAX),
             world: args.world,
             trace: args.trace,
         })
@@ -76,7 +77,7 @@ fn main() -> ExitCode {
         run_exhaustive(time, threads)
     } else {
         match args.seed {
-            Some(seed) if args.seconds.is_none() => one(seed, args.trace),
+            Some(seed) if args.seconds.is_none() && args.seeds.is_none() => one(seed, args.trace),
             seed => {
                 let batch = Batch {
                     first: seed.unwrap_or(1),

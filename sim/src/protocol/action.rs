@@ -81,11 +81,14 @@ fn sends(phase: Phase) -> bool {
 pub(crate) fn can_work(state: &State, index: usize, volume: usize) -> bool {
     let machine = &state.machines[index];
     let phase = machine.activities[volume].phase;
-    if !machine.is_on() || phase.rests() || phase == Phase::End || state.store_away {
+    if !machine.is_on() || phase.rests() || matches!(phase, Phase::End | Phase::Name) {
+        return false;
+    }
+    if state.store_away {
         return false;
     }
     match phase {
-        Phase::Compact => state.store.has_room(),
+        Phase::Compact | Phase::PutObject => state.store.has_room(),
         Phase::Close | Phase::Delete | Phase::Restore => is_quiet(machine, volume),
         _ => true,
     }
@@ -132,13 +135,7 @@ fn with_faults(
     }
 }
 
-fn machine_actions(
-    state: &State,
-    rules: Rules,
-    reads: bool,
-    index: usize,
-    actions: &mut Vec<Action>,
-) {
+fn machine_actions(state: &State, reads: bool, index: usize, actions: &mut Vec<Action>) {
     let machine = &state.machines[index];
     let (budget, number) = (&state.budget, index as u8);
     if machine.power == Power::Off {
@@ -147,8 +144,7 @@ fn machine_actions(
     if machine.power != Power::On {
         return;
     }
-    let ends = rules.has(Rule::SessionEndsAfterRoots);
-    if !state.store_away && can_commit(machine, ends, state.store.has_room()) {
+    if !state.store_away && can_commit(machine, state.store.has_room()) {
         let place = state.store.record(machine.disk.host, machine.disk.next);
         let wins = machine.commit == CommitPhase::Framed && place.is_absent();
         with_faults(state, (wins, budget.late), actions, |fault| {
@@ -222,7 +218,9 @@ fn is_looking(machine: &Machine) -> bool {
     let updates = |phase| {
         matches!(
             phase,
-            Phase::FoldReady
+            Phase::PutObject
+                | Phase::Name
+                | Phase::FoldReady
                 | Phase::FoldSent
                 | Phase::Low
                 | Phase::Scan
@@ -276,8 +274,8 @@ fn store_actions(state: &State, rules: Rules, actions: &mut Vec<Action>) {
     if budget.rollbacks > 0 && state.backup.is_some() && !looks {
         actions.push(Action::RollBack);
     }
-    let named = rules.has(Rule::SessionEndsAfterRoots) && Step::is_named(state, 0);
-    let done = state.retired[0] && (state.store.low[0] == 0 || Step::is_named(state, 0));
+    let named = rules.has(Rule::RetiresUnnamed) && Step::is_named(state, 0);
+    let done = state.retired[0] && state.store.low[0] == 0;
     if budget.retirements > 0 && !named && !done {
         actions.push(Action::Retire(0));
     }
@@ -289,7 +287,7 @@ fn store_actions(state: &State, rules: Rules, actions: &mut Vec<Action>) {
 /// Everything that may happen next.
 pub(crate) fn list(state: &State, rules: Rules, reads: bool, actions: &mut Vec<Action>) {
     for index in 0..state.machines.len() {
-        machine_actions(state, rules, reads, index, actions);
+        machine_actions(state, reads, index, actions);
     }
     clones(state, actions);
     if !state.store_away {
@@ -316,30 +314,32 @@ fn fault_clause(fault: Fault) -> &'static str {
 fn phase_sentence(phase: Phase) -> &'static str {
     match phase {
         Phase::Checking => "reads the root of the tail that it continued",
-        Phase::Moving => "moves the root that its former process may be updating",
-        Phase::Claim => "reads the root, notes the intent of a claim",
+        Phase::Claim => "reads the root for a claim",
         Phase::ClaimSent => "claims the next epoch in the root",
         Phase::Low => "reads the predecessor's low mark",
         Phase::Scan => "reads the next record of the predecessor's log",
         Phase::PutFence => "puts a fence there",
         Phase::AfterFence => "reads the low mark again, after the fence",
-        Phase::Adopt => "notes the intent to adopt what it read",
+        Phase::Adopt => "prepares the adoption of what it read",
         Phase::AdoptSent => "adopts: the root names packs and owner; it serves",
-        Phase::Fold => "notes the intent of a fold of its records",
-        Phase::Compact => "writes a merged pack",
-        Phase::FoldReady => "notes the intent of a fold",
+        Phase::Fold => "prepares a fold of its records",
+        Phase::Compact => "begins a merged pack",
+        Phase::PutObject => "writes the merged pack",
+        Phase::FoldReady => "prepares a fold",
         Phase::FoldSent => "updates the root: it has everything up to the mark",
-        Phase::Close => "notes the intent to close",
+        Phase::Close => "prepares the close",
         Phase::CloseSent => "closes the root",
-        Phase::Delete => "notes the intent to delete",
+        Phase::Delete => "prepares the tombstone",
         Phase::DeleteSent => "puts a tombstone in the root's place",
-        Phase::Restore => "notes the intent of a restore in place",
+        Phase::Restore => "prepares a restore in place",
         Phase::RestoreSent => "restores in place: the root goes back to LSN 1",
         Phase::ForkRead => "reads root and records for a fork",
         Phase::ForkPin => "puts the fork's pin",
         Phase::ForkLook => "reads the parent's root again",
         Phase::ForkRoot => "creates the fork's root",
-        Phase::End | Phase::Idle | Phase::Live | Phase::Fenced | Phase::GaveUp => "rests",
+        Phase::End | Phase::Name | Phase::Idle | Phase::Live | Phase::Fenced | Phase::GaveUp => {
+            "rests"
+        }
     }
 }
 

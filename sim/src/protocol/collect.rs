@@ -35,10 +35,7 @@ pub(crate) fn low_target(state: &State, host: usize, keeps_marks: bool, keeps_ne
         return target;
     }
     for (volume, root) in state.store.roots.iter().enumerate() {
-        let named = |position: &u8| {
-            let record = &log[*position as usize];
-            record.slices[volume].epoch != 0 || record.below[volume] != 0
-        };
+        let named = |position: &u8| log[*position as usize].names(volume);
         let mark = match root.predecessor {
             Some(predecessor) if predecessor.host as usize == host => Some(predecessor.mark),
             _ if root.state == RootState::Open && root.owner as usize == host => Some(root.mark),
@@ -124,6 +121,9 @@ impl Step<'_> {
                 floors[host] = (record.session, record.bits, record.floor);
                 for slice in record.slices.iter().filter(|slice| slice.epoch != 0) {
                     self.state.collector.named |= 1 << slice.pack;
+                }
+                for object in record.objects.iter().filter(|object| **object != 0) {
+                    self.state.collector.named |= 1 << (object - 1);
                 }
             }
         }

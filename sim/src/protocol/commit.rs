@@ -1,22 +1,23 @@
 //! The committer: one create in flight per host, for every slice that is ready.
 
-use super::rules::Rule;
+use super::rules::{Rule, Rules};
 use super::search::Checked;
-use super::state::{CommitPhase, DIGESTS, Machine, Phase};
+use super::state::{Activity, CommitPhase, DIGESTS, Machine, Phase};
 use super::step::{Outcome, Step};
-use super::store::{Created, POSITIONS, Pack, Record, RecordKind, RootState, Slice, VOLUMES};
+use super::store::{
+    Created, NOBODY, POSITIONS, Pack, Record, RecordKind, RootState, Slice, VOLUMES,
+};
 
 /// Whether the committer of a machine has something to do.
-pub(crate) fn can_commit(machine: &Machine, ends_after_roots: bool, has_room: bool) -> bool {
-    let moved = !ends_after_roots || machine.has_moved_roots();
-    if !machine.is_on() || !moved {
+pub(crate) fn can_commit(machine: &Machine, has_room: bool) -> bool {
+    if !machine.is_on() {
         return false;
     }
     match machine.commit {
         CommitPhase::Idle => {
             has_room
                 && (machine.disk.next as usize) < POSITIONS - 1
-                && (0..VOLUMES).any(|volume| has_slice(machine, volume) || ends(machine, volume))
+                && (0..VOLUMES).any(|volume| has_news(machine, volume))
         }
         // What it acknowledges must have been checked.
         CommitPhase::LowRead | CommitPhase::ChainRead => (0..VOLUMES).all(|volume| {
@@ -28,6 +29,11 @@ pub(crate) fn can_commit(machine: &Machine, ends_after_roots: bool, has_room: bo
     }
 }
 
+/// Whether the next record is to say something of the volume.
+fn has_news(machine: &Machine, volume: usize) -> bool {
+    has_slice(machine, volume) || ends(machine, volume) || object(machine, volume).is_some()
+}
+
 fn has_slice(machine: &Machine, volume: usize) -> bool {
     let tail = &machine.disk.tails[volume];
     machine.activities[volume].phase.commits() && tail.newest > tail.stored
@@ -36,6 +42,26 @@ fn has_slice(machine: &Machine, volume: usize) -> bool {
 /// Whether the next record is to end the volume's epoch.
 fn ends(machine: &Machine, volume: usize) -> bool {
     machine.activities[volume].phase == Phase::End
+}
+
+/// The object of the volume that the next record is to name.
+fn object(machine: &Machine, volume: usize) -> Option<u8> {
+    let activity = &machine.activities[volume];
+    (activity.phase == Phase::Name).then_some(activity.place)
+}
+
+/// Objects of the session below it are abandoned, unless a record or a root names them: those whose
+/// name this record does not bring are still to come.
+fn floor(machine: &Machine, rules: Rules) -> u8 {
+    let unnamed = |activity: &Activity| match activity.phase {
+        Phase::PutObject => activity.object,
+        _ => NOBODY,
+    };
+    if !rules.has(Rule::FloorWaits) {
+        return machine.number;
+    }
+    let unnamed = machine.activities.iter().map(unnamed);
+    unnamed.fold(machine.number, u8::min)
 }
 
 impl Step<'_> {
@@ -99,17 +125,13 @@ impl Step<'_> {
                 pack.contents[volume][lsn as usize - 1] = tail.data[lsn as usize - 1];
             }
         }
-        let in_update = machine.activities.iter().map(|activity| activity.object);
-        let floor = if self.rules.has(Rule::FloorWaits) {
-            in_update.chain([machine.number]).min().unwrap_or(0)
-        } else {
-            machine.number
-        };
-        let mut below = [0; VOLUMES];
-        for (volume, below) in below.iter_mut().enumerate() {
+        let floor = floor(machine, self.rules);
+        let (mut below, mut objects) = ([0; VOLUMES], [0; VOLUMES]);
+        for volume in 0..VOLUMES {
             if ends(machine, volume) {
-                *below = machine.disk.tails[volume].epoch + 1;
+                below[volume] = machine.disk.tails[volume].epoch + 1;
             }
+            objects[volume] = object(machine, volume).map_or(0, |object| object + 1);
         }
         if slices.iter().any(|slice| slice.epoch != 0) && !self.put_pack(index, pack, &mut slices) {
             return self.stop(index);
@@ -121,6 +143,7 @@ impl Step<'_> {
             bits: machine.bits,
             floor,
             slices,
+            objects,
             below,
             previous: machine.disk.previous,
         };
@@ -324,6 +347,9 @@ impl Step<'_> {
             let activity = &mut machine.activities[volume];
             if record.below[volume] > tail.epoch && activity.phase == Phase::End {
                 activity.phase = activity.after;
+            }
+            if activity.phase == Phase::Name && record.objects[volume] == activity.place + 1 {
+                activity.phase = Phase::FoldReady;
             }
             if slice.epoch == 0 || slice.epoch != tail.epoch || !tail.attached {
                 continue;

@@ -30,8 +30,7 @@ fn run(world: &World) -> Checked<Requests> {
                 let mut step = world.undisturbed(&mut state);
                 if volume < VOLUMES && can_work(step.state, machine, volume) {
                     World::work(&mut step, machine, volume)?;
-                } else if volume == VOLUMES && can_commit(&step.state.machines[machine], true, true)
-                {
+                } else if volume == VOLUMES && can_commit(&step.state.machines[machine], true) {
                     step.commit(machine)?;
                 } else {
                     continue;

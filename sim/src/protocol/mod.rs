@@ -9,7 +9,7 @@
 //! do. It knows no clock and draws its numbers from a seed. Files from the bottom up: `fingerprint`,
 //! `search`, `store`, `rules`, `ghost` (the promises), `state`, `step`, then the protocol (`commit`,
 //! `open`, `update`, `fork`, `collect`), `action`, `world`, `peers` (a model of its own), `worlds`
-//! (the table), `cost`, `report`.
+//! (the table), `cost`, `walks`, `report`.
 
 mod action;
 mod collect;
@@ -29,6 +29,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod update;
+mod walks;
 mod world;
 mod worlds;
 

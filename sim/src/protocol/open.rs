@@ -1,5 +1,5 @@
 //! Opening a volume: the claim, the fence in the predecessor's log, what it read there, adoption;
-//! and what a start does with the tails and intents that it found.
+//! and what a start does with the tails that it found.
 
 use super::ghost::DANGLING;
 use super::rules::Rule;
@@ -25,12 +25,10 @@ impl Step<'_> {
         }
         for (tail, activity) in machine.disk.tails.iter().zip(&mut machine.activities) {
             let ended = tail.ended && rules.has(Rule::EndedReopens);
-            activity.phase = match (tail.attached, tail.intent) {
-                (true, _) if ended => Phase::Claim,
-                (true, _) if rules.has(Rule::TailServesAtOnce) => Phase::Checking,
-                (true, _) => Phase::Claim,
-                (false, (0, 0)) => Phase::Idle,
-                _ => Phase::Moving,
+            activity.phase = match tail.attached {
+                false => Phase::Idle,
+                true if ended || !rules.has(Rule::TailServesAtOnce) => Phase::Claim,
+                true => Phase::Checking,
             };
         }
     }
@@ -39,16 +37,10 @@ impl Step<'_> {
     pub(crate) fn check_tail(&mut self, index: usize, volume: usize) {
         self.get();
         let disk = self.machine(index).disk;
-        let mut root = self.state.store.roots[volume];
+        let root = self.state.store.roots[volume];
         let tail = disk.tails[volume];
-        let intent = tail.intent != (0, 0) && self.rules.has(Rule::IntentMovesRoot);
         let ours = root.epoch == tail.epoch && root.owner == disk.host;
         let phase = if ours && root.state == RootState::Open {
-            if intent {
-                self.requests.puts += 1;
-                root.sequence += 1;
-                self.state.store.roots[volume] = root;
-            }
             Phase::Live
         } else if root.epoch == tail.epoch && root.state == RootState::Closed {
             Phase::Claim
@@ -58,34 +50,15 @@ impl Step<'_> {
         let machine = self.machine(index);
         machine.activities[volume].phase = phase;
         machine.activities[volume].root = root;
-        let tail = &mut machine.disk.tails[volume];
-        tail.intent = (0, 0);
-        // A set-back can undo the move, and what was read here: the next record looks once more.
-        tail.verified &= !intent;
-        tail.attached = phase != Phase::Fenced;
+        machine.disk.tails[volume].attached = phase != Phase::Fenced;
     }
 
-    /// Moves the version of a root that a former process of this host may still be updating.
-    pub(crate) fn move_root(&mut self, index: usize, volume: usize) {
-        self.get();
-        let (expected, _) = self.machine(index).disk.tails[volume].intent;
-        let root = &mut self.state.store.roots[volume];
-        if root.etag() == expected && self.rules.has(Rule::IntentMovesRoot) {
-            root.sequence += 1;
-            self.requests.puts += 1;
-        }
-        self.machine(index).disk.tails[volume].intent = (0, 0);
-        self.machine(index).activities[volume].phase = Phase::Idle;
-    }
-
-    /// Notes durably which root update is about to be sent.
-    pub(crate) fn intend(&mut self, index: usize, volume: usize, sent: Phase) {
+    /// A root update is ready to be sent.
+    pub(crate) fn sign(&mut self, index: usize, volume: usize, sent: Phase) {
         let machine = self.machine(index);
         let activity = &mut machine.activities[volume];
         activity.phase = sent;
         activity.update.writer = machine.bits;
-        let intent = (activity.root.etag(), activity.update.etag());
-        machine.disk.tails[volume].intent = intent;
     }
 
     /// Reads the root and prepares the claim of the next epoch.
@@ -111,7 +84,7 @@ impl Step<'_> {
         let activity = &mut self.machine(index).activities[volume];
         activity.root = root;
         activity.update = update;
-        self.intend(index, volume, Phase::ClaimSent);
+        self.sign(index, volume, Phase::ClaimSent);
     }
 
     pub(crate) fn send_claim(&mut self, index: usize, volume: usize) -> Checked<()> {
@@ -124,7 +97,6 @@ impl Step<'_> {
             Outcome::Lost => place.phase = Phase::Claim,
             Outcome::Won => place.root = activity.update,
         }
-        machine.disk.tails[volume].intent = (0, 0);
         if outcome == Outcome::Won {
             self.read_base(index, volume)?;
         }
@@ -300,7 +272,7 @@ impl Step<'_> {
         update.packs = activity.packs;
         update.lsn = length(&activity.content);
         activity.update = update;
-        self.intend(index, volume, Phase::AdoptSent);
+        self.sign(index, volume, Phase::AdoptSent);
     }
 
     pub(crate) fn send_adoption(&mut self, index: usize, volume: usize) -> Checked<()> {
@@ -316,7 +288,6 @@ impl Step<'_> {
         match outcome {
             Outcome::Unknown => return Ok(()),
             Outcome::Lost => {
-                machine.disk.tails[volume].intent = (0, 0);
                 machine.disk.tails[volume].attached = false;
                 machine.activities[volume].phase = Phase::GaveUp;
                 return Ok(());
@@ -356,7 +327,6 @@ fn serve(machine: &mut Machine, volume: usize, lsn: u8) {
         packs: [0; super::store::LSNS],
         verified: false,
         ended: false,
-        intent: (0, 0),
     };
     activity.phase = Phase::Live;
 }

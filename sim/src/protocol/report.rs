@@ -5,11 +5,11 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::action::sentence;
 use super::cost::{costs, rates};
 use super::rules::{Rule, Rules};
-use super::search::{Bounds, Findings, Model, Violation, breadth_first, walk};
-use super::worlds::{Build, Entry, FLEETS, WORLDS};
+use super::search::{Bounds, Findings, Model, Violation, breadth_first};
+use super::walks::{WALK_STEPS, Walks, fleets};
+use super::worlds::{Build, Entry, WORLDS};
 
 /// What is asked of a run.
 #[derive(Debug, Clone)]
@@ -20,7 +20,9 @@ pub struct Options {
     pub threads: usize,
     /// The first seed of the walks.
     pub seed: u64,
-    /// Only worlds whose name contains this; then no walks.
+    /// At most so many walks of each fleet.
+    pub walks: u64,
+    /// Only worlds and fleets whose name contains this.
     pub world: Option<String>,
     /// Print the schedule of each canary.
     pub trace: bool,
@@ -28,10 +30,6 @@ pub struct Options {
 
 /// No world of the table has as many; a search that gets here has left it.
 const STATES_MAX: u64 = 2_000_000;
-/// Actions of one walk.
-const WALK_STEPS: usize = 90;
-/// Walks between two looks at the time.
-const WALKS_AT_ONCE: u64 = 500;
 
 /// What one search came to, in words.
 pub(crate) struct Outcome {
@@ -103,11 +101,14 @@ pub fn run(options: &Options) -> bool {
     let begun = Instant::now();
     let searches = searches(options);
     let outcomes = search_all(&searches, options.threads);
-    let mut good = !searches.is_empty();
-    println!(
-        "{:16} {:>9} {:>6} {:>8}",
-        "world", "states", "steps", "time"
-    );
+    let fleets = fleets(options.world.as_deref().unwrap_or(""));
+    let mut good = !searches.is_empty() || !fleets.is_empty();
+    if !searches.is_empty() {
+        println!(
+            "{:16} {:>9} {:>6} {:>8}",
+            "world", "states", "steps", "time"
+        );
+    }
     for ((entry, canary), outcome) in searches.iter().zip(&outcomes) {
         good &= match canary {
             None => print_world(entry, outcome),
@@ -122,7 +123,16 @@ pub fn run(options: &Options) -> bool {
     );
     if options.world.is_none() {
         good &= print_costs();
-        good &= walk_fleets(options, begun);
+    }
+    if !fleets.is_empty() {
+        good &= print_walks(&Walks {
+            fleets,
+            first: options.seed,
+            most: options.walks,
+            threads: options.threads,
+            begun,
+            time: options.time,
+        });
     }
     good
 }
@@ -221,28 +231,17 @@ fn print_costs() -> bool {
     rates.puts <= 0.2 && rates.gets <= 0.2
 }
 
-/// Random walks through larger worlds until the time is up, at least one round of each.
-fn walk_fleets(options: &Options, begun: Instant) -> bool {
-    let mut seed = options.seed;
-    let mut walks = 0;
-    loop {
-        for (name, build) in FLEETS {
-            let world = build();
-            for seed in seed..seed + WALKS_AT_ONCE {
-                let found = walk(&world, seed, WALK_STEPS);
-                walks += 1;
-                if let Some((violation, actions)) = found.failure {
-                    println!("FAILED walk {seed} of {name}");
-                    let sentences = actions.into_iter().map(sentence).collect();
-                    print_schedule(&(violation, sentences));
-                    return false;
-                }
-            }
-        }
-        seed += WALKS_AT_ONCE;
-        if begun.elapsed() >= options.time {
-            println!("{walks} walks of {WALK_STEPS} actions, no violation");
-            return true;
-        }
-    }
+/// Random walks through larger worlds, as many as are asked for and the time suffices for.
+fn print_walks(walks: &Walks) -> bool {
+    let walked = walks.run();
+    let walks = walked.walks;
+    let Some(failed) = walked.into_failure() else {
+        println!("{walks} walks of {WALK_STEPS} actions, no violation");
+        return true;
+    };
+    let (fleet, seed) = (failed.fleet, failed.seed);
+    println!("FAILED walk {seed} of {fleet}");
+    print_schedule(&failed.failure);
+    println!("repeat with: cargo xtask sim --protocol --world {fleet} --seed {seed} --seeds 1");
+    false
 }

@@ -190,45 +190,49 @@ fn shrink<M: Model>(
 ) -> (Violation, Vec<M::Action>) {
     let mut length = schedule.len().div_ceil(2);
     while length > 0 {
+        let before = schedule.len();
         let mut from = 0;
         while from < schedule.len() {
             let to = (from + length).min(schedule.len());
             let fewer = [&schedule[..from], &schedule[to..]].concat();
-            if let Some(end) = replay(model, &fewer, violation) {
-                schedule = fewer;
-                schedule.truncate(end);
-            } else {
-                from = to;
+            match replay(model, &fewer, violation) {
+                Some(taken) => schedule = taken,
+                None => from = to,
             }
         }
-        length /= 2;
+        // One by one until nothing more can go: what goes late may free what was needed early.
+        if length > 1 || schedule.len() == before {
+            length /= 2;
+        }
     }
     (violation, schedule)
 }
 
-/// After how many actions the schedule breaks this promise; `None` if it does not, or cannot happen.
+/// The actions of the schedule that led to a breach of this promise; `None` if it is not broken.
+/// An action that cannot happen any more, since what made it possible was left out, is passed over.
 pub(crate) fn replay<M: Model>(
     model: &M,
     schedule: &[M::Action],
     expected: Violation,
-) -> Option<usize> {
+) -> Option<Vec<M::Action>> {
+    let is_expected = |violation: Violation| violation.promise == expected.promise;
     let mut state = model.initial();
     let mut actions = Vec::new();
-    for (done, action) in schedule.iter().enumerate() {
+    let mut taken = Vec::new();
+    for action in schedule {
         actions.clear();
         model.actions(&state, &mut actions);
         if !actions.contains(action) {
-            return None;
+            continue;
         }
-        match model.apply(&mut state, *action) {
-            Ok(()) => {}
-            Err(violation) => {
-                return (violation.promise == expected.promise).then_some(done + 1);
-            }
+        taken.push(*action);
+        if let Err(violation) = model.apply(&mut state, *action) {
+            return is_expected(violation).then_some(taken);
         }
     }
-    let settled = model.settle(&state).err();
-    settled
-        .is_some_and(|violation| violation.promise == expected.promise)
-        .then_some(schedule.len())
+    model
+        .settle(&state)
+        .err()
+        .filter(|violation| is_expected(*violation))
+        .map(|_| taken)
 }

@@ -30,8 +30,6 @@ pub(crate) struct Tail {
     pub(crate) verified: bool,
     /// Whether a record that ends the epoch may be in the log.
     pub(crate) ended: bool,
-    /// A root update that may be on its way: what it expects, and what it writes; 0 is none.
-    pub(crate) intent: (u32, u32),
 }
 
 /// A cache directory.
@@ -76,8 +74,6 @@ pub(crate) enum Phase {
     Idle,
     /// Serves a tail that this start continued; the root was not read yet.
     Checking,
-    /// An intent of an open that a former process did not finish.
-    Moving,
     Live,
     Claim,
     ClaimSent,
@@ -92,8 +88,12 @@ pub(crate) enum Phase {
     End,
     /// The root gets the packs of the records since its mark.
     Fold,
-    /// A merged pack is to be written.
+    /// A merged pack is to be written: it gets its number.
     Compact,
+    /// The merged pack is on its way.
+    PutObject,
+    /// A record of the own log is to name it.
+    Name,
     FoldReady,
     FoldSent,
     Close,
@@ -121,6 +121,8 @@ impl Phase {
                 | Phase::Live
                 | Phase::Fold
                 | Phase::Compact
+                | Phase::PutObject
+                | Phase::Name
                 | Phase::FoldReady
                 | Phase::FoldSent
         )
@@ -154,8 +156,10 @@ pub(crate) struct Activity {
     pub(crate) packs: u16,
     /// What comes after the end of the epoch.
     pub(crate) after: Phase,
-    /// Of a fold: the number of its object, which a floor must not pass. 255: none.
+    /// Of a fold: the number of its object. 255: none.
     pub(crate) object: u8,
+    /// Where the store has it.
+    pub(crate) place: u8,
 }
 
 impl Activity {
@@ -169,6 +173,7 @@ impl Activity {
         packs: 0,
         after: Phase::Idle,
         object: u8::MAX,
+        place: 0,
     };
 }
 
@@ -235,7 +240,6 @@ impl Machine {
                 packs: [0; LSNS],
                 verified: false,
                 ended: false,
-                intent: (0, 0),
             }; VOLUMES],
         },
         bits: 0,
@@ -252,6 +256,7 @@ impl Machine {
                 to: 0,
                 pack: 0,
             }; VOLUMES],
+            objects: [0; VOLUMES],
             below: [0; VOLUMES],
             previous: 0,
         },
@@ -270,12 +275,6 @@ impl Machine {
         self.record = Record::default();
         self.activities = [Activity::NONE; VOLUMES];
         self.number = 0;
-    }
-
-    /// Whether every root that an older session may be updating was moved.
-    pub(crate) fn has_moved_roots(&self) -> bool {
-        let moved = |phase| !matches!(phase, Phase::Checking | Phase::Moving);
-        self.activities.iter().all(|activity| moved(activity.phase))
     }
 }
 

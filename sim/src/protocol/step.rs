@@ -112,7 +112,6 @@ impl Step<'_> {
         let tail = &mut machine.disk.tails[volume];
         let still_owner = root.owner == machine.disk.host && root.epoch == tail.epoch;
         tail.attached = false;
-        tail.intent = (0, 0);
         machine.activities[volume].phase = Phase::Fenced;
         machine.activities[volume].object = NOBODY;
         if still_owner && !self.state.ghost.may_stop {

@@ -54,6 +54,8 @@ pub(crate) struct Record {
     /// Objects of the session below it that nothing names are abandoned.
     pub(crate) floor: u8,
     pub(crate) slices: [Slice; VOLUMES],
+    /// The object that a root update of each volume is about to name, plus 1; 0: none.
+    pub(crate) objects: [u8; VOLUMES],
     /// A fence: epochs of each volume below this are blocked.
     pub(crate) below: [u8; VOLUMES],
     pub(crate) previous: u32,
@@ -66,6 +68,11 @@ impl Record {
 
     pub(crate) fn digest(&self) -> u32 {
         fingerprint::digest(self)
+    }
+
+    /// Whether it says anything of the volume.
+    pub(crate) fn names(&self, volume: usize) -> bool {
+        self.slices[volume].epoch != 0 || self.below[volume] != 0 || self.objects[volume] != 0
     }
 }
 

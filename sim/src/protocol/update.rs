@@ -1,12 +1,12 @@
 //! Root updates of an owner: fold, close, restore in place; and what an owner does on a 404.
 //!
-//! Each leaves a durable intent first. A root of the same epoch that somebody else changed is
-//! merged, one that is ahead of the owner's own log was written by a clone.
+//! A root of the same epoch that somebody else changed is merged, one that is ahead of the owner's
+//! own log was written by a clone.
 
 use super::ghost::{DANGLING, Ghost, MIXED};
 use super::rules::Rule;
 use super::search::Checked;
-use super::state::{Activity, CommitPhase, Phase};
+use super::state::{Activity, CommitPhase, Phase, Tail};
 use super::step::{Outcome, Step};
 use super::store::{Content, NOBODY, Pack, Root, RootState};
 
@@ -16,7 +16,7 @@ impl Step<'_> {
         let packs = self.stored_packs(index, volume);
         let activity = self.note_position(index, volume);
         activity.packs = packs;
-        self.intend_fold(index, volume);
+        self.prepare_fold(index, volume);
     }
 
     /// Notes what the volume had at the last resolved position.
@@ -33,22 +33,33 @@ impl Step<'_> {
         activity
     }
 
-    /// Writes one merged pack of all that is stored, as an index fold with compaction does.
-    pub(crate) fn write_fold(&mut self, index: usize, volume: usize) -> Checked<()> {
-        let content = self.note_position(index, volume).content;
+    /// Begins a merged pack of all that is stored, as an index fold with compaction does.
+    pub(crate) fn number_object(&mut self, index: usize, volume: usize) {
+        self.note_position(index, volume);
+        let machine = self.machine(index);
+        let activity = &mut machine.activities[volume];
+        activity.object = machine.number;
+        activity.phase = Phase::PutObject;
+        machine.number += 1;
+    }
+
+    pub(crate) fn put_object(&mut self, index: usize, volume: usize) -> Checked<()> {
+        let in_log = self.rules.has(Rule::ObjectsInLog);
         let machine = &mut self.state.machines[index];
+        let activity = &mut machine.activities[volume];
         let mut pack = Pack {
             host: machine.disk.host,
             session: machine.disk.session,
             bits: machine.bits,
-            number: machine.number,
+            number: activity.object,
             ..Pack::default()
         };
-        pack.contents[volume] = content;
-        machine.number += 1;
-        let activity = &mut machine.activities[volume];
-        activity.object = pack.number;
-        activity.phase = Phase::FoldReady;
+        pack.contents[volume] = activity.content;
+        activity.phase = if in_log {
+            Phase::Name
+        } else {
+            Phase::FoldReady
+        };
         self.requests.puts += 1;
         let (place, created) = self.state.store.create_pack(pack);
         if created == super::store::Created::Exists && self.rules.has(Rule::PackIsReadBack) {
@@ -58,11 +69,23 @@ impl Step<'_> {
                 return self.stop(index);
             }
         }
-        self.machine(index).activities[volume].packs = 1 << place;
+        let activity = &mut self.machine(index).activities[volume];
+        (activity.place, activity.packs) = (place, 1 << place);
         Ok(())
     }
 
-    pub(crate) fn intend_fold(&mut self, index: usize, volume: usize) {
+    /// The object is named: it goes into the root, and beside it what was stored since it was cut,
+    /// so that the mark may pass the record that names it.
+    pub(crate) fn ready_fold(&mut self, index: usize, volume: usize) {
+        let machine = self.machine(index);
+        let (tail, activity) = (machine.disk.tails[volume], machine.activities[volume]);
+        let cut = super::store::length(&activity.content);
+        let since = Step::packs_of(&tail, cut);
+        self.note_position(index, volume).packs |= since;
+        self.prepare_fold(index, volume);
+    }
+
+    fn prepare_fold(&mut self, index: usize, volume: usize) {
         let activity = &mut self.machine(index).activities[volume];
         let mut update = activity.root;
         update.sequence += 1;
@@ -70,11 +93,11 @@ impl Step<'_> {
         update.lsn = super::store::length(&activity.content);
         update.packs = activity.packs;
         activity.update = update;
-        self.intend(index, volume, Phase::FoldSent);
+        self.sign(index, volume, Phase::FoldSent);
     }
 
     /// Closes: the root gets what the records since its mark hold, and no owner.
-    pub(crate) fn intend_close(&mut self, index: usize, volume: usize) {
+    pub(crate) fn prepare_close(&mut self, index: usize, volume: usize) {
         let packs = self.stored_packs(index, volume);
         let machine = self.machine(index);
         let activity = &mut machine.activities[volume];
@@ -97,11 +120,11 @@ impl Step<'_> {
         } else {
             Phase::CloseSent
         };
-        self.intend(index, volume, sent);
+        self.sign(index, volume, sent);
     }
 
     /// Goes back to LSN 1. What follows is void, and LSNs go on.
-    pub(crate) fn intend_restore(&mut self, index: usize, volume: usize) {
+    pub(crate) fn prepare_restore(&mut self, index: usize, volume: usize) {
         let packs = self.stored_packs(index, volume);
         let raises = self.rules.has(Rule::RestoreRaisesEpoch);
         let machine = self.machine(index);
@@ -120,7 +143,7 @@ impl Step<'_> {
             update.lsn = 1;
         }
         activity.update = update;
-        self.intend(index, volume, Phase::RestoreSent);
+        self.sign(index, volume, Phase::RestoreSent);
     }
 
     /// Packs of the root, and of the records since, as the host knows them.
@@ -128,11 +151,14 @@ impl Step<'_> {
         let machine = &self.state.machines[index];
         let tail = machine.disk.tails[volume];
         let root = machine.activities[volume].root;
-        let range = root.lsn.min(tail.stored) as usize..tail.stored as usize;
-        tail.packs[range]
-            .iter()
-            .filter(|pack| **pack != 0)
-            .fold(root.packs, |packs, pack| packs | 1 << (pack - 1))
+        root.packs | Step::packs_of(&tail, root.lsn)
+    }
+
+    /// Packs of what a tail has stored since this LSN.
+    fn packs_of(tail: &Tail, lsn: u8) -> u16 {
+        let range = lsn.min(tail.stored) as usize..tail.stored as usize;
+        let packs = tail.packs[range].iter().filter(|pack| **pack != 0);
+        packs.fold(0, |packs, pack| packs | 1 << (pack - 1))
     }
 
     /// Sends an owner's update.
@@ -152,7 +178,6 @@ impl Step<'_> {
         let machine = &mut self.state.machines[index];
         let activity = &mut machine.activities[volume];
         let tail = &mut machine.disk.tails[volume];
-        tail.intent = (0, 0);
         activity.root = activity.update;
         activity.object = NOBODY;
         match activity.phase {
@@ -183,17 +208,25 @@ impl Step<'_> {
         if root.epoch < tail.epoch || self.is_foreign(index, volume) {
             return self.stop(index);
         }
-        // Same owner, same epoch, nothing that we do not know: a moved version. Once more.
+        self.update_again(index, volume, root);
+        Ok(())
+    }
+
+    /// Same owner, same epoch, nothing that we do not know: a moved version. The update once more.
+    fn update_again(&mut self, index: usize, volume: usize, root: Root) {
+        let anew = self.rules.has(Rule::MovedBeginsAgain);
         let activity = &mut self.machine(index).activities[volume];
         activity.root = root;
         activity.phase = match activity.phase {
             Phase::CloseSent => Phase::Close,
             Phase::DeleteSent => Phase::Delete,
             Phase::RestoreSent => Phase::Restore,
-            _ if activity.object == NOBODY => Phase::Fold,
+            Phase::FoldSent if activity.object == NOBODY => Phase::Fold,
+            // The root may have passed the record that names the object, the low mark followed, and
+            // the object is garbage.
+            _ if anew => Phase::Compact,
             _ => Phase::FoldReady,
         };
-        Ok(())
     }
 
     /// Whether a root of the owner's own epoch is ahead of what the owner wrote, which is a clone's
@@ -252,7 +285,10 @@ impl Step<'_> {
         if seen != tail.data {
             return Err(MIXED);
         }
-        self.state.machines[index].activities[volume].root = root;
+        // An update under way meets the new version by itself.
+        if self.machine(index).activities[volume].phase == Phase::Live {
+            self.machine(index).activities[volume].root = root;
+        }
         Ok(())
     }
 }

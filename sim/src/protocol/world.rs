@@ -52,6 +52,26 @@ impl World {
         World::begin(&mut self.initial, self.rules, machine, volume, job);
     }
 
+    /// Lets a world begin with a copy of a machine's cache directory on another.
+    pub(crate) fn copy_directory(&mut self, from: usize, to: usize) {
+        World::clone_machine(&mut self.initial, from, to, false);
+    }
+
+    /// Lets a world begin where a machine has come so far with a volume, undisturbed.
+    pub(crate) fn run_until(&mut self, machine: usize, volume: usize, phase: Phase) {
+        let mut state = self.initial.clone();
+        while state.machines[machine].activities[volume].phase != phase {
+            let mut step = self.undisturbed(&mut state);
+            let done = if action::can_work(step.state, machine, volume) {
+                World::work(&mut step, machine, volume)
+            } else {
+                step.commit(machine)
+            };
+            assert!(done.is_ok(), "a world begins with a breach: {done:?}");
+        }
+        self.initial = state;
+    }
+
     fn spend_fault(state: &mut State, fault: Fault, is_update: bool) {
         match fault {
             Fault::None => {}
@@ -112,7 +132,6 @@ impl World {
     pub(crate) fn work(step: &mut Step<'_>, index: usize, volume: usize) -> Checked<()> {
         match step.machine(index).activities[volume].phase {
             Phase::Checking => step.check_tail(index, volume),
-            Phase::Moving => step.move_root(index, volume),
             Phase::Claim => step.claim(index, volume),
             Phase::ClaimSent => return step.send_claim(index, volume),
             Phase::Low => return step.read_low(index, volume),
@@ -122,10 +141,11 @@ impl World {
             Phase::Adopt => step.adopt(index, volume),
             Phase::AdoptSent => return step.send_adoption(index, volume),
             Phase::Fold => step.fold(index, volume),
-            Phase::Compact => return step.write_fold(index, volume),
-            Phase::FoldReady => step.intend_fold(index, volume),
-            Phase::Close | Phase::Delete => step.intend_close(index, volume),
-            Phase::Restore => step.intend_restore(index, volume),
+            Phase::Compact => step.number_object(index, volume),
+            Phase::PutObject => return step.put_object(index, volume),
+            Phase::FoldReady => step.ready_fold(index, volume),
+            Phase::Close | Phase::Delete => step.prepare_close(index, volume),
+            Phase::Restore => step.prepare_restore(index, volume),
             Phase::FoldSent | Phase::CloseSent | Phase::DeleteSent | Phase::RestoreSent => {
                 return step.send_update(index, volume);
             }
@@ -133,7 +153,12 @@ impl World {
             Phase::ForkPin => step.put_pin(index, volume, volume + 1),
             Phase::ForkLook => step.look_after_pin(index, volume),
             Phase::ForkRoot => step.make_child(index, volume, volume + 1),
-            Phase::End | Phase::Idle | Phase::Live | Phase::Fenced | Phase::GaveUp => {}
+            Phase::End
+            | Phase::Name
+            | Phase::Idle
+            | Phase::Live
+            | Phase::Fenced
+            | Phase::GaveUp => {}
         }
         Ok(())
     }
@@ -299,11 +324,10 @@ impl World {
 
     /// Lets every machine finish what it is at. False: somebody still works after all that time.
     fn rest(&self, state: &mut State) -> Checked<bool> {
-        let ends = self.rules.has(Rule::SessionEndsAfterRoots);
         for _ in 0..REST_STEPS {
             let mut worked = false;
             for index in 0..state.machines.len() {
-                if can_commit(&state.machines[index], ends, state.store.has_room()) {
+                if can_commit(&state.machines[index], state.store.has_room()) {
                     self.step(state, Fault::None).commit(index)?;
                     worked = true;
                 }

@@ -3,7 +3,7 @@
 use super::action::Job;
 use super::peers::PeerWorld;
 use super::rules::{Rule, Rules};
-use super::state::{Budget, State};
+use super::state::{Budget, Phase, State};
 use super::store::{Pack, Record, RecordKind, Slice};
 use super::world::{Judgement, World, attach, host};
 
@@ -133,7 +133,7 @@ fn many_take_overs() -> World {
     world.judgement.still = true;
     for volume in 0..3 {
         let activity = &mut world.initial.machines[1].activities[volume];
-        activity.phase = super::state::Phase::Claim;
+        activity.phase = Phase::Claim;
     }
     world
 }
@@ -287,6 +287,29 @@ fn dead_session() -> World {
     world
 }
 
+/// A copy of the directory starts a session of its own while the original is at a merged pack.
+fn clone_and_collector() -> World {
+    let mut world = world(1, 1, 1);
+    world.initial.budget.passes = 1;
+    committed(&mut world, &[(0, 1)]);
+    world.copy_directory(0, 1);
+    world.begin_in(0, 0, Job::Compact);
+    world
+}
+
+/// The copy begins when the object is named; it folds, and the low mark passes that record.
+fn clone_and_fold() -> World {
+    let mut world = world(1, 1, 1);
+    world.initial.budget.passes = 1;
+    world.initial.budget.low_marks = 1;
+    committed(&mut world, &[(0, 1)]);
+    world.begin_in(0, 0, Job::Compact);
+    world.run_until(0, 0, Phase::FoldReady);
+    world.copy_directory(0, 1);
+    ask(&mut world, 1, 0, &[Job::Fold]);
+    world
+}
+
 fn missing_base() -> World {
     let mut world = world(2, 1, 2);
     world.initial.budget.passes = 1;
@@ -401,7 +424,7 @@ fn image_fleet() -> World {
 }
 
 /// A world for random walks, by name.
-type Fleet = (&'static str, fn() -> World);
+pub(crate) type Fleet = (&'static str, fn() -> World);
 
 /// All of them.
 pub(crate) const FLEETS: &[Fleet] = &[
@@ -434,7 +457,7 @@ pub(crate) const WORLDS: &[Entry] = &[
     entry!("directory-clone", Hosts directory_clone, 4, "A's cache directory is copied, both are started",
         [("b", DigestsDecide)]),
     entry!("retirement", Hosts retirement, 4, "B takes V, A is retired, A wakes up",
-        []),
+        [("", RetiresUnnamed)]),
     entry!("clone-and-low", Hosts clone_and_low, 16, "a copy of A's directory commits, folds, and the low mark follows; A wakes up",
         [("c", LowAfterWin)]),
     entry!("back-again", Hosts back_again, 8, "V goes from A to B to A",
@@ -468,7 +491,11 @@ pub(crate) const WORLDS: &[Entry] = &[
     entry!("close", Hosts close, 4, "A closes V, is killed and goes on; requests are late",
         [("q", EndedReopens)]),
     entry!("dead-session", Hosts dead_session, 8, "A folds V, is killed, commits W; the collector follows, the fold lands late",
-        [("r", SessionEndsAfterRoots), ("", IntentMovesRoot)]),
+        [("r", ObjectsInLog)]),
+    entry!("clone-and-collector", Hosts clone_and_collector, 4, "a copy of A's directory commits; the collector follows, A compacts V",
+        [("", ObjectsInLog)]),
+    entry!("clone-and-fold", Hosts clone_and_fold, 64, "a copy of A's directory folds V; the low mark and the collector follow, A compacts V",
+        [("", MovedBeginsAgain)]),
     entry!("missing-base", Hosts missing_base, 16, "B takes V and folds it; the base is collected, A reads",
         [("t", OtherEpochFences)]),
     entry!("outage", Hosts outage, 1, "A is killed and started while the store is away",

@@ -298,8 +298,10 @@ fn simulator_steps() -> Vec<Step> {
             background: false,
             output: Output::All,
             limit: minutes(10),
+            // Bounded by a count, as the seeds above; the time is for a machine that hangs.
             run: Box::new(|times| {
-                simulator(&["--protocol", "--seconds", &(20 * times).to_string()])
+                let (seconds, walks) = ((480 * times).to_string(), (250_000 * times).to_string());
+                simulator(&["--protocol", "--seconds", &seconds, "--seeds", &walks])
             }),
         },
         Step {
