@@ -51,6 +51,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "upload_begins_at_the_recovery_point",
     "log_is_read_one_place_at_a_time",
     "panic_passed_over",
+    "read_ahead_first",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

@@ -22,6 +22,7 @@ use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
+use crate::store::streams::Streams;
 use crate::units::{HostId, VolumeId};
 
 /// What recovery and the driver give to make a host.
@@ -57,6 +58,7 @@ pub(crate) struct Engine {
     session_ring: OnceLock<Ring>,
     pub(crate) cache: Cache,
     pub(crate) fetches: FetchTable,
+    pub(crate) streams: Streams,
     pub(crate) space: Space,
     pub(crate) reclaim: Signal,
     reclaim_requests: AtomicU64,
@@ -111,6 +113,7 @@ impl Engine {
             session_ring: OnceLock::new(),
             cache: Cache::new(options.memory_bytes, options.cache_bytes),
             fetches: FetchTable::default(),
+            streams: Streams::new(options.memory_bytes),
             space: Space::default(),
             reclaim: Signal::default(),
             reclaim_requests: AtomicU64::new(0),

@@ -33,6 +33,7 @@ use crate::request::tail::{Inner, Tail};
 use crate::request::watermark::Watermarks;
 use crate::store::fetch;
 use crate::store::fetch_table::{FetchTarget, chunk_key};
+use crate::store::read_ahead;
 use crate::store::volume_spec::VolumeInfo;
 use crate::units::{Lsn, Span};
 
@@ -143,7 +144,7 @@ impl Volume {
             chunks: SmallVec::new(),
         };
         let mut needs = Needs::default();
-        {
+        let span = {
             let inner = self.tail.lock();
             let span = match self.check(&inner, sector, u64::from(sectors)) {
                 Ok(span) if span.is_empty() => return Step::Done(Ok(())),
@@ -159,9 +160,17 @@ impl Volume {
                 Location::Zero => plan.add(span, part, Place::Hole),
                 Location::Below => self.lookup_index(&inner, span, part, &mut plan, &mut needs),
             });
-        }
+            span
+        };
         if needs.damaged {
             return Step::Done(Err(ErrorKind::Io));
+        }
+        let has_waited = !needs.targets.is_empty();
+        if has_waited || !plan.chunks.is_empty() {
+            let streams = &self.engine.streams;
+            if let Some(ahead) = streams.observe(self.tail.id(), span, has_waited) {
+                read_ahead::start(&self.engine, &self.tail, ahead);
+            }
         }
         if needs.targets.is_empty() {
             // The cache's lock is everybody's: a read of the log alone has no business there.

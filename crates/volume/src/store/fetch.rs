@@ -5,13 +5,15 @@
 //! the store is unreachable a fetch waits and tries again (S10); bytes that fail their checksum
 //! twice are an I/O error and are never served (S8).
 
+use std::future::Future;
 use std::sync::Arc;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::FileId;
 
-use crate::driver::ComputeKind;
+use crate::cache::ChunkKey;
+use crate::driver::{ComputeKind, DiskOp};
 use crate::engine::Engine;
 use crate::object::FormatError;
 use crate::object::pack::Chunk;
@@ -41,12 +43,14 @@ pub(crate) fn request(
         .register(tail.id(), targets, waker, now, |key| {
             engine.cache.contains(key)
         })?;
-    for group in grouped(missing.chunks) {
+    for group in grouped(missing.chunks, RANGE_BYTES_MAX) {
         let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
-        engine
-            .clone()
-            .jobs
-            .spawn(async move { fetch_chunks(&engine, &tail, group).await });
+        engine.fetches.begin_request();
+        engine.clone().jobs.spawn(async move {
+            fetch_chunks(&engine, &tail, group).await;
+            engine.fetches.end_request();
+            engine.streams.on_fetched(false);
+        });
     }
     for (number, block) in missing.pages {
         let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
@@ -60,9 +64,11 @@ pub(crate) fn request(
     Ok(())
 }
 
-/// Chunks of one pack that lie close together, in order of their offset.
-fn grouped(mut chunks: Vec<Arc<Chunk>>) -> Vec<Vec<Arc<Chunk>>> {
+/// Chunks of one pack that lie close together, in order of their offset; a group fits a range of `bytes_max`
+/// unless it is one chunk.
+pub(crate) fn grouped(mut chunks: Vec<Arc<Chunk>>, bytes_max: u64) -> Vec<Vec<Arc<Chunk>>> {
     chunks.sort_by_key(|chunk| (chunk.pack, chunk.offset));
+    chunks.dedup_by_key(|chunk| (chunk.pack, chunk.offset));
     let mut groups: Vec<Vec<Arc<Chunk>>> = Vec::new();
     for chunk in chunks {
         let joins = groups.last().is_some_and(|group| {
@@ -72,7 +78,7 @@ fn grouped(mut chunks: Vec<Arc<Chunk>>) -> Vec<Vec<Arc<Chunk>>> {
             }
             let gap = u64::from(chunk.offset).saturating_sub(end_of(last));
             let range = u64::from(chunk.offset) + u64::from(chunk.stored) - u64::from(first.offset);
-            gap <= GAP_BYTES && range <= RANGE_BYTES_MAX
+            gap <= GAP_BYTES && range <= bytes_max
         });
         match groups.last_mut().filter(|_| joins) {
             Some(group) => group.push(chunk),
@@ -86,7 +92,8 @@ fn end_of(chunk: &Chunk) -> u64 {
     u64::from(chunk.offset) + u64::from(chunk.stored)
 }
 
-async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chunk>>) {
+/// Fetches chunks that [`grouped`] put together, and wakes who waits for them once all are here.
+pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chunk>>) {
     let (first, last) = (&group[0], &group[group.len() - 1]);
     let start = u64::from(first.offset);
     let len = end_of(last) - start;
@@ -97,24 +104,28 @@ async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chu
             .map(|_| Err(OpenFailure::Read(error)))
             .collect(),
     };
+    let mut storing = Vec::new();
     for (chunk, content) in group.iter().zip(contents) {
-        let key = FetchKey::Chunk(chunk_key(chunk));
         let content = match content {
             Ok(content) => Ok(content),
             Err(OpenFailure::Read(error)) => Err(error),
             Err(OpenFailure::Damaged(error)) => open_again(engine, tail, chunk, &error).await,
         };
-        let result = match content {
-            Ok(content) => store_in_memory(engine, chunk, content).await,
-            Err(error) => Err(error),
-        };
+        storing.push(content.map(|content| store_in_memory(engine, chunk, content)));
         if canary::active!("fetch_over_newer_write") {
             tail.lock().layers.top.remove(chunk.span, |_, _| {});
         }
-        engine
-            .fetches
-            .complete(key, result, engine.jobs.now().mono_ns);
     }
+    // All writes are under way by now.
+    let mut ended = Vec::new();
+    for (chunk, storing) in group.iter().zip(storing) {
+        let result = match storing {
+            Ok(storing) => storing.await,
+            Err(error) => Err(error),
+        };
+        ended.push((FetchKey::Chunk(chunk_key(chunk)), result));
+    }
+    engine.fetches.complete(ended, engine.jobs.now().mono_ns);
 }
 
 /// Why a chunk has no content.
@@ -178,45 +189,60 @@ async fn open_again(
     }
 }
 
-/// Puts content into the memory file; the disk cache follows behind.
-async fn store_in_memory(
+/// Puts content into the memory file, by a write that is asked for at once; the disk cache follows behind.
+fn store_in_memory(
     engine: &Arc<Engine>,
     chunk: &Chunk,
     mut content: Vec<u8>,
-) -> Result<(), ErrorKind> {
+) -> impl Future<Output = Result<(), ErrorKind>> + Send + use<> {
     let (key, bytes) = (chunk_key(chunk), content.len() as u64);
     content.resize(content.len().next_multiple_of(4096), 0);
     let now = engine.jobs.now().mono_ns;
-    let Some(allocation) = engine.cache.allocate_in_memory(key, bytes, now) else {
-        return Err(ErrorKind::Io);
-    };
-    if let Err(error) = engine
-        .port
-        .write(FileId::MEMORY, allocation.offset, content.clone())
-        .await
-    {
-        tracing::error!(error = error.0, "fetched bytes could not be kept in memory");
-        engine.cache.cancel(allocation);
-        return Err(ErrorKind::Io);
-    }
-    engine.cache.fill(allocation, now);
-    if let Some(allocation) = engine.cache.allocate_on_disk(key, bytes, now) {
-        let engine = Arc::clone(engine);
-        engine.clone().jobs.spawn(async move {
-            match engine
-                .port
-                .write(FileId::CACHE, allocation.offset, content)
-                .await
-            {
-                Ok(()) => engine.cache.fill(allocation, 0),
-                Err(error) => {
-                    tracing::warn!(error = error.0, "the cache disk does not take writes");
-                    engine.cache.cancel(allocation);
-                }
-            }
+    let engine = Arc::clone(engine);
+    let writing = engine
+        .cache
+        .allocate_in_memory(key, bytes, now)
+        .map(|allocation| {
+            let (file, offset) = (FileId::MEMORY, allocation.offset);
+            let data = content.clone();
+            (
+                allocation,
+                engine.port.disk(DiskOp::Write { file, offset, data }),
+            )
         });
+    async move {
+        let (allocation, written) = writing.ok_or(ErrorKind::Io)?;
+        if let Err(error) = written.await {
+            tracing::error!(error = error.0, "fetched bytes could not be kept in memory");
+            engine.cache.cancel(allocation);
+            return Err(ErrorKind::Io);
+        }
+        engine.cache.fill(allocation, now);
+        copy_to_disk(&engine, key, content);
+        Ok(())
     }
-    Ok(())
+}
+
+fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
+    let now = engine.jobs.now().mono_ns;
+    let bytes = content.len() as u64;
+    let Some(allocation) = engine.cache.allocate_on_disk(key, bytes, now) else {
+        return;
+    };
+    let engine = Arc::clone(engine);
+    engine.clone().jobs.spawn(async move {
+        match engine
+            .port
+            .write(FileId::CACHE, allocation.offset, content)
+            .await
+        {
+            Ok(()) => engine.cache.fill(allocation, 0),
+            Err(error) => {
+                tracing::warn!(error = error.0, "the cache disk does not take writes");
+                engine.cache.cancel(allocation);
+            }
+        }
+    });
 }
 
 async fn fetch_page(engine: &Arc<Engine>, tail: &Arc<Tail>, number: u64, block: BlockRef) {
@@ -228,7 +254,7 @@ async fn fetch_page(engine: &Arc<Engine>, tail: &Arc<Tail>, number: u64, block: 
     });
     engine
         .fetches
-        .complete(key, result, engine.jobs.now().mono_ns);
+        .complete([(key, result)], engine.jobs.now().mono_ns);
 }
 
 /// A page's content, read from the store.

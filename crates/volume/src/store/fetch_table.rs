@@ -4,6 +4,7 @@
 //! themselves are [`super::fetch`]'s.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
@@ -41,6 +42,8 @@ struct State {
 #[derive(Debug, Default)]
 pub(crate) struct FetchTable {
     state: Mutex<State>,
+    /// Requests to the store in flight that clients wait for.
+    client_requests: AtomicUsize,
 }
 
 pub(crate) fn chunk_key(chunk: &Chunk) -> ChunkKey {
@@ -111,6 +114,41 @@ impl FetchTable {
         Ok(missing)
     }
 
+    /// Registers chunks that nobody waits for yet; those that are not in flight and not here are returned,
+    /// for the caller to fetch.
+    pub(crate) fn register_ahead(
+        &self,
+        chunks: Vec<Arc<Chunk>>,
+        is_cached: impl Fn(ChunkKey) -> bool,
+    ) -> Vec<Arc<Chunk>> {
+        let mut state = lock(&self.state);
+        let mut missing = Vec::new();
+        for chunk in chunks {
+            let key = FetchKey::Chunk(chunk_key(&chunk));
+            let is_known = state.in_flight.contains_key(&key) || state.failed.contains_key(&key);
+            if !is_known && !is_cached(chunk_key(&chunk)) {
+                state.in_flight.insert(key, Vec::new());
+                missing.push(chunk);
+            }
+        }
+        missing
+    }
+
+    /// A request to the store that a client waits for begins.
+    pub(crate) fn begin_request(&self) {
+        self.client_requests.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// It ended.
+    pub(crate) fn end_request(&self) {
+        self.client_requests.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether clients wait for requests of their own.
+    pub(crate) fn clients_wait(&self) -> bool {
+        self.client_requests.load(Ordering::Acquire) > 0
+    }
+
     /// Wakes all waiters to plan again: the volume of some of them was closed or fenced.
     pub(crate) fn wake(&self) {
         let mut state = lock(&self.state);
@@ -123,10 +161,15 @@ impl FetchTable {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// The fetch of `key` has ended: wakes its waiters to plan again.
-    pub(crate) fn complete(&self, key: FetchKey, result: Result<(), ErrorKind>, now: u64) {
-        let waiters = {
-            let mut state = lock(&self.state);
+    /// The fetches of these keys have ended: wakes their waiters to plan again, each once.
+    pub(crate) fn complete(
+        &self,
+        ended: impl IntoIterator<Item = (FetchKey, Result<(), ErrorKind>)>,
+        now: u64,
+    ) {
+        let mut woken: Vec<Waker> = Vec::new();
+        let mut state = lock(&self.state);
+        for (key, result) in ended {
             // A fetch that was given up says nothing about the object: whoever opens the volume
             // again fetches it anew.
             if let Err(error) = result
@@ -134,8 +177,13 @@ impl FetchTable {
             {
                 state.failed.insert(key, (error, now + FAILURE_NS));
             }
-            state.in_flight.remove(&key).unwrap_or_default()
-        };
-        waiters.into_iter().for_each(Waker::wake);
+            for waker in state.in_flight.remove(&key).unwrap_or_default() {
+                if !woken.iter().any(|other| other.will_wake(&waker)) {
+                    woken.push(waker);
+                }
+            }
+        }
+        drop(state);
+        woken.into_iter().for_each(Waker::wake);
     }
 }

@@ -4,7 +4,8 @@
 //! ones; [`open`] takes a volume's epoch and gives it back, [`load_index`] reads its index; [`upload`]
 //! brings the log's bytes to the store: [`log_reads`] reads them, [`packing`] puts them into packs,
 //! [`fold`] merges deltas into index pages on the way; [`roots`] reads and replaces a volume's root; [`fetch`] brings chunks and pages into memory, for
-//! the waiters in [`fetch_table`]; [`objects`] makes the single requests of them all.
+//! the waiters in [`fetch_table`]; [`read_ahead`] fetches what sequential readers, which [`streams`] knows, will ask for
+//! next; [`objects`] makes the single requests of them all.
 
 pub(crate) mod catalog;
 pub(crate) mod fetch;
@@ -15,9 +16,11 @@ pub(crate) mod log_reads;
 pub(crate) mod objects;
 pub(crate) mod open;
 pub(crate) mod packing;
+pub(crate) mod read_ahead;
 pub(crate) mod recovery_point;
 pub(crate) mod rescue;
 pub(crate) mod roots;
+pub(crate) mod streams;
 pub(crate) mod upload;
 pub(crate) mod upload_state;
 pub(crate) mod volume_spec;

@@ -36,6 +36,8 @@ pub(crate) struct Lasting {
     pub(crate) bytes_read: u64,
     /// How long the store takes for each request, in virtual milliseconds.
     pub(crate) store_ms: u64,
+    /// It takes one after the other.
+    pub(crate) store_serial: bool,
     /// The store does not answer.
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.
@@ -295,7 +297,10 @@ impl World {
             for Request { id, op } in requests {
                 let outcome = match op {
                     RequestOp::Store(op) if self.lasting.store_ms > 0 => {
-                        let due = self.now_ns + self.lasting.store_ms * 1_000_000;
+                        let last = self.at_work.iter().map(|(due, ..)| *due).max();
+                        let begins = last.filter(|_| self.lasting.store_serial);
+                        let begins = begins.unwrap_or(self.now_ns).max(self.now_ns);
+                        let due = begins + self.lasting.store_ms * 1_000_000;
                         self.at_work.push((due, id, op));
                         continue;
                     }

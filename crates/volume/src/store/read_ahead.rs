@@ -1,0 +1,104 @@
+//! Read-ahead: what a sequential reader will ask for next is fetched before it asks.
+//!
+//! How far ahead is for [`super::streams`] to say. What is fetched here is no other than what a client's read
+//! would fetch: a client that needs it meanwhile waits for that request and causes no second one.
+
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::engine::Engine;
+use crate::map::index::IndexEntry;
+use crate::map::layers::Location;
+use crate::object::pack::Chunk;
+use crate::request::tail::Tail;
+use crate::store::fetch;
+use crate::store::fetch_table::{FetchTarget, chunk_key};
+use crate::units::Span;
+
+/// Sectors looked up under one hold of a tail's lock: 256 extents of a block.
+const LOOKUP_SECTORS: u64 = 2048;
+/// The longest range of one request: short enough that a client's request does not wait long behind it.
+const RANGE_BYTES_MAX: u64 = 1 << 20;
+
+/// Starts to fetch what the store has of `span` and this host has not.
+pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>, span: Span) {
+    let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
+    engine.clone().jobs.spawn(async move {
+        let mut found = Vec::new();
+        let mut start = span.start;
+        while start < span.end {
+            let end = span.end.min(start + LOOKUP_SECTORS);
+            let Some(chunks) = find_missing(&engine, &tail, Span { start, end }).await else {
+                return;
+            };
+            found.extend(chunks);
+            start = end;
+        }
+        fetch_all(&engine, &tail, found).await;
+    });
+}
+
+/// The chunks of `span` that are not here, once the index pages that name them are. None: the volume is
+/// served no more, or its index cannot be read.
+async fn find_missing(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    span: Span,
+) -> Option<Vec<Arc<Chunk>>> {
+    std::future::poll_fn(|cx| {
+        let (mut chunks, mut pages) = (Vec::new(), Vec::new());
+        {
+            let inner = tail.lock();
+            if inner.serving().is_err() {
+                return Poll::Ready(None);
+            }
+            inner.layers.lookup(span, &mut |part, found| {
+                if found != Location::Below {
+                    return;
+                }
+                inner.index.lookup(part, &mut |_, stored| match stored {
+                    IndexEntry::Part(part) if !engine.cache.contains(chunk_key(&part.chunk)) => {
+                        chunks.push(Arc::clone(&part.chunk));
+                    }
+                    IndexEntry::Unloaded(number) => {
+                        if let Some(block) = inner.index.directory.get(&number).copied() {
+                            pages.push(FetchTarget::Page { number, block });
+                        }
+                    }
+                    IndexEntry::Part(_) | IndexEntry::Hole | IndexEntry::Damaged => {}
+                });
+            });
+        }
+        if pages.is_empty() {
+            return Poll::Ready(Some(chunks));
+        }
+        match fetch::request(engine, tail, pages, cx.waker()) {
+            Ok(()) => Poll::Pending,
+            Err(_) => Poll::Ready(None),
+        }
+    })
+    .await
+}
+
+async fn fetch_all(engine: &Arc<Engine>, tail: &Arc<Tail>, chunks: Vec<Arc<Chunk>>) {
+    for group in fetch::grouped(chunks, RANGE_BYTES_MAX) {
+        engine.streams.admit(&engine.fetches).await;
+        let missing = engine
+            .fetches
+            .register_ahead(group, |key| engine.cache.contains(key));
+        // What a client fetches by now may stand between two of them.
+        let mut groups = fetch::grouped(missing, RANGE_BYTES_MAX).into_iter();
+        let Some(first) = groups.next() else {
+            engine.streams.on_fetched(true);
+            continue;
+        };
+        let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
+        engine.clone().jobs.spawn(async move {
+            fetch::fetch_chunks(&engine, &tail, first).await;
+            for group in groups {
+                fetch::fetch_chunks(&engine, &tail, group).await;
+            }
+            engine.streams.on_fetched(true);
+        });
+    }
+}

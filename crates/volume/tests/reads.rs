@@ -1,0 +1,194 @@
+//! Reads of what is only in the store: how many requests they take, and how long they wait.
+//!
+//! The store answers each request after 30 virtual milliseconds, and any number side by side.
+
+use std::collections::BTreeMap;
+
+use blkmq::io::{Backend, Op, Step};
+use volume::{Options, Volume};
+
+mod support;
+use support::{Lasting, World, waker};
+
+const VOLUME_BYTES: u64 = 32 << 20;
+const CHUNK: usize = 64 << 10;
+const STORE_MS: u64 = 30;
+
+fn options() -> Options {
+    Options {
+        log_bytes: 128 << 20,
+        segment_bytes: 1 << 20,
+        memory_bytes: 32 << 20,
+        cache_bytes: 0,
+        pack_bytes: 8 << 20,
+        ..Options::default()
+    }
+}
+
+/// Bytes that do not compress, and differ from sector to sector.
+fn content(bytes: usize) -> Vec<u8> {
+    let mut rng = fastrand::Rng::with_seed(11);
+    std::iter::repeat_with(|| rng.u8(..)).take(bytes).collect()
+}
+
+/// A volume that is wholly in the store, opened on a host that has nothing of it, and its content.
+fn cold_volume() -> (World, Volume, Vec<u8>) {
+    let mut world = start(Lasting::default());
+    world.create("disk", VOLUME_BYTES);
+    let volume = world.open("disk");
+    let bytes = content(VOLUME_BYTES as usize);
+    for (nth, part) in bytes.chunks(1 << 20).enumerate() {
+        let (sector, sectors) = (nth as u64 * 2048, 2048);
+        let op = Op::Write {
+            sector,
+            sectors,
+            fua: false,
+        };
+        world.request(&volume, op, &mut part.to_vec()).unwrap();
+        if nth % 8 == 7 {
+            world.sync(&volume);
+        }
+    }
+    let answer = world.host.close_volume(&volume);
+    world.wait(|_| answer.try_take()).unwrap();
+    drop(volume);
+    let mut left = world.kill();
+    left.files.clear();
+    left.rings.lose_all();
+    let mut world = start(left);
+    let volume = world.open("disk");
+    world.lasting.store_ms = STORE_MS;
+    world.lasting.store_requests = BTreeMap::new();
+    (world, volume, bytes)
+}
+
+fn start(lasting: Lasting) -> World {
+    World::try_start(lasting, options()).unwrap_or_else(|e| panic!("{}", e.0))
+}
+
+fn ranges(world: &World) -> usize {
+    let count = world.lasting.store_requests.get("range");
+    count.copied().unwrap_or_default()
+}
+
+fn ms(world: &World) -> u64 {
+    world.now_ns / 1_000_000
+}
+
+/// Reads `range` of the volume in steps and compares it.
+fn read_through(
+    world: &mut World,
+    volume: &Volume,
+    bytes: &[u8],
+    range: std::ops::Range<usize>,
+    step: usize,
+) {
+    for at in range.step_by(step) {
+        let found = world.read(volume, at as u64 / 512, step);
+        assert!(found == bytes[at..at + step], "other bytes at {at}");
+    }
+}
+
+#[test]
+fn a_sequential_reader_waits_for_the_store_a_few_times_and_not_for_each_chunk() {
+    let (mut world, volume, bytes) = cold_volume();
+    let begun = ms(&world);
+    read_through(&mut world, &volume, &bytes, 0..bytes.len(), 64 << 10);
+    let (took, requests) = (ms(&world) - begun, ranges(&world));
+    let chunks = bytes.len() / CHUNK;
+    assert!(
+        took <= 16 * STORE_MS,
+        "{took} ms, one after the other {} ms",
+        chunks as u64 * STORE_MS
+    );
+    assert!(
+        requests <= chunks / 6,
+        "{requests} requests for {chunks} chunks"
+    );
+}
+
+#[test]
+fn reads_in_no_order_fetch_what_they_need_and_nothing_else() {
+    let (mut world, volume, bytes) = cold_volume();
+    let mut rng = fastrand::Rng::with_seed(3);
+    let mut chunks: Vec<usize> = (0..bytes.len() / CHUNK).collect();
+    rng.shuffle(&mut chunks);
+    for chunk in &chunks[..64] {
+        let at = chunk * CHUNK + 8192;
+        read_through(&mut world, &volume, &bytes, at..at + 4096, 4096);
+    }
+    let pages = 1;
+    assert!(ranges(&world) <= 64 + pages, "{} requests", ranges(&world));
+}
+
+#[test]
+fn a_chunk_that_many_reads_ask_for_at_once_is_fetched_once() {
+    let (mut world, volume, bytes) = cold_volume();
+    read_through(&mut world, &volume, &bytes, 0..4096, 4096);
+    let before = ranges(&world);
+    let far = (bytes.len() / 2) as u64 / 512;
+    // Backwards: a reader that goes forward is read ahead for.
+    let op = |nth: u64| Op::Read {
+        sector: far + (15 - nth) * 8,
+        sectors: 8,
+    };
+    let waker = waker();
+    for nth in 0..16 {
+        assert!(matches!(volume.begin(&op(nth), &waker), Step::Park(_)));
+    }
+    world.pass(2 * STORE_MS);
+    for nth in 0..16 {
+        assert!(matches!(volume.begin(&op(nth), &waker), Step::Read(_)));
+    }
+    assert_eq!(ranges(&world) - before, 1);
+}
+
+#[test]
+fn a_cold_read_does_not_wait_behind_read_ahead() {
+    let (mut world, volume, bytes) = cold_volume();
+    // At one request at a time every request that is already asked for is one before the client's.
+    read_through(&mut world, &volume, &bytes, 0..8 << 20, 64 << 10);
+    world.lasting.store_serial = true;
+    let mut next = 8 << 20;
+    let mut longest = 0;
+    for nth in 0..24 {
+        read_through(
+            &mut world,
+            &volume,
+            &bytes,
+            next..next + (64 << 10),
+            64 << 10,
+        );
+        next += 64 << 10;
+        let begun = ms(&world);
+        let far = bytes.len() - (nth + 1) * CHUNK * 3;
+        read_through(&mut world, &volume, &bytes, far..far + 4096, 4096);
+        longest = longest.max(ms(&world) - begun);
+    }
+    assert!(
+        longest <= 6 * STORE_MS,
+        "a cold read took {longest} ms, where a request takes {STORE_MS} ms"
+    );
+}
+
+#[test]
+fn what_is_uploaded_is_read_from_the_log_until_its_space_is_needed() {
+    let mut world = start(Lasting::default());
+    world.create("disk", VOLUME_BYTES);
+    let volume = world.open("disk");
+    world.write(&volume, 0, 7, 1 << 20);
+    world.sync(&volume);
+    world.lasting.store_requests = BTreeMap::new();
+    world.lasting.outage = true;
+    assert_eq!(world.read_fill(&volume, 0, 1 << 20), 7);
+    assert_eq!(ranges(&world), 0);
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[(
+        "read_ahead_first",
+        a_cold_read_does_not_wait_behind_read_ahead,
+    )]);
+}
