@@ -103,6 +103,10 @@ impl Store for WatchedStore {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn hazard(&self) -> Option<String> {
+        self.inner.hazard()
+    }
 }
 
 /// An opened store.

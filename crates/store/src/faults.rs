@@ -208,4 +208,8 @@ impl<S: Store> Store for FaultyStore<S> {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn hazard(&self) -> Option<String> {
+        self.inner.hazard()
+    }
 }

@@ -305,4 +305,8 @@ impl<S: Store> Store for GovernedStore<S> {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn hazard(&self) -> Option<String> {
+        self.inner.hazard()
+    }
 }

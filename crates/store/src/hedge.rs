@@ -204,4 +204,8 @@ impl<S: Store> Store for HedgedStore<S> {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn hazard(&self) -> Option<String> {
+        self.inner.hazard()
+    }
 }

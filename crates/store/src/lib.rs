@@ -100,6 +100,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// What messages call this store, for example `directory /srv/firn/store`.
     fn name(&self) -> String;
+
+    /// Why two hosts could both win a conditional write here though no test on one host shows it, if
+    /// that is known.
+    fn hazard(&self) -> Option<String> {
+        None
+    }
 }
 
 #[async_trait]
@@ -134,5 +140,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     fn name(&self) -> String {
         (**self).name()
+    }
+
+    fn hazard(&self) -> Option<String> {
+        (**self).hazard()
     }
 }

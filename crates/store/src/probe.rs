@@ -35,12 +35,14 @@ pub struct ProbeReport {
     pub update_of_missing: bool,
     /// Identical content written again has a new version. Not needed, worth knowing.
     pub fresh_versions: bool,
+    /// Nothing is known by which two hosts could both win all the same ([`Store::hazard`]).
+    pub keeps_hosts_apart: bool,
 }
 
 impl ProbeReport {
     /// Whether volumes can be fenced on this store.
     pub fn can_fence(&self) -> bool {
-        self.create && self.update && self.update_of_missing
+        self.create && self.update && self.update_of_missing && self.keeps_hosts_apart
     }
 }
 
@@ -67,6 +69,18 @@ pub async fn probe(store: &dyn Store, single_writer: bool) -> Result<ProbeReport
     };
     if report.can_fence() || single_writer {
         return Ok(report);
+    }
+    if let Some(why) = store.hazard() {
+        return Err(Error::new(
+            Kind::Unsupported,
+            Op::Probe,
+            store.name(),
+            format!(
+                "{why}, so firn could not keep a second server from overwriting a volume; use a store \
+                 with conditional PUT or a directory on a local disk, or --single-writer if you can \
+                 promise that only one server ever uses this store"
+            ),
+        ));
     }
     let missing = match (report.create, report.update) {
         (true, true) => "refuse to replace an object that is gone (If-Match on a missing key)",
@@ -123,6 +137,7 @@ async fn test(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
         update,
         update_of_missing: test_missing(store, scratch).await?,
         fresh_versions: test_versions(store, scratch).await?,
+        keeps_hosts_apart: store.hazard().is_none(),
     })
 }
 

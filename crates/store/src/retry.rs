@@ -196,6 +196,10 @@ impl<S: Store> Store for RetryStore<S> {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn hazard(&self) -> Option<String> {
+        self.inner.hazard()
+    }
 }
 
 #[cfg(test)]

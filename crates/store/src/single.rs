@@ -72,4 +72,8 @@ impl<S: Store> Store for SingleWriterStore<S> {
     fn name(&self) -> String {
         self.inner.name()
     }
+
+    fn hazard(&self) -> Option<String> {
+        self.inner.hazard()
+    }
 }

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -15,6 +15,8 @@ struct ContentVersions {
     objects: Mutex<BTreeMap<String, Bytes>>,
     /// If-Match on a missing key is taken for a create, as a MinIO of before 2025-09 did.
     updates_missing: bool,
+    /// What is known against it.
+    hazard: Option<String>,
 }
 
 fn version(bytes: &Bytes) -> Version {
@@ -74,6 +76,10 @@ impl Store for ContentVersions {
     fn name(&self) -> String {
         "content versions".to_owned()
     }
+
+    fn hazard(&self) -> Option<String> {
+        self.hazard.clone()
+    }
 }
 
 #[tokio::test]
@@ -82,6 +88,23 @@ async fn versions_that_come_from_the_content_alone_do_not_fool_the_probe() {
     let report = probe(&store, false).await.unwrap();
     assert!(report.can_fence() && !report.fresh_versions, "{report:?}");
     assert_eq!(store.list("").await.unwrap(), [], "cleaned up");
+}
+
+#[tokio::test]
+async fn a_directory_whose_locks_may_be_lost_is_refused_unless_single_writer() {
+    let store = store::with_policies(Arc::new(ContentVersions {
+        hazard: Some("/mnt/nas is mounted as nfs4".to_owned()),
+        ..ContentVersions::default()
+    }));
+    let refused = probe(&store, false).await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Unsupported);
+    let text = refused.to_string();
+    assert!(
+        text.contains("nfs4") && text.contains("--single-writer"),
+        "{text}"
+    );
+    let report = probe(&store, true).await.unwrap();
+    assert!(!report.can_fence() && report.update, "{report:?}");
 }
 
 #[tokio::test]

@@ -90,7 +90,7 @@ pub(crate) enum Command {
 #[command(after_help = "Examples:\n  \
     firn serve --volume demo=10GiB\n      \
     everything below ./firn-data; creates the volume if it is missing\n  \
-    firn serve --store /mnt/nas/firn --cache /var/lib/firn --log-size 32GiB --cache-size 200GiB\n  \
+    firn serve --store /srv/firn --cache /var/lib/firn --log-size 32GiB --cache-size 200GiB\n  \
     firn serve --store 's3://bucket/firn?endpoint=https://minio:9000' --volume demo=10GiB\n  \
     firn serve --nbd 0.0.0.0:10809 --nbd unix:/run/firn/nbd.sock\n  \
     firn serve --config /etc/firn.toml\n      \

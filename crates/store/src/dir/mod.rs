@@ -17,6 +17,7 @@
 mod file;
 mod format;
 mod lock;
+mod mount;
 mod temp;
 
 use std::collections::HashSet;
@@ -187,6 +188,10 @@ impl Store for DirStore {
 
     fn name(&self) -> String {
         format!("directory {}", self.shared.root.display())
+    }
+
+    fn hazard(&self) -> Option<String> {
+        mount::hazard(&self.shared.root)
     }
 }
 
