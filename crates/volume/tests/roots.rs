@@ -10,7 +10,7 @@ use blkmq::io::{FileId, Op};
 use support::{Lasting, World};
 use volume::object::root::{Owner, Root};
 use volume::object::root_key;
-use volume::units::{HostId, VolumeId};
+use volume::units::{Epoch, HostId, VolumeId};
 use volume::{OpenError, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -139,6 +139,24 @@ fn a_foreign_root_of_equal_epoch_is_never_taken_for_ones_own_late_commit() {
         assert!(expected, "{refused}");
         assert_eq!(root(&world), foreign, "and nothing is written over it");
     }
+}
+
+#[test]
+fn a_deletion_whose_first_attempt_takes_effect_late_succeeds() {
+    let (mut world, volume) = with_volume();
+    close(&mut world, &volume);
+    world.lasting.store_ms = 20;
+    let answer = world.host.delete_volume("demo");
+    // It has read the root, and its update is on its way.
+    world.pass(30);
+    let late = Root {
+        epoch: Epoch(root(&world).epoch.0 + 1),
+        deleted: true,
+        nonce: 7,
+        ..root(&world)
+    };
+    put_root(&mut world, &late);
+    world.wait(|_| answer.try_take()).expect("it is deleted");
 }
 
 #[test]

@@ -150,6 +150,9 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     match replace_root(engine, &root, &head.version).await {
         ReplaceOutcome::Won(_) => {}
         ReplaceOutcome::Conflict(found) if found.root.has_commit(nonce) => {}
+        // An earlier attempt at it took effect late, or another host was quicker.
+        ReplaceOutcome::Conflict(found)
+            if found.root.deleted && found.root.volume == head.root.volume => {}
         ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {
             return Err(OpenError::InUse(name.to_owned()));
         }
