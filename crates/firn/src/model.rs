@@ -25,6 +25,13 @@ pub(crate) struct Volume {
     /// Why the last upload failed, while uploads fail.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) upload_error: Option<String>,
+    /// By how much the recovery point is missed, in seconds; only while it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) overdue_seconds: Option<f64>,
+    /// Bytes that were given up since the volume was opened, because the log could not be read; only
+    /// if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) damaged_bytes: Option<u64>,
     /// How it is served; only for a volume that is open or waits here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) health: Option<Health>,

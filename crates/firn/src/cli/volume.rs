@@ -217,6 +217,17 @@ fn print_volume(volume: &Volume) -> Result<()> {
     if let Some(error) = &volume.upload_error {
         lines.push(format!("upload fails  {error}"));
     }
+    if let Some(overdue) = volume.overdue_seconds {
+        lines.push(format!(
+            "overdue       {}: the recovery point is missed by that",
+            seconds(overdue)
+        ));
+    }
+    if let Some(bytes) = volume.damaged_bytes {
+        lines.push(format!(
+            "damaged       {bytes} bytes: the log could not be read; they are errors until written again"
+        ));
+    }
     output::line(&lines.join("\n"))
 }
 

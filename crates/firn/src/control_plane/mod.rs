@@ -361,6 +361,15 @@ impl ControlPlane {
             }),
             disk: open.as_ref().and_then(|_| self.disks.describe(&info.name)),
             upload_error: open.as_ref().and_then(|open| open.volume.upload_error()),
+            overdue_seconds: open
+                .as_ref()
+                .map(|open| open.volume.watermarks().overdue_ms)
+                .filter(|overdue_ms| *overdue_ms > 0)
+                .map(|overdue_ms| overdue_ms as f64 / 1000.0),
+            damaged_bytes: open
+                .as_ref()
+                .map(|open| open.volume.damaged_bytes())
+                .filter(|bytes| *bytes > 0),
             health: (open.is_some() || self.waiting.get(&info.name).is_some())
                 .then(|| self.volume_health(&info.name)),
             waiting: self.waiting.get(&info.name).map(|one| one.failure.detail),
