@@ -55,6 +55,7 @@ pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
         rings(&ring_dir),
         memory(),
     ];
+    findings.extend(memory_of_server(&cache));
     findings.extend(orphaned_rings(&ring_dir));
     findings.push(store(args.store.as_deref()));
     let control = probe::open_control();
@@ -220,6 +221,39 @@ fn memory() -> Finding {
             missing.join("; ")
         ),
     )
+}
+
+/// What the server that runs on this cache directory has in memory, and how much of it is locked.
+/// What it fetched from the store is in a file in memory, which nothing locks: reads of it are never
+/// waited for by a write.
+fn memory_of_server(cache: &Path) -> Option<Finding> {
+    let pid = local_files::CacheDir::holder_pid(cache)?;
+    let path = format!("/proc/{pid}/smaps_rollup");
+    let found = std::fs::read_to_string(&path);
+    let (verdict, text) = match found {
+        Ok(text) => {
+            let bytes = |name: &str| {
+                let line = text.lines().find_map(|line| line.strip_prefix(name));
+                let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+                kib.unwrap_or(0) << 10
+            };
+            let (resident, locked, swapped) = (bytes("Rss:"), bytes("Locked:"), bytes("Swap:"));
+            let verdict = match locked > 0 && swapped == 0 {
+                true => Verdict::Good,
+                false => Verdict::Fair,
+            };
+            let text = format!(
+                "{} in memory, {} of it not locked; {} in swap",
+                Size(resident),
+                Size(resident.saturating_sub(locked)),
+                Size(swapped)
+            );
+            (verdict, text)
+        }
+        Err(error) => (Verdict::Fair, format!("{path} cannot be read: {error}")),
+    };
+    let found = format!("process {pid}: {text}");
+    Some(Finding::new("server's memory", verdict, found))
 }
 
 /// What a server has in memory besides what it serves from, roughly.

@@ -79,9 +79,13 @@ impl CacheDir {
     /// The server that has the directory locked, in words.
     pub(crate) fn holder(path: &Path) -> Option<String> {
         let file_path = path.join("lock");
-        let file = File::open(&file_path).ok()?;
-        matches!(file.try_lock(), Err(TryLockError::WouldBlock))
-            .then(|| describe_holder(&file_path))
+        is_locked(&file_path).then(|| describe_holder(&file_path))
+    }
+
+    /// Its process id.
+    pub(crate) fn holder_pid(path: &Path) -> Option<u32> {
+        let file_path = path.join("lock");
+        is_locked(&file_path).then(|| read_pid(&file_path))?
     }
 
     /// Locks the directory and opens its files, creating those that are missing.
@@ -209,10 +213,18 @@ fn lock_content() -> Vec<u8> {
     format!("{:<LOCK_BYTES$}\n", std::process::id()).into_bytes()
 }
 
+fn is_locked(lock: &Path) -> bool {
+    let tried = File::open(lock).map(|file| file.try_lock());
+    matches!(tried, Ok(Err(TryLockError::WouldBlock)))
+}
+
+fn read_pid(lock: &Path) -> Option<u32> {
+    fs::read_to_string(lock).ok()?.trim().parse().ok()
+}
+
 /// Who has this file locked, and whether it is about to end.
 fn describe_holder(lock: &Path) -> String {
-    let text = fs::read_to_string(lock).unwrap_or_default();
-    let Ok(pid) = text.trim().parse::<u32>() else {
+    let Some(pid) = read_pid(lock) else {
         return "another server".to_owned();
     };
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

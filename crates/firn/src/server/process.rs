@@ -43,10 +43,23 @@ pub(super) fn lock_memory() {
         );
         return;
     }
-    // Pages are locked when they are touched: what is only reserved takes no memory.
+    // The program itself at once: a part of it that was never used may have to be read from a disk that
+    // waits for it. All else when it is touched: what is only reserved takes no memory.
     let flags = MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT;
-    if let Err(error) = rustix::mm::mlockall(flags) {
+    let locked =
+        rustix::mm::mlockall(MlockAllFlags::CURRENT).and_then(|()| rustix::mm::mlockall(flags));
+    if let Err(error) = locked {
         tracing::warn!(%error, "memory is not locked: swap on a disk of this host may hang the server");
+    }
+}
+
+/// The kernel ends a process when memory is short. If that is a server whose disks have swap or busy
+/// file systems on them, no memory is ever freed again. What whoever started it chose stays.
+pub(super) fn avoid_oom_kill() {
+    const PATH: &str = "/proc/self/oom_score_adj";
+    let chosen = std::fs::read_to_string(PATH).is_ok_and(|text| text.trim() != "0");
+    if !chosen && let Err(error) = std::fs::write(PATH, "-900") {
+        tracing::debug!(%error, "oom_score_adj cannot be set");
     }
 }
 
