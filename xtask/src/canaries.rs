@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 13] = [
+const CANARIES: [Canary; 14] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -106,9 +106,18 @@ const CANARIES: [Canary; 13] = [
         what: "nothing says that the index rings are gone",
         judge: Judge::Here(
             "health",
-            "rings_whose_names_are_gone_are_noticed_and_a_restart_in_good_order_loses_nothing",
+            "rings_that_cannot_be_put_back_are_said_and_a_restart_in_good_order_loses_nothing",
         ),
         words: &["the word of it did not happen in time"],
+    },
+    Canary {
+        name: "rings_stay_gone",
+        what: "index rings that somebody removed are not put back",
+        judge: Judge::Here(
+            "health",
+            "rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing",
+        ),
+        words: &["the return of the rings did not happen in time"],
     },
     Canary {
         name: "half_a_request_for_ever",

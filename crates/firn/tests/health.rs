@@ -72,15 +72,48 @@ fn a_store_that_takes_no_writes_is_said_within_seconds_and_so_is_its_return() {
     );
 }
 
-#[test]
-fn rings_whose_names_are_gone_are_noticed_and_a_restart_in_good_order_loses_nothing() {
-    let world = World::new();
-    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
-    server.connect("demo").write(0, &[1; 4096]).unwrap();
-    // As systemd does when an ordinary user logs out.
+/// As systemd does when an ordinary user logs out.
+fn remove_rings(world: &World) {
     for entry in fs::read_dir(world.rings()).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
     }
+}
+
+#[test]
+fn rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    let mut client = server.connect("demo");
+    client.write(0, &[1; 4096]).unwrap();
+    client.flush().unwrap();
+    client.write(0, &[2; 4096]).unwrap();
+    remove_rings(&world);
+    eventually("the return of the rings", || {
+        said(&world).contains("are put back")
+    });
+    assert_eq!(get(&server, "/readyz"), (200, "ready\n".to_owned()));
+    // So is the directory itself.
+    fs::remove_dir_all(world.rings()).unwrap();
+    eventually("their second return", || {
+        said(&world).matches("are put back").count() == 2
+    });
+    for block in 1..64 {
+        client.write(block * 4096, &[3; 4096]).unwrap();
+    }
+    server.kill();
+    let server = world.serve("cache", &[]);
+    let found = server.connect("demo").read(0, 64 * 4096).unwrap();
+    assert!(found == [vec![2; 4096], vec![3; 63 * 4096]].concat());
+    assert!(!said(&world).contains("is gone"), "{}", said(&world));
+}
+
+#[test]
+fn rings_that_cannot_be_put_back_are_said_and_a_restart_in_good_order_loses_nothing() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    server.connect("demo").write(0, &[1; 4096]).unwrap();
+    fs::remove_dir_all(world.rings()).unwrap();
+    fs::write(world.rings(), "not a directory").unwrap();
     eventually("the word of it", || {
         let (status, text) = get(&server, "/readyz");
         status == 200 && text.contains("degraded: index rings: ")
@@ -93,6 +126,8 @@ fn rings_whose_names_are_gone_are_noticed_and_a_restart_in_good_order_loses_noth
     assert!(shown.contains("--ring-dir"), "{shown}");
     server.connect("demo").write(4096, &[2; 4096]).unwrap();
     assert!(server.stop().success());
+    fs::remove_file(world.rings()).unwrap();
+    fs::create_dir(world.rings()).unwrap();
     let server = world.serve("cache", &[]);
     assert_eq!(get(&server, "/readyz").1, "ready\n");
     let found = server.connect("demo").read(0, 8192).unwrap();

@@ -55,7 +55,7 @@ pub(crate) struct Engine {
     tails: Mutex<BTreeMap<TailId, Arc<Tail>>>,
     pub(crate) rings: Arc<dyn Rings>,
     /// The session's own region: it says that the log is poisoned where no tail's ring can.
-    session_ring: OnceLock<Ring>,
+    session_ring: Mutex<Option<Ring>>,
     pub(crate) cache: Cache,
     pub(crate) fetches: FetchTable,
     pub(crate) streams: Streams,
@@ -110,7 +110,7 @@ impl Engine {
             committer: OnceLock::new(),
             tails: Mutex::default(),
             rings,
-            session_ring: OnceLock::new(),
+            session_ring: Mutex::default(),
             cache: Cache::new(options.memory_bytes, options.cache_bytes),
             fetches: FetchTable::default(),
             streams: Streams::new(options.memory_bytes),
@@ -163,13 +163,41 @@ impl Engine {
     /// would only be marked on the disk that has just failed.
     pub(crate) fn make_session_ring(&self) -> Result<(), OpenError> {
         let ring = self.make_ring(None, 0).map_err(OpenError::Disk)?;
-        let _ = self.session_ring.set(ring);
+        *lock(&self.session_ring) = Some(ring);
+        Ok(())
+    }
+
+    /// Makes rings again whose names are gone, with what they hold, so that a successor finds them.
+    ///
+    /// # Errors
+    /// The driver's, of the first that cannot be made.
+    pub(crate) fn put_back_rings(&self, gone: &[RingId]) -> Result<(), String> {
+        for id in gone.iter().filter(|id| **id == self.ring_id(id.tail)) {
+            let Some(tail) = id.tail else {
+                let region = self.rings.open(*id, region_words(0))?;
+                if let Some(ring) = &mut *lock(&self.session_ring) {
+                    ring.move_to(region);
+                }
+                continue;
+            };
+            let Some(found) = self.tail(tail) else {
+                continue;
+            };
+            let region = self
+                .rings
+                .open(*id, region_words(self.options.ring_entries))?;
+            found.move_ring(region);
+            // One that was let go of meanwhile may have had its name removed before.
+            if self.tail(tail).is_none() {
+                self.rings.remove(*id);
+            }
+        }
         Ok(())
     }
 
     /// The log is poisoned: memory says so at once, for the next process.
     pub(crate) fn poison_rings(&self) {
-        self.session_ring.get().into_iter().for_each(Ring::poison);
+        lock(&self.session_ring).iter().for_each(Ring::poison);
         self.tails().iter().for_each(|tail| tail.poison_ring());
     }
 

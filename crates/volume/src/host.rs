@@ -20,7 +20,7 @@ use crate::jobs::{Answer, Jobs, Port};
 use crate::log::checkpoint;
 use crate::log::committer::{Committer, Journal};
 use crate::log::frame::Record;
-use crate::log::ring::{Rings, TailId};
+use crate::log::ring::{RingId, Rings, TailId};
 use crate::log::segments::SegmentCounts;
 use crate::log::session::Boot;
 use crate::options::Options;
@@ -253,6 +253,16 @@ impl Host {
         self.engine
             .get()
             .map_or(Ok(()), |engine| invariants::check(engine))
+    }
+
+    /// Makes index rings again whose names were removed while this host uses them: the same content
+    /// under the same name, so that a successor finds it. Takes each tail's lock for a copy in memory.
+    ///
+    /// # Errors
+    /// Why one cannot be made; those before it are back.
+    pub fn put_back_rings(&self, gone: &[RingId]) -> Result<(), String> {
+        let engine = self.engine.get();
+        engine.map_or(Ok(()), |engine| engine.put_back_rings(gone))
     }
 
     /// How full everything is.

@@ -5,9 +5,10 @@ mod support;
 
 use std::sync::Arc;
 
-use blkmq::io::{FileId, Op};
-use support::{HeapRings, Lasting, World};
+use blkmq::io::{Backend, FileId, Op, Step};
+use support::{HeapRings, Lasting, World, waker};
 use volume::Volume;
+use volume::driver::{DiskError, Outcome};
 
 const GIB: u64 = 1 << 30;
 
@@ -63,6 +64,54 @@ fn a_ring_that_a_start_did_not_find_is_never_replayed_later() {
     // It is said once, and what is kept is not looked at again.
     let world = World::start(world.kill());
     assert!(world.report.stale_rings.is_empty() && world.report.rings_lost.is_empty());
+}
+
+#[test]
+fn rings_whose_names_are_gone_are_put_back_and_hold_what_they_held() {
+    let (mut world, volume) = with_volume();
+    for block in 0..5 {
+        world.write(&volume, block * 8, 1, 4096);
+    }
+    world.flush(&volume);
+    for block in 5..20 {
+        world.write(&volume, block * 8, 2, 4096);
+    }
+    let gone = world.lasting.rings.names();
+    world.lasting.rings.lose_all();
+    world.host.put_back_rings(&gone).expect("there is room");
+    assert_eq!(world.lasting.rings.names(), gone);
+    world.write(&volume, 0, 3, 4096);
+    let mut world = World::start(world.kill());
+    assert!(world.report.rings_lost.is_empty());
+    assert_eq!(world.report.ring_entries, 16);
+    let volume = world.open("demo");
+    for block in 0..20 {
+        let expected = [3, 1, 1, 1, 1].get(block).copied().unwrap_or(2);
+        assert_eq!(world.read_fill(&volume, block as u64 * 8, 4096), expected);
+    }
+    // The next server's rings are not those: what is not this session's is left alone.
+    let names = world.lasting.rings.names();
+    world.host.put_back_rings(&gone).expect("nothing to do");
+    assert_eq!(world.lasting.rings.names(), names);
+}
+
+#[test]
+fn a_poisoned_log_is_known_from_rings_that_were_put_back() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    let gone = world.lasting.rings.names();
+    world.lasting.rings.lose_all();
+    world.host.put_back_rings(&gone).expect("there is room");
+    world.write(&volume, 0, 2, 4096);
+    let Step::Sync(_) = volume.begin(&Op::Flush, &waker()) else {
+        panic!("there is something to make durable")
+    };
+    let sync = world.host.take_commit_requests();
+    let failed = Outcome::Disk(Err(DiskError("input/output error".into())));
+    world.host.complete(sync[0].id, failed);
+    // The process dies before the mark in the superblock is written.
+    assert!(World::start(world.kill()).report.poisoned);
 }
 
 #[test]

@@ -129,10 +129,30 @@ impl ControlPlane {
         }
     }
 
-    /// Logs one line for each change, for as long as it is polled.
-    pub(crate) async fn log_health(&self) {
+    /// Makes index rings again whose names somebody removed. Where that is not possible the server is
+    /// degraded, and it is tried again.
+    fn put_back_rings(&self) {
+        let gone = self.rings.gone();
+        if gone.is_empty() || canary::active!("rings_stay_gone") {
+            return;
+        }
+        // The rings say why not.
+        if self.host.put_back_rings(&gone).is_ok() {
+            tracing::warn!(
+                rings = gone.len(),
+                "the index rings were removed while this server uses them, and are put back: choose a \
+                 --ring-dir that nothing cleans (systemd removes an ordinary user's files in /dev/shm \
+                 at logout)"
+            );
+        }
+    }
+
+    /// Puts right what can be put right, and logs one line for each change, for as long as it is
+    /// polled.
+    pub(crate) async fn watch_health(&self) {
         let mut before = Conditions::new();
         loop {
+            self.put_back_rings();
             let now = self.conditions();
             for (what, health) in &now {
                 // The text may count seconds: only another level is a change.

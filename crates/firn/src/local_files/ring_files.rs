@@ -52,6 +52,8 @@ struct InUse {
     /// The inode of each ring that is mapped. The mapping keeps its memory alive though its name is
     /// gone, but a successor would not find it.
     mapped: BTreeMap<RingId, u64>,
+    /// Why the last ring could not be made.
+    failure: Option<String>,
 }
 
 /// A directory of rings, and the cache directory that it belongs to.
@@ -89,19 +91,27 @@ impl RingFiles {
         })
     }
 
-    /// Why a successor would not find this server's rings, if their names are gone.
-    pub(crate) fn why_gone(&self) -> Option<String> {
+    /// The rings in use whose names are gone: somebody removed them, and a successor would not find
+    /// them.
+    pub(crate) fn gone(&self) -> Vec<RingId> {
         let mapped = self.in_use().mapped.clone();
-        let is_gone = |(ring, inode): &(&RingId, &u64)| {
-            !fs::symlink_metadata(self.path(**ring)).is_ok_and(|found| found.ino() == **inode)
+        let is_there = |(ring, inode): &(RingId, u64)| {
+            fs::symlink_metadata(self.path(*ring)).is_ok_and(|found| found.ino() == *inode)
         };
-        let gone = mapped.iter().filter(is_gone).count();
+        let gone = mapped.into_iter().filter(|one| !is_there(one));
+        gone.map(|(ring, _)| ring).collect()
+    }
+
+    /// What it means that names are gone, if some are.
+    pub(crate) fn why_gone(&self) -> Option<String> {
+        let gone = self.gone().len();
+        let in_use = self.in_use();
+        let why = in_use.failure.as_deref().unwrap_or("they are put back");
         (gone > 0).then(|| {
             format!(
-                "{gone} of {} are gone from {}: if this server is killed now, writes of the last second \
-                 may be lost; what is flushed is safe. Stop the server and start it again, on a \
-                 --ring-dir that nothing cleans",
-                mapped.len(),
+                "{gone} of {} are gone from {} ({why}): if this server is killed now, writes of the last \
+                 second may be lost; what is flushed is safe. Use a --ring-dir that nothing cleans",
+                in_use.mapped.len(),
                 self.ring_dir.display()
             )
         })
@@ -129,10 +139,8 @@ impl RingFiles {
     /// Makes the directory of a log's rings, if it is not there.
     fn make_dir(&self, host: HostId) -> io::Result<PathBuf> {
         let dir = self.dir(host);
-        match DirBuilder::new().mode(0o700).create(&dir) {
-            Err(source) if source.kind() == Io::AlreadyExists => {}
-            made => made?,
-        }
+        // With what is above it: it may have been removed since the start.
+        DirBuilder::new().mode(0o700).recursive(true).create(&dir)?;
         check_owner(&dir).map_err(|failure| io::Error::other(failure.detail))?;
         let owner = self.cache_dir.as_os_str().as_encoded_bytes();
         if fs::read(dir.join("cache-dir")).ok().as_deref() != Some(owner) {
@@ -149,6 +157,25 @@ impl RingFiles {
             return false;
         };
         matches!(file.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
+    /// Operation, file, cause and remedy of a ring that cannot be made.
+    fn why_not_made(&self, ring: RingId, words: usize, source: &io::Error) -> String {
+        let path = self.path(ring);
+        match source.kind() {
+            Io::StorageFull => format!(
+                "cannot make the index ring {}: there is no room for its {} bytes in {}; remove what \
+                 fills that memory, make it larger, or choose another directory in memory with \
+                 --ring-dir",
+                path.display(),
+                words * size_of::<u64>(),
+                self.ring_dir.display()
+            ),
+            _ => format!(
+                "{}; --ring-dir chooses another directory in memory",
+                Failure::io("make the index ring", &path, source).detail
+            ),
+        }
     }
 
     fn check_unused(&self, ring: RingId) -> std::result::Result<(), String> {
@@ -238,24 +265,9 @@ impl Rings for RingFiles {
             }
             Ok(map)
         };
-        match open() {
-            Ok(map) => Ok(Arc::new(MappedRing(map))),
-            Err(source) if source.kind() == Io::StorageFull => Err(format!(
-                "cannot make the index ring {}: there is no room for its {} bytes in {}; remove what \
-                 fills that memory, make it larger, or choose another directory in memory with \
-                 --ring-dir",
-                self.path(ring).display(),
-                words * size_of::<u64>(),
-                self.ring_dir.display()
-            )),
-            Err(source) => {
-                let path = self.path(ring);
-                let text = Failure::io("make the index ring", &path, &source).detail;
-                Err(format!(
-                    "{text}; --ring-dir chooses another directory in memory"
-                ))
-            }
-        }
+        let opened = open().map_err(|source| self.why_not_made(ring, words, &source));
+        self.in_use().failure = opened.as_ref().err().cloned();
+        opened.map(|map| Arc::new(MappedRing(map)) as Arc<dyn RingRegion>)
     }
 
     fn remove(&self, ring: RingId) {

@@ -40,6 +40,7 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
     abort_on_panic_under_locks();
     process::set_io_flusher();
     process::lock_memory();
+    process::avoid_oom_kill();
     process::raise_open_files_limit();
     let runtime = runtime()?;
     let api = listen(&settings)?;
@@ -131,7 +132,7 @@ async fn run(
     let reopen = ReopenTask::start(control, waiting);
     let health = tokio::spawn({
         let control = Arc::clone(control);
-        async move { control.log_health().await }
+        async move { control.watch_health().await }
     });
     let served = serve_clients(settings, engine, control, api).await;
     health.abort();

@@ -221,6 +221,21 @@ impl Ring {
         })
     }
 
+    /// Goes on in another region of the same size, with the same content: the name of the first is
+    /// gone, and a successor would not find it. Nobody else uses the ring meanwhile.
+    pub(crate) fn move_to(&mut self, region: Arc<dyn RingRegion>) {
+        let copy = |at: usize, order| {
+            if let (Some(from), Some(to)) = (self.region.words().get(at), region.words().get(at)) {
+                to.store(from.load(Ordering::Acquire), order);
+            }
+        };
+        // The header's checksum last: until then it is no ring.
+        (0..CRC_WORD).for_each(|at| copy(at, Ordering::Relaxed));
+        (HEADER_WORDS..self.region.words().len()).for_each(|at| copy(at, Ordering::Relaxed));
+        copy(CRC_WORD, Ordering::Release);
+        self.region = region;
+    }
+
     /// The boot in whose memory a ring was made, if it is one.
     pub(crate) fn boot_of(region: &dyn RingRegion) -> Boot {
         let word = region.words().get(BOOT_WORD);

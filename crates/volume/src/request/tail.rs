@@ -19,7 +19,7 @@ use blkmq::io::Geometry;
 use crate::driver::DiskError;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, TailRecord};
-use crate::log::ring::{Ring, TailId};
+use crate::log::ring::{Ring, RingRegion, TailId};
 use crate::log::segments::{Lots, Segments};
 use crate::map::ExtentMap;
 use crate::map::index::Index;
@@ -143,6 +143,13 @@ impl Tail {
     pub(crate) fn poison_ring(&self) {
         if let Some(ring) = &self.lock().ring {
             ring.poison();
+        }
+    }
+
+    /// The ring goes on in another region.
+    pub(crate) fn move_ring(&self, region: Arc<dyn RingRegion>) {
+        if let Some(ring) = &mut self.lock().ring {
+            ring.move_to(region);
         }
     }
 
