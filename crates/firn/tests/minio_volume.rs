@@ -3,13 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
-#[path = "../../store/tests/common/mod.rs"]
-mod minio;
-
 use std::path::Path;
 
 use common::{World, message};
-use minio::{Minio, url_at};
+use s3_testbed::{Minio, MinioConfig};
+
+/// `None`, and says so, where there is no MinIO to start.
+fn start_minio() -> Option<Minio> {
+    Some(Minio::start(MinioConfig::from_environment()?).unwrap())
+}
 
 /// Content that differs from block to block.
 fn pattern(seed: u8) -> Vec<u8> {
@@ -20,8 +22,8 @@ fn pattern(seed: u8) -> Vec<u8> {
 
 #[test]
 fn a_volume_in_a_bucket_survives_the_loss_of_the_cache() {
-    let Some(minio) = Minio::start() else { return };
-    let url = url_at(minio.address);
+    let Some(minio) = start_minio() else { return };
+    let url = minio.url();
     let world = World::new();
     let server = world.serve("cache", &["--store", &url, "--volume", "demo=64MiB"]);
     let mut client = server.connect("demo");
@@ -52,8 +54,8 @@ fn a_volume_in_a_bucket_survives_the_loss_of_the_cache() {
 
 #[test]
 fn a_wrong_secret_or_bucket_is_refused_at_once_and_no_secret_is_shown() {
-    let Some(minio) = Minio::start() else { return };
-    let url = url_at(minio.address);
+    let Some(minio) = start_minio() else { return };
+    let url = minio.url();
     let world = World::new();
     let refused = |url: &str, secret: &str| {
         let output = world.run_with(

@@ -9,8 +9,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{Fault, Minio, Proxy, url_at};
+use common::{open, start_minio, start_minio_with, wait_until_it_answers};
 use futures_util::future::join_all;
+use s3_testbed::{Fault, FaultRule, Proxy, url_at};
 use store::{Kind, Store, probe, with_policies};
 
 fn bytes(text: &str) -> Bytes {
@@ -66,8 +67,8 @@ async fn check_contract(store: &dyn Store) {
 
 #[tokio::test]
 async fn minio_keeps_the_contract_and_passes_the_probe() {
-    let Some(minio) = Minio::start() else { return };
-    let store = with_policies(minio.open());
+    let Some(minio) = start_minio() else { return };
+    let store = with_policies(open(&minio));
     check_contract(&store).await;
     let report = probe(&store, false).await.unwrap();
     assert!(report.can_fence(), "{report:?}");
@@ -96,13 +97,13 @@ fn make_certificates(dir: &std::path::Path) -> bool {
 
 #[tokio::test]
 async fn a_private_ca_is_trusted_when_named_and_refused_with_the_remedy_when_not() {
-    let Some(minio) = Minio::start_with(make_certificates) else {
+    let Some(minio) = start_minio_with(make_certificates) else {
         return;
     };
     let ca = minio.dir.path().join("ca.pem");
     let https = format!("s3://firn/test?endpoint=https://{}", minio.address);
     let trusted = store::open_url(&format!("{https}&ca={}", ca.display())).unwrap();
-    Minio::answers(&trusted).await;
+    wait_until_it_answers(&trusted).await;
     check_contract(&trusted).await;
     let stranger = store::open_url(&https).unwrap();
     let error = stranger.get("k").await.unwrap_err();
@@ -114,7 +115,7 @@ async fn a_private_ca_is_trusted_when_named_and_refused_with_the_remedy_when_not
 
 #[tokio::test]
 async fn refused_credentials_and_a_missing_bucket_are_told_apart_and_say_what_helps() {
-    let Some(minio) = Minio::start() else { return };
+    let Some(minio) = start_minio() else { return };
     let anonymous = store::open_url(&format!("{}&anonymous=true", minio.url())).unwrap();
     let error = anonymous.put("k", bytes("1")).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Denied, "{error}");
@@ -134,14 +135,14 @@ async fn refused_credentials_and_a_missing_bucket_are_told_apart_and_say_what_he
 
 #[tokio::test]
 async fn a_lost_answer_leaves_a_write_unknown_and_applied() {
-    let Some(minio) = Minio::start() else { return };
-    let proxy = Proxy::start(minio.address);
+    let Some(minio) = start_minio() else { return };
+    let proxy = Proxy::start(minio.address).unwrap();
     let (direct, store) = (
-        minio.open(),
+        open(&minio),
         store::open_url(&url_at(proxy.address)).unwrap(),
     );
     let first = store.create("root", bytes("1")).await.unwrap();
-    proxy.set(Fault::LoseAnswer);
+    proxy.set_faults(&[FaultRule::always(Fault::LoseAnswer)]);
     assert_eq!(
         kind(store.update("root", bytes("2"), &first).await),
         Kind::Unknown
@@ -156,35 +157,35 @@ async fn a_lost_answer_leaves_a_write_unknown_and_applied() {
 
 #[tokio::test]
 async fn a_cut_answer_and_a_throttled_store_are_what_they_are() {
-    let Some(minio) = Minio::start() else { return };
-    let proxy = Proxy::start(minio.address);
+    let Some(minio) = start_minio() else { return };
+    let proxy = Proxy::start(minio.address).unwrap();
     let store = store::open_url(&url_at(proxy.address)).unwrap();
     let pack = Bytes::from(vec![7; 1 << 20]);
     store.put("pack", pack).await.unwrap();
-    proxy.set(Fault::CutAnswer);
+    proxy.set_faults(&[FaultRule::always(Fault::CutAnswer)]);
     assert_eq!(kind(store.get("pack").await), Kind::Unavailable);
     assert_eq!(
         kind(store.get_range("pack", 0, 1 << 19).await),
         Kind::Unavailable
     );
-    proxy.set(Fault::SlowDown);
+    proxy.set_faults(&[FaultRule::always(Fault::SLOW_DOWN)]);
     let error = store.put("pack", bytes("x")).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unknown);
     assert!(error.is_overload(), "{error}");
-    proxy.set(Fault::TooMany);
+    proxy.set_faults(&[FaultRule::always(Fault::TOO_MANY)]);
     let error = store.create("c", bytes("x")).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable, "{error}");
     assert!(error.is_overload(), "{error}");
-    proxy.set(Fault::None);
+    proxy.set_faults(&[]);
     assert_eq!(store.get("pack").await.unwrap().0.len(), 1 << 20);
 }
 
 #[tokio::test]
 async fn a_server_that_is_down_applied_nothing_and_serves_again_when_it_is_up() {
-    let Some(mut minio) = Minio::start() else {
+    let Some(mut minio) = start_minio() else {
         return;
     };
-    let store = minio.open();
+    let store = open(&minio);
     let version = store.create("root", bytes("1")).await.unwrap();
     minio.kill();
     // The first may leave on a connection that was open before; the second finds none.
@@ -194,14 +195,14 @@ async fn a_server_that_is_down_applied_nothing_and_serves_again_when_it_is_up() 
         kind(store.update("root", bytes("2"), &version).await),
         Kind::Unavailable
     );
-    minio.restart();
+    minio.restart().unwrap();
     assert_eq!(store.get("root").await.unwrap(), (bytes("1"), version));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_writers_with_clients_of_their_own_one_wins_each_round() {
-    let Some(minio) = Minio::start() else { return };
-    let writers: Vec<_> = (0..8).map(|_| minio.open()).collect();
+    let Some(minio) = start_minio() else { return };
+    let writers: Vec<_> = (0..8).map(|_| open(&minio)).collect();
     let mut version = writers[0].create("counter", bytes("0")).await.unwrap();
     for round in 1..=20 {
         let attempts = writers.iter().enumerate().map(|(n, writer)| {

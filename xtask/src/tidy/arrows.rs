@@ -17,6 +17,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ublk", &["blkmq", "reactor", "serve"]),
     // For tests alone: no room of the product may see it.
     ("oracle", &[]),
+    // For tests and benchmarks alone: a real S3 server, and a network that fails.
+    ("s3-testbed", &[]),
     // The driver without a kernel: no room may see it, so that it is in tests and fuzz targets only.
     ("ublk-fake", &["blkmq", "oracle", "reactor", "ublk"]),
     (
@@ -26,7 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     ("sim", &["blkmq", "canary", "volume"]),
-    ("xtask", &["oracle"]),
+    ("xtask", &["oracle", "s3-testbed"]),
 ];
 
 /// Rooms in which a runtime may be used: the edges.

@@ -15,6 +15,7 @@ const SAFE: &[&str] = &[
     "crates/firn/src/main.rs",
     "crates/messenger/src/lib.rs",
     "crates/nbd/src/lib.rs",
+    "crates/s3-testbed/src/lib.rs",
     "crates/store/src/lib.rs",
     "crates/volume/src/lib.rs",
     "sim/src/lib.rs",

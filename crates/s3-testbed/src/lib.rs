@@ -1,0 +1,23 @@
+//! A real S3 server of one's own, and a proxy in front of it that is a network: slow, narrow, broken.
+//!
+//! For tests and benchmarks alone; no crate of the product may see it. It owns how a MinIO is
+//! started, killed, stopped and restarted ([`Minio`]), and what a network does to requests on their
+//! way ([`Proxy`]): bandwidth, latency, refusals, connections that break, answers that never come.
+//! It must never change a byte that it passes on, except where a [`Fault`] says so: what is measured
+//! through it is the store's.
+//!
+//! One thread for each connection, blocking: a few dozen connections are all there are.
+
+#![forbid(unsafe_code)]
+
+mod fault;
+mod http;
+mod line;
+mod minio;
+mod proxy;
+mod traffic;
+
+pub use fault::{Fault, FaultRule, Which};
+pub use minio::{Minio, MinioConfig, url_at};
+pub use proxy::Proxy;
+pub use traffic::{MethodTraffic, Read, Traffic};

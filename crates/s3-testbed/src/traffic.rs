@@ -1,0 +1,115 @@
+//! What has passed a proxy: requests, bytes and the longest time, by method.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Requests with one method.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MethodTraffic {
+    /// Requests that were answered, by whomever.
+    pub requests: u64,
+    /// Those answered with a status of 400 and above.
+    pub refused: u64,
+    /// Bytes of requests' bodies.
+    pub sent: u64,
+    /// Bytes of answers' bodies.
+    pub received: u64,
+    /// Longest time from a request's head to its answer's end.
+    pub longest: Duration,
+}
+
+/// A ranged or whole read that was answered with data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Read {
+    /// Path of the object in the request, bucket included.
+    pub path: String,
+    /// First byte and bytes, where it asked for a range.
+    pub range: Option<(u64, u64)>,
+}
+
+/// What has passed since the last reset.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    /// By method.
+    pub methods: BTreeMap<String, MethodTraffic>,
+    /// Requests that met a fault.
+    pub faults: u64,
+    /// The reads, in the order of their answers, where they are recorded.
+    pub reads: Vec<Read>,
+}
+
+impl Traffic {
+    /// Of one method.
+    pub fn of(&self, method: &str) -> MethodTraffic {
+        self.methods.get(method).copied().unwrap_or_default()
+    }
+
+    /// Requests of all methods.
+    pub fn requests(&self) -> u64 {
+        self.methods.values().map(|method| method.requests).sum()
+    }
+}
+
+/// Where exchanges note what has passed.
+#[derive(Debug, Default)]
+pub(crate) struct TrafficCounter {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    traffic: Traffic,
+    records_reads: bool,
+}
+
+/// One exchange that came to its end.
+#[derive(Debug)]
+pub(crate) struct Exchanged<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) status: u16,
+    pub(crate) sent: u64,
+    pub(crate) received: u64,
+    pub(crate) took: Duration,
+    pub(crate) read: Option<Read>,
+}
+
+impl TrafficCounter {
+    pub(crate) fn note(&self, exchanged: Exchanged<'_>) {
+        let mut state = self.lock();
+        if !state.traffic.methods.contains_key(exchanged.method) {
+            let name = exchanged.method.to_owned();
+            state.traffic.methods.insert(name, MethodTraffic::default());
+        }
+        if let Some(method) = state.traffic.methods.get_mut(exchanged.method) {
+            method.requests += 1;
+            method.refused += u64::from(exchanged.status >= 400);
+            method.sent += exchanged.sent;
+            method.received += exchanged.received;
+            method.longest = method.longest.max(exchanged.took);
+        }
+        if let (true, Some(read)) = (state.records_reads, exchanged.read) {
+            state.traffic.reads.push(read);
+        }
+    }
+
+    pub(crate) fn note_fault(&self) {
+        self.lock().traffic.faults += 1;
+    }
+
+    pub(crate) fn record_reads(&self, on: bool) {
+        self.lock().records_reads = on;
+    }
+
+    pub(crate) fn snapshot(&self) -> Traffic {
+        self.lock().traffic.clone()
+    }
+
+    pub(crate) fn take(&self) -> Traffic {
+        std::mem::take(&mut self.lock().traffic)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
