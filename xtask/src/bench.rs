@@ -6,6 +6,7 @@
 
 mod measure;
 mod nbd;
+mod store;
 mod ublk;
 
 use std::fs::File;
@@ -29,6 +30,8 @@ enum What {
     Messenger,
     /// The NBD server against nbdkit and qemu-nbd (P7)
     Nbd(nbd::Arguments),
+    /// Volumes on a real S3 server over a narrow, long line (P16 to P19, P21)
+    Store(store::Arguments),
     /// The ublk example servers against the kernel tree's own, in a guest (P1, P14, P15)
     Ublk(ublk::Arguments),
     /// Volumes as disks: hot, cold and while evicting, in a guest (P2 to P6)
@@ -39,13 +42,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let inside = match &arguments.what {
         What::Ublk(arguments) => ublk::is_inside(arguments),
         What::Volume(arguments) => ublk::volume::is_inside(arguments),
-        What::Blkmq | What::Messenger | What::Nbd(_) => false,
+        What::Blkmq | What::Messenger | What::Nbd(_) | What::Store(_) => false,
     };
     let _alone = (!inside).then(wait_for_turn).transpose()?;
     match &arguments.what {
         What::Blkmq => blkmq(),
         What::Messenger => messenger(),
         What::Nbd(arguments) => nbd::run(arguments),
+        What::Store(arguments) => store::run(arguments),
         What::Ublk(arguments) => ublk::run(arguments),
         What::Volume(arguments) => ublk::volume::run(arguments),
     }

@@ -15,17 +15,46 @@ const MODULE: &str = "github.com/minio/minio";
 const VERSION: &str = "v0.0.0-20260212201848-7aac2a2c5b7c";
 
 /// Keys of a server that lives as long as a test.
-const ACCESS_KEY: &str = "firn";
-const SECRET_KEY: &str = "firn-secret";
+pub(crate) const ACCESS_KEY: &str = "firn";
+pub(crate) const SECRET_KEY: &str = "firn-secret";
 
 /// Arguments of `cargo xtask minio`.
 #[derive(clap::Args)]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    /// Start it, with a bucket `firn` whose objects are in this directory, and run until it is ended
+    #[arg(long, value_name = "DIR")]
+    serve: Option<PathBuf>,
+    /// Where it listens
+    #[arg(long, default_value = "127.0.0.1:9000")]
+    address: String,
+}
 
-/// Builds it if it is missing, and prints where it is.
-pub(crate) fn run(_: &Arguments) -> Result<(), Failure> {
-    println!("{}", build()?.display());
-    Ok(())
+/// Builds it if it is missing, and prints where it is or runs it.
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let program = build()?;
+    let Some(dir) = &arguments.serve else {
+        println!("{}", program.display());
+        return Ok(());
+    };
+    let bucket = dir.join("firn");
+    std::fs::create_dir_all(&bucket)
+        .map_err(|error| format!("cannot make {}: {error}", bucket.display()))?;
+    let address = &arguments.address;
+    println!(
+        "MinIO at http://{address} with the bucket firn; in another shell:\n\n    \
+         export AWS_ACCESS_KEY_ID={ACCESS_KEY} AWS_SECRET_ACCESS_KEY={SECRET_KEY}\n    \
+         export AWS_ENDPOINT_URL=http://{address}\n"
+    );
+    let mut server = Command::new(program);
+    server
+        .args(["server", "--quiet", "--address", address])
+        .arg(dir);
+    server
+        .env("MINIO_ROOT_USER", ACCESS_KEY)
+        .env("MINIO_ROOT_PASSWORD", SECRET_KEY)
+        .env("MINIO_BROWSER", "off")
+        .env("MINIO_UPDATE", "off");
+    process::run(&mut server)
 }
 
 /// Whether it can be built here, or is there already.
@@ -45,7 +74,8 @@ fn program() -> PathBuf {
     vm::cache().join("minio").join(VERSION).join("minio")
 }
 
-fn build() -> Result<PathBuf, Failure> {
+/// Builds it if it is missing; where it is.
+pub(crate) fn build() -> Result<PathBuf, Failure> {
     let program = program();
     if program.is_file() {
         return Ok(program);

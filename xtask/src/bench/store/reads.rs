@@ -1,0 +1,269 @@
+//! P18 and P19: reads of what is in the store alone, and hot reads while uploads run.
+
+use std::process::Command;
+use std::time::Duration;
+
+use super::lab::{Lab, Programs};
+use super::load::{Load, Until};
+use super::{Arguments, Line, flags, median};
+use crate::Failure;
+
+/// Size of the volume that is read cold.
+const COLD_MIB: u64 = 512;
+/// Random reads of a measurement.
+const RANDOM_READS: usize = 3000;
+
+/// How the cold volume is read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pattern {
+    Sequential,
+    RandomWarmIndex,
+    RandomColdIndex,
+}
+
+impl Pattern {
+    const ALL: [Pattern; 3] = [
+        Pattern::Sequential,
+        Pattern::RandomWarmIndex,
+        Pattern::RandomColdIndex,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Pattern::Sequential => "1 MiB sequential, QD8",
+            Pattern::RandomWarmIndex => "4 KiB random, QD32, index warm",
+            Pattern::RandomColdIndex => "4 KiB random, QD32, index cold",
+        }
+    }
+
+    fn load(self) -> Load {
+        let (block, depth) = match self {
+            Pattern::Sequential => (1 << 20, 8),
+            Pattern::RandomWarmIndex | Pattern::RandomColdIndex => (4096, 32),
+        };
+        Load {
+            writes: false,
+            random: false,
+            block,
+            depth,
+            span: COLD_MIB << 20,
+        }
+    }
+
+    /// Where it reads.
+    fn places(self) -> Vec<u64> {
+        match self {
+            Pattern::Sequential => (0..COLD_MIB).map(|mib| mib << 20).collect(),
+            Pattern::RandomWarmIndex | Pattern::RandomColdIndex => {
+                let mut random = fastrand::Rng::with_seed(11);
+                let blocks = (COLD_MIB << 20) / 4096;
+                (0..RANDOM_READS)
+                    .map(|_| random.u64(0..blocks) * 4096)
+                    .collect()
+            }
+        }
+    }
+}
+
+struct Round {
+    mib_per_second: f64,
+    ratio: f64,
+    requests_per_read: f64,
+    bytes_per_byte: f64,
+    cpu_us_per_read: f64,
+}
+
+/// P18.
+pub(super) fn cold(
+    programs: &Programs,
+    arguments: &Arguments,
+    lines: &[Line],
+) -> Result<(), Failure> {
+    println!(
+        "\n## P18: cold reads of {COLD_MIB} MiB written in sequence, against the same ranged GETs\n\n\
+         | latency | reads | volume MiB/s | ratio | requests per read | bytes fetched per byte read | \
+         CPU us/read |\n|---:|---|---:|---:|---:|---:|---:|"
+    );
+    for line in lines {
+        let lab = Lab::new(programs, arguments)?;
+        let server = lab.serve("written", &cold_flags(arguments))?;
+        let mut connection = server.connect("disk")?;
+        let load = Load {
+            writes: true,
+            ..Pattern::Sequential.load()
+        };
+        connection.run(load, Until::Bytes(COLD_MIB << 20))?;
+        server.sync("disk")?;
+        drop(connection);
+        server.stop()?;
+        for pattern in Pattern::ALL {
+            let rounds: Result<Vec<_>, Failure> = (0..arguments.rounds.max(1))
+                .map(|n| {
+                    let cache = format!("cold-{}-{n}", pattern as u8);
+                    measure_cold(&lab, arguments, *line, pattern, &cache)
+                })
+                .collect();
+            let round = median(rounds?, |round| round.ratio)?;
+            println!(
+                "| {} ms | {} | {:.1} | {:.2} | {:.2} | {:.2} | {:.0} |",
+                line.latency.as_millis(),
+                pattern.name(),
+                round.mib_per_second,
+                round.ratio,
+                round.requests_per_read,
+                round.bytes_per_byte,
+                round.cpu_us_per_read,
+            );
+        }
+    }
+    Ok(())
+}
+
+fn cold_flags(arguments: &Arguments) -> Vec<String> {
+    flags("disk", COLD_MIB, arguments.log_mib)
+}
+
+fn measure_cold(
+    lab: &Lab,
+    arguments: &Arguments,
+    line: Line,
+    pattern: Pattern,
+    cache: &str,
+) -> Result<Round, Failure> {
+    lab.slow_down(0, Duration::ZERO);
+    let server = lab.serve(cache, &cold_flags(arguments))?;
+    let mut connection = server.connect("disk")?;
+    let load = pattern.load();
+    if pattern == Pattern::RandomWarmIndex {
+        // One block of every MiB: each page of the index is asked for, and little of the content.
+        let places: Vec<u64> = (0..COLD_MIB).map(|mib| (mib << 20) + (1 << 19)).collect();
+        connection.read_places(&places, load)?;
+    }
+    lab.slow_down(line.rate_mib, line.latency);
+    lab.proxy.record_reads(true);
+    lab.proxy.take_traffic();
+    let cpu = server.cpu_seconds()?;
+    let places = pattern.places();
+    let outcome = connection.read_places(&places, load)?;
+    let cpu = server.cpu_seconds()? - cpu;
+    let traffic = lab.proxy.take_traffic();
+    lab.proxy.record_reads(false);
+    drop(connection);
+    // Whoever opens the volume next must find it closed.
+    lab.slow_down(0, Duration::ZERO);
+    server.stop()?;
+    lab.slow_down(line.rate_mib, line.latency);
+    let plain = lab.replay_plainly(&traffic, load.depth)?;
+    let gets = traffic.of("GET");
+    Ok(Round {
+        mib_per_second: outcome.mib_per_second(),
+        ratio: plain.seconds / outcome.seconds,
+        requests_per_read: gets.requests as f64 / places.len() as f64,
+        bytes_per_byte: gets.received as f64 / outcome.bytes as f64,
+        cpu_us_per_read: cpu * 1e6 / places.len() as f64,
+    })
+}
+
+/// P19.
+pub(super) fn beside_uploads(
+    programs: &Programs,
+    arguments: &Arguments,
+    lines: &[Line],
+) -> Result<(), Failure> {
+    println!(
+        "\n## P19: hot random 4 KiB reads, QD1, while uploads run flat out\n\n\
+         | latency | p99 without | p99 beside uploads | ratio | uploaded meanwhile MiB/s |\n\
+         |---:|---:|---:|---:|---:|"
+    );
+    for line in lines {
+        let rounds: Result<Vec<_>, Failure> = (0..arguments.rounds.max(1))
+            .map(|_| measure_beside(programs, arguments, *line))
+            .collect();
+        let (idle, busy, rate) = median(rounds?, |(idle, busy, _)| {
+            busy.as_secs_f64() / idle.as_secs_f64()
+        })?;
+        println!(
+            "| {} ms | {:.0} us | {:.0} us | {:.2} | {rate:.0} |",
+            line.latency.as_millis(),
+            idle.as_secs_f64() * 1e6,
+            busy.as_secs_f64() * 1e6,
+            busy.as_secs_f64() / idle.as_secs_f64(),
+        );
+    }
+    Ok(())
+}
+
+fn measure_beside(
+    programs: &Programs,
+    arguments: &Arguments,
+    line: Line,
+) -> Result<(Duration, Duration, f64), Failure> {
+    // Less than half of the log is dirty, so that nobody is paced.
+    let log_mib = arguments.log_mib.max(1024);
+    let dirty_mib = log_mib * 2 / 5;
+    let lab = Lab::new(programs, arguments)?;
+    let mut all = flags("hot", 64, log_mib);
+    all.push(format!("--volume=bulk={dirty_mib}MiB"));
+    all.push("--rpo=1h".to_owned());
+    all.retain(|flag| flag != "--rpo=30s");
+    let server = lab.serve("cache", &all)?;
+    let mut hot = server.connect("hot")?;
+    let fill = Load {
+        writes: true,
+        random: false,
+        block: 1 << 20,
+        depth: 8,
+        span: 64 << 20,
+    };
+    hot.run(fill, Until::Bytes(64 << 20))?;
+    server.sync("hot")?;
+    let reads = Load {
+        writes: false,
+        random: true,
+        block: 4096,
+        depth: 1,
+        ..fill
+    };
+    let time = Duration::from_secs(arguments.seconds.min(5));
+    let idle = hot.run(reads, Until::Time(time))?.percentile(0.99);
+    let mut bulk = server.connect("bulk")?;
+    let fill = Load {
+        span: dirty_mib << 20,
+        ..fill
+    };
+    bulk.run(fill, Until::Bytes(dirty_mib << 20))?;
+    lab.slow_down(line.rate_mib, line.latency);
+    lab.proxy.take_traffic();
+    let mut sync = ended_on_drop(server.command(&["sync", "bulk"]))?;
+    // Until the upload is over, in short runs; only those wholly within it count.
+    let mut busy = Vec::new();
+    let mut seconds = 0.0;
+    loop {
+        let mut run = hot.run(reads, Until::Time(Duration::from_millis(500)))?;
+        if sync.0.try_wait()?.is_some() {
+            break;
+        }
+        seconds += run.seconds;
+        busy.push(run.percentile(0.99));
+    }
+    let sent = lab.proxy.take_traffic().of("PUT").sent as f64 / f64::from(1 << 20);
+    drop(server);
+    let busy = median(busy, Duration::as_secs_f64)
+        .map_err(|_| "the upload was over before it could be measured: a larger --log-mib")?;
+    Ok((idle, busy, sent / seconds.max(0.5)))
+}
+
+/// A child that does not outlive a failure.
+struct Ended(std::process::Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn ended_on_drop(mut command: Command) -> Result<Ended, Failure> {
+    Ok(Ended(command.spawn()?))
+}
