@@ -52,6 +52,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "log_is_read_one_place_at_a_time",
     "panic_passed_over",
     "read_ahead_first",
+    "index_block_in_memory_only",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

@@ -118,7 +118,7 @@ fn options(limits: &Limits, take_over: bool) -> Options {
         pack_bytes: limits.pack_bytes,
         deltas_max: limits.deltas_max,
         delta_extents_max: limits.delta_extents_max,
-        pages_max: limits.pages_max,
+        index_bytes: limits.index_bytes,
         rpo_ns: limits.rpo_ns,
         frame_interval_ns: limits.frame_interval_ns,
         retry_ns: limits.retry_ns,

@@ -29,8 +29,8 @@ pub struct Limits {
     pub deltas_max: usize,
     /// Extents in deltas.
     pub delta_extents_max: usize,
-    /// Index pages kept in memory.
-    pub pages_max: usize,
+    /// Bytes of index blocks kept in memory, beside a few that always are.
+    pub index_bytes: u64,
     /// Recovery-point timer.
     pub rpo_ns: u64,
     /// Frame timer.
@@ -154,7 +154,7 @@ fn limits(rng: &mut Rng, sectors: u64) -> Limits {
         pack_bytes: *rng.pick(&[8 << 10, 64 << 10, 1 << 20]),
         deltas_max: rng.within(1, 6) as usize,
         delta_extents_max: *rng.pick(&[8, 64, 1024]),
-        pages_max: *rng.pick(&[1, 2, 64]),
+        index_bytes: *rng.pick(&[0, 8 << 10, 1 << 20]),
         rpo_ns: *rng.pick(&[20 * MS, 200 * MS, 5000 * MS]),
         frame_interval_ns: *rng.pick(&[MS, 10 * MS, 1000 * MS]),
         retry_ns: *rng.pick(&[MS, 20 * MS]),

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::cache::Cache;
+use crate::cache::blocks::BlockCache;
 use crate::error::OpenError;
 use crate::jobs::{Jobs, Port, Signal};
 use crate::lock::lock;
@@ -57,6 +58,7 @@ pub(crate) struct Engine {
     /// The session's own region: it says that the log is poisoned where no tail's ring can.
     session_ring: Mutex<Option<Ring>>,
     pub(crate) cache: Cache,
+    pub(crate) blocks: BlockCache,
     pub(crate) fetches: FetchTable,
     pub(crate) streams: Streams,
     pub(crate) space: Space,
@@ -112,6 +114,7 @@ impl Engine {
             rings,
             session_ring: Mutex::default(),
             cache: Cache::new(options.memory_bytes, options.cache_bytes),
+            blocks: BlockCache::new(options.index_bytes),
             fetches: FetchTable::default(),
             streams: Streams::new(options.memory_bytes),
             space: Space::default(),

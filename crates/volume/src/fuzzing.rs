@@ -4,8 +4,6 @@
 //! A fuzzer does not guess checksums. So each call decodes its input twice: as it is, and as the
 //! body of a structure whose header and checksum are right.
 
-use std::sync::Arc;
-
 use crate::codec::{Reader, Writer, crc64};
 use crate::hostlog::marks::{LowMark, Pin, PinnedPack};
 use crate::hostlog::names::{Digest, Position, SessionName};
@@ -19,8 +17,9 @@ use crate::log::ring::TailId;
 use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
-use crate::object::pack::{self, ChunkPart, Item, PackWriter, Slice};
-use crate::object::page;
+use crate::object::node::{self, Node};
+use crate::object::pack::{self, Item, PackWriter, Slice};
+use crate::object::page::{self, Page};
 use crate::object::root::{DeltaRef, Peer, Predecessor, Root};
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
@@ -66,11 +65,11 @@ pub fn pack(input: &[u8]) {
 /// A block of an index object: a page or a node.
 pub fn index_block(input: &[u8]) {
     let _ = page::decode_page(VOLUME, 0, input);
-    let _ = page::decode_node(VOLUME, 0, input);
+    let _ = node::decode_node(VOLUME, 0, input);
 
     let models = [
-        page::encode_page(VOLUME, 0, std::iter::empty()),
-        page::encode_node(VOLUME, 0, std::iter::empty()),
+        page::encode_page(VOLUME, &Page::new(0, std::iter::empty())),
+        node::encode_node(VOLUME, &Node::new(0, std::iter::empty())),
     ];
     for model in models {
         let stored = zstd::bulk::compress(input, 1).expect("compression into memory cannot fail");
@@ -82,32 +81,31 @@ pub fn index_block(input: &[u8]) {
         let crc = crc64(&[block.bytes(), &stored]);
         block.u64(crc).raw(&stored);
         let block = block.finish();
-        if let Ok(map) = page::decode_page(VOLUME, 0, &block) {
-            let extents: Vec<_> = map
-                .iter()
-                .map(|(span, part)| (span, part.clone()))
-                .collect();
+        if let Ok(page) = page::decode_page(VOLUME, 0, &block) {
             let mut free = 0;
-            for (span, part) in &extents {
+            for (span, chunk, skip) in page.extents() {
                 assert!(
                     free <= span.start && span.end <= page::PAGE_SECTORS,
                     "{span:?}"
                 );
-                let end = u64::from(part.skip) + span.sectors();
-                assert!(end <= part.chunk.span.sectors(), "outside of its chunk");
+                let end = u64::from(skip) + span.sectors();
+                assert!(end <= chunk.span.sectors(), "outside of its chunk");
                 free = span.end;
             }
-            let again = page::encode_page(VOLUME, 0, extents.iter().map(|(s, p)| (*s, p)));
-            let again = page::decode_page(VOLUME, 0, &again).expect("it was just written");
-            assert!(
-                again.iter().eq(extents.iter().map(|(s, p)| (*s, p))),
-                "changed on its way"
-            );
+            let whole = Span::new(0, page::PAGE_SECTORS);
+            let mut at = 0;
+            page.walk(whole, |part, _| {
+                assert_eq!(part.start, at, "a walk leaves nothing out");
+                at = part.end;
+            });
+            assert_eq!(at, whole.end);
+            let again = page::decode_page(VOLUME, 0, &page::encode_page(VOLUME, &page));
+            assert_eq!(again, Ok(page), "changed on its way");
         }
-        if let Ok(pages) = page::decode_node(VOLUME, 0, &block) {
-            assert!(pages.iter().all(|(page, _)| *page < page::NODE_PAGES));
-            let again = page::encode_node(VOLUME, 0, pages.iter().copied());
-            assert_eq!(page::decode_node(VOLUME, 0, &again), Ok(pages));
+        if let Ok(node) = node::decode_node(VOLUME, 0, &block) {
+            assert!(node.pages().all(|(page, _)| page < page::NODE_PAGES));
+            let again = node::decode_node(VOLUME, 0, &node::encode_node(VOLUME, &node));
+            assert_eq!(again, Ok(node));
         }
     }
 }
@@ -318,16 +316,11 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
     let pack = writer.finish();
     let at = usize::try_from(pack.footer_offset).expect("it is in memory");
     let entries = at + pack::SLICE_BYTES..at + pack.footer_bytes as usize;
-    let parts: Vec<_> = pack.sections[0]
-        .items
-        .iter()
-        .filter_map(|item| match item {
-            Item::Chunk(chunk) => Some(Arc::new(chunk.clone())),
-            Item::Zeroes { .. } => None,
-        })
-        .map(|chunk| (chunk.span, ChunkPart { chunk, skip: 0 }))
-        .collect();
-    let page = page::encode_page(VOLUME, 0, parts.iter().map(|(span, part)| (*span, part)));
+    let chunks = pack.sections[0].items.iter().filter_map(|item| match item {
+        Item::Chunk(chunk) => Some((chunk.span, chunk, 0)),
+        Item::Zeroes { .. } => None,
+    });
+    let page = page::encode_page(VOLUME, &Page::new(0, chunks));
     let page_body = zstd::bulk::decompress(&page[48..], 1 << 20).expect("it was just written");
     let root = Root {
         volume: VOLUME,

@@ -18,8 +18,9 @@ use crate::log::ring::{HeapRegion, Ring, RingId, RingRegion, TailId};
 use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
-use crate::object::pack::{self, Chunk, ChunkPart, Codec, Item, PackWriter, Slice};
-use crate::object::page::{self, BlockRef};
+use crate::object::node::{self, Node};
+use crate::object::pack::{self, Chunk, Codec, Item, PackWriter, Slice};
+use crate::object::page::{self, BlockRef, Page};
 use crate::object::root::{DeltaRef, Extension, Owner, Peer, Predecessor, Root};
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
@@ -325,7 +326,7 @@ fn compressed_chunks_are_as_documented() {
 #[test]
 fn index_pages_are_as_documented() {
     let bytes = fixture!("page");
-    let chunk = Arc::new(Chunk {
+    let chunk = Chunk {
         pack: OBJECT,
         offset: 32,
         stored: 99,
@@ -334,10 +335,6 @@ fn index_pages_are_as_documented() {
         lsn: Lsn(5),
         codec: Codec::Zstd,
         checksum: 0x0102_0304_0506_0708,
-    });
-    let part = |skip| ChunkPart {
-        chunk: Arc::clone(&chunk),
-        skip,
     };
     let base = 2 * page::PAGE_SECTORS;
     let damaged = Chunk {
@@ -347,26 +344,22 @@ fn index_pages_are_as_documented() {
         lsn: Lsn(6),
         codec: Codec::Damaged,
         checksum: 0,
-        ..(*chunk).clone()
-    };
-    let damaged = ChunkPart {
-        chunk: Arc::new(damaged),
-        skip: 0,
+        ..chunk.clone()
     };
     let value = [
-        (Span::new(base, 4), part(0)),
-        (Span::new(base + 40, 8), part(8)),
-        (Span::new(base + 48, 8), damaged),
+        (Span::new(base, 4), chunk.clone(), 0),
+        (Span::new(base + 40, 8), chunk, 8),
+        (Span::new(base + 48, 8), damaged, 0),
     ];
     let same = |bytes: &[u8]| {
-        page::decode_page(volume(), 2, bytes).is_ok_and(|map| {
-            map.iter()
-                .map(|(span, part)| (span, part.clone()))
-                .eq(value.clone())
-        })
+        page::decode_page(volume(), 2, bytes)
+            .is_ok_and(|page| page.extents().eq(value.iter().cloned()))
     };
     every_byte_matters(&bytes, &[], same);
-    let again = page::encode_page(volume(), 2, value.iter().map(|(span, part)| (*span, part)));
+    let extents = value
+        .iter()
+        .map(|(span, chunk, skip)| (*span, chunk, *skip));
+    let again = page::encode_page(volume(), &Page::new(2, extents));
     assert!(same(&again));
     assert_eq!(again[..40], bytes[..40], "the header, but for the checksum");
     assert_eq!(page::body_of(&again), page::body_of(&bytes));
@@ -380,11 +373,11 @@ fn index_nodes_are_as_documented() {
         offset,
         bytes: 777,
     };
-    let value = vec![(1024, at(0)), (2047, at(4096))];
+    let value = Node::new(1, [(1024, at(0)), (2047, at(4096))].into_iter());
     every_byte_matters(&bytes, &[], |bytes| {
-        page::decode_node(volume(), 1, bytes).as_ref() == Ok(&value)
+        node::decode_node(volume(), 1, bytes).as_ref() == Ok(&value)
     });
-    let again = page::encode_node(volume(), 1, value.iter().copied());
+    let again = node::encode_node(volume(), &value);
     assert_eq!(again[..40], bytes[..40], "the header, but for the checksum");
     assert_eq!(page::body_of(&again), page::body_of(&bytes));
 }

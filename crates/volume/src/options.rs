@@ -28,8 +28,9 @@ pub struct Options {
     pub deltas_max: usize,
     /// Index extents in deltas before a fold. Bounds memory and the bytes of an open.
     pub delta_extents_max: usize,
-    /// Index pages kept in memory per volume.
-    pub pages_max: usize,
+    /// Bytes of index pages and nodes kept in memory, of all volumes. Without its page a read asks the
+    /// cache disk, or the store, once more.
+    pub index_bytes: u64,
     /// Everything older than this is uploaded.
     pub rpo_ns: u64,
     /// A frame is written at least this often while there is something to put in it.
@@ -52,7 +53,7 @@ impl Default for Options {
             pack_bytes: 32 << 20,
             deltas_max: 32,
             delta_extents_max: 1 << 18,
-            pages_max: 256,
+            index_bytes: 128 << 20,
             rpo_ns: 30 * SECOND_NS,
             frame_interval_ns: SECOND_NS,
             retry_ns: SECOND_NS,

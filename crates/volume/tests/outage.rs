@@ -3,7 +3,8 @@
 mod support;
 
 use blkmq::io::{Backend, Op, Step};
-use support::{World, waker};
+use support::{Lasting, World, options, waker};
+use volume::Options;
 
 const MIB: u64 = 1 << 20;
 
@@ -109,4 +110,53 @@ fn overwriting_in_an_outage_never_fills_the_log() {
             "{block}"
         );
     }
+}
+
+#[test]
+fn what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory() {
+    // Memory for the few blocks that always stay; one block of content in each of far more pages.
+    let options = Options {
+        index_bytes: 0,
+        cache_bytes: 4 << 20,
+        ..options()
+    };
+    let (pages, sectors) = (100, 32_768);
+    let start = |lasting| {
+        World::try_start(lasting, options.clone()).unwrap_or_else(|error| panic!("{}", error.0))
+    };
+    let mut world = start(Lasting::default());
+    world.create("demo", 100 << 30);
+    let volume = world.open("demo");
+    for page in 0..pages {
+        world.write(&volume, page * sectors, page as u8 + 1, 4096);
+    }
+    for _ in 0..6 {
+        world.write(&volume, 8, 9, 4096);
+        world.sync(&volume);
+    }
+    world.pass(1000);
+    let mut world = start(Lasting {
+        objects: world.kill().objects,
+        versions: 9000,
+        ..Lasting::default()
+    });
+    let volume = world.try_open("demo", true).expect("opened");
+    for page in 0..pages {
+        let found = world.read_fill(&volume, page * sectors, 4096);
+        assert_eq!(found, page as u8 + 1);
+    }
+    world.lasting.outage = true;
+    for page in 0..pages {
+        let found = world.read_fill(&volume, page * sectors, 4096);
+        assert_eq!(found, page as u8 + 1);
+    }
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[(
+        "index_block_in_memory_only",
+        what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory,
+    )]);
 }

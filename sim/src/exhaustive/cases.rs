@@ -70,7 +70,7 @@ fn profile() -> Profile {
             pack_bytes: 8 << 10,
             deltas_max: 1,
             delta_extents_max: 8,
-            pages_max: 1,
+            index_bytes: 0,
             rpo_ns: 15 * MS,
             frame_interval_ns: 5 * MS,
             retry_ns: MS,

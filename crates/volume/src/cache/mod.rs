@@ -7,8 +7,11 @@
 //! not evicted, even if the memory file grows beyond its size for them, so a read that waits for
 //! many chunks always makes progress.
 //!
-//! `regions` is the space of a file, `queues` the order in which chunks leave, `tier` one file with both.
+//! `regions` is the space of a file, `queues` the order in which chunks leave, `tier` one file, or part of
+//! one, with both. Index blocks (`blocks`) are decoded in memory, and in the disk file have a part to
+//! themselves: without its page a cached chunk cannot be found, so no chunk may drive a page out.
 
+pub(crate) mod blocks;
 mod invariants;
 mod queues;
 mod regions;
@@ -21,6 +24,7 @@ use blkmq::io::{FileId, Pin};
 use self::regions::Place;
 use self::tier::Tier;
 use crate::lock::lock;
+use crate::log::layout::BLOCK_BYTES;
 use crate::object::ObjectId;
 
 /// Names a chunk.
@@ -47,10 +51,10 @@ pub(crate) struct Hit {
 #[derive(Debug)]
 pub(crate) struct CacheAllocation {
     key: ChunkKey,
-    pub(crate) file: FileId,
     pub(crate) offset: u64,
     bytes: u64,
     place: Place,
+    tier: usize,
 }
 
 /// Counters for `/metrics`.
@@ -62,21 +66,34 @@ pub struct CacheUsage {
     pub disk_bytes: u64,
 }
 
-/// Both tiers. One lock; held for bounded memory work.
+/// All tiers. One lock; held for bounded memory work.
 #[derive(Debug)]
 pub(crate) struct Cache {
-    tiers: Mutex<[Tier; 2]>,
+    tiers: Mutex<[Tier; 3]>,
 }
 
 const MEMORY: usize = 0;
 const DISK: usize = 1;
+/// The part of the disk file that index blocks have.
+const INDEX: usize = 2;
+/// Which part that is: a page of random 4 KiB extents is a fiftieth of what it leads to, and of 64 KiB
+/// chunks a three-thousandth, but few of a page's chunks may be cached.
+const INDEX_SHARE: u64 = 8;
 
 impl Cache {
+    /// A cache whose disk file is shared out between chunks and index blocks.
     pub(crate) fn new(memory_bytes: u64, disk_bytes: u64) -> Cache {
+        let index_bytes = disk_bytes / INDEX_SHARE / BLOCK_BYTES * BLOCK_BYTES;
+        Cache::with_parts(memory_bytes, disk_bytes - index_bytes, index_bytes)
+    }
+
+    fn with_parts(memory_bytes: u64, chunk_bytes: u64, index_bytes: u64) -> Cache {
+        let chunk_bytes = chunk_bytes / BLOCK_BYTES * BLOCK_BYTES;
         Cache {
             tiers: Mutex::new([
-                Tier::new(FileId::MEMORY, memory_bytes, true),
-                Tier::new(FileId::CACHE, disk_bytes, false),
+                Tier::new(FileId::MEMORY, MEMORY, 0, memory_bytes),
+                Tier::new(FileId::CACHE, DISK, 0, chunk_bytes),
+                Tier::new(FileId::CACHE, INDEX, chunk_bytes, index_bytes),
             ]),
         }
     }
@@ -84,21 +101,28 @@ impl Cache {
     /// Finds a chunk and pins it.
     pub(crate) fn find(&self, key: ChunkKey) -> Option<Hit> {
         let mut tiers = lock(&self.tiers);
-        let [memory, disk] = &mut *tiers;
+        let [memory, disk, _] = &mut *tiers;
         memory.find(key).or_else(|| disk.find(key))
+    }
+
+    /// Finds an index block in the disk file and pins it.
+    pub(crate) fn find_block(&self, key: ChunkKey) -> Option<Hit> {
+        lock(&self.tiers)[INDEX].find(key)
     }
 
     /// A plan names these chunks: from now on they may be evicted once it unpins them. A read that
     /// found only some of what it needs must not call this, or they might be evicted before the rest arrives.
     pub(crate) fn mark_planned(&self, keys: &[ChunkKey]) {
-        for tier in lock(&self.tiers).iter_mut() {
+        for tier in lock(&self.tiers)[..INDEX].iter_mut() {
             keys.iter().for_each(|key| tier.mark_planned(*key));
         }
     }
 
     /// Is a chunk here? Does not count as use.
     pub(crate) fn contains(&self, key: ChunkKey) -> bool {
-        lock(&self.tiers).iter().any(|tier| tier.contains(key))
+        lock(&self.tiers)[..INDEX]
+            .iter()
+            .any(|tier| tier.contains(key))
     }
 
     /// The disk file gave an error where these chunks are; true if any of them is there. They
@@ -107,6 +131,11 @@ impl Cache {
         let disk = &mut lock(&self.tiers)[DISK];
         let marked = keys.iter().filter(|key| disk.mark_damaged(**key)).count();
         marked > 0
+    }
+
+    /// The disk file does not hold the index block that it should: it is found there no more.
+    pub(crate) fn mark_block_damaged(&self, key: ChunkKey) {
+        lock(&self.tiers)[INDEX].mark_damaged(key);
     }
 
     /// Space in the memory file; always granted.
@@ -133,24 +162,32 @@ impl Cache {
         disk.allocate(key, bytes, now)
     }
 
+    /// Space for an index block in its part of the disk file, if something there can go.
+    pub(crate) fn allocate_block(&self, key: ChunkKey, bytes: u64) -> Option<CacheAllocation> {
+        let index = &mut lock(&self.tiers)[INDEX];
+        if index.has_slot(key) {
+            return None;
+        }
+        index.allocate(key, bytes, 0)
+    }
+
     /// The content is in place.
     pub(crate) fn fill(&self, allocation: CacheAllocation, now: u64) {
-        let tier = usize::from(allocation.file != FileId::MEMORY);
+        let tier = allocation.tier;
         let fresh_until = if tier == MEMORY { now + FRESH_NS } else { 0 };
         lock(&self.tiers)[tier].fill(allocation, fresh_until);
     }
 
     /// The content could not be written.
     pub(crate) fn cancel(&self, allocation: CacheAllocation) {
-        let tier = usize::from(allocation.file != FileId::MEMORY);
-        lock(&self.tiers)[tier].cancel(&allocation);
+        lock(&self.tiers)[allocation.tier].cancel(&allocation);
     }
 
     pub(crate) fn usage(&self) -> CacheUsage {
         let tiers = lock(&self.tiers);
         CacheUsage {
             memory_bytes: tiers[MEMORY].used,
-            disk_bytes: tiers[DISK].used,
+            disk_bytes: tiers[DISK].used + tiers[INDEX].used,
         }
     }
 }

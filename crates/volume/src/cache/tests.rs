@@ -19,7 +19,7 @@ fn put(cache: &Cache, n: u32, bytes: u64, now: u64) {
 
 #[test]
 fn the_cache_keeps_to_its_size_once_chunks_were_used() {
-    let cache = Cache::new(4 * BLOCK_BYTES, 0);
+    let cache = Cache::with_parts(4 * BLOCK_BYTES, 0, 0);
     for n in 0..100 {
         put(&cache, n, BLOCK_BYTES, 0);
         assert!(cache.find(key(n)).is_some());
@@ -30,7 +30,7 @@ fn the_cache_keeps_to_its_size_once_chunks_were_used() {
 
 #[test]
 fn what_a_waiting_read_needs_is_kept_until_it_was_used_or_is_old() {
-    let cache = Cache::new(2 * BLOCK_BYTES, 0);
+    let cache = Cache::with_parts(2 * BLOCK_BYTES, 0, 0);
     (0..8).for_each(|n| put(&cache, n, BLOCK_BYTES, 0));
     assert!(
         (0..8).all(|n| cache.find(key(n)).is_some()),
@@ -48,7 +48,7 @@ fn what_a_waiting_read_needs_is_kept_until_it_was_used_or_is_old() {
 
 #[test]
 fn a_pinned_chunk_is_not_evicted() {
-    let cache = Cache::new(BLOCK_BYTES, 0);
+    let cache = Cache::with_parts(BLOCK_BYTES, 0, 0);
     put(&cache, 0, BLOCK_BYTES, 0);
     let hit = cache.find(key(0)).expect("there");
     for n in 1..20 {
@@ -63,7 +63,7 @@ fn a_pinned_chunk_is_not_evicted() {
 
 #[test]
 fn a_second_copy_of_a_chunk_does_not_take_the_place_of_a_pinned_one() {
-    let cache = Cache::new(0, 3 * BLOCK_BYTES);
+    let cache = Cache::with_parts(0, 3 * BLOCK_BYTES, 0);
     let first = cache
         .allocate_on_disk(key(0), BLOCK_BYTES, 0)
         .expect("room");
@@ -82,7 +82,7 @@ fn a_second_copy_of_a_chunk_does_not_take_the_place_of_a_pinned_one() {
 
 #[test]
 fn the_disk_tier_never_exceeds_its_size() {
-    let cache = Cache::new(0, 3 * BLOCK_BYTES);
+    let cache = Cache::with_parts(0, 3 * BLOCK_BYTES, 0);
     for n in 0..50 {
         if let Some(allocation) = cache.allocate_on_disk(key(n), BLOCK_BYTES + 1, 0) {
             assert!(allocation.offset + 2 * BLOCK_BYTES <= 3 * BLOCK_BYTES);
@@ -121,7 +121,7 @@ fn chunks_on_disk(cache: &Cache) -> usize {
 )]
 fn one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of() {
     // 1 GiB full of chunks of one block, used at random; then chunks of other lengths come in.
-    let cache = Cache::new(0, 1 << 30);
+    let cache = Cache::with_parts(0, 1 << 30, 0);
     let mut random = fastrand::Rng::with_seed(1);
     for n in 0..600_000 {
         assert!(put_on_disk(&cache, n, 1));
@@ -155,7 +155,7 @@ fn one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of() {
 
 #[test]
 fn a_long_scan_leaves_what_is_used_again() {
-    let cache = Cache::new(0, 1 << 20);
+    let cache = Cache::with_parts(0, 1 << 20, 0);
     // 64 chunks that are used again and again, beside as many as fit; then ten times the cache once.
     for round in 0..40 {
         (0..64).for_each(|n| {
@@ -177,7 +177,7 @@ fn a_long_scan_leaves_what_is_used_again() {
 
 #[test]
 fn a_working_set_of_another_size_of_chunks_gets_the_cache_in_the_end() {
-    let cache = Cache::new(0, 4 << 20);
+    let cache = Cache::with_parts(0, 4 << 20, 0);
     (0..2_000).for_each(|n| assert!(put_on_disk(&cache, n, 1)));
     for n in 0..400 {
         assert!(put_on_disk(&cache, 10_000 + n, 16));
@@ -192,7 +192,7 @@ fn a_working_set_of_another_size_of_chunks_gets_the_cache_in_the_end() {
 
 #[test]
 fn a_chunk_longer_than_a_region_is_kept_in_memory_and_its_space_comes_back() {
-    let cache = Cache::new(1 << 20, 1 << 20);
+    let cache = Cache::with_parts(1 << 20, 1 << 20, 0);
     assert!(cache.allocate_on_disk(key(0), 4 << 20, 0).is_none());
     for n in 0..4 {
         put(&cache, n, 4 << 20, 0);
@@ -207,9 +207,10 @@ fn a_chunk_longer_than_a_region_is_kept_in_memory_and_its_space_comes_back() {
 fn random_steps_keep_every_byte_counted_once() {
     for seed in 0..20 {
         let mut random = fastrand::Rng::with_seed(seed);
-        let cache = Cache::new(
+        let cache = Cache::with_parts(
             random.u64(0..64) * BLOCK_BYTES,
             random.u64(0..300) * BLOCK_BYTES,
+            0,
         );
         let (mut hits, mut allocations) = (Vec::new(), Vec::new());
         for now in 0..3_000 {
@@ -238,4 +239,29 @@ fn random_steps_keep_every_byte_counted_once() {
             }
         }
     }
+}
+
+#[test]
+fn index_blocks_have_a_part_of_the_disk_file_that_no_chunk_enters() {
+    let cache = Cache::new(0, 8 << 20);
+    let mut blocks = Vec::new();
+    for n in 0..100 {
+        let block = cache.allocate_block(key(n), 2 * BLOCK_BYTES).expect("room");
+        assert!(block.offset >= 7 << 20 && block.offset + 2 * BLOCK_BYTES <= 8 << 20);
+        blocks.push(block.offset);
+        cache.fill(block, 0);
+    }
+    for n in 1_000..10_000 {
+        let chunk = cache
+            .allocate_on_disk(key(n), BLOCK_BYTES, 0)
+            .expect("room");
+        assert!(chunk.offset + BLOCK_BYTES <= 7 << 20);
+        cache.fill(chunk, 0);
+    }
+    for n in 0..100 {
+        let hit = cache.find_block(key(n)).expect("it stays");
+        assert_eq!(hit.offset, blocks[n as usize]);
+        assert!(cache.find(key(n)).is_none(), "it is no chunk");
+    }
+    cache.invariants().unwrap();
 }

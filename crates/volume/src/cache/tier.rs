@@ -1,4 +1,4 @@
-//! One cache file: which chunks it holds, where, and which go when another needs the room.
+//! One cache file, or a part of one: which chunks it holds, where, and which go when another needs the room.
 //!
 //! Owns the choice between evicting one chunk of the same size and a whole region of another size. Each
 //! step is bounded: an insertion evicts at most one region or [`EVICTIONS_MAX`] chunks, because
@@ -23,6 +23,10 @@ const CLASS_LOOKS_MAX: usize = 3;
 #[derive(Debug)]
 pub(super) struct Tier {
     pub(super) file: FileId,
+    /// Which of the cache's tiers this is.
+    number: usize,
+    /// Where its part of the file begins.
+    base: u64,
     pub(super) capacity: u64,
     /// May grow beyond its capacity where all that is in it is held.
     pub(super) elastic: bool,
@@ -37,11 +41,14 @@ pub(super) struct Tier {
 }
 
 impl Tier {
-    pub(super) fn new(file: FileId, capacity: u64, elastic: bool) -> Tier {
+    /// A tier in the part of a file that begins at `base`. The memory file may grow.
+    pub(super) fn new(file: FileId, number: usize, base: u64, capacity: u64) -> Tier {
         Tier {
             file,
+            number,
+            base,
             capacity,
-            elastic,
+            elastic: file == FileId::MEMORY,
             regions: Regions::new(capacity),
             queues: Queues::new(capacity),
             numbers: BTreeMap::new(),
@@ -56,7 +63,7 @@ impl Tier {
         let chunk = self.queues.get(number).filter(|chunk| !chunk.damaged)?;
         let hit = Hit {
             file: self.file,
-            offset: self.regions.offset(chunk.place),
+            offset: self.base + self.regions.offset(chunk.place),
             pin: chunk.pins.pin(),
         };
         self.queues.count_use(number);
@@ -111,10 +118,10 @@ impl Tier {
         self.used += bytes.next_multiple_of(BLOCK_BYTES);
         Some(CacheAllocation {
             key,
-            file: self.file,
-            offset: self.regions.offset(place),
+            offset: self.base + self.regions.offset(place),
             bytes,
             place,
+            tier: self.number,
         })
     }
 

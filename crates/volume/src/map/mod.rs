@@ -14,7 +14,7 @@ use std::ops::Bound;
 use crate::units::Span;
 
 /// A value that stands for a run of sectors and can be cut.
-pub trait SectorRun: Clone {
+pub(crate) trait SectorRun: Clone {
     /// The value of what follows the first `sectors` of the run.
     #[must_use]
     fn skip(&self, sectors: u64) -> Self;
@@ -25,7 +25,7 @@ pub trait SectorRun: Clone {
 /// Memory: 24 bytes plus the value per extent, in B-tree nodes that are between half and wholly
 /// full; measured in `tests/memory.rs`.
 #[derive(Clone, Debug)]
-pub struct ExtentMap<V> {
+pub(crate) struct ExtentMap<V> {
     /// First sector -> (one past the last, value).
     extents: BTreeMap<u64, (u64, V)>,
 }

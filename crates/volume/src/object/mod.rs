@@ -1,9 +1,10 @@
 //! The objects in the store: their names and their bytes (normative text: docs/format.md).
 //!
-//! [`pack`] holds data and the index of what it holds; [`page`] the base pages and directory
-//! nodes into which deltas are folded; [`root`] the one small mutable object per volume. Packs
+//! [`pack`] holds data and the index of what it holds; [`page`] and [`node`] the base pages and the
+//! directory into which deltas are folded; [`root`] the one small mutable object per volume. Packs
 //! and index objects are immutable and their names are used once.
 
+pub mod node;
 pub mod pack;
 pub mod page;
 pub mod root;

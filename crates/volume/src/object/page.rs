@@ -1,4 +1,4 @@
-//! Index objects: base pages and directory nodes.
+//! Index objects and base pages.
 //!
 //! A volume's index has two levels. A *page* covers 32,768 sectors (16 MiB) and lists the chunks
 //! that hold them; a *node* covers 1,024 pages (16 GiB) and says where they are; the root lists
@@ -18,14 +18,12 @@
 //! Bodies: docs/format.md "Index pages".
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use blkmq::io::SECTOR_BYTES;
 
-use super::pack::{CHUNK_BYTES_MAX, Chunk, ChunkPart, Codec};
+use super::pack::{CHUNK_BYTES_MAX, Chunk, Codec};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Writer, crc64};
-use crate::map::ExtentMap;
 use crate::units::{Lsn, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNINDX";
@@ -74,12 +72,12 @@ impl BlockRef {
 /// Which block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
-enum Kind {
+pub(super) enum Kind {
     Page = 1,
     Node = 2,
 }
 
-fn seal(kind: Kind, volume: VolumeId, number: u64, body: &[u8]) -> Vec<u8> {
+pub(super) fn seal(kind: Kind, volume: VolumeId, number: u64, body: &[u8]) -> Vec<u8> {
     let stored = zstd::bulk::compress(body, 1).expect("compression into memory cannot fail");
     let mut w = Writer::new();
     let raw = u32::try_from(body.len()).expect("a page has at most 32,768 extents");
@@ -94,7 +92,12 @@ fn seal(kind: Kind, volume: VolumeId, number: u64, body: &[u8]) -> Vec<u8> {
     w.finish()
 }
 
-fn unseal(kind: Kind, volume: VolumeId, number: u64, block: &[u8]) -> Result<Vec<u8>, FormatError> {
+pub(super) fn unseal(
+    kind: Kind,
+    volume: VolumeId,
+    number: u64,
+    block: &[u8],
+) -> Result<Vec<u8>, FormatError> {
     let mut r = Reader::new(block);
     if r.array()? != MAGIC {
         return Err(FormatError::Foreign);
@@ -126,6 +129,7 @@ fn unseal(kind: Kind, volume: VolumeId, number: u64, block: &[u8]) -> Result<Vec
 }
 
 /// Numbers values in the order in which they are first seen.
+#[derive(Debug)]
 struct Table<T> {
     numbers: BTreeMap<T, u16>,
     order: Vec<T>,
@@ -148,171 +152,276 @@ impl<T: Ord + Copy> Table<T> {
     }
 }
 
-/// A page's block. `extents` lie within the page; their addresses are the volume's.
-pub fn encode_page<'a>(
-    volume: VolumeId,
-    page: u64,
-    extents: impl Iterator<Item = (Span, &'a ChunkPart)>,
-) -> Vec<u8> {
-    let mut packs = Table::new();
-    let mut origins = Table::new();
-    let mut rows = Writer::new();
-    let mut count = 0;
-    for (span, part) in extents {
-        let chunk = &part.chunk;
+/// A page in memory: the body of its block, checked once; a row is decoded when it is looked at.
+///
+/// So an extent costs what it costs in the store before compression, [`ROW_BYTES`], and its share of
+/// the table of packs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Page {
+    number: u64,
+    packs: u16,
+    origins: u16,
+    body: Box<[u8]>,
+}
+
+/// Bytes of a page's body before its tables.
+const TABLES_AT: usize = 8;
+/// Bytes of a pack in the table.
+const PACK_BYTES: usize = 16;
+/// Bytes of an origin in the table.
+const ORIGIN_BYTES: usize = 24;
+/// Bytes of an extent.
+pub const ROW_BYTES: usize = 52;
+
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+impl Page {
+    /// A page of these extents: in order, within the page, parts of chunks from so many sectors on.
+    pub fn new<'a>(number: u64, extents: impl Iterator<Item = (Span, &'a Chunk, u32)>) -> Page {
+        let mut builder = PageBuilder::new(number);
+        extents.for_each(|(span, chunk, skip)| builder.push(span, chunk, skip));
+        builder.finish()
+    }
+
+    /// Number of extents.
+    pub fn len(&self) -> usize {
+        self.rows().len() / ROW_BYTES
+    }
+
+    /// Nothing was written here.
+    pub fn is_empty(&self) -> bool {
+        self.rows().is_empty()
+    }
+
+    /// What it takes in memory.
+    pub fn memory_bytes(&self) -> u64 {
+        (size_of::<Page>() + self.body.len()) as u64
+    }
+
+    fn rows(&self) -> &[u8] {
+        let at = TABLES_AT
+            + usize::from(self.packs) * PACK_BYTES
+            + usize::from(self.origins) * ORIGIN_BYTES;
+        &self.body[at..]
+    }
+
+    fn row(&self, nth: usize) -> &[u8] {
+        &self.rows()[nth * ROW_BYTES..(nth + 1) * ROW_BYTES]
+    }
+
+    fn span(&self, nth: usize) -> Span {
+        let row = self.row(nth);
+        let start = self.number * PAGE_SECTORS + u64::from(u16_at(row, 0));
+        Span::new(start, u64::from(u16_at(row, 2)))
+    }
+
+    /// An extent's chunk, and how many of its sectors are before the extent.
+    fn chunk(&self, nth: usize) -> (Chunk, u32) {
+        let row = self.row(nth);
+        let pack = TABLES_AT + usize::from(u16_at(row, 4)) * PACK_BYTES;
+        let origin = TABLES_AT
+            + usize::from(self.packs) * PACK_BYTES
+            + usize::from(u16_at(row, 6)) * ORIGIN_BYTES;
+        let chunk = Chunk {
+            pack: ObjectId {
+                session: u64_at(&self.body, pack),
+                number: u64_at(&self.body, pack + 8),
+            },
+            offset: u32_at(row, 8),
+            stored: u32_at(row, 12),
+            origin: VolumeId(
+                self.body[origin..origin + 16]
+                    .try_into()
+                    .expect("sixteen bytes"),
+            ),
+            span: Span::new(u64_at(row, 16), u64::from(u32_at(row, 24))),
+            lsn: Lsn(u64_at(row, 32)),
+            codec: Codec::decode(row[40]).expect("checked when the page was decoded"),
+            checksum: u64_at(row, 44),
+        };
+        (chunk, u32_at(row, 28))
+    }
+
+    /// All extents, with their chunks and the sectors of those that are before the extent.
+    pub fn extents(&self) -> impl Iterator<Item = (Span, Chunk, u32)> {
+        (0..self.len()).map(|nth| {
+            let (chunk, skip) = self.chunk(nth);
+            (self.span(nth), chunk, skip)
+        })
+    }
+
+    /// Walks `span`, which lies within the page, in order, gaps included.
+    pub fn walk(&self, span: Span, mut visit: impl FnMut(Span, Option<(&Chunk, u32)>)) {
+        let (mut low, mut high) = (0, self.len());
+        // The first extent that ends behind the span's first sector.
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.span(middle).end <= span.start {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        let mut at = span.start;
+        for nth in low..self.len() {
+            let extent = self.span(nth);
+            let part = extent.intersect(span);
+            if part.is_empty() {
+                break;
+            }
+            if at < part.start {
+                let end = part.start;
+                visit(Span { start: at, end }, None);
+            }
+            let (chunk, skip) = self.chunk(nth);
+            let before = u32::try_from(part.start - extent.start).expect("within a page");
+            visit(part, Some((&chunk, skip + before)));
+            at = part.end;
+        }
+        if at < span.end {
+            let end = span.end;
+            visit(Span { start: at, end }, None);
+        }
+    }
+
+    /// Every row names what its tables have, lies within the page and behind the one before.
+    fn check(&self) -> Result<(), FormatError> {
+        let bad = FormatError::Corrupt("an index page contradicts itself");
+        let mut end = 0;
+        for row in self.rows().chunks_exact(ROW_BYTES) {
+            let (start, sectors) = (u64::from(u16_at(row, 0)), u64::from(u16_at(row, 2)));
+            let (first, chunk_sectors) = (u64_at(row, 16), u64::from(u32_at(row, 24)));
+            let is_whole = u16_at(row, 4) < self.packs
+                && u16_at(row, 6) < self.origins
+                && start >= end
+                && sectors > 0
+                && start + sectors <= PAGE_SECTORS
+                && chunk_sectors <= CHUNK_BYTES_MAX / SECTOR_BYTES
+                && first.checked_add(chunk_sectors).is_some()
+                && u64::from(u32_at(row, 28)) + sectors <= chunk_sectors
+                && Codec::decode(row[40]).is_some();
+            if !is_whole {
+                return Err(bad);
+            }
+            end = start + sectors;
+        }
+        Ok(())
+    }
+}
+
+/// Makes a page, extent by extent.
+#[derive(Debug)]
+pub struct PageBuilder {
+    number: u64,
+    packs: Table<ObjectId>,
+    origins: Table<VolumeId>,
+    rows: Writer,
+    count: u32,
+    end: u64,
+}
+
+impl PageBuilder {
+    /// An empty page.
+    pub fn new(number: u64) -> PageBuilder {
+        PageBuilder {
+            number,
+            packs: Table::new(),
+            origins: Table::new(),
+            rows: Writer::new(),
+            count: 0,
+            end: 0,
+        }
+    }
+
+    /// Adds part of a chunk, from `skip` sectors on, behind what was added before.
+    pub fn push(&mut self, span: Span, chunk: &Chunk, skip: u32) {
+        debug_assert!(span.start >= self.end, "extents ascend");
         let within = |value: u64| u16::try_from(value).expect("a page has 32,768 sectors");
-        rows.u16(within(span.start - page * PAGE_SECTORS))
-            .u16(within(span.sectors()));
-        rows.u16(packs.number(chunk.pack))
-            .u16(origins.number(chunk.origin));
-        rows.u32(chunk.offset)
+        self.rows
+            .u16(within(span.start - self.number * PAGE_SECTORS))
+            .u16(within(span.sectors()))
+            .u16(self.packs.number(chunk.pack))
+            .u16(self.origins.number(chunk.origin))
+            .u32(chunk.offset)
             .u32(chunk.stored)
-            .u64(chunk.span.start);
-        rows.u32(u32::try_from(chunk.span.sectors()).expect("chunks are short"))
-            .u32(part.skip);
-        rows.u64(chunk.lsn.0)
+            .u64(chunk.span.start)
+            .u32(u32::try_from(chunk.span.sectors()).expect("chunks are short"))
+            .u32(skip)
+            .u64(chunk.lsn.0)
             .u8(chunk.codec as u8)
             .raw(&[0; 3])
             .u64(chunk.checksum);
-        count += 1;
+        self.count += 1;
+        self.end = span.end;
     }
-    let mut body = Writer::new();
-    body.u32(count)
-        .u16(packs.order.len() as u16)
-        .u16(origins.order.len() as u16);
-    for pack in &packs.order {
-        body.u64(pack.session).u64(pack.number);
+
+    /// The page.
+    pub fn finish(self) -> Page {
+        let (packs, origins) = (self.packs.order, self.origins.order);
+        let mut body = Writer::new();
+        body.u32(self.count)
+            .u16(packs.len() as u16)
+            .u16(origins.len() as u16);
+        for pack in &packs {
+            body.raw(&pack.bytes());
+        }
+        for origin in &origins {
+            // Key id, none, and room.
+            body.raw(&origin.0).u32(0).u32(0);
+        }
+        body.raw(self.rows.bytes());
+        Page {
+            number: self.number,
+            packs: packs.len() as u16,
+            origins: origins.len() as u16,
+            body: body.finish().into(),
+        }
     }
-    for origin in &origins.order {
-        // Key id, none, and room.
-        body.raw(&origin.0).u32(0).u32(0);
-    }
-    body.raw(rows.bytes());
-    seal(Kind::Page, volume, page, body.bytes())
+}
+
+/// A page's block.
+pub fn encode_page(volume: VolumeId, page: &Page) -> Vec<u8> {
+    seal(Kind::Page, volume, page.number, &page.body)
 }
 
 /// Reads a page's block.
 ///
 /// # Errors
 /// If it is damaged, of a newer format, or another page's.
-pub fn decode_page(
-    volume: VolumeId,
-    page: u64,
-    block: &[u8],
-) -> Result<ExtentMap<ChunkPart>, FormatError> {
-    let body = unseal(Kind::Page, volume, page, block)?;
+pub fn decode_page(volume: VolumeId, number: u64, block: &[u8]) -> Result<Page, FormatError> {
+    let body = unseal(Kind::Page, volume, number, block)?;
     let mut r = Reader::new(&body);
-    let (count, packs, origins) = (r.u32()?, r.u16()?, r.u16()?);
-    let packs = (0..packs)
-        .map(|_| {
-            Ok(ObjectId {
-                session: r.u64()?,
-                number: r.u64()?,
-            })
-        })
-        .collect::<Result<Vec<_>, FormatError>>()?;
-    let origins = (0..origins)
-        .map(|_| decode_origin(&mut r))
-        .collect::<Result<Vec<_>, FormatError>>()?;
-    let mut map = ExtentMap::default();
-    // Damaged chunks have no offset of their own.
-    let mut chunks: BTreeMap<(ObjectId, u32, u64), Arc<Chunk>> = BTreeMap::new();
-    for _ in 0..count {
-        let bad = FormatError::Corrupt("an index page contradicts itself");
-        let (start, sectors) = (u64::from(r.u16()?), u64::from(r.u16()?));
-        let pack = *packs.get(usize::from(r.u16()?)).ok_or(bad.clone())?;
-        let origin = *origins.get(usize::from(r.u16()?)).ok_or(bad.clone())?;
-        let (offset, stored) = (r.u32()?, r.u32()?);
-        let (first, chunk_sectors, skip) = (r.u64()?, u64::from(r.u32()?), r.u32()?);
-        let lsn = Lsn(r.u64()?);
-        let codec = Codec::decode(r.u8()?).ok_or(bad.clone())?;
-        r.raw(3)?;
-        let checksum = r.u64()?;
-        let end = first.checked_add(chunk_sectors).ok_or(bad.clone())?;
-        if sectors == 0
-            || chunk_sectors > CHUNK_BYTES_MAX / SECTOR_BYTES
-            || start + sectors > PAGE_SECTORS
-            || u64::from(skip) + sectors > chunk_sectors
-        {
-            return Err(bad);
+    let (count, packs, origins) = (r.u32()? as usize, r.u16()?, r.u16()?);
+    r.raw(usize::from(packs) * PACK_BYTES)?;
+    for _ in 0..origins {
+        r.raw(16)?;
+        if r.u32()? != 0 {
+            return Err(FormatError::Corrupt(
+                "it is encrypted, which this firn does not support",
+            ));
         }
-        let span = Span { start: first, end };
-        let chunk = Chunk {
-            pack,
-            offset,
-            stored,
-            origin,
-            span,
-            lsn,
-            codec,
-            checksum,
-        };
-        let chunk = chunks
-            .entry((pack, offset, first))
-            .or_insert_with(|| Arc::new(chunk));
-        let part = ChunkPart {
-            chunk: Arc::clone(chunk),
-            skip,
-        };
-        map.insert(
-            Span::new(page * PAGE_SECTORS + start, sectors),
-            part,
-            |_, _| {},
-        );
+        r.u32()?;
     }
-    Ok(map)
-}
-
-fn decode_origin(r: &mut Reader<'_>) -> Result<VolumeId, FormatError> {
-    let origin = VolumeId(r.array()?);
-    if r.u32()? != 0 {
-        return Err(FormatError::Corrupt(
-            "it is encrypted, which this firn does not support",
-        ));
-    }
-    r.u32()?;
-    Ok(origin)
-}
-
-/// A node's block: where its pages are.
-pub fn encode_node(
-    volume: VolumeId,
-    node: u64,
-    pages: impl Iterator<Item = (u64, BlockRef)>,
-) -> Vec<u8> {
-    let mut body = Writer::new();
-    body.u32(0);
-    let mut count = 0;
-    for (page, block) in pages {
-        body.u16((page - node * NODE_PAGES) as u16);
-        block.encode(&mut body);
-        count += 1;
-    }
-    body.put_u32_at(0, count);
-    seal(Kind::Node, volume, node, body.bytes())
-}
-
-/// Reads a node's block.
-///
-/// # Errors
-/// If it is damaged, of a newer format, or another node's.
-pub fn decode_node(
-    volume: VolumeId,
-    node: u64,
-    block: &[u8],
-) -> Result<Vec<(u64, BlockRef)>, FormatError> {
-    let body = unseal(Kind::Node, volume, node, block)?;
-    let mut r = Reader::new(&body);
-    let count = r.u32()?;
-    (0..count)
-        .map(|_| {
-            let within = u64::from(r.u16()?);
-            if within >= NODE_PAGES {
-                return Err(FormatError::Corrupt("an index node contradicts itself"));
-            }
-            Ok((node * NODE_PAGES + within, BlockRef::decode(&mut r)?))
-        })
-        .collect()
+    let rows = count.saturating_mul(ROW_BYTES);
+    let end = body.len() - r.remaining() + r.raw(rows)?.len();
+    let page = Page {
+        number,
+        packs,
+        origins,
+        body: body[..end].into(),
+    };
+    page.check()?;
+    Ok(page)
 }
 
 /// A block's body, decompressed and not checked.
@@ -329,7 +438,7 @@ mod tests {
 
     const VOLUME: VolumeId = VolumeId([9; 16]);
 
-    fn parts() -> Vec<(Span, ChunkPart)> {
+    fn extents() -> Vec<(Span, Chunk, u32)> {
         let mut writer = PackWriter::new(ObjectId {
             session: 1,
             number: 2,
@@ -345,30 +454,28 @@ mod tests {
         let Item::Chunk(chunk) = &sections[0].items[0] else {
             panic!("a chunk")
         };
-        let chunk = Arc::new(chunk.clone());
         let base = 2 * PAGE_SECTORS;
         vec![
-            (
-                Span::new(base, 4),
-                ChunkPart {
-                    chunk: Arc::clone(&chunk),
-                    skip: 0,
-                },
-            ),
-            (Span::new(base + 40, 8), ChunkPart { chunk, skip: 8 }),
+            (Span::new(base, 4), chunk.clone(), 0),
+            (Span::new(base + 40, 8), chunk.clone(), 8),
         ]
+    }
+
+    fn page() -> Page {
+        Page::new(
+            2,
+            extents()
+                .iter()
+                .map(|(span, chunk, skip)| (*span, chunk, *skip)),
+        )
     }
 
     #[test]
     fn a_page_is_read_back_as_it_was_written() {
-        let parts = parts();
-        let block = encode_page(VOLUME, 2, parts.iter().map(|(span, part)| (*span, part)));
-        let map = decode_page(VOLUME, 2, &block).expect("a page");
-        let found: Vec<_> = map
-            .iter()
-            .map(|(span, part)| (span, part.clone()))
-            .collect();
-        assert_eq!(found, parts);
+        let block = encode_page(VOLUME, &page());
+        let found = decode_page(VOLUME, 2, &block).expect("a page");
+        assert_eq!(found, page());
+        assert_eq!(found.extents().collect::<Vec<_>>(), extents());
         assert!(decode_page(VOLUME, 3, &block).is_err(), "another page");
         assert!(
             decode_page(VolumeId([1; 16]), 2, &block).is_err(),
@@ -383,8 +490,7 @@ mod tests {
 
     #[test]
     fn a_page_cut_short_or_of_another_volume_is_refused() {
-        let parts = parts();
-        let block = encode_page(VOLUME, 2, parts.iter().map(|(s, p)| (*s, p)));
+        let block = encode_page(VOLUME, &page());
         for len in 0..block.len() {
             for volume in [VOLUME, VolumeId([1; 16])] {
                 assert!(decode_page(volume, 2, &block[..len]).is_err(), "{len}");
@@ -397,18 +503,46 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_read_back_as_it_was_written() {
-        let block_ref = BlockRef {
-            object: ObjectId {
-                session: 5,
-                number: 6,
-            },
-            offset: 7,
-            bytes: 8,
-        };
-        let pages = vec![(1024, block_ref), (2047, block_ref)];
-        let block = encode_node(VOLUME, 1, pages.iter().copied());
-        assert_eq!(decode_node(VOLUME, 1, &block), Ok(pages));
-        assert!(decode_node(VOLUME, 0, &block).is_err());
+    fn a_page_whose_extents_do_not_ascend_is_refused() {
+        let page = page();
+        let rows = page.body.len() - 2 * ROW_BYTES;
+        let mut body = page.body.to_vec();
+        body[rows..].rotate_left(ROW_BYTES);
+        let block = seal(Kind::Page, VOLUME, 2, &body);
+        assert_eq!(
+            decode_page(VOLUME, 2, &block),
+            Err(FormatError::Corrupt("an index page contradicts itself"))
+        );
+    }
+
+    #[test]
+    fn a_walk_visits_each_sector_once_with_its_place_in_the_chunk() {
+        let page = page();
+        let base = 2 * PAGE_SECTORS;
+        for (start, sectors) in [
+            (0, 64),
+            (1, 2),
+            (2, 40),
+            (4, 36),
+            (42, 1),
+            (44, 100),
+            (48, 8),
+        ] {
+            let span = Span::new(base + start, sectors);
+            let mut at = span.start;
+            page.walk(span, |part, found| {
+                assert_eq!(part.start, at);
+                at = part.end;
+                for sector in part.start..part.end {
+                    let expected = extents().into_iter().find_map(|(extent, _, skip)| {
+                        let inside = (extent.start..extent.end).contains(&sector);
+                        inside.then(|| u64::from(skip) + sector - extent.start)
+                    });
+                    let found = found.map(|(_, skip)| u64::from(skip) + sector - part.start);
+                    assert_eq!(found, expected, "sector {sector}");
+                }
+            });
+            assert_eq!(at, span.end);
+        }
     }
 }

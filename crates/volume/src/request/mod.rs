@@ -194,37 +194,33 @@ impl Volume {
         plan: &mut ReadPlan,
         needs: &mut Needs,
     ) {
-        inner.index.lookup(span, &mut |part, stored| match stored {
-            IndexEntry::Hole => plan.add(whole, part, Place::Hole),
-            IndexEntry::Unloaded(number) => {
-                if let Some(block) = inner.index.directory.get(&number) {
-                    needs.targets.push(FetchTarget::Page {
-                        number,
-                        block: *block,
-                    });
-                }
-            }
-            IndexEntry::Part(chunk) => match self.engine.cache.find(chunk_key(&chunk.chunk)) {
-                Some(hit) => {
-                    plan.pins.push(hit.pin);
-                    plan.chunks.push(chunk_key(&chunk.chunk));
-                    let offset = hit.offset + u64::from(chunk.skip) * SECTOR_BYTES;
-                    plan.add(
-                        whole,
-                        part,
-                        Place::At {
-                            file: hit.file,
-                            offset,
-                        },
-                    );
-                }
-                None => {
-                    let chunk = Arc::clone(&chunk.chunk);
-                    needs.targets.push(FetchTarget::Chunk(chunk));
-                }
-            },
-            IndexEntry::Damaged => needs.damaged = true,
-        });
+        let Engine { cache, blocks, .. } = &*self.engine;
+        inner
+            .index
+            .lookup(span, blocks, &mut |part, stored| match stored {
+                IndexEntry::Hole => plan.add(whole, part, Place::Hole),
+                IndexEntry::Unloaded(target) => needs.targets.push(FetchTarget::Block(target)),
+                IndexEntry::Part { chunk, skip } => match cache.find(chunk_key(chunk)) {
+                    Some(hit) => {
+                        plan.pins.push(hit.pin);
+                        plan.chunks.push(chunk_key(chunk));
+                        let offset = hit.offset + u64::from(skip) * SECTOR_BYTES;
+                        plan.add(
+                            whole,
+                            part,
+                            Place::At {
+                                file: hit.file,
+                                offset,
+                            },
+                        );
+                    }
+                    None => {
+                        let chunk = Arc::new(chunk.clone());
+                        needs.targets.push(FetchTarget::Chunk(chunk));
+                    }
+                },
+                IndexEntry::Damaged => needs.damaged = true,
+            });
     }
 
     fn begin_write(&self, span: Span, fua: bool, tries: u8, waker: &Waker) -> StepOf<Self> {

@@ -1,4 +1,4 @@
-//! Fetches: bringing chunks and index pages from the store, once for all requests that wait for them.
+//! Fetches: bringing chunks and index blocks from the store, once for all requests that wait for them.
 //!
 //! A fetched chunk is verified, lands in the memory file, wakes the waiters, and is then copied
 //! to the disk cache in the background, so that a slow or full cache disk delays no request. While
@@ -17,9 +17,9 @@ use crate::driver::{ComputeKind, DiskOp};
 use crate::engine::Engine;
 use crate::object::FormatError;
 use crate::object::pack::Chunk;
-use crate::object::page::{BlockRef, decode_page};
 use crate::request::tail::Tail;
 use crate::store::fetch_table::{FetchKey, FetchTarget, chunk_key};
+use crate::store::index_blocks;
 use crate::store::objects::read_range;
 
 /// Neighbours in a pack closer than this share a range request.
@@ -40,8 +40,9 @@ pub(crate) fn request(
     let now = engine.jobs.now().mono_ns;
     let missing = engine
         .fetches
-        .register(tail.id(), targets, waker, now, |key| {
-            engine.cache.contains(key)
+        .register(targets, waker, now, |key| match key {
+            FetchKey::Chunk(key) => engine.cache.contains(key),
+            FetchKey::Block(key) => engine.blocks.contains(key),
         })?;
     for group in grouped(missing.chunks, RANGE_BYTES_MAX) {
         let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
@@ -52,11 +53,12 @@ pub(crate) fn request(
             engine.streams.on_fetched(false);
         });
     }
-    for (number, block) in missing.pages {
+    for target in missing.blocks {
         let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
-        engine.clone().jobs.spawn(async move {
-            fetch_page(&engine, &tail, number, block).await;
-        });
+        engine
+            .clone()
+            .jobs
+            .spawn(index_blocks::fetch(engine, tail, target));
     }
     if missing.any_cached {
         waker.wake_by_ref();
@@ -243,43 +245,4 @@ fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
             }
         }
     });
-}
-
-async fn fetch_page(engine: &Arc<Engine>, tail: &Arc<Tail>, number: u64, block: BlockRef) {
-    let key = FetchKey::Page(tail.id(), number);
-    let result = load_page(engine, tail, number, block).await.map(|page| {
-        tail.lock()
-            .index
-            .insert_page(number, block, Arc::new(page), engine.options.pages_max);
-    });
-    engine
-        .fetches
-        .complete([(key, result)], engine.jobs.now().mono_ns);
-}
-
-/// A page's content, read from the store.
-pub(crate) async fn load_page(
-    engine: &Engine,
-    tail: &Tail,
-    number: u64,
-    block: BlockRef,
-) -> Result<crate::map::ExtentMap<crate::object::pack::ChunkPart>, ErrorKind> {
-    let (object, at, len) = (
-        block.object.index_key(),
-        block.offset.into(),
-        block.bytes.into(),
-    );
-    let data = read_range(engine, tail, object, at, len).await?;
-    let volume = tail.id().volume;
-    let decoded = engine.port.compute(ComputeKind::Decode, len, move || {
-        decode_page(volume, number, &data)
-    });
-    match decoded.await {
-        Ok(Ok(page)) => Ok(page),
-        Ok(Err(error)) => {
-            tracing::error!(object = %block.object, page = number, %error, "an index page is damaged");
-            Err(ErrorKind::Corrupt)
-        }
-        Err(_) => Err(ErrorKind::Io),
-    }
 }

@@ -11,10 +11,9 @@ use std::task::Waker;
 use blkmq::error::ErrorKind;
 
 use crate::cache::ChunkKey;
+use crate::cache::blocks::{BlockTarget, block_key};
 use crate::lock::lock;
-use crate::log::ring::TailId;
 use crate::object::pack::Chunk;
-use crate::object::page::BlockRef;
 
 /// How long a failure is remembered for the reads that wait for it.
 const FAILURE_NS: u64 = 1_000_000_000;
@@ -23,13 +22,14 @@ const FAILURE_NS: u64 = 1_000_000_000;
 #[derive(Clone, Debug)]
 pub(crate) enum FetchTarget {
     Chunk(Arc<Chunk>),
-    Page { number: u64, block: BlockRef },
+    Block(BlockTarget),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum FetchKey {
     Chunk(ChunkKey),
-    Page(TailId, u64),
+    /// An index block.
+    Block(ChunkKey),
 }
 
 #[derive(Debug, Default)]
@@ -57,8 +57,8 @@ pub(crate) fn chunk_key(chunk: &Chunk) -> ChunkKey {
 #[derive(Debug, Default)]
 pub(crate) struct MissingTargets {
     pub(crate) chunks: Vec<Arc<Chunk>>,
-    pub(crate) pages: Vec<(u64, BlockRef)>,
-    /// A chunk was found in the cache meanwhile: the read may plan again at once.
+    pub(crate) blocks: Vec<BlockTarget>,
+    /// One was found in the cache meanwhile: the read may plan again at once.
     pub(crate) any_cached: bool,
 }
 
@@ -70,18 +70,17 @@ impl FetchTable {
     /// If one of them failed just now; then nothing is registered.
     pub(crate) fn register(
         &self,
-        tail: TailId,
         targets: Vec<FetchTarget>,
         waker: &Waker,
         now_ns: u64,
-        is_cached: impl Fn(ChunkKey) -> bool,
+        is_cached: impl Fn(FetchKey) -> bool,
     ) -> Result<MissingTargets, ErrorKind> {
         let mut missing = MissingTargets::default();
         let mut state = lock(&self.state);
         state.failed.retain(|_, (_, until)| *until > now_ns);
         let key_of = |target: &FetchTarget| match target {
             FetchTarget::Chunk(chunk) => FetchKey::Chunk(chunk_key(chunk)),
-            FetchTarget::Page { number, .. } => FetchKey::Page(tail, *number),
+            FetchTarget::Block(target) => FetchKey::Block(block_key(target.block)),
         };
         // Checked before anything is registered below: a registered key must also be fetched.
         for target in &targets {
@@ -101,14 +100,14 @@ impl FetchTable {
             }
             // It may have been fetched between the look-up in the cache and this lock: the fetch
             // puts it into the cache before it removes the key from `in_flight`.
-            if matches!(key, FetchKey::Chunk(key) if is_cached(key)) {
+            if is_cached(key) {
                 missing.any_cached = true;
                 continue;
             }
             state.in_flight.insert(key, vec![waker.clone()]);
             match target {
                 FetchTarget::Chunk(chunk) => missing.chunks.push(chunk),
-                FetchTarget::Page { number, block } => missing.pages.push((number, block)),
+                FetchTarget::Block(target) => missing.blocks.push(target),
             }
         }
         Ok(missing)

@@ -1,195 +1,359 @@
-//! Folding deltas into base pages, so that opens and memory stay bounded.
+//! Folding deltas into base pages, so that opens and memory stay bounded: a job beside the uploads.
 //!
-//! Pages that deltas touch are written anew with the deltas laid over them, and the directory
-//! nodes above them, into fresh index objects; the root that follows lists no deltas. Nothing is
-//! changed in memory before that root is committed.
+//! A fold takes all deltas that there are when it begins; those that arrive meanwhile go over them and stay.
+//! It goes through the volume node by node. After some nodes it updates the root, in its turn: the new
+//! nodes are listed, and the *windows* of the folded deltas are cut, so that they end up without any and are listed
+//! no more. Nothing is changed in memory before that root is committed, and a fold that fails
+//! or is cut short loses the nodes since the last update and nothing else.
+//!
+//! What cannot be read is not folded: pages below a lost pack, a lost page, what a lost node covers. The
+//! deltas of those pages keep their windows there, so the volume is whole again once the object is put back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use blkmq::error::ErrorKind;
-
+use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::object::ObjectId;
-use crate::object::page::{BlockRef, NODE_PAGES, encode_node, encode_page};
-use crate::object::root::Root;
-use crate::request::tail::{EXTENTS_PER_LOCK, Tail};
-use crate::store::fetch::load_page;
-use crate::store::objects::put;
+use crate::log::frame::Record;
+use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
+use crate::object::page::{BlockRef, PAGE_SECTORS};
+use crate::object::root::DeltaRef;
+use crate::request::tail::{Status, Tail};
+use crate::store::fold_pages::{FoldedNode, Output, fold_node};
+use crate::store::roots::{commit_root, settled_head};
+use crate::store::upload::is_final;
+use crate::store::upload_state::KnownRoot;
+use crate::units::Span;
 
-/// An index object is closed at this size.
-const OBJECT_BYTES: usize = 32 << 20;
+/// Pages written between two updates of the root, at least. Whole nodes.
+const STEP_PAGES: usize = 4096;
+/// About what an extent of a delta takes in memory.
+pub(super) const EXTENT_BYTES: u64 = 160;
 
-/// What a fold changes; applied once the root is committed. No block: the page is empty now.
-pub(crate) struct FoldResult {
-    pub(crate) pages: Vec<(u64, Option<BlockRef>)>,
-    pub(crate) nodes: Vec<(u64, Option<BlockRef>)>,
-}
-
-/// Index blocks on their way into objects.
-struct Output<'a> {
-    engine: &'a Engine,
-    tail: &'a Tail,
-    id: ObjectId,
-    bytes: Vec<u8>,
-}
-
-impl Output<'_> {
-    async fn add(&mut self, block: &[u8]) -> Result<BlockRef, OpenError> {
-        if self.bytes.len() + block.len() > OBJECT_BYTES {
-            self.flush().await?;
-        }
-        let len = |n: usize| u32::try_from(n).expect("objects are closed at 32 MiB");
-        let at = BlockRef {
-            object: self.id,
-            offset: len(self.bytes.len()),
-            bytes: len(block.len()),
-        };
-        self.bytes.extend_from_slice(block);
-        Ok(at)
-    }
-
-    async fn flush(&mut self) -> Result<(), OpenError> {
-        let bytes = std::mem::take(&mut self.bytes);
-        let id = std::mem::replace(&mut self.id, self.engine.next_object());
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        put(self.engine, self.tail, id.index_key(), bytes).await
-    }
-}
-
-/// Folds if the deltas have piled up; then `root` lists none.
-pub(crate) async fn fold_if_due(
-    engine: &Arc<Engine>,
-    tail: &Arc<Tail>,
-    root: &mut Root,
-) -> Result<Option<FoldResult>, OpenError> {
-    let (extents, has_lost) = {
-        let inner = tail.lock();
-        (inner.index.delta_extents(), inner.index.has_lost())
-    };
-    let options = &engine.options;
-    let few = root.deltas.len() <= options.deltas_max && extents <= options.delta_extents_max;
-    if few || has_lost {
-        return Ok(None);
-    }
-    let mut out = Output {
-        engine,
-        tail,
-        id: engine.next_object(),
-        bytes: Vec::new(),
-    };
-    let Some(pages) = fold_pages(tail, &mut out).await? else {
-        return Ok(None);
-    };
-    let nodes = fold_nodes(tail, &mut out, &pages).await?;
-    out.flush().await?;
-    let mut listed: BTreeMap<u64, BlockRef> = root.nodes.iter().copied().collect();
-    for (node, block) in &nodes {
-        match block {
-            Some(block) => listed.insert(*node, *block),
-            None => listed.remove(node),
-        };
-    }
-    root.nodes = listed.into_iter().collect();
-    root.deltas.clear();
-    Ok(Some(FoldResult { pages, nodes }))
-}
-
-/// All pages that deltas touch; the lock is held for a bounded number of extents at a time. No
-/// delta is added meanwhile: only the upload that folds adds any.
-fn touched_pages(tail: &Tail) -> BTreeSet<u64> {
-    let mut pages = BTreeSet::new();
-    let mut from = Some(0);
-    while let Some(at) = from {
-        let (touched, next) = tail.lock().index.touched_pages(at, EXTENTS_PER_LOCK);
-        pages.extend(touched);
-        from = next;
-    }
-    pages
-}
-
-/// None if a page is damaged or gone: uploads go on without folding.
-async fn fold_pages(
-    tail: &Tail,
-    out: &mut Output<'_>,
-) -> Result<Option<Vec<(u64, Option<BlockRef>)>>, OpenError> {
-    let mut pages = Vec::new();
-    for number in touched_pages(tail) {
-        let (loaded, block) = {
-            let inner = tail.lock();
-            (
-                inner.index.page(number),
-                inner.index.directory.get(&number).copied(),
-            )
-        };
-        let base = match (loaded, block) {
-            (Some(page), _) => Some(page),
-            (None, None) => None,
-            (None, Some(block)) => match load_page(out.engine, tail, number, block).await {
-                Ok(page) => Some(Arc::new(page)),
-                Err(ErrorKind::Corrupt) => {
-                    tail.lock().index.lose_page();
-                    return Ok(None);
+/// Runs as long as the tail is live.
+pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
+    let delay = engine.options.retry_ns;
+    loop {
+        let changed = &tail.upload.changed;
+        let live = changed
+            .wait_until(|| {
+                let inner = tail.lock();
+                if inner.status != Status::Live {
+                    return Some(false);
                 }
-                Err(error) => {
-                    return Err(OpenError::Store(format!(
-                        "read of {}: index page {number} of {}: {error}",
-                        block.object.index_key(),
-                        tail.name()
-                    )));
-                }
-            },
-        };
-        let page = tail.lock().index.folded_page(number, base.as_deref());
-        let block = if page.is_empty() {
-            None
-        } else {
-            Some(
-                out.add(&encode_page(tail.id().volume, number, page.iter()))
-                    .await?,
-            )
-        };
-        pages.push((number, block));
+                let options = &engine.options;
+                let is_due = inner.index.unfolded_deltas() > options.deltas_max
+                    || inner.index.unfolded_extents() > options.delta_extents_max;
+                is_due.then_some(true)
+            })
+            .await;
+        if !live {
+            return;
+        }
+        if let Err(error) = fold(&engine, &tail).await {
+            if is_final(&error) || tail.lock().status != Status::Live {
+                // Whoever serves the volume folds. An upload finds it out, too, and says so.
+                return;
+            }
+            tracing::warn!(volume = tail.name(), %error, "a fold failed; trying again");
+            engine.port.sleep(delay).await;
+        }
     }
-    Ok(Some(pages))
 }
 
-async fn fold_nodes(
-    tail: &Tail,
-    out: &mut Output<'_>,
-    pages: &[(u64, Option<BlockRef>)],
-) -> Result<Vec<(u64, Option<BlockRef>)>, OpenError> {
-    let touched: BTreeSet<u64> = pages.iter().map(|(page, _)| page / NODE_PAGES).collect();
-    let mut nodes = Vec::new();
-    for node in touched {
-        let range = node * NODE_PAGES..(node + 1) * NODE_PAGES;
-        let mut listed: BTreeMap<u64, BlockRef> = {
-            let inner = tail.lock();
-            inner
+/// What is folded: layers of deltas that change no more, and where they are listed.
+pub(super) struct Prefix {
+    pub(super) layers: Vec<Arc<DeltaMap>>,
+    /// How many deltas the root lists for them: its first.
+    deltas: usize,
+    /// Whole pages where nothing can be folded.
+    pub(super) lost: Vec<Span>,
+}
+
+/// Folds everything that was stored so far.
+async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    let mut prefix = {
+        let _turn = tail.upload.turn.take().await;
+        let mut inner = tail.lock();
+        Prefix {
+            layers: inner.index.freeze(),
+            deltas: inner.index.listed,
+            lost: inner
                 .index
-                .directory
-                .range(range.clone())
-                .map(|(page, at)| (*page, *at))
-                .collect()
-        };
-        for (page, block) in pages.iter().filter(|(page, _)| range.contains(page)) {
+                .lost()
+                .iter()
+                .copied()
+                .map(whole_pages)
+                .collect(),
+        }
+    };
+    let existing: Vec<u64> = tail.lock().index.nodes.keys().copied().collect();
+    let layers = prefix.layers.clone();
+    let bytes = layers.iter().map(|layer| layer.len() as u64).sum::<u64>() * EXTENT_BYTES;
+    let touched = move || touched_nodes(&existing, &layers);
+    let mut nodes = engine
+        .port
+        .compute(ComputeKind::Fold, bytes, touched)
+        .await?;
+    // Then nothing is written, and the windows are cut all the same.
+    nodes.extend(nodes.is_empty().then_some(0));
+    let mut rest = DeltaMap::default();
+    let mut step = Step::new(engine, tail);
+    for (nth, number) in nodes.iter().enumerate() {
+        let folded = fold_node(&mut step.out, &prefix, *number).await?;
+        step.add(folded, *number);
+        if step.pages >= STEP_PAGES || nth + 1 == nodes.len() {
+            let is_last = nth + 1 == nodes.len();
+            let end = if is_last {
+                u64::MAX
+            } else {
+                (number + 1) * NODE_SECTORS
+            };
+            let span = Span {
+                start: step.begin,
+                end,
+            };
+            let blocked = unfolded(&prefix.lost, &step.blocked, span);
+            for span in &blocked {
+                copy_deltas(&prefix.layers, *span, &mut rest);
+            }
+            prefix.deltas = step.commit(prefix.deltas, span, &blocked).await?;
+        }
+    }
+    let kept = prefix.deltas;
+    let folded = tail
+        .lock()
+        .index
+        .drop_folded(prefix.layers.len(), rest, kept);
+    drop(prefix);
+    let release = move || drop(folded);
+    let released = engine.port.compute(ComputeKind::Release, bytes, release);
+    released.await.map_err(OpenError::from)
+}
+
+/// Nodes that deltas change, ascending. Zeroes change only what exists: the discard of a whole volume costs
+/// no more than the nodes that its root lists.
+fn touched_nodes(existing: &[u64], layers: &[Arc<DeltaMap>]) -> BTreeSet<u64> {
+    let mut touched = BTreeSet::new();
+    for (span, delta) in layers.iter().flat_map(|layer| layer.iter()) {
+        let (first, last) = (span.start / NODE_SECTORS, (span.end - 1) / NODE_SECTORS);
+        match delta {
+            Delta::Part(_) => touched.extend(first..=last),
+            Delta::Zeroes | Delta::Lost => {
+                let from = existing.partition_point(|node| *node < first);
+                let nodes = existing[from..].iter().copied();
+                touched.extend(nodes.take_while(|node| *node <= last));
+            }
+        }
+    }
+    touched
+}
+
+fn whole_pages(span: Span) -> Span {
+    Span {
+        start: span.start / PAGE_SECTORS * PAGE_SECTORS,
+        end: span.end.next_multiple_of(PAGE_SECTORS),
+    }
+}
+
+/// What of `within` was not folded: all of `lost`, and `blocked`. Ascending and apart.
+fn unfolded(lost: &[Span], blocked: &[Span], within: Span) -> Vec<Span> {
+    let mut spans: Vec<Span> = lost.iter().map(|span| span.intersect(within)).collect();
+    spans.extend(blocked);
+    spans.sort_by_key(|span| span.start);
+    let mut apart: Vec<Span> = Vec::new();
+    for span in spans.into_iter().filter(|span| !span.is_empty()) {
+        match apart.last_mut() {
+            Some(last) if last.end >= span.start => last.end = last.end.max(span.end),
+            _ => apart.push(span),
+        }
+    }
+    apart
+}
+
+/// What layers have within `span`, as one.
+fn copy_deltas(layers: &[Arc<DeltaMap>], span: Span, to: &mut DeltaMap) {
+    walk_layers(layers, span, &mut |part, delta| {
+        if let Some(delta) = delta {
+            to.insert(part, delta.clone(), |_, _| {});
+        }
+    });
+}
+
+/// The nodes between two updates of the root.
+struct Step<'a> {
+    engine: &'a Arc<Engine>,
+    tail: &'a Arc<Tail>,
+    out: Output<'a>,
+    /// Where it begins; everything before is folded.
+    begin: u64,
+    nodes: Vec<(u64, Option<BlockRef>)>,
+    /// Blocks that the new ones replace.
+    replaced: Vec<BlockRef>,
+    pages: usize,
+    /// Whole pages that were not folded, ascending.
+    blocked: Vec<Span>,
+}
+
+impl<'a> Step<'a> {
+    fn new(engine: &'a Arc<Engine>, tail: &'a Arc<Tail>) -> Step<'a> {
+        Step {
+            engine,
+            tail,
+            out: Output::new(engine, tail),
+            begin: 0,
+            nodes: Vec::new(),
+            replaced: Vec::new(),
+            pages: 0,
+            blocked: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, folded: FoldedNode, number: u64) {
+        self.pages += folded.pages;
+        self.replaced.extend(folded.replaced);
+        if let Some(block) = folded.block {
+            self.nodes.push((number, block));
+        }
+        let blocked = folded.blocked.into_iter();
+        self.blocked
+            .extend(blocked.map(|page| Span::new(page * PAGE_SECTORS, PAGE_SECTORS)));
+    }
+
+    /// Puts the nodes into the root and takes `folded`, but for what is `blocked`, out of the windows of its
+    /// first `deltas` deltas; how many of them are left. Tries again until it is done or never will be.
+    async fn commit(
+        &mut self,
+        deltas: usize,
+        folded: Span,
+        blocked: &[Span],
+    ) -> Result<usize, OpenError> {
+        self.out.flush().await?;
+        let mut delay = self.engine.options.retry_ns;
+        loop {
+            match self.try_commit(deltas, folded, blocked).await {
+                Err(error) if !is_final(&error) && self.tail.lock().status == Status::Live => {
+                    tracing::warn!(volume = self.tail.name(), %error, "a fold tries again");
+                    self.engine.port.sleep(delay).await;
+                    delay = (delay * 2).min(self.engine.options.retry_ns * 30);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    async fn try_commit(
+        &mut self,
+        deltas: usize,
+        folded: Span,
+        blocked: &[Span],
+    ) -> Result<usize, OpenError> {
+        let (engine, tail) = (self.engine, self.tail);
+        let _turn = tail.upload.turn.take().await;
+        let head = head_to_fold(engine, tail).await?;
+        let mut root = head.root.clone();
+        let later = root.deltas.split_off(deltas);
+        let left: Vec<DeltaRef> = root
+            .deltas
+            .iter()
+            .flat_map(|delta| cut_window(*delta, folded, blocked))
+            .collect();
+        let mut listed: BTreeMap<u64, BlockRef> = root.nodes.iter().copied().collect();
+        for (node, block) in &self.nodes {
             match block {
-                Some(block) => listed.insert(*page, *block),
-                None => listed.remove(page),
+                Some(block) => listed.insert(*node, *block),
+                None => listed.remove(node),
             };
         }
-        let block = if listed.is_empty() {
-            None
-        } else {
-            Some(
-                out.add(&encode_node(tail.id().volume, node, listed.into_iter()))
-                    .await?,
-            )
-        };
-        nodes.push((node, block));
+        root.nodes = listed.into_iter().collect();
+        let count = left.len();
+        root.deltas = left;
+        root.deltas.extend(later);
+        let head = commit_root(engine, tail, root, &head).await?;
+        {
+            let mut inner = tail.lock();
+            inner.index.replace_nodes(&self.nodes);
+            inner.index.listed = head.root.deltas.len();
+        }
+        tail.upload.set_head(head);
+        engine
+            .committer()
+            .record(engine, Record::Tail(tail.record()));
+        engine.blocks.remove(&self.replaced);
+        self.begin = folded.end;
+        self.pages = 0;
+        self.nodes.clear();
+        self.replaced.clear();
+        self.blocked.clear();
+        Ok(count)
     }
-    Ok(nodes)
+}
+
+/// The root that a fold changes. Its LSN must not be below that of an update whose outcome is not known:
+/// that is for the upload which sent it to settle.
+async fn head_to_fold(engine: &Engine, tail: &Tail) -> Result<KnownRoot, OpenError> {
+    if tail.lock().status != Status::Live {
+        return Err(OpenError::Fenced(tail.name().to_owned()));
+    }
+    let known = tail.upload.head().map(|head| head.root.lsn);
+    let unsettled = tail.upload.unsettled().map(|late| late.root.lsn);
+    if unsettled.is_some_and(|lsn| Some(lsn) != known) {
+        return Err(OpenError::Store(format!(
+            "{}: what became of an update of its root is not known yet",
+            tail.name()
+        )));
+    }
+    settled_head(engine, tail).await
+}
+
+/// What is left of a delta's window: what is outside of `folded`, and what is `blocked`.
+fn cut_window(delta: DeltaRef, folded: Span, blocked: &[Span]) -> Vec<DeltaRef> {
+    let before = Span {
+        start: 0,
+        end: folded.start,
+    };
+    let behind = Span {
+        start: folded.end,
+        end: u64::MAX,
+    };
+    let mut windows: Vec<Span> = Vec::new();
+    for kept in [before].iter().chain(blocked).chain([&behind]) {
+        let part = delta.span.intersect(*kept);
+        match windows.last_mut() {
+            _ if part.is_empty() => {}
+            Some(last) if last.end == part.start => last.end = part.end,
+            _ => windows.push(part),
+        }
+    }
+    let with = |span| DeltaRef { span, ..delta };
+    windows.into_iter().map(with).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::ObjectId;
+
+    #[test]
+    fn a_window_keeps_what_is_not_folded() {
+        let span = |start, end| Span { start, end };
+        let delta = DeltaRef {
+            pack: ObjectId::default(),
+            footer_offset: 0,
+            footer_bytes: 0,
+            span: span(10, 90),
+        };
+        let cut = |folded, blocked: &[Span]| -> Vec<Span> {
+            let left = cut_window(delta, folded, blocked);
+            left.into_iter().map(|delta| delta.span).collect()
+        };
+        assert_eq!(cut(span(0, 100), &[]), []);
+        assert_eq!(cut(span(0, 40), &[]), [span(40, 90)]);
+        assert_eq!(cut(span(40, u64::MAX), &[]), [span(10, 40)]);
+        assert_eq!(cut(span(0, 10), &[]), [span(10, 90)]);
+        let blocked = [span(20, 30), span(50, 60)];
+        assert_eq!(cut(span(0, 100), &blocked), blocked);
+        assert_eq!(cut(span(0, 60), &blocked), [span(20, 30), span(50, 90)]);
+    }
 }

@@ -1,4 +1,4 @@
-//! Loading a volume's index when it is opened: the directory, and all deltas over it.
+//! Loading a volume's index when it is opened: all deltas, side by side.
 //!
 //! An object that is gone or damaged costs its own range and nothing else: the volume opens, reads of
 //! that range are I/O errors, and what is written there again can be read. It must never turn into
@@ -6,64 +6,68 @@
 
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::jobs::join_all;
+use crate::map::SectorRun;
 use crate::map::index::{Index, delta_of};
 use crate::object::FormatError;
-use crate::object::pack::{TRAILER_BYTES, decode_footer};
-use crate::object::page::decode_node;
-use crate::object::root::Root;
+use crate::object::pack::{Item, TRAILER_BYTES, decode_footer};
+use crate::object::root::{DeltaRef, Root};
 use crate::store::objects::{IndexRead, read_exactly};
+use crate::units::Span;
 
-/// Loads all deltas and the directory.
+/// Footers read at once.
+const READS_AT_ONCE: usize = 32;
+
+/// Loads all deltas. Nodes and pages are loaded when they are needed.
 pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
     let mut index = Index::default();
     index.nodes.extend(root.nodes.iter().copied());
-    for (node, block) in &root.nodes {
-        let key = block.object.index_key();
-        let read = read_exactly(engine, &key, block.offset.into(), block.bytes.into()).await?;
-        match decode(&key, read, |data| decode_node(root.volume, *node, data))? {
-            Ok(pages) => index.directory.extend(pages),
-            Err(why) => {
-                tracing::error!(
-                    volume = root.name,
-                    key,
-                    why,
-                    node,
-                    "an object of the index is lost: reads of its part of the volume fail until it is \
-                     put back"
-                );
-                index.lose_node(*node);
-            }
-        }
-    }
-    for delta in &root.deltas {
-        let key = delta.pack.pack_key();
-        let len = u64::from(delta.footer_bytes) + TRAILER_BYTES as u64;
-        let read = read_exactly(engine, &key, delta.footer_offset, len).await?;
-        match decode(&key, read, |data| decode_footer(delta.pack, data))? {
-            Ok(sections) => {
-                let own = sections
-                    .iter()
-                    .filter(|section| section.slice.origin == root.volume);
-                for item in own.flat_map(|section| &section.items) {
-                    let (span, delta) = delta_of(item);
-                    index.apply_delta(span, delta);
+    index.listed = root.deltas.len();
+    for deltas in root.deltas.chunks(READS_AT_ONCE) {
+        let reads = deltas
+            .iter()
+            .map(|delta| Box::pin(read_footer(engine, *delta)));
+        for (delta, read) in deltas.iter().zip(join_all(reads.collect()).await) {
+            let key = delta.pack.pack_key();
+            match decode(&key, read?, |data| decode_footer(delta.pack, data))? {
+                Ok(sections) => {
+                    let own = sections
+                        .iter()
+                        .filter(|section| section.slice.origin == root.volume);
+                    apply_window(&mut index, delta.span, own.flat_map(|part| &part.items));
+                }
+                Err(why) => {
+                    tracing::error!(
+                        volume = root.name,
+                        key,
+                        why,
+                        first_sector = delta.span.start,
+                        sectors = delta.span.sectors(),
+                        "a pack is lost: reads of what it may hold fail until it is put back or they \
+                         are written again"
+                    );
+                    index.lose_delta(delta.span);
                 }
             }
-            Err(why) => {
-                tracing::error!(
-                    volume = root.name,
-                    key,
-                    why,
-                    first_sector = delta.span.start,
-                    sectors = delta.span.sectors(),
-                    "a pack is lost: reads of what it may hold fail until it is put back or they are \
-                     written again"
-                );
-                index.lose_delta(delta.span);
-            }
+            engine.port.pause().await;
         }
     }
     Ok(index)
+}
+
+async fn read_footer(engine: &Engine, delta: DeltaRef) -> Result<IndexRead, OpenError> {
+    let len = u64::from(delta.footer_bytes) + TRAILER_BYTES as u64;
+    read_exactly(engine, &delta.pack.pack_key(), delta.footer_offset, len).await
+}
+
+/// Applies what a pack has within the delta's window: the rest was folded.
+fn apply_window<'a>(index: &mut Index, window: Span, items: impl Iterator<Item = &'a Item>) {
+    for (span, delta) in items.map(delta_of) {
+        let part = span.intersect(window);
+        if !part.is_empty() {
+            index.apply_delta(part, delta.skip(part.start - span.start));
+        }
+    }
 }
 
 /// What an object says, or why it is lost. A newer format is neither.

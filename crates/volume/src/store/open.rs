@@ -25,10 +25,11 @@ use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
 use crate::store::load_index::load_index;
 use crate::store::objects::ATTEMPTS_MAX;
-use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root};
+use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root, settled_head};
 use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
+use crate::store::{fold, index_blocks};
 use crate::units::{Epoch, LogSession, VolumeId};
 
 /// How to open a volume.
@@ -389,9 +390,13 @@ async fn go_live(
         }
     }
     tail.lock().status = Status::Live;
+    let shared = || (Arc::clone(engine), Arc::clone(tail));
+    let (uploading, folding, loading) = (shared(), shared(), shared());
+    engine.jobs.spawn(upload::run(uploading.0, uploading.1));
+    engine.jobs.spawn(fold::run(folding.0, folding.1));
     engine
         .jobs
-        .spawn(upload::run(Arc::clone(engine), Arc::clone(tail)));
+        .spawn(index_blocks::load_nodes(loading.0, loading.1));
     Ok(())
 }
 
@@ -407,15 +412,15 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     }
     tail.upload.wake_all();
     engine.wake_parked();
-    let head = tail
-        .upload
-        .head()
-        .ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
-    let root = Root {
-        owner: None,
-        ..head.root.clone()
-    };
-    commit_root(engine, tail, root, &head).await?;
+    {
+        let _turn = tail.upload.turn.take().await;
+        let head = settled_head(engine, tail).await?;
+        let root = Root {
+            owner: None,
+            ..head.root.clone()
+        };
+        commit_root(engine, tail, root, &head).await?;
+    }
     discard_tail(engine, tail);
     // Else a server that dies now leaves a tail to its successor, which would open the volume again. A
     // poisoned log keeps it: the volume is given back all the same.

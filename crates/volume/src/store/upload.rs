@@ -5,8 +5,9 @@
 //! 1. freeze the top layer as of a cut;
 //! 2. wait until a frame up to the cut is durable, so that the local state never falls behind the
 //!    store's and its LSNs are never given out twice;
-//! 3. write packs (and, when deltas have piled up, folded index pages): all of it unreferenced;
-//! 4. replace the root by conditional update: the commit. An unknown outcome is read back;
+//! 3. write packs: all of it unreferenced;
+//! 4. replace the root by conditional update: the commit. An unknown outcome is read back; then the
+//!    index gets what the packs hold;
 //! 5. note it in the log, turn the uploaded extents into clean ones, and let the layers go.
 
 use std::sync::Arc;
@@ -21,8 +22,7 @@ use crate::map::index::delta_of;
 use crate::map::layers::{CleanExtent, DirtyExtent, LogAddr, merge};
 use crate::object::pack::{Item, Slice};
 use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
-use crate::store::fold;
-use crate::store::packing::write_packs;
+use crate::store::packing::{UploadedPack, write_packs};
 use crate::store::roots::{commit_root, settled_head};
 use crate::units::{Epoch, Lsn, Span};
 
@@ -103,7 +103,7 @@ fn end_of(tail: &Tail, status: Status) -> OpenError {
 
 /// Another host's history stands in the store, or none that this host's continues: nothing is
 /// completed here any more.
-fn is_final(error: &OpenError) -> bool {
+pub(super) fn is_final(error: &OpenError) -> bool {
     matches!(
         error,
         OpenError::Fenced(_) | OpenError::Deleted(_) | OpenError::StoreWentBack { .. }
@@ -155,7 +155,10 @@ fn abort_upload(engine: &Engine, tail: &Tail, error: &OpenError) {
 
 /// One upload.
 async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    let head = settled_head(engine, tail).await?;
+    let head = tail.upload.head();
+    let root = head
+        .ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?
+        .root;
     tail.lock().uploading = true;
     let Some((cut, frozen)) = tail.freeze() else {
         return Err(broken_error(tail));
@@ -169,9 +172,6 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
         hidden.push((addr, sectors));
     });
     drop(frozen);
-    let mut root = head.root.clone();
-    root.lsn = cut;
-    root.bytes = root.bytes.max(tail.upload.grow.load(Ordering::Acquire));
     let slice = Slice {
         origin: root.volume,
         epoch: if canary::active!("slices_of_one_epoch") {
@@ -183,31 +183,7 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
         last: cut,
     };
     let written = write_packs(engine, tail, &slice, &merged).await?;
-    for pack in written.packs {
-        root.deltas.push(pack.reference);
-        let items: Vec<Item> = pack
-            .sections
-            .into_iter()
-            .flat_map(|part| part.items)
-            .collect();
-        for items in items.chunks(EXTENTS_PER_LOCK) {
-            // Early and harmless: the frozen layers hide all of it until the root is committed.
-            let mut inner = tail.lock();
-            for item in items {
-                let (span, delta) = delta_of(item);
-                inner.index.apply_delta(span, delta);
-            }
-        }
-    }
-    let folded = fold::fold_if_due(engine, tail, &mut root).await?;
-    let head = commit_root(engine, tail, root, &head).await?;
-    // Only now: what is written beyond the old size must be in the volume for the next opener.
-    tail.lock().geometry.bytes = head.root.bytes;
-    tail.upload.set_head(head);
-    if let Some(folded) = folded {
-        let deltas = tail.lock().index.apply_fold(folded.pages, folded.nodes);
-        drop(deltas);
-    }
+    publish(engine, tail, cut, written.packs).await?;
     tail.set_stored(cut);
     report_damage(tail, &written.damaged);
     mark_clean(engine, tail, cut, merged, hidden, &written.damaged);
@@ -215,6 +191,37 @@ async fn upload_once(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenE
     engine
         .committer()
         .record(engine, Record::Tail(tail.record()));
+    Ok(())
+}
+
+/// The commit: a root that names the packs, and then the index that it describes.
+async fn publish(
+    engine: &Engine,
+    tail: &Tail,
+    cut: Lsn,
+    packs: Vec<UploadedPack>,
+) -> Result<(), OpenError> {
+    let _turn = tail.upload.turn.take().await;
+    let head = settled_head(engine, tail).await?;
+    let mut root = head.root.clone();
+    root.lsn = cut;
+    root.bytes = root.bytes.max(tail.upload.grow.load(Ordering::Acquire));
+    root.deltas.extend(packs.iter().map(|pack| pack.reference));
+    let head = commit_root(engine, tail, root, &head).await?;
+    // Only now: what is written beyond the old size must be in the volume for the next opener.
+    tail.lock().geometry.bytes = head.root.bytes;
+    // Until the frozen layers go, they hide all of it.
+    let sections = packs.into_iter().flat_map(|pack| pack.sections);
+    let items: Vec<Item> = sections.flat_map(|section| section.items).collect();
+    for items in items.chunks(EXTENTS_PER_LOCK) {
+        let mut inner = tail.lock();
+        for item in items {
+            let (span, delta) = delta_of(item);
+            inner.index.apply_delta(span, delta);
+        }
+    }
+    tail.lock().index.listed = head.root.deltas.len();
+    tail.upload.set_head(head);
     Ok(())
 }
 

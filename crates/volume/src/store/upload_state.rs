@@ -11,6 +11,7 @@ use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::object::root::Root;
 use crate::store::recovery_point::RecoveryPoint;
+use crate::store::turn::RootTurn;
 use crate::units::{Lsn, RootMark};
 
 /// The root as this host last saw or wrote it.
@@ -27,6 +28,7 @@ pub(crate) struct UploadState {
     /// The size that the volume is to have, in bytes; below its size: none is asked for.
     pub(super) grow: AtomicU64,
     pub(super) changed: Signal,
+    pub(super) turn: RootTurn,
     head: Mutex<Option<KnownRoot>>,
     /// Which root this host wrote or saw last, also before the volume is open.
     mark: Mutex<RootMark>,

@@ -1,0 +1,200 @@
+//! Index blocks: from memory, from the cache disk, from the store, in this order.
+//!
+//! A block that was read or written is decoded into memory and its bytes are copied to the cache disk, so
+//! that what is cached of a volume can be found while the store is away (S10). Its checksum is verified
+//! wherever it comes from (S8).
+
+use std::sync::Arc;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::FileId;
+
+use crate::cache::blocks::{BlockKind, BlockTarget, IndexBlock, block_key};
+use crate::driver::{ComputeError, ComputeKind};
+use crate::engine::Engine;
+use crate::jobs::join_all;
+use crate::log::layout::BLOCK_BYTES;
+use crate::object::FormatError;
+use crate::object::node::decode_node;
+use crate::object::page::{BlockRef, decode_page};
+use crate::request::tail::Tail;
+use crate::store::fetch_table::FetchKey;
+use crate::store::objects::read_range;
+use crate::units::VolumeId;
+
+/// Blocks loaded at once.
+pub(crate) const LOADS_AT_ONCE: usize = 16;
+
+fn decode(volume: VolumeId, target: BlockTarget, bytes: &[u8]) -> Result<IndexBlock, FormatError> {
+    Ok(match target.kind {
+        BlockKind::Page => IndexBlock::Page(Arc::new(decode_page(volume, target.number, bytes)?)),
+        BlockKind::Node => IndexBlock::Node(Arc::new(decode_node(volume, target.number, bytes)?)),
+    })
+}
+
+/// Loads a block for the requests that wait for it.
+pub(crate) async fn fetch(engine: Arc<Engine>, tail: Arc<Tail>, target: BlockTarget) {
+    let result = match load(&engine, &tail, target).await {
+        // The index knows: whoever waits plans again and hears it from there.
+        Err(ErrorKind::Corrupt) if target.kind == BlockKind::Node => Ok(()),
+        result => result.map(drop),
+    };
+    let now = engine.jobs.now().mono_ns;
+    let key = FetchKey::Block(block_key(target.block));
+    engine.fetches.complete(key, result, now);
+}
+
+/// A block, from where it is. What is loaded stays in memory for a while.
+async fn load(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+    target: BlockTarget,
+) -> Result<IndexBlock, ErrorKind> {
+    let (found, bytes) = read(engine, tail, target).await?;
+    engine.blocks.insert(target.block, found.clone());
+    if let Some(bytes) = bytes {
+        let copying = Arc::clone(engine);
+        engine
+            .jobs
+            .spawn(async move { write_to_disk(&copying, target.block, bytes).await });
+    }
+    Ok(found)
+}
+
+/// A block, from where it is, and its bytes if only the store had it. Nothing is kept of it here.
+pub(crate) async fn read(
+    engine: &Engine,
+    tail: &Tail,
+    target: BlockTarget,
+) -> Result<(IndexBlock, Option<Vec<u8>>), ErrorKind> {
+    if let Some(found) = find_in_memory(engine, target) {
+        return Ok((found, None));
+    }
+    if let Some(found) = read_from_disk(engine, tail, target).await {
+        return Ok((found, None));
+    }
+    let result = read_from_store(engine, tail, target).await;
+    if result.as_ref().err() == Some(&ErrorKind::Corrupt) && target.kind == BlockKind::Node {
+        tail.lock().index.lose_node(target.number);
+    }
+    result.map(|(found, bytes)| (found, Some(bytes)))
+}
+
+fn find_in_memory(engine: &Engine, target: BlockTarget) -> Option<IndexBlock> {
+    match target.kind {
+        BlockKind::Page => engine.blocks.page(target.block).map(IndexBlock::Page),
+        BlockKind::Node => engine.blocks.node(target.block).map(IndexBlock::Node),
+    }
+}
+
+/// The block, and its bytes back.
+async fn decode_elsewhere(
+    engine: &Engine,
+    tail: &Tail,
+    target: BlockTarget,
+    bytes: Vec<u8>,
+) -> Result<(Result<IndexBlock, FormatError>, Vec<u8>), ComputeError> {
+    let (volume, len) = (tail.id().volume, bytes.len() as u64);
+    let work = move || (decode(volume, target, &bytes), bytes);
+    engine.port.compute(ComputeKind::Decode, len, work).await
+}
+
+async fn read_from_disk(engine: &Engine, tail: &Tail, target: BlockTarget) -> Option<IndexBlock> {
+    let key = block_key(target.block);
+    let hit = engine.cache.find_block(key)?;
+    let len = target.block.bytes as usize;
+    let whole = len.next_multiple_of(BLOCK_BYTES as usize);
+    let read = engine.port.read(FileId::CACHE, hit.offset, whole).await;
+    drop(hit.pin);
+    let found = match read {
+        Ok(mut bytes) => {
+            bytes.truncate(len);
+            let (found, _) = decode_elsewhere(engine, tail, target, bytes).await.ok()?;
+            found.map_err(|error| error.to_string())
+        }
+        Err(error) => Err(error.0),
+    };
+    match found {
+        Ok(found) => Some(found),
+        Err(error) => {
+            let object = target.block.object;
+            tracing::warn!(%object, error, "the cache disk does not hold an index block that it should");
+            engine.cache.mark_block_damaged(key);
+            None
+        }
+    }
+}
+
+async fn read_from_store(
+    engine: &Engine,
+    tail: &Tail,
+    target: BlockTarget,
+) -> Result<(IndexBlock, Vec<u8>), ErrorKind> {
+    let BlockRef {
+        object,
+        offset,
+        bytes,
+    } = target.block;
+    let key = object.index_key();
+    let read = read_range(engine, tail, key, offset.into(), bytes.into()).await?;
+    let (found, read) = decode_elsewhere(engine, tail, target, read)
+        .await
+        .map_err(|_| ErrorKind::Io)?;
+    match found {
+        Ok(found) => Ok((found, read)),
+        Err(error) => {
+            let (kind, number) = (target.kind, target.number);
+            let volume = tail.name();
+            tracing::error!(volume, %object, ?kind, number, %error, "an index block is damaged");
+            Err(ErrorKind::Corrupt)
+        }
+    }
+}
+
+/// Copies a block to the cache disk, unless nothing there may go for it.
+pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: Vec<u8>) {
+    if canary::active!("index_block_in_memory_only") {
+        return;
+    }
+    let len = bytes.len() as u64;
+    let Some(allocation) = engine.cache.allocate_block(block_key(block), len) else {
+        return;
+    };
+    bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
+    match engine
+        .port
+        .write(FileId::CACHE, allocation.offset, bytes)
+        .await
+    {
+        Ok(()) => engine.cache.fill(allocation, 0),
+        Err(error) => {
+            tracing::warn!(error = error.0, "the cache disk does not take writes");
+            engine.cache.cancel(allocation);
+        }
+    }
+}
+
+/// Loads the nodes of a volume that was just opened, for as many as the budget has room; nobody waits.
+pub(crate) async fn load_nodes(engine: Arc<Engine>, tail: Arc<Tail>) {
+    let nodes: Vec<(u64, BlockRef)> = {
+        let inner = tail.lock();
+        inner.index.nodes.iter().map(|(n, at)| (*n, *at)).collect()
+    };
+    for batch in nodes.chunks(LOADS_AT_ONCE) {
+        let has_room = engine.blocks.bytes() < engine.options.index_bytes / 2;
+        if !has_room || tail.lock().serving().is_err() {
+            return;
+        }
+        let loads = batch.iter().map(|(number, block)| {
+            let (kind, number, block) = (BlockKind::Node, *number, *block);
+            let target = BlockTarget {
+                kind,
+                number,
+                block,
+            };
+            Box::pin(load(&engine, &tail, target))
+        });
+        // What could not be loaded was logged, and is asked for again by who needs it.
+        drop(join_all(loads.collect()).await);
+    }
+}

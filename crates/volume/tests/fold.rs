@@ -1,0 +1,237 @@
+//! Folding, and opening what was folded: beside the uploads, by nodes and pages, at the cost of what changed.
+//!
+//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use blkmq::io::Op;
+use support::{Lasting, World, options};
+use volume::object::root::Root;
+use volume::{Options, Volume};
+
+const GIB: u64 = 1 << 30;
+/// Sectors of a page, and of a node.
+const PAGE: u64 = 32_768;
+const NODE: u64 = 1024 * PAGE;
+
+fn with_volume(options: Options, bytes: u64) -> (World, Volume) {
+    let mut world =
+        World::try_start(Lasting::default(), options).unwrap_or_else(|e| panic!("{}", e.0));
+    world.create("demo", bytes);
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+/// Another host, which sees the same store and takes the volume over.
+fn elsewhere(world: &World, options: Options) -> (World, Volume) {
+    let lasting = Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    };
+    let mut other = World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0));
+    let volume = other.try_open("demo", true).expect("taken over");
+    (other, volume)
+}
+
+fn root(world: &World) -> Root {
+    Root::decode(&world.lasting.objects["volumes/demo/root"].0).expect("a root")
+}
+
+/// Enough small uploads far away from everything for a fold, and time for it.
+fn fold(world: &mut World, volume: &Volume, sector: u64) {
+    for round in 0..6 {
+        world.write(volume, sector, round, 4096);
+        world.sync(volume);
+    }
+    world.pass(1000);
+}
+
+fn requests(world: &World, kind: &str) -> usize {
+    world.lasting.store_requests.get(kind).copied().unwrap_or(0)
+}
+
+#[test]
+fn a_fold_holds_up_no_upload_and_keeps_what_arrives_meanwhile() {
+    let (mut world, volume) = with_volume(options(), 8 * GIB);
+    for page in 0..200 {
+        world.write(&volume, page * PAGE, 1, 4096);
+    }
+    fold(&mut world, &volume, 0);
+    assert!(root(&world).deltas.len() <= 4, "{:?}", root(&world).deltas);
+    // Each page changes, so the next fold loads all of them, from a slow store.
+    let (mut world, volume) = elsewhere(&world, options());
+    for page in 0..200 {
+        world.write(&volume, page * PAGE + 8, 2, 4096);
+    }
+    world.sync(&volume);
+    world.lasting.store_ms = 200;
+    let before = root(&world).nodes;
+    let mut longest = 0;
+    for round in 0..30_u64 {
+        world.write(&volume, round * PAGE + 16, 3, 4096);
+        let begun = world.now_ns;
+        world.sync(&volume);
+        longest = longest.max(world.now_ns - begun);
+    }
+    let most = 6 * 200 * 1_000_000;
+    assert!(longest <= most, "an upload took {} ms", longest / 1_000_000);
+    world.pass(20_000);
+    assert_ne!(root(&world).nodes, before, "it was folded meanwhile");
+    assert!(root(&world).deltas.len() <= 4, "{:?}", root(&world).deltas);
+    let (mut other, theirs) = elsewhere(&world, options());
+    for (world, volume) in [(&mut world, &volume), (&mut other, &theirs)] {
+        for page in 1..200 {
+            let written = if page < 30 { 3 } else { 0 };
+            for (at, fill) in [(0, 1), (8, 2), (16, written)] {
+                let found = world.read_fill(volume, page * PAGE + at, 4096);
+                assert_eq!(found, fill, "page {page}, sector {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_discard_of_a_whole_volume_costs_what_its_tombstone_costs() {
+    let (mut world, volume) = with_volume(options(), 1024 * GIB);
+    for node in 0..40 {
+        for page in 0..5 {
+            world.write(&volume, node * NODE + page * PAGE, 1, 4096);
+        }
+    }
+    fold(&mut world, &volume, 0);
+    assert_eq!(root(&world).nodes.len(), 40);
+    let (mut world, volume) = elsewhere(&world, options());
+    world.settle();
+    world.lasting.store_requests.clear();
+    for _ in 0..6 {
+        let op = Op::Discard {
+            sector: 0,
+            sectors: 1024 * GIB / 512,
+            fua: false,
+        };
+        world.request(&volume, op, &mut []).expect("discarded");
+        world.sync(&volume);
+    }
+    world.pass(1000);
+    assert_eq!(root(&world).nodes, [], "nothing is left");
+    assert_eq!(requests(&world, "range"), 0, "nothing was loaded");
+    let puts = requests(&world, "put");
+    assert_eq!(puts, 6, "and nothing written but the tombstones");
+    for node in 0..40 {
+        assert_eq!(world.read_fill(&volume, node * NODE, 4096), 0);
+    }
+    let (mut other, theirs) = elsewhere(&world, options());
+    assert_eq!(other.read_fill(&theirs, 7 * NODE, 4096), 0);
+}
+
+#[test]
+fn a_page_that_deltas_cover_is_not_loaded() {
+    let (mut world, volume) = with_volume(options(), 8 * GIB);
+    for page in 0..20 {
+        world.write(&volume, page * PAGE, 1, 4096);
+    }
+    fold(&mut world, &volume, 300 * PAGE);
+    // A host that has none of the pages; the last one is far from what changes.
+    let (mut world, volume) = elsewhere(&world, options());
+    let op = Op::Discard {
+        sector: 0,
+        sectors: 20 * PAGE,
+        fua: false,
+    };
+    world.request(&volume, op, &mut []).expect("discarded");
+    for page in 0..10 {
+        world.write(&volume, page * PAGE + 64, 2, 4096);
+    }
+    world.sync(&volume);
+    world.settle();
+    world.lasting.store_requests.clear();
+    fold(&mut world, &volume, 301 * PAGE);
+    // That page which the rounds before changed in part.
+    assert!(requests(&world, "range") <= 1, "no other had to be loaded");
+    let (mut other, theirs) = elsewhere(&world, options());
+    for page in 0..20 {
+        let expected = if page < 10 { 2 } else { 0 };
+        assert_eq!(other.read_fill(&theirs, page * PAGE, 4096), 0, "{page}");
+        assert_eq!(other.read_fill(&theirs, page * PAGE + 64, 4096), expected);
+    }
+}
+
+#[test]
+fn a_lost_pack_stops_folding_of_its_own_range_alone() {
+    let (mut world, volume) = with_volume(options(), 64 * GIB);
+    world.write(&volume, 3 * PAGE, 1, 4096);
+    world.sync(&volume);
+    let gone = world.lasting.objects.keys();
+    let gone = gone.filter(|key| key.starts_with("packs/"));
+    let gone: Vec<String> = gone.cloned().collect();
+    assert_eq!(gone.len(), 1);
+    let taken = world.lasting.objects.remove(&gone[0]).expect("it is there");
+    let (mut world, volume) = elsewhere(&world, options());
+    let mut expected = BTreeMap::new();
+    for round in 0..40_u64 {
+        // In the lost range's page now and then, and in other pages and nodes.
+        let sector = match round % 8 {
+            0 => 3 * PAGE + 64 + round * 8,
+            far => far * PAGE + NODE * (round % 3) + round * 8 + NODE,
+        };
+        world.write(&volume, sector, round as u8 + 10, 4096);
+        expected.insert(sector, round as u8 + 10);
+        world.sync(&volume);
+        world.pass(200);
+    }
+    let deltas = root(&world).deltas;
+    let outside = deltas.iter().filter(|delta| delta.span.end > 4 * PAGE);
+    assert!(outside.count() <= 5, "{deltas:?}");
+    assert!(deltas.len() <= 11, "{deltas:?}");
+    assert!(root(&world).nodes.len() >= 3, "the rest is folded");
+    let mut data = [0; 4096];
+    let op = Op::Read {
+        sector: 3 * PAGE,
+        sectors: 8,
+    };
+    assert!(world.request(&volume, op, &mut data).is_err());
+    // Once it is put back, the volume is whole, with what was written meanwhile.
+    world.lasting.objects.insert(gone[0].clone(), taken);
+    let (mut other, theirs) = elsewhere(&world, options());
+    assert_eq!(other.read_fill(&theirs, 3 * PAGE, 4096), 1);
+    for (sector, fill) in &expected {
+        assert_eq!(other.read_fill(&theirs, *sector, 4096), *fill, "{sector}");
+    }
+    fold(&mut other, &theirs, 50 * NODE / 16);
+    assert!(root(&other).deltas.len() <= 4, "now all of it is folded");
+    assert_eq!(other.read_fill(&theirs, 3 * PAGE, 4096), 1);
+}
+
+#[test]
+fn an_open_reads_what_it_needs_side_by_side() {
+    let many = Options {
+        deltas_max: 64,
+        ..options()
+    };
+    let (mut world, volume) = with_volume(many.clone(), 1024 * GIB);
+    for node in 0..60 {
+        world.write(&volume, node * NODE, node as u8, 4096);
+    }
+    for round in 0..50 {
+        world.write(&volume, 8, round, 4096);
+        world.sync(&volume);
+    }
+    let (world, _) = elsewhere(&world, many.clone());
+    let lasting = Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: world.lasting.versions + 9000,
+        store_ms: 30,
+        ..Lasting::default()
+    };
+    let mut world = World::try_start(lasting, many).unwrap_or_else(|e| panic!("{}", e.0));
+    let begun = world.now_ns;
+    let volume = world.try_open("demo", true).expect("opened");
+    assert_eq!(world.read_fill(&volume, 8, 4096), 49);
+    let took_ms = (world.now_ns - begun) / 1_000_000;
+    // Root, epoch, two batches of footers, the chunk; each is rounded up to the test's clock.
+    assert!(took_ms <= 6 * 40, "{took_ms} ms for 50 footers");
+    assert_eq!(root(&world).deltas.len(), 50, "nothing was folded");
+}
