@@ -179,6 +179,7 @@ impl Index {
     /// Nodes are elsewhere now, or empty (none).
     pub(crate) fn replace_nodes(&mut self, nodes: &[(u64, Option<BlockRef>)]) {
         for (number, block) in nodes {
+            self.lost_nodes.remove(number);
             match block {
                 Some(block) => self.nodes.insert(*number, *block),
                 None => self.nodes.remove(number),

@@ -41,7 +41,7 @@ pub(crate) async fn fetch(engine: Arc<Engine>, tail: Arc<Tail>, target: BlockTar
     };
     let now = engine.jobs.now().mono_ns;
     let key = FetchKey::Block(block_key(target.block));
-    engine.fetches.complete(key, result, now);
+    engine.fetches.complete([(key, result)], now);
 }
 
 /// A block, from where it is. What is loaded stays in memory for a while.

@@ -56,17 +56,18 @@ async fn find_missing(
                 if found != Location::Below {
                     return;
                 }
-                inner.index.lookup(part, &mut |_, stored| match stored {
-                    IndexEntry::Part(part) if !engine.cache.contains(chunk_key(&part.chunk)) => {
-                        chunks.push(Arc::clone(&part.chunk));
-                    }
-                    IndexEntry::Unloaded(number) => {
-                        if let Some(block) = inner.index.directory.get(&number).copied() {
-                            pages.push(FetchTarget::Page { number, block });
+                let blocks = &engine.blocks;
+                inner
+                    .index
+                    .lookup(part, blocks, &mut |_, stored| match stored {
+                        IndexEntry::Part { chunk, .. }
+                            if !engine.cache.contains(chunk_key(chunk)) =>
+                        {
+                            chunks.push(Arc::new(chunk.clone()));
                         }
-                    }
-                    IndexEntry::Part(_) | IndexEntry::Hole | IndexEntry::Damaged => {}
-                });
+                        IndexEntry::Unloaded(target) => pages.push(FetchTarget::Block(target)),
+                        IndexEntry::Part { .. } | IndexEntry::Hole | IndexEntry::Damaged => {}
+                    });
             });
         }
         if pages.is_empty() {

@@ -52,7 +52,12 @@ pub(crate) struct Lasting {
     pub(crate) bad: Vec<Range<u64>>,
     /// Where the log cannot be read.
     pub(crate) unreadable: Vec<Range<u64>>,
+    /// Objects that are made when they are asked for: by key, offset and length.
+    pub(crate) generated: Option<Generator>,
 }
+
+/// A part of an object that does not stand anywhere.
+pub(crate) type Generator = Box<dyn Fn(&str, u64, u64) -> Option<Vec<u8>> + Send>;
 
 impl Lasting {
     /// The same files, objects and rings, in places of their own.
@@ -445,6 +450,10 @@ impl World {
                 })
             }
             StoreOp::GetRange { key, offset, len } => {
+                let generated = self.lasting.generated.as_ref();
+                if let Some(data) = generated.and_then(|generate| generate(&key, offset, len)) {
+                    return Ok(StoreReply::Range(data));
+                }
                 let (data, _) = objects.get(&key).ok_or(StoreError::NotFound)?;
                 let at = offset as usize;
                 let end = (at + len as usize).min(data.len());

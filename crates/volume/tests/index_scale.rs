@@ -1,0 +1,201 @@
+//! The index of a large volume: how long until the first read, and what it takes in memory.
+//!
+//! The index is generated: all pages have the same extents, and come into being when they are asked for. Root,
+//! nodes and footers are of full size. Time is virtual: 30 ms a request, as many at once as are asked for.
+
+mod support;
+
+use std::alloc::System;
+
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use support::{Lasting, World, options};
+use volume::object::ObjectId;
+use volume::object::node::{Node, encode_node};
+use volume::object::pack::{Chunk, Item, PackWriter, Slice};
+use volume::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, encode_page};
+use volume::object::root::{DeltaRef, Root};
+use volume::units::{Epoch, Lsn, Span, VolumeId};
+use volume::{Options, Volume};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const TIB: u64 = 1 << 40;
+const BYTES: u64 = 10 * TIB;
+const PAGES: u64 = BYTES / 512 / PAGE_SECTORS;
+/// In each page, so that there are 100 million.
+const EXTENTS: u64 = 153;
+const EXTENT_SECTORS: u64 = 208;
+/// Deltas that were not folded yet, and extents in each.
+const DELTAS: u64 = 32;
+const DELTA_EXTENTS: u64 = 8192;
+const SESSION: u64 = 77;
+
+fn id(number: u64) -> ObjectId {
+    let session = SESSION;
+    ObjectId { session, number }
+}
+
+fn slice(origin: VolumeId) -> Slice {
+    Slice {
+        origin,
+        epoch: Epoch(1),
+        first: Lsn(1),
+        last: Lsn(1),
+    }
+}
+
+fn allocated(region: &Region<'_, System>) -> u64 {
+    let change = region.change();
+    (change.bytes_allocated - change.bytes_deallocated) as u64
+}
+
+/// The chunks of each page, in one pack: content of the first sectors of a volume.
+fn pack_of_pages(volume: VolumeId, objects: &mut Vec<(String, Vec<u8>)>) -> Vec<Chunk> {
+    let mut writer = PackWriter::new(id(1 << 40));
+    for nth in 0..EXTENTS {
+        let content = vec![nth as u8 + 1; EXTENT_SECTORS as usize * 512];
+        let span = Span::new(nth * EXTENT_SECTORS, EXTENT_SECTORS);
+        writer.add(&slice(volume), span, Lsn(1), &content);
+    }
+    let pack = writer.finish();
+    objects.push((pack.id.pack_key(), pack.bytes));
+    let items = pack.sections.into_iter().flat_map(|part| part.items);
+    items
+        .map(|item| match item {
+            Item::Chunk(chunk) => chunk,
+            zeroes @ Item::Zeroes { .. } => panic!("{zeroes:?}"),
+        })
+        .collect()
+}
+
+fn page(number: u64, chunks: &[Chunk]) -> Page {
+    let first = number * PAGE_SECTORS;
+    let extents = chunks.iter().map(|chunk| {
+        let span = Span::new(first + chunk.span.start, chunk.span.sectors());
+        (span, chunk, 0)
+    });
+    Page::new(number, extents)
+}
+
+/// Footers of packs whose extents lie anywhere in the second half of the volume.
+fn delta(volume: VolumeId, nth: u64, objects: &mut Vec<(String, Vec<u8>)>) -> DeltaRef {
+    let mut random = fastrand::Rng::with_seed(nth);
+    let mut writer = PackWriter::new(id((2 << 40) + nth));
+    for _ in 0..DELTA_EXTENTS {
+        let block = random.u64(BYTES / 2 / 4096..BYTES / 4096);
+        writer.add_damaged(&slice(volume), Span::new(block * 8, 8), Lsn(1));
+    }
+    let pack = writer.finish();
+    objects.push((pack.id.pack_key(), pack.bytes));
+    DeltaRef {
+        pack: pack.id,
+        footer_offset: pack.footer_offset,
+        footer_bytes: pack.footer_bytes,
+        span: Span::new(0, BYTES / 512),
+    }
+}
+
+/// A store with a closed volume of 10 TiB.
+fn large_volume(options: &Options) -> Lasting {
+    let mut world = World::try_start(Lasting::default(), options.clone())
+        .unwrap_or_else(|error| panic!("{}", error.0));
+    world.create("large", BYTES);
+    let mut objects = world.kill().objects;
+    let (bytes, _) = &objects["volumes/large/root"];
+    let mut root = Root::decode(bytes).expect("a root");
+    let volume = root.volume;
+    let mut more = Vec::new();
+    let chunks = pack_of_pages(volume, &mut more);
+    root.deltas = (0..DELTAS)
+        .map(|nth| delta(volume, nth, &mut more))
+        .collect();
+    let page_bytes = encode_page(volume, &page(0, &chunks)).len() as u64;
+    for number in 0..PAGES / NODE_PAGES {
+        let pages = (0..NODE_PAGES).map(|page| {
+            let block = BlockRef {
+                object: id(number),
+                offset: (1 << 20) + (page * page_bytes) as u32,
+                bytes: page_bytes as u32,
+            };
+            (number * NODE_PAGES + page, block)
+        });
+        let block = encode_node(volume, &Node::new(number, pages));
+        let at = BlockRef {
+            object: id(number),
+            offset: 0,
+            bytes: block.len() as u32,
+        };
+        root.nodes.push((number, at));
+        more.push((id(number).index_key(), block));
+    }
+    root.lsn = Lsn(1);
+    more.push(("volumes/large/root".into(), root.encode()));
+    objects.extend(more.into_iter().map(|(key, bytes)| (key, (bytes, 1))));
+    println!(
+        "{PAGES} pages of {EXTENTS} extents and {page_bytes} bytes; root of {} KiB",
+        root.encode().len() >> 10
+    );
+    let generate = move |key: &str, offset: u64, len: u64| {
+        let at = offset.checked_sub(1 << 20)?;
+        let node = u64::from_str_radix(key.strip_prefix("indexes/")?.rsplit('-').next()?, 16);
+        let number = node.ok()? * NODE_PAGES + at / page_bytes;
+        let block = encode_page(volume, &page(number, &chunks));
+        (block.len() as u64 == len).then_some(block)
+    };
+    Lasting {
+        objects,
+        versions: 9000,
+        generated: Some(Box::new(generate)),
+        ..Lasting::default()
+    }
+}
+
+/// The first extent of a page, and what is in it.
+fn read_page(world: &mut World, volume: &Volume, page: u64) {
+    let nth = page % EXTENTS;
+    let sector = page * PAGE_SECTORS + nth * EXTENT_SECTORS;
+    assert_eq!(world.read_fill(volume, sector, 4096), nth as u8 + 1);
+}
+
+#[test]
+fn the_first_read_of_ten_tebibytes_comes_within_a_second_and_the_index_keeps_to_its_budget() {
+    let options = Options {
+        index_bytes: 24 << 20,
+        cache_bytes: 16 << 20,
+        memory_bytes: 16 << 20,
+        deltas_max: 64,
+        ..options()
+    };
+    let mut lasting = large_volume(&options);
+    lasting.store_ms = 30;
+    let mut world =
+        World::try_start(lasting, options).unwrap_or_else(|error| panic!("{}", error.0));
+    let region = Region::new(ALLOCATOR);
+    let begun = world.now_ns;
+    let volume = world.open("large");
+    read_page(&mut world, &volume, PAGES / 3);
+    let took_ms = (world.now_ns - begun) / 1_000_000;
+    let deltas = allocated(&region);
+    // What a node's worth of reads, and nodes that load behind, leave in memory.
+    world.pass(2000);
+    let mut random = fastrand::Rng::with_seed(1);
+    world.lasting.store_ms = 0;
+    for _ in 0..3000 {
+        read_page(&mut world, &volume, random.u64(0..PAGES / 2));
+    }
+    let all = allocated(&region);
+    println!(
+        "opened and read after {took_ms} ms; {} MiB then, of {} extents in deltas; {} MiB after 3000 reads",
+        deltas >> 20,
+        DELTAS * DELTA_EXTENTS,
+        all >> 20
+    );
+    assert!(took_ms <= 1000, "{took_ms} ms");
+    // Beside the budget: deltas, the test's own files (cache and memory), and what both caches note.
+    let files = 2 * (16 << 20);
+    assert!(
+        all <= deltas + (24 << 20) + files + (8 << 20),
+        "{all} bytes"
+    );
+}
