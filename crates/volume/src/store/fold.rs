@@ -20,7 +20,7 @@ use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
 use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
-use crate::store::fold_pages::{FoldedNode, Output, fold_node};
+use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
 use crate::store::roots::{commit_root, settled_head};
 use crate::store::upload::is_final;
 use crate::store::upload_state::KnownRoot;
@@ -28,9 +28,6 @@ use crate::units::Span;
 
 /// Pages written between two updates of the root, at least. Whole nodes.
 const STEP_PAGES: usize = 4096;
-/// About what an extent of a delta takes in memory.
-pub(super) const EXTENT_BYTES: u64 = 160;
-
 /// Runs as long as the tail is live.
 pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
     let delay = engine.options.retry_ns;
@@ -62,23 +59,14 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
     }
 }
 
-/// What is folded: layers of deltas that change no more, and where they are listed.
-pub(super) struct Prefix {
-    pub(super) layers: Vec<Arc<DeltaMap>>,
-    /// How many deltas the root lists for them: its first.
-    deltas: usize,
-    /// Whole pages where nothing can be folded.
-    pub(super) lost: Vec<Span>,
-}
-
 /// Folds everything that was stored so far.
 async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
-    let mut prefix = {
+    // How many deltas the root lists for the prefix: its first.
+    let (prefix, mut deltas) = {
         let _turn = tail.upload.turn.take().await;
         let mut inner = tail.lock();
-        Prefix {
+        let prefix = Prefix {
             layers: inner.index.freeze(),
-            deltas: inner.index.listed,
             lost: inner
                 .index
                 .lost()
@@ -86,7 +74,8 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
                 .copied()
                 .map(whole_pages)
                 .collect(),
-        }
+        };
+        (prefix, inner.index.listed)
     };
     let existing: Vec<u64> = tail.lock().index.nodes.keys().copied().collect();
     let layers = prefix.layers.clone();
@@ -118,14 +107,13 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
             for span in &blocked {
                 copy_deltas(&prefix.layers, *span, &mut rest);
             }
-            prefix.deltas = step.commit(prefix.deltas, span, &blocked).await?;
+            deltas = step.commit(deltas, span, &blocked).await?;
         }
     }
-    let kept = prefix.deltas;
     let folded = tail
         .lock()
         .index
-        .drop_folded(prefix.layers.len(), rest, kept);
+        .drop_folded(prefix.layers.len(), rest, deltas);
     drop(prefix);
     let release = move || drop(folded);
     let released = engine.port.compute(ComputeKind::Release, bytes, release);

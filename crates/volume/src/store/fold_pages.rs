@@ -18,13 +18,23 @@ use crate::object::ObjectId;
 use crate::object::node::{Node, encode_node};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, PageBuilder, encode_page};
 use crate::request::tail::Tail;
-use crate::store::fold::{EXTENT_BYTES, Prefix};
 use crate::store::index_blocks::{LOADS_AT_ONCE, read, write_to_disk};
 use crate::store::objects::put;
 use crate::units::Span;
 
 /// An index object is closed at this size.
 const OBJECT_BYTES: usize = 8 << 20;
+
+/// About what an extent of a delta takes in memory.
+pub(super) const EXTENT_BYTES: u64 = 160;
+
+/// What is folded.
+pub(super) struct Prefix {
+    /// Layers of deltas that change no more, the oldest first.
+    pub(super) layers: Vec<Arc<DeltaMap>>,
+    /// Whole pages where nothing can be folded.
+    pub(super) lost: Vec<Span>,
+}
 
 /// Index blocks on their way into objects.
 pub(super) struct Output<'a> {
