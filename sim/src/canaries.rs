@@ -55,6 +55,28 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "index_block_in_memory_only",
 ];
 
+/// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.
+#[cfg(test)]
+const SEEN_BY_HOST_LOG_TESTS: &[&str] = &[
+    "create_before_frame",
+    "strangers_record_is_ours",
+    "fence_is_passed_over",
+    "low_mark_is_not_read",
+    "record_before_is_not_read",
+    "roots_are_not_read",
+    "packs_are_not_looked_for",
+    "root_ahead_is_a_moved_version",
+    "claim_forgets_the_predecessor",
+    "low_mark_after_fence_is_not_read",
+    "low_mark_passes_marks",
+    "low_mark_passes_the_newest",
+    "unresolved_digests_are_forgotten",
+    "ended_tail_goes_on",
+    "fence_blocks_every_epoch",
+    "fold_believes_its_log",
+    "mark_is_not_noted",
+];
+
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.
 const ROUNDS: u64 = 3;
 /// Seeds of one round at most.
@@ -205,6 +227,7 @@ mod tests {
             &super::SEEN_BY_CLIENTS[..],
             &super::SEEN_BY_INVARIANTS,
             super::SEEN_BY_ENGINE_TESTS,
+            super::SEEN_BY_HOST_LOG_TESTS,
         ]
         .concat();
         assert_eq!(canary::unlisted(engine, &hunted), [""; 0]);

@@ -1,8 +1,25 @@
-//! The host's log in the store: records, fences, low marks and pins. The protocol is
-//! docs/store-protocol.md.
+//! The host's log in the store: records, fences, low marks and pins, and the procedures that write
+//! them. The protocol is docs/store-protocol.md.
 //!
-//! [`names`] has the keys, [`record`] and [`marks`] the objects.
+//! [`names`] has the keys, [`record`] and [`marks`] the objects, [`notes`] what the local log keeps
+//! about them. The procedures ask a [`port::LogPort`] for everything: [`publisher`] makes slices of all
+//! volumes stored, with the look around after each record; [`root_updates`] is how any root is
+//! replaced; [`taker`] takes volumes from other hosts; [`low_mark`] lets records go; [`continuing`]
+//! judges a tail that a start found.
 
+pub mod continuing;
+mod look_around;
+pub mod low_mark;
 pub mod marks;
 pub mod names;
+pub mod notes;
+pub mod port;
+pub mod publisher;
 pub mod record;
+pub mod root_updates;
+pub mod scan;
+pub mod stop;
+pub mod taker;
+
+#[cfg(test)]
+mod tests;

@@ -291,6 +291,60 @@ impl Root {
         let earlier = (0..r.u8()?)
             .map(|_| r.u64())
             .collect::<Result<_, Truncated>>()?;
+        let hold = Hold::decode(r)?;
+        let (lsn, unix_ms) = (Lsn(r.u64()?), r.u64()?);
+        let deltas = (0..r.u32()?)
+            .map(|_| decode_delta(r))
+            .collect::<Result<_, _>>()?;
+        let nodes = (0..r.u32()?)
+            .map(|_| match r.u64()? {
+                node if node < NODES_MAX => Ok((node, BlockRef::decode(r)?)),
+                _ => Err(FormatError::Corrupt("an impossible index node")),
+            })
+            .collect::<Result<_, FormatError>>()?;
+        let extensions = (0..r.u16()?)
+            .map(|_| decode_extension(r))
+            .collect::<Result<_, _>>()?;
+        Ok(Root {
+            volume,
+            name,
+            bytes,
+            block,
+            epoch,
+            since,
+            first,
+            sequence,
+            nonce,
+            earlier,
+            writer: hold.writer,
+            owner: hold.owner,
+            claimant: hold.claimant,
+            predecessor: hold.predecessor,
+            mark: hold.mark,
+            peers: hold.peers,
+            deleted: hold.deleted,
+            lsn,
+            unix_ms,
+            deltas,
+            nodes,
+            extensions,
+        })
+    }
+}
+
+/// Who wrote a root, who holds the volume, and how far their logs were read.
+struct Hold {
+    writer: SessionName,
+    owner: Option<Owner>,
+    claimant: Option<Owner>,
+    predecessor: Option<Predecessor>,
+    mark: Position,
+    peers: Vec<Peer>,
+    deleted: bool,
+}
+
+impl Hold {
+    fn decode(r: &mut Reader<'_>) -> Result<Hold, FormatError> {
         let writer = SessionName {
             host: HostId(r.array()?),
             session: LogSession {
@@ -324,43 +378,14 @@ impl Root {
                 })
             })
             .collect::<Result<_, Truncated>>()?;
-        let (lsn, unix_ms) = (Lsn(r.u64()?), r.u64()?);
-        let deltas = (0..r.u32()?)
-            .map(|_| decode_delta(r))
-            .collect::<Result<_, _>>()?;
-        let nodes = (0..r.u32()?)
-            .map(|_| match r.u64()? {
-                node if node < NODES_MAX => Ok((node, BlockRef::decode(r)?)),
-                _ => Err(FormatError::Corrupt("an impossible index node")),
-            })
-            .collect::<Result<_, FormatError>>()?;
-        let extensions = (0..r.u16()?)
-            .map(|_| decode_extension(r))
-            .collect::<Result<_, _>>()?;
-        let deleted = flags & DELETED != 0;
-        Ok(Root {
-            volume,
-            name,
-            bytes,
-            block,
-            epoch,
-            since,
-            first,
-            sequence,
-            nonce,
-            earlier,
+        Ok(Hold {
             writer,
             owner,
             claimant,
             predecessor,
             mark,
             peers,
-            deleted,
-            lsn,
-            unix_ms,
-            deltas,
-            nodes,
-            extensions,
+            deleted: flags & DELETED != 0,
         })
     }
 }

@@ -1,0 +1,216 @@
+//! The low mark of a host: made on its first day, raised when records are not needed any more, and only
+//! then are records below it removed.
+//!
+//! It never passes the host's newest own record, nor one that names a volume whose root still leans
+//! on this log with a lower mark. Whoever raises it reads every record that it passes and the one that
+//! it stops at: a hole, or one that does not follow, means that the store was set back, and it stays.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::marks::LowMark;
+use super::names::{HOST_PREFIX, Position, low_key, record_key, record_of_key};
+use super::port::{Found, LogPort, Pauses, read, read_record};
+use super::record::{Content, Record};
+use super::root_updates::{UpdateError, read_root};
+use super::stop::Stop;
+use crate::driver::{StoreError, StoreOp, StoreReply, Version};
+use crate::object::root::Root;
+use crate::object::{ROOT_PREFIX, volume_of_root_key};
+use crate::units::{HostId, VolumeId};
+
+/// Makes the low mark of a host that has none yet.
+///
+/// # Errors
+/// If another object stands there.
+pub(super) async fn make_low_mark(port: &impl LogPort, host: HostId) -> Result<(), Stop> {
+    let op = StoreOp::Create {
+        key: low_key(host),
+        data: first(host).encode(),
+    };
+    let mut pauses = Pauses::new();
+    loop {
+        match port.store(op.clone()).await {
+            // One that is there already is of an earlier start, which died before it noted it.
+            Ok(StoreReply::Written { .. }) | Err(StoreError::PreconditionFailed) => return Ok(()),
+            answer => tracing::debug!(?answer, "the low mark is tried again"),
+        }
+        pauses.wait(port).await;
+    }
+}
+
+fn first(host: HostId) -> LowMark {
+    LowMark {
+        host,
+        position: Position::FIRST,
+    }
+}
+
+/// Raises a host's low mark as far as it may go, up to `last` at most. Gives the mark that stands then;
+/// None if there is none: the host was retired.
+pub async fn raise_low_mark(port: &impl LogPort, host: HostId, last: Position) -> Option<Position> {
+    let (data, version) = read(port, &low_key(host)).await?;
+    let low = LowMark::decode(&data).ok()?.position;
+    let records = read_records(port, host, low, last).await;
+    let target = target(port, host, low, &records).await;
+    if target <= low {
+        return Some(low);
+    }
+    raise(port, host, target, version).await
+}
+
+/// The records from `low` on that follow each other, up to `last`.
+async fn read_records(
+    port: &impl LogPort,
+    host: HostId,
+    low: Position,
+    last: Position,
+) -> Vec<Record> {
+    let mut records = Vec::new();
+    let mut previous = None;
+    let mut at = low;
+    while at <= last {
+        let Ok(Some(Found { record, digest })) = read_record(port, host, at).await else {
+            break;
+        };
+        if let (Content::Slices(slices), Some(previous)) = (&record.content, previous)
+            && slices.previous != previous
+        {
+            break;
+        }
+        previous = Some(digest);
+        records.push(record);
+        at = at.next();
+    }
+    records
+}
+
+/// How far the mark may go.
+async fn target(port: &impl LogPort, host: HostId, low: Position, records: &[Record]) -> Position {
+    let is_own = |record: &&Record| matches!(record.content, Content::Slices(_));
+    let newest = records.iter().rev().find(is_own);
+    let mut target = newest.map_or(low, |record| record.position);
+    if canary::active!("low_mark_passes_the_newest") {
+        target = records.last().map_or(low, |record| record.position.next());
+    }
+    if canary::active!("low_mark_passes_marks") {
+        return target;
+    }
+    let named: BTreeSet<VolumeId> = records.iter().flat_map(named_volumes).collect();
+    // Roots are read after the records: whoever comes to own a volume meanwhile has a mark above them.
+    let Some(roots) = roots_of(port, &named).await else {
+        return low;
+    };
+    for record in records {
+        let is_needed = |volume: VolumeId| {
+            let mark = roots.get(&volume).and_then(|root| mark_in(root, host));
+            mark.is_some_and(|mark| mark < record.position)
+        };
+        if named_volumes(record).into_iter().any(is_needed) {
+            target = target.min(record.position);
+        }
+    }
+    target
+}
+
+/// Volumes that a record names by a slice, an end, an object or a fence.
+fn named_volumes(record: &Record) -> Vec<VolumeId> {
+    match &record.content {
+        Content::Fence(fences) => fences.iter().map(|(volume, _)| *volume).collect(),
+        Content::Slices(slices) => {
+            let of_slices = slices.slices.iter().map(|slice| slice.volume);
+            let of_objects = slices.objects.iter().map(|object| object.volume);
+            let ends = slices.ends.iter().copied();
+            let named = of_slices.chain(of_objects).chain(ends);
+            named.map(|at| slices.volumes[usize::from(at)].0).collect()
+        }
+    }
+}
+
+/// Up to where a root has everything of this log, if it leans on it.
+fn mark_in(root: &Root, host: HostId) -> Option<Position> {
+    match (root.predecessor, &root.owner) {
+        (Some(before), _) if before.host == host => Some(before.mark),
+        (_, Some(owner)) if owner.host == host => Some(root.mark),
+        _ => None,
+    }
+}
+
+/// The roots of these volumes, as far as there are some. None: they cannot all be read.
+async fn roots_of(
+    port: &impl LogPort,
+    named: &BTreeSet<VolumeId>,
+) -> Option<BTreeMap<VolumeId, Root>> {
+    let keys = list(port, ROOT_PREFIX).await;
+    let mut roots = BTreeMap::new();
+    for name in keys.iter().filter_map(|key| volume_of_root_key(key)) {
+        match read_root(port, name).await {
+            Ok(standing) if named.contains(&standing.root.volume) => {
+                roots.insert(standing.root.volume, standing.root);
+            }
+            Ok(_) | Err(UpdateError::Missing) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(roots)
+}
+
+/// Writes the mark, unless it is that high already.
+async fn raise(
+    port: &impl LogPort,
+    host: HostId,
+    target: Position,
+    mut version: Version,
+) -> Option<Position> {
+    let data = LowMark {
+        host,
+        position: target,
+    }
+    .encode();
+    let mut pauses = Pauses::new();
+    loop {
+        let op = StoreOp::Update {
+            key: low_key(host),
+            data: data.clone(),
+            version: version.clone(),
+        };
+        if let Ok(StoreReply::Written { .. }) = port.store(op).await {
+            return Some(target);
+        }
+        let (standing, now) = read(port, &low_key(host)).await?;
+        let standing = LowMark::decode(&standing).ok()?.position;
+        if standing >= target {
+            return Some(standing);
+        }
+        version = now;
+        pauses.wait(port).await;
+    }
+}
+
+/// Removes the records below the low mark that stands in the store.
+pub async fn remove_records(port: &impl LogPort, host: HostId, low: Position) {
+    let keys = list(port, &format!("{HOST_PREFIX}{host}/log/")).await;
+    let below = keys.iter().filter_map(|key| record_of_key(key));
+    for (_, position) in below.filter(|(_, position)| *position < low) {
+        let key = record_key(host, position);
+        if let Err(error) = port.store(StoreOp::Delete { key }).await {
+            tracing::debug!(
+                position = position.0,
+                ?error,
+                "a record is removed another time"
+            );
+        }
+    }
+}
+
+async fn list(port: &impl LogPort, prefix: &str) -> Vec<String> {
+    let mut pauses = Pauses::new();
+    loop {
+        let op = StoreOp::List {
+            prefix: prefix.to_owned(),
+        };
+        if let Ok(StoreReply::Keys(keys)) = port.store(op).await {
+            return keys;
+        }
+        pauses.wait(port).await;
+    }
+}

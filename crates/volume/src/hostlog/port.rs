@@ -1,0 +1,96 @@
+//! What the procedures of this module ask for: requests to the store, time, and durable notes.
+//!
+//! They know nothing else of the engine, so that tests and the simulator drive the same code over a
+//! store and a disk of their own.
+
+use std::future::Future;
+
+use super::names::{Digest, Position, record_key};
+use super::notes::LogState;
+use super::record::Record;
+use crate::driver::{StoreError, StoreOp, StoreReply, Version};
+use crate::object::FormatError;
+
+/// First pause before a request is tried again; it doubles up to [`RETRY_MAX_NS`].
+const RETRY_MIN_NS: u64 = 100_000_000;
+const RETRY_MAX_NS: u64 = 3_000_000_000;
+
+/// The local log does not take notes any more: nothing that needs one may be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotesEnded;
+
+/// What the procedures ask for.
+pub trait LogPort: Send + Sync {
+    /// Carries out a request to the store.
+    fn store(&self, op: StoreOp) -> impl Future<Output = Result<StoreReply, StoreError>> + Send;
+
+    /// Ends after so long.
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> + Send;
+
+    /// Makes it durable where the log stands, and with it all commits of all volumes up to this call.
+    ///
+    /// # Errors
+    /// If the local log takes nothing more.
+    fn note(&self, state: LogState) -> impl Future<Output = Result<(), NotesEnded>> + Send;
+
+    /// Leaves it to whichever durable note comes next. A crash before that forgets it.
+    fn jot(&self, state: LogState);
+}
+
+/// Pauses between attempts, longer and longer.
+#[derive(Debug)]
+pub(super) struct Pauses(u64);
+
+impl Pauses {
+    pub(super) fn new() -> Pauses {
+        Pauses(RETRY_MIN_NS)
+    }
+
+    pub(super) async fn wait(&mut self, port: &impl LogPort) {
+        port.sleep(self.0).await;
+        self.0 = (self.0 * 2).min(RETRY_MAX_NS);
+    }
+}
+
+/// Reads an object until the store answers. None: there is none.
+pub(super) async fn read(port: &impl LogPort, key: &str) -> Option<(Vec<u8>, Version)> {
+    let mut pauses = Pauses::new();
+    loop {
+        let op = StoreOp::Get {
+            key: key.to_owned(),
+        };
+        match port.store(op).await {
+            Ok(StoreReply::Object { data, version }) => return Some((data, version)),
+            Err(StoreError::NotFound) => return None,
+            answer => tracing::debug!(key, ?answer, "a read of the store is tried again"),
+        }
+        pauses.wait(port).await;
+    }
+}
+
+/// A record as it stands in the store.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) record: Record,
+    pub(super) digest: Digest,
+}
+
+/// Reads the record at a position of a host's log. None: there is none.
+///
+/// # Errors
+/// If what stands there is no record of that position.
+pub(super) async fn read_record(
+    port: &impl LogPort,
+    host: crate::units::HostId,
+    position: Position,
+) -> Result<Option<Found>, FormatError> {
+    let Some((data, _)) = read(port, &record_key(host, position)).await else {
+        return Ok(None);
+    };
+    let record = Record::decode(&data)?;
+    if (record.log, record.position) != (host, position) {
+        return Err(FormatError::Corrupt("a record under the name of another"));
+    }
+    let digest = Digest::of(&data);
+    Ok(Some(Found { record, digest }))
+}

@@ -1,0 +1,399 @@
+//! The publisher: one create in flight per host, for every slice that is ready.
+//!
+//! The packs are in the store before it is asked. Then, as docs/store-protocol.md has it under
+//! "Publishing": a durable note with position and digest; the create; where its answer is not *won*, a
+//! look at what stands there; the look around; and only then the slices are called stored. It never
+//! retries under another name, and never goes on where something does not fit: [`Stop`] is for good.
+
+pub use super::look_around::Owned;
+use super::look_around::{OwnedVolumes, check_previous, look_around};
+use super::low_mark::make_low_mark;
+use super::names::{Digest, Position, SessionName, record_key};
+use super::notes::LogState;
+use super::port::{Found, LogPort, NotesEnded, Pauses, read_record};
+use super::record::{Content, NamedObject, Record, RecordPack, RecordSlice, Slices};
+use super::stop::Stop;
+use crate::driver::{StoreOp, StoreReply};
+use crate::units::{Epoch, LogSession, VolumeId};
+
+/// What is ready to be published. Slices are in the order of each volume's history.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    /// See [`Slices::floor`].
+    pub floor: u64,
+    /// The packs, all in the store.
+    pub packs: Vec<RecordPack>,
+    /// The volumes, in the epochs in which they are owned.
+    pub volumes: Vec<(VolumeId, Epoch)>,
+    /// The slices.
+    pub slices: Vec<RecordSlice>,
+    /// Objects of root updates that follow when the record counts.
+    pub objects: Vec<NamedObject>,
+    /// Which of the volumes end their epoch here: everything of it is in this record or before it.
+    pub ends: Vec<u16>,
+}
+
+/// A record that is effective for these volumes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Published {
+    /// The record. Slices of other volumes in it count for nothing.
+    pub record: Record,
+    /// Volumes of which all that the record has is stored.
+    pub volumes: Vec<(VolumeId, Epoch)>,
+}
+
+/// What became of a batch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Records that are effective now, in order; one of an earlier start may be before this one's.
+    pub published: Vec<Published>,
+    /// Volumes that another host has taken: nothing of their epoch is stored any more.
+    pub fenced: Vec<VolumeId>,
+}
+
+/// The one publisher of a host.
+#[derive(Debug)]
+pub struct Publisher<P> {
+    port: P,
+    own: SessionName,
+    /// The session before, until a record of this one has ended it.
+    ends_session: LogSession,
+    state: LogState,
+    volumes: OwnedVolumes,
+    /// The newest state is in no durable note.
+    is_jotted: bool,
+    stopped: Option<Stop>,
+}
+
+impl<P: LogPort> Publisher<P> {
+    /// The publisher of a session. `before`: the session before it, which the first record ends: what
+    /// nothing names of it may be collected then.
+    pub fn new(port: P, own: SessionName, before: LogSession, mut state: LogState) -> Publisher<P> {
+        if canary::active!("unresolved_digests_are_forgotten") {
+            state.unresolved.clear();
+        }
+        Publisher {
+            port,
+            own,
+            ends_session: before,
+            state,
+            volumes: OwnedVolumes::new(),
+            is_jotted: false,
+            stopped: None,
+        }
+    }
+
+    /// A volume is owned from now on, or its epoch goes on after a start.
+    pub fn attach(&mut self, volume: VolumeId, name: String, epoch: Epoch) {
+        self.state.ended.retain(|(id, _)| *id != volume);
+        let owned = Owned {
+            name,
+            epoch,
+            is_verified: false,
+        };
+        self.volumes.insert(volume, owned);
+        self.jot();
+    }
+
+    /// It is not owned any more.
+    pub fn detach(&mut self, volume: VolumeId) {
+        self.volumes.remove(&volume);
+        self.state.ended.retain(|(id, _)| *id != volume);
+        self.jot();
+    }
+
+    /// Where the log stands. Everything before `next` is resolved.
+    pub fn state(&self) -> &LogState {
+        &self.state
+    }
+
+    /// Why it does nothing any more.
+    pub fn stopped(&self) -> Option<&Stop> {
+        self.stopped.as_ref()
+    }
+
+    /// Finds out what became of a create of an earlier start. To be called once, when the volumes whose
+    /// tails go on are attached, and before anything else is published.
+    ///
+    /// # Errors
+    /// If the host must stop.
+    pub async fn resolve(&mut self) -> Result<Progress, Stop> {
+        let mut progress = Progress::default();
+        let result = self.resolve_earlier(&mut progress).await;
+        self.keep_stop(result).map(|()| progress)
+    }
+
+    async fn resolve_earlier(&mut self, progress: &mut Progress) -> Result<(), Stop> {
+        self.check_stopped()?;
+        if self.state.unresolved.is_empty() {
+            return Ok(());
+        }
+        match self.find(progress).await? {
+            // It may land yet: its digests stay until something stands there.
+            Standing::Nothing | Standing::Passed => Ok(()),
+            Standing::Ours(found) => self.on_won(*found, progress).await,
+        }
+    }
+
+    /// The mark for a root update: the last resolved position, which is still there and durably noted.
+    ///
+    /// A fold of what went when the store was set back would put into the root what is gone. And a mark
+    /// that is only in memory could be forgotten, and passed by a record that comes after it.
+    ///
+    /// # Errors
+    /// If the host must stop.
+    pub async fn mark(&mut self) -> Result<Position, Stop> {
+        let result = self.check_mark().await;
+        self.keep_stop(result)?;
+        Ok(self.state.next.before())
+    }
+
+    async fn check_mark(&mut self) -> Result<(), Stop> {
+        self.check_stopped()?;
+        if !canary::active!("fold_believes_its_log") {
+            check_previous(&self.port, self.own.host, &self.state).await?;
+        }
+        if self.is_jotted && !canary::active!("mark_is_not_noted") {
+            self.note().await?;
+        }
+        Ok(())
+    }
+
+    /// Makes it durable where the log stands.
+    async fn note(&mut self) -> Result<(), Stop> {
+        let noted = self.port.note(self.state.clone()).await;
+        noted.map_err(|NotesEnded| Stop::LocalLog)?;
+        self.is_jotted = false;
+        Ok(())
+    }
+
+    /// Leaves it to the next durable note.
+    fn jot(&mut self) {
+        self.port.jot(self.state.clone());
+        self.is_jotted = true;
+    }
+
+    /// Publishes what is ready.
+    ///
+    /// # Errors
+    /// If the host must stop: then nothing of the batch is stored.
+    pub async fn publish(&mut self, batch: Batch) -> Result<Progress, Stop> {
+        let mut progress = Progress::default();
+        let result = self.publish_batch(batch, &mut progress).await;
+        self.keep_stop(result).map(|()| progress)
+    }
+
+    async fn publish_batch(&mut self, batch: Batch, progress: &mut Progress) -> Result<(), Stop> {
+        self.check_stopped()?;
+        if !self.state.has_low_mark {
+            make_low_mark(&self.port, self.own.host).await?;
+            self.state.has_low_mark = true;
+        }
+        loop {
+            let Some(record) = self.record_of(&batch) else {
+                return Ok(());
+            };
+            let bytes = record.encode();
+            let digest = Digest::of(&bytes);
+            self.note_create(&record, digest).await?;
+            match self.create(bytes, digest, progress).await? {
+                Standing::Ours(found) => {
+                    let is_this = found.digest == digest;
+                    self.on_won(*found, progress).await?;
+                    if is_this {
+                        return Ok(());
+                    }
+                }
+                Standing::Passed | Standing::Nothing => {}
+            }
+        }
+    }
+
+    /// The record of what the batch has of volumes that are still owned. None: of none.
+    fn record_of(&self, batch: &Batch) -> Option<Record> {
+        let is_owned = |at: u16| {
+            let (volume, epoch) = batch.volumes[usize::from(at)];
+            let owned = self.volumes.get(&volume);
+            owned.is_some_and(|owned| owned.epoch == epoch)
+        };
+        let slices: Vec<_> = batch
+            .slices
+            .iter()
+            .filter(|slice| is_owned(slice.volume))
+            .copied()
+            .collect();
+        let ends: Vec<_> = batch
+            .ends
+            .iter()
+            .filter(|end| is_owned(**end))
+            .copied()
+            .collect();
+        let objects: Vec<_> = batch
+            .objects
+            .iter()
+            .filter(|object| is_owned(object.volume))
+            .copied()
+            .collect();
+        if slices.is_empty() && ends.is_empty() && objects.is_empty() {
+            return None;
+        }
+        let content = Slices {
+            floor: batch.floor,
+            previous: self.state.previous,
+            ends_session: self.ends_session,
+            packs: batch.packs.clone(),
+            volumes: batch.volumes.clone(),
+            slices,
+            ends,
+            objects,
+            table: Vec::new(),
+        };
+        Some(Record {
+            log: self.own.host,
+            position: self.state.next,
+            writer: self.own,
+            content: Content::Slices(content),
+        })
+    }
+
+    /// From here on what the record says survives loss of power, and so does that it may land.
+    async fn note_create(&mut self, record: &Record, digest: Digest) -> Result<(), Stop> {
+        if !self.state.unresolved.contains(&digest) {
+            self.state.unresolved.push(digest);
+        }
+        if let Content::Slices(slices) = &record.content {
+            let ended: Vec<_> = slices.ended().collect();
+            self.state.ended.retain(|known| !ended.contains(known));
+            self.state.ended.extend(ended);
+        }
+        if canary::active!("create_before_frame") {
+            self.jot();
+            return Ok(());
+        }
+        self.note().await
+    }
+
+    /// Sends the create until it is known what stands at its position.
+    async fn create(
+        &mut self,
+        bytes: Vec<u8>,
+        digest: Digest,
+        progress: &mut Progress,
+    ) -> Result<Standing, Stop> {
+        let op = StoreOp::Create {
+            key: record_key(self.own.host, self.state.next),
+            data: bytes,
+        };
+        let mut pauses = Pauses::new();
+        loop {
+            if let Ok(StoreReply::Written { .. }) = self.port.store(op.clone()).await {
+                let record = sent(&op)?;
+                return Ok(Standing::Ours(Box::new(Found { record, digest })));
+            }
+            match self.find(progress).await? {
+                Standing::Nothing => pauses.wait(&self.port).await,
+                standing => return Ok(standing),
+            }
+        }
+    }
+
+    /// Looks at what stands at the position of the next record.
+    async fn find(&mut self, progress: &mut Progress) -> Result<Standing, Stop> {
+        let position = self.state.next;
+        let found = read_record(&self.port, self.own.host, position).await;
+        let found = found.map_err(|error| Stop::foreign_record(self.own.host, position, &error))?;
+        let Some(found) = found else {
+            return Ok(Standing::Nothing);
+        };
+        if let Content::Fence(_) = found.record.content {
+            self.on_fence(&found, progress).await?;
+            return Ok(Standing::Passed);
+        }
+        let ours = self.state.unresolved.contains(&found.digest);
+        if ours || canary::active!("strangers_record_is_ours") {
+            return Ok(Standing::Ours(Box::new(found)));
+        }
+        Err(Stop::strangers_record(self.own.host, position))
+    }
+
+    /// A taker's fence stands where the next record was to go.
+    async fn on_fence(&mut self, fence: &Found, progress: &mut Progress) -> Result<(), Stop> {
+        check_previous(&self.port, self.own.host, &self.state).await?;
+        self.state.pass(fence.digest);
+        self.jot();
+        let blocked = |(volume, owned): (&VolumeId, &Owned)| {
+            let is_blocked = fence.record.blocks(*volume, owned.epoch);
+            (is_blocked && !canary::active!("fence_is_passed_over")).then_some(*volume)
+        };
+        let blocked: Vec<_> = self.volumes.iter().filter_map(blocked).collect();
+        for volume in blocked {
+            self.fence(volume, progress);
+        }
+        Ok(())
+    }
+
+    /// The volume is another host's: nothing of it is published any more.
+    fn fence(&mut self, volume: VolumeId, progress: &mut Progress) {
+        if self.volumes.remove(&volume).is_some() {
+            progress.fenced.push(volume);
+        }
+    }
+
+    /// The record is ours and in the log: looks whether it counts, and notes it.
+    async fn on_won(&mut self, found: Found, progress: &mut Progress) -> Result<(), Stop> {
+        let Found { record, digest } = found;
+        let Content::Slices(slices) = &record.content else {
+            return Err(Stop::strangers_record(self.own.host, record.position));
+        };
+        let Publisher { port, state, .. } = self;
+        let around = look_around(port, state, &mut self.volumes, (&record, slices)).await?;
+        for volume in around {
+            self.fence(volume, progress);
+        }
+        if record.writer == self.own {
+            self.ends_session = LogSession::default();
+        }
+        self.state.pass(digest);
+        self.jot();
+        let still = |(volume, epoch): &(VolumeId, Epoch)| {
+            let owned = self.volumes.get(volume);
+            owned.is_some_and(|owned| owned.epoch == *epoch)
+        };
+        let volumes = slices
+            .volumes
+            .iter()
+            .filter(|named| still(named))
+            .copied()
+            .collect();
+        progress.published.push(Published { record, volumes });
+        Ok(())
+    }
+
+    fn check_stopped(&self) -> Result<(), Stop> {
+        self.stopped.clone().map_or(Ok(()), Err)
+    }
+
+    fn keep_stop(&mut self, result: Result<(), Stop>) -> Result<(), Stop> {
+        if let Err(stop) = &result {
+            self.stopped.get_or_insert_with(|| stop.clone());
+        }
+        result
+    }
+}
+
+/// What stands at the position of the next record.
+enum Standing {
+    Nothing,
+    /// A fence, which was passed: the next record goes behind it.
+    Passed,
+    /// A record that this host sent.
+    Ours(Box<Found>),
+}
+
+/// The record of a create.
+fn sent(op: &StoreOp) -> Result<Record, Stop> {
+    match op {
+        StoreOp::Create { data, .. } => Record::decode(data).map_err(|_| Stop::LocalLog),
+        _ => Err(Stop::LocalLog),
+    }
+}

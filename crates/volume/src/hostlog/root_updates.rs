@@ -1,0 +1,198 @@
+//! Updates of roots: identical bytes until it is answered, and a look at the root where it did not win.
+//!
+//! An update won if the root says what was sent in all but its sequence: in an epoch only its owner
+//! changes what a root says, others raise the epoch. What it names must stand in the owner's log, in a
+//! record that counts, before it is sent. Where the root has moved it is not sent again: the caller
+//! begins anew, from that root and with new objects.
+
+use super::names::Position;
+use super::port::{LogPort, Pauses, read};
+use super::stop::Stop;
+use crate::driver::{StoreOp, StoreReply, Version};
+use crate::object::root::Root;
+use crate::object::{FormatError, root_key};
+use crate::units::{Epoch, HostId, Lsn};
+
+/// A root, and the version in which it stands in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StandingRoot {
+    /// What it says.
+    pub root: Root,
+    /// Its version.
+    pub version: Version,
+}
+
+/// What became of an update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Updated {
+    /// It is what the root says, or was until somebody raised the sequence.
+    Won(StandingRoot),
+    /// Something else stands there.
+    Lost(StandingRoot),
+}
+
+/// Why a root is of no use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpdateError {
+    /// There is no root.
+    Missing,
+    /// What stands there cannot be read.
+    Unreadable(FormatError),
+}
+
+/// Reads a root, whatever it says.
+///
+/// # Errors
+/// If there is none, or it cannot be read.
+pub async fn read_root(port: &impl LogPort, name: &str) -> Result<StandingRoot, UpdateError> {
+    let found = read(port, &root_key(name)).await;
+    let (data, version) = found.ok_or(UpdateError::Missing)?;
+    let root = Root::decode(&data).map_err(UpdateError::Unreadable)?;
+    Ok(StandingRoot { root, version })
+}
+
+/// Puts `next` into the place of `expected`: sends it until it is known what became of it.
+///
+/// # Errors
+/// If there is no root, or it cannot be read.
+pub async fn update_root(
+    port: &impl LogPort,
+    next: &Root,
+    expected: &Version,
+) -> Result<Updated, UpdateError> {
+    let op = StoreOp::Update {
+        key: root_key(&next.name),
+        data: next.encode(),
+        version: expected.clone(),
+    };
+    let mut pauses = Pauses::new();
+    loop {
+        if let Ok(StoreReply::Written { version }) = port.store(op.clone()).await {
+            let root = next.clone();
+            return Ok(Updated::Won(StandingRoot { root, version }));
+        }
+        let standing = read_root(port, &next.name).await?;
+        if says_the_same(&standing.root, next) {
+            return Ok(Updated::Won(standing));
+        }
+        if standing.version != *expected {
+            return Ok(Updated::Lost(standing));
+        }
+        pauses.wait(port).await;
+    }
+}
+
+/// In all but the sequence.
+fn says_the_same(standing: &Root, sent: &Root) -> bool {
+    let same = Root {
+        sequence: sent.sequence,
+        ..standing.clone()
+    };
+    same == *sent
+}
+
+/// What an owner knows of its volume, to judge a root by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerView<'a> {
+    /// The owner.
+    pub host: HostId,
+    /// The root that it wrote or read last.
+    pub known: &'a Root,
+    /// Up to where its own log has called the volume stored.
+    pub stored: Lsn,
+    /// The position of its next record.
+    pub next: Position,
+}
+
+/// What a root that an owner did not expect says about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Another host has the volume.
+    Fenced,
+    /// A dead process of this host, or a copy, wrote it: the update begins again from this root.
+    Moved,
+    /// Something is wrong with the whole host.
+    Stop(Stop),
+}
+
+/// Judges a root that stands where an owner expected its own.
+#[must_use]
+pub fn judge(standing: &Root, view: &OwnerView<'_>) -> Verdict {
+    let OwnerView {
+        host,
+        known,
+        stored,
+        next,
+    } = *view;
+    let name = &known.name;
+    if standing.epoch > known.epoch {
+        return Verdict::Fenced;
+    }
+    let behind = standing.epoch < known.epoch
+        || standing.volume != known.volume
+        || standing.sequence < known.sequence
+        || standing.lsn < known.lsn
+        || standing.mark < known.mark;
+    if behind {
+        let what = format!("the root of {name} is older than what this host wrote");
+        return Verdict::Stop(Stop::SetBack(what));
+    }
+    let owner = standing.owner.as_ref();
+    let ours = !standing.deleted && owner.is_some_and(|owner| owner.host == host);
+    let ahead = !ours || standing.lsn > stored || standing.mark >= next;
+    if ahead && !canary::active!("root_ahead_is_a_moved_version") {
+        let what = format!("the root of {name} is ahead of this host's own log");
+        return Verdict::Stop(Stop::Cloned(what));
+    }
+    Verdict::Moved
+}
+
+/// What became of an owner's update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnersUpdate {
+    /// The root is this.
+    Won(StandingRoot),
+    /// The root is this, of the same owner: the update begins again from it, with new objects.
+    Moved(StandingRoot),
+    /// Another host has the volume.
+    Fenced,
+}
+
+/// Why an owner's update ended without an answer to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnersError {
+    /// The whole host must stop.
+    Stop(Stop),
+    /// The root is of no use.
+    Root(UpdateError),
+}
+
+/// An owner's update (fold, close, deletion, restore) from the root that it knows to `next`.
+///
+/// # Errors
+/// If the host must stop, or there is no root.
+pub async fn update_own_root(
+    port: &impl LogPort,
+    view: &OwnerView<'_>,
+    next: Root,
+    expected: &Version,
+) -> Result<OwnersUpdate, OwnersError> {
+    let next = Root {
+        sequence: view.known.sequence + 1,
+        ..next
+    };
+    let updated = update_root(port, &next, expected).await;
+    match updated.map_err(OwnersError::Root)? {
+        Updated::Won(standing) => Ok(OwnersUpdate::Won(standing)),
+        Updated::Lost(standing) => match judge(&standing.root, view) {
+            Verdict::Fenced => Ok(OwnersUpdate::Fenced),
+            Verdict::Moved => Ok(OwnersUpdate::Moved(standing)),
+            Verdict::Stop(stop) => Err(OwnersError::Stop(stop)),
+        },
+    }
+}
+
+/// The epoch of whoever opens next.
+pub(super) fn next_epoch(root: &Root) -> Epoch {
+    Epoch(root.epoch.0 + 1)
+}

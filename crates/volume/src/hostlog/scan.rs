@@ -1,0 +1,192 @@
+//! Reading another host's log from a mark on: what it has of volumes that are being taken from it.
+//!
+//! Slices count in the order of the log and chained by LSN, up to the first fence or end that blocks
+//! their epoch. Each record is checked against the digest that the next one has.
+
+use super::look_around::read_low_mark;
+use super::names::{Digest, Position};
+use super::port::{Found, LogPort, read_record};
+use super::record::Content;
+use crate::jobs::join_all;
+use crate::object::FormatError;
+use crate::object::root::{DeltaRef, Predecessor, Root};
+use crate::units::{Epoch, HostId, Lsn, VolumeId};
+
+/// Records that are read side by side, at most.
+const WINDOW_MAX: u64 = 64;
+/// How often a scan begins again whose records vanish while they are read.
+pub(super) const ATTEMPTS_MAX: u32 = 16;
+
+/// What the log holds of one volume's epoch beyond its root.
+#[derive(Clone, Debug)]
+pub(super) struct Chain {
+    volume: VolumeId,
+    epoch: Epoch,
+    mark: Position,
+    /// Up to where the volume's history is known, the root's part included.
+    pub(super) last: Lsn,
+    /// The packs, oldest first, each with the position of its record.
+    pub(super) deltas: Vec<(Position, DeltaRef)>,
+    /// Where the fence or end stands behind which nothing counts.
+    pub(super) blocked_at: Option<Position>,
+}
+
+/// Why a scan found no end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScanError {
+    /// Records do not follow each other: some were removed meanwhile, or the store was set back.
+    Broken(Position),
+    /// What stands there is no record.
+    Unreadable(Position, FormatError),
+}
+
+/// A scan of one host's log.
+#[derive(Debug)]
+pub(super) struct Scan {
+    host: HostId,
+    pub(super) chains: Vec<Chain>,
+    /// The next position to read.
+    pub(super) at: Position,
+    /// Digest of the record before it, if that was read.
+    previous: Option<Digest>,
+    /// Records of the next window.
+    window: u64,
+    /// The last one to read.
+    last: Position,
+}
+
+impl Chain {
+    /// Begins where the root ends.
+    pub(super) fn new(volume: VolumeId, predecessor: Predecessor, last: Lsn) -> Chain {
+        Chain {
+            volume,
+            epoch: predecessor.epoch,
+            mark: predecessor.mark,
+            last,
+            deltas: Vec::new(),
+            blocked_at: None,
+        }
+    }
+
+    /// Lays a record's slices of the volume over what was read before. False: there is a gap.
+    fn take(&mut self, found: &Found) -> bool {
+        if found.record.position <= self.mark {
+            return true;
+        }
+        let mut taken: Option<(Lsn, u32)> = None;
+        for (slice, delta) in found.record.deltas_of(self.volume, self.epoch) {
+            let is_part = taken == Some((slice.first, slice.count));
+            if slice.last() <= self.last && !is_part {
+                continue;
+            }
+            if slice.first > self.last.next() {
+                return false;
+            }
+            taken = Some((slice.first, slice.count));
+            self.last = self.last.max(slice.last());
+            self.deltas.push((found.record.position, delta));
+        }
+        true
+    }
+}
+
+impl Scan {
+    /// From the lowest mark of these volumes on, but not below the log's low mark.
+    pub(super) fn new(host: HostId, low: Option<Position>, chains: Vec<Chain>) -> Scan {
+        let mark = chains.iter().map(|chain| chain.mark).min();
+        let from = mark.unwrap_or_default().next();
+        Scan {
+            host,
+            chains,
+            at: low.map_or(from, |low| low.max(from)),
+            previous: None,
+            window: 1,
+            last: Position(u64::MAX),
+        }
+    }
+
+    /// Reads on until every chain is blocked, or until the first position where nothing stands:
+    /// then true.
+    pub(super) async fn run(&mut self, port: &impl LogPort) -> Result<bool, ScanError> {
+        let is_open = |chain: &Chain| chain.blocked_at.is_none();
+        while self.at <= self.last && self.chains.iter().any(is_open) {
+            let end = self
+                .at
+                .0
+                .saturating_add(self.window)
+                .min(self.last.next().0);
+            let positions = self.at.0..end;
+            let host = self.host;
+            let read = |at| Box::pin(async move { read_record(port, host, Position(at)).await });
+            for found in join_all(positions.map(read).collect()).await {
+                let found = found.map_err(|error| ScanError::Unreadable(self.at, error))?;
+                let Some(found) = found else {
+                    return Ok(true);
+                };
+                self.take(&found)?;
+            }
+            self.window = (self.window * 2).min(WINDOW_MAX);
+        }
+        Ok(false)
+    }
+
+    /// Takes what the record at `at` says.
+    pub(super) fn take(&mut self, found: &Found) -> Result<(), ScanError> {
+        if let (Content::Slices(slices), Some(previous)) = (&found.record.content, self.previous)
+            && slices.previous != previous
+        {
+            return Err(ScanError::Broken(self.at));
+        }
+        let open = self
+            .chains
+            .iter_mut()
+            .filter(|chain| chain.blocked_at.is_none());
+        for chain in open {
+            if !chain.take(found) {
+                return Err(ScanError::Broken(self.at));
+            }
+            if found.record.blocks(chain.volume, chain.epoch) {
+                chain.blocked_at = Some(self.at);
+            }
+        }
+        self.previous = Some(found.digest);
+        self.at = self.at.next();
+        Ok(())
+    }
+}
+
+/// What an owner's own log holds of a volume beyond its root, up to its last resolved record: up to which
+/// LSN, and the packs, oldest first, each with the position of its record.
+///
+/// # Errors
+/// If records are missing or do not fit.
+pub async fn read_own_log(
+    port: &impl LogPort,
+    host: HostId,
+    root: &Root,
+    last: Position,
+) -> Result<(Lsn, Vec<(Position, DeltaRef)>), ScanError> {
+    let own = Predecessor {
+        host,
+        epoch: root.epoch,
+        mark: root.mark,
+    };
+    let mut broken = ScanError::Broken(last);
+    for _ in 0..ATTEMPTS_MAX {
+        // What is below it names the volume nowhere.
+        let low = read_low_mark(port, host).await;
+        let chain = Chain::new(root.volume, own, root.lsn);
+        let mut scan = Scan::new(host, low, vec![chain]);
+        scan.last = last;
+        match scan.run(port).await {
+            Ok(false) => {
+                let chain = scan.chains.swap_remove(0);
+                return Ok((chain.last, chain.deltas));
+            }
+            Ok(true) => broken = ScanError::Broken(scan.at),
+            Err(error @ ScanError::Broken(_)) => broken = error,
+            Err(error) => return Err(error),
+        }
+    }
+    Err(broken)
+}

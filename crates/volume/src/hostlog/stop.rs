@@ -1,0 +1,67 @@
+//! Why a host publishes nothing any more: what it found does not fit what it wrote.
+//!
+//! A stop is for good and for the whole host. It uploads nothing and acknowledges nothing more; what its
+//! log holds stays there, for rescue.
+
+use std::fmt;
+
+use super::names::{Position, record_key};
+use crate::object::FormatError;
+use crate::units::HostId;
+
+/// Why a host stopped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// Another process with a copy of this host's directory or memory writes under its name.
+    Cloned(String),
+    /// Somebody ended this host: its low mark is gone, or a fence blocks all of its volumes.
+    Retired(String),
+    /// The store is older than what this host has written there.
+    SetBack(String),
+    /// The local log takes nothing more.
+    LocalLog,
+}
+
+impl Stop {
+    pub(super) fn strangers_record(host: HostId, position: Position) -> Stop {
+        let key = record_key(host, position);
+        Stop::Cloned(format!("{key} was written by another process"))
+    }
+
+    /// What stands there cannot be read, so nobody can say whose it is.
+    pub(super) fn foreign_record(host: HostId, position: Position, error: &FormatError) -> Stop {
+        let key = record_key(host, position);
+        Stop::Cloned(format!("{key} cannot be read ({error})"))
+    }
+
+    pub(super) fn set_back(what: impl Into<String>) -> Stop {
+        Stop::SetBack(what.into())
+    }
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stop::Cloned(found) => write!(
+                f,
+                "{found}: a copy of this cache directory is in use; stop all but one of them, and give \
+                 each of the others an empty cache directory"
+            ),
+            Stop::Retired(found) => write!(
+                f,
+                "{found}: this host was retired, or a copy of its cache directory went ahead; give it an \
+                 empty cache directory"
+            ),
+            Stop::SetBack(found) => write!(
+                f,
+                "{found}: the store was set back to an older state; stop all hosts, then put the store's \
+                 newer state back, or give each host an empty cache directory"
+            ),
+            Stop::LocalLog => f.write_str(
+                "the local log takes nothing more, so nothing can be published: see why it is poisoned",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Stop {}

@@ -1,0 +1,272 @@
+//! Taking volumes over: claim, read the predecessor's log, fence it, look again, adopt.
+//!
+//! Only adoption makes an owner. Whoever dies before it never served, and the next claimant finds the
+//! same predecessor. Several volumes of one predecessor are taken with one scan and one fence.
+
+use std::collections::BTreeMap;
+
+use super::look_around::read_low_mark;
+use super::names::{Digest, Position, SessionName, record_key};
+use super::port::{Found, LogPort, Pauses, read_record};
+use super::record::{Content, Record};
+use super::root_updates::{StandingRoot, UpdateError, Updated, next_epoch, read_root, update_root};
+use super::scan::{Chain, Scan, ScanError};
+use crate::driver::{StoreOp, StoreReply};
+use crate::jobs::join_all;
+use crate::object::root::{Owner, Predecessor, Root};
+use crate::units::{Epoch, HostId, VolumeId};
+
+/// How often a claim is tried that others are faster with, and a scan whose records vanish.
+const ATTEMPTS_MAX: u32 = 16;
+
+/// Why a volume was not taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TakeError {
+    /// Somebody holds it, or is taking it, and it was not to be taken from him.
+    Held(Box<Root>),
+    /// Another claimant came later, and has it now.
+    Outrun,
+    /// There is no root, or it is of no use.
+    Root(UpdateError),
+    /// There is no such volume any more.
+    Deleted,
+    /// The predecessor's log cannot be read: the key, and why.
+    Log(String),
+}
+
+impl From<UpdateError> for TakeError {
+    fn from(error: UpdateError) -> TakeError {
+        TakeError::Root(error)
+    }
+}
+
+/// A volume that is to be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its name.
+    pub name: String,
+    /// Its epoch must be above this one: a store that was set back gives out no epoch again.
+    pub above: Epoch,
+    /// Take it from whoever holds it.
+    pub take_over: bool,
+}
+
+/// Takes volumes for one host.
+#[derive(Debug)]
+pub struct Taker<'a, P> {
+    /// What it asks.
+    pub port: &'a P,
+    /// The host and its session.
+    pub own: SessionName,
+    /// What to call the host in messages.
+    pub label: &'a str,
+    /// Where the host's own log stands: the last position that is resolved.
+    pub mark: Position,
+}
+
+/// Results by name.
+pub type Taken = BTreeMap<String, Result<StandingRoot, TakeError>>;
+
+impl<P: LogPort> Taker<'_, P> {
+    /// Takes all of these that it may. What is won is owned: its root names this host, and packs up
+    /// to the end of its predecessor's log.
+    pub async fn take(&self, wanted: &[Wanted]) -> Taken {
+        let claims = wanted.iter().map(|wanted| Box::pin(self.claim(wanted)));
+        let claims = join_all(claims.collect()).await;
+        let mut taken = Taken::new();
+        let mut groups: BTreeMap<Option<HostId>, Vec<StandingRoot>> = BTreeMap::new();
+        for (wanted, claim) in wanted.iter().zip(claims) {
+            match claim {
+                Ok(claimed) => {
+                    let host = claimed.root.predecessor.map(|before| before.host);
+                    groups.entry(host).or_default().push(claimed);
+                }
+                Err(error) => {
+                    taken.insert(wanted.name.clone(), Err(error));
+                }
+            }
+        }
+        for (host, claimed) in groups {
+            let chains = match host {
+                Some(host) => self.read_log(host, &claimed).await,
+                None => Ok(Vec::new()),
+            };
+            for (at, standing) in claimed.into_iter().enumerate() {
+                let name = standing.root.name.clone();
+                let adopted = match &chains {
+                    Ok(chains) => self.adopt(standing, chains.get(at)).await,
+                    Err(error) => Err(error.clone()),
+                };
+                taken.insert(name, adopted);
+            }
+        }
+        taken
+    }
+
+    fn owner(&self) -> Owner {
+        Owner {
+            host: self.own.host,
+            label: self.label.to_owned(),
+        }
+    }
+
+    /// Takes the next epoch. From now on its old owner cannot update the root.
+    async fn claim(&self, wanted: &Wanted) -> Result<StandingRoot, TakeError> {
+        for _ in 0..ATTEMPTS_MAX {
+            let StandingRoot { root, version } = read_root(self.port, &wanted.name).await?;
+            if root.deleted {
+                return Err(TakeError::Deleted);
+            }
+            let others = |holder: &Owner| holder.host != self.own.host;
+            let is_held = root.owner.as_ref().is_some_and(others)
+                || root.claimant.as_ref().is_some_and(others);
+            if is_held && !wanted.take_over {
+                return Err(TakeError::Held(Box::new(root)));
+            }
+            let followed = root.owner.as_ref().map(|owner| Predecessor {
+                host: owner.host,
+                epoch: root.epoch,
+                mark: root.mark,
+            });
+            let kept = match canary::active!("claim_forgets_the_predecessor") {
+                true => None,
+                false => root.predecessor,
+            };
+            let claim = Root {
+                epoch: next_epoch(&root).max(Epoch(wanted.above.0 + 1)),
+                sequence: root.sequence + 1,
+                writer: self.own,
+                owner: None,
+                claimant: Some(self.owner()),
+                predecessor: followed.or(kept),
+                ..root
+            };
+            match update_root(self.port, &claim, &version).await? {
+                Updated::Won(standing) => return Ok(standing),
+                Updated::Lost(_) => {}
+            }
+        }
+        Err(TakeError::Outrun)
+    }
+
+    /// Reads and fences the log of the host from which these volumes are taken: for each what the
+    /// log has of it.
+    async fn read_log(
+        &self,
+        host: HostId,
+        claimed: &[StandingRoot],
+    ) -> Result<Vec<Chain>, TakeError> {
+        let mut last = None;
+        for _ in 0..ATTEMPTS_MAX {
+            let low = read_low_mark(self.port, host).await;
+            let chains = claimed.iter().filter_map(|StandingRoot { root, .. }| {
+                Some(Chain::new(root.volume, root.predecessor?, root.lsn))
+            });
+            let mut scan = Scan::new(host, low, chains.collect());
+            match self.fence(host, &mut scan, claimed).await {
+                Ok(()) => {}
+                Err(error @ ScanError::Broken(_)) => {
+                    // Records may have been removed while they were read: the low mark says so.
+                    last = Some(error);
+                    continue;
+                }
+                Err(error) => return Err(log_error(host, &error)),
+            }
+            let low = read_low_mark(self.port, host).await;
+            let blocked = scan.chains.iter().filter_map(|chain| chain.blocked_at);
+            let is_below = blocked.min() < low && low.is_some();
+            if !is_below || canary::active!("low_mark_after_fence_is_not_read") {
+                return Ok(scan.chains);
+            }
+        }
+        let broken = last.unwrap_or(ScanError::Broken(Position::FIRST));
+        Err(log_error(host, &broken))
+    }
+
+    /// Scans to the end, and puts a fence there for all volumes that are not blocked yet.
+    async fn fence(
+        &self,
+        host: HostId,
+        scan: &mut Scan,
+        claimed: &[StandingRoot],
+    ) -> Result<(), ScanError> {
+        let fences: Vec<(VolumeId, Epoch)> = claimed
+            .iter()
+            .map(|standing| (standing.root.volume, standing.root.epoch))
+            .collect();
+        while scan.run(self.port).await? {
+            let fence = Record {
+                log: host,
+                position: scan.at,
+                writer: self.own,
+                content: Content::Fence(fences.clone()),
+            };
+            let found = self.create(&fence).await;
+            let found = found.map_err(|error| ScanError::Unreadable(scan.at, error))?;
+            scan.take(&found)?;
+        }
+        Ok(())
+    }
+
+    /// Creates a fence, and says what stands there: the fence, or whatever was faster.
+    async fn create(&self, fence: &Record) -> Result<Found, crate::object::FormatError> {
+        let data = fence.encode();
+        let digest = Digest::of(&data);
+        let op = StoreOp::Create {
+            key: record_key(fence.log, fence.position),
+            data,
+        };
+        let mut pauses = Pauses::new();
+        loop {
+            if let Ok(StoreReply::Written { .. }) = self.port.store(op.clone()).await {
+                let record = fence.clone();
+                return Ok(Found { record, digest });
+            }
+            if let Some(found) = read_record(self.port, fence.log, fence.position).await? {
+                return Ok(found);
+            }
+            pauses.wait(self.port).await;
+        }
+    }
+
+    /// Makes this host the owner of what was read.
+    async fn adopt(
+        &self,
+        claimed: StandingRoot,
+        chain: Option<&Chain>,
+    ) -> Result<StandingRoot, TakeError> {
+        let StandingRoot { root, version } = claimed;
+        let lsn = chain.map_or(root.lsn, |chain| chain.last);
+        let mut deltas = root.deltas.clone();
+        let found = chain.iter().flat_map(|chain| &chain.deltas);
+        deltas.extend(found.map(|(_, delta)| *delta));
+        let adoption = Root {
+            sequence: root.sequence + 1,
+            writer: self.own,
+            owner: Some(self.owner()),
+            claimant: None,
+            predecessor: None,
+            mark: self.mark,
+            since: root.epoch,
+            first: lsn.next(),
+            lsn,
+            deltas,
+            ..root
+        };
+        match update_root(self.port, &adoption, &version).await? {
+            Updated::Won(standing) => Ok(standing),
+            Updated::Lost(_) => Err(TakeError::Outrun),
+        }
+    }
+}
+
+fn log_error(host: HostId, error: &ScanError) -> TakeError {
+    let (position, why) = match error {
+        ScanError::Broken(position) => (
+            position,
+            "it does not follow the records before it: the store was set back".to_owned(),
+        ),
+        ScanError::Unreadable(position, error) => (position, error.to_string()),
+    };
+    TakeError::Log(format!("{}: {why}", record_key(host, *position)))
+}
