@@ -172,6 +172,40 @@ fn a_cold_read_does_not_wait_behind_read_ahead() {
 }
 
 #[test]
+fn what_was_read_first_is_here_before_it_is_asked_for_after_the_next_opening() {
+    let (mut world, volume, bytes) = cold_volume();
+    let mut rng = fastrand::Rng::with_seed(5);
+    let places: Vec<usize> = (0..100)
+        .map(|_| rng.usize(0..bytes.len() / 4096) * 4096)
+        .collect();
+    for at in &places {
+        read_through(&mut world, &volume, &bytes, *at..at + 4096, 4096);
+    }
+    let boot_set = volume.boot_set();
+    assert!(
+        boot_set
+            .iter()
+            .map(|range| range.end - range.start)
+            .sum::<u64>()
+            <= 100 * 128
+    );
+    drop(volume);
+    let mut left = world.kill();
+    left.store_ms = 0;
+    let mut world = start(left);
+    let volume = world.open("disk");
+    world.lasting.store_ms = STORE_MS;
+    volume.prefetch(&boot_set);
+    // A page, then chunks by sixteen requests at a time.
+    world.pass(12 * STORE_MS);
+    let (requests, begun) = (ranges(&world), ms(&world));
+    for at in &places {
+        read_through(&mut world, &volume, &bytes, *at..at + 4096, 4096);
+    }
+    assert_eq!((ranges(&world), ms(&world)), (requests, begun));
+}
+
+#[test]
 fn what_is_uploaded_is_read_from_the_log_until_its_space_is_needed() {
     let mut world = start(Lasting::default());
     world.create("disk", VOLUME_BYTES);

@@ -26,6 +26,7 @@ use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 use crate::control_plane::volume_locks::VolumeLocks;
 use crate::control_plane::waiting::WaitingVolumes;
 use crate::engine::Engine;
+use crate::engine::boot_sets::{self, BootSets};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::Disks;
 use crate::frontends::nbd::NbdFrontend;
@@ -73,6 +74,7 @@ pub(crate) struct ControlPlane {
     pub(crate) disks: Disks,
     pub(crate) nbd: NbdFrontend,
     pub(crate) volume_locks: VolumeLocks,
+    boot_sets: BootSets,
 }
 
 impl ControlPlane {
@@ -91,6 +93,7 @@ impl ControlPlane {
             disks: Disks::new(engine)?,
             nbd,
             volume_locks: VolumeLocks::default(),
+            boot_sets: BootSets::new(&engine.files().path),
         })
     }
 
@@ -176,6 +179,7 @@ impl ControlPlane {
                 self.restore_export(&open);
                 return Err(failure);
             }
+            self.boot_sets.remove(open.info.id);
         }
         self.host.delete_volume(name).await.map_err(Failure::from)?;
         self.waiting.remove(name);
@@ -195,9 +199,28 @@ impl ControlPlane {
             take_over: mode.take_over || canary::active!("take_over_every_volume"),
         };
         let volume = self.host.open_volume(name, mode).await;
-        volume
-            .map(|volume| self.export(volume))
-            .map_err(Failure::from)
+        let open = self.export(volume.map_err(Failure::from)?);
+        self.prefetch_boot_set(&open);
+        Ok(open)
+    }
+
+    /// Fetches what the volume read first after it was opened before, and keeps what it reads first now.
+    fn prefetch_boot_set(&self, open: &OpenVolume) {
+        let (sets, volumes) = (self.boot_sets.clone(), Arc::clone(&self.volumes));
+        let (name, id, volume) = (open.info.name.clone(), open.info.id, open.volume.clone());
+        tokio::spawn(async move {
+            let reader = sets.clone();
+            let loaded = tokio::task::spawn_blocking(move || reader.load(id));
+            if let Ok(Some(set)) = loaded.await {
+                volume.prefetch(&set);
+            }
+            drop(volume);
+            tokio::time::sleep(boot_sets::COMPLETE_AFTER).await;
+            let open = volumes.get(&name).filter(|open| open.info.id == id);
+            if let Some(set) = open.map(|open| open.volume.boot_set()) {
+                drop(tokio::task::spawn_blocking(move || sets.save(id, &set)));
+            }
+        });
     }
 
     /// Makes an open volume visible to clients. Nothing between the engine's open and this may

@@ -4,6 +4,7 @@
 //! and the committer's writes; the job thread, the threads that compute and the runtime carry out everything
 //! else.
 
+pub(crate) mod boot_sets;
 mod commit_io;
 mod compute;
 mod io_executor;

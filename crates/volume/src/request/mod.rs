@@ -10,6 +10,7 @@ pub(crate) mod tail;
 pub(crate) mod watermark;
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
@@ -110,6 +111,23 @@ impl Volume {
         self.tail.upload.damaged_bytes.load(Ordering::Relaxed)
     }
 
+    /// What was read first since it was opened, as ranges of sectors in their order: see
+    /// [`Volume::prefetch`].
+    pub fn boot_set(&self) -> Vec<Range<u64>> {
+        self.tail.boot_set.ranges()
+    }
+
+    /// Fetches these sectors in this order, as far as the store has them and this host has not; behind
+    /// whatever clients ask for meanwhile.
+    pub fn prefetch(&self, sectors: &[Range<u64>]) {
+        let spans = sectors.iter().filter(|range| range.start < range.end);
+        let spans = spans.map(|range| Span {
+            start: range.start,
+            end: range.end,
+        });
+        read_ahead::start(&self.engine, &self.tail, spans.collect());
+    }
+
     /// Whether requests complete here: not once another host has taken the volume over (S7), or
     /// it was closed.
     ///
@@ -167,10 +185,7 @@ impl Volume {
         }
         let has_waited = !needs.targets.is_empty();
         if has_waited || !plan.chunks.is_empty() {
-            let streams = &self.engine.streams;
-            if let Some(ahead) = streams.observe(self.tail.id(), span, has_waited) {
-                read_ahead::start(&self.engine, &self.tail, ahead);
-            }
+            self.observe_read(span, has_waited);
         }
         if needs.targets.is_empty() {
             // The cache's lock is everybody's: a read of the log alone has no business there.
@@ -183,6 +198,15 @@ impl Volume {
         match fetch::request(&self.engine, &self.tail, needs.targets, waker) {
             Ok(()) => Step::Park(Park::Fetch),
             Err(error) => Step::Done(Err(error)),
+        }
+    }
+
+    /// A client read what the store has, and perhaps had to wait for it.
+    fn observe_read(&self, span: Span, has_waited: bool) {
+        let Volume { engine, tail } = self;
+        tail.boot_set.observe(span, engine.jobs.mono_ns());
+        if let Some(ahead) = engine.streams.observe(tail.id(), span, has_waited) {
+            read_ahead::start(engine, tail, vec![ahead]);
         }
     }
 

@@ -25,6 +25,7 @@ use crate::map::ExtentMap;
 use crate::map::index::Index;
 use crate::map::layers::{DirtyExtent, FrozenLayer, Layers, LogAddr};
 use crate::request::watermark::Ages;
+use crate::store::boot_set::BootSet;
 use crate::store::upload_state::UploadState;
 use crate::units::{Lsn, Span};
 
@@ -81,6 +82,7 @@ pub(crate) struct Tail {
     /// Sectors of log that this tail's dirty extents and plans hold: its share of the log.
     dirty_sectors: AtomicU64,
     pub(crate) upload: UploadState,
+    pub(crate) boot_set: BootSet,
 }
 
 impl Tail {
@@ -96,6 +98,7 @@ impl Tail {
             unreported_loss: AtomicBool::new(false),
             dirty_sectors: AtomicU64::new(0),
             upload: UploadState::default(),
+            boot_set: BootSet::default(),
         }
     }
 

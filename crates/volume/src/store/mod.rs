@@ -6,8 +6,9 @@
 //! beside it [`fold`] merges deltas into index pages ([`fold_pages`]); [`roots`] reads and replaces a
 //! volume's root, one at a time by [`turn`]; [`fetch`] brings chunks and [`index_blocks`] pages and nodes
 //! into memory, for the waiters in [`fetch_table`]; [`read_ahead`] fetches what sequential readers, which
-//! [`streams`] knows, will ask for next; [`objects`] makes the single requests of them all.
+//! [`streams`] knows, will ask for next, and what was read first after the opening before ([`boot_set`]); [`objects`] makes the single requests of them all.
 
+pub(crate) mod boot_set;
 pub(crate) mod catalog;
 pub(crate) mod fetch;
 pub(crate) mod fetch_table;

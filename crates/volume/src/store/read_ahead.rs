@@ -17,22 +17,29 @@ use crate::units::Span;
 
 /// Sectors looked up under one hold of a tail's lock: 256 extents of a block.
 const LOOKUP_SECTORS: u64 = 2048;
+/// Chunks that are looked up before their requests begin, so that neighbours in a pack ride in one.
+const CHUNKS_AT_ONCE: usize = 512;
 /// The longest range of one request: short enough that a client's request does not wait long behind it.
 const RANGE_BYTES_MAX: u64 = 1 << 20;
 
-/// Starts to fetch what the store has of `span` and this host has not.
-pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>, span: Span) {
+/// Starts to fetch what the store has of `spans` and this host has not, in their order.
+pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
     let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
     engine.clone().jobs.spawn(async move {
         let mut found = Vec::new();
-        let mut start = span.start;
-        while start < span.end {
-            let end = span.end.min(start + LOOKUP_SECTORS);
-            let Some(chunks) = find_missing(&engine, &tail, Span { start, end }).await else {
-                return;
-            };
-            found.extend(chunks);
-            start = end;
+        for span in spans {
+            let mut start = span.start;
+            while start < span.end {
+                let end = span.end.min(start + LOOKUP_SECTORS);
+                let Some(chunks) = find_missing(&engine, &tail, Span { start, end }).await else {
+                    return;
+                };
+                found.extend(chunks);
+                start = end;
+            }
+            if found.len() >= CHUNKS_AT_ONCE {
+                fetch_all(&engine, &tail, std::mem::take(&mut found)).await;
+            }
         }
         fetch_all(&engine, &tail, found).await;
     });
