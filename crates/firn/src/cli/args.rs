@@ -415,6 +415,29 @@ pub(crate) struct DoctorArgs {
     /// Directory for index rings to check. [default: the one that `serve` chooses]
     #[arg(long, value_name = "DIR")]
     pub(crate) ring_dir: Option<PathBuf>,
+    /// How long to measure the store's latency and throughput; 0s measures nothing. Without --store
+    /// nothing is measured.
+    #[arg(long, value_name = "TIME", default_value = "4s")]
+    pub(crate) measure: TimeSpan,
+    /// Recovery point of the server, for the estimate of the bill.
+    #[arg(long, value_name = "TIME", default_value = "30s")]
+    pub(crate) rpo: TimeSpan,
+    /// Volumes that are written all the time, for the estimate.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) busy_volumes: u32,
+    /// Bytes that all volumes write a day, compressed, for the estimate.
+    #[arg(long, value_name = "SIZE", default_value = "10GiB")]
+    pub(crate) written_a_day: Size,
+    /// Bytes in the store, for the estimate.
+    #[arg(long, value_name = "SIZE", default_value = "100GiB")]
+    pub(crate) stored: Size,
+    /// Price of a thousand PUTs. The defaults are those published for S3 Standard in us-east-1, in
+    /// US dollars.
+    #[arg(long, value_name = "PRICE", default_value_t = 0.005)]
+    pub(crate) price_puts: f64,
+    /// Price of a GiB stored for a month.
+    #[arg(long, value_name = "PRICE", default_value_t = 0.023)]
+    pub(crate) price_gib: f64,
 }
 
 #[cfg(test)]

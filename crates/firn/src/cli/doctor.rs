@@ -4,12 +4,14 @@
 //! finding says what was checked, what was found and what that means; a problem has a remedy.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use reactor::{BackendChoice, BackendKind, Config, Reactor};
 use serde::Serialize;
 
 use super::args::DoctorArgs;
 use super::output;
+use super::store_check::{self, Estimate, Measured};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe::{self, UblkSupport};
 use crate::local_files;
@@ -57,7 +59,7 @@ pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
     ];
     findings.extend(memory_of_server(&cache));
     findings.extend(orphaned_rings(&ring_dir));
-    findings.push(store(args.store.as_deref()));
+    findings.extend(store(args));
     let control = probe::open_control();
     findings.push(ublk(&control));
     findings.push(transport(&control));
@@ -280,51 +282,159 @@ fn orphaned_rings(ring_dir: &Path) -> Vec<Finding> {
         .collect()
 }
 
-fn store(named: Option<&str>) -> Finding {
+fn store(args: &DoctorArgs) -> Vec<Finding> {
     const DEFAULT: &str = "./firn-data/store";
-    let url = match named {
+    let url = match args.store.as_deref() {
         Some(url) => url,
         None if Path::new(DEFAULT).is_dir() => DEFAULT,
         None => {
-            return Finding::new(
+            return vec![Finding::new(
                 "store",
                 Verdict::Fair,
                 format!("not checked: {DEFAULT} does not exist yet; name one with --store"),
-            );
+            )];
         }
     };
     // Opening would create a directory store; the doctor changes nothing.
     let path = url.strip_prefix("file://").unwrap_or(url);
     if !path.contains("://") && !Path::new(path).is_dir() {
         let found = format!("{path} is not a directory; `firn serve` would create it");
-        return Finding::new("store", Verdict::Fair, found);
+        return vec![Finding::new("store", Verdict::Fair, found)];
     }
-    match probe(url) {
-        Ok((name, report)) if report.can_fence() => Finding::new(
-            "store",
-            Verdict::Good,
-            format!("{name}: conditional PUT works, so a second server is kept out"),
-        ),
-        Ok((name, _)) => Finding::new(
-            "store",
-            Verdict::Bad,
-            format!(
-                "{name}: no conditional PUT, so a second server could not be kept out; `serve` \
-                 takes it only with --single-writer"
-            ),
-        ),
-        Err(failure) => Finding::new("store", Verdict::Bad, failure.detail),
+    // Measuring writes: only to a store that was named.
+    let time = args
+        .store
+        .as_ref()
+        .map_or(Duration::ZERO, |_| args.measure.0);
+    match check_store(url, time) {
+        Ok(checked) => describe_store(&checked, args),
+        Err(failure) => vec![Finding::new("store", Verdict::Bad, failure.detail)],
     }
 }
 
-fn probe(url: &str) -> Result<(String, store::ProbeReport)> {
+/// What is known of a store that was reached.
+struct CheckedStore {
+    name: String,
+    report: store::ProbeReport,
+    measured: Option<Result<Measured>>,
+}
+
+fn check_store(url: &str, time: Duration) -> Result<CheckedStore> {
     let store = store::open_url(url)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
         .enable_all()
         .build()
         .map_err(|source| Failure::io("start the runtime for", Path::new(url), &source))?;
-    let report = runtime.block_on(store::probe(&store, true))?;
-    Ok((store::Store::name(&store), report))
+    runtime.block_on(async {
+        let report = store::probe(&store, true).await?;
+        let measured = if time.is_zero() {
+            None
+        } else {
+            let measured = store_check::measure(&store, time).await;
+            Some(measured.map_err(Failure::from))
+        };
+        Ok(CheckedStore {
+            name: store::Store::name(&store),
+            report,
+            measured,
+        })
+    })
+}
+
+fn describe_store(checked: &CheckedStore, args: &DoctorArgs) -> Vec<Finding> {
+    let mut findings = vec![describe_conditions(&checked.name, &checked.report)];
+    match &checked.measured {
+        Some(Ok(measured)) => findings.push(describe_speed(measured)),
+        Some(Err(failure)) => {
+            findings.push(Finding::new(
+                "store speed",
+                Verdict::Bad,
+                failure.detail.clone(),
+            ));
+        }
+        None => {}
+    }
+    if args.store.is_some() {
+        findings.push(describe_bill(store_check::estimate(args), args));
+    }
+    findings
+}
+
+fn describe_conditions(name: &str, report: &store::ProbeReport) -> Finding {
+    if report.can_fence() {
+        let found = format!("{name}: conditional PUT works, so a second server is kept out");
+        return Finding::new("store", Verdict::Good, found);
+    }
+    let wrong = [
+        (report.create, "create-if-absent lets two writers win"),
+        (report.update, "update-if-unchanged lets a stale writer win"),
+        (
+            report.update_of_missing,
+            "update-if-unchanged brings back what was deleted",
+        ),
+    ];
+    let wrong: Vec<&str> = wrong
+        .iter()
+        .filter_map(|(works, what)| (!works).then_some(*what))
+        .collect();
+    Finding::new(
+        "store",
+        Verdict::Bad,
+        format!(
+            "{name}: no conditional PUT ({}), so a second server could not be kept out; `serve` \
+             takes it only with --single-writer",
+            wrong.join(", ")
+        ),
+    )
+}
+
+/// A store that answers later than this makes every cold read feel slow.
+const SLOW_GET_MS: f64 = 200.0;
+
+fn describe_speed(measured: &Measured) -> Finding {
+    let Measured {
+        put,
+        get,
+        put_mib_per_second,
+        get_mib_per_second,
+    } = measured;
+    let verdict = if get.median_ms > SLOW_GET_MS {
+        Verdict::Fair
+    } else {
+        Verdict::Good
+    };
+    Finding::new(
+        "store speed",
+        verdict,
+        format!(
+            "4 KiB: PUT {:.1} ms (p99 {:.1}), GET {:.1} ms (p99 {:.1}); 8 at once: PUT \
+             {put_mib_per_second:.0} MiB/s, GET {get_mib_per_second:.0} MiB/s",
+            put.median_ms, put.p99_ms, get.median_ms, get.p99_ms
+        ),
+    )
+}
+
+fn describe_bill(estimate: Estimate, args: &DoctorArgs) -> Finding {
+    Finding::new(
+        "store bill",
+        Verdict::Good,
+        format!(
+            "an estimate: at most {:.2} a month, {:.2} of it for {:.0} PUTs and {:.2} for {} stored; {} \
+             volumes written all the time, {} a day, --rpo {}; cold reads and traffic not included \
+             (--price-puts {}, --price-gib {})",
+            estimate.total(),
+            estimate.requests_cost,
+            estimate.puts,
+            estimate.bytes_cost,
+            args.stored,
+            args.busy_volumes,
+            args.written_a_day,
+            args.rpo,
+            args.price_puts,
+            args.price_gib
+        ),
+    )
 }
 
 fn ublk(control: &UblkSupport) -> Finding {

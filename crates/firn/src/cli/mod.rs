@@ -8,6 +8,7 @@ mod client;
 mod doctor;
 pub(crate) mod output;
 mod rescue;
+mod store_check;
 mod sync;
 mod volume;
 
