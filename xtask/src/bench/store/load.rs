@@ -107,7 +107,9 @@ impl Connection {
     /// Runs a load to its end; what is in flight then is waited for and counted.
     pub(super) fn run(&mut self, load: Load, until: Until) -> Result<Outcome, Failure> {
         if load.writes && self.pool.is_empty() {
-            self.pool = half_random(POOL_BYTES, &mut self.random);
+            // A connection that writes one small block must not wait for megabytes of content.
+            let bytes = POOL_BYTES.min(load.block * 32);
+            self.pool = half_random(bytes, &mut self.random);
         }
         let started = Instant::now();
         let mut outcome = Outcome::default();
