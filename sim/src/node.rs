@@ -393,7 +393,7 @@ pub fn call(op: StoreOp) -> Call {
         StoreOp::GetRange { key, offset, len } => Call::GetRange { key, offset, len },
         StoreOp::Put { key, data } => Call::Put {
             key,
-            data: data.into(),
+            data: data.as_ref().into(),
             condition: Condition::None,
         },
         StoreOp::Create { key, data } => Call::Put {
@@ -418,9 +418,10 @@ pub fn call(op: StoreOp) -> Call {
 /// Bytes that the engine computed on to put them into the store.
 pub fn stored_bytes(request: &Request) -> u64 {
     match &request.op {
-        RequestOp::Store(
-            StoreOp::Put { data, .. } | StoreOp::Create { data, .. } | StoreOp::Update { data, .. },
-        ) => data.len() as u64,
+        RequestOp::Store(StoreOp::Put { data, .. }) => data.len() as u64,
+        RequestOp::Store(StoreOp::Create { data, .. } | StoreOp::Update { data, .. }) => {
+            data.len() as u64
+        }
         _ => 0,
     }
 }

@@ -7,6 +7,7 @@
 use std::fmt;
 
 use blkmq::io::FileId;
+use bytes::Bytes;
 
 pub use crate::computation::{Computation, ComputeError, ComputeKind};
 
@@ -178,7 +179,7 @@ pub enum StoreOp {
         /// Object key.
         key: String,
         /// Content.
-        data: Vec<u8>,
+        data: Bytes,
     },
     /// Write only if no such object exists.
     Create {

@@ -23,6 +23,7 @@ use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
+use crate::store::flow::budget::Budget;
 use crate::store::streams::Streams;
 use crate::units::{HostId, VolumeId};
 
@@ -62,6 +63,8 @@ pub(crate) struct Engine {
     pub(crate) fetches: FetchTable,
     pub(crate) streams: Streams,
     pub(crate) space: Space,
+    /// Memory for content on its way to the store.
+    pub(crate) upload_budget: Arc<Budget>,
     pub(crate) reclaim: Signal,
     reclaim_requests: AtomicU64,
     /// Volume names whose opening, closing or deletion is going on.
@@ -118,6 +121,7 @@ impl Engine {
             fetches: FetchTable::default(),
             streams: Streams::new(options.memory_bytes),
             space: Space::default(),
+            upload_budget: Budget::new(options.upload_bytes()),
             reclaim: Signal::default(),
             reclaim_requests: AtomicU64::new(0),
             locked_names: Mutex::default(),

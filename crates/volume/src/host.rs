@@ -29,9 +29,9 @@ use crate::recover::report::{RecoveryReport, TailReport};
 use crate::recover::rings::{DoneRings, LeftRings};
 use crate::request::Volume;
 use crate::store::catalog;
+use crate::store::flow;
 use crate::store::open::{self, OpenMode};
 use crate::store::rescue::{self, UnservedTail};
-use crate::store::upload;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::units::{HostId, LogSession, Lsn, Now};
 
@@ -222,7 +222,7 @@ impl Host {
         let tail = Arc::clone(&volume.tail);
         let target = tail.newest();
         self.control(move |engine| async move {
-            upload::wait_stored(&engine, &tail, target)
+            flow::wait_stored(&engine, &tail, target)
                 .await
                 .map(|()| target)
         })

@@ -41,6 +41,33 @@ pub struct Options {
     pub take_over: bool,
 }
 
+/// A slice of a large log is this part of it, so that the frozen layers stay few.
+const SLICES_PER_LOG: u64 = 64;
+/// A small log has room for so many slices.
+const SLICES_PER_LOG_MIN: u64 = 32;
+/// This part of the log may be on its way to the store, of each volume.
+const CUT_PER_LOG: u64 = 6;
+
+impl Options {
+    /// Content that a slice of a volume's history has: one pack's, more of a large log, less of a
+    /// small one.
+    pub(crate) fn slice_bytes(&self) -> u64 {
+        let small = self.pack_bytes.min(self.log_bytes / SLICES_PER_LOG_MIN);
+        small.max(self.log_bytes / SLICES_PER_LOG)
+    }
+
+    /// Content of one volume that slices on their way may have: nothing merges their layers, so what
+    /// is written over keeps its place in the log until they are stored.
+    pub(crate) fn cut_bytes(&self) -> u64 {
+        self.log_bytes / CUT_PER_LOG
+    }
+
+    /// Memory for content on its way to the store.
+    pub(crate) fn upload_bytes(&self) -> u64 {
+        8 * self.pack_bytes
+    }
+}
+
 impl Default for Options {
     fn default() -> Options {
         Options {

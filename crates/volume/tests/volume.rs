@@ -655,9 +655,9 @@ fn a_damaged_frame_that_others_prove_durable_is_refused_and_never_passed_over() 
             }
         }
     }
-    // A checkpoint, the tail's record and all flushes of the newer lap but the last, which
-    // nothing stands behind.
-    assert_eq!((refused, short), (5, 1));
+    // A checkpoint, the tail's record, the note that the older lap's blocks are stored, and all
+    // flushes of the newer lap but the last, which nothing stands behind.
+    assert_eq!((refused, short), (6, 1));
 }
 
 #[test]

@@ -240,10 +240,7 @@ impl IoExecutor {
             }
             StoreOp::Put { key, data } => {
                 self.counters.add_store_written(data.len());
-                self.store
-                    .put(&key, Bytes::from(data))
-                    .await
-                    .map(into_reply)
+                self.store.put(&key, data).await.map(into_reply)
             }
             StoreOp::Create { key, data } => {
                 self.counters.add_store_written(data.len());

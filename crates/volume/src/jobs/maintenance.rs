@@ -3,14 +3,13 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use blkmq::io::SECTOR_BYTES;
-
 use crate::engine::Engine;
 use crate::lock::lock;
 use crate::log::layout::BLOCK_SECTORS;
+use crate::request::space::Fill;
 use crate::request::tail::{Status, Tail};
 use crate::store::recovery_point::Change;
-use crate::units::Now;
+use crate::units::{Lsn, Now};
 
 /// Interval of the bookkeeping below while something moves: short against what a client notices.
 const INTERVAL_NS: u64 = 10_000_000;
@@ -66,6 +65,27 @@ fn observe_recovery_point(engine: &Engine, tail: &Tail, age_ns: u64) {
     }
 }
 
+/// What the bookkeeping sees of a tail, at one moment.
+struct Look {
+    status: Status,
+    newest: Lsn,
+    oldest_unstored: Option<u64>,
+    oldest_uncut: Option<u64>,
+    /// The newest layer that waits to become a slice.
+    loose: Option<Lsn>,
+    cut: Lsn,
+    extents: usize,
+}
+
+impl Look {
+    /// What is brought to the store only to make room: whole slices. Less than one only if nothing
+    /// else of the volume is left to bring there, for what is written over meanwhile need not go.
+    fn wanted_for_space(&self, stored: Lsn) -> Lsn {
+        let rest = (self.cut <= stored).then_some(self.newest);
+        self.loose.or(rest).unwrap_or_default()
+    }
+}
+
 /// Does what is due at `now`.
 pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let seal = {
@@ -89,41 +109,51 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let mut moving = counts.ready < counts.ready_target() || counts.dying > 0;
     let mut live = 0;
     for tail in &tails {
-        let (newest, oldest, dirty, status) = {
+        let look = {
             let inner = tail.lock();
-            let oldest = inner.ages.oldest_after(tail.stored(), inner.newest);
-            (
-                inner.newest,
-                oldest,
-                inner.layers.dirty_extents(),
-                inner.status,
-            )
+            Look {
+                status: inner.status,
+                newest: inner.newest,
+                oldest_unstored: inner.ages.oldest_after(tail.stored(), inner.newest),
+                oldest_uncut: inner.ages.oldest_after(inner.cut, inner.newest),
+                loose: inner.loose_layers().last().map(|layer| layer.last),
+                cut: inner.cut,
+                extents: inner.layers.dirty_extents(),
+            }
         };
-        extents += dirty as u64;
+        let newest = look.newest;
+        extents += look.extents as u64;
         unframed |= newest > tail.framed();
         moving |= newest > tail.stored();
-        if status != Status::Live {
+        if look.status != Status::Live {
             continue;
         }
         live += 1;
-        let age_ns = oldest.map_or(0, |at| now.mono_ns.saturating_sub(at));
-        observe_recovery_point(engine, tail, age_ns);
-        let begin_at_ns = tail
-            .upload
-            .recovery_point
-            .begin_at_ns(engine.options.rpo_ns);
-        let due = oldest.is_some() && age_ns >= begin_at_ns;
-        let large = tail.dirty_sectors() * SECTOR_BYTES > 4 * engine.options.pack_bytes;
+        let age_ns = |at: Option<u64>| at.map_or(0, |at| now.mono_ns.saturating_sub(at));
+        observe_recovery_point(engine, tail, age_ns(look.oldest_unstored));
+        let recovery_point = &tail.upload.recovery_point;
+        let begin_at_ns = recovery_point.begin_at_ns(engine.options.rpo_ns);
         let crowded = pressure >= UPLOAD_AT_PERMILLE || extents > engine.layout.extents_max() / 2;
-        if newest > tail.stored() && (due || large || crowded) {
+        if look.oldest_uncut.is_some() && age_ns(look.oldest_uncut) >= begin_at_ns {
             tail.upload.request(newest);
+        } else if crowded && newest > tail.stored() {
+            tail.upload.request(look.wanted_for_space(tail.stored()));
         }
     }
     engine.extents.store(extents, Ordering::Relaxed);
     let share = u64::from(engine.layout.segments) * engine.layout.segment_sectors() / live.max(1);
     // Even alone on its host, a volume is slowed before the log is full.
     let share = (share / 2).max(BLOCK_SECTORS);
-    engine.space.tick(now.mono_ns, pressure, share, live > 1);
+    let fill = Fill {
+        now_ns: now.mono_ns,
+        pressure,
+        log_bytes: u64::from(engine.layout.segments) * engine.layout.segment_bytes,
+        share,
+        others: live > 1,
+    };
+    engine
+        .space
+        .tick(&fill, tails.iter().map(|tail| &tail.pace));
     if unframed && seal {
         engine.committer().request_round(engine);
     } else if seal {

@@ -21,7 +21,7 @@ use crate::log::committer::{CommitEnvironment, Journal};
 use crate::log::entry::{ENTRY_BYTES, Entry};
 use crate::log::frame::{FrameWriter, Part, Record, TailRecord};
 use crate::log::layout::{Layout, Superblock};
-use crate::log::merge::merge_layers;
+use crate::log::merge::{MergeFor, merge_layers};
 use crate::log::ring::TailId;
 use crate::log::session::Sessions;
 use crate::map::ExtentMap;
@@ -32,8 +32,10 @@ use crate::units::{HostId, Lsn, Span};
 /// A frame is closed at this size, so that reading it back needs no large buffer, and one is encoded in a
 /// few milliseconds.
 const FRAME_BYTES: usize = 1 << 20;
-/// Layers of a tail that are left as they are.
-const LAYERS_MAX: usize = 4;
+/// Layers that slow no read down.
+const LAYERS_FEW: usize = 4;
+/// Layers that a tail has at most after a checkpoint, beside those of slices on their way.
+const LAYERS_MAX: usize = 96;
 
 impl CommitEnvironment for Engine {
     fn jobs(&self) -> &Jobs {
@@ -138,15 +140,7 @@ pub(crate) async fn write(
     let mut cuts = Vec::new();
     for (tail, cut, layers) in frozen {
         cuts.push((Arc::clone(&tail), cut));
-        // Many small layers would make reads slow; equal content in one is a pointer swap.
-        if layers.len() > LAYERS_MAX {
-            let owner = Arc::clone(engine);
-            engine.jobs.spawn(async move {
-                if merge_layers(&owner, &tail, layers).await {
-                    owner.request_reclaim();
-                }
-            });
-        }
+        merge_small_layers(engine, tail, &layers);
     }
     Ok((journal, cuts))
 }
@@ -160,6 +154,24 @@ fn encode(engine: &Arc<Engine>, mut encoder: Encoder) -> Computing<(Encoder, Vec
             let data = encoder.next_frame(|sector| owner.segments.generation_of(sector));
             (encoder, data)
         })
+}
+
+/// Many layers would make reads slow. Small ones may be merged at any time: together they are no more
+/// than one slice.
+fn merge_small_layers(engine: &Arc<Engine>, tail: Arc<Tail>, layers: &[FrozenLayer]) {
+    let cut = tail.lock().cut;
+    let loose = &layers[layers.partition_point(|layer| layer.last <= cut)..];
+    let bytes: u64 = loose.iter().map(|layer| layer.bytes).sum();
+    let small = loose.len() > LAYERS_FEW && bytes <= engine.options.slice_bytes();
+    if !small && loose.len() <= LAYERS_MAX {
+        return;
+    }
+    let (owner, loose) = (Arc::clone(engine), loose.to_vec());
+    engine.jobs.spawn(async move {
+        if merge_layers(&owner, &tail, loose, MergeFor::Reads).await {
+            owner.request_reclaim();
+        }
+    });
 }
 
 /// Before the first round, nothing else syncs the log, and a start that fails marks it by itself.

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 use crate::driver::{DiskError, DiskOp};
 use crate::engine::Engine;
 use crate::log::layout::{BLOCK_SECTORS, SegmentHeader};
-use crate::log::merge::merge_layers;
+use crate::log::merge::{MergeFor, merge_layers};
 use crate::log::segments::{Lot, Stream, SummaryEntry};
 use crate::map::layers::{Location, LogAddr};
 use crate::request::tail::Tail;
@@ -185,7 +185,7 @@ async fn clean(engine: &Arc<Engine>) -> bool {
 async fn merge_all(engine: &Arc<Engine>) -> bool {
     let mut died = false;
     for tail in engine.tails() {
-        died |= merge_frozen(engine, &tail).await;
+        died |= merge_loose(engine, &tail).await;
     }
     died
 }
@@ -240,19 +240,16 @@ fn live_blocks(engine: &Engine, summaries: &[SummaryEntry]) -> Option<u64> {
     Some(blocks)
 }
 
-/// Freezes and merges all layers of a tail, so that bytes hidden by newer ones die. False if
-/// there was nothing to merge or an upload works on them.
-async fn merge_frozen(engine: &Arc<Engine>, tail: &Arc<Tail>) -> bool {
-    {
-        let inner = tail.lock();
-        if inner.uploading || inner.layers.frozen.is_empty() {
-            return false;
-        }
+/// Freezes and merges all layers of a tail that no slice has, so that bytes hidden by newer ones die.
+/// False if none did: then the layers stay, for each of them can be stored by itself.
+async fn merge_loose(engine: &Arc<Engine>, tail: &Arc<Tail>) -> bool {
+    if tail.lock().loose_layers().is_empty() {
+        return false;
     }
-    let Some((_, frozen)) = tail.freeze() else {
+    let Some(layers) = tail.freeze_loose().filter(|layers| layers.len() > 1) else {
         return false;
     };
-    frozen.len() > 1 && merge_layers(engine, tail, frozen).await
+    merge_layers(engine, tail, layers, MergeFor::Space).await
 }
 
 /// Copies what still lives of one write to another segment; tells how many sectors found a new

@@ -3,7 +3,7 @@
 //! Read only. For the simulator, which looks after every step, and for debug builds, which look
 //! at each commit; never on the path of a request in a release build.
 
-use super::layers::Layers;
+use super::layers::{Layers, content_bytes};
 use super::{ExtentMap, SectorRun};
 use crate::units::{Lsn, Span};
 
@@ -49,6 +49,13 @@ impl Layers {
                 }
             }
             below = last;
+        }
+        let counted = content_bytes(&self.top);
+        if self.top_bytes() != counted {
+            return Err(format!(
+                "the top layer counts {} bytes of content and holds {counted}",
+                self.top_bytes()
+            ));
         }
         Ok(())
     }

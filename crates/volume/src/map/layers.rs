@@ -77,6 +77,24 @@ pub(crate) struct FrozenLayer {
     pub(crate) map: Arc<ExtentMap<DirtyExtent>>,
     /// The newest commit when it was frozen.
     pub(crate) last: Lsn,
+    /// Content of the volume that it names in the log.
+    pub(crate) bytes: u64,
+}
+
+impl FrozenLayer {
+    pub(crate) fn new(map: ExtentMap<DirtyExtent>, last: Lsn) -> FrozenLayer {
+        FrozenLayer {
+            bytes: content_bytes(&map),
+            map: Arc::new(map),
+            last,
+        }
+    }
+}
+
+/// Content of the volume that a map names in the log.
+pub(crate) fn content_bytes(map: &ExtentMap<DirtyExtent>) -> u64 {
+    let content = map.iter().filter(|(_, dirty)| dirty.addr.is_some());
+    content.map(|(span, _)| span.bytes()).sum()
 }
 
 /// What the layers know about some sectors.
@@ -94,6 +112,8 @@ pub(crate) enum Location {
 #[derive(Debug, Default)]
 pub(crate) struct Layers {
     pub(crate) top: ExtentMap<DirtyExtent>,
+    /// Content of the volume that the top layer names in the log.
+    top_bytes: u64,
     /// Oldest first.
     pub(crate) frozen: Vec<FrozenLayer>,
     pub(crate) clean: ExtentMap<CleanExtent>,
@@ -107,18 +127,30 @@ impl Layers {
         value: DirtyExtent,
         mut dead: impl FnMut(LogAddr, u64),
     ) {
+        let mut hidden = 0;
         self.top.insert(span, value, |part, old| {
             if let Some(addr) = old.addr {
+                hidden += part.bytes();
                 dead(addr, part.sectors());
             }
         });
+        self.top_bytes = self.top_bytes.saturating_sub(hidden);
+        if value.addr.is_some() {
+            self.top_bytes += span.bytes();
+        }
+    }
+
+    /// Content of the volume that the top layer names in the log.
+    pub(crate) fn top_bytes(&self) -> u64 {
+        self.top_bytes
     }
 
     /// Freezes the top layer as of `last`. An empty one leaves nothing to freeze.
     pub(crate) fn freeze(&mut self, last: Lsn) {
         if !self.top.is_empty() {
             let map = Arc::new(std::mem::take(&mut self.top));
-            self.frozen.push(FrozenLayer { map, last });
+            let bytes = std::mem::take(&mut self.top_bytes);
+            self.frozen.push(FrozenLayer { map, last, bytes });
         }
     }
 
@@ -168,6 +200,7 @@ impl Layers {
                     dead.extend(dirty.addr.map(|addr| (addr, part.sectors())));
                 });
             }
+            layer.bytes = content_bytes(&layer.map);
         }
         self.frozen.retain(|layer| !layer.map.is_empty());
         dead
@@ -178,6 +211,7 @@ impl Layers {
         let mut dead = Vec::new();
         let frozen = std::mem::take(&mut self.frozen);
         let top = std::mem::take(&mut self.top);
+        self.top_bytes = 0;
         for map in frozen.iter().map(|layer| &*layer.map).chain([&top]) {
             dead.extend(
                 map.iter().filter_map(|(span, dirty)| {

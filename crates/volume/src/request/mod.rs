@@ -295,7 +295,8 @@ impl Volume {
             return None;
         }
         let held = tail.dirty_sectors();
-        let lots = if engine.has_extent_room() && engine.space.admit(span.bytes(), held) {
+        let lots = if engine.has_extent_room() && engine.space.admit(&tail.pace, span.bytes(), held)
+        {
             engine.segments.allocate(Stream::Writer, tail.id(), span)
         } else {
             None

@@ -24,8 +24,10 @@ use crate::log::segments::{Lots, Segments};
 use crate::map::ExtentMap;
 use crate::map::index::Index;
 use crate::map::layers::{DirtyExtent, FrozenLayer, Layers, LogAddr};
+use crate::request::space::Pace;
 use crate::request::watermark::Ages;
 use crate::store::boot_set::BootSet;
+use crate::store::flow::slices::CutSlice;
 use crate::store::upload_state::UploadState;
 use crate::units::{Lsn, Span};
 
@@ -49,6 +51,10 @@ pub(crate) enum Status {
     Closed,
 }
 
+/// The tail does not serve, so nothing more of it goes to the store.
+#[derive(Debug)]
+pub(crate) struct NotLive;
+
 #[derive(Debug)]
 pub(crate) struct Inner {
     pub(crate) status: Status,
@@ -60,8 +66,10 @@ pub(crate) struct Inner {
     /// Ring slots promised to plans that have not committed.
     pub(crate) reserved: u64,
     pub(crate) ring: Option<Ring>,
-    /// An upload holds the frozen layers: they must not be merged.
-    pub(crate) uploading: bool,
+    /// Slices are cut up to here: the layers below are theirs, and nobody merges them.
+    pub(crate) cut: Lsn,
+    /// A top layer with so much content is frozen, to become a slice.
+    pub(crate) slice_bytes: u64,
     pub(crate) ages: Ages,
     /// The planted bug's entry that is written one commit too late.
     #[cfg(canary)]
@@ -83,6 +91,7 @@ pub(crate) struct Tail {
     dirty_sectors: AtomicU64,
     pub(crate) upload: UploadState,
     pub(crate) boot_set: BootSet,
+    pub(crate) pace: Pace,
 }
 
 impl Tail {
@@ -99,6 +108,7 @@ impl Tail {
             dirty_sectors: AtomicU64::new(0),
             upload: UploadState::default(),
             boot_set: BootSet::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -243,30 +253,75 @@ impl Tail {
         Some((cut, inner.layers.frozen.clone()))
     }
 
-    /// Puts one equal layer in place of the oldest `layers`, unless an upload works on them or
-    /// they are not the oldest any more. What it replaced is returned, to be dropped elsewhere.
-    pub(crate) fn replace_frozen(
+    /// Cuts the next slice, if more than what is cut is wanted; of it only what is at most `most`.
+    pub(crate) fn cut_slice(
+        &self,
+        wanted: Lsn,
+        most: Lsn,
+        now_ns: u64,
+    ) -> Result<Option<CutSlice>, NotLive> {
+        let mut inner = self.lock();
+        if inner.status != Status::Live {
+            return Err(NotLive);
+        }
+        if wanted.min(most) <= inner.cut {
+            return Ok(None);
+        }
+        let newest = inner.newest;
+        if inner.loose_layers().is_empty() && newest <= most {
+            inner.layers.freeze(newest);
+        }
+        let mut bytes = 0;
+        let slice_bytes = inner.slice_bytes;
+        let fitting = inner.loose_layers().iter().take_while(|layer| {
+            let first = bytes == 0;
+            bytes += layer.bytes.max(1);
+            layer.last <= most && (first || bytes <= slice_bytes)
+        });
+        let layers: Vec<FrozenLayer> = fitting.cloned().collect();
+        let Some(last) = layers.last().map(|layer| layer.last) else {
+            return Ok(None);
+        };
+        inner.cut = last;
+        Ok(Some(CutSlice {
+            last,
+            layers,
+            cut_ns: now_ns,
+        }))
+    }
+
+    /// Freezes the top layer; all layers that no slice has. None if the tail is broken.
+    pub(crate) fn freeze_loose(&self) -> Option<Vec<FrozenLayer>> {
+        let mut inner = self.lock();
+        if inner.status == Status::Broken {
+            return None;
+        }
+        let newest = inner.newest;
+        inner.layers.freeze(newest);
+        Some(inner.loose_layers().to_vec())
+    }
+
+    /// Puts one equal layer in place of the oldest `layers` that no slice has, unless a slice has
+    /// taken some meanwhile. What it replaced is returned, to be dropped elsewhere.
+    pub(crate) fn replace_loose(
         &self,
         layers: &[FrozenLayer],
         merged: ExtentMap<DirtyExtent>,
     ) -> Option<Vec<FrozenLayer>> {
-        let last = layers.last()?.last;
+        let layer = FrozenLayer::new(merged, layers.last()?.last);
         let mut inner = self.lock();
-        // While `merged` was made, an upload may have begun, or have ended and taken layers away.
-        let same = inner.layers.frozen.len() >= layers.len()
+        let loose = inner.loose_layers();
+        let same = loose.len() >= layers.len()
             && layers
                 .iter()
-                .zip(&inner.layers.frozen)
+                .zip(loose)
                 .all(|(a, b)| Arc::ptr_eq(&a.map, &b.map));
-        if inner.uploading || !same {
+        if !same {
             return None;
         }
-        let layer = FrozenLayer {
-            map: Arc::new(merged),
-            last,
-        };
-        let replaced = inner.layers.frozen.splice(..layers.len(), [layer]);
-        Some(replaced.collect())
+        let first = inner.layers.frozen.len() - loose.len();
+        let replaced = first..first + layers.len();
+        Some(inner.layers.frozen.splice(replaced, [layer]).collect())
     }
 
     pub(crate) fn dirty_sectors(&self) -> u64 {
@@ -321,6 +376,9 @@ impl Tail {
         }
         let newest = inner.newest;
         inner.ages.acked(newest, now_ns);
+        if inner.layers.top_bytes() >= inner.slice_bytes {
+            inner.layers.freeze(newest);
+        }
         Ok(newest)
     }
 
@@ -384,6 +442,12 @@ impl Tail {
 }
 
 impl Inner {
+    /// Frozen layers that no slice has, oldest first.
+    pub(crate) fn loose_layers(&self) -> &[FrozenLayer] {
+        let frozen = &self.layers.frozen;
+        &frozen[frozen.partition_point(|layer| layer.last <= self.cut)..]
+    }
+
     /// May a request complete here?
     pub(crate) fn serving(&self) -> Result<(), ErrorKind> {
         match self.status {

@@ -12,10 +12,10 @@ use crate::hostlog::names::{Position, SessionName};
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
+use crate::store::flow;
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::open::{NameLock, check_not_held, discard_tail, is_held_here, local_tails};
 use crate::store::roots::{ReplaceOutcome, read_any_root, read_root, replace_root};
-use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
 use crate::units::{Epoch, Lsn};
@@ -31,7 +31,7 @@ pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> 
             tail.name()
         )));
     }
-    upload::wait_grown(tail, bytes).await
+    flow::wait_grown(tail, bytes).await
 }
 
 pub(crate) async fn create(

@@ -20,9 +20,9 @@ use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
 use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
+use crate::store::flow::is_final;
 use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
 use crate::store::roots::{commit_root, settled_head};
-use crate::store::upload::is_final;
 use crate::store::upload_state::KnownRoot;
 use crate::units::Span;
 

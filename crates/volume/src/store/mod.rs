@@ -1,31 +1,31 @@
 //! Between the log and the object store: how volumes open, how bytes go up, and how they come back.
 //!
 //! [`catalog`] creates, lists and deletes volumes; [`rescue`] shows and drops what is kept of lost
-//! ones; [`open`] takes a volume's epoch and gives it back, [`load_index`] reads its index; [`upload`]
-//! brings the log's bytes to the store: [`log_reads`] reads them, [`packing`] puts them into packs;
+//! ones; [`open`] takes a volume's epoch and gives it back, [`load_index`] reads its index; [`flow`]
+//! brings the log's bytes to the store in slices, [`publish`] makes them stored, in order;
 //! beside it [`fold`] merges deltas into index pages ([`fold_pages`]); [`roots`] reads and replaces a
 //! volume's root, one at a time by [`turn`]; [`fetch`] brings chunks and [`index_blocks`] pages and nodes
 //! into memory, for the waiters in [`fetch_table`]; [`read_ahead`] fetches what sequential readers, which
-//! [`streams`] knows, will ask for next, and what was read first after the opening before ([`boot_set`]); [`objects`] makes the single requests of them all.
+//! [`streams`] knows, will ask for next, and what was read first after the opening before ([`boot_set`]);
+//! [`objects`] makes the single requests of them all.
 
 pub(crate) mod boot_set;
 pub(crate) mod catalog;
 pub(crate) mod fetch;
 pub(crate) mod fetch_table;
+pub(crate) mod flow;
 pub(crate) mod fold;
 mod fold_pages;
 pub(crate) mod index_blocks;
 pub(crate) mod load_index;
-pub(crate) mod log_reads;
 pub(crate) mod objects;
 pub(crate) mod open;
-pub(crate) mod packing;
+pub(crate) mod publish;
 pub(crate) mod read_ahead;
 pub(crate) mod recovery_point;
 pub(crate) mod rescue;
 pub(crate) mod roots;
 pub(crate) mod streams;
 pub(crate) mod turn;
-pub(crate) mod upload;
 pub(crate) mod upload_state;
 pub(crate) mod volume_spec;

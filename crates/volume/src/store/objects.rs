@@ -87,7 +87,7 @@ pub(crate) async fn put(
         .port
         .store(StoreOp::Put {
             key: key.clone(),
-            data,
+            data: data.into(),
         })
         .await
     {

@@ -26,11 +26,10 @@ use crate::request::watermark::Ages;
 use crate::store::load_index::load_index;
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root, settled_head};
-use crate::store::upload;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
-use crate::store::{fold, index_blocks};
-use crate::units::{Epoch, LogSession, VolumeId};
+use crate::store::{flow, fold, index_blocks};
+use crate::units::{Epoch, LogSession, Lsn, VolumeId};
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -73,10 +72,9 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         .sum();
     let mut layers = Layers::default();
     if !found.map.is_empty() {
-        layers.frozen.push(FrozenLayer {
-            map: Arc::new(found.map),
-            last: found.newest,
-        });
+        layers
+            .frozen
+            .push(FrozenLayer::new(found.map, found.newest));
     }
     let inner = Inner {
         status: Status::Dormant,
@@ -91,7 +89,8 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         newest: found.newest,
         reserved: 0,
         ring: None,
-        uploading: false,
+        cut: Lsn::ZERO,
+        slice_bytes: u64::MAX,
         ages: Ages::default(),
         #[cfg(canary)]
         late: None,
@@ -365,6 +364,8 @@ async fn go_live(
             inner.ages.acked(newest, engine.jobs.mono_ns());
         }
         inner.ring = ring;
+        inner.cut = root.lsn;
+        inner.slice_bytes = engine.options.slice_bytes();
         tail.set_framed(newest);
         stale
     };
@@ -390,9 +391,11 @@ async fn go_live(
         }
     }
     tail.lock().status = Status::Live;
+    // How old it is nobody knows, and this life may be as short as the one before.
+    tail.upload.request(tail.newest());
+    flow::start(engine, tail);
     let shared = || (Arc::clone(engine), Arc::clone(tail));
-    let (uploading, folding, loading) = (shared(), shared(), shared());
-    engine.jobs.spawn(upload::run(uploading.0, uploading.1));
+    let (folding, loading) = (shared(), shared());
     engine.jobs.spawn(fold::run(folding.0, folding.1));
     engine
         .jobs
@@ -402,7 +405,7 @@ async fn go_live(
 
 pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let _busy = NameLock::take(engine, tail.name())?;
-    upload::wait_stored(engine, tail, tail.newest()).await?;
+    flow::wait_stored(engine, tail, tail.newest()).await?;
     {
         let mut inner = tail.lock();
         if inner.newest > tail.stored() {

@@ -1,15 +1,17 @@
-//! How far the store is with a tail: the root that this host last knew, and what is asked for next.
+//! How far the store is with a tail: the root that this host last knew, what is asked for next, and the
+//! slices that are on their way.
 //!
-//! Written by the upload job and by an open; never does I/O itself.
+//! Written by the flow of slices, by folds and by an open; never does I/O itself.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::driver::Version;
 use crate::error::OpenError;
 use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::object::root::Root;
+use crate::store::flow::slices::{ReadySlice, Slices};
 use crate::store::recovery_point::RecoveryPoint;
 use crate::store::turn::RootTurn;
 use crate::units::{Lsn, RootMark};
@@ -24,9 +26,10 @@ pub(crate) struct KnownRoot {
 /// A tail's upload side.
 #[derive(Debug, Default)]
 pub(crate) struct UploadState {
-    pub(super) wanted: AtomicU64,
+    wanted: AtomicU64,
+    slices: Mutex<Slices>,
     /// The size that the volume is to have, in bytes; below its size: none is asked for.
-    pub(super) grow: AtomicU64,
+    grow: AtomicU64,
     pub(super) changed: Signal,
     pub(super) turn: RootTurn,
     head: Mutex<Option<KnownRoot>>,
@@ -36,7 +39,7 @@ pub(crate) struct UploadState {
     unsettled: Mutex<Option<KnownRoot>>,
     /// Why nothing more is stored, until something changes in the store, or for good.
     refusal: Mutex<Option<OpenError>>,
-    pub(super) error: Mutex<Option<String>>,
+    error: Mutex<Option<String>>,
     pub(crate) uploaded_bytes: AtomicU64,
     pub(crate) recovery_point: RecoveryPoint,
     /// Committed as damaged since the volume was opened.
@@ -44,6 +47,41 @@ pub(crate) struct UploadState {
 }
 
 impl UploadState {
+    /// Everything up to here has been asked for.
+    pub(super) fn wanted(&self) -> Lsn {
+        Lsn(self.wanted.load(Ordering::Acquire))
+    }
+
+    /// See [`Slices::has_room`].
+    pub(super) fn has_room(&self, most_bytes: u64) -> bool {
+        lock(&self.slices).has_room(most_bytes)
+    }
+
+    pub(super) fn on_slice_cut(&self, last: Lsn, bytes: u64) {
+        lock(&self.slices).push(last, bytes);
+    }
+
+    pub(super) fn on_slice_ready(&self, slice: ReadySlice) {
+        lock(&self.slices).set_ready(slice);
+        self.changed.wake_all();
+    }
+
+    pub(super) fn publishable(&self) -> Vec<Arc<ReadySlice>> {
+        lock(&self.slices).publishable()
+    }
+
+    pub(super) fn has_publishable(&self) -> bool {
+        lock(&self.slices).has_publishable()
+    }
+
+    pub(super) fn on_published(&self, last: Lsn) {
+        lock(&self.slices).on_published(last);
+    }
+
+    pub(super) fn set_error(&self, error: Option<&OpenError>) {
+        *lock(&self.error) = error.map(ToString::to_string);
+    }
+
     /// Asks for everything up to `lsn` to be brought to the store.
     pub(crate) fn request(&self, lsn: Lsn) {
         if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
@@ -55,6 +93,11 @@ impl UploadState {
     pub(crate) fn grow(&self, bytes: u64) {
         self.grow.fetch_max(bytes, Ordering::AcqRel);
         self.changed.wake_all();
+    }
+
+    /// The size that a root is to say, which says this one now.
+    pub(super) fn grown_bytes(&self, bytes: u64) -> u64 {
+        bytes.max(self.grow.load(Ordering::Acquire))
     }
 
     /// Whether the store's root is smaller than it is to be.

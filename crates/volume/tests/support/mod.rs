@@ -38,6 +38,16 @@ pub(crate) struct Lasting {
     pub(crate) store_ms: u64,
     /// It takes one after the other.
     pub(crate) store_serial: bool,
+    /// Bytes that the store takes in a second, all PUTs together; 0: without limit.
+    pub(crate) store_bytes_per_s: u64,
+    /// So many PUTs of packs are left without an answer.
+    pub(crate) hanging_puts: usize,
+    /// So many PUTs of packs fail.
+    pub(crate) failing_puts: usize,
+    /// So many updates of roots fail.
+    pub(crate) failing_updates: usize,
+    /// Names of objects for which there was a PUT, also one that failed.
+    pub(crate) put_keys: Vec<String>,
     /// The store does not answer.
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.
@@ -216,6 +226,10 @@ pub(crate) struct World {
     pub(crate) report: RecoveryReport,
     /// Requests that the store is at work on, and when each is done.
     at_work: Vec<(u64, RequestId, StoreOp)>,
+    /// PUTs without an answer.
+    hanging: Vec<(RequestId, StoreOp)>,
+    /// Until then the store takes in what it has been sent.
+    store_busy_until_ns: u64,
 }
 
 pub(crate) fn options() -> Options {
@@ -266,6 +280,8 @@ impl World {
             now_ns: 1,
             report: RecoveryReport::default(),
             at_work: Vec::new(),
+            hanging: Vec::new(),
+            store_busy_until_ns: 0,
         };
         match world.wait(|_| answer.try_take()) {
             Ok(report) => {
@@ -301,11 +317,17 @@ impl World {
             }
             for Request { id, op } in requests {
                 let outcome = match op {
-                    RequestOp::Store(op) if self.lasting.store_ms > 0 => {
-                        let last = self.at_work.iter().map(|(due, ..)| *due).max();
-                        let begins = last.filter(|_| self.lasting.store_serial);
-                        let begins = begins.unwrap_or(self.now_ns).max(self.now_ns);
-                        let due = begins + self.lasting.store_ms * 1_000_000;
+                    RequestOp::Store(op)
+                        if self.lasting.hanging_puts > 0 && matches!(op, StoreOp::Put { .. }) =>
+                    {
+                        self.lasting.hanging_puts -= 1;
+                        self.hanging.push((id, op));
+                        continue;
+                    }
+                    RequestOp::Store(op)
+                        if self.lasting.store_ms > 0 || self.lasting.store_bytes_per_s > 0 =>
+                    {
+                        let due = self.store_done_at(&op);
                         self.at_work.push((due, id, op));
                         continue;
                     }
@@ -316,6 +338,30 @@ impl World {
                 self.host.complete(id, outcome);
             }
         }
+    }
+
+    /// When the store is done with a request that it gets now.
+    fn store_done_at(&mut self, op: &StoreOp) -> u64 {
+        let last = self.at_work.iter().map(|(due, ..)| *due).max();
+        let begins = last.filter(|_| self.lasting.store_serial);
+        let mut free_ns = begins.unwrap_or(self.now_ns).max(self.now_ns);
+        if let StoreOp::Put { data, .. } = op
+            && let Some(ns) =
+                (data.len() as u64 * 1_000_000_000).checked_div(self.lasting.store_bytes_per_s)
+        {
+            self.store_busy_until_ns = self.store_busy_until_ns.max(free_ns) + ns;
+            free_ns = self.store_busy_until_ns;
+        }
+        free_ns + self.lasting.store_ms * 1_000_000
+    }
+
+    /// The PUTs that hung are answered after all.
+    pub(crate) fn answer_hanging_puts(&mut self) {
+        for (id, op) in std::mem::take(&mut self.hanging) {
+            let outcome = Outcome::Store(self.store(op));
+            self.host.complete(id, outcome);
+        }
+        self.settle();
     }
 
     /// The same, but the first sync of the log after a write at `offset` or behind is left where it
@@ -438,6 +484,18 @@ impl World {
             StoreOp::List { .. } => "list",
         };
         *self.lasting.store_requests.entry(kind).or_default() += 1;
+        if let StoreOp::Put { key, .. } = &op {
+            self.lasting.put_keys.push(key.clone());
+        }
+        let failing = match &op {
+            StoreOp::Put { .. } => &mut self.lasting.failing_puts,
+            StoreOp::Update { .. } => &mut self.lasting.failing_updates,
+            _ => &mut 0,
+        };
+        if *failing > 0 {
+            *failing -= 1;
+            return Err(StoreError::Unavailable("it is told to fail".into()));
+        }
         let objects = &mut self.lasting.objects;
         self.lasting.versions += 1;
         let version = Version(self.lasting.versions.to_string());
@@ -460,7 +518,7 @@ impl World {
                 Ok(StoreReply::Range(data[at.min(end)..end].to_vec()))
             }
             StoreOp::Put { key, data } => {
-                objects.insert(key, (data, self.lasting.versions));
+                objects.insert(key, (data.into(), self.lasting.versions));
                 Ok(StoreReply::Written { version })
             }
             StoreOp::Create { key, data } => {

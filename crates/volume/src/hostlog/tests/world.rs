@@ -167,7 +167,7 @@ impl Shared {
                 Some((data, _)) => Ok(StoreReply::Range(data.clone())),
                 None => Err(StoreError::NotFound),
             },
-            StoreOp::Put { key, data } => self.write(key, data),
+            StoreOp::Put { key, data } => self.write(key, data.into()),
             StoreOp::Create { key, data } => match self.objects.contains_key(&key) {
                 true => Err(StoreError::PreconditionFailed),
                 false => self.write(key, data),

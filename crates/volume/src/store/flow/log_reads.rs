@@ -4,6 +4,8 @@
 //! itself, tried again for a while, and then given up as damaged, but only while the log can be read
 //! elsewhere: a disk that answers nothing at all is waited for, not given up block by block.
 
+use std::ops::Range;
+
 use blkmq::io::{FileId, SECTOR_BYTES};
 
 use crate::driver::DiskError;
@@ -16,6 +18,9 @@ use crate::units::Span;
 
 /// The longest read of the log.
 const READ_BYTES: u64 = 1 << 20;
+/// What lies between two places and nobody asked for is read along up to here: it takes less time than
+/// another read.
+const GAP_BYTES: u64 = 32 << 10;
 /// Reads in flight. The writes of volumes that write at the same time alternate in the log, so most
 /// reads are as short as a write: one after the other they take longer than all the rest.
 const READS_AT_ONCE: usize = 16;
@@ -23,23 +28,77 @@ const READS_AT_ONCE: usize = 16;
 /// double.
 const RETRIES: u32 = 4;
 
-/// What stands at one place of the log.
+/// What stands at many places of the log, in the buffers into which it was read: nothing is copied.
+#[derive(Debug)]
+pub(super) struct LogContent {
+    buffers: Vec<Vec<u8>>,
+    places: Vec<PlaceContent>,
+}
+
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Content {
-    /// Zeroes where it could not be read.
-    pub(crate) bytes: Vec<u8>,
-    /// Sectors of the volume whose bytes could not be read, ascending.
-    pub(crate) damaged: Vec<Span>,
+struct PlaceContent {
+    buffer: usize,
+    at: usize,
+    len: usize,
+    /// Sectors of the volume whose bytes could not be read, ascending. In the buffer they are zeroes.
+    damaged: Vec<Span>,
+}
+
+impl LogContent {
+    /// The bytes of consecutive places, one after the other: where they stand, if they are neighbours
+    /// there, else put together in `joined`.
+    pub(super) fn bytes_of<'a>(
+        &'a self,
+        places: Range<usize>,
+        joined: &'a mut Vec<u8>,
+    ) -> &'a [u8] {
+        let places = &self.places[places];
+        let Some((first, others)) = places.split_first() else {
+            return &[];
+        };
+        let mut end = first.at + first.len;
+        let neighbours = others.iter().all(|place| {
+            let joins = place.buffer == first.buffer && place.at == end;
+            end += place.len;
+            joins
+        });
+        if neighbours {
+            return &self.buffers[first.buffer][first.at..end];
+        }
+        joined.clear();
+        for place in places {
+            joined.extend_from_slice(self.bytes_at(place));
+        }
+        joined
+    }
+
+    fn bytes_at(&self, place: &PlaceContent) -> &[u8] {
+        &self.buffers[place.buffer][place.at..place.at + place.len]
+    }
+
+    /// What could not be read of these places, ascending as they are.
+    pub(super) fn damaged_in(&self, places: Range<usize>) -> Vec<Span> {
+        let places = self.places[places].iter();
+        places.flat_map(|place| place.damaged.clone()).collect()
+    }
+
+    /// All that could not be read.
+    pub(super) fn damaged(&self) -> Vec<Span> {
+        self.damaged_in(0..self.places.len())
+    }
 }
 
 /// Reads many places.
-pub(crate) async fn read_log(
+pub(super) async fn read_log(
     engine: &Engine,
     places: &[(Span, LogAddr)],
-) -> Result<Vec<Content>, OpenError> {
+) -> Result<LogContent, OpenError> {
     let mut order: Vec<usize> = (0..places.len()).collect();
     order.sort_by_key(|i| places[*i].1);
-    let mut contents = vec![Content::default(); places.len()];
+    let mut content = LogContent {
+        buffers: Vec::new(),
+        places: vec![PlaceContent::default(); places.len()],
+    };
     let mut failed = Vec::new();
     let at_once = if canary::active!("log_is_read_one_place_at_a_time") {
         1
@@ -52,30 +111,35 @@ pub(crate) async fn read_log(
             Box::pin(engine.port.read(FileId::LOG, offset, len as usize))
         });
         for (run, data) in runs.iter().zip(join_all(reads.collect()).await) {
-            for &i in run.places {
-                match &data {
-                    Ok(data) => {
-                        let at = ((places[i].1.sector() - run.first) * SECTOR_BYTES) as usize;
-                        contents[i].bytes = data[at..at + places[i].0.bytes() as usize].to_vec();
-                    }
-                    Err(error) if canary::active!("unreadable_block_stops_uploads") => {
-                        return Err(OpenError::Disk(error.0.clone()));
-                    }
-                    Err(_) => {
-                        contents[i].bytes = vec![0; places[i].0.bytes() as usize];
-                        failed.extend(blocks_of(i, places[i]));
-                    }
+            let data = match data {
+                Err(error) if canary::active!("unreadable_block_stops_uploads") => {
+                    return Err(OpenError::Disk(error.0));
                 }
+                data => data.ok(),
+            };
+            if data.is_none() {
+                let parts = run.places.iter().flat_map(|&i| blocks_of(i, places[i]));
+                failed.extend(parts);
+            }
+            let zeroes = || vec![0; (run.sectors * SECTOR_BYTES) as usize];
+            content.buffers.push(data.unwrap_or_else(zeroes));
+            for &i in run.places {
+                content.places[i] = PlaceContent {
+                    buffer: content.buffers.len() - 1,
+                    at: ((places[i].1.sector() - run.first) * SECTOR_BYTES) as usize,
+                    len: places[i].0.bytes() as usize,
+                    damaged: Vec::new(),
+                };
             }
         }
     }
     if !failed.is_empty() {
-        isolate(engine, failed, &mut contents).await?;
+        isolate(engine, failed, &mut content).await?;
     }
-    Ok(contents)
+    Ok(content)
 }
 
-/// Neighbours in the log that one read brings.
+/// Places near each other in the log that one read brings.
 struct Run<'a> {
     /// First sector, of a whole block.
     first: u64,
@@ -94,8 +158,8 @@ fn runs_of<'a>(places: &[(Span, LogAddr)], order: &'a [usize]) -> Vec<Run<'a>> {
         let mut until = end(first);
         let mut count = 1;
         for &next in &rest[1..] {
-            let near = places[next].1.sector() <= until.next_multiple_of(BLOCK_SECTORS);
-            if !near || (end(next) - start) * SECTOR_BYTES > READ_BYTES {
+            let gap = places[next].1.sector().saturating_sub(until) * SECTOR_BYTES;
+            if gap > GAP_BYTES || (end(next) - start) * SECTOR_BYTES > READ_BYTES {
                 break;
             }
             until = until.max(end(next));
@@ -158,7 +222,7 @@ async fn read_block(engine: &Engine, sector: u64) -> Result<Vec<u8>, DiskError> 
 async fn isolate(
     engine: &Engine,
     mut failed: Vec<BlockPart>,
-    contents: &mut [Content],
+    content: &mut LogContent,
 ) -> Result<(), OpenError> {
     let mut delay = engine.options.retry_ns;
     let mut tries = 0;
@@ -169,7 +233,9 @@ async fn isolate(
                 Ok(block) => {
                     let from = (part.skip * SECTOR_BYTES) as usize;
                     let len = part.span.bytes() as usize;
-                    contents[part.place].bytes[part.at..part.at + len]
+                    let place = &content.places[part.place];
+                    let at = place.at + part.at;
+                    content.buffers[place.buffer][at..at + len]
                         .copy_from_slice(&block[from..from + len]);
                 }
                 Err(_) => still.push(part),
@@ -192,7 +258,7 @@ async fn isolate(
         return Ok(());
     }
     for part in failed {
-        contents[part.place].damaged.push(part.span);
+        content.places[part.place].damaged.push(part.span);
     }
     Ok(())
 }

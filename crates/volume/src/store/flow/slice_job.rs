@@ -1,0 +1,133 @@
+//! One slice on its way: from frozen layers in the log to packs in the store.
+//!
+//! It ends when all its packs are there and a durable frame covers its cut (so that the local state
+//! never falls behind the store's, and LSNs are never given out twice), or when the volume is not served
+//! any more. No failure ends it: each pack repeats what failed, alone.
+
+use std::sync::Arc;
+
+use crate::driver::ComputeKind;
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::jobs::{Answer, join_all};
+use crate::map::ExtentMap;
+use crate::map::layers::{DirtyExtent, LogAddr, merge};
+use crate::object::pack::Slice;
+use crate::request::tail::{Status, Tail};
+use crate::store::flow::compute::compute;
+use crate::store::flow::packing::{BroughtPack, PackPlan, bring_pack, plan_packs};
+use crate::store::flow::repeats::Stopped;
+use crate::store::flow::slices::{CutSlice, ReadySlice};
+use crate::units::Epoch;
+
+pub(super) async fn run(engine: Arc<Engine>, tail: Arc<Tail>, cut: CutSlice) {
+    let (last, round) = (cut.last, engine.committer().next_round());
+    let Ok(ready) = prepare(&engine, &tail, cut).await else {
+        return;
+    };
+    if tail.framed() < last {
+        // The round covers it; if it fails, one that was in flight before may have done so.
+        engine.committer().durable(&engine, round).await;
+    }
+    if tail.framed() < last {
+        // What no durable frame covers must not be in the store (R10): it takes a restart.
+        tail.upload.set_error(Some(&OpenError::Poisoned));
+        tail.upload.wake_all();
+        return;
+    }
+    tail.upload.on_slice_ready(ready);
+}
+
+async fn prepare(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    cut: CutSlice,
+) -> Result<ReadySlice, Stopped> {
+    if tail.framed() < cut.last {
+        // It will be durable by the time that the packs are in the store.
+        engine.committer().request_round(engine);
+    }
+    let root = tail.upload.head().ok_or(Stopped)?.root;
+    let slice = Slice {
+        origin: root.volume,
+        epoch: if canary::active!("slices_of_one_epoch") {
+            Epoch(0)
+        } else {
+            root.epoch
+        },
+        first: root.first,
+        last: cut.last,
+    };
+    let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
+    let chunk_bytes = u64::from(engine.options.chunk_bytes);
+    let pack_bytes = engine.options.pack_bytes;
+    let extents = Arc::clone(&merged);
+    let cost = (ComputeKind::Merge, extents_bytes(&extents));
+    let plan = move || plan_packs(&extents, chunk_bytes, pack_bytes);
+    let plans = compute(engine, tail, cost, plan).await?;
+    let mut answers = Vec::new();
+    for plan in plans {
+        answers.push(start_pack(engine, tail, slice, plan).await?);
+    }
+    let mut packs = Vec::new();
+    let mut damaged = Vec::new();
+    for answer in join_all(answers).await {
+        let pack = answer?;
+        packs.push(pack.uploaded);
+        damaged.extend(pack.damaged);
+    }
+    Ok(ReadySlice {
+        last: cut.last,
+        cut_ns: cut.cut_ns,
+        merged,
+        hidden,
+        packs,
+        damaged,
+    })
+}
+
+/// Starts a pack once there is memory for it.
+async fn start_pack(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    slice: Slice,
+    plan: PackPlan,
+) -> Result<Answer<Result<BroughtPack, Stopped>>, Stopped> {
+    let permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
+    if tail.lock().status != Status::Live {
+        return Err(Stopped);
+    }
+    let (sender, answer) = Answer::channel();
+    let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
+    engine.clone().jobs.spawn(async move {
+        sender.send(bring_pack(&engine, &tail, slice, plan).await);
+        drop(permit);
+    });
+    Ok(answer)
+}
+
+/// The slice's layers as one map, and what they hide among themselves.
+async fn merge_layers(
+    engine: &Engine,
+    tail: &Tail,
+    cut: &CutSlice,
+) -> Result<(Arc<ExtentMap<DirtyExtent>>, Vec<(LogAddr, u64)>), Stopped> {
+    if let [layer] = &cut.layers[..] {
+        return Ok((Arc::clone(&layer.map), Vec::new()));
+    }
+    let layers = cut.layers.clone();
+    let bytes = layers.iter().map(|layer| extents_bytes(&layer.map)).sum();
+    compute(engine, tail, (ComputeKind::Merge, bytes), move || {
+        let mut hidden = Vec::new();
+        let merged = merge(layers.iter().map(|layer| &*layer.map), |addr, sectors| {
+            hidden.push((addr, sectors));
+        });
+        (Arc::new(merged), hidden)
+    })
+    .await
+}
+
+/// About what a map takes in memory.
+fn extents_bytes(map: &ExtentMap<DirtyExtent>) -> u64 {
+    32 * map.len() as u64
+}

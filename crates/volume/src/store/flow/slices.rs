@@ -1,0 +1,155 @@
+//! The slices of one volume that are on their way: which are cut, which are ready, in order.
+//!
+//! Memory only. A slice that is ready waits here until all before it are: what is published is always a
+//! prefix of the volume's history. Nothing that a slice has put into the store is forgotten when
+//! publishing it fails.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::map::ExtentMap;
+use crate::map::layers::{DirtyExtent, FrozenLayer, LogAddr};
+use crate::object::pack::Section;
+use crate::object::root::DeltaRef;
+use crate::units::{Lsn, Span};
+
+/// Slices of a volume on their way at once: enough that one slow PUT leaves the others to use the
+/// store.
+const IN_FLIGHT_MAX: usize = 8;
+
+/// A slice as it was cut: layers that are its alone.
+#[derive(Debug)]
+pub(crate) struct CutSlice {
+    /// Everything up to here, from the slice before on.
+    pub(crate) last: Lsn,
+    /// Oldest first.
+    pub(crate) layers: Vec<FrozenLayer>,
+    pub(crate) cut_ns: u64,
+}
+
+/// A pack that is in the store.
+#[derive(Debug)]
+pub(crate) struct UploadedPack {
+    pub(crate) reference: DeltaRef,
+    pub(crate) sections: Vec<Section>,
+}
+
+/// A slice whose packs are all in the store, up to a cut that a durable frame covers.
+#[derive(Debug)]
+pub(crate) struct ReadySlice {
+    pub(crate) last: Lsn,
+    pub(crate) cut_ns: u64,
+    /// What it holds, seen from above.
+    pub(crate) merged: Arc<ExtentMap<DirtyExtent>>,
+    /// Log bytes of its layers that others of its layers hide.
+    pub(crate) hidden: Vec<(LogAddr, u64)>,
+    pub(crate) packs: Vec<UploadedPack>,
+    /// What could not be read from the log and was given up.
+    pub(crate) damaged: Vec<Span>,
+}
+
+#[derive(Debug)]
+struct Slice {
+    last: Lsn,
+    /// Content of its layers.
+    bytes: u64,
+    ready: Option<Arc<ReadySlice>>,
+}
+
+/// Oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct Slices {
+    list: VecDeque<Slice>,
+}
+
+impl Slices {
+    /// Whether another slice may be cut. Nothing merges the layers of those on their way, so that
+    /// they hold at most about `most` bytes of the log.
+    pub(crate) fn has_room(&self, most: u64) -> bool {
+        let held: u64 = self.list.iter().map(|slice| slice.bytes).sum();
+        self.list.is_empty() || (self.list.len() < IN_FLIGHT_MAX && held < most)
+    }
+
+    pub(crate) fn push(&mut self, last: Lsn, bytes: u64) {
+        debug_assert!(self.list.back().is_none_or(|slice| slice.last < last));
+        self.list.push_back(Slice {
+            last,
+            bytes,
+            ready: None,
+        });
+    }
+
+    pub(crate) fn set_ready(&mut self, ready: ReadySlice) {
+        let slice = self.list.iter_mut().find(|slice| slice.last == ready.last);
+        if let Some(slice) = slice {
+            slice.ready = Some(Arc::new(ready));
+        }
+    }
+
+    /// All that may be published now.
+    pub(crate) fn publishable(&self) -> Vec<Arc<ReadySlice>> {
+        if canary::active!("slices_are_published_out_of_order") {
+            let first = self.list.iter().find_map(|slice| slice.ready.clone());
+            return first.into_iter().collect();
+        }
+        let ready = self.list.iter().map_while(|slice| slice.ready.clone());
+        ready.collect()
+    }
+
+    pub(crate) fn has_publishable(&self) -> bool {
+        !self.publishable().is_empty()
+    }
+
+    pub(crate) fn on_published(&mut self, last: Lsn) {
+        self.list.retain(|slice| slice.last > last);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ready(last: u64) -> ReadySlice {
+        ReadySlice {
+            last: Lsn(last),
+            cut_ns: 0,
+            merged: Arc::default(),
+            hidden: Vec::new(),
+            packs: Vec::new(),
+            damaged: Vec::new(),
+        }
+    }
+
+    fn lasts(slices: &Slices) -> Vec<u64> {
+        let publishable = slices.publishable();
+        publishable.iter().map(|slice| slice.last.0).collect()
+    }
+
+    #[test]
+    fn slices_on_their_way_are_few_and_hold_a_bounded_part_of_the_log() {
+        let mut slices = Slices::default();
+        assert!(slices.has_room(0), "one always goes");
+        slices.push(Lsn(1), 100);
+        assert!(slices.has_room(101) && !slices.has_room(100));
+        (2..9).for_each(|last| slices.push(Lsn(last), 0));
+        assert!(!slices.has_room(u64::MAX));
+    }
+
+    #[test]
+    fn what_may_be_published_is_always_a_prefix_of_the_history() {
+        let mut slices = Slices::default();
+        for last in [10, 20, 30] {
+            slices.push(Lsn(last), 100);
+        }
+        slices.set_ready(ready(20));
+        assert!(!slices.has_publishable());
+        slices.set_ready(ready(10));
+        assert_eq!(lasts(&slices), [10, 20]);
+        // Publishing may fail any number of times.
+        assert_eq!(lasts(&slices), [10, 20]);
+        slices.on_published(Lsn(20));
+        assert_eq!(lasts(&slices), [0_u64; 0]);
+        slices.set_ready(ready(30));
+        assert_eq!(lasts(&slices), [30]);
+    }
+}
