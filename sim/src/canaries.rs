@@ -53,6 +53,9 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "panic_passed_over",
     "read_ahead_first",
     "index_block_in_memory_only",
+    "slices_are_published_out_of_order",
+    "one_volume_takes_all_memory",
+    "writers_run_into_a_full_log",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

@@ -20,7 +20,7 @@
 //!   | reclaim     |            |                        |
 //!   +---+-----^---+            |                        |
 //!       |     | space     +- store -------------------------------+
-//!       |     +-----------| upload, fold, roots; open; fetch      |
+//!       |     +-----------| flow, publish, roots; fold; open; fetch|
 //!       |                 +----+----------------------------------+
 //!       v                      v
 //!     driver: Request  --->  log, memory and cache files; object store
@@ -33,7 +33,7 @@
 //!
 //! Reading order, along the path of the data: [`units`]; `request` (plan and commit, a volume's tail,
 //! where writes wait for space); `map` (which extent is the newest); `log` (segments, ring, frames, group
-//! commit, checkpoints, reclaim); `store` (open, upload, index pages, roots, fetch) and [`object`] (the
+//! commit, checkpoints, reclaim); `store` (open, the flow of slices, index pages, roots, fetch) and [`object`] (the
 //! formats there); [`hostlog`] (how hosts are to share a store: records, and the procedures that write
 //! them; the server does not use it yet); `cache`; `recover` (what a host finds in its log). Beside the path: `jobs` runs
 //! procedures without a runtime, `engine` is what all parts use, [`driver`] the requests and outcomes,

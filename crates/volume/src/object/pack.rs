@@ -9,14 +9,14 @@
 //!     fields before it u64, magic `FIRNPEND`
 //! ```
 //!
-//! A slice is what one upload of one volume put here. Its header, and an entry:
+//! A slice is a part of the history of one volume; a pack holds all or some of it. Its header, and an entry:
 //!
 //! | offset | bytes | field of a slice |
 //! |---|---|---|
 //! | 0 | 16 | origin volume id |
 //! | 16 | 8 | epoch in which it was written |
 //! | 24 | 8 | first LSN of that epoch |
-//! | 32 | 8 | LSN up to which the upload went |
+//! | 32 | 8 | LSN up to which the slice goes |
 //! | 40 | 4 | key id, 0: not encrypted |
 //! | 44 | 4 | entries that follow |
 //!
@@ -85,7 +85,7 @@ impl Codec {
     }
 }
 
-/// What one upload of one volume put into a pack.
+/// A part of the history of one volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The volume.
@@ -94,7 +94,7 @@ pub struct Slice {
     pub epoch: Epoch,
     /// The first LSN of that epoch: what an older epoch wrote at or above it is void.
     pub first: Lsn,
-    /// The upload went up to here.
+    /// It goes up to here.
     pub last: Lsn,
 }
 
