@@ -282,8 +282,8 @@ fn a_recovered_tail_is_uploaded_at_once() {
     drop(volume);
     let mut lasting = world.kill();
     lasting.outage = false;
-    let mut world = World::try_start(lasting, log_of_16_mib())
-        .unwrap_or_else(|failed| panic!("{}", failed.0));
+    let mut world =
+        World::try_start(lasting, log_of_16_mib()).unwrap_or_else(|failed| panic!("{}", failed.0));
     let volume = world.open("demo");
     world.pass(500);
     assert_eq!(volume.watermarks().stored.lsn, newest);

@@ -285,8 +285,32 @@ fn decode_item(r: &mut Reader<'_>, pack: ObjectId, origin: VolumeId) -> Result<I
 /// The longest chunk that is accepted; what is written is far shorter.
 pub const CHUNK_BYTES_MAX: u64 = 4 << 20;
 
-/// zstd's level for chunks: what is written is read again soon, and the processor is the guest's.
-const LEVEL: i32 = 1;
+/// How much is done to make chunks smaller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effort {
+    /// What is written is read again soon, and the processor is the guest's.
+    #[default]
+    Usual,
+    /// Writers wait for it.
+    Least,
+}
+
+impl Effort {
+    /// zstd's level.
+    fn level(self) -> i32 {
+        match self {
+            Effort::Usual => 1,
+            Effort::Least => -4,
+        }
+    }
+}
+
+/// A chunk that becomes smaller by less than this part of it is stored as it is: reading it costs less.
+const GAIN_MIN: usize = 32;
+/// After so many chunks in a row that did not become smaller,
+const MISSES_FEW: u32 = 8;
+/// only each so many of those that follow is tried, until one does.
+const TRY_EACH: u32 = 8;
 
 /// Builds a pack.
 pub struct PackWriter {
@@ -298,6 +322,8 @@ pub struct PackWriter {
     compressor: Option<zstd::bulk::Compressor<'static>>,
     /// What a chunk is compressed into.
     packed: Vec<u8>,
+    /// Chunks in a row that were stored as they are.
+    misses: u32,
 }
 
 impl std::fmt::Debug for PackWriter {
@@ -327,14 +353,20 @@ pub struct Pack {
 impl PackWriter {
     /// An empty pack.
     pub fn new(id: ObjectId) -> PackWriter {
+        PackWriter::with_effort(id, Effort::Usual)
+    }
+
+    /// An empty pack, to be filled with this effort.
+    pub fn with_effort(id: ObjectId, effort: Effort) -> PackWriter {
         let mut w = Writer::new();
         w.raw(&MAGIC).u16(VERSION).u16(0).u32(0).raw(&id.bytes());
         PackWriter {
             id,
             w,
             sections: Vec::new(),
-            compressor: zstd::bulk::Compressor::new(LEVEL).ok(),
+            compressor: zstd::bulk::Compressor::new(effort.level()).ok(),
             packed: Vec::new(),
+            misses: 0,
         }
     }
 
@@ -362,13 +394,20 @@ impl PackWriter {
     pub fn add(&mut self, slice: &Slice, span: Span, lsn: Lsn, content: &[u8]) {
         let origin = slice.origin;
         debug_assert_eq!(span.bytes(), content.len() as u64);
+        let most = content.len() - content.len().div_ceil(GAIN_MIN);
         self.packed.clear();
-        // Room for less than the chunk: what does not become smaller does not fit.
-        self.packed.reserve_exact(content.len().saturating_sub(1));
-        let packed = self.compressor.as_mut().and_then(|compressor| {
+        // Room for no more than pays: what does not become that small does not fit.
+        self.packed.reserve_exact(most);
+        let tried = self.misses < MISSES_FEW || self.misses.is_multiple_of(TRY_EACH);
+        let compressor = self.compressor.as_mut().filter(|_| tried);
+        let packed = compressor.and_then(|compressor| {
             let bytes = compressor.compress_to_buffer(content, &mut self.packed);
-            bytes.ok().filter(|bytes| *bytes < content.len())
+            bytes.ok().filter(|bytes| *bytes <= most)
         });
+        self.misses = match packed {
+            Some(_) => 0,
+            None => self.misses.saturating_add(1),
+        };
         let (codec, stored) = match packed {
             Some(bytes) => (Codec::Zstd, &self.packed[..bytes]),
             None => (Codec::Plain, content),

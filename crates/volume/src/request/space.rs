@@ -120,6 +120,11 @@ impl Space {
         true
     }
 
+    /// Whether writers wait for slices: then these take the way that costs the least.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.pressure.load(Ordering::Relaxed) > PACE_AT_PERMILLE
+    }
+
     /// So many bytes of the log are free because slices were published.
     pub(crate) fn on_published(&self, bytes: u64) {
         self.published.fetch_add(bytes, Ordering::Relaxed);

@@ -279,9 +279,17 @@ impl Tail {
             layer.last <= most && (first || bytes <= slice_bytes)
         });
         let layers: Vec<FrozenLayer> = fitting.cloned().collect();
-        let Some(last) = layers.last().map(|layer| layer.last) else {
-            return Ok(None);
+        let last = match layers.last() {
+            Some(layer) => layer.last,
+            // Nothing is left of the commits but their numbers.
+            None if inner.loose_layers().is_empty() && (inner.cut..=most).contains(&newest) => {
+                newest
+            }
+            None => return Ok(None),
         };
+        if last == inner.cut {
+            return Ok(None);
+        }
         inner.cut = last;
         Ok(Some(CutSlice {
             last,

@@ -15,8 +15,7 @@ use crate::engine::Engine;
 use crate::map::ExtentMap;
 use crate::map::index::delta_of;
 use crate::map::layers::{DirtyExtent, LogAddr};
-use crate::object::ObjectId;
-use crate::object::pack::{Pack, PackWriter, Slice};
+use crate::object::pack::{Effort, Pack, PackWriter, Slice};
 use crate::object::root::DeltaRef;
 use crate::request::tail::Tail;
 use crate::store::flow::compute::compute;
@@ -150,25 +149,34 @@ pub(super) async fn bring_pack(
     let id = engine.next_object();
     let damaged = content.damaged();
     let cost = (ComputeKind::Pack, plan.bytes);
-    let build = move || build_pack(id, slice, &plan, &content);
+    let effort = if engine.space.is_pressed() {
+        Effort::Least
+    } else {
+        Effort::Usual
+    };
+    let build = move || build_pack(PackWriter::with_effort(id, effort), &slice, &plan, &content);
     let pack = compute(engine, tail, cost, build).await?;
     let uploaded = put_pack(engine, tail, pack).await?;
     Ok(BroughtPack { uploaded, damaged })
 }
 
-fn build_pack(id: ObjectId, slice: Slice, plan: &PackPlan, content: &LogContent) -> Pack {
-    let mut writer = PackWriter::new(id);
+fn build_pack(
+    mut writer: PackWriter,
+    slice: &Slice,
+    plan: &PackPlan,
+    content: &LogContent,
+) -> Pack {
     let mut place = 0;
     let mut joined = Vec::new();
     for item in &plan.items {
         match item {
-            PlannedItem::Zeroes(span, lsn) => writer.add_zeroes(&slice, *span, *lsn),
+            PlannedItem::Zeroes(span, lsn) => writer.add_zeroes(slice, *span, *lsn),
             PlannedItem::Content(run) => {
                 let places = place..place + run.parts.len();
                 place = places.end;
                 let damaged = content.damaged_in(places.clone());
                 let bytes = content.bytes_of(places, &mut joined);
-                add_run(&mut writer, &slice, run, bytes, &damaged);
+                add_run(&mut writer, slice, run, bytes, &damaged);
             }
         }
     }
