@@ -5,6 +5,7 @@
 //! may have slept while it was retired, copied, or the bucket set back.
 
 use std::collections::BTreeMap;
+use std::pin::Pin;
 
 use super::marks::LowMark;
 use super::names::{Position, low_key, record_key};
@@ -45,37 +46,65 @@ pub(super) async fn look_around(
     (record, slices): (&Record, &Slices),
 ) -> Result<Vec<VolumeId>, Stop> {
     let host = record.log;
-    if !canary::active!("low_mark_is_not_read") {
-        check_low_mark(port, host, record.position).await?;
-    }
-    check_previous(port, host, state).await?;
-    let missing = missing_packs(port, record, slices).await;
+    let missing = look(port, state, record, slices).await?;
     let is_missing = |volume: VolumeId, epoch: Epoch| {
         let mut packs = slices.of(volume, epoch).map(|(slice, _)| slice.pack);
         packs.any(|pack| missing.contains(&pack))
     };
-    let mut fenced = Vec::new();
-    for (volume, epoch) in slices.volumes.iter().copied() {
-        let Some(owned) = volumes.get_mut(&volume) else {
-            continue;
-        };
-        let has_slices = slices.of(volume, epoch).next().is_some();
+    let looks = |(volume, epoch): &(VolumeId, Epoch)| {
+        let owned = volumes.get(volume).filter(|owned| owned.epoch == *epoch)?;
+        let has_slices = slices.of(*volume, *epoch).next().is_some();
         let is_first = !owned.is_verified && !canary::active!("roots_are_not_read");
-        let looks = has_slices && (is_first || is_missing(volume, epoch));
-        if owned.epoch != epoch || !looks {
-            continue;
-        }
-        let root = read_root(port, &owned.name).await;
+        let looks = has_slices && (is_first || is_missing(*volume, *epoch));
+        looks.then(|| (*volume, *epoch, owned.name.clone()))
+    };
+    let looked_at: Vec<_> = slices.volumes.iter().filter_map(looks).collect();
+    let roots = looked_at
+        .iter()
+        .map(|(_, _, name)| Box::pin(read_root(port, name)));
+    let roots = join_all(roots.collect()).await;
+    let mut fenced = Vec::new();
+    for ((volume, epoch, _), root) in looked_at.into_iter().zip(roots) {
         match judge(root, volume, epoch, host)? {
             Holder::Other => fenced.push(volume),
             Holder::This if is_missing(volume, epoch) => {
                 let what = format!("packs of {} are gone", record_key(host, record.position));
                 return Err(Stop::set_back(what));
             }
-            Holder::This => owned.is_verified = true,
+            Holder::This => {
+                if let Some(owned) = volumes.get_mut(&volume) {
+                    owned.is_verified = true;
+                }
+            }
         }
     }
     Ok(fenced)
+}
+
+/// The looks that every record gets, side by side: the low mark, the record before, the packs. Gives the
+/// packs that are missing.
+async fn look(
+    port: &impl LogPort,
+    state: &LogState,
+    record: &Record,
+    slices: &Slices,
+) -> Result<Vec<u16>, Stop> {
+    type Look<'a> = Pin<Box<dyn Future<Output = Result<Vec<u16>, Stop>> + Send + 'a>>;
+    let host = record.log;
+    let low: Look<'_> = Box::pin(async move {
+        check_low_mark(port, host, record.position).await?;
+        Ok(Vec::new())
+    });
+    let previous: Look<'_> = Box::pin(async move {
+        check_previous(port, host, state).await?;
+        Ok(Vec::new())
+    });
+    let packs: Look<'_> = Box::pin(async move { Ok(missing_packs(port, record, slices).await) });
+    let mut missing = Vec::new();
+    for found in join_all(vec![low, previous, packs]).await {
+        missing.extend(found?);
+    }
+    Ok(missing)
 }
 
 /// Who holds a volume, by its root.
@@ -117,6 +146,9 @@ async fn read_root(port: &impl LogPort, name: &str) -> Option<Root> {
 }
 
 async fn check_low_mark(port: &impl LogPort, host: HostId, position: Position) -> Result<(), Stop> {
+    if canary::active!("low_mark_is_not_read") {
+        return Ok(());
+    }
     match read_low_mark(port, host).await {
         Some(low) if low <= position => Ok(()),
         Some(low) => Err(Stop::Retired(format!(

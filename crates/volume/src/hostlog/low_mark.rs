@@ -14,9 +14,13 @@ use super::record::{Content, Record};
 use super::root_updates::{UpdateError, read_root};
 use super::stop::Stop;
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
+use crate::jobs::join_all;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, volume_of_root_key};
 use crate::units::{HostId, VolumeId};
+
+/// Roots that are read side by side.
+const SIDE_BY_SIDE: usize = 64;
 
 /// Makes the low mark of a host that has none yet.
 ///
@@ -46,12 +50,18 @@ fn first(host: HostId) -> LowMark {
 }
 
 /// Raises a host's low mark as far as it may go, up to `last` at most. Gives the mark that stands then;
-/// None if there is none: the host was retired.
-pub async fn raise_low_mark(port: &impl LogPort, host: HostId, last: Position) -> Option<Position> {
+/// None if there is none: the host was retired. `marks`: of volumes that the host owns itself, as it
+/// wrote or read them last; a root may only be further. Of other volumes the roots are read.
+pub async fn raise_low_mark(
+    port: &impl LogPort,
+    host: HostId,
+    last: Position,
+    marks: &BTreeMap<VolumeId, Position>,
+) -> Option<Position> {
     let (data, version) = read(port, &low_key(host)).await?;
     let low = LowMark::decode(&data).ok()?.position;
     let records = read_records(port, host, low, last).await;
-    let target = target(port, host, low, &records).await;
+    let target = target(port, host, low, &records, marks).await;
     if target <= low {
         return Some(low);
     }
@@ -85,7 +95,13 @@ async fn read_records(
 }
 
 /// How far the mark may go.
-async fn target(port: &impl LogPort, host: HostId, low: Position, records: &[Record]) -> Position {
+async fn target(
+    port: &impl LogPort,
+    host: HostId,
+    low: Position,
+    records: &[Record],
+    marks: &BTreeMap<VolumeId, Position>,
+) -> Position {
     let is_own = |record: &&Record| matches!(record.content, Content::Slices(_));
     let newest = records.iter().rev().find(is_own);
     let mut target = newest.map_or(low, |record| record.position);
@@ -96,13 +112,18 @@ async fn target(port: &impl LogPort, host: HostId, low: Position, records: &[Rec
         return target;
     }
     let named: BTreeSet<VolumeId> = records.iter().flat_map(named_volumes).collect();
+    let others: BTreeSet<_> = named
+        .into_iter()
+        .filter(|named| !marks.contains_key(named))
+        .collect();
     // Roots are read after the records: whoever comes to own a volume meanwhile has a mark above them.
-    let Some(roots) = roots_of(port, &named).await else {
+    let Some(roots) = roots_of(port, &others).await else {
         return low;
     };
     for record in records {
         let is_needed = |volume: VolumeId| {
-            let mark = roots.get(&volume).and_then(|root| mark_in(root, host));
+            let of_root = || roots.get(&volume).and_then(|root| mark_in(root, host));
+            let mark = marks.get(&volume).copied().or_else(of_root);
             mark.is_some_and(|mark| mark < record.position)
         };
         if named_volumes(record).into_iter().any(is_needed) {
@@ -140,15 +161,25 @@ async fn roots_of(
     port: &impl LogPort,
     named: &BTreeSet<VolumeId>,
 ) -> Option<BTreeMap<VolumeId, Root>> {
-    let keys = list(port, ROOT_PREFIX).await;
     let mut roots = BTreeMap::new();
-    for name in keys.iter().filter_map(|key| volume_of_root_key(key)) {
-        match read_root(port, name).await {
-            Ok(standing) if named.contains(&standing.root.volume) => {
-                roots.insert(standing.root.volume, standing.root);
+    if named.is_empty() {
+        return Some(roots);
+    }
+    let keys = list(port, ROOT_PREFIX).await;
+    let names: Vec<_> = keys
+        .iter()
+        .filter_map(|key| volume_of_root_key(key))
+        .collect();
+    for names in names.chunks(SIDE_BY_SIDE) {
+        let read = names.iter().map(|name| Box::pin(read_root(port, name)));
+        for found in join_all(read.collect()).await {
+            match found {
+                Ok(standing) if named.contains(&standing.root.volume) => {
+                    roots.insert(standing.root.volume, standing.root);
+                }
+                Ok(_) | Err(UpdateError::Missing) => {}
+                Err(_) => return None,
             }
-            Ok(_) | Err(UpdateError::Missing) => {}
-            Err(_) => return None,
         }
     }
     Some(roots)

@@ -129,12 +129,10 @@ async fn begin(port: Port, own: SessionName, before: LogSession, seed: u64) -> R
         }
     }
     host.apply(progress);
-    for volume in reopened {
-        host.take(volume).await?;
-    }
+    host.take(&reopened).await?;
     let takes_all = look(&host.port.world).machines[host.port.machine].takes_all;
     for number in 0..if takes_all { VOLUMES } else { 0 } {
-        host.take(volume_id(number)).await?;
+        host.take(&[volume_id(number)]).await?;
         if !host.served.contains_key(&volume_id(number)) {
             let mut shared = look(&host.port.world);
             if !shared.ghost.was_set_back {
@@ -226,7 +224,12 @@ impl Host {
             let volume = volume_id(self.rng.u8(..VOLUMES));
             let is_served = self.served.contains_key(&volume);
             match self.rng.u32(..20) {
-                0..=1 if !is_served => self.take(volume).await?,
+                0..=1 if !is_served => self.take(&[volume]).await?,
+                19 if self.rng.u8(..4) == 0 => {
+                    let all = (0..VOLUMES).map(volume_id);
+                    let free: Vec<_> = all.filter(|id| !self.served.contains_key(id)).collect();
+                    self.take(&free).await?;
+                }
                 2..=8 if is_served => {
                     let value = self.rng.u64(1..);
                     self.tail(volume, |tail| tail.data.push(value));
@@ -236,7 +239,14 @@ impl Host {
                 17 if is_served => self.close(volume).await?,
                 18 => {
                     let (host, last) = (self.own.host, self.next().before());
-                    if let Some(low) = raise_low_mark(&self.port, host, last).await {
+                    let known = self.served.iter();
+                    let known = known.map(|(volume, served)| (*volume, served.known.root.mark));
+                    // Sometimes as somebody who knows no mark.
+                    let marks = match self.rng.bool() {
+                        true => known.collect(),
+                        false => BTreeMap::new(),
+                    };
+                    if let Some(low) = raise_low_mark(&self.port, host, last, &marks).await {
                         remove_records(&self.port, host, low).await;
                     }
                 }
@@ -415,13 +425,13 @@ impl Host {
         Ok(())
     }
 
-    async fn take(&mut self, volume: VolumeId) -> Result<(), Stop> {
-        let epoch = self.tail(volume, |tail| tail.epoch);
-        let wanted = Wanted {
-            name: volume_name(volume),
-            above: epoch,
+    async fn take(&mut self, volumes: &[VolumeId]) -> Result<(), Stop> {
+        let wanted = volumes.iter().map(|volume| Wanted {
+            name: volume_name(*volume),
+            above: self.tail(*volume, |tail| tail.epoch),
             take_over: true,
-        };
+        });
+        let wanted: Vec<_> = wanted.collect();
         let mark = self.publisher.mark().await?;
         let taker = Taker {
             port: &self.port,
@@ -429,18 +439,24 @@ impl Host {
             label: "host",
             mark,
         };
-        let mut taken = taker.take(std::slice::from_ref(&wanted)).await;
-        let Some(Ok(known)) = taken.remove(&wanted.name) else {
-            self.forget(volume);
-            return Ok(());
-        };
+        let mut taken = taker.take(&wanted).await;
+        for (volume, wanted) in volumes.iter().zip(wanted) {
+            match taken.remove(&wanted.name) {
+                Some(Ok(known)) => self.on_taken(*volume, known),
+                _ => self.forget(*volume),
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume is this host's.
+    fn on_taken(&mut self, volume: VolumeId, known: StandingRoot) {
         let epoch = known.root.epoch;
         let mut shared = look(&self.port.world);
         let Some(content) = content_of(&shared.objects, &known.root) else {
             shared.ghost.on_refused(volume);
             drop(shared);
-            self.forget(volume);
-            return Ok(());
+            return self.forget(volume);
         };
         shared.ghost.on_opened(volume, epoch, &content);
         let disk = &mut shared.machines[self.port.machine].disk;
@@ -459,10 +475,10 @@ impl Host {
             stored,
         };
         drop(shared);
-        self.publisher.attach(volume, wanted.name, epoch);
+        self.publisher
+            .attach(volume, known.root.name.clone(), epoch);
         let since = Vec::new();
         self.served.insert(volume, Served { known, since });
-        Ok(())
     }
 }
 

@@ -178,7 +178,7 @@ fn each_planted_bug_is_seen() {
     ];
     let mut missed = Vec::new();
     for (name, (world, hosts, budget)) in planted {
-        match seen(name, hosts, 120, budget, 3000) {
+        match seen(name, hosts, 120, budget, 6000) {
             Some((seed, violation)) => println!("{name}: {world}, seed {seed}: {violation}"),
             None => missed.push(name),
         }
