@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use crate::{Failure, process, soak, test, vm, workspace};
+use crate::{Failure, minio, process, soak, test, vm, workspace};
 
 /// Arguments of `cargo xtask canaries`.
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 14] = [
+const CANARIES: [Canary; 15] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -100,6 +100,12 @@ const CANARIES: [Canary; 14] = [
             "a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back",
         ),
         words: &["the server did not come up"],
+    },
+    Canary {
+        name: "silence_is_no_trouble",
+        what: "nothing says that the store takes requests and never answers",
+        judge: Judge::Here("minio_outages", "a_store_that_is_stopped_costs_no_error"),
+        words: &["no line has"],
     },
     Canary {
         name: "health_is_always_well",
@@ -243,6 +249,10 @@ fn command(
         Judge::Here(name, test) => {
             let mut command = Command::new("sh");
             command.env("FIRN_CANARY", canary.name);
+            if name.starts_with(minio::TESTS) {
+                minio::build()?;
+                minio::set_environment(&mut command);
+            }
             // Panics are said on standard error.
             command.args(["-c", r#"exec "$@" 2>&1"#, "canary"]);
             command

@@ -14,6 +14,9 @@ const MODULE: &str = "github.com/minio/minio";
 /// Has the fixes of conditional writes without a quorum and of If-Match on a missing key.
 const VERSION: &str = "v0.0.0-20260212201848-7aac2a2c5b7c";
 
+/// Test programs that need one begin with this.
+pub(crate) const TESTS: &str = "minio";
+
 /// Keys of a server that lives as long as a test.
 pub(crate) const ACCESS_KEY: &str = "firn";
 pub(crate) const SECRET_KEY: &str = "firn-secret";

@@ -33,31 +33,118 @@ pub(crate) struct StoreSettings {
     pub(crate) may_create: bool,
 }
 
+/// A store is well again when nothing has failed for so long: one that refuses every other request
+/// is in one trouble, not in a new one each second.
+const CALM: Duration = Duration::from_secs(5);
+
+/// Failures that were repeated with success are not worth a word unless there are so many in a row of
+/// less than [`CALM`] each.
+const FAILURES_MAX: u32 = 2;
+
+/// An attempt that is given up after so long had no answer; one that is given up sooner lost against
+/// a second one.
+const SILENCE: Duration = Duration::from_secs(5);
+
 /// Requests that fail now, by whether they write: a full store still answers reads.
 #[derive(Debug, Default)]
 struct Trouble {
-    reads: Mutex<Option<(Instant, String)>>,
-    writes: Mutex<Option<(Instant, String)>>,
+    reads: Mutex<RecentFailures>,
+    writes: Mutex<RecentFailures>,
+}
+
+/// Failures of one kind of request, since the last time all was well.
+#[derive(Debug, Default)]
+struct RecentFailures {
+    since: Option<Instant>,
+    last: Option<Instant>,
+    last_success: Option<Instant>,
+    count: u32,
+    why: String,
+}
+
+impl RecentFailures {
+    fn note_failure(&mut self, now: Instant, why: String) {
+        if self.is_over(now) {
+            self.since = Some(now);
+            self.count = 0;
+        }
+        self.last = Some(now);
+        self.count = self.count.saturating_add(1);
+        self.why = why;
+    }
+
+    /// Whether the failure that came last has been followed by a success, and both by calm.
+    fn is_over(&self, now: Instant) -> bool {
+        let Some(last) = self.last else { return true };
+        self.last_success > Some(last) && now.saturating_duration_since(last) >= CALM
+    }
+
+    fn describe(&self, now: Instant) -> Option<(Duration, &str)> {
+        let repeated_with_success = self.last_success > self.last && self.count <= FAILURES_MAX;
+        if self.is_over(now) || repeated_with_success {
+            return None;
+        }
+        Some((now.saturating_duration_since(self.since?), &self.why))
+    }
 }
 
 impl Trouble {
-    fn slot(&self, writes: bool) -> std::sync::MutexGuard<'_, Option<(Instant, String)>> {
+    fn slot(&self, writes: bool) -> std::sync::MutexGuard<'_, RecentFailures> {
         let slot = if writes { &self.writes } else { &self.reads };
         slot.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    /// Notes how an attempt ended. Answers that say what the store holds are no trouble.
-    fn note<T>(&self, writes: bool, result: store::Result<T>) -> store::Result<T> {
-        let mut slot = self.slot(writes);
-        match &result {
-            Err(error) if may_come_back(error.kind()) => {
-                let since = slot.as_ref().map_or_else(Instant::now, |(since, _)| *since);
-                *slot = Some((since, error.chain()));
-            }
-            _ => *slot = None,
+/// One attempt of a request. Who repeats requests drops it when it has taken too long, and that, too,
+/// is how an attempt ends.
+struct Attempt<'a> {
+    trouble: &'a Trouble,
+    writes: bool,
+    started: Instant,
+    has_ended: bool,
+}
+
+impl Trouble {
+    fn begin(&self, writes: bool) -> Attempt<'_> {
+        Attempt {
+            trouble: self,
+            writes,
+            started: Instant::now(),
+            has_ended: false,
         }
-        drop(slot);
+    }
+}
+
+impl Attempt<'_> {
+    /// Notes how it ended. Answers that say what the store holds are no trouble.
+    fn end<T>(mut self, result: store::Result<T>) -> store::Result<T> {
+        self.has_ended = true;
+        let now = Instant::now();
+        let mut slot = self.trouble.slot(self.writes);
+        match &result {
+            Err(error) if may_come_back(error.kind()) => slot.note_failure(now, error.chain()),
+            _ => slot.last_success = Some(now),
+        }
         result
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let waited = self.started.elapsed();
+        if self.has_ended || waited < SILENCE || canary::active!("silence_is_no_trouble") {
+            return;
+        }
+        let mut slot = self.trouble.slot(self.writes);
+        if slot.last_success < Some(self.started) {
+            slot.note_failure(
+                Instant::now(),
+                format!(
+                    "no answer within {} s; check the store's address and the network",
+                    waited.as_secs()
+                ),
+            );
+        }
     }
 }
 
@@ -71,33 +158,38 @@ struct WatchedStore {
 #[async_trait]
 impl Store for WatchedStore {
     async fn get(&self, key: &str) -> store::Result<(Bytes, Version)> {
-        self.trouble.note(false, self.inner.get(key).await)
+        let attempt = self.trouble.begin(false);
+        attempt.end(self.inner.get(key).await)
     }
 
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> store::Result<Bytes> {
-        let result = self.inner.get_range(key, offset, len).await;
-        self.trouble.note(false, result)
+        let attempt = self.trouble.begin(false);
+        attempt.end(self.inner.get_range(key, offset, len).await)
     }
 
     async fn put(&self, key: &str, bytes: Bytes) -> store::Result<Version> {
-        self.trouble.note(true, self.inner.put(key, bytes).await)
+        let attempt = self.trouble.begin(true);
+        attempt.end(self.inner.put(key, bytes).await)
     }
 
     async fn create(&self, key: &str, bytes: Bytes) -> store::Result<Version> {
-        self.trouble.note(true, self.inner.create(key, bytes).await)
+        let attempt = self.trouble.begin(true);
+        attempt.end(self.inner.create(key, bytes).await)
     }
 
     async fn update(&self, key: &str, bytes: Bytes, version: &Version) -> store::Result<Version> {
-        let result = self.inner.update(key, bytes, version).await;
-        self.trouble.note(true, result)
+        let attempt = self.trouble.begin(true);
+        attempt.end(self.inner.update(key, bytes, version).await)
     }
 
     async fn delete(&self, key: &str) -> store::Result<()> {
-        self.trouble.note(true, self.inner.delete(key).await)
+        let attempt = self.trouble.begin(true);
+        attempt.end(self.inner.delete(key).await)
     }
 
     async fn list(&self, prefix: &str) -> store::Result<Vec<(String, u64)>> {
-        self.trouble.note(false, self.inner.list(prefix).await)
+        let attempt = self.trouble.begin(false);
+        attempt.end(self.inner.list(prefix).await)
     }
 
     fn name(&self) -> String {
@@ -189,9 +281,8 @@ impl StoreAccess {
         }
         let failing = |writes: bool, what: &str| {
             let slot = self.trouble.slot(writes);
-            slot.as_ref().map(|(since, why)| {
-                format!("{what} fail since {} s: {why}", since.elapsed().as_secs())
-            })
+            let (time, why) = slot.describe(Instant::now())?;
+            Some(format!("{what} fail since {} s: {why}", time.as_secs()))
         };
         failing(true, "writes").or_else(|| failing(false, "reads"))
     }
@@ -359,5 +450,36 @@ impl Store for StoreAccess {
 
     fn name(&self) -> String {
         self.settings.url.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_store_that_fails_now_and_then_is_in_one_trouble_until_it_is_calm() {
+        let start = Instant::now();
+        let mut failures = RecentFailures::default();
+        assert!(failures.describe(start).is_none());
+        for n in 0..20 {
+            let now = start + n * SECOND;
+            failures.note_failure(now, "refused".to_owned());
+            assert_eq!(failures.describe(now), Some((n * SECOND, "refused")));
+            failures.last_success = Some(now + SECOND / 2);
+            let seen = failures.describe(now + SECOND / 2).is_some();
+            assert_eq!(seen, n >= FAILURES_MAX, "after {n}");
+        }
+        assert!(failures.describe(start + 25 * SECOND).is_none());
+    }
+
+    #[test]
+    fn a_store_that_never_succeeded_since_is_not_well_however_long_ago_it_failed() {
+        let start = Instant::now();
+        let mut failures = RecentFailures::default();
+        failures.note_failure(start, "refused".to_owned());
+        assert!(failures.describe(start + 60 * SECOND).is_some());
     }
 }

@@ -83,3 +83,19 @@ fn a_wrong_secret_or_bucket_is_refused_at_once_and_no_secret_is_shown() {
     assert!(said.contains("must not hold credentials"), "{said}");
     assert!(!said.contains("hunter2"), "{said}");
 }
+
+#[test]
+fn doctor_measures_a_bucket_estimates_its_bill_and_leaves_nothing_behind() {
+    let Some(minio) = start_minio() else { return };
+    let world = World::new();
+    let url = minio.url();
+    let doctor = ["doctor", "--store", &url, "--measure", "400ms"];
+    let output = world.run_with(&doctor, &[]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", message(&output));
+    for words in ["conditional PUT works", "store speed", "an estimate"] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
+    let left = std::fs::read_dir(minio.data().join("firn")).unwrap();
+    assert_eq!(left.count(), 0);
+}

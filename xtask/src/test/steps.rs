@@ -12,8 +12,6 @@ use crate::{fuzz, minio, models, process, sim, tidy, workspace};
 const END_TO_END: &str = "crates/firn/tests";
 /// End-to-end tests with a step of their own.
 const ROUNDS: [&str; 2] = ["kill_rounds", "ext4"];
-/// Test programs that need a MinIO begin with this.
-const MINIO: &str = "minio";
 
 /// All steps. What is built for the tests comes first, so that the background has work beside the
 /// long builds of the others.
@@ -90,7 +88,7 @@ fn test_steps() -> Vec<Step> {
                 names.retain(|name| {
                     !ROUNDS.contains(&name.as_str())
                         && !name.starts_with(guest::PREFIX)
-                        && !name.starts_with(MINIO)
+                        && !name.starts_with(minio::TESTS)
                 });
                 Kind::Commands(vec![end_to_end(&names, 1)])
             }),
@@ -120,6 +118,7 @@ fn minio_step() -> Step {
             build.arg("minio");
             let mut tests = workspace_tests();
             tests.args(["--test", "minio", "--test", "minio_volume"]);
+            tests.args(["--test", "minio_outages"]);
             tests.args(["--", "--show-output"]);
             minio::set_environment(&mut tests);
             Kind::Commands(vec![build, tests])
@@ -354,7 +353,7 @@ fn crate_tests() -> Command {
     for name in directories
         .iter()
         .flat_map(|directory| test_programs(directory))
-        .filter(|name| !name.starts_with(guest::PREFIX) && !name.starts_with(MINIO))
+        .filter(|name| !name.starts_with(guest::PREFIX) && !name.starts_with(minio::TESTS))
     {
         command.args(["--test", &name]);
     }

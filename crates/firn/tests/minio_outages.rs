@@ -1,0 +1,266 @@
+//! Outages of a real S3 server under load: no client sees an error, the log says once what is wrong
+//! and what helps, and when the store is back everything gets there.
+//!
+//! Each lasts some seconds; `FIRN_OUTAGE_SECONDS=600` makes them as long as one likes.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use common::{World, eventually};
+use s3_testbed::{Fault, FaultRule, Minio, MinioConfig, Proxy, Which, url_at};
+
+const BLOCK_BYTES: usize = 64 << 10;
+/// Blocks of the volume that are written in turn.
+const BLOCKS: u64 = 256;
+/// What is written in an outage, in blocks: well below the log, so that nobody waits for the store.
+const WRITES: u32 = 400;
+
+/// How long an outage lasts.
+fn outage_time(seconds: u64) -> Duration {
+    let asked = std::env::var("FIRN_OUTAGE_SECONDS").ok();
+    let asked = asked.and_then(|text| text.parse().ok());
+    Duration::from_secs(asked.unwrap_or(seconds))
+}
+
+/// A store, the way to it, and whether a process on either side is to be changed.
+struct Stage {
+    minio: Minio,
+    proxy: Proxy,
+}
+
+impl Stage {
+    fn new() -> Option<Stage> {
+        let minio = Minio::start(MinioConfig::from_environment()?).unwrap();
+        let proxy = Proxy::start(minio.address).unwrap();
+        Some(Stage { minio, proxy })
+    }
+}
+
+fn content(write: u64) -> Vec<u8> {
+    (0..BLOCK_BYTES as u64)
+        .map(|at| (write ^ (at / 4096) ^ (at % 251)) as u8)
+        .collect()
+}
+
+/// What to expect of the server's log: words of the one line, none where nothing need be said.
+type Said = &'static [&'static str];
+
+/// Runs a load over an outage that `begin` makes and `end` ends.
+fn check_outage(
+    seconds: u64,
+    said: Said,
+    begin: impl FnOnce(&mut Stage),
+    end: impl FnOnce(&mut Stage),
+) {
+    let Some(mut stage) = Stage::new() else {
+        return;
+    };
+    let url = url_at(stage.proxy.address);
+    let world = World::new();
+    let flags = ["--store", &url, "--rpo", "1s", "--volume", "demo=64MiB"];
+    let server = world.serve("cache", &flags);
+    let log = || std::fs::read_to_string(world.path("cache.stderr")).unwrap();
+    let time = outage_time(seconds);
+    let ends = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_and_read(&server, time / WRITES, &ends));
+        sleep(Duration::from_millis(500));
+        begin(&mut stage);
+        let began = Instant::now();
+        eventually(&format!("a line with {said:?}"), || {
+            began.elapsed() > time || has_line(&log(), said)
+        });
+        sleep(time.saturating_sub(began.elapsed()));
+        end(&mut stage);
+        ends.store(true, Ordering::SeqCst);
+        writer.join().unwrap()
+    });
+    let all = log();
+    assert!(has_line(&all, said), "no line has {said:?}: {all}");
+    let degraded = all.matches("what=\"store\"").count();
+    assert!(degraded <= 2, "the log repeats itself: {all}");
+    world.done(&server, &["sync", "demo"]);
+    assert!(server.stop().success());
+
+    let flags = ["--store", &stage.minio.url(), "--volume", "demo=64MiB"];
+    let server = world.serve("other", &flags);
+    let mut client = server.connect("demo");
+    for block in 0..BLOCKS.min(written) {
+        let newest = (written - 1 - block) / BLOCKS * BLOCKS + block;
+        let found = client
+            .read(block * BLOCK_BYTES as u64, BLOCK_BYTES)
+            .unwrap();
+        assert!(found == content(newest), "block {block}, write {newest}");
+    }
+}
+
+fn has_line(log: &str, said: Said) -> bool {
+    let has = |line: &str| said.iter().all(|words| line.contains(words));
+    said.is_empty() || log.lines().any(has)
+}
+
+/// Writes block after block, reads some of them back, and panics at the first error; how many it
+/// wrote.
+fn write_and_read(server: &common::Server, pause: Duration, ends: &AtomicBool) -> u64 {
+    let mut client = server.connect("demo");
+    let mut written = 0;
+    while !ends.load(Ordering::SeqCst) {
+        let place = (written % BLOCKS) * BLOCK_BYTES as u64;
+        client.write(place, &content(written)).unwrap();
+        if written % 8 == 0 {
+            client.flush().unwrap();
+            assert!(client.read(place, BLOCK_BYTES).unwrap() == content(written));
+        }
+        written += 1;
+        sleep(pause);
+    }
+    written
+}
+
+/// An outage that the proxy makes.
+fn check_faults(seconds: u64, said: Said, rules: &[FaultRule]) {
+    check_outage(
+        seconds,
+        said,
+        |stage| stage.proxy.set_faults(rules),
+        |stage| stage.proxy.set_faults(&[]),
+    );
+}
+
+const fn half(fault: Fault) -> FaultRule {
+    FaultRule {
+        permille: 500,
+        ..FaultRule::always(fault)
+    }
+}
+
+#[test]
+fn a_store_that_is_killed_costs_no_error() {
+    check_outage(
+        6,
+        &["cannot connect", "check the endpoint"],
+        |stage| {
+            stage.minio.kill();
+            stage.proxy.stop();
+        },
+        |stage| {
+            stage.minio.restart().unwrap();
+            stage.proxy.restart().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_store_that_is_stopped_costs_no_error() {
+    check_outage(
+        16,
+        &["no answer", "check the store's address"],
+        |stage| stage.minio.suspend().unwrap(),
+        |stage| stage.minio.resume().unwrap(),
+    );
+}
+
+#[test]
+fn packets_that_are_dropped_cost_no_error() {
+    check_faults(
+        16,
+        &["no answer", "check the store's address"],
+        &[FaultRule::always(Fault::Silence)],
+    );
+}
+
+#[test]
+fn a_slow_store_costs_no_error() {
+    for latency_ms in [50, 500] {
+        check_outage(
+            4,
+            &[],
+            |stage| stage.proxy.set_latency(Duration::from_millis(latency_ms)),
+            |stage| stage.proxy.set_latency(Duration::ZERO),
+        );
+    }
+}
+
+#[test]
+fn a_store_that_throttles_costs_no_error() {
+    check_faults(6, &["too much to do"], &[half(Fault::SLOW_DOWN)]);
+    check_faults(4, &["fewer requests"], &[half(Fault::TOO_MANY)]);
+}
+
+#[test]
+fn connections_that_break_in_mid_body_cost_no_error() {
+    let rules = [half(Fault::CutRequest), half(Fault::CutAnswer)];
+    check_faults(6, &["broke before the whole answer"], &rules);
+}
+
+#[test]
+fn answers_that_are_lost_cost_no_error() {
+    check_faults(
+        6,
+        &["broke before the whole answer"],
+        &[half(Fault::LoseAnswer)],
+    );
+}
+
+#[test]
+fn refused_credentials_cost_no_error() {
+    check_outage(
+        6,
+        &["the secret key is wrong"],
+        |stage| {
+            stage.minio.config.secret_key = "another-secret".to_owned();
+            stage.minio.restart().unwrap();
+        },
+        |stage| {
+            stage.minio.config.secret_key = std::env::var("AWS_SECRET_ACCESS_KEY").unwrap();
+            stage.minio.restart().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_full_store_costs_no_error() {
+    let full = Fault::Refuse {
+        status: 507,
+        code: "XMinioStorageFull",
+    };
+    let rule = FaultRule {
+        which: Which::Writes,
+        ..FaultRule::always(full)
+    };
+    check_faults(6, &["the store is full", "give it space"], &[rule]);
+}
+
+#[test]
+fn a_bucket_that_is_away_for_a_while_costs_no_error() {
+    let away = |stage: &Stage| {
+        let data = stage.minio.data();
+        (data.join("firn"), data.with_file_name("away"))
+    };
+    check_outage(
+        6,
+        &["no such bucket", "create it"],
+        |stage| {
+            let (bucket, away) = away(stage);
+            std::fs::rename(bucket, away).unwrap();
+        },
+        |stage| {
+            let (bucket, away) = away(stage);
+            std::fs::rename(away, bucket).unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_wrong_clock_costs_no_error() {
+    check_faults(
+        6,
+        &["clock is wrong", "set it"],
+        &[FaultRule::always(Fault::OldDate)],
+    );
+}
