@@ -420,8 +420,8 @@ fn describe_bill(estimate: Estimate, args: &DoctorArgs) -> Finding {
         "store bill",
         Verdict::Good,
         format!(
-            "an estimate: at most {:.2} a month, {:.2} of it for {:.0} PUTs and {:.2} for {} stored; {} \
-             volumes written all the time, {} a day, --rpo {}; cold reads and traffic not included \
+            "an estimate: at most {:.2} a month, {:.2} of it for {:.0} PUTs and {:.2} for {} stored; with \
+             --busy-volumes {}, --written-a-day {}, --rpo {}; cold reads and traffic not included \
              (--price-puts {}, --price-gib {})",
             estimate.total(),
             estimate.requests_cost,
