@@ -201,6 +201,24 @@ impl History {
         self.on_stored(self.stored)
     }
 
+    /// It was settled after another host had gone on from `position`, as that host's image showed it. Where a
+    /// sector could not be read, this history may take an earlier state for a later one, and what it calls its
+    /// end is at that host's position.
+    pub fn note_overtaken(&mut self, position: u64) {
+        let last = if self.has_unknown() {
+            self.len
+        } else {
+            position.min(self.len)
+        };
+        let known = self.superseded.unwrap_or(last);
+        self.superseded = Some(last.min(known));
+    }
+
+    fn has_unknown(&self) -> bool {
+        let mut versions = self.versions.iter().flatten();
+        versions.any(|(_, value)| *value == Value::Unknown)
+    }
+
     /// From here on this history is called `branch`, a number that no other has.
     pub fn begin_branch(&mut self, branch: u64) {
         self.path.push((branch, self.len));

@@ -146,7 +146,7 @@ impl World {
         } else {
             self.settle_after_another(attachment, at, image, unread)?
         };
-        self.begin_tenure(attachment, at, found, unread.is_empty());
+        self.begin_tenure(attachment, at, found);
         Ok((found, continues))
     }
 
@@ -247,7 +247,7 @@ impl World {
         })
     }
 
-    fn begin_tenure(&mut self, attachment: usize, at: usize, base: u64, is_exact: bool) {
+    fn begin_tenure(&mut self, attachment: usize, at: usize, base: u64) {
         let (order, line) = {
             let here = &self.attachments[attachment];
             (here.order, here.line)
@@ -269,10 +269,8 @@ impl World {
         here.has_let_go = false;
         here.history.begin_branch(self.branches);
         if let Some(next) = next {
-            // It was overtaken before it was looked at. What could not be read may make its base
-            // look later than it was.
-            let last = if is_exact { next.min(base) } else { base };
-            let _ = here.history.supersede(last);
+            // It was overtaken before it was looked at.
+            here.history.note_overtaken(next);
         }
     }
 

@@ -254,3 +254,33 @@ fn pruning_changes_no_verdict_that_can_still_be_asked() {
         10
     );
 }
+
+#[test]
+fn who_was_overtaken_before_it_was_looked_at_stores_nothing_beyond_that() {
+    let mut bench = Bench::new(16);
+    bench.write(0..8);
+    bench.write(8..16);
+    bench.write(8..16);
+    bench.history.note_overtaken(2);
+    assert_eq!(promise(bench.history.on_stored(3)), "S7 one writer");
+}
+
+#[test]
+fn what_could_not_be_read_does_not_turn_an_equal_prefix_into_a_second_writer() {
+    let mut bench = Bench::new(16);
+    bench.write(0..8);
+    bench.write(8..16);
+    let image = bytes(0, &bench.image);
+    bench.write(8..16);
+    // The holder before could not read a block, so what was committed there fits everything.
+    bench.history.record_loss(Loss::Cache);
+    let found = bench.history.settle(&image, &(8..16).collect());
+    assert_eq!(found.expect("prefix"), 3);
+    // Another host went on from position 2, which it could read. This one opened before that, was looked at
+    // later, and has the same bytes.
+    bench.history.record_loss(Loss::Cache);
+    let found = bench.history.settle(&image, &BTreeSet::new());
+    let found = found.expect("prefix");
+    bench.history.note_overtaken(2);
+    bench.history.on_stored(found).expect("nothing of its own");
+}
