@@ -16,7 +16,7 @@ pub(crate) fn can_commit(machine: &Machine, has_room: bool) -> bool {
     match machine.commit {
         CommitPhase::Idle => {
             has_room
-                && (machine.disk.next as usize) < POSITIONS - 1
+                && has_position(machine)
                 && (0..VOLUMES).any(|volume| has_news(machine, volume))
         }
         // What it acknowledges must have been checked.
@@ -27,6 +27,11 @@ pub(crate) fn can_commit(machine: &Machine, has_room: bool) -> bool {
         CommitPhase::Stopped => false,
         _ => true,
     }
+}
+
+/// Whether the log has room for another record.
+pub(crate) fn has_position(machine: &Machine) -> bool {
+    (machine.disk.next as usize) < POSITIONS - 1
 }
 
 /// Whether the next record is to say something of the volume.

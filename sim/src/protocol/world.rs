@@ -1,13 +1,13 @@
 //! A world: who is there, what may still happen, and how it is judged when everything has settled.
 
 use super::action::{self, Action, Job};
-use super::commit::can_commit;
+use super::commit::{can_commit, has_position};
 use super::ghost::{GARBAGE, Ghost, NOT_SERVED, TOO_MANY, WAITS};
 use super::rules::{Rule, Rules};
 use super::search::{Checked, Model};
 use super::state::{Activity, CommitPhase, Late, Machine, Phase, Power, State, Tail};
 use super::step::{Fault, Requests, Step};
-use super::store::{NOBODY, Pack, Root, RootState, VOLUMES, indexes};
+use super::store::{NOBODY, POSITIONS, Pack, Root, RootState, VOLUMES, indexes};
 
 /// What is asked of a world beyond what its steps judge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -364,7 +364,13 @@ impl World {
             let phase = state.machines[free].activities[volume].phase;
             // After a set-back it may refuse, unless something was called stored since.
             let excused = state.ghost.may_stop && !state.ghost.lines[volume].has_news;
-            let refuses = phase == Phase::GaveUp && excused;
+            // A log of the model may have no position left for the fence.
+            let is_full = state
+                .store
+                .logs
+                .iter()
+                .any(|log| !log[POSITIONS - 1].is_absent());
+            let refuses = phase == Phase::GaveUp && (excused || is_full);
             if !rests || phase != Phase::Live && !refuses {
                 return Err(WAITS);
             }
@@ -394,7 +400,7 @@ impl World {
             let mut step = self.step(state, Fault::None);
             step.compute_low(host);
             step.raise_low(host);
-            for _ in 0..super::store::POSITIONS {
+            for _ in 0..POSITIONS {
                 step.delete_record(host);
             }
         }
@@ -472,7 +478,9 @@ impl Model for World {
         for machine in state.machines.iter().filter(|machine| machine.is_on()) {
             let idle = matches!(machine.commit, CommitPhase::Idle | CommitPhase::Stopped);
             let rests = |activity: &Activity| activity.phase.rests();
-            if state.store.has_room() && !(idle && machine.activities.iter().all(rests)) {
+            // Worlds are bounded: with a full log nothing can be named or ended.
+            let is_bounded = !state.store.has_room() || !has_position(machine);
+            if !is_bounded && !(idle && machine.activities.iter().all(rests)) {
                 return Err(WAITS);
             }
         }
