@@ -169,7 +169,10 @@ impl Node {
 
     /// Opens a volume, perhaps by taking it over; ends with [`NodeEvent::Opened`].
     pub fn open(&mut self, volume: usize, name: &str, take_over: bool) {
-        let mode = OpenMode { take_over };
+        let mode = OpenMode {
+            take_over,
+            ..OpenMode::default()
+        };
         self.opening
             .push((volume, self.host.open_volume(name, mode)));
     }
@@ -365,13 +368,29 @@ impl Node {
 
     /// Where it stands, for reports.
     pub fn describe(&self) -> String {
-        format!(
-            "process: booting {}, opening {}, creating {}, syncing {}",
+        let usage = self.host.usage();
+        let mut text = format!(
+            "process: booting {}, opening {}, creating {}, syncing {}; log {} segments, {} spare, {} ‰ full",
             self.booting.is_some(),
             self.opening.len(),
             self.creating.len(),
-            self.syncing.len()
-        )
+            self.syncing.len(),
+            usage.segments,
+            usage.segments_spare,
+            usage.pressure_permille,
+        );
+        for volume in self.open.values() {
+            let (name, marks) = (volume.info().name, volume.watermarks());
+            let (newest, stored) = (marks.acked.lsn.0, marks.stored.lsn.0);
+            let (serving, error) = (volume.serving(), volume.upload_error());
+            text.push_str(&format!(
+                "\n    {name}: commits to {newest}, stored to {stored}, {serving:?}, upload error {error:?}"
+            ));
+        }
+        for tail in self.host.unserved_tails() {
+            text.push_str(&format!("\n    not served: {tail:?}"));
+        }
+        text
     }
 }
 

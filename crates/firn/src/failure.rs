@@ -69,6 +69,8 @@ failure_codes! {
         "Correct the findings marked BAD.";
     ForeignFormat, "foreign-format", 500, FAILED, "A file or object is not firn's",
         "Choose another directory or prefix.";
+    HoldEnded, "hold-ended", 409, FAILED, "The volume does not go on where its disk left off",
+        "Unmount the disk, remove it with `firn detach --force VOLUME`, and attach the volume anew.";
     Internal, "internal", 500, FAILED, "The server failed",
         "See the server's log.";
     Invalid, "invalid", 400, FAILED, "The request makes no sense",
@@ -276,6 +278,7 @@ impl From<volume::OpenError> for Failure {
             E::Deleted(_) => FailureCode::VolumeDeleted,
             E::RootMissing(_) => FailureCode::RootMissing,
             E::StoreWentBack { .. } => FailureCode::StoreWentBack,
+            E::HoldEnded(_) => FailureCode::HoldEnded,
             E::InUse(_) => FailureCode::VolumeInUse,
             E::Invalid(_) => FailureCode::Invalid,
             E::Poisoned => FailureCode::LogPoisoned,

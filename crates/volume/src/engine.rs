@@ -24,6 +24,7 @@ use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
 use crate::store::flow::budget::Budget;
+use crate::store::root_watch_state::RootWatchState;
 use crate::store::streams::Streams;
 use crate::units::{HostId, VolumeId};
 
@@ -65,6 +66,7 @@ pub(crate) struct Engine {
     pub(crate) space: Space,
     /// Memory for content on its way to the store.
     pub(crate) upload_budget: Arc<Budget>,
+    pub(crate) root_watch: RootWatchState,
     pub(crate) reclaim: Signal,
     reclaim_requests: AtomicU64,
     /// Volume names whose opening, closing or deletion is going on.
@@ -122,6 +124,7 @@ impl Engine {
             streams: Streams::new(options.memory_bytes),
             space: Space::default(),
             upload_budget: Budget::new(options.upload_bytes()),
+            root_watch: RootWatchState::default(),
             reclaim: Signal::default(),
             reclaim_requests: AtomicU64::new(0),
             locked_names: Mutex::default(),

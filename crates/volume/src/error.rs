@@ -60,6 +60,8 @@ pub enum OpenError {
         /// The newest commit that this host knows to have been there.
         known_lsn: u64,
     },
+    /// Another history than the one that this host's device of the volume has shown.
+    HoldEnded(String),
     /// The volume is open here.
     InUse(String),
     /// A name or size that is not allowed.
@@ -132,6 +134,13 @@ impl fmt::Display for OpenError {
                  LSN {known_lsn}: the store was set back to an older copy. Put the newer objects back, \
                  or declare the loss with --take-over: the volume then goes on from what the store has, \
                  and what this host has beside it is kept for rescue"
+            ),
+            OpenError::HoldEnded(name) => write!(
+                f,
+                "volume {name} does not go on where this host's disk of it left off: another host has \
+                 served it since, or the log here lost it. The disk is not served again, for what has it \
+                 open or mounted knows another content: unmount it, then `firn detach --force {name}`, and \
+                 attach the volume anew"
             ),
             OpenError::InUse(name) => {
                 write!(f, "volume {name} is attached: detach it first")

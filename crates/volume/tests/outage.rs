@@ -2,6 +2,7 @@
 
 mod support;
 
+use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
 use support::{Lasting, World, options, waker};
 use volume::Options;
@@ -152,11 +153,62 @@ fn what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory() {
     }
 }
 
+#[test]
+fn a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it() {
+    let (mut world, old) = with_volume();
+    world.lasting.outage = true;
+    fill(&mut world, &old);
+    world.flush(&old);
+    // What fills the log belongs to a volume that nobody opens again.
+    let mut world = World::start(world.kill());
+    world.lasting.outage = false;
+    world.create("parked", 64 * MIB);
+    let parked = world.open("parked");
+    let op = Op::Write {
+        sector: 0,
+        // More than is left.
+        sectors: 2048,
+        fua: false,
+    };
+    let waker = waker();
+    for _ in 0..50 {
+        let Step::Park(_) = parked.begin(&op, &waker) else {
+            panic!("there is no room");
+        };
+        world.pass(100);
+    }
+    assert!(parked.serving().is_ok());
+
+    let mut other = World::start(Lasting {
+        versions: world.lasting.versions + 5000,
+        objects: std::mem::take(&mut world.lasting.objects),
+        ..Lasting::default()
+    });
+    other.try_open("parked", true).expect("taken over");
+    world.lasting.versions = other.lasting.versions + 5000;
+    world.lasting.objects = std::mem::take(&mut other.lasting.objects);
+    for _ in 0..100 {
+        let step = parked.begin(&op, &waker);
+        assert!(
+            !matches!(step, Step::Write(_)),
+            "it is not its own any more"
+        );
+        world.pass(100);
+    }
+    assert_eq!(parked.serving(), Err(ErrorKind::Fenced));
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[(
-        "index_block_in_memory_only",
-        what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory,
-    )]);
+    support::each_is_seen(&[
+        (
+            "index_block_in_memory_only",
+            what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory,
+        ),
+        (
+            "parked_host_stays_unfenced",
+            a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it,
+        ),
+    ]);
 }

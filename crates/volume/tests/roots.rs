@@ -11,7 +11,7 @@ use support::{Lasting, World};
 use volume::object::root::{Owner, Root};
 use volume::object::root_key;
 use volume::units::{Epoch, HostId, VolumeId};
-use volume::{OpenError, Volume};
+use volume::{OpenError, OpenMode, TailId, Volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -423,6 +423,70 @@ fn a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_rea
     assert!(kept.iter().any(|tail| tail.rescue), "{kept:?}");
 }
 
+#[test]
+fn what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers() {
+    let (mut one, volume) = with_volume();
+    one.write(&volume, 0, 1, 4096);
+    one.flush(&volume);
+    let mut one = World::start(one.kill());
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    close(&mut other, &theirs);
+    delete(&mut other, "demo");
+    other.create("demo", 64 * MIB);
+    hand_over(&mut other, &mut one);
+    let waiting = one.host.unserved_tails();
+    assert!(waiting.len() == 1 && !waiting[0].rescue, "{waiting:?}");
+    let volume = one.open("demo");
+    assert_eq!(one.read_fill(&volume, 0, 4096), 0);
+    let kept = one.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
+}
+
+fn open_bound(world: &mut World, hold: TailId) -> Result<Volume, OpenError> {
+    let mode = OpenMode {
+        continues: Some(hold),
+        ..OpenMode::default()
+    };
+    let answer = world.host.open_volume("demo", mode);
+    world.wait(|_| answer.try_take())
+}
+
+#[test]
+fn a_volume_that_is_to_go_on_from_a_hold_is_opened_over_no_other_history() {
+    let (mut one, volume) = with_volume();
+    one.write(&volume, 0, 1, 4096);
+    one.sync(&volume);
+    let hold = volume.hold();
+    // The next server on this log goes on, and so does whoever opens what was given back.
+    let mut one = World::start(one.kill());
+    let volume = open_bound(&mut one, hold).expect("its own tail continues it");
+    assert_eq!(volume.hold(), hold);
+    close(&mut one, &volume);
+    let volume = open_bound(&mut one, hold).expect("given back, and opened by nobody since");
+    let hold = volume.hold();
+
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    other.write(&theirs, 8, 2, 4096);
+    close(&mut other, &theirs);
+    hand_over(&mut other, &mut one);
+    let mut one = World::start(one.kill());
+    let refused = open_bound(&mut one, hold).expect_err("another has served it");
+    assert!(matches!(refused, OpenError::HoldEnded(_)), "{refused:?}");
+    assert!(
+        refused.to_string().contains("firn detach --force demo"),
+        "{refused}"
+    );
+    // It is refused and not taken: any host may open it, this one without its disk too.
+    hand_over(&mut one, &mut other);
+    let theirs = other.open("demo");
+    close(&mut other, &theirs);
+    hand_over(&mut other, &mut one);
+    let volume = one.open("demo");
+    assert_eq!(one.read_fill(&volume, 8, 4096), 2);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -446,6 +510,14 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "older_store_is_believed",
             a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_reads_zeroes,
+        ),
+        (
+            "deleted_volume_waits",
+            what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers,
+        ),
+        (
+            "disk_over_another_history",
+            a_volume_that_is_to_go_on_from_a_hold_is_opened_over_no_other_history,
         ),
         (
             "missing_root_is_a_fence",

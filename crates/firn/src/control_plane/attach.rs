@@ -16,6 +16,7 @@ use crate::model::{AttachRequest, Attachment, GivenUp, Transport, Volume};
 fn open_mode(request: &AttachRequest) -> OpenMode {
     OpenMode {
         take_over: request.take_over,
+        ..OpenMode::default()
     }
 }
 

@@ -81,7 +81,7 @@ impl ControlPlane {
                 Err(error) => return Err(error.into()),
             }
         }
-        let open = self.open(name, OpenMode::default()).await?;
+        let open = self.open_unbound(name, OpenMode::default()).await?;
         self.close_with_reports(&open).await?;
         Ok(Some(open.volume.watermarks().stored.lsn.0))
     }

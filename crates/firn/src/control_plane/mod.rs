@@ -194,9 +194,25 @@ impl ControlPlane {
         self.show(name).await
     }
 
+    /// Opens a volume. One whose disk is recorded here is opened only where it goes on as that disk
+    /// has shown it.
     pub(crate) async fn open(&self, name: &str, mode: OpenMode) -> Result<Arc<OpenVolume>> {
         let mode = OpenMode {
+            continues: self.disks.bound_hold(name),
+            ..mode
+        };
+        let open = self.open_unbound(name, mode).await?;
+        if let Err(failure) = self.disks.rebind(&open) {
+            tracing::error!(volume = name, %failure, "the next server will not serve the disk of this volume");
+        }
+        Ok(open)
+    }
+
+    /// Opens a volume whatever its disk has shown: nothing of it is served to a disk.
+    pub(crate) async fn open_unbound(&self, name: &str, mode: OpenMode) -> Result<Arc<OpenVolume>> {
+        let mode = OpenMode {
             take_over: mode.take_over || canary::active!("take_over_every_volume"),
+            ..mode
         };
         let volume = self.host.open_volume(name, mode).await;
         let open = self.export(volume.map_err(Failure::from)?);

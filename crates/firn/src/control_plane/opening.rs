@@ -270,24 +270,13 @@ mod tests {
         fn on_filled(&mut self, _done_bytes: u64, _total_bytes: u64) {}
     }
 
+    fn new_store() -> SharedStore {
+        Arc::new(ObjectStoreAdapter::new(Arc::new(InMemory::new()), "memory"))
+    }
+
     /// A server without an API, and a volume "demo" that it is to open later.
     fn start(runtime: &Runtime, dir: &Path) -> (Engine, Arc<ControlPlane>) {
-        std::fs::create_dir(dir.join("rings")).unwrap();
-        let flags = ServeArgs {
-            cache: Some(dir.join("cache")),
-            ring_dir: Some(dir.join("rings")),
-            log_size: Some(Size(64 << 20)),
-            cache_size: Some(Size(1 << 20)),
-            log_io: Some(LogIo::Buffered),
-            ..ServeArgs::default()
-        };
-        let settings = Settings::new("127.0.0.1:0", flags).unwrap();
-        let files = CacheDir::open(&settings, &mut Quiet).unwrap();
-        let memory = ObjectStoreAdapter::new(Arc::new(InMemory::new()), "memory");
-        let store: SharedStore = Arc::new(memory);
-        let started = Engine::start(&settings, store, files, runtime.handle());
-        let engine = runtime.block_on(started).unwrap();
-        let control = Arc::new(ControlPlane::new(&engine, None).unwrap());
+        let (engine, control) = start_on(runtime, dir, new_store());
         control.listen(&[Listen::Unix(dir.join("nbd"))]).unwrap();
         let spec = VolumeSpec {
             name: "demo".into(),
@@ -298,6 +287,25 @@ mod tests {
         control.disks.attached.add("demo").unwrap();
         let away = Failure::new(FailureCode::StoreUnavailable, "away");
         control.waiting.set("demo", away);
+        (engine, control)
+    }
+
+    /// A server without an API on this directory.
+    fn start_on(runtime: &Runtime, dir: &Path, store: SharedStore) -> (Engine, Arc<ControlPlane>) {
+        std::fs::create_dir_all(dir.join("rings")).unwrap();
+        let flags = ServeArgs {
+            cache: Some(dir.join("cache")),
+            ring_dir: Some(dir.join("rings")),
+            log_size: Some(Size(64 << 20)),
+            cache_size: Some(Size(1 << 20)),
+            log_io: Some(LogIo::Buffered),
+            ..ServeArgs::default()
+        };
+        let settings = Settings::new("127.0.0.1:0", flags).unwrap();
+        let files = CacheDir::open(&settings, &mut Quiet).unwrap();
+        let started = Engine::start(&settings, store, files, runtime.handle());
+        let engine = runtime.block_on(started).unwrap();
+        let control = Arc::new(ControlPlane::new(&engine, None).unwrap());
         (engine, control)
     }
 
@@ -312,12 +320,8 @@ mod tests {
         let is_open = runtime.block_on(async {
             let (stop, stopped) = watch::channel(false);
             let later = Arc::clone(&control);
-            let demo = WantedVolume {
-                name: "demo".into(),
-                size: None,
-                served_before: true,
-            };
-            let task = tokio::spawn(async move { later.reopen_volumes(vec![demo], stopped).await });
+            let task =
+                tokio::spawn(async move { later.reopen_volumes(vec![demo()], stopped).await });
             meanwhile(&control).await;
             tokio::time::timeout(DEADLINE, task).await.unwrap().unwrap();
             drop(stop);
@@ -346,6 +350,7 @@ mod tests {
             let waiting = DiskRecord {
                 id: 7,
                 volume_id: "none".into(),
+                since: 1,
                 options: DiskOptions::from_request(&AttachRequest::default(), 1),
                 leaving: false,
             };
@@ -355,6 +360,87 @@ mod tests {
             assert_eq!(refused.code, FailureCode::NotOpenYet);
             assert!(attached.all().contains_key("demo"), "nothing has changed");
         });
+    }
+
+    fn demo() -> WantedVolume {
+        WantedVolume {
+            name: "demo".into(),
+            size: None,
+            served_before: true,
+        }
+    }
+
+    /// Records a disk of the volume as an attach does, and stops the server as a crash would.
+    fn attach_and_crash((mut engine, control): (Engine, Arc<ControlPlane>), runtime: &Runtime) {
+        let open = runtime.block_on(control.open_wanted(&demo())).unwrap();
+        let hold = open.volume.hold();
+        let disk = DiskRecord {
+            id: 7,
+            volume_id: hold.volume.to_string(),
+            since: hold.since.0,
+            options: DiskOptions::from_request(&AttachRequest::default(), 1),
+            leaving: false,
+        };
+        control.disks.attached.set_disk("demo", Some(disk)).unwrap();
+        drop(open);
+        engine.stop(None);
+    }
+
+    /// Another host takes the volume over, and closes it.
+    fn serve_elsewhere(runtime: &Runtime, dir: &Path, store: SharedStore) {
+        let (mut engine, control) = start_on(runtime, dir, store);
+        let mode = OpenMode {
+            take_over: true,
+            ..OpenMode::default()
+        };
+        runtime.block_on(async {
+            control.open("demo", mode).await.unwrap();
+            control.close_all().await.unwrap();
+        });
+        engine.stop(None);
+    }
+
+    #[test]
+    fn a_disk_is_not_served_again_over_what_another_host_made_of_its_volume() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = new_store();
+        let (engine, control) = start_on(&runtime, one.path(), Arc::clone(&store));
+        let spec = VolumeSpec {
+            name: "demo".into(),
+            bytes: 8 << 20,
+            block: 512,
+        };
+        runtime.block_on(engine.host.create_volume(spec)).unwrap();
+        attach_and_crash((engine, control), &runtime);
+
+        // Its own next server goes on.
+        let (mut engine, control) = start_on(&runtime, one.path(), Arc::clone(&store));
+        runtime.block_on(control.open_wanted(&demo())).unwrap();
+        drop(control);
+        engine.stop(None);
+        drop(engine);
+
+        serve_elsewhere(&runtime, two.path(), Arc::clone(&store));
+        let (mut engine, control) = start_on(&runtime, one.path(), store);
+        let refused = runtime.block_on(control.open_wanted(&demo())).unwrap_err();
+        assert_eq!(refused.code, FailureCode::HoldEnded, "{refused}");
+        assert!(
+            refused.detail.contains("firn detach --force demo"),
+            "{refused}"
+        );
+        // Nobody is kept from it by that, and detaching the disk ends it.
+        runtime.block_on(async {
+            let info = control.host.show_volume("demo").await.unwrap();
+            assert!(info.owner.is_none(), "{info:?}");
+            control.disks.attached.set_disk("demo", None).unwrap();
+            control.open_wanted(&demo()).await.unwrap();
+            control.close_all().await.unwrap();
+        });
+        engine.stop(None);
     }
 
     /// However long attaching and detaching take, it is closed in the end.

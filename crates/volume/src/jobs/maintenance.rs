@@ -9,6 +9,7 @@ use crate::log::layout::BLOCK_SECTORS;
 use crate::request::space::Fill;
 use crate::request::tail::{Status, Tail};
 use crate::store::recovery_point::Change;
+use crate::store::root_watch;
 use crate::units::{Lsn, Now};
 
 /// Interval of the bookkeeping below while something moves: short against what a client notices.
@@ -144,6 +145,9 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let share = u64::from(engine.layout.segments) * engine.layout.segment_sectors() / live.max(1);
     // Even alone on its host, a volume is slowed before the log is full.
     let share = (share / 2).max(BLOCK_SECTORS);
+    if engine.space.has_waiters() {
+        root_watch::on_parked(engine, now.mono_ns);
+    }
     let fill = Fill {
         now_ns: now.mono_ns,
         pressure,

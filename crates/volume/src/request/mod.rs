@@ -25,6 +25,7 @@ use smallvec::SmallVec;
 use crate::driver::file_name;
 use crate::engine::Engine;
 use crate::failures::FailureKind;
+use crate::log::ring::TailId;
 use crate::log::segments::{Lots, Stream};
 use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
@@ -77,6 +78,12 @@ impl Volume {
     pub fn info(&self) -> VolumeInfo {
         let head = self.tail.upload.head();
         VolumeInfo::of(&head.expect("set before a volume goes live").root)
+    }
+
+    /// This host's hold of the volume: it has the same name as long as no other host, and no other log,
+    /// goes between.
+    pub fn hold(&self) -> TailId {
+        self.tail.id()
     }
 
     /// Where the volume stands on the ladder.

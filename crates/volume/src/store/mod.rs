@@ -24,6 +24,8 @@ pub(crate) mod publish;
 pub(crate) mod read_ahead;
 pub(crate) mod recovery_point;
 pub(crate) mod rescue;
+pub(crate) mod root_watch;
+pub(crate) mod root_watch_state;
 pub(crate) mod roots;
 pub(crate) mod streams;
 pub(crate) mod turn;

@@ -36,6 +36,9 @@ use crate::units::{Epoch, LogSession, Lsn, VolumeId};
 pub struct OpenMode {
     /// Take the volume from a host that has not let go, and lose what that has not uploaded.
     pub take_over: bool,
+    /// Only if the volume goes on as this hold left it: whoever has a device of it open saw no other
+    /// history. A volume of another id is not bound by it.
+    pub continues: Option<TailId>,
 }
 
 /// Holds a volume's name while it is opened, closed or deleted.
@@ -178,6 +181,12 @@ async fn take_epoch(
                 ours && set_back.is_none() && whole && tail.id().since == head.root.since
             })
             .cloned();
+        let bound = mode
+            .continues
+            .filter(|hold| hold.volume == head.root.volume);
+        if bound.is_some_and(|hold| !goes_on(engine, &head.root, &tails, hold, &continuing)) {
+            return Err(OpenError::HoldEnded(name.to_owned()));
+        }
         // Above those of local tails, too: a store that was set back gives out no epoch again.
         let known = tails.iter().map(|tail| tail.id().since).max();
         let epoch = Epoch(head.root.epoch.max(known.unwrap_or_default()).0 + 1);
@@ -210,6 +219,7 @@ async fn take_epoch(
                 for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
                     retire_tail(engine, tail, &head.root);
                 }
+                retire_namesakes(engine, &head.root);
                 return Ok((KnownRoot { root, version }, continuing));
             }
             // Another host was faster: read the root again.
@@ -248,6 +258,26 @@ fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
         || (root.writer.session == LogSession::default() && engine.poisoned.load(Ordering::Acquire))
         // The log remembers a bounded number of sessions, and each tail the last root it saw.
         || tails.iter().any(|tail| tail.upload.mark() == root.mark())
+}
+
+/// Whether a volume that is opened with this root goes on as the hold left it. It does if the local tail
+/// continues the hold, or if the hold was given back with everything and nobody opened the volume since. A log
+/// that has no tail of it came after that log; one that has must have written the root itself.
+fn goes_on(
+    engine: &Engine,
+    root: &Root,
+    tails: &[Arc<Tail>],
+    hold: TailId,
+    continuing: &Option<Arc<Tail>>,
+) -> bool {
+    if canary::active!("disk_over_another_history") {
+        return true;
+    }
+    let given_back = || {
+        let by_this = tails.is_empty() || was_written_here(engine, root, tails);
+        root.owner.is_none() && by_this
+    };
+    root.since == hold.since && (continuing.is_some() || given_back())
 }
 
 /// The session that a root is written in when a volume is opened.
@@ -307,12 +337,18 @@ fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
     let given_back = tail.id().since == root.since
         && tail.newest() <= root.lsn
         && was_written_here(engine, root, std::slice::from_ref(tail));
-    let holds = tail.lock().layers.dirty_extents() > 0;
-    if given_back || !holds {
+    if given_back {
         discard_tail(engine, tail);
-        return;
+    } else {
+        keep_for_rescue(engine, tail);
     }
-    if !tail.is_rescue() {
+}
+
+/// Keeps what the tail holds and the store lacks; a tail that holds nothing goes.
+fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
+    if tail.lock().layers.dirty_extents() == 0 {
+        discard_tail(engine, tail);
+    } else if !tail.is_rescue() {
         tracing::warn!(
             volume = tail.name(),
             newest = tail.newest().0,
@@ -324,6 +360,21 @@ fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
         engine
             .committer()
             .record(engine, Record::Tail(tail.record()));
+    }
+}
+
+/// Tails of volumes that had this name before: they were deleted, and nothing will ever serve them. They hold
+/// log space, so they must not look as if they waited for their volume.
+fn retire_namesakes(engine: &Arc<Engine>, root: &Root) {
+    if canary::active!("deleted_volume_waits") {
+        return;
+    }
+    let is_namesake = |tail: &Arc<Tail>| {
+        let dormant = tail.lock().status == Status::Dormant;
+        dormant && tail.name() == root.name && tail.id().volume != root.volume
+    };
+    for tail in engine.tails().into_iter().filter(is_namesake) {
+        keep_for_rescue(engine, &tail);
     }
 }
 

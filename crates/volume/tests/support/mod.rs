@@ -573,7 +573,13 @@ impl World {
     }
 
     pub(crate) fn try_open(&mut self, name: &str, take_over: bool) -> Result<Volume, OpenError> {
-        let answer = self.host.open_volume(name, OpenMode { take_over });
+        let answer = self.host.open_volume(
+            name,
+            OpenMode {
+                take_over,
+                ..OpenMode::default()
+            },
+        );
         self.wait(|_| answer.try_take())
     }
 

@@ -11,12 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use volume::TailId;
+use volume::units::{Epoch, VolumeId};
 
 use super::options::DiskOptions;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::local_files::ReservedFile;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The disk that a volume is attached as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,11 +28,23 @@ pub(crate) struct DiskRecord {
     pub(crate) id: u32,
     /// The volume's id: its name may belong to another volume later.
     pub(crate) volume_id: String,
+    /// The epoch in which the hold began whose data the disk has shown.
+    pub(crate) since: u64,
     #[serde(rename = "wanted")]
     pub(crate) options: DiskOptions,
     /// The disk is being removed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) leaving: bool,
+}
+
+impl DiskRecord {
+    /// The hold of the volume whose data the disk has shown.
+    pub(crate) fn hold(&self) -> Option<TailId> {
+        Some(TailId {
+            volume: VolumeId(volume::units::parse_hex_identity(&self.volume_id)?),
+            since: Epoch(self.since),
+        })
+    }
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -201,6 +215,7 @@ mod tests {
         DiskRecord {
             id,
             volume_id: "00ff".into(),
+            since: 4,
             options: DiskOptions::from_request(&AttachRequest::default(), 2),
             leaving: false,
         }
@@ -233,13 +248,13 @@ mod tests {
 
     #[test]
     fn the_file_is_as_docs_format_md_shows_it() {
-        let text = r#"{"version": 2, "volumes": {"demo": {"disk": {"id": 0, "volume_id": "6f",
+        let text = r#"{"version": 3, "volumes": {"demo": {"disk": {"id": 0, "volume_id": "6f", "since": 4,
             "wanted": {"data_mode": "zero-copy", "queues": 2, "depth": 128, "read_only": false,
                 "part_scan": true, "patience": {"at-most-ms": 20000}},
             "leaving": true}}, "other": {}}}"#;
         let entries = parse(text).unwrap();
         let disk = entries["demo"].disk.clone().unwrap();
-        assert_eq!((disk.id, disk.leaving), (0, true));
+        assert_eq!((disk.id, disk.since, disk.leaving), (0, 4, true));
         assert_eq!(disk.options.data_mode, DataMode::ZeroCopy);
         assert!(entries["other"].disk.is_none());
     }
@@ -247,10 +262,10 @@ mod tests {
     #[test]
     fn a_newer_or_damaged_file_is_refused_with_the_remedy_and_left_alone() {
         for (text, says) in [
-            (r#"{"version": 3, "volumes": []}"#, "version 3"),
+            (r#"{"version": 4, "volumes": []}"#, "version 4"),
             (r#"{"volumes": {}}"#, "no version"),
-            (r#"{"version": 2"#, "EOF"),
-            (r#"{"version": 2, "volumes": {"a": {"tape": 1}}}"#, "tape"),
+            (r#"{"version": 3"#, "EOF"),
+            (r#"{"version": 3, "volumes": {"a": {"tape": 1}}}"#, "tape"),
         ] {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("attached");

@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use blkmq::io::FileId;
 use reactor::BackendKind;
 use ublk::device::LiveDevice;
+use volume::TailId;
 
 use crate::engine::{Engine, LiveDisks};
 use crate::failure::{Failure, FailureCode, Result};
@@ -142,6 +143,27 @@ impl Disks {
         (record.volume_id == open.info.id.to_string()).then_some(record)
     }
 
+    /// The hold that a volume must go on from because its recorded disk has shown it: what has that device
+    /// open or mounted knows no other content. `None` if no disk is recorded, or only its removal is left.
+    pub(crate) fn bound_hold(&self, volume: &str) -> Option<TailId> {
+        let record = self
+            .attached
+            .disk(volume)
+            .filter(|record| !record.leaving)?;
+        record.hold()
+    }
+
+    /// Records that a volume's disk is from now on of this hold: the one before it was given back.
+    pub(crate) fn rebind(&self, open: &OpenVolume) -> Result<()> {
+        let (name, hold) = (&open.info.name, open.volume.hold());
+        let Some(record) = self.find_record(open) else {
+            return Ok(());
+        };
+        let since = hold.since.0;
+        self.attached
+            .set_disk(name, Some(DiskRecord { since, ..record }))
+    }
+
     async fn create(
         &self,
         factory: &Arc<DiskFactory>,
@@ -186,6 +208,7 @@ impl Disks {
         let record = DiskRecord {
             id,
             volume_id: open.info.id.to_string(),
+            since: open.volume.hold().since.0,
             options: options.clone(),
             leaving: false,
         };

@@ -175,6 +175,14 @@ fn broken_error(tail: &Tail) -> OpenError {
     ))
 }
 
+/// The volume is another host's, or none, which was found out without a commit.
+pub(crate) fn end(engine: &Engine, tail: &Tail, error: &OpenError) {
+    tail.upload.set_error(Some(error));
+    tail.upload.set_refusal(Some(error.clone()));
+    fence(engine, tail, error);
+    tail.upload.wake_all();
+}
+
 /// Nothing more of the volume is completed here; its layers, kept for rescue, may be merged again.
 fn fence(engine: &Engine, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();

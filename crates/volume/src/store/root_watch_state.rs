@@ -1,0 +1,30 @@
+//! When this host looked last at the roots of volumes whose writes wait: one look at a time, seconds apart.
+//!
+//! It knows no volume and no store; `root_watch` looks.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::units::SECOND_NS;
+
+/// Time between two looks.
+const LOOK_INTERVAL_NS: u64 = 5 * SECOND_NS;
+
+/// The looks of a host.
+#[derive(Debug, Default)]
+pub(crate) struct RootWatchState {
+    looks: AtomicBool,
+    looked_ns: AtomicU64,
+}
+
+impl RootWatchState {
+    /// Begins a look, if one is due and none is going on.
+    pub(crate) fn begin(&self, now_ns: u64) -> bool {
+        let due_ns = self.looked_ns.load(Ordering::Relaxed) + LOOK_INTERVAL_NS;
+        now_ns >= due_ns && !self.looks.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn end(&self, now_ns: u64) {
+        self.looked_ns.store(now_ns, Ordering::Relaxed);
+        self.looks.store(false, Ordering::Release);
+    }
+}
