@@ -11,12 +11,16 @@ use crate::workload::op_range;
 
 /// Crashes in a row: after so many the machine is given time to recover.
 const UNSETTLED_MAX: u32 = 4;
+/// Events after which nothing crashes any more. Lives that are all shorter than a scan of the volume, or than
+/// an upload, would never let the clients' work end.
+const CRASHES_END: u64 = 100_000;
 
 impl World {
     /// Draws when the next crash comes, counted in events: idle time is not worth crashing in.
     pub(super) fn draw_crash(&mut self) {
         let mean = self.profile.crash_every;
-        self.crash_at = if mean == 0 || self.unsettled >= UNSETTLED_MAX {
+        let is_over = self.trace.events() >= CRASHES_END;
+        self.crash_at = if mean == 0 || self.unsettled >= UNSETTLED_MAX || is_over {
             u64::MAX
         } else if self.unsettled > 0 && self.chance.below(2) == 0 {
             // Into the recovery of the one before.

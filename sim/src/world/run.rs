@@ -19,9 +19,8 @@ use crate::transport::{ReqId, Transport};
 const INVARIANTS_EVERY: u64 = 4;
 /// Events after which a world that still goes on is called a livelock.
 const EVENTS_MAX: u64 = 500_000;
-/// Whether worlds of several hosts must come to rest. Off: a log that tails of earlier holds fill can park
-/// the writes of another volume for ever (seeds 3389 and 401903), which is not mended yet. What such a world did
-/// until then is judged all the same.
+/// Whether worlds of several hosts must come to rest. Off until a long run is clean: docs/simulator.md says what is known. What such
+/// a world did until then is judged all the same.
 const PROGRESS_OF_FLEETS: bool = false;
 
 /// Virtual time that everything may take after the faults have ended.
