@@ -9,7 +9,7 @@ use sim::batch::{self, Batch};
 use sim::exhaustive;
 
 /// Canaries that what clients see must give away: they are hunted without the invariants.
-const SEEN_BY_CLIENTS: [&str; 16] = [
+const SEEN_BY_CLIENTS: [&str; 17] = [
     "ack_before_ring_entry",
     "lsn_at_plan",
     "per_ring_frames",
@@ -26,6 +26,7 @@ const SEEN_BY_CLIENTS: [&str; 16] = [
     "fetch_over_newer_write",
     "unreadable_block_stops_uploads",
     "unreadable_block_is_zeroes",
+    "checkpoint_behind_packs",
 ];
 
 /// Canaries that an invariant must see, for no client may notice them for long.

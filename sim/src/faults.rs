@@ -76,8 +76,8 @@ faults! {
     Reissued => "request issued again",
     /// It took effect again, over a completed write that had been in flight beside it.
     ReissuedOverCompleted => "issued again over a completed",
-    /// The job thread was kept by what it computed.
-    Computing => "job thread computed",
+    /// A computation took its time.
+    Computing => "computing took time",
     /// A volume was opened while its last holder had not let go.
     TakeOver => "take-over",
     /// A volume was given back.

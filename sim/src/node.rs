@@ -17,7 +17,7 @@ use crate::trace::Violation;
 
 pub use volume::RecoveryReport;
 pub use volume::Volume;
-pub use volume::driver::{Computation, DiskOp, Request, RequestId, RequestOp};
+pub use volume::driver::{Computation, ComputeKind, DiskOp, Request, RequestId, RequestOp};
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
 use volume::units::{Lsn, Now};
 use volume::{Answer, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec};
@@ -431,17 +431,6 @@ pub fn call(op: StoreOp) -> Call {
         }
         StoreOp::Delete { key } => Call::Delete { key },
         StoreOp::List { prefix } => Call::List { prefix },
-    }
-}
-
-/// Bytes that the engine computed on to put them into the store.
-pub fn stored_bytes(request: &Request) -> u64 {
-    match &request.op {
-        RequestOp::Store(StoreOp::Put { data, .. }) => data.len() as u64,
-        RequestOp::Store(StoreOp::Create { data, .. } | StoreOp::Update { data, .. }) => {
-            data.len() as u64
-        }
-        _ => 0,
     }
 }
 

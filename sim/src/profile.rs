@@ -80,7 +80,7 @@ pub struct Profile {
     pub reissue: bool,
     /// A share of all store requests fails, and goes on to do so when the clients are done.
     pub partial_failures: bool,
-    /// What a KiB costs the job thread, in virtual time.
+    /// What a computation costs for each KiB that it reads, in virtual time.
     pub compute_ns: u64,
     /// What befalls them, if there are several.
     pub fleet: Fleet,
@@ -126,10 +126,6 @@ pub struct Profile {
     /// The engine's limits.
     pub limits: Limits,
 }
-
-/// The longest wait of a FLUSH is judged in worlds where computing takes time, too. Off: a checkpoint
-/// still waits for what the job thread compresses.
-pub const FLUSH_BESIDE_COMPUTING: bool = false;
 
 /// Cache directories are cloned.
 const CLONES: bool = true;

@@ -39,6 +39,7 @@ pub(crate) struct IoCounters {
     disk_errors: AtomicU64,
     computations: [Computations; ComputeKind::ALL.len()],
     job_stretch_max_ns: AtomicU64,
+    commit_round_max_ns: AtomicU64,
 }
 
 /// The computations of one kind.
@@ -98,6 +99,12 @@ impl IoCounters {
     /// The job thread ran procedures for so long, in which nothing else of its work was begun.
     pub(crate) fn observe_job_stretch(&self, took: Duration) {
         self.job_stretch_max_ns
+            .fetch_max(nanoseconds(took), Ordering::Relaxed);
+    }
+
+    /// A round of the group commit took so long.
+    pub(crate) fn observe_commit_round(&self, took: Duration) {
+        self.commit_round_max_ns
             .fetch_max(nanoseconds(took), Ordering::Relaxed);
     }
 
@@ -163,6 +170,12 @@ impl IoCounters {
             "The longest that the job thread ran without looking at anything new, since the start.",
         );
         text.sample(&[], seconds(&self.job_stretch_max_ns));
+        text.family(
+            "firn_commit_round_longest_seconds",
+            "gauge",
+            "The longest round of the group commit since the start; a FLUSH waits for two at most.",
+        );
+        text.sample(&[], seconds(&self.commit_round_max_ns));
     }
 }
 
@@ -217,12 +230,19 @@ mod tests {
         counters.count_store_request(2, None);
         counters.count_store_request(4, Some(Kind::PreconditionFailed));
         counters.add_store_written(100);
+        counters.count_computation(ComputeKind::Pack, Duration::from_millis(500));
+        counters.observe_job_stretch(Duration::from_millis(250));
+        counters.observe_commit_round(Duration::from_secs(2));
+        counters.observe_commit_round(Duration::from_secs(1));
         let mut text = MetricsText::default();
         counters.write_to(&mut text);
         let text = text.into_string();
         for line in [
             "firn_store_requests_total{op=\"put\",outcome=\"done\"} 2\n",
             "firn_store_requests_total{op=\"update\",outcome=\"lost\"} 1\n",
+            "firn_compute_seconds_total{kind=\"pack\"} 0.5\n",
+            "firn_job_thread_longest_stretch_seconds 0.25\n",
+            "firn_commit_round_longest_seconds 2\n",
             "# TYPE firn_store_written_bytes_total counter\nfirn_store_written_bytes_total 100\n",
         ] {
             assert!(text.contains(line), "{line} in {text}");

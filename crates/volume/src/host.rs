@@ -135,6 +135,12 @@ impl Host {
             .unwrap_or_default()
     }
 
+    /// The round of the group commit that is going on, if one is. A FLUSH waits for two at most.
+    pub fn commit_round(&self) -> Option<u64> {
+        let engine = self.engine.get()?;
+        engine.begun_committer()?.current_round()
+    }
+
     /// The outcome of a request, from any thread. An outcome without a waiter is dropped.
     pub fn complete(&self, id: RequestId, outcome: Outcome) {
         if let Err(outcome) = self.jobs.complete(id, outcome)
@@ -344,7 +350,7 @@ async fn write_first_checkpoint(
                 }
                 checkpoint::mark_poisoned(&engine.port, engine.superblock()).await;
             }
-            Err(OpenError::Disk(error.0))
+            Err(error.into())
         }
     }
 }

@@ -67,6 +67,7 @@ impl World {
 
     pub(super) fn reissue(&mut self, attachment: usize, req: ReqId) {
         let here = &mut self.attachments[attachment];
+        let encoded_ns = self.machines[here.machine].encoded_ns(self.now);
         let Some(mut issued) = here.pending.remove(&req) else {
             return;
         };
@@ -80,6 +81,7 @@ impl World {
         }
         issued.is_reissued = true;
         issued.issued_at = self.now;
+        issued.encoded_ns = encoded_ns;
         self.count(Fault::Reissued);
         self.send(req, issued);
     }

@@ -11,7 +11,7 @@ use blkmq::io::FileId;
 use super::{Event, ProcessEvent, World};
 use crate::disk::{Io, IoError, IoId, IoResult, Origin};
 use crate::faults::Fault;
-use crate::node::{self, Computation, DiskOp, Request, RequestId, RequestOp};
+use crate::node::{self, Computation, ComputeKind, DiskOp, Request, RequestId, RequestOp};
 use crate::store::CallId;
 use crate::trace::Violation;
 use crate::transport::{Direction, Move, PieceId, ReqId};
@@ -166,6 +166,10 @@ impl World {
             self.faults.count(Fault::Computing);
         }
         let there = &mut self.machines[machine];
+        if work.kind() == ComputeKind::Checkpoint {
+            there.checkpoint_until = self.now + cost;
+            there.checkpoint_ns += cost;
+        }
         let ends_at = if work.kind().is_awaited() {
             self.now + cost
         } else {

@@ -23,10 +23,12 @@ pub(super) struct Machine {
     /// Which process runs here, or will next: unique in the world.
     pub(super) process: u64,
     pub(super) jobs_due: bool,
-    /// Until when the job thread computes.
-    pub(super) computes_until: u64,
     /// Until when the thread computes that does what nobody waits for.
     pub(super) background_until: u64,
+    /// Until when a checkpoint is encoded.
+    pub(super) checkpoint_until: u64,
+    /// How long checkpoints took to encode, the one at hand included: what a FLUSH may have to wait for.
+    pub(super) checkpoint_ns: u64,
     pub(super) tick_at: Option<u64>,
     /// Its server has recovered its log.
     pub(super) is_up: bool,
@@ -62,8 +64,9 @@ impl Machine {
             node: None,
             process,
             jobs_due: false,
-            computes_until: 0,
             background_until: 0,
+            checkpoint_until: 0,
+            checkpoint_ns: 0,
             tick_at: None,
             is_up: false,
             is_clone: false,
@@ -94,6 +97,12 @@ impl Machine {
         }
     }
 
+    /// How long checkpoints were encoded before `now`.
+    pub(super) fn encoded_ns(&self, now: u64) -> u64 {
+        let ahead = self.checkpoint_until.saturating_sub(now);
+        self.checkpoint_ns.saturating_sub(ahead)
+    }
+
     /// The process is gone; the next one is `process`. What it had in flight is decided when that
     /// one starts.
     pub(super) fn end_process(&mut self, process: u64) {
@@ -102,8 +111,8 @@ impl Machine {
         self.is_up = false;
         self.paused_until = 0;
         self.jobs_due = false;
-        self.computes_until = 0;
         self.background_until = 0;
+        self.checkpoint_until = 0;
         self.tick_at = None;
         self.forget_io();
     }

@@ -8,8 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::outcome::Outcome;
 use super::{Event, Phase, ProcessEvent, World};
-use crate::faults::Fault;
-use crate::node::{self, Node, Request};
+use crate::node::Node;
 use crate::panics::panic_violation;
 use crate::trace::Violation;
 use crate::transport::{ReqId, Transport};
@@ -255,8 +254,7 @@ impl World {
             let ready = there.node.as_ref().is_some_and(Node::jobs_ready);
             if ready && !there.jobs_due {
                 self.machines[machine].jobs_due = true;
-                let computes = self.machines[machine].computes_until;
-                let delay = self.wake_delay().max(computes.saturating_sub(self.now));
+                let delay = self.wake_delay();
                 self.at_process(machine, delay, ProcessEvent::Jobs);
             }
             self.schedule_tick(machine);
@@ -278,20 +276,9 @@ impl World {
         let requests = requests.map(Node::take_requests).unwrap_or_default();
         busy |= !requests.is_empty();
         for request in requests {
-            self.charge(machine, &request);
             self.submit(machine, request);
         }
         Ok(busy)
-    }
-
-    /// What the job thread still compresses and checksums itself for this request keeps it from the next.
-    fn charge(&mut self, machine: usize, request: &Request) {
-        let cost = (node::stored_bytes(request) * self.profile.compute_ns) >> 10;
-        if cost > 0 {
-            self.faults.count(Fault::Computing);
-            let there = &mut self.machines[machine];
-            there.computes_until = there.computes_until.max(self.now) + cost;
-        }
     }
 
     fn liveness_violation(&self, why: &str) -> Violation {

@@ -50,6 +50,7 @@ impl World {
             generation: 0,
             is_reissued: false,
             issued_at: self.now,
+            encoded_ns: 0,
         };
         self.send(id, issued);
     }

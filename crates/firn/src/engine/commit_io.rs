@@ -5,6 +5,8 @@
 //! operation like any other; a failed one is reported and never repeated (R10).
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
 
 use blkmq::io::FileId;
 use reactor::{Buf, Completion, Cx, FileIndex, Op, Source, Token};
@@ -12,6 +14,7 @@ use volume::driver::{DiskError, DiskOp, RequestOp};
 use volume::{Host, Outcome, RequestId};
 
 use crate::abort_on_panic::AbortOnPanic;
+use crate::metrics::IoCounters;
 
 /// The source that takes the engine's commit requests whenever it is woken.
 #[derive(Debug)]
@@ -20,16 +23,21 @@ pub(crate) struct CommitIo {
     log: FileIndex,
     in_flight: HashMap<u64, RequestId>,
     next_token: u64,
+    /// The round that is going on, and since when.
+    round: Option<(u64, Instant)>,
+    counters: Arc<IoCounters>,
 }
 
 impl CommitIo {
     /// `log` is the log's descriptor as registered with this reactor.
-    pub(crate) fn new(host: Host, log: FileIndex) -> Self {
+    pub(crate) fn new(host: Host, log: FileIndex, counters: Arc<IoCounters>) -> Self {
         CommitIo {
             host,
             log,
             in_flight: HashMap::new(),
             next_token: 0,
+            round: None,
+            counters,
         }
     }
 
@@ -38,6 +46,7 @@ impl CommitIo {
         let _guard = AbortOnPanic("the committer");
         loop {
             let requests = self.host.take_commit_requests();
+            self.observe_round();
             if requests.is_empty() {
                 return;
             }
@@ -53,6 +62,18 @@ impl CommitIo {
                 }
             }
         }
+    }
+
+    /// The committer wakes this source when a round begins and when it goes on, also from a checkpoint.
+    fn observe_round(&mut self) {
+        let current = self.host.commit_round();
+        if self.round.map(|(round, _)| round) == current {
+            return;
+        }
+        if let Some((_, begun)) = self.round {
+            self.counters.observe_commit_round(begun.elapsed());
+        }
+        self.round = current.map(|round| (round, Instant::now()));
     }
 
     fn log_op(&self, op: RequestOp) -> Result<Op, &'static str> {

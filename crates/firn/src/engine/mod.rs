@@ -132,7 +132,7 @@ impl Engine {
         .start(Arc::clone(&notifier.job_thread))
         .map_err(|source| internal_io("start a thread", &source))?;
         let reactors = start_reactors()?;
-        attach_commit_io(&reactors, &host, &notifier, &export_files)?;
+        attach_commit_io(&reactors, &host, &notifier, &export_files, &counters)?;
         let report = recovered.await.map_err(Failure::from)?;
         check_segment_bytes(settings, report.segment_bytes)?;
         Ok(Engine {
@@ -317,6 +317,7 @@ fn attach_commit_io(
     host: &Host,
     notifier: &Arc<EngineNotifier>,
     files: &[BackendFile],
+    counters: &Arc<IoCounters>,
 ) -> Result<()> {
     let reactor_ended = || Failure::internal("a reactor ended while it was set up");
     let log = files
@@ -325,12 +326,13 @@ fn attach_commit_io(
         .ok_or_else(reactor_ended)?;
     let reactor = reactors.first().ok_or_else(reactor_ended)?;
     let (host, notifier, fd) = (host.clone(), Arc::clone(notifier), Arc::clone(&log.fd));
+    let counters = Arc::clone(counters);
     reactor
         .handle()
         .attach(move |cx| {
             let log = cx.register(fd);
             notifier.committer.get_or_init(|| cx.waker(0));
-            CommitIo::new(host, log)
+            CommitIo::new(host, log, counters)
         })
         .map_err(|_| reactor_ended())
 }

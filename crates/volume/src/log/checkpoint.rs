@@ -14,8 +14,9 @@ use std::sync::atomic::Ordering;
 
 use blkmq::io::FileId;
 
-use crate::driver::{ComputeKind, DiskError};
+use crate::driver::{ComputeError, ComputeKind, DiskError};
 use crate::engine::Engine;
+use crate::error::OpenError;
 use crate::jobs::{Computing, Jobs, Port};
 use crate::log::committer::{CommitEnvironment, Journal};
 use crate::log::entry::{ENTRY_BYTES, Entry};
@@ -91,7 +92,11 @@ async fn run(engine: &Arc<Engine>) {
         Ok((journal, cuts)) => engine
             .committer()
             .on_checkpoint_written(engine, journal, cuts),
-        Err(error) => engine.committer().on_checkpoint_failed(engine, &error),
+        Err(CheckpointError::Disk(error)) => {
+            engine.committer().on_checkpoint_failed(engine, &error);
+        }
+        // Reported where it happened. The half in use is whole, and so are the rings.
+        Err(CheckpointError::Computing(_)) => engine.committer().halt(engine),
     }
 }
 
@@ -107,6 +112,35 @@ pub(crate) fn freeze(engine: &Engine) -> Option<FrozenTails> {
         .collect()
 }
 
+/// Why a checkpoint was not written.
+#[derive(Debug)]
+pub(crate) enum CheckpointError {
+    Disk(DiskError),
+    /// A bug ended the encoding of a frame. The disk is good.
+    Computing(ComputeError),
+}
+
+impl From<DiskError> for CheckpointError {
+    fn from(error: DiskError) -> CheckpointError {
+        CheckpointError::Disk(error)
+    }
+}
+
+impl From<ComputeError> for CheckpointError {
+    fn from(error: ComputeError) -> CheckpointError {
+        CheckpointError::Computing(error)
+    }
+}
+
+impl From<CheckpointError> for OpenError {
+    fn from(error: CheckpointError) -> OpenError {
+        match error {
+            CheckpointError::Disk(error) => error.into(),
+            CheckpointError::Computing(error) => error.into(),
+        }
+    }
+}
+
 type FrozenTails = Vec<(Arc<Tail>, Lsn, Vec<FrozenLayer>)>;
 
 /// Writes a checkpoint to the half that `before` does not use; durable when it returns. What is
@@ -115,7 +149,7 @@ pub(crate) async fn write(
     engine: &Arc<Engine>,
     before: Journal,
     frozen: FrozenTails,
-) -> Result<(Journal, Vec<(Arc<Tail>, Lsn)>), DiskError> {
+) -> Result<(Journal, Vec<(Arc<Tail>, Lsn)>), CheckpointError> {
     sync(engine).await?;
     let mut journal = Journal {
         half: 1 - before.half,
@@ -125,14 +159,14 @@ pub(crate) async fn write(
     };
     let mut encoding = Some(encode(engine, Encoder::new(engine, journal.lap, &frozen)));
     while let Some(encoded) = encoding {
-        let (encoder, data) = encoded.await.map_err(|error| DiskError(error.0))?;
+        let (encoder, data) = encoded.await?;
         encoding = (!encoder.is_done()).then(|| encode(engine, encoder));
         let offset = engine.layout.half(journal.half) + journal.used;
         journal.used += data.len() as u64;
         journal.number += 1;
         if journal.used > engine.layout.half_bytes {
             // Unreachable while writers are parked at `Layout::extents_max`; never overwrite.
-            return Err(DiskError("a checkpoint outgrew its journal half".into()));
+            return Err(DiskError("a checkpoint outgrew its journal half".into()).into());
         }
         engine.port.write(FileId::LOG, offset, data).await?;
     }
@@ -148,12 +182,15 @@ pub(crate) async fn write(
 fn encode(engine: &Arc<Engine>, mut encoder: Encoder) -> Computing<(Encoder, Vec<u8>)> {
     let bytes = encoder.next_bytes();
     let owner = Arc::clone(engine);
-    engine
-        .port
-        .compute(ComputeKind::Checkpoint, bytes, move || {
-            let data = encoder.next_frame(|sector| owner.segments.generation_of(sector));
-            (encoder, data)
-        })
+    let kind = if canary::active!("checkpoint_behind_packs") {
+        ComputeKind::Release
+    } else {
+        ComputeKind::Checkpoint
+    };
+    engine.port.compute(kind, bytes, move || {
+        let data = encoder.next_frame(|sector| owner.segments.generation_of(sector));
+        (encoder, data)
+    })
 }
 
 /// Many layers would make reads slow. Small ones may be merged at any time: together they are no more

@@ -201,6 +201,13 @@ impl Committer {
         lock(&self.state).started + 1
     }
 
+    /// The round that is going on, if one is.
+    pub(crate) fn current_round(&self) -> Option<u64> {
+        let state = lock(&self.state);
+        let is_idle = matches!(state.phase, Phase::Idle | Phase::Poisoned);
+        (!is_idle).then_some(state.started)
+    }
+
     /// The newest durable round.
     pub(crate) fn durable_round(&self) -> u64 {
         lock(&self.state).durable

@@ -13,8 +13,8 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
 use volume::RequestId;
 use volume::driver::{
-    Computation, DiskError, DiskOp, Outcome, Request, RequestOp, StoreError, StoreOp, StoreReply,
-    Version,
+    Computation, ComputeError, ComputeKind, DiskError, DiskOp, Outcome, Request, RequestOp,
+    StoreError, StoreOp, StoreReply, Version,
 };
 use volume::units::{HostId, Now};
 use volume::{
@@ -48,6 +48,8 @@ pub(crate) struct Lasting {
     pub(crate) failing_updates: usize,
     /// Names of objects for which there was a PUT, also one that failed.
     pub(crate) put_keys: Vec<String>,
+    /// A bug ends the encoding of checkpoints.
+    pub(crate) broken_checkpoints: bool,
     /// The store does not answer.
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.
@@ -211,6 +213,18 @@ pub(crate) fn waker() -> Waker {
     Waker::from(Arc::new(Quiet))
 }
 
+fn kind_of(op: &StoreOp) -> &'static str {
+    match op {
+        StoreOp::Get { .. } => "get",
+        StoreOp::GetRange { .. } => "range",
+        StoreOp::Put { .. } => "put",
+        StoreOp::Create { .. } => "create",
+        StoreOp::Update { .. } => "update",
+        StoreOp::Delete { .. } => "delete",
+        StoreOp::List { .. } => "list",
+    }
+}
+
 /// Computes at once. A panic is the test's.
 pub(crate) fn compute(work: Computation) -> Outcome {
     let outcome = work.run();
@@ -333,6 +347,13 @@ impl World {
                     }
                     RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
+                    RequestOp::Compute(work)
+                        if self.lasting.broken_checkpoints
+                            && work.kind() == ComputeKind::Checkpoint =>
+                    {
+                        let error = ComputeError("checkpoint: a bug ended it".into());
+                        Outcome::Compute(Err(error))
+                    }
                     RequestOp::Compute(work) => compute(work),
                 };
                 self.host.complete(id, outcome);
@@ -474,16 +495,8 @@ impl World {
         if self.lasting.outage {
             return Err(StoreError::Unavailable("the store is down".into()));
         }
-        let kind = match &op {
-            StoreOp::Get { .. } => "get",
-            StoreOp::GetRange { .. } => "range",
-            StoreOp::Put { .. } => "put",
-            StoreOp::Create { .. } => "create",
-            StoreOp::Update { .. } => "update",
-            StoreOp::Delete { .. } => "delete",
-            StoreOp::List { .. } => "list",
-        };
-        *self.lasting.store_requests.entry(kind).or_default() += 1;
+        let requests = &mut self.lasting.store_requests;
+        *requests.entry(kind_of(&op)).or_default() += 1;
         if let StoreOp::Put { key, .. } = &op {
             self.lasting.put_keys.push(key.clone());
         }
