@@ -50,18 +50,15 @@ fn first(host: HostId) -> LowMark {
 }
 
 /// Raises a host's low mark as far as it may go, up to `last` at most. Gives the mark that stands then;
-/// None if there is none: the host was retired. `marks`: of volumes that the host owns itself, as it
-/// wrote or read them last; a root may only be further. Of other volumes the roots are read.
-pub async fn raise_low_mark(
-    port: &impl LogPort,
-    host: HostId,
-    last: Position,
-    marks: &BTreeMap<VolumeId, Position>,
-) -> Option<Position> {
+/// None if there is none: the host was retired.
+///
+/// All roots that matter are read, an owner's own as well: a mark that it remembers may be ahead of the
+/// root once the store was set back, and the records between would be lost. So it is raised seldom.
+pub async fn raise_low_mark(port: &impl LogPort, host: HostId, last: Position) -> Option<Position> {
     let (data, version) = read(port, &low_key(host)).await?;
     let low = LowMark::decode(&data).ok()?.position;
     let records = read_records(port, host, low, last).await;
-    let target = target(port, host, low, &records, marks).await;
+    let target = target(port, host, low, &records).await;
     if target <= low {
         return Some(low);
     }
@@ -95,13 +92,7 @@ async fn read_records(
 }
 
 /// How far the mark may go.
-async fn target(
-    port: &impl LogPort,
-    host: HostId,
-    low: Position,
-    records: &[Record],
-    marks: &BTreeMap<VolumeId, Position>,
-) -> Position {
+async fn target(port: &impl LogPort, host: HostId, low: Position, records: &[Record]) -> Position {
     let is_own = |record: &&Record| matches!(record.content, Content::Slices(_));
     let newest = records.iter().rev().find(is_own);
     let mut target = newest.map_or(low, |record| record.position);
@@ -112,18 +103,13 @@ async fn target(
         return target;
     }
     let named: BTreeSet<VolumeId> = records.iter().flat_map(named_volumes).collect();
-    let others: BTreeSet<_> = named
-        .into_iter()
-        .filter(|named| !marks.contains_key(named))
-        .collect();
     // Roots are read after the records: whoever comes to own a volume meanwhile has a mark above them.
-    let Some(roots) = roots_of(port, &others).await else {
+    let Some(roots) = roots_of(port, &named).await else {
         return low;
     };
     for record in records {
         let is_needed = |volume: VolumeId| {
-            let of_root = || roots.get(&volume).and_then(|root| mark_in(root, host));
-            let mark = marks.get(&volume).copied().or_else(of_root);
+            let mark = roots.get(&volume).and_then(|root| mark_in(root, host));
             mark.is_some_and(|mark| mark < record.position)
         };
         if named_volumes(record).into_iter().any(is_needed) {

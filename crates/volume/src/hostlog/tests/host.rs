@@ -239,14 +239,7 @@ impl Host {
                 17 if is_served => self.close(volume).await?,
                 18 => {
                     let (host, last) = (self.own.host, self.next().before());
-                    let known = self.served.iter();
-                    let known = known.map(|(volume, served)| (*volume, served.known.root.mark));
-                    // Sometimes as somebody who knows no mark.
-                    let marks = match self.rng.bool() {
-                        true => known.collect(),
-                        false => BTreeMap::new(),
-                    };
-                    if let Some(low) = raise_low_mark(&self.port, host, last, &marks).await {
+                    if let Some(low) = raise_low_mark(&self.port, host, last).await {
                         remove_records(&self.port, host, low).await;
                     }
                 }

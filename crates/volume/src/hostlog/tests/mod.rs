@@ -135,7 +135,7 @@ fn a_copied_directory_ends_in_a_stop_and_never_in_two_data_for_one_lsn() {
 
 #[test]
 fn after_the_store_was_set_back_nothing_more_is_called_stored_that_no_opener_finds() {
-    seeds("set back", 400, 2, 120, SET_BACK);
+    seeds("set back", 1_000, 2, 120, SET_BACK);
 }
 
 /// The first of these worlds in which a planted bug breaks a promise.
