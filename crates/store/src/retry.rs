@@ -46,6 +46,10 @@ impl Default for RetryPolicy {
     }
 }
 
+/// What is read whole is small: roots, records, marks. A request whose answer never comes must not be
+/// waited for as if it were a pack.
+const GET_BYTES_MAX: u64 = 8 << 20;
+
 impl RetryPolicy {
     fn attempt_timeout(&self, bytes: u64) -> Duration {
         let mib = u32::try_from(bytes.div_ceil(1 << 20)).unwrap_or(u32::MAX);
@@ -150,7 +154,7 @@ fn timed_out(op: Op, key: &str, limit: Duration) -> Error {
 #[async_trait]
 impl<S: Store> Store for RetryStore<S> {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
-        self.run(Op::Get, key, 64 << 20, || self.inner.get(key))
+        self.run(Op::Get, key, GET_BYTES_MAX, || self.inner.get(key))
             .await
     }
 

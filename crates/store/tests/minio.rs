@@ -228,3 +228,18 @@ async fn of_many_writers_with_clients_of_their_own_one_wins_each_round() {
         version = found;
     }
 }
+
+#[tokio::test]
+async fn a_pack_on_a_slow_line_is_stored_however_long_no_answer_can_come() {
+    let Some(minio) = start_minio() else { return };
+    let proxy = Proxy::start(minio.address).unwrap();
+    let store = with_policies(store::open_url(&url_at(proxy.address)).unwrap());
+    // 32 s, and 42 s is what an attempt of this size has.
+    proxy.set_rate(Some(1 << 20));
+    let pack = Bytes::from(vec![7; 32 << 20]);
+    store.put("packs/slow", pack.clone()).await.unwrap();
+    proxy.set_rate(None);
+    let read = store.get_range("packs/slow", 0, pack.len() as u64);
+    assert_eq!(read.await.unwrap(), pack);
+    assert_eq!(proxy.traffic().of("PUT").requests, 1, "in one attempt");
+}

@@ -320,7 +320,7 @@ struct CheckedStore {
 }
 
 fn check_store(url: &str, time: Duration) -> Result<CheckedStore> {
-    let store = store::open_url(url)?;
+    let store = store::with_policies(store::open_url(url)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -26,9 +26,6 @@ use crate::{Error, ObjectStoreAdapter, Result, SharedStore};
 
 /// A host that does not even accept a connection in this time is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest silence in the middle of a request. How long a whole request may take depends on its
-/// size, which [`crate::RetryPolicy`] knows.
-const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Shorter than the time after which services close idle connections, so that a request rarely
 /// meets a connection that is just being closed.
 const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -83,9 +80,12 @@ fn client_options(url: &CloudUrl, endpoint: Option<&str>) -> Result<ClientOption
                 .map_err(|_| url.error("the user agent cannot be sent"))?,
         )
         .with_allow_http(plain_http)
+        // How long a request may take depends on its size, which [`crate::RetryPolicy`] knows. The
+        // client's bound of silence would also run while a body is being sent, when no answer can
+        // come: on a slow line no pack would ever arrive.
         .with_timeout_disabled()
+        .with_read_timeout_disabled()
         .with_connect_timeout(CONNECT_TIMEOUT)
-        .with_read_timeout(READ_TIMEOUT)
         .with_pool_idle_timeout(POOL_IDLE_TIMEOUT);
     let bundle = url
         .ca
