@@ -108,11 +108,11 @@ fn has_line(log: &str, said: Said) -> bool {
 /// wrote.
 fn write_and_read(server: &common::Server, pause: Duration, ends: &AtomicBool) -> u64 {
     let mut client = server.connect("demo");
-    let mut written = 0;
+    let mut written = 0_u64;
     while !ends.load(Ordering::SeqCst) {
         let place = (written % BLOCKS) * BLOCK_BYTES as u64;
         client.write(place, &content(written)).unwrap();
-        if written % 8 == 0 {
+        if written.is_multiple_of(8) {
             client.flush().unwrap();
             assert!(client.read(place, BLOCK_BYTES).unwrap() == content(written));
         }

@@ -77,17 +77,13 @@ pub(crate) struct Exchanged<'a> {
 impl TrafficCounter {
     pub(crate) fn note(&self, exchanged: Exchanged<'_>) {
         let mut state = self.lock();
-        if !state.traffic.methods.contains_key(exchanged.method) {
-            let name = exchanged.method.to_owned();
-            state.traffic.methods.insert(name, MethodTraffic::default());
-        }
-        if let Some(method) = state.traffic.methods.get_mut(exchanged.method) {
-            method.requests += 1;
-            method.refused += u64::from(exchanged.status >= 400);
-            method.sent += exchanged.sent;
-            method.received += exchanged.received;
-            method.longest = method.longest.max(exchanged.took);
-        }
+        let name = exchanged.method.to_owned();
+        let method = state.traffic.methods.entry(name).or_default();
+        method.requests += 1;
+        method.refused += u64::from(exchanged.status >= 400);
+        method.sent += exchanged.sent;
+        method.received += exchanged.received;
+        method.longest = method.longest.max(exchanged.took);
         if let (true, Some(read)) = (state.records_reads, exchanged.read) {
             state.traffic.reads.push(read);
         }

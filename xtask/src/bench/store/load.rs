@@ -248,7 +248,7 @@ fn shake_hands(stream: &mut UnixStream, export: &str) -> Result<(), Failure> {
         let word = |at: usize| {
             head[at..at + 4]
                 .iter()
-                .fold(0, |word: u32, byte| word << 8 | u32::from(*byte))
+                .fold(0, |word: u32, byte| (word << 8) | u32::from(*byte))
         };
         let mut body = vec![0; word(16) as usize];
         stream.read_exact(&mut body)?;
