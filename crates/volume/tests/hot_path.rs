@@ -16,8 +16,9 @@ use volume::{Options, Volume};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Blocks of the working set, all of them written before anything is counted.
-const BLOCKS: u64 = 2048;
+/// Blocks of the working set, all of them written before anything is counted: less than a slice, or each
+/// slice would begin with an empty map, which grows.
+const BLOCKS: u64 = 1024;
 /// Requests that are counted.
 const REQUESTS: u64 = 20_000;
 /// Of a thousand writes so many may find a table full and have it grow.

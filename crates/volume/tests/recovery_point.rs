@@ -12,6 +12,8 @@ const RPO_MS: u64 = 30_000;
 /// A store that takes a second for each request.
 fn slow_store() -> (World, Volume) {
     let options = Options {
+        // A slice holds all that is written.
+        log_bytes: 16 * MIB,
         rpo_ns: RPO_MS * 1_000_000,
         ..options()
     };
@@ -44,7 +46,8 @@ fn what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up() 
     }
     assert!(
         world.lasting.store_requests["update"] < 30,
-        "and not more often than it must"
+        "and not more often than it must: {:?}",
+        world.lasting.store_requests
     );
 }
 

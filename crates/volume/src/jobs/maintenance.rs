@@ -79,11 +79,37 @@ struct Look {
 }
 
 impl Look {
+    fn at(tail: &Tail) -> Look {
+        let inner = tail.lock();
+        Look {
+            status: inner.status,
+            newest: inner.newest,
+            oldest_unstored: inner.ages.oldest_after(tail.stored(), inner.newest),
+            oldest_uncut: inner.ages.oldest_after(inner.cut, inner.newest),
+            loose: inner.loose_layers().last().map(|layer| layer.last),
+            cut: inner.cut,
+            extents: inner.layers.dirty_extents(),
+        }
+    }
+
     /// What is brought to the store only to make room: whole slices. Less than one only if nothing
     /// else of the volume is left to bring there, for what is written over meanwhile need not go.
     fn wanted_for_space(&self, stored: Lsn) -> Lsn {
         let rest = (self.cut <= stored).then_some(self.newest);
         self.loose.or(rest).unwrap_or_default()
+    }
+}
+
+/// Asks for slices that are due: before the recovery point is, and where space runs short.
+fn request_slices(engine: &Engine, tail: &Tail, look: &Look, now: Now, crowded: bool) {
+    let age_ns = |at: Option<u64>| at.map_or(0, |at| now.mono_ns.saturating_sub(at));
+    observe_recovery_point(engine, tail, age_ns(look.oldest_unstored));
+    let recovery_point = &tail.upload.recovery_point;
+    let begin_at_ns = recovery_point.begin_at_ns(engine.options.rpo_ns);
+    if look.oldest_uncut.is_some() && age_ns(look.oldest_uncut) >= begin_at_ns {
+        tail.upload.request(look.newest);
+    } else if crowded && look.newest > tail.stored() {
+        tail.upload.request(look.wanted_for_space(tail.stored()));
     }
 }
 
@@ -110,18 +136,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let mut moving = counts.ready < counts.ready_target() || counts.dying > 0;
     let mut live = 0;
     for tail in &tails {
-        let look = {
-            let inner = tail.lock();
-            Look {
-                status: inner.status,
-                newest: inner.newest,
-                oldest_unstored: inner.ages.oldest_after(tail.stored(), inner.newest),
-                oldest_uncut: inner.ages.oldest_after(inner.cut, inner.newest),
-                loose: inner.loose_layers().last().map(|layer| layer.last),
-                cut: inner.cut,
-                extents: inner.layers.dirty_extents(),
-            }
-        };
+        let look = Look::at(tail);
         let newest = look.newest;
         extents += look.extents as u64;
         unframed |= newest > tail.framed();
@@ -130,16 +145,8 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
             continue;
         }
         live += 1;
-        let age_ns = |at: Option<u64>| at.map_or(0, |at| now.mono_ns.saturating_sub(at));
-        observe_recovery_point(engine, tail, age_ns(look.oldest_unstored));
-        let recovery_point = &tail.upload.recovery_point;
-        let begin_at_ns = recovery_point.begin_at_ns(engine.options.rpo_ns);
         let crowded = pressure >= UPLOAD_AT_PERMILLE || extents > engine.layout.extents_max() / 2;
-        if look.oldest_uncut.is_some() && age_ns(look.oldest_uncut) >= begin_at_ns {
-            tail.upload.request(newest);
-        } else if crowded && newest > tail.stored() {
-            tail.upload.request(look.wanted_for_space(tail.stored()));
-        }
+        request_slices(engine, tail, &look, now, crowded);
     }
     engine.extents.store(extents, Ordering::Relaxed);
     let share = u64::from(engine.layout.segments) * engine.layout.segment_sectors() / live.max(1);

@@ -3,7 +3,7 @@
 //!
 //! Written by the flow of slices, by folds and by an open; never does I/O itself.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::driver::Version;
@@ -28,6 +28,8 @@ pub(crate) struct KnownRoot {
 pub(crate) struct UploadState {
     wanted: AtomicU64,
     slices: Mutex<Slices>,
+    /// The last request that brought something of it to the store failed.
+    store_fails: AtomicBool,
     /// The size that the volume is to have, in bytes; below its size: none is asked for.
     grow: AtomicU64,
     pub(super) changed: Signal,
@@ -54,7 +56,16 @@ impl UploadState {
 
     /// See [`Slices::has_room`].
     pub(super) fn has_room(&self, most_bytes: u64) -> bool {
-        lock(&self.slices).has_room(most_bytes)
+        let fails = self.store_fails.load(Ordering::Acquire);
+        lock(&self.slices).has_room(most_bytes, fails)
+    }
+
+    /// Something was done in the store, or failed there.
+    pub(super) fn on_store_answer(&self, failed: bool) {
+        self.store_fails.store(failed, Ordering::Release);
+        if !failed {
+            self.changed.wake_all();
+        }
     }
 
     pub(super) fn on_slice_cut(&self, last: Lsn, bytes: u64) {

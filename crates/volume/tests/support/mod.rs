@@ -491,22 +491,31 @@ impl World {
         data[offset as usize..end].copy_from_slice(bytes);
     }
 
+    fn count(&mut self, op: &StoreOp) {
+        let requests = &mut self.lasting.store_requests;
+        *requests.entry(kind_of(op)).or_default() += 1;
+        if let StoreOp::Put { key, .. } = op {
+            self.lasting.put_keys.push(key.clone());
+        }
+    }
+
+    fn is_told_to_fail(&mut self, op: &StoreOp) -> bool {
+        let failing = match op {
+            StoreOp::Put { .. } => &mut self.lasting.failing_puts,
+            StoreOp::Update { .. } => &mut self.lasting.failing_updates,
+            _ => return false,
+        };
+        let fails = *failing > 0;
+        *failing = failing.saturating_sub(1);
+        fails
+    }
+
     pub(crate) fn store(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
         if self.lasting.outage {
             return Err(StoreError::Unavailable("the store is down".into()));
         }
-        let requests = &mut self.lasting.store_requests;
-        *requests.entry(kind_of(&op)).or_default() += 1;
-        if let StoreOp::Put { key, .. } = &op {
-            self.lasting.put_keys.push(key.clone());
-        }
-        let failing = match &op {
-            StoreOp::Put { .. } => &mut self.lasting.failing_puts,
-            StoreOp::Update { .. } => &mut self.lasting.failing_updates,
-            _ => &mut 0,
-        };
-        if *failing > 0 {
-            *failing -= 1;
+        self.count(&op);
+        if self.is_told_to_fail(&op) {
             return Err(StoreError::Unavailable("it is told to fail".into()));
         }
         let objects = &mut self.lasting.objects;

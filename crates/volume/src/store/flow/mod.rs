@@ -88,6 +88,7 @@ async fn publish_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
         let result = publish(&engine, &tail, &upload.publishable()).await;
         let error = result.as_ref().err();
         upload.set_error(error);
+        upload.on_store_answer(error.is_some());
         upload.set_refusal(error.filter(|error| is_refusal(error)).cloned());
         if let Some(error) = error.filter(|error| is_final(error)) {
             fence(&engine, &tail, error);

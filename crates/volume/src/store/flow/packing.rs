@@ -235,7 +235,10 @@ async fn put_pack(
             return Ok(uploaded);
         }
         match put.await {
-            Ok(_) => return Ok(uploaded),
+            Ok(_) => {
+                tail.upload.on_store_answer(false);
+                return Ok(uploaded);
+            }
             Err(error) => repeats.wait(store_error("write", &key, &error)).await?,
         }
     }

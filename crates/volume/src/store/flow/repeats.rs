@@ -28,6 +28,7 @@ impl<'a> Repeats<'a> {
         let volume = self.tail.name();
         tracing::warn!(volume, %error, "part of an upload failed and will be tried again");
         self.tail.upload.set_error(Some(&error));
+        self.tail.upload.on_store_answer(true);
         self.engine.port.sleep(self.delay_ns).await;
         self.delay_ns = (self.delay_ns * 2).min(self.engine.options.retry_ns * 30);
         match self.tail.lock().status {

@@ -63,11 +63,12 @@ pub(crate) struct Slices {
 }
 
 impl Slices {
-    /// Whether another slice may be cut. Nothing merges the layers of those on their way, so that
-    /// they hold at most about `most` bytes of the log.
-    pub(crate) fn has_room(&self, most: u64) -> bool {
+    /// Whether another slice may be cut. Nothing merges the layers of those on their way, and with
+    /// little in them they may hold much of the log: so they have at most about `most` bytes, and while
+    /// the store fails one is enough.
+    pub(crate) fn has_room(&self, most: u64, fails: bool) -> bool {
         let held: u64 = self.list.iter().map(|slice| slice.bytes).sum();
-        self.list.is_empty() || (self.list.len() < IN_FLIGHT_MAX && held < most)
+        self.list.is_empty() || (!fails && self.list.len() < IN_FLIGHT_MAX && held < most)
     }
 
     pub(crate) fn push(&mut self, last: Lsn, bytes: u64) {
@@ -128,11 +129,12 @@ mod tests {
     #[test]
     fn slices_on_their_way_are_few_and_hold_a_bounded_part_of_the_log() {
         let mut slices = Slices::default();
-        assert!(slices.has_room(0), "one always goes");
+        assert!(slices.has_room(0, true), "one always goes");
         slices.push(Lsn(1), 100);
-        assert!(slices.has_room(101) && !slices.has_room(100));
+        assert!(slices.has_room(101, false) && !slices.has_room(100, false));
+        assert!(!slices.has_room(101, true), "the store fails");
         (2..9).for_each(|last| slices.push(Lsn(last), 0));
-        assert!(!slices.has_room(u64::MAX));
+        assert!(!slices.has_room(u64::MAX, false));
     }
 
     #[test]
