@@ -72,41 +72,10 @@ pub enum OpenError {
     Internal(String),
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl OpenError {
+    /// What another host, or somebody at the store, did to a volume that this host had.
+    fn fmt_lost_hold(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            OpenError::Options(why)
-            | OpenError::Corrupt(why)
-            | OpenError::Invalid(why)
-            | OpenError::Internal(why) => f.write_str(why),
-            OpenError::Foreign(what) => {
-                write!(
-                    f,
-                    "{what}; firn leaves it alone: choose another directory or prefix"
-                )
-            }
-            OpenError::Newer { what, found, known } => write!(
-                f,
-                "{what} has format version {found}, this firn knows up to {known}: \
-                 use a newer firn"
-            ),
-            OpenError::Disk(why) | OpenError::Store(why) => f.write_str(why),
-            OpenError::NoSuchVolume(name) => {
-                write!(f, "no volume named {name}: see `firn volume list`")
-            }
-            OpenError::Exists(name) => write!(f, "a volume named {name} exists already"),
-            OpenError::Held {
-                volume,
-                owner,
-                stored_lsn,
-                seen_ms_ago,
-            } => write!(
-                f,
-                "volume {volume} is held by host {owner}, which has not let go and was last seen in \
-                 the store {} s ago; what it has not uploaded (after LSN {stored_lsn}) would be lost \
-                 here: stop that server, or declare the loss with `firn attach {volume} --take-over`",
-                seen_ms_ago / 1000
-            ),
             OpenError::Fenced(name) => write!(
                 f,
                 "volume {name} was taken over by another host; what this host had not uploaded \
@@ -142,6 +111,51 @@ impl fmt::Display for OpenError {
                  open or mounted knows another content: unmount it, then `firn detach --force {name}`, and \
                  attach the volume anew"
             ),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OpenError::Options(why)
+            | OpenError::Corrupt(why)
+            | OpenError::Invalid(why)
+            | OpenError::Internal(why) => f.write_str(why),
+            OpenError::Foreign(what) => {
+                write!(
+                    f,
+                    "{what}; firn leaves it alone: choose another directory or prefix"
+                )
+            }
+            OpenError::Newer { what, found, known } => write!(
+                f,
+                "{what} has format version {found}, this firn knows up to {known}: \
+                 use a newer firn"
+            ),
+            OpenError::Disk(why) | OpenError::Store(why) => f.write_str(why),
+            OpenError::NoSuchVolume(name) => {
+                write!(f, "no volume named {name}: see `firn volume list`")
+            }
+            OpenError::Exists(name) => write!(f, "a volume named {name} exists already"),
+            OpenError::Held {
+                volume,
+                owner,
+                stored_lsn,
+                seen_ms_ago,
+            } => write!(
+                f,
+                "volume {volume} is held by host {owner}, which has not let go and was last seen in \
+                 the store {} s ago; what it has not uploaded (after LSN {stored_lsn}) would be lost \
+                 here: stop that server, or declare the loss with `firn attach {volume} --take-over`",
+                seen_ms_ago / 1000
+            ),
+            OpenError::Fenced(_)
+            | OpenError::Deleted(_)
+            | OpenError::RootMissing(_)
+            | OpenError::StoreWentBack { .. }
+            | OpenError::HoldEnded(_) => self.fmt_lost_hold(f),
             OpenError::InUse(name) => {
                 write!(f, "volume {name} is attached: detach it first")
             }

@@ -44,13 +44,15 @@ fn cold_volume() -> (World, Volume, Vec<u8>) {
             sectors,
             fua: false,
         };
-        world.request(&volume, op, &mut part.to_vec()).unwrap();
+        world
+            .request(&volume, op, &mut part.to_vec())
+            .expect("written");
         if nth % 8 == 7 {
             world.sync(&volume);
         }
     }
     let answer = world.host.close_volume(&volume);
-    world.wait(|_| answer.try_take()).unwrap();
+    world.wait(|_| answer.try_take()).expect("closed");
     drop(volume);
     let mut left = world.kill();
     left.files.clear();

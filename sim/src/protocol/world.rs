@@ -480,7 +480,7 @@ impl Model for World {
             let rests = |activity: &Activity| activity.phase.rests();
             // Worlds are bounded: with a full log nothing can be named or ended.
             let is_bounded = !state.store.has_room() || !has_position(machine);
-            if !is_bounded && !(idle && machine.activities.iter().all(rests)) {
+            if !(is_bounded || idle && machine.activities.iter().all(rests)) {
                 return Err(WAITS);
             }
         }
