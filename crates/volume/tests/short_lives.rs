@@ -7,9 +7,9 @@ mod support;
 
 use blkmq::io::{Backend, Op, Step};
 use support::{Lasting, World, waker};
-use volume::Volume;
 use volume::driver::{Outcome, Request, RequestOp};
 use volume::units::Now;
+use volume::{OpenMode, Volume};
 
 const MIB: u64 = 1 << 20;
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -65,15 +65,20 @@ fn log_that_one_volume_fills() -> Lasting {
     world.kill()
 }
 
-/// One life of so many round trips once its volumes are open; how much each volume has written in
-/// it.
+/// One life of so many round trips, from when its volumes begin to open; how much each volume has written
+/// in it. What they find in the log begins to go to the store at once.
 fn live(lasting: Lasting, round_trips: usize) -> (Lasting, [u64; 4]) {
     let mut world = World::start(lasting);
-    let volumes = NAMES.map(|name| world.open(name));
+    let opening = NAMES.map(|name| world.host.open_volume(name, OpenMode::default()));
+    let mut volumes: [Option<Volume>; 4] = Default::default();
     let mut written = [0; 4];
     for _ in 0..round_trips {
-        for (volume, written) in volumes.iter().zip(&mut written) {
-            *written += u64::from(try_write_next(volume, *written));
+        for ((opening, volume), written) in opening.iter().zip(&mut volumes).zip(&mut written) {
+            let opened = opening.try_take().map(|opened| opened.expect("opened"));
+            *volume = volume.take().or(opened);
+            if let Some(volume) = volume {
+                *written += u64::from(try_write_next(volume, *written));
+            }
         }
         world.now_ns += 10_000_000;
         world.host.tick(Now {

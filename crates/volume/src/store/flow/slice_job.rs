@@ -60,7 +60,10 @@ async fn prepare(
     };
     let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
     let chunk_bytes = u64::from(engine.options.chunk_bytes);
-    let pack_bytes = engine.options.pack_bytes;
+    let pack_bytes = match canary::active!("log_is_read_one_place_at_a_time") {
+        true => u64::MAX,
+        false => engine.options.pack_bytes,
+    };
     let extents = Arc::clone(&merged);
     let cost = (ComputeKind::Merge, extents_bytes(&extents));
     let plan = move || plan_packs(&extents, chunk_bytes, pack_bytes);
