@@ -141,23 +141,25 @@ impl World {
             .find(|tenure| tenure.attachment == attachment && tenure.left.is_none());
         let continues = here.number == incarnation.number
             && last.is_some_and(|t| !self.was_replaced_elsewhere(attachment, t.order, order));
-        let found = if continues {
-            self.attachments[attachment].history.settle(image, unread)?
+        let (found, is_from_store) = if continues {
+            let history = &mut self.attachments[attachment].history;
+            (history.settle(image, unread)?, false)
         } else {
             self.settle_after_another(attachment, at, image, unread)?
         };
-        self.begin_tenure(attachment, at, found);
+        self.begin_tenure(attachment, at, found, is_from_store);
         Ok((found, continues))
     }
 
-    /// Somebody else held the volume meanwhile, or this host never did.
+    /// Somebody else held the volume meanwhile, or this host never did. Answers also whether all of the
+    /// image came from the store.
     fn settle_after_another(
         &mut self,
         attachment: usize,
         at: usize,
         image: &[u8],
         unread: &BTreeSet<u64>,
-    ) -> Result<u64, Violation> {
+    ) -> Result<(u64, bool), Violation> {
         let (order, line) = {
             let here = &self.attachments[attachment];
             (here.order, here.line)
@@ -204,7 +206,7 @@ impl World {
         let here = &mut self.attachments[attachment];
         here.history = branch;
         here.number = number;
-        Ok(found)
+        Ok((found, is_from_store))
     }
 
     /// The attachment is about to go by another history: its tenure keeps the one it had.
@@ -247,7 +249,7 @@ impl World {
         })
     }
 
-    fn begin_tenure(&mut self, attachment: usize, at: usize, base: u64) {
+    fn begin_tenure(&mut self, attachment: usize, at: usize, base: u64, is_from_store: bool) {
         let (order, line) = {
             let here = &self.attachments[attachment];
             (here.order, here.line)
@@ -269,8 +271,11 @@ impl World {
         here.has_let_go = false;
         here.history.begin_branch(self.branches);
         if let Some(next) = next {
-            // It was overtaken before it was looked at.
-            here.history.note_overtaken(next);
+            // It was overtaken before it was looked at. What it found in the store was in the volume when
+            // the next one opened it; the next one's base counts commits of another branch, where the
+            // same bytes may stand at another position.
+            let last = if is_from_store { base } else { next };
+            here.history.note_overtaken(last);
         }
     }
 
