@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 15] = [
+const CANARIES: [Canary; 16] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -160,6 +160,15 @@ const CANARIES: [Canary; 15] = [
             "what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_lost",
         ),
         words: &["the next server: firn serve --cache new"],
+    },
+    Canary {
+        name: "disk_over_lost_writes",
+        what: "a disk goes on without writes that it has shown, and a FLUSH succeeds",
+        judge: Judge::Here(
+            "rescue_log",
+            "a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again",
+        ),
+        words: &["right: \"hold-ended\""],
     },
     Canary {
         name: "trust_the_name_of_a_disk",

@@ -8,9 +8,48 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::World;
+use common::{Server, World};
 
 const BLOCK: usize = 4096;
+
+/// Writes the file `attached` of a stopped server as an attach of a disk does (docs/format.md).
+fn record_disk(world: &World, cache: &str, shown: &serde_json::Value) {
+    const SLOT_BYTES: usize = 1 << 20;
+    let (id, since) = (&shown["id"], &shown["epoch"]);
+    let content = format!(
+        r#"{{"version": 3, "volumes": {{"demo": {{"disk": {{"id": 4000, "volume_id": {id}, "since": {since},
+            "wanted": {{"data_mode": "zero-copy", "queues": 1, "depth": 128, "read_only": false,
+                "part_scan": true, "patience": "default"}}}}}}}}}}"#
+    );
+    let sequence: u64 = 1000;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&sequence.to_le_bytes());
+    hasher.update(content.as_bytes());
+    let digest = &hasher.finalize().to_hex()[..32];
+    let image = format!(
+        "firn-reserved-1 {sequence} {} {digest}\n{content}",
+        content.len()
+    );
+    let mut bytes = vec![0; 2 * SLOT_BYTES];
+    bytes[..image.len()].copy_from_slice(image.as_bytes());
+    fs::write(world.path(cache).join("attached"), bytes).unwrap();
+}
+
+/// The code of what keeps a volume from being served.
+fn why_it_waits(world: &World, server: &Server) -> serde_json::Value {
+    let listed = world.done(server, &["volume", "list", "--json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+    listed["waiting"][0]["code"].clone()
+}
+
+/// `firn rescue log` of the cache directory "old", which must succeed; what it printed.
+fn rescue(world: &World, more: &[&str]) -> String {
+    let rings = world.rings().to_str().unwrap();
+    let args = ["rescue", "log", "--store", "store", "--ring-dir", rings];
+    let output = world.firn(&[&args[..], &["--cache", "old"], more].concat());
+    assert!(output.status.success(), "{}", common::message(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
 
 /// The rings of all servers in this world.
 fn ring_files(dir: &Path) -> Vec<PathBuf> {
@@ -207,4 +246,33 @@ fn a_log_is_not_replaced_while_it_holds_what_the_store_lacks() {
         common::message(&missing)
     );
     assert!(!world.path("nothing").exists());
+}
+
+/// A poisoned log with a disk of its volume; whether a write is lost that no FLUSH has covered.
+fn poisoned_with_disk(world: &World, loses_a_write: bool) {
+    let server = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    let mut client = server.connect("demo");
+    client.write(0, &vec![1; BLOCK]).unwrap();
+    client.flush().unwrap();
+    if loses_a_write {
+        client.write(0, &vec![2; BLOCK]).unwrap();
+    }
+    let shown = world.show(&server, "demo");
+    server.kill();
+    poison(world);
+    record_disk(world, "old", &shown);
+}
+
+#[test]
+fn a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again() {
+    let world = World::new();
+    poisoned_with_disk(&world, true);
+    let said = rescue(&world, &["--to", "new"]);
+    assert!(
+        said.contains("writes after its last FLUSH are lost")
+            && said.contains("firn detach --force demo"),
+        "{said}"
+    );
+    let server = world.serve("new", &[]);
+    assert_eq!(why_it_waits(&world, &server), "hold-ended");
 }

@@ -111,14 +111,21 @@ fn rescue_log(api: &str, json: bool, args: RescueLogArgs) -> Result<()> {
 
 fn print_report(report: &LogRescueReport) -> Result<()> {
     for volume in &report.volumes {
-        let lost = match volume.lost_unflushed {
-            true => "; writes after its last FLUSH are lost",
-            false => "",
-        };
-        output::line(&format!(
-            "{}: stored up to LSN {}, and given back{lost}",
-            volume.name, volume.stored_lsn
-        ))?;
+        let name = &volume.name;
+        let mut line = format!(
+            "{name}: stored up to LSN {}, and given back",
+            volume.stored_lsn
+        );
+        if volume.lost_unflushed {
+            line.push_str("; writes after its last FLUSH are lost");
+        }
+        if volume.disk_ended {
+            line.push_str(&format!(
+                ", so its disk, which has shown them, is not served again: unmount it, then `firn detach \
+                 --force {name}` at the next server, and attach the volume anew"
+            ));
+        }
+        output::line(&line)?;
     }
     for name in &report.without {
         output::line(&format!("{name}: left behind, as --without says"))?;

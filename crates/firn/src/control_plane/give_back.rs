@@ -24,6 +24,8 @@ pub(crate) struct GivenBackVolume {
     pub(crate) stored_lsn: u64,
     /// Writes after its last FLUSH are lost: the log was poisoned, or the index ring is gone.
     pub(crate) lost_unflushed: bool,
+    /// It is recorded with a disk, which has shown those writes and is not served again.
+    pub(crate) disk_ended: bool,
 }
 
 /// What the log held, and what became of it.
@@ -52,11 +54,15 @@ impl ControlPlane {
         let results: Vec<_> = given_back.buffer_unordered(CONCURRENCY).collect().await;
         for (name, result) in results {
             match result {
-                Ok(Some(stored_lsn)) => all.volumes.push(GivenBackVolume {
-                    lost_unflushed: report.rings_lost.contains(&name),
-                    name,
-                    stored_lsn,
-                }),
+                Ok(Some(stored_lsn)) => {
+                    let lost_unflushed = report.rings_lost.contains(&name);
+                    all.volumes.push(GivenBackVolume {
+                        disk_ended: lost_unflushed && self.disks.attached.disk(&name).is_some(),
+                        lost_unflushed,
+                        name,
+                        stored_lsn,
+                    });
+                }
                 Ok(None) => {}
                 Err(failure) => all.left.push((name, failure)),
             }

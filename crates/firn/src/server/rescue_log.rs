@@ -121,10 +121,16 @@ impl LogRescue {
         let mut engine = runtime.block_on(started)?;
         messages::log_recovery(&engine.report);
         let control = Arc::new(ControlPlane::new(&engine, Some(store))?);
+        let lost = engine.report.rings_lost.clone();
+        if !engine.report.poisoned {
+            // The next start on this log does not know of a lost ring any more.
+            control.disks.end_holds(lost.iter())?;
+        }
         let given_back = runtime.block_on(control.give_back_all(&engine.report));
         engine.stop(None);
         self.check_left(&given_back)?;
         if let Some(settings) = &new_settings {
+            control.disks.end_holds(lost.iter())?;
             self.replace(settings, &engine, &control.disks.attached)?;
         }
         let left = given_back.left.into_iter().map(|(name, _)| name);

@@ -164,6 +164,20 @@ impl Disks {
             .set_disk(name, Some(DiskRecord { since, ..record }))
     }
 
+    /// Records that the disks of these volumes never go on: what they have shown is lost, and nobody who has
+    /// one open was told. No hold that serves a disk begins in epoch 0.
+    pub(crate) fn end_holds<'a>(&self, volumes: impl Iterator<Item = &'a String>) -> Result<()> {
+        for volume in volumes {
+            if let Some(record) = self.attached.disk(volume)
+                && !canary::active!("disk_over_lost_writes")
+            {
+                let ended = DiskRecord { since: 0, ..record };
+                self.attached.set_disk(volume, Some(ended))?;
+            }
+        }
+        Ok(())
+    }
+
     async fn create(
         &self,
         factory: &Arc<DiskFactory>,
