@@ -288,7 +288,7 @@ pub(crate) struct RescueLogArgs {
     /// Accept a store without conditional PUT. You promise that no second server ever uses it.
     #[arg(long)]
     pub(crate) single_writer: bool,
-    /// Go on without what the log holds of this volume and what cannot be brought to the store, such
+    /// Go on without what the log holds of this volume and what can never be brought to the store, such
     /// as a tail that `firn rescue list` names. It stays in the old directory if --to is given, else
     /// it is lost. May be given several times.
     #[arg(long, value_name = "VOLUME")]

@@ -127,8 +127,8 @@ fn print_report(report: &LogRescueReport) -> Result<()> {
         }
         output::line(&line)?;
     }
-    for name in &report.without {
-        output::line(&format!("{name}: left behind, as --without says"))?;
+    for (name, why) in &report.without {
+        output::line(&format!("{name}: left behind, as --without says: {why}"))?;
     }
     match &report.replaced {
         Some(dir) => output::line(&format!(

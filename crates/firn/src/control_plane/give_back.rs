@@ -4,7 +4,7 @@
 //! holds nothing that the store lacks, and any host may open its volumes. It runs in a process without
 //! clients. Nothing is taken over and nothing is dropped: what cannot be brought to the store is named.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::stream::{self, StreamExt};
 use serde::Serialize;
@@ -32,8 +32,42 @@ pub(crate) struct GivenBackVolume {
 #[derive(Debug, Default)]
 pub(crate) struct GivenBack {
     pub(crate) volumes: Vec<GivenBackVolume>,
-    /// By volume: why what the log holds of it could not be brought to the store.
-    pub(crate) left: Vec<(String, Failure)>,
+    /// By volume: why what the log holds of it could not be brought to the store. A volume may have several
+    /// tails, so several reasons.
+    pub(crate) left: BTreeMap<String, Vec<Failure>>,
+}
+
+impl GivenBack {
+    /// Volumes of which more stays behind than tails that are kept for rescue: their disks may have shown it.
+    pub(crate) fn given_up(&self) -> impl Iterator<Item = &String> {
+        let is_more = |why: &Failure| why.code != FailureCode::TailWanted;
+        let left = self.left.iter();
+        let more = left.filter(move |(_, reasons)| reasons.iter().any(is_more));
+        more.map(|(name, _)| name)
+    }
+}
+
+/// Why what a log holds of a volume is not in the store.
+pub(crate) fn describe_reasons(reasons: &[Failure]) -> String {
+    let reasons: Vec<&str> = reasons.iter().map(|why| why.detail.as_str()).collect();
+    reasons.join(" And: ")
+}
+
+/// Whether waiting and trying again cannot bring the tail to the store. What may still get there is never
+/// given up: a store that fails now, an answer that was lost.
+pub(crate) fn is_final(failure: &Failure) -> bool {
+    use FailureCode as C;
+    matches!(
+        failure.code,
+        C::TailWanted
+            | C::NoSuchVolume
+            | C::VolumeHeld
+            | C::VolumeFenced
+            | C::VolumeDeleted
+            | C::RootMissing
+            | C::StoreWentBack
+            | C::Corrupt
+    )
 }
 
 impl ControlPlane {
@@ -64,16 +98,17 @@ impl ControlPlane {
                     });
                 }
                 Ok(None) => {}
-                Err(failure) => all.left.push((name, failure)),
+                Err(failure) => all.left.entry(name).or_default().push(failure),
             }
         }
         for tail in self.rescue_tails().tails {
-            if !all.left.iter().any(|(name, _)| *name == tail.volume) {
-                all.left.push((tail.volume.clone(), why_kept(&tail.id)));
+            // One that waits is not open because of a failure that is there already.
+            let reasons = all.left.entry(tail.volume.clone()).or_default();
+            if tail.rescue || reasons.is_empty() {
+                reasons.push(why_kept(&tail.id));
             }
         }
         all.volumes.sort_by(|a, b| a.name.cmp(&b.name));
-        all.left.sort_by(|(a, _), (b, _)| a.cmp(b));
         all
     }
 

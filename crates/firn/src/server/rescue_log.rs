@@ -6,6 +6,7 @@
 //! and the command can be run again. It must never touch a disk of the driver: their requests wait for
 //! the next server.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,9 +18,9 @@ use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::cli::args::{RescueLogArgs, ServeArgs};
 use crate::config::Settings;
 use crate::control_plane::ControlPlane;
-use crate::control_plane::give_back::{GivenBack, GivenBackVolume};
+use crate::control_plane::give_back::{GivenBack, GivenBackVolume, describe_reasons, is_final};
 use crate::engine::Engine;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::attached_file::AttachedFile;
 use crate::local_files::CacheDir;
 use crate::store_access::{StoreAccess, StoreSettings};
@@ -49,9 +50,9 @@ pub(crate) struct LogRescueReport {
     pub(crate) poisoned: bool,
     /// The volumes that were given back.
     pub(crate) volumes: Vec<GivenBackVolume>,
-    /// Volumes of which the old log had something that could not be brought to the store, and that
-    /// `--without` named.
-    pub(crate) without: Vec<String>,
+    /// Volumes of which the old log had something that cannot be brought to the store, and that
+    /// `--without` named, each with the reasons.
+    pub(crate) without: BTreeMap<String, String>,
     /// The cache directory with the new files, if any were made.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) replaced: Option<PathBuf>,
@@ -128,34 +129,20 @@ impl LogRescue {
         }
         let given_back = runtime.block_on(control.give_back_all(&engine.report));
         engine.stop(None);
-        self.check_left(&given_back)?;
+        check_left(&given_back, &self.without)?;
         if let Some(settings) = &new_settings {
-            control.disks.end_holds(lost.iter())?;
+            let ended = lost.iter().chain(given_back.given_up());
+            control.disks.end_holds(ended)?;
             self.replace(settings, &engine, &control.disks.attached)?;
         }
-        let left = given_back.left.into_iter().map(|(name, _)| name);
+        let left = given_back.left.into_iter();
+        let left = left.map(|(name, reasons)| (name, describe_reasons(&reasons)));
         Ok(LogRescueReport {
             poisoned: engine.report.poisoned,
             volumes: given_back.volumes,
             without: left.collect(),
             replaced: new_settings.map(|settings| settings.cache),
         })
-    }
-
-    /// Fails if something stays in the log that nobody gave up.
-    fn check_left(&self, given_back: &GivenBack) -> Result<()> {
-        let mut left = given_back.left.iter();
-        let Some((name, failure)) = left.find(|(name, _)| !self.without.contains(name)) else {
-            return Ok(());
-        };
-        let text = format!(
-            "{} volumes are in the store; nothing was replaced, because the log holds writes of volume \
-             {name} that the store lacks: {}. Run this again once the cause is gone, or go on without \
-             them with --without {name}",
-            given_back.volumes.len(),
-            failure.detail
-        );
-        Err(Failure::new(failure.code, text))
     }
 
     fn replace(&self, settings: &Settings, engine: &Engine, attached: &AttachedFile) -> Result<()> {
@@ -189,5 +176,60 @@ impl Replacement {
             self.log_size.unwrap_or(Size(files.log.bytes)),
             self.cache_size.unwrap_or(Size(files.cache.bytes)),
         )
+    }
+}
+
+/// Fails if something stays in the log that nobody gave up, or that may still get to the store.
+fn check_left(given_back: &GivenBack, without: &[String]) -> Result<()> {
+    for (name, reasons) in &given_back.left {
+        let passing = reasons.iter().find(|why| !is_final(why));
+        let remedy = match passing {
+            None if without.contains(name) => continue,
+            None => format!(", or go on without them with --without {name}"),
+            Some(_) if without.contains(name) => {
+                "; --without gives up only what can never get to the store".to_owned()
+            }
+            Some(_) => String::new(),
+        };
+        let text = format!(
+            "{} volumes are in the store; nothing was replaced, because the log holds writes of volume \
+             {name} that the store lacks: {}. Run this again once the cause is gone{remedy}",
+            given_back.volumes.len(),
+            describe_reasons(reasons)
+        );
+        let code = passing.or(reasons.first()).map(|why| why.code);
+        return Err(Failure::new(code.unwrap_or(FailureCode::Internal), text));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What `--without demo` says if the log holds tails of it that stay for these reasons.
+    fn check_without_demo(codes: &[FailureCode]) -> Result<()> {
+        let reasons = codes.iter().map(|code| Failure::new(*code, code.name()));
+        let given_back = GivenBack {
+            left: BTreeMap::from([("demo".to_owned(), reasons.collect())]),
+            ..GivenBack::default()
+        };
+        assert!(check_left(&given_back, &[]).is_err());
+        check_left(&given_back, &["demo".to_owned()])
+    }
+
+    #[test]
+    fn a_tail_that_may_still_get_to_the_store_is_not_given_up_beside_one_that_is_kept() {
+        use FailureCode as C;
+        assert!(check_without_demo(&[C::TailWanted, C::VolumeHeld]).is_ok());
+        for passing in [C::StoreFailed, C::StoreUnavailable, C::Internal] {
+            let failure = check_without_demo(&[C::TailWanted, passing]).unwrap_err();
+            assert_eq!(failure.code, passing);
+            let says_all = ["tail-wanted", passing.name(), "can never get to the store"];
+            assert!(
+                says_all.iter().all(|text| failure.detail.contains(text)),
+                "{failure}"
+            );
+        }
     }
 }
