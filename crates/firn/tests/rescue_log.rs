@@ -276,3 +276,19 @@ fn a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again() {
     let server = world.serve("new", &[]);
     assert_eq!(why_it_waits(&world, &server), "hold-ended");
 }
+
+#[test]
+fn a_disk_of_a_poisoned_log_that_lost_nothing_goes_on_however_often_the_rescue_runs() {
+    let world = World::new();
+    poisoned_with_disk(&world, false);
+    for more in [&[][..], &[], &["--to", "new"]] {
+        let said = rescue(&world, more);
+        assert!(!said.contains("lost"), "{said}");
+    }
+    let server = world.serve("new", &[]);
+    assert_eq!(why_it_waits(&world, &server), serde_json::Value::Null);
+    assert_eq!(
+        server.connect("demo").read(0, BLOCK).unwrap(),
+        vec![1; BLOCK]
+    );
+}

@@ -487,6 +487,31 @@ fn a_volume_that_is_to_go_on_from_a_hold_is_opened_over_no_other_history() {
     assert_eq!(one.read_fill(&volume, 8, 4096), 2);
 }
 
+#[test]
+fn a_volume_that_a_poisoned_log_gives_back_again_and_again_goes_on_from_the_same_hold() {
+    let (mut one, volume) = with_volume();
+    one.write(&volume, 0, 1, 4096);
+    one.flush(&volume);
+    one.lasting.failing_syncs = 1;
+    one.write(&volume, 0, 2, 4096);
+    assert!(one.request(&volume, Op::Flush, &mut []).is_err());
+    let hold = volume.hold();
+    let mut one = World::start(one.kill());
+    for _ in 0..3 {
+        assert!(one.report.poisoned);
+        let volume = one.open("demo");
+        assert_eq!(volume.hold(), hold);
+        close(&mut one, &volume);
+        // It cannot record that it has: the next start finds the tail again.
+        one = World::start(one.kill());
+    }
+    assert!(one.host.unserved_tails().iter().all(|tail| !tail.rescue));
+    // A new log, which has nothing of the volume.
+    let mut two = other_host(&mut one);
+    let volume = open_bound(&mut two, hold).expect("given back, and opened by nobody since");
+    assert_eq!(two.read_fill(&volume, 0, 4096), 1);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {

@@ -165,7 +165,7 @@ async fn take_epoch(
             return Err(OpenError::InUse(name.to_owned()));
         }
         let take_over = mode.take_over || engine.options.take_over;
-        let ours = is_held_here(engine, &head.root, &tails);
+        let mut ours = is_held_here(engine, &head.root, &tails);
         if !ours && !take_over {
             check_not_held(engine, &head.root)?;
         }
@@ -178,9 +178,11 @@ async fn take_epoch(
             .find(|tail| {
                 // A fenced tail has a history of its own, whatever the root says now.
                 let whole = !tail.is_rescue() && tail.lock().status == Status::Dormant;
-                ours && set_back.is_none() && whole && tail.id().since == head.root.since
+                let of_hold = ours && tail.id().since == head.root.since;
+                set_back.is_none() && whole && (of_hold || was_given_back(engine, tail, &head.root))
             })
             .cloned();
+        ours |= continuing.is_some();
         let bound = mode
             .continues
             .filter(|hold| hold.volume == head.root.volume);
@@ -330,14 +332,23 @@ fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
     })
 }
 
+/// Whether this log gave the volume back with all that the tail holds, nobody opened it since, and the log
+/// does not say so: a crash came before, or it is poisoned. The hold goes on then, however often that happens.
+fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
+    root.owner.is_none() && has_all_of(engine, tail, root)
+}
+
+/// Whether the root is of the tail's hold, was written from this log, and has all that the tail holds.
+fn has_all_of(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
+    tail.id().since == root.since
+        && tail.newest() <= root.lsn
+        && was_written_here(engine, root, std::slice::from_ref(tail))
+}
+
 /// A tail that does not continue the root that was found: kept if it holds something that the store
 /// does not have, never replayed.
 fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
-    // Of the same hold, and closed: a crash came before the log recorded it.
-    let given_back = tail.id().since == root.since
-        && tail.newest() <= root.lsn
-        && was_written_here(engine, root, std::slice::from_ref(tail));
-    if given_back {
+    if has_all_of(engine, tail, root) {
         discard_tail(engine, tail);
     } else {
         keep_for_rescue(engine, tail);
