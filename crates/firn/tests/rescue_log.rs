@@ -165,13 +165,14 @@ fn log_and_cache_get_another_size_and_every_unflushed_write_stays() {
         "{refused}"
     );
     let rings = world.rings().to_str().unwrap();
+    // The file says already what the next server is to have.
+    let file = "store = \"store\"\ncache = \"cache\"\nlog-size = \"80MiB\"\n";
+    fs::write(world.path("firn.toml"), file).unwrap();
     let args = [
         "rescue",
         "log",
-        "--store",
-        "store",
-        "--cache",
-        "cache",
+        "--config",
+        "firn.toml",
         "--ring-dir",
         rings,
     ];

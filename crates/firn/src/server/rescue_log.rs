@@ -68,7 +68,13 @@ impl LogRescue {
             single_writer: args.single_writer,
             ..ServeArgs::default()
         };
-        let settings = Settings::new(api, flags)?;
+        let settings = Settings {
+            // What the file says may already be meant for the new files; the old ones are as they are.
+            log_size: None,
+            segment_size: None,
+            cache_size: None,
+            ..Settings::new(api, flags)?
+        };
         if !CacheDir::has_log(&settings.cache) {
             return Err(Failure::invalid(format!(
                 "there is no log in {}; name the cache directory of the stopped server with --cache",
