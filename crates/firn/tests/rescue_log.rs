@@ -282,10 +282,15 @@ fn a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again() {
 fn a_disk_of_a_poisoned_log_that_lost_nothing_goes_on_however_often_the_rescue_runs() {
     let world = World::new();
     poisoned_with_disk(&world, false);
-    for more in [&[][..], &[], &["--to", "new"]] {
+    // A move that was cut short has made a log there.
+    fs::create_dir(world.path("new")).unwrap();
+    fs::write(world.path("new/format"), "firn cache directory, format 1\n").unwrap();
+    fs::write(world.path("new/log"), vec![0; 64 << 20]).unwrap();
+    for more in [&[][..], &[], &["--to", "new", "--log-size", "72MiB"]] {
         let said = rescue(&world, more);
         assert!(!said.contains("lost"), "{said}");
     }
+    assert_eq!(fs::metadata(world.path("new/log")).unwrap().len(), 72 << 20);
     let server = world.serve("new", &[]);
     assert_eq!(why_it_waits(&world, &server), serde_json::Value::Null);
     assert_eq!(

@@ -2,8 +2,9 @@
 //!
 //! It is a server without clients: the same lock on the cache directory, the same recovery, the same
 //! opening and closing of volumes. In this order: everything to the store; then the new files; then
-//! the list of what is attached; last the old log goes out of use. A crash in between loses nothing,
-//! and the command can be run again. It must never touch a disk of the driver: their requests wait for
+//! the list of what is attached is copied; then the old log goes out of use; last the old list is
+//! cleared. A crash in between loses nothing, and until the old log is out of use the command can be
+//! run again. It must never touch a disk of the driver: their requests wait for
 //! the next server.
 
 use std::collections::BTreeMap;
@@ -87,14 +88,8 @@ impl LogRescue {
             log_size: args.log_size,
             cache_size: args.cache_size,
         });
-        if let Some(to) = replacement.as_ref().and_then(|new| new.to.as_ref())
-            && CacheDir::has_log(to)
-        {
-            return Err(Failure::invalid(format!(
-                "{} has a log already; name a new directory with --to, or leave --to out to have the \
-                 files made anew where they are",
-                to.display()
-            )));
+        if let Some(to) = replacement.as_ref().and_then(|new| new.to.as_ref()) {
+            CacheDir::check_unused(to)?;
         }
         Ok(LogRescue {
             settings,
@@ -157,11 +152,10 @@ impl LogRescue {
         if self.to().is_none() {
             old.replace_files(settings, progress)?;
         } else {
-            let new = CacheDir::open(settings, progress)?;
-            attached.move_to(&AttachedFile::load(&new.path)?)?;
-            if let Err(failure) = old.retire_log() {
-                tracing::warn!(%failure, "never start a server on the old cache directory again");
-            }
+            let new = CacheDir::open_unused(settings, progress)?;
+            attached.copy_to(&AttachedFile::load(&new.path)?)?;
+            old.retire_log()?;
+            attached.clear()?;
         }
         if let Some(host) = engine.host.id() {
             engine.rings.remove_all(host);

@@ -142,13 +142,26 @@ impl AttachedFile {
         self.change(volume, |_| None)
     }
 
-    /// Moves all entries to the file of another cache directory: first they are in both.
-    pub(crate) fn move_to(&self, other: &AttachedFile) -> Result<()> {
+    /// Makes the file of another cache directory say what this one says, and nothing of its own: what it
+    /// says may be from a copy that was cut short.
+    pub(crate) fn copy_to(&self, other: &AttachedFile) -> Result<()> {
         let entries = self.all();
+        for name in other
+            .all()
+            .keys()
+            .filter(|name| !entries.contains_key(*name))
+        {
+            other.remove(name)?;
+        }
         for (name, disk) in &entries {
             other.set_disk(name, disk.clone())?;
         }
-        entries.keys().try_for_each(|name| self.remove(name))
+        Ok(())
+    }
+
+    /// Forgets all volumes: another cache directory has them.
+    pub(crate) fn clear(&self) -> Result<()> {
+        self.all().keys().try_for_each(|name| self.remove(name))
     }
 
     /// Changes one entry both in the file and in memory, or in neither.
@@ -244,6 +257,22 @@ mod tests {
             AttachedFile::load(dir.path()).unwrap().disk("b"),
             Some(leaving)
         );
+    }
+
+    #[test]
+    fn a_copy_of_the_list_that_was_cut_short_is_made_whole_by_the_next() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let old = AttachedFile::load(one.path()).unwrap();
+        old.add("a").unwrap();
+        old.set_disk("b", Some(record(3))).unwrap();
+        let new = AttachedFile::load(two.path()).unwrap();
+        new.add("gone").unwrap();
+        new.set_disk("b", Some(record(2))).unwrap();
+        old.copy_to(&new).unwrap();
+        let again = AttachedFile::load(two.path()).unwrap();
+        assert_eq!((again.all(), old.len()), (old.all(), 2));
+        old.clear().unwrap();
+        assert_eq!(AttachedFile::load(one.path()).unwrap().len(), 0);
     }
 
     #[test]
