@@ -101,6 +101,10 @@ impl LogRescue {
     /// Does all of it, or fails with what is in the way.
     pub(crate) fn run(self) -> Result<LogRescueReport> {
         abort_on_panic_under_locks();
+        // Disks of the stopped server may hold swap or a file system that waits, as while `serve` runs.
+        process::set_io_flusher();
+        process::lock_memory();
+        process::avoid_oom_kill();
         process::raise_open_files_limit();
         let runtime = runtime()?;
         let store = StoreAccess::new(StoreSettings {
