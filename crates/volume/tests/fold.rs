@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 use support::{Lasting, World, options};
 use volume::object::ObjectId;
@@ -94,6 +95,32 @@ fn a_fold_holds_up_no_upload_and_keeps_what_arrives_meanwhile() {
             }
         }
     }
+}
+
+#[test]
+fn a_host_that_learns_from_a_fold_that_it_is_fenced_completes_nothing_more() {
+    let (mut world, volume) = with_volume(options(), 8 * GIB);
+    let before = root(&world).nodes;
+    for page in 0..30 {
+        world.write(&volume, page * PAGE, 1, 4096);
+        if root(&world).deltas.len() < options().deltas_max {
+            world.sync(&volume);
+        }
+    }
+    // The last of these makes a fold due, whose first object is on its way when this ends.
+    world.lasting.store_ms = 200;
+    world.sync(&volume);
+    assert_eq!(root(&world).nodes, before, "not folded yet");
+    world.lasting.store_ms = 0;
+    let (other, _theirs) = elsewhere(&world, options());
+    world.lasting.objects = other.lasting.objects.clone();
+    world.pass(5000);
+    let read = Op::Read {
+        sector: 0,
+        sectors: 8,
+    };
+    let answer = world.request(&volume, read, &mut [0; 4096]);
+    assert_eq!(answer, Err(ErrorKind::Fenced));
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
 use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
-use crate::store::flow::is_final;
+use crate::store::flow::{self, is_final};
 use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
 use crate::store::roots::{commit_root, settled_head};
 use crate::store::upload_state::KnownRoot;
@@ -49,8 +49,12 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
             return;
         }
         if let Err(error) = fold(&engine, &tail).await {
-            if is_final(&error) || tail.lock().status != Status::Live {
-                // Whoever serves the volume folds. An upload finds it out, too, and says so.
+            if is_final(&error) {
+                // There may be no write to publish that would find it out.
+                flow::end(&engine, &tail, &error);
+                return;
+            }
+            if tail.lock().status != Status::Live {
                 return;
             }
             tracing::warn!(volume = tail.name(), %error, "a fold failed; trying again");
