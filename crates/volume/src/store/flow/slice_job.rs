@@ -25,11 +25,10 @@ pub(super) async fn run(engine: Arc<Engine>, tail: Arc<Tail>, cut: CutSlice) {
     let Ok(ready) = prepare(&engine, &tail, cut).await else {
         return;
     };
-    if tail.framed() < last {
-        // The round covers it; if it fails, one that was in flight before may have done so.
-        engine.committer().durable(&engine, round).await;
-    }
-    if tail.framed() < last {
+    // The round covers it: once it is durable nothing else is asked, for the committer tells the tail a
+    // moment later, on its own thread. If it fails, one that was in flight before may have covered it.
+    let covered = tail.framed() >= last || engine.committer().durable(&engine, round).await;
+    if !covered && tail.framed() < last {
         // What no durable frame covers must not be in the store (R10): it takes a restart.
         tail.upload.set_error(Some(&OpenError::Poisoned));
         tail.upload.wake_all();
