@@ -31,8 +31,8 @@ use crate::metrics::IoCounters;
 /// Concurrent reads of the store: enough to hide its latency, few enough not to be throttled.
 const READS_MAX: usize = 64;
 
-/// Concurrent writes to the store. Each holds a pack in memory.
-const WRITES_MAX: usize = 8;
+/// Packs on their way to the store at once. Each is in memory.
+const PACKS_MAX: usize = 8;
 
 /// Longest sleep of the job thread: its clock is never older than this.
 const TICK_INTERVAL: Duration = Duration::from_millis(250);
@@ -48,7 +48,7 @@ pub(crate) struct IoExecutor {
     files: BlockingIo,
     runtime: Handle,
     reads: Semaphore,
-    writes: Semaphore,
+    packs: Semaphore,
     compute: Arc<ComputeQueues>,
     counters: Arc<IoCounters>,
     clock: Clock,
@@ -104,7 +104,7 @@ impl IoExecutor {
             files,
             runtime,
             reads: Semaphore::new(READS_MAX),
-            writes: Semaphore::new(WRITES_MAX),
+            packs: Semaphore::new(PACKS_MAX),
             compute: Arc::default(),
             counters,
             clock,
@@ -206,13 +206,15 @@ impl IoExecutor {
     }
 
     async fn store(&self, op: StoreOp) -> Result<StoreReply, StoreError> {
-        let permits = if is_write(&op) {
-            &self.writes
-        } else {
-            &self.reads
-        };
         // The semaphores are never closed; if they were, the request may go without a permit.
-        let _permit = permits.acquire().await;
+        let _permit = match &op {
+            StoreOp::Put { .. } => self.packs.acquire().await.ok(),
+            StoreOp::Get { .. } | StoreOp::GetRange { .. } | StoreOp::List { .. } => {
+                self.reads.acquire().await.ok()
+            }
+            // Roots are small, and a volume's commit must not wait for other volumes' packs.
+            StoreOp::Create { .. } | StoreOp::Update { .. } | StoreOp::Delete { .. } => None,
+        };
         let index = counter_index(&op);
         let result = self.attempt(op).await;
         self.counters
@@ -323,16 +325,6 @@ impl JobThread {
 impl Drop for JobThread {
     fn drop(&mut self) {
         self.stop();
-    }
-}
-
-fn is_write(op: &StoreOp) -> bool {
-    match op {
-        StoreOp::Put { .. }
-        | StoreOp::Create { .. }
-        | StoreOp::Update { .. }
-        | StoreOp::Delete { .. } => true,
-        StoreOp::Get { .. } | StoreOp::GetRange { .. } | StoreOp::List { .. } => false,
     }
 }
 
