@@ -338,7 +338,9 @@ impl StoreAccess {
         let store = if report.can_fence() {
             opened.faulty
         } else {
-            tracing::warn!(store = %opened.bare.name(), "no conditional PUT: a second server would overwrite");
+            let why = opened.bare.hazard();
+            let why = why.unwrap_or_else(|| "no conditional PUT".to_owned());
+            tracing::warn!(store = %opened.bare.name(), why, "a second server would overwrite");
             Arc::new(SingleWriterStore::new(opened.faulty))
         };
         if self.failure().is_some() {
@@ -396,7 +398,7 @@ impl StoreAccess {
 
 /// Whether a directory store is at this place. Only its own file says so: an empty directory may be
 /// the place where it is to be mounted.
-fn is_there(url: &str) -> bool {
+pub(crate) fn is_there(url: &str) -> bool {
     let path = url.strip_prefix("file://").unwrap_or(url);
     if path.contains("://") || path.is_empty() {
         return true;

@@ -142,6 +142,15 @@ fn doctor_looks_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn doctor_makes_no_store_of_the_empty_directory_below_a_missing_mount() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = firn(dir.path(), &["doctor", "--store", "."]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("no store yet"), "{text}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn doctor_calls_a_store_that_serve_would_refuse_bad() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("thesis.tex"), "x").unwrap();

@@ -295,10 +295,14 @@ fn store(args: &DoctorArgs) -> Vec<Finding> {
             )];
         }
     };
-    // Opening would create a directory store; the doctor changes nothing.
+    // Opening would create a directory store. The doctor makes none: where a mount is missing,
+    // the empty directory below it would pass for the store from then on.
     let path = url.strip_prefix("file://").unwrap_or(url);
-    if !path.contains("://") && !Path::new(path).is_dir() {
-        let found = format!("{path} is not a directory; `firn serve` would create it");
+    if !crate::store_access::is_there(url) {
+        let found = format!(
+            "{path} is no store yet: is it mounted? `firn serve` makes one there for a new cache \
+             directory"
+        );
         return vec![Finding::new("store", Verdict::Fair, found)];
     }
     // Measuring writes: only to a store that was named.
@@ -316,6 +320,7 @@ fn store(args: &DoctorArgs) -> Vec<Finding> {
 struct CheckedStore {
     name: String,
     report: store::ProbeReport,
+    hazard: Option<String>,
     measured: Option<Result<Measured>>,
 }
 
@@ -337,13 +342,14 @@ fn check_store(url: &str, time: Duration) -> Result<CheckedStore> {
         Ok(CheckedStore {
             name: store::Store::name(&store),
             report,
+            hazard: store::Store::hazard(&store),
             measured,
         })
     })
 }
 
 fn describe_store(checked: &CheckedStore, args: &DoctorArgs) -> Vec<Finding> {
-    let mut findings = vec![describe_conditions(&checked.name, &checked.report)];
+    let mut findings = vec![describe_conditions(checked)];
     match &checked.measured {
         Some(Ok(measured)) => findings.push(describe_speed(measured)),
         Some(Err(failure)) => {
@@ -361,10 +367,18 @@ fn describe_store(checked: &CheckedStore, args: &DoctorArgs) -> Vec<Finding> {
     findings
 }
 
-fn describe_conditions(name: &str, report: &store::ProbeReport) -> Finding {
+fn describe_conditions(checked: &CheckedStore) -> Finding {
+    let CheckedStore { name, report, .. } = checked;
     if report.can_fence() {
         let found = format!("{name}: conditional PUT works, so a second server is kept out");
         return Finding::new("store", Verdict::Good, found);
+    }
+    if let Some(hazard) = &checked.hazard {
+        let found = format!(
+            "{name}: {hazard}, so a second server could not be kept out; `serve` takes it only \
+             with --single-writer"
+        );
+        return Finding::new("store", Verdict::Bad, found);
     }
     let wrong = [
         (report.create, "create-if-absent lets two writers win"),

@@ -1,7 +1,7 @@
 //! What `firn doctor` measures of a store, and what it estimates of its bill.
 //!
-//! It writes scratch objects below a random name of its own and removes them, also after an error.
-//! It must never touch another object. The estimate knows firn's habits and the prices it is given,
+//! It writes scratch objects below a random name of its own and removes them, also after an error or an
+//! interrupt. It must never touch another object. The estimate knows firn's habits and the prices it is given,
 //! not the provider's: it says so wherever it is printed.
 
 use std::io::IsTerminal;
@@ -61,23 +61,37 @@ impl Latency {
 
 /// Measures for about `time` in all, and cleans up.
 pub(super) async fn measure(store: &SharedStore, time: Duration) -> store::Result<Measured> {
-    let scratch = format!("probe/{:032x}", random_key());
-    let measured = measure_below(store, &scratch, time).await;
-    let left = store.list(&format!("{scratch}/")).await?;
-    for (key, _) in left {
-        store.delete(&key).await?;
-    }
-    measured
+    let scratch = format!("probe/{:032x}", fastrand::u128(..));
+    let measured = tokio::select! {
+        measured = measure_below(store, &scratch, time) => measured,
+        _ = tokio::signal::ctrl_c() => Err(interrupted(store)),
+    };
+    // Again: a write that was broken off may have landed after the first list.
+    let cleaned = [
+        remove_below(store, &scratch).await,
+        remove_below(store, &scratch).await,
+    ];
+    let measured = measured?;
+    cleaned.into_iter().collect::<store::Result<()>>()?;
+    Ok(measured)
 }
 
-/// A name that nobody else has: the probe's scratch keys are made the same way.
-fn random_key() -> u128 {
-    let mut key = [0; 16];
-    // Without the kernel's random numbers there is still the time and the process.
-    if rustix::rand::getrandom(&mut key, rustix::rand::GetRandomFlags::empty()).is_err() {
-        return u128::from(std::process::id());
+fn interrupted(store: &SharedStore) -> store::Error {
+    store::Error::new(
+        store::Kind::Unavailable,
+        store::Op::Probe,
+        store.name(),
+        "the measurement was interrupted",
+    )
+}
+
+/// Removes what it can; the first failure is told.
+async fn remove_below(store: &SharedStore, scratch: &str) -> store::Result<()> {
+    let mut removed = Ok(());
+    for (key, _) in store.list(&format!("{scratch}/")).await? {
+        removed = removed.and(store.delete(&key).await);
     }
-    u128::from_le_bytes(key)
+    removed
 }
 
 async fn measure_below(
@@ -155,7 +169,7 @@ fn mib_per_second(objects: usize, started: Instant) -> f64 {
 
 /// Bytes that no store compresses or shares.
 fn large_content() -> Vec<u8> {
-    let mut state = random_key() as u64 | 1;
+    let mut state = fastrand::u64(..) | 1;
     let mut content = Vec::with_capacity(LARGE_BYTES);
     while content.len() < LARGE_BYTES {
         // Xorshift: any content that does not repeat serves.
