@@ -173,15 +173,10 @@ async fn take_epoch(
         if let Some(error) = set_back.as_ref().filter(|_| !take_over) {
             return Err(error.clone());
         }
-        let continuing = tails
-            .iter()
-            .find(|tail| {
-                // A fenced tail has a history of its own, whatever the root says now.
-                let whole = !tail.is_rescue() && tail.lock().status == Status::Dormant;
-                let of_hold = ours && tail.id().since == head.root.since;
-                set_back.is_none() && whole && (of_hold || was_given_back(engine, tail, &head.root))
-            })
-            .cloned();
+        let continuing = match set_back {
+            Some(_) => None,
+            None => continuing_tail(engine, &head.root, &tails, ours),
+        };
         ours |= continuing.is_some();
         let bound = mode
             .continues
@@ -330,6 +325,21 @@ fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
         stored_lsn: root.lsn.0,
         known_lsn: tail.stored().0,
     })
+}
+
+/// The local tail that continues the root. A fenced one has a history of its own, whatever the root says now.
+fn continuing_tail(
+    engine: &Engine,
+    root: &Root,
+    tails: &[Arc<Tail>],
+    ours: bool,
+) -> Option<Arc<Tail>> {
+    let continues = |tail: &&Arc<Tail>| {
+        let whole = !tail.is_rescue() && tail.lock().status == Status::Dormant;
+        let of_hold = ours && tail.id().since == root.since;
+        whole && (of_hold || was_given_back(engine, tail, root))
+    };
+    tails.iter().find(continues).cloned()
 }
 
 /// Whether this log gave the volume back with all that the tail holds, nobody opened it since, and the log
