@@ -39,6 +39,9 @@ use crate::store::read_ahead;
 use crate::store::volume_spec::VolumeInfo;
 use crate::units::{Lsn, Span};
 
+/// As much as a boot set holds, and a little more: 256 MiB.
+const PREFETCH_SECTORS_MAX: u64 = 256 << 20 >> 9;
+
 /// How often a write whose bytes could not be moved is tried at another place (R10).
 const WRITE_TRIES: u8 = 3;
 
@@ -125,12 +128,20 @@ impl Volume {
     }
 
     /// Fetches these sectors in this order, as far as the store has them and this host has not; behind
-    /// whatever clients ask for meanwhile.
+    /// whatever clients ask for meanwhile. At most [`PREFETCH_SECTORS_MAX`] of them, of those that the
+    /// volume has: they come from a file that may be damaged.
     pub fn prefetch(&self, sectors: &[Range<u64>]) {
-        let spans = sectors.iter().filter(|range| range.start < range.end);
-        let spans = spans.map(|range| Span {
-            start: range.start,
-            end: range.end,
+        let end = self.tail.lock().geometry.bytes / SECTOR_BYTES;
+        let mut left = PREFETCH_SECTORS_MAX;
+        let spans = sectors.iter().filter_map(|range| {
+            let span = Span {
+                start: range.start,
+                end: range.end.min(end).min(range.start.saturating_add(left)),
+            };
+            (span.start < span.end).then(|| {
+                left -= span.sectors();
+                span
+            })
         });
         read_ahead::start(&self.engine, &self.tail, spans.collect());
     }
