@@ -282,15 +282,17 @@ impl<'a> Step<'a> {
     }
 }
 
-/// The root that a fold changes. Its LSN must not be below that of an update whose outcome is not known:
-/// that is for the upload which sent it to settle.
+/// The root that a fold changes. Its LSN must not be below that of an update whose outcome is not known,
+/// or that took effect late: a publication settles the one and replaces the other, and a fold before it
+/// would take back what the store has.
 async fn head_to_fold(engine: &Engine, tail: &Tail) -> Result<KnownRoot, OpenError> {
     if tail.lock().status != Status::Live {
         return Err(OpenError::Fenced(tail.name().to_owned()));
     }
     let known = tail.upload.head().map(|head| head.root.lsn);
     let unsettled = tail.upload.unsettled().map(|late| late.root.lsn);
-    if unsettled.is_some_and(|lsn| Some(lsn) != known) {
+    let is_behind = known.is_some_and(|lsn| lsn < tail.upload.landed_late());
+    if unsettled.is_some_and(|lsn| Some(lsn) != known) || is_behind {
         return Err(OpenError::Store(format!(
             "{}: what became of an update of its root is not known yet",
             tail.name()

@@ -60,6 +60,7 @@ pub(crate) async fn settled_head(engine: &Engine, tail: &Tail) -> Result<KnownRo
         return Ok(head);
     };
     let late = commit_prepared(engine, tail, unsettled, &head).await?;
+    tail.upload.note_landed_late(late.root.lsn);
     let head = KnownRoot {
         root: Root {
             sequence: late.root.sequence,

@@ -39,6 +39,8 @@ pub(crate) struct UploadState {
     mark: Mutex<RootMark>,
     /// A commit that may have happened, or may yet, and the version that it replaces.
     unsettled: Mutex<Option<KnownRoot>>,
+    /// The newest LSN of a commit that took effect late, unheard of: the store has everything up to it.
+    landed_late: AtomicU64,
     /// Why nothing more is stored, until something changes in the store, or for good.
     refusal: Mutex<Option<OpenError>>,
     error: Mutex<Option<String>>,
@@ -147,6 +149,15 @@ impl UploadState {
 
     pub(super) fn set_unsettled(&self, attempt: Option<KnownRoot>) {
         *lock(&self.unsettled) = attempt;
+    }
+
+    /// A commit of this host took effect late, and the next one replaces it.
+    pub(super) fn note_landed_late(&self, lsn: Lsn) {
+        self.landed_late.fetch_max(lsn.0, Ordering::AcqRel);
+    }
+
+    pub(super) fn landed_late(&self) -> Lsn {
+        Lsn(self.landed_late.load(Ordering::Acquire))
     }
 
     pub(super) fn refusal(&self) -> Option<OpenError> {
