@@ -60,6 +60,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "slices_are_published_out_of_order",
     "one_volume_takes_all_memory",
     "writers_run_into_a_full_log",
+    "cleaner_freezes_every_top",
+    "cleaner_moves_slices",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

@@ -70,6 +70,8 @@ pub struct HostUsage {
     pub segments_spare: usize,
     /// Thousandths of the log that hold what the store does not have.
     pub pressure_permille: u64,
+    /// Frozen layers of the volume that has most of them: a read may look into each.
+    pub layers: usize,
     /// The read cache.
     pub cache: CacheUsage,
     /// The log is poisoned.
@@ -277,6 +279,7 @@ impl Host {
             return HostUsage::default();
         };
         let counts: SegmentCounts = engine.segments.counts();
+        let tails = engine.tails().into_iter();
         HostUsage {
             segments: counts.total,
             segments_spare: counts.ready
@@ -285,6 +288,10 @@ impl Host {
                 + counts.dying
                 + counts.idle,
             pressure_permille: counts.pressure(),
+            layers: tails
+                .map(|tail| tail.lock().layers.frozen.len())
+                .max()
+                .unwrap_or(0),
             cache: engine.cache.usage(),
             poisoned: engine.poisoned.load(Ordering::Acquire),
             failures: self.jobs.failures.counts(),

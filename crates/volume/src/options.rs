@@ -41,7 +41,8 @@ pub struct Options {
     pub take_over: bool,
 }
 
-/// A slice of a large log is this part of it, so that the frozen layers stay few.
+/// A slice of a large log is this part of it, so that the frozen layers stay few: those that writes fill have
+/// this size, and of smaller ones the cleaner and checkpoints make one.
 const SLICES_PER_LOG: u64 = 64;
 /// A small log has room for so many slices.
 const SLICES_PER_LOG_MIN: u64 = 32;

@@ -198,6 +198,98 @@ fn a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it() {
     assert_eq!(parked.serving(), Err(ErrorKind::Fenced));
 }
 
+/// Writes chunk after chunk until the rest of the log is for others; how many were.
+fn fill_up_to_the_reserve(world: &mut World, volume: &volume::Volume) -> u64 {
+    let mut chunk = 0;
+    while world.host.usage().pressure_permille < 800 {
+        world.write(volume, chunk * 128, 7, 65536);
+        chunk += 1;
+    }
+    world.pass(100);
+    chunk
+}
+
+#[test]
+fn layers_stay_few_while_the_cleaner_finds_nothing() {
+    let (mut world, noisy) = with_volume();
+    world.create("calm", 64 * MIB);
+    let calm = world.open("calm");
+    world.lasting.outage = true;
+    // A layer on its way and one that waits, below what follows.
+    for slice in 1..=2 {
+        world.write(&calm, slice * 4096, 4, 128 << 10);
+        world.pass(1000);
+    }
+    let chunks = fill_up_to_the_reserve(&mut world, &noisy);
+    let waker = waker();
+    let parked = Op::Write {
+        sector: chunks * 128,
+        sectors: 128,
+        fua: false,
+    };
+    // Each tick of a parked write wakes the cleaner, and each write below its share gives it a new top layer.
+    let before = world.host.usage().layers;
+    let mut layers = 0;
+    for block in 0..60 {
+        assert!(matches!(noisy.begin(&parked, &waker), Step::Park(_)));
+        world.write(&calm, block * 8, 3, 4096);
+        world.pass(10);
+        layers = layers.max(world.host.usage().layers);
+    }
+    assert!(layers <= before + 1, "{layers} layers, {before} before");
+    assert_eq!(world.read_fill(&calm, 0, 60 * 4096), 3);
+}
+
+#[test]
+fn the_cleaner_moves_nothing_of_a_slice_on_its_way() {
+    let (mut world, noisy) = with_volume();
+    world.create("calm", 64 * MIB);
+    world.lasting.outage = true;
+    // What is written over and over leaves every segment half empty.
+    let hot = 32 * MIB / 512;
+    let mut cold = 0;
+    while world.host.usage().pressure_permille < 700 {
+        world.write(&noisy, hot + 128 + cold * 48, 5, 24 << 10);
+        world.write(&noisy, hot, 6, 40 << 10);
+        cold += 1;
+    }
+    world.flush(&noisy);
+    // After the restart the whole tail is one slice, and the store takes none of its packs.
+    let mut world = World::start(world.kill());
+    (world.lasting.outage, world.lasting.hanging_puts) = (false, usize::MAX);
+    let noisy = world.open("demo");
+    let calm = world.open("calm");
+    world.pass(100);
+    let fresh = fill_up_to_the_reserve(&mut world, &noisy);
+    let spare = world.host.usage().segments_spare;
+    let waker = waker();
+    let parked = Op::Write {
+        sector: fresh * 128,
+        sectors: 128,
+        fua: false,
+    };
+    for _ in 0..200 {
+        assert!(matches!(noisy.begin(&parked, &waker), Step::Park(_)));
+        world.pass(10);
+    }
+    let left = world.host.usage().segments_spare;
+    assert!(
+        left >= spare,
+        "{left} of {spare} segments are left for others"
+    );
+    for block in 0..32 {
+        world.write(&calm, block * 8, 3, 4096);
+    }
+    assert_eq!(world.read_fill(&calm, 0, 32 * 4096), 3);
+    for cold in 0..cold {
+        assert_eq!(
+            world.read_fill(&noisy, hot + 128 + cold * 48, 24 << 10),
+            5,
+            "{cold}"
+        );
+    }
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -209,6 +301,14 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "parked_host_stays_unfenced",
             a_volume_whose_writes_wait_for_room_learns_that_another_host_has_it,
+        ),
+        (
+            "cleaner_freezes_every_top",
+            layers_stay_few_while_the_cleaner_finds_nothing,
+        ),
+        (
+            "cleaner_moves_slices",
+            the_cleaner_moves_nothing_of_a_slice_on_its_way,
         ),
     ]);
 }

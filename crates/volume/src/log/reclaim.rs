@@ -16,9 +16,12 @@ use crate::engine::Engine;
 use crate::log::layout::{BLOCK_SECTORS, SegmentHeader};
 use crate::log::merge::{MergeFor, merge_layers};
 use crate::log::segments::{Lot, Stream, SummaryEntry};
-use crate::map::layers::{Location, LogAddr};
-use crate::request::tail::Tail;
-use crate::units::Span;
+use crate::map::layers::LogAddr;
+use crate::request::tail::{Inner, Tail};
+use crate::units::{Lsn, Span};
+
+/// A top layer with less than this part of a slice hides too little to be frozen for.
+const WORTH_PER_SLICE: u64 = 8;
 
 /// The reclaim job: runs as long as the host.
 pub(crate) async fn run(engine: Arc<Engine>) {
@@ -69,7 +72,12 @@ async fn step(engine: &Arc<Engine>) -> bool {
     // Taken before the scan: a write that is parked after this sets it again.
     let starved = engine.space.take_starved();
     let short = starved || spare < counts.wanted.max(3);
-    (short && clean(engine).await) || buried > 0
+    // Where writers have segments left, small top layers stay: freezing each would take more than it frees.
+    let worth = match counts.ready + counts.free {
+        0 => 1,
+        _ => engine.options.slice_bytes() / WORTH_PER_SLICE,
+    };
+    (short && clean(engine, worth).await) || buried > 0
 }
 
 /// Writes new headers, makes them durable, and hands the segments to writers. A segment whose
@@ -162,8 +170,8 @@ fn points_into(summary: &SummaryEntry, part: Span, addr: LogAddr) -> bool {
 }
 
 /// Makes hidden bytes die and moves the last live ones of the sparsest segment.
-async fn clean(engine: &Arc<Engine>) -> bool {
-    if merge_all(engine).await {
+async fn clean(engine: &Arc<Engine>, worth: u64) -> bool {
+    if merge_all(engine, worth).await {
         return true;
     }
     let Some((segment, summaries)) = find_segment_to_clean(engine) else {
@@ -179,13 +187,17 @@ async fn clean(engine: &Arc<Engine>) -> bool {
             }
         }
     }
-    merge_all(engine).await || moved
+    // However little was moved, its old place keeps a whole segment.
+    if moved {
+        merge_all(engine, 1).await;
+    }
+    moved
 }
 
-async fn merge_all(engine: &Arc<Engine>) -> bool {
+async fn merge_all(engine: &Arc<Engine>, worth: u64) -> bool {
     let mut died = false;
     for tail in engine.tails() {
-        died |= merge_loose(engine, &tail).await;
+        died |= merge_loose(engine, &tail, worth).await;
     }
     died
 }
@@ -195,8 +207,8 @@ const CANDIDATES: usize = 8;
 
 /// A segment whose live data takes at most half of its blocks once it is moved: every part
 /// begins on a block of its own, so few sectors may still take a whole segment, and moving them
-/// would gain nothing for ever. Segments that cannot be moved take no other's place among the
-/// candidates.
+/// would gain nothing for ever. One that a slice on its way has bytes in stays whole until the slice is stored,
+/// whatever is moved out of it. Segments that cannot be moved take no other's place among the candidates.
 fn find_segment_to_clean(engine: &Engine) -> Option<(u32, Vec<SummaryEntry>)> {
     let blocks_in_segment = engine.layout.segment_sectors() / BLOCK_SECTORS;
     let mut seen = BTreeSet::new();
@@ -209,7 +221,7 @@ fn find_segment_to_clean(engine: &Engine) -> Option<(u32, Vec<SummaryEntry>)> {
         for (segment, summaries) in candidates {
             seen.insert(segment);
             match live_blocks(engine, &summaries) {
-                // What keeps it are layers of a slice on its way: there is nothing to move.
+                // What keeps it is hidden, and will die once its layers are merged.
                 Some(0) => {}
                 Some(blocks) if blocks * 2 <= blocks_in_segment => {
                     return Some((segment, summaries));
@@ -225,13 +237,16 @@ fn find_segment_to_clean(engine: &Engine) -> Option<(u32, Vec<SummaryEntry>)> {
 }
 
 /// Blocks that what still lives would take elsewhere. None: some of it is of a tail that does not
-/// serve, and only one that does can commit its bytes to another place.
+/// serve, and only one that does can commit its bytes to another place; or a slice on its way has some.
 fn live_blocks(engine: &Engine, summaries: &[SummaryEntry]) -> Option<u64> {
     let mut blocks = 0;
     for summary in summaries {
         let Some(tail) = engine.tail(summary.tail) else {
             continue;
         };
+        if is_on_its_way(&tail, summary) {
+            return None;
+        }
         let parts = live_parts(engine, &tail, summary);
         if !parts.is_empty() && tail.lock().serving().is_err() {
             return None;
@@ -242,13 +257,10 @@ fn live_blocks(engine: &Engine, summaries: &[SummaryEntry]) -> Option<u64> {
     Some(blocks)
 }
 
-/// Freezes and merges all layers of a tail that no slice has, so that bytes hidden by newer ones die.
-/// False if none did: then the layers stay, for each of them can be stored by itself.
-async fn merge_loose(engine: &Arc<Engine>, tail: &Arc<Tail>) -> bool {
-    if tail.lock().loose_layers().is_empty() {
-        return false;
-    }
-    let Some(layers) = tail.freeze_loose().filter(|layers| layers.len() > 1) else {
+/// Merges all layers of a tail that no slice has, so that bytes hidden by newer ones die; the top layer with
+/// them if it has at least `worth` bytes or none was for a while. False if none died.
+async fn merge_loose(engine: &Arc<Engine>, tail: &Arc<Tail>, worth: u64) -> bool {
+    let Some(layers) = tail.freeze_loose(worth, engine.jobs.mono_ns()) else {
         return false;
     };
     merge_layers(engine, tail, layers, MergeFor::Space).await
@@ -312,18 +324,41 @@ async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntr
     Some(sectors_moved)
 }
 
-/// The parts of a write that readers would still find, pinned.
+/// Whether a slice on its way names some of a write: no copy of its bytes, and no write over them, makes them
+/// die before it is stored.
+fn is_on_its_way(tail: &Tail, summary: &SummaryEntry) -> bool {
+    let inner = tail.lock();
+    let cut = &inner.layers.frozen[..inner.layers.count_up_to(inner.cut)];
+    let mut found = false;
+    for layer in cut {
+        layer.map.walk(summary.span, |part, dirty| {
+            let addr = dirty.and_then(|dirty| dirty.addr);
+            found |= addr.is_some_and(|addr| points_into(summary, part, addr));
+        });
+    }
+    found && !canary::active!("cleaner_moves_slices")
+}
+
+/// The parts of a write that readers would still find and no slice on its way has, pinned.
 fn live_parts(engine: &Engine, tail: &Tail, summary: &SummaryEntry) -> Vec<(Span, LogAddr, Pin)> {
     let inner = tail.lock();
     let mut live = Vec::new();
-    inner.layers.lookup(summary.span, &mut |part, found| {
-        if let Location::Log(addr) = found
-            && points_into(summary, part, addr)
-        {
-            live.push((part, addr, engine.segments.pin(addr)));
-        }
-    });
+    inner
+        .layers
+        .lookup_after(movable_after(&inner), summary.span, &mut |part, addr| {
+            if points_into(summary, part, addr) {
+                live.push((part, addr, engine.segments.pin(addr)));
+            }
+        });
     live
+}
+
+/// The cleaner moves what is in newer layers than this.
+fn movable_after(inner: &Inner) -> Lsn {
+    if canary::active!("cleaner_moves_slices") {
+        return Lsn::ZERO;
+    }
+    inner.cut
 }
 
 /// Commits the new place of a lot where the old one is still what readers find: a commit like
@@ -331,11 +366,14 @@ fn live_parts(engine: &Engine, tail: &Tail, summary: &SummaryEntry) -> Vec<(Span
 fn relocate(engine: &Engine, tail: &Tail, lot: &Lot, old: LogAddr) -> u64 {
     let mut inner = tail.lock();
     let mut parts: SmallVec<[Span; 4]> = SmallVec::new();
-    inner.layers.lookup(lot.span, &mut |part, found| {
-        if found == Location::Log(old.skip(part.start - lot.span.start)) {
-            parts.push(part);
-        }
-    });
+    // A slice may have been cut meanwhile.
+    inner
+        .layers
+        .lookup_after(movable_after(&inner), lot.span, &mut |part, found| {
+            if found == old.skip(part.start - lot.span.start) {
+                parts.push(part);
+            }
+        });
     let slots = parts.len() as u64;
     if parts.is_empty() || inner.serving().is_err() || !tail.reserve(&mut inner, slots) {
         return 0;

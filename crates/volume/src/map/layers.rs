@@ -8,6 +8,7 @@
 //! a clean extent equals the store's content for its sectors unless something above hides it.
 
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::Arc;
 
 use blkmq::io::SECTOR_BYTES;
@@ -145,6 +146,15 @@ impl Layers {
         self.top_bytes
     }
 
+    /// Whether the top layer has at least so much, content or zeroes.
+    pub(crate) fn top_has(&self, bytes: u64) -> bool {
+        let mut sum = 0;
+        self.top.iter().any(|(span, _)| {
+            sum += span.bytes();
+            sum >= bytes
+        })
+    }
+
     /// Freezes the top layer as of `last`. An empty one leaves nothing to freeze.
     pub(crate) fn freeze(&mut self, last: Lsn) {
         if !self.top.is_empty() {
@@ -158,27 +168,50 @@ impl Layers {
     pub(crate) fn lookup(&self, span: Span, visit: &mut dyn FnMut(Span, Location)) {
         self.top.walk(span, |part, dirty| match dirty {
             Some(dirty) => visit(part, dirty.location()),
-            None => self.lookup_frozen(self.frozen.len(), part, visit),
+            None => self.lookup_frozen(0..self.frozen.len(), part, visit),
         });
     }
 
-    /// The newest `depth` frozen layers are above; looks at the next one down.
-    fn lookup_frozen(&self, depth: usize, span: Span, visit: &mut dyn FnMut(Span, Location)) {
-        let Some(below) = depth.checked_sub(1) else {
-            self.clean.walk(span, |part, clean| {
-                visit(
-                    part,
-                    clean.map_or(Location::Below, |clean| Location::Clean(clean.0)),
-                );
-            });
-            return;
+    /// Visits the log bytes that readers find in the layers after `cut`, in order.
+    pub(crate) fn lookup_after(&self, cut: Lsn, span: Span, visit: &mut dyn FnMut(Span, LogAddr)) {
+        let after = self.count_up_to(cut)..self.frozen.len();
+        let mut in_log = |part: Span, found: Location| {
+            if let Location::Log(addr) = found {
+                visit(part, addr);
+            }
         };
-        self.frozen[below]
-            .map
-            .walk(span, |part, dirty| match dirty {
-                Some(dirty) => visit(part, dirty.location()),
-                None => self.lookup_frozen(below, part, visit),
-            });
+        self.top.walk(span, |part, dirty| match dirty {
+            Some(dirty) => in_log(part, dirty.location()),
+            None => self.lookup_frozen(after.clone(), part, &mut in_log),
+        });
+    }
+
+    /// How many frozen layers end at `cut` or before.
+    pub(crate) fn count_up_to(&self, cut: Lsn) -> usize {
+        self.frozen.partition_point(|layer| layer.last <= cut)
+    }
+
+    /// Looks into these frozen layers, the newest first, and then below them. It calls itself only where
+    /// a layer has a part of `span`, with less than that: many layers need no deep stack.
+    fn lookup_frozen(
+        &self,
+        mut layers: Range<usize>,
+        span: Span,
+        visit: &mut dyn FnMut(Span, Location),
+    ) {
+        while let Some(newest) = layers.next_back() {
+            let map = &self.frozen[newest].map;
+            if map.overlaps(span) {
+                return map.walk(span, |part, dirty| match dirty {
+                    Some(dirty) => visit(part, dirty.location()),
+                    None => self.lookup_frozen(layers.clone(), part, visit),
+                });
+            }
+        }
+        self.clean.walk(span, |part, clean| {
+            let found = clean.map_or(Location::Below, |clean| Location::Clean(clean.0));
+            visit(part, found);
+        });
     }
 
     /// Drops dirty extents that the store has as of `stored`; returns the log bytes that they held.

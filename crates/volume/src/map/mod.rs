@@ -65,6 +65,12 @@ impl<V: SectorRun> ExtentMap<V> {
             .map(|(&start, (end, value))| (Span { start, end: *end }, value))
     }
 
+    /// Whether there is anything in `span`.
+    pub(crate) fn overlaps(&self, span: Span) -> bool {
+        let before_end = self.extents.range(..span.end).next_back();
+        before_end.is_some_and(|(_, (end, _))| *end > span.start)
+    }
+
     /// Puts `value` at `span`. What stood there goes to `old`, cut to size.
     pub(crate) fn insert(&mut self, span: Span, value: V, mut old: impl FnMut(Span, V)) {
         debug_assert!(!span.is_empty());

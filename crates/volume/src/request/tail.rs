@@ -29,7 +29,7 @@ use crate::request::watermark::Ages;
 use crate::store::boot_set::BootSet;
 use crate::store::flow::slices::CutSlice;
 use crate::store::upload_state::UploadState;
-use crate::units::{Lsn, Span};
+use crate::units::{Lsn, SECOND_NS, Span};
 
 /// Extents that background work changes under one hold of the tail's lock.
 pub(crate) const EXTENTS_PER_LOCK: usize = 256;
@@ -68,6 +68,10 @@ pub(crate) struct Inner {
     pub(crate) ring: Option<Ring>,
     /// Slices are cut up to here: the layers below are theirs, and nobody merges them.
     pub(crate) cut: Lsn,
+    /// No layer up to here hides log bytes of one that no slice has: merging them frees nothing.
+    pub(crate) merged: Lsn,
+    /// From then on a small top layer may be frozen for such a merge.
+    pub(crate) small_top_due_ns: u64,
     /// A top layer with so much content is frozen, to become a slice.
     pub(crate) slice_bytes: u64,
     pub(crate) ages: Ages,
@@ -298,18 +302,40 @@ impl Tail {
         }))
     }
 
-    /// Freezes the top layer; all layers that no slice has. None if the tail is broken.
-    pub(crate) fn freeze_loose(&self) -> Option<Vec<FrozenLayer>> {
+    /// All layers that no slice has, if merging them may free log bytes. The top layer is frozen and among
+    /// them if it has at least `worth` bytes, or none was frozen for a second: little may hide the last bytes of
+    /// many segments.
+    pub(crate) fn freeze_loose(&self, worth: u64, now_ns: u64) -> Option<Vec<FrozenLayer>> {
         let mut inner = self.lock();
-        if inner.status == Status::Broken {
+        let above_others = !inner.loose_layers().is_empty();
+        let always = canary::active!("cleaner_freezes_every_top");
+        if inner.status == Status::Broken || !above_others {
             return None;
         }
-        let newest = inner.newest;
-        inner.layers.freeze(newest);
-        Some(inner.loose_layers().to_vec())
+        if inner.layers.top_has(worth) || now_ns >= inner.small_top_due_ns || always {
+            inner.small_top_due_ns = now_ns + SECOND_NS;
+            let newest = inner.newest;
+            inner.layers.freeze(newest);
+        }
+        let loose = inner.loose_layers();
+        let unmerged = loose.last().is_some_and(|layer| layer.last > inner.merged);
+        (loose.len() > 1 && unmerged).then(|| loose.to_vec())
     }
 
-    /// Puts one equal layer in place of the oldest `layers` that no slice has, unless a slice has
+    /// None of `layers`, which were loose, hides log bytes of another one any more.
+    pub(crate) fn on_merged(&self, layers: &[FrozenLayer]) {
+        let mut inner = self.lock();
+        let (Some(first), Some(last)) = (layers.first(), layers.last()) else {
+            return;
+        };
+        // A fence makes older layers loose again.
+        let oldest = inner.loose_layers().first().map(|layer| layer.last);
+        if oldest.is_some_and(|oldest| oldest >= first.last) {
+            inner.merged = inner.merged.max(last.last);
+        }
+    }
+
+    /// Puts one equal layer in place of `layers`, which no slice has, unless a slice has
     /// taken some meanwhile. What it replaced is returned, to be dropped elsewhere.
     pub(crate) fn replace_loose(
         &self,
@@ -319,11 +345,11 @@ impl Tail {
         let layer = FrozenLayer::new(merged, layers.last()?.last);
         let mut inner = self.lock();
         let loose = inner.loose_layers();
-        let same = loose.len() >= layers.len()
-            && layers
-                .iter()
-                .zip(loose)
-                .all(|(a, b)| Arc::ptr_eq(&a.map, &b.map));
+        let is_same = |a: &FrozenLayer, b: &FrozenLayer| Arc::ptr_eq(&a.map, &b.map);
+        let at = loose.iter().position(|loose| is_same(loose, &layers[0]))?;
+        let loose = &loose[at..];
+        let same =
+            loose.len() >= layers.len() && layers.iter().zip(loose).all(|(a, b)| is_same(a, b));
         if !same {
             return None;
         }
@@ -453,7 +479,7 @@ impl Inner {
     /// Frozen layers that no slice has, oldest first.
     pub(crate) fn loose_layers(&self) -> &[FrozenLayer] {
         let frozen = &self.layers.frozen;
-        &frozen[frozen.partition_point(|layer| layer.last <= self.cut)..]
+        &frozen[self.layers.count_up_to(self.cut)..]
     }
 
     /// May a request complete here?

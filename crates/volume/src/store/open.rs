@@ -93,6 +93,8 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         reserved: 0,
         ring: None,
         cut: Lsn::ZERO,
+        merged: Lsn::ZERO,
+        small_top_due_ns: 0,
         slice_bytes: u64::MAX,
         ages: Ages::default(),
         #[cfg(canary)]

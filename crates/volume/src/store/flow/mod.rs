@@ -187,7 +187,7 @@ pub(crate) fn end(engine: &Engine, tail: &Tail, error: &OpenError) {
 /// Nothing more of the volume is completed here; its layers, kept for rescue, may be merged again.
 fn fence(engine: &Engine, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();
-    inner.cut = Lsn::ZERO;
+    (inner.cut, inner.merged) = (Lsn::ZERO, Lsn::ZERO);
     if inner.status != Status::Live {
         return;
     }
