@@ -224,13 +224,15 @@ fn each_published_slice_frees_its_part_of_the_log_at_once() {
 }
 
 /// A writer that wants to write `offered` bytes a second of 16 KiB each, for so many seconds; how much
-/// it wrote in each of them.
-fn write_for(world: &mut World, volume: &Volume, seconds: u64, offered: u64) -> Vec<u64> {
+/// it wrote in each of them, and for how many ticks of 10 ms it wrote nothing, at most, after the eighth.
+fn write_for(world: &mut World, volume: &Volume, seconds: u64, offered: u64) -> (Vec<u64>, usize) {
     let block = noise(7, 16 * KIB);
     let (mut at, mut per_second) = (0, Vec::new());
+    let (mut idle, mut longest) = (0, 0);
     for second in 0..seconds {
         let mut written = 0;
         for tick in 1..=100 {
+            let before = written;
             while written < offered * tick / 100 {
                 let mut data = block.clone();
                 data[..8].copy_from_slice(&(second << 32 | written).to_le_bytes());
@@ -242,10 +244,14 @@ fn write_for(world: &mut World, volume: &Volume, seconds: u64, offered: u64) -> 
                 world.settle();
             }
             world.pass(10);
+            idle = if written > before { 0 } else { idle + 1 };
+            if second >= 8 {
+                longest = longest.max(idle);
+            }
         }
         per_second.push(written);
     }
-    per_second
+    (per_second, longest)
 }
 
 #[test]
@@ -254,8 +260,8 @@ fn writers_are_paced_to_the_rate_of_commits_without_a_cliff() {
     let rate = 2 * MIB;
     world.lasting.store_bytes_per_s = rate;
     world.lasting.store_ms = 50;
-    let seconds = write_for(&mut world, &volume, 40, 32 * MIB);
-    println!("{seconds:?}");
+    let (seconds, idle) = write_for(&mut world, &volume, 40, 32 * MIB);
+    println!("{seconds:?}, {idle} ticks without a write");
     // The log is half full before the first second ends.
     assert!(
         seconds[0] > 6 * MIB,
@@ -271,6 +277,7 @@ fn writers_are_paced_to_the_rate_of_commits_without_a_cliff() {
         .map(|pair| pair[1] as f64 / pair[0] as f64);
     let steepest = falls.skip(1).fold(f64::MAX, f64::min);
     assert!(steepest > 0.3, "{seconds:?}");
+    assert!(idle <= 2, "{idle} ticks without a write: {seconds:?}");
 }
 
 #[test]
