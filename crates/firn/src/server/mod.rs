@@ -38,10 +38,7 @@ const ADDRESS_TIMEOUT: Duration = Duration::from_secs(3);
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
     abort_on_panic_under_locks();
-    process::set_io_flusher();
-    process::lock_memory();
-    process::avoid_oom_kill();
-    process::raise_open_files_limit();
+    process::prepare();
     let runtime = runtime()?;
     let api = listen(&settings)?;
     let store = StoreAccess::new(StoreSettings {

@@ -13,10 +13,19 @@ use crate::failure::{Failure, Result};
 /// usual bound (`fs.nr_open`).
 const OPEN_FILES_MIN: u64 = 1 << 16;
 
+/// What whoever writes the log needs of this process, before it has threads: it must come through want of
+/// memory while its own disks wait for it, and hold many files open.
+pub(crate) fn prepare() {
+    set_io_flusher();
+    lock_memory();
+    avoid_oom_kill();
+    raise_open_files_limit();
+}
+
 /// A file system on one of this server's volumes, mounted on this machine, frees memory by writing
 /// to this server. So no thread of it may wait for memory to be freed that way; threads that start
 /// later inherit the flag. It needs a privilege: without it only such mounts are at risk.
-pub(super) fn set_io_flusher() {
+fn set_io_flusher() {
     if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!(%error, "PR_SET_IO_FLUSHER is refused");
     }
@@ -26,7 +35,7 @@ pub(super) fn set_io_flusher() {
 /// for a page of its own there waits for itself. So what this process has in memory stays there, from
 /// the first touch on, as far as its limit allows. Without the privilege a limit that is not generous
 /// would make allocations fail, so then nothing is locked; `firn doctor` says so.
-pub(super) fn lock_memory() {
+fn lock_memory() {
     let limit = rustix::process::getrlimit(Resource::Memlock);
     let may_lock_all = rustix::process::setrlimit(
         Resource::Memlock,
@@ -55,7 +64,7 @@ pub(super) fn lock_memory() {
 
 /// The kernel ends a process when memory is short. If that is a server whose disks have swap or busy
 /// file systems on them, no memory is ever freed again. What whoever started it chose stays.
-pub(super) fn avoid_oom_kill() {
+fn avoid_oom_kill() {
     const PATH: &str = "/proc/self/oom_score_adj";
     let chosen = std::fs::read_to_string(PATH).is_ok_and(|text| text.trim() != "0");
     if !chosen && let Err(error) = std::fs::write(PATH, "-900") {
@@ -66,7 +75,7 @@ pub(super) fn avoid_oom_kill() {
 /// Each disk and each connection has a descriptor, and the usual limit is enough for a thousand, or
 /// four thousand at most. Raises the limit as far as this process may, with the privilege beyond
 /// its hard limit. Must be called before the reactors start: they size their file tables by it.
-pub(super) fn raise_open_files_limit() {
+fn raise_open_files_limit() {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let limit_of = |maximum| rustix::process::Rlimit {
         current: maximum,

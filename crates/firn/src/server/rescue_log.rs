@@ -102,10 +102,7 @@ impl LogRescue {
     pub(crate) fn run(self) -> Result<LogRescueReport> {
         abort_on_panic_under_locks();
         // Disks of the stopped server may hold swap or a file system that waits, as while `serve` runs.
-        process::set_io_flusher();
-        process::lock_memory();
-        process::avoid_oom_kill();
-        process::raise_open_files_limit();
+        process::prepare();
         let runtime = runtime()?;
         let store = StoreAccess::new(StoreSettings {
             url: self.settings.store.clone(),
