@@ -128,7 +128,7 @@ impl Volume {
     }
 
     /// Fetches these sectors in this order, as far as the store has them and this host has not; behind
-    /// whatever clients ask for meanwhile. At most [`PREFETCH_SECTORS_MAX`] of them, of those that the
+    /// whatever clients ask for meanwhile. At most `PREFETCH_SECTORS_MAX` of them, of those that the
     /// volume has: they come from a file that may be damaged.
     pub fn prefetch(&self, sectors: &[Range<u64>]) {
         let end = self.tail.lock().geometry.bytes / SECTOR_BYTES;
