@@ -46,6 +46,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "missing_root_is_a_fence",
     "lost_pack_keeps_volume_closed",
     "slices_of_one_epoch",
+    "lost_mark_makes_a_copy",
     "older_store_is_believed",
     "deleted_volume_waits",
     "disk_over_another_history",

@@ -362,6 +362,33 @@ fn a_volume_opened_on_a_poisoned_log_is_its_own_though_the_log_lost_its_last_ses
 }
 
 #[test]
+fn a_volume_opened_on_a_poisoned_log_is_its_own_though_power_took_the_mark_that_says_so() {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let before = world.lasting.files[&FileId::LOG].clone();
+    // The syncs of new segments' headers, and of the mark in the superblock.
+    world.lasting.failing_syncs = 2;
+    world.create("other", 64 * MIB);
+    assert!(world.try_open("other", false).is_err());
+    assert!(world.host.usage().poisoned);
+    world.open("demo");
+    // What was not durable is gone, the mark too: the next start finds a good log.
+    let mut lasting = world.kill();
+    lasting.files.insert(FileId::LOG, before);
+    lasting.boot += 1;
+    lasting.rings.lose_all();
+    let mut world = World::start(lasting);
+    assert!(!world.report.poisoned);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    // A hold that began on a poisoned log took no write: there is nothing in it that could be mixed in.
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+}
+
+#[test]
 fn a_host_that_was_killed_often_still_continues_its_own_tail() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
@@ -531,6 +558,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "copy_continues_the_tail",
             a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahead,
+        ),
+        (
+            "lost_mark_makes_a_copy",
+            a_volume_opened_on_a_poisoned_log_is_its_own_though_power_took_the_mark_that_says_so,
         ),
         (
             "older_store_is_believed",

@@ -254,9 +254,16 @@ pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) ->
 fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
     canary::active!("copy_continues_the_tail")
         || engine.sessions.is_own(root.writer.session)
-        || (root.writer.session == LogSession::default() && engine.poisoned.load(Ordering::Acquire))
+        || was_begun_without_a_log(root)
         // The log remembers a bounded number of sessions, and each tail the last root it saw.
         || tails.iter().any(|tail| tail.upload.mark() == root.mark())
+}
+
+/// Whether the root's hold began on a log that was poisoned by then. It took no write and left nothing in
+/// any log, so there are no two histories of it: every log of the host may go on from it. This one need not be
+/// poisoned any more: loss of power takes a mark whose own sync failed.
+fn was_begun_without_a_log(root: &Root) -> bool {
+    root.writer.session.number == 0 && !canary::active!("lost_mark_makes_a_copy")
 }
 
 /// Whether a volume that is opened with this root goes on as the hold left it. It does if the local tail
