@@ -275,6 +275,7 @@ impl<B: Backend> Transport<B> {
                 request.state = State::Syncing(sync);
                 self.requests.insert(id, request);
             }
+            Step::Status(_) => self.seen.push(TransportEvent::Done(id, Ok(Vec::new()))),
             Step::Read(plan) => self.begin_read(id, request, plan),
             Step::Write(plan) => self.begin_write(id, request, plan),
         }

@@ -72,7 +72,9 @@ pub fn op_range(op: &Op) -> std::ops::Range<u64> {
         }
         | Op::WriteZeroes {
             sector, sectors, ..
-        } => sector..sector + sectors,
+        }
+        | Op::Status { sector, sectors }
+        | Op::Prefetch { sector, sectors } => sector..sector + sectors,
         Op::Flush => 0..0,
     }
 }
@@ -97,6 +99,7 @@ mod tests {
                 Op::Flush => 2,
                 Op::Discard { .. } => 3,
                 Op::WriteZeroes { .. } => 4,
+                Op::Status { .. } | Op::Prefetch { .. } => panic!("not of these workloads"),
             };
             assert!(kind == 2 || !range.is_empty(), "{op:?}");
             kinds[kind] += 1;

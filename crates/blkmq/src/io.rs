@@ -56,6 +56,69 @@ pub enum Op {
         /// Complete only once durable.
         fua: bool,
     },
+    /// What is known of the range without reading it: answered with [`Step::Status`].
+    Status {
+        /// First sector.
+        sector: u64,
+        /// How many are asked for; the answer may cover fewer.
+        sectors: u64,
+    },
+    /// The range will be read soon. A hint: it completes before anything is fetched.
+    Prefetch {
+        /// First sector.
+        sector: u64,
+        /// How many.
+        sectors: u64,
+    },
+}
+
+impl Op {
+    /// Whether it changes what is read afterwards.
+    pub fn changes(&self) -> bool {
+        match self {
+            Op::Write { .. } | Op::Discard { .. } | Op::WriteZeroes { .. } => true,
+            Op::Read { .. } | Op::Flush | Op::Status { .. } | Op::Prefetch { .. } => false,
+        }
+    }
+}
+
+/// What is known of some consecutive sectors without reading them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// How many sectors; at least one.
+    pub sectors: u64,
+    /// Whether anything is kept for them. What is not reads as zeroes.
+    pub allocated: bool,
+    /// Whether the store may not have them as they are now.
+    pub dirty: bool,
+}
+
+/// Extents in ascending order, each beginning where the one before it ends. Neighbours that are
+/// alike are one extent.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extents(Vec<Extent>);
+
+impl Extents {
+    /// Appends an extent.
+    pub fn push(&mut self, extent: Extent) {
+        if extent.sectors == 0 {
+            return;
+        }
+        match self.0.last_mut() {
+            Some(last) if last.allocated == extent.allocated && last.dirty == extent.dirty => {
+                last.sectors += extent.sectors;
+            }
+            _ => self.0.push(extent),
+        }
+    }
+}
+
+impl std::ops::Deref for Extents {
+    type Target = [Extent];
+
+    fn deref(&self) -> &[Extent] {
+        &self.0
+    }
 }
 
 /// A file that a plan may name. The transport holds the open file; the backend only its number.
@@ -293,6 +356,8 @@ pub enum Step<R, W, S> {
     Park(Park),
     /// Done but for durability. When the waker is woken, call [`Backend::poll_sync`].
     Sync(S),
+    /// Complete an [`Op::Status`] with these extents: at least one, from its first sector on.
+    Status(Extents),
     /// Complete the request with this result.
     Done(Result<(), ErrorKind>),
 }
@@ -358,6 +423,31 @@ pub trait Backend: Send + Sync + 'static {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neighbouring_extents_that_are_alike_are_one() {
+        let extent = |sectors, allocated, dirty| Extent {
+            sectors,
+            allocated,
+            dirty,
+        };
+        let mut extents = Extents::default();
+        for next in [
+            extent(8, true, true),
+            extent(0, false, false),
+            extent(8, true, true),
+            extent(8, true, false),
+            extent(8, false, false),
+        ] {
+            extents.push(next);
+        }
+        let want = [
+            extent(16, true, true),
+            extent(8, true, false),
+            extent(8, false, false),
+        ];
+        assert_eq!(*extents, want);
+    }
 
     #[test]
     fn a_failed_move_names_operation_file_offset_length_and_errno() {

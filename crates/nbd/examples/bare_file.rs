@@ -118,7 +118,10 @@ impl Backend for FileDisk {
                 fua,
             } => Step::Write(WholeWrite(whole(sector, sectors), fua)),
             Op::Flush => self.flush(waker),
-            Op::Discard { .. } | Op::WriteZeroes { .. } => Step::Done(Err(ErrorKind::Unsupported)),
+            Op::Prefetch { .. } => Step::Done(Ok(())),
+            Op::Discard { .. } | Op::WriteZeroes { .. } | Op::Status { .. } => {
+                Step::Done(Err(ErrorKind::Unsupported))
+            }
         }
     }
 

@@ -92,6 +92,7 @@ impl Rig for NbdRig {
                 fua,
             } => (WRITE, sector, sectors.into(), fua),
             Op::Flush => (FLUSH, 0, 0, false),
+            Op::Status { .. } | Op::Prefetch { .. } => unreachable!("not of these tests"),
             Op::Discard {
                 sector,
                 sectors,

@@ -100,6 +100,10 @@ impl<B: Backend, R: Request> Job<B, R> {
         self.request.as_ref().expect("present until answered")
     }
 
+    pub(crate) fn request_mut(&mut self) -> &mut R {
+        self.request.as_mut().expect("present until answered")
+    }
+
     /// Releases a buffer of the pool before a wait of unknown length (R5).
     pub(crate) fn release_buffer(&mut self) {
         if !self.keeps_data {

@@ -19,7 +19,7 @@
 
 use blkmq::ParkReason;
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Direction, MoveError, MoveResult, Step, StepOf};
+use blkmq::io::{Backend, Direction, MoveError, MoveResult, Plan, Step, StepOf};
 use reactor::{Buf, Completion, Need, Op, Port};
 
 use crate::engine::{AdmittedJob, RequestEngine};
@@ -72,6 +72,10 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
                 }
                 Step::Read(plan) => Planned::Read(plan),
                 Step::Write(plan) => Planned::Write(plan),
+                Step::Status(extents) => {
+                    admitted.payload_mut().request_mut().set_extents(extents);
+                    return self.finish(cx, admitted, Ok(()));
+                }
             });
             match self.begin_move(cx, admitted) {
                 None => return,
@@ -87,7 +91,13 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         result: MoveResult,
     ) -> (AdmittedJob<B, R>, StepOf<B>) {
         let step = match admitted.payload_mut().planned.take() {
-            Some(Planned::Read(plan)) => self.backend.read(plan, result, admitted.waker()),
+            Some(Planned::Read(plan)) => {
+                if result.is_ok() {
+                    let request = admitted.payload_mut().request_mut();
+                    request.on_read(plan.pieces());
+                }
+                self.backend.read(plan, result, admitted.waker())
+            }
             Some(Planned::Write(plan)) => self.backend.written(plan, result, admitted.waker()),
             // Its bytes cannot have moved.
             None => Step::Done(Err(ErrorKind::Io)),

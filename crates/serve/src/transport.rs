@@ -6,7 +6,7 @@
 use std::fmt;
 
 use blkmq::error::ErrorKind;
-use blkmq::io::Op;
+use blkmq::io::{Extents, Op, Piece};
 use reactor::{Buf, FileIndex, Port};
 
 /// Where the bytes of a READ or WRITE are.
@@ -48,6 +48,13 @@ pub trait Request: fmt::Debug + Send + 'static {
 
     /// Gives it a buffer before it is answered: what a READ brought, or the one that was taken away.
     fn set_buffer(&mut self, buf: Buf);
+
+    /// The bytes of a READ are in place, as this plan has them. For transports that tell their
+    /// clients which of them are holes.
+    fn on_read(&mut self, _pieces: &[Piece]) {}
+
+    /// Gives it what [`Op::Status`] asked for, before it is answered.
+    fn set_extents(&mut self, _extents: Extents) {}
 }
 
 /// What the engine has of its transport during a call.

@@ -163,6 +163,7 @@ impl Rig for UblkRig {
                 sectors,
                 fua,
             } => (ClientOp::WriteZeroes(bytes(sectors)), sector, fua),
+            Op::Status { .. } | Op::Prefetch { .. } => unreachable!("disks are not asked this"),
         };
         let request = ClientRequest { op, sector, fua };
         let sent = self.driver.submit(self.device, 0, request);

@@ -56,6 +56,7 @@ fn run(world: &Mutex<World>, volume: &Volume, op: Op, data: &mut [u8]) {
                 std::thread::yield_now();
                 volume.begin(&op, &waker)
             }
+            Step::Status(_) => unreachable!("nobody asked for it"),
             Step::Sync(wait) => {
                 std::thread::yield_now();
                 volume.poll_sync(wait, &waker)

@@ -382,6 +382,7 @@ impl World {
                 history.on_flushed(issued.acked);
                 Ok(())
             }
+            Op::Status { .. } | Op::Prefetch { .. } => Ok(()),
             Op::Read { sector, .. } => {
                 self.trace.record_bytes(&bytes[..bytes.len().min(64)]);
                 let window = ReadWindow {

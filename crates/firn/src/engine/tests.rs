@@ -114,7 +114,9 @@ impl Client {
                     thread::sleep(Duration::from_millis(1));
                 }
                 Step::Sync(sync) => panic!("neither was asked to be durable: {sync:?}"),
-                Step::Read(_) | Step::Write(_) => panic!("a step of the other kind"),
+                Step::Read(_) | Step::Write(_) | Step::Status(_) => {
+                    panic!("a step of the other kind")
+                }
             }
         }
     }

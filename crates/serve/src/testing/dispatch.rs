@@ -165,7 +165,9 @@ fn bytes_of(op: &Op) -> std::ops::Range<usize> {
         }
         | Op::WriteZeroes {
             sector, sectors, ..
-        } => (sector, sectors),
+        }
+        | Op::Status { sector, sectors }
+        | Op::Prefetch { sector, sectors } => (sector, sectors),
         Op::Flush => (0, 0),
     };
     (sector * SECTOR_BYTES) as usize..((sector + sectors) * SECTOR_BYTES) as usize

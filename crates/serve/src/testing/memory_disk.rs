@@ -12,8 +12,8 @@ use std::task::Waker;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{
-    Backend, FileId, Geometry, MoveError, MoveResult, Op, Park, Piece, Place, Plan, SECTOR_BYTES,
-    Step, StepOf,
+    Backend, Extents, FileId, Geometry, MoveError, MoveResult, Op, Park, Piece, Place, Plan,
+    SECTOR_BYTES, Step, StepOf,
 };
 
 const BLOCK_BYTES: u64 = 4096;
@@ -308,6 +308,20 @@ impl MemoryDisk {
         every > 0 && count.is_multiple_of(every)
     }
 
+    /// What is mapped is dirty: there is no store.
+    fn status(&self, sector: u64, sectors: u64) -> Extents {
+        let state = self.state();
+        let mut extents = Extents::default();
+        for (number, _) in &state.map[sector as usize..(sector + sectors) as usize] {
+            extents.push(blkmq::io::Extent {
+                sectors: 1,
+                allocated: *number > 0,
+                dirty: *number > 0,
+            });
+        }
+        extents
+    }
+
     fn plan_read(&self, sector: u64, sectors: u64) -> ReadPlan {
         let faults = *self.faults.lock().expect("no panic under the lock");
         let limit = if faults.piece_sectors == 0 {
@@ -450,7 +464,7 @@ impl Backend for MemoryDisk {
                 return Step::Park(cause);
             }
         }
-        if self.read_only.load(Ordering::Relaxed) && !matches!(op, Op::Read { .. } | Op::Flush) {
+        if self.read_only.load(Ordering::Relaxed) && op.changes() {
             return Step::Done(Err(ErrorKind::ReadOnly));
         }
         match *op {
@@ -480,6 +494,8 @@ impl Backend for MemoryDisk {
                     Step::Done(Ok(()))
                 }
             }
+            Op::Status { sector, sectors } => Step::Status(self.status(sector, sectors)),
+            Op::Prefetch { .. } => Step::Done(Ok(())),
         }
     }
 

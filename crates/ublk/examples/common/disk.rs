@@ -312,6 +312,8 @@ impl Backend for FileDisk {
             Op::WriteZeroes {
                 sector, sectors, ..
             } => self.zero(sector, sectors, true, waker),
+            Op::Prefetch { .. } => Step::Done(Ok(())),
+            Op::Status { .. } => Step::Done(Err(ErrorKind::Unsupported)),
         }
     }
 

@@ -220,6 +220,37 @@ impl Index {
         });
     }
 
+    /// How many deltas' extents begin in `span`, counted up to `most` in each layer.
+    pub(crate) fn count_deltas_up_to(&self, span: Span, most: usize) -> usize {
+        let older = self.older.iter().map(|layer| &**layer);
+        older
+            .chain([&self.top])
+            .map(|map| map.count_up_to(span, most))
+            .sum()
+    }
+
+    /// The end of a range from `at` on whose base is one hole, or one page, or one node that is not
+    /// loaded.
+    pub(crate) fn base_window(&self, at: u64, blocks: &BlockCache) -> u64 {
+        let number = at / NODE_SECTORS;
+        let Some((next, block)) = self.nodes.range(number..).next() else {
+            return u64::MAX;
+        };
+        if *next != number {
+            return next * NODE_SECTORS;
+        }
+        let node_end = (number + 1) * NODE_SECTORS;
+        let Some(node) = blocks.node(*block) else {
+            return node_end;
+        };
+        let page = at / PAGE_SECTORS;
+        match node.page_from(page) {
+            None => node_end,
+            Some((next, _)) if next != page => next * PAGE_SECTORS,
+            Some(_) => (page + 1) * PAGE_SECTORS,
+        }
+    }
+
     fn lookup_base(
         &self,
         span: Span,

@@ -186,6 +186,16 @@ impl Layers {
         });
     }
 
+    /// How many extents of all layers begin in `span`, counted up to `most` in each.
+    pub(crate) fn count_up_to_in(&self, span: Span, most: usize) -> usize {
+        let frozen = self.frozen.iter().map(|layer| &*layer.map);
+        frozen
+            .chain([&self.top])
+            .map(|map| map.count_up_to(span, most))
+            .sum::<usize>()
+            + self.clean.count_up_to(span, most)
+    }
+
     /// How many frozen layers end at `cut` or before.
     pub(crate) fn count_up_to(&self, cut: Lsn) -> usize {
         self.frozen.partition_point(|layer| layer.last <= cut)

@@ -6,6 +6,7 @@
 mod invariants;
 mod plan;
 pub(crate) mod space;
+mod status;
 pub(crate) mod tail;
 pub(crate) mod watermark;
 
@@ -462,6 +463,11 @@ impl Backend for Volume {
                 sectors,
                 fua,
             } => self.begin_zeroes(sector, sectors, fua, waker),
+            Op::Status { sector, sectors } => self.begin_status(sector, sectors, waker),
+            Op::Prefetch { sector, sectors } => {
+                let checked = self.check(&self.tail.lock(), sector, sectors);
+                Step::Done(checked.map(|span| self.prefetch(&[span.start..span.end])))
+            }
         }
     }
 

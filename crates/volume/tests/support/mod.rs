@@ -663,6 +663,7 @@ impl World {
                     }
                     next
                 }
+                Step::Status(_) => panic!("asked for with `status`"),
                 Step::Sync(wait) => {
                     self.settle();
                     volume.poll_sync(wait, &waker)
