@@ -266,6 +266,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             fd,
             align,
         }],
+        latencies: serve::latency::Latencies::unobserved(),
     });
     let handles = vec![reactor.handle().clone()];
     let server = Server::new(handles, Arc::new(One(export)), Options::default())?;

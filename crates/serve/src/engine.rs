@@ -16,6 +16,7 @@ use reactor::{Completion, FileIndex, Op, Port, Token};
 
 use crate::files::{BackendFile, OpenFile};
 use crate::job::{Job, JobCompleter, JobPool, QueueKick, Stage};
+use crate::latency::{Latencies, Step, ThreadTable, Timeline};
 use crate::token::{self, Kind};
 use crate::transport::{Request, Transport};
 
@@ -34,6 +35,8 @@ pub struct EngineOptions {
     /// For transports with buffer slots: a file of zeroes, as long as the longest request, from
     /// which the holes of reads are filled.
     pub zeroes: Option<Arc<OwnedFd>>,
+    /// Where it counts how long its requests take.
+    pub latencies: Arc<Latencies>,
 }
 
 /// Serves a backend to one hardware queue of a transport.
@@ -53,6 +56,11 @@ pub struct RequestEngine<B: Backend, R: Request> {
     tick: Duration,
     began: Instant,
     ticking: bool,
+    pub(crate) latencies: Arc<Latencies>,
+    /// That of the reactor's thread, from the attach on.
+    pub(crate) latency_table: Option<Arc<ThreadTable>>,
+    /// Requests until the next one whose every step is timed.
+    until_sample: u32,
 }
 
 impl<B: Backend, R: Request> RequestEngine<B, R> {
@@ -66,7 +74,10 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         completer: Arc<impl Completer<R> + 'static>,
     ) -> RequestEngine<B, R> {
         let kick = Arc::<QueueKick>::default();
-        let completer = Arc::new(JobCompleter(completer));
+        let completer = Arc::new(JobCompleter {
+            completer,
+            latencies: Arc::clone(&options.latencies),
+        });
         let queue = device.add_queue(options.depth, completer, kick.clone());
         RequestEngine {
             backend,
@@ -81,6 +92,9 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             tick: options.tick,
             began: Instant::now(),
             ticking: false,
+            latencies: options.latencies,
+            latency_table: None,
+            until_sample: 0,
         }
     }
 
@@ -88,6 +102,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
     /// [`RequestEngine::run`] when it is woken with `run_key`.
     pub fn attach(&mut self, port: &mut impl Port, run_key: u64) {
         self.kick.set_waker(port.waker(run_key));
+        self.latency_table = Some(self.latencies.table_of_this_thread());
         let open = self.unregistered.drain(..).map(|file| OpenFile {
             id: file.id,
             index: port.register(file.fd),
@@ -102,7 +117,12 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         let Some(queue) = &mut self.queue else {
             return cx.reject(request);
         };
-        match queue.admit(self.jobs.get(request)) {
+        let timeline = Timeline::new(self.until_sample == 0);
+        self.until_sample = match self.until_sample {
+            0 => Step::SAMPLED_EVERY - 1,
+            more => more - 1,
+        };
+        match queue.admit(self.jobs.get(request, timeline)) {
             Admission::Run(admitted) => self.begin(cx, admitted),
             Admission::Parked => self.start_tick(cx.port()),
             Admission::Refused => {}
@@ -117,7 +137,10 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         };
         // Each by itself: a panic over one must neither take the queue along nor leave behind
         // those that are woken already, which nobody wakes again.
-        queue.run(|admitted| cx.catch_panic(|cx| self.begin(cx, admitted)));
+        queue.run(|mut admitted| {
+            admitted.payload_mut().timeline.on_resumed();
+            cx.catch_panic(|cx| self.begin(cx, admitted));
+        });
         self.queue = Some(queue);
     }
 

@@ -9,6 +9,7 @@ use blkmq::io::{Backend, Direction, Op, Piece, Plan};
 use blkmq::{Completer, Kick};
 use reactor::Buf;
 
+use crate::latency::{Latencies, Timeline};
 use crate::moves::buffered::BufferedMove;
 use crate::moves::fixed::FixedMove;
 use crate::transport::{Location, Request};
@@ -71,10 +72,11 @@ pub(crate) struct Job<B: Backend, R: Request> {
     keeps_data: bool,
     /// Its slot cannot be used: its bytes are copied.
     pub(crate) is_copied: bool,
+    pub(crate) timeline: Timeline,
 }
 
 impl<B: Backend, R: Request> Job<B, R> {
-    fn new(mut request: R) -> Job<B, R> {
+    fn new(mut request: R, timeline: Timeline) -> Job<B, R> {
         let data = request.take_buffer();
         Job {
             request: Some(request),
@@ -83,11 +85,13 @@ impl<B: Backend, R: Request> Job<B, R> {
             keeps_data: data.is_some(),
             data,
             is_copied: false,
+            timeline,
         }
     }
 
     /// Puts a request in the place of one that was answered.
-    fn reuse(&mut self, mut request: R) {
+    fn reuse(&mut self, mut request: R, timeline: Timeline) {
+        self.timeline = timeline;
         self.data = request.take_buffer();
         self.keeps_data = self.data.is_some();
         self.is_copied = false;
@@ -161,13 +165,13 @@ impl<B: Backend, R: Request> JobPool<B, R> {
     }
 
     /// A box with this request in it.
-    pub(crate) fn get(&mut self, request: R) -> Box<Job<B, R>> {
+    pub(crate) fn get(&mut self, request: R, timeline: Timeline) -> Box<Job<B, R>> {
         match self.0.pop() {
             Some(mut job) => {
-                job.reuse(request);
+                job.reuse(request, timeline);
                 job
             }
-            None => Box::new(Job::new(request)),
+            None => Box::new(Job::new(request, timeline)),
         }
     }
 
@@ -182,11 +186,17 @@ impl<B: Backend, R: Request> JobPool<B, R> {
 
 /// Gives requests that end inside the core (cancelled, refused, timed out, dropped) to the
 /// transport's completer.
-pub(crate) struct JobCompleter<C>(pub(crate) Arc<C>);
+pub(crate) struct JobCompleter<C> {
+    pub(crate) completer: Arc<C>,
+    pub(crate) latencies: Arc<Latencies>,
+}
 
 impl<B: Backend, R: Request, C: Completer<R>> Completer<Box<Job<B, R>>> for JobCompleter<C> {
     fn complete(&self, mut job: Box<Job<B, R>>, result: Result<(), ErrorKind>) {
-        self.0.complete(job.take_request(), result);
+        let request = job.take_request();
+        self.latencies
+            .on_ended_in_core(request.op(), &mut job.timeline, result);
+        self.completer.complete(request, result);
     }
 }
 

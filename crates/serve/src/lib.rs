@@ -12,11 +12,12 @@
 //! by the backend alone (R8). The crate knows no protocol, no driver and no backend, it opens no
 //! file, and it starts no thread.
 //!
-//! Reading order: [`transport`], `job`, `engine`, `steps`, `moves`.
+//! Reading order: [`transport`], `job`, `engine`, `steps`, `moves`. [`latency`] counts how long requests take.
 
 mod engine;
 mod files;
 mod job;
+pub mod latency;
 mod moves;
 mod steps;
 #[cfg(feature = "testing")]

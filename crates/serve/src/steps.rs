@@ -19,11 +19,12 @@
 
 use blkmq::ParkReason;
 use blkmq::error::ErrorKind;
-use blkmq::io::{Backend, Direction, MoveError, MoveResult, Plan, Step, StepOf};
+use blkmq::io::{Backend, Direction, MoveError, MoveResult, Park, Plan, Step, StepOf};
 use reactor::{Buf, Completion, Need, Op, Port};
 
 use crate::engine::{AdmittedJob, RequestEngine};
 use crate::job::{Move, Planned, Stage};
+use crate::latency::Step as TimedStep;
 use crate::moves::buffered::BufferedMove;
 use crate::moves::fixed::{self, FixedMove};
 use crate::token;
@@ -60,13 +61,20 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             admitted.payload_mut().planned = Some(match step {
                 Step::Done(result) => return self.finish(cx, admitted, result),
                 Step::Park(park) => {
-                    admitted.payload_mut().release_buffer();
+                    let job = admitted.payload_mut();
+                    job.release_buffer();
+                    let wait = match park {
+                        Park::Space => TimedStep::Space,
+                        Park::Fetch => TimedStep::Fetch,
+                    };
+                    job.timeline.on_wait(TimedStep::Plan, wait);
                     self.start_tick(cx.port());
                     return admitted.park(park);
                 }
                 Step::Sync(sync) => {
                     let job = admitted.payload_mut();
                     job.release_buffer();
+                    job.timeline.on_wait(TimedStep::Commit, TimedStep::Flush);
                     job.stage = Stage::Sync(sync);
                     return admitted.park(ParkReason::Sync);
                 }
@@ -90,11 +98,12 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         mut admitted: AdmittedJob<B, R>,
         result: MoveResult,
     ) -> (AdmittedJob<B, R>, StepOf<B>) {
-        let step = match admitted.payload_mut().planned.take() {
+        let job = admitted.payload_mut();
+        job.timeline.on_step(TimedStep::Move);
+        let step = match job.planned.take() {
             Some(Planned::Read(plan)) => {
                 if result.is_ok() {
-                    let request = admitted.payload_mut().request_mut();
-                    request.on_read(plan.pieces());
+                    job.request_mut().on_read(plan.pieces());
                 }
                 self.backend.read(plan, result, admitted.waker())
             }
@@ -121,6 +130,10 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         result: Result<(), ErrorKind>,
     ) {
         let job = admitted.payload_mut();
+        let last = match job.stage {
+            Stage::CopyOut => TimedStep::Move,
+            _ => TimedStep::Commit,
+        };
         if result.is_ok()
             && job.is_read()
             && job.is_by_window()
@@ -128,14 +141,21 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             && let Some(Window { file, offset }) = cx.window(job.request())
         {
             job.stage = Stage::CopyOut;
+            job.timeline.on_step(last);
             let tag = admitted.tag().number();
             cx.port()
                 .submit(token::copy(tag), Op::Write { file, offset, buf });
             return self.put(admitted);
         }
-        let jobs = &mut self.jobs;
+        let (jobs, latencies) = (&mut self.jobs, &self.latencies);
+        let table = self.latency_table.as_deref();
         admitted.complete_with(|mut job| {
             let request = job.take_request();
+            job.timeline.on_answered(last);
+            if let Some(table) = table {
+                let carried = (request.op(), request.bytes());
+                latencies.on_answered(table, carried, &job.timeline, result);
+            }
             cx.answer(request, result);
             jobs.put(job);
         });
@@ -148,6 +168,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         mut admitted: AdmittedJob<B, R>,
     ) -> Ended<B, R> {
         let job = &mut **admitted.payload_mut();
+        job.timeline.on_step(TimedStep::Plan);
         let (bytes, direction) = (job.request().bytes(), job.direction());
         let Some(planned) = &job.planned else {
             return self.fail(cx, admitted, MoveError::of_plan(direction));
@@ -191,7 +212,9 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
                 self.fail(cx, admitted, error)
             }
             None => {
-                admitted.payload_mut().stage = Stage::Buffer;
+                let job = admitted.payload_mut();
+                job.stage = Stage::Buffer;
+                job.timeline.on_wait(TimedStep::Plan, TimedStep::Buffer);
                 self.put(admitted);
                 None
             }
@@ -340,6 +363,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             }
             (stage @ Stage::Buffer, _) => {
                 *stage = Stage::Plan;
+                job.timeline.on_resumed();
                 self.on_buffer_ready(cx, admitted, buf)
             }
             _ => return self.put(admitted),

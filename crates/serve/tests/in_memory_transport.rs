@@ -13,6 +13,7 @@ use blkmq::io::{FileId, Op};
 use blkmq::{Device, DeviceOptions};
 use list::{Answers, KEY_REQUESTS, KEY_RETIRE, ListRequest, ListSource};
 use reactor::{Buf, Config, Cx, Reactor};
+use serve::latency::Latencies;
 use serve::testing::{Answer, MemoryDisk, Rig, RigSetup};
 use serve::{BackendFile, EngineOptions, RequestEngine};
 
@@ -39,6 +40,7 @@ impl ListRig {
             depth: 64,
             tick: Duration::from_secs(1),
             zeroes: None,
+            latencies: Latencies::unobserved(),
         };
         let (to, answers) = channel();
         let to = Arc::new(Answers(Mutex::new(to)));

@@ -13,6 +13,7 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op};
 use blkmq::{Completer, Device};
 use reactor::{Buf, Completion, Port, Token};
+use serve::latency::Latencies;
 use serve::{BackendFile, EngineOptions, Location, RequestEngine, Transport, Window};
 
 use crate::queue::{Answer, Data, Handler, QueueCx, Request};
@@ -140,12 +141,24 @@ impl<B: Backend> BackendHandler<B> {
         files: Vec<BackendFile>,
         depth: u16,
     ) -> BackendHandler<B> {
+        Self::observed(backend, device, files, depth, Latencies::unobserved())
+    }
+
+    /// The same; how long requests take is counted in `latencies`.
+    pub fn observed(
+        backend: Arc<B>,
+        device: &Arc<Device>,
+        files: Vec<BackendFile>,
+        depth: u16,
+        latencies: Arc<Latencies>,
+    ) -> BackendHandler<B> {
         let completer = Arc::<CoreCompleter>::default();
         let options = EngineOptions {
             files,
             depth,
             tick: TICK,
             zeroes: zeroes(),
+            latencies,
         };
         BackendHandler {
             engine: RequestEngine::new(backend, device, options, Arc::clone(&completer)),

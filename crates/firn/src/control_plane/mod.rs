@@ -20,6 +20,7 @@ use std::time::Duration;
 use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
 use futures_util::future::join_all;
+use nbd::server::latency::Latencies;
 use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
@@ -249,6 +250,7 @@ impl ControlPlane {
             backend: Arc::new(volume.clone()),
             device: Device::new(&info.name, DeviceOptions::default()),
             files: self.export_files.clone(),
+            latencies: Latencies::unobserved(),
         });
         let open = Arc::new(OpenVolume {
             volume,

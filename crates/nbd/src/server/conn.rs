@@ -237,6 +237,7 @@ impl<B: Backend> Connection<B> {
             depth: self.shared.options.requests_max,
             tick: self.shared.options.tick,
             zeroes: None,
+            latencies: Arc::clone(&export.latencies),
         };
         let made = self.shared.control.run(move || {
             let backend = Arc::clone(&served.backend);

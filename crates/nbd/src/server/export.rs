@@ -6,6 +6,7 @@ use std::sync::Arc;
 use blkmq::Device;
 use blkmq::io::Backend;
 use serve::BackendFile;
+use serve::latency::Latencies;
 
 use crate::codec::{Directory, ExportEntry, ExportInfo};
 
@@ -21,6 +22,8 @@ pub struct Export<B: Backend> {
     pub device: Arc<Device>,
     /// Every file that plans of `backend` may name.
     pub files: Vec<BackendFile>,
+    /// Where its connections count how long requests take.
+    pub latencies: Arc<Latencies>,
 }
 
 impl<B: Backend> Export<B> {

@@ -27,7 +27,7 @@ use reactor::Handle;
 
 pub use export::{Export, Exports};
 pub use listen::{Listen, ListenError};
-pub use serve::BackendFile;
+pub use serve::{BackendFile, latency};
 
 use control::Control;
 use registry::{Registry, Scope};

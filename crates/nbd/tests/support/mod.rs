@@ -143,6 +143,7 @@ impl World {
                 fd: file,
                 align: setup.align,
             }],
+            latencies: serve::latency::Latencies::unobserved(),
         });
         let handles = reactors
             .iter()

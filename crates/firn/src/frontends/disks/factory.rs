@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use blkmq::DeviceOptions;
 use blkmq::io::Backend;
+use nbd::server::latency::Latencies;
 use reactor::Handle;
 use ublk::control::ControlDevice;
 use ublk::device::{self, DeviceState, LiveDevice};
@@ -269,6 +270,7 @@ impl DiskFactory {
             factory: self,
             view: Self::view(open, options),
             mq_device: blkmq::Device::new(&open.info.name, mq_options),
+            latencies: Arc::clone(&open.export.latencies),
             reactors,
             threads,
             park_timeout,
@@ -287,6 +289,7 @@ struct PendingDisk<'a> {
     factory: &'a DiskFactory,
     view: Arc<VolumeView>,
     mq_device: Arc<blkmq::Device>,
+    latencies: Arc<Latencies>,
     reactors: Vec<Handle>,
     threads: Vec<String>,
     park_timeout: Option<Duration>,
@@ -294,8 +297,9 @@ struct PendingDisk<'a> {
 
 impl PendingDisk<'_> {
     fn serve(&self, depth: u16) -> BackendHandler<VolumeView> {
+        let (view, latencies) = (Arc::clone(&self.view), Arc::clone(&self.latencies));
         let files = self.factory.context.files.clone();
-        BackendHandler::new(Arc::clone(&self.view), &self.mq_device, files, depth)
+        BackendHandler::observed(view, &self.mq_device, files, depth, latencies)
     }
 
     fn into_disk(self, live: LiveDevice, options: &DiskOptions) -> Disk {
