@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::cache::Cache;
 use crate::cache::blocks::BlockCache;
 use crate::error::OpenError;
+use crate::hostlog::names::SessionName;
 use crate::jobs::{Jobs, Port, Signal};
 use crate::lock::lock;
 use crate::log::committer::Committer;
@@ -25,8 +26,9 @@ use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
 use crate::store::flow::budget::Budget;
 use crate::store::root_watch_state::RootWatchState;
+use crate::store::session_table::SessionTable;
 use crate::store::streams::Streams;
-use crate::units::{HostId, VolumeId};
+use crate::units::{HostId, LogSession, VolumeId};
 
 /// What recovery and the driver give to make a host.
 pub(crate) struct Parts {
@@ -77,7 +79,10 @@ pub(crate) struct Engine {
     pub(crate) extents: AtomicU64,
     entropy: [u8; 32],
     drawn: AtomicU64,
-    session: u64,
+    /// Under it stand the objects that this process writes.
+    pub(crate) session_name: SessionName,
+    /// The sessions of all objects that it has met.
+    pub(crate) names: Arc<SessionTable>,
     objects: AtomicU64,
 }
 
@@ -103,8 +108,13 @@ impl Engine {
             poisoned,
             entropy,
         } = parts;
-        let mut session = [0; 8];
-        session.copy_from_slice(&blake3::keyed_hash(&entropy, b"session").as_bytes()[..8]);
+        let session_name = SessionName {
+            host,
+            session: object_session(sessions.current(), &entropy),
+        };
+        let names = Arc::<SessionTable>::default();
+        let known = names.learn([session_name]);
+        debug_assert!(known.is_ok(), "the first has no other beside it");
         Engine {
             layout,
             host,
@@ -133,7 +143,8 @@ impl Engine {
             extents: AtomicU64::new(0),
             entropy,
             drawn: AtomicU64::new(0),
-            session: u64::from_le_bytes(session),
+            session_name,
+            names,
             objects: AtomicU64::new(0),
             options,
         }
@@ -291,11 +302,24 @@ impl Engine {
         VolumeId(id)
     }
 
+    /// A new object of this process.
     pub(crate) fn next_object(&self) -> ObjectId {
         let number = self.objects.fetch_add(1, Ordering::Relaxed);
-        ObjectId {
-            session: self.session,
-            number,
+        ObjectId::new(self.session_name, number)
+    }
+}
+
+/// The session under which this process names objects. All servers on a poisoned log have the same
+/// session, since it can record none, but no two of them may use the same names.
+fn object_session(current: LogSession, entropy: &[u8; 32]) -> LogSession {
+    let mut drawn = [0; 8];
+    drawn.copy_from_slice(&blake3::keyed_hash(entropy, b"session").as_bytes()[..8]);
+    if current == LogSession::default() && !canary::active!("poisoned_logs_share_names") {
+        LogSession {
+            random: u64::from_le_bytes(drawn),
+            ..current
         }
+    } else {
+        current
     }
 }

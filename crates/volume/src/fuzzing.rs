@@ -18,9 +18,10 @@ use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
 use crate::object::node::{self, Node};
-use crate::object::pack::{self, Item, PackWriter, Slice};
+use crate::object::pack::{self, Ancestor, Item, PackWriter, Slice};
 use crate::object::page::{self, Page};
 use crate::object::root::{DeltaRef, Peer, Predecessor, Root};
+use crate::object::sessions::SessionNames;
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 const VOLUME: VolumeId = VolumeId([9; 16]);
@@ -30,26 +31,42 @@ const PACK: ObjectId = ObjectId {
     number: 6,
 };
 
+fn writer() -> PackWriter {
+    PackWriter::new(session_name(), PACK.number)
+}
+
+fn names() -> SessionNames {
+    let mut names = SessionNames::default();
+    names.insert(session_name()).expect("the first");
+    names
+}
+
 /// A pack: its footer alone, the whole object, and each chunk that the footer names.
 pub fn pack(input: &[u8]) {
     let _ = pack::decode_footer(PACK, input);
     let _ = pack::decode(input);
 
-    let empty = PackWriter::new(PACK).finish().bytes;
+    let empty = writer().finish().bytes;
     let mut object = Writer::new();
     let count = u32::try_from(input.len() / pack::ENTRY_BYTES).expect("inputs are short");
-    object.raw(&empty[..pack::HEADER_BYTES]);
-    object.raw(&VOLUME.0).u64(1).u64(1).u64(1).u32(0).u32(count);
+    // Header and name are right.
+    object.raw(&empty[..pack::HEADER_BYTES + pack::NAME_BYTES]);
+    object.raw(&VOLUME.0).u64(1).u64(1).u64(1);
+    object.u32(0).u32(count).u32(0);
     object.raw(input);
     object.u64(pack::HEADER_BYTES as u64).u32(count).u32(1);
     let crc = crc64(&[&object.bytes()[pack::HEADER_BYTES..]]);
     object.u64(crc).raw(&empty[empty.len() - 8..]);
     let object = object.finish();
-    let Ok((id, sections)) = pack::decode(&object) else {
+    let Ok(footer) = pack::decode(&object) else {
         return;
     };
-    assert_eq!(id, PACK, "the pack is the one that was asked for");
-    let items: Vec<Item> = sections.into_iter().flat_map(|part| part.items).collect();
+    assert_eq!(footer.id, PACK, "the pack is the one that was asked for");
+    let items: Vec<Item> = footer
+        .sections
+        .into_iter()
+        .flat_map(|part| part.items)
+        .collect();
     assert_eq!(items.len() as u64, u64::from(count), "one item per entry");
     for item in items {
         let (Item::Chunk(pack::Chunk { span, .. }) | Item::Zeroes { span, .. }) = item;
@@ -68,8 +85,14 @@ pub fn index_block(input: &[u8]) {
     let _ = node::decode_node(VOLUME, 0, input);
 
     let models = [
-        page::encode_page(VOLUME, &Page::new(0, std::iter::empty())),
-        node::encode_node(VOLUME, &Node::new(0, std::iter::empty())),
+        page::encode_page(
+            VOLUME,
+            &Page::new(0, &names(), std::iter::empty()).expect("none"),
+        ),
+        node::encode_node(
+            VOLUME,
+            &Node::new(0, &names(), std::iter::empty()).expect("none"),
+        ),
     ];
     for model in models {
         let stored = zstd::bulk::compress(input, 1).expect("compression into memory cannot fail");
@@ -303,24 +326,31 @@ fn host_log_models() -> Vec<Vec<u8>> {
 }
 
 fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let mut writer = PackWriter::new(PACK);
+    let mut writer = writer();
     let slice = Slice {
         origin: VOLUME,
         epoch: Epoch(3),
         first: Lsn(1),
         last: Lsn(3),
+        lineage: [Ancestor {
+            volume: VolumeId([8; 16]),
+            last: Lsn(1),
+        }]
+        .into(),
     };
     writer.add(&slice, Span::new(0, 8), Lsn(1), &[7; 4096]);
     writer.add_zeroes(&slice, Span::new(64, 8), Lsn(2));
     writer.add_damaged(&slice, Span::new(80, 8), Lsn(3));
     let pack = writer.finish();
     let at = usize::try_from(pack.footer_offset).expect("it is in memory");
-    let entries = at + pack::SLICE_BYTES..at + pack.footer_bytes as usize;
+    let entries = at + pack.footer_bytes as usize - 3 * pack::ENTRY_BYTES;
+    let entries = entries..at + pack.footer_bytes as usize;
     let chunks = pack.sections[0].items.iter().filter_map(|item| match item {
         Item::Chunk(chunk) => Some((chunk.span, chunk, 0)),
         Item::Zeroes { .. } => None,
     });
-    let page = page::encode_page(VOLUME, &Page::new(0, chunks));
+    let page = Page::new(0, &names(), chunks).expect("a known session");
+    let page = page::encode_page(VOLUME, &page);
     let page_body = zstd::bulk::decompress(&page[48..], 1 << 20).expect("it was just written");
     let root = Root {
         volume: VOLUME,
@@ -356,6 +386,7 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
             span: Span::new(0, 8),
         }],
         nodes: Vec::new(),
+        sessions: names(),
         extensions: Vec::new(),
     }
     .encode();

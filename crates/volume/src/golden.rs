@@ -22,6 +22,7 @@ use crate::object::node::{self, Node};
 use crate::object::pack::{self, Chunk, Codec, Item, PackWriter, Slice};
 use crate::object::page::{self, BlockRef, Page};
 use crate::object::root::{DeltaRef, Extension, Owner, Peer, Predecessor, Root};
+use crate::object::sessions::SessionNames;
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
 /// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
@@ -79,10 +80,26 @@ fn tail() -> TailId {
     }
 }
 
+fn session() -> SessionName {
+    SessionName {
+        host: host(),
+        session: LogSession {
+            number: 4,
+            random: 0x1122_3344_5566_7788,
+        },
+    }
+}
+
 const OBJECT: ObjectId = ObjectId {
     session: 0x1122_3344_5566_7788,
     number: 5,
 };
+
+fn names() -> SessionNames {
+    let mut names = SessionNames::default();
+    names.insert(session()).expect("the first");
+    names
+}
 
 fn entries() -> [Entry; 2] {
     [
@@ -273,43 +290,50 @@ fn noise() -> Vec<u8> {
 #[test]
 fn packs_are_as_documented() {
     let bytes = fixture!("pack");
-    let mut writer = PackWriter::new(OBJECT);
+    let mut writer = PackWriter::new(session(), OBJECT.number);
     let slice = Slice {
         origin: volume(),
         epoch: Epoch(3),
         first: Lsn(4),
         last: Lsn(5),
+        lineage: pack::Lineage::default(),
+    };
+    let ancestor = pack::Ancestor {
+        volume: volume(),
+        last: Lsn(1),
     };
     let second = Slice {
         origin: other(),
         epoch: Epoch(7),
         first: Lsn(2),
         last: Lsn(9),
+        lineage: [ancestor].into(),
     };
     writer.add(&slice, Span::new(8, 1), Lsn(5), &noise());
     writer.add_zeroes(&second, Span::new(1 << 33, 1 << 32), Lsn(6));
     writer.add_damaged(&second, Span::new(40, 8), Lsn(8));
     let written = writer.finish();
     assert_eq!(written.bytes, bytes);
-    assert_eq!((written.footer_offset, written.footer_bytes), (544, 288));
+    assert_eq!((written.footer_offset, written.footer_bytes), (528, 360));
     // Readers do not look at the header's reserved bytes.
     let ignored: Vec<usize> = (10..16).collect();
     every_byte_matters(&bytes, &ignored, |bytes| {
-        let Ok((id, sections)) = pack::decode(bytes) else {
+        let Ok(footer) = pack::decode(bytes) else {
             return false;
         };
-        let content = match &sections[0].items[..] {
-            [Item::Chunk(chunk)] => chunk.open(&bytes[32..544]),
+        let content = match &footer.sections[0].items[..] {
+            [Item::Chunk(chunk)] => chunk.open(&bytes[16..528]),
             _ => return false,
         };
-        id == OBJECT && sections == written.sections && content == Ok(noise())
+        let is_named = (footer.session, footer.id) == (session(), OBJECT);
+        is_named && footer.sections == written.sections && content == Ok(noise())
     });
 }
 
 #[test]
 fn compressed_chunks_are_as_documented() {
     let bytes = fixture!("pack_zstd");
-    let (_, sections) = pack::decode(&bytes).expect("a pack");
+    let sections = pack::decode(&bytes).expect("a pack").sections;
     let [Item::Chunk(chunk)] = sections[0].items.as_slice() else {
         panic!("one chunk: {sections:?}")
     };
@@ -352,14 +376,16 @@ fn index_pages_are_as_documented() {
         (Span::new(base + 48, 8), damaged, 0),
     ];
     let same = |bytes: &[u8]| {
-        page::decode_page(volume(), 2, bytes)
-            .is_ok_and(|page| page.extents().eq(value.iter().cloned()))
+        page::decode_page(volume(), 2, bytes).is_ok_and(|page| {
+            page.extents().eq(value.iter().cloned()) && page.sessions().eq([session()])
+        })
     };
     every_byte_matters(&bytes, &[], same);
     let extents = value
         .iter()
         .map(|(span, chunk, skip)| (*span, chunk, *skip));
-    let again = page::encode_page(volume(), &Page::new(2, extents));
+    let again = Page::new(2, &names(), extents).expect("a known session");
+    let again = page::encode_page(volume(), &again);
     assert!(same(&again));
     assert_eq!(again[..40], bytes[..40], "the header, but for the checksum");
     assert_eq!(page::body_of(&again), page::body_of(&bytes));
@@ -373,7 +399,8 @@ fn index_nodes_are_as_documented() {
         offset,
         bytes: 777,
     };
-    let value = Node::new(1, [(1024, at(0)), (2047, at(4096))].into_iter());
+    let pages = [(1024, at(0)), (2047, at(4096))];
+    let value = Node::new(1, &names(), pages.into_iter()).expect("a known session");
     every_byte_matters(&bytes, &[], |bytes| {
         node::decode_node(volume(), 1, bytes).as_ref() == Ok(&value)
     });
@@ -438,6 +465,7 @@ fn roots_are_as_documented() {
                 bytes: 777,
             },
         )],
+        sessions: names(),
         extensions: vec![Extension {
             tag: 77,
             bytes: vec![1, 2, 3],
@@ -465,10 +493,9 @@ fn an_extension_that_must_be_understood_is_refused_as_a_newer_format() {
 
 #[test]
 fn keys_are_as_documented() {
-    assert_eq!(OBJECT.pack_key(), "packs/1122334455667788-0000000000000005");
-    assert_eq!(
-        OBJECT.index_key(),
-        "indexes/1122334455667788-0000000000000005"
-    );
+    let under =
+        "a0a1a2a3a4a5a6a7a8a9aaabacadaeaf/0000000000000004-1122334455667788/0000000000000005";
+    assert_eq!(names().pack_key(OBJECT), Ok(format!("packs/{under}")));
+    assert_eq!(names().index_key(OBJECT), Ok(format!("indexes/{under}")));
     assert_eq!(crate::object::root_key("demo"), "volumes/demo/root");
 }

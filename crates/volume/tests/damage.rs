@@ -237,7 +237,7 @@ fn sections(world: &World) -> BTreeMap<String, Vec<Section>> {
     let packs = world.lasting.objects.iter();
     packs
         .filter(|(key, _)| key.starts_with("packs/"))
-        .map(|(key, (bytes, _))| (key.clone(), pack::decode(bytes).expect("a pack").1))
+        .map(|(key, (bytes, _))| (key.clone(), pack::decode(bytes).expect("a pack").sections))
         .collect()
 }
 
@@ -267,10 +267,10 @@ fn footers_alone_tell_what_a_fenced_host_left_from_what_its_successor_wrote() {
     let slices: Vec<_> = all
         .values()
         .flatten()
-        .map(|section| section.slice)
+        .map(|section| section.slice.clone())
         .collect();
     let is_void = |section: &Section| {
-        let older = section.slice;
+        let older = &section.slice;
         let voided = |newer: &pack::Slice| {
             newer.origin == older.origin && newer.epoch > older.epoch && older.last >= newer.first
         };

@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 use support::{Lasting, World, options};
+use volume::hostlog::names::SessionName;
 use volume::object::ObjectId;
 use volume::object::pack::{Chunk, Codec};
 use volume::object::page::{PAGE_SECTORS as PAGE, Page, encode_page};
 use volume::object::root::Root;
+use volume::object::sessions::SessionNames;
 use volume::units::{Lsn, Span, VolumeId};
 use volume::{Options, Volume};
 
@@ -299,7 +301,9 @@ fn put(extents: &mut Vec<(Span, Chunk, u32)>, span: Span, chunk: Chunk) {
 /// was written in sequence before, when each page gathers so many extents between two folds.
 fn fold_bytes_per_byte(gathered: u64) -> f64 {
     const HOUR: u64 = 330;
-    let id = |number| ObjectId { session: 7, number };
+    let id = |number| ObjectId { session: 0, number };
+    let mut names = SessionNames::default();
+    names.insert(SessionName::default()).expect("the first");
     let mut random = fastrand::Rng::with_seed(gathered);
     let (mut bytes, mut writes) = (0, 0);
     for number in 0..8_u64 {
@@ -336,7 +340,8 @@ fn fold_bytes_per_byte(gathered: u64) -> f64 {
                 let rows = extents
                     .iter()
                     .map(|(span, chunk, skip)| (*span, chunk, *skip));
-                bytes += encode_page(VolumeId([7; 16]), &Page::new(number, rows)).len() as u64;
+                let page = Page::new(number, &names, rows).expect("a known session");
+                bytes += encode_page(VolumeId([7; 16]), &page).len() as u64;
             }
         }
         writes += HOUR;

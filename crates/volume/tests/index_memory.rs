@@ -3,9 +3,11 @@
 use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
+use volume::hostlog::names::SessionName;
 use volume::object::ObjectId;
 use volume::object::pack::{Chunk, Codec};
 use volume::object::page::{PAGE_SECTORS, Page, decode_page, encode_page};
+use volume::object::sessions::SessionNames;
 use volume::units::{Lsn, Span, VolumeId};
 
 #[global_allocator]
@@ -21,7 +23,7 @@ fn an_extent_of_a_page_costs_less_than_half_of_what_it_costs_in_a_tree() {
     let chunks: Vec<Chunk> = (0..PAGE_SECTORS / 8)
         .map(|block| Chunk {
             pack: ObjectId {
-                session: 1,
+                session: 0,
                 number: block.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58,
             },
             offset: (block * 3001) as u32,
@@ -34,7 +36,10 @@ fn an_extent_of_a_page_costs_less_than_half_of_what_it_costs_in_a_tree() {
         })
         .collect();
     let extents = chunks.iter().map(|chunk| (chunk.span, chunk, 0));
-    let block = encode_page(volume, &Page::new(0, extents));
+    let mut names = SessionNames::default();
+    names.insert(SessionName::default()).expect("the first");
+    let page = Page::new(0, &names, extents).expect("a known session");
+    let block = encode_page(volume, &page);
     let region = Region::new(ALLOCATOR);
     let page = decode_page(volume, 0, &block).expect("it was just written");
     let change = region.change();

@@ -9,12 +9,14 @@ use std::alloc::System;
 
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::{Lasting, World, options};
+use volume::hostlog::names::{INDEX_PREFIX, SessionName, object_of_key};
 use volume::object::ObjectId;
 use volume::object::node::{Node, encode_node};
-use volume::object::pack::{Chunk, Item, PackWriter, Slice};
+use volume::object::pack::{Chunk, Item, Lineage, PackWriter, Slice};
 use volume::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, encode_page};
 use volume::object::root::{DeltaRef, Root};
-use volume::units::{Epoch, Lsn, Span, VolumeId};
+use volume::object::sessions::SessionNames;
+use volume::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
 use volume::{Options, Volume};
 
 #[global_allocator]
@@ -29,11 +31,22 @@ const EXTENT_SECTORS: u64 = 208;
 /// Deltas that were not folded yet, and extents in each.
 const DELTAS: u64 = 32;
 const DELTA_EXTENTS: u64 = 8192;
-const SESSION: u64 = 77;
+const SESSION: SessionName = SessionName {
+    host: HostId([7; 16]),
+    session: LogSession {
+        number: 7,
+        random: 77,
+    },
+};
 
 fn id(number: u64) -> ObjectId {
-    let session = SESSION;
-    ObjectId { session, number }
+    ObjectId::new(SESSION, number)
+}
+
+fn names() -> SessionNames {
+    let mut names = SessionNames::default();
+    names.insert(SESSION).expect("the first");
+    names
 }
 
 fn slice(origin: VolumeId) -> Slice {
@@ -42,6 +55,7 @@ fn slice(origin: VolumeId) -> Slice {
         epoch: Epoch(1),
         first: Lsn(1),
         last: Lsn(1),
+        lineage: Lineage::default(),
     }
 }
 
@@ -52,14 +66,14 @@ fn allocated(region: &Region<'_, System>) -> u64 {
 
 /// The chunks of each page, in one pack: content of the first sectors of a volume.
 fn pack_of_pages(volume: VolumeId, objects: &mut Vec<(String, Vec<u8>)>) -> Vec<Chunk> {
-    let mut writer = PackWriter::new(id(1 << 40));
+    let mut writer = PackWriter::new(SESSION, 1 << 40);
     for nth in 0..EXTENTS {
         let content = vec![nth as u8 + 1; EXTENT_SECTORS as usize * 512];
         let span = Span::new(nth * EXTENT_SECTORS, EXTENT_SECTORS);
         writer.add(&slice(volume), span, Lsn(1), &content);
     }
     let pack = writer.finish();
-    objects.push((pack.id.pack_key(), pack.bytes));
+    objects.push((pack.key(), pack.bytes));
     let items = pack.sections.into_iter().flat_map(|part| part.items);
     items
         .map(|item| match item {
@@ -75,25 +89,26 @@ fn page(number: u64, chunks: &[Chunk]) -> Page {
         let span = Span::new(first + chunk.span.start, chunk.span.sectors());
         (span, chunk, 0)
     });
-    Page::new(number, extents)
+    Page::new(number, &names(), extents).expect("a known session")
 }
 
 /// Footers of packs whose extents lie anywhere in the second half of the volume.
 fn delta(volume: VolumeId, nth: u64, objects: &mut Vec<(String, Vec<u8>)>) -> DeltaRef {
     let mut random = fastrand::Rng::with_seed(nth);
-    let mut writer = PackWriter::new(id((2 << 40) + nth));
+    let mut writer = PackWriter::new(SESSION, (2 << 40) + nth);
     for _ in 0..DELTA_EXTENTS {
         let block = random.u64(BYTES / 2 / 4096..BYTES / 4096);
         writer.add_damaged(&slice(volume), Span::new(block * 8, 8), Lsn(1));
     }
     let pack = writer.finish();
-    objects.push((pack.id.pack_key(), pack.bytes));
-    DeltaRef {
+    let delta = DeltaRef {
         pack: pack.id,
         footer_offset: pack.footer_offset,
         footer_bytes: pack.footer_bytes,
         span: Span::new(0, BYTES / 512),
-    }
+    };
+    objects.push((pack.key(), pack.bytes));
+    delta
 }
 
 /// A store with a closed volume of 10 TiB.
@@ -120,16 +135,18 @@ fn large_volume(options: &Options) -> Lasting {
             };
             (number * NODE_PAGES + page, block)
         });
-        let block = encode_node(volume, &Node::new(number, pages));
+        let node = Node::new(number, &names(), pages).expect("a known session");
+        let block = encode_node(volume, &node);
         let at = BlockRef {
             object: id(number),
             offset: 0,
             bytes: block.len() as u32,
         };
         root.nodes.push((number, at));
-        more.push((id(number).index_key(), block));
+        more.push((SESSION.index_key(number), block));
     }
     root.lsn = Lsn(1);
+    root.sessions = names();
     more.push(("volumes/large/root".into(), root.encode()));
     objects.extend(more.into_iter().map(|(key, bytes)| (key, (bytes, 1))));
     println!(
@@ -138,8 +155,8 @@ fn large_volume(options: &Options) -> Lasting {
     );
     let generate = move |key: &str, offset: u64, len: u64| {
         let at = offset.checked_sub(1 << 20)?;
-        let node = u64::from_str_radix(key.strip_prefix("indexes/")?.rsplit('-').next()?, 16);
-        let number = node.ok()? * NODE_PAGES + at / page_bytes;
+        let (_, node) = object_of_key(key).filter(|_| key.starts_with(INDEX_PREFIX))?;
+        let number = node * NODE_PAGES + at / page_bytes;
         let block = encode_page(volume, &page(number, &chunks));
         (block.len() as u64 == len).then_some(block)
     };

@@ -195,10 +195,12 @@ impl BlockCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hostlog::names::SessionName;
     use crate::object::ObjectId;
+    use crate::object::sessions::SessionNames;
 
     fn at(number: u64) -> BlockRef {
-        let object = ObjectId { session: 1, number };
+        let object = ObjectId::new(SessionName::default(), number);
         BlockRef {
             object,
             offset: 0,
@@ -208,11 +210,15 @@ mod tests {
 
     fn node(number: u64, pages: u64) -> IndexBlock {
         let pages = (0..pages).map(|page| (number * 1024 + page, at(page)));
-        IndexBlock::Node(Arc::new(Node::new(number, pages)))
+        let mut names = SessionNames::default();
+        names.insert(SessionName::default()).expect("the first");
+        let node = Node::new(number, &names, pages).expect("a known session");
+        IndexBlock::Node(Arc::new(node))
     }
 
     fn page(number: u64) -> IndexBlock {
-        IndexBlock::Page(Arc::new(Page::new(number, std::iter::empty())))
+        let page = Page::new(number, &SessionNames::default(), std::iter::empty());
+        IndexBlock::Page(Arc::new(page.expect("it names nothing")))
     }
 
     #[test]

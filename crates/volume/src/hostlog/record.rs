@@ -171,6 +171,19 @@ impl Record {
         }
     }
 
+    /// The sessions that wrote its packs and objects.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionName> {
+        let ended = match &self.content {
+            Content::Slices(slices) => slices.ends_session,
+            Content::Fence(_) => LogSession::default(),
+        };
+        let ended = (ended != LogSession::default()).then_some(SessionName {
+            session: ended,
+            ..self.writer
+        });
+        [self.writer].into_iter().chain(ended)
+    }
+
     /// The slices of one volume's epoch, in order, each as a root names it.
     pub fn deltas_of(&self, volume: VolumeId, epoch: Epoch) -> Vec<(RecordSlice, DeltaRef)> {
         let Content::Slices(slices) = &self.content else {

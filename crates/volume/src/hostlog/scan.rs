@@ -10,6 +10,7 @@ use super::record::Content;
 use crate::jobs::join_all;
 use crate::object::FormatError;
 use crate::object::root::{DeltaRef, Predecessor, Root};
+use crate::object::sessions::SessionNames;
 use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
 /// Records that are read side by side, at most.
@@ -27,6 +28,8 @@ pub(super) struct Chain {
     pub(super) last: Lsn,
     /// The packs, oldest first, each with the position of its record.
     pub(super) deltas: Vec<(Position, DeltaRef)>,
+    /// The sessions of the packs, and of others of the log.
+    pub(super) sessions: SessionNames,
     /// Where the fence or end stands behind which nothing counts.
     pub(super) blocked_at: Option<Position>,
 }
@@ -64,15 +67,19 @@ impl Chain {
             mark: predecessor.mark,
             last,
             deltas: Vec::new(),
+            sessions: SessionNames::default(),
             blocked_at: None,
         }
     }
 
-    /// Lays a record's slices of the volume over what was read before. False: there is a gap.
-    fn take(&mut self, found: &Found) -> bool {
-        if found.record.position <= self.mark {
-            return true;
+    /// Lays a record's slices of the volume over what was read before.
+    fn take(&mut self, found: &Found) -> Result<(), ScanError> {
+        let at = found.record.position;
+        if at <= self.mark {
+            return Ok(());
         }
+        let known = self.sessions.extend(found.record.sessions());
+        known.map_err(|error| ScanError::Unreadable(at, error))?;
         let mut taken: Option<(Lsn, u32)> = None;
         for (slice, delta) in found.record.deltas_of(self.volume, self.epoch) {
             let is_part = taken == Some((slice.first, slice.count));
@@ -80,13 +87,13 @@ impl Chain {
                 continue;
             }
             if slice.first > self.last.next() {
-                return false;
+                return Err(ScanError::Broken(at));
             }
             taken = Some((slice.first, slice.count));
             self.last = self.last.max(slice.last());
-            self.deltas.push((found.record.position, delta));
+            self.deltas.push((at, delta));
         }
-        true
+        Ok(())
     }
 }
 
@@ -142,9 +149,7 @@ impl Scan {
             .iter_mut()
             .filter(|chain| chain.blocked_at.is_none());
         for chain in open {
-            if !chain.take(found) {
-                return Err(ScanError::Broken(self.at));
-            }
+            chain.take(found)?;
             if found.record.blocks(chain.volume, chain.epoch) {
                 chain.blocked_at = Some(self.at);
             }
@@ -155,8 +160,18 @@ impl Scan {
     }
 }
 
-/// What an owner's own log holds of a volume beyond its root, up to its last resolved record: up to which
-/// LSN, and the packs, oldest first, each with the position of its record.
+/// What an owner's own log holds of a volume beyond its root.
+#[derive(Clone, Debug)]
+pub struct OwnLog {
+    /// Up to which LSN.
+    pub last: Lsn,
+    /// The packs, oldest first, each with the position of its record.
+    pub deltas: Vec<(Position, DeltaRef)>,
+    /// The sessions of the packs.
+    pub sessions: SessionNames,
+}
+
+/// What an owner's own log holds of a volume beyond its root, up to its last resolved record.
 ///
 /// # Errors
 /// If records are missing or do not fit.
@@ -165,7 +180,7 @@ pub async fn read_own_log(
     host: HostId,
     root: &Root,
     last: Position,
-) -> Result<(Lsn, Vec<(Position, DeltaRef)>), ScanError> {
+) -> Result<OwnLog, ScanError> {
     let own = Predecessor {
         host,
         epoch: root.epoch,
@@ -181,7 +196,11 @@ pub async fn read_own_log(
         match scan.run(port).await {
             Ok(false) => {
                 let chain = scan.chains.swap_remove(0);
-                return Ok((chain.last, chain.deltas));
+                return Ok(OwnLog {
+                    last: chain.last,
+                    deltas: chain.deltas,
+                    sessions: chain.sessions,
+                });
             }
             Ok(true) => broken = ScanError::Broken(scan.at),
             Err(error @ ScanError::Broken(_)) => broken = error,

@@ -240,6 +240,10 @@ impl<P: LogPort> Taker<'_, P> {
         let mut deltas = root.deltas.clone();
         let found = chain.iter().flat_map(|chain| &chain.deltas);
         deltas.extend(found.map(|(_, delta)| *delta));
+        let mut sessions = root.sessions.clone();
+        let found = chain.iter().flat_map(|chain| chain.sessions.iter());
+        let named = sessions.extend(found);
+        named.map_err(|error| TakeError::Root(UpdateError::Unreadable(error)))?;
         let adoption = Root {
             sequence: root.sequence + 1,
             writer: self.own,
@@ -251,6 +255,7 @@ impl<P: LogPort> Taker<'_, P> {
             first: lsn.next(),
             lsn,
             deltas,
+            sessions,
             ..root
         };
         match update_root(self.port, &adoption, &version).await? {

@@ -1,42 +1,34 @@
 //! The objects in the store: their names and their bytes (normative text: docs/format.md).
 //!
 //! [`pack`] holds data and the index of what it holds; [`page`] and [`node`] the base pages and the
-//! directory into which deltas are folded; [`root`] the one small mutable object per volume. Packs
-//! and index objects are immutable and their names are used once.
+//! directory into which deltas are folded; [`root`] the one small mutable object per volume; [`sessions`]
+//! who wrote what they name. Packs and index objects are immutable and their names are used once.
 
 pub mod node;
 pub mod pack;
 pub mod page;
 pub mod root;
+pub mod sessions;
 
 use std::fmt;
 
-/// Name of an immutable object: a number drawn at random by the process that writes it, and a
-/// counter. Never used twice.
+/// An immutable object: who wrote it, and a counter. Never used twice. Its key has the whole name of the
+/// session, see [`sessions::SessionNames`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ObjectId {
-    /// Drawn when the writing process started.
+    /// The random bits of the session that wrote it.
     pub session: u64,
     /// Counts up within the session.
     pub number: u64,
 }
 
 impl ObjectId {
-    /// Key of the pack with this id.
-    pub fn pack_key(self) -> String {
-        format!("packs/{self}")
-    }
-
-    /// Key of the index object with this id.
-    pub fn index_key(self) -> String {
-        format!("indexes/{self}")
-    }
-
-    pub(crate) fn bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&self.session.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.number.to_le_bytes());
-        bytes
+    /// The object with this number of a session.
+    pub fn new(session: crate::hostlog::names::SessionName, number: u64) -> ObjectId {
+        ObjectId {
+            session: session.session.random,
+            number,
+        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Packs: immutable objects of compressed, checksummed chunks, and the index of what is in them.
 //!
 //! ```text
-//! 0   header, 32 bytes: magic `FIRNPACK`, version u16, zero u16, zero u32, object id 16
-//! 32  stored bytes of the chunks, in order
-//!     footer: for each slice its header, 48 bytes, and an entry of 64 bytes for each chunk,
+//! 0   header, 16 bytes: magic `FIRNPACK`, version u16, zero u16, zero u32
+//! 16  stored bytes of the chunks, in order
+//!     footer: the pack's name, 40 bytes: its session, and its number there; then for each slice its
+//!     header, 52 bytes, its lineage, 24 bytes for each ancestor, and an entry of 64 bytes for each chunk,
 //!     zeroed range and damaged range of it
 //!     trailer, 32 bytes: footer offset u64, entries u32, slices u32, CRC-64 of footer and the
 //!     fields before it u64, magic `FIRNPEND`
@@ -19,6 +20,7 @@
 //! | 32 | 8 | LSN up to which the slice goes |
 //! | 40 | 4 | key id, 0: not encrypted |
 //! | 44 | 4 | entries that follow |
+//! | 48 | 4 | ancestors of the volume that follow before them: volume id 16, LSN 8; the nearest first |
 //!
 //! | offset | bytes | field of an entry |
 //! |---|---|---|
@@ -41,8 +43,10 @@ use std::sync::Arc;
 
 use blkmq::io::SECTOR_BYTES;
 
+use super::sessions::{decode_session, encode_session};
 use super::{FormatError, ObjectId};
-use crate::codec::{Reader, Writer, crc64};
+use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::hostlog::names::SessionName;
 use crate::map::SectorRun;
 use crate::units::{Epoch, Lsn, Span, VolumeId};
 
@@ -51,11 +55,15 @@ const END_MAGIC: [u8; 8] = *b"FIRNPEND";
 /// The version that this code writes and reads.
 pub const VERSION: u16 = 1;
 /// Bytes before the first chunk.
-pub const HEADER_BYTES: usize = 32;
+pub const HEADER_BYTES: usize = 16;
+/// Bytes of the pack's name in the footer.
+pub const NAME_BYTES: usize = 40;
 /// Bytes of the trailer.
 pub const TRAILER_BYTES: usize = 32;
 /// Bytes of a slice's header in the footer.
-pub const SLICE_BYTES: usize = 48;
+pub const SLICE_BYTES: usize = 52;
+/// Bytes of an ancestor in a slice's lineage.
+const ANCESTOR_BYTES: usize = 24;
 /// Bytes of a footer entry.
 pub const ENTRY_BYTES: usize = 64;
 /// The codec of a zeroed range, which is no chunk.
@@ -85,8 +93,21 @@ impl Codec {
     }
 }
 
-/// A part of the history of one volume.
+/// A volume whose history another one begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ancestor {
+    /// The volume.
+    pub volume: VolumeId,
+    /// Up to here its history is the other's.
+    pub last: Lsn,
+}
+
+/// The volumes from which one was forked, the nearest first: an index that is rebuilt from packs has their
+/// content too.
+pub type Lineage = Arc<[Ancestor]>;
+
+/// A part of the history of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The volume.
     pub origin: VolumeId,
@@ -96,6 +117,8 @@ pub struct Slice {
     pub first: Lsn,
     /// It goes up to here.
     pub last: Lsn,
+    /// What the volume was forked from; empty if it was not.
+    pub lineage: Lineage,
 }
 
 /// A slice and what a pack has of it, in order.
@@ -206,10 +229,14 @@ fn encode_slice(w: &mut Writer, section: &Section) {
         epoch,
         first,
         last,
-    } = section.slice;
+        lineage,
+    } = &section.slice;
     let entries = u32::try_from(section.items.len()).expect("bounded by the pack's size");
     w.raw(&origin.0).u64(epoch.0).u64(first.0).u64(last.0);
-    w.u32(0).u32(entries);
+    w.u32(0).u32(entries).u32(lineage.len() as u32);
+    for ancestor in lineage.iter() {
+        w.raw(&ancestor.volume.0).u64(ancestor.last.0);
+    }
     section.items.iter().for_each(|item| encode_item(w, item));
 }
 
@@ -231,19 +258,29 @@ fn encode_item(w: &mut Writer, item: &Item) {
 }
 
 fn decode_slice(r: &mut Reader<'_>, pack: ObjectId) -> Result<Section, FormatError> {
-    let slice = Slice {
-        origin: VolumeId(r.array()?),
-        epoch: Epoch(r.u64()?),
-        first: Lsn(r.u64()?),
-        last: Lsn(r.u64()?),
-    };
-    let (key, entries) = (r.u32()?, r.u32()? as usize);
+    let (origin, epoch) = (VolumeId(r.array()?), Epoch(r.u64()?));
+    let (first, last) = (Lsn(r.u64()?), Lsn(r.u64()?));
+    let (key, entries, ancestors) = (r.u32()?, r.u32()? as usize, r.u32()? as usize);
     if key != 0 {
         return Err(FormatError::Corrupt(
             "it is encrypted, which this firn does not support",
         ));
     }
     // Checked before anything is allocated for them.
+    let mut listed = Reader::new(r.raw(ancestors.saturating_mul(ANCESTOR_BYTES))?);
+    let lineage = (0..ancestors).map(|_| {
+        Ok(Ancestor {
+            volume: VolumeId(listed.array()?),
+            last: Lsn(listed.u64()?),
+        })
+    });
+    let slice = Slice {
+        origin,
+        epoch,
+        first,
+        last,
+        lineage: lineage.collect::<Result<_, Truncated>>()?,
+    };
     let mut r = Reader::new(r.raw(entries.saturating_mul(ENTRY_BYTES))?);
     let items = (0..entries)
         .map(|_| decode_item(&mut r, pack, slice.origin))
@@ -314,6 +351,7 @@ const TRY_EACH: u32 = 8;
 
 /// Builds a pack.
 pub struct PackWriter {
+    session: SessionName,
     id: ObjectId,
     w: Writer,
     sections: Vec<Section>,
@@ -338,7 +376,9 @@ impl std::fmt::Debug for PackWriter {
 /// A finished pack and what it holds.
 #[derive(Debug)]
 pub struct Pack {
-    /// Its name.
+    /// Who wrote it.
+    pub session: SessionName,
+    /// Which of the session's objects it is.
     pub id: ObjectId,
     /// The object.
     pub bytes: Vec<u8>,
@@ -350,18 +390,26 @@ pub struct Pack {
     pub sections: Vec<Section>,
 }
 
+impl Pack {
+    /// Its key in the store.
+    pub fn key(&self) -> String {
+        self.session.pack_key(self.id.number)
+    }
+}
+
 impl PackWriter {
-    /// An empty pack.
-    pub fn new(id: ObjectId) -> PackWriter {
-        PackWriter::with_effort(id, Effort::Usual)
+    /// An empty pack of this session, with this number there.
+    pub fn new(session: SessionName, number: u64) -> PackWriter {
+        PackWriter::with_effort(session, number, Effort::Usual)
     }
 
-    /// An empty pack, to be filled with this effort.
-    pub fn with_effort(id: ObjectId, effort: Effort) -> PackWriter {
+    /// The same, to be filled with this effort.
+    pub fn with_effort(session: SessionName, number: u64, effort: Effort) -> PackWriter {
         let mut w = Writer::new();
-        w.raw(&MAGIC).u16(VERSION).u16(0).u32(0).raw(&id.bytes());
+        w.raw(&MAGIC).u16(VERSION).u16(0).u32(0);
         PackWriter {
-            id,
+            session,
+            id: ObjectId::new(session, number),
             w,
             sections: Vec::new(),
             compressor: zstd::bulk::Compressor::new(effort.level()).ok(),
@@ -379,7 +427,7 @@ impl PackWriter {
         match self.sections.last_mut() {
             Some(section) if section.slice == *slice => section.items.push(item),
             _ => self.sections.push(Section {
-                slice: *slice,
+                slice: slice.clone(),
                 items: vec![item],
             }),
         }
@@ -453,6 +501,8 @@ impl PackWriter {
     /// The object.
     pub fn finish(mut self) -> Pack {
         let footer_offset = self.w.len();
+        encode_session(&mut self.w, self.session);
+        self.w.u64(self.id.number);
         for section in &self.sections {
             encode_slice(&mut self.w, section);
         }
@@ -464,6 +514,7 @@ impl PackWriter {
         let crc = crc64(&[&self.w.bytes()[footer_offset..]]);
         self.w.u64(crc).raw(&END_MAGIC);
         Pack {
+            session: self.session,
             id: self.id,
             bytes: self.w.finish(),
             footer_offset: footer_offset as u64,
@@ -473,11 +524,31 @@ impl PackWriter {
     }
 }
 
-/// Reads a footer and the trailer behind it.
+/// What the footer of a pack says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Footer {
+    /// Who wrote the pack.
+    pub session: SessionName,
+    /// Which of the session's objects it is.
+    pub id: ObjectId,
+    /// What is in it, in order.
+    pub sections: Vec<Section>,
+}
+
+/// Reads the footer of this pack and the trailer behind it.
 ///
 /// # Errors
-/// If they are not a pack's, damaged, or of a newer format.
-pub fn decode_footer(pack: ObjectId, bytes: &[u8]) -> Result<Vec<Section>, FormatError> {
+/// As [`decode`], and if they are another pack's.
+pub fn decode_footer(pack: ObjectId, bytes: &[u8]) -> Result<Footer, FormatError> {
+    let footer = decode_any_footer(bytes)?;
+    if footer.id == pack {
+        Ok(footer)
+    } else {
+        Err(FormatError::Corrupt("the footer is another pack's"))
+    }
+}
+
+fn decode_any_footer(bytes: &[u8]) -> Result<Footer, FormatError> {
     let split = bytes
         .len()
         .checked_sub(TRAILER_BYTES)
@@ -495,22 +566,28 @@ pub fn decode_footer(pack: ObjectId, bytes: &[u8]) -> Result<Vec<Section>, Forma
         ));
     }
     let mut r = Reader::new(footer);
+    let session = decode_session(&mut r)?;
+    let id = ObjectId::new(session, r.u64()?);
     let sections = (0..slices)
-        .map(|_| decode_slice(&mut r, pack))
+        .map(|_| decode_slice(&mut r, id))
         .collect::<Result<Vec<_>, _>>()?;
     if r.remaining() > 0 || sections.iter().map(|part| part.items.len()).sum::<usize>() != entries {
         return Err(FormatError::Corrupt(
             "the footer of a pack has the wrong length",
         ));
     }
-    Ok(sections)
+    Ok(Footer {
+        session,
+        id,
+        sections,
+    })
 }
 
 /// Reads a whole pack: for checks and for rebuilding indexes.
 ///
 /// # Errors
-/// As [`decode_footer`].
-pub fn decode(bytes: &[u8]) -> Result<(ObjectId, Vec<Section>), FormatError> {
+/// If it is no pack, damaged, or of a newer format.
+pub fn decode(bytes: &[u8]) -> Result<Footer, FormatError> {
     let mut r = Reader::new(bytes);
     if r.array()? != MAGIC {
         return Err(FormatError::Foreign);
@@ -519,11 +596,6 @@ pub fn decode(bytes: &[u8]) -> Result<(ObjectId, Vec<Section>), FormatError> {
     if version != VERSION {
         return Err(FormatError::Newer(version));
     }
-    r.raw(6)?;
-    let id = ObjectId {
-        session: r.u64()?,
-        number: r.u64()?,
-    };
     let trailer = bytes
         .len()
         .checked_sub(TRAILER_BYTES)
@@ -535,34 +607,48 @@ pub fn decode(bytes: &[u8]) -> Result<(ObjectId, Vec<Section>), FormatError> {
     let footer = footer
         .and_then(|at| bytes.get(at..))
         .ok_or(FormatError::Corrupt("no footer"))?;
-    Ok((id, decode_footer(id, footer)?))
+    decode_any_footer(footer)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::{HostId, LogSession};
 
-    const SLICE: Slice = Slice {
-        origin: VolumeId([9; 16]),
-        epoch: Epoch(4),
-        first: Lsn(3),
-        last: Lsn(6),
-    };
+    fn slice() -> Slice {
+        Slice {
+            origin: VolumeId([9; 16]),
+            epoch: Epoch(4),
+            first: Lsn(3),
+            last: Lsn(6),
+            lineage: Lineage::default(),
+        }
+    }
 
     fn pack() -> Pack {
-        let mut writer = PackWriter::new(ObjectId {
-            session: 1,
-            number: 2,
-        });
-        writer.add(&SLICE, Span::new(8, 16), Lsn(3), &[7; 8192]);
+        let session = SessionName {
+            host: HostId([5; 16]),
+            session: LogSession {
+                number: 3,
+                random: 1,
+            },
+        };
+        let mut writer = PackWriter::new(session, 2);
+        let slice = slice();
+        writer.add(&slice, Span::new(8, 16), Lsn(3), &[7; 8192]);
         let noise: Vec<u8> = (0..512_u32)
             .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
             .collect();
-        writer.add(&SLICE, Span::new(64, 1), Lsn(4), &noise);
-        writer.add_zeroes(&SLICE, Span::new(100, 1 << 40), Lsn(5));
+        writer.add(&slice, Span::new(64, 1), Lsn(4), &noise);
+        writer.add_zeroes(&slice, Span::new(100, 1 << 40), Lsn(5));
+        let parent = Ancestor {
+            volume: slice.origin,
+            last: Lsn(2),
+        };
         let fork = Slice {
             origin: VolumeId([8; 16]),
-            ..SLICE
+            lineage: [parent].into(),
+            ..slice
         };
         writer.add_damaged(&fork, Span::new(40, 8), Lsn(6));
         writer.finish()
@@ -571,9 +657,19 @@ mod tests {
     #[test]
     fn a_pack_is_read_back_as_it_was_written() {
         let pack = pack();
-        assert_eq!(decode(&pack.bytes), Ok((pack.id, pack.sections.clone())));
+        let found = Footer {
+            session: pack.session,
+            id: pack.id,
+            sections: pack.sections.clone(),
+        };
+        assert_eq!(decode(&pack.bytes), Ok(found.clone()));
         let footer = &pack.bytes[pack.footer_offset as usize..];
-        assert_eq!(decode_footer(pack.id, footer), Ok(pack.sections.clone()));
+        assert_eq!(decode_footer(pack.id, footer), Ok(found));
+        let other = ObjectId {
+            number: 3,
+            ..pack.id
+        };
+        assert!(decode_footer(other, footer).is_err(), "another pack's");
         let Item::Chunk(chunk) = &pack.sections[0].items[0] else {
             panic!("a chunk")
         };

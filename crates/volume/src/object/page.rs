@@ -22,9 +22,11 @@ use std::collections::BTreeMap;
 use blkmq::io::SECTOR_BYTES;
 
 use super::pack::{CHUNK_BYTES_MAX, Chunk, Codec};
+use super::sessions::{SESSION_BYTES, SessionNames, decode_sessions};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Writer, crc64};
-use crate::units::{Lsn, Span, VolumeId};
+use crate::hostlog::names::SessionName;
+use crate::units::{HostId, LogSession, Lsn, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNINDX";
 /// The version that this code writes and reads.
@@ -46,27 +48,6 @@ pub struct BlockRef {
     pub offset: u32,
     /// Length of the block.
     pub bytes: u32,
-}
-
-impl BlockRef {
-    pub(crate) fn encode(&self, w: &mut Writer) {
-        w.u64(self.object.session)
-            .u64(self.object.number)
-            .u32(self.offset)
-            .u32(self.bytes);
-    }
-
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<BlockRef, FormatError> {
-        let object = ObjectId {
-            session: r.u64()?,
-            number: r.u64()?,
-        };
-        Ok(BlockRef {
-            object,
-            offset: r.u32()?,
-            bytes: r.u32()?,
-        })
-    }
 }
 
 /// Which block.
@@ -159,15 +140,16 @@ impl<T: Ord + Copy> Table<T> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
     number: u64,
+    sessions: u16,
     packs: u16,
     origins: u16,
     body: Box<[u8]>,
 }
 
 /// Bytes of a page's body before its tables.
-const TABLES_AT: usize = 8;
-/// Bytes of a pack in the table.
-const PACK_BYTES: usize = 16;
+const TABLES_AT: usize = 12;
+/// Bytes of a pack in the table: which session, and its number there.
+const PACK_BYTES: usize = 10;
 /// Bytes of an origin in the table.
 const ORIGIN_BYTES: usize = 24;
 /// Bytes of an extent.
@@ -187,10 +169,17 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 impl Page {
     /// A page of these extents: in order, within the page, parts of chunks from so many sectors on.
-    pub fn new<'a>(number: u64, extents: impl Iterator<Item = (Span, &'a Chunk, u32)>) -> Page {
+    ///
+    /// # Errors
+    /// As [`PageBuilder::finish`].
+    pub fn new<'a>(
+        number: u64,
+        names: &SessionNames,
+        extents: impl Iterator<Item = (Span, &'a Chunk, u32)>,
+    ) -> Result<Page, FormatError> {
         let mut builder = PageBuilder::new(number);
         extents.for_each(|(span, chunk, skip)| builder.push(span, chunk, skip));
-        builder.finish()
+        builder.finish(names)
     }
 
     /// Number of extents.
@@ -208,11 +197,33 @@ impl Page {
         (size_of::<Page>() + self.body.len()) as u64
     }
 
+    /// The sessions of its packs.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionName> {
+        (0..self.sessions).map(|nth| self.session(nth))
+    }
+
+    fn session(&self, nth: u16) -> SessionName {
+        let at = TABLES_AT + usize::from(nth) * SESSION_BYTES;
+        let listed = self.body[at..].split_at(16);
+        SessionName {
+            host: HostId(listed.0.try_into().expect("sixteen bytes")),
+            session: LogSession {
+                number: u64_at(listed.1, 0),
+                random: u64_at(listed.1, 8),
+            },
+        }
+    }
+
+    fn packs_at(&self) -> usize {
+        TABLES_AT + usize::from(self.sessions) * SESSION_BYTES
+    }
+
+    fn origins_at(&self) -> usize {
+        self.packs_at() + usize::from(self.packs) * PACK_BYTES
+    }
+
     fn rows(&self) -> &[u8] {
-        let at = TABLES_AT
-            + usize::from(self.packs) * PACK_BYTES
-            + usize::from(self.origins) * ORIGIN_BYTES;
-        &self.body[at..]
+        &self.body[self.origins_at() + usize::from(self.origins) * ORIGIN_BYTES..]
     }
 
     fn row(&self, nth: usize) -> &[u8] {
@@ -228,14 +239,13 @@ impl Page {
     /// An extent's chunk, and how many of its sectors are before the extent.
     fn chunk(&self, nth: usize) -> (Chunk, u32) {
         let row = self.row(nth);
-        let pack = TABLES_AT + usize::from(u16_at(row, 4)) * PACK_BYTES;
-        let origin = TABLES_AT
-            + usize::from(self.packs) * PACK_BYTES
-            + usize::from(u16_at(row, 6)) * ORIGIN_BYTES;
+        let pack = self.packs_at() + usize::from(u16_at(row, 4)) * PACK_BYTES;
+        let origin = self.origins_at() + usize::from(u16_at(row, 6)) * ORIGIN_BYTES;
+        let session = TABLES_AT + usize::from(u16_at(&self.body, pack)) * SESSION_BYTES;
         let chunk = Chunk {
             pack: ObjectId {
-                session: u64_at(&self.body, pack),
-                number: u64_at(&self.body, pack + 8),
+                session: u64_at(&self.body, session + SESSION_BYTES - 8),
+                number: u64_at(&self.body, pack + 2),
             },
             offset: u32_at(row, 8),
             stored: u32_at(row, 12),
@@ -297,6 +307,10 @@ impl Page {
     /// Every row names what its tables have, lies within the page and behind the one before.
     fn check(&self) -> Result<(), FormatError> {
         let bad = FormatError::Corrupt("an index page contradicts itself");
+        let packs = &self.body[self.packs_at()..self.origins_at()];
+        if (packs.chunks_exact(PACK_BYTES)).any(|pack| u16_at(pack, 0) >= self.sessions) {
+            return Err(bad);
+        }
         let mut end = 0;
         for row in self.rows().chunks_exact(ROW_BYTES) {
             let (start, sectors) = (u64::from(u16_at(row, 0)), u64::from(u16_at(row, 2)));
@@ -366,26 +380,35 @@ impl PageBuilder {
     }
 
     /// The page.
-    pub fn finish(self) -> Page {
+    ///
+    /// # Errors
+    /// If a pack is of a session that is not among `names`.
+    pub fn finish(self, names: &SessionNames) -> Result<Page, FormatError> {
         let (packs, origins) = (self.packs.order, self.origins.order);
+        let sessions = names.list(packs.iter().copied())?;
+        let count = sessions.names().len() as u16;
         let mut body = Writer::new();
         body.u32(self.count)
+            .u16(count)
             .u16(packs.len() as u16)
-            .u16(origins.len() as u16);
+            .u16(origins.len() as u16)
+            .u16(0);
+        sessions.encode(&mut body);
         for pack in &packs {
-            body.raw(&pack.bytes());
+            body.u16(sessions.number(*pack) as u16).u64(pack.number);
         }
         for origin in &origins {
             // Key id, none, and room.
             body.raw(&origin.0).u32(0).u32(0);
         }
         body.raw(self.rows.bytes());
-        Page {
+        Ok(Page {
             number: self.number,
+            sessions: count,
             packs: packs.len() as u16,
             origins: origins.len() as u16,
             body: body.finish().into(),
-        }
+        })
     }
 }
 
@@ -401,7 +424,12 @@ pub fn encode_page(volume: VolumeId, page: &Page) -> Vec<u8> {
 pub fn decode_page(volume: VolumeId, number: u64, block: &[u8]) -> Result<Page, FormatError> {
     let body = unseal(Kind::Page, volume, number, block)?;
     let mut r = Reader::new(&body);
-    let (count, packs, origins) = (r.u32()? as usize, r.u16()?, r.u16()?);
+    let count = r.u32()? as usize;
+    let (sessions, packs, origins) = (r.u16()?, r.u16()?, r.u16()?);
+    if r.u16()? != 0 {
+        return Err(FormatError::Corrupt("an index page contradicts itself"));
+    }
+    decode_sessions(&mut r, usize::from(sessions))?;
     r.raw(usize::from(packs) * PACK_BYTES)?;
     for _ in 0..origins {
         r.raw(16)?;
@@ -416,6 +444,7 @@ pub fn decode_page(volume: VolumeId, number: u64, block: &[u8]) -> Result<Page, 
     let end = body.len() - r.remaining() + r.raw(rows)?.len();
     let page = Page {
         number,
+        sessions,
         packs,
         origins,
         body: body[..end].into(),
@@ -433,21 +462,26 @@ pub(crate) fn body_of(block: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::pack::{Item, PackWriter, Slice};
+    use crate::object::pack::{Item, Lineage, PackWriter, Slice};
     use crate::units::Epoch;
 
     const VOLUME: VolumeId = VolumeId([9; 16]);
+    const SESSION: SessionName = SessionName {
+        host: HostId([3; 16]),
+        session: LogSession {
+            number: 4,
+            random: 1,
+        },
+    };
 
     fn extents() -> Vec<(Span, Chunk, u32)> {
-        let mut writer = PackWriter::new(ObjectId {
-            session: 1,
-            number: 2,
-        });
+        let mut writer = PackWriter::new(SESSION, 2);
         let slice = Slice {
             origin: VolumeId([4; 16]),
             epoch: Epoch(1),
             first: Lsn(1),
             last: Lsn(3),
+            lineage: Lineage::default(),
         };
         writer.add(&slice, Span::new(8, 16), Lsn(3), &[7; 8192]);
         let sections = writer.finish().sections;
@@ -462,12 +496,12 @@ mod tests {
     }
 
     fn page() -> Page {
-        Page::new(
-            2,
-            extents()
-                .iter()
-                .map(|(span, chunk, skip)| (*span, chunk, *skip)),
-        )
+        let mut names = SessionNames::default();
+        names.insert(SESSION).expect("the first");
+        let extents = extents();
+        let rows = extents.iter();
+        let rows = rows.map(|(span, chunk, skip)| (*span, chunk, *skip));
+        Page::new(2, &names, rows).expect("a known session")
     }
 
     #[test]
@@ -476,6 +510,7 @@ mod tests {
         let found = decode_page(VOLUME, 2, &block).expect("a page");
         assert_eq!(found, page());
         assert_eq!(found.extents().collect::<Vec<_>>(), extents());
+        assert!(found.sessions().eq([SESSION]), "each once");
         assert!(decode_page(VOLUME, 3, &block).is_err(), "another page");
         assert!(
             decode_page(VolumeId([1; 16]), 2, &block).is_err(),

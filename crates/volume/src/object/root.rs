@@ -16,10 +16,11 @@
 use blkmq::io::SECTOR_BYTES;
 
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
+use super::sessions::{SessionNames, decode_session, decode_sessions, encode_session, object_of};
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Truncated, Writer, crc64};
 use crate::hostlog::names::{Position, SessionName};
-use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
+use crate::units::{Epoch, HostId, Lsn, RootMark, Span, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNROOT";
 /// The version that this code writes and reads.
@@ -148,6 +149,9 @@ pub struct Root {
     pub deltas: Vec<DeltaRef>,
     /// Directory nodes by number, ascending.
     pub nodes: Vec<(u64, BlockRef)>,
+    /// The sessions of the packs and index objects that it names. Whoever adds an object adds its session;
+    /// what none is of any more is not written.
+    pub sessions: SessionNames,
     /// Extensions that may be ignored, kept.
     pub extensions: Vec<Extension>,
 }
@@ -196,7 +200,16 @@ impl Root {
         self.nonce == nonce || self.earlier.contains(&nonce)
     }
 
+    /// The packs and index objects that it names.
+    pub fn objects(&self) -> impl Iterator<Item = ObjectId> {
+        let packs = self.deltas.iter().map(|delta| delta.pack);
+        packs.chain(self.nodes.iter().map(|(_, block)| block.object))
+    }
+
     /// The object's bytes.
+    ///
+    /// # Panics
+    /// If it names an object of a session that is not among its sessions.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = Writer::new();
         body.raw(&self.volume.0)
@@ -214,17 +227,7 @@ impl Root {
         }
         self.encode_hold(&mut body);
         body.u64(self.lsn.0).u64(self.unix_ms);
-        body.u32(self.deltas.len() as u32);
-        for delta in &self.deltas {
-            body.u64(delta.pack.session).u64(delta.pack.number);
-            body.u64(delta.footer_offset).u32(delta.footer_bytes);
-            body.u64(delta.span.start).u64(delta.span.end);
-        }
-        body.u32(self.nodes.len() as u32);
-        for (node, block) in &self.nodes {
-            body.u64(*node);
-            block.encode(&mut body);
-        }
+        self.encode_objects(&mut body);
         body.u16(self.extensions.len() as u16);
         for extension in &self.extensions {
             body.u16(extension.tag)
@@ -239,10 +242,33 @@ impl Root {
         w.finish()
     }
 
+    /// Sessions, deltas and nodes.
+    fn encode_objects(&self, body: &mut Writer) {
+        let sessions = self.sessions.list(self.objects());
+        let sessions = sessions.expect("who adds an object to a root adds its session");
+        body.u32(sessions.names().len() as u32);
+        sessions.encode(body);
+        body.u32(self.deltas.len() as u32);
+        for delta in &self.deltas {
+            body.u32(sessions.number(delta.pack)).u64(delta.pack.number);
+            body.u64(delta.footer_offset).u32(delta.footer_bytes);
+            body.u64(delta.span.start).u64(delta.span.end);
+        }
+        body.u32(self.nodes.len() as u32);
+        for (node, block) in &self.nodes {
+            let BlockRef {
+                object,
+                offset,
+                bytes,
+            } = *block;
+            body.u64(*node).u32(sessions.number(object));
+            body.u64(object.number).u32(offset).u32(bytes);
+        }
+    }
+
     /// Who wrote it, who holds the volume, and how far their logs were read.
     fn encode_hold(&self, body: &mut Writer) {
-        let LogSession { number, random } = self.writer.session;
-        body.raw(&self.writer.host.0).u64(number).u64(random);
+        encode_session(body, self.writer);
         body.u8((u8::from(self.owner.is_some()) * OWNED)
             | (u8::from(self.deleted) * DELETED)
             | (u8::from(self.claimant.is_some()) * CLAIMED)
@@ -293,19 +319,21 @@ impl Root {
             .collect::<Result<_, Truncated>>()?;
         let hold = Hold::decode(r)?;
         let (lsn, unix_ms) = (Lsn(r.u64()?), r.u64()?);
-        let deltas = (0..r.u32()?)
-            .map(|_| decode_delta(r))
+        let sessions = r.u32()? as usize;
+        let sessions = decode_sessions(r, sessions)?;
+        let deltas: Vec<DeltaRef> = (0..r.u32()?)
+            .map(|_| decode_delta(r, &sessions))
             .collect::<Result<_, _>>()?;
-        let nodes = (0..r.u32()?)
+        let nodes: Vec<(u64, BlockRef)> = (0..r.u32()?)
             .map(|_| match r.u64()? {
-                node if node < NODES_MAX => Ok((node, BlockRef::decode(r)?)),
+                node if node < NODES_MAX => Ok((node, decode_block(r, &sessions)?)),
                 _ => Err(FormatError::Corrupt("an impossible index node")),
             })
             .collect::<Result<_, FormatError>>()?;
         let extensions = (0..r.u16()?)
             .map(|_| decode_extension(r))
             .collect::<Result<_, _>>()?;
-        Ok(Root {
+        let mut root = Root {
             volume,
             name,
             bytes,
@@ -327,8 +355,14 @@ impl Root {
             unix_ms,
             deltas,
             nodes,
+            sessions: SessionNames::default(),
             extensions,
-        })
+        };
+        let mut named: Vec<u64> = root.objects().map(|object| object.session).collect();
+        named.sort_unstable();
+        let named = |session: &SessionName| named.binary_search(&session.session.random).is_ok();
+        root.sessions.extend(sessions.into_iter().filter(named))?;
+        Ok(root)
     }
 }
 
@@ -345,13 +379,7 @@ struct Hold {
 
 impl Hold {
     fn decode(r: &mut Reader<'_>) -> Result<Hold, FormatError> {
-        let writer = SessionName {
-            host: HostId(r.array()?),
-            session: LogSession {
-                number: r.u64()?,
-                random: r.u64()?,
-            },
-        };
+        let writer = decode_session(r)?;
         let flags = r.u8()?;
         if flags & !(OWNED | DELETED | CLAIMED | HAS_PREDECESSOR) != 0 {
             return Err(FormatError::Newer(VERSION));
@@ -390,13 +418,22 @@ impl Hold {
     }
 }
 
-fn decode_delta(r: &mut Reader<'_>) -> Result<DeltaRef, FormatError> {
-    let pack = ObjectId {
-        session: r.u64()?,
-        number: r.u64()?,
-    };
+fn decode_object(r: &mut Reader<'_>, sessions: &[SessionName]) -> Result<ObjectId, FormatError> {
+    let session = r.u32()? as usize;
+    object_of(sessions, session, r.u64()?)
+}
+
+fn decode_block(r: &mut Reader<'_>, sessions: &[SessionName]) -> Result<BlockRef, FormatError> {
+    Ok(BlockRef {
+        object: decode_object(r, sessions)?,
+        offset: r.u32()?,
+        bytes: r.u32()?,
+    })
+}
+
+fn decode_delta(r: &mut Reader<'_>, sessions: &[SessionName]) -> Result<DeltaRef, FormatError> {
     Ok(DeltaRef {
-        pack,
+        pack: decode_object(r, sessions)?,
         footer_offset: r.u64()?,
         footer_bytes: r.u32()?,
         span: {
@@ -423,12 +460,22 @@ fn decode_extension(r: &mut Reader<'_>) -> Result<Extension, FormatError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::LogSession;
+
+    fn session(number: u64) -> SessionName {
+        SessionName {
+            host: HostId([1; 16]),
+            session: LogSession {
+                number,
+                random: number + 1,
+            },
+        }
+    }
 
     fn root() -> Root {
-        let object = ObjectId {
-            session: 5,
-            number: 6,
-        };
+        let object = ObjectId::new(session(4), 6);
+        let mut sessions = SessionNames::default();
+        sessions.insert(session(4)).expect("the first");
         Root {
             volume: VolumeId([9; 16]),
             name: "demo".into(),
@@ -440,13 +487,7 @@ mod tests {
             sequence: 7,
             nonce: 11,
             earlier: vec![10, 9],
-            writer: SessionName {
-                host: HostId([1; 16]),
-                session: LogSession {
-                    number: 4,
-                    random: 5,
-                },
-            },
+            writer: session(4),
             owner: Some(Owner {
                 host: HostId([1; 16]),
                 label: "here".into(),
@@ -475,11 +516,21 @@ mod tests {
                     bytes: 9,
                 },
             )],
+            sessions,
             extensions: vec![Extension {
                 tag: 77,
                 bytes: vec![1, 2, 3],
             }],
         }
+    }
+
+    #[test]
+    fn a_root_lists_the_sessions_of_what_it_names_and_no_others() {
+        let mut root = root();
+        root.sessions.insert(session(9)).expect("a new one");
+        let found = Root::decode(&root.encode()).expect("a root");
+        assert!(found.sessions.iter().eq([session(4)]));
+        assert_eq!(found.encode(), root.encode());
     }
 
     #[test]

@@ -94,6 +94,7 @@ fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
         unix_ms: engine.jobs.now().unix_ms,
         deltas: Vec::new(),
         nodes: Vec::new(),
+        sessions: Default::default(),
         extensions: Vec::new(),
     }
 }

@@ -15,8 +15,8 @@ use blkmq::io::FileId;
 use crate::cache::ChunkKey;
 use crate::driver::{ComputeKind, DiskOp};
 use crate::engine::Engine;
-use crate::object::FormatError;
 use crate::object::pack::Chunk;
+use crate::object::{FormatError, ObjectId};
 use crate::request::tail::Tail;
 use crate::store::fetch_table::{FetchKey, FetchTarget, chunk_key};
 use crate::store::index_blocks;
@@ -99,7 +99,7 @@ pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: 
     let (first, last) = (&group[0], &group[group.len() - 1]);
     let start = u64::from(first.offset);
     let len = end_of(last) - start;
-    let contents = match read_range(engine, tail, first.pack.pack_key(), start, len).await {
+    let contents = match read_pack(engine, tail, first.pack, start, len).await {
         Ok(data) => open_chunks(engine, &group, start, data).await,
         Err(error) => group
             .iter()
@@ -128,6 +128,20 @@ pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: 
         ended.push((FetchKey::Chunk(chunk_key(chunk)), result));
     }
     engine.fetches.complete(ended, engine.jobs.now().mono_ns);
+}
+
+async fn read_pack(
+    engine: &Engine,
+    tail: &Tail,
+    pack: ObjectId,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<u8>, ErrorKind> {
+    let key = engine.names.pack_key(pack).map_err(|error| {
+        tracing::error!(volume = tail.name(), %pack, %error, "a pack has no name");
+        ErrorKind::Corrupt
+    })?;
+    read_range(engine, tail, key, offset, len).await
 }
 
 /// Why a chunk has no content.
@@ -176,7 +190,7 @@ async fn open_again(
     let (pack, offset) = (chunk.pack, chunk.offset);
     tracing::warn!(%pack, offset, %error, "a chunk is damaged and is read again");
     let (at, len) = (u64::from(chunk.offset), u64::from(chunk.stored));
-    let again = read_range(engine, tail, chunk.pack.pack_key(), at, len).await?;
+    let again = read_pack(engine, tail, chunk.pack, at, len).await?;
     let named = Arc::clone(chunk);
     let opened = engine
         .port

@@ -259,6 +259,8 @@ impl<'a> Step<'a> {
             };
         }
         root.nodes = listed.into_iter().collect();
+        let named = root.sessions.insert(engine.session_name);
+        named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
         let count = left.len();
         root.deltas = left;
         root.deltas.extend(later);

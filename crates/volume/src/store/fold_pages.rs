@@ -14,9 +14,10 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::jobs::join_all;
 use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
-use crate::object::ObjectId;
 use crate::object::node::{Node, encode_node};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, PageBuilder, encode_page};
+use crate::object::sessions::SessionNames;
+use crate::object::{FormatError, ObjectId};
 use crate::request::tail::Tail;
 use crate::store::index_blocks::{LOADS_AT_ONCE, read, write_to_disk};
 use crate::store::objects::put;
@@ -79,7 +80,8 @@ impl<'a> Output<'a> {
         // One object after the other: what was written before is not written again.
         let mut delay = self.engine.options.retry_ns;
         loop {
-            match put(self.engine, self.tail, id.index_key(), bytes.clone()).await {
+            let key = self.engine.session_name.index_key(id.number);
+            match put(self.engine, self.tail, key, bytes.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(error) if self.tail.lock().serving().is_err() => return Err(error),
                 Err(error) => {
@@ -156,7 +158,8 @@ pub(super) async fn fold_node(
         folded.replaced.extend(block);
         folded.block = Some(None);
         if !listed.is_empty() {
-            let node = Node::new(number, listed.into_iter());
+            let names = engine.names.known();
+            let node = Node::new(number, &names, listed.into_iter()).map_err(unnamed(tail))?;
             let at = out.add(encode_node(tail.id().volume, &node)).await?;
             engine.blocks.insert(at, IndexBlock::Node(Arc::new(node)));
             folded.block = Some(Some(at));
@@ -171,11 +174,16 @@ fn page_span(page: u64) -> Span {
 
 fn unreadable(tail: &Tail, what: &str, target: BlockTarget, error: ErrorKind) -> OpenError {
     OpenError::Store(format!(
-        "read of {}: index {what} {} of {}: {error}",
-        target.block.object.index_key(),
+        "read of index object {}: {what} {} of {}: {error}",
+        target.block.object,
         target.number,
         tail.name()
     ))
+}
+
+/// Something that is to be listed is of a session that nobody knows.
+fn unnamed(tail: &Tail) -> impl Fn(FormatError) -> OpenError {
+    |error| OpenError::Corrupt(format!("the index of {}: {error}", tail.name()))
 }
 
 fn is_zeroes(layers: &[Arc<DeltaMap>], span: Span) -> bool {
@@ -282,16 +290,18 @@ async fn fold_pages(
     let (layers, volume) = (prefix.layers.clone(), tail.id().volume);
     let bytes = bases.values().map(|page| page.memory_bytes()).sum::<u64>()
         + whole.len() as u64 * 64 * EXTENT_BYTES;
-    let merge = move || -> Vec<(u64, Page, Vec<u8>)> {
+    let names = engine.names.known();
+    let merge = move || -> Result<Vec<(u64, Page, Vec<u8>)>, FormatError> {
         let merge = |number: u64| {
             let base = bases.get(&number).map(|page| &**page);
-            let page = merge_page(&layers, number, base);
+            let page = merge_page(&layers, &names, number, base)?;
             let block = encode_page(volume, &page);
-            (number, page, block)
+            Ok((number, page, block))
         };
         whole.into_iter().map(merge).collect()
     };
     let merged = engine.port.compute(ComputeKind::Fold, bytes, merge).await?;
+    let merged = merged.map_err(unnamed(tail))?;
     for (number, page, block) in merged {
         let old = listed.remove(&number);
         let was_hot = old.is_some_and(|old| engine.blocks.contains(block_key(old)));
@@ -309,7 +319,12 @@ async fn fold_pages(
 }
 
 /// A page with the deltas laid over it.
-fn merge_page(layers: &[Arc<DeltaMap>], number: u64, base: Option<&Page>) -> Page {
+fn merge_page(
+    layers: &[Arc<DeltaMap>],
+    names: &SessionNames,
+    number: u64,
+    base: Option<&Page>,
+) -> Result<Page, FormatError> {
     let mut page = PageBuilder::new(number);
     walk_layers(layers, page_span(number), &mut |part, delta| match delta {
         Some(Delta::Part(found)) => page.push(part, &found.chunk, found.skip),
@@ -326,7 +341,7 @@ fn merge_page(layers: &[Arc<DeltaMap>], number: u64, base: Option<&Page>) -> Pag
             });
         }
     });
-    page.finish()
+    page.finish(names)
 }
 
 #[cfg(test)]
@@ -335,6 +350,7 @@ mod tests {
 
     use super::*;
     use crate::cache::blocks::BlockCache;
+    use crate::hostlog::names::SessionName;
     use crate::map::index::{Index, IndexEntry};
     use crate::object::pack::{Chunk, ChunkPart, Codec};
     use crate::units::{Lsn, VolumeId};
@@ -355,6 +371,13 @@ mod tests {
         };
         let chunk = Arc::new(chunk);
         Delta::Part(ChunkPart { chunk, skip: 0 })
+    }
+
+    /// The session of all objects here.
+    fn names() -> SessionNames {
+        let mut names = SessionNames::default();
+        names.insert(SessionName::default()).expect("the first");
+        names
     }
 
     #[derive(Clone, Debug)]
@@ -429,7 +452,8 @@ mod tests {
                         .then(|| listed.get(&page))
                         .flatten();
                     let base = base.map(|at| self.blocks.page(*at).expect("all is kept"));
-                    let merged = merge_page(&layers, page, base.as_deref());
+                    let merged = merge_page(&layers, &names(), page, base.as_deref());
+                    let merged = merged.expect("a known session");
                     listed.remove(&page);
                     if !merged.is_empty() {
                         let block = IndexBlock::Page(Arc::new(merged));
@@ -437,7 +461,8 @@ mod tests {
                     }
                 }
                 let node = (!listed.is_empty()).then(|| {
-                    let node = Node::new(number, listed.into_iter());
+                    let node = Node::new(number, &names(), listed.into_iter());
+                    let node = node.expect("a known session");
                     self.block(IndexBlock::Node(Arc::new(node)))
                 });
                 self.index.replace_nodes(&[(number, node)]);

@@ -20,16 +20,33 @@ use crate::object::page::{BlockRef, decode_page};
 use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchKey;
 use crate::store::objects::read_range;
+use crate::store::session_table::SessionTable;
 use crate::units::VolumeId;
 
 /// Blocks loaded at once.
 pub(crate) const LOADS_AT_ONCE: usize = 16;
 
-fn decode(volume: VolumeId, target: BlockTarget, bytes: &[u8]) -> Result<IndexBlock, FormatError> {
-    Ok(match target.kind {
-        BlockKind::Page => IndexBlock::Page(Arc::new(decode_page(volume, target.number, bytes)?)),
-        BlockKind::Node => IndexBlock::Node(Arc::new(decode_node(volume, target.number, bytes)?)),
-    })
+/// A block, once the sessions of what it names are known.
+fn decode(
+    names: &SessionTable,
+    volume: VolumeId,
+    target: BlockTarget,
+    bytes: &[u8],
+) -> Result<IndexBlock, FormatError> {
+    match target.kind {
+        BlockKind::Page => {
+            let page = decode_page(volume, target.number, bytes)?;
+            if !canary::active!("sessions_of_pages_are_not_learned") {
+                names.learn(page.sessions())?;
+            }
+            Ok(IndexBlock::Page(Arc::new(page)))
+        }
+        BlockKind::Node => {
+            let node = decode_node(volume, target.number, bytes)?;
+            names.learn(node.sessions())?;
+            Ok(IndexBlock::Node(Arc::new(node)))
+        }
+    }
 }
 
 /// Loads a block for the requests that wait for it.
@@ -95,7 +112,8 @@ async fn decode_elsewhere(
     bytes: Vec<u8>,
 ) -> Result<(Result<IndexBlock, FormatError>, Vec<u8>), ComputeError> {
     let (volume, len) = (tail.id().volume, bytes.len() as u64);
-    let work = move || (decode(volume, target, &bytes), bytes);
+    let names = Arc::clone(&engine.names);
+    let work = move || (decode(&names, volume, target, &bytes), bytes);
     engine.port.compute(ComputeKind::Decode, len, work).await
 }
 
@@ -135,7 +153,10 @@ async fn read_from_store(
         offset,
         bytes,
     } = target.block;
-    let key = object.index_key();
+    let key = engine.names.index_key(object).map_err(|error| {
+        tracing::error!(volume = tail.name(), %object, %error, "an index object has no name");
+        ErrorKind::Corrupt
+    })?;
     let read = read_range(engine, tail, key, offset.into(), bytes.into()).await?;
     let (found, read) = decode_elsewhere(engine, tail, target, read)
         .await

@@ -9,9 +9,9 @@ use crate::error::OpenError;
 use crate::jobs::join_all;
 use crate::map::SectorRun;
 use crate::map::index::{Index, delta_of};
-use crate::object::FormatError;
-use crate::object::pack::{Item, TRAILER_BYTES, decode_footer};
+use crate::object::pack::{Item, Section, TRAILER_BYTES, decode_footer};
 use crate::object::root::{DeltaRef, Root};
+use crate::object::{FormatError, root_key};
 use crate::store::objects::{IndexRead, read_exactly};
 use crate::units::Span;
 
@@ -20,6 +20,7 @@ const READS_AT_ONCE: usize = 32;
 
 /// Loads all deltas. Nodes and pages are loaded when they are needed.
 pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, OpenError> {
+    learn_sessions(engine, root)?;
     let mut index = Index::default();
     index.nodes.extend(root.nodes.iter().copied());
     index.listed = root.deltas.len();
@@ -28,8 +29,8 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
             .iter()
             .map(|delta| Box::pin(read_footer(engine, *delta)));
         for (delta, read) in deltas.iter().zip(join_all(reads.collect()).await) {
-            let key = delta.pack.pack_key();
-            match decode(&key, read?, |data| decode_footer(delta.pack, data))? {
+            let key = pack_key(engine, delta)?;
+            match decode(&key, read?, |data| decode_own(engine, delta, data))? {
                 Ok(sections) => {
                     let own = sections
                         .iter()
@@ -57,7 +58,25 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
 
 async fn read_footer(engine: &Engine, delta: DeltaRef) -> Result<IndexRead, OpenError> {
     let len = u64::from(delta.footer_bytes) + TRAILER_BYTES as u64;
-    read_exactly(engine, &delta.pack.pack_key(), delta.footer_offset, len).await
+    read_exactly(engine, &pack_key(engine, &delta)?, delta.footer_offset, len).await
+}
+
+/// The sessions of all that the root names are known from here on.
+fn learn_sessions(engine: &Engine, root: &Root) -> Result<(), OpenError> {
+    let known = engine.names.learn(root.sessions.iter());
+    known.map_err(|error| OpenError::Corrupt(format!("{}: {error}", root_key(&root.name))))
+}
+
+fn pack_key(engine: &Engine, delta: &DeltaRef) -> Result<String, OpenError> {
+    let key = engine.names.pack_key(delta.pack);
+    key.map_err(|error| OpenError::Corrupt(format!("pack {}: {error}", delta.pack)))
+}
+
+/// What the footer of a delta says, if it is that pack's.
+fn decode_own(engine: &Engine, delta: &DeltaRef, data: &[u8]) -> Result<Vec<Section>, FormatError> {
+    let footer = decode_footer(delta.pack, data)?;
+    engine.names.learn([footer.session])?;
+    Ok(footer.sections)
 }
 
 /// Applies what a pack has within the delta's window: the rest was folded.

@@ -7,7 +7,7 @@
 //! volume's root, one at a time by [`turn`]; [`fetch`] brings chunks and [`index_blocks`] pages and nodes
 //! into memory, for the waiters in [`fetch_table`]; [`read_ahead`] fetches what sequential readers, which
 //! [`streams`] knows, will ask for next, and what was read first after the opening before ([`boot_set`]);
-//! [`objects`] makes the single requests of them all.
+//! [`objects`] makes the single requests of them all, and [`session_table`] knows who wrote the objects.
 
 pub(crate) mod boot_set;
 pub(crate) mod catalog;
@@ -27,6 +27,7 @@ pub(crate) mod rescue;
 pub(crate) mod root_watch;
 pub(crate) mod root_watch_state;
 pub(crate) mod roots;
+pub(crate) mod session_table;
 pub(crate) mod streams;
 pub(crate) mod turn;
 pub(crate) mod upload_state;

@@ -42,6 +42,8 @@ pub(crate) async fn publish(
     root.bytes = tail.upload.grown_bytes(root.bytes);
     let packs = slices.iter().flat_map(|slice| &slice.packs);
     root.deltas.extend(packs.map(|pack| pack.reference));
+    let named = root.sessions.insert(engine.session_name);
+    named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
     let head = commit_root(engine, tail, root, &head).await?;
     // Only now: what is written beyond the old size must be in the volume for the next opener.
     tail.lock().geometry.bytes = head.root.bytes;

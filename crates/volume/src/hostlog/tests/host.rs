@@ -19,6 +19,7 @@ use crate::hostlog::scan::read_own_log;
 use crate::hostlog::stop::Stop;
 use crate::hostlog::taker::{Taker, Wanted};
 use crate::object::root::{DeltaRef, Root};
+use crate::object::sessions::SessionNames;
 use crate::units::{Epoch, LogSession, Lsn, Span, VolumeId};
 
 pub(super) const VOLUMES: u8 = 3;
@@ -85,6 +86,8 @@ struct Host {
     served: BTreeMap<VolumeId, Served>,
     rng: fastrand::Rng,
     packs: u64,
+    /// Of the packs that records name.
+    sessions: SessionNames,
     /// What root and log have of continued tails: certain when the log is resolved.
     unsure: Vec<(VolumeId, Lsn, Lsn)>,
 }
@@ -114,6 +117,7 @@ async fn begin(port: Port, own: SessionName, before: LogSession, seed: u64) -> R
         served: BTreeMap::new(),
         rng: fastrand::Rng::with_seed(seed),
         packs: 0,
+        sessions: SessionNames::default(),
         unsure: Vec::new(),
     };
     let mut reopened = Vec::new();
@@ -185,11 +189,12 @@ impl Host {
                 let last = state.next.before();
                 let log = read_own_log(&self.port, self.own.host, &standing.root, last).await;
                 let broken = |_| Stop::SetBack("this host's log has a hole".into());
-                let (stored, since) = log.map_err(broken)?;
+                let log = log.map_err(broken)?;
+                self.learn(log.sessions.iter());
                 self.unsure
-                    .push((volume, Lsn(tail.stored as u64 + 1), stored));
+                    .push((volume, Lsn(tail.stored as u64 + 1), log.last));
                 self.publisher.attach(volume, name, tail.epoch);
-                let known = standing;
+                let (known, since) = (standing, log.deltas);
                 self.served.insert(volume, Served { known, since });
                 Ok(false)
             }
@@ -324,6 +329,7 @@ impl Host {
             self.forget(volume);
         }
         for published in progress.published {
+            self.learn(published.record.sessions());
             for (volume, epoch) in published.volumes {
                 let deltas = published.record.deltas_of(volume, epoch);
                 for (slice, delta) in deltas {
@@ -335,6 +341,12 @@ impl Host {
                 }
             }
         }
+    }
+
+    fn learn(&mut self, sessions: impl Iterator<Item = SessionName>) {
+        self.sessions
+            .extend(sessions)
+            .expect("bits are not drawn twice");
     }
 
     /// What the log has of the volume is stored, and is called so.
@@ -375,11 +387,15 @@ impl Host {
             let since = served.since.iter().filter(|(position, _)| *position > mark);
             let mut deltas = known.root.deltas.clone();
             deltas.extend(since.map(|(_, delta)| *delta));
+            let mut sessions = known.root.sessions.clone();
+            let named = sessions.extend(self.sessions.iter());
+            named.expect("bits are not drawn twice");
             let next = change(Root {
                 writer: self.own,
                 mark: new_mark,
                 lsn: stored,
                 deltas,
+                sessions,
                 ..known.root.clone()
             });
             match update_own_root(&self.port, &view, next, &known.version).await {

@@ -44,6 +44,7 @@ fn first_root(number: u8) -> Root {
         unix_ms: 0,
         deltas: Vec::new(),
         nodes: Vec::new(),
+        sessions: Default::default(),
         extensions: Vec::new(),
     }
 }

@@ -154,7 +154,11 @@ pub(super) async fn bring_pack(
     } else {
         Effort::Usual
     };
-    let build = move || build_pack(PackWriter::with_effort(id, effort), &slice, &plan, &content);
+    let session = engine.session_name;
+    let build = move || {
+        let writer = PackWriter::with_effort(session, id.number, effort);
+        build_pack(writer, &slice, &plan, &content)
+    };
     let pack = compute(engine, tail, cost, build).await?;
     let uploaded = put_pack(engine, tail, pack).await?;
     Ok(BroughtPack { uploaded, damaged })
@@ -209,6 +213,7 @@ async fn put_pack(
     tail: &Arc<Tail>,
     pack: Pack,
 ) -> Result<UploadedPack, Stopped> {
+    let key = pack.key();
     let items = pack.sections.iter().flat_map(|part| &part.items);
     let spans = items.map(|item| delta_of(item).0);
     let uploaded = UploadedPack {
@@ -220,7 +225,6 @@ async fn put_pack(
         },
         sections: pack.sections,
     };
-    let key = pack.id.pack_key();
     let data = Bytes::from(pack.bytes);
     let mut repeats = Repeats::new(engine, tail);
     loop {

@@ -12,7 +12,7 @@ use crate::error::OpenError;
 use crate::jobs::{Answer, join_all};
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, LogAddr, merge};
-use crate::object::pack::Slice;
+use crate::object::pack::{Lineage, Slice};
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::compute::compute;
 use crate::store::flow::packing::{BroughtPack, PackPlan, bring_pack, plan_packs};
@@ -56,6 +56,7 @@ async fn prepare(
         },
         first: root.first,
         last: cut.last,
+        lineage: Lineage::default(),
     };
     let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
     let chunk_bytes = u64::from(engine.options.chunk_bytes);
@@ -69,7 +70,7 @@ async fn prepare(
     let plans = compute(engine, tail, cost, plan).await?;
     let mut answers = Vec::new();
     for plan in plans {
-        answers.push(start_pack(engine, tail, slice, plan).await?);
+        answers.push(start_pack(engine, tail, slice.clone(), plan).await?);
     }
     let mut packs = Vec::new();
     let mut damaged = Vec::new();
