@@ -29,7 +29,7 @@ const SMOKE_PROGRAMS: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
 /// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
-const LONG_PROGRAMS: [(&str, u64); 16] = [
+const LONG_PROGRAMS: [(&str, u64); 17] = [
     ("guest_blktests", 1800),
     ("guest_faulty", 1800),
     ("guest_flush", 900),
@@ -37,6 +37,7 @@ const LONG_PROGRAMS: [(&str, u64); 16] = [
     ("guest_bad_handlers", 900),
     ("guest_modes", 1800),
     ("guest_neighbours", 900),
+    ("guest_nfs", 900),
     ("guest_own_slots", 900),
     ("guest_power", 1800),
     ("guest_promises", 1800),
