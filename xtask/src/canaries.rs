@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 16] = [
+const CANARIES: [Canary; 21] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -142,6 +142,48 @@ const CANARIES: [Canary; 16] = [
             "a_server_that_still_has_the_directory_is_the_reason_and_not_its_address",
         ),
         words: &["cannot listen for the API"],
+    },
+    Canary {
+        name: "answers_wait_for_ever",
+        what: "a client holds a connection of the API by never taking its answer",
+        judge: Judge::Here("access", "a_client_that_takes_no_answer_is_given_up"),
+        words: &["its end did not happen in time"],
+    },
+    Canary {
+        name: "every_role_is_admin",
+        what: "a token for looking may change everything",
+        judge: Judge::Here(
+            "access",
+            "over_tcp_only_a_token_is_let_in_and_each_reaches_what_its_role_may",
+        ),
+        words: &["right: 403"],
+    },
+    Canary {
+        name: "any_page_may_change",
+        what: "a web page of somebody else uses the session of a browser",
+        judge: Judge::Here(
+            "access",
+            "a_browser_exchanges_its_token_for_a_cookie_and_no_other_page_may_use_it",
+        ),
+        words: &["right: 403"],
+    },
+    Canary {
+        name: "no_limit_of_rate",
+        what: "tokens may be guessed as fast as the network carries",
+        judge: Judge::Here(
+            "access",
+            "who_guesses_tokens_is_slowed_down_and_the_operator_is_not",
+        ),
+        words: &["it may guess for ever"],
+    },
+    Canary {
+        name: "token_for_everybody",
+        what: "a token that others may read is used",
+        judge: Judge::Here(
+            "access",
+            "commands_over_tcp_use_the_token_of_this_directory_or_the_one_that_is_named",
+        ),
+        words: &["firn is ready"],
     },
     Canary {
         name: "small_files_take_new_space",

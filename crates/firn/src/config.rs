@@ -3,13 +3,16 @@
 //! One struct, filled once; nothing below reads flags, the file or the environment. An unknown name
 //! in the file is an error: a misspelt `log-sise` must not silently mean the default.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use nbd::server::{Listen, ListenError};
 
-use crate::cli::args::{LogIo, NewVolume, ServeArgs};
+use crate::access::Role;
+use crate::api_address::{ApiAddress, SOCKET_DEFAULT, TOKENS_DEFAULT};
+use crate::cli::args::{LogIo, NewVolume, OpenListener, ServeArgs};
 use crate::failure::{Failure, Result};
 use crate::local_files::ring_dir;
 use crate::store_faults::StoreFaultPlan;
@@ -30,12 +33,40 @@ const SEGMENTS_MIN: u64 = 16;
 const FILE_UNIT: u64 = 4096;
 const RPO_DEFAULT: Duration = Duration::from_secs(30);
 
+/// Where a server listens for its API.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ApiListen {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for ApiListen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ApiListen::Unix(path) => write!(f, "unix:{}", path.display()),
+            ApiListen::Tcp(address) => write!(f, "http://{address}"),
+        }
+    }
+}
+
+/// The settings of the API: where it is, and for whom.
+#[derive(Clone, Debug)]
+pub(crate) struct ApiSettings {
+    pub(crate) listen: Vec<ApiListen>,
+    /// The directory of the tokens that TCP wants.
+    pub(crate) tokens: PathBuf,
+    /// What the server's group may do over the Unix sockets; none: it cannot reach them.
+    pub(crate) group: Option<Role>,
+    /// TCP wants no token.
+    pub(crate) insecure: bool,
+}
+
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) store: String,
     pub(crate) cache: PathBuf,
-    pub(crate) api: SocketAddr,
+    pub(crate) api: ApiSettings,
     pub(crate) nbd: Vec<Listen>,
     pub(crate) volumes: Vec<NewVolume>,
     pub(crate) rpo: Duration,
@@ -51,8 +82,8 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Merges flags with the file they name.
-    pub(crate) fn new(api: &str, flags: ServeArgs) -> Result<Self> {
+    /// Merges flags with the file they name. `api` is what `--api` gives.
+    pub(crate) fn new(api: &[String], flags: ServeArgs) -> Result<Self> {
         let file = match &flags.config {
             Some(path) => {
                 let text = std::fs::read_to_string(path)
@@ -65,6 +96,11 @@ impl Settings {
         };
         let listed =
             |flags: Vec<String>, file: Vec<String>| if flags.is_empty() { file } else { flags };
+        let insecure = if flags.insecure.is_empty() {
+            file.insecure
+        } else {
+            flags.insecure
+        };
         let volumes = if flags.volume.is_empty() {
             file.volume
         } else {
@@ -79,8 +115,16 @@ impl Settings {
                 .store
                 .or(file.store)
                 .unwrap_or_else(|| format!("{DATA_DIR}/store")),
-            api: socket_address("--api", api)?,
-            nbd: nbd_addresses(listed(flags.nbd, file.nbd))?,
+            api: ApiSettings {
+                listen: api_addresses(listed(api.to_vec(), file.api))?,
+                tokens: flags
+                    .api_tokens
+                    .or(file.api_tokens)
+                    .unwrap_or_else(|| PathBuf::from(TOKENS_DEFAULT)),
+                group: flags.api_group.or(file.api_group),
+                insecure: insecure.contains(&OpenListener::Api),
+            },
+            nbd: nbd_addresses(listed(flags.nbd, file.nbd), &insecure)?,
             volumes,
             rpo: flags.rpo.or(file.rpo).map_or(RPO_DEFAULT, |rpo| rpo.0),
             log_size: flags.log_size.or(file.log_size),
@@ -180,33 +224,53 @@ impl Settings {
     }
 }
 
-fn nbd_addresses(given: Vec<String>) -> Result<Vec<Listen>> {
+/// NBD asks nobody who he is: beyond the loopback address that takes a word of the operator's.
+fn nbd_addresses(given: Vec<String>, insecure: &[OpenListener]) -> Result<Vec<Listen>> {
     if given.is_empty() {
         return Ok(vec![
             Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 10809))),
             Listen::Unix(PathBuf::from(format!("{DATA_DIR}/nbd.sock"))),
         ]);
     }
+    let parse = |text: &String| {
+        let listen: Listen = text
+            .parse()
+            .map_err(|error: ListenError| Failure::invalid(format!("--nbd: {error}")))?;
+        match listen {
+            Listen::Tcp(address)
+                if !address.ip().is_loopback() && !insecure.contains(&OpenListener::Nbd) =>
+            {
+                Err(Failure::invalid(format!(
+                    "--nbd {address} would serve every volume to whoever reaches that address, without \
+                     authentication; listen on 127.0.0.1 or a Unix socket, or say --insecure nbd"
+                )))
+            }
+            listen => Ok(listen),
+        }
+    };
+    given.iter().map(parse).collect()
+}
+
+fn api_addresses(given: Vec<String>) -> Result<Vec<ApiListen>> {
+    if given.is_empty() {
+        return Ok(vec![ApiListen::Unix(PathBuf::from(SOCKET_DEFAULT))]);
+    }
     given
         .iter()
-        .map(|text| {
-            text.parse()
-                .map_err(|error: ListenError| Failure::invalid(format!("--nbd: {error}")))
+        .map(|text| match text.parse()? {
+            ApiAddress::Unix(path) => Ok(ApiListen::Unix(path)),
+            ApiAddress::Tcp(authority) => socket_address(&authority).map(ApiListen::Tcp),
         })
         .collect()
 }
 
-fn socket_address(flag: &str, text: &str) -> Result<SocketAddr> {
-    let plain = text
-        .strip_prefix("http://")
-        .unwrap_or(text)
-        .trim_end_matches('/');
-    let named = plain
+fn socket_address(text: &str) -> Result<SocketAddr> {
+    let named = text
         .strip_prefix("localhost:")
         .map(|port| format!("127.0.0.1:{port}"));
-    named.as_deref().unwrap_or(plain).parse().map_err(|_| {
+    named.as_deref().unwrap_or(text).parse().map_err(|_| {
         Failure::invalid(format!(
-            "{flag} {text:?} is not an address to listen on; write IP:PORT, for example \
+            "--api {text:?} is not an address to listen on; write unix:PATH or IP:PORT, for example \
              127.0.0.1:7070"
         ))
     })
@@ -221,7 +285,7 @@ mod tests {
         let path = dir.path().join("firn.toml");
         std::fs::write(&path, text).unwrap();
         Settings::new(
-            "127.0.0.1:7070",
+            &[],
             ServeArgs {
                 config: Some(path),
                 ..flags
@@ -231,7 +295,7 @@ mod tests {
 
     #[test]
     fn defaults_need_no_configuration() {
-        let settings = Settings::new("127.0.0.1:7070", ServeArgs::default()).unwrap();
+        let settings = Settings::new(&[], ServeArgs::default()).unwrap();
         assert_eq!(settings.store, "./firn-data/store");
         assert_eq!(settings.nbd.len(), 2);
         assert_eq!(settings.rpo, Duration::from_secs(30));
@@ -260,6 +324,32 @@ mod tests {
     }
 
     #[test]
+    fn nothing_beyond_loopback_is_open_unless_it_is_called_insecure() {
+        let nbd = |address: &str, insecure: Vec<OpenListener>| {
+            let flags = ServeArgs {
+                nbd: vec![address.into()],
+                insecure,
+                ..ServeArgs::default()
+            };
+            Settings::new(&[], flags)
+        };
+        for address in ["0.0.0.0:10809", "[::]:10809", "192.0.2.1:1"] {
+            let failure = nbd(address, vec![OpenListener::Api]).unwrap_err();
+            assert!(failure.detail.contains("--insecure nbd"), "{failure}");
+            assert!(nbd(address, vec![OpenListener::Nbd]).is_ok());
+        }
+        assert!(nbd("[::1]:10809", Vec::new()).is_ok());
+        // Over TCP the API has its tokens.
+        let settings = with_file("api = [\"0.0.0.0:7070\"]", ServeArgs::default()).unwrap();
+        assert!(!settings.api.insecure);
+        let open = "api = [\"0.0.0.0:7070\"]\ninsecure = [\"api\"]";
+        assert!(with_file(open, ServeArgs::default()).unwrap().api.insecure);
+        let usual = Settings::new(&[], ServeArgs::default()).unwrap();
+        let socket = ApiListen::Unix(SOCKET_DEFAULT.into());
+        assert_eq!(usual.api.listen, [socket]);
+    }
+
+    #[test]
     fn segments_are_whole_blocks_and_many_in_a_log() {
         let sizes = |log: u64, segment: u64| {
             let flags = ServeArgs {
@@ -267,7 +357,7 @@ mod tests {
                 segment_size: Some(Size(segment)),
                 ..ServeArgs::default()
             };
-            Settings::new("127.0.0.1:7070", flags)
+            Settings::new(&[], flags)
         };
         for (log, segment) in [(4 << 20, 8 << 10), (8 << 20, 64 << 10), (1 << 30, 64 << 20)] {
             assert!(sizes(log, segment).is_ok(), "{log} {segment}");
@@ -287,22 +377,23 @@ mod tests {
 
     #[test]
     fn bad_addresses_and_doubled_volumes_are_refused() {
-        for api in ["", "7070", "host:70", "127.0.0.1:99999"] {
-            assert!(Settings::new(api, ServeArgs::default()).is_err(), "{api}");
+        let on = |api: &str| Settings::new(&[api.to_owned()], ServeArgs::default());
+        for api in ["", "7070", "host:70", "127.0.0.1:99999", "unix:"] {
+            assert!(on(api).is_err(), "{api}");
         }
-        assert!(Settings::new("localhost:7070", ServeArgs::default()).is_ok());
+        assert!(on("localhost:7070").is_ok());
         for nbd in ["unix:", "70000", "tcp:1.2.3.4:5"] {
             let flags = ServeArgs {
                 nbd: vec![nbd.into()],
                 ..ServeArgs::default()
             };
-            assert!(Settings::new("127.0.0.1:7070", flags).is_err(), "{nbd}");
+            assert!(Settings::new(&[], flags).is_err(), "{nbd}");
         }
         let twice = vec!["a=1GiB".parse().unwrap(), "a=2GiB".parse().unwrap()];
         let flags = ServeArgs {
             volume: twice,
             ..ServeArgs::default()
         };
-        assert!(Settings::new("127.0.0.1:7070", flags).is_err());
+        assert!(Settings::new(&[], flags).is_err());
     }
 }

@@ -91,8 +91,12 @@ failure_codes! {
         "See `firn rescue list`.";
     NoSuchVolume, "no-such-volume", 404, FAILED, "There is no volume of this name",
         "See `firn volume list`.";
+    NotAllowed, "not-allowed", 403, FAILED, "The caller's role does not reach this",
+        "Ask with a token of a higher role, or as the server's user.";
     NotAttached, "not-attached", 409, FAILED, "The volume is not attached here",
         "Nothing needs to be done.";
+    NotAuthenticated, "not-authenticated", 401, FAILED, "The server does not know the caller",
+        "Use the server's Unix socket, or name a token with --token-file.";
     NotFirn, "not-firn", 502, FAILED, "The answer is not a firn server's",
         "Check the address; client and server should have the same version.";
     NotJson, "not-json", 415, FAILED, "The request's body is not JSON",
@@ -123,6 +127,8 @@ failure_codes! {
         "Open the volume, or drop the tail with --force.";
     TooLarge, "too-large", 413, FAILED, "The request is too large",
         "Send what /v1/openapi.json describes.";
+    TooManyRequests, "too-many-requests", 429, FAILED, "More requests come than the server takes",
+        "Try again after the time that the answer names.";
     TooSlow, "too-slow", 408, FAILED, "The request did not arrive in time",
         "Send it as a whole.";
     UblkDenied, "ublk-denied", 500, FAILED, "This process may not use ublk",
@@ -151,8 +157,8 @@ failure_codes! {
         "Detach it there, or declare the loss with `firn attach VOLUME --take-over`.";
     VolumeInUse, "volume-in-use", 409, FAILED, "The volume is in use",
         "Unmount, disconnect or detach it first.";
-    WrongHost, "wrong-host", 403, FAILED, "The request names another host",
-        "Use an IP address or localhost.";
+    WrongHost, "wrong-host", 403, FAILED, "The request names another host or comes from another page",
+        "Use an IP address or localhost, and this server's own page.";
 }
 
 impl FailureCode {

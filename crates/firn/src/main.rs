@@ -5,7 +5,8 @@
 //! request of a client ever waits for it. Reading order, as a volume's data goes:
 //!
 //! 1. [`cli`] parses what people type and sends it over HTTP; [`model`] is what travels there.
-//! 2. [`api`] turns HTTP requests into calls of the control plane.
+//! 2. [`api`] turns HTTP requests into calls of the control plane, once [`access`] says who may send
+//!    them.
 //! 3. [`control_plane`] opens, closes, attaches and resizes volumes: what the API means.
 //! 4. [`frontends`] lets clients reach an open volume: NBD connections and ublk disks.
 //! 5. [`engine`] runs the engine's threads and carries out its disk and store requests.
@@ -17,7 +18,9 @@
 #![forbid(unsafe_code)]
 
 mod abort_on_panic;
+mod access;
 mod api;
+mod api_address;
 mod cli;
 mod config;
 mod control_plane;
@@ -60,7 +63,8 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(args) => {
-            let settings = config::Settings::new(&cli.api, *args).map_err(Failure::into_usage)?;
+            let settings =
+                config::Settings::new(&cli.api.api, *args).map_err(Failure::into_usage)?;
             server::serve(settings)
         }
         Command::Volume(command) => cli::volume(&cli.api, cli.json, &command),
@@ -78,6 +82,9 @@ fn run(cli: Cli) -> Result<()> {
 /// `FIRN_LOG` chooses what is logged, as in `FIRN_LOG=store=debug`.
 fn start_logging() {
     let filter = EnvFilter::try_from_env("FIRN_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // Who changed what is said however quiet the rest is.
+    let audit = format!("{}=info", api::audit::TARGET);
+    let filter = filter.add_directive(audit.parse().expect("a target and a level"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)

@@ -6,6 +6,8 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use crate::access::Role;
+
 /// A volume as the store describes it and, if this server has it open, its present state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Volume {
@@ -363,6 +365,38 @@ pub(crate) struct RescueTail {
 pub(crate) struct DropRequest {
     /// Drop it although its volume still waits for it.
     pub(crate) force: bool,
+}
+
+/// Body of `POST /v1/session`: a browser exchanges a token for a cookie.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OpenSession {
+    pub(crate) token: String,
+}
+
+/// Answer of `/v1/session`: who the caller is, for this server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct SessionInfo {
+    pub(crate) role: Role,
+    pub(crate) who: String,
+}
+
+/// Answer to `GET /v1/events`: changes that were asked for, the newest first.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct EventList {
+    pub(crate) events: Vec<Event>,
+}
+
+/// A change that was asked for, and how that ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Event {
+    pub(crate) at_unix_ms: u64,
+    /// Method and path of the request.
+    pub(crate) what: String,
+    pub(crate) who: String,
+    /// HTTP status of the answer.
+    pub(crate) status: u16,
+    pub(crate) request_id: String,
 }
 
 /// A failed request, RFC 9457 (`application/problem+json`).

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::World;
+use common::{Server, World};
 use serde_json::{Value, json};
 use ureq::http::{Method, Request};
 
@@ -21,7 +21,24 @@ impl Answer {
     }
 }
 
-fn send(api: &str, method: &str, path: &str, body: Option<(&str, &str)>) -> Answer {
+fn send(server: &Server, method: &str, path: &str, body: Option<(&str, &str)>) -> Answer {
+    let bearer = format!("Bearer {}", server.token);
+    send_as(
+        &server.api,
+        &[("authorization", &bearer)],
+        method,
+        path,
+        body,
+    )
+}
+
+fn send_as(
+    api: &str,
+    headers: &[(&str, &str)],
+    method: &str,
+    path: &str,
+    body: Option<(&str, &str)>,
+) -> Answer {
     let agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .build()
@@ -29,6 +46,9 @@ fn send(api: &str, method: &str, path: &str, body: Option<(&str, &str)>) -> Answ
     let mut request = Request::builder()
         .method(Method::from_bytes(method.as_bytes()).unwrap())
         .uri(format!("{api}{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
     let mut bytes = Vec::new();
     if let Some((kind, text)) = body {
         request = request.header("content-type", kind);
@@ -148,7 +168,7 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
             "not-json",
         ),
     ] {
-        let answer = send(&server.api, method, path, body);
+        let answer = send(&server, method, path, body);
         let what = format!("{method} {path} {body:?}: {}", answer.text);
         assert_eq!(answer.status, status, "{what}");
         assert_eq!(answer.kind, "application/problem+json", "{what}");
@@ -165,7 +185,7 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
         }
     }
     assert_eq!(
-        send(&server.api, "GET", "/v1/volumes/a", None).status,
+        send(&server, "GET", "/v1/volumes/a", None).status,
         404,
         "nothing was created"
     );
@@ -175,15 +195,10 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
 fn a_web_page_that_leads_its_own_name_here_is_refused() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
-    let agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .build()
-        .new_agent();
+    let bearer = format!("Bearer {}", server.token);
     let ask = |host: &str| {
-        let request = agent
-            .get(format!("{}/v1/volumes", server.api))
-            .header("host", host);
-        request.call().unwrap().status().as_u16()
+        let headers = [("authorization", bearer.as_str()), ("host", host)];
+        send_as(&server.api, &headers, "GET", "/v1/volumes", None).status
     };
     assert_eq!(ask("evil.example:7070"), 403);
     assert_eq!(ask("localhost:7070"), 200);
@@ -194,13 +209,13 @@ fn a_volume_lives_from_create_to_delete_over_http() {
     let world = World::new();
     let server = world.serve("cache", &[]);
     let body = json!({"name": "v.1", "size_bytes": 8 << 20, "block_size": 4096}).to_string();
-    let made = send(&server.api, "POST", "/v1/volumes", Some((JSON, &body)));
+    let made = send(&server, "POST", "/v1/volumes", Some((JSON, &body)));
     assert_eq!(
         (made.status, made.json()["state"].as_str()),
         (201, Some("closed"))
     );
     let nbd = Some((JSON, r#"{"transport":"nbd"}"#));
-    let attached = send(&server.api, "POST", "/v1/volumes/v.1/attach", nbd).json();
+    let attached = send(&server, "POST", "/v1/volumes/v.1/attach", nbd).json();
     assert_eq!(attached["transport"], "nbd");
     assert!(
         attached["uri"]
@@ -209,15 +224,15 @@ fn a_volume_lives_from_create_to_delete_over_http() {
             .starts_with("nbd+unix:///v.1?socket=")
     );
     server.connect("v.1").write(0, &[1; 4096]).unwrap();
-    let synced = send(&server.api, "POST", "/v1/volumes/v.1/sync", None).json();
+    let synced = send(&server, "POST", "/v1/volumes/v.1/sync", None).json();
     assert_eq!(synced["watermarks"]["stored"]["lsn"], 1);
-    let list = send(&server.api, "GET", "/v1/volumes", None).json();
+    let list = send(&server, "GET", "/v1/volumes", None).json();
     assert_eq!(list["volumes"][0]["name"], "v.1");
     common::eventually("the deletion", || {
-        send(&server.api, "DELETE", "/v1/volumes/v.1", None).status == 204
+        send(&server, "DELETE", "/v1/volumes/v.1", None).status == 204
     });
     assert_eq!(
-        send(&server.api, "GET", "/v1/volumes", None).json(),
+        send(&server, "GET", "/v1/volumes", None).json(),
         json!({"volumes": []})
     );
 }
@@ -226,10 +241,10 @@ fn a_volume_lives_from_create_to_delete_over_http() {
 fn health_readiness_and_metrics_answer() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
-    assert_eq!(send(&server.api, "GET", "/healthz", None).text, "ok\n");
-    assert_eq!(send(&server.api, "GET", "/readyz", None).text, "ready\n");
+    assert_eq!(send(&server, "GET", "/healthz", None).text, "ok\n");
+    assert_eq!(send(&server, "GET", "/readyz", None).text, "ready\n");
     server.connect("demo").write(0, &[1; 4096]).unwrap();
-    let metrics = send(&server.api, "GET", "/metrics", None);
+    let metrics = send(&server, "GET", "/metrics", None);
     assert!(
         metrics.kind.starts_with("text/plain; version=0.0.4"),
         "{}",
@@ -296,12 +311,13 @@ fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
 fn the_api_is_what_its_own_description_says() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=8MiB"]);
-    let document = send(&server.api, "GET", "/v1/openapi.json", None).json();
+    let document = send(&server, "GET", "/v1/openapi.json", None).json();
+    let session = json!({"token": server.token}).to_string();
     let mut seen = 0;
     for (path, operations) in document["paths"].as_object().unwrap() {
         let real = path.replace("{name}", "demo").replace("{id}", "none");
         for method in ["get", "post", "put", "delete", "patch"] {
-            let answer = |body| send(&server.api, &method.to_uppercase(), &real, body);
+            let answer = |body| send(&server, &method.to_uppercase(), &real, body);
             let Some(operation) = operations.get(method) else {
                 let refused = answer(None).status;
                 assert_eq!(refused, 405, "{method} {path} is served but not described");
@@ -311,6 +327,7 @@ fn the_api_is_what_its_own_description_says() {
                 Some(true) if path.ends_with("/resize") => {
                     Some((JSON, r#"{"size_bytes":12582912}"#))
                 }
+                Some(true) if path == "/v1/session" => Some((JSON, session.as_str())),
                 Some(true) => Some((JSON, r#"{"name":"made","size_bytes":8388608}"#)),
                 _ => None,
             };
@@ -336,8 +353,8 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 14, "every operation but the deletion was tried");
-    let problem = send(&server.api, "GET", "/v1/volumes/none", None).json();
+    assert_eq!(seen, 17, "every operation but the deletion was tried");
+    let problem = send(&server, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,
         &document["components"]["schemas"]["Problem"],

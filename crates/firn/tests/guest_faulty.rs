@@ -33,12 +33,7 @@ const LOG_WRITE_FAILURES: &str = r#"firn_io_failures_total{kind="log-write"}"#;
 
 /// The value of a metric, by its name with its labels.
 fn metric(server: &Server, name: &str) -> f64 {
-    let answer = ureq::get(format!("{}/metrics", server.api))
-        .call()
-        .unwrap()
-        .body_mut()
-        .read_to_string()
-        .unwrap();
+    let answer = server.get("/metrics").1;
     let line = answer
         .lines()
         .find_map(|line| line.strip_prefix(&format!("{name} ")));
@@ -474,13 +469,7 @@ fn a_cache_disk_that_hangs_is_said() {
         return;
     };
     let server = guest.serve(&["--volume", "demo=16MiB", "--rpo", "1h"]);
-    let readiness = || {
-        let config = ureq::Agent::config_builder().http_status_as_error(false);
-        let agent = config.build().new_agent();
-        let mut answer = agent.get(&format!("{}/readyz", server.api)).call().unwrap();
-        let text = answer.body_mut().read_to_string().unwrap();
-        (answer.status().as_u16(), text)
-    };
+    let readiness = || server.get("/readyz");
     assert_eq!(readiness().0, 200);
     let frozen = Frozen(guest.world.path("disk"));
     must("fsfreeze", &["--freeze", text(&frozen.0)]);

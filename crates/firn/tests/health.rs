@@ -13,14 +13,7 @@ use std::time::{Duration, Instant};
 use common::{Server, World, eventually};
 
 fn get(server: &Server, path: &str) -> (u16, String) {
-    let agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .build()
-        .new_agent();
-    let url = format!("{}{path}", server.api);
-    let mut answer = agent.get(&url).call().unwrap();
-    let text = answer.body_mut().read_to_string().unwrap();
-    (answer.status().as_u16(), text)
+    server.get(path)
 }
 
 /// The server's log.

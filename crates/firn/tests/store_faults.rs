@@ -20,11 +20,7 @@ fn planned_store_faults_are_loud_counted_and_never_there_unasked() {
     .unwrap();
     let output = world.firn(&["serve", "--config", "firn.toml"]);
     assert_eq!(output.status.code(), Some(2), "{}", message(&output));
-    let metrics = |server: &Server| {
-        let url = format!("{}/metrics", server.api);
-        let mut answer = ureq::get(&url).call().unwrap();
-        answer.body_mut().read_to_string().unwrap()
-    };
+    let metrics = |server: &Server| server.get("/metrics").1;
     let server = world.serve("cache", &[]);
     assert!(!metrics(&server).contains("planned"));
     drop(server);

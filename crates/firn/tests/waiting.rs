@@ -16,14 +16,7 @@ fn list(world: &World, server: &Server) -> Value {
 
 /// Status and text of `/readyz`.
 fn readiness(server: &Server) -> (u16, String) {
-    let agent = ureq::Agent::config_builder()
-        .http_status_as_error(false)
-        .build()
-        .new_agent();
-    let url = format!("{}/readyz", server.api);
-    let mut answer = agent.get(&url).call().unwrap();
-    let text = answer.body_mut().read_to_string().unwrap();
-    (answer.status().as_u16(), text)
+    server.get("/readyz")
 }
 
 #[test]

@@ -179,20 +179,13 @@ fn start_all(mode: Mode, dir: &Path, image: &Path, mib: u64) -> Result<Vec<Serve
     let mut bare = Command::new(release.join("examples/bare_file"));
     bare.arg(image).arg(dir.join("bare.sock"));
     let mut volume = Command::new(release.join("firn"));
-    volume.args([
-        "serve",
-        "--api",
-        "127.0.0.1:0",
-        "--rpo",
-        "1h",
-        "--log-size",
-        "4GiB",
-    ]);
+    volume.args(["serve", "--rpo", "1h", "--log-size", "4GiB"]);
     volume
         .arg("--store")
         .arg(dir.join("store"))
         .arg("--cache")
         .arg(dir.join("cache"));
+    volume.arg(format!("--api=unix:{}", dir.join("api.sock").display()));
     volume.arg(format!("--nbd=unix:{}", dir.join("volume.sock").display()));
     volume.arg(format!("--volume=disk={mib}MiB"));
     if mode == Mode::Direct {

@@ -19,6 +19,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 const API: &str = "127.0.0.1:7070";
 
+/// Where the server keeps the tokens that its API wants.
+const TOKENS: &str = "/run/firn-soak-tokens";
+
 /// How long an answer may take: attaching a disk waits for the store, which has outages.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -84,7 +87,7 @@ impl Setup {
             .append(true)
             .open(self.log_path())?;
         let mut command = Command::new(&self.program);
-        command.args(["serve", "--api", API]);
+        command.args(["serve", "--api", API, "--api-tokens", TOKENS]);
         command.args(["--rpo", &format!("{}s", self.rpo_seconds)]);
         command.arg("--store").arg(self.dir.join("store"));
         command.arg("--cache").arg(self.cache());
@@ -228,9 +231,12 @@ fn send(
         .timeout_global(Some(timeout))
         .build()
         .new_agent();
+    // Until the server has made it, nobody answers either.
+    let token = fs::read_to_string(Path::new(TOKENS).join("admin")).unwrap_or_default();
     let request = Request::builder()
         .method(method)
-        .uri(format!("http://{API}{path}"));
+        .uri(format!("http://{API}{path}"))
+        .header("authorization", format!("Bearer {}", token.trim()));
     let mut answer = match body {
         Some(body) => {
             let request = request.header("content-type", "application/json");

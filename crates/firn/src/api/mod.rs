@@ -1,30 +1,40 @@
-//! The HTTP API: `/v1/volumes…`, `/v1/rescue…`, health, metrics, and its own description.
+//! The HTTP API: `/v1/volumes…`, `/v1/rescue…`, sessions, events, health, metrics, and its own
+//! description.
 //!
-//! Owns paths, success statuses and documents; what a request does is [`ControlPlane`]'s. Every
-//! failure is a problem document with a stable code, also those that the framework would answer by
-//! itself (no such path, a body that is not JSON).
+//! Owns paths, success statuses and documents; what a request does is [`ControlPlane`]'s, and who may
+//! send it the [`gate`]'s. Every failure is a problem document with a stable code, also those that the
+//! framework would answer by itself (no such path, a body that is not JSON).
 
+pub(crate) mod audit;
+pub(crate) mod caller;
+pub(crate) mod gate;
+mod json_body;
+mod limits;
 mod metrics_page;
 mod problem;
 pub(crate) mod serving;
+mod session;
+pub(crate) mod sessions;
 
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Extension, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use serde::de::DeserializeOwned;
 
+use self::caller::Caller;
+use self::gate::Gate;
+use self::json_body::{parse, parse_or_default};
+use crate::access::Role;
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{
-    AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, RescueTail, RescueTails,
-    ResizeRequest, Volume, VolumeList,
+    AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, EventList, RescueTail,
+    RescueTails, ResizeRequest, Volume, VolumeList,
 };
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -35,9 +45,9 @@ type Shared = State<Arc<ControlPlane>>;
 /// An answer as JSON, or the failure as a problem document.
 type Answer<T> = Result<axum::Json<T>>;
 
-/// The API of a server that listens at `address`.
-pub(crate) fn router(control: Arc<ControlPlane>, address: SocketAddr) -> Router {
-    let router = Router::new()
+/// The API behind its gate.
+pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
+    Router::new()
         .route("/v1/volumes", get(list).post(create))
         .route("/v1/volumes/{name}", get(show).delete(delete))
         .route("/v1/volumes/{name}/sync", post(sync))
@@ -47,6 +57,8 @@ pub(crate) fn router(control: Arc<ControlPlane>, address: SocketAddr) -> Router 
         .route("/v1/rescue", get(rescue_tails))
         .route("/v1/rescue/{id}", get(rescue_tail))
         .route("/v1/rescue/{id}/drop", post(drop_tail))
+        .route("/v1/events", get(events))
+        .route("/v1/session", session::routes())
         .route("/v1/openapi.json", get(openapi))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
@@ -54,38 +66,14 @@ pub(crate) fn router(control: Arc<ControlPlane>, address: SocketAddr) -> Router 
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .with_state(control)
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&gate),
+            gate::admit,
+        ))
+        .layer(Extension(gate))
         .layer(middleware::from_fn(serving::receive_body))
-        .layer(middleware::from_fn(serving::only_problems));
-    if address.ip().is_loopback() {
-        router.layer(middleware::from_fn(local_names_only))
-    } else {
-        router
-    }
-}
-
-/// Refuses requests that name another host (DNS rebinding). A web page whose own name resolves to
-/// the loopback address would count as the same origin; its requests carry that name.
-async fn local_names_only(request: Request, next: Next) -> Response {
-    let named = request
-        .headers()
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok());
-    if named.is_none_or(is_local_name) {
-        return next.run(request).await;
-    }
-    let text = format!(
-        "the request names the host {:?}; a server on the loopback address answers only to an \
-         IP address or localhost",
-        named.unwrap_or_default()
-    );
-    Failure::new(FailureCode::WrongHost, text).into_response()
-}
-
-fn is_local_name(host: &str) -> bool {
-    let bare = |host: &str| host == "localhost" || host.parse::<IpAddr>().is_ok();
-    host.parse::<SocketAddr>().is_ok()
-        || bare(host.trim_start_matches('[').trim_end_matches(']'))
-        || host.rsplit_once(':').is_some_and(|(name, _)| bare(name))
+        .layer(middleware::from_fn(serving::only_problems))
+        .layer(middleware::from_fn(gate::name_request))
 }
 
 async fn list(State(control): Shared) -> Answer<VolumeList> {
@@ -124,22 +112,30 @@ async fn resize(
 
 async fn attach(
     State(control): Shared,
+    Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Answer<Attachment> {
     let request: AttachRequest = parse_or_default(&headers, &body)?;
+    if request.take_over {
+        caller.require(Role::Admin, "declaring a loss with take_over")?;
+    }
     let attached = async move { control.attach(&name, request).await };
     run_to_completion(attached).await.map(axum::Json)
 }
 
 async fn detach(
     State(control): Shared,
+    Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<StatusCode> {
     let request: DetachRequest = parse_or_default(&headers, &body)?;
+    if request.force {
+        caller.require(Role::Admin, "detaching what is in use with force")?;
+    }
     run_to_completion(async move { control.detach(&name, request.force).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -184,9 +180,21 @@ async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Readiness: volumes can be read and written.
-async fn readyz(State(control): Shared) -> Result<String> {
-    control.check_ready()
+/// Readiness: volumes can be read and written. Whoever is not known learns only whether.
+async fn readyz(State(control): Shared, caller: Option<Extension<Caller>>) -> Result<String> {
+    let ready = control.check_ready();
+    if caller.is_some() {
+        return ready;
+    }
+    match ready {
+        Ok(_) => Ok("ready\n".to_owned()),
+        Err(failure) => Err(Failure::new(failure.code, "not ready; a token shows why")),
+    }
+}
+
+/// The newest changes that were asked for.
+async fn events(Extension(gate): Extension<Arc<Gate>>) -> axum::Json<EventList> {
+    axum::Json(gate.audit.events())
 }
 
 async fn metrics(State(control): Shared) -> Response {
@@ -209,57 +217,4 @@ async fn no_such_method() -> Failure {
         FailureCode::NoSuchMethod,
         "this path does not take this method; see /v1/openapi.json",
     )
-}
-
-/// An empty body means the defaults.
-fn parse_or_default<T: DeserializeOwned + Default>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
-    if body.is_empty() {
-        return Ok(T::default());
-    }
-    parse(headers, body)
-}
-
-/// The content type must be JSON: a web page can make a browser send a form to a local server, but
-/// not a body of this type without a preflight request.
-fn parse<T: DeserializeOwned>(headers: &HeaderMap, body: &[u8]) -> Result<T> {
-    let kind = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    let kind = kind.and_then(|kind| kind.split(';').next()).map(str::trim);
-    if kind != Some("application/json") {
-        return Err(Failure::new(
-            FailureCode::NotJson,
-            "the body must be JSON; send it with content-type: application/json",
-        ));
-    }
-    serde_json::from_slice(body)
-        .map_err(|source| Failure::invalid(format!("the body does not fit this path: {source}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_addresses_and_localhost_are_local_names() {
-        for host in [
-            "localhost",
-            "localhost:7070",
-            "127.0.0.1:7070",
-            "[::1]:7070",
-            "[::1]",
-            "::1",
-        ] {
-            assert!(is_local_name(host), "{host}");
-        }
-        for host in [
-            "",
-            "evil.example",
-            "evil.example:7070",
-            "127.0.0.1.evil.example",
-            ":7070",
-        ] {
-            assert!(!is_local_name(host), "{host}");
-        }
-    }
 }

@@ -1,6 +1,6 @@
 //! Failures as problem documents (RFC 9457): status, title and remedy come from the code's row.
 
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::failure::Failure;
@@ -26,11 +26,13 @@ impl IntoResponse for Failure {
             .expect("the table's statuses are valid, by a test");
         let body = serde_json::to_vec(&Problem::from(&self))
             .expect("a problem document of strings and a number always serializes");
-        (
-            status,
-            [(header::CONTENT_TYPE, "application/problem+json")],
-            body,
-        )
-            .into_response()
+        let kind = [(header::CONTENT_TYPE, "application/problem+json")];
+        let mut response = (status, kind, body).into_response();
+        if status == StatusCode::UNAUTHORIZED {
+            let bearer = HeaderValue::from_static("Bearer realm=\"firn\"");
+            let headers = response.headers_mut();
+            headers.insert(header::WWW_AUTHENTICATE, bearer);
+        }
+        response
     }
 }

@@ -2,13 +2,16 @@
 //!
 //! A client that opens a connection and sends half a request must not hold it for ever: a header has
 //! a time to be complete in, and so has a body. An answer may take any time, for a sync takes as
-//! long as its upload.
+//! long as its upload; but once it is there, it must be taken. Connections of a listener are bounded,
+//! so that those of one cannot keep the clients of another out.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
-use axum::extract::Request;
+use axum::extract::{Extension, Request};
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -17,14 +20,23 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
-use tokio::sync::oneshot;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Semaphore, watch};
+use tokio_io_timeout::TimeoutStream;
 
+use super::caller::Peer;
 use crate::failure::{Failure, FailureCode};
 
 /// How long a request's header, and then its body, may take to arrive. Also how long a connection
 /// may be idle between two requests.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an answer may wait for its client to take more of it.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How many connections a listener has open at once; others wait to be accepted.
+const CONNECTIONS_MAX: usize = 256;
 
 /// Largest body of a request: far larger than any that the API describes.
 const BODY_BYTES_MAX: usize = 64 << 10;
@@ -39,34 +51,76 @@ const TEXT_BYTES_MAX: usize = 4096;
 /// Pause after a failed accept, as when no descriptor is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Where clients connect.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+trait Stream: AsyncRead + AsyncWrite + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Send> Stream for S {}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<(Box<dyn Stream>, Peer)> {
+        match self {
+            Listener::Tcp(listener) => {
+                let (stream, from) = listener.accept().await?;
+                let here = stream.local_addr()?;
+                Ok((Box::new(stream), Peer::Tcp { from, here }))
+            }
+            Listener::Unix(listener) => {
+                let (stream, _) = listener.accept().await?;
+                let credentials = stream.peer_cred()?;
+                let peer = Peer::Unix {
+                    uid: credentials.uid(),
+                    pid: credentials.pid(),
+                };
+                Ok((Box::new(stream), peer))
+            }
+        }
+    }
+}
+
 /// Serves until `closed` ends; then requests in progress are completed.
-pub(crate) async fn serve(
-    listener: TcpListener,
-    router: Router,
-    mut closed: oneshot::Receiver<()>,
-) {
+pub(crate) async fn serve(listener: Listener, router: Router, mut closed: watch::Receiver<()>) {
     let connections = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new());
     builder.header_read_timeout(
         Some(RECEIVE_TIMEOUT).filter(|_| !canary::active!("half_a_request_for_ever")),
     );
     loop {
-        let accepted = tokio::select! {
-            // Also when the sender is dropped.
-            _ = &mut closed => break,
-            accepted = listener.accept() => accepted,
+        let next = async {
+            let place = Arc::clone(&places).acquire_owned().await;
+            (place, listener.accept().await)
         };
-        let Ok((stream, _)) = accepted else {
-            tokio::time::sleep(ACCEPT_PAUSE).await;
-            continue;
+        let (place, accepted) = tokio::select! {
+            // Only when the sender is dropped: it sends nothing.
+            _ = closed.changed() => break,
+            next = next => next,
         };
-        let service = TowerToHyperService::new(router.clone());
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::debug!(%error, "accepting a connection of the API failed");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let mut stream = Box::pin(TimeoutStream::new(Box::into_pin(stream)));
+        stream.as_mut().set_write_timeout_pinned(
+            Some(SEND_TIMEOUT).filter(|_| !canary::active!("answers_wait_for_ever")),
+        );
+        let service = TowerToHyperService::new(router.clone().layer(Extension(peer)));
         let connection = builder.serve_connection(TokioIo::new(stream), service);
         let connection = connections.watch(connection);
         drop(tokio::spawn(async move {
             // A client that breaks off is its own business.
             let _ = connection.await;
+            drop(place);
         }));
     }
     drop(listener);

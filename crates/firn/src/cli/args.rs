@@ -8,12 +8,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 
+use crate::access::Role;
 use crate::model::{AttachRequest, DataMode, TransportChoice};
 use crate::store_faults::StoreFaultPlan;
 use crate::units::{Size, TimeSpan};
-
-/// Default address of the API, for the server and for the commands.
-pub(crate) const API_DEFAULT: &str = "127.0.0.1:7070";
 
 /// Fast local disks whose truth lives in an object store.
 #[derive(Debug, Parser)]
@@ -28,9 +26,8 @@ pub(crate) const API_DEFAULT: &str = "127.0.0.1:7070";
         Exit status: 0 done, 1 failed, 2 the command line makes no sense."
 )]
 pub(crate) struct Cli {
-    /// Address of the server's HTTP API. `serve` listens here, all other commands connect here.
-    #[arg(long, global = true, env = "FIRN_API", value_name = "ADDR", default_value = API_DEFAULT)]
-    pub(crate) api: String,
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
 
     /// Print JSON instead of text.
     #[arg(long, global = true)]
@@ -38,6 +35,21 @@ pub(crate) struct Cli {
 
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// Where the server's HTTP API is, and who asks.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ApiArgs {
+    /// Address of the server's HTTP API: unix:PATH or IP:PORT. `serve` listens here (it may be given
+    /// several times), all other commands connect here. Over TCP the server wants a token.
+    /// [default: unix:./firn-data/api.sock; the commands look at unix:/run/firn/api.sock, too]
+    #[arg(long, global = true, env = "FIRN_API", value_name = "unix:PATH|ADDR")]
+    pub(crate) api: Vec<String>,
+
+    /// File with the token for an API that is reached over TCP.
+    /// [default: ./firn-data/tokens/admin, for a server on the loopback address]
+    #[arg(long, global = true, env = "FIRN_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -92,7 +104,9 @@ pub(crate) enum Command {
     everything below ./firn-data; creates the volume if it is missing\n  \
     firn serve --store /srv/firn --cache /var/lib/firn --log-size 32GiB --cache-size 200GiB\n  \
     firn serve --store 's3://bucket/firn?endpoint=https://minio:9000' --volume demo=10GiB\n  \
-    firn serve --nbd 0.0.0.0:10809 --nbd unix:/run/firn/nbd.sock\n  \
+    firn serve --nbd 127.0.0.1:10809 --nbd unix:/run/firn/nbd.sock\n  \
+    firn serve --api unix:/run/firn/api.sock --api 127.0.0.1:7070\n      \
+    the API also over TCP, for those who have a token of ./firn-data/tokens\n  \
     firn serve --config /etc/firn.toml\n      \
     the same names as the flags: store = \"...\", log-size = \"32GiB\", volume = [\"demo=10GiB\"]")]
 pub(crate) struct ServeArgs {
@@ -113,8 +127,28 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
 
+    /// Where the API listens; the flag is every command's.
+    #[arg(skip)]
+    pub(crate) api: Vec<String>,
+
+    /// Directory of the tokens that the API wants over TCP, one file for each role: read, attach and
+    /// admin. Those that are missing are made when the server listens on TCP.
+    /// [default: ./firn-data/tokens]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) api_tokens: Option<PathBuf>,
+
+    /// Let the server's group use the API's Unix sockets, too, with this role. Without it they are for
+    /// the server's user and root alone.
+    #[arg(long, value_enum, value_name = "ROLE")]
+    pub(crate) api_group: Option<Role>,
+
+    /// Ask for no authentication: `api` over TCP, `nbd` beyond the loopback address. Whoever reaches
+    /// the address can do everything that it offers.
+    #[arg(long, value_enum, value_name = "LISTENER")]
+    pub(crate) insecure: Vec<OpenListener>,
+
     /// Listen for NBD clients here: HOST:PORT or unix:PATH. May be given several times.
-    /// NBD has no authentication: think before you leave the loopback address.
+    /// NBD has no authentication: beyond the loopback address it takes --insecure nbd.
     /// [default: 127.0.0.1:10809 and unix:./firn-data/nbd.sock]
     #[arg(long, value_name = "ADDR|unix:PATH")]
     pub(crate) nbd: Vec<String>,
@@ -163,6 +197,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, hide = true, value_name = "PLAN")]
     #[serde(skip)]
     pub(crate) planned_store_faults: Option<StoreFaultPlan>,
+}
+
+/// A listener that asks nobody who he is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OpenListener {
+    /// The API over TCP.
+    Api,
+    /// NBD beyond the loopback address.
+    Nbd,
 }
 
 /// How the log file is read and written.

@@ -1,16 +1,32 @@
 //! The HTTP client of the commands.
 //!
-//! Turns every way in which a request can fail into one [`Failure`] that says what to do: a problem
-//! document keeps its code and detail, and a server that does not answer is named by its address.
+//! Finds the server by itself where it listens at a usual place, and shows a token where it is
+//! reached over TCP. Turns every way in which a request can fail into one [`Failure`] that says what
+//! to do: a problem document keeps its code and detail, and a server that does not answer is named by
+//! its address. A token goes to no other machine unless it was named for it.
 
 use std::fmt::Write;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use ureq::http::{Method, Request, Response};
-use ureq::{Agent, Body};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
+use zeroize::Zeroizing;
 
+use super::args::ApiArgs;
+use crate::access::Role;
+use crate::access::tokens;
+use crate::api_address::{ApiAddress, SOCKET_DEFAULT, SYSTEM_SOCKET, TOKENS_DEFAULT};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::Problem;
 
@@ -18,12 +34,12 @@ use crate::model::Problem;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Largest answer that is read: far larger than any listing.
-const ANSWER_BYTES_MAX: u64 = 64 << 20;
+const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Client {
-    agent: Agent,
-    base: String,
+    address: ApiAddress,
+    token: Option<Zeroizing<String>>,
 }
 
 /// The path of a volume. Percent-encoding keeps any name within one segment.
@@ -40,25 +56,22 @@ pub(crate) fn volume_path(name: &str) -> String {
 }
 
 impl Client {
-    pub(crate) fn new(api: &str) -> Result<Self> {
-        let base = api.trim_end_matches('/');
-        let base = match base.split_once("://") {
-            None => format!("http://{base}"),
-            Some(("http", _)) => base.to_owned(),
-            Some((scheme, _)) => {
-                return Err(Failure::invalid(format!(
-                    "--api {api:?}: {scheme} is not supported; write HOST:PORT or http://HOST:PORT"
-                )));
+    pub(crate) fn new(args: &ApiArgs) -> Result<Self> {
+        let address = match args.api.as_slice() {
+            [] => find_server()?,
+            [one] => one.parse()?,
+            _ => {
+                return Err(Failure::invalid(
+                    "--api is given several times; a command asks one server",
+                ));
             }
         };
-        let agent = Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            // The API is local: a proxy for the internet must not be used.
-            .proxy(None)
-            .build()
-            .new_agent();
-        Ok(Client { agent, base })
+        let token = match (&address, &args.token_file) {
+            (ApiAddress::Unix(_), _) => None,
+            (ApiAddress::Tcp(_), Some(file)) => Some(tokens::read(file)?),
+            (ApiAddress::Tcp(authority), None) => usual_token(authority)?,
+        };
+        Ok(Client { address, token })
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
@@ -81,53 +94,142 @@ impl Client {
     }
 
     fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>> {
-        let url = format!("{}{path}", self.base);
-        let request = Request::builder().method(method).uri(&url);
-        let sent = match body {
-            Some(body) => request
-                .header("content-type", "application/json")
-                .body(body)
-                .map_err(ureq::Error::from)
-                .and_then(|request| self.agent.run(request)),
-            None => request
-                .body(())
-                .map_err(ureq::Error::from)
-                .and_then(|request| self.agent.run(request)),
-        };
-        let mut response = sent.map_err(|error| self.unreachable(&error))?;
-        let bytes = response
-            .body_mut()
-            .with_config()
-            .limit(ANSWER_BYTES_MAX)
-            .read_to_vec()
-            .map_err(|error| self.unreachable(&error))?;
-        if response.status().is_success() {
+        let request = self.request(method, path, body)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|source| Failure::internal(format!("cannot send a request: {source}")))?;
+        let (status, bytes) = runtime
+            .block_on(self.exchange(request))
+            .map_err(|error| self.unreachable(error.as_ref()))?;
+        if status.is_success() {
             Ok(bytes)
         } else {
-            Err(problem_failure(&response, &bytes, &url))
+            Err(problem_failure(
+                status,
+                &bytes,
+                &format!("{}{path}", self.address),
+            ))
         }
     }
 
-    fn unreachable(&self, error: &ureq::Error) -> Failure {
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<Request<Full<Bytes>>> {
+        let host = match &self.address {
+            ApiAddress::Unix(_) => "localhost",
+            ApiAddress::Tcp(authority) => authority,
+        };
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, host);
+        if let Some(token) = &self.token {
+            let bearer = Zeroizing::new(format!("Bearer {}", token.as_str()));
+            let mut value = HeaderValue::from_str(&bearer)
+                .map_err(|error| Failure::invalid(format!("the token cannot be sent: {error}")))?;
+            value.set_sensitive(true);
+            request = request.header(AUTHORIZATION, value);
+        }
+        if body.is_some() {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        request
+            .body(Full::new(Bytes::from(body.unwrap_or_default())))
+            .map_err(|error| Failure::invalid(format!("--api {}: {error}", self.address)))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> std::result::Result<(StatusCode, Vec<u8>), ExchangeError> {
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect()).await;
+        let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // Its failures are the request's, too.
+        drop(tokio::spawn(connection));
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);
+        Ok((status, body.collect().await?.to_bytes().to_vec()))
+    }
+
+    async fn connect(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(match &self.address {
+            ApiAddress::Unix(path) => Box::new(UnixStream::connect(path).await?),
+            ApiAddress::Tcp(authority) => Box::new(TcpStream::connect(authority.as_str()).await?),
+        })
+    }
+
+    fn unreachable(&self, error: &(dyn std::error::Error + 'static)) -> Failure {
+        let mut causes = error.to_string();
+        let mut next = error.source();
+        while let Some(cause) = next {
+            let _ = write!(causes, ": {cause}");
+            next = cause.source();
+        }
+        let denied = |error: &io::Error| error.kind() == io::ErrorKind::PermissionDenied;
+        let remedy = if error.downcast_ref().is_some_and(denied) {
+            "only its own user and root may use this socket, unless it was started with --api-group"
+        } else {
+            "start one with `firn serve`, or name another with --api or FIRN_API"
+        };
         Failure::new(
             FailureCode::ServerUnreachable,
             format!(
-                "no answer from a firn server at {}: {error}; start one with `firn serve`, or \
-                 name another with --api or FIRN_API",
-                self.base
+                "no answer from a firn server at {}: {causes}; {remedy}",
+                self.address
             ),
         )
     }
 }
 
-fn problem_failure(response: &Response<Body>, bytes: &[u8], url: &str) -> Failure {
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+type ExchangeError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The socket of a server that runs in this directory, or else of the one that the system runs.
+fn find_server() -> Result<ApiAddress> {
+    let places = [SOCKET_DEFAULT, SYSTEM_SOCKET].map(Path::new);
+    let found = places.iter().find(|place| place.exists());
+    let Some(place) = found else {
+        return Err(Failure::new(
+            FailureCode::ServerUnreachable,
+            format!(
+                "no firn server is found: there is no socket at {SOCKET_DEFAULT} or {SYSTEM_SOCKET}; \
+                 start one here with `firn serve`, or name another with --api or FIRN_API"
+            ),
+        ));
+    };
+    Ok(ApiAddress::Unix(place.to_path_buf()))
+}
+
+/// The token of a server that was started in this directory, for this machine alone.
+fn usual_token(authority: &str) -> Result<Option<Zeroizing<String>>> {
+    let host = authority
+        .rsplit_once(':')
+        .map_or(authority, |(host, _)| host);
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let is_here = bare == "localhost" || bare.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
+    let file = tokens::token_path(Path::new(TOKENS_DEFAULT), Role::Admin);
+    if !is_here || !file.exists() {
+        return Ok(None);
+    }
+    tokens::read(&file).map(Some)
+}
+
+fn problem_failure(status: StatusCode, bytes: &[u8], url: &str) -> Failure {
     match serde_json::from_slice::<Problem>(bytes) {
         Ok(problem) => Failure::new(FailureCode::from_name(&problem.code), problem.detail),
         Err(_) => Failure::new(
             FailureCode::NotFirn,
             format!(
-                "{url} answered {} without a firn problem document; is that a firn server?",
-                response.status()
+                "{url} answered {status} without a firn problem document; is that a firn server?"
             ),
         ),
     }
@@ -158,10 +260,33 @@ mod tests {
 
     #[test]
     fn a_server_that_is_not_there_is_named_with_the_remedy() {
-        let client = Client::new("127.0.0.1:1").unwrap();
+        let at = |api: &str| {
+            Client::new(&ApiArgs {
+                api: vec![api.to_owned()],
+                token_file: None,
+            })
+        };
+        let client = at("127.0.0.1:1").unwrap();
         let error = client.get::<Problem>("/v1/volumes").unwrap_err();
         assert!(error.detail.contains("http://127.0.0.1:1"), "{error}");
         assert!(error.detail.contains("firn serve"), "{error}");
-        assert!(Client::new("https://127.0.0.1:1").is_err());
+        assert!(at("https://127.0.0.1:1").is_err());
+        let error = at("unix:/nowhere/api.sock")
+            .unwrap()
+            .get::<Problem>("/")
+            .unwrap_err();
+        assert!(error.detail.contains("unix:/nowhere/api.sock"), "{error}");
+    }
+
+    #[test]
+    fn no_token_goes_to_another_machine_unless_it_was_named() {
+        for host in [
+            "example.org:1",
+            "192.0.2.1:1",
+            "[2001:db8::1]:1",
+            "127.0.0.1.example.org:1",
+        ] {
+            assert!(usual_token(host).unwrap().is_none(), "{host}");
+        }
     }
 }

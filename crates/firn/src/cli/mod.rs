@@ -14,7 +14,7 @@ mod volume;
 
 use std::time::Duration;
 
-use args::DetachArgs;
+use args::{ApiArgs, DetachArgs};
 use client::Client;
 
 use crate::failure::Result;
@@ -26,7 +26,7 @@ pub(crate) use sync::sync;
 pub(crate) use volume::volume;
 
 /// `firn attach`: prints the volume's device or URI, and nothing else, on standard output.
-pub(crate) fn attach(api: &str, json: bool, name: &str, request: &AttachRequest) -> Result<()> {
+pub(crate) fn attach(api: &ApiArgs, json: bool, name: &str, request: &AttachRequest) -> Result<()> {
     let client = Client::new(api)?;
     let path = format!("{}/attach", client::volume_path(name));
     let attachment: Attachment = client.post(&path, request)?;
@@ -73,7 +73,7 @@ fn rounded(seconds: f64) -> String {
 }
 
 /// `firn detach`: prints nothing when it succeeds.
-pub(crate) fn detach(api: &str, args: &DetachArgs) -> Result<()> {
+pub(crate) fn detach(api: &ApiArgs, args: &DetachArgs) -> Result<()> {
     let path = format!("{}/detach", client::volume_path(&args.name));
     let request = DetachRequest { force: args.force };
     Client::new(api)?.post_no_content(&path, &request)

@@ -1,7 +1,7 @@
 //! `firn rescue list|show|drop`: what a host holds of volumes that it does not serve; and what
 //! `firn rescue log` has to say.
 
-use super::args::{RescueCommand, RescueLogArgs};
+use super::args::{ApiArgs, RescueCommand, RescueLogArgs};
 use super::client::Client;
 use super::output;
 use crate::failure::{Failure, FailureCode, Result};
@@ -9,7 +9,7 @@ use crate::model::{DropRequest, RescueTail, RescueTails};
 use crate::server::{LogRescue, LogRescueReport};
 use crate::units::Size;
 
-pub(crate) fn rescue(api: &str, json: bool, command: RescueCommand) -> Result<()> {
+pub(crate) fn rescue(api: &ApiArgs, json: bool, command: RescueCommand) -> Result<()> {
     match command {
         RescueCommand::List if json => output::json(&tails(api)?),
         RescueCommand::List => print_list(&tails(api)?),
@@ -26,11 +26,11 @@ pub(crate) fn rescue(api: &str, json: bool, command: RescueCommand) -> Result<()
             let path = format!("/v1/rescue/{}/drop", tail.id);
             Client::new(api)?.post_no_content(&path, &DropRequest { force })
         }
-        RescueCommand::Log(args) => rescue_log(api, json, *args),
+        RescueCommand::Log(args) => rescue_log(json, *args),
     }
 }
 
-fn tails(api: &str) -> Result<RescueTails> {
+fn tails(api: &ApiArgs) -> Result<RescueTails> {
     Client::new(api)?.get("/v1/rescue")
 }
 
@@ -100,8 +100,8 @@ fn print_tail(tail: &RescueTail) -> Result<()> {
     output::line(&lines.join("\n"))
 }
 
-fn rescue_log(api: &str, json: bool, args: RescueLogArgs) -> Result<()> {
-    let rescue = LogRescue::new(api, args).map_err(Failure::into_usage)?;
+fn rescue_log(json: bool, args: RescueLogArgs) -> Result<()> {
+    let rescue = LogRescue::new(args).map_err(Failure::into_usage)?;
     let report = rescue.run()?;
     if json {
         return output::json(&report);

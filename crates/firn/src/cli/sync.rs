@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::args::ApiArgs;
 use super::client::{Client, volume_path};
 use super::output;
 use crate::failure::{Failure, Result};
@@ -17,7 +18,7 @@ use crate::model::Volume;
 /// How often the watermarks are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-pub(crate) fn sync(api: &str, json: bool, name: &str) -> Result<()> {
+pub(crate) fn sync(api: &ApiArgs, json: bool, name: &str) -> Result<()> {
     let client = Client::new(api)?;
     let synced = if std::io::stderr().is_terminal() {
         with_progress(&client, name)?

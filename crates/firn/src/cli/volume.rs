@@ -1,13 +1,13 @@
 //! `firn volume create|list|show|resize|delete`: one request each, printed as text or as JSON.
 
-use super::args::VolumeCommand;
+use super::args::{ApiArgs, VolumeCommand};
 use super::client::{Client, volume_path};
 use super::output;
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, DiskInfo, ResizeRequest, Volume, VolumeList, Watermark};
 use crate::units::Size;
 
-pub(crate) fn volume(api: &str, json: bool, command: &VolumeCommand) -> Result<()> {
+pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Result<()> {
     let client = Client::new(api)?;
     match command {
         VolumeCommand::Create {

@@ -301,7 +301,7 @@ mod tests {
             log_io: Some(LogIo::Buffered),
             ..ServeArgs::default()
         };
-        let settings = Settings::new("127.0.0.1:0", flags).unwrap();
+        let settings = Settings::new(&[], flags).unwrap();
         let files = CacheDir::open(&settings, &mut Quiet).unwrap();
         let started = Engine::start(&settings, store, files, runtime.handle());
         let engine = runtime.block_on(started).unwrap();

@@ -132,7 +132,7 @@ fn settings(dir: &Path) -> Settings {
         log_io: Some(LogIo::Buffered),
         ..ServeArgs::default()
     };
-    Settings::new("127.0.0.1:0", flags).unwrap()
+    Settings::new(&[], flags).unwrap()
 }
 
 /// Repeats a control operation whose outcome the store left open.

@@ -3,14 +3,13 @@
 //! Reads state and prints; must never change anything.
 
 use std::io::IsTerminal;
-use std::net::SocketAddr;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use nbd::server::Listen;
 use volume::RecoveryReport;
 
 use crate::cli::output;
-use crate::config::Settings;
+use crate::config::{ApiListen, Settings};
 use crate::control_plane::ControlPlane;
 use crate::engine::Engine;
 use crate::failure::Result;
@@ -80,7 +79,7 @@ pub(super) fn log_recovery(report: &RecoveryReport) {
 /// Prints how to use the server, once it can be used.
 pub(super) fn announce(
     settings: &Settings,
-    api: SocketAddr,
+    api: &[ApiListen],
     engine: &Engine,
     control: &ControlPlane,
 ) -> Result<()> {
@@ -101,9 +100,18 @@ pub(super) fn announce(
             Size(files.log.bytes),
             files.log.reason
         ),
-        format!("  API    http://{api}"),
-        format!("  NBD    {} ({})", nbd.join(", "), engine.backend()),
     ];
+    lines.extend(api.iter().map(|listen| format!("  API    {listen}")));
+    let is_tcp = |listen: &ApiListen| matches!(listen, ApiListen::Tcp(_));
+    if api.iter().any(is_tcp) && !settings.api.insecure {
+        let dir = settings.api.tokens.display();
+        lines.push(format!("  tokens {dir}/{{read,attach,admin}}"));
+    }
+    lines.push(format!(
+        "  NBD    {} ({})",
+        nbd.join(", "),
+        engine.backend()
+    ));
     for volume in control.reachable_volumes() {
         lines.push(format!("\nvolume {} ({})", volume.name, Size(volume.bytes)));
         if let Some(device) = &volume.device {

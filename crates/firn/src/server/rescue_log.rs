@@ -60,7 +60,7 @@ pub(crate) struct LogRescueReport {
 }
 
 impl LogRescue {
-    pub(crate) fn new(api: &str, args: RescueLogArgs) -> Result<Self> {
+    pub(crate) fn new(args: RescueLogArgs) -> Result<Self> {
         let flags = ServeArgs {
             config: args.config,
             store: args.store,
@@ -74,7 +74,7 @@ impl LogRescue {
             log_size: None,
             segment_size: None,
             cache_size: None,
-            ..Settings::new(api, flags)?
+            ..Settings::new(&[], flags)?
         };
         if !CacheDir::has_log(&settings.cache) {
             return Err(Failure::invalid(format!(

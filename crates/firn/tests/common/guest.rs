@@ -328,9 +328,7 @@ fn is_emulated() -> bool {
 
 /// The sum of a counter's samples whose labels contain `label`, from `/metrics`.
 pub fn metric(server: &Server, name: &str, label: &str) -> f64 {
-    let url = format!("{}/metrics", server.api);
-    let text = ureq::get(&url).call().unwrap();
-    let text = text.into_body().read_to_string().unwrap();
+    let text = server.get("/metrics").1;
     let samples = text.lines().filter(|line| line.starts_with(name));
     let found: Vec<f64> = samples
         .filter(|line| line.contains(label))

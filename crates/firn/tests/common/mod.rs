@@ -40,6 +40,8 @@ pub struct World {
 pub struct Server {
     child: Child,
     pub api: String,
+    /// What its API wants to see over TCP, for the role admin.
+    pub token: String,
     pub socket: PathBuf,
     pub announcement: String,
 }
@@ -91,6 +93,7 @@ impl World {
         command
             .current_dir(self.dir.path())
             .env_remove("FIRN_API")
+            .env_remove("FIRN_TOKEN_FILE")
             .args(args);
         command
     }
@@ -118,6 +121,13 @@ impl World {
         }
         command.args(args);
         command
+    }
+
+    /// The token that servers of this world want for a role.
+    pub fn token(&self, role: &str) -> Option<String> {
+        let file = self.path("firn-data/tokens").join(role);
+        let text = std::fs::read_to_string(file).ok()?;
+        Some(text.trim().to_owned())
     }
 
     fn socket(&self, cache: &str) -> PathBuf {
@@ -162,6 +172,7 @@ impl World {
         let mut server = Server {
             child,
             api: String::new(),
+            token: String::new(),
             socket: self.socket(cache),
             announcement: String::new(),
         };
@@ -184,6 +195,8 @@ impl World {
             .lines()
             .find_map(|line| line.strip_prefix("  API    "));
         server.api = api.unwrap().to_owned();
+        // A server that listens on a Unix socket alone makes none.
+        server.token = self.token("admin").unwrap_or_default();
         server
     }
 
@@ -247,6 +260,20 @@ pub fn message(output: &Output) -> String {
 impl Server {
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Status and text of `GET PATH`, asked with the role admin.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .build()
+            .new_agent();
+        let request = agent
+            .get(format!("{}{path}", self.api))
+            .header("authorization", format!("Bearer {}", self.token));
+        let mut answer = request.call().unwrap();
+        let text = answer.body_mut().read_to_string().unwrap();
+        (answer.status().as_u16(), text)
     }
 
     /// A connection to a volume.

@@ -18,6 +18,8 @@ use crate::{Failure, workspace};
 pub(super) struct Firn {
     child: Child,
     api: String,
+    /// The file of the token that the API wants.
+    token: PathBuf,
     attached: Vec<String>,
     /// What it said of its log: size, direct or buffered I/O, why.
     pub(super) log: String,
@@ -44,6 +46,7 @@ impl World {
         let at = |name: &str| self.0.join(name).display().to_string();
         let mut command = Command::new(program());
         command.args(["serve", "--api", "127.0.0.1:0", "--rpo", "1h"]);
+        command.args(["--api-tokens", &at("tokens")]);
         command.args(["--store", &at("store"), "--cache", &at("cache")]);
         command.args(["--nbd", &format!("unix:{}", at("nbd.sock"))]);
         if !more.contains(&"--cache-size") {
@@ -56,6 +59,7 @@ impl World {
         let mut firn = Firn {
             child,
             api: String::new(),
+            token: self.0.join("tokens/admin"),
             attached: Vec::new(),
             log: String::new(),
         };
@@ -93,7 +97,9 @@ impl Firn {
     /// `firn ARGS`, and what it printed.
     pub(super) fn ask(&self, args: &[&str]) -> Result<String, Failure> {
         let mut command = Command::new(program());
-        let output = command.args(["--api", &self.api]).args(args).output()?;
+        command.args(["--api", &self.api]);
+        command.arg("--token-file").arg(&self.token);
+        let output = command.args(args).output()?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(format!("firn {}: {said}", args.join(" ")).into());
@@ -136,7 +142,9 @@ impl Firn {
 
     /// The sum of a metric over all samples whose labels contain `labels`.
     pub(super) fn metric(&self, name: &str, labels: &str) -> Result<f64, Failure> {
+        let token = std::fs::read_to_string(&self.token)?;
         let answer = ureq::get(format!("http://{}/metrics", self.api))
+            .header("authorization", format!("Bearer {}", token.trim()))
             .call()?
             .body_mut()
             .read_to_string()?;

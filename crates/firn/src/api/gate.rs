@@ -1,0 +1,256 @@
+//! The gate before the API: names each request, finds its caller, and lets in what his role reaches.
+//!
+//! A path that no rule speaks of needs the highest role, so that a new one is never open by mistake.
+//! What is open to everybody says nothing of volumes.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{Extension, MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::audit::{AuditTrail, Change};
+use super::caller::{Caller, Peer, SharedRules};
+use super::limits::RequestLimits;
+use crate::access::Role;
+use crate::failure::{Failure, FailureCode, Result};
+
+/// The header that names a request, in the request and in the answer.
+const REQUEST_ID: &str = "x-request-id";
+
+/// A name that a client gives is taken over if it is short and of these characters, so that it can
+/// stand in a line of the log.
+const REQUEST_ID_CHARS_MAX: usize = 64;
+
+/// What stands between the listeners and the handlers.
+#[derive(Debug)]
+pub(crate) struct Gate {
+    pub(super) rules: SharedRules,
+    limits: RequestLimits,
+    pub(super) audit: AuditTrail,
+}
+
+/// The name of a request.
+#[derive(Clone, Debug)]
+struct RequestId(String);
+
+impl Gate {
+    pub(crate) fn new(rules: SharedRules) -> Self {
+        Gate {
+            rules,
+            limits: RequestLimits::new(Instant::now()),
+            audit: AuditTrail::default(),
+        }
+    }
+}
+
+/// The role that an operation needs; none if it is open to everybody.
+fn required_role(method: &Method, path: &str) -> Option<Role> {
+    let looks = matches!(*method, Method::GET | Method::HEAD);
+    match path {
+        "/" | "/healthz" | "/readyz" | "/v1/openapi.json" if looks => None,
+        "/v1/session" => None,
+        _ if looks => Some(Role::Read),
+        "/v1/volumes/{name}/attach" | "/v1/volumes/{name}/detach" | "/v1/volumes/{name}/sync" => {
+            Some(Role::Attach)
+        }
+        _ => Some(Role::Admin),
+    }
+}
+
+/// Gives a request its name, and its answer the same.
+pub(super) async fn name_request(mut request: Request, next: Next) -> Response {
+    let given = request.headers().get(REQUEST_ID);
+    let given = given.and_then(|value| value.to_str().ok()).filter(|id| {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+        (1..=REQUEST_ID_CHARS_MAX).contains(&id.len()) && id.bytes().all(is_plain)
+    });
+    let id = given.map_or_else(|| format!("{:016x}", fastrand::u64(..)), str::to_owned);
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut response = next.run(request).await;
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+/// Lets a request in, or refuses it. Whether it was done or refused, a change is recorded.
+pub(super) async fn admit(
+    State(gate): State<Arc<Gate>>,
+    Extension(peer): Extension<Peer>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let began = Instant::now();
+    let found = gate.rules.identify(peer, request.headers());
+    let permit = gate.limits.take(found.as_ref().ok(), began);
+    if let Err(wait) = permit
+        && !canary::active!("no_limit_of_rate")
+    {
+        return too_many(wait.as_secs() + 1);
+    }
+    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+    let change = (!looks).then(|| change_of(&request, peer, found.as_ref().ok()));
+    let response = match check(&request, peer, found.as_ref()) {
+        Ok(()) => {
+            if let Ok(caller) = found {
+                request.extensions_mut().insert(caller);
+            }
+            next.run(request).await
+        }
+        Err(failure) => failure.into_response(),
+    };
+    if let Some(change) = change {
+        gate.audit
+            .record(change, response.status().as_u16(), began.elapsed());
+    }
+    response
+}
+
+fn change_of(request: &Request, peer: Peer, caller: Option<&Caller>) -> Change {
+    let id = request.extensions().get::<RequestId>();
+    Change {
+        request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
+        who: caller.map_or_else(|| format!("nobody known, from {peer}"), Caller::to_string),
+        method: request.method().to_string(),
+        path: request.uri().path().to_owned(),
+    }
+}
+
+fn check(
+    request: &Request,
+    peer: Peer,
+    found: std::result::Result<&Caller, &Failure>,
+) -> Result<()> {
+    if let Peer::Tcp { here, .. } = peer {
+        check_names(request.method(), request.headers(), here)?;
+    }
+    let path = request.extensions().get::<MatchedPath>();
+    let path = path.map_or("", MatchedPath::as_str);
+    let Some(role) = required_role(request.method(), path) else {
+        return Ok(());
+    };
+    let what = format!("{} {}", request.method(), request.uri().path());
+    found.map_err(Clone::clone)?.require(role, &what)
+}
+
+/// Refuses what a web page of somebody else makes a browser send. A page whose own name resolves to the
+/// loopback address (DNS rebinding) sends requests that carry that name; one that sends a change to
+/// this server has its own origin in it, whatever cookies go with it.
+fn check_names(method: &Method, headers: &HeaderMap, here: SocketAddr) -> Result<()> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let host = text(header::HOST);
+    if here.ip().is_loopback() && host.is_some_and(|host| !is_local_name(host)) {
+        return Err(Failure::new(
+            FailureCode::WrongHost,
+            format!(
+                "the request names the host {:?}; a server on the loopback address answers only to \
+                 an IP address or localhost",
+                host.unwrap_or_default()
+            ),
+        ));
+    }
+    let looks = matches!(*method, Method::GET | Method::HEAD);
+    let Some(origin) = text(header::ORIGIN).filter(|_| !looks) else {
+        return Ok(());
+    };
+    let authority = origin.split_once("://").map(|(_, authority)| authority);
+    if authority.is_some() && authority == host || canary::active!("any_page_may_change") {
+        return Ok(());
+    }
+    Err(Failure::new(
+        FailureCode::WrongHost,
+        format!("a page of {origin:?} may not change anything here"),
+    ))
+}
+
+fn is_local_name(host: &str) -> bool {
+    let bare = |host: &str| host == "localhost" || host.parse::<IpAddr>().is_ok();
+    host.parse::<SocketAddr>().is_ok()
+        || bare(host.trim_start_matches('[').trim_end_matches(']'))
+        || host.rsplit_once(':').is_some_and(|(name, _)| bare(name))
+}
+
+fn too_many(seconds: u64) -> Response {
+    let failure = Failure::new(
+        FailureCode::TooManyRequests,
+        format!("more requests came than the server takes; try again in {seconds} s"),
+    );
+    let mut response = failure.into_response();
+    response
+        .headers_mut()
+        .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_local_names() {
+        for host in [
+            "localhost",
+            "localhost:7070",
+            "127.0.0.1:7070",
+            "[::1]:7070",
+            "[::1]",
+            "::1",
+        ] {
+            assert!(is_local_name(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:7070",
+            "127.0.0.1.evil.example",
+            ":7070",
+        ] {
+            assert!(!is_local_name(host), "{host}");
+        }
+    }
+
+    #[test]
+    fn each_operation_needs_the_role_that_its_description_names() {
+        let document: serde_json::Value =
+            serde_json::from_str(include_str!("openapi.json")).unwrap();
+        for (path, operations) in document["paths"].as_object().unwrap() {
+            for (method, operation) in operations.as_object().unwrap() {
+                let Ok(verb) = method.to_uppercase().parse::<Method>() else {
+                    continue;
+                };
+                let Some(described) = operation.get("x-firn-role") else {
+                    assert!(method == "parameters", "{method} {path} names no role");
+                    continue;
+                };
+                let needed = required_role(&verb, path).map_or("none", Role::as_str);
+                assert_eq!(described, needed, "{method} {path}");
+            }
+        }
+        // What nobody described is closed.
+        let unknown = required_role(&Method::POST, "/v1/volumes/{name}/burn");
+        assert_eq!(unknown, Some(Role::Admin));
+        assert_eq!(required_role(&Method::GET, ""), Some(Role::Read));
+    }
+
+    #[test]
+    fn a_change_from_another_origin_is_refused_and_a_look_is_not() {
+        let here: SocketAddr = "127.0.0.1:7070".parse().unwrap();
+        let headers = |origin: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, "localhost:7070".parse().unwrap());
+            headers.insert(header::ORIGIN, origin.parse().unwrap());
+            headers
+        };
+        let check = |method, origin| check_names(&method, &headers(origin), here);
+        assert!(check(Method::POST, "http://localhost:7070").is_ok());
+        for origin in ["http://localhost:3000", "null", "https://evil.example", ""] {
+            assert!(check(Method::POST, origin).is_err(), "{origin}");
+            assert!(check(Method::DELETE, origin).is_err(), "{origin}");
+            assert!(check(Method::GET, origin).is_ok(), "{origin}");
+        }
+    }
+}
