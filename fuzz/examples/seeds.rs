@@ -39,6 +39,39 @@ fn nbd_session() -> Vec<u8> {
     out
 }
 
+/// A session with extended headers and both metadata contexts: a status, a write, a trim.
+fn nbd_extended_session() -> Vec<u8> {
+    let mut out = 3_u32.to_be_bytes().to_vec();
+    let mut contexts = b"\0\0\0\x04disk\0\0\0\x02".to_vec();
+    for name in ["base:allocation", "firn:dirty"] {
+        contexts.extend((name.len() as u32).to_be_bytes());
+        contexts.extend(name.as_bytes());
+    }
+    for (option, data) in [
+        (11_u32, &b""[..]),
+        (9, &contexts),
+        (10, &contexts),
+        (7, b"\0\0\0\x04disk\0\0"),
+    ] {
+        out.extend(b"IHAVEOPT");
+        out.extend(option.to_be_bytes());
+        out.extend((data.len() as u32).to_be_bytes());
+        out.extend(data);
+    }
+    for (command, flags, length) in [(7_u16, 8_u16, 1_u64 << 29), (1, 32, 512), (4, 0, 4096)] {
+        out.extend(0x21e4_1c71_u32.to_be_bytes());
+        out.extend(flags.to_be_bytes());
+        out.extend(command.to_be_bytes());
+        out.extend(u64::from(command).to_be_bytes());
+        out.extend(4096_u64.to_be_bytes());
+        out.extend(length.to_be_bytes());
+        if command == 1 {
+            out.extend([7; 512]);
+        }
+    }
+    out
+}
+
 fn messenger_frames() -> Vec<Vec<u8>> {
     let mut out = TxBuf::default();
     Sealer::Crc.seal(
@@ -78,6 +111,7 @@ fn main() -> std::io::Result<()> {
         .map(|(target, input)| (format!("volume_{target}"), input))
         .collect();
     seeds.push(("nbd_session".into(), nbd_session()));
+    seeds.push(("nbd_session".into(), nbd_extended_session()));
     seeds.extend(
         messenger_frames()
             .into_iter()

@@ -3,7 +3,7 @@
 
 use crate::codec::{
     Command, Decoder, Directory, Event, ExportEntry, ExportInfo, Handshake, Limits,
-    PAYLOAD_BYTES_MAX, Progress,
+    PAYLOAD_BYTES_MAX, Progress, Session, Tls,
 };
 use blkmq::io::Geometry;
 
@@ -62,7 +62,7 @@ pub struct Trace {
 pub fn session(input: &[u8], step: usize) -> Trace {
     let step = step.max(1);
     let mut trace = Trace::default();
-    let mut handshake = Handshake::new();
+    let mut handshake = Handshake::new(Tls::Offered);
     let mut at = 0;
     while at < input.len() {
         let end = input.len().min(at + step);
@@ -81,8 +81,11 @@ pub fn session(input: &[u8], step: usize) -> Trace {
                 trace.events.push(format!("{reason:?}"));
                 return trace;
             }
-            Progress::Transmission(limits) => {
-                transmission(&input[at..], step, &limits, &mut trace);
+            // What follows in a real session is decrypted first: here it stands for itself.
+            Progress::StartTls => assert!(consumed > 0, "no progress"),
+            Progress::Transmission(limits, session) => {
+                trace.events.push(format!("{session:?}"));
+                transmission(&input[at..], step, session, &limits, &mut trace);
                 return trace;
             }
         }
@@ -91,9 +94,15 @@ pub fn session(input: &[u8], step: usize) -> Trace {
 }
 
 /// Runs the transmission phase on `input`, handed over in pieces of at most `step` bytes.
-pub fn transmission(input: &[u8], step: usize, limits: &Limits, trace: &mut Trace) {
+pub fn transmission(
+    input: &[u8],
+    step: usize,
+    session: Session,
+    limits: &Limits,
+    trace: &mut Trace,
+) {
     let step = step.max(1);
-    let mut decoder = Decoder::new();
+    let mut decoder = Decoder::new(session);
     let mut at = 0;
     while at < input.len() {
         let end = input.len().min(at + step);
@@ -109,19 +118,22 @@ pub fn transmission(input: &[u8], step: usize, limits: &Limits, trace: &mut Trac
                 at += bytes;
             }
             Event::Request(request) => {
-                let end = request.offset + u64::from(request.length);
+                let end = request.offset + request.length;
                 assert!(end <= limits.bytes, "request outside the export");
                 let moved = matches!(request.command, Command::Read | Command::Write);
                 assert!(
-                    !moved || request.length <= PAYLOAD_BYTES_MAX,
+                    !moved || request.length <= u64::from(PAYLOAD_BYTES_MAX),
                     "oversized payload"
                 );
-                let writes = !matches!(request.command, Command::Read | Command::Flush);
+                let writes = request.op().changes();
                 assert!(!(writes && limits.read_only), "write to a read-only export");
-                let due = if request.command == Command::Write {
-                    request.length
-                } else {
-                    0
+                assert!(
+                    request.command != Command::BlockStatus || !session.contexts.is_empty(),
+                    "a status of nothing"
+                );
+                let due = match request.command {
+                    Command::Write => request.payload_bytes(),
+                    _ => 0,
                 };
                 assert_eq!(
                     decoder.payload_bytes_left(),

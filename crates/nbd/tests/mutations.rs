@@ -1,6 +1,7 @@
 //! Sessions that were valid until something was changed in them: the codec never panics, never
 //! answers without bound, and sees the same thing however the bytes are cut.
 
+use nbd::codec::{Headers, Session};
 use nbd::fuzz;
 use proptest::prelude::*;
 
@@ -17,6 +18,13 @@ fn any_option() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         Just(option(3, b"")),
         Just(option(8, b"")),
+        Just(option(5, b"")),
+        Just(option(11, b"")),
+        Just(option(
+            10,
+            b"\0\0\0\x04disk\0\0\0\x01\0\0\0\x0fbase:allocation"
+        )),
+        Just(option(9, b"\0\0\0\x04disk\0\0\0\x01\0\0\0\x05firn:")),
         (any::<u32>(), prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(k, d)| option(k, &d)),
         (name, prop::collection::vec(0_u16..5, 0..4)).prop_map(|(name, wanted)| {
             let mut data = (name.len() as u32).to_be_bytes().to_vec();
@@ -33,15 +41,29 @@ fn any_option() -> impl Strategy<Value = Vec<u8>> {
 fn any_request() -> impl Strategy<Value = Vec<u8>> {
     let length = prop_oneof![4 => (0_u32..8).prop_map(|n| n * 512), 1 => any::<u32>()];
     let offset = prop_oneof![4 => (0_u64..1 << 21).prop_map(|n| n * 512), 1 => any::<u64>()];
-    (0_u16..8, 0_u16..32, any::<u64>(), offset, length).prop_map(
-        |(command, flags, cookie, offset, length)| {
-            let mut out = 0x2560_9513_u32.to_be_bytes().to_vec();
+    let shape = (any::<bool>(), 0_u16..9, 0_u16..64);
+    (shape, any::<u64>(), offset, length).prop_map(
+        |((is_extended, command, flags), cookie, offset, length)| {
+            let magic = if is_extended {
+                0x21e4_1c71_u32
+            } else {
+                0x2560_9513
+            };
+            let mut out = magic.to_be_bytes().to_vec();
             out.extend(flags.to_be_bytes());
             out.extend(command.to_be_bytes());
             out.extend(cookie.to_be_bytes());
             out.extend(offset.to_be_bytes());
+            if is_extended {
+                out.extend([0; 4]);
+            }
             out.extend(length.to_be_bytes());
-            if command == 1 && length < 1 << 16 {
+            let has_payload = if is_extended {
+                flags & 32 != 0
+            } else {
+                command == 1
+            };
+            if has_payload && length < 1 << 16 {
                 out.extend(vec![0xa5; length as usize]);
             }
             out
@@ -93,6 +115,9 @@ proptest! {
         let limits = blkmq::io::Geometry {
             bytes: 1 << 30, logical_block: 512, physical_block: 4096, read_only: false,
         };
-        fuzz::transmission(&bytes, 64, &limits, &mut fuzz::Trace::default());
+        for headers in [Headers::Simple, Headers::Structured, Headers::Extended] {
+            let session = Session { headers, ..Session::default() };
+            fuzz::transmission(&bytes, 64, session, &limits, &mut fuzz::Trace::default());
+        }
     }
 }

@@ -4,7 +4,11 @@
 //! the next is looked at, so a client that asks without reading makes no queue grow: the caller
 //! sends what it has before it feeds more.
 
-use super::{ExportInfo, NAME_BYTES_MAX, PAYLOAD_BYTES_MAX, wire};
+use super::directory::Directory;
+use super::meta::ContextSet;
+use super::options::{info, list, list_contexts, refuse, reply, select_contexts, u32_at, u64_at};
+use super::reply::{Headers, Session};
+use super::{NAME_BYTES_MAX, wire};
 
 /// Option data that is looked at: a name, its length, and a generous list of wanted facts.
 const OPTION_BYTES_MAX: u32 = 8192;
@@ -13,34 +17,16 @@ const OPTION_SKIP_BYTES_MAX: u32 = 64 << 10;
 /// Magic, option, length.
 const OPTION_HEADER_BYTES: usize = 16;
 
-/// One line of an export list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExportEntry {
-    /// Name.
-    pub name: String,
-    /// Description; empty for none.
-    pub description: String,
-}
-
-/// Where exports are looked up. Answers from memory.
-pub trait Directory {
-    /// What the transmission phase needs of an export that was found.
-    type Export;
-
-    /// The export of this name. The empty name asks for the default export.
-    fn find(&self, name: &str) -> Option<(Self::Export, ExportInfo)>;
-
-    /// All exports that are to be listed.
-    fn list(&self) -> Vec<ExportEntry>;
-}
-
 /// What a call of [`Handshake::receive`] led to.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress<E> {
     /// Send what was answered, then feed more.
     NeedMore,
     /// Send what was answered, then begin the transmission phase with this export.
-    Transmission(E),
+    Transmission(E, Session),
+    /// Send what was answered, then take the handshake of TLS, beginning with what was not
+    /// consumed; feed what comes out of it.
+    StartTls,
     /// Send what was answered, then close.
     Close(CloseReason),
 }
@@ -68,6 +54,12 @@ pub enum CloseReason {
     /// EXPORT_NAME asked for an export that does not exist, and knows no error reply.
     #[error("no such export, and the option used has no error reply")]
     UnknownExport,
+    /// EXPORT_NAME after extended headers, which know GO alone.
+    #[error("EXPORT_NAME after extended headers were agreed on")]
+    ExtendedNeedsGo,
+    /// EXPORT_NAME without TLS, where it is required: the option has no error reply.
+    #[error("EXPORT_NAME without TLS, which this server requires")]
+    TlsRequired,
     /// A client without the fixed newstyle handshake used an option that needs it.
     #[error("option {0} needs the fixed newstyle handshake")]
     NotFixed(u32),
@@ -82,10 +74,28 @@ enum State {
     Ended(Option<CloseReason>),
 }
 
+/// What a server offers of TLS, and where a session stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tls {
+    /// Not offered.
+    #[default]
+    Absent,
+    /// Offered: clients may go on without.
+    Offered,
+    /// Nothing but STARTTLS and ABORT is answered before it.
+    Required,
+    /// In use.
+    Active,
+}
+
 /// The resumable handshake of one session.
 #[derive(Debug)]
 pub struct Handshake {
     state: State,
+    tls: Tls,
+    headers: Headers,
+    /// Metadata contexts that the client selected, and for which export.
+    contexts: Option<(String, ContextSet)>,
     /// The part of a header or of option data seen so far; never beyond `OPTION_BYTES_MAX`.
     partial: Vec<u8>,
     fixed: bool,
@@ -94,15 +104,18 @@ pub struct Handshake {
 
 impl Default for Handshake {
     fn default() -> Self {
-        Handshake::new()
+        Handshake::new(Tls::Absent)
     }
 }
 
 impl Handshake {
     /// A handshake whose greeting is about to be sent.
-    pub fn new() -> Self {
+    pub fn new(tls: Tls) -> Self {
         Handshake {
             state: State::ClientFlags,
+            tls,
+            headers: Headers::Simple,
+            contexts: None,
             partial: Vec::new(),
             fixed: false,
             no_zeroes: false,
@@ -240,28 +253,108 @@ impl Handshake {
         directory: &D,
         out: &mut Vec<u8>,
     ) -> Progress<D::Export> {
+        let without_tls = matches!(option, wire::OPT_ABORT | wire::OPT_STARTTLS);
+        if self.tls == Tls::Required && !without_tls {
+            if option == wire::OPT_EXPORT_NAME {
+                return self.end(CloseReason::TlsRequired);
+            }
+            let why = "this server requires TLS: begin with STARTTLS";
+            refuse(out, option, wire::REP_ERR_TLS_REQD, why);
+            return Progress::NeedMore;
+        }
         match option {
-            wire::OPT_EXPORT_NAME => self.export_name(data, directory, out),
+            wire::OPT_EXPORT_NAME => return self.export_name(data, directory, out),
             wire::OPT_ABORT => {
                 reply(out, option, wire::REP_ACK, &[]);
-                self.end(CloseReason::Aborted)
+                return self.end(CloseReason::Aborted);
             }
-            wire::OPT_LIST => {
-                list(data, directory, out);
-                Progress::NeedMore
-            }
-            wire::OPT_INFO | wire::OPT_GO => match info(option, data, directory, out) {
-                Some(export) if option == wire::OPT_GO => {
-                    self.state = State::Ended(None);
-                    Progress::Transmission(export)
+            wire::OPT_STARTTLS => return self.start_tls(data, out),
+            wire::OPT_LIST => list(data, directory, out),
+            wire::OPT_INFO | wire::OPT_GO => {
+                let found = info(option, data, directory, self.headers, out);
+                if let Some((export, name)) = found
+                    && option == wire::OPT_GO
+                {
+                    return self.transmission(export, name);
                 }
-                _ => Progress::NeedMore,
-            },
-            _ => {
-                refuse(out, option, wire::REP_ERR_UNSUP, "option is not supported");
-                Progress::NeedMore
+            }
+            wire::OPT_STRUCTURED_REPLY => self.structured_reply(data, out),
+            wire::OPT_EXTENDED_HEADERS => self.extended_headers(data, out),
+            wire::OPT_LIST_META_CONTEXT => list_contexts(data, directory, out),
+            wire::OPT_SET_META_CONTEXT => {
+                // Whatever comes of it, an earlier selection no longer holds.
+                self.contexts = None;
+                if self.headers == Headers::Simple {
+                    let why = "metadata contexts need structured replies or extended headers";
+                    refuse(out, option, wire::REP_ERR_INVALID, why);
+                } else {
+                    self.contexts = select_contexts(data, directory, out);
+                }
+            }
+            _ => refuse(out, option, wire::REP_ERR_UNSUP, "option is not supported"),
+        }
+        Progress::NeedMore
+    }
+
+    fn transmission<E>(&mut self, export: E, name: &str) -> Progress<E> {
+        self.state = State::Ended(None);
+        let selected = self.contexts.take().filter(|(of, _)| of == name);
+        let session = Session {
+            headers: self.headers,
+            contexts: selected.map(|(_, contexts)| contexts).unwrap_or_default(),
+        };
+        Progress::Transmission(export, session)
+    }
+
+    fn structured_reply(&mut self, data: &[u8], out: &mut Vec<u8>) {
+        let option = wire::OPT_STRUCTURED_REPLY;
+        if !data.is_empty() {
+            let why = "STRUCTURED_REPLY takes no data";
+            return refuse(out, option, wire::REP_ERR_INVALID, why);
+        }
+        match self.headers {
+            Headers::Simple => {
+                self.headers = Headers::Structured;
+                reply(out, option, wire::REP_ACK, &[]);
+            }
+            Headers::Structured => {
+                let why = "structured replies were agreed on already";
+                refuse(out, option, wire::REP_ERR_INVALID, why);
+            }
+            Headers::Extended => {
+                let why = "extended headers were agreed on, which include structured replies";
+                refuse(out, option, wire::REP_ERR_EXT_HEADER_REQD, why);
             }
         }
+    }
+
+    fn extended_headers(&mut self, data: &[u8], out: &mut Vec<u8>) {
+        let option = wire::OPT_EXTENDED_HEADERS;
+        if !data.is_empty() || self.headers == Headers::Extended {
+            let why = "EXTENDED_HEADERS takes no data, and is agreed on once";
+            return refuse(out, option, wire::REP_ERR_INVALID, why);
+        }
+        self.headers = Headers::Extended;
+        reply(out, option, wire::REP_ACK, &[]);
+    }
+
+    fn start_tls<E>(&mut self, data: &[u8], out: &mut Vec<u8>) -> Progress<E> {
+        let option = wire::OPT_STARTTLS;
+        let error = match self.tls {
+            Tls::Active => (wire::REP_ERR_INVALID, "TLS is in use already"),
+            Tls::Absent => (wire::REP_ERR_POLICY, "this server has no TLS"),
+            _ if !data.is_empty() => (wire::REP_ERR_INVALID, "STARTTLS takes no data"),
+            Tls::Offered | Tls::Required => {
+                reply(out, option, wire::REP_ACK, &[]);
+                // What was agreed on in the clear may have been an attacker's wish.
+                self.tls = Tls::Active;
+                self.headers = Headers::Simple;
+                self.contexts = None;
+                return Progress::StartTls;
+            }
+        };
+        refuse(out, option, error.0, error.1);
+        Progress::NeedMore
     }
 
     fn export_name<D: Directory>(
@@ -270,136 +363,23 @@ impl Handshake {
         directory: &D,
         out: &mut Vec<u8>,
     ) -> Progress<D::Export> {
+        if self.headers == Headers::Extended {
+            return self.end(CloseReason::ExtendedNeedsGo);
+        }
         let found = (data.len() <= NAME_BYTES_MAX)
             .then(|| std::str::from_utf8(data).ok())
             .flatten()
-            .and_then(|name| directory.find(name));
-        let Some((export, info)) = found else {
+            .and_then(|name| Some((directory.find(name)?, name)));
+        let Some(((export, info), name)) = found else {
             return self.end(CloseReason::UnknownExport);
         };
         out.extend_from_slice(&info.geometry.bytes.to_be_bytes());
-        out.extend_from_slice(&info.flags().to_be_bytes());
+        out.extend_from_slice(&info.flags(self.headers).to_be_bytes());
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
-        self.state = State::Ended(None);
-        Progress::Transmission(export)
+        self.transmission(export, name)
     }
-}
-
-fn list<D: Directory>(data: &[u8], directory: &D, out: &mut Vec<u8>) {
-    if !data.is_empty() {
-        refuse(
-            out,
-            wire::OPT_LIST,
-            wire::REP_ERR_INVALID,
-            "LIST takes no data",
-        );
-        return;
-    }
-    for export in directory.list() {
-        let name = clip(&export.name);
-        let mut body = Vec::with_capacity(4 + name.len() + export.description.len());
-        body.extend_from_slice(&(name.len() as u32).to_be_bytes());
-        body.extend_from_slice(name.as_bytes());
-        body.extend_from_slice(clip(&export.description).as_bytes());
-        reply(out, wire::OPT_LIST, wire::REP_SERVER, &body);
-    }
-    reply(out, wire::OPT_LIST, wire::REP_ACK, &[]);
-}
-
-/// Answers INFO and GO; the export where everything was right.
-fn info<D: Directory>(
-    option: u32,
-    data: &[u8],
-    directory: &D,
-    out: &mut Vec<u8>,
-) -> Option<D::Export> {
-    let (name, wanted) = match info_request(data) {
-        Ok(parsed) => parsed,
-        Err((error, why)) => {
-            refuse(out, option, error, why);
-            return None;
-        }
-    };
-    let Some((export, info)) = directory.find(name) else {
-        refuse(out, option, wire::REP_ERR_UNKNOWN, "no export of this name");
-        return None;
-    };
-    let mut fact = |kind: u16, value: &[u8]| {
-        let mut body = Vec::with_capacity(2 + value.len());
-        body.extend_from_slice(&kind.to_be_bytes());
-        body.extend_from_slice(value);
-        reply(out, option, wire::REP_INFO, &body);
-    };
-    let mut size = [0; 10];
-    size[..8].copy_from_slice(&info.geometry.bytes.to_be_bytes());
-    size[8..].copy_from_slice(&info.flags().to_be_bytes());
-    fact(wire::INFO_EXPORT, &size);
-    let asked = |kind: u16| wanted.chunks_exact(2).any(|w| w == kind.to_be_bytes());
-    if asked(wire::INFO_NAME) {
-        fact(wire::INFO_NAME, clip(&info.name).as_bytes());
-    }
-    if asked(wire::INFO_DESCRIPTION) && !info.description.is_empty() {
-        fact(wire::INFO_DESCRIPTION, clip(&info.description).as_bytes());
-    }
-    // Told unasked as well: who does not know the minimum runs into EINVAL.
-    let mut blocks = [0; 12];
-    blocks[..4].copy_from_slice(&info.geometry.logical_block.to_be_bytes());
-    blocks[4..8].copy_from_slice(&info.geometry.physical_block.to_be_bytes());
-    blocks[8..].copy_from_slice(&PAYLOAD_BYTES_MAX.to_be_bytes());
-    fact(wire::INFO_BLOCK_SIZE, &blocks);
-    reply(out, option, wire::REP_ACK, &[]);
-    Some(export)
-}
-
-/// Name length u32, name, count u16, count times u16; nothing before, between or after.
-fn info_request(data: &[u8]) -> Result<(&str, &[u8]), (u32, &'static str)> {
-    let invalid = |why| (wire::REP_ERR_INVALID, why);
-    let length = u32_at(data, 0).ok_or(invalid("option data ends before the name's length"))?;
-    if length as usize > NAME_BYTES_MAX {
-        return Err((
-            wire::REP_ERR_TOO_BIG,
-            "export name is longer than 4096 bytes",
-        ));
-    }
-    let (name, rest) = data
-        .get(4..)
-        .and_then(|rest| rest.split_at_checked(length as usize))
-        .ok_or(invalid("option data ends inside the name"))?;
-    let name = std::str::from_utf8(name).map_err(|_| invalid("export name is not UTF-8"))?;
-    let (count, wanted) = rest
-        .split_first_chunk::<2>()
-        .ok_or(invalid("option data ends before the facts"))?;
-    if wanted.len() != usize::from(u16::from_be_bytes(*count)) * 2 {
-        return Err(invalid("option data does not match its count of facts"));
-    }
-    Ok((name, wanted))
-}
-
-/// At most what the protocol allows of a string, cut between characters.
-fn clip(text: &str) -> &str {
-    &text[..text.floor_char_boundary(NAME_BYTES_MAX)]
-}
-
-fn reply(out: &mut Vec<u8>, option: u32, kind: u32, data: &[u8]) {
-    out.extend_from_slice(&wire::OPTION_REPLY_MAGIC.to_be_bytes());
-    out.extend_from_slice(&option.to_be_bytes());
-    out.extend_from_slice(&kind.to_be_bytes());
-    out.extend_from_slice(&(data.len() as u32).to_be_bytes());
-    out.extend_from_slice(data);
-}
-
-fn refuse(out: &mut Vec<u8>, option: u32, error: u32, why: &str) {
-    reply(out, option, error, why.as_bytes());
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    Some(u32::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
-}
-
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    Some(u64::from_be_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 #[cfg(test)]

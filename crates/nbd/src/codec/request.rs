@@ -1,19 +1,19 @@
-//! The transmission phase: request headers in, checked requests out, simple replies back.
+//! The transmission phase: request headers in, checked requests out.
 //!
 //! A header is 28 bytes: magic u32, command flags u16, command u16, cookie u64, offset u64,
-//! length u32. Only WRITE is followed by `length` payload bytes. A simple reply is 16 bytes:
-//! magic u32, error u32, cookie u64; a successful READ's data follows it.
+//! length u32. Only WRITE is followed by `length` payload bytes. An extended header has another
+//! magic and a length of 64 bits; a flag says whether `length` payload bytes follow, which is
+//! taken off the stream also where the command has no use for it.
 //!
 //! Everything that can be refused without the backend is refused here, so that what comes out
 //! is inside the export, aligned, and of a known command with known flags.
 
+use super::reply::{Headers, ReplyTo, Session};
 use super::{PAYLOAD_BYTES_MAX, wire};
 use blkmq::io::{Geometry, Op, SECTOR_BYTES};
 
 const HEADER_BYTES: usize = 28;
-
-/// Length of a simple reply without data.
-pub const SIMPLE_REPLY_BYTES: usize = 16;
+const EXTENDED_HEADER_BYTES: usize = 32;
 
 /// What the checks need to know of the export. Taken anew for each call: an export may grow.
 pub type Limits = Geometry;
@@ -31,6 +31,10 @@ pub enum Command {
     Trim,
     /// The range reads as zeroes.
     WriteZeroes,
+    /// The range will be read soon.
+    Cache,
+    /// Tell what is known of the range.
+    BlockStatus,
 }
 
 /// A request that passed every check.
@@ -42,39 +46,64 @@ pub struct Request {
     pub command: Command,
     /// First byte.
     pub offset: u64,
-    /// Length in bytes.
-    pub length: u32,
+    /// Length in bytes; that of a READ or WRITE is at most [`PAYLOAD_BYTES_MAX`].
+    pub length: u64,
     /// Complete only once durable. Ignored by the protocol where it has no meaning.
     pub fua: bool,
+    /// Answer a READ with one chunk.
+    pub df: bool,
+    /// Answer a BLOCK_STATUS with one extent per context.
+    pub req_one: bool,
 }
 
 impl Request {
+    /// What a reply needs of it.
+    pub fn reply_to(&self) -> ReplyTo {
+        ReplyTo {
+            cookie: self.cookie,
+            offset: self.offset,
+        }
+    }
+
+    /// Bytes of payload that go with it, in one direction or the other.
+    pub fn payload_bytes(&self) -> u32 {
+        match self.command {
+            Command::Read | Command::Write => self.length as u32,
+            _ => 0,
+        }
+    }
+
     /// The same in the vocabulary that all transports share.
     ///
     /// NO_HOLE does not survive: a log has no preallocated place to keep, and the protocol asks
     /// a server to accept the flag, not to reserve space.
     pub fn op(&self) -> Op {
         let sector = self.offset / SECTOR_BYTES;
-        let sectors = self.length / SECTOR_BYTES as u32;
+        let sectors = self.length / SECTOR_BYTES;
         let fua = self.fua;
         match self.command {
-            Command::Read => Op::Read { sector, sectors },
+            Command::Read => Op::Read {
+                sector,
+                sectors: sectors as u32,
+            },
             Command::Write => Op::Write {
                 sector,
-                sectors,
+                sectors: sectors as u32,
                 fua,
             },
             Command::Flush => Op::Flush,
             Command::Trim => Op::Discard {
                 sector,
-                sectors: u64::from(sectors),
+                sectors,
                 fua,
             },
             Command::WriteZeroes => Op::WriteZeroes {
                 sector,
-                sectors: u64::from(sectors),
+                sectors,
                 fua,
             },
+            Command::Cache => Op::Prefetch { sector, sectors },
+            Command::BlockStatus => Op::Status { sector, sectors },
         }
     }
 }
@@ -82,10 +111,12 @@ impl Request {
 /// A request that gets an error reply while the session goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The request's cookie.
-    pub cookie: u64,
+    /// The request.
+    pub to: ReplyTo,
     /// The protocol's error value.
     pub error: u32,
+    /// Why, for people; sent where the session has a place for it.
+    pub why: &'static str,
 }
 
 /// Why a session cannot go on: after it nothing in the stream can be trusted.
@@ -94,14 +125,14 @@ pub enum Violation {
     /// The header does not start with the request magic; there is no cookie to answer.
     #[error("request starts with {0:#010x} instead of the request magic")]
     Magic(u32),
-    /// A WRITE announces more payload than was advertised. It is answered, then closed: reading
+    /// A request announces more payload than was advertised. It is answered, then closed: reading
     /// the payload to throw it away would let a client keep the server busy for nothing.
-    #[error("write of {length} bytes is larger than the advertised maximum")]
+    #[error("payload of {length} bytes is larger than the advertised maximum")]
     Oversized {
-        /// The request's cookie.
-        cookie: u64,
+        /// The request.
+        to: ReplyTo,
         /// Announced length.
-        length: u32,
+        length: u64,
     },
 }
 
@@ -138,22 +169,24 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct Decoder {
     state: State,
-    partial: [u8; HEADER_BYTES],
+    session: Session,
+    partial: [u8; EXTENDED_HEADER_BYTES],
     filled: usize,
 }
 
 impl Default for Decoder {
     fn default() -> Self {
-        Decoder::new()
+        Decoder::new(Session::default())
     }
 }
 
 impl Decoder {
     /// A decoder at the start of the transmission phase.
-    pub fn new() -> Self {
+    pub fn new(session: Session) -> Self {
         Decoder {
             state: State::Header,
-            partial: [0; HEADER_BYTES],
+            session,
+            partial: [0; EXTENDED_HEADER_BYTES],
             filled: 0,
         }
     }
@@ -211,16 +244,20 @@ impl Decoder {
                     self.state = State::Header;
                 }
                 State::Header => {
-                    let taken = rest.len().min(HEADER_BYTES - self.filled);
+                    let wanted = match self.session.headers {
+                        Headers::Extended => EXTENDED_HEADER_BYTES,
+                        Headers::Simple | Headers::Structured => HEADER_BYTES,
+                    };
+                    let taken = rest.len().min(wanted - self.filled);
                     let (head, _) = rest.split_at(taken);
                     self.partial[self.filled..self.filled + taken].copy_from_slice(head);
                     self.filled += taken;
                     consumed += taken;
-                    if self.filled < HEADER_BYTES {
+                    if self.filled < wanted {
                         return (consumed, Event::NeedMore);
                     }
                     self.filled = 0;
-                    let (state, event) = decode(&self.partial, limits);
+                    let (state, event) = decode(&self.partial, self.session, limits);
                     self.state = state;
                     return (consumed, event);
                 }
@@ -229,36 +266,58 @@ impl Decoder {
     }
 }
 
-fn be<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
+fn be<const N: usize>(bytes: &[u8; EXTENDED_HEADER_BYTES], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
 }
 
+/// An error value, and why.
+type Error = (u32, &'static str);
+
 /// Judges one whole header.
-fn decode(bytes: &[u8; HEADER_BYTES], limits: &Limits) -> (State, Event) {
+fn decode(
+    bytes: &[u8; EXTENDED_HEADER_BYTES],
+    session: Session,
+    limits: &Limits,
+) -> (State, Event) {
     let magic = u32::from_be_bytes(be(bytes, 0));
     let flags = u16::from_be_bytes(be(bytes, 4));
     let code = u16::from_be_bytes(be(bytes, 6));
     let cookie = u64::from_be_bytes(be(bytes, 8));
     let offset = u64::from_be_bytes(be(bytes, 16));
-    let length = u32::from_be_bytes(be(bytes, 24));
-    if magic != wire::REQUEST_MAGIC {
+    let is_extended = session.headers == Headers::Extended;
+    let (expected, length) = match is_extended {
+        true => (
+            wire::EXTENDED_REQUEST_MAGIC,
+            u64::from_be_bytes(be(bytes, 24)),
+        ),
+        false => (
+            wire::REQUEST_MAGIC,
+            u64::from(u32::from_be_bytes(be(bytes, 24))),
+        ),
+    };
+    if magic != expected {
         let event = Event::Violated(Violation::Magic(magic));
         return (State::Ended(event), event);
     }
-    if code == wire::CMD_WRITE && length > PAYLOAD_BYTES_MAX {
-        let event = Event::Violated(Violation::Oversized { cookie, length });
+    let to = ReplyTo { cookie, offset };
+    let has_payload = match is_extended {
+        true => flags & wire::CMD_FLAG_PAYLOAD_LEN != 0,
+        false => code == wire::CMD_WRITE,
+    };
+    if has_payload && length > u64::from(PAYLOAD_BYTES_MAX) {
+        let event = Event::Violated(Violation::Oversized { to, length });
         return (State::Ended(event), event);
     }
-    let payload = if code == wire::CMD_WRITE { length } else { 0 };
-    let refuse = |error| {
+    let payload = if has_payload { length as u32 } else { 0 };
+    let refuse = |(error, why)| {
         let state = if payload > 0 {
             State::Skip { left: payload }
         } else {
             State::Header
         };
-        (state, Event::Refused(Refusal { cookie, error }))
+        (state, Event::Refused(Refusal { to, error, why }))
     };
     let command = match code {
         wire::CMD_READ => Command::Read,
@@ -266,84 +325,94 @@ fn decode(bytes: &[u8; HEADER_BYTES], limits: &Limits) -> (State, Event) {
         wire::CMD_FLUSH => Command::Flush,
         wire::CMD_TRIM => Command::Trim,
         wire::CMD_WRITE_ZEROES => Command::WriteZeroes,
+        wire::CMD_CACHE => Command::Cache,
+        wire::CMD_BLOCK_STATUS => Command::BlockStatus,
         wire::CMD_DISC => return (State::Ended(Event::Disconnect), Event::Disconnect),
-        _ => return refuse(wire::EINVAL),
+        _ => return refuse((wire::EINVAL, "the command is not known")),
     };
-    if let Err(error) = check(command, flags, offset, length, limits) {
+    if has_payload != (command == Command::Write) {
+        let why = "a payload goes with WRITE, and with nothing else";
+        return refuse((wire::EINVAL, why));
+    }
+    let request = Request {
+        cookie,
+        command,
+        offset,
+        length,
+        fua: flags & wire::CMD_FLAG_FUA != 0,
+        df: flags & wire::CMD_FLAG_DF != 0,
+        req_one: flags & wire::CMD_FLAG_REQ_ONE != 0,
+    };
+    if let Err(error) = check(&request, flags, session, limits) {
         return refuse(error);
     }
-    let fua = flags & wire::CMD_FLAG_FUA != 0;
     let state = if payload > 0 {
         State::Payload { left: payload }
     } else {
         State::Header
     };
-    (
-        state,
-        Event::Request(Request {
-            cookie,
-            command,
-            offset,
-            length,
-            fua,
-        }),
-    )
+    (state, Event::Request(request))
+}
+
+/// The flags that a command knows. FUA is legal on every one and ignored where it means nothing.
+fn known_flags(command: Command, headers: Headers) -> u16 {
+    let own = match command {
+        Command::WriteZeroes => wire::CMD_FLAG_NO_HOLE | wire::CMD_FLAG_FAST_ZERO,
+        Command::Read if headers != Headers::Simple => wire::CMD_FLAG_DF,
+        Command::Write if headers == Headers::Extended => wire::CMD_FLAG_PAYLOAD_LEN,
+        Command::BlockStatus => wire::CMD_FLAG_REQ_ONE,
+        _ => 0,
+    };
+    own | wire::CMD_FLAG_FUA
 }
 
 /// The checks that need no backend, in the order in which clients expect their errors.
-fn check(
-    command: Command,
-    flags: u16,
-    offset: u64,
-    length: u32,
-    limits: &Limits,
-) -> Result<(), u32> {
-    // FUA is legal on every command and ignored where it means nothing.
-    let known = match command {
-        Command::WriteZeroes => {
-            wire::CMD_FLAG_FUA | wire::CMD_FLAG_NO_HOLE | wire::CMD_FLAG_FAST_ZERO
-        }
-        _ => wire::CMD_FLAG_FUA,
-    };
-    if flags & !known != 0 {
-        return Err(wire::EINVAL);
+fn check(request: &Request, flags: u16, session: Session, limits: &Limits) -> Result<(), Error> {
+    let &Request {
+        command,
+        offset,
+        length,
+        ..
+    } = request;
+    if flags & !known_flags(command, session.headers) != 0 {
+        return Err((wire::EINVAL, "a flag is not known for this command"));
     }
     if command == Command::Flush {
         return if offset == 0 && length == 0 {
             Ok(())
         } else {
-            Err(wire::EINVAL)
+            Err((wire::EINVAL, "FLUSH takes no range"))
         };
     }
-    let changes = command != Command::Read;
-    if changes && limits.read_only {
-        return Err(wire::EPERM);
+    if command == Command::BlockStatus && session.contexts.is_empty() {
+        let why = "no metadata context was selected for this export";
+        return Err((wire::EINVAL, why));
     }
-    if command == Command::Read && length > PAYLOAD_BYTES_MAX {
-        return Err(wire::EINVAL);
+    let changes = matches!(
+        command,
+        Command::Write | Command::Trim | Command::WriteZeroes
+    );
+    if changes && limits.read_only {
+        return Err((wire::EPERM, "the export is read-only"));
+    }
+    if command == Command::Read && length > u64::from(PAYLOAD_BYTES_MAX) {
+        return Err((wire::EINVAL, "a READ is of at most 32 MiB"));
     }
     let inside = offset
-        .checked_add(u64::from(length))
+        .checked_add(length)
         .is_some_and(|end| end <= limits.bytes)
         && length > 0;
     if !inside {
         let grows = matches!(command, Command::Write | Command::WriteZeroes) && length > 0;
-        return Err(if grows { wire::ENOSPC } else { wire::EINVAL });
+        let error = if grows { wire::ENOSPC } else { wire::EINVAL };
+        return Err((error, "the range is empty or ends outside the export"));
     }
     let block = u64::from(limits.logical_block.max(SECTOR_BYTES as u32));
-    if !offset.is_multiple_of(block) || !u64::from(length).is_multiple_of(block) {
-        return Err(wire::EINVAL);
+    if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
+        let why = "the range does not keep to the advertised minimum block size";
+        return Err((wire::EINVAL, why));
     }
     Ok(())
-}
-
-/// The bytes of a simple reply; `error` 0 is success.
-pub fn simple_reply(cookie: u64, error: u32) -> [u8; SIMPLE_REPLY_BYTES] {
-    let mut out = [0; SIMPLE_REPLY_BYTES];
-    out[..4].copy_from_slice(&wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
-    out[4..8].copy_from_slice(&error.to_be_bytes());
-    out[8..].copy_from_slice(&cookie.to_be_bytes());
-    out
 }
 
 #[cfg(test)]

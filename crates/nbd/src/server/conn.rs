@@ -25,7 +25,9 @@ use super::outbox::{Outbox, Weight};
 use super::registry::Membership;
 use super::token;
 use super::transport::{ConnectionCx, EndedRequests, PendingRequest, weight};
-use crate::codec::{Decoder, Event, Handshake, Progress, Request, Violation, wire};
+use crate::codec::{
+    Decoder, Event, Handshake, Progress, Refusal, Request, Session, Tls, Violation, wire,
+};
 
 /// Keys of a connection's wakers.
 const KEY_RUN: u64 = 0;
@@ -89,10 +91,10 @@ impl<B: Backend> Connection<B> {
         Connection {
             membership,
             socket: cx.register(socket),
-            phase: Phase::Handshake(Handshake::new()),
+            phase: Phase::Handshake(Handshake::new(Tls::Absent)),
             ending: Ending::No,
             intake: Intake::new(),
-            decoder: Decoder::new(),
+            decoder: Decoder::default(),
             serving: None,
             outbox: Outbox::default(),
             outstanding: Weight::default(),
@@ -215,14 +217,17 @@ impl<B: Backend> Connection<B> {
                     tracing::debug!(%reason, "handshake ended");
                     self.drain();
                 }
-                Progress::Transmission(export) => return self.open(cx, export),
+                Progress::StartTls => self.drain(),
+                Progress::Transmission(export, session) => return self.open(cx, export, session),
             }
         }
     }
 
     /// Has the control thread make the hardware queue: adding one takes the device's mutex,
     /// which a reactor thread never does (R4).
-    fn open(&mut self, cx: &mut Cx<'_>, export: Arc<Export<B>>) {
+    fn open(&mut self, cx: &mut Cx<'_>, export: Arc<Export<B>>, session: Session) {
+        self.decoder = Decoder::new(session);
+        self.outbox.set_session(session);
         if let Some(timer) = self.handshake_timer.take() {
             cx.cancel(timer);
         }
@@ -342,12 +347,13 @@ impl<B: Backend> Connection<B> {
                     self.admit(cx, request, None);
                 }
             }
-            Event::Refused(refusal) => self.refuse(refusal.cookie, refusal.error),
+            Event::Refused(refusal) => self.refuse(refusal),
             Event::Disconnect => self.drain(),
             Event::Violated(violation) => {
                 tracing::debug!(%violation, "client breaks the protocol");
-                if let Violation::Oversized { cookie, .. } = violation {
-                    self.refuse(cookie, wire::EINVAL);
+                if let Violation::Oversized { to, .. } = violation {
+                    let (error, why) = (wire::EINVAL, "a payload is of at most 32 MiB");
+                    self.refuse(Refusal { to, error, why });
                 }
                 self.drain();
             }
@@ -358,20 +364,22 @@ impl<B: Backend> Connection<B> {
     fn admit(&mut self, cx: &mut Cx<'_>, request: Request, payload: Option<Buf>) {
         if let Some(serving) = &mut self.serving {
             let outbox = &mut self.outbox;
-            let request = PendingRequest::new(request, payload);
+            let request = PendingRequest::new(request, payload, outbox.session().headers);
             serving
                 .engine
                 .admit(&mut ConnectionCx { cx, outbox }, request);
         }
     }
 
-    fn refuse(&mut self, cookie: u64, error: u32) {
-        let weight = Weight {
+    fn refuse(&mut self, refusal: Refusal) {
+        let Refusal { to, error, why } = refusal;
+        self.outstanding.requests += 1;
+        self.outbox
+            .push_with(|headers, out| headers.push_error(out, to, error, why, None));
+        self.outbox.add_weight(Weight {
             requests: 1,
             bytes: 0,
-        };
-        self.outstanding.requests += 1;
-        self.outbox.push_reply(cookie, error, None, weight);
+        });
     }
 
     /// Goes on with whatever the phase allows.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use reactor::{Buf, Cx, FileIndex, Op, SendPart, Token};
 
-use crate::codec::simple_reply;
+use crate::codec::{Headers, Session, simple_reply};
 
 /// Parts per send; below the kernel's limit on vectors.
 const PARTS_PER_SEND: usize = 512;
@@ -21,6 +21,8 @@ pub(super) struct Weight {
 
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
+    /// How replies look.
+    session: Session,
     pending: Vec<SendPart>,
     pending_weight: Weight,
     /// The weight of the send in flight, and since when it is.
@@ -38,6 +40,15 @@ impl Outbox {
         self.sending.is_none() && !self.pending.is_empty()
     }
 
+    /// The handshake is over: replies look like this from now on.
+    pub(super) fn set_session(&mut self, session: Session) {
+        self.session = session;
+    }
+
+    pub(super) fn session(&self) -> Session {
+        self.session
+    }
+
     /// Bytes of the handshake.
     pub(super) fn push_bytes(&mut self, bytes: &[u8]) {
         if bytes.is_empty() {
@@ -49,7 +60,28 @@ impl Outbox {
         }
     }
 
-    /// A reply; `data` follows it on success of a read.
+    /// Appends to the bytes that go out last, by one of the codec's functions.
+    pub(super) fn push_with(&mut self, push: impl FnOnce(Headers, &mut Vec<u8>)) {
+        if !matches!(self.pending.last(), Some(SendPart::Bytes(_))) {
+            self.pending.push(SendPart::Bytes(Vec::new()));
+        }
+        if let Some(SendPart::Bytes(last)) = self.pending.last_mut() {
+            push(self.session.headers, last);
+        }
+    }
+
+    /// Bytes that belong to a chunk whose header was pushed.
+    pub(super) fn push_data(&mut self, data: Buf) {
+        self.pending.push(SendPart::Buf(data));
+    }
+
+    /// A reply was pushed in chunks: what its request accounts for.
+    pub(super) fn add_weight(&mut self, weight: Weight) {
+        self.pending_weight.requests += weight.requests;
+        self.pending_weight.bytes += weight.bytes;
+    }
+
+    /// A simple reply; `data` follows it on success of a read.
     pub(super) fn push_reply(
         &mut self,
         cookie: u64,
@@ -61,8 +93,7 @@ impl Outbox {
         if let Some(data) = data {
             self.pending.push(SendPart::Buf(data));
         }
-        self.pending_weight.requests += weight.requests;
-        self.pending_weight.bytes += weight.bytes;
+        self.add_weight(weight);
     }
 
     /// Sends what waits, unless a send is in flight: then its end calls this again.

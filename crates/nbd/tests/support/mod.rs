@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 #![allow(unreachable_pub, reason = "a module of several test programs")]
 
+pub mod chunks;
 pub mod client;
 
 use std::os::fd::OwnedFd;
