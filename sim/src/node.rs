@@ -288,6 +288,7 @@ impl Node {
             Ok(Reply::Deleted) => Ok(StoreReply::Deleted),
             Ok(Reply::Keys(keys)) => Ok(StoreReply::Keys(keys)),
             Err(CallError::NotFound) => Err(StoreError::NotFound),
+            Err(CallError::OutOfRange) => Err(StoreError::OutOfRange),
             Err(CallError::Lost) => Err(StoreError::PreconditionFailed),
             Err(CallError::Unknown) => Err(StoreError::Unknown("the answer was lost".into())),
             Err(CallError::Unavailable) => Err(StoreError::Unavailable("try again".into())),

@@ -88,6 +88,8 @@ pub enum Reply {
 pub enum CallError {
     /// No such object.
     NotFound,
+    /// The object ends before the range does.
+    OutOfRange,
     /// The condition did not hold.
     Lost,
     /// It may or may not have happened, and may yet happen.
@@ -322,11 +324,9 @@ impl SimStore {
             }
             Call::GetRange { key, offset, len } => {
                 let object = self.objects.get(key).ok_or(CallError::NotFound)?;
-                let held = object.data.len() as u64;
-                let range = (*offset).min(held)..offset.saturating_add(*len).min(held);
-                Ok(Reply::Range(
-                    object.data[range.start as usize..range.end as usize].to_vec(),
-                ))
+                let end = offset.saturating_add(*len) as usize;
+                let range = object.data.get(*offset as usize..end);
+                Ok(Reply::Range(range.ok_or(CallError::OutOfRange)?.to_vec()))
             }
             Call::Put {
                 key,

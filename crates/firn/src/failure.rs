@@ -258,7 +258,7 @@ impl From<store::Error> for Failure {
         let code = match error.kind() {
             Kind::Denied => FailureCode::StoreDenied,
             Kind::Unsupported => FailureCode::StoreUnsupported,
-            Kind::Invalid => FailureCode::Invalid,
+            Kind::OutOfRange | Kind::Invalid => FailureCode::Invalid,
             Kind::Incompatible => FailureCode::ForeignFormat,
             Kind::Unavailable | Kind::Unknown => FailureCode::StoreUnavailable,
             _ => FailureCode::StoreFailed,

@@ -159,7 +159,7 @@ fn out_of_range(key: &str, offset: u64, len: u64) -> Error {
     let detail = format!(
         "bytes {offset}+{len} are not all inside the object; read its size with list first"
     );
-    Error::new(Kind::Invalid, Op::GetRange, key, detail)
+    Error::new(Kind::OutOfRange, Op::GetRange, key, detail)
 }
 
 /// Some services condition on the ETag, some on a version number: both travel in one [`Version`].

@@ -132,7 +132,7 @@ fn classify_status(op: Op, status: u16, uncertain: Kind) -> Verdict {
             "the store does not offer this operation; use one with conditional PUT (If-Match)",
         ),
         416 => (
-            Kind::Invalid,
+            Kind::OutOfRange,
             false,
             "the range is not inside the object; read its size with list first",
         ),

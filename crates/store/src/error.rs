@@ -28,7 +28,9 @@ pub enum Kind {
     Denied,
     /// The store cannot do this (for example conditional PUT), or firn was built without it.
     Unsupported,
-    /// The request makes no sense: a bad key, a range outside the object, a bad URL.
+    /// The object ends before the range that was asked for does.
+    OutOfRange,
+    /// The request makes no sense: a bad key, a bad URL.
     Invalid,
     /// What is there is not a store that this version of firn can use.
     Incompatible,

@@ -79,7 +79,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)>;
 
     /// Exactly `len` bytes from `offset` on; a range that leaves the object is
-    /// [`Kind::Invalid`].
+    /// [`Kind::OutOfRange`].
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes>;
 
     /// Writes unconditionally. Only for names that are never reused: then repeating it is safe.

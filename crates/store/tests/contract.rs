@@ -59,11 +59,14 @@ async fn a_range_that_leaves_the_object_is_an_error_never_a_short_answer() {
         store.put("k", bytes("0123456789")).await.unwrap();
         assert_eq!(
             kind(store.get_range("k", 8, 3).await),
-            Kind::Invalid,
+            Kind::OutOfRange,
             "{}",
             store.name()
         );
-        assert_eq!(kind(store.get_range("k", u64::MAX, 2).await), Kind::Invalid);
+        assert_eq!(
+            kind(store.get_range("k", u64::MAX, 2).await),
+            Kind::OutOfRange
+        );
         assert_eq!(kind(store.get_range("none", 0, 1).await), Kind::NotFound);
     }
 }

@@ -46,7 +46,7 @@ async fn check_contract(store: &dyn Store) {
     for (offset, len) in [(8, 3), (10, 1), (100, 1)] {
         assert_eq!(
             kind(store.get_range("packs/1", offset, len).await),
-            Kind::Invalid
+            Kind::OutOfRange
         );
     }
     assert_eq!(kind(store.get("none").await), Kind::NotFound);

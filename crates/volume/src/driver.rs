@@ -237,6 +237,8 @@ pub enum StoreReply {
 pub enum StoreError {
     /// No such object.
     NotFound,
+    /// The object ends before the range of a `GetRange` does: it is not what whoever named it wrote.
+    OutOfRange,
     /// The condition of a `Create` or `Update` did not hold.
     PreconditionFailed,
     /// It may or may not have happened: read back before deciding.

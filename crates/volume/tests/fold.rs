@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
@@ -238,6 +238,40 @@ fn a_lost_pack_stops_folding_of_its_own_range_alone() {
 }
 
 #[test]
+fn a_footer_is_read_once_however_many_windows_a_fold_left_of_it() {
+    let (mut world, volume) = with_volume(options(), 64 * GIB);
+    for page in [3, 7, 11] {
+        world.write(&volume, page * PAGE, 1, 4096);
+        world.sync(&volume);
+    }
+    world
+        .lasting
+        .objects
+        .retain(|key, _| !key.starts_with("packs/"));
+    let (mut world, volume) = elsewhere(&world, options());
+    for round in 0..8_u64 {
+        for page in [3, 5, 7, 9, 11] {
+            world.write(&volume, page * PAGE + 64 + round * 8, 2, 4096);
+        }
+        world.sync(&volume);
+        world.pass(200);
+    }
+    let deltas = root(&world).deltas;
+    let packs: BTreeSet<ObjectId> = deltas.iter().map(|delta| delta.pack).collect();
+    assert!(deltas.len() >= 2 * packs.len(), "{deltas:?}");
+    let (mut other, theirs) = elsewhere(&world, options());
+    other.settle();
+    // Beside the footers, a node and pages: what can be folded now is folded.
+    let reads = requests(&other, "range");
+    assert!(
+        reads <= packs.len() + 5,
+        "{reads} for {} packs",
+        packs.len()
+    );
+    assert_eq!(other.read_fill(&theirs, 7 * PAGE + 64, 4096), 2);
+}
+
+#[test]
 fn an_open_reads_what_it_needs_side_by_side() {
     let many = Options {
         deltas_max: 64,
@@ -361,4 +395,13 @@ fn what_folds_write_falls_with_what_a_page_gathers_between_them() {
         assert!(written < before);
         before = written;
     }
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[(
+        "footers_are_read_once_a_window",
+        a_footer_is_read_once_however_many_windows_a_fold_left_of_it,
+    )]);
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
 use volume::{Options, Volume};
 
@@ -220,11 +221,70 @@ fn what_is_uploaded_is_read_from_the_log_until_its_space_is_needed() {
     assert_eq!(ranges(&world), 0);
 }
 
+/// Reads the volume in steps of a chunk; which chunks cannot be read.
+fn failing_chunks(world: &mut World, volume: &Volume, bytes: &[u8]) -> Vec<usize> {
+    let mut failing = Vec::new();
+    for (nth, expected) in bytes.chunks(CHUNK).enumerate() {
+        let mut found = vec![0; CHUNK];
+        let op = Op::Read {
+            sector: (nth * CHUNK / 512) as u64,
+            sectors: (CHUNK / 512) as u32,
+        };
+        match world.request(volume, op, &mut found) {
+            Ok(()) => assert!(found == expected, "other bytes in chunk {nth}"),
+            Err(error) => {
+                assert_eq!(error, ErrorKind::Corrupt);
+                failing.push(nth);
+            }
+        }
+    }
+    failing
+}
+
+#[test]
+fn a_pack_that_is_shorter_than_its_index_says_fails_reads_of_what_is_missing_alone_and_at_once() {
+    let (mut world, volume, bytes) = cold_volume();
+    let packs = world.lasting.objects.keys();
+    let packs: Vec<String> = packs
+        .filter(|key| key.starts_with("packs/"))
+        .cloned()
+        .collect();
+    let (data, _) = world
+        .lasting
+        .objects
+        .get_mut(&packs[1])
+        .expect("several packs");
+    let whole = data.clone();
+    // Half of its chunks are left, and a little of the next.
+    let chunks = whole.len() / CHUNK;
+    data.truncate(chunks / 2 * CHUNK + 1000);
+    let begun = ms(&world);
+    let failing = failing_chunks(&mut world, &volume, &bytes);
+    assert_eq!(failing.len(), chunks - chunks / 2, "{failing:?}");
+    assert!(failing.is_sorted_by(|one, next| one + 1 == *next));
+    let took = ms(&world) - begun;
+    assert!(took < 5000, "{took} ms: neighbours waited for it");
+    // What is written there anew can be read, and all of it once the pack is whole again.
+    let sector = |chunk: usize| (chunk * CHUNK / 512) as u64;
+    world.write(&volume, sector(failing[0]), 7, CHUNK);
+    assert_eq!(world.read_fill(&volume, sector(failing[0]), CHUNK), 7);
+    world.pass(2000);
+    world.lasting.objects.insert(packs[1].clone(), (whole, 1));
+    let rest = failing[1] * CHUNK..bytes.len();
+    read_through(&mut world, &volume, &bytes, rest, CHUNK);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[(
-        "read_ahead_first",
-        a_cold_read_does_not_wait_behind_read_ahead,
-    )]);
+    support::each_is_seen(&[
+        (
+            "read_ahead_first",
+            a_cold_read_does_not_wait_behind_read_ahead,
+        ),
+        (
+            "short_objects_are_asked_for_again",
+            a_pack_that_is_shorter_than_its_index_says_fails_reads_of_what_is_missing_alone_and_at_once,
+        ),
+    ]);
 }

@@ -350,6 +350,7 @@ fn into_store_error(error: &store::Error) -> StoreError {
     match error.kind() {
         Kind::NotFound => StoreError::NotFound,
         Kind::PreconditionFailed => StoreError::PreconditionFailed,
+        Kind::OutOfRange => StoreError::OutOfRange,
         Kind::Unknown => StoreError::Unknown(error.chain()),
         // A bucket that is gone may come back, with everything in it.
         Kind::Unavailable | Kind::NoBucket => StoreError::Unavailable(error.chain()),

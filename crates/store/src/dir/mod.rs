@@ -222,7 +222,7 @@ impl Shared {
         let buffer = usize::try_from(len).ok().filter(|_| inside);
         let Some(buffer) = buffer else {
             let detail = format!("bytes {offset}+{len} leave the object, which has {size}");
-            return Err(Error::new(Kind::Invalid, Op::GetRange, key, detail));
+            return Err(Error::new(Kind::OutOfRange, Op::GetRange, key, detail));
         };
         let mut bytes = vec![0; buffer];
         file.read_exact_at(&mut bytes, offset).map_err(failed)?;

@@ -3,7 +3,8 @@
 //! A fetched chunk is verified, lands in the memory file, wakes the waiters, and is then copied
 //! to the disk cache in the background, so that a slow or full cache disk delays no request. While
 //! the store is unreachable a fetch waits and tries again (S10); bytes that fail their checksum
-//! twice are an I/O error and are never served (S8).
+//! twice are an I/O error and are never served (S8), and so is what lies behind the end of an object that is
+//! shorter than its index says.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::object::{FormatError, ObjectId};
 use crate::request::tail::Tail;
 use crate::store::fetch_table::{FetchKey, FetchTarget, chunk_key};
 use crate::store::index_blocks;
-use crate::store::objects::read_range;
+use crate::store::objects::{RangeError, read_range};
 
 /// Neighbours in a pack closer than this share a range request.
 const GAP_BYTES: u64 = 64 << 10;
@@ -96,16 +97,7 @@ fn end_of(chunk: &Chunk) -> u64 {
 
 /// Fetches chunks that [`grouped`] put together, and wakes who waits for them once all are here.
 pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: Vec<Arc<Chunk>>) {
-    let (first, last) = (&group[0], &group[group.len() - 1]);
-    let start = u64::from(first.offset);
-    let len = end_of(last) - start;
-    let contents = match read_pack(engine, tail, first.pack, start, len).await {
-        Ok(data) => open_chunks(engine, &group, start, data).await,
-        Err(error) => group
-            .iter()
-            .map(|_| Err(OpenFailure::Read(error)))
-            .collect(),
-    };
+    let contents = read_chunks(engine, tail, &group).await;
     let mut storing = Vec::new();
     for (chunk, content) in group.iter().zip(contents) {
         let content = match content {
@@ -130,16 +122,45 @@ pub(crate) async fn fetch_chunks(engine: &Arc<Engine>, tail: &Arc<Tail>, group: 
     engine.fetches.complete(ended, engine.jobs.now().mono_ns);
 }
 
+/// The contents of chunks of one pack, in one request. If the pack is too short for all of them, each that it
+/// has is read all the same, so that none fails for its neighbour.
+async fn read_chunks(
+    engine: &Engine,
+    tail: &Tail,
+    group: &[Arc<Chunk>],
+) -> Vec<Result<Vec<u8>, OpenFailure>> {
+    let mut contents = Vec::with_capacity(group.len());
+    let mut parts = vec![group];
+    while let Some(part) = parts.pop() {
+        let (first, last) = (&part[0], &part[part.len() - 1]);
+        let start = u64::from(first.offset);
+        match read_pack(engine, tail, first.pack, start, end_of(last) - start).await {
+            Ok(data) => contents.extend(open_chunks(engine, part, start, data).await),
+            Err(RangeError::TooShort) if part.len() > 1 => {
+                let (near, far) = part.split_at(part.len() / 2);
+                parts.extend([far, near]);
+            }
+            Err(error) => {
+                // What lies behind a chunk that is outside is outside, too.
+                let failed = |_| Err(OpenFailure::Read(error.into()));
+                contents.extend((contents.len()..group.len()).map(failed));
+                break;
+            }
+        }
+    }
+    contents
+}
+
 async fn read_pack(
     engine: &Engine,
     tail: &Tail,
     pack: ObjectId,
     offset: u64,
     len: u64,
-) -> Result<Vec<u8>, ErrorKind> {
+) -> Result<Vec<u8>, RangeError> {
     let key = engine.names.pack_key(pack).map_err(|error| {
         tracing::error!(volume = tail.name(), %pack, %error, "a pack has no name");
-        ErrorKind::Corrupt
+        RangeError::Missing
     })?;
     read_range(engine, tail, key, offset, len).await
 }

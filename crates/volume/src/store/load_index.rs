@@ -24,36 +24,58 @@ pub(crate) async fn load_index(engine: &Engine, root: &Root) -> Result<Index, Op
     let mut index = Index::default();
     index.nodes.extend(root.nodes.iter().copied());
     index.listed = root.deltas.len();
-    for deltas in root.deltas.chunks(READS_AT_ONCE) {
-        let reads = deltas
+    // A footer of which a fold left several windows stands there several times, side by side.
+    let is_same = |one: &DeltaRef, next: &DeltaRef| {
+        let once = !canary::active!("footers_are_read_once_a_window");
+        once && (one.pack, one.footer_offset) == (next.pack, next.footer_offset)
+    };
+    let packs: Vec<&[DeltaRef]> = root.deltas.chunk_by(is_same).collect();
+    for packs in packs.chunks(READS_AT_ONCE) {
+        let reads = packs
             .iter()
-            .map(|delta| Box::pin(read_footer(engine, *delta)));
-        for (delta, read) in deltas.iter().zip(join_all(reads.collect()).await) {
-            let key = pack_key(engine, delta)?;
-            match decode(&key, read?, |data| decode_own(engine, delta, data))? {
-                Ok(sections) => {
-                    let own = sections
-                        .iter()
-                        .filter(|section| section.slice.origin == root.volume);
-                    apply_window(&mut index, delta.span, own.flat_map(|part| &part.items));
+            .map(|windows| Box::pin(read_footer(engine, windows[0])));
+        for (windows, read) in packs.iter().zip(join_all(reads.collect()).await) {
+            let read = read?;
+            let is_whole = matches!(read, IndexRead::Whole(_));
+            let sections = match decode(engine, &windows[0], read)? {
+                // The line may have broken something.
+                Err(_) if is_whole => {
+                    decode(engine, &windows[0], read_footer(engine, windows[0]).await?)?
                 }
-                Err(why) => {
-                    tracing::error!(
-                        volume = root.name,
-                        key,
-                        why,
-                        first_sector = delta.span.start,
-                        sectors = delta.span.sectors(),
-                        "a pack is lost: reads of what it may hold fail until it is put back or they \
-                         are written again"
-                    );
-                    index.lose_delta(delta.span);
-                }
+                sections => sections,
+            };
+            match sections {
+                Ok(sections) => apply_windows(&mut index, root, windows, &sections),
+                Err(why) => lose_windows(engine, &mut index, root, windows, &why),
             }
             engine.port.pause().await;
         }
     }
     Ok(index)
+}
+
+fn apply_windows(index: &mut Index, root: &Root, windows: &[DeltaRef], sections: &[Section]) {
+    for window in windows {
+        let own = sections
+            .iter()
+            .filter(|section| section.slice.origin == root.volume);
+        apply_window(index, window.span, own.flat_map(|part| &part.items));
+    }
+}
+
+fn lose_windows(engine: &Engine, index: &mut Index, root: &Root, windows: &[DeltaRef], why: &str) {
+    let key = engine.names.pack_key(windows[0].pack).unwrap_or_default();
+    for DeltaRef { span, .. } in windows {
+        tracing::error!(
+            volume = root.name,
+            key,
+            why,
+            first_sector = span.start,
+            sectors = span.sectors(),
+            "a pack is lost: reads of what it may hold fail until it is put back or they are written again"
+        );
+        index.lose_delta(*span);
+    }
 }
 
 async fn read_footer(engine: &Engine, delta: DeltaRef) -> Result<IndexRead, OpenError> {
@@ -72,13 +94,6 @@ fn pack_key(engine: &Engine, delta: &DeltaRef) -> Result<String, OpenError> {
     key.map_err(|error| OpenError::Corrupt(format!("pack {}: {error}", delta.pack)))
 }
 
-/// What the footer of a delta says, if it is that pack's.
-fn decode_own(engine: &Engine, delta: &DeltaRef, data: &[u8]) -> Result<Vec<Section>, FormatError> {
-    let footer = decode_footer(delta.pack, data)?;
-    engine.names.learn([footer.session])?;
-    Ok(footer.sections)
-}
-
 /// Applies what a pack has within the delta's window: the rest was folded.
 fn apply_window<'a>(index: &mut Index, window: Span, items: impl Iterator<Item = &'a Item>) {
     for (span, delta) in items.map(delta_of) {
@@ -89,16 +104,20 @@ fn apply_window<'a>(index: &mut Index, window: Span, items: impl Iterator<Item =
     }
 }
 
-/// What an object says, or why it is lost. A newer format is neither.
-fn decode<T>(
-    key: &str,
+/// What the footer of a delta says, if it is that pack's, or why it is lost. A newer format is neither.
+fn decode(
+    engine: &Engine,
+    delta: &DeltaRef,
     read: IndexRead,
-    decode: impl FnOnce(&[u8]) -> Result<T, FormatError>,
-) -> Result<Result<T, String>, OpenError> {
+) -> Result<Result<Vec<Section>, String>, OpenError> {
+    let key = pack_key(engine, delta)?;
     let lost = match read {
         IndexRead::Lost(why) => why,
-        IndexRead::Whole(data) => match decode(&data) {
-            Ok(found) => return Ok(Ok(found)),
+        IndexRead::Whole(data) => match decode_footer(delta.pack, &data) {
+            Ok(footer) => match engine.names.learn([footer.session]) {
+                Ok(()) => return Ok(Ok(footer.sections)),
+                Err(error) => error.to_string(),
+            },
             Err(error @ FormatError::Newer(_)) => {
                 return Err(OpenError::Corrupt(format!("{key}: {error}")));
             }

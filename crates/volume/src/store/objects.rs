@@ -11,6 +11,9 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::Tail;
 
+/// What is wrong with an object that ends too early.
+const TOO_SHORT: &str = "it is shorter than what names it says";
+
 /// How often a request of an open or create is tried again before it fails.
 pub(crate) const ATTEMPTS_MAX: u32 = 5;
 
@@ -38,6 +41,7 @@ pub(crate) async fn store_with_retry(
 pub(crate) fn store_error(operation: &str, key: &str, error: &StoreError) -> OpenError {
     let cause = match error {
         StoreError::NotFound => "it is not in the store",
+        StoreError::OutOfRange => TOO_SHORT,
         StoreError::PreconditionFailed => "another host changed it",
         StoreError::Unknown(why) | StoreError::Unavailable(why) | StoreError::Denied(why) => why,
     };
@@ -51,7 +55,8 @@ pub(crate) enum IndexRead {
     Lost(String),
 }
 
-/// Reads exactly this range, with the retries of an open.
+/// Reads exactly this range, with the retries of an open. An answer that is too short is asked for again: the
+/// line may have broken.
 pub(crate) async fn read_exactly(
     engine: &Engine,
     key: &str,
@@ -63,14 +68,23 @@ pub(crate) async fn read_exactly(
         offset,
         len,
     };
-    match store_with_retry(engine, op).await {
-        Ok(StoreReply::Range(data)) if data.len() as u64 == len => Ok(IndexRead::Whole(data)),
-        Ok(_) => Err(OpenError::Store(format!(
-            "{key}: the store's answer has another length"
-        ))),
-        Err(StoreError::NotFound) => Ok(IndexRead::Lost("it is not in the store".into())),
-        Err(error) => Err(store_error("read", key, &error)),
+    let mut delay = engine.options.retry_ns;
+    for _ in 0..ATTEMPTS_MAX {
+        match store_with_retry(engine, op.clone()).await {
+            Ok(StoreReply::Range(data)) if data.len() as u64 == len => {
+                return Ok(IndexRead::Whole(data));
+            }
+            Ok(_) => {}
+            Err(StoreError::NotFound) => {
+                return Ok(IndexRead::Lost("it is not in the store".into()));
+            }
+            Err(StoreError::OutOfRange) => break,
+            Err(error) => return Err(store_error("read", key, &error)),
+        }
+        engine.port.sleep(delay).await;
+        delay *= 2;
     }
+    Ok(IndexRead::Lost(TOO_SHORT.into()))
 }
 
 /// Writes an immutable object.
@@ -96,6 +110,26 @@ pub(crate) async fn put(
     }
 }
 
+/// Why a range was not read. A store that is unavailable is waited for and is none of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RangeError {
+    /// The object is not in the store.
+    Missing,
+    /// It ends too early. What lies before its end can be read.
+    TooShort,
+    /// The volume is served no more.
+    Closed,
+}
+
+impl From<RangeError> for ErrorKind {
+    fn from(error: RangeError) -> ErrorKind {
+        match error {
+            RangeError::Missing | RangeError::TooShort => ErrorKind::Corrupt,
+            RangeError::Closed => ErrorKind::Closed,
+        }
+    }
+}
+
 /// Reads a range, waiting out a store that is unavailable for as long as `tail` is served.
 pub(crate) async fn read_range(
     engine: &Engine,
@@ -103,8 +137,9 @@ pub(crate) async fn read_range(
     key: String,
     offset: u64,
     len: u64,
-) -> Result<Vec<u8>, ErrorKind> {
+) -> Result<Vec<u8>, RangeError> {
     let mut delay = engine.options.retry_ns;
+    let mut short_answers = 0;
     loop {
         let op = StoreOp::GetRange {
             key: key.clone(),
@@ -113,18 +148,25 @@ pub(crate) async fn read_range(
         };
         match engine.port.store(op).await {
             Ok(StoreReply::Range(data)) if data.len() as u64 == len => return Ok(data),
-            Ok(_) => {
-                tracing::warn!(
+            // The line may have broken.
+            Ok(_) if short_answers + 1 < ATTEMPTS_MAX => {
+                short_answers += 1;
+                tracing::warn!(key, offset, len, "the store's answer is cut short");
+            }
+            Err(StoreError::OutOfRange) if canary::active!("short_objects_are_asked_for_again") => {
+            }
+            Ok(_) | Err(StoreError::OutOfRange) => {
+                tracing::error!(
                     key,
                     offset,
                     len,
-                    "the store answered a range of another length"
+                    "an object that the volume needs is too short"
                 );
-                return Err(ErrorKind::Io);
+                return Err(RangeError::TooShort);
             }
             Err(StoreError::NotFound) => {
                 tracing::error!(key, "an object that the volume needs is not in the store");
-                return Err(ErrorKind::Corrupt);
+                return Err(RangeError::Missing);
             }
             Err(error) => {
                 tracing::warn!(
@@ -137,7 +179,7 @@ pub(crate) async fn read_range(
             }
         }
         if tail.lock().serving().is_err() {
-            return Err(ErrorKind::Closed);
+            return Err(RangeError::Closed);
         }
         engine.port.sleep(delay).await;
         delay = (delay * 2).min(engine.options.retry_ns * 30);

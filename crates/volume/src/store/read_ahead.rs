@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use crate::engine::Engine;
+use crate::jobs::join_all;
 use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
 use crate::object::pack::Chunk;
@@ -102,10 +103,10 @@ async fn fetch_all(engine: &Arc<Engine>, tail: &Arc<Tail>, chunks: Vec<Arc<Chunk
         };
         let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
         engine.clone().jobs.spawn(async move {
-            fetch::fetch_chunks(&engine, &tail, first).await;
-            for group in groups {
-                fetch::fetch_chunks(&engine, &tail, group).await;
-            }
+            // All at once: a client may wait for any of them by now.
+            let all = std::iter::once(first).chain(groups);
+            let fetches = all.map(|group| Box::pin(fetch::fetch_chunks(&engine, &tail, group)));
+            join_all(fetches.collect()).await;
             engine.streams.on_fetched(true);
         });
     }

@@ -536,8 +536,9 @@ impl World {
                 }
                 let (data, _) = objects.get(&key).ok_or(StoreError::NotFound)?;
                 let at = offset as usize;
-                let end = (at + len as usize).min(data.len());
-                Ok(StoreReply::Range(data[at.min(end)..end].to_vec()))
+                let range = data.get(at..at + len as usize);
+                let range = range.ok_or(StoreError::OutOfRange)?;
+                Ok(StoreReply::Range(range.to_vec()))
             }
             StoreOp::Put { key, data } => {
                 objects.insert(key, (data.into(), self.lasting.versions));
