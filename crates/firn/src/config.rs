@@ -32,6 +32,7 @@ const SEGMENTS_MIN: u64 = 16;
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
 const RPO_DEFAULT: Duration = Duration::from_secs(30);
+const SLOW_REQUEST_DEFAULT: Duration = Duration::from_secs(1);
 
 /// Where a server listens for its API.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub(crate) struct Settings {
     pub(crate) cache_size: Option<Size>,
     pub(crate) ring_dir: PathBuf,
     pub(crate) log_io: LogIo,
+    /// Requests that take as long as this are logged.
+    pub(crate) slow_request: Duration,
     pub(crate) single_writer: bool,
     pub(crate) store_faults: Option<StoreFaultPlan>,
 }
@@ -136,6 +139,10 @@ impl Settings {
                 .unwrap_or_else(|| ring_dir::choose(&cache)),
             cache,
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
+            slow_request: flags
+                .slow_request
+                .or(file.slow_request)
+                .map_or(SLOW_REQUEST_DEFAULT, |time| time.0),
             single_writer: flags.single_writer || file.single_writer,
             store_faults: flags.planned_store_faults,
         };

@@ -249,6 +249,54 @@ pub(crate) struct WaitingVolume {
     pub(crate) since_seconds: f64,
 }
 
+/// Answer to `GET /v1/activity`: what was done since the volumes were opened. Who wants rates asks twice.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Activity {
+    /// When this was so, by a clock that never goes back.
+    pub(crate) at_seconds: f64,
+    /// Fraction of the log that holds data which the store lacks.
+    pub(crate) log_pressure: f64,
+    /// Bytes of the store that are cached on the local disk.
+    pub(crate) cache_disk_bytes: u64,
+    /// Requests to the store, of all kinds and outcomes.
+    pub(crate) store_requests: u64,
+    pub(crate) volumes: Vec<VolumeActivity>,
+}
+
+/// What was done with an open volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct VolumeActivity {
+    pub(crate) name: String,
+    pub(crate) watermarks: Watermarks,
+    /// Operations that occurred.
+    pub(crate) ops: Vec<OpActivity>,
+}
+
+/// What was done of one operation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct OpActivity {
+    /// read, write, flush, discard, write-zeroes, status or prefetch.
+    pub(crate) op: String,
+    /// Requests that were served.
+    pub(crate) requests: u64,
+    /// Requests that failed.
+    pub(crate) errors: u64,
+    pub(crate) bytes: u64,
+    /// How long the served ones took together.
+    pub(crate) seconds: f64,
+    /// By how long they took. Buckets that hold nothing are left out.
+    pub(crate) latencies: Vec<LatencyBucket>,
+}
+
+/// Requests that took equally long, to within a quarter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LatencyBucket {
+    /// They took less; absent for the longest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) below_us: Option<u64>,
+    pub(crate) requests: u64,
+}
+
 /// Body of `POST /v1/volumes`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

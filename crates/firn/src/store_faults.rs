@@ -4,12 +4,13 @@
 //! must never be active unless the flag was given on the command line (neither a file nor the
 //! environment can ask for it), and it logs an error when it is: the server's volumes suffer.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use store::{FaultKind, FaultPlan, Rate, SharedStore};
 
-use crate::metrics::MetricsText;
+use crate::metrics::exposition::MetricsText;
 use crate::units::TimeSpan;
 
 /// The faults to inject, as `seed=7,refuse=20,delay=100,delay-max=300ms,outage-every=60s,outage-for=9s`.
@@ -100,22 +101,22 @@ impl InjectedFaults {
     }
 
     /// Writes how often each kind of fault was injected.
-    pub(crate) fn write_to(&self, text: &mut MetricsText) {
-        text.family(
-            "firn_planned_store_faults_total",
-            "counter",
+    pub(crate) fn write_to(&self, text: &mut MetricsText<'_>) -> fmt::Result {
+        let name_of = |kind| match kind {
+            FaultKind::Refused => "refused",
+            FaultKind::LostRequest => "lost_request",
+            FaultKind::LostAnswer => "lost_answer",
+            FaultKind::Delayed => "delayed",
+            FaultKind::Outage => "outage",
+        };
+        text.counters(
+            "firn_planned_store_faults",
             "Store faults that were injected for a test.",
-        );
-        for kind in FaultKind::ALL {
-            let name = match kind {
-                FaultKind::Refused => "refused",
-                FaultKind::LostRequest => "lost_request",
-                FaultKind::LostAnswer => "lost_answer",
-                FaultKind::Delayed => "delayed",
-                FaultKind::Outage => "outage",
-            };
-            text.sample(&[("kind", name)], self.0.count(kind) as f64);
-        }
+            FaultKind::ALL.into_iter().map(|kind| {
+                let labels = vec![("kind", name_of(kind))];
+                (labels, self.0.count(kind))
+            }),
+        )
     }
 }
 

@@ -2,145 +2,150 @@
 //!
 //! Reads both when asked. Keeps nothing of its own, and must never send a request to the store.
 
+mod latency;
+
+use std::fmt;
 use std::sync::Arc;
 
 use volume::{FailureKind, HostUsage};
 
 use crate::control_plane::ControlPlane;
 use crate::frontends::open_volumes::OpenVolume;
-use crate::metrics::MetricsText;
+use crate::metrics::exposition::{self, Labels, MetricsText};
 use crate::model::Watermark;
 
-/// All metrics, in Prometheus' text format.
-pub(super) fn render(control: &ControlPlane) -> String {
-    let mut text = MetricsText::default();
-    control.counters.write_to(&mut text);
-    if let Some(faults) = control.store.as_ref().and_then(|store| store.faults()) {
-        faults.write_to(&mut text);
-    }
-    write_usage(&mut text, &control.host.usage());
-    text.family(
-        "firn_health",
-        "gauge",
-        "What is not well: 1 degraded, 2 stuck. Nothing is listed while all is well.",
-    );
-    for (what, health) in control.conditions() {
-        let level = f64::from(health.status as u8);
-        text.sample(&[("what", &what)], level);
-    }
-    text.family(
-        "firn_log_unserved_bytes",
-        "gauge",
-        "Bytes of log that tails hold which are not served; see `firn rescue list`.",
-    );
-    text.sample(&[], control.rescue_tails().log_bytes as f64);
-    write_volumes(&mut text, &control.volumes.all());
-    text.into_string()
+/// All metrics.
+pub(super) fn render(control: &Arc<ControlPlane>) -> String {
+    let control = Arc::clone(control);
+    exposition::page(move |text| write(&control, text))
 }
 
-fn write_usage(text: &mut MetricsText, usage: &HostUsage) {
-    let gauges = [
+fn write(control: &ControlPlane, text: &mut MetricsText<'_>) -> fmt::Result {
+    let version = vec![("version", env!("CARGO_PKG_VERSION"))];
+    text.gauges(
+        "firn_build_info",
+        "The server's version.",
+        [(version, 1_u64)],
+    )?;
+    control.counters.write_to(text)?;
+    if let Some(faults) = control.store.as_ref().and_then(|store| store.faults()) {
+        faults.write_to(text)?;
+    }
+    write_usage(text, &control.host.usage())?;
+    let conditions = control.conditions();
+    text.gauges(
+        "firn_health",
+        "What is not well: 1 degraded, 2 stuck. Nothing is listed while all is well.",
+        conditions
+            .iter()
+            .map(|(what, health)| (vec![("what", what.as_str())], health.status as u64)),
+    )?;
+    let unserved = control.rescue_tails().log_bytes;
+    text.gauges(
+        "firn_log_unserved_bytes",
+        "Bytes of log that tails hold which are not served; see `firn rescue list`.",
+        [(vec![], unserved)],
+    )?;
+    write_volumes(text, &control.volumes.all())?;
+    latency::write(text, &control.latencies.rows())
+}
+
+fn write_usage(text: &mut MetricsText<'_>, usage: &HostUsage) -> fmt::Result {
+    let counts = [
         (
             "firn_log_segments",
             "Segments of the log.",
-            usage.segments as f64,
+            usage.segments as u64,
         ),
         (
             "firn_log_segments_spare",
             "Segments of the log that are not in use.",
-            usage.segments_spare as f64,
-        ),
-        (
-            "firn_log_pressure_ratio",
-            "Fraction of the log that holds data which the store lacks.",
-            usage.pressure_permille as f64 / 1000.0,
+            usage.segments_spare as u64,
         ),
         (
             "firn_log_poisoned",
             "1 after a failed sync of the log.",
-            f64::from(u8::from(usage.poisoned)),
+            u64::from(usage.poisoned),
         ),
     ];
-    for (name, help, value) in gauges {
-        text.family(name, "gauge", help);
-        text.sample(&[], value);
+    for (name, help, value) in counts {
+        text.gauges(name, help, [(vec![], value)])?;
     }
-    text.family(
+    text.gauges(
+        "firn_log_pressure_ratio",
+        "Fraction of the log that holds data which the store lacks.",
+        [(vec![], usage.pressure_permille as f64 / 1000.0)],
+    )?;
+    text.gauges(
         "firn_cache_bytes",
-        "gauge",
         "Bytes of the store that are cached, by tier.",
-    );
-    for (tier, bytes) in [
-        ("memory", usage.cache.memory_bytes),
-        ("disk", usage.cache.disk_bytes),
-    ] {
-        text.sample(&[("tier", tier)], bytes as f64);
-    }
-    text.family(
-        "firn_io_failures_total",
-        "counter",
+        [
+            (vec![("tier", "memory")], usage.cache.memory_bytes as u64),
+            (vec![("tier", "disk")], usage.cache.disk_bytes as u64),
+        ],
+    )?;
+    text.counters(
+        "firn_io_failures",
         "Failed I/O of the engine, by what failed.",
-    );
-    for kind in FailureKind::ALL {
-        text.sample(&[("kind", kind.name())], usage.failures.of(kind) as f64);
-    }
+        FailureKind::ALL.into_iter().map(|kind| {
+            let labels = vec![("kind", kind.name())];
+            (labels, usage.failures.of(kind) as u64)
+        }),
+    )
 }
 
-fn write_volumes(text: &mut MetricsText, open: &[Arc<OpenVolume>]) {
-    let rungs: Vec<(&str, &str, Watermark)> = open
+fn volume_label(open: &OpenVolume) -> Labels<'_> {
+    vec![("volume", open.info.name.as_str())]
+}
+
+fn write_volumes(text: &mut MetricsText<'_>, open: &[Arc<OpenVolume>]) -> fmt::Result {
+    let rungs: Vec<(Labels<'_>, Watermark)> = open
         .iter()
         .flat_map(|open| {
-            let name = open.info.name.as_str();
             let marks = open.watermarks();
-            [
-                (name, "acknowledged", marks.acknowledged),
-                (name, "flushed", marks.flushed),
-                (name, "stored", marks.stored),
-            ]
+            let rungs = [
+                ("acknowledged", marks.acknowledged),
+                ("flushed", marks.flushed),
+                ("stored", marks.stored),
+            ];
+            rungs.map(|(rung, mark)| {
+                let name = open.info.name.as_str();
+                (vec![("volume", name), ("rung", rung)], mark)
+            })
         })
         .collect();
-    text.family(
+    text.gauges(
         "firn_volume_lsn",
-        "counter",
         "Newest write of a volume at each watermark.",
-    );
-    for (name, rung, mark) in &rungs {
-        text.sample(&[("volume", name), ("rung", rung)], mark.lsn as f64);
-    }
-    text.family(
+        rungs
+            .iter()
+            .map(|(labels, mark)| (labels.clone(), mark.lsn)),
+    )?;
+    text.gauges(
         "firn_volume_age_seconds",
-        "gauge",
         "How long the oldest newer write has waited for each watermark.",
-    );
-    for (name, rung, mark) in &rungs {
-        text.sample(&[("volume", name), ("rung", rung)], mark.age_seconds);
-    }
-    text.family(
-        "firn_volume_uploaded_bytes_total",
-        "counter",
+        rungs
+            .iter()
+            .map(|(labels, mark)| (labels.clone(), mark.age_seconds)),
+    )?;
+    text.counters(
+        "firn_volume_uploaded_bytes",
         "Bytes sent to the store: packs, index and roots.",
-    );
-    for open in open {
-        let name = open.info.name.as_str();
-        text.sample(&[("volume", name)], open.volume.uploaded_bytes() as f64);
-    }
-    text.family(
+        open.iter()
+            .map(|open| (volume_label(open), open.volume.uploaded_bytes())),
+    )?;
+    text.gauges(
         "firn_volume_recovery_point_overdue_seconds",
-        "gauge",
         "By how much the recovery point is missed; zero while it holds.",
-    );
-    for open in open {
-        let overdue_ms = open.volume.watermarks().overdue_ms;
-        let name = open.info.name.as_str();
-        text.sample(&[("volume", name)], overdue_ms as f64 / 1000.0);
-    }
-    text.family(
-        "firn_volume_damaged_bytes_total",
-        "counter",
+        open.iter().map(|open| {
+            let overdue_ms = open.volume.watermarks().overdue_ms;
+            (volume_label(open), overdue_ms as f64 / 1000.0)
+        }),
+    )?;
+    text.counters(
+        "firn_volume_damaged_bytes",
         "Bytes given up because the log could not be read, since the volume was opened.",
-    );
-    for open in open {
-        let name = open.info.name.as_str();
-        text.sample(&[("volume", name)], open.volume.damaged_bytes() as f64);
-    }
+        open.iter()
+            .map(|open| (volume_label(open), open.volume.damaged_bytes())),
+    )
 }

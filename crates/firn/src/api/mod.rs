@@ -32,9 +32,10 @@ use self::json_body::{parse, parse_or_default};
 use crate::access::Role;
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
+use crate::metrics::exposition;
 use crate::model::{
-    AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, EventList, RescueTail,
-    RescueTails, ResizeRequest, Volume, VolumeList,
+    Activity, AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, EventList,
+    RescueTail, RescueTails, ResizeRequest, Volume, VolumeList,
 };
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -54,6 +55,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/attach", post(attach))
         .route("/v1/volumes/{name}/detach", post(detach))
+        .route("/v1/activity", get(activity))
         .route("/v1/rescue", get(rescue_tails))
         .route("/v1/rescue/{id}", get(rescue_tail))
         .route("/v1/rescue/{id}/drop", post(drop_tail))
@@ -140,6 +142,10 @@ async fn detach(
     Ok(StatusCode::NO_CONTENT)
 }
 
+async fn activity(State(control): Shared) -> axum::Json<Activity> {
+    axum::Json(control.activity())
+}
+
 async fn rescue_tails(State(control): Shared) -> axum::Json<RescueTails> {
     axum::Json(control.rescue_tails())
 }
@@ -198,10 +204,7 @@ async fn events(Extension(gate): Extension<Arc<Gate>>) -> axum::Json<EventList> 
 }
 
 async fn metrics(State(control): Shared) -> Response {
-    let kind = [(
-        header::CONTENT_TYPE,
-        "text/plain; version=0.0.4; charset=utf-8",
-    )];
+    let kind = [(header::CONTENT_TYPE, exposition::CONTENT_TYPE)];
     (kind, metrics_page::render(&control)).into_response()
 }
 

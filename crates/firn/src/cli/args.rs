@@ -189,6 +189,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, value_name = "MODE")]
     pub(crate) log_io: Option<LogIo>,
 
+    /// Log requests of clients that take this long, with the step that took the time; `firn_request_*`
+    /// of /metrics has all of them. [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) slow_request: Option<TimeSpan>,
+
     /// Accept a store without conditional PUT. You promise that no second server ever uses it.
     #[arg(long)]
     pub(crate) single_writer: bool,

@@ -3,9 +3,10 @@
 //! Owns the frontends and the map of open volumes; the engine owns what is in them. Changes of one
 //! volume are serialized by a lock. Each operation either does what it says, or fails and changes
 //! nothing. `attach` holds the operations that concern the frontends, `opening` what a server opens
-//! by itself, `waiting` what it could not open yet, `rescue` what is kept of volumes that were lost,
+//! by itself, `waiting` what it could not open yet, `activity` what it does, `rescue` what is kept of volumes that were lost,
 //! `give_back` how a log is emptied for good.
 
+mod activity;
 mod attach;
 pub(crate) mod give_back;
 mod health;
@@ -20,7 +21,6 @@ use std::time::Duration;
 use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
 use futures_util::future::join_all;
-use nbd::server::latency::Latencies;
 use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
@@ -34,6 +34,7 @@ use crate::frontends::nbd::NbdFrontend;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
 use crate::local_files::{DiskWatch, RingFiles};
 use crate::metrics::IoCounters;
+use crate::metrics::latencies::LatencyRegistry;
 use crate::model::{self, CreateVolume, NbdInfo, Volume, VolumeList, VolumeState};
 use crate::store_access::StoreAccess;
 use crate::units::Size;
@@ -76,10 +77,17 @@ pub(crate) struct ControlPlane {
     pub(crate) nbd: NbdFrontend,
     pub(crate) volume_locks: VolumeLocks,
     boot_sets: BootSets,
+    /// How long the requests of open volumes take.
+    pub(crate) latencies: LatencyRegistry,
 }
 
 impl ControlPlane {
-    pub(crate) fn new(engine: &Engine, store: Option<Arc<StoreAccess>>) -> Result<Self> {
+    /// Requests that take as long as `slow_request` are logged.
+    pub(crate) fn new(
+        engine: &Engine,
+        store: Option<Arc<StoreAccess>>,
+        slow_request: Duration,
+    ) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
         let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes))?;
         Ok(ControlPlane {
@@ -95,6 +103,7 @@ impl ControlPlane {
             nbd,
             volume_locks: VolumeLocks::default(),
             boot_sets: BootSets::new(&engine.files().path),
+            latencies: LatencyRegistry::new(slow_request),
         })
     }
 
@@ -250,7 +259,7 @@ impl ControlPlane {
             backend: Arc::new(volume.clone()),
             device: Device::new(&info.name, DeviceOptions::default()),
             files: self.export_files.clone(),
-            latencies: Latencies::unobserved(),
+            latencies: self.latencies.open(&info.name),
         });
         let open = Arc::new(OpenVolume {
             volume,
@@ -271,6 +280,12 @@ impl ControlPlane {
 
     /// Disconnects a volume's clients, uploads what the store lacks, and gives up its ownership.
     pub(crate) async fn close(&self, open: &OpenVolume) -> Result<()> {
+        self.close_retrying(open).await?;
+        self.latencies.close(&open.info.name);
+        Ok(())
+    }
+
+    async fn close_retrying(&self, open: &OpenVolume) -> Result<()> {
         self.volumes.remove(&open.info.name);
         self.nbd.disconnect(&open.export).await;
         let mut delay = CLOSE_RETRY_DELAY;

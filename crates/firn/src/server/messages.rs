@@ -3,9 +3,11 @@
 //! Reads state and prints; must never change anything.
 
 use std::io::IsTerminal;
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use nbd::server::Listen;
+use nbd::server::latency::SlowRequests;
 use volume::RecoveryReport;
 
 use crate::cli::output;
@@ -145,6 +147,31 @@ pub(super) fn announce(
         lines.push("\nno volume yet: firn volume create demo --size 10GiB".to_owned());
     }
     output::line(&lines.join("\n"))
+}
+
+/// How often slow requests are logged: what came meanwhile is one group of lines.
+const SLOW_REQUESTS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Logs requests of clients that took long, at most a few lines at a time.
+pub(super) async fn report_slow_requests(slow: &SlowRequests) {
+    loop {
+        tokio::time::sleep(SLOW_REQUESTS_INTERVAL).await;
+        let (requests, omitted) = slow.take();
+        for one in requests {
+            tracing::warn!(
+                volume = &*one.volume,
+                request = ?one.op,
+                took_ms = one.took.as_millis(),
+                step = one.step,
+                step_ms = one.step_took.as_millis(),
+                error = one.error.map(|error| error.to_string()),
+                "a slow request"
+            );
+        }
+        if omitted > 0 {
+            tracing::warn!(omitted, "more slow requests, which are not listed");
+        }
+    }
 }
 
 /// Shows the progress of creating a log: a bar on a terminal, else one line.

@@ -52,7 +52,11 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
     let shared = Arc::clone(&store) as SharedStore;
     let mut engine = runtime.block_on(Engine::start(&settings, shared, files, runtime.handle()))?;
     messages::log_recovery(&engine.report);
-    let control = Arc::new(ControlPlane::new(&engine, Some(store))?);
+    let control = Arc::new(ControlPlane::new(
+        &engine,
+        Some(store),
+        settings.slow_request,
+    )?);
     let served = runtime.block_on(run(&settings, &engine, &control, (&api, gate)));
     let closed = runtime.block_on(control.close_all());
     engine.stop(control.disks.take_live());
@@ -83,8 +87,13 @@ async fn run(
         let control = Arc::clone(control);
         async move { control.watch_health().await }
     });
+    let slow_requests = tokio::spawn({
+        let control = Arc::clone(control);
+        async move { messages::report_slow_requests(control.latencies.slow()).await }
+    });
     let served = serve_clients(settings, engine, control, api).await;
     health.abort();
+    slow_requests.abort();
     reopen.stop().await;
     served
 }

@@ -123,7 +123,11 @@ impl LogRescue {
         let started = Engine::start(&self.settings, shared, files, runtime.handle());
         let mut engine = runtime.block_on(started)?;
         messages::log_recovery(&engine.report);
-        let control = Arc::new(ControlPlane::new(&engine, Some(store))?);
+        let control = Arc::new(ControlPlane::new(
+            &engine,
+            Some(store),
+            self.settings.slow_request,
+        )?);
         let lost = engine.report.rings_lost.clone();
         if !engine.report.poisoned {
             // The next start on this log does not know of a lost ring any more.

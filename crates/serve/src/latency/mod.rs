@@ -197,6 +197,12 @@ impl Latencies {
         table
     }
 
+    /// Counts a request that the calling thread answered without an engine.
+    pub fn count(&self, op: &Op, bytes: u32, took: Duration) {
+        let table = self.table_of_this_thread();
+        table.count(OpKind::of(op), bytes, took, &Timeline::new(false));
+    }
+
     /// A request was answered by the thread of `table`.
     pub(crate) fn on_answered(
         &self,

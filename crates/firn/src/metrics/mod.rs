@@ -1,14 +1,19 @@
-//! Counters of the engine's I/O, and the Prometheus text format.
+//! Counters of the engine's I/O, the latencies of volumes, and the format in which both are shown.
 //!
 //! Counters are plain atomics: counting never waits. Values that the engine's state contains
 //! (watermarks, space) are not counted here but read when a client asks.
 
-use std::fmt::Write;
+pub(crate) mod exposition;
+pub(crate) mod latencies;
+
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use store::Kind;
 use volume::driver::ComputeKind;
+
+use exposition::MetricsText;
 
 /// The store operations that are counted.
 pub(crate) const STORE_OPS: [&str; 7] = [
@@ -71,6 +76,12 @@ impl IoCounters {
         self.store_requests[op][outcome].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Requests to the store, of all kinds and outcomes.
+    pub(crate) fn store_requests(&self) -> u64 {
+        let counts = self.store_requests.iter().flatten();
+        counts.map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
     pub(crate) fn add_store_read(&self, bytes: usize) {
         self.store_read_bytes
             .fetch_add(bytes as u64, Ordering::Relaxed);
@@ -108,124 +119,79 @@ impl IoCounters {
             .fetch_max(nanoseconds(took), Ordering::Relaxed);
     }
 
-    /// Adds the counters to `text`.
-    pub(crate) fn write_to(&self, text: &mut MetricsText) {
-        text.family(
-            "firn_store_requests_total",
-            "counter",
+    /// Writes the counters.
+    pub(crate) fn write_to(&self, text: &mut MetricsText<'_>) -> fmt::Result {
+        let requests = STORE_OPS.iter().zip(&self.store_requests);
+        text.counters(
+            "firn_store_requests",
             "Requests to the object store.",
-        );
-        for (op, counts) in STORE_OPS.iter().zip(&self.store_requests) {
-            for (outcome, count) in OUTCOMES.iter().zip(counts) {
-                let labels = [("op", *op), ("outcome", *outcome)];
-                text.sample(&labels, count.load(Ordering::Relaxed) as f64);
-            }
-        }
+            requests.flat_map(|(op, counts)| {
+                OUTCOMES.iter().zip(counts).map(|(outcome, count)| {
+                    let labels = vec![("op", *op), ("outcome", *outcome)];
+                    (labels, count.load(Ordering::Relaxed))
+                })
+            }),
+        )?;
         let simple = [
             (
-                "firn_store_read_bytes_total",
+                "firn_store_read_bytes",
                 "Bytes read from the store.",
                 &self.store_read_bytes,
             ),
             (
-                "firn_store_written_bytes_total",
+                "firn_store_written_bytes",
                 "Bytes sent to the store.",
                 &self.store_written_bytes,
             ),
             (
-                "firn_disk_errors_total",
+                "firn_disk_errors",
                 "Failed requests to the local files.",
                 &self.disk_errors,
             ),
         ];
         for (name, help, count) in simple {
-            text.family(name, "counter", help);
-            text.sample(&[], count.load(Ordering::Relaxed) as f64);
+            text.counters(name, help, [(vec![], count.load(Ordering::Relaxed))])?;
         }
-        self.write_computing_to(text);
+        self.write_computing_to(text)
     }
 
-    fn write_computing_to(&self, text: &mut MetricsText) {
-        let of_kind = || ComputeKind::ALL.iter().zip(&self.computations);
-        text.family(
-            "firn_computations_total",
-            "counter",
-            "Computations that left the job thread.",
-        );
-        for (kind, counters) in of_kind() {
-            let count = counters.count.load(Ordering::Relaxed);
-            text.sample(&[("kind", kind.name())], count as f64);
-        }
-        text.family(
-            "firn_compute_seconds_total",
-            "counter",
-            "How long they ran.",
-        );
-        for (kind, counters) in of_kind() {
-            text.sample(&[("kind", kind.name())], seconds(&counters.busy_ns));
-        }
-        text.family(
-            "firn_job_thread_longest_stretch_seconds",
-            "gauge",
-            "The longest that the job thread ran without looking at anything new, since the start.",
-        );
-        text.sample(&[], seconds(&self.job_stretch_max_ns));
-        text.family(
-            "firn_commit_round_longest_seconds",
-            "gauge",
-            "The longest round of the group commit since the start; a FLUSH waits for two at most.",
-        );
-        text.sample(&[], seconds(&self.commit_round_max_ns));
-    }
-}
-
-/// Metrics in Prometheus' text format.
-#[derive(Debug, Default)]
-pub(crate) struct MetricsText {
-    text: String,
-    family: &'static str,
-}
-
-impl MetricsText {
-    /// Starts a metric family; the samples that follow belong to it.
-    pub(crate) fn family(&mut self, name: &'static str, kind: &str, help: &str) {
-        self.family = name;
-        // Writing to a string cannot fail.
-        let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
-    }
-
-    pub(crate) fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
-        let labels: Vec<String> = labels
-            .iter()
-            .map(|(name, value)| format!("{name}=\"{}\"", escape_label(value)))
-            .collect();
-        let braces = if labels.is_empty() {
-            String::new()
-        } else {
-            format!("{{{}}}", labels.join(","))
+    fn write_computing_to(&self, text: &mut MetricsText<'_>) -> fmt::Result {
+        let of_kind = || {
+            let of_kind = ComputeKind::ALL.iter().zip(&self.computations);
+            of_kind.map(|(kind, counters)| (vec![("kind", kind.name())], counters))
         };
-        let _ = writeln!(self.text, "{}{braces} {value}", self.family);
+        text.counters(
+            "firn_computations",
+            "Computations that left the job thread.",
+            of_kind().map(|(labels, counters)| (labels, counters.count.load(Ordering::Relaxed))),
+        )?;
+        text.counters(
+            "firn_compute_seconds",
+            "How long they ran.",
+            of_kind().map(|(labels, counters)| (labels, seconds(&counters.busy_ns))),
+        )?;
+        text.gauges(
+            "firn_job_thread_longest_stretch_seconds",
+            "The longest that the job thread ran without looking at anything new, since the start.",
+            [(vec![], seconds(&self.job_stretch_max_ns))],
+        )?;
+        text.gauges(
+            "firn_commit_round_longest_seconds",
+            "The longest round of the group commit since the start; a FLUSH waits for two at most.",
+            [(vec![], seconds(&self.commit_round_max_ns))],
+        )
     }
-
-    pub(crate) fn into_string(self) -> String {
-        self.text
-    }
-}
-
-fn escape_label(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
     fn counters_appear_with_their_labels() {
-        let counters = IoCounters::default();
+        let counters = Arc::new(IoCounters::default());
         counters.count_store_request(2, None);
         counters.count_store_request(2, None);
         counters.count_store_request(4, Some(Kind::PreconditionFailed));
@@ -234,29 +200,16 @@ mod tests {
         counters.observe_job_stretch(Duration::from_millis(250));
         counters.observe_commit_round(Duration::from_secs(2));
         counters.observe_commit_round(Duration::from_secs(1));
-        let mut text = MetricsText::default();
-        counters.write_to(&mut text);
-        let text = text.into_string();
+        let text = exposition::page(move |text| counters.write_to(text));
         for line in [
             "firn_store_requests_total{op=\"put\",outcome=\"done\"} 2\n",
             "firn_store_requests_total{op=\"update\",outcome=\"lost\"} 1\n",
             "firn_compute_seconds_total{kind=\"pack\"} 0.5\n",
             "firn_job_thread_longest_stretch_seconds 0.25\n",
-            "firn_commit_round_longest_seconds 2\n",
-            "# TYPE firn_store_written_bytes_total counter\nfirn_store_written_bytes_total 100\n",
+            "firn_commit_round_longest_seconds 2.0\n",
+            "# TYPE firn_store_written_bytes counter\nfirn_store_written_bytes_total 100\n",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }
-    }
-
-    #[test]
-    fn a_label_cannot_break_out_of_its_quotes() {
-        let mut text = MetricsText::default();
-        text.family("x", "gauge", "y");
-        text.sample(&[("volume", "a\"b\\c\nd")], 1.5);
-        assert!(
-            text.into_string()
-                .ends_with("x{volume=\"a\\\"b\\\\c\\nd\"} 1.5\n")
-        );
     }
 }
