@@ -335,12 +335,13 @@ fn each_change_is_logged_with_who_asked_for_it_whatever_the_log_leaves_out() {
     let id = answer.headers()["x-request-id"].to_str().unwrap();
     assert_eq!(id.len(), 16, "{id}");
     world.done(&server, &["sync", "demo"]);
+    world.done(&server, &["volume", "create", "made", "--size", "8MiB"]);
     let said = fs::read_to_string(world.path("cache.stderr")).unwrap();
     let lines: Vec<&str> = said
         .lines()
         .filter(|line| line.contains("audit: "))
         .collect();
-    assert_eq!(lines.len(), 2, "looking is no change: {said}");
+    assert_eq!(lines.len(), 3, "looking is no change: {said}");
     for (line, words) in [
         (
             lines[0],
@@ -365,10 +366,14 @@ fn each_change_is_logged_with_who_asked_for_it_whatever_the_log_leaves_out() {
             assert!(line.contains(word), "{word}: {line}");
         }
     }
+    assert!(
+        lines[2].contains("POST /v1/volumes (made, 8388608 bytes)"),
+        "{said}"
+    );
     assert!(!said.contains(&world.token("admin").unwrap()), "{said}");
     let events: Value = serde_json::from_str(&server.get("/v1/events").1).unwrap();
-    assert_eq!(events["events"][0]["what"], "POST /v1/volumes/demo/sync");
-    assert_eq!(events["events"][1]["request_id"], "case-1");
+    assert_eq!(events["events"][1]["what"], "POST /v1/volumes/demo/sync");
+    assert_eq!(events["events"][2]["request_id"], "case-1");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::audit::{AuditTrail, Change};
+use super::audit::{AuditNote, AuditTrail, Change};
 use super::caller::{Caller, Peer, SharedRules};
 use super::limits::RequestLimits;
 use crate::access::Role;
@@ -93,7 +93,9 @@ pub(super) async fn admit(
         return too_many(wait.as_secs() + 1);
     }
     let looks = matches!(*request.method(), Method::GET | Method::HEAD);
-    let change = (!looks).then(|| change_of(&request, peer, found.as_ref().ok()));
+    let note = AuditNote::default();
+    request.extensions_mut().insert(note.clone());
+    let change = (!looks).then(|| change_of(&request, peer, found.as_ref().ok(), note));
     let response = match check(&request, peer, found.as_ref()) {
         Ok(()) => {
             if let Ok(caller) = found {
@@ -110,13 +112,14 @@ pub(super) async fn admit(
     response
 }
 
-fn change_of(request: &Request, peer: Peer, caller: Option<&Caller>) -> Change {
+fn change_of(request: &Request, peer: Peer, caller: Option<&Caller>, note: AuditNote) -> Change {
     let id = request.extensions().get::<RequestId>();
     Change {
         request_id: id.map(|id| id.0.clone()).unwrap_or_default(),
         who: caller.map_or_else(|| format!("nobody known, from {peer}"), Caller::to_string),
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
+        note,
     }
 }
 

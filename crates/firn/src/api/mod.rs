@@ -26,6 +26,7 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
+use self::audit::AuditNote;
 use self::caller::Caller;
 use self::gate::Gate;
 use self::json_body::{parse, parse_or_default};
@@ -82,8 +83,14 @@ async fn list(State(control): Shared) -> Answer<VolumeList> {
     Ok(axum::Json(control.list().await))
 }
 
-async fn create(State(control): Shared, headers: HeaderMap, body: Bytes) -> Result<Response> {
+async fn create(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response> {
     let request: CreateVolume = parse(&headers, &body)?;
+    note.set(&format!("{}, {} bytes", request.name, request.size_bytes));
     let created = control.create(request).await?;
     Ok((StatusCode::CREATED, axum::Json(created)).into_response())
 }
@@ -103,17 +110,20 @@ async fn sync(State(control): Shared, Path(name): Path<String>) -> Answer<Volume
 
 async fn resize(
     State(control): Shared,
+    Extension(note): Extension<AuditNote>,
     Path(name): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Answer<Volume> {
     let request: ResizeRequest = parse(&headers, &body)?;
+    note.set(&format!("to {} bytes", request.size_bytes));
     let resized = async move { control.resize(&name, request.size_bytes).await };
     run_to_completion(resized).await.map(axum::Json)
 }
 
 async fn attach(
     State(control): Shared,
+    Extension(note): Extension<AuditNote>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
     headers: HeaderMap,
@@ -121,6 +131,7 @@ async fn attach(
 ) -> Answer<Attachment> {
     let request: AttachRequest = parse_or_default(&headers, &body)?;
     if request.take_over {
+        note.set("take-over");
         caller.require(Role::Admin, "declaring a loss with take_over")?;
     }
     let attached = async move { control.attach(&name, request).await };
@@ -129,6 +140,7 @@ async fn attach(
 
 async fn detach(
     State(control): Shared,
+    Extension(note): Extension<AuditNote>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
     headers: HeaderMap,
@@ -136,6 +148,7 @@ async fn detach(
 ) -> Result<StatusCode> {
     let request: DetachRequest = parse_or_default(&headers, &body)?;
     if request.force {
+        note.set("force");
         caller.require(Role::Admin, "detaching what is in use with force")?;
     }
     run_to_completion(async move { control.detach(&name, request.force).await }).await?;
@@ -156,11 +169,15 @@ async fn rescue_tail(State(control): Shared, Path(id): Path<String>) -> Answer<R
 
 async fn drop_tail(
     State(control): Shared,
+    Extension(note): Extension<AuditNote>,
     Path(id): Path<String>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<StatusCode> {
     let request: DropRequest = parse_or_default(&headers, &body)?;
+    if request.force {
+        note.set("force");
+    }
     run_to_completion(async move { control.drop_tail(&id, request.force).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
