@@ -82,7 +82,7 @@ fn every_failure_is_a_problem_document_with_a_stable_code() {
     for (method, path, body, status, code) in [
         ("GET", "/v1/volumes/none", None, 404, "no-such-volume"),
         ("GET", "/v1/nothing", None, 404, "no-such-path"),
-        ("GET", "/", None, 404, "no-such-path"),
+        ("POST", "/", None, 405, "no-such-method"),
         ("PATCH", "/v1/volumes", None, 405, "no-such-method"),
         ("DELETE", "/v1/volumes/demo", None, 409, "volume-in-use"),
         ("POST", "/v1/volumes/none/sync", None, 404, "no-such-volume"),

@@ -30,6 +30,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("ceph-osd", "ceph-osd"),
     ("rados", "ceph-common"),
     ("bc", "bc"),
+    ("chromium", "chromium"),
 ];
 
 /// Installs what is missing, or says what is skipped for it.

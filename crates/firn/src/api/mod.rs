@@ -11,6 +11,7 @@ pub(crate) mod gate;
 mod json_body;
 mod limits;
 mod metrics_page;
+mod page;
 mod problem;
 pub(crate) mod serving;
 mod session;
@@ -50,6 +51,7 @@ type Answer<T> = Result<axum::Json<T>>;
 /// The API behind its gate.
 pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
     Router::new()
+        .route("/", get(page::page))
         .route("/v1/volumes", get(list).post(create))
         .route("/v1/volumes/{name}", get(show).delete(delete))
         .route("/v1/volumes/{name}/sync", post(sync))
