@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use nbd::server::{Listen, ListenError};
@@ -88,13 +88,7 @@ impl Settings {
     /// Merges flags with the file they name. `api` is what `--api` gives.
     pub(crate) fn new(api: &[String], flags: ServeArgs) -> Result<Self> {
         let file = match &flags.config {
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .map_err(|source| Failure::io("read the configuration", path, &source))?;
-                toml::from_str(&text).map_err(|source| {
-                    Failure::invalid(format!("configuration {}: {source}", path.display()))
-                })?
-            }
+            Some(path) => read_file(path)?,
             None => ServeArgs::default(),
         };
         let listed =
@@ -232,6 +226,14 @@ impl Settings {
 }
 
 /// NBD asks nobody who he is: beyond the loopback address that takes a word of the operator's.
+/// What a configuration file says.
+pub(crate) fn read_file(path: &Path) -> Result<ServeArgs> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Failure::io("read the configuration", path, &source))?;
+    toml::from_str(&text)
+        .map_err(|source| Failure::invalid(format!("configuration {}: {source}", path.display())))
+}
+
 fn nbd_addresses(given: Vec<String>, insecure: &[OpenListener]) -> Result<Vec<Listen>> {
     if given.is_empty() {
         return Ok(vec![

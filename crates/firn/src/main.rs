@@ -76,6 +76,11 @@ fn run(cli: Cli) -> Result<()> {
         Command::Sync(which) => cli::sync(&cli.api, cli.json, &which.name),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
+        Command::Top(args) => cli::top(&cli.api, cli.json, &args),
+        Command::Config(args) => cli::config(&cli.api.api, cli.json, *args),
+        Command::Support(args) => cli::support(&cli.api, &args),
+        Command::Completions { shell } => cli::completions(shell),
+        Command::Man { dir } => cli::man(&dir),
     }
 }
 

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 const SIZE_UNITS: [(&str, u64); 5] = [
     ("TiB", 1 << 40),
@@ -17,8 +17,8 @@ const SIZE_UNITS: [(&str, u64); 5] = [
 ];
 
 /// A number of bytes, written like `10GiB`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct Size(pub(crate) u64);
 
 impl std::str::FromStr for Size {
@@ -77,6 +77,12 @@ impl TryFrom<String> for Size {
     }
 }
 
+impl From<Size> for String {
+    fn from(size: Size) -> String {
+        size.to_string()
+    }
+}
+
 impl fmt::Display for Size {
     /// The largest unit that gives a whole number, so that the text reads back exactly.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,8 +97,8 @@ impl fmt::Display for Size {
 }
 
 /// A duration, written like `30s`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct TimeSpan(pub(crate) Duration);
 
 impl std::str::FromStr for TimeSpan {
@@ -123,6 +129,12 @@ impl TryFrom<String> for TimeSpan {
 
     fn try_from(text: String) -> Result<Self, String> {
         text.parse()
+    }
+}
+
+impl From<TimeSpan> for String {
+    fn from(time: TimeSpan) -> String {
+        time.to_string()
     }
 }
 

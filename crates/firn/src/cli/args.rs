@@ -6,7 +6,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Deserialize;
+use clap_complete::Shell;
+use serde::{Deserialize, Serialize};
 
 use crate::access::Role;
 use crate::model::{AttachRequest, DataMode, TransportChoice};
@@ -93,11 +94,31 @@ pub(crate) enum Command {
     Rescue(RescueCommand),
     /// Check what this machine and this store offer, and say what firn will use.
     Doctor(DoctorArgs),
+    /// Show live what is done with each volume: rates, latencies, and what the store lacks.
+    Top(TopArgs),
+    /// Print the settings that `serve` would use, as a file for --config, and where each is from.
+    Config(Box<ConfigArgs>),
+    /// Print what a report of a bug needs, as JSON: machine, findings, and the server's state. It holds
+    /// no secrets; names of volumes and paths are in it.
+    Support(SupportArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Examples:\n  \
+        firn completions bash > ~/.local/share/bash-completion/completions/firn\n  \
+        firn completions fish > ~/.config/fish/completions/firn.fish")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write a manual page for each command into a directory.
+    Man {
+        /// The directory; it is made if it is missing.
+        dir: PathBuf,
+    },
 }
 
 /// Flags of `serve`. Each can also stand in the configuration file, under its own name; a flag
 /// wins over the file.
-#[derive(Debug, Default, Args, Deserialize)]
+#[derive(Debug, Default, Args, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 #[command(after_help = "Examples:\n  \
     firn serve --volume demo=10GiB\n      \
@@ -205,7 +226,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// A listener that asks nobody who he is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OpenListener {
     /// The API over TCP.
@@ -215,7 +236,7 @@ pub(crate) enum OpenListener {
 }
 
 /// How the log file is read and written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogIo {
     /// Direct where the file system offers it, else buffered.
@@ -227,8 +248,8 @@ pub(crate) enum LogIo {
 }
 
 /// A volume to create: `NAME=SIZE`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub(crate) struct NewVolume {
     pub(crate) name: String,
     pub(crate) size: Size,
@@ -256,6 +277,12 @@ impl std::str::FromStr for NewVolume {
     }
 }
 
+impl From<NewVolume> for String {
+    fn from(volume: NewVolume) -> String {
+        format!("{}={}", volume.name, volume.size)
+    }
+}
+
 impl TryFrom<String> for NewVolume {
     type Error = String;
 
@@ -276,11 +303,26 @@ pub(crate) enum VolumeCommand {
         /// Smallest unit that clients can address: 512 or 4096.
         #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = block_size)]
         block_size: u32,
+        /// Succeed if a volume of this name, size and block size is there.
+        #[arg(long)]
+        if_missing: bool,
     },
     /// List all volumes of the store.
     List,
     /// Show one volume with its watermarks: how far its writes have got.
-    Show(VolumeName),
+    Show {
+        #[command(flatten)]
+        which: VolumeName,
+        /// Show it again and again.
+        #[arg(long)]
+        watch: bool,
+        /// Time from one picture to the next.
+        #[arg(long, value_name = "TIME", default_value = "1s", requires = "watch")]
+        interval: TimeSpan,
+        /// End after this many pictures.
+        #[arg(long, value_name = "N", requires = "watch")]
+        count: Option<u64>,
+    },
     /// Grow a volume, and its disk with it. A volume never shrinks.
     Resize {
         /// Name of the volume.
@@ -451,6 +493,51 @@ pub(crate) struct DetachArgs {
     /// Detach even if it is mounted or has clients: their requests fail.
     #[arg(long)]
     pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Percentiles are of the time between two pictures; each is exact to within a quarter. \
+    A script that wants numbers asks for --json, or reads /metrics."
+)]
+pub(crate) struct TopArgs {
+    /// Time from one picture to the next.
+    #[arg(long, value_name = "TIME", default_value = "2s")]
+    pub(crate) interval: TimeSpan,
+    /// End after this many pictures.
+    #[arg(long, value_name = "N")]
+    pub(crate) count: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:\n  \
+    firn config > firn.toml              the defaults, each explained and commented out\n  \
+    firn config --config firn.toml       what a server with this file would use\n  \
+    firn config check firn.toml          whether a server would take this file"
+)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<ConfigCommand>,
+    #[command(flatten)]
+    pub(crate) serve: ServeArgs,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Check a file without starting anything.
+    Check {
+        /// The file.
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SupportArgs {
+    /// Cache directory of the server: names and sizes of its files are told.
+    #[arg(long, value_name = "DIR", default_value = "./firn-data/cache")]
+    pub(crate) cache: PathBuf,
 }
 
 #[derive(Debug, Args)]

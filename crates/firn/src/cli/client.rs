@@ -78,6 +78,12 @@ impl Client {
         parse(&self.send(Method::GET, path, None)?)
     }
 
+    /// An answer as it is.
+    pub(crate) fn get_text(&self, path: &str) -> Result<String> {
+        let answer = self.send(Method::GET, path, None)?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    }
+
     pub(crate) fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
         let body = serde_json::to_vec(body).expect("the API's own types always serialize");
         parse(&self.send(Method::POST, path, Some(body))?)

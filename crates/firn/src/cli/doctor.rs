@@ -47,18 +47,7 @@ impl Finding {
 
 /// Prints the findings. Fails if one of them is bad.
 pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
-    let cache = existing_dir(args.cache.clone(), "./firn-data/cache");
-    let ring_dir = args.ring_dir.clone();
-    let ring_dir = ring_dir.unwrap_or_else(|| local_files::ring_dir::choose(&cache));
-    let mut findings = vec![
-        kernel(),
-        io_uring(),
-        log_io(&cache),
-        rings(&ring_dir),
-        memory(),
-    ];
-    findings.extend(memory_of_server(&cache));
-    findings.extend(orphaned_rings(&ring_dir));
+    let mut findings = local_findings(args.cache.clone(), args.ring_dir.clone());
     findings.extend(store(args));
     let control = probe::open_control();
     findings.push(ublk(&control));
@@ -75,6 +64,30 @@ pub(crate) fn doctor(json: bool, args: &DoctorArgs) -> Result<()> {
         FailureCode::Doctor,
         format!("{bad} of {} findings are bad", findings.len()),
     ))
+}
+
+/// What is found of this machine alone, as JSON.
+pub(super) fn findings_without_store(cache: &Path) -> serde_json::Value {
+    let mut findings = local_findings(Some(cache.to_owned()), None);
+    let control = probe::open_control();
+    findings.push(ublk(&control));
+    findings.push(transport(&control));
+    serde_json::json!(findings)
+}
+
+fn local_findings(cache: Option<PathBuf>, ring_dir: Option<PathBuf>) -> Vec<Finding> {
+    let cache = existing_dir(cache, "./firn-data/cache");
+    let ring_dir = ring_dir.unwrap_or_else(|| local_files::ring_dir::choose(&cache));
+    let mut findings = vec![
+        kernel(),
+        io_uring(),
+        log_io(&cache),
+        rings(&ring_dir),
+        memory(),
+    ];
+    findings.extend(memory_of_server(&cache));
+    findings.extend(orphaned_rings(&ring_dir));
+    findings
 }
 
 fn print(json: bool, findings: &[Finding]) -> Result<()> {

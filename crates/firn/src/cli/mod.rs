@@ -5,11 +5,16 @@
 
 pub(crate) mod args;
 mod client;
+mod config;
 mod doctor;
+mod generate;
 pub(crate) mod output;
 mod rescue;
+mod similar_name;
 mod store_check;
+mod support;
 mod sync;
+mod top;
 mod volume;
 
 use std::time::Duration;
@@ -20,16 +25,22 @@ use client::Client;
 use crate::failure::Result;
 use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp};
 
+pub(crate) use config::config;
 pub(crate) use doctor::doctor;
+pub(crate) use generate::{completions, man};
 pub(crate) use rescue::rescue;
+pub(crate) use support::support;
 pub(crate) use sync::sync;
+pub(crate) use top::top;
 pub(crate) use volume::volume;
 
 /// `firn attach`: prints the volume's device or URI, and nothing else, on standard output.
 pub(crate) fn attach(api: &ApiArgs, json: bool, name: &str, request: &AttachRequest) -> Result<()> {
     let client = Client::new(api)?;
     let path = format!("{}/attach", client::volume_path(name));
-    let attachment: Attachment = client.post(&path, request)?;
+    let attachment: Attachment = client
+        .post(&path, request)
+        .map_err(|failure| similar_name::suggest(&client, name, failure))?;
     if let Some(loss) = &attachment.given_up {
         eprintln!("{}", describe_loss(name, loss));
     }
@@ -76,5 +87,8 @@ fn rounded(seconds: f64) -> String {
 pub(crate) fn detach(api: &ApiArgs, args: &DetachArgs) -> Result<()> {
     let path = format!("{}/detach", client::volume_path(&args.name));
     let request = DetachRequest { force: args.force };
-    Client::new(api)?.post_no_content(&path, &request)
+    let client = Client::new(api)?;
+    client
+        .post_no_content(&path, &request)
+        .map_err(|failure| similar_name::suggest(&client, &args.name, failure))
 }

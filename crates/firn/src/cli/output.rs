@@ -9,16 +9,24 @@ use serde::Serialize;
 use crate::failure::{Failure, FailureCode, Result};
 
 pub(crate) fn line(text: &str) -> Result<()> {
-    write(format!("{text}\n").as_bytes())
+    raw(format!("{text}\n").as_bytes())
 }
 
 pub(crate) fn json(value: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(value).expect("the API's own types always serialize");
-    line(&text)
+    line(&json_text(value))
+}
+
+pub(crate) fn json_text(value: &impl Serialize) -> String {
+    serde_json::to_string_pretty(value).expect("the API's own types always serialize")
 }
 
 /// Rows under a heading, each column as wide as its widest cell.
 pub(crate) fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
+    raw(table_text(heading, rows).as_bytes())
+}
+
+/// The same as text.
+pub(crate) fn table_text(heading: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         rows.iter()
             .map(|row| row[column].chars().count())
@@ -38,10 +46,11 @@ pub(crate) fn table(heading: &[&str], rows: &[Vec<String>]) -> Result<()> {
         text.push_str(cells.join("  ").trim_end());
         text.push('\n');
     }
-    write(text.as_bytes())
+    text
 }
 
-fn write(bytes: &[u8]) -> Result<()> {
+/// Bytes as they are.
+pub(crate) fn raw(bytes: &[u8]) -> Result<()> {
     match io::stdout().lock().write_all(bytes) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::new(
             FailureCode::Output,

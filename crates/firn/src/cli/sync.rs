@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::ApiArgs;
 use super::client::{Client, volume_path};
-use super::output;
+use super::{output, similar_name};
 use crate::failure::{Failure, Result};
 use crate::model::Volume;
 
@@ -23,7 +23,7 @@ pub(crate) fn sync(api: &ApiArgs, json: bool, name: &str) -> Result<()> {
     let synced = if std::io::stderr().is_terminal() {
         with_progress(&client, name)?
     } else {
-        request(&client, name)?
+        request(&client, name).map_err(|failure| similar_name::suggest(&client, name, failure))?
     };
     if json {
         return output::json(&synced);
@@ -42,7 +42,9 @@ fn request(client: &Client, name: &str) -> Result<Volume> {
 }
 
 fn with_progress(client: &Client, name: &str) -> Result<Volume> {
-    let before: Volume = client.get(&volume_path(name))?;
+    let before: Volume = client
+        .get(&volume_path(name))
+        .map_err(|failure| similar_name::suggest(client, name, failure))?;
     let Some(marks) = before.watermarks else {
         return request(client, name);
     };

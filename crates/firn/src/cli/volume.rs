@@ -1,11 +1,16 @@
 //! `firn volume create|list|show|resize|delete`: one request each, printed as text or as JSON.
 
+use std::time::Duration;
+
 use super::args::{ApiArgs, VolumeCommand};
 use super::client::{Client, volume_path};
-use super::output;
+use super::{output, similar_name, top};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateVolume, DiskInfo, ResizeRequest, Volume, VolumeList, Watermark};
 use crate::units::Size;
+
+/// Least time between two pictures of a volume.
+const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
 pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Result<()> {
     let client = Client::new(api)?;
@@ -14,13 +19,19 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
             name,
             size,
             block_size,
+            if_missing,
         } => {
             let body = CreateVolume {
                 name: name.clone(),
                 size_bytes: size.0,
                 block_size: *block_size,
             };
-            let created: Volume = client.post("/v1/volumes", &body)?;
+            let created = match client.post::<Volume>("/v1/volumes", &body) {
+                Err(failure) if *if_missing && failure.code == FailureCode::VolumeExists => {
+                    existing(&client, &body)?
+                }
+                created => created?,
+            };
             if json {
                 output::json(&created)
             } else {
@@ -42,18 +53,32 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
                 )),
             }
         }
-        VolumeCommand::Show(which) => {
-            let found: Volume = client.get(&volume_path(&which.name))?;
-            if json {
-                output::json(&found)
-            } else {
-                print_volume(&found)
+        VolumeCommand::Show {
+            which,
+            watch,
+            interval,
+            count,
+        } => {
+            let picture = || -> Result<String> {
+                let found: Volume = client
+                    .get(&volume_path(&which.name))
+                    .map_err(|failure| similar_name::suggest(&client, &which.name, failure))?;
+                Ok(match json {
+                    true => output::json_text(&found),
+                    false => describe_volume(&found),
+                })
+            };
+            match watch {
+                true => top::repeat(interval.0.max(INTERVAL_MIN), *count, picture),
+                false => output::line(&picture()?),
             }
         }
         VolumeCommand::Resize { name, size } => {
             let body = ResizeRequest { size_bytes: size.0 };
             let path = format!("{}/resize", volume_path(name));
-            let resized: Volume = client.post(&path, &body)?;
+            let resized: Volume = client
+                .post(&path, &body)
+                .map_err(|failure| similar_name::suggest(&client, name, failure))?;
             if json {
                 output::json(&resized)
             } else {
@@ -62,6 +87,26 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
         }
         VolumeCommand::Delete(which) => client.delete(&volume_path(&which.name)),
     }
+}
+
+/// The volume that is there already, if it is as asked.
+fn existing(client: &Client, asked: &CreateVolume) -> Result<Volume> {
+    let found: Volume = client.get(&volume_path(&asked.name))?;
+    if (found.size_bytes, found.block_size) == (asked.size_bytes, asked.block_size) {
+        return Ok(found);
+    }
+    Err(Failure::new(
+        FailureCode::VolumeExists,
+        format!(
+            "volume {} exists with {} in blocks of {}, not {} in blocks of {}; choose another name, or \
+             `firn volume resize` it",
+            asked.name,
+            Size(found.size_bytes),
+            found.block_size,
+            Size(asked.size_bytes),
+            asked.block_size
+        ),
+    ))
 }
 
 fn print_list(list: &VolumeList) -> Result<()> {
@@ -161,7 +206,7 @@ fn describe_disk(disk: &DiskInfo, lines: &mut Vec<String>) {
     }
 }
 
-fn print_volume(volume: &Volume) -> Result<()> {
+fn describe_volume(volume: &Volume) -> String {
     let mut lines = vec![
         format!("name          {}", volume.name),
         format!("id            {}", volume.id),
@@ -228,7 +273,7 @@ fn print_volume(volume: &Volume) -> Result<()> {
             "damaged       {bytes} bytes: the log could not be read; they are errors until written again"
         ));
     }
-    output::line(&lines.join("\n"))
+    lines.join("\n")
 }
 
 fn watermark_line(name: &str, mark: &Watermark, promise: &str) -> String {
