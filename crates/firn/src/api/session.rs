@@ -7,7 +7,9 @@ use axum::extract::Extension;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
+use zeroize::Zeroizing;
 
+use super::audit::AuditNote;
 use super::caller::{Caller, Peer, Proof};
 use super::gate::Gate;
 use super::json_body::parse;
@@ -39,22 +41,25 @@ fn info(caller: &Caller) -> SessionInfo {
 async fn open(
     Extension(gate): Extension<Arc<Gate>>,
     Extension(peer): Extension<Peer>,
+    Extension(note): Extension<AuditNote>,
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response> {
     let request: OpenSession = parse(&headers, &body)?;
+    let token = Zeroizing::new(request.token);
     let tokens = gate.rules.tokens.as_ref();
     let Some(tokens) = tokens.filter(|_| matches!(peer, Peer::Tcp { .. })) else {
         return Err(Failure::invalid(
             "callers need no session over this listener: they are known, or not asked",
         ));
     };
-    let Some(role) = tokens.role_of(request.token.trim().as_bytes()) else {
+    let Some(role) = tokens.role_of(token.trim().as_bytes()) else {
         return Err(Failure::new(
             FailureCode::NotAuthenticated,
             "the token is none of this server's; see its --api-tokens directory",
         ));
     };
+    note.set(&format!("role {}", role.as_str()));
     let cookie = gate.rules.sessions.open(role)?;
     let caller = Caller {
         role,
