@@ -5,7 +5,8 @@
 
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
@@ -233,6 +234,45 @@ fn a_volume_whose_index_objects_are_gone_or_damaged_opens_and_takes_writes() {
     }
 }
 
+#[test]
+fn index_blocks_and_footers_that_the_line_damages_once_are_read_again() {
+    let (mut world, volume) = with_volume();
+    for round in 0..40 {
+        world.write(&volume, round * 8, round as u8 + 1, 4096);
+        world.sync(&volume);
+    }
+    world.pass(1000);
+    assert!(!keys(&world, "indexes/").is_empty(), "it was folded");
+    let objects = world.lasting.objects.clone();
+    let seen: Mutex<BTreeSet<(String, u64)>> = Mutex::default();
+    let versions = world.lasting.versions + 5000;
+    let stored = objects.clone();
+    // Chunks are another matter: of a footer the last bytes are asked for.
+    let generate = move |key: &str, offset: u64, len: u64| {
+        let (data, _) = stored.get(key)?;
+        let end = (offset + len) as usize;
+        let of_index = key.starts_with("indexes/") || end == data.len();
+        let mut found = data.get(offset as usize..end)?.to_vec();
+        let mut seen = seen.lock().expect("no panics");
+        let is_first = of_index && seen.insert((key.to_owned(), offset));
+        found[len as usize / 2] ^= u8::from(is_first);
+        Some(found)
+    };
+    let mut world = World::start(Lasting {
+        objects,
+        versions,
+        generated: Some(Box::new(generate)),
+        ..Lasting::default()
+    });
+    let volume = world.try_open("demo", true).expect("taken over");
+    for block in 0..40 {
+        assert_eq!(
+            try_read(&mut world, &volume, block * 8),
+            Ok(block as u8 + 1)
+        );
+    }
+}
+
 fn sections(world: &World) -> BTreeMap<String, Vec<Section>> {
     let packs = world.lasting.objects.iter();
     packs
@@ -303,6 +343,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "lost_pack_keeps_volume_closed",
             a_volume_whose_pack_is_gone_opens_and_fails_reads_of_that_range_alone,
+        ),
+        (
+            "damaged_blocks_are_read_once",
+            index_blocks_and_footers_that_the_line_damages_once_are_read_again,
         ),
         (
             "slices_of_one_epoch",

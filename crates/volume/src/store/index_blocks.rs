@@ -23,6 +23,8 @@ use crate::store::objects::read_range;
 use crate::store::session_table::SessionTable;
 use crate::units::VolumeId;
 
+/// How often a block whose checksum fails is read.
+const READS_OF_DAMAGED: u32 = 2;
 /// Blocks loaded at once.
 pub(crate) const LOADS_AT_ONCE: usize = 16;
 
@@ -157,19 +159,24 @@ async fn read_from_store(
         tracing::error!(volume = tail.name(), %object, %error, "an index object has no name");
         ErrorKind::Corrupt
     })?;
-    let read = read_range(engine, tail, key, offset.into(), bytes.into()).await?;
-    let (found, read) = decode_elsewhere(engine, tail, target, read)
-        .await
-        .map_err(|_| ErrorKind::Io)?;
-    match found {
-        Ok(found) => Ok((found, read)),
-        Err(error) => {
-            let (kind, number) = (target.kind, target.number);
-            let volume = tail.name();
-            tracing::error!(volume, %object, ?kind, number, %error, "an index block is damaged");
-            Err(ErrorKind::Corrupt)
+    let (kind, number, volume) = (target.kind, target.number, tail.name());
+    // Read once more if it is damaged: the line may have done that, and a node that is given up stays so.
+    for attempt in 1..=READS_OF_DAMAGED {
+        let read = read_range(engine, tail, key.clone(), offset.into(), bytes.into()).await?;
+        let (found, read) = decode_elsewhere(engine, tail, target, read)
+            .await
+            .map_err(|_| ErrorKind::Io)?;
+        match found {
+            Ok(found) => return Ok((found, read)),
+            Err(error) => {
+                tracing::error!(volume, %object, ?kind, number, %error, attempt, "an index block is damaged");
+            }
+        }
+        if canary::active!("damaged_blocks_are_read_once") {
+            break;
         }
     }
+    Err(ErrorKind::Corrupt)
 }
 
 /// Copies a block to the cache disk, unless nothing there may go for it.
