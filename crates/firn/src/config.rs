@@ -14,6 +14,7 @@ use crate::access::Role;
 use crate::api_address::{ApiAddress, SOCKET_DEFAULT, TOKENS_DEFAULT};
 use crate::cli::args::{LogIo, NewVolume, OpenListener, ServeArgs};
 use crate::failure::{Failure, Result};
+use crate::frontends::nbd_access::NbdTls;
 use crate::local_files::ring_dir;
 use crate::store_faults::StoreFaultPlan;
 use crate::units::Size;
@@ -69,6 +70,7 @@ pub(crate) struct Settings {
     pub(crate) cache: PathBuf,
     pub(crate) api: ApiSettings,
     pub(crate) nbd: Vec<Listen>,
+    pub(crate) nbd_tls: Option<NbdTls>,
     pub(crate) volumes: Vec<NewVolume>,
     pub(crate) rpo: Duration,
     /// `None`: the size of the existing log, or the default for a new one.
@@ -107,6 +109,7 @@ impl Settings {
             .cache
             .or(file.cache)
             .unwrap_or_else(|| PathBuf::from(format!("{DATA_DIR}/cache")));
+        let nbd_access = flags.nbd_access.or(file.nbd_access);
         let settings = Settings {
             store: flags
                 .store
@@ -121,7 +124,15 @@ impl Settings {
                 group: flags.api_group.or(file.api_group),
                 insecure: insecure.contains(&OpenListener::Api),
             },
-            nbd: nbd_addresses(listed(flags.nbd, file.nbd), &insecure)?,
+            nbd: nbd_addresses(
+                listed(flags.nbd, file.nbd),
+                nbd_access.is_some() || insecure.contains(&OpenListener::Nbd),
+            )?,
+            nbd_tls: nbd_tls(
+                flags.nbd_tls.or(file.nbd_tls),
+                flags.nbd_tls_required || file.nbd_tls_required,
+                nbd_access,
+            )?,
             volumes,
             rpo: flags.rpo.or(file.rpo).map_or(RPO_DEFAULT, |rpo| rpo.0),
             log_size: flags.log_size.or(file.log_size),
@@ -225,7 +236,6 @@ impl Settings {
     }
 }
 
-/// NBD asks nobody who he is: beyond the loopback address that takes a word of the operator's.
 /// What a configuration file says.
 pub(crate) fn read_file(path: &Path) -> Result<ServeArgs> {
     let text = std::fs::read_to_string(path)
@@ -234,7 +244,29 @@ pub(crate) fn read_file(path: &Path) -> Result<ServeArgs> {
         .map_err(|source| Failure::invalid(format!("configuration {}: {source}", path.display())))
 }
 
-fn nbd_addresses(given: Vec<String>, insecure: &[OpenListener]) -> Result<Vec<Listen>> {
+/// TLS over NBD; without certificates there is none to be required.
+fn nbd_tls(
+    dir: Option<PathBuf>,
+    required: bool,
+    access: Option<PathBuf>,
+) -> Result<Option<NbdTls>> {
+    match dir {
+        Some(dir) => Ok(Some(NbdTls {
+            dir,
+            required,
+            access,
+        })),
+        None if required || access.is_some() => Err(Failure::invalid(
+            "--nbd-tls-required and --nbd-access need --nbd-tls DIR, the directory of the server's \
+             certificate",
+        )),
+        None => Ok(None),
+    }
+}
+
+/// Without an access list NBD asks nobody who he is: beyond the loopback address that takes a word of
+/// the operator's.
+fn nbd_addresses(given: Vec<String>, may_be_remote: bool) -> Result<Vec<Listen>> {
     if given.is_empty() {
         return Ok(vec![
             Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 10809))),
@@ -246,12 +278,11 @@ fn nbd_addresses(given: Vec<String>, insecure: &[OpenListener]) -> Result<Vec<Li
             .parse()
             .map_err(|error: ListenError| Failure::invalid(format!("--nbd: {error}")))?;
         match listen {
-            Listen::Tcp(address)
-                if !address.ip().is_loopback() && !insecure.contains(&OpenListener::Nbd) =>
-            {
+            Listen::Tcp(address) if !address.ip().is_loopback() && !may_be_remote => {
                 Err(Failure::invalid(format!(
                     "--nbd {address} would serve every volume to whoever reaches that address, without \
-                     authentication; listen on 127.0.0.1 or a Unix socket, or say --insecure nbd"
+                     authentication; give --nbd-access, listen on 127.0.0.1 or a Unix socket, or say \
+                     --insecure nbd"
                 )))
             }
             listen => Ok(listen),

@@ -13,7 +13,10 @@ use common::{Server, World, message};
 
 /// Runs a foreign tool; `None` where it is not installed.
 fn tool(world: &World, program: &str, args: &[&str]) -> Option<Output> {
+    // Scripts among them are to find the interpreter that their package is made for.
+    let path = std::env::var("PATH").unwrap_or_default();
     match Command::new(program)
+        .env("PATH", format!("/usr/bin:{path}"))
         .args(args)
         .current_dir(world.dir.path())
         .output()
@@ -201,4 +204,160 @@ fn fio_verifies_what_it_wrote_between_trims() {
             "{said}"
         );
     }
+}
+
+/// Offset, length and state of each extent of a metadata context, as nbdinfo prints them.
+fn map(world: &World, uri: &str, context: &str) -> Option<Vec<(u64, u64, u64)>> {
+    let text = succeeds(
+        world,
+        "nbdinfo",
+        &["--json", &format!("--map={context}"), uri],
+    )?;
+    let extents: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let number = |extent: &serde_json::Value, key: &str| extent[key].as_u64().unwrap();
+    let all = extents
+        .iter()
+        .map(|e| (number(e, "offset"), number(e, "length"), number(e, "type")));
+    Some(all.collect())
+}
+
+#[test]
+fn maps_tell_holes_and_what_the_store_has_not_yet() {
+    const MIB: u64 = 1 << 20;
+    let world = World::new();
+    let (server, uri) = serve(&world);
+    let write = [
+        "-f",
+        "raw",
+        "-c",
+        "write -P 0x11 4M 1M",
+        "-c",
+        "discard 4608K 64K",
+    ];
+    if succeeds(&world, "qemu-io", &[&write[..], &[&uri]].concat()).is_none() {
+        return;
+    }
+    let Some(allocation) = map(&world, &uri, "base:allocation") else {
+        return;
+    };
+    let hole_at = 4 * MIB + MIB / 2;
+    let data_at = hole_at + 64 * 1024;
+    let want = [
+        (0, 4 * MIB, 3),
+        (4 * MIB, MIB / 2, 0),
+        (hole_at, 64 * 1024, 3),
+        (data_at, 5 * MIB - data_at, 0),
+        (5 * MIB, 91 * MIB, 3),
+    ];
+    assert_eq!(allocation, want);
+    world.done(&server, &["sync", "demo"]);
+    let dirty = map(&world, &uri, "firn:dirty").unwrap();
+    assert_eq!(dirty, [(0, 96 * MIB, 0)], "all of it is in the store");
+    // A host that has nothing of it learns the same from the store.
+    assert!(server.stop().success());
+    fs::remove_dir_all(world.path("cache")).unwrap();
+    let server = world.serve("cache", &["--volume", "demo=96MiB"]);
+    let uri = world.done(&server, &["attach", "demo", "--transport", "nbd"]);
+    let uri = uri.trim();
+    assert_eq!(map(&world, uri, "base:allocation").unwrap(), want);
+    let Some(text) = succeeds(&world, "qemu-img", &["map", "--output=json", uri]) else {
+        return;
+    };
+    let extents: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    let data: Vec<_> = extents.iter().filter(|e| e["data"] == true).collect();
+    assert_eq!(data.len(), 2, "{text}");
+    assert_eq!(data[0]["start"], 4 * MIB, "{text}");
+}
+
+#[test]
+fn libnbd_from_python_reads_holes_in_chunks_and_maps_what_it_trimmed() {
+    let world = World::new();
+    let (_server, uri) = serve(&world);
+    let script = r#"
+h.pwrite(b"\x5a" * 8192, 65536)
+h.flush()
+chunks = []
+def seen(buf, offset, status, error):
+    chunks.append((offset, len(buf), status))
+h.pread_structured(131072, 0, seen)
+assert chunks == [(0, 65536, nbd.READ_HOLE), (65536, 8192, nbd.READ_DATA),
+                  (73728, 57344, nbd.READ_HOLE)], chunks
+chunks.clear()
+h.pread_structured(131072, 0, seen, nbd.CMD_FLAG_DF)
+assert [c[2] for c in chunks] == [nbd.READ_DATA], chunks
+assert h.can_cache() and h.can_df() and h.can_fast_zero()
+h.cache(1 << 20, 0)
+h.zero(8192, 65536, nbd.CMD_FLAG_FAST_ZERO | nbd.CMD_FLAG_NO_HOLE)
+maps = {}
+def extents(context, offset, entries, error):
+    maps[context] = entries
+h.block_status(1 << 20, 0, extents)
+assert maps["base:allocation"] == [1 << 20, 3], maps
+h.set_strict_mode(0)
+try:
+    h.pread(512, h.get_size())
+    raise SystemExit("a read behind the end succeeded")
+except nbd.Error as error:
+    assert error.errno == "EINVAL", error
+assert h.pread(512, 0) == bytearray(512)
+"#;
+    let connect = format!("h.connect_uri({uri:?})");
+    let args = [
+        "-c",
+        "h.add_meta_context('base:allocation')",
+        "-c",
+        &connect,
+        "-c",
+        script,
+    ];
+    succeeds(&world, "nbdsh", &args);
+}
+
+/// A directory of certificates for a server or a client, by the names that NBD tools use.
+fn certificates(world: &World, dir: &str, who: &str, name: &str) -> String {
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../nbd/tests/fixtures/tls");
+    let dir = world.path(dir);
+    fs::create_dir_all(&dir).unwrap();
+    for (from, to) in [
+        ("ca-cert.pem".to_owned(), "ca-cert.pem".to_owned()),
+        (format!("{who}-cert.pem"), format!("{name}-cert.pem")),
+        (format!("{who}-key.pem"), format!("{name}-key.pem")),
+    ] {
+        fs::copy(format!("{fixtures}/{from}"), dir.join(to)).unwrap();
+    }
+    dir.display().to_string()
+}
+
+#[test]
+fn clients_use_over_tls_what_the_access_list_gives_them_and_nothing_else() {
+    let world = World::new();
+    let dir = certificates(&world, "pki", "server", "server");
+    fs::write(world.path("access"), "alice demo\nbob other\n").unwrap();
+    let access = world.path("access").display().to_string();
+    let flags = ["--nbd-tls", &dir, "--nbd-access", &access];
+    let volumes = ["--volume", "demo=96MiB", "--volume", "other=8MiB"];
+    let server = world.serve("cache", &[&flags[..], &volumes].concat());
+    let attached = world.done(&server, &["attach", "demo", "--transport", "nbd"]);
+    assert!(attached.starts_with("nbds+unix:///demo?"), "{attached}");
+    let as_client = |who: &str, volume: &str| {
+        let dir = certificates(&world, who, who, "client");
+        let uri = attached.trim().replace("/demo?", &format!("/{volume}?"));
+        format!("{uri}&tls-certificates={dir}")
+    };
+    image(&world);
+    let demo = as_client("alice", "demo");
+    if succeeds(&world, "nbdcopy", &["--flush", "image", &demo]).is_none() {
+        return;
+    }
+    succeeds(&world, "nbdcopy", &[&demo, "copy"]);
+    assert!(fs::read(world.path("image")).unwrap() == fs::read(world.path("copy")).unwrap());
+    let refused = |uri: &str| !tool(&world, "nbdinfo", &[uri]).unwrap().status.success();
+    assert!(refused(&as_client("alice", "other")));
+    assert!(refused(&as_client("bob", "demo")));
+    assert!(!refused(&as_client("bob", "other")));
+    assert!(refused(attached.trim()), "without a certificate");
+    assert!(
+        refused(&attached.trim().replace("nbds+", "nbd+")),
+        "without TLS"
+    );
 }

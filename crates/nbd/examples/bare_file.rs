@@ -19,7 +19,7 @@ use blkmq::io::{
 };
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::ExportEntry;
-use nbd::server::{BackendFile, Export, Exports, Listen, Options, Server};
+use nbd::server::{BackendFile, ClientIdentity, Export, Exports, Listen, Options, Server};
 use reactor::{
     BackendChoice, BackendKind, Completion, Config, Cx, DioAlign, FileIndex, Reactor, Source, Token,
 };
@@ -198,11 +198,11 @@ impl Source for Committer {
 struct One(Arc<Export<FileDisk>>);
 
 impl Exports<FileDisk> for One {
-    fn find(&self, name: &str) -> Option<Arc<Export<FileDisk>>> {
+    fn find(&self, name: &str, _: &ClientIdentity) -> Option<Arc<Export<FileDisk>>> {
         (name.is_empty() || name == self.0.name).then(|| Arc::clone(&self.0))
     }
 
-    fn list(&self) -> Vec<ExportEntry> {
+    fn list(&self, _: &ClientIdentity) -> Vec<ExportEntry> {
         vec![ExportEntry {
             name: self.0.name.clone(),
             description: String::new(),

@@ -11,6 +11,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("nbdinfo", "libnbd-bin"),
     ("nbdcopy", "libnbd-bin"),
     ("nbdfuse", "libnbd-bin"),
+    ("nbdsh", "python3-libnbd"),
     ("fusermount3", "fuse3"),
     ("nbdkit", "nbdkit"),
     ("qemu-img", "qemu-utils"),

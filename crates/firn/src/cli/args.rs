@@ -169,10 +169,25 @@ pub(crate) struct ServeArgs {
     pub(crate) insecure: Vec<OpenListener>,
 
     /// Listen for NBD clients here: HOST:PORT or unix:PATH. May be given several times.
-    /// NBD has no authentication: beyond the loopback address it takes --insecure nbd.
+    /// Beyond the loopback address it takes --nbd-access, or --insecure nbd.
     /// [default: 127.0.0.1:10809 and unix:./firn-data/nbd.sock]
     #[arg(long, value_name = "ADDR|unix:PATH")]
     pub(crate) nbd: Vec<String>,
+
+    /// Offer TLS to NBD clients, with server-cert.pem and server-key.pem of this directory.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) nbd_tls: Option<PathBuf>,
+
+    /// Refuse NBD clients that do not use TLS.
+    #[arg(long)]
+    #[serde(default)]
+    pub(crate) nbd_tls_required: bool,
+
+    /// Let NBD clients use what this file lists for them, and nothing else: on each line a DNS name of
+    /// the client's certificate and volumes, or * for all. Certificates must be signed by ca-cert.pem of
+    /// the directory of --nbd-tls; a client without one is refused.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) nbd_access: Option<PathBuf>,
 
     /// Serve this volume, of at least this size: it is created if it is missing, and grown if it is
     /// smaller. One that cannot be opened yet is retried while the others are served; see

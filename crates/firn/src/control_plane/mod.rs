@@ -31,6 +31,7 @@ use crate::engine::boot_sets::{self, BootSets};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::Disks;
 use crate::frontends::nbd::NbdFrontend;
+use crate::frontends::nbd_access::NbdTls;
 use crate::frontends::open_volumes::{OpenVolume, OpenVolumes};
 use crate::local_files::{DiskWatch, RingFiles};
 use crate::metrics::IoCounters;
@@ -87,9 +88,10 @@ impl ControlPlane {
         engine: &Engine,
         store: Option<Arc<StoreAccess>>,
         slow_request: Duration,
+        nbd_tls: Option<&NbdTls>,
     ) -> Result<Self> {
         let volumes: Arc<OpenVolumes> = Arc::default();
-        let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes))?;
+        let nbd = NbdFrontend::new(&engine.reactors, Arc::clone(&volumes), nbd_tls)?;
         Ok(ControlPlane {
             host: engine.host.clone(),
             counters: Arc::clone(&engine.counters),

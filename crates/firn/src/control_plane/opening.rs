@@ -305,7 +305,7 @@ mod tests {
         let files = CacheDir::open(&settings, &mut Quiet).unwrap();
         let started = Engine::start(&settings, store, files, runtime.handle());
         let engine = runtime.block_on(started).unwrap();
-        let control = Arc::new(ControlPlane::new(&engine, None, Duration::MAX).unwrap());
+        let control = Arc::new(ControlPlane::new(&engine, None, Duration::MAX, None).unwrap());
         (engine, control)
     }
 

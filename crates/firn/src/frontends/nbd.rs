@@ -1,7 +1,7 @@
 //! The NBD frontend: the server's listeners, and the URIs under which clients reach a volume.
 //!
 //! Wraps the NBD server, whose calls may sleep, for async callers. Must never decide which volume
-//! is open: connections look that up in [`OpenVolumes`].
+//! is open: connections look that up in [`OpenVolumes`], as far as [`PermittedVolumes`] lets them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use reactor::Reactor;
 use volume::Volume;
 
 use crate::failure::{Failure, FailureCode, Result};
+use crate::frontends::nbd_access::{NbdTls, PermittedVolumes};
 use crate::frontends::open_volumes::OpenVolumes;
 
 /// How long outstanding requests of a connection may take before it is closed.
@@ -22,20 +23,40 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct NbdFrontend {
     server: Arc<Server<Volume>>,
     addresses: Mutex<Vec<Listen>>,
+    /// Clients without TLS are refused.
+    requires_tls: bool,
+    /// Clients are told apart by their certificates.
+    has_access_list: bool,
 }
 
 impl NbdFrontend {
-    pub(crate) fn new(reactors: &[Reactor], volumes: Arc<OpenVolumes>) -> Result<Self> {
+    /// Listens nowhere yet. `tls` says who may use what, and how.
+    pub(crate) fn new(
+        reactors: &[Reactor],
+        volumes: Arc<OpenVolumes>,
+        tls: Option<&NbdTls>,
+    ) -> Result<Self> {
+        let (tls, access) = tls.map(NbdTls::load).transpose()?.unzip();
+        let access = access.flatten();
+        let requires_tls = tls.as_ref().is_some_and(|tls| tls.required);
+        let has_access_list = access.is_some();
+        let exports = Arc::new(PermittedVolumes { volumes, access });
+        let options = Options {
+            tls,
+            ..Options::default()
+        };
         let handles = reactors
             .iter()
             .map(|reactor| reactor.handle().clone())
             .collect();
-        let server = Server::new(handles, volumes, Options::default()).map_err(|source| {
+        let server = Server::new(handles, exports, options).map_err(|source| {
             Failure::internal(format!("cannot start the NBD server: {source}"))
         })?;
         Ok(NbdFrontend {
             server: Arc::new(server),
             addresses: Mutex::default(),
+            requires_tls,
+            has_access_list,
         })
     }
 
@@ -43,10 +64,11 @@ impl NbdFrontend {
     pub(crate) fn listen(&self, address: &Listen) -> Result<()> {
         if let Listen::Tcp(address) = address
             && !address.ip().is_loopback()
+            && !self.has_access_list
         {
             tracing::warn!(
                 %address,
-                "NBD has no authentication: whoever reaches this address can read and write"
+                "NBD asks for no certificate: whoever reaches this address can read and write"
             );
         }
         if let Listen::Unix(path) = address
@@ -85,7 +107,7 @@ impl NbdFrontend {
     pub(crate) fn uris(&self, volume: &str) -> Vec<String> {
         self.addresses()
             .iter()
-            .map(|address| uri(address, volume))
+            .map(|address| uri(address, volume, self.requires_tls))
             .collect()
     }
 
@@ -119,12 +141,13 @@ pub(crate) fn flag_value(address: &Listen) -> String {
 }
 
 /// A volume's name needs no escaping: it is made of letters, digits, `.`, `_` and `-`.
-fn uri(address: &Listen, volume: &str) -> String {
+fn uri(address: &Listen, volume: &str, tls: bool) -> String {
+    let scheme = if tls { "nbds" } else { "nbd" };
     match address {
-        Listen::Tcp(address) => format!("nbd://{}/{volume}", connectable(*address)),
+        Listen::Tcp(address) => format!("{scheme}://{}/{volume}", connectable(*address)),
         Listen::Unix(path) => {
             format!(
-                "nbd+unix:///{volume}?socket={}",
+                "{scheme}+unix:///{volume}?socket={}",
                 percent_encoded(&absolute(path).to_string_lossy())
             )
         }
@@ -165,11 +188,11 @@ mod tests {
 
     #[test]
     fn uris_lead_to_the_server_from_this_machine() {
-        let tcp = |text: &str| uri(&Listen::Tcp(text.parse().unwrap()), "demo");
+        let tcp = |text: &str| uri(&Listen::Tcp(text.parse().unwrap()), "demo", false);
         assert_eq!(tcp("127.0.0.1:10809"), "nbd://127.0.0.1:10809/demo");
         assert_eq!(tcp("0.0.0.0:10809"), "nbd://127.0.0.1:10809/demo");
         assert_eq!(tcp("[::]:1"), "nbd://[::1]:1/demo");
-        let unix = uri(&Listen::Unix("/run/a b/nbd.sock".into()), "demo");
+        let unix = uri(&Listen::Unix("/run/a b/nbd.sock".into()), "demo", false);
         assert_eq!(unix, "nbd+unix:///demo?socket=/run/a%20b/nbd.sock");
     }
 }

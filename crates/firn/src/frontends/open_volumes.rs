@@ -1,13 +1,12 @@
 //! The volumes that are open on this server, by name.
 //!
 //! A map under a small lock: NBD connections look up exports on reactor threads, which never
-//! wait. Only [`crate::control_plane`] opens and closes volumes; this map says what is open.
+//! wait (`nbd_access` says who may). Only [`crate::control_plane`] opens and closes volumes; this map says what is open.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nbd::codec::ExportEntry;
-use nbd::server::{Export, Exports};
+use nbd::server::Export;
 use volume::{Volume, VolumeInfo};
 
 use crate::model::{Watermark, Watermarks};
@@ -61,29 +60,5 @@ impl OpenVolumes {
 
     pub(crate) fn all(&self) -> Vec<Arc<OpenVolume>> {
         self.map().values().cloned().collect()
-    }
-}
-
-impl Exports<Volume> for OpenVolumes {
-    /// The empty name finds the only open volume, if exactly one is open, so that its clients need
-    /// not know its name.
-    fn find(&self, name: &str) -> Option<Arc<Export<Volume>>> {
-        let map = self.map();
-        let open = if name.is_empty() {
-            map.values().next().filter(|_| map.len() == 1)
-        } else {
-            map.get(name)
-        };
-        open.map(|open| Arc::clone(&open.export))
-    }
-
-    fn list(&self) -> Vec<ExportEntry> {
-        self.map()
-            .values()
-            .map(|open| ExportEntry {
-                name: open.export.name.clone(),
-                description: open.export.description.clone(),
-            })
-            .collect()
     }
 }

@@ -56,6 +56,7 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
         &engine,
         Some(store),
         settings.slow_request,
+        settings.nbd_tls.as_ref(),
     )?);
     let served = runtime.block_on(run(&settings, &engine, &control, (&api, gate)));
     let closed = runtime.block_on(control.close_all());

@@ -127,6 +127,7 @@ impl LogRescue {
             &engine,
             Some(store),
             self.settings.slow_request,
+            None,
         )?);
         let lost = engine.report.rings_lost.clone();
         if !engine.report.poisoned {

@@ -11,6 +11,7 @@
 //! is watched for by itself.
 
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,10 +24,11 @@ use super::export::{Export, Lookup};
 use super::intake::{Intake, PayloadState};
 use super::outbox::{Outbox, Weight};
 use super::registry::Membership;
+use super::tls::{Broken, ClientIdentity, TlsStream};
 use super::token;
 use super::transport::{ConnectionCx, EndedRequests, PendingRequest, weight};
 use crate::codec::{
-    Decoder, Event, Handshake, Progress, Refusal, Request, Session, Tls, Violation, wire,
+    Decoder, Event, Handshake, Progress, Refusal, Request, Session, Violation, wire,
 };
 
 /// Keys of a connection's wakers.
@@ -83,6 +85,10 @@ pub(super) struct Connection<B: Backend> {
     handshake_timer: Option<OpId>,
     hangup_watched: bool,
     ticking: bool,
+    /// Who the client is, once it is known.
+    identity: ClientIdentity,
+    /// TLS begins once the answer to STARTTLS has left.
+    tls_is_due: bool,
 }
 
 impl<B: Backend> Connection<B> {
@@ -91,7 +97,9 @@ impl<B: Backend> Connection<B> {
         Connection {
             membership,
             socket: cx.register(socket),
-            phase: Phase::Handshake(Handshake::new(Tls::Absent)),
+            phase: Phase::Handshake(Handshake::new(shared.options.tls_state())),
+            identity: ClientIdentity::default(),
+            tls_is_due: false,
             ending: Ending::No,
             intake: Intake::new(),
             decoder: Decoder::default(),
@@ -111,8 +119,13 @@ impl<B: Backend> Connection<B> {
             serving.ended.answer_all(&mut self.outbox);
         }
         if self.ending < Ending::Cut {
-            if self.ending == Ending::Draining && self.outstanding.requests == 0 && self.is_quiet()
-            {
+            let is_done = self.ending == Ending::Draining
+                && self.outstanding.requests == 0
+                && self.is_quiet();
+            if is_done && let Some(tls) = self.outbox.tls() {
+                tls.close();
+            }
+            if is_done && self.is_quiet() {
                 self.cut(cx);
             } else {
                 if self.outbox.wants_flush() {
@@ -200,6 +213,10 @@ impl<B: Backend> Connection<B> {
     fn advance_handshake(&mut self, cx: &mut Cx<'_>) {
         // One answer at a time: a client that does not read is not served on.
         while self.ending == Ending::No && self.outbox.is_idle() {
+            if std::mem::take(&mut self.tls_is_due) {
+                self.begin_tls();
+                continue;
+            }
             let Phase::Handshake(handshake) = &mut self.phase else {
                 return;
             };
@@ -207,7 +224,10 @@ impl<B: Backend> Connection<B> {
                 return;
             };
             let mut answer = Vec::new();
-            let lookup = Lookup(&*self.shared.exports);
+            let lookup = Lookup {
+                exports: &*self.shared.exports,
+                client: &self.identity,
+            };
             let (consumed, progress) = handshake.receive(input, &lookup, &mut answer);
             self.intake.consume(consumed);
             self.outbox.push_bytes(&answer);
@@ -217,9 +237,43 @@ impl<B: Backend> Connection<B> {
                     tracing::debug!(%reason, "handshake ended");
                     self.drain();
                 }
-                Progress::StartTls => self.drain(),
+                Progress::StartTls => self.tls_is_due = true,
                 Progress::Transmission(export, session) => return self.open(cx, export, session),
             }
+        }
+    }
+
+    fn begin_tls(&mut self) {
+        let Some(options) = &self.shared.options.tls else {
+            return self.drain();
+        };
+        let begun = TlsStream::new(&options.config)
+            .map_err(Broken::from)
+            .and_then(|mut tls| {
+                let begun = self.intake.begin_tls(&mut tls);
+                self.outbox.set_tls(tls);
+                begun
+            });
+        if let Err(error) = begun {
+            self.on_tls_broken(&error);
+        }
+    }
+
+    /// What TLS has to say of it is sent, then the connection is closed.
+    fn on_tls_broken(&mut self, error: &Broken) {
+        tracing::debug!(%error, "TLS ended");
+        self.drain();
+    }
+
+    fn on_received(&mut self, cx: &mut Cx<'_>, buf: Buf, result: io::Result<usize>) {
+        match self.intake.on_received(buf, result, self.outbox.tls()) {
+            Ok(goes_on) => self.cut_unless(cx, goes_on),
+            Err(error) => self.on_tls_broken(&error),
+        }
+        if matches!(self.phase, Phase::Handshake(_))
+            && let Some(tls) = self.outbox.tls()
+        {
+            self.identity = tls.identity();
         }
     }
 
@@ -415,10 +469,7 @@ impl<B: Backend> Source for Connection<B> {
             return self.settle(cx);
         }
         match (token, completion) {
-            (token::RECV, Completion::Recv(buf, result)) => {
-                let more = self.intake.on_received(buf, result);
-                self.cut_unless(cx, more);
-            }
+            (token::RECV, Completion::Recv(buf, result)) => self.on_received(cx, buf, result),
             (token::PAYLOAD, Completion::Recv(buf, result)) => {
                 let more = self
                     .intake

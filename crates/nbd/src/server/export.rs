@@ -8,6 +8,7 @@ use blkmq::io::Backend;
 use serve::BackendFile;
 use serve::latency::Latencies;
 
+use super::tls::ClientIdentity;
 use crate::codec::{Directory, ExportEntry, ExportInfo};
 
 /// One block device that clients may connect to, over as many connections as they like.
@@ -46,26 +47,30 @@ impl<B: Backend> fmt::Debug for Export<B> {
 
 /// Where exports are found. Called on reactor threads: answers from memory, never waits.
 pub trait Exports<B: Backend>: Send + Sync + 'static {
-    /// The export of this name. The empty name asks for the default one, if there is one.
-    fn find(&self, name: &str) -> Option<Arc<Export<B>>>;
+    /// The export of this name, if this client may use it. The empty name asks for the default one,
+    /// if there is one.
+    fn find(&self, name: &str, client: &ClientIdentity) -> Option<Arc<Export<B>>>;
 
-    /// The exports that are listed to clients.
-    fn list(&self) -> Vec<ExportEntry>;
+    /// The exports that are listed to this client.
+    fn list(&self, client: &ClientIdentity) -> Vec<ExportEntry>;
 }
 
-/// The codec's view of the exports.
-pub(super) struct Lookup<'a, B: Backend>(pub(super) &'a dyn Exports<B>);
+/// The codec's view of the exports: what this client may use of them.
+pub(super) struct Lookup<'a, B: Backend> {
+    pub(super) exports: &'a dyn Exports<B>,
+    pub(super) client: &'a ClientIdentity,
+}
 
 impl<B: Backend> Directory for Lookup<'_, B> {
     type Export = Arc<Export<B>>;
 
     fn find(&self, name: &str) -> Option<(Arc<Export<B>>, ExportInfo)> {
-        let export = self.0.find(name)?;
+        let export = self.exports.find(name, self.client)?;
         let info = export.info();
         Some((export, info))
     }
 
     fn list(&self) -> Vec<ExportEntry> {
-        self.0.list()
+        self.exports.list(self.client)
     }
 }

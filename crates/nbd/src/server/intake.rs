@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use reactor::{Buf, Cx, FileIndex, Need, Op};
 
+use super::tls::{Broken, TlsStream};
 use super::token;
 use crate::codec::{Decoder, Request};
 
@@ -49,6 +50,8 @@ pub(super) struct Intake {
     end: usize,
     incoming: Option<Incoming>,
     receiving: bool,
+    /// What was decrypted, where TLS is in use: `start` and `end` are places in it then.
+    plain: Option<Vec<u8>>,
 }
 
 impl Intake {
@@ -59,7 +62,19 @@ impl Intake {
             end: 0,
             incoming: None,
             receiving: false,
+            plain: None,
         }
+    }
+
+    /// TLS begins: what was received and not consumed is its first bytes.
+    pub(super) fn begin_tls(&mut self, tls: &mut TlsStream) -> Result<(), Broken> {
+        let mut plain = Vec::new();
+        let staged = self.staging.as_deref().unwrap_or_default();
+        let rest = staged.get(self.start..self.end).unwrap_or_default();
+        let decrypted = tls.decrypt(rest, &mut plain);
+        (self.start, self.end) = (0, plain.len());
+        self.plain = Some(plain);
+        decrypted
     }
 
     /// Whether a receive is in flight: it will also tell the peer's end.
@@ -78,7 +93,15 @@ impl Intake {
             self.receive(cx, socket);
             return None;
         }
-        self.staging.as_deref()?.get(self.start..self.end)
+        self.received()?.get(self.start..self.end)
+    }
+
+    /// What was received, in the clear.
+    fn received(&self) -> Option<&[u8]> {
+        match &self.plain {
+            Some(plain) => Some(plain),
+            None => self.staging.as_deref(),
+        }
     }
 
     pub(super) fn consume(&mut self, bytes: usize) {
@@ -110,11 +133,23 @@ impl Intake {
     }
 
     /// A receive into the staging buffer has ended; false at the end of the stream.
-    pub(super) fn on_received(&mut self, buf: Buf, result: io::Result<usize>) -> bool {
+    pub(super) fn on_received(
+        &mut self,
+        buf: Buf,
+        result: io::Result<usize>,
+        tls: Option<&mut TlsStream>,
+    ) -> Result<bool, Broken> {
         self.receiving = false;
-        self.staging = Some(buf);
         self.end = result.unwrap_or(0);
-        self.end > 0
+        let is_there = self.end > 0;
+        let mut decrypted = Ok(());
+        if let (Some(plain), Some(tls)) = (&mut self.plain, tls) {
+            plain.clear();
+            decrypted = tls.decrypt(&buf[..self.end], plain);
+            self.end = plain.len();
+        }
+        self.staging = Some(buf);
+        decrypted.map(|()| is_there)
     }
 
     /// A WRITE's header came: gets a buffer for its payload, now or later. The decoder has
@@ -178,9 +213,9 @@ impl Intake {
         };
         let there = self.end - self.start;
         let taken = there.min(buf.len() - incoming.filled);
-        if let Some(staging) = self.staging.as_ref().filter(|_| taken > 0) {
+        if let Some(received) = self.received().filter(|_| taken > 0) {
             let to = &mut buf[incoming.filled..incoming.filled + taken];
-            to.copy_from_slice(&staging[self.start..self.start + taken]);
+            to.copy_from_slice(&received[self.start..self.start + taken]);
             self.start += taken;
             incoming.filled += taken;
             decoder.consume_payload(taken as u32);
@@ -189,7 +224,7 @@ impl Intake {
         if left == 0 {
             return PayloadState::Complete(incoming.request, buf);
         }
-        if left >= DIRECT_BYTES_MIN && !self.receiving {
+        if left >= DIRECT_BYTES_MIN && !self.receiving && self.plain.is_none() {
             self.receiving = true;
             let at = incoming.filled;
             cx.submit(

@@ -12,6 +12,7 @@ mod intake;
 mod listen;
 mod outbox;
 mod registry;
+mod tls;
 mod token;
 mod transport;
 
@@ -28,7 +29,9 @@ use reactor::Handle;
 pub use export::{Export, Exports};
 pub use listen::{Listen, ListenError};
 pub use serve::{BackendFile, latency};
+pub use tls::{ClientIdentity, TlsConfig, TlsError, TlsOptions};
 
+use crate::codec::Tls;
 use control::Control;
 use registry::{Registry, Scope};
 
@@ -49,6 +52,18 @@ pub struct Options {
     pub stalled_within: Duration,
     /// How often outstanding requests are looked at for time-outs.
     pub tick: Duration,
+    /// TLS, where it is offered.
+    pub tls: Option<TlsOptions>,
+}
+
+impl Options {
+    fn tls_state(&self) -> Tls {
+        match &self.tls {
+            None => Tls::Absent,
+            Some(tls) if tls.required => Tls::Required,
+            Some(_) => Tls::Offered,
+        }
+    }
 }
 
 impl Default for Options {
@@ -60,6 +75,7 @@ impl Default for Options {
             handshake_within: Duration::from_secs(30),
             stalled_within: Duration::from_secs(30),
             tick: Duration::from_secs(1),
+            tls: None,
         }
     }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use reactor::{Buf, Cx, FileIndex, Op, SendPart, Token};
 
+use super::tls::TlsStream;
 use crate::codec::{Headers, Session, simple_reply};
 
 /// Parts per send; below the kernel's limit on vectors.
@@ -23,6 +24,8 @@ pub(super) struct Weight {
 pub(super) struct Outbox {
     /// How replies look.
     session: Session,
+    /// Through which everything goes, once it was begun.
+    tls: Option<TlsStream>,
     pending: Vec<SendPart>,
     pending_weight: Weight,
     /// The weight of the send in flight, and since when it is.
@@ -32,12 +35,26 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Nothing waits and nothing is in flight.
     pub(super) fn is_idle(&self) -> bool {
-        self.pending.is_empty() && self.sending.is_none()
+        self.sending.is_none() && !self.has_pending()
+    }
+
+    fn has_pending(&self) -> bool {
+        !self.pending.is_empty() || self.tls.as_ref().is_some_and(TlsStream::wants_send)
+    }
+
+    /// Everything from now on is encrypted; nothing waits to be sent in the clear.
+    pub(super) fn set_tls(&mut self, tls: TlsStream) {
+        debug_assert!(self.is_idle(), "what is in the clear was sent before");
+        self.tls = Some(tls);
+    }
+
+    pub(super) fn tls(&mut self) -> Option<&mut TlsStream> {
+        self.tls.as_mut()
     }
 
     /// Something waits and no send is in flight.
     pub(super) fn wants_flush(&self) -> bool {
-        self.sending.is_none() && !self.pending.is_empty()
+        self.sending.is_none() && self.has_pending()
     }
 
     /// The handshake is over: replies look like this from now on.
@@ -96,15 +113,32 @@ impl Outbox {
         self.add_weight(weight);
     }
 
+    /// What the next send carries; none where TLS cannot go on.
+    fn take_parts(&mut self) -> Option<Vec<SendPart>> {
+        if let Some(tls) = &mut self.tls {
+            return match tls.encrypt(&mut self.pending) {
+                Ok(cipher) => Some(vec![SendPart::Bytes(cipher)]),
+                Err(error) => {
+                    tracing::debug!(%error, "nothing can be sent over TLS any more");
+                    self.pending.clear();
+                    None
+                }
+            };
+        }
+        let rest = self
+            .pending
+            .split_off(self.pending.len().min(PARTS_PER_SEND));
+        Some(std::mem::replace(&mut self.pending, rest))
+    }
+
     /// Sends what waits, unless a send is in flight: then its end calls this again.
     pub(super) fn flush(&mut self, cx: &mut Cx<'_>, socket: FileIndex, token: Token) {
         if !self.wants_flush() {
             return;
         }
-        let rest = self
-            .pending
-            .split_off(self.pending.len().min(PARTS_PER_SEND));
-        let parts = std::mem::replace(&mut self.pending, rest);
+        let Some(parts) = self.take_parts() else {
+            return;
+        };
         // What is left over is accounted with the last send, never too early.
         let weight = if self.pending.is_empty() {
             std::mem::take(&mut self.pending_weight)

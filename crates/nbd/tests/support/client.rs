@@ -55,6 +55,31 @@ impl Client {
         client
     }
 
+    /// A client that begins TLS, and enters the transmission phase in it.
+    pub fn tls(
+        path: &Path,
+        export: &str,
+        config: std::sync::Arc<rustls::ClientConfig>,
+    ) -> io::Result<Client> {
+        let mut stream = UnixStream::connect(path)?;
+        stream.set_read_timeout(Some(DEADLINE))?;
+        stream.set_write_timeout(Some(DEADLINE))?;
+        stream.read_exact(&mut [0; 18])?;
+        stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x05\0\0\0\0")?;
+        let mut reply = [0; 20];
+        stream.read_exact(&mut reply)?;
+        assert_eq!(reply[12..16], 1_u32.to_be_bytes(), "STARTTLS is taken");
+        let server = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let tls = rustls::ClientConnection::new(config, server).map_err(io::Error::other)?;
+        let mut client = Client {
+            stream: Box::new(rustls::StreamOwned::new(tls, stream)),
+            size: 0,
+            flags: 0,
+        };
+        client.enter(export)?;
+        Ok(client)
+    }
+
     fn greeted(stream: Box<dyn Stream>) -> Client {
         let mut client = Client {
             stream,
@@ -66,8 +91,12 @@ impl Client {
     }
 
     fn export_name(&mut self, name: &str) -> io::Result<()> {
-        let mut hello = 3_u32.to_be_bytes().to_vec();
-        hello.extend(b"IHAVEOPT\0\0\0\x01");
+        self.send(&3_u32.to_be_bytes())?;
+        self.enter(name)
+    }
+
+    fn enter(&mut self, name: &str) -> io::Result<()> {
+        let mut hello = b"IHAVEOPT\0\0\0\x01".to_vec();
         hello.extend((name.len() as u32).to_be_bytes());
         hello.extend(name.as_bytes());
         self.send(&hello)?;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use blkmq::io::FileId;
 use blkmq::{Device, DeviceOptions};
 use nbd::codec::ExportEntry;
-use nbd::server::{BackendFile, Export, Exports, Listen, Options, Server};
+use nbd::server::{BackendFile, ClientIdentity, Export, Exports, Listen, Options, Server};
 use reactor::{BackendChoice, BackendKind, Config, DioAlign, PoolStats, Reactor};
 use serve::testing::{Faults, MemoryDisk};
 
@@ -49,23 +49,33 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// A fixed list of exports; the first is the default one.
-pub struct Fixed(pub Vec<Arc<Export<MemoryDisk>>>);
+pub struct Fixed {
+    exports: Vec<Arc<Export<MemoryDisk>>>,
+    /// The only client that may use them, by the name in its certificate.
+    only_for: Option<&'static str>,
+}
+
+impl Fixed {
+    fn is_for(&self, client: &ClientIdentity) -> bool {
+        self.only_for
+            .is_none_or(|name| client.names.iter().any(|own| own == name))
+    }
+}
 
 impl Exports<MemoryDisk> for Fixed {
-    fn find(&self, name: &str) -> Option<Arc<Export<MemoryDisk>>> {
-        let found = self
-            .0
-            .iter()
-            .find(|export| name.is_empty() || export.name == name);
+    fn find(&self, name: &str, client: &ClientIdentity) -> Option<Arc<Export<MemoryDisk>>> {
+        let mut for_client = self.exports.iter().filter(|_| self.is_for(client));
+        let found = for_client.find(|export| name.is_empty() || export.name == name);
         found.cloned()
     }
 
-    fn list(&self) -> Vec<ExportEntry> {
+    fn list(&self, client: &ClientIdentity) -> Vec<ExportEntry> {
         let line = |export: &Arc<Export<MemoryDisk>>| ExportEntry {
             name: export.name.clone(),
             description: export.description.clone(),
         };
-        self.0.iter().map(line).collect()
+        let for_client = self.exports.iter().filter(|_| self.is_for(client));
+        for_client.map(line).collect()
     }
 }
 
@@ -82,6 +92,8 @@ pub struct Setup {
     pub reserve_bytes: usize,
     /// Where the extents are; a memory file if there is none.
     pub file: Option<OwnedFd>,
+    /// The only client that may use the export.
+    pub only_for: Option<&'static str>,
 }
 
 impl Setup {
@@ -100,6 +112,7 @@ impl Setup {
             pool_bytes: 128 << 20,
             reserve_bytes: Config::default().reserve_bytes,
             file: None,
+            only_for: None,
         }
     }
 }
@@ -150,7 +163,10 @@ impl World {
             .iter()
             .map(|reactor| reactor.handle().clone())
             .collect();
-        let exports = Arc::new(Fixed(vec![Arc::clone(&export)]));
+        let exports = Arc::new(Fixed {
+            exports: vec![Arc::clone(&export)],
+            only_for: setup.only_for,
+        });
         let server = Server::new(handles, exports, setup.options).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let unix = dir.path().join("nbd.sock");

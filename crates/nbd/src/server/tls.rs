@@ -1,0 +1,220 @@
+//! TLS over a connection's bytes: rustls between the receives and what the codec is fed, and between
+//! the outbox and its sends.
+//!
+//! Owns no socket and waits for nothing: ciphertext goes in and out as buffers of the same
+//! operations that carry plain bytes, so a client's handshake or a slow peer holds up no reactor. It
+//! must never hand bytes on that were not authenticated. What it costs, the plain path does not pay.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use reactor::SendPart;
+use rustls::ServerConnection;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+
+/// Plaintext that one send encrypts, at most: a reactor does nothing else meanwhile.
+const ENCRYPTED_AT_ONCE_MAX: usize = 256 << 10;
+
+/// A server's side of TLS: its certificate, and whose clients' it takes.
+#[derive(Clone)]
+pub struct TlsConfig(Arc<rustls::ServerConfig>);
+
+impl fmt::Debug for TlsConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsConfig").finish_non_exhaustive()
+    }
+}
+
+/// Why certificates and keys are of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file is not what it should be.
+    #[error("{0}: no PEM with {1} in it")]
+    Pem(&'static str, &'static str),
+    /// They do not go together.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl TlsError {
+    fn refused(error: impl fmt::Display) -> TlsError {
+        TlsError::Refused(error.to_string())
+    }
+}
+
+fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        _ => Err(TlsError::Pem(what, "a certificate")),
+    }
+}
+
+impl TlsConfig {
+    /// From the server's chain and key, and where clients have to show certificates, those of the
+    /// authorities that may have signed them.
+    pub fn from_pem(
+        chain: &[u8],
+        key: &[u8],
+        client_authorities: Option<&[u8]>,
+    ) -> Result<TlsConfig, TlsError> {
+        let chain = certificates(chain, "the server's certificate")?;
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|_| TlsError::Pem("the server's key", "a private key"))?;
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(TlsError::refused)?;
+        let builder = match client_authorities {
+            None => builder.with_no_client_auth(),
+            Some(pem) => {
+                let mut roots = rustls::RootCertStore::empty();
+                for authority in certificates(pem, "the authority of clients")? {
+                    roots.add(authority).map_err(TlsError::refused)?;
+                }
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                        .build()
+                        .map_err(TlsError::refused)?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let config = builder
+            .with_single_cert(chain, key)
+            .map_err(TlsError::refused)?;
+        Ok(TlsConfig(Arc::new(config)))
+    }
+}
+
+/// TLS as a server's listeners offer it.
+#[derive(Clone, Debug)]
+pub struct TlsOptions {
+    /// Certificates and keys.
+    pub config: TlsConfig,
+    /// Whether clients that do not use it are refused.
+    pub required: bool,
+}
+
+/// Who a client is, as far as its transport says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClientIdentity {
+    /// The DNS names of the certificate that it showed and that was verified; none without one.
+    pub names: Vec<String>,
+}
+
+/// The stream cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    #[error("the client ended TLS")]
+    Closed,
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// TLS of one connection.
+pub(super) struct TlsStream {
+    tls: Box<ServerConnection>,
+    is_closing: bool,
+}
+
+impl TlsStream {
+    pub(super) fn new(config: &TlsConfig) -> Result<TlsStream, rustls::Error> {
+        let mut tls = Box::new(ServerConnection::new(Arc::clone(&config.0))?);
+        // What is given to it is bounded by the caller, and leaves with the same call.
+        tls.set_buffer_limit(None);
+        Ok(TlsStream {
+            tls,
+            is_closing: false,
+        })
+    }
+
+    /// Takes what was received, and appends what it says to `plain`.
+    pub(super) fn decrypt(&mut self, mut cipher: &[u8], plain: &mut Vec<u8>) -> Result<(), Broken> {
+        while !cipher.is_empty() {
+            self.tls.read_tls(&mut cipher)?;
+            self.tls.process_new_packets()?;
+            match self.tls.reader().read_to_end(plain) {
+                Ok(_) => return Err(Broken::Closed),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it has something of its own to send: a handshake's answer, an alert.
+    pub(super) fn wants_send(&self) -> bool {
+        self.tls.wants_write()
+    }
+
+    /// Encrypts the first of these parts, as many as one send takes, and removes them.
+    pub(super) fn encrypt(&mut self, parts: &mut Vec<SendPart>) -> Result<Vec<u8>, Broken> {
+        let (mut taken, mut whole) = (0, 0);
+        for part in parts.iter_mut() {
+            let left = ENCRYPTED_AT_ONCE_MAX - taken;
+            if part.len() > left {
+                self.encrypt_front(part, left)?;
+                break;
+            }
+            self.tls.writer().write_all(bytes_of(part))?;
+            taken += part.len();
+            whole += 1;
+        }
+        parts.drain(..whole);
+        let mut cipher = Vec::with_capacity(taken + (taken >> 6) + 1024);
+        while self.tls.wants_write() {
+            self.tls.write_tls(&mut cipher)?;
+        }
+        Ok(cipher)
+    }
+
+    /// Encrypts the first bytes of a part that is too large for one send.
+    fn encrypt_front(&mut self, part: &mut SendPart, bytes: usize) -> Result<(), Broken> {
+        self.tls.writer().write_all(&bytes_of(part)[..bytes])?;
+        match part {
+            SendPart::Bytes(all) => drop(all.drain(..bytes)),
+            SendPart::Buf(all) => drop(all.split_to(bytes)),
+        }
+        Ok(())
+    }
+
+    /// Says once that nothing follows. After an alert there is nothing more to say.
+    pub(super) fn close(&mut self) {
+        if !std::mem::replace(&mut self.is_closing, true) {
+            self.tls.send_close_notify();
+        }
+    }
+
+    /// The client's, once the handshake of TLS is over.
+    pub(super) fn identity(&self) -> ClientIdentity {
+        let certificate = self.tls.peer_certificates().and_then(<[_]>::first);
+        let parsed = certificate.and_then(|der| webpki::EndEntityCert::try_from(der).ok());
+        let names = parsed.map(|certificate| {
+            let names = certificate.valid_dns_names();
+            names.map(str::to_owned).collect()
+        });
+        ClientIdentity {
+            names: names.unwrap_or_default(),
+        }
+    }
+}
+
+fn bytes_of(part: &SendPart) -> &[u8] {
+    match part {
+        SendPart::Bytes(bytes) => bytes,
+        SendPart::Buf(buf) => buf,
+    }
+}
+
+impl fmt::Debug for TlsStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsStream")
+            .field("is_handshaking", &self.tls.is_handshaking())
+            .finish_non_exhaustive()
+    }
+}
