@@ -80,8 +80,8 @@ fn write_usage(text: &mut MetricsText<'_>, usage: &HostUsage) -> fmt::Result {
         "firn_cache_bytes",
         "Bytes of the store that are cached, by tier.",
         [
-            (vec![("tier", "memory")], usage.cache.memory_bytes as u64),
-            (vec![("tier", "disk")], usage.cache.disk_bytes as u64),
+            (vec![("tier", "memory")], usage.cache.memory_bytes),
+            (vec![("tier", "disk")], usage.cache.disk_bytes),
         ],
     )?;
     text.counters(
@@ -89,7 +89,7 @@ fn write_usage(text: &mut MetricsText<'_>, usage: &HostUsage) -> fmt::Result {
         "Failed I/O of the engine, by what failed.",
         FailureKind::ALL.into_iter().map(|kind| {
             let labels = vec![("kind", kind.name())];
-            (labels, usage.failures.of(kind) as u64)
+            (labels, usage.failures.of(kind))
         }),
     )
 }

@@ -21,17 +21,12 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
             block_size,
             if_missing,
         } => {
-            let body = CreateVolume {
+            let asked = CreateVolume {
                 name: name.clone(),
                 size_bytes: size.0,
                 block_size: *block_size,
             };
-            let created = match client.post::<Volume>("/v1/volumes", &body) {
-                Err(failure) if *if_missing && failure.code == FailureCode::VolumeExists => {
-                    existing(&client, &body)?
-                }
-                created => created?,
-            };
+            let created = create(&client, &asked, *if_missing)?;
             if json {
                 output::json(&created)
             } else {
@@ -86,6 +81,15 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
             }
         }
         VolumeCommand::Delete(which) => client.delete(&volume_path(&which.name)),
+    }
+}
+
+fn create(client: &Client, asked: &CreateVolume, if_missing: bool) -> Result<Volume> {
+    match client.post::<Volume>("/v1/volumes", asked) {
+        Err(failure) if if_missing && failure.code == FailureCode::VolumeExists => {
+            existing(client, asked)
+        }
+        created => created,
     }
 }
 

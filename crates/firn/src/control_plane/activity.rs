@@ -20,7 +20,7 @@ impl ControlPlane {
         Activity {
             at_seconds: began.elapsed().as_secs_f64(),
             log_pressure: usage.pressure_permille as f64 / 1000.0,
-            cache_disk_bytes: usage.cache.disk_bytes as u64,
+            cache_disk_bytes: usage.cache.disk_bytes,
             store_requests: self.counters.store_requests(),
             volumes: volumes
                 .map(|open| VolumeActivity {
