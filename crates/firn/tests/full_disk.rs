@@ -47,7 +47,12 @@ impl Small {
 
     /// A server in the namespace.
     fn serve(&self, args: &[&str]) -> Server {
-        let sizes = ["--log-size", "64MiB", "--cache-size", "4MiB"];
+        self.serve_cached("4MiB", args)
+    }
+
+    /// The same with a read cache of this size.
+    fn serve_cached(&self, cache: &str, args: &[&str]) -> Server {
+        let sizes = ["--log-size", "64MiB", "--cache-size", cache];
         self.world
             .serve_as("cache", &[&sizes, args].concat(), |command| {
                 let mut inside = Command::new("nsenter");
@@ -90,6 +95,44 @@ impl Drop for Small {
         let _ = self.holder.kill();
         let _ = self.holder.wait();
     }
+}
+
+/// Bytes that do not compress, and differ from block to block.
+fn noise(mib: u64) -> Vec<u8> {
+    let mut state = mib * 2 + 1;
+    let words = (0..(1 << 20) / 8).flat_map(|_| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        state.rotate_left(17).to_le_bytes()
+    });
+    words.collect()
+}
+
+#[test]
+fn a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_read_from_the_store() {
+    const MIB: u64 = 1 << 20;
+    let Some(small) = Small::new() else { return };
+    // On a disk of 84 MiB.
+    let server = small.serve_cached("4GiB", &["--volume", "a=160MiB"]);
+    let mut client = server.connect("a");
+    for mib in 0..160 {
+        client.write(mib * MIB, &noise(mib)).unwrap();
+    }
+    client.flush().unwrap();
+    drop(client);
+    small.world.done(&server, &["sync", "a"]);
+    let mut client = server.connect("a");
+    for round in 0..2 {
+        for mib in 0..160 {
+            assert!(
+                client.read(mib * MIB, MIB as usize).unwrap() == noise(mib),
+                "MiB {mib} in round {round}"
+            );
+        }
+    }
+    client.write(0, &[3; 4096]).unwrap();
+    client.flush().unwrap();
 }
 
 const NBD: [&str; 2] = ["--transport", "nbd"];

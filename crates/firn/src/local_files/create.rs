@@ -1,4 +1,5 @@
-//! Creates the local files: each completely or not at all, and with its space allocated.
+//! Creates the local files: each completely or not at all, and with its space allocated but for the
+//! read cache, which takes space as it fills.
 //!
 //! The log is zero-filled before its first use: with unwritten extents, every sync would also have
 //! to commit the file system's journal. A file gets its name only when it is complete, so that one
@@ -114,7 +115,7 @@ fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> 
 }
 
 /// Opens the cache file. Creates it if it is missing or has another size: its contents can be
-/// fetched again.
+/// fetched again. It takes space as it fills; what there is no room for is not cached.
 pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
     let path = dir.join("cache");
     let found = fs::metadata(&path).ok().map(|metadata| metadata.len());
@@ -125,20 +126,18 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
     if found != Some(wanted) {
         remove_if_exists(&path)?;
     }
-    let made = open_file(&path, false).and_then(|file| {
-        if found != Some(wanted) {
-            allocate(&file, wanted)?;
-        }
-        Ok(file)
-    });
-    let made = made.map_err(|source| {
+    let failed = |source: io::Error| {
         let _ = fs::remove_file(&path);
         Failure::io(
             &format!("make a cache of {} in", Size(wanted)),
             dir,
             &source,
         )
-    })?;
+    };
+    let made = open_file(&path, false).map_err(failed)?;
+    if found != Some(wanted) {
+        made.set_len(wanted).map_err(failed)?;
+    }
     let (align, _) = direct_io(&path, settings.log_io)?;
     let file = match align {
         Some(_) => {
