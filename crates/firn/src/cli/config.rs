@@ -146,7 +146,7 @@ fn default_of(name: &str, settings: &Settings) -> Option<Value> {
         "log-size" => crate::units::Size(settings.new_log_bytes()).to_string(),
         "cache-size" => crate::units::Size(settings.new_cache_bytes()).to_string(),
         "log-io" => "auto".to_owned(),
-        "single-writer" => return Some(Value::Bool(false)),
+        "single-writer" | "nbd-tls-required" => return Some(Value::Bool(false)),
         "nbd" => {
             let addresses = settings.nbd.iter();
             let texts = addresses.map(crate::frontends::nbd::flag_value);

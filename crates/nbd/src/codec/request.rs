@@ -37,6 +37,21 @@ pub enum Command {
     BlockStatus,
 }
 
+impl Command {
+    fn from_wire(code: u16) -> Option<Command> {
+        Some(match code {
+            wire::CMD_READ => Command::Read,
+            wire::CMD_WRITE => Command::Write,
+            wire::CMD_FLUSH => Command::Flush,
+            wire::CMD_TRIM => Command::Trim,
+            wire::CMD_WRITE_ZEROES => Command::WriteZeroes,
+            wire::CMD_CACHE => Command::Cache,
+            wire::CMD_BLOCK_STATUS => Command::BlockStatus,
+            _ => return None,
+        })
+    }
+}
+
 /// A request that passed every check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -319,16 +334,11 @@ fn decode(
         };
         (state, Event::Refused(Refusal { to, error, why }))
     };
-    let command = match code {
-        wire::CMD_READ => Command::Read,
-        wire::CMD_WRITE => Command::Write,
-        wire::CMD_FLUSH => Command::Flush,
-        wire::CMD_TRIM => Command::Trim,
-        wire::CMD_WRITE_ZEROES => Command::WriteZeroes,
-        wire::CMD_CACHE => Command::Cache,
-        wire::CMD_BLOCK_STATUS => Command::BlockStatus,
-        wire::CMD_DISC => return (State::Ended(Event::Disconnect), Event::Disconnect),
-        _ => return refuse((wire::EINVAL, "the command is not known")),
+    if code == wire::CMD_DISC {
+        return (State::Ended(Event::Disconnect), Event::Disconnect);
+    }
+    let Some(command) = Command::from_wire(code) else {
+        return refuse((wire::EINVAL, "the command is not known"));
     };
     if has_payload != (command == Command::Write) {
         let why = "a payload goes with WRITE, and with nothing else";

@@ -188,7 +188,7 @@ fn push_read(outbox: &mut Outbox, header: Request, mut data: Buf, holes: &[Range
         false => Position::Inner,
     };
     let mut at = 0;
-    for hole in holes.iter().cloned().chain([end..end]) {
+    for hole in holes.iter().cloned().chain(std::iter::once(end..end)) {
         let offset = header.offset + u64::from(at);
         let length = (hole.start - at) as usize;
         if length > 0 {

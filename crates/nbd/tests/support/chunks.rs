@@ -20,6 +20,9 @@ pub struct Chunk {
     pub body: Vec<u8>,
 }
 
+/// The lengths of a read's chunks, and whether each was a hole.
+pub type Seen = Vec<(usize, bool)>;
+
 pub struct ChunkClient {
     stream: UnixStream,
     is_extended: bool,
@@ -154,12 +157,7 @@ impl ChunkClient {
     }
 
     /// What a read brings, and the lengths of its chunks: of data, or of a hole (true).
-    pub fn read(
-        &mut self,
-        flags: u16,
-        offset: u64,
-        length: usize,
-    ) -> Result<(Vec<u8>, Vec<(usize, bool)>), u32> {
+    pub fn read(&mut self, flags: u16, offset: u64, length: usize) -> Result<(Vec<u8>, Seen), u32> {
         self.send(READ, flags, offset, length as u64, &[]);
         let (mut data, mut seen) = (vec![0xee; length], Vec::new());
         let mut covered = vec![false; length];

@@ -466,7 +466,10 @@ impl Backend for Volume {
             Op::Status { sector, sectors } => self.begin_status(sector, sectors, waker),
             Op::Prefetch { sector, sectors } => {
                 let checked = self.check(&self.tail.lock(), sector, sectors);
-                Step::Done(checked.map(|span| self.prefetch(&[span.start..span.end])))
+                Step::Done(checked.map(|span| {
+                    let range = span.start..span.end;
+                    self.prefetch(std::slice::from_ref(&range));
+                }))
             }
         }
     }
