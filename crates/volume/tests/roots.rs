@@ -231,6 +231,38 @@ fn a_store_set_back_below_a_running_server_stores_nothing_more_and_is_named() {
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
 }
 
+#[test]
+fn the_first_reason_for_which_a_volume_ends_is_what_every_waiter_hears() {
+    let (mut world, volume) = with_volume();
+    let old = root(&world);
+    for block in 0..4 {
+        world.write(&volume, block * 8, 1, 4096);
+        world.sync(&volume);
+    }
+    // With the next publication a fold begins; the one behind that finds out.
+    world.lasting.store_ms = 100;
+    world.write(&volume, 64, 2, 4096);
+    let stored = world.host.sync(&volume);
+    world.pass(50);
+    world.write(&volume, 72, 2, 4096);
+    let refused = world.host.sync(&volume);
+    world.wait(|_| stored.try_take()).expect("stored");
+    put_root(&mut world, &old);
+    let refused = world.wait(|_| refused.try_take());
+    let refused = refused.expect_err("the store went back");
+    assert!(
+        matches!(refused, OpenError::StoreWentBack { .. }),
+        "{refused}"
+    );
+    // The fold meets a volume that is served no more, and has nothing to add.
+    world.pass(2000);
+    let refused = try_sync(&mut world, &volume).expect_err("and stays so");
+    assert!(
+        matches!(refused, OpenError::StoreWentBack { .. }),
+        "{refused}"
+    );
+}
+
 /// A host and a copy of its cache directory. After the copy was made, the host wrote ten blocks and
 /// flushed them, and was killed; then the copy wrote five and brought them to the store.
 fn host_and_copy() -> (Lasting, World, Volume) {
@@ -562,6 +594,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "lost_mark_makes_a_copy",
             a_volume_opened_on_a_poisoned_log_is_its_own_though_power_took_the_mark_that_says_so,
+        ),
+        (
+            "first_reason_is_forgotten",
+            the_first_reason_for_which_a_volume_ends_is_what_every_waiter_hears,
         ),
         (
             "older_store_is_believed",

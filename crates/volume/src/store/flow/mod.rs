@@ -193,6 +193,11 @@ fn broken_error(tail: &Tail) -> OpenError {
 
 /// The volume is another host's, or none, which was found out without a commit.
 pub(crate) fn end(engine: &Engine, tail: &Tail, error: &OpenError) {
+    // Whoever found out first has said why; those behind know only that it is served no more.
+    let is_live = tail.lock().status == Status::Live;
+    if !is_live && !canary::active!("first_reason_is_forgotten") {
+        return;
+    }
     tail.upload.set_error(Some(error));
     tail.upload.set_refusal(Some(error.clone()));
     fence(engine, tail, error);
