@@ -47,6 +47,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "lost_pack_keeps_volume_closed",
     "slices_of_one_epoch",
     "lost_mark_makes_a_copy",
+    "first_reason_is_forgotten",
     "older_store_is_believed",
     "deleted_volume_waits",
     "disk_over_another_history",
@@ -241,5 +242,22 @@ mod tests {
         ]
         .concat();
         assert_eq!(canary::unlisted(engine, &hunted), [""; 0]);
+    }
+
+    #[test]
+    fn every_canary_of_the_engines_tests_is_planted_by_one_of_them() {
+        let engine = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/volume");
+        let files = std::fs::read_dir(format!("{engine}/tests")).expect("a folder of tests");
+        let files = files.map(|file| file.expect("readable").path());
+        let tests = files.filter(|path| path.is_file());
+        // Tests in a source file plant by themselves what that file asks for.
+        let sources = tests.chain([format!("{engine}/src/lock.rs").into()]);
+        let all: String = sources
+            .map(|path| std::fs::read_to_string(path).expect("text"))
+            .map(|text| text.replace("canary::active!(\"", ""))
+            .collect();
+        for name in super::SEEN_BY_ENGINE_TESTS {
+            assert!(all.contains(&format!("\"{name}\"")), "{name}");
+        }
     }
 }

@@ -87,13 +87,15 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_panic_under_a_lock_is_told_while_it_is_held_and_nobody_goes_on_behind_it() {
-        on_panic_under_lock(|| {
-            CALLS.fetch_add(1, Ordering::Relaxed);
-        });
+    /// Panics in threads of its own, with a bug planted there or none.
+    fn panic_in_and_out_of_sections(planted: Option<&'static str>) {
+        CALLS.store(0, Ordering::Relaxed);
         let (beside, inside) = (Mutex::new(0), Mutex::new(0));
         let panics = |section: &(dyn Fn() + Sync)| {
+            let section = || {
+                canary::plant(planted);
+                section();
+            };
             std::thread::scope(|scope| scope.spawn(section).join().unwrap_err());
         };
         panics(&|| {
@@ -113,5 +115,15 @@ mod tests {
         });
         assert_eq!(CALLS.load(Ordering::Relaxed), 1);
         panics(&|| drop(lock(&inside)));
+    }
+
+    #[test]
+    fn a_panic_under_a_lock_is_told_while_it_is_held_and_nobody_goes_on_behind_it() {
+        on_panic_under_lock(|| {
+            CALLS.fetch_add(1, Ordering::Relaxed);
+        });
+        panic_in_and_out_of_sections(None);
+        let planted = || panic_in_and_out_of_sections(Some("panic_passed_over"));
+        assert!(std::panic::catch_unwind(planted).is_err());
     }
 }

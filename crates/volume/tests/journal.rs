@@ -130,3 +130,22 @@ fn a_log_set_back_while_its_rings_stayed_is_refused() {
         error.0
     );
 }
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[
+        (
+            "no_witness",
+            a_frame_that_stood_last_for_two_seconds_cannot_be_lost_in_silence,
+        ),
+        (
+            "believe_short_journal",
+            what_a_ring_saw_become_durable_is_refused_if_the_journal_lacks_it,
+        ),
+        (
+            "believe_short_journal",
+            a_log_set_back_while_its_rings_stayed_is_refused,
+        ),
+    ]);
+}

@@ -265,6 +265,21 @@ fn proof_steps() -> Vec<Step> {
 }
 
 fn simulator_steps() -> Vec<Step> {
+    let mut steps = world_steps();
+    // Behind the simulator's own: they share a build.
+    steps.push(Step {
+        name: "engine-canaries",
+        what: "bugs planted in the engine that its own tests must see, each with the test that does",
+        quick: false,
+        background: false,
+        output: Output::Tests,
+        limit: minutes(20),
+        run: Box::new(|_| Kind::Commands(vec![engine_canaries()])),
+    });
+    steps
+}
+
+fn world_steps() -> Vec<Step> {
     vec![
         Step {
             name: "sim-seeds",
@@ -390,6 +405,14 @@ fn model_commands(package: &str, messenger_seeds: u64) -> Kind {
 fn simulator(arguments: &[&str]) -> Kind {
     let arguments: Vec<_> = arguments.iter().map(Into::into).collect();
     Kind::Commands(vec![sim::command(&arguments)])
+}
+
+fn engine_canaries() -> Command {
+    let mut tests = workspace::cargo(["test", "--profile", "sim", "-p", "volume"]);
+    tests.args(["--lib", "--tests", "each_planted"]);
+    tests.args(["--", "--show-output"]);
+    workspace::build_apart(&mut tests, "canary", "--cfg canary");
+    tests
 }
 
 /// The targets are built here, and only run by the step's commands.
