@@ -92,6 +92,10 @@ faults! {
     ZombieResumed => "zombie came back",
     /// Another host came up with a copy of a cache directory.
     CacheCloned => "cache directory cloned",
+    /// The store was set back to an older copy of itself.
+    StoreSetBack => "store set back",
+    /// And the server refused to go on with it.
+    SetBackRefused => "set-back store refused",
     /// A store request failed and was not applied.
     StoreUnavailable => "store unavailable",
     /// A period in which the store answered nothing.

@@ -20,7 +20,9 @@ pub use volume::Volume;
 pub use volume::driver::{Computation, ComputeKind, DiskOp, Request, RequestId, RequestOp};
 use volume::driver::{DiskError, Outcome, StoreError, StoreOp, StoreReply, Version};
 use volume::units::{Lsn, Now};
-use volume::{Answer, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec};
+use volume::{
+    Answer, Host, Notify, OpenError, OpenMode, Options, VolumeInfo, VolumeSpec, Watermarks,
+};
 
 /// What a process is started with.
 #[derive(Debug)]
@@ -229,6 +231,11 @@ impl Node {
             covers,
             answer,
         });
+    }
+
+    /// How far a volume says that it has got.
+    pub fn watermarks(&self, volume: usize) -> Option<Watermarks> {
+        self.open.get(&volume).map(|device| device.watermarks())
     }
 
     /// Runs the engine's procedures until none is ready.

@@ -82,6 +82,8 @@ pub struct Profile {
     pub partial_failures: bool,
     /// What a computation costs for each KiB that it reads, in virtual time.
     pub compute_ns: u64,
+    /// The store is set back to an older copy of itself.
+    pub set_back: bool,
     /// What befalls them, if there are several.
     pub fleet: Fleet,
     /// Volumes.
@@ -210,6 +212,7 @@ impl Profile {
             reissue: false,
             partial_failures: false,
             compute_ns: 0,
+            set_back: false,
             fleet: Fleet::default(),
             volumes: *rng.pick(&[1, 1, 2, 3]),
             sectors,
@@ -254,6 +257,7 @@ impl Profile {
         }
         profile.draw_partial_failures(rng);
         profile.compute_ns = *rng.pick(&[0, 0, 20_000, MS]);
+        profile.draw_set_back(seed);
         profile
     }
 
@@ -266,6 +270,17 @@ impl Profile {
             self.store.unknown = rate;
             self.store.get_failed = rate;
         }
+    }
+
+    /// In some worlds of one host the store is set back, while there is a log that knows better.
+    fn draw_set_back(&mut self, seed: u64) {
+        if self.hosts > 1 || Rng::stream(seed, "is set back").below(16) > 0 {
+            return;
+        }
+        self.set_back = true;
+        self.volumes = 1;
+        self.crash_weights[2] = 0;
+        self.crash_weights[0] = self.crash_weights[0].max(1);
     }
 
     /// A third of the worlds has several hosts.

@@ -156,6 +156,17 @@ struct CallInFlight {
     is_redelivered: bool,
 }
 
+/// All objects of a store at one moment.
+#[derive(Clone, Debug)]
+pub struct SavedStore(BTreeMap<String, Object>);
+
+impl SavedStore {
+    /// The version of an object.
+    pub fn version(&self, key: &str) -> Option<u64> {
+        self.0.get(key).map(|object| object.version)
+    }
+}
+
 /// The store.
 #[derive(Clone, Debug)]
 pub struct SimStore {
@@ -411,6 +422,30 @@ impl SimStore {
     /// The version that the next write gets.
     pub fn next_version(&self) -> u64 {
         self.next_version
+    }
+
+    /// A copy of all objects.
+    pub fn save(&self) -> SavedStore {
+        SavedStore(self.objects.clone())
+    }
+
+    /// The version of an object.
+    pub fn version(&self, key: &str) -> Option<u64> {
+        self.objects.get(key).map(|object| object.version)
+    }
+
+    /// All objects are again what they were. Those that had changed are new ones to their readers. True if
+    /// none is gone.
+    pub fn set_back(&mut self, saved: SavedStore) -> bool {
+        let now = std::mem::replace(&mut self.objects, saved.0);
+        for (key, object) in &mut self.objects {
+            let same = now.get(key).is_some_and(|at| at.version == object.version);
+            if !same {
+                object.version = self.next_version;
+                self.next_version += 1;
+            }
+        }
+        now.keys().all(|key| self.objects.contains_key(key))
     }
 
     /// Objects held, for oracles and reports: key and size.

@@ -30,8 +30,10 @@ mod line;
 mod machine;
 mod outcome;
 mod plan;
+mod recovery_point;
 mod run;
 mod scan;
+mod set_back;
 
 use line::Line;
 use machine::Machine;
@@ -91,6 +93,8 @@ enum ProcessEvent {
     Reissue { attachment: usize, req: u64 },
     /// The next try of deleting a name and creating it again.
     Recreate { line: usize },
+    /// All that was acknowledged is older than the recovery point.
+    RecoveryPointPassed,
 }
 
 /// Where the world stands.
@@ -102,6 +106,8 @@ enum Phase {
     Heal,
     /// Everything is being uploaded.
     LastSync,
+    /// Or it is left to the recovery point.
+    LastWait,
     /// The machine is gone; the volumes are being opened from the store.
     LastOpen,
     /// It is over.
@@ -148,6 +154,9 @@ struct Attachment {
     pending: BTreeMap<ReqId, clients::IssuedRequest>,
     /// A sync to the store is wanted before the end.
     synced: bool,
+    /// What was acknowledged when, and what the watermark said when the host was lost.
+    completions: recovery_point::Completions,
+    claim: Option<recovery_point::Claim>,
 }
 
 /// The world of one seed.
@@ -186,6 +195,7 @@ pub struct World {
     /// Crashes since a recovery was judged.
     unsettled: u32,
     planned: Option<plan::PlanProgress>,
+    set_back: Option<set_back::SetBack>,
     faults: FaultCounts,
     answered: u64,
     errors: u64,
@@ -252,6 +262,7 @@ impl World {
             crash_at: u64::MAX,
             unsettled: 0,
             planned: None,
+            set_back: profile.set_back.then(|| set_back::SetBack::draw(seed)),
             faults: FaultCounts::default(),
             answered: 0,
             errors: 0,

@@ -56,7 +56,9 @@ fn the_watermarks_say_by_how_much_the_recovery_point_is_missed() {
     let (mut world, volume) = slow_store();
     world.write(&volume, 0, 1, 4096);
     world.lasting.outage = true;
-    world.pass(RPO_MS);
+    world.pass(RPO_MS / 2);
+    world.write(&volume, 8, 1, 4096);
+    world.pass(RPO_MS / 2);
     assert!(volume.watermarks().overdue_ms < 200);
     world.pass(10_000);
     let overdue_ms = volume.watermarks().overdue_ms;
@@ -69,8 +71,14 @@ fn the_watermarks_say_by_how_much_the_recovery_point_is_missed() {
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
-    support::each_is_seen(&[(
-        "upload_begins_at_the_recovery_point",
-        what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up,
-    )]);
+    support::each_is_seen(&[
+        (
+            "upload_begins_at_the_recovery_point",
+            what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up,
+        ),
+        (
+            "exposure_is_of_the_newest",
+            the_watermarks_say_by_how_much_the_recovery_point_is_missed,
+        ),
+    ]);
 }

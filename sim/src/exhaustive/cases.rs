@@ -37,6 +37,7 @@ fn profile() -> Profile {
         reissue: false,
         partial_failures: false,
         compute_ns: 0,
+        set_back: false,
         fleet: Fleet::default(),
         volumes: 1,
         sectors: 32,

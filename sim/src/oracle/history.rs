@@ -90,6 +90,8 @@ pub struct History {
     flushed: u64,
     /// Promised by completed syncs to the store.
     stored: u64,
+    /// What the recovery point has come for, by now.
+    due: u64,
     /// Up to where the volume's next holder went on from here: nothing later is in it.
     superseded: Option<u64>,
     /// The branches it went along, each with the position from which it did: what it shares with
@@ -112,6 +114,7 @@ impl History {
             acked: 0,
             flushed: 0,
             stored: 0,
+            due: 0,
             superseded: None,
             path: Vec::new(),
             loss: None,
@@ -187,6 +190,11 @@ impl History {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// What was complete up to `position` is older than the recovery point.
+    pub fn on_due(&mut self, position: u64) {
+        self.due = self.due.max(position);
     }
 
     /// What was promised to be in the store.
@@ -370,7 +378,7 @@ impl History {
         let floor = match loss {
             Loss::Process => self.acked,
             Loss::Host => self.flushed,
-            Loss::Cache => self.stored,
+            Loss::Cache => self.stored.max(self.due),
         };
         let mut prefix: Allowed = vec![(0, self.len)];
         for (index, chunk) in image.chunks(SECTOR).enumerate() {
@@ -398,7 +406,11 @@ impl History {
                 "commits up to {floor} of {} were promised, the volume is a prefix of {found}",
                 self.len
             );
-            return Err(Violation::new(loss.promise(), detail));
+            let promise = match loss {
+                Loss::Cache if found >= self.stored => "S3 recovery point",
+                _ => loss.promise(),
+            };
+            return Err(Violation::new(promise, detail));
         }
         self.roll_back(found);
         // Which of several prefixes it was may be decided by what could not be read.
@@ -418,6 +430,7 @@ impl History {
         self.acked = position;
         self.flushed = self.flushed.min(position);
         self.stored = self.stored.min(position);
+        self.due = self.due.min(position);
         self.superseded = None;
         self.loss = None;
     }

@@ -120,6 +120,8 @@ impl Attachment {
             pending: Default::default(),
             unread: Default::default(),
             synced: false,
+            completions: Default::default(),
+            claim: None,
         }
     }
 
@@ -132,6 +134,8 @@ impl Attachment {
             image: Vec::new(),
             pending: Default::default(),
             unread: Default::default(),
+            completions: self.completions.clone(),
+            claim: self.claim.clone(),
             ..*self
         }
     }
@@ -362,13 +366,15 @@ impl World {
         if issued.op == Op::Flush {
             self.judge_wait(issued)?;
         }
-        let history = &mut self.attachments[issued.attachment].history;
+        let here = &mut self.attachments[issued.attachment];
+        let (history, completions) = (&mut here.history, &mut here.completions);
         let mut write = |fua: bool| {
             let Some(position) = issued.position else {
                 let detail = format!("{:?} was completed but never took effect", issued.op);
                 return Err(Violation::new("S1 process crash", detail));
             };
             history.complete(position);
+            completions.note(self.now, history.acked());
             if fua {
                 history.on_flushed(position);
             }

@@ -117,12 +117,14 @@ impl World {
     pub(super) fn host_loss(&mut self, machine: usize) {
         self.count(Fault::HostLoss);
         self.trace.log(self.now, || format!("m{machine} host loss"));
+        self.note_exposure(machine);
         self.forget_devices(machine);
         self.kill_process(machine);
         let rng = Rng::stream(self.seed, &format!("disk {}", self.disks));
         self.disks += 1;
         self.boots += 1;
         let single = self.is_single();
+        let is_last = matches!(self.phase, Phase::LastSync | Phase::LastWait);
         let there = &mut self.machines[machine];
         self.faults.add(&there.disk.counts);
         let rates = std::mem::take(&mut there.disk.faults);
@@ -131,7 +133,7 @@ impl World {
         there.other_rings.clear();
         there.boot_id = self.boots;
         (there.ring_gone, there.went_down) = (false, true);
-        there.take_over = single || self.phase == Phase::LastOpen;
+        there.take_over = single || is_last;
         there.failed_boots = 0;
         (there.is_clone, there.is_poisoned) = (false, false);
         if self.is_single() {

@@ -30,6 +30,7 @@ impl World {
             callers: self.callers.clone(),
             requests: Default::default(),
             planned: self.planned.clone(),
+            set_back: self.set_back.clone(),
             faults: self.faults.clone(),
             ..*self
         }

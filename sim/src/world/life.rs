@@ -167,6 +167,13 @@ impl World {
 
     fn on_open_failed(&mut self, attachment: usize, failure: &Failure) -> Result<(), Violation> {
         self.attachments[attachment].phase = AttachmentPhase::Down;
+        if self.has_gone_back() {
+            let unanswered = matches!(failure, Failure::Store(_) | Failure::Disk(_));
+            self.judge_set_back_refusal(failure)?;
+            if !unanswered {
+                return Ok(());
+            }
+        }
         let here = &mut self.attachments[attachment];
         let (machine, line) = (here.machine, here.line);
         match failure {
@@ -185,9 +192,9 @@ impl World {
                 here.forget_device();
                 Ok(())
             }
-            // A log whose sync failed may have lost what it knew of its own sessions: it is for the
-            // operator to say that the volume is this host's.
-            Failure::Held { .. } if self.is_single() && self.machines[machine].is_poisoned => {
+            // A log whose sync failed, or whose disk lied, may have lost what it knew of its own
+            // sessions: it is for the operator to say that the volume is this host's.
+            Failure::Held { .. } if self.is_single() && self.machines[machine].may_forget() => {
                 self.host_loss(machine);
                 Ok(())
             }
@@ -253,6 +260,9 @@ impl World {
         result: &Result<(), Failure>,
     ) -> Result<(), Violation> {
         if let Err(failure) = result {
+            if self.has_gone_back() {
+                self.judge_set_back_refusal(failure)?;
+            }
             let challenged = self.is_challenged(attachment);
             if challenged && matches!(failure, Failure::Fenced(_)) {
                 self.on_fenced(attachment);
@@ -262,6 +272,7 @@ impl World {
                 return Err(Violation::new("S10 no invented errors", detail));
             }
         } else {
+            self.judge_set_back_sync(covers)?;
             self.attachments[attachment].history.on_stored(covers)?;
         }
         match client {
@@ -281,6 +292,10 @@ impl World {
         let quiet = self.attachments.iter().all(super::Attachment::is_quiet);
         match self.phase {
             Phase::Work if self.actions_left == 0 => self.heal(),
+            _ if self.ends_set_back() => self.phase = Phase::Done,
+            Phase::Heal if up && quiet && self.rests_on_recovery_point() => {
+                self.await_recovery_point();
+            }
             Phase::Heal if up && quiet => {
                 self.trace.log(self.now, || "quiet: last sync".into());
                 self.phase = Phase::LastSync;
@@ -295,9 +310,12 @@ impl World {
                 return self.pump();
             }
             Phase::LastSync if self.attachments.iter().all(|v| v.synced) => {
-                self.phase = Phase::LastOpen;
-                self.host_loss(0);
-                self.leave_one_machine();
+                if self.has_gone_back() && !self.has_gone_on() {
+                    // Nothing came since, so nothing gave it away.
+                    self.phase = Phase::Done;
+                } else {
+                    self.end_from_the_store();
+                }
             }
             Phase::LastOpen if up => {
                 self.trace.log(self.now, || "over".into());
@@ -306,6 +324,13 @@ impl World {
             _ => {}
         }
         Ok(())
+    }
+
+    /// All hosts are gone; one comes up and opens everything from the store.
+    pub(super) fn end_from_the_store(&mut self) {
+        self.host_loss(0);
+        self.phase = Phase::LastOpen;
+        self.leave_one_machine();
     }
 
     /// Nothing breaks from here on, and what is in flight must come to an end.

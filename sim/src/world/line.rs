@@ -83,7 +83,7 @@ impl Line {
 }
 
 impl World {
-    fn root_key(&self, attachment: usize) -> String {
+    pub(super) fn root_key(&self, attachment: usize) -> String {
         let line = self.attachments[attachment].line;
         volume::object::root_key(&self.lines[line].name)
     }
@@ -114,6 +114,9 @@ impl World {
 
     /// Whether another host may have fenced this one, so that errors are in order.
     pub(super) fn is_challenged(&self, attachment: usize) -> bool {
+        if self.has_gone_back() {
+            return true;
+        }
         let since = self.attachments[attachment].order;
         !self.is_single() && self.was_replaced_elsewhere(attachment, since, u64::MAX)
     }

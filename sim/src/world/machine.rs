@@ -83,6 +83,11 @@ impl Machine {
         }
     }
 
+    /// Whether its log may not know its newest sessions.
+    pub(super) fn may_forget(&self) -> bool {
+        self.is_poisoned || self.disk.has_corrupted()
+    }
+
     /// The same machine without its process.
     pub(super) fn copy(&self) -> Machine {
         Machine {

@@ -97,6 +97,7 @@ impl World {
         let unread = std::mem::take(&mut state.unread);
         let (before, acked) = (state.history.len(), state.history.acked());
         let (found, own) = self.settle(attachment, &image, &unread)?;
+        self.judge_claim(attachment, found)?;
         let state = &mut self.attachments[attachment];
         state.history.prune();
         let there = &self.machines[state.machine];

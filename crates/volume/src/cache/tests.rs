@@ -154,6 +154,13 @@ fn one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of() {
 }
 
 #[test]
+fn each_planted_bug_is_seen() {
+    let test = one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of;
+    let planted = || canary::with("insertion_evicts_a_class", test);
+    assert!(std::panic::catch_unwind(planted).is_err());
+}
+
+#[test]
 fn a_long_scan_leaves_what_is_used_again() {
     let cache = Cache::with_parts(0, 1 << 20, 0);
     // 64 chunks that are used again and again, beside as many as fit; then ten times the cache once.

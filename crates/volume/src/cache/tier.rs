@@ -207,6 +207,9 @@ impl Tier {
                 self.remove(number);
             }
         }
+        if canary::active!("insertion_evicts_a_class") {
+            while self.evict_one(class, now) {}
+        }
         true
     }
 

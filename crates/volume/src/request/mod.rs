@@ -549,7 +549,8 @@ impl Backend for Volume {
             if let Err(error) = tail.lock().serving() {
                 return Some(Err(error));
             }
-            if tail.framed() >= sync.0 {
+            let stored = !canary::active!("flush_waits_for_the_store") || tail.stored() >= sync.0;
+            if tail.framed() >= sync.0 && stored {
                 return Some(Ok(()));
             }
             committer.is_poisoned().then_some(Err(ErrorKind::Io))
