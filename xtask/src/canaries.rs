@@ -183,7 +183,7 @@ const CANARIES: [Canary; 21] = [
             "access",
             "commands_over_tcp_use_the_token_of_this_directory_or_the_one_that_is_named",
         ),
-        words: &["firn is ready"],
+        words: &["the token was used"],
     },
     Canary {
         name: "small_files_take_new_space",

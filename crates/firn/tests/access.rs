@@ -248,7 +248,21 @@ fn commands_over_tcp_use_the_token_of_this_directory_or_the_one_that_is_named() 
     drop(server);
     // A token that others could read is none.
     fs::set_permissions(&read, Permissions::from_mode(0o644)).unwrap();
-    let refused = world.refused("cache", &[]);
+    // With a limit: a server that takes it would come up and stay.
+    let output = Command::new("timeout")
+        .args(["20", env!("CARGO_BIN_EXE_firn"), "serve"])
+        .args(["--api", "127.0.0.1:0", "--nbd", "unix:sock"])
+        .args(["--cache", "cache", "--store", "store"])
+        .args(["--ring-dir", world.rings().to_str().unwrap()])
+        .current_dir(world.dir.path())
+        .output()
+        .unwrap();
+    let refused = message(&output);
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "the token was used: {refused}"
+    );
     assert!(refused.contains("may be read by others"), "{refused}");
 }
 
