@@ -18,6 +18,7 @@ fn start(lasting: Lasting) -> World {
         segment_bytes: 1 << 20,
         memory_bytes: 16 << 20,
         cache_bytes: 0,
+        deltas_max: 1,
         ..Options::default()
     };
     World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0))
@@ -73,6 +74,10 @@ fn cold_volume() -> (World, Volume) {
     world.write(&volume, 0, 0x11, 1 << 20);
     world.write(&volume, 64 * 1024 * MIB, 0x22, 1 << 20);
     world.sync(&volume);
+    world.write(&volume, 64 * 1024 * MIB, 0x33, 1 << 20);
+    world.sync(&volume);
+    // All of it is in pages, which a host that opens the volume has not read.
+    world.pass(2000);
     let closed = world.host.close_volume(&volume);
     world.wait(|_| closed.try_take()).expect("closed");
     drop(volume);
