@@ -50,15 +50,22 @@ impl World {
 
     /// An event took place: perhaps it is time.
     pub(super) fn pass_set_back(&mut self) {
+        if self.set_back.is_none() {
+            return;
+        }
         let events = self.trace.events();
+        // A copy without the root is a root that is gone: that is said, and local data is served on.
+        let exists = self.store.version(&self.root_key(0)).is_some();
         let Some(set_back) = &mut self.set_back else {
             return;
         };
         if self.phase != Phase::Work || events < set_back.saved_at {
             return;
         }
-        if set_back.saved.is_none() {
-            set_back.saved = Some(self.store.save());
+        if set_back.saved.is_none() && set_back.back_at < u64::MAX {
+            if exists {
+                set_back.saved = Some(self.store.save());
+            }
         } else if events >= set_back.back_at {
             set_back.back_at = u64::MAX;
             self.go_back();
