@@ -223,11 +223,17 @@ fn damage(path: &Path, at: u64) {
     file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
 }
 
+/// The files in a directory and in the directories below it.
 fn files_below(dir: PathBuf) -> Vec<PathBuf> {
-    fs::read_dir(dir)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect()
+    let (mut files, mut dirs) = (Vec::new(), vec![dir]);
+    while let Some(dir) = dirs.pop() {
+        let entries = fs::read_dir(dir).unwrap();
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            let list = if path.is_dir() { &mut dirs } else { &mut files };
+            list.push(path);
+        }
+    }
+    files
 }
 
 #[test]
