@@ -74,6 +74,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "sessions_of_pages_are_not_learned",
     "damaged_blocks_are_read_once",
     "footers_are_read_once_a_window",
+    "each_hint_is_a_job",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

@@ -175,6 +175,35 @@ fn a_cold_read_does_not_wait_behind_read_ahead() {
 }
 
 #[test]
+fn a_volume_has_one_hint_of_its_clients_under_way_and_drops_those_that_come_meanwhile() {
+    let (mut world, volume, _) = cold_volume();
+    let hint = |mib: u64| {
+        let op = Op::Prefetch {
+            sector: mib << 11,
+            sectors: 2048,
+        };
+        assert!(matches!(volume.begin(&op, &waker()), Step::Done(Ok(()))));
+    };
+    let is_here = |mib: u64| {
+        let op = Op::Read {
+            sector: (mib << 11) + 128,
+            sectors: 8,
+        };
+        matches!(volume.begin(&op, &waker()), Step::Read(_))
+    };
+    for nth in 0..1000 {
+        hint(nth % 31);
+    }
+    world.pass(20 * STORE_MS);
+    assert!(is_here(0), "the first is followed");
+    assert!(ranges(&world) <= 4, "{} requests", ranges(&world));
+    hint(20);
+    world.pass(20 * STORE_MS);
+    assert!(is_here(20), "one that comes later is followed again");
+    assert!(!is_here(10));
+}
+
+#[test]
 fn what_was_read_first_is_here_before_it_is_asked_for_after_the_next_opening() {
     let (mut world, volume, bytes) = cold_volume();
     let mut rng = fastrand::Rng::with_seed(5);
@@ -281,6 +310,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "read_ahead_first",
             a_cold_read_does_not_wait_behind_read_ahead,
+        ),
+        (
+            "each_hint_is_a_job",
+            a_volume_has_one_hint_of_its_clients_under_way_and_drops_those_that_come_meanwhile,
         ),
         (
             "short_objects_are_asked_for_again",

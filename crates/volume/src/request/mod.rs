@@ -466,9 +466,9 @@ impl Backend for Volume {
             Op::Status { sector, sectors } => self.begin_status(sector, sectors, waker),
             Op::Prefetch { sector, sectors } => {
                 let checked = self.check(&self.tail.lock(), sector, sectors);
-                Step::Done(checked.map(|span| {
-                    let range = span.start..span.end;
-                    self.prefetch(std::slice::from_ref(&range));
+                Step::Done(checked.map(|mut span| {
+                    span.end = span.end.min(span.start + PREFETCH_SECTORS_MAX);
+                    read_ahead::start_hint(&self.engine, &self.tail, vec![span]);
                 }))
             }
         }

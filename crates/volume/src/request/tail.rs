@@ -95,6 +95,8 @@ pub(crate) struct Tail {
     dirty_sectors: AtomicU64,
     pub(crate) upload: UploadState,
     pub(crate) boot_set: BootSet,
+    /// What a client asked to have fetched ahead is under way.
+    pub(crate) has_hint: AtomicBool,
     pub(crate) pace: Pace,
 }
 
@@ -112,6 +114,7 @@ impl Tail {
             dirty_sectors: AtomicU64::new(0),
             upload: UploadState::default(),
             boot_set: BootSet::default(),
+            has_hint: AtomicBool::new(false),
             pace: Pace::default(),
         }
     }

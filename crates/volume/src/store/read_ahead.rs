@@ -4,6 +4,7 @@
 //! would fetch: a client that needs it meanwhile waits for that request and causes no second one.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use crate::engine::Engine;
@@ -27,23 +28,60 @@ const RANGE_BYTES_MAX: u64 = 1 << 20;
 pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
     let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
     engine.clone().jobs.spawn(async move {
-        let mut found = Vec::new();
-        for span in spans {
-            let mut start = span.start;
-            while start < span.end {
-                let end = span.end.min(start + LOOKUP_SECTORS);
-                let Some(chunks) = find_missing(&engine, &tail, Span { start, end }).await else {
-                    return;
-                };
-                found.extend(chunks);
-                start = end;
-            }
+        fetch_spans(&engine, &tail, spans).await;
+    });
+}
+
+/// The same for a client's hint, of any length. A tail has one at a time: one that comes meanwhile is dropped,
+/// so that no client makes the server keep more than that.
+pub(crate) fn start_hint(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
+    let Some(hint) = Hint::begin(tail) else {
+        return;
+    };
+    let engine = Arc::clone(engine);
+    engine.clone().jobs.spawn(async move {
+        fetch_spans(&engine, &hint.0, spans).await;
+    });
+}
+
+/// The one hint that a tail's clients have under way, until it is dropped.
+struct Hint(Arc<Tail>);
+
+impl Hint {
+    fn begin(tail: &Arc<Tail>) -> Option<Hint> {
+        let is_free =
+            !tail.has_hint.swap(true, Ordering::AcqRel) || canary::active!("each_hint_is_a_job");
+        is_free.then(|| Hint(Arc::clone(tail)))
+    }
+}
+
+impl Drop for Hint {
+    fn drop(&mut self) {
+        self.0.has_hint.store(false, Ordering::Release);
+    }
+}
+
+async fn fetch_spans(engine: &Arc<Engine>, tail: &Arc<Tail>, spans: Vec<Span>) {
+    let mut found = Vec::new();
+    for span in spans {
+        let mut start = span.start;
+        while start < span.end {
+            let end = span.end.min(start + LOOKUP_SECTORS);
+            let Some(chunks) = find_missing(engine, tail, Span { start, end }).await else {
+                return;
+            };
+            found.extend(chunks);
+            start = end;
             if found.len() >= CHUNKS_AT_ONCE {
-                fetch_all(&engine, &tail, std::mem::take(&mut found)).await;
+                fetch_all(engine, tail, std::mem::take(&mut found)).await;
+            }
+            if start < span.end {
+                // A span may be long, and all of it here: others go on in between.
+                engine.port.pause().await;
             }
         }
-        fetch_all(&engine, &tail, found).await;
-    });
+    }
+    fetch_all(engine, tail, found).await;
 }
 
 /// The chunks of `span` that are not here, once the index pages that name them are. None: the volume is
