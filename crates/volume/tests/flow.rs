@@ -216,6 +216,31 @@ fn a_hot_set_of_several_slices_is_uploaded_once_and_not_once_a_slice() {
 }
 
 #[test]
+fn a_hot_set_that_grows_with_every_merge_of_it_is_cut_nevertheless() {
+    let (mut world, volume) = with_volume();
+    let mut number = 0;
+    let mut write_slice = |world: &mut World| {
+        for _ in 0..4 {
+            write_noise(world, &volume, number % 4 * 128, number);
+            number += 1;
+        }
+    };
+    write_slice(&mut world);
+    write_slice(&mut world);
+    world.hold_merges = true;
+    let target = volume.newest();
+    let answer = world.host.sync(&volume);
+    for _ in 0..40 {
+        world.settle();
+        write_slice(&mut world);
+        world.do_held_merges();
+    }
+    world.pass(100);
+    assert!(volume.watermarks().stored.lsn >= target, "never cut");
+    assert!(answer.try_take().expect("it ended").is_ok());
+}
+
+#[test]
 fn nothing_is_uploaded_merely_because_much_is_dirty() {
     let (mut world, volume) = with_volume();
     // A third of the log, and far more than a few packs.
@@ -324,6 +349,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "hot_sets_are_stored_once_a_slice",
             a_hot_set_of_several_slices_is_uploaded_once_and_not_once_a_slice,
+        ),
+        (
+            "cuts_wait_for_a_hot_set",
+            a_hot_set_that_grows_with_every_merge_of_it_is_cut_nevertheless,
         ),
         (
             "slices_are_published_out_of_order",
