@@ -90,17 +90,26 @@ impl Store for ObjectStoreAdapter {
         }
         let range: Range<u64> = offset..end;
         let options = GetOptions::new().with_range(Some(range));
-        let bytes = self
+        let (bytes, size) = self
             .run(Op::GetRange, key, async {
-                self.inner.get_opts(&path, options).await?.bytes().await
+                let found = self.inner.get_opts(&path, options).await?;
+                let size = found.meta.size;
+                Ok((found.bytes().await?, size))
             })
             .await?;
-        // Stores cut a range at the object's end and answer success.
         if u64::try_from(bytes.len()).ok() == Some(len) {
-            Ok(bytes)
-        } else {
-            Err(out_of_range(key, offset, len))
+            return Ok(bytes);
         }
+        // Stores cut a range at the object's end and answer success. What is missing of an object that is
+        // long enough was lost on the way.
+        if size < end {
+            return Err(out_of_range(key, offset, len));
+        }
+        let detail = format!(
+            "the answer has {} bytes of {len}; look at the proxy or the network in between",
+            bytes.len()
+        );
+        Err(Error::new(Kind::Unavailable, Op::GetRange, key, detail))
     }
 
     async fn put(&self, key: &str, bytes: Bytes) -> Result<Version> {
