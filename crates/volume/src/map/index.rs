@@ -220,13 +220,12 @@ impl Index {
         });
     }
 
-    /// How many deltas' extents begin in `span`, counted up to `most` in each layer.
+    /// How many deltas' extents begin in `span`, counted up to `most` of them.
     pub(crate) fn count_deltas_up_to(&self, span: Span, most: usize) -> usize {
         let older = self.older.iter().map(|layer| &**layer);
         older
             .chain([&self.top])
-            .map(|map| map.count_up_to(span, most))
-            .sum()
+            .fold(0, |count, map| count + map.count_up_to(span, most - count))
     }
 
     /// The end of a range from `at` on whose base is one hole, or one page, or one node that is not

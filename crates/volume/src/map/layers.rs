@@ -186,14 +186,17 @@ impl Layers {
         });
     }
 
-    /// How many extents of all layers begin in `span`, counted up to `most` in each.
+    /// How many extents of all layers begin in `span`, counted up to `most` of them.
     pub(crate) fn count_up_to_in(&self, span: Span, most: usize) -> usize {
+        let mut count = self.clean.count_up_to(span, most);
         let frozen = self.frozen.iter().map(|layer| &*layer.map);
-        frozen
-            .chain([&self.top])
-            .map(|map| map.count_up_to(span, most))
-            .sum::<usize>()
-            + self.clean.count_up_to(span, most)
+        for map in frozen.chain([&self.top]) {
+            if count == most {
+                break;
+            }
+            count += map.count_up_to(span, most - count);
+        }
+        count
     }
 
     /// How many frozen layers end at `cut` or before.

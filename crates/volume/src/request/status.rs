@@ -86,11 +86,12 @@ impl Volume {
             end: span.end.min(whole_base),
             ..span
         };
-        while window.sectors() > WINDOW_SECTORS_MIN
-            && inner.layers.count_up_to_in(window, VISITS_MAX)
-                + inner.index.count_deltas_up_to(window, VISITS_MAX)
-                >= VISITS_MAX
-        {
+        let has_many = |window: Span| {
+            let dirty = inner.layers.count_up_to_in(window, VISITS_MAX);
+            let left = VISITS_MAX - dirty;
+            inner.index.count_deltas_up_to(window, left) == left
+        };
+        while window.sectors() > WINDOW_SECTORS_MIN && has_many(window) {
             let half = (window.sectors() / 2).max(WINDOW_SECTORS_MIN);
             // On a block of 4 KiB, so that no answer ends within a block of the volume.
             window.end = window.start + half.next_multiple_of(8).min(window.sectors());
