@@ -584,6 +584,30 @@ fn a_handshake_that_does_not_end_is_cut() {
 }
 
 #[test]
+fn a_handshake_gives_way_to_a_newer_one_where_there_are_too_many_and_a_client_never() {
+    for kind in backends() {
+        let options = Options {
+            handshakes_max: 4,
+            ..Options::default()
+        };
+        let world = World::new(Setup {
+            options,
+            ..Setup::new(kind)
+        });
+        let mut first = world.client();
+        let mut strangers: Vec<_> = (0..4).map(|_| Client::raw(&world.unix)).collect();
+        let mut second = world.client();
+        assert!(strangers[0].is_closed());
+        for client in [&mut first, &mut second] {
+            client.write(0, 0, &[1; 512]).unwrap();
+        }
+        eventually("three strangers are left", || {
+            world.server.connections() == 5
+        });
+    }
+}
+
+#[test]
 fn stopping_answers_what_is_outstanding_then_cuts_what_is_parked() {
     for kind in backends() {
         let world = World::new(Setup::new(kind));

@@ -117,6 +117,8 @@ impl<B: Backend> Listener<B> {
             tracing::warn!(place = %self.place, "too many connections, one more is refused");
             return;
         }
+        let most = shared.options.handshakes_max;
+        shared.registry.make_room_for_handshake(most);
         if matches!(self.place, Listen::Tcp(_)) {
             // Replies are gathered already, and a peer that vanished must be noticed. Where
             // an option is refused the connection still works.

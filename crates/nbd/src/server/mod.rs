@@ -45,6 +45,8 @@ pub struct Options {
     /// Payload bytes that one connection may have outstanding before nothing more is received
     /// from it. One request more is always taken.
     pub bytes_max: usize,
+    /// Of them, those that have chosen no export yet: the oldest gives way to one more.
+    pub handshakes_max: usize,
     /// How long a client may take for its handshake.
     pub handshake_within: Duration,
     /// How long a client may stall in the middle of a payload or of its replies while others
@@ -72,7 +74,8 @@ impl Default for Options {
             connections_max: 4096,
             requests_max: 256,
             bytes_max: 32 << 20,
-            handshake_within: Duration::from_secs(30),
+            handshakes_max: 256,
+            handshake_within: Duration::from_secs(10),
             stalled_within: Duration::from_secs(30),
             tick: Duration::from_secs(1),
             tls: None,

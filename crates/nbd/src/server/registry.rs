@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 struct Member {
     /// The export, once it is chosen.
     export: Option<String>,
+    /// Its handshake gave way to a newer one.
+    is_displaced: bool,
     drain: Waker,
     cut: Waker,
 }
@@ -56,6 +58,7 @@ impl Registry {
             id,
             Member {
                 export: None,
+                is_displaced: false,
                 drain,
                 cut,
             },
@@ -72,6 +75,24 @@ impl Registry {
             .values()
             .filter(|member| scope.includes(member))
             .count()
+    }
+
+    /// Makes room for one more handshake: ends the oldest if `most` are under way. So those who only connect
+    /// keep nobody out, and a client that knows what it wants is through before its turn comes.
+    pub(super) fn make_room_for_handshake(&self, most: usize) {
+        let mut state = self.lock();
+        let is_under_way = |member: &Member| member.export.is_none() && !member.is_displaced;
+        let under_way = state.members.values().filter(|it| is_under_way(it));
+        if under_way.count() < most {
+            return;
+        }
+        let Some(oldest) = state.members.values_mut().find(|it| is_under_way(it)) else {
+            return;
+        };
+        oldest.is_displaced = true;
+        let cut = oldest.cut.clone();
+        drop(state);
+        cut.wake();
     }
 
     /// Asks connections to finish what is outstanding, or to end at once.
