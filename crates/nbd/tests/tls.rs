@@ -175,6 +175,22 @@ fn what_a_stranger_sent_behind_starttls_is_never_taken_for_the_clients() {
 }
 
 #[test]
+fn a_client_that_knows_no_tls_1_3_is_refused() {
+    let world = world(BackendKind::Epoll, false, false, None);
+    let mut roots = rustls::RootCertStore::empty();
+    roots
+        .add(CertificateDer::from_pem_slice(AUTHORITY).unwrap())
+        .unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let old = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    assert!(Client::tls(&world.unix, "disk", Arc::new(old)).is_err());
+}
+
+#[test]
 fn certificates_and_keys_that_are_none_are_refused_by_name() {
     let refused = |chain: &[u8], key: &[u8]| {
         let error = TlsConfig::from_pem(chain, key, None).unwrap_err();

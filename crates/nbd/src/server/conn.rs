@@ -517,7 +517,11 @@ impl<B: Backend> Source for Connection<B> {
 
     fn on_turn(&mut self, cx: &mut Cx<'_>) {
         if self.ending < Ending::Cut {
-            self.outbox.flush(cx, self.socket, token::SEND);
+            let goes_on = self.outbox.flush(cx, self.socket, token::SEND);
+            if !goes_on {
+                self.cut(cx);
+                self.settle(cx);
+            }
         }
     }
 

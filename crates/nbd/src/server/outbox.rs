@@ -131,13 +131,14 @@ impl Outbox {
         Some(std::mem::replace(&mut self.pending, rest))
     }
 
-    /// Sends what waits, unless a send is in flight: then its end calls this again.
-    pub(super) fn flush(&mut self, cx: &mut Cx<'_>, socket: FileIndex, token: Token) {
+    /// Sends what waits, unless a send is in flight: then its end calls this again. False: nothing can be sent
+    /// any more, and replies are lost.
+    pub(super) fn flush(&mut self, cx: &mut Cx<'_>, socket: FileIndex, token: Token) -> bool {
         if !self.wants_flush() {
-            return;
+            return true;
         }
         let Some(parts) = self.take_parts() else {
-            return;
+            return false;
         };
         // What is left over is accounted with the last send, never too early.
         let weight = if self.pending.is_empty() {
@@ -153,6 +154,7 @@ impl Outbox {
                 parts,
             },
         );
+        true
     }
 
     /// The send in flight has ended: what it accounted for.

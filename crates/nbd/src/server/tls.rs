@@ -66,7 +66,8 @@ impl TlsConfig {
             .map_err(|_| TlsError::Pem("the server's key", "a private key"))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
+            // Not 1.2: there a connection ends when a key has encrypted its number of records.
+            .with_protocol_versions(&[&rustls::version::TLS13])
             .map_err(TlsError::refused)?;
         let builder = match client_authorities {
             None => builder.with_no_client_auth(),
