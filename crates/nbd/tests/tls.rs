@@ -6,14 +6,14 @@
 
 mod support;
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 
 use nbd::server::{Options, TlsConfig, TlsOptions};
 use reactor::BackendKind;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use support::client::{Client, FLUSH, TRIM};
+use support::client::{Client, FLUSH, TRIM, WRITE};
 use support::{Setup, World, backends};
 
 const AUTHORITY: &[u8] = include_bytes!("fixtures/tls/ca-cert.pem");
@@ -188,6 +188,30 @@ fn a_client_that_knows_no_tls_1_3_is_refused() {
         .with_root_certificates(roots)
         .with_no_client_auth();
     assert!(Client::tls(&world.unix, "disk", Arc::new(old)).is_err());
+}
+
+#[test]
+fn what_came_before_the_end_of_tls_is_done_and_answered() {
+    for kind in backends() {
+        let world = world(kind, true, false, None);
+        let mut tls = Client::tls_stream(&world.unix, client_config(None)).unwrap();
+        tls.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\x04disk").unwrap();
+        tls.read_exact(&mut [0; 10]).unwrap();
+        let mut sent = Client::header(WRITE, 0, 9, 4096, 4096);
+        sent.extend([5; 4096]);
+        tls.conn.writer().write_all(&sent).unwrap();
+        tls.conn.send_close_notify();
+        let mut cipher = Vec::new();
+        while tls.conn.wants_write() {
+            tls.conn.write_tls(&mut cipher).unwrap();
+        }
+        tls.sock.write_all(&cipher).unwrap();
+        let mut reply = [0; 16];
+        tls.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[4..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+        let mut other = connect(&world, None).unwrap();
+        assert_eq!(other.read(4096, 4096).unwrap(), [5; 4096]);
+    }
 }
 
 #[test]

@@ -440,6 +440,11 @@ impl<B: Backend> Connection<B> {
     fn advance(&mut self, cx: &mut Cx<'_>) {
         self.advance_handshake(cx);
         self.take_requests(cx);
+        if self.intake.is_at_end() {
+            // A payload that is not whole never will be.
+            self.cut_unless(cx, !self.intake.expects_payload());
+            self.drain();
+        }
         self.settle(cx);
     }
 

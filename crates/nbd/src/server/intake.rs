@@ -52,6 +52,8 @@ pub(super) struct Intake {
     receiving: bool,
     /// What was decrypted, where TLS is in use: `start` and `end` are places in it then.
     plain: Option<Vec<u8>>,
+    /// The client has ended TLS: nothing follows what was received.
+    has_ended: bool,
 }
 
 impl Intake {
@@ -63,6 +65,7 @@ impl Intake {
             incoming: None,
             receiving: false,
             plain: None,
+            has_ended: false,
         }
     }
 
@@ -74,7 +77,23 @@ impl Intake {
         let decrypted = tls.decrypt(rest, &mut plain);
         (self.start, self.end) = (0, plain.len());
         self.plain = Some(plain);
-        decrypted
+        self.note_end(decrypted)
+    }
+
+    /// The end of TLS is no failure: what came before it counts.
+    fn note_end(&mut self, decrypted: Result<(), Broken>) -> Result<(), Broken> {
+        match decrypted {
+            Err(Broken::Closed) => {
+                self.has_ended = true;
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// The client has ended TLS, and all that it sent before was consumed.
+    pub(super) fn is_at_end(&self) -> bool {
+        self.has_ended && self.start == self.end
     }
 
     /// Whether a receive is in flight: it will also tell the peer's end.
@@ -110,7 +129,7 @@ impl Intake {
     }
 
     fn receive(&mut self, cx: &mut Cx<'_>, socket: FileIndex) {
-        if self.receiving {
+        if self.receiving || self.has_ended {
             return;
         }
         let Some(buf) = self.staging.take().or_else(|| Buf::allocate(STAGING_BYTES)) else {
@@ -149,7 +168,7 @@ impl Intake {
             self.end = plain.len();
         }
         self.staging = Some(buf);
-        decrypted.map(|()| is_there)
+        self.note_end(decrypted).map(|()| is_there)
     }
 
     /// A WRITE's header came: gets a buffer for its payload, now or later. The decoder has

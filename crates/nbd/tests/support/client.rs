@@ -61,6 +61,20 @@ impl Client {
         export: &str,
         config: std::sync::Arc<rustls::ClientConfig>,
     ) -> io::Result<Client> {
+        let mut client = Client {
+            stream: Box::new(Client::tls_stream(path, config)?),
+            size: 0,
+            flags: 0,
+        };
+        client.enter(export)?;
+        Ok(client)
+    }
+
+    /// A stream in which TLS is due.
+    pub fn tls_stream(
+        path: &Path,
+        config: std::sync::Arc<rustls::ClientConfig>,
+    ) -> io::Result<rustls::StreamOwned<rustls::ClientConnection, UnixStream>> {
         let mut stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(DEADLINE))?;
         stream.set_write_timeout(Some(DEADLINE))?;
@@ -71,13 +85,7 @@ impl Client {
         assert_eq!(reply[12..16], 1_u32.to_be_bytes(), "STARTTLS is taken");
         let server = rustls::pki_types::ServerName::try_from("localhost").unwrap();
         let tls = rustls::ClientConnection::new(config, server).map_err(io::Error::other)?;
-        let mut client = Client {
-            stream: Box::new(rustls::StreamOwned::new(tls, stream)),
-            size: 0,
-            flags: 0,
-        };
-        client.enter(export)?;
-        Ok(client)
+        Ok(rustls::StreamOwned::new(tls, stream))
     }
 
     fn greeted(stream: Box<dyn Stream>) -> Client {
