@@ -5,6 +5,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -471,6 +472,20 @@ fn a_server_waits_until_the_io_of_a_dead_one_has_landed() {
             pattern(1, 4096)
         );
     });
+}
+
+#[test]
+fn a_read_cache_through_the_page_cache_has_its_space_before_it_is_used() {
+    let world = World::new();
+    let size = ["--cache-size", "16MiB"];
+    let cache = || fs::metadata(world.path("cache/cache")).unwrap();
+    drop(world.serve("cache", &[&size[..], &["--log-io", "buffered"]].concat()));
+    assert_eq!(cache().len(), 16 << 20);
+    assert!(cache().blocks() * 512 >= 16 << 20, "a write may be refused");
+    // As a crash leaves it that cuts its creation short.
+    fs::write(world.path("cache/cache"), "").unwrap();
+    drop(world.serve("cache", &[]));
+    assert!(cache().len() > 0, "it stays without a cache");
 }
 
 #[test]

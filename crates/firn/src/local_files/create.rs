@@ -1,5 +1,5 @@
-//! Creates the local files: each completely or not at all, and with its space allocated but for the
-//! read cache, which takes space as it fills.
+//! Creates the local files: each completely or not at all, and with its space allocated but for a
+//! read cache with direct I/O, which takes space as it fills.
 //!
 //! The log is zero-filled before its first use: with unwritten extents, every sync would also have
 //! to commit the file system's journal. A file gets its name only when it is complete, so that one
@@ -41,7 +41,8 @@ pub(crate) struct LogFile {
 
 /// The read cache, opened once like the log, with direct I/O where that is possible. Through the
 /// page cache, a write that the disk refuses seems to succeed: the error comes later and reaches
-/// nobody, and once the page is evicted, readers get the old bytes.
+/// nobody, and once the page is evicted, readers get the old bytes. So there its space is allocated
+/// at the start, that no write is refused for want of it.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheFile {
     pub(crate) file: Arc<File>,
@@ -115,10 +116,12 @@ fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> 
 }
 
 /// Opens the cache file. Creates it if it is missing or has another size: its contents can be
-/// fetched again. It takes space as it fills; what there is no room for is not cached.
+/// fetched again. With direct I/O it takes space as it fills; what there is no room for is not cached.
 pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
     let path = dir.join("cache");
-    let found = fs::metadata(&path).ok().map(|metadata| metadata.len());
+    // A crash between a file's creation and its growth leaves an empty one: nobody chose that size.
+    let found = fs::metadata(&path).map(|metadata| metadata.len());
+    let found = found.ok().filter(|bytes| *bytes > 0);
     let wanted = match (found, settings.cache_size) {
         (Some(bytes), None) => bytes,
         _ => settings.new_cache_bytes(),
@@ -143,7 +146,10 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
         Some(_) => {
             open_file(&path, true).map_err(|source| Failure::io("open directly", &path, &source))?
         }
-        None => made,
+        None => {
+            allocate(&made, wanted).map_err(failed)?;
+            made
+        }
     };
     Ok(CacheFile {
         file: Arc::new(file),
