@@ -411,6 +411,15 @@ fn who_guesses_tokens_is_slowed_down_and_the_operator_is_not() {
     let wait = refused.headers()["retry-after"].to_str().unwrap();
     assert!(wait.parse::<u64>().unwrap() >= 1);
     world.done(&server, &["volume", "list"]);
+    // Nor who has no cookie yet, nor a probe of health.
+    let log_in = |token: &str| {
+        let body = serde_json::json!({ "token": token });
+        let answer = send(&server, Method::POST, "/v1/session", &[], Some(body));
+        answer.status().as_u16()
+    };
+    assert!((0..400).any(|_| log_in("guess") == 429), "it may guess");
+    assert_eq!(log_in(&server.token), 200);
+    assert_eq!(server.get("/healthz").0, 200);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, MatchedPath, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, header};
@@ -14,7 +14,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::audit::{AuditNote, AuditTrail, Change};
 use super::caller::{Caller, Peer, SharedRules};
-use super::limits::RequestLimits;
+use super::limits::{RequestLimits, Unknown};
 use crate::access::Role;
 use crate::failure::{Failure, FailureCode, Result};
 
@@ -86,11 +86,17 @@ pub(super) async fn admit(
 ) -> Response {
     let began = Instant::now();
     let found = gate.rules.identify(peer, request.headers());
-    let permit = gate.limits.take(found.as_ref().ok(), began);
+    // Whether a login fails is known afterwards; one that succeeds never waits for those that do not.
+    let logs_in = found.is_err() && is_login(&request);
+    let permit = match &found {
+        Ok(caller) => gate.limits.take(caller, began),
+        Err(_) if logs_in => Ok(()),
+        Err(_) => gate.limits.take_unknown(what_is_asked(&request), began),
+    };
     if let Err(wait) = permit
         && !canary::active!("no_limit_of_rate")
     {
-        return too_many(wait.as_secs() + 1);
+        return too_many(wait);
     }
     let looks = matches!(*request.method(), Method::GET | Method::HEAD);
     let note = AuditNote::default();
@@ -105,11 +111,36 @@ pub(super) async fn admit(
         }
         Err(failure) => failure.into_response(),
     };
+    if logs_in
+        && !response.status().is_success()
+        && let Err(wait) = gate.limits.take_unknown(Unknown::Refused, began)
+    {
+        return too_many(wait);
+    }
     if let Some(change) = change {
         gate.audit
             .record(change, response.status().as_u16(), began.elapsed());
     }
     response
+}
+
+fn matched_path(request: &Request) -> &str {
+    let path = request.extensions().get::<MatchedPath>();
+    path.map_or("", MatchedPath::as_str)
+}
+
+fn is_login(request: &Request) -> bool {
+    *request.method() == Method::POST && matched_path(request) == "/v1/session"
+}
+
+/// What a request asks whose caller is not known.
+fn what_is_asked(request: &Request) -> Unknown {
+    let looks = matches!(*request.method(), Method::GET | Method::HEAD);
+    match matched_path(request) {
+        "/healthz" | "/readyz" if looks => Unknown::Health,
+        path if looks && required_role(request.method(), path).is_none() => Unknown::Open,
+        _ => Unknown::Refused,
+    }
 }
 
 fn change_of(request: &Request, peer: Peer, caller: Option<&Caller>, note: AuditNote) -> Change {
@@ -131,9 +162,7 @@ fn check(
     if let Peer::Tcp { here, .. } = peer {
         check_names(request.method(), request.headers(), here)?;
     }
-    let path = request.extensions().get::<MatchedPath>();
-    let path = path.map_or("", MatchedPath::as_str);
-    let Some(role) = required_role(request.method(), path) else {
+    let Some(role) = required_role(request.method(), matched_path(request)) else {
         return Ok(());
     };
     let what = format!("{} {}", request.method(), request.uri().path());
@@ -177,7 +206,8 @@ fn is_local_name(host: &str) -> bool {
         || host.rsplit_once(':').is_some_and(|(name, _)| bare(name))
 }
 
-fn too_many(seconds: u64) -> Response {
+fn too_many(wait: Duration) -> Response {
+    let seconds = wait.as_secs() + 1;
     let failure = Failure::new(
         FailureCode::TooManyRequests,
         format!("more requests came than the server takes; try again in {seconds} s"),

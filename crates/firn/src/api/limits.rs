@@ -1,7 +1,8 @@
 //! How many requests callers may send: a bucket of permits for each kind of caller.
 //!
 //! One kind cannot use up what another needs: whoever guesses tokens does not slow down who has one,
-//! and a page that looks too often does not keep an operator out.
+//! nor who logs in with one, nor a probe of health, and a page that looks too often does not keep an
+//! operator out.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -12,12 +13,27 @@ use crate::access::Role;
 /// Requests of callers that are known: far more than 1,000 creates and attaches a minute.
 const KNOWN: (f64, f64) = (300.0, 1500.0);
 
-/// Requests of callers that are not: enough for probes of health, too few to flood the log with.
-const UNKNOWN: (f64, f64) = (20.0, 100.0);
+/// Probes of health, and as many looks at what else is open to everybody: cheap to answer, never logged.
+const OPEN: (f64, f64) = (300.0, 1500.0);
+
+/// What else callers ask that are not known, which is refused: too few to flood the log with.
+const REFUSED: (f64, f64) = (20.0, 100.0);
+
+/// What a caller asks that is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unknown {
+    /// Whether the server lives and is ready.
+    Health,
+    /// Something else that is open to everybody.
+    Open,
+    /// What he may not, or a login with a wrong token.
+    Refused,
+}
 
 #[derive(Debug)]
 pub(super) struct RequestLimits {
-    unknown: TokenBucket,
+    /// By [`Unknown`].
+    unknown: [TokenBucket; 3],
     /// By role, over a Unix socket and over TCP.
     known: [[TokenBucket; 2]; Role::ALL.len()],
 }
@@ -25,21 +41,20 @@ pub(super) struct RequestLimits {
 impl RequestLimits {
     pub(super) fn new(now: Instant) -> Self {
         RequestLimits {
-            unknown: TokenBucket::new(UNKNOWN, now),
+            unknown: [OPEN, OPEN, REFUSED].map(|rate| TokenBucket::new(rate, now)),
             known: std::array::from_fn(|_| std::array::from_fn(|_| TokenBucket::new(KNOWN, now))),
         }
     }
 
-    /// Takes a permit, or says how long to wait for one.
-    pub(super) fn take(&self, caller: Option<&Caller>, now: Instant) -> Result<(), Duration> {
-        let bucket = match caller {
-            None => &self.unknown,
-            Some(caller) => {
-                let is_tcp = matches!(caller.peer, Peer::Tcp { .. });
-                &self.known[caller.role as usize][usize::from(is_tcp)]
-            }
-        };
-        bucket.take(now)
+    /// Takes a permit for a known caller, or says how long to wait for one.
+    pub(super) fn take(&self, caller: &Caller, now: Instant) -> Result<(), Duration> {
+        let is_tcp = matches!(caller.peer, Peer::Tcp { .. });
+        self.known[caller.role as usize][usize::from(is_tcp)].take(now)
+    }
+
+    /// The same for one that is not known.
+    pub(super) fn take_unknown(&self, what: Unknown, now: Instant) -> Result<(), Duration> {
+        self.unknown[what as usize].take(now)
     }
 }
 
@@ -86,21 +101,23 @@ mod tests {
     fn permits_come_back_with_time_and_one_kind_of_caller_takes_none_of_another() {
         let start = Instant::now();
         let limits = RequestLimits::new(start);
-        let burst = UNKNOWN.1 as usize;
+        let burst = REFUSED.1 as usize;
         for _ in 0..burst {
-            limits.take(None, start).unwrap();
+            limits.take_unknown(Unknown::Refused, start).unwrap();
         }
-        let wait = limits.take(None, start).unwrap_err();
-        assert!(wait <= Duration::from_secs_f64(1.0 / UNKNOWN.0), "{wait:?}");
-        assert!(limits.take(None, start + wait).is_ok());
+        let wait = limits.take_unknown(Unknown::Refused, start).unwrap_err();
+        assert!(wait <= Duration::from_secs_f64(1.0 / REFUSED.0), "{wait:?}");
+        assert!(limits.take_unknown(Unknown::Refused, start + wait).is_ok());
+        assert!(limits.take_unknown(Unknown::Health, start).is_ok());
+        assert!(limits.take_unknown(Unknown::Open, start).is_ok());
         let later = start + Duration::from_secs(3600);
-        let taken = (0..2 * burst).filter(|_| limits.take(None, later).is_ok());
+        let taken = (0..2 * burst).filter(|_| limits.take_unknown(Unknown::Refused, later).is_ok());
         assert_eq!(taken.count(), burst);
         let root = Caller {
             role: Role::Admin,
             proof: Proof::Credentials,
             peer: Peer::Unix { uid: 0, pid: None },
         };
-        assert!(limits.take(Some(&root), later).is_ok());
+        assert!(limits.take(&root, later).is_ok());
     }
 }
