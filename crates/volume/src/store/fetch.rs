@@ -275,7 +275,7 @@ fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
         {
             Ok(()) => engine.cache.fill(allocation, 0),
             Err(error) => {
-                tracing::warn!(error = error.0, "the cache disk does not take writes");
+                index_blocks::report_refused_write(&engine, &error);
                 engine.cache.cancel(allocation);
             }
         }

@@ -10,8 +10,9 @@ use blkmq::error::ErrorKind;
 use blkmq::io::FileId;
 
 use crate::cache::blocks::{BlockKind, BlockTarget, IndexBlock, block_key};
-use crate::driver::{ComputeError, ComputeKind};
+use crate::driver::{ComputeError, ComputeKind, DiskError};
 use crate::engine::Engine;
+use crate::failures::FailureKind;
 use crate::jobs::join_all;
 use crate::log::layout::BLOCK_BYTES;
 use crate::object::FormatError;
@@ -196,9 +197,23 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
     {
         Ok(()) => engine.cache.fill(allocation, 0),
         Err(error) => {
-            tracing::warn!(error = error.0, "the cache disk does not take writes");
+            report_refused_write(engine, &error);
             engine.cache.cancel(allocation);
         }
+    }
+}
+
+/// Logs that the cache disk refused a write. While it is full that is so for each chunk and block: only
+/// the first few are logged, and then one in many; the metrics count all.
+pub(crate) fn report_refused_write(engine: &Engine, error: &DiskError) {
+    const ONE_IN: u64 = 4096;
+    let refused = engine.jobs.failures.counts().of(FailureKind::CacheWrite);
+    if refused.is_power_of_two() || refused.is_multiple_of(ONE_IN) {
+        tracing::warn!(
+            error = error.0,
+            refused,
+            "the cache disk does not take writes"
+        );
     }
 }
 
