@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::access::tokens::Tokens;
 use crate::api::caller::AccessRules;
@@ -89,6 +89,22 @@ impl ApiListeners {
         };
         let all = self.bound.iter().map(listener).collect::<io::Result<_>>();
         all.map_err(|source| Failure::internal(format!("cannot serve the API: {source}")))
+    }
+}
+
+impl ApiListeners {
+    /// Refuses new connections, also those that nobody accepted yet. The paths stay this server's
+    /// until it ends.
+    pub(super) fn shut_down(&self) {
+        for bound in &self.bound {
+            let done = match bound {
+                Bound::Tcp(listener, _) => rustix::net::shutdown(listener, Shutdown::Both),
+                Bound::Unix(listener, _) => rustix::net::shutdown(listener, Shutdown::Both),
+            };
+            if let Err(error) = done {
+                tracing::debug!(%error, "a listener of the API cannot be shut down");
+            }
+        }
     }
 }
 
@@ -224,6 +240,8 @@ fn lock_path(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Read;
+    use std::net::TcpStream;
     use std::os::unix::fs::MetadataExt;
     use std::os::unix::net::UnixStream;
 
@@ -244,6 +262,37 @@ mod tests {
         let _second = bind_unix(&path, true).unwrap();
         assert_eq!(mode(), 0o660);
         assert!(UnixStream::connect(&path).is_ok());
+    }
+
+    #[test]
+    fn a_server_that_stops_leaves_no_client_waiting_to_be_accepted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api.sock");
+        let tcp = bind_tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let Bound::Tcp(_, address) = tcp else {
+            panic!("it is TCP");
+        };
+        let unix = bind_unix(&path, false).unwrap();
+        let listeners = ApiListeners {
+            bound: vec![tcp, unix],
+        };
+        let mut waiting = UnixStream::connect(&path).unwrap();
+        let timeout = Some(Duration::from_secs(10));
+        waiting.set_read_timeout(timeout).unwrap();
+        let mut also = TcpStream::connect(address).unwrap();
+        also.set_read_timeout(timeout).unwrap();
+        listeners.shut_down();
+        let is_timeout = |read: io::Result<usize>| {
+            read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+        };
+        assert!(UnixStream::connect(&path).is_err());
+        assert!(TcpStream::connect(address).is_err());
+        assert!(!is_timeout(also.read(&mut [0])), "TCP");
+        // The kernel ends those of a Unix socket with the listener's last descriptor.
+        let taken = bind_unix(&path, false).unwrap_err();
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse, "the path is kept");
+        drop(listeners);
+        assert!(!is_timeout(waiting.read(&mut [0])), "Unix");
     }
 
     #[test]

@@ -128,6 +128,7 @@ async fn serve_clients(
         std::process::exit(1);
     });
     drop(close);
+    api.shut_down();
     // A client that keeps its connection open does not keep the server from stopping.
     let _ = tokio::time::timeout(Duration::from_secs(1), servers.join_all()).await;
     Ok(())
