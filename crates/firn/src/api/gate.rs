@@ -175,7 +175,9 @@ fn check(
 fn check_names(method: &Method, headers: &HeaderMap, here: SocketAddr) -> Result<()> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST);
-    if here.ip().is_loopback() && host.is_some_and(|host| !is_local_name(host)) {
+    // A listener on [::] sees 127.0.0.1 as ::ffff:127.0.0.1.
+    let is_loopback = here.ip().to_canonical().is_loopback();
+    if is_loopback && host.is_some_and(|host| !is_local_name(host)) {
         return Err(Failure::new(
             FailureCode::WrongHost,
             format!(
@@ -267,6 +269,22 @@ mod tests {
         let unknown = required_role(&Method::POST, "/v1/volumes/{name}/burn");
         assert_eq!(unknown, Some(Role::Admin));
         assert_eq!(required_role(&Method::GET, ""), Some(Role::Read));
+    }
+
+    #[test]
+    fn the_loopback_address_answers_to_no_other_name_however_it_is_written() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, "evil.example:7070".parse().unwrap());
+        for (here, is_refused) in [
+            ("127.0.0.1:7070", true),
+            ("[::1]:7070", true),
+            ("[::ffff:127.0.0.1]:7070", true),
+            ("192.0.2.1:7070", false),
+            ("[::ffff:192.0.2.1]:7070", false),
+        ] {
+            let checked = check_names(&Method::GET, &headers, here.parse().unwrap());
+            assert_eq!(checked.is_err(), is_refused, "{here}");
+        }
     }
 
     #[test]
