@@ -19,8 +19,9 @@ const NAME: &str = "firn-session=";
 /// How long a session lasts.
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 
-/// The oldest session ends when one more is opened.
-const SESSIONS_MAX: usize = 64;
+/// How many sessions of one role are open at once. The oldest of it ends when one more is opened: whoever
+/// has the token of a low role ends no session of a higher one.
+const SESSIONS_PER_ROLE: usize = 64;
 
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
@@ -40,8 +41,13 @@ impl Sessions {
         let value = random_token()
             .map_err(|source| Failure::internal(format!("no random numbers: {source}")))?;
         let mut open = self.lock();
-        while open.len() >= SESSIONS_MAX {
-            open.pop_front();
+        let of_role = |open: &VecDeque<Session>| {
+            let of_role = open.iter().filter(|session| session.role == role);
+            of_role.count()
+        };
+        while of_role(&open) >= SESSIONS_PER_ROLE {
+            let oldest = open.iter().position(|session| session.role == role);
+            oldest.and_then(|at| open.remove(at));
         }
         open.push_back(Session {
             hash: blake3::hash(value.as_bytes()),
@@ -51,7 +57,8 @@ impl Sessions {
         Ok(Zeroizing::new(format!("{NAME}{}", value.as_str())))
     }
 
-    /// The header that gives a browser its cookie: for this server alone, and for no script.
+    /// The header that gives a browser its cookie: for this host, and for no script. Cookies know no
+    /// ports: the browser shows it to every other server of the host, too.
     pub(crate) fn set_cookie(cookie: &str) -> String {
         let seconds = LIFETIME.as_secs();
         format!("{cookie}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}")
@@ -105,10 +112,12 @@ mod tests {
         assert_eq!(sessions.role_of(&second), Some(Role::Admin));
         sessions.close(&second);
         assert_eq!(sessions.role_of(&second), None);
-        for _ in 0..SESSIONS_MAX {
+        let admin = value(&sessions.open(Role::Admin).unwrap());
+        for _ in 0..SESSIONS_PER_ROLE {
             sessions.open(Role::Read).unwrap();
         }
         assert_eq!(sessions.role_of(&first), None);
-        assert_eq!(sessions.lock().len(), SESSIONS_MAX);
+        assert_eq!(sessions.role_of(&admin), Some(Role::Admin));
+        assert_eq!(sessions.lock().len(), SESSIONS_PER_ROLE + 1);
     }
 }
