@@ -104,6 +104,11 @@ const SEEN_BY_HOST_LOG_TESTS: &[&str] = &[
 const ROUNDS: u64 = 3;
 /// Seeds of one round at most.
 const SEEDS_MAX: u64 = 20_000;
+/// Seeds of one round after which a bug that nobody saw counts as not caught: about twice what the rarest
+/// takes in the median.
+const SEEDS_ENOUGH: u64 = 3_000;
+/// Seeds of a round between two looks at whether another has seen the bug.
+const SEEDS_AT_ONCE: u64 = 250;
 
 /// How a canary fared.
 struct Hunt {
@@ -121,8 +126,9 @@ struct Round {
     caught: bool,
 }
 
-/// Runs all canaries. True if each was caught. Time is shared with whatever else the machine does,
-/// so a round that ran out of it fails nothing as long as another caught the bug.
+/// Runs all canaries. True if each was caught. Time is shared with whatever else the machine does, so it
+/// decides only how well the counts are known: a bug that no round has seen by then is hunted on, by
+/// number of seeds.
 pub(crate) fn run(time: Duration, threads: usize) -> bool {
     let begun = Instant::now();
     let left = || time.saturating_sub(begun.elapsed());
@@ -147,6 +153,9 @@ pub(crate) fn run(time: Duration, threads: usize) -> bool {
         hunt.run_on(left() / waiting, threads);
         waiting -= 1;
     }
+    for hunt in hunts.iter_mut().filter(|hunt| !hunt.is_seen()) {
+        hunt.run_until_seen(threads);
+    }
     println!(
         "{:<24} {:>24}  {:>7}  caught as",
         "canary", "seeds to catch (median)", "seconds"
@@ -167,31 +176,45 @@ impl Hunt {
     /// Runs each round on from where it stands, until the bug is seen or the time is up.
     fn run_on(&mut self, time: Duration, threads: usize) {
         let begun = Instant::now();
-        let canary = self.canary;
-        for (nth, round) in self.rounds.iter_mut().enumerate() {
-            if round.caught {
+        for nth in 0..self.rounds.len() {
+            if self.rounds[nth].caught {
                 continue;
             }
             let left = time.saturating_sub(begun.elapsed());
-            let first = 1 + nth as u64 * SEEDS_MAX + round.seeds;
-            let most = SEEDS_MAX - round.seeds;
-            let time = left / (ROUNDS - nth as u64) as u32;
-            let report = batch::run(
-                Batch {
-                    first,
-                    time,
-                    most,
-                    threads,
-                    clients_only: self.clients_only,
-                },
-                || canary::plant(Some(canary)),
-            );
-            round.seeds += report.seeds;
-            let failure = report.failures.first();
-            if let Some(violation) = failure.and_then(|outcome| outcome.violation.as_ref()) {
-                round.caught = true;
-                self.promise = violation.promise.to_owned();
-            }
+            let time = left / (self.rounds.len() - nth) as u32;
+            let most = SEEDS_MAX - self.rounds[nth].seeds;
+            self.run_round(nth, most, time, threads);
+        }
+    }
+
+    /// Runs all rounds on in turn, until one sees the bug or each had its seeds.
+    fn run_until_seen(&mut self, threads: usize) {
+        while !self.is_seen() {
+            let behind = (0..self.rounds.len()).min_by_key(|nth| self.rounds[*nth].seeds);
+            let Some(nth) = behind.filter(|nth| self.rounds[*nth].seeds < SEEDS_ENOUGH) else {
+                return;
+            };
+            self.run_round(nth, SEEDS_AT_ONCE, Duration::MAX, threads);
+        }
+    }
+
+    fn run_round(&mut self, nth: usize, most: u64, time: Duration, threads: usize) {
+        let begun = Instant::now();
+        let canary = self.canary;
+        let round = &mut self.rounds[nth];
+        let batch = Batch {
+            first: 1 + nth as u64 * SEEDS_MAX + round.seeds,
+            time,
+            most,
+            threads,
+            clients_only: self.clients_only,
+        };
+        let report = batch::run(batch, || canary::plant(Some(canary)));
+        round.seeds += report.seeds;
+        let failure = report.failures.first();
+        if let Some(violation) = failure.and_then(|outcome| outcome.violation.as_ref()) {
+            round.caught = true;
+            self.promise = violation.promise.to_owned();
         }
         self.took += begun.elapsed();
     }
