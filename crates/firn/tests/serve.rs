@@ -483,9 +483,20 @@ fn a_read_cache_through_the_page_cache_has_its_space_before_it_is_used() {
     assert_eq!(cache().len(), 16 << 20);
     assert!(cache().blocks() * 512 >= 16 << 20, "a write may be refused");
     // As a crash leaves it that cuts its creation short.
-    fs::write(world.path("cache/cache"), "").unwrap();
+    fs::rename(world.path("cache/cache"), world.path("cache/cache.new")).unwrap();
+    fs::write(world.path("cache/cache.new"), "").unwrap();
+    drop(world.serve("cache", &size));
+    assert_eq!(cache().len(), 16 << 20);
+    assert!(!world.path("cache/cache.new").exists());
+}
+
+#[test]
+fn a_cache_that_was_chosen_to_be_none_stays_none() {
+    let world = World::new();
+    drop(world.serve("cache", &["--cache-size", "0B"]));
     drop(world.serve("cache", &[]));
-    assert!(cache().len() > 0, "it stays without a cache");
+    let cache = fs::metadata(world.path("cache/cache")).unwrap();
+    assert_eq!(cache.len(), 0);
 }
 
 #[test]

@@ -119,9 +119,9 @@ fn fill(path: &Path, bytes: u64, progress: &mut dyn Progress) -> io::Result<()> 
 /// fetched again. With direct I/O it takes space as it fills; what there is no room for is not cached.
 pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
     let path = dir.join("cache");
-    // A crash between a file's creation and its growth leaves an empty one: nobody chose that size.
-    let found = fs::metadata(&path).map(|metadata| metadata.len());
-    let found = found.ok().filter(|bytes| *bytes > 0);
+    let unfinished = dir.join("cache.new");
+    remove_if_exists(&unfinished)?;
+    let found = fs::metadata(&path).ok().map(|metadata| metadata.len());
     let wanted = match (found, settings.cache_size) {
         (Some(bytes), None) => bytes,
         _ => settings.new_cache_bytes(),
@@ -137,10 +137,13 @@ pub(super) fn cache(dir: &Path, settings: &Settings) -> Result<CacheFile> {
             &source,
         )
     };
-    let made = open_file(&path, false).map_err(failed)?;
     if found != Some(wanted) {
-        made.set_len(wanted).map_err(failed)?;
+        // Its size is what the next server goes by, so it gets its name with that.
+        let grown = open_file(&unfinished, false).and_then(|file| file.set_len(wanted));
+        let named = grown.and_then(|()| fs::rename(&unfinished, &path));
+        named.map_err(failed)?;
     }
+    let made = open_file(&path, false).map_err(failed)?;
     let (align, _) = direct_io(&path, settings.log_io)?;
     let file = match align {
         Some(_) => {
