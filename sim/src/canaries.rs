@@ -75,7 +75,6 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "damaged_blocks_are_read_once",
     "footers_are_read_once_a_window",
     "each_hint_is_a_job",
-    "cuts_wait_for_a_hot_set",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

@@ -25,7 +25,6 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::log::merge::merge_before_cut;
 use crate::request::tail::{NotLive, Status, Tail};
 use crate::store::publish::publish;
 use crate::units::Lsn;
@@ -41,38 +40,18 @@ pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>) {
 /// Cuts slices as long as the tail is live and more is wanted than is on its way.
 async fn cut_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
     let upload = &tail.upload;
-    // Of a poisoned log only what durable frames cover goes to the store (R10).
-    let most = || match engine.poisoned.load(Ordering::Acquire) {
-        true => tail.framed(),
-        false => Lsn(u64::MAX),
-    };
     loop {
-        let is_live = upload.changed.wait_until(|| {
-            let inner = tail.lock();
-            if inner.status != Status::Live {
-                return Some(false);
-            }
-            let is_wanted = upload.wanted().min(most()) > inner.cut;
-            (is_wanted && upload.has_room(engine.options.cut_bytes())).then_some(true)
-        });
-        if !is_live.await {
-            return;
-        }
-        // Whether or not: the slice is of what there is.
-        // What is written meanwhile is another slice's: a hot set that grows as fast as it is merged does not
-        // put off the cut.
-        let newest = match canary::active!("cuts_wait_for_a_hot_set") {
-            true => Lsn(u64::MAX),
-            false => tail.newest(),
-        };
-        while merge_before_cut(&engine, &tail, newest.min(most())).await {}
         let cut = upload
             .changed
             .wait_until(|| {
                 if !upload.has_room(engine.options.cut_bytes()) {
                     return (tail.lock().status != Status::Live).then_some(None);
                 }
-                let most = most();
+                // Of a poisoned log only what durable frames cover goes to the store (R10).
+                let most = match engine.poisoned.load(Ordering::Acquire) {
+                    true => tail.framed(),
+                    false => Lsn(u64::MAX),
+                };
                 match tail.cut_slice(upload.wanted(), most, engine.jobs.mono_ns()) {
                     Ok(cut) => cut.map(Some),
                     Err(NotLive) => Some(None),
