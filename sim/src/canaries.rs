@@ -67,7 +67,6 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "writers_run_into_a_full_log",
     "cleaner_freezes_every_top",
     "cleaner_moves_slices",
-    "hot_sets_are_stored_once_a_slice",
     "status_guesses_holes",
     "poisoned_logs_share_names",
     "short_objects_are_asked_for_again",

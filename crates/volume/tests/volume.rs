@@ -383,7 +383,7 @@ fn a_damaged_chunk_is_an_error_and_never_served() {
     };
     for (key, (data, _)) in &mut lasting.objects {
         if key.starts_with("packs/") {
-            data[40] ^= 1;
+            data[20] ^= 1;
         }
     }
     let mut world = World::start(lasting);
