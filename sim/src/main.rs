@@ -77,7 +77,9 @@ fn main() -> ExitCode {
         run_exhaustive(time, threads)
     } else {
         match args.seed {
-            Some(seed) if args.seconds.is_none() && args.seeds.is_none() => one(seed, args.trace),
+            Some(seed) if args.seconds.is_none() && args.seeds.is_none() => {
+                run_twice(seed, args.trace)
+            }
             seed => {
                 let batch = Batch {
                     first: seed.unwrap_or(1),
@@ -138,7 +140,7 @@ fn print_exhaustive(what: &str, report: &exhaustive::Report, took: Duration) -> 
 }
 
 /// One seed, twice: the digests must agree.
-fn one(seed: u64, trace: bool) -> bool {
+fn run_twice(seed: u64, trace: bool) -> bool {
     if trace {
         eprintln!("{:#?}", sim::profile::Profile::draw(seed));
     }

@@ -92,11 +92,11 @@ pub struct Node {
     closing: Vec<(usize, Answer<Result<(), OpenError>>)>,
     deleting: Vec<(usize, Answer<Result<(), OpenError>>)>,
     dropping: Vec<(usize, Answer<Result<(), OpenError>>)>,
-    syncing: Vec<Syncing>,
+    syncing: Vec<PendingSync>,
     open: BTreeMap<usize, Arc<Volume>>,
 }
 
-struct Syncing {
+struct PendingSync {
     volume: usize,
     client: Option<usize>,
     covers: u64,
@@ -225,7 +225,7 @@ impl Node {
             return;
         };
         let answer = self.host.sync(device);
-        self.syncing.push(Syncing {
+        self.syncing.push(PendingSync {
             volume,
             client,
             covers,
@@ -348,7 +348,7 @@ impl Node {
         self.syncing
             .retain(|syncing| match syncing.answer.try_take() {
                 Some(result) => {
-                    let Syncing {
+                    let PendingSync {
                         volume,
                         client,
                         covers,

@@ -191,8 +191,8 @@ impl Connection {
 
     /// The application's own acknowledgement: it is done with everything up to and including the
     /// message received as `seq`. That a message was received is acknowledged without it.
-    pub fn done(&self, seq: u64) -> Result<(), Refusal> {
-        let kick = self.0.queue.done(seq)?;
+    pub fn acknowledge(&self, seq: u64) -> Result<(), Refusal> {
+        let kick = self.0.queue.acknowledge(seq)?;
         self.kick_worker(kick);
         Ok(())
     }

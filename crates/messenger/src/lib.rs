@@ -56,7 +56,7 @@
 //! - Messages arrive once, in the order in which they were queued. What was not acknowledged is sent
 //!   again, in order, after a reconnect. The receiver drops what it has seen; a gap is an error.
 //! - The acknowledgement the messenger gives says *received in order*, not *done*. The second one
-//!   only the application gives ([`Connection::done`], with [`Config::done_acks`]).
+//!   only the application gives ([`Connection::acknowledge`], with [`Config::done_acks`]).
 //! - A peer that lost the session (it restarted) is reported: the session ends with
 //!   [`CloseReason::PeerLostSession`] and returns what was not acknowledged. Nothing is sent again to
 //!   a peer that does not know the session, because it may have acted on it already.
@@ -122,7 +122,7 @@ mod sim;
 
 pub use connection::{Connection, Handler, Peer};
 pub use fault::{CloseReason, Fault};
-pub use message::{Message, Payload, Received};
+pub use message::{Message, Payload, ReceivedMessage};
 pub use messenger::{Messenger, StartError};
 pub use outqueue::{Bounds, Load, Refusal, SendError, State, Ticket};
 pub use session::{Config, Event, SessionId, Target};

@@ -219,7 +219,7 @@ impl Link {
                 self.emit(&AuthRequestMore(answer).frame());
             }
             (Side::Connecting(auth), Tag::AuthDone) => {
-                let keys = auth.done(&AuthDone::from_frame(frame)?)?;
+                let keys = auth.on_done(&AuthDone::from_frame(frame)?)?;
                 self.signed(keys);
             }
             (Side::Connecting(_), Tag::AuthBadMethod) => {

@@ -75,7 +75,7 @@ pub(crate) struct Lock<T> {
 pub(crate) struct Guard<'a, T> {
     // Dropped in this order: the hold is noted as over before the lock is open, never after.
     #[cfg(feature = "meter")]
-    _held: Option<meter::Held<'a>>,
+    _held: Option<meter::HoldTimer<'a>>,
     _holding: HeldMark,
     guard: imp::MutexGuard<'a, T>,
     #[cfg(feature = "meter")]
@@ -141,7 +141,7 @@ impl<T> Lock<T> {
 
 #[cfg(feature = "meter")]
 struct OuterGuard<'a, T> {
-    _held: Option<meter::Held<'a>>,
+    _held: Option<meter::HoldTimer<'a>>,
     _guard: imp::MutexGuard<'a, T>,
 }
 
@@ -281,7 +281,7 @@ pub(crate) mod meter {
 
     /// Times one sampled hold.
     #[derive(Debug)]
-    pub(crate) struct Held<'a>(&'a Counters, Instant);
+    pub(crate) struct HoldTimer<'a>(&'a Counters, Instant);
 
     impl Meter {
         pub(crate) fn holder(&self) -> usize {
@@ -297,11 +297,12 @@ pub(crate) mod meter {
             c.wait_max_ns.fetch_max(ns, Relaxed);
         }
 
-        pub(crate) fn begin_hold(&self, site: Site) -> Option<Held<'_>> {
+        pub(crate) fn begin_hold(&self, site: Site) -> Option<HoldTimer<'_>> {
             self.holder.store(site as usize, Relaxed);
             let c = &self.sites[site as usize];
             let n = c.takes.fetch_add(1, Relaxed);
-            n.is_multiple_of(SAMPLE).then(|| Held(c, Instant::now()))
+            n.is_multiple_of(SAMPLE)
+                .then(|| HoldTimer(c, Instant::now()))
         }
 
         pub(crate) fn stats(&self) -> LockStats {
@@ -318,7 +319,7 @@ pub(crate) mod meter {
         }
     }
 
-    impl Drop for Held<'_> {
+    impl Drop for HoldTimer<'_> {
         fn drop(&mut self) {
             let ns = u64::try_from(self.1.elapsed().as_nanos()).unwrap_or(u64::MAX);
             self.0.held_ns.fetch_add(ns, Relaxed);

@@ -135,8 +135,8 @@ impl fmt::Debug for Message {
 
 /// A message received, in order and once.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Received {
-    /// Its place in the session. [`crate::Connection::done`] takes it.
+pub struct ReceivedMessage {
+    /// Its place in the session. [`crate::Connection::acknowledge`] takes it.
     pub seq: u64,
     /// What the message is; the application's numbering.
     pub kind: u16,

@@ -310,7 +310,7 @@ impl OutQueue {
 
     /// The application's own acknowledgement: everything up to and including `seq`, as received,
     /// is done. Passes the bound.
-    pub fn done(&self, seq: u64) -> Result<Kick, Refusal> {
+    pub fn acknowledge(&self, seq: u64) -> Result<Kick, Refusal> {
         let mut inner = self.inner.lock(Site::Control);
         if inner.closing() {
             return Err(Refusal::Closed);

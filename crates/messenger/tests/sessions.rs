@@ -127,7 +127,7 @@ fn received_and_done_are_different_acknowledgements() {
     assert_eq!(pair.a_recorder.count(|h| matches!(h, Recorded::Done(_))), 0);
     // Done: only when the application over there says so.
     let other_side = pair.b_recorder.connection(0);
-    other_side.done(2).unwrap();
+    other_side.acknowledge(2).unwrap();
     let done = |n| {
         move |heard: &[Recorded]| {
             let tids: Vec<u64> = heard
@@ -147,7 +147,7 @@ fn received_and_done_are_different_acknowledgements() {
     assert_eq!(pair.connection.load().count, 1);
     // It also survives a connection that failed before it was told.
     pair.proxy.cut();
-    other_side.done(3).unwrap();
+    other_side.acknowledge(3).unwrap();
     pair.connection.keepalive().unwrap();
     assert_eq!(pair.a_recorder.wait("done", done(3)), [10, 11, 12]);
 }

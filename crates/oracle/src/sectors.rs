@@ -81,7 +81,7 @@ impl SectorOracle {
         }
     }
 
-    fn known(&mut self, sectors: &Range<u64>) -> &mut [SectorState] {
+    fn states_mut(&mut self, sectors: &Range<u64>) -> &mut [SectorState] {
         &mut self.sectors[sectors.start as usize..sectors.end as usize]
     }
 
@@ -106,7 +106,7 @@ impl SectorOracle {
         self.newest += 1;
         let generation = self.newest;
         let floor = self.oldest_in_flight(&sectors).unwrap_or(generation);
-        for known in self.known(&sectors) {
+        for known in self.states_mut(&sectors) {
             (known.issued, known.issued_ever) = (generation, generation);
             if zeroes {
                 (known.zeroed, known.zeroed_ever) = (generation, generation);
@@ -129,7 +129,7 @@ impl SectorOracle {
     /// A request was acknowledged.
     pub fn acknowledge(&mut self, generation: u32) {
         if let Some(InFlight { floor, sectors, .. }) = self.end(generation) {
-            for known in self.known(&sectors) {
+            for known in self.states_mut(&sectors) {
                 known.floor = known.floor.max(floor);
             }
         }
@@ -156,7 +156,11 @@ impl SectorOracle {
         let ended = self.oldest_in_flight(&sectors).unwrap_or(self.newest + 1);
         self.reads += 1;
         ReadStart {
-            floors: self.known(&sectors).iter().map(|one| one.floor).collect(),
+            floors: self
+                .states_mut(&sectors)
+                .iter()
+                .map(|one| one.floor)
+                .collect(),
             ended,
             began: self.reads,
             sectors,
@@ -181,7 +185,7 @@ impl SectorOracle {
     ) -> Result<(), String> {
         let (disk, block_sectors) = (self.disk, self.block_sectors);
         let next_read = self.reads + 1;
-        let known = self.known(&read.sectors);
+        let known = self.states_mut(&read.sectors);
         let mut previous: Option<Content> = None;
         let floors = read.sectors.clone().zip(&read.floors);
         for (((sector, floor), known), found) in floors.zip(known).zip(found) {

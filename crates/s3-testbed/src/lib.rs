@@ -20,4 +20,4 @@ mod traffic;
 pub use fault::{Fault, FaultRule, Which};
 pub use minio::{Minio, MinioConfig, url_at};
 pub use proxy::Proxy;
-pub use traffic::{MethodTraffic, Read, Traffic};
+pub use traffic::{MethodTraffic, ObjectRead, Traffic};

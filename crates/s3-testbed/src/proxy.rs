@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::fault::{Fault, FaultRule};
 use crate::http::{BodyEnd, Head, copy_body};
 use crate::line::Line;
-use crate::traffic::{Exchanged, Read, Traffic, TrafficCounter};
+use crate::traffic::{Exchange, ObjectRead, Traffic, TrafficCounter};
 
 /// Capacity of a connection's receive buffer here.
 const BUFFER_BYTES: usize = 128 << 10;
@@ -298,13 +298,13 @@ impl Connection<'_> {
         let down = |bytes| self.network.down.pass(bytes);
         let limit = cut.unwrap_or(u64::MAX);
         let received = copy_body(store, &mut self.client_out, end, limit, &down)?;
-        self.network.traffic.note(Exchanged {
+        self.network.traffic.note(Exchange {
             method: request.method(),
             status: head.status(),
             sent,
             received,
             took: started.elapsed(),
-            read: (request.method() == "GET" && head.status() < 300).then(|| Read {
+            read: (request.method() == "GET" && head.status() < 300).then(|| ObjectRead {
                 path: request.path().to_owned(),
                 range: request.range(),
             }),
@@ -331,7 +331,7 @@ impl Connection<'_> {
             body.len()
         );
         self.client_out.write_all(head.as_bytes())?;
-        self.network.traffic.note(Exchanged {
+        self.network.traffic.note(Exchange {
             method: request.method(),
             status,
             sent,

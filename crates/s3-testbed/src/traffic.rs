@@ -21,7 +21,7 @@ pub struct MethodTraffic {
 
 /// A ranged or whole read that was answered with data.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Read {
+pub struct ObjectRead {
     /// Path of the object in the request, bucket included.
     pub path: String,
     /// First byte and bytes, where it asked for a range.
@@ -36,7 +36,7 @@ pub struct Traffic {
     /// Requests that met a fault.
     pub faults: u64,
     /// The reads, in the order of their answers, where they are recorded.
-    pub reads: Vec<Read>,
+    pub reads: Vec<ObjectRead>,
 }
 
 impl Traffic {
@@ -65,17 +65,17 @@ struct State {
 
 /// One exchange that came to its end.
 #[derive(Debug)]
-pub(crate) struct Exchanged<'a> {
+pub(crate) struct Exchange<'a> {
     pub(crate) method: &'a str,
     pub(crate) status: u16,
     pub(crate) sent: u64,
     pub(crate) received: u64,
     pub(crate) took: Duration,
-    pub(crate) read: Option<Read>,
+    pub(crate) read: Option<ObjectRead>,
 }
 
 impl TrafficCounter {
-    pub(crate) fn note(&self, exchanged: Exchanged<'_>) {
+    pub(crate) fn note(&self, exchanged: Exchange<'_>) {
         let mut state = self.lock();
         let name = exchanged.method.to_owned();
         let method = state.traffic.methods.entry(name).or_default();

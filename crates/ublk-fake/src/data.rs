@@ -144,7 +144,7 @@ impl Kernel {
         let tag = &mut device.queues[usize::from(at_tag.queue)].tags[usize::from(at_tag.tag)];
         let request = tag.request.as_mut().ok_or(-libc::EFAULT)?;
         let (at, len) = (at as usize, len as usize);
-        if into_request != (request.op == sys::OP_READ) || at + len > request.left() {
+        if into_request != (request.op == sys::OP_READ) || at + len > request.bytes_left() {
             return Err(-libc::EFAULT);
         }
         let begin = request.done + at;
@@ -182,7 +182,7 @@ impl Kernel {
         let owned = tag.owned;
         let request = tag.request.as_mut().filter(|_| owned);
         let request = request.ok_or(-libc::EINVAL)?;
-        if !request.has_data() || at > request.left() {
+        if !request.has_data() || at > request.bytes_left() {
             return Err(-libc::EINVAL);
         }
         if into_request != (request.op == sys::OP_READ) {

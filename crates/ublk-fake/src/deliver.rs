@@ -147,7 +147,7 @@ impl Kernel {
         let ArmedCommand { ring, key } = state.armed.expect("a free tag is armed");
         let has_data = request.has_data();
         let write = request.op == sys::OP_WRITE;
-        let mut moved = request.left();
+        let mut moved = request.bytes_left();
         state.needs_register = false;
         state.fetched = false;
         if let Some(auto) = state.auto.filter(|_| has_data) {
@@ -241,9 +241,9 @@ impl Kernel {
             return;
         }
         let mut bytes = result as usize;
-        if bytes > request.left() {
+        if bytes > request.bytes_left() {
             self.stats.oversized_results += 1;
-            bytes = request.left();
+            bytes = request.bytes_left();
         }
         let read = request.op == sys::OP_READ;
         if read && bytes == 0 {
@@ -254,7 +254,7 @@ impl Kernel {
             bytes = copy_from_server(&mut request, addr, bytes);
         }
         request.done += bytes;
-        if request.left() == 0 {
+        if request.bytes_left() == 0 {
             self.complete_request(id, queue, request);
             return;
         }

@@ -245,7 +245,7 @@ impl Request {
     }
 
     /// Bytes that are left.
-    pub(super) fn left(&self) -> usize {
+    pub(super) fn bytes_left(&self) -> usize {
         self.len - self.done
     }
 }

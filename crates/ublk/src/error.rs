@@ -189,7 +189,7 @@ impl Error {
 
     /// An errno of the kernel (positive), with what it means for this operation.
     pub fn kernel(operation: Operation, device: Option<u32>, errno: i32) -> Error {
-        let Meaning {
+        let ErrnoMeaning {
             kind,
             detail,
             remedy,
@@ -287,14 +287,14 @@ fn timeout_remedy(operation: Operation) -> &'static str {
 }
 
 /// What an errno means.
-struct Meaning {
+struct ErrnoMeaning {
     kind: ErrorKind,
     detail: &'static str,
     remedy: &'static str,
 }
 
-const fn means(kind: ErrorKind, detail: &'static str, remedy: &'static str) -> Meaning {
-    Meaning {
+const fn means(kind: ErrorKind, detail: &'static str, remedy: &'static str) -> ErrnoMeaning {
+    ErrnoMeaning {
         kind,
         detail,
         remedy,
@@ -302,14 +302,14 @@ const fn means(kind: ErrorKind, detail: &'static str, remedy: &'static str) -> M
 }
 
 /// What an errno means for the operation that got it.
-fn meaning(operation: Operation, errno: i32) -> Meaning {
+fn meaning(operation: Operation, errno: i32) -> ErrnoMeaning {
     for_new_device(operation, errno)
         .or_else(|| for_existing_device(operation, errno))
         .unwrap_or_else(|| for_any_operation(errno))
 }
 
 /// Opening and adding.
-fn for_new_device(operation: Operation, errno: i32) -> Option<Meaning> {
+fn for_new_device(operation: Operation, errno: i32) -> Option<ErrnoMeaning> {
     use Operation as Op;
     Some(match (operation, errno) {
         (Op::Open, libc::ENOENT) => means(
@@ -364,7 +364,7 @@ fn for_new_device(operation: Operation, errno: i32) -> Option<Meaning> {
 }
 
 /// What is done to a device that was added.
-fn for_existing_device(operation: Operation, errno: i32) -> Option<Meaning> {
+fn for_existing_device(operation: Operation, errno: i32) -> Option<ErrnoMeaning> {
     use Operation as Op;
     Some(match (operation, errno) {
         (Op::Start, libc::EEXIST) => means(
@@ -414,7 +414,7 @@ fn for_existing_device(operation: Operation, errno: i32) -> Option<Meaning> {
     })
 }
 
-fn for_any_operation(errno: i32) -> Meaning {
+fn for_any_operation(errno: i32) -> ErrnoMeaning {
     match errno {
         libc::EBUSY => means(
             ErrorKind::Busy,

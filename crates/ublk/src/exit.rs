@@ -75,12 +75,12 @@ pub struct ExitReport {
     /// Time until the driver reported every device without this server, or the time was up.
     pub confirm_time: Duration,
     /// Devices that the driver did not report without this server, and why.
-    pub unconfirmed: Vec<(u32, Unconfirmed)>,
+    pub unconfirmed: Vec<(u32, UnconfirmedReason)>,
 }
 
 /// Why it is not known that a device is without this server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unconfirmed {
+pub enum UnconfirmedReason {
     /// The driver still reports this state.
     StillLive(DeviceState),
     /// The driver did not reply.
@@ -128,7 +128,7 @@ pub fn shut_down(
     let mut unconfirmed = confirm_exit(control, &ids, timeouts);
     let confirm_time = clock.step();
     for (id, error) in not_detached {
-        unconfirmed.insert(id, Unconfirmed::QueuesAttached(error));
+        unconfirmed.insert(id, UnconfirmedReason::QueuesAttached(error));
     }
     for (device, why) in &unconfirmed {
         tracing::warn!(device, ?why, "ublk: the driver may still count this server");
@@ -257,16 +257,18 @@ fn confirm_exit(
     control: &ControlDevice,
     ids: &[u32],
     timeouts: ExitTimeouts,
-) -> BTreeMap<u32, Unconfirmed> {
+) -> BTreeMap<u32, UnconfirmedReason> {
     let mut backoff = Backoff::until(Instant::now() + timeouts.confirm);
-    let mut unconfirmed: BTreeMap<u32, Unconfirmed> = BTreeMap::new();
+    let mut unconfirmed: BTreeMap<u32, UnconfirmedReason> = BTreeMap::new();
     let mut asked: Vec<u32> = ids.to_vec();
     loop {
         let within = timeouts.probe.min(backoff.remaining());
         for (id, info) in control.infos(&asked, within) {
             let why = match info {
-                Ok(info) if is_ours(&info) => Unconfirmed::StillLive(DeviceState::Live),
-                Err(error) if error.kind() != ErrorKind::NotFound => Unconfirmed::NoReply(error),
+                Ok(info) if is_ours(&info) => UnconfirmedReason::StillLive(DeviceState::Live),
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    UnconfirmedReason::NoReply(error)
+                }
                 _ => {
                     unconfirmed.remove(&id);
                     continue;

@@ -62,9 +62,9 @@ pub struct ReadWindow {
 }
 
 /// Closed intervals of history positions, ascending and apart.
-type Allowed = Vec<(u64, u64)>;
+type Intervals = Vec<(u64, u64)>;
 
-fn intersect(a: &Allowed, b: &Allowed) -> Allowed {
+fn intersect(a: &Intervals, b: &Intervals) -> Intervals {
     let (mut i, mut j, mut both) = (0, 0, Vec::new());
     while i < a.len() && j < b.len() {
         let (low, high) = (a[i].0.max(b[j].0), a[i].1.min(b[j].1));
@@ -275,7 +275,7 @@ impl History {
     }
 
     /// The positions within `low..=high` at which `sector` held `value`.
-    fn allowed(&self, sector: u64, value: Value, low: u64, high: u64) -> Allowed {
+    fn allowed(&self, sector: u64, value: Value, low: u64, high: u64) -> Intervals {
         let versions = &self.versions[sector as usize];
         let mut allowed = Vec::new();
         // The version that held at `low`, and all later ones up to `high`.
@@ -380,7 +380,7 @@ impl History {
             Loss::Host => self.flushed,
             Loss::Cache => self.stored.max(self.due),
         };
-        let mut prefix: Allowed = vec![(0, self.len)];
+        let mut prefix: Intervals = vec![(0, self.len)];
         for (index, chunk) in image.chunks(SECTOR).enumerate() {
             let sector = index as u64;
             if unread.contains(&sector) {

@@ -5,7 +5,7 @@ use super::search::Checked;
 use super::state::{Activity, CommitPhase, DIGESTS, Machine, Phase};
 use super::step::{Outcome, Step};
 use super::store::{
-    Created, NOBODY, POSITIONS, Pack, Record, RecordKind, RootState, Slice, VOLUMES,
+    CreateResult, NOBODY, POSITIONS, Pack, Record, RecordKind, RootState, Slice, VOLUMES,
 };
 
 /// Whether the committer of a machine has something to do.
@@ -165,7 +165,7 @@ impl Step<'_> {
         self.machine(index).number += 1;
         self.requests.puts += 1;
         let (place, created) = self.state.store.create_pack(pack);
-        if created == Created::Exists && self.rules.has(Rule::PackIsReadBack) {
+        if created == CreateResult::Exists && self.rules.has(Rule::PackIsReadBack) {
             self.get();
             let there = self.state.store.pack(place);
             if there.is_none_or(|there| there.contents != pack.contents) {

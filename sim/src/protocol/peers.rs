@@ -34,7 +34,7 @@ pub(crate) struct Peer {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-enum Taking {
+enum TakeOverStep {
     #[default]
     Idle,
     RootUpdated,
@@ -62,7 +62,7 @@ pub(crate) struct PeerState {
     uploaded: u8,
     peers: [Peer; PEERS],
     // The taker.
-    taking: Taking,
+    taking: TakeOverStep,
     frozen: Members,
     read: u8,
     // What was promised.
@@ -102,55 +102,55 @@ impl PeerWorld {
         let log_first = self.rules.has(Rule::FenceBeforePeer);
         let knows_incarnation = self.rules.has(Rule::PeerIncarnation);
         match state.taking {
-            Taking::Idle => {
+            TakeOverStep::Idle => {
                 state.epoch += 1;
                 state.frozen = state.members;
-                state.taking = Taking::RootUpdated;
+                state.taking = TakeOverStep::RootUpdated;
             }
-            Taking::RootUpdated if log_first => {
+            TakeOverStep::RootUpdated if log_first => {
                 state.log_fenced = true;
-                state.taking = Taking::LogFenced;
+                state.taking = TakeOverStep::LogFenced;
             }
-            Taking::RootUpdated | Taking::LogFenced => {
+            TakeOverStep::RootUpdated | TakeOverStep::LogFenced => {
                 state.read = state.stored;
-                state.taking = Taking::LogRead;
+                state.taking = TakeOverStep::LogRead;
             }
-            Taking::LogRead => {
+            TakeOverStep::LogRead => {
                 state.peers[with as usize].fenced = true;
-                state.taking = Taking::PeerFenced(with);
+                state.taking = TakeOverStep::PeerFenced(with);
             }
-            Taking::PeerFenced(with) => {
+            TakeOverStep::PeerFenced(with) => {
                 let peer = state.peers[with as usize];
                 if knows_incarnation && peer.incarnation != state.frozen[with as usize] {
                     // It lost its memory: no member. The taker turns to another, or waits.
                     state.frozen[with as usize] = 0;
-                    state.taking = Taking::LogRead;
+                    state.taking = TakeOverStep::LogRead;
                 } else if peer.newest > state.read {
                     if peer.trimmed > state.read {
                         return Err(GAP);
                     }
                     state.read = peer.newest;
-                    state.taking = Taking::TailRead;
+                    state.taking = TakeOverStep::TailRead;
                 } else {
-                    state.taking = Taking::TailRead;
+                    state.taking = TakeOverStep::TailRead;
                 }
             }
-            Taking::TailRead => {
+            TakeOverStep::TailRead => {
                 state.log_fenced = true;
-                state.taking = Taking::Serves;
+                state.taking = TakeOverStep::Serves;
                 state.served = state.read;
                 if state.acknowledged > state.read || state.stored > state.read {
                     return Err(LOST);
                 }
             }
-            Taking::Serves => {}
+            TakeOverStep::Serves => {}
         }
         Ok(())
     }
 
     fn acknowledge(&self, state: &mut PeerState) -> Checked<()> {
         state.acknowledged = state.newest;
-        if state.taking == Taking::Serves && state.acknowledged > state.served {
+        if state.taking == TakeOverStep::Serves && state.acknowledged > state.served {
             return Err(LATE);
         }
         Ok(())
@@ -201,12 +201,15 @@ impl PeerWorld {
     fn taker_actions(&self, state: &PeerState, actions: &mut Vec<PeerAction>) {
         let needs_store = matches!(
             state.taking,
-            Taking::Idle | Taking::RootUpdated | Taking::LogFenced | Taking::TailRead
+            TakeOverStep::Idle
+                | TakeOverStep::RootUpdated
+                | TakeOverStep::LogFenced
+                | TakeOverStep::TailRead
         );
-        if state.taking == Taking::Serves || needs_store && state.away {
+        if state.taking == TakeOverStep::Serves || needs_store && state.away {
             return;
         }
-        if state.taking == Taking::LogRead {
+        if state.taking == TakeOverStep::LogRead {
             let members = (0..PEERS as u8).filter(|peer| state.frozen[*peer as usize] != 0);
             actions.extend(members.map(PeerAction::Take));
         } else {
@@ -327,7 +330,7 @@ impl Model for PeerWorld {
         state.away = false;
         for with in 0..PEERS as u8 {
             for _ in 0..8 {
-                if state.taking == Taking::LogRead && state.frozen[with as usize] == 0 {
+                if state.taking == TakeOverStep::LogRead && state.frozen[with as usize] == 0 {
                     break;
                 }
                 self.take(&mut state, with)?;

@@ -4,7 +4,7 @@ use super::ghost::{FALSE_FENCE, FALSE_STOP};
 use super::rules::Rules;
 use super::search::Checked;
 use super::state::{CommitPhase, Late, Machine, Phase, State};
-use super::store::{Created, NOBODY, Record, Root};
+use super::store::{CreateResult, NOBODY, Record, Root};
 
 /// What goes wrong with the step's conditional write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +61,8 @@ impl Step<'_> {
         let created = self.state.store.create_record(host, position, record);
         match (created, self.fault) {
             (_, Fault::AnswerLost) => Outcome::Unknown,
-            (Created::Won, _) => Outcome::Won,
-            (Created::Exists, _) => Outcome::Lost,
+            (CreateResult::Won, _) => Outcome::Won,
+            (CreateResult::Exists, _) => Outcome::Lost,
         }
     }
 

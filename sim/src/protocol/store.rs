@@ -161,7 +161,7 @@ impl Pack {
 
 /// What the store answered to a create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Created {
+pub(crate) enum CreateResult {
     Won,
     Exists,
 }
@@ -208,13 +208,13 @@ impl Store {
     }
 
     /// Creates a record, unless one is there.
-    pub(crate) fn create_record(&mut self, host: u8, position: u8, record: Record) -> Created {
+    pub(crate) fn create_record(&mut self, host: u8, position: u8, record: Record) -> CreateResult {
         let place = &mut self.logs[host as usize][position as usize];
         if place.is_absent() {
             *place = record;
-            Created::Won
+            CreateResult::Won
         } else {
-            Created::Exists
+            CreateResult::Exists
         }
     }
 
@@ -233,7 +233,7 @@ impl Store {
     }
 
     /// Creates a pack, and says under which index the model knows its name.
-    pub(crate) fn create_pack(&mut self, pack: Pack) -> (u8, Created) {
+    pub(crate) fn create_pack(&mut self, pack: Pack) -> (u8, CreateResult) {
         let known = self
             .packs
             .iter()
@@ -242,14 +242,14 @@ impl Store {
         let index = known.or_else(free).unwrap_or(PACKS - 1);
         let place = &mut self.packs[index];
         if place.made && !place.deleted {
-            return (index as u8, Created::Exists);
+            return (index as u8, CreateResult::Exists);
         }
         *place = Pack {
             made: true,
             deleted: false,
             ..pack
         };
-        (index as u8, Created::Won)
+        (index as u8, CreateResult::Won)
     }
 
     pub(crate) fn pack(&self, index: u8) -> Option<&Pack> {

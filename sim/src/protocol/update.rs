@@ -62,7 +62,7 @@ impl Step<'_> {
         };
         self.requests.puts += 1;
         let (place, created) = self.state.store.create_pack(pack);
-        if created == super::store::Created::Exists && self.rules.has(Rule::PackIsReadBack) {
+        if created == super::store::CreateResult::Exists && self.rules.has(Rule::PackIsReadBack) {
             self.get();
             let there = self.state.store.pack(place);
             if there.is_none_or(|there| there.contents != pack.contents) {

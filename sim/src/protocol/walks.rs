@@ -38,13 +38,13 @@ pub(crate) struct FailedWalk {
 
 /// What all walks came to.
 #[derive(Default)]
-pub(crate) struct Walked {
+pub(crate) struct WalkResults {
     pub(crate) walks: u64,
     /// The first failure, and the number of its block.
     failure: Option<(usize, FailedWalk)>,
 }
 
-impl Walked {
+impl WalkResults {
     pub(crate) fn into_failure(self) -> Option<FailedWalk> {
         self.failure.map(|(_, failure)| failure)
     }
@@ -71,10 +71,10 @@ pub(crate) fn fleets(part: &str) -> Vec<&'static Fleet> {
 
 impl Walks {
     /// Walks until the seeds or the time are up, at least one block of each fleet.
-    pub(crate) fn run(&self) -> Walked {
+    pub(crate) fn run(&self) -> WalkResults {
         let next = AtomicUsize::new(0);
         let has_failed = AtomicBool::new(false);
-        let walked = Mutex::new(Walked::default());
+        let walked = Mutex::new(WalkResults::default());
         let work = || {
             while !has_failed.load(Ordering::Acquire) {
                 let block = next.fetch_add(1, Ordering::Relaxed);

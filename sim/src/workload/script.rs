@@ -58,7 +58,7 @@ impl Script {
         }));
     }
 
-    fn then(&mut self, action: Action) {
+    fn push(&mut self, action: Action) {
         self.queue.push_back(action);
     }
 
@@ -67,11 +67,11 @@ impl Script {
         for block in 1..4 {
             self.write(at + block * 8, 8, false);
         }
-        self.then(Action::Drain);
-        self.then(Action::Op(Op::Flush));
-        self.then(Action::Drain);
+        self.push(Action::Drain);
+        self.push(Action::Op(Op::Flush));
+        self.push(Action::Drain);
         self.write(at, 1, true);
-        self.then(Action::Drain);
+        self.push(Action::Drain);
         self.read(at, 32);
     }
 
@@ -81,7 +81,7 @@ impl Script {
             self.write(at + round % 3, 8 - round % 3, false);
         }
         self.read(at, 8);
-        self.then(Action::Op(Op::Flush));
+        self.push(Action::Op(Op::Flush));
         self.write(at, 8, false);
         self.read(at, 8);
     }
@@ -89,12 +89,12 @@ impl Script {
     /// Ever smaller writes into one large one: extents split from both ends.
     fn scene_split(&mut self, at: u64) {
         self.write(at, 48, false);
-        self.then(Action::Drain);
+        self.push(Action::Drain);
         for sector in [47, 0, 24, 23, 25, 8, 40] {
             self.write(at + sector, 1, false);
         }
         self.discard(at + 12, 9, false);
-        self.then(Action::Drain);
+        self.push(Action::Drain);
         self.read(at, 48);
     }
 
@@ -103,11 +103,11 @@ impl Script {
         self.write(at, 16, false);
         self.discard(at + 4, 8, zeroes);
         self.write(at + 6, 2, false);
-        self.then(Action::Op(Op::Flush));
-        self.then(Action::Drain);
+        self.push(Action::Op(Op::Flush));
+        self.push(Action::Drain);
         self.read(at, 16);
         self.discard(at, 16, !zeroes);
-        self.then(Action::Sync);
+        self.push(Action::Sync);
         self.read(at, 16);
     }
 
@@ -116,12 +116,12 @@ impl Script {
         for block in 0..blocks {
             self.write(at + block * 8, 8, false);
         }
-        self.then(Action::Drain);
-        self.then(Action::Sync);
-        self.then(Action::Drain);
+        self.push(Action::Drain);
+        self.push(Action::Sync);
+        self.push(Action::Drain);
         self.write(at + 3, 10, false);
         self.read(at, blocks * 8);
-        self.then(Action::Pause(40_000_000));
+        self.push(Action::Pause(40_000_000));
         for block in (0..blocks).rev() {
             self.read(at + block * 8, 8);
         }
@@ -134,7 +134,7 @@ impl Script {
             self.write(at + block * 8 + 2, 4, false);
             self.read(at + block * 8, 8);
         }
-        self.then(Action::Drain);
+        self.push(Action::Drain);
         self.read(at, 32);
     }
 }

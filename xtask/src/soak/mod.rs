@@ -68,7 +68,8 @@ fn outside(arguments: &Arguments) -> Result<ExitCode, Failure> {
 
 /// A short soak of a server with a planted bug: the command that runs the guest.
 pub(crate) fn planted(canary: &str, kernel: &str, server: &Path) -> Result<Command, Failure> {
-    let arguments = Planted::parse_from(["soak", "--seconds", "60", "--rate", "2", "--span", "16"]);
+    let arguments =
+        PlantedSoak::parse_from(["soak", "--seconds", "60", "--rate", "2", "--span", "16"]);
     let arguments = Arguments {
         kernel: Some(kernel.to_owned()),
         canary: Some(canary.to_owned()),
@@ -79,7 +80,7 @@ pub(crate) fn planted(canary: &str, kernel: &str, server: &Path) -> Result<Comma
 
 /// The arguments as a program of their own.
 #[derive(clap::Parser)]
-struct Planted {
+struct PlantedSoak {
     #[command(flatten)]
     soak: Arguments,
 }

@@ -16,17 +16,17 @@ pub(super) struct Import {
 }
 
 /// An item or a module of the file: the inline modules around it, and its name.
-pub(super) type Declared = (Vec<String>, String);
+pub(super) type ItemPath = (Vec<String>, String);
 
 /// What a file says.
 #[derive(Debug, Default)]
 pub(super) struct Declarations {
     /// Modules in files of their own, and the file if an attribute names one.
-    pub(super) modules: Vec<(Declared, Option<String>)>,
+    pub(super) modules: Vec<(ItemPath, Option<String>)>,
     /// Inline modules.
-    pub(super) inline: Vec<Declared>,
+    pub(super) inline: Vec<ItemPath>,
     /// Functions, types, constants and macros, outside functions and impls.
-    pub(super) items: Vec<Declared>,
+    pub(super) items: Vec<ItemPath>,
     pub(super) imports: Vec<Import>,
 }
 

@@ -62,7 +62,7 @@ impl Scanner {
         }
         self.tail.push_back(line.to_owned());
         let message = message(line);
-        if let Some(status) = ended(message) {
+        if let Some(status) = exit_status(message) {
             self.status = Some(status);
         }
         let complaint = COMPLAINTS.iter().any(|start| message.starts_with(start));
@@ -115,7 +115,7 @@ fn message(line: &str) -> &str {
 }
 
 /// The status in the line with which the guest's script ends.
-fn ended(message: &str) -> Option<u8> {
+fn exit_status(message: &str) -> Option<u8> {
     message.strip_prefix(STATUS_PREFIX)?.trim().parse().ok()
 }
 

@@ -351,7 +351,7 @@ mod tests {
         (group, processes)
     }
 
-    fn gone(processes: &[String]) -> bool {
+    fn wait_until_gone(processes: &[String]) -> bool {
         let end = Instant::now() + Duration::from_secs(10);
         while Instant::now() < end {
             if !processes.iter().any(|process| alive(process)) {
@@ -368,7 +368,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let (group, processes) = group_of_two(&folder);
         drop(group);
-        assert!(gone(&processes));
+        assert!(wait_until_gone(&processes));
         assert!(!folder.exists());
     }
 
@@ -380,7 +380,7 @@ mod tests {
         command.arg("sh");
         let (group, processes) = two(&folder, command);
         drop(group);
-        assert!(gone(&processes));
+        assert!(wait_until_gone(&processes));
     }
 
     #[test]
@@ -396,7 +396,7 @@ mod tests {
         })
         .join();
         assert!(result.is_err());
-        assert!(gone(&receiver.recv().unwrap()));
+        assert!(wait_until_gone(&receiver.recv().unwrap()));
     }
 
     #[test]

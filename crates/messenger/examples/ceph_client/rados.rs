@@ -14,7 +14,8 @@ use messenger::addr::EntityAddr;
 use messenger::auth::{Credentials, NoneForm};
 use messenger::wire::{Put, Reader, WireError};
 use messenger::{
-    CloseReason, Config, Connection, Event, Handler, Message, Messenger, Payload, Received, Target,
+    CloseReason, Config, Connection, Event, Handler, Message, Messenger, Payload, ReceivedMessage,
+    Target,
 };
 
 use crate::map::{OsdMap, Pool, name_hash, placement_group};
@@ -79,7 +80,7 @@ impl From<WireError> for Error {
 
 #[derive(Debug, Default)]
 struct Heard {
-    messages: VecDeque<Received>,
+    messages: VecDeque<ReceivedMessage>,
     opened: Option<(String, u64)>,
     alive: u64,
     closed: Option<CloseReason>,
@@ -503,7 +504,7 @@ impl Op {
         out
     }
 
-    fn answer(&self, m: &Received) -> Result<Vec<u8>, Error> {
+    fn answer(&self, m: &ReceivedMessage) -> Result<Vec<u8>, Error> {
         let mut r = Reader::new(&m.payload.front);
         r.bytes("object name")?;
         r.take(17, "placement group")?;

@@ -235,7 +235,7 @@ impl ClientAuth {
         }
     }
 
-    pub(crate) fn done(&mut self, done: &AuthDone) -> Result<Keys, AuthError> {
+    pub(crate) fn on_done(&mut self, done: &AuthDone) -> Result<Keys, AuthError> {
         match self {
             Self::None { .. } if done.mode != mode::CRC => Err(AuthError::Mode(done.mode)),
             Self::None { .. } => {
@@ -255,7 +255,7 @@ impl ClientAuth {
                 })
             }
             Self::Secret(_) if done.mode != mode::SECURE => Err(AuthError::Mode(done.mode)),
-            Self::Secret(client) => client.done(&done.payload),
+            Self::Secret(client) => client.on_done(&done.payload),
         }
     }
 }

@@ -249,7 +249,7 @@ impl SecretClient {
         Ok(self.talk.derive("firn client", &[]).to_vec())
     }
 
-    pub(super) fn done(&mut self, payload: &[u8]) -> Result<Keys, AuthError> {
+    pub(super) fn on_done(&mut self, payload: &[u8]) -> Result<Keys, AuthError> {
         if !self.challenged {
             return Err(AuthError::Order);
         }
@@ -359,7 +359,7 @@ mod tests {
         let ServerStep::Done(done, server_keys) = s.more(&c.more(&challenge)?)? else {
             unreachable!()
         };
-        Ok((c.done(&done.payload)?, *server_keys))
+        Ok((c.on_done(&done.payload)?, *server_keys))
     }
 
     #[test]
@@ -392,7 +392,7 @@ mod tests {
         let mut payload = Vec::new();
         payload.put_bytes(b"b");
         payload.put(&mine); // sends the client's own proof back
-        assert_eq!(c.done(&payload).unwrap_err(), AuthError::Proof);
+        assert_eq!(c.on_done(&payload).unwrap_err(), AuthError::Proof);
     }
 
     #[test]

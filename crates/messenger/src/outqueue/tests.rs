@@ -211,7 +211,7 @@ fn keepalive_goes_before_messages() {
     let (queue, mut owner) = open(Bounds::default());
     queue.try_send(message(1, 1)).unwrap().1.ignore();
     let _ = queue.keepalive();
-    let _ = queue.done(9);
+    let _ = queue.acknowledge(9);
     let mut seq = 0;
     assert!(matches!(owner.take_next(&mut seq, true), Next::Keepalive));
     assert!(matches!(owner.take_next(&mut seq, true), Next::Done(9)));

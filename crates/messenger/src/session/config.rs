@@ -70,11 +70,11 @@ impl Config {
         Limits::OPEN.with_segment_max(max)
     }
 
-    pub(super) fn offered(&self) -> u64 {
+    pub(super) fn offered_features(&self) -> u64 {
         self.features | self.done_bit()
     }
 
-    pub(super) fn needed(&self) -> u64 {
+    pub(super) fn required_features(&self) -> u64 {
         self.required | self.done_bit()
     }
 
@@ -84,7 +84,7 @@ impl Config {
 
     /// Features that one side requires and the other lacks.
     pub(crate) fn missing(&self, supported: u64, required: u64) -> u64 {
-        (self.needed() & !supported) | (required & !self.offered())
+        (self.required_features() & !supported) | (required & !self.offered_features())
     }
 }
 

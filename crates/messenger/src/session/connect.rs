@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Attached, Config, Cx, Event, LinkId, Output, Phase, Role, Session, SessionId};
+use super::{AttachedLink, Config, Cx, Event, LinkId, Output, Phase, Role, Session, SessionId};
 use crate::addr::{AddrKind, EntityAddr};
 use crate::control::{
     ClientIdent, ControlBody, FLAG_LOSSY, MissingFeatures, Reconnect, ReconnectOk, Reset, Retry,
@@ -61,8 +61,8 @@ impl Session {
             addrs: vec![our_addr(&claimed.link, 0)],
             global_id: 0,
             global_seq: claimed.global_seq,
-            supported: self.config.offered(),
-            required: self.config.needed(),
+            supported: self.config.offered_features(),
+            required: self.config.required_features(),
             flags: if self.lossy { FLAG_LOSSY } else { 0 },
             cookie: self.server_cookie,
         };
@@ -100,7 +100,7 @@ impl Session {
         };
         let mut link = claimed.link;
         link.emit(answer);
-        self.link = Some(Attached {
+        self.link = Some(AttachedLink {
             id: claimed.id,
             io: Some(link),
         });
@@ -130,7 +130,7 @@ impl Session {
         cx.counters.links += 1;
         let id = LinkId(cx.counters.links);
         let addr = self.remote();
-        self.link = Some(Attached { id, io: None });
+        self.link = Some(AttachedLink { id, io: None });
         self.phase = Phase::Dialing {
             deadline: cx.env.now + self.config.handshake_timeout,
         };
@@ -191,8 +191,8 @@ impl Session {
                 target: target.addr,
                 global_id: i64::try_from(global_id).unwrap_or(0),
                 global_seq,
-                supported: self.config.offered(),
-                required: self.config.needed(),
+                supported: self.config.offered_features(),
+                required: self.config.required_features(),
                 flags: if self.lossy { FLAG_LOSSY } else { 0 },
                 cookie: self.client_cookie,
             };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{LinkId, SessionId};
 use crate::fault::{CloseReason, Fault};
-use crate::message::{Message, Received};
+use crate::message::{Message, ReceivedMessage};
 use crate::outqueue::OutQueue;
 
 /// What happens to a session, in order, for the application.
@@ -21,7 +21,7 @@ pub enum Event {
         global_id: u64,
     },
     /// A message, in order and once.
-    Message(Received),
+    Message(ReceivedMessage),
     /// The peer's application is done with the message that has this tid. Only with
     /// [`crate::Config::done_acks`].
     Done {

@@ -7,7 +7,7 @@ use crate::control::{Ack, ControlBody, Done, Keepalive2, Keepalive2Ack, Stamp};
 use crate::env::Time;
 use crate::fault::{CloseReason, Fault};
 use crate::frame::{Frame, Tag};
-use crate::message::{Header, Message, Payload, Received};
+use crate::message::{Header, Message, Payload, ReceivedMessage};
 use crate::outqueue::Next;
 
 const FLAG_MESSAGE_LOSSY: u8 = 1;
@@ -74,7 +74,7 @@ impl Session {
             return Ok(());
         }
         let [_, front, middle, data] = frame.segments.clone();
-        let received = Received {
+        let received = ReceivedMessage {
             seq: header.seq,
             kind: header.kind,
             tid: header.tid,

@@ -87,7 +87,7 @@ enum Phase {
 }
 
 #[derive(Debug)]
-struct Attached {
+struct AttachedLink {
     id: LinkId,
     /// `None` while the connection is being made.
     io: Option<Link>,
@@ -125,7 +125,7 @@ pub struct Session {
     lossy: bool,
     owner: QueueOwner,
     phase: Phase,
-    link: Option<Attached>,
+    link: Option<AttachedLink>,
     peer_name: String,
     peer_features: u64,
     /// The newest global sequence of the peer, on the accepting side.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::env::{Entropy, SeededEntropy};
 use crate::fault::CloseReason;
-use crate::message::{Message, Received};
+use crate::message::{Message, ReceivedMessage};
 use crate::outqueue::{Kick, OutQueue, Refusal, Ticket};
 use crate::session::SessionId;
 
@@ -171,7 +171,11 @@ impl Endpoint {
         revoked
     }
 
-    pub(super) fn received(&mut self, m: &Received, ledger: &mut Ledger) -> Result<(), String> {
+    pub(super) fn received(
+        &mut self,
+        m: &ReceivedMessage,
+        ledger: &mut Ledger,
+    ) -> Result<(), String> {
         let (stream, index) = read(m)?;
         ledger.received(stream, index, self.peer_stream)?;
         self.peer_stream = Some(stream);
@@ -187,7 +191,9 @@ impl Endpoint {
         if self.last_seq == 0 {
             return Kick::Nobody;
         }
-        self.queue.done(self.last_seq).unwrap_or(Kick::Nobody)
+        self.queue
+            .acknowledge(self.last_seq)
+            .unwrap_or(Kick::Nobody)
     }
 
     pub(super) fn on_done(&self, tid: u64, ledger: &mut Ledger) -> Result<(), String> {
@@ -251,7 +257,7 @@ fn pattern(stream: u64, index: u64, at: u64) -> u8 {
     (stream.wrapping_mul(31) ^ index.wrapping_mul(17) ^ at).to_le_bytes()[0]
 }
 
-fn read(m: &Received) -> Result<(u64, u64), String> {
+fn read(m: &ReceivedMessage) -> Result<(u64, u64), String> {
     let data: &Bytes = &m.payload.data;
     let word = |at: usize| -> Option<u64> {
         Some(u64::from_le_bytes(data.get(at..at + 8)?.try_into().ok()?))

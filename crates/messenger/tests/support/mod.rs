@@ -12,7 +12,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use messenger::auth::{Credentials, NoneForm};
-use messenger::{CloseReason, Config, Connection, Event, Handler, Messenger, Received, Target};
+use messenger::{
+    CloseReason, Config, Connection, Event, Handler, Messenger, ReceivedMessage, Target,
+};
 
 /// How long a test waits for what must happen. Far above what it takes, so that a loaded machine
 /// does not fail it.
@@ -22,7 +24,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub(crate) enum Recorded {
     Opened(String),
-    Message(Received),
+    Message(ReceivedMessage),
     Done(u64),
     Interrupted { parked: bool },
     Alive,
@@ -150,7 +152,7 @@ impl Recorder {
     }
 }
 
-pub(crate) fn messages(events: &[Recorded]) -> impl Iterator<Item = &Received> {
+pub(crate) fn messages(events: &[Recorded]) -> impl Iterator<Item = &ReceivedMessage> {
     events.iter().filter_map(|h| match h {
         Recorded::Message(m) => Some(m),
         _ => None,

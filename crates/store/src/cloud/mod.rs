@@ -57,7 +57,7 @@ pub(crate) fn open(scheme: &str, rest: &str) -> Result<SharedStore> {
     Ok(Arc::new(ObjectStoreAdapter::new(inner, name)))
 }
 
-type Opened = (Arc<dyn ObjectStore>, Option<String>);
+type ParsedStore = (Arc<dyn ObjectStore>, Option<String>);
 
 fn no_retry() -> RetryConfig {
     RetryConfig {
@@ -119,7 +119,7 @@ fn client_options(url: &CloudUrl, endpoint: Option<&str>) -> Result<ClientOption
     Ok(options)
 }
 
-fn open_s3(url: &CloudUrl) -> Result<Opened> {
+fn open_s3(url: &CloudUrl) -> Result<ParsedStore> {
     let mut builder = AmazonS3Builder::from_env();
     let set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
     let from_environment = set(&builder, AmazonS3ConfigKey::AccessKeyId)
@@ -194,7 +194,7 @@ fn open_s3(url: &CloudUrl) -> Result<Opened> {
     Ok((Arc::new(store), endpoint))
 }
 
-fn open_gcs(url: &CloudUrl) -> Result<Opened> {
+fn open_gcs(url: &CloudUrl) -> Result<ParsedStore> {
     let mut builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(&url.bucket);
     if let Some(endpoint) = &url.endpoint {
         builder = builder.with_base_url(endpoint);
@@ -212,7 +212,7 @@ fn open_gcs(url: &CloudUrl) -> Result<Opened> {
     Ok((Arc::new(store), endpoint))
 }
 
-fn open_azure(url: &CloudUrl) -> Result<Opened> {
+fn open_azure(url: &CloudUrl) -> Result<ParsedStore> {
     let mut builder = MicrosoftAzureBuilder::from_env().with_container_name(&url.bucket);
     if let Some(account) = &url.account {
         builder = builder.with_account(account);

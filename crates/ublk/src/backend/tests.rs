@@ -34,7 +34,7 @@ const ZERO_COPY: u64 = sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_USER_COPY;
 
 /// A disk whose plans the test writes.
 #[derive(Default)]
-struct Scripted {
+struct ScriptedBackend {
     pieces: Vec<Piece>,
     parks: Mutex<u32>,
     /// Writes that could not be moved.
@@ -49,17 +49,17 @@ struct Scripted {
 }
 
 #[derive(Debug)]
-struct Planned(Vec<Piece>);
+struct ScriptedPlan(Vec<Piece>);
 
-impl Plan for Planned {
+impl Plan for ScriptedPlan {
     fn pieces(&self) -> &[Piece] {
         &self.0
     }
 }
 
-impl Backend for Scripted {
-    type Read = Planned;
-    type Write = Planned;
+impl Backend for ScriptedBackend {
+    type Read = ScriptedPlan;
+    type Write = ScriptedPlan;
     type Sync = u32;
 
     fn geometry(&self) -> Geometry {
@@ -86,10 +86,10 @@ impl Backend for Scripted {
         }
         match op {
             Ask::Read { .. } if self.turned.load(Ordering::Relaxed) => {
-                Step::Write(Planned(self.pieces.clone()))
+                Step::Write(ScriptedPlan(self.pieces.clone()))
             }
-            Ask::Read { .. } => Step::Read(Planned(self.pieces.clone())),
-            Ask::Write { .. } => Step::Write(Planned(self.pieces.clone())),
+            Ask::Read { .. } => Step::Read(ScriptedPlan(self.pieces.clone())),
+            Ask::Write { .. } => Step::Write(ScriptedPlan(self.pieces.clone())),
             _ => {
                 waker.wake_by_ref();
                 Step::Sync(1)
@@ -97,11 +97,11 @@ impl Backend for Scripted {
         }
     }
 
-    fn read(&self, _: Planned, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+    fn read(&self, _: ScriptedPlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(&self, plan: Planned, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+    fn written(&self, plan: ScriptedPlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         if moved.is_err() && std::mem::take(&mut *self.failed.lock().unwrap()) > 0 {
             return Step::Write(plan);
         }
@@ -141,7 +141,10 @@ fn hole(at: u32, len: u32) -> Piece {
 }
 
 /// A queue over `disk`, whose file wants blocks of 4096 bytes.
-fn over(flags: u64, disk: Scripted) -> (Rig<BackendHandler<Scripted>>, Arc<Scripted>) {
+fn over(
+    flags: u64,
+    disk: ScriptedBackend,
+) -> (Rig<BackendHandler<ScriptedBackend>>, Arc<ScriptedBackend>) {
     let (disk, device) = (
         Arc::new(disk),
         Device::new("disk", DeviceOptions::default()),
@@ -158,15 +161,15 @@ fn over(flags: u64, disk: Scripted) -> (Rig<BackendHandler<Scripted>>, Arc<Scrip
     (Rig::new(flags | sys::F_PER_IO_TASK, 4, serve), disk)
 }
 
-fn with_pieces(pieces: &[Piece]) -> Scripted {
-    Scripted {
+fn with_pieces(pieces: &[Piece]) -> ScriptedBackend {
+    ScriptedBackend {
         pieces: pieces.to_vec(),
-        ..Scripted::default()
+        ..ScriptedBackend::default()
     }
 }
 
 /// The engine's operations, in words.
-fn noted(rig: &Rig<BackendHandler<Scripted>>) -> Vec<String> {
+fn noted(rig: &Rig<BackendHandler<ScriptedBackend>>) -> Vec<String> {
     let words = |op: &Op| match op {
         Op::ReadFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: read {len}")),
         Op::WriteFixed { slot, at, len, .. } => Some(format!("slot {slot} +{at}: write {len}")),
@@ -299,7 +302,7 @@ fn a_failed_copy_from_or_to_the_window_is_reported_with_its_place_and_errno() {
 
 #[test]
 fn a_plan_that_the_request_did_not_ask_for_is_reported() {
-    let (mut rig, disk) = over(sys::F_USER_COPY, Scripted::default());
+    let (mut rig, disk) = over(sys::F_USER_COPY, ScriptedBackend::default());
     disk.turned.store(true, Ordering::Relaxed);
     rig.come(0, READ, 8);
     assert_eq!(rig.committed(0), -libc::EIO);
@@ -332,7 +335,7 @@ fn a_parked_request_holds_no_memory_and_goes_on_when_woken() {
     assert_eq!(rig.committed(0), 4096);
 }
 
-fn wake_parked(disk: &Scripted) {
+fn wake_parked(disk: &ScriptedBackend) {
     let parked = std::mem::take(&mut *disk.parked.lock().unwrap());
     assert!(!parked.is_empty());
     parked.into_iter().for_each(Waker::wake);
@@ -378,7 +381,7 @@ fn a_dry_pool_is_waited_for() {
 
 #[test]
 fn a_flush_waits_until_it_is_durable() {
-    let (mut rig, _) = over(ZERO_COPY, Scripted::default());
+    let (mut rig, _) = over(ZERO_COPY, ScriptedBackend::default());
     rig.come(0, FLUSH, 0);
     assert!(
         rig.port.armed.iter().all(|&(number, _)| number != 0),

@@ -21,14 +21,14 @@ struct Script {
 #[derive(Debug, Default)]
 struct ScriptPort {
     script: Script,
-    waiting: Mutex<Vec<(Ticket, Waiting)>>,
+    waiting: Mutex<Vec<(Ticket, WaitingCommand)>>,
 }
 
-struct Waiting(OnCompletion);
+struct WaitingCommand(OnCompletion);
 
-impl std::fmt::Debug for Waiting {
+impl std::fmt::Debug for WaitingCommand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Waiting")
+        f.write_str("WaitingCommand")
     }
 }
 
@@ -63,7 +63,11 @@ impl ControlPort for ScriptPort {
                 argument: Argument::Bytes(bytes),
             })),
             Some(Err(failure)) => done(Err(failure)),
-            None => self.waiting.lock().unwrap().push((ticket, Waiting(done))),
+            None => self
+                .waiting
+                .lock()
+                .unwrap()
+                .push((ticket, WaitingCommand(done))),
         }
         ticket
     }
@@ -71,7 +75,7 @@ impl ControlPort for ScriptPort {
     fn cancel(&self, ticket: Ticket) {
         let mut waiting = self.waiting.lock().unwrap();
         if let Some(at) = waiting.iter().position(|(one, _)| *one == ticket) {
-            let (_, Waiting(done)) = waiting.swap_remove(at);
+            let (_, WaitingCommand(done)) = waiting.swap_remove(at);
             drop(waiting);
             done(Err(Failure::Errno(libc::EINTR)));
         }

@@ -67,7 +67,7 @@ pub fn open_or_recover<H: Handler + Send>(
     build: impl FnMut(u16) -> H,
 ) -> Result<(LiveDevice, Origin), Error> {
     let deadline = Instant::now() + request.within;
-    let mut opening = Opening {
+    let mut opening = OpenProcedure {
         spec: DeviceSpec {
             id: Some(request.id),
             ..request.spec.clone()
@@ -88,17 +88,17 @@ pub fn open_or_recover<H: Handler + Send>(
     }
 }
 
-struct Opening<'a, H, B> {
+struct OpenProcedure<'a, H, B> {
     request: OpenRequest<'a>,
     spec: DeviceSpec,
     build: B,
     /// What an earlier attempt has prepared.
-    prepared: Option<Prepared<H>>,
+    prepared: Option<PreparedDevice<H>>,
     deadline: Instant,
 }
 
 /// The result of all steps that can fail in this process before a device is taken over.
-struct Prepared<H> {
+struct PreparedDevice<H> {
     /// Of the device as it was then.
     shape: DeviceShape,
     grant: Grant,
@@ -139,7 +139,7 @@ fn retry_if_transient(error: Error) -> Result<Attempt, Error> {
     }
 }
 
-impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, H, B> {
+impl<H: Handler + Send, B: FnMut(u16) -> H> OpenProcedure<'_, H, B> {
     fn attempt(&mut self) -> Result<Attempt, Error> {
         let within = self.remaining().clamp(Backoff::MAX, COMMAND_TIMEOUT);
         let id = self.request.id;
@@ -202,7 +202,7 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, H, B> {
 
     /// Negotiates what the device has, and makes handlers for its queues, so that nothing of that fails
     /// later. Uses what an earlier attempt has prepared and not used.
-    fn prepare(&mut self, info: &DeviceInfo) -> Result<Prepared<H>, Error> {
+    fn prepare(&mut self, info: &DeviceInfo) -> Result<PreparedDevice<H>, Error> {
         let shape = DeviceShape::of(info);
         let earlier = self.prepared.take();
         if let Some(prepared) = earlier.filter(|earlier| earlier.shape == shape) {
@@ -219,7 +219,7 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, H, B> {
         check_serving::<H>(id, &grant, reactors, options)?;
         let shares = options.queue_shares(&grant, reactors.len());
         let handlers = shares.map(|share| (self.build)(share.queue)).collect();
-        Ok(Prepared {
+        Ok(PreparedDevice {
             shape,
             grant,
             handlers,
@@ -281,7 +281,7 @@ impl<H: Handler + Send, B: FnMut(u16) -> H> Opening<'_, H, B> {
 
     fn attach(
         &self,
-        prepared: Prepared<H>,
+        prepared: PreparedDevice<H>,
         char_device: Arc<OwnedFd>,
     ) -> Result<ServedDevice, Error> {
         let attach = Attach {

@@ -23,10 +23,10 @@ enum Manner {
 #[derive(Debug, Default)]
 struct Devices {
     manners: Vec<(Manner, AtomicU32)>,
-    unanswered: Mutex<Vec<Unanswered>>,
+    unanswered: Mutex<Vec<UnansweredCommand>>,
     /// What the driver answers when it is to quiesce a device.
     quiesces: Vec<Quiesce>,
-    quiescing: Mutex<Vec<(i32, Unanswered)>>,
+    quiescing: Mutex<Vec<(i32, UnansweredCommand)>>,
     busy_until: Mutex<Option<Instant>>,
 }
 
@@ -42,11 +42,11 @@ enum Quiesce {
     Silent,
 }
 
-struct Unanswered(OnCompletion);
+struct UnansweredCommand(OnCompletion);
 
-impl std::fmt::Debug for Unanswered {
+impl std::fmt::Debug for UnansweredCommand {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Unanswered")
+        f.write_str("UnansweredCommand")
     }
 }
 
@@ -57,16 +57,16 @@ impl Devices {
             Quiesce::InTurn(takes) => return self.in_turn(takes, done),
             Quiesce::Silent => {
                 let mut unanswered = self.unanswered.lock().unwrap();
-                return unanswered.push(Unanswered(done));
+                return unanswered.push(UnansweredCommand(done));
             }
         };
         let mut quiescing = self.quiescing.lock().unwrap();
-        quiescing.push((result, Unanswered(done)));
+        quiescing.push((result, UnansweredCommand(done)));
         let together = |one: &&Quiesce| matches!(one, Quiesce::Together(_));
         if quiescing.len() < self.quiesces.iter().filter(together).count() {
             return;
         }
-        for (result, Unanswered(done)) in quiescing.drain(..) {
+        for (result, UnansweredCommand(done)) in quiescing.drain(..) {
             let argument = Argument::None;
             done(match result {
                 0.. => Ok(Reply { result, argument }),
@@ -105,7 +105,7 @@ impl ControlPort for Devices {
             let asked = asked.fetch_add(1, Ordering::Relaxed);
             let Manner::Served(pid, times) = *manner else {
                 let mut unanswered = self.unanswered.lock().unwrap();
-                unanswered.push(Unanswered(done));
+                unanswered.push(UnansweredCommand(done));
                 return Ticket(0);
             };
             let info = DeviceInfo {
@@ -137,7 +137,10 @@ impl ControlPort for Devices {
     }
 }
 
-fn wait(manners: Vec<Manner>, limits: ExitTimeouts) -> (BTreeMap<u32, Unconfirmed>, Duration) {
+fn wait(
+    manners: Vec<Manner>,
+    limits: ExitTimeouts,
+) -> (BTreeMap<u32, UnconfirmedReason>, Duration) {
     let ids: Vec<u32> = (0..manners.len() as u32).collect();
     let devices = Devices {
         manners: manners
@@ -188,7 +191,7 @@ fn devices_that_stay_are_told_when_the_time_for_all_of_them_is_up() {
     assert!(
         unseen
             .values()
-            .all(|why| *why == Unconfirmed::StillLive(DeviceState::Live))
+            .all(|why| *why == UnconfirmedReason::StillLive(DeviceState::Live))
     );
     assert!(took >= SHORT.confirm, "{took:?}");
     assert!(took < 20 * SHORT.confirm, "{took:?}");
@@ -211,7 +214,7 @@ fn a_driver_that_does_not_answer_holds_nobody_beyond_the_time() {
     let (unseen, took) = wait(vec![Manner::Silent; 64], SHORT);
     assert_eq!(unseen.len(), 64);
     assert!(unseen.values().all(
-        |why| matches!(why, Unconfirmed::NoReply(error) if error.kind() == ErrorKind::TimedOut)
+        |why| matches!(why, UnconfirmedReason::NoReply(error) if error.kind() == ErrorKind::TimedOut)
     ));
     assert!(took < 20 * SHORT.confirm, "{took:?}");
 }

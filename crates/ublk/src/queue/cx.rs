@@ -65,8 +65,8 @@ impl<P: Port> QueueCx<'_, P> {
     pub(crate) fn count_move(&mut self, uncopied: bool) {
         let counters = &self.hw.counters;
         match uncopied {
-            true => counters.uncopied.one(),
-            false => counters.copied.one(),
+            true => counters.uncopied.increment(),
+            false => counters.copied.increment(),
         }
     }
 

@@ -65,7 +65,7 @@ impl Count {
         self.set(self.get() + more);
     }
 
-    pub(super) fn one(&self) {
+    pub(super) fn increment(&self) {
         self.add(1);
     }
 

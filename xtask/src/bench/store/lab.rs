@@ -276,11 +276,11 @@ fn cpu_seconds(pid: u32) -> Result<f64, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use s3_testbed::Read;
+    use s3_testbed::ObjectRead;
 
     #[test]
     fn only_ranged_reads_of_packs_are_repeated() {
-        let read = |path: &str, range| Read {
+        let read = |path: &str, range| ObjectRead {
             path: path.to_owned(),
             range,
         };

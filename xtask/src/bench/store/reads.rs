@@ -240,7 +240,7 @@ fn measure_beside(
     bulk.run(fill, Until::Bytes(dirty_mib << 20))?;
     lab.slow_down(line.rate_mib, line.latency);
     lab.proxy.take_traffic();
-    let mut sync = ended_on_drop(server.command(&["sync", "bulk"]))?;
+    let mut sync = spawn_kill_on_drop(server.command(&["sync", "bulk"]))?;
     // Until the upload is over, in short runs; only those wholly within it count.
     let mut busy = Vec::new();
     let mut seconds = 0.0;
@@ -260,9 +260,9 @@ fn measure_beside(
 }
 
 /// A child that does not outlive a failure.
-struct Ended(std::process::Child);
+struct KillOnDrop(std::process::Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // It may have ended by itself.
         let _ = self.0.kill();
@@ -270,6 +270,6 @@ impl Drop for Ended {
     }
 }
 
-fn ended_on_drop(mut command: Command) -> Result<Ended, Failure> {
-    Ok(Ended(command.spawn()?))
+fn spawn_kill_on_drop(mut command: Command) -> Result<KillOnDrop, Failure> {
+    Ok(KillOnDrop(command.spawn()?))
 }

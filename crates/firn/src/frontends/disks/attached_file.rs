@@ -68,12 +68,12 @@ type Entries = BTreeMap<String, Entry>;
 pub(crate) struct AttachedFile {
     path: PathBuf,
     /// Locked while the file is written, so that memory and file agree.
-    entries: Mutex<Stored>,
+    entries: Mutex<StoredEntries>,
 }
 
 /// What the file says, and the file.
 #[derive(Debug)]
-struct Stored {
+struct StoredEntries {
     entries: Entries,
     file: ReservedFile,
 }
@@ -99,12 +99,12 @@ impl AttachedFile {
         let entries = text.map_or_else(|| Ok(Entries::new()), |text| parse(&text));
         let entries = entries.map_err(unusable)?;
         Ok(AttachedFile {
-            entries: Mutex::new(Stored { entries, file }),
+            entries: Mutex::new(StoredEntries { entries, file }),
             path,
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Stored> {
+    fn lock(&self) -> MutexGuard<'_, StoredEntries> {
         // A change that is not written is undone, so a panic cannot leave the map half changed.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -171,7 +171,7 @@ impl AttachedFile {
         update: impl FnOnce(Option<Entry>) -> Option<Entry>,
     ) -> Result<()> {
         let mut stored = self.lock();
-        let Stored { entries, file } = &mut *stored;
+        let StoredEntries { entries, file } = &mut *stored;
         let before = entries.get(volume).map(|entry| entry.disk.clone());
         let after = update(entries.remove(volume));
         if let Some(entry) = after {

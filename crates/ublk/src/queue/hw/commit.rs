@@ -25,7 +25,7 @@ impl HwQueue {
     #[cold]
     pub(super) fn reject<P: Port>(&mut self, port: &mut P, tag: u16, errno: i32) {
         if errno == libc::EIO {
-            self.counters.faults.one();
+            self.counters.faults.increment();
         }
         self.commit(port, tag, -errno, None);
     }
@@ -47,7 +47,7 @@ impl HwQueue {
     /// The driver refused a command: the server has the tag, and issues the command again later.
     #[cold]
     pub(super) fn on_refused<P: Port>(&mut self, port: &mut P, tag: u16, raw: i32) {
-        self.counters.retries.one();
+        self.counters.retries.increment();
         let of = self.tags.of(tag);
         of.refusals = of.refusals.saturating_add(1);
         let refusals = of.refusals;
@@ -56,7 +56,7 @@ impl HwQueue {
             && *result != -libc::EIO
         {
             *result = -libc::EIO;
-            self.counters.commits_lost.one();
+            self.counters.commits_lost.increment();
         }
         if refusals == 1 {
             let (device, queue, command) = (self.device, self.queue, of.last_command);
@@ -130,7 +130,7 @@ impl HwQueue {
                 // would be lost in silence. No feature tells which kernels ask for it again.
                 let is_reissued = op == sys::OP_READ && self.mode.reads_carry_buffers();
                 if !is_valid || (part < bytes && !is_reissued) {
-                    self.counters.faults.one();
+                    self.counters.faults.increment();
                     return -libc::EIO;
                 }
                 part
@@ -141,7 +141,7 @@ impl HwQueue {
         let filled = buf.map_or(0, |buf| buf.len());
         let needs_buffer = op == sys::OP_READ && self.mode.reads_carry_buffers();
         if needs_buffer && filled < moved as usize {
-            self.counters.faults.one();
+            self.counters.faults.increment();
             return -libc::EIO;
         }
         moved as i32
@@ -156,7 +156,7 @@ impl HwQueue {
         result: i32,
         buf: Option<Buf>,
     ) {
-        self.counters.commits.one();
+        self.counters.commits.increment();
         let of = self.tags.of(tag);
         of.last_command = LastCommand::Commit { result };
         of.refusals = 0;

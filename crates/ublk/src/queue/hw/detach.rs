@@ -112,7 +112,7 @@ impl HwQueue {
 
     /// The driver aborted a tag: it sends no more requests with it.
     pub(super) fn on_tag_aborted<P: Port>(&mut self, port: &mut P, tag: u16) {
-        self.counters.aborts.one();
+        self.counters.aborts.increment();
         self.tags.set(tag, TagState::Retired);
         match &mut self.phase {
             Phase::Serving => self.begin_abort(port),
@@ -139,7 +139,7 @@ impl HwQueue {
     }
 
     pub(super) fn abandon_tag<P: Port>(&mut self, port: &mut P, tag: u16) {
-        self.counters.abandoned.one();
+        self.counters.abandoned.increment();
         self.unregister_slot(port, tag);
         if self.phase != Phase::Stopping {
             self.unregister_auto_slot(port, tag);

@@ -97,7 +97,7 @@ impl HwQueue {
     /// The handler panicked: its request was dropped with the call, and so fails.
     #[cold]
     pub(super) fn on_handler_panic(&self) {
-        self.counters.panics.one();
+        self.counters.panics.increment();
         tracing::error!(
             device = self.device,
             queue = self.queue,
@@ -267,7 +267,7 @@ impl HwQueue {
             }
         };
         if matches!((&self.mode, &data), (Mode::ZeroCopy(_), Data::Window)) {
-            self.counters.fallbacks.one();
+            self.counters.fallbacks.increment();
         }
         Some(self.request(tag, &descriptor, data))
     }
@@ -275,7 +275,7 @@ impl HwQueue {
     /// The driver handed over a request whose pages are in no slot.
     #[cold]
     fn on_slot_missing<P: Port>(&mut self, port: &mut P, tag: u16) {
-        self.counters.fallbacks.one();
+        self.counters.fallbacks.increment();
         self.tags.set(tag, TagState::Waiting);
         self.prepare(port, tag);
     }
@@ -288,7 +288,7 @@ impl HwQueue {
 
     #[inline(always)]
     fn request(&mut self, tag: u16, descriptor: &IoDescriptor, data: Data) -> Request {
-        self.counters.requests.one();
+        self.counters.requests.increment();
         let (sector, sectors) = (descriptor.sector, descriptor.sectors);
         let fua = descriptor.has(sys::IO_FUA);
         let wide = u64::from(sectors);

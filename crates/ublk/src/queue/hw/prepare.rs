@@ -42,14 +42,14 @@ impl HwQueue {
             Mode::UserCopy | Mode::Copy(_) => {
                 // The driver asks for a step that this mode does not have. It would refuse a commit
                 // as well, so this is treated as a refusal.
-                self.counters.faults.one();
+                self.counters.faults.increment();
                 self.on_refused(port, tag, -libc::EPROTO);
             }
         }
     }
 
     fn mark_waiting(&mut self, tag: u16) {
-        self.counters.waits.one();
+        self.counters.waits.increment();
         self.tags.set(tag, TagState::Waiting);
     }
 

@@ -122,7 +122,7 @@ impl GetData {
                 return Some(buf);
             }
             Ok(Some(short)) => {
-                context.counters.faults.one();
+                context.counters.faults.increment();
                 tracing::error!(
                     bytes,
                     lent = short.len(),
@@ -130,7 +130,7 @@ impl GetData {
                 );
             }
             Err(_) => {
-                context.counters.panics.one();
+                context.counters.panics.increment();
                 tracing::error!("ublk: a pool panicked");
             }
         }
