@@ -74,6 +74,10 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "damaged_blocks_are_read_once",
     "footers_are_read_once_a_window",
     "each_hint_is_a_job",
+    "copy_is_not_looked_for",
+    "close_ends_nothing",
+    "fold_names_its_objects_nowhere",
+    "one_damaged_read_is_believed",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

@@ -71,6 +71,10 @@ failure_codes! {
         "Choose another directory or prefix.";
     HoldEnded, "hold-ended", 409, FAILED, "The volume does not go on where its disk left off",
         "Unmount the disk, remove it with `firn detach --force VOLUME`, and attach the volume anew.";
+    HostCloned, "host-cloned", 409, FAILED, "A copy of the cache directory is in use",
+        "Stop all but one, and give each of the others an empty cache directory.";
+    HostRetired, "host-retired", 409, FAILED, "The host was retired in the store",
+        "Give it an empty cache directory.";
     Internal, "internal", 500, FAILED, "The server failed",
         "See the server's log.";
     Invalid, "invalid", 400, FAILED, "The request makes no sense",
@@ -122,7 +126,7 @@ failure_codes! {
     StoreUnsupported, "store-unsupported", 501, FAILED, "The store lacks a function",
         "Use a store with conditional PUT, or --single-writer.";
     StoreWentBack, "store-went-back", 409, FAILED, "The store was set back to an older copy",
-        "Put the newer objects back, or declare the loss with --take-over.";
+        "Put the newer objects back, or go on from the older with an empty cache directory.";
     TailWanted, "tail-wanted", 409, FAILED, "The volume still waits for the tail",
         "Open the volume, or drop the tail with --force.";
     TooLarge, "too-large", 413, FAILED, "The request is too large",
@@ -270,6 +274,7 @@ impl From<store::Error> for Failure {
 impl From<volume::OpenError> for Failure {
     fn from(error: volume::OpenError) -> Self {
         use volume::OpenError as E;
+        use volume::hostlog::stop::Stop;
         let code = match &error {
             E::Options(_) => FailureCode::BadOptions,
             E::Foreign(_) => FailureCode::ForeignFormat,
@@ -285,6 +290,10 @@ impl From<volume::OpenError> for Failure {
             E::RootMissing(_) => FailureCode::RootMissing,
             E::StoreWentBack { .. } => FailureCode::StoreWentBack,
             E::HoldEnded(_) => FailureCode::HoldEnded,
+            E::HostStopped(Stop::Cloned(_)) => FailureCode::HostCloned,
+            E::HostStopped(Stop::Retired(_)) => FailureCode::HostRetired,
+            E::HostStopped(Stop::SetBack(_)) => FailureCode::StoreWentBack,
+            E::HostStopped(Stop::LocalLog) => FailureCode::LogPoisoned,
             E::InUse(_) => FailureCode::VolumeInUse,
             E::Invalid(_) => FailureCode::Invalid,
             E::Poisoned => FailureCode::LogPoisoned,

@@ -12,6 +12,7 @@ use crate::cache::Cache;
 use crate::cache::blocks::BlockCache;
 use crate::error::OpenError;
 use crate::hostlog::names::SessionName;
+use crate::hostlog::notes::LogState;
 use crate::jobs::{Jobs, Port, Signal};
 use crate::lock::lock;
 use crate::log::committer::Committer;
@@ -25,6 +26,7 @@ use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
 use crate::store::flow::budget::Budget;
+use crate::store::host_log::HostLog;
 use crate::store::root_watch_state::RootWatchState;
 use crate::store::session_table::SessionTable;
 use crate::store::streams::Streams;
@@ -38,6 +40,7 @@ pub(crate) struct Parts {
     pub(crate) label: String,
     pub(crate) boot: Boot,
     pub(crate) sessions: Sessions,
+    pub(crate) log_state: LogState,
     pub(crate) segments: Segments,
     pub(crate) rings: Arc<dyn Rings>,
     pub(crate) poisoned: bool,
@@ -53,6 +56,8 @@ pub(crate) struct Engine {
     boot: Boot,
     /// This session of the log and those before it: durable before anything else may see the host.
     pub(crate) sessions: Sessions,
+    /// This host's log in the store.
+    pub(crate) host_log: HostLog,
     pub(crate) jobs: Arc<Jobs>,
     pub(crate) port: Port,
     pub(crate) segments: Segments,
@@ -103,6 +108,7 @@ impl Engine {
             label,
             boot,
             sessions,
+            log_state,
             segments,
             rings,
             poisoned,
@@ -121,6 +127,7 @@ impl Engine {
             label,
             boot,
             sessions,
+            host_log: HostLog::new(log_state),
             port: Port(Arc::clone(&jobs)),
             jobs,
             segments,

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use crate::driver::{ComputeError, DiskError};
+use crate::hostlog::stop::Stop;
 
 /// Why a host or a volume could not be opened, created or brought to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,6 +61,8 @@ pub enum OpenError {
         /// The newest commit that this host knows to have been there.
         known_lsn: u64,
     },
+    /// What stands in the store does not fit what this host wrote there: it does nothing more.
+    HostStopped(Stop),
     /// Another history than the one that this host's device of the volume has shown.
     HoldEnded(String),
     /// The volume is open here.
@@ -135,6 +138,7 @@ impl fmt::Display for OpenError {
                  use a newer firn"
             ),
             OpenError::Disk(why) | OpenError::Store(why) => f.write_str(why),
+            OpenError::HostStopped(stop) => stop.fmt(f),
             OpenError::NoSuchVolume(name) => {
                 write!(f, "no volume named {name}: see `firn volume list`")
             }

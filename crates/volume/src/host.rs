@@ -30,7 +30,9 @@ use crate::recover::rings::{DoneRings, LeftRings};
 use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::flow;
+use crate::store::log_procedures;
 use crate::store::open::{self, OpenMode};
+use crate::store::publish;
 use crate::store::rescue::{self, UnservedTail};
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::units::{HostId, LogSession, Lsn, Now};
@@ -404,6 +406,7 @@ async fn start_engine(
         label: setup.label,
         boot,
         sessions,
+        log_state: found.log_state,
         segments: found.segments,
         rings: setup.rings,
         poisoned: found.poisoned,
@@ -438,7 +441,11 @@ async fn start_engine(
     if !engine.begin_commits(committer) || slot.set(Arc::clone(&engine)).is_err() {
         return Err(OpenError::Options("the host was started twice".into()));
     }
+    let port = log_procedures::log_port(&engine);
+    let before = found.sessions.current();
+    engine.host_log.begin(port, engine.session_name, before);
     forget_reported_losses(&engine);
+    jobs.spawn(publish::run(Arc::clone(&engine)));
     jobs.spawn(crate::log::reclaim::run(Arc::clone(&engine)));
     engine.request_reclaim();
     Ok(report)

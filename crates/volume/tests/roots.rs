@@ -8,9 +8,11 @@ mod support;
 use blkmq::error::ErrorKind;
 use blkmq::io::{FileId, Op};
 use support::{Lasting, World};
+use volume::hostlog::record::Record;
+use volume::hostlog::stop::Stop;
 use volume::object::root::{Owner, Root};
 use volume::object::root_key;
-use volume::units::{Epoch, HostId, VolumeId};
+use volume::units::{Epoch, HostId, Lsn, VolumeId};
 use volume::{OpenError, OpenMode, TailId, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -67,6 +69,11 @@ fn root(world: &World) -> Root {
     Root::decode(bytes).expect("a root")
 }
 
+fn records(world: &World) -> usize {
+    let keys = world.lasting.objects.keys();
+    keys.filter(|key| key.contains("/log/")).count()
+}
+
 /// Somebody else writes the root.
 fn put_root(world: &mut World, root: &Root) {
     world.lasting.versions += 1;
@@ -92,8 +99,8 @@ fn a_volume_deleted_and_created_anew_elsewhere_takes_no_commit_of_its_former_hos
     hand_over(&mut b, &mut a);
     let refused = try_sync(&mut a, &old).expect_err("it is not its volume any more");
     assert!(
-        matches!(&refused, OpenError::Deleted(name) if name == "demo"),
-        "{refused}"
+        matches!(&refused, OpenError::Fenced(name) if name == "demo"),
+        "the taker's fence stands in its log: {refused}"
     );
     assert_eq!(try_write(&mut a, &old), Err(ErrorKind::Fenced));
     hand_over(&mut a, &mut b);
@@ -107,37 +114,29 @@ fn a_volume_deleted_and_created_anew_elsewhere_takes_no_commit_of_its_former_hos
 }
 
 #[test]
-fn a_foreign_root_of_equal_epoch_is_never_taken_for_ones_own_late_commit() {
-    let (mut world, volume) = with_volume();
-    world.write(&volume, 0, 1, 4096);
-    world.sync(&volume);
-    let ours = root(&world);
-    let owner = Owner {
-        host: HostId([0x77; 16]),
-        label: "elsewhere".into(),
-    };
-    for volume_id in [ours.volume, VolumeId([0x66; 16])] {
+fn a_foreign_root_of_equal_epoch_stops_the_host_and_nothing_is_written_over_it() {
+    for same_volume in [true, false] {
         let (mut world, volume) = with_volume();
-        world.write(&volume, 0, 1, 4096);
-        world.sync(&volume);
         let ours = root(&world);
-        let same_volume = volume_id != VolumeId([0x66; 16]);
         let foreign = Root {
-            volume: if same_volume { ours.volume } else { volume_id },
-            owner: Some(owner.clone()),
+            volume: if same_volume {
+                ours.volume
+            } else {
+                VolumeId([0x66; 16])
+            },
+            owner: Some(Owner {
+                host: HostId([0x77; 16]),
+                label: "elsewhere".into(),
+            }),
             sequence: ours.sequence + 1,
-            nonce: 77,
             ..ours.clone()
         };
         put_root(&mut world, &foreign);
         world.write(&volume, 8, 2, 4096);
         let refused = try_sync(&mut world, &volume).expect_err("not ours");
-        let expected = match same_volume {
-            true => matches!(refused, OpenError::Fenced(_)),
-            false => matches!(refused, OpenError::Deleted(_)),
-        };
-        assert!(expected, "{refused}");
+        assert!(matches!(refused, OpenError::HostStopped(_)), "{refused}");
         assert_eq!(root(&world), foreign, "and nothing is written over it");
+        assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
     }
 }
 
@@ -152,7 +151,7 @@ fn a_deletion_whose_first_attempt_takes_effect_late_succeeds() {
     let late = Root {
         epoch: Epoch(root(&world).epoch.0 + 1),
         deleted: true,
-        nonce: 7,
+        sequence: root(&world).sequence + 1,
         ..root(&world)
     };
     put_root(&mut world, &late);
@@ -160,36 +159,57 @@ fn a_deletion_whose_first_attempt_takes_effect_late_succeeds() {
 }
 
 #[test]
-fn a_commit_whose_answer_was_lost_is_sent_again_as_it_was_and_known_by_its_nonce() {
+fn a_record_whose_answer_was_lost_is_known_by_its_digest_and_stored_once() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
-    let before = root(&world);
     world.write(&volume, 0, 2, 4096);
-    world.lasting.outage_after_update = true;
+    world.lasting.outage_after_record = true;
     let answer = world.host.sync(&volume);
-    // Longer than one attempt lasts: the upload begins again.
     world.pass(60_000);
     assert!(answer.try_take().is_none(), "it cannot be known yet");
-    let late = root(&world);
-    assert_eq!(late.sequence, before.sequence + 1);
+    let records = records(&world);
     world.lasting.outage = false;
     world.wait(|_| answer.try_take()).expect("synced");
-    let now = root(&world);
-    assert!(now.has_commit(late.nonce) && now.has_commit(before.nonce));
+    assert_eq!(self::records(&world), records, "it was there already");
     world.write(&volume, 0, 3, 4096);
     world.sync(&volume);
     assert_eq!(world.read_fill(&volume, 0, 4096), 3);
+    let mut other = other_host(&mut world);
+    let volume = other.try_open("demo", true).expect("opened");
+    assert_eq!(other.read_fill(&volume, 0, 4096), 3);
 }
 
 #[test]
-fn a_root_that_vanished_stops_uploads_and_not_what_is_local_and_is_said_as_what_it_is() {
+fn a_record_whose_answer_a_dead_server_did_not_hear_is_its_successors() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.lasting.outage_after_record = true;
+    let _answer = world.host.sync(&volume);
+    world.pass(5_000);
+    let mut lasting = world.kill();
+    lasting.outage = false;
+    let mut world = World::start(lasting);
+    let volume = world.open("demo");
+    assert_eq!(volume.watermarks().stored.lsn, Lsn(1));
+    world.write(&volume, 8, 2, 4096);
+    world.sync(&volume);
+    let mut other = other_host(&mut world);
+    let volume = other.try_open("demo", true).expect("opened");
+    assert_eq!(other.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(other.read_fill(&volume, 8, 4096), 2);
+}
+
+#[test]
+fn a_root_that_vanished_is_said_as_what_it_is_and_the_volume_goes_on_once_it_is_back() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
     let gone = world.lasting.objects.remove(&root_key("demo"));
     world.write(&volume, 8, 2, 4096);
-    let refused = try_sync(&mut world, &volume).expect_err("there is nothing to commit to");
+    let answer = world.host.grow_volume(&volume, 128 * MIB);
+    let refused = world.wait(|_| answer.try_take());
+    let refused = refused.expect_err("there is nothing to update");
     assert!(matches!(&refused, OpenError::RootMissing(_)), "{refused}");
     assert!(
         refused.to_string().contains("volumes/demo/root"),
@@ -217,18 +237,61 @@ fn a_store_set_back_below_a_running_server_stores_nothing_more_and_is_named() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
-    let old = root(&world);
+    let old = world.lasting.objects.clone();
     world.write(&volume, 0, 2, 4096);
     world.sync(&volume);
-    put_root(&mut world, &old);
+    world.lasting.objects = old;
     world.write(&volume, 0, 3, 4096);
     let refused = try_sync(&mut world, &volume).expect_err("the store went back");
+    let is_named = matches!(refused, OpenError::HostStopped(Stop::SetBack(_)));
+    assert!(is_named, "{refused}");
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+}
+
+#[test]
+fn a_root_that_was_set_back_alone_is_refused_and_the_tail_kept() {
+    let (mut world, volume) = with_volume();
+    let old = root(&world);
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    world.write(&volume, 8, 2, 4096);
+    world.flush(&volume);
+    put_root(&mut world, &old);
+    let mut world = World::start(world.kill());
+    let refused = world.try_open("demo", false).expect_err("it is older");
     assert!(
         matches!(refused, OpenError::StoreWentBack { .. }),
-        "{refused}"
+        "{refused:?}"
     );
-    assert_eq!(root(&world), old);
-    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+    assert!(!world.host.unserved_tails().is_empty());
+}
+
+#[test]
+fn a_volume_that_is_closed_ends_its_epoch_in_the_hosts_log_first() {
+    let (mut world, volume) = with_volume();
+    let (id, epoch) = (root(&world).volume, root(&world).epoch);
+    close(&mut world, &volume);
+    let objects = world.lasting.objects.iter();
+    let log = objects.filter(|(key, _)| key.contains("/log/"));
+    let mut records = log.map(|(_, (data, _))| Record::decode(data).expect("a record"));
+    assert!(records.any(|record| record.blocks(id, epoch)));
+}
+
+#[test]
+fn a_read_that_was_damaged_on_its_way_stops_no_host() {
+    let (mut world, volume) = with_volume();
+    for block in 0..8 {
+        world.write(&volume, block * 8, 1, 4096);
+        world.lasting.damaged_gets = 3;
+        world.sync(&volume);
+    }
+    let mut lasting = world.kill();
+    lasting.damaged_gets = 3;
+    let mut world = World::start(lasting);
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 56, 4096), 1);
 }
 
 #[test]
@@ -299,38 +362,35 @@ fn restarted(mut a: Lasting, b: &World) -> World {
 fn a_copied_cache_directory_never_mixes_two_histories() {
     let (a, b, _) = host_and_copy();
     let mut a = restarted(a, &b);
-    let refused = a
-        .try_open("demo", false)
-        .expect_err("its copy holds the volume");
+    let refused = a.try_open("demo", false).expect_err("its copy holds it");
     assert!(matches!(refused, OpenError::Held { .. }), "{refused}");
-    assert!(
-        refused
-            .to_string()
-            .contains("a copy of this host's cache directory"),
-        "{refused}"
-    );
-    let volume = a.try_open("demo", true).expect("taken over");
+    for _ in 0..2 {
+        let refused = a.try_open("demo", true);
+        let refused = refused.expect_err("its copy writes under its name");
+        assert!(
+            matches!(&refused, OpenError::HostStopped(Stop::Cloned(_))),
+            "{refused}"
+        );
+        assert!(
+            refused
+                .to_string()
+                .contains("a copy of this cache directory"),
+            "{refused}"
+        );
+    }
+    let kept = a.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].extents > 0, "{kept:?}");
+    // A host of its own may take what the copy has stored, and nothing of the other.
+    let mut other = other_host(&mut a);
+    let volume = other.try_open("demo", true).expect("taken over");
     for block in 0..12 {
         let expected = if block < 5 { 20 } else { 0 };
-        assert_eq!(a.read_fill(&volume, block * 8, 4096), expected, "{block}");
+        assert_eq!(
+            other.read_fill(&volume, block * 8, 4096),
+            expected,
+            "{block}"
+        );
     }
-    a.write(&volume, 200, 30, 4096);
-    a.sync(&volume);
-    assert_eq!(
-        a.read_fill(&volume, 40, 4096),
-        0,
-        "nor does a sync bring it in"
-    );
-    let kept: Vec<_> = a
-        .host
-        .unserved_tails()
-        .into_iter()
-        .filter(|tail| tail.rescue)
-        .collect();
-    assert!(
-        kept.len() == 1 && kept[0].extents > 0,
-        "what was flushed is kept: {kept:?}"
-    );
 }
 
 #[test]
@@ -341,14 +401,13 @@ fn a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahea
     }
     close(&mut b, &theirs);
     let mut a = restarted(a, &b);
-    let volume = a.open("demo");
-    assert_eq!(a.read_fill(&volume, 0, 4096), 20);
-    assert_eq!(a.read_fill(&volume, 40, 4096), 0);
-    let kept = a.host.unserved_tails();
+    let refused = a.try_open("demo", true).expect_err("a copy has its name");
     assert!(
-        kept.iter().any(|tail| tail.rescue && tail.extents > 0),
-        "{kept:?}"
+        matches!(&refused, OpenError::HostStopped(Stop::Cloned(_))),
+        "{refused}"
     );
+    let kept = a.host.unserved_tails();
+    assert!(kept.iter().any(|tail| tail.extents > 0), "{kept:?}");
 }
 
 #[test]
@@ -449,37 +508,26 @@ fn a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_rea
     let mut lasting = world.kill();
     lasting.objects = old;
     let mut world = World::start(lasting);
-    let refused = world
-        .try_open("demo", false)
-        .expect_err("block 8 is not there");
-    assert!(
-        matches!(
-            refused,
-            OpenError::StoreWentBack {
-                stored_lsn: 1,
-                known_lsn: 2,
-                ..
-            }
-        ),
-        "{refused:?}"
-    );
-    assert!(refused.to_string().contains("--take-over"), "{refused}");
+    for take_over in [false, true] {
+        let refused = world.try_open("demo", take_over);
+        let refused = refused.expect_err("block 8 is not there");
+        let is_named = matches!(refused, OpenError::HostStopped(Stop::SetBack(_)));
+        assert!(is_named, "{refused:?}");
+        assert!(
+            refused.to_string().contains("empty cache directory"),
+            "{refused}"
+        );
+    }
     let kept = world.host.unserved_tails();
     assert!(
         kept.iter().any(|tail| tail.extents == 1),
         "for rescue: {kept:?}"
     );
-    // Declared a loss, it goes on from what the store has, also over the next start.
-    let volume = world.try_open("demo", true).expect("taken over");
-    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
-    assert_eq!(world.read_fill(&volume, 16, 4096), 0, "no mixture");
-    world.write(&volume, 24, 4, 4096);
-    world.sync(&volume);
-    let mut world = World::start(world.kill());
-    let volume = world.open("demo");
-    assert_eq!(world.read_fill(&volume, 24, 4096), 4);
-    let kept = world.host.unserved_tails();
-    assert!(kept.iter().any(|tail| tail.rescue), "{kept:?}");
+    // A host with a log of its own goes on from what the store has.
+    let mut other = other_host(&mut world);
+    let volume = other.try_open("demo", true).expect("taken over");
+    assert_eq!(other.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(other.read_fill(&volume, 16, 4096), 0, "no mixture");
 }
 
 #[test]
@@ -580,16 +628,20 @@ fn each_planted_bug_is_seen_by_its_test() {
             a_volume_deleted_and_created_anew_elsewhere_takes_no_commit_of_its_former_host,
         ),
         (
-            "foreign_root_of_equal_epoch",
-            a_foreign_root_of_equal_epoch_is_never_taken_for_ones_own_late_commit,
-        ),
-        (
             "copy_continues_the_tail",
             a_copied_cache_directory_never_mixes_two_histories,
         ),
         (
-            "copy_continues_the_tail",
+            "copy_is_not_looked_for",
             a_tail_is_kept_though_the_copy_of_its_directory_closed_the_volume_and_is_ahead,
+        ),
+        (
+            "close_ends_nothing",
+            a_volume_that_is_closed_ends_its_epoch_in_the_hosts_log_first,
+        ),
+        (
+            "one_damaged_read_is_believed",
+            a_read_that_was_damaged_on_its_way_stops_no_host,
         ),
         (
             "lost_mark_makes_a_copy",
@@ -601,7 +653,7 @@ fn each_planted_bug_is_seen_by_its_test() {
         ),
         (
             "older_store_is_believed",
-            a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_reads_zeroes,
+            a_root_that_was_set_back_alone_is_refused_and_the_tail_kept,
         ),
         (
             "deleted_volume_waits",
@@ -613,7 +665,7 @@ fn each_planted_bug_is_seen_by_its_test() {
         ),
         (
             "missing_root_is_a_fence",
-            a_root_that_vanished_stops_uploads_and_not_what_is_local_and_is_said_as_what_it_is,
+            a_root_that_vanished_is_said_as_what_it_is_and_the_volume_goes_on_once_it_is_back,
         ),
     ]);
 }

@@ -105,7 +105,7 @@ fn every_volume_writes_within_any_two_lives_of_a_few_round_trips() {
     let mut lasting = log_that_one_volume_fills();
     let mut lives = Vec::new();
     for _ in 0..12 {
-        let (left, written) = live(lasting, 40);
+        let (left, written) = live(lasting, 60);
         lasting = left;
         lives.push(written);
     }

@@ -140,7 +140,7 @@ impl World {
         (there.ring_gone, there.went_down) = (false, true);
         there.take_over = single || is_last;
         there.failed_boots = 0;
-        (there.is_clone, there.is_poisoned) = (false, false);
+        (there.is_clone, there.shares_log, there.is_poisoned) = (false, false, false);
         if self.is_single() {
             self.record_loss(machine, Loss::Cache);
         } else {

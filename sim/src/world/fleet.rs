@@ -167,6 +167,8 @@ impl World {
         there.rings.clear();
         there.boot_id = self.boots;
         there.is_clone = true;
+        there.shares_log = true;
+        self.machines[machine].shares_log = true;
         self.forget_attachments(copy);
         for attachment in 0..self.attachments.len() {
             let here = &self.attachments[attachment];

@@ -209,6 +209,16 @@ impl World {
                 self.attachments[attachment].forget_device();
                 Ok(())
             }
+            // Another volume's opening said so at the same moment, and the process is gone since.
+            Failure::HostStopped(_) if self.machines[machine].node.is_none() => Ok(()),
+            // Its log in the store is not what this one says: the operator gives it an empty directory.
+            Failure::HostStopped(_)
+                if self.machines[machine].shares_log
+                    || self.machines[machine].disk.has_corrupted() =>
+            {
+                self.host_loss(machine);
+                Ok(())
+            }
             Failure::Store(_) => {
                 self.at_process(machine, 100_000_000, ProcessEvent::Retry { attachment });
                 Ok(())
@@ -264,7 +274,7 @@ impl World {
                 self.judge_set_back_refusal(failure)?;
             }
             let challenged = self.is_challenged(attachment);
-            if challenged && matches!(failure, Failure::Fenced(_)) {
+            if challenged && matches!(failure, Failure::Fenced(_) | Failure::HostStopped(_)) {
                 self.on_fenced(attachment);
             }
             if !challenged && !self.profile.errors_allowed() {

@@ -118,7 +118,10 @@ impl World {
             return true;
         }
         let since = self.attachments[attachment].order;
-        !self.is_single() && self.was_replaced_elsewhere(attachment, since, u64::MAX)
+        let machine = self.attachments[attachment].machine;
+        // A host that met its copy's records in its log has stopped.
+        self.machines[machine].shares_log
+            || !self.is_single() && self.was_replaced_elsewhere(attachment, since, u64::MAX)
     }
 
     /// Judges the image of a volume that came up, and settles by which history it goes on. Answers the

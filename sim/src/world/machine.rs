@@ -34,6 +34,8 @@ pub(super) struct Machine {
     pub(super) is_up: bool,
     /// Its cache directory was copied from another's.
     pub(super) is_clone: bool,
+    /// Another machine has had the same cache directory: one of the two finds that out and stops.
+    pub(super) shares_log: bool,
     /// A sync of its log failed once.
     pub(super) is_poisoned: bool,
     /// Nothing happens here before.
@@ -70,6 +72,7 @@ impl Machine {
             tick_at: None,
             is_up: false,
             is_clone: false,
+            shares_log: false,
             is_poisoned: false,
             paused_until: 0,
             clock_ns: 0,

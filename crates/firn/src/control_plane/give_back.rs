@@ -66,6 +66,8 @@ pub(crate) fn is_final(failure: &Failure) -> bool {
             | C::VolumeDeleted
             | C::RootMissing
             | C::StoreWentBack
+            | C::HostCloned
+            | C::HostRetired
             | C::Corrupt
     )
 }

@@ -10,7 +10,7 @@ use std::pin::Pin;
 use super::marks::LowMark;
 use super::names::{Position, low_key, record_key};
 use super::notes::LogState;
-use super::port::{LogPort, read, read_record};
+use super::port::{LogPort, read_decoded, read_record};
 use super::record::{Record, RecordPack, Slices};
 use super::stop::Stop;
 use crate::driver::{StoreError, StoreOp, StoreReply};
@@ -141,8 +141,8 @@ fn judge(root: Option<Root>, volume: VolumeId, epoch: Epoch, host: HostId) -> Re
 }
 
 async fn read_root(port: &impl LogPort, name: &str) -> Option<Root> {
-    let (data, _) = read(port, &root_key(name)).await?;
-    Root::decode(&data).ok()
+    let found = read_decoded(port, &root_key(name), Root::decode).await;
+    found.ok().flatten().map(|(root, _)| root)
 }
 
 async fn check_low_mark(port: &impl LogPort, host: HostId, position: Position) -> Result<(), Stop> {
@@ -163,8 +163,8 @@ async fn check_low_mark(port: &impl LogPort, host: HostId, position: Position) -
 
 /// A host's low mark. None if there is none that can be read.
 pub(super) async fn read_low_mark(port: &impl LogPort, host: HostId) -> Option<Position> {
-    let (data, _) = read(port, &low_key(host)).await?;
-    let low = LowMark::decode(&data).ok()?;
+    let found = read_decoded(port, &low_key(host), LowMark::decode).await;
+    let (low, _) = found.ok().flatten()?;
     (low.host == host).then_some(low.position)
 }
 
@@ -173,7 +173,7 @@ pub(super) async fn read_low_mark(port: &impl LogPort, host: HostId) -> Option<P
 ///
 /// # Errors
 /// If it is another, or gone.
-pub(super) async fn check_previous(
+pub(crate) async fn check_previous(
     port: &impl LogPort,
     host: HostId,
     state: &LogState,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::marks::LowMark;
 use super::names::{HOST_PREFIX, Position, low_key, record_key, record_of_key};
-use super::port::{Found, LogPort, Pauses, read, read_record};
+use super::port::{Found, LogPort, Pauses, read_decoded, read_record};
 use super::record::{Content, Record};
 use super::root_updates::{UpdateError, read_root};
 use super::stop::Stop;
@@ -55,8 +55,7 @@ fn first(host: HostId) -> LowMark {
 /// All roots that matter are read, an owner's own as well: a mark that it remembers may be ahead of the
 /// root once the store was set back, and the records between would be lost. So it is raised seldom.
 pub async fn raise_low_mark(port: &impl LogPort, host: HostId, last: Position) -> Option<Position> {
-    let (data, version) = read(port, &low_key(host)).await?;
-    let low = LowMark::decode(&data).ok()?.position;
+    let (low, version) = read_low(port, host).await?;
     let records = read_records(port, host, low, last).await;
     let target = target(port, host, low, &records).await;
     if target <= low {
@@ -171,6 +170,12 @@ async fn roots_of(
     Some(roots)
 }
 
+async fn read_low(port: &impl LogPort, host: HostId) -> Option<(Position, Version)> {
+    let found = read_decoded(port, &low_key(host), LowMark::decode).await;
+    let (low, version) = found.ok().flatten()?;
+    Some((low.position, version))
+}
+
 /// Writes the mark, unless it is that high already.
 async fn raise(
     port: &impl LogPort,
@@ -193,8 +198,7 @@ async fn raise(
         if let Ok(StoreReply::Written { .. }) = port.store(op).await {
             return Some(target);
         }
-        let (standing, now) = read(port, &low_key(host)).await?;
-        let standing = LowMark::decode(&standing).ok()?.position;
+        let (standing, now) = read_low(port, host).await?;
         if standing >= target {
             return Some(standing);
         }

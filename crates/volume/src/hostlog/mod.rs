@@ -8,7 +8,7 @@
 //! judges a tail that a start found.
 
 pub mod continuing;
-mod look_around;
+pub(crate) mod look_around;
 pub mod low_mark;
 pub mod marks;
 pub mod names;

@@ -6,7 +6,11 @@
 //! is to name is named in the log before.
 
 use super::names::{Digest, Position};
+use crate::codec::{Reader, Truncated, Writer};
 use crate::units::{Epoch, VolumeId};
+
+const DIGEST_BYTES: usize = 32;
+const ENDED_BYTES: usize = 24;
 
 /// Where a host's log in the store stands, as the host knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +40,44 @@ impl Default for LogState {
 }
 
 impl LogState {
+    /// As a record of the local log's frames, see docs/format.md "Frame records".
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.u64(self.next.0).raw(&self.previous.0);
+        w.u8(u8::from(self.has_low_mark));
+        w.u32(self.unresolved.len() as u32);
+        for digest in &self.unresolved {
+            w.raw(&digest.0);
+        }
+        w.u32(self.ended.len() as u32);
+        for (volume, epoch) in &self.ended {
+            w.raw(&volume.0).u64(epoch.0);
+        }
+    }
+
+    /// None if it stands before the first record.
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Option<LogState>, Truncated> {
+        let (next, previous) = (Position(r.u64()?), Digest(r.array()?));
+        let has_low_mark = r.u8()? != 0;
+        // Counts are checked before anything is allocated for them.
+        let count = r.u32()? as usize;
+        let mut body = Reader::new(r.raw(count.saturating_mul(DIGEST_BYTES))?);
+        let unresolved = (0..count)
+            .map(|_| Ok(Digest(body.array()?)))
+            .collect::<Result<_, Truncated>>()?;
+        let count = r.u32()? as usize;
+        let mut body = Reader::new(r.raw(count.saturating_mul(ENDED_BYTES))?);
+        let ended = (0..count)
+            .map(|_| Ok((VolumeId(body.array()?), Epoch(body.u64()?))))
+            .collect::<Result<_, Truncated>>()?;
+        Ok((next >= Position::FIRST).then_some(LogState {
+            next,
+            previous,
+            unresolved,
+            has_low_mark,
+            ended,
+        }))
+    }
+
     /// The record at `next` is known: the log goes on behind it.
     pub(super) fn pass(&mut self, digest: Digest) {
         self.next = self.next.next();

@@ -68,6 +68,40 @@ pub(super) async fn read(port: &impl LogPort, key: &str) -> Option<(Vec<u8>, Ver
     }
 }
 
+/// So often an object is read that cannot be decoded, before that is believed: what a read brings may be
+/// damaged on the way, and what hosts conclude from these objects is for good.
+const DAMAGED_READS_MAX: u32 = 5;
+
+/// Reads an object and decodes it. None: there is none.
+///
+/// # Errors
+/// If what stands there cannot be decoded, however often it is read.
+pub(super) async fn read_decoded<T>(
+    port: &impl LogPort,
+    key: &str,
+    decode: impl Fn(&[u8]) -> Result<T, FormatError>,
+) -> Result<Option<(T, Version)>, FormatError> {
+    let mut pauses = Pauses::new();
+    let mut reads = 0;
+    loop {
+        let Some((data, version)) = read(port, key).await else {
+            return Ok(None);
+        };
+        reads += 1;
+        match decode(&data) {
+            Ok(found) => return Ok(Some((found, version))),
+            Err(error)
+                if reads >= DAMAGED_READS_MAX
+                    || canary::active!("one_damaged_read_is_believed") =>
+            {
+                return Err(error);
+            }
+            Err(error) => tracing::debug!(key, %error, "read again"),
+        }
+        pauses.wait(port).await;
+    }
+}
+
 /// A record as it stands in the store.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
@@ -84,13 +118,14 @@ pub(super) async fn read_record(
     host: crate::units::HostId,
     position: Position,
 ) -> Result<Option<Found>, FormatError> {
-    let Some((data, _)) = read(port, &record_key(host, position)).await else {
-        return Ok(None);
+    let decode = |data: &[u8]| {
+        let record = Record::decode(data)?;
+        if (record.log, record.position) != (host, position) {
+            return Err(FormatError::Corrupt("a record under the name of another"));
+        }
+        let digest = Digest::of(data);
+        Ok(Found { record, digest })
     };
-    let record = Record::decode(&data)?;
-    if (record.log, record.position) != (host, position) {
-        return Err(FormatError::Corrupt("a record under the name of another"));
-    }
-    let digest = Digest::of(&data);
-    Ok(Some(Found { record, digest }))
+    let found = read_decoded(port, &record_key(host, position), decode).await?;
+    Ok(found.map(|(found, _)| found))
 }

@@ -62,6 +62,8 @@ pub struct Publisher<P> {
     volumes: OwnedVolumes,
     /// The newest state is in no durable note.
     is_jotted: bool,
+    /// The record before the next one was read just now.
+    has_read_previous: bool,
     stopped: Option<Stop>,
 }
 
@@ -79,6 +81,7 @@ impl<P: LogPort> Publisher<P> {
             state,
             volumes: OwnedVolumes::new(),
             is_jotted: false,
+            has_read_previous: false,
             stopped: None,
         }
     }
@@ -135,6 +138,33 @@ impl<P: LogPort> Publisher<P> {
         }
     }
 
+    /// Finds out what stands in the log up to its end: what became of a create of an earlier start, what
+    /// takers put there since the last record, and whether somebody else writes as this host.
+    ///
+    /// # Errors
+    /// If the host must stop.
+    pub async fn catch_up(&mut self) -> Result<Progress, Stop> {
+        let mut progress = Progress::default();
+        let result = self.pass_all(&mut progress).await;
+        self.has_read_previous = false;
+        self.keep_stop(result).map(|()| progress)
+    }
+
+    async fn pass_all(&mut self, progress: &mut Progress) -> Result<(), Stop> {
+        self.check_stopped()?;
+        loop {
+            let found = self.find(progress).await?;
+            // What was read a moment ago is not read again.
+            self.has_read_previous = matches!(found, Standing::Passed);
+            match found {
+                // It may land yet: its digests stay until something stands there.
+                Standing::Nothing => return Ok(()),
+                Standing::Passed => {}
+                Standing::Ours(found) => self.on_won(*found, progress).await?,
+            }
+        }
+    }
+
     /// The mark for a root update: the last resolved position, which is still there and durably noted.
     ///
     /// A fold of what went when the store was set back would put into the root what is gone. And a mark
@@ -185,6 +215,7 @@ impl<P: LogPort> Publisher<P> {
 
     async fn publish_batch(&mut self, batch: Batch, progress: &mut Progress) -> Result<(), Stop> {
         self.check_stopped()?;
+        self.has_read_previous = false;
         if !self.state.has_low_mark {
             make_low_mark(&self.port, self.own.host).await?;
             self.state.has_low_mark = true;
@@ -318,7 +349,9 @@ impl<P: LogPort> Publisher<P> {
 
     /// A taker's fence stands where the next record was to go.
     async fn on_fence(&mut self, fence: &Found, progress: &mut Progress) -> Result<(), Stop> {
-        check_previous(&self.port, self.own.host, &self.state).await?;
+        if !std::mem::take(&mut self.has_read_previous) {
+            check_previous(&self.port, self.own.host, &self.state).await?;
+        }
         self.state.pass(fence.digest);
         self.jot();
         let blocked = |(volume, owned): (&VolumeId, &Owned)| {
@@ -374,7 +407,10 @@ impl<P: LogPort> Publisher<P> {
     }
 
     fn keep_stop(&mut self, result: Result<(), Stop>) -> Result<(), Stop> {
-        if let Err(stop) = &result {
+        // A local log that takes no notes says so each time.
+        if let Err(stop) = &result
+            && *stop != Stop::LocalLog
+        {
             self.stopped.get_or_insert_with(|| stop.clone());
         }
         result

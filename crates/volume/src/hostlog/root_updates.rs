@@ -6,7 +6,7 @@
 //! begins anew, from that root and with new objects.
 
 use super::names::Position;
-use super::port::{LogPort, Pauses, read};
+use super::port::{LogPort, Pauses, read_decoded};
 use super::stop::Stop;
 use crate::driver::{StoreOp, StoreReply, Version};
 use crate::object::root::Root;
@@ -45,9 +45,9 @@ pub enum UpdateError {
 /// # Errors
 /// If there is none, or it cannot be read.
 pub async fn read_root(port: &impl LogPort, name: &str) -> Result<StandingRoot, UpdateError> {
-    let found = read(port, &root_key(name)).await;
-    let (data, version) = found.ok_or(UpdateError::Missing)?;
-    let root = Root::decode(&data).map_err(UpdateError::Unreadable)?;
+    let found = read_decoded(port, &root_key(name), Root::decode).await;
+    let found = found.map_err(UpdateError::Unreadable)?;
+    let (root, version) = found.ok_or(UpdateError::Missing)?;
     Ok(StandingRoot { root, version })
 }
 

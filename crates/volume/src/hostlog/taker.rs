@@ -11,10 +11,10 @@ use super::port::{Found, LogPort, Pauses, read_record};
 use super::record::{Content, Record};
 use super::root_updates::{StandingRoot, UpdateError, Updated, next_epoch, read_root, update_root};
 use super::scan::{Chain, Scan, ScanError};
-use crate::driver::{StoreOp, StoreReply};
+use crate::driver::{StoreOp, StoreReply, Version};
 use crate::jobs::join_all;
 use crate::object::root::{Owner, Predecessor, Root};
-use crate::units::{Epoch, HostId, VolumeId};
+use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
 /// How often a claim is tried that others are faster with, and a scan whose records vanish.
 const ATTEMPTS_MAX: u32 = 16;
@@ -49,6 +49,10 @@ pub struct Wanted {
     pub above: Epoch,
     /// Take it from whoever holds it.
     pub take_over: bool,
+    /// Only if this version of the root still stands: whoever wants it judged that one.
+    pub judged: Option<Version>,
+    /// The newest LSN of a tail that goes on: the hold goes on with it.
+    pub continues: Option<Lsn>,
 }
 
 /// Takes volumes for one host.
@@ -62,6 +66,8 @@ pub struct Taker<'a, P> {
     pub label: &'a str,
     /// Where the host's own log stands: the last position that is resolved.
     pub mark: Position,
+    /// The time, for display.
+    pub unix_ms: u64,
 }
 
 /// Results by name.
@@ -74,12 +80,12 @@ impl<P: LogPort> Taker<'_, P> {
         let claims = wanted.iter().map(|wanted| Box::pin(self.claim(wanted)));
         let claims = join_all(claims.collect()).await;
         let mut taken = Taken::new();
-        let mut groups: BTreeMap<Option<HostId>, Vec<StandingRoot>> = BTreeMap::new();
+        let mut groups: BTreeMap<Option<HostId>, Vec<(&Wanted, StandingRoot)>> = BTreeMap::new();
         for (wanted, claim) in wanted.iter().zip(claims) {
             match claim {
                 Ok(claimed) => {
                     let host = claimed.root.predecessor.map(|before| before.host);
-                    groups.entry(host).or_default().push(claimed);
+                    groups.entry(host).or_default().push((wanted, claimed));
                 }
                 Err(error) => {
                     taken.insert(wanted.name.clone(), Err(error));
@@ -88,13 +94,16 @@ impl<P: LogPort> Taker<'_, P> {
         }
         for (host, claimed) in groups {
             let chains = match host {
-                Some(host) => self.read_log(host, &claimed).await,
+                Some(host) => {
+                    let roots: Vec<_> = claimed.iter().map(|(_, claim)| claim.clone()).collect();
+                    self.read_log(host, &roots).await
+                }
                 None => Ok(Vec::new()),
             };
-            for (at, standing) in claimed.into_iter().enumerate() {
+            for (at, (wanted, standing)) in claimed.into_iter().enumerate() {
                 let name = standing.root.name.clone();
                 let adopted = match &chains {
-                    Ok(chains) => self.adopt(standing, chains.get(at)).await,
+                    Ok(chains) => self.adopt(wanted, standing, chains.get(at)).await,
                     Err(error) => Err(error.clone()),
                 };
                 taken.insert(name, adopted);
@@ -116,6 +125,13 @@ impl<P: LogPort> Taker<'_, P> {
             let StandingRoot { root, version } = read_root(self.port, &wanted.name).await?;
             if root.deleted {
                 return Err(TakeError::Deleted);
+            }
+            if wanted
+                .judged
+                .as_ref()
+                .is_some_and(|judged| *judged != version)
+            {
+                return Err(TakeError::Outrun);
             }
             let others = |holder: &Owner| holder.host != self.own.host;
             let is_held = root.owner.as_ref().is_some_and(others)
@@ -139,6 +155,7 @@ impl<P: LogPort> Taker<'_, P> {
                 owner: None,
                 claimant: Some(self.owner()),
                 predecessor: followed.or(kept),
+                unix_ms: self.unix_ms,
                 ..root
             };
             match update_root(self.port, &claim, &version).await? {
@@ -232,6 +249,7 @@ impl<P: LogPort> Taker<'_, P> {
     /// Makes this host the owner of what was read.
     async fn adopt(
         &self,
+        wanted: &Wanted,
         claimed: StandingRoot,
         chain: Option<&Chain>,
     ) -> Result<StandingRoot, TakeError> {
@@ -251,9 +269,14 @@ impl<P: LogPort> Taker<'_, P> {
             claimant: None,
             predecessor: None,
             mark: self.mark,
-            since: root.epoch,
-            first: lsn.next(),
+            since: match wanted.continues {
+                Some(_) => root.since,
+                None => root.epoch,
+            },
+            // What a tail holds beyond the store goes on as this history.
+            first: lsn.max(wanted.continues.unwrap_or_default()).next(),
             lsn,
+            unix_ms: self.unix_ms,
             deltas,
             sessions,
             ..root

@@ -28,6 +28,12 @@ impl<T> fmt::Debug for Answer<T> {
 /// Gives the result of a control operation, once.
 pub(crate) struct AnswerSender<T>(Arc<Mutex<AnswerState<T>>>);
 
+impl<T> fmt::Debug for AnswerSender<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AnswerSender").finish_non_exhaustive()
+    }
+}
+
 impl<T> Answer<T> {
     pub(crate) fn channel() -> (AnswerSender<T>, Answer<T>) {
         let state = Arc::new(Mutex::new(AnswerState {

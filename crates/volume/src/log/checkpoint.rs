@@ -17,6 +17,7 @@ use blkmq::io::FileId;
 use crate::driver::{ComputeError, ComputeKind, DiskError};
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::notes::LogState;
 use crate::jobs::{Computing, Jobs, Port};
 use crate::log::committer::{CommitEnvironment, Journal};
 use crate::log::entry::{ENTRY_BYTES, Entry};
@@ -238,6 +239,8 @@ struct Encoder {
     lap: u64,
     number: u64,
     sessions: Option<Sessions>,
+    /// Where the host's log in the store stands: what was jotted is durable with the checkpoint.
+    log_state: Option<LogState>,
     tails: VecDeque<EncodedTail>,
 }
 
@@ -266,6 +269,7 @@ impl Encoder {
             lap,
             number: 0,
             sessions: Some(engine.sessions.clone()),
+            log_state: Some(engine.host_log.state()),
             tails: tails.collect(),
         }
     }
@@ -285,6 +289,9 @@ impl Encoder {
         let mut frame = FrameWriter::new(self.host);
         if let Some(sessions) = self.sessions.take() {
             frame.record(&Record::Sessions(sessions));
+        }
+        if let Some(state) = self.log_state.take() {
+            frame.record(&Record::LogState(state));
         }
         while let Some(tail) = self.tails.front_mut().filter(|_| frame.len() < FRAME_BYTES) {
             tail.put_into(&mut frame, &generation_of);

@@ -25,6 +25,7 @@ use super::frame::{FrameWriter, Part, Record};
 use super::layout::Layout;
 use crate::driver::{DiskError, DiskOp, DiskPlace, Outcome, Request, RequestId, RequestOp};
 use crate::failures::FailureKind;
+use crate::hostlog::notes::LogState;
 use crate::jobs::{Jobs, Signal};
 use crate::lock::lock;
 use crate::request::tail::Tail;
@@ -178,6 +179,30 @@ impl Committer {
     pub(crate) fn record(&self, engine: &Arc<impl CommitEnvironment>, record: Record) {
         lock(&self.state).records.push(record);
         self.request_round(engine);
+    }
+
+    /// Puts where the host's log stands into a round that begins after this call, and asks for it. Answers
+    /// which round that is.
+    pub(crate) fn note_log_state(
+        &self,
+        engine: &Arc<impl CommitEnvironment>,
+        log_state: LogState,
+    ) -> u64 {
+        let mut state = lock(&self.state);
+        keep_log_state(&mut state, log_state);
+        let round = state.started + 1;
+        state.wanted = true;
+        let emitted = self.start(&mut state, engine);
+        drop(state);
+        if emitted {
+            engine.jobs().notifier().commit_ready();
+        }
+        round
+    }
+
+    /// Leaves it to whichever round comes next.
+    pub(crate) fn jot_log_state(&self, log_state: LogState) {
+        keep_log_state(&mut lock(&self.state), log_state);
     }
 
     /// Called now and then. Where nothing came after the journal's last frame since the last call, an
@@ -510,6 +535,13 @@ fn issue(
         op: RequestOp::Disk(op),
     });
     id
+}
+
+/// The newest one is enough.
+fn keep_log_state(state: &mut State, log_state: LogState) {
+    let records = &mut state.records;
+    records.retain(|record| !matches!(record, Record::LogState(_)));
+    records.push(Record::LogState(log_state));
 }
 
 /// The round is durable.

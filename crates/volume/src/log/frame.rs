@@ -25,6 +25,7 @@ use super::layout::BLOCK_BYTES;
 use super::ring::TailId;
 use super::session::Sessions;
 use crate::codec::{Reader, Truncated, Writer, crc64};
+use crate::hostlog::notes::LogState;
 use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId};
 
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
@@ -40,6 +41,7 @@ const TAG_TAIL: u8 = 1;
 const TAG_ENTRIES: u8 = 2;
 const TAG_SESSIONS: u8 = 3;
 const TAG_TAIL_REMOVED: u8 = 4;
+const TAG_LOG_STATE: u8 = 5;
 
 /// What a frame says about a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +105,8 @@ pub(crate) enum Record {
     Sessions(Sessions),
     /// The tail is empty and closed.
     TailRemoved(TailId),
+    /// Where the host's log in the store stands.
+    LogState(LogState),
 }
 
 /// What a frame is written for.
@@ -195,6 +199,10 @@ impl FrameWriter {
             Record::TailRemoved(tail) => {
                 self.w.u8(TAG_TAIL_REMOVED);
                 self.tail_id(*tail);
+            }
+            Record::LogState(state) => {
+                self.w.u8(TAG_LOG_STATE);
+                state.encode(&mut self.w);
             }
         }
     }
@@ -316,6 +324,10 @@ fn decode_records(bytes: &[u8]) -> Result<Option<Vec<Record>>, Truncated> {
                 None => return Ok(None),
             },
             TAG_TAIL_REMOVED => Record::TailRemoved(tail_id(&mut r)?),
+            TAG_LOG_STATE => match LogState::decode(&mut r)? {
+                Some(state) => Record::LogState(state),
+                None => return Ok(None),
+            },
             _ => return Ok(None),
         });
     }
@@ -332,6 +344,7 @@ fn tail_id(r: &mut Reader<'_>) -> Result<TailId, Truncated> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hostlog::names::{Digest, Position};
     use crate::log::session::Boot;
     use crate::map::layers::LogAddr;
     use crate::units::Span;
@@ -369,6 +382,13 @@ mod tests {
                 entries: vec![entry(5), entry(6)],
             },
             Record::TailRemoved(tail),
+            Record::LogState(LogState {
+                next: Position(9),
+                previous: Digest([7; 32]),
+                unresolved: vec![Digest([8; 32]), Digest([9; 32])],
+                has_low_mark: true,
+                ended: vec![(VolumeId([1; 16]), Epoch(3))],
+            }),
         ]
     }
 

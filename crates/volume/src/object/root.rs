@@ -33,9 +33,6 @@ const CLAIMED: u8 = 4;
 const HAS_PREDECESSOR: u8 = 8;
 /// The largest size that is accepted, an exbibyte; what can be created is far smaller.
 const BYTES_MAX: u64 = 1 << 60;
-/// Nonces that a root keeps, its own among them: so many commits later the writer of one whose answer
-/// was lost still finds out that it took effect.
-const NONCES_MAX: usize = 8;
 /// The nodes of that many bytes.
 const NODES_MAX: u64 = BYTES_MAX / SECTOR_BYTES / PAGE_SECTORS / NODE_PAGES;
 
@@ -157,20 +154,6 @@ pub struct Root {
 }
 
 impl Root {
-    /// The root that takes this one's place in the store: of the next number, and with a nonce of its
-    /// own. The name's epochs, numbers and nonces go on, also over deletion and creation.
-    #[must_use]
-    pub(crate) fn succeeding(self, before: &Root, nonce: u64, unix_ms: u64) -> Root {
-        let earlier = std::iter::once(before.nonce).chain(before.earlier.iter().copied());
-        Root {
-            sequence: before.sequence + 1,
-            nonce,
-            earlier: earlier.take(NONCES_MAX - 1).collect(),
-            unix_ms,
-            ..self
-        }
-    }
-
     /// Which commit it is.
     pub(crate) fn mark(&self) -> RootMark {
         RootMark {
@@ -193,11 +176,6 @@ impl Root {
                 nonce.is_none_or(|nonce| *nonce == mark.nonce)
             }
         }
-    }
-
-    /// Whether it is the commit with this nonce, or was written over it.
-    pub fn has_commit(&self, nonce: u64) -> bool {
-        self.nonce == nonce || self.earlier.contains(&nonce)
     }
 
     /// The packs and index objects that it names.
@@ -560,20 +538,18 @@ mod tests {
     }
 
     #[test]
-    fn a_root_keeps_the_nonces_of_the_commits_before_it_and_a_bounded_number_of_them() {
-        let mut root = root();
-        for nonce in 100..120 {
-            root = root.clone().succeeding(&root, nonce, 0);
-        }
-        assert_eq!(root.sequence, 27);
-        assert!((112..120).all(|nonce| root.has_commit(nonce)));
-        assert!(!root.has_commit(111) && root.earlier.len() == NONCES_MAX - 1);
+    fn a_root_follows_what_was_written_before_it_and_nothing_written_later() {
+        let root = root();
         let mark = |sequence, nonce| RootMark { sequence, nonce };
-        assert!(root.follows(root.mark()) && root.follows(mark(26, 118)));
-        assert!(!root.follows(mark(27, 118)) && !root.follows(mark(26, 117)));
-        assert!(!root.follows(mark(28, 120)), "it was written later");
-        assert!(root.follows(mark(7, 1)), "too long ago to tell");
-        assert!(root.follows(RootMark::default()));
+        assert!(root.follows(root.mark()) && root.follows(RootMark::default()));
+        assert!(
+            root.follows(mark(root.sequence - 5, 1)),
+            "too long ago to tell"
+        );
+        assert!(
+            !root.follows(mark(root.sequence + 1, root.nonce)),
+            "it was written later"
+        );
     }
 
     #[test]

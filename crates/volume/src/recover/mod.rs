@@ -15,6 +15,7 @@ use blkmq::io::FileId;
 
 use crate::driver::DiskOp;
 use crate::error::OpenError;
+use crate::hostlog::notes::LogState;
 use crate::jobs::{Port, join_all};
 use crate::log::checkpoint::mark_poisoned;
 use crate::log::committer::Journal;
@@ -33,7 +34,7 @@ pub(crate) mod report;
 pub(crate) mod rings;
 
 use journal::{LOST_FRAME_REMEDY, check_no_durable_frame_lost, read_half};
-use replay::{RecoveredTail, TailReplay, finish, replay_frame};
+use replay::{LogReplay, RecoveredTail, TailReplay, finish, replay_frame};
 use report::RecoveryReport;
 use rings::{LeftRings, remove_read_rings};
 
@@ -45,6 +46,8 @@ pub(crate) struct RecoveredLog {
     pub(crate) poisoned: bool,
     /// The sessions of the log so far.
     pub(crate) sessions: Sessions,
+    /// Where the host's log in the store stood at the end.
+    pub(crate) log_state: LogState,
     /// Tails whose rings were replayed.
     pub(crate) rings_read: BTreeSet<TailId>,
     /// Every ring that was looked for was found.
@@ -121,6 +124,7 @@ async fn format(port: &Port, options: &Options, host: HostId) -> Result<Recovere
         layout,
         poisoned: false,
         sessions: Sessions::default(),
+        log_state: LogState::default(),
         rings_read: BTreeSet::new(),
         has_read_rings: false,
         journal: Journal {
@@ -175,7 +179,7 @@ async fn recover(
     // A log that was formatted and never checkpointed held nothing.
     let (half, lap) = newest.map_or((1, 0), |(at, half)| (at, half.lap));
     let truth = newest.map_or(&[][..], |(_, half)| &half.frames);
-    let (mut replay, sessions) = replay_frames(truth)?;
+    let (mut replay, LogReplay { sessions, state }) = replay_frames(truth)?;
     report.frames = truth.len() as u64;
     if newest.is_none() && !superblock.poisoned {
         // The sync that ends a format may have failed, or never begun: what was read here need not
@@ -213,6 +217,7 @@ async fn recover(
         poisoned,
         has_read_rings: same_boot && report.rings_lost.is_empty(),
         sessions,
+        log_state: state,
         rings_read,
         journal: Journal {
             half,
@@ -227,14 +232,14 @@ async fn recover(
 }
 
 /// What the frames of the truth say: of the tails, and of the log's sessions.
-fn replay_frames(frames: &[Frame]) -> Result<(BTreeMap<TailId, TailReplay>, Sessions), OpenError> {
-    let (mut replay, mut sessions) = (BTreeMap::new(), Sessions::default());
+fn replay_frames(frames: &[Frame]) -> Result<(BTreeMap<TailId, TailReplay>, LogReplay), OpenError> {
+    let (mut replay, mut log) = (BTreeMap::new(), LogReplay::default());
     let mut checkpoint = true;
     for frame in frames {
-        replay_frame(&mut replay, frame, checkpoint, &mut sessions)?;
+        replay_frame(&mut replay, frame, checkpoint, &mut log)?;
         checkpoint &= !frame.ends_checkpoint;
     }
-    Ok((replay, sessions))
+    Ok((replay, log))
 }
 
 /// Reads the segment headers, checks that every extent still names the bytes it was recorded

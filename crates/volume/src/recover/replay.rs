@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use crate::error::OpenError;
+use crate::hostlog::notes::LogState;
 use crate::log::entry::Entry;
 use crate::log::frame::{Frame, Record};
 use crate::log::ring::TailId;
@@ -41,6 +42,14 @@ impl SectorRun for ReplayedExtent {
             generation: self.generation,
         }
     }
+}
+
+/// What frames say of the log as a whole; the newest record counts.
+#[derive(Debug, Default)]
+pub(super) struct LogReplay {
+    pub(super) sessions: Sessions,
+    /// Where the host's log in the store stands.
+    pub(super) state: LogState,
 }
 
 /// What was replayed of one tail so far.
@@ -88,11 +97,12 @@ pub(super) fn replay_frame(
     replay: &mut BTreeMap<TailId, TailReplay>,
     frame: &Frame,
     checkpoint: bool,
-    sessions: &mut Sessions,
+    log: &mut LogReplay,
 ) -> Result<(), OpenError> {
     for record in &frame.records {
         match record {
-            Record::Sessions(found) => sessions.clone_from(found),
+            Record::Sessions(found) => log.sessions.clone_from(found),
+            Record::LogState(found) => log.state.clone_from(found),
             Record::TailRemoved(tail) => {
                 replay.remove(tail);
             }

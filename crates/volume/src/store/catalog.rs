@@ -4,18 +4,24 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
+use crate::hostlog::publisher::Batch;
+use crate::hostlog::root_updates::{Updated, update_root};
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
 use crate::store::flow;
+use crate::store::log_procedures::{log_port, on_progress, with_patience};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::open::{NameLock, check_not_held, discard_tail, is_held_here, local_tails};
-use crate::store::roots::{ReplaceOutcome, read_any_root, read_root, replace_root};
+use crate::store::open::{
+    NameLock, OpenMode, check_not_held, discard_tail, is_held_here, local_tails, take_epoch,
+};
+use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
 use crate::units::{Epoch, Lsn};
@@ -54,7 +60,7 @@ pub(crate) async fn create(
         }
         // A root is there, or the outcome is not known: check whether it is our own.
         match read_any_root(engine, &root.name).await {
-            Ok(head) if head.root.has_commit(root.nonce) => return Ok(VolumeInfo::of(&root)),
+            Ok(head) if head.root.volume == root.volume => return Ok(VolumeInfo::of(&root)),
             // What a deletion leaves: the name is free.
             Ok(head) if head.root.deleted => return create_again(engine, root, &head).await,
             Ok(_) => return Err(OpenError::Exists(root.name)),
@@ -102,7 +108,7 @@ fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
 /// Puts a new volume in the place of a deleted one. The epochs of a name never go back: a host that
 /// missed the deletion must not find its own epoch in the new volume's root.
 async fn create_again(
-    engine: &Engine,
+    engine: &Arc<Engine>,
     root: Root,
     tombstone: &KnownRoot,
 ) -> Result<VolumeInfo, OpenError> {
@@ -111,20 +117,22 @@ async fn create_again(
     } else {
         Epoch(tombstone.root.epoch.0 + 1)
     };
-    let (nonce, unix_ms) = (engine.next_nonce(), root.unix_ms);
     let root = Root {
         epoch,
         since: epoch,
+        sequence: tombstone.root.sequence + 1,
         ..root
     };
-    let root = root.succeeding(&tombstone.root, nonce, unix_ms);
-    match replace_root(engine, &root, &tombstone.version).await {
-        ReplaceOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
-        ReplaceOutcome::Conflict(found) if found.root.has_commit(nonce) => {
-            Ok(VolumeInfo::of(&root))
-        }
-        ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => Err(OpenError::Exists(root.name)),
-        ReplaceOutcome::Failed(error) | ReplaceOutcome::Unsettled(error) => Err(error),
+    let port = log_port(engine);
+    let update = async {
+        let updated = update_root(&port, &root, &tombstone.version).await;
+        updated.map_err(|error| unusable(&root.name, &error))
+    };
+    match with_patience(engine, &root.name, update).await? {
+        Updated::Won(_) => Ok(VolumeInfo::of(&root)),
+        // Somebody has opened it already.
+        Updated::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
+        Updated::Lost(_) => Err(OpenError::Exists(root.name)),
     }
 }
 
@@ -139,30 +147,59 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     if !is_held_here(engine, &head.root, &tails) {
         check_not_held(engine, &head.root)?;
     }
+    let head = match head.root.owner.is_some() || head.root.predecessor.is_some() {
+        true => end_hold(engine, name).await?,
+        false => head,
+    };
     // The mark fences a host that opens it at this moment. The object stays: a store has no conditional
     // deletion, so one that takes effect late would remove a new volume of the same name.
     let root = Root {
         epoch: Epoch(head.root.epoch.0 + 1),
+        sequence: head.root.sequence + 1,
+        owner: None,
+        claimant: None,
+        mark: Position::default(),
         deleted: true,
+        unix_ms: engine.jobs.now().unix_ms,
         ..head.root.clone()
     };
-    let (nonce, unix_ms) = (engine.next_nonce(), engine.jobs.now().unix_ms);
-    let root = root.succeeding(&head.root, nonce, unix_ms);
-    match replace_root(engine, &root, &head.version).await {
-        ReplaceOutcome::Won(_) => {}
-        ReplaceOutcome::Conflict(found) if found.root.has_commit(nonce) => {}
+    let port = log_port(engine);
+    let update = async {
+        let updated = update_root(&port, &root, &head.version).await;
+        updated.map_err(|error| unusable(name, &error))
+    };
+    match with_patience(engine, name, update).await? {
+        Updated::Won(_) => {}
         // An earlier attempt at it took effect late, or another host was quicker.
-        ReplaceOutcome::Conflict(found)
-            if found.root.deleted && found.root.volume == head.root.volume => {}
-        ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {
-            return Err(OpenError::InUse(name.to_owned()));
-        }
-        ReplaceOutcome::Failed(error) | ReplaceOutcome::Unsettled(error) => return Err(error),
+        Updated::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
+        Updated::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
     }
     for tail in tails {
         discard_tail(engine, &tail);
     }
     Ok(())
+}
+
+/// Takes a volume that this host held, and ends the epoch in its log: no copy of this host can go on with it.
+async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenError> {
+    let (head, _) = take_epoch(engine, name, OpenMode::default()).await?;
+    if !engine.poisoned.load(Ordering::Acquire) {
+        let Root { volume, epoch, .. } = head.root;
+        let batch = Batch {
+            volumes: vec![(volume, epoch)],
+            ends: vec![0],
+            ..Batch::default()
+        };
+        let end = async {
+            let mut publisher = engine.host_log.publisher().await;
+            publisher.attach(volume, name.to_owned(), epoch);
+            let ended = publisher.publish(batch).await;
+            publisher.detach(volume);
+            on_progress(engine, ended)
+        };
+        with_patience(engine, name, end).await?;
+    }
+    Ok(head)
 }
 
 pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo, OpenError> {

@@ -20,10 +20,9 @@ use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
 use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
-use crate::store::flow::{self, is_final};
+use crate::store::endings::{end, is_final};
 use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
-use crate::store::roots::{commit_root, settled_head};
-use crate::store::upload_state::KnownRoot;
+use crate::store::roots::{begin_update, finish_update};
 use crate::units::Span;
 
 /// Pages written between two updates of the root, at least. Whole nodes.
@@ -51,7 +50,7 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
         if let Err(error) = fold(&engine, &tail).await {
             if is_final(&error) {
                 // There may be no write to publish that would find it out.
-                flow::end(&engine, &tail, &error);
+                end(&engine, &tail, &error);
                 return;
             }
             if tail.lock().status != Status::Live {
@@ -214,37 +213,31 @@ impl<'a> Step<'a> {
     }
 
     /// Puts the nodes into the root and takes `folded`, but for what is `blocked`, out of the windows of its
-    /// first `deltas` deltas; how many of them are left. Tries again until it is done or never will be.
+    /// first `deltas` deltas; how many of them are left. The objects are named in the host's log before: so no
+    /// copy of this host can have them collected, and a root that moved meanwhile means that all of this
+    /// begins again, with others.
     async fn commit(
         &mut self,
         deltas: usize,
         folded: Span,
         blocked: &[Span],
     ) -> Result<usize, OpenError> {
-        self.out.flush().await?;
-        let mut delay = self.engine.options.retry_ns;
-        loop {
-            match self.try_commit(deltas, folded, blocked).await {
-                Err(error) if !is_final(&error) && self.tail.lock().status == Status::Live => {
-                    tracing::warn!(volume = self.tail.name(), %error, "a fold tries again");
-                    self.engine.port.sleep(delay).await;
-                    delay = (delay * 2).min(self.engine.options.retry_ns * 30);
-                }
-                done => return done,
-            }
-        }
-    }
-
-    async fn try_commit(
-        &mut self,
-        deltas: usize,
-        folded: Span,
-        blocked: &[Span],
-    ) -> Result<usize, OpenError> {
         let (engine, tail) = (self.engine, self.tail);
+        self.out.flush().await?;
+        let objects = self.out.take_objects();
+        if !objects.is_empty() && !canary::active!("fold_names_its_objects_nowhere") {
+            let head = tail.upload.head();
+            let head = head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
+            let log = &engine.host_log;
+            log.name_index_objects(tail, head.root.epoch, &objects)
+                .await?;
+        }
         let _turn = tail.upload.turn.take().await;
-        let head = head_to_fold(engine, tail).await?;
-        let mut root = head.root.clone();
+        if tail.lock().status != Status::Live {
+            return Err(OpenError::Fenced(tail.name().to_owned()));
+        }
+        let mut update = begin_update(engine, tail).await?;
+        let root = &mut update.root;
         let later = root.deltas.split_off(deltas);
         let left: Vec<DeltaRef> = root
             .deltas
@@ -264,13 +257,12 @@ impl<'a> Step<'a> {
         let count = left.len();
         root.deltas = left;
         root.deltas.extend(later);
-        let head = commit_root(engine, tail, root, &head).await?;
+        finish_update(engine, tail, &update).await?;
         {
             let mut inner = tail.lock();
             inner.index.replace_nodes(&self.nodes);
-            inner.index.listed = head.root.deltas.len();
+            inner.index.listed = inner.index.listed + count - deltas;
         }
-        tail.upload.set_head(head);
         engine
             .committer()
             .record(engine, Record::Tail(tail.record()));
@@ -282,25 +274,6 @@ impl<'a> Step<'a> {
         self.blocked.clear();
         Ok(count)
     }
-}
-
-/// The root that a fold changes. Its LSN must not be below that of an update whose outcome is not known,
-/// or that took effect late: a publication settles the one and replaces the other, and a fold before it
-/// would take back what the store has.
-async fn head_to_fold(engine: &Engine, tail: &Tail) -> Result<KnownRoot, OpenError> {
-    if tail.lock().status != Status::Live {
-        return Err(OpenError::Fenced(tail.name().to_owned()));
-    }
-    let known = tail.upload.head().map(|head| head.root.lsn);
-    let unsettled = tail.upload.unsettled().map(|late| late.root.lsn);
-    let is_behind = known.is_some_and(|lsn| lsn < tail.upload.landed_late());
-    if unsettled.is_some_and(|lsn| Some(lsn) != known) || is_behind {
-        return Err(OpenError::Store(format!(
-            "{}: what became of an update of its root is not known yet",
-            tail.name()
-        )));
-    }
-    settled_head(engine, tail).await
 }
 
 /// What is left of a delta's window: what is outside of `folded`, and what is `blocked`.

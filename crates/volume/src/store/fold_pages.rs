@@ -43,6 +43,8 @@ pub(super) struct Output<'a> {
     tail: &'a Tail,
     id: ObjectId,
     bytes: Vec<u8>,
+    /// Objects that are in the store and that nothing names yet.
+    objects: Vec<ObjectId>,
 }
 
 impl<'a> Output<'a> {
@@ -52,7 +54,13 @@ impl<'a> Output<'a> {
             tail,
             id: engine.next_object(),
             bytes: Vec::new(),
+            objects: Vec::new(),
         }
+    }
+
+    /// The objects that were written since the last call.
+    pub(super) fn take_objects(&mut self) -> Vec<ObjectId> {
+        std::mem::take(&mut self.objects)
     }
 
     /// Adds a block, and copies it to the cache disk: the one that it replaces leads there no more.
@@ -82,7 +90,10 @@ impl<'a> Output<'a> {
         loop {
             let key = self.engine.session_name.index_key(id.number);
             match put(self.engine, self.tail, key, bytes.clone()).await {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.objects.push(id);
+                    return Ok(());
+                }
                 Err(error) if self.tail.lock().serving().is_err() => return Err(error),
                 Err(error) => {
                     tracing::warn!(volume = self.tail.name(), %error, "trying again");

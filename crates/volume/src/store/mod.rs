@@ -11,13 +11,16 @@
 
 pub(crate) mod boot_set;
 pub(crate) mod catalog;
+pub(crate) mod endings;
 pub(crate) mod fetch;
 pub(crate) mod fetch_table;
 pub(crate) mod flow;
 pub(crate) mod fold;
 mod fold_pages;
+pub(crate) mod host_log;
 pub(crate) mod index_blocks;
 pub(crate) mod load_index;
+pub(crate) mod log_procedures;
 pub(crate) mod objects;
 pub(crate) mod open;
 pub(crate) mod publish;

@@ -1,7 +1,7 @@
 //! Opening and closing volumes.
 //!
-//! Opening takes the volume's epoch by conditional update of its root: from then on no other
-//! host can commit to it (S7). Whether the local tail continues the root is decided by `since`,
+//! Opening takes the volume's epoch by conditional update of its root and a fence in the log of whoever
+//! had it last: from then on no other host can commit to it (S7). Whether the local tail continues the root is decided by `since`,
 //! the epoch in which the owner's unbroken hold began; a tail that does not is kept for rescue
 //! and never replayed.
 
@@ -12,24 +12,27 @@ use blkmq::io::Geometry;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::names::SessionName;
+use crate::hostlog::names::{Position, SessionName};
+use crate::hostlog::root_updates::{StandingRoot, UpdateError};
+use crate::hostlog::taker::{TakeError, Taker, Wanted};
 use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
 use crate::map::index::Index;
 use crate::map::layers::{FrozenLayer, Layers};
-use crate::object::root::{Owner, Root};
+use crate::object::root::Root;
 use crate::recover::replay::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
 use crate::store::load_index::load_index;
+use crate::store::log_procedures::{catch_up, log_port, noted_mark, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
-use crate::store::roots::{ReplaceOutcome, commit_root, read_root, replace_root, settled_head};
+use crate::store::roots::{begin_update, finish_update, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
 use crate::store::{flow, fold, index_blocks};
-use crate::units::{Epoch, LogSession, Lsn, VolumeId};
+use crate::units::{LogSession, Lsn, VolumeId};
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -155,7 +158,7 @@ pub(crate) async fn open(
 }
 
 /// Takes the volume's next epoch. The tail is the local one, if it continues the root.
-async fn take_epoch(
+pub(crate) async fn take_epoch(
     engine: &Arc<Engine>,
     name: &str,
     mode: OpenMode,
@@ -167,7 +170,7 @@ async fn take_epoch(
             return Err(OpenError::InUse(name.to_owned()));
         }
         let take_over = mode.take_over || engine.options.take_over;
-        let mut ours = is_held_here(engine, &head.root, &tails);
+        let ours = is_held_here(engine, &head.root, &tails);
         if !ours && !take_over {
             check_not_held(engine, &head.root)?;
         }
@@ -179,63 +182,115 @@ async fn take_epoch(
             Some(_) => None,
             None => continuing_tail(engine, &head.root, &tails, ours),
         };
-        ours |= continuing.is_some();
         let bound = mode
             .continues
             .filter(|hold| hold.volume == head.root.volume);
         if bound.is_some_and(|hold| !goes_on(engine, &head.root, &tails, hold, &continuing)) {
             return Err(OpenError::HoldEnded(name.to_owned()));
         }
-        // Above those of local tails, too: a store that was set back gives out no epoch again.
-        let known = tails.iter().map(|tail| tail.id().since).max();
-        let epoch = Epoch(head.root.epoch.max(known.unwrap_or_default()).0 + 1);
-        let lsn = head.root.lsn;
-        // What a tail holds beyond the root was committed here, and goes on as this history.
-        let newest = continuing.as_ref().map_or(lsn, |tail| tail.newest());
-        let root = Root {
-            epoch,
-            since: if continuing.is_some() {
-                head.root.since
-            } else {
-                epoch
-            },
-            first: newest.max(lsn).next(),
-            writer: SessionName {
-                host: engine.host,
-                session: session_of_open(engine, &head.root, ours),
-            },
-            owner: Some(Owner {
-                host: engine.host,
-                label: engine.label.clone(),
-            }),
+        let ours = ours || continuing.is_some();
+        let taken = take(engine, &head, &tails, (ours, continuing.as_ref()));
+        let Some(taken) = with_patience(engine, name, taken).await? else {
+            // Another host was faster: read the root again.
+            continue;
+        };
+        // What it says with what the log had beyond it.
+        let stored = Root {
+            lsn: taken.root.lsn,
             ..head.root.clone()
         };
-        let (nonce, unix_ms) = (engine.next_nonce(), engine.jobs.now().unix_ms);
-        let root = root.succeeding(&head.root, nonce, unix_ms);
-        match replace_root(engine, &root, &head.version).await {
-            ReplaceOutcome::Won(version) => {
-                let continuing_id = continuing.as_ref().map(|tail| tail.id());
-                for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
-                    retire_tail(engine, tail, &head.root);
-                }
-                retire_namesakes(engine, &head.root);
-                return Ok((KnownRoot { root, version }, continuing));
+        if let Some(error) = records_lost(&stored, &tails) {
+            if !take_over {
+                return Err(error);
             }
-            // Another host was faster: read the root again.
-            ReplaceOutcome::Conflict(_) | ReplaceOutcome::Missing => {}
-            ReplaceOutcome::Failed(error) | ReplaceOutcome::Unsettled(error) => return Err(error),
+            tails.iter().for_each(|tail| keep_for_rescue(engine, tail));
+            continue;
         }
+        let continuing_id = continuing.as_ref().map(|tail| tail.id());
+        for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
+            retire_tail(engine, tail, &stored);
+        }
+        retire_namesakes(engine, &head.root);
+        return Ok((taken, continuing));
     }
     Err(OpenError::Store(format!(
         "{name}: its root changes faster than it can be taken"
     )))
 }
 
+/// Takes the volume over from whoever has it, or had it last, this host included: so its log is read and
+/// fenced, and nothing of an older epoch can come to stand there. None: the root is not what was judged.
+async fn take(
+    engine: &Arc<Engine>,
+    head: &KnownRoot,
+    tails: &[Arc<Tail>],
+    (ours, continuing): (bool, Option<&Arc<Tail>>),
+) -> Result<Option<KnownRoot>, OpenError> {
+    let name = &head.root.name;
+    let mark = noted_mark(engine).await?;
+    let known = tails.iter().map(|tail| tail.id().since).max();
+    let port = log_port(engine);
+    let taker = Taker {
+        port: &port,
+        own: SessionName {
+            host: engine.host,
+            session: session_of_open(engine, &head.root, ours),
+        },
+        label: &engine.label,
+        mark,
+        unix_ms: engine.jobs.now().unix_ms,
+    };
+    let wanted = Wanted {
+        name: name.clone(),
+        // Above those of local tails, too: a store that was set back gives out no epoch again.
+        above: known.unwrap_or_default(),
+        take_over: true,
+        judged: Some(head.version.clone()),
+        continues: continuing.map(|tail| tail.newest()),
+    };
+    let mut taken = taker.take(std::slice::from_ref(&wanted)).await;
+    let taken = taken.remove(name).unwrap_or(Err(TakeError::Outrun));
+    // Up to the fence: if a copy of this host wrote there, its slices were taken for this host's.
+    if !canary::active!("copy_is_not_looked_for") {
+        catch_up(engine).await?;
+    }
+    match taken {
+        Ok(StandingRoot { root, version }) => Ok(Some(KnownRoot { root, version })),
+        Err(TakeError::Outrun) => Ok(None),
+        Err(TakeError::Deleted) => Err(OpenError::NoSuchVolume(name.clone())),
+        Err(TakeError::Held(root)) => {
+            check_not_held(engine, &root)?;
+            Ok(None)
+        }
+        Err(TakeError::Root(UpdateError::Missing)) => Err(OpenError::NoSuchVolume(name.clone())),
+        Err(TakeError::Root(error)) => Err(unusable(name, &error)),
+        Err(TakeError::Log(why)) => Err(OpenError::Corrupt(why)),
+    }
+}
+
+/// Whether the store with its logs has less than what was called stored here.
+fn records_lost(stored: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
+    if canary::active!("older_store_is_believed") {
+        return None;
+    }
+    let known = tails.iter().filter(|tail| !tail.is_rescue());
+    let ahead = known.max_by_key(|tail| tail.stored())?;
+    (ahead.stored() > stored.lsn).then(|| OpenError::StoreWentBack {
+        volume: stored.name.clone(),
+        stored_lsn: stored.lsn.0,
+        known_lsn: ahead.stored().0,
+    })
+}
+
 /// Whether the volume is held by this host: its last commit was of a session of this log. A copy of
 /// the cache directory has the same host id, and a tail that parts from this one where it was copied.
 pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
-    let owner = root.owner.as_ref();
-    if owner.is_none_or(|owner| owner.host != engine.host) {
+    // After a claim that was cut short it is still the predecessor's; of a closed volume it was nobody's.
+    let owner = root.owner.as_ref().map(|owner| owner.host);
+    let claimant = root.claimant.as_ref().map(|claimant| claimant.host);
+    let predecessor = root.predecessor.map(|before| before.host);
+    let holder = owner.or(predecessor).or(claimant);
+    if holder != Some(engine.host) || claimant.is_some_and(|claimant| claimant != engine.host) {
         return false;
     }
     let is_own = was_written_here(engine, root, tails);
@@ -281,7 +336,7 @@ fn goes_on(
     }
     let given_back = || {
         let by_this = tails.is_empty() || was_written_here(engine, root, tails);
-        root.owner.is_none() && by_this
+        is_closed(root) && by_this
     };
     root.since == hold.since && (continuing.is_some() || given_back())
 }
@@ -302,7 +357,7 @@ fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
 
 /// Refuses a volume that another host holds, or a copy of this one.
 pub(crate) fn check_not_held(engine: &Engine, root: &Root) -> Result<(), OpenError> {
-    let Some(owner) = &root.owner else {
+    let Some(owner) = root.owner.as_ref().or(root.claimant.as_ref()) else {
         return Ok(());
     };
     let copy = match owner.host == engine.host {
@@ -317,18 +372,15 @@ pub(crate) fn check_not_held(engine: &Engine, root: &Root) -> Result<(), OpenErr
     })
 }
 
-/// Whether the store is older than what this host brought there, or is of another history. LSN and
-/// sequence of a volume's root only rise, whoever holds it.
+/// Whether the root is older than what this host saw there, or is of another history: epoch and sequence of
+/// a volume's root only rise, whoever holds it.
 fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
     if canary::active!("older_store_is_believed") {
         return None;
     }
     let known = tails.iter().filter(|tail| !tail.is_rescue());
-    let mut ahead = known.filter(|tail| {
-        tail.stored() > root.lsn
-            || tail.id().since > root.epoch
-            || !root.follows(tail.upload.mark())
-    });
+    let mut ahead =
+        known.filter(|tail| tail.id().since > root.epoch || !root.follows(tail.upload.mark()));
     ahead.next().map(|tail| OpenError::StoreWentBack {
         volume: root.name.clone(),
         stored_lsn: root.lsn.0,
@@ -354,7 +406,12 @@ fn continuing_tail(
 /// Whether this log gave the volume back with all that the tail holds, nobody opened it since, and the log
 /// does not say so: a crash came before, or it is poisoned. The hold goes on then, however often that happens.
 fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
-    root.owner.is_none() && has_all_of(engine, tail, root)
+    is_closed(root) && has_all_of(engine, tail, root)
+}
+
+/// Nobody holds it, and no log has anything of it beyond the root.
+fn is_closed(root: &Root) -> bool {
+    root.owner.is_none() && root.predecessor.is_none()
 }
 
 /// Whether the root is of the tail's hold, was written from this log, and has all that the tail holds.
@@ -426,6 +483,7 @@ async fn go_live(
     index: Index,
 ) -> Result<(), OpenError> {
     let root = &head.root;
+    let (volume, epoch) = (root.volume, root.epoch);
     let geometry = Geometry {
         bytes: root.bytes,
         logical_block: root.block,
@@ -471,6 +529,11 @@ async fn go_live(
             return Err(OpenError::Poisoned);
         }
     }
+    engine
+        .host_log
+        .publisher()
+        .await
+        .attach(volume, tail.name().to_owned(), epoch);
     tail.lock().status = Status::Live;
     // How old it is nobody knows, and this life may be as short as the one before.
     tail.upload.request(tail.newest());
@@ -496,20 +559,39 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     }
     tail.upload.wake_all();
     engine.wake_parked();
-    {
-        let _turn = tail.upload.turn.take().await;
-        let head = settled_head(engine, tail).await?;
-        let root = Root {
-            owner: None,
-            ..head.root.clone()
-        };
-        commit_root(engine, tail, root, &head).await?;
-    }
+    with_patience(engine, tail.name(), give_back(engine, tail)).await?;
     discard_tail(engine, tail);
     // Else a server that dies now leaves a tail to its successor, which would open the volume again. A
     // poisoned log keeps it: the volume is given back all the same.
     let round = engine.committer().next_round();
     engine.committer().durable(engine, round).await;
+    Ok(())
+}
+
+/// Ends the epoch in this host's log, then in the root. It may be called again after it was cut short.
+async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    let head = tail.upload.head();
+    let head = head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
+    let epoch = head.root.epoch;
+    // A poisoned log notes no end; nothing is published from it either.
+    let is_silent =
+        engine.poisoned.load(Ordering::Acquire) || canary::active!("close_ends_nothing");
+    if !tail.upload.has_ended() && !is_silent {
+        engine.host_log.end_epoch(tail, epoch).await?;
+    }
+    let _turn = tail.upload.turn.take().await;
+    let update = match tail.upload.closing() {
+        Some(update) => update,
+        None => {
+            let mut update = begin_update(engine, tail).await?;
+            update.root.owner = None;
+            update.root.mark = Position::default();
+            tail.upload.set_closing(update.clone());
+            update
+        }
+    };
+    finish_update(engine, tail, &update).await?;
+    engine.host_log.publisher().await.detach(tail.id().volume);
     Ok(())
 }
 

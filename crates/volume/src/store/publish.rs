@@ -1,11 +1,15 @@
-//! Publishing: what makes slices stored. One conditional update of the root for all slices of a volume
-//! that are ready, in order.
+//! Publishing: what makes slices stored. One record of the host's log for the slices of all volumes that
+//! are ready, in order per volume.
 //!
-//! The order is what makes a crash anywhere harmless: all packs are in the store and unreferenced; the
-//! root that names them is replaced by conditional update, whose unknown outcome is read back; only then
-//! does memory follow: deltas into the index, uploaded extents become clean, layers go, and the log
-//! notes it. The frozen layers hide all of that until the end, so a reader sees no step of it.
+//! The order is what makes a crash anywhere harmless: all packs are in the store and unreferenced; a
+//! durable note of the record, which covers its cuts; the record; the look around; and only then memory
+//! follows: deltas into the index, uploaded extents become clean, layers go, and the log notes it. The
+//! frozen layers hide all of that until the end, so a reader sees no step of it.
+//!
+//! A poisoned log takes no notes, so no record can follow. What its durable frames cover goes to the
+//! store all the same, by an update of each volume's root.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,46 +18,253 @@ use blkmq::io::SECTOR_BYTES;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::publisher::{Batch, Published};
+use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
+use crate::jobs::{AnswerSender, join_all};
 use crate::log::frame::Record;
+use crate::log::ring::TailId;
 use crate::map::index::delta_of;
 use crate::map::layers::{CleanExtent, DirtyExtent};
 use crate::object::pack::Item;
-use crate::request::tail::{EXTENTS_PER_LOCK, Tail};
+use crate::object::root::DeltaRef;
+use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
+use crate::store::endings;
 use crate::store::flow::slices::{ReadySlice, UploadedPack};
-use crate::store::roots::{commit_root, settled_head};
-use crate::units::Span;
+use crate::store::log_procedures::on_progress;
+use crate::store::roots::{begin_update, finish_update};
+use crate::units::{Epoch, Span};
 
 /// Extents that are worked on between two pauses: well below a millisecond's worth.
 const EXTENTS_PER_PAUSE: usize = 8 * EXTENTS_PER_LOCK;
 
-/// Publishes consecutive slices, the oldest that are not stored, and the size that the volume is to
-/// have.
-pub(crate) async fn publish(
-    engine: &Arc<Engine>,
-    tail: &Arc<Tail>,
-    slices: &[Arc<ReadySlice>],
-) -> Result<(), OpenError> {
-    let _turn = tail.upload.turn.take().await;
-    let head = settled_head(engine, tail).await?;
-    let mut root = head.root.clone();
-    if let Some(newest) = slices.last() {
-        root.lsn = newest.last;
+/// Packs and volumes of a record, at most about: a record stays below a megabyte.
+const RECORD_PACKS_MAX: usize = 8192;
+
+/// What one volume has for the next record.
+struct Part {
+    tail: Arc<Tail>,
+    epoch: Epoch,
+    slices: Vec<Arc<ReadySlice>>,
+    objects: Vec<NamedObject>,
+    ends: bool,
+    answers: Vec<AnswerSender<Result<(), OpenError>>>,
+}
+
+/// Publishes for all volumes, as long as the host runs.
+pub(crate) async fn run(engine: Arc<Engine>) {
+    let mut delay = engine.options.retry_ns;
+    loop {
+        let log = &engine.host_log;
+        let is_ready = || (log.has_asked() || engine.tails().iter().any(has_ready)).then_some(());
+        log.changed.wait_until(is_ready).await;
+        let parts = take_parts(&engine);
+        let outcomes = match engine.poisoned.load(Ordering::Acquire) {
+            true => publish_by_roots(&engine, &parts).await,
+            false => publish_record(&engine, &parts).await,
+        };
+        let mut fails = false;
+        for (part, result) in parts.into_iter().zip(outcomes) {
+            on_done(&engine, &part.tail, result.as_ref().err());
+            if part.ends && result.is_ok() {
+                part.tail.upload.set_ended();
+            }
+            fails |= result
+                .as_ref()
+                .is_err_and(|error| !endings::is_final(error));
+            for answer in part.answers {
+                answer.send(result.clone());
+            }
+        }
+        engine.request_reclaim();
+        if fails {
+            engine.port.sleep(delay).await;
+            delay = (delay * 2).min(engine.options.retry_ns * 30);
+        } else {
+            delay = engine.options.retry_ns;
+        }
     }
-    root.bytes = tail.upload.grown_bytes(root.bytes);
-    let packs = slices.iter().flat_map(|slice| &slice.packs);
-    root.deltas.extend(packs.map(|pack| pack.reference));
-    let named = root.sessions.insert(engine.session_name);
-    named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
-    let head = commit_root(engine, tail, root, &head).await?;
-    // Only now: what is written beyond the old size must be in the volume for the next opener.
-    tail.lock().geometry.bytes = head.root.bytes;
-    let listed = head.root.deltas.len();
-    tail.upload.set_head(head);
-    for slice in slices {
-        apply_published(engine, tail, slice).await;
+}
+
+fn has_ready(tail: &Arc<Tail>) -> bool {
+    tail.upload.has_publishable() && tail.lock().status == Status::Live
+}
+
+fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
+    let upload = &tail.upload;
+    upload.set_error(error);
+    upload.on_store_answer(error.is_some());
+    upload.set_refusal(error.filter(|error| endings::is_refusal(error)).cloned());
+    if let Some(error) = error {
+        let volume = tail.name();
+        tracing::warn!(volume, %error, "publishing slices failed");
+        if endings::is_final(error) {
+            endings::end(engine, tail, error);
+        }
     }
-    tail.lock().index.listed = listed;
-    Ok(())
+    upload.wake_all();
+}
+
+/// Everything that is ready, and what was asked for beside it.
+fn take_parts(engine: &Engine) -> Vec<Part> {
+    let mut parts: BTreeMap<TailId, Part> = BTreeMap::new();
+    let mut rows = 0;
+    for tail in engine.tails().into_iter().filter(has_ready) {
+        if rows > RECORD_PACKS_MAX {
+            break;
+        }
+        let Some(head) = tail.upload.head() else {
+            continue;
+        };
+        let part = Part {
+            slices: tail.upload.publishable(),
+            epoch: head.root.epoch,
+            objects: Vec::new(),
+            ends: false,
+            answers: Vec::new(),
+            tail,
+        };
+        rows += 1 + part
+            .slices
+            .iter()
+            .map(|slice| slice.packs.len())
+            .sum::<usize>();
+        parts.insert(part.tail.id(), part);
+    }
+    for asked in engine.host_log.take_asked() {
+        let part = parts.entry(asked.tail.id()).or_insert_with(|| Part {
+            tail: Arc::clone(&asked.tail),
+            epoch: asked.epoch,
+            slices: Vec::new(),
+            objects: Vec::new(),
+            ends: false,
+            answers: Vec::new(),
+        });
+        part.objects.extend(asked.objects);
+        part.ends |= asked.ends;
+        part.answers.push(asked.answer);
+    }
+    parts.into_values().collect()
+}
+
+/// One record for all of them.
+async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Result<(), OpenError>> {
+    let batch = batch_of(parts);
+    let published = {
+        let mut publisher = engine.host_log.publisher().await;
+        let found = publisher.publish(batch).await;
+        match on_progress(engine, found) {
+            Ok(progress) => {
+                // Before anybody else asks the publisher for its mark.
+                add_published(engine, parts, &progress.published);
+                progress.published
+            }
+            Err(error) => return parts.iter().map(|_| Err(error.clone())).collect(),
+        }
+    };
+    let outcome = |part: &Part| match is_published(engine, part, &published) {
+        true => Ok(()),
+        false => Err(OpenError::Fenced(part.tail.name().to_owned())),
+    };
+    let outcomes: Vec<_> = parts.iter().map(outcome).collect();
+    for (part, _) in parts.iter().zip(&outcomes).filter(|(_, done)| done.is_ok()) {
+        for slice in &part.slices {
+            apply_published(engine, &part.tail, slice).await;
+        }
+    }
+    outcomes
+}
+
+fn batch_of(parts: &[Part]) -> Batch {
+    let mut batch = Batch::default();
+    for part in parts {
+        let volume = index(batch.volumes.len());
+        batch.volumes.push((part.tail.id().volume, part.epoch));
+        if part.ends {
+            batch.ends.push(volume);
+        }
+        let objects = part.objects.iter();
+        batch
+            .objects
+            .extend(objects.map(|object| NamedObject { volume, ..*object }));
+        let mut first = part.tail.stored().next();
+        for slice in &part.slices {
+            for pack in &slice.packs {
+                let at = index(batch.packs.len());
+                batch.packs.push(record_pack(pack));
+                batch.slices.push(RecordSlice {
+                    volume,
+                    pack: at,
+                    first,
+                    count: u32::try_from(slice.last.0 - first.0 + 1).unwrap_or(u32::MAX),
+                    span: pack.reference.span,
+                });
+            }
+            first = slice.last.next();
+        }
+    }
+    batch
+}
+
+fn index(at: usize) -> u16 {
+    u16::try_from(at).expect("a record's volumes and packs are bounded when they are taken")
+}
+
+fn record_pack(pack: &UploadedPack) -> RecordPack {
+    let DeltaRef {
+        pack: id,
+        footer_offset,
+        footer_bytes,
+        ..
+    } = pack.reference;
+    RecordPack {
+        number: id.number,
+        is_kept: false,
+        footer_offset: u32::try_from(footer_offset).expect("packs are closed far below that"),
+        footer_bytes,
+        digest: pack.digest,
+    }
+}
+
+fn is_published(engine: &Engine, part: &Part, published: &[Published]) -> bool {
+    let volume = (part.tail.id().volume, part.epoch);
+    let own = published
+        .iter()
+        .filter(|found| found.record.writer == engine.session_name);
+    own.into_iter().any(|found| found.volumes.contains(&volume))
+}
+
+/// The log has these packs from now on: the next update of a root takes them in.
+fn add_published(engine: &Engine, parts: &[Part], published: &[Published]) {
+    for part in parts {
+        if let Some(newest) = part.slices.last()
+            && is_published(engine, part, published)
+        {
+            let packs = part.slices.iter().flat_map(|slice| &slice.packs);
+            let packs = packs.map(|pack| pack.reference);
+            part.tail.upload.add_published(newest.last, packs);
+        }
+    }
+}
+
+/// An update of each volume's root: what a poisoned log has left.
+async fn publish_by_roots(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Result<(), OpenError>> {
+    let updates = parts.iter().map(|part| {
+        Box::pin(async move {
+            let _turn = part.tail.upload.turn.take().await;
+            if let Some(newest) = part.slices.last() {
+                let mut update = begin_update(engine, &part.tail).await?;
+                let packs = part.slices.iter().flat_map(|slice| &slice.packs);
+                update.root.deltas.extend(packs.map(|pack| pack.reference));
+                update.root.lsn = update.root.lsn.max(newest.last);
+                finish_update(engine, &part.tail, &update).await?;
+            }
+            for slice in &part.slices {
+                apply_published(engine, &part.tail, slice).await;
+            }
+            Ok(())
+        })
+    });
+    join_all(updates.collect()).await
 }
 
 /// The slice is stored: the index has it, its extents are clean, its layers go.
@@ -61,13 +272,18 @@ async fn apply_published(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) 
     for pack in &slice.packs {
         add_deltas(engine, tail, pack).await;
     }
+    tail.lock().index.listed += slice.packs.len();
     report_damage(tail, &slice.damaged);
-    mark_clean(engine, tail, slice).await;
+    let is_live = mark_clean(engine, tail, slice).await;
     tail.set_stored(slice.last);
     tail.upload.on_published(slice.last);
     let now_ns = engine.jobs.mono_ns();
     let took_ns = now_ns.saturating_sub(slice.cut_ns);
     tail.upload.recovery_point.on_uploaded(took_ns);
+    if !is_live && engine.tail(tail.id()).is_none() {
+        // Its removal is noted already.
+        return;
+    }
     // The record spares recovery the uploaded extents, and lets their segments be reused.
     engine
         .committer()
@@ -104,8 +320,9 @@ fn report_damage(tail: &Tail, damaged: &[Span]) {
     }
 }
 
-/// The slice's extents are clean now; the layers that held them are dropped.
-async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) {
+/// The slice's extents are clean now; the layers that held them are dropped. False: the volume's service ended
+/// meanwhile, and its layers are for whoever drops them.
+async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) -> bool {
     let release_clean = |part: Span, old: CleanExtent| {
         engine.segments.release_clean(old.0, part.sectors());
     };
@@ -117,6 +334,9 @@ async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) {
     for part in extents.chunks(EXTENTS_PER_PAUSE) {
         for part in part.chunks(EXTENTS_PER_LOCK) {
             let mut inner = tail.lock();
+            if inner.status != Status::Live {
+                return false;
+            }
             let clean = &mut inner.layers.clean;
             for (span, dirty) in part {
                 match dirty.addr {
@@ -132,6 +352,9 @@ async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) {
     }
     let gone = {
         let mut inner = tail.lock();
+        if inner.status != Status::Live {
+            return false;
+        }
         // Of those the store says that they are damaged, and so does this host from now on, even if
         // the disk gives something for them later.
         for span in &slice.damaged {
@@ -158,4 +381,5 @@ async fn mark_clean(engine: &Arc<Engine>, tail: &Tail, slice: &ReadySlice) {
         freed += sectors * SECTOR_BYTES;
     }
     engine.space.on_published(freed);
+    true
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
-use crate::store::flow;
+use crate::store::endings;
 use crate::store::roots::read_any_root;
 
 /// Time passes, and writes are parked for space.
@@ -51,8 +51,8 @@ async fn look(engine: &Arc<Engine>, tail: &Tail) {
     }
     let name = tail.name().to_owned();
     if found.root.volume != known.root.volume || found.root.deleted {
-        flow::end(engine, tail, &OpenError::Deleted(name));
+        endings::end(engine, tail, &OpenError::Deleted(name));
     } else if found.root.epoch > known.root.epoch {
-        flow::end(engine, tail, &OpenError::Fenced(name));
+        endings::end(engine, tail, &OpenError::Fenced(name));
     }
 }

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::driver::Version;
 use crate::error::OpenError;
+use crate::hostlog::names::Position;
 use crate::jobs::Signal;
 use crate::lock::lock;
-use crate::object::root::Root;
+use crate::object::root::{DeltaRef, Root};
 use crate::store::flow::slices::{ReadySlice, Slices};
 use crate::store::recovery_point::RecoveryPoint;
 use crate::store::turn::RootTurn;
@@ -21,6 +22,26 @@ use crate::units::{Lsn, RootMark};
 pub(crate) struct KnownRoot {
     pub(crate) root: Root,
     pub(crate) version: Version,
+}
+
+/// An owner's update that was not sent yet, or whose answer is not known.
+#[derive(Clone, Debug)]
+pub(crate) struct RootUpdate {
+    /// What is to stand there. It has everything that the host's log has up to its mark.
+    pub(crate) root: Root,
+    pub(super) known: KnownRoot,
+    /// How many packs of the log it takes in.
+    pub(super) packs: usize,
+    /// The position of the host's next record.
+    pub(super) next: Position,
+}
+
+/// What the host's log has of a volume beyond its root.
+#[derive(Debug, Default)]
+struct Published {
+    last: Lsn,
+    /// Oldest first.
+    packs: Vec<DeltaRef>,
 }
 
 /// A tail's upload side.
@@ -37,10 +58,11 @@ pub(crate) struct UploadState {
     head: Mutex<Option<KnownRoot>>,
     /// Which root this host wrote or saw last, also before the volume is open.
     mark: Mutex<RootMark>,
-    /// A commit that may have happened, or may yet, and the version that it replaces.
-    unsettled: Mutex<Option<KnownRoot>>,
-    /// The newest LSN of a commit that took effect late, unheard of: the store has everything up to it.
-    landed_late: AtomicU64,
+    published: Mutex<Published>,
+    /// The update that closes the volume, sent as it is until it is answered.
+    closing: Mutex<Option<RootUpdate>>,
+    /// A record ended the epoch.
+    has_ended: AtomicBool,
     /// Why nothing more is stored, until something changes in the store, or for good.
     refusal: Mutex<Option<OpenError>>,
     error: Mutex<Option<String>>,
@@ -143,21 +165,39 @@ impl UploadState {
         *lock(&self.mark) = mark;
     }
 
-    pub(super) fn unsettled(&self) -> Option<KnownRoot> {
-        lock(&self.unsettled).clone()
+    /// Records have these packs, up to this LSN.
+    pub(super) fn add_published(&self, last: Lsn, packs: impl Iterator<Item = DeltaRef>) {
+        let mut published = lock(&self.published);
+        published.last = last;
+        published.packs.extend(packs);
     }
 
-    pub(super) fn set_unsettled(&self, attempt: Option<KnownRoot>) {
-        *lock(&self.unsettled) = attempt;
+    /// Up to where records have the volume, and the packs that its root lacks.
+    pub(super) fn published(&self) -> (Lsn, Vec<DeltaRef>) {
+        let published = lock(&self.published);
+        (published.last, published.packs.clone())
     }
 
-    /// A commit of this host took effect late, and the next one replaces it.
-    pub(super) fn note_landed_late(&self, lsn: Lsn) {
-        self.landed_late.fetch_max(lsn.0, Ordering::AcqRel);
+    /// The root is this, which has taken in so many packs of the log.
+    pub(super) fn on_root_updated(&self, head: KnownRoot, packs: usize) {
+        lock(&self.published).packs.drain(..packs);
+        self.set_head(head);
     }
 
-    pub(super) fn landed_late(&self) -> Lsn {
-        Lsn(self.landed_late.load(Ordering::Acquire))
+    pub(super) fn closing(&self) -> Option<RootUpdate> {
+        lock(&self.closing).clone()
+    }
+
+    pub(super) fn set_closing(&self, update: RootUpdate) {
+        *lock(&self.closing) = Some(update);
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_ended(&self) {
+        self.has_ended.store(true, Ordering::Release);
     }
 
     pub(super) fn refusal(&self) -> Option<OpenError> {

@@ -16,6 +16,7 @@ use volume::driver::{
     Computation, ComputeError, ComputeKind, DiskError, DiskOp, Outcome, Request, RequestOp,
     StoreError, StoreOp, StoreReply, Version,
 };
+use volume::object::pack::HEADER_BYTES;
 use volume::units::{HostId, Now};
 use volume::{
     HeapRegion, Host, Notify, OpenError, OpenMode, Options, RecoveryReport, RingId, RingRegion,
@@ -44,8 +45,10 @@ pub(crate) struct Lasting {
     pub(crate) hanging_puts: usize,
     /// So many PUTs of packs fail.
     pub(crate) failing_puts: usize,
-    /// So many updates of roots fail.
-    pub(crate) failing_updates: usize,
+    /// So many reads of a host's records and low mark are damaged on their way.
+    pub(crate) damaged_gets: usize,
+    /// So many creates of records fail.
+    pub(crate) failing_creates: usize,
     /// Names of objects for which there was a PUT, also one that failed.
     pub(crate) put_keys: Vec<String>,
     /// A bug ends the encoding of checkpoints.
@@ -54,6 +57,8 @@ pub(crate) struct Lasting {
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.
     pub(crate) outage_after_update: bool,
+    /// The same for the next record.
+    pub(crate) outage_after_record: bool,
     /// Where files were written by requests of the engine.
     pub(crate) written: Vec<(FileId, u64)>,
     /// After so many syncs that succeed,
@@ -216,6 +221,8 @@ pub(crate) fn waker() -> Waker {
 fn kind_of(op: &StoreOp) -> &'static str {
     match op {
         StoreOp::Get { .. } => "get",
+        // Whether a pack is there.
+        StoreOp::GetRange { offset: 0, len, .. } if *len == HEADER_BYTES as u64 => "look",
         StoreOp::GetRange { .. } => "range",
         StoreOp::Put { .. } => "put",
         StoreOp::Create { .. } => "create",
@@ -502,12 +509,37 @@ impl World {
     fn is_told_to_fail(&mut self, op: &StoreOp) -> bool {
         let failing = match op {
             StoreOp::Put { .. } => &mut self.lasting.failing_puts,
-            StoreOp::Update { .. } => &mut self.lasting.failing_updates,
+            StoreOp::Create { key, .. } if key.contains("/log/") => {
+                &mut self.lasting.failing_creates
+            }
             _ => return false,
         };
         let fails = *failing > 0;
         *failing = failing.saturating_sub(1);
         fails
+    }
+
+    fn answer_of_get(&mut self, key: &str, mut data: Vec<u8>, version: u64) -> StoreReply {
+        if key.starts_with("hosts/") && self.lasting.damaged_gets > 0 {
+            self.lasting.damaged_gets -= 1;
+            data[20] ^= 4;
+        }
+        StoreReply::Object {
+            data,
+            version: Version(version.to_string()),
+        }
+    }
+
+    fn answer_of_create(
+        &mut self,
+        is_record: bool,
+        version: Version,
+    ) -> Result<StoreReply, StoreError> {
+        if is_record && std::mem::take(&mut self.lasting.outage_after_record) {
+            self.lasting.outage = true;
+            return Err(StoreError::Unknown("no answer".into()));
+        }
+        Ok(StoreReply::Written { version })
     }
 
     pub(crate) fn store(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
@@ -524,10 +556,7 @@ impl World {
         match op {
             StoreOp::Get { key } => {
                 let (data, v) = objects.get(&key).cloned().ok_or(StoreError::NotFound)?;
-                Ok(StoreReply::Object {
-                    data,
-                    version: Version(v.to_string()),
-                })
+                Ok(self.answer_of_get(&key, data, v))
             }
             StoreOp::GetRange { key, offset, len } => {
                 let generated = self.lasting.generated.as_ref();
@@ -548,8 +577,9 @@ impl World {
                 if objects.contains_key(&key) {
                     return Err(StoreError::PreconditionFailed);
                 }
+                let is_record = key.contains("/log/");
                 objects.insert(key, (data, self.lasting.versions));
-                Ok(StoreReply::Written { version })
+                self.answer_of_create(is_record, version)
             }
             StoreOp::Update {
                 key,

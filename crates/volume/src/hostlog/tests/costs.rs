@@ -82,6 +82,7 @@ fn taker<'a>(port: &'a &'a Counting, host: u8) -> Taker<'a, &'a Counting> {
         own: session(host),
         label: "host",
         mark: Position::default(),
+        unix_ms: 0,
     }
 }
 
@@ -90,6 +91,8 @@ fn wanted(volumes: u8) -> Vec<Wanted> {
         name: volume_name(volume_id(number)),
         above: Epoch(0),
         take_over: true,
+        judged: None,
+        continues: None,
     });
     wanted.collect()
 }

@@ -439,6 +439,8 @@ impl Host {
             name: volume_name(*volume),
             above: self.tail(*volume, |tail| tail.epoch),
             take_over: true,
+            judged: None,
+            continues: None,
         });
         let wanted: Vec<_> = wanted.collect();
         let mark = self.publisher.mark().await?;
@@ -447,6 +449,7 @@ impl Host {
             own: self.own,
             label: "host",
             mark,
+            unix_ms: 0,
         };
         let mut taken = taker.take(&wanted).await;
         for (volume, wanted) in volumes.iter().zip(wanted) {

@@ -6,8 +6,8 @@
 //! in order ([`super::publish`]), so that the store always has a prefix of the history (S4), and each
 //! publication frees its part of the log at once.
 //!
-//! Two procedures per volume, both for as long as it is live: one cuts what was asked for into slices,
-//! the other publishes. A job per slice lies between them. Nothing here decides *when* something is
+//! A procedure per volume, for as long as it is live, cuts what was asked for into slices; a job per slice
+//! brings it to the store; one procedure of the host publishes what is ready of all volumes. Nothing here decides *when* something is
 //! asked for: that is the bookkeeping's (age and pressure), and that of whoever waits for the store.
 //!
 //! [`Options::slice_bytes`]: crate::options::Options::slice_bytes
@@ -26,15 +26,17 @@ use std::sync::atomic::Ordering;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::{NotLive, Status, Tail};
-use crate::store::publish::publish;
+use crate::store::endings::{end, end_of, is_final, is_refusal};
+use crate::store::roots::{begin_update, finish_update};
 use crate::units::Lsn;
 
 /// Starts the flow of a volume that goes live.
 pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>) {
     let cutter = cut_slices(Arc::clone(engine), Arc::clone(tail));
     engine.jobs.spawn(cutter);
-    let publisher = publish_slices(Arc::clone(engine), Arc::clone(tail));
-    engine.jobs.spawn(publisher);
+    engine
+        .jobs
+        .spawn(grow(Arc::clone(engine), Arc::clone(tail)));
 }
 
 /// Cuts slices as long as the tail is live and more is wanted than is on its way.
@@ -68,8 +70,8 @@ async fn cut_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
     }
 }
 
-/// Publishes what is ready, and the size that the volume is to have, as long as the tail is live.
-async fn publish_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
+/// Brings the size that the volume is to have to its root, as long as the tail is live.
+async fn grow(engine: Arc<Engine>, tail: Arc<Tail>) {
     let upload = &tail.upload;
     let mut delay = engine.options.retry_ns;
     loop {
@@ -79,33 +81,36 @@ async fn publish_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
                 if tail.lock().status != Status::Live {
                     return Some(false);
                 }
-                (upload.has_publishable() || upload.needs_grow()).then_some(true)
+                upload.needs_grow().then_some(true)
             })
             .await;
         if !live {
             return;
         }
-        let result = publish(&engine, &tail, &upload.publishable()).await;
+        let result = {
+            let _turn = upload.turn.take().await;
+            update_root(&engine, &tail).await
+        };
         let error = result.as_ref().err();
         upload.set_error(error);
-        upload.on_store_answer(error.is_some());
         upload.set_refusal(error.filter(|error| is_refusal(error)).cloned());
         if let Some(error) = error.filter(|error| is_final(error)) {
-            fence(&engine, &tail, error);
+            end(&engine, &tail, error);
         }
         upload.wake_all();
-        engine.request_reclaim();
-        match result {
-            Ok(()) => delay = engine.options.retry_ns,
-            Err(error) if is_final(&error) => return,
-            Err(error) => {
-                let volume = tail.name();
-                tracing::warn!(volume, %error, "publishing slices failed and will be tried again");
-                engine.port.sleep(delay).await;
-                delay = (delay * 2).min(engine.options.retry_ns * 30);
-            }
+        if let Err(error) = result {
+            let volume = tail.name();
+            tracing::warn!(volume, %error, "growing the volume failed and will be tried again");
+            engine.port.sleep(delay).await;
+            delay = (delay * 2).min(engine.options.retry_ns * 30);
         }
     }
+}
+
+/// All that is stored, and the volume's size.
+async fn update_root(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
+    let update = begin_update(engine, tail).await?;
+    finish_update(engine, tail, &update).await.map(drop)
 }
 
 /// Ends when everything up to `lsn` is in the store, or never will be.
@@ -131,29 +136,6 @@ pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Resul
         .await
 }
 
-/// Why a tail that is not live stores nothing more.
-fn end_of(tail: &Tail, status: Status) -> OpenError {
-    if status == Status::Broken {
-        return broken_error(tail);
-    }
-    let refusal = tail.upload.refusal();
-    refusal.unwrap_or_else(|| OpenError::Fenced(tail.name().to_owned()))
-}
-
-/// Another host's history stands in the store, or none that this host's continues: nothing is
-/// completed here any more.
-pub(super) fn is_final(error: &OpenError) -> bool {
-    matches!(
-        error,
-        OpenError::Fenced(_) | OpenError::Deleted(_) | OpenError::StoreWentBack { .. }
-    )
-}
-
-/// Nothing can be stored, and who waits for that must hear of it.
-fn is_refusal(error: &OpenError) -> bool {
-    is_final(error) || matches!(error, OpenError::RootMissing(_))
-}
-
 /// Ends when the volume has this size, in the store and here, or never will have.
 pub(crate) async fn wait_grown(tail: &Tail, bytes: u64) -> Result<(), OpenError> {
     tail.upload.grow(bytes);
@@ -166,42 +148,4 @@ pub(crate) async fn wait_grown(tail: &Tail, bytes: u64) -> Result<(), OpenError>
         }
     };
     tail.upload.changed.wait_until(size).await
-}
-
-fn broken_error(tail: &Tail) -> OpenError {
-    OpenError::Corrupt(format!(
-        "{}: the server failed inside a commit and serves it no more; restart the server: nothing \
-         that was acknowledged is lost",
-        tail.name()
-    ))
-}
-
-/// The volume is another host's, or none, which was found out without a commit.
-pub(crate) fn end(engine: &Engine, tail: &Tail, error: &OpenError) {
-    // Whoever found out first has said why; those behind know only that it is served no more.
-    let is_live = tail.lock().status == Status::Live;
-    if !is_live && !canary::active!("first_reason_is_forgotten") {
-        return;
-    }
-    tail.upload.set_error(Some(error));
-    tail.upload.set_refusal(Some(error.clone()));
-    fence(engine, tail, error);
-    tail.upload.wake_all();
-}
-
-/// Nothing more of the volume is completed here; its layers, kept for rescue, may be merged again.
-fn fence(engine: &Engine, tail: &Tail, error: &OpenError) {
-    let mut inner = tail.lock();
-    (inner.cut, inner.merged) = (Lsn::ZERO, Lsn::ZERO);
-    if inner.status != Status::Live {
-        return;
-    }
-    inner.status = Status::Fenced;
-    drop(inner);
-    tracing::error!(
-        volume = tail.name(),
-        %error,
-        "fenced: nothing more of it is completed here"
-    );
-    engine.wake_parked();
 }

@@ -12,6 +12,7 @@ use bytes::Bytes;
 
 use crate::driver::{ComputeKind, StoreOp};
 use crate::engine::Engine;
+use crate::hostlog::names::Digest;
 use crate::map::ExtentMap;
 use crate::map::index::delta_of;
 use crate::map::layers::{DirtyExtent, LogAddr};
@@ -157,10 +158,12 @@ pub(super) async fn bring_pack(
     let session = engine.session_name;
     let build = move || {
         let writer = PackWriter::with_effort(session, id.number, effort);
-        build_pack(writer, &slice, &plan, &content)
+        let pack = build_pack(writer, &slice, &plan, &content);
+        let digest = Digest::of(&pack.bytes);
+        (pack, digest)
     };
-    let pack = compute(engine, tail, cost, build).await?;
-    let uploaded = put_pack(engine, tail, pack).await?;
+    let (pack, digest) = compute(engine, tail, cost, build).await?;
+    let uploaded = put_pack(engine, tail, pack, digest).await?;
     Ok(BroughtPack { uploaded, damaged })
 }
 
@@ -212,6 +215,7 @@ async fn put_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     pack: Pack,
+    digest: Digest,
 ) -> Result<UploadedPack, Stopped> {
     let key = pack.key();
     let items = pack.sections.iter().flat_map(|part| &part.items);
@@ -223,6 +227,7 @@ async fn put_pack(
             footer_bytes: pack.footer_bytes,
             span: spans.reduce(Span::hull).unwrap_or_default(),
         },
+        digest,
         sections: pack.sections,
     };
     let data = Bytes::from(pack.bytes);

@@ -35,6 +35,7 @@ pub(super) async fn run(engine: Arc<Engine>, tail: Arc<Tail>, cut: CutSlice) {
         return;
     }
     tail.upload.on_slice_ready(ready);
+    engine.host_log.wake();
 }
 
 async fn prepare(

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::hostlog::names::Digest;
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, FrozenLayer, LogAddr};
 use crate::object::pack::Section;
@@ -31,6 +32,8 @@ pub(crate) struct CutSlice {
 #[derive(Debug)]
 pub(crate) struct UploadedPack {
     pub(crate) reference: DeltaRef,
+    /// Of its bytes.
+    pub(crate) digest: Digest,
     pub(crate) sections: Vec<Section>,
 }
 

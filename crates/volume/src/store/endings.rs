@@ -1,0 +1,73 @@
+//! How the service of a volume ends: another host has it, or nothing that this host holds can be stored any
+//! more. What is left of it is kept for rescue.
+//!
+//! Must never lose anything: the tail stays in the log.
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::request::tail::{Status, Tail};
+use crate::units::Lsn;
+
+/// Why a tail that is not live stores nothing more.
+pub(super) fn end_of(tail: &Tail, status: Status) -> OpenError {
+    if status == Status::Broken {
+        return broken_error(tail);
+    }
+    let refusal = tail.upload.refusal();
+    refusal.unwrap_or_else(|| OpenError::Fenced(tail.name().to_owned()))
+}
+
+/// Another host's history stands in the store, or none that this host's continues: nothing is
+/// completed here any more.
+pub(crate) fn is_final(error: &OpenError) -> bool {
+    matches!(
+        error,
+        OpenError::Fenced(_)
+            | OpenError::Deleted(_)
+            | OpenError::StoreWentBack { .. }
+            | OpenError::HostStopped(_)
+    )
+}
+
+/// Nothing can be stored, and who waits for that must hear of it.
+pub(super) fn is_refusal(error: &OpenError) -> bool {
+    is_final(error) || matches!(error, OpenError::RootMissing(_))
+}
+
+fn broken_error(tail: &Tail) -> OpenError {
+    OpenError::Corrupt(format!(
+        "{}: the server failed inside a commit and serves it no more; restart the server: nothing \
+         that was acknowledged is lost",
+        tail.name()
+    ))
+}
+
+/// The volume is another host's, or none, which was found out without a commit.
+pub(crate) fn end(engine: &Engine, tail: &Tail, error: &OpenError) {
+    // Whoever found out first has said why; those behind know only that it is served no more.
+    let is_live = tail.lock().status == Status::Live;
+    if !is_live && !canary::active!("first_reason_is_forgotten") {
+        return;
+    }
+    tail.upload.set_error(Some(error));
+    tail.upload.set_refusal(Some(error.clone()));
+    fence(engine, tail, error);
+    tail.upload.wake_all();
+}
+
+/// Nothing more of the volume is completed here; its layers, kept for rescue, may be merged again.
+fn fence(engine: &Engine, tail: &Tail, error: &OpenError) {
+    let mut inner = tail.lock();
+    (inner.cut, inner.merged) = (Lsn::ZERO, Lsn::ZERO);
+    if inner.status != Status::Live {
+        return;
+    }
+    inner.status = Status::Fenced;
+    drop(inner);
+    tracing::error!(
+        volume = tail.name(),
+        %error,
+        "fenced: nothing more of it is completed here"
+    );
+    engine.wake_parked();
+}

@@ -1,0 +1,317 @@
+//! This host's log in the store, as the engine holds it: the one publisher, where the log stands, and what
+//! procedures ask of the next record.
+//!
+//! The publisher is used by one procedure at a time. It must never be left half used: whoever is dropped
+//! while he waits inside it gives it back, and what it had sent is found by its digest. Knows the engine only as a
+//! [`LogEnvironment`].
+
+use std::future::Future;
+use std::ops::{Deref, DerefMut};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, Weak};
+
+use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::error::OpenError;
+use crate::hostlog::names::SessionName;
+use crate::hostlog::notes::LogState;
+use crate::hostlog::port::{LogPort, NotesEnded};
+use crate::hostlog::publisher::Publisher;
+use crate::hostlog::record::NamedObject;
+use crate::hostlog::stop::Stop;
+use crate::jobs::{Answer, AnswerSender, Port, Signal};
+use crate::lock::lock;
+use crate::object::ObjectId;
+use crate::request::tail::Tail;
+use crate::units::{Epoch, LogSession};
+
+/// What the host's log needs of the engine around it.
+pub(crate) trait LogEnvironment: Send + Sync {
+    /// Makes it durable; false if the local log takes nothing more.
+    fn note(self: Arc<Self>, state: LogState) -> Pin<Box<dyn Future<Output = bool> + Send>>;
+    /// Leaves it to the next durable note.
+    fn jot(&self, state: LogState);
+    /// A request to the store was answered, or failed and will be sent again.
+    fn on_store_answer(&self, key: &str, is_write: bool, error: Option<&StoreError>);
+}
+
+/// The host's log.
+#[derive(Debug)]
+pub(crate) struct HostLog {
+    /// The newest note or jot: checkpoints state it.
+    state: Mutex<LogState>,
+    publisher: Mutex<Option<Publisher<HostPort>>>,
+    free: Signal,
+    /// Something is to be published.
+    pub(super) changed: Signal,
+    /// The newest durable one.
+    noted: Mutex<LogState>,
+    asked: Mutex<Vec<Asked>>,
+    failures: Mutex<Failures>,
+    stopped: Mutex<Option<Stop>>,
+}
+
+/// Requests of the host's log that failed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Failures {
+    total: u64,
+    reads_in_a_row: u64,
+    writes_in_a_row: u64,
+    last: String,
+}
+
+impl Failures {
+    fn on_answer(&mut self, is_write: bool, error: Option<&StoreError>) {
+        let in_a_row = match is_write {
+            true => &mut self.writes_in_a_row,
+            false => &mut self.reads_in_a_row,
+        };
+        match error {
+            None => *in_a_row = 0,
+            Some(error) => {
+                *in_a_row += 1;
+                self.total += 1;
+                self.last = format!("{error:?}");
+            }
+        }
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(super) fn in_a_row(&self) -> u64 {
+        self.reads_in_a_row.max(self.writes_in_a_row)
+    }
+
+    /// What the last one ended with.
+    pub(super) fn last(&self) -> &str {
+        &self.last
+    }
+}
+
+/// What a record is to say beside slices.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) tail: Arc<Tail>,
+    pub(super) epoch: Epoch,
+    /// Objects that a root update is about to name: index or pack, and the number.
+    pub(super) objects: Vec<NamedObject>,
+    /// It ends the volume's epoch.
+    pub(super) ends: bool,
+    pub(super) answer: AnswerSender<Result<(), OpenError>>,
+}
+
+impl HostLog {
+    pub(crate) fn new(state: LogState) -> HostLog {
+        HostLog {
+            noted: Mutex::new(state.clone()),
+            state: Mutex::new(state),
+            publisher: Mutex::new(None),
+            free: Signal::default(),
+            changed: Signal::default(),
+            asked: Mutex::default(),
+            failures: Mutex::default(),
+            stopped: Mutex::default(),
+        }
+    }
+
+    /// Makes the publisher of this session. `before`: the session before it.
+    pub(crate) fn begin(&self, port: HostPort, own: SessionName, before: LogSession) {
+        let publisher = Publisher::new(port, own, before, self.state());
+        *lock(&self.publisher) = Some(publisher);
+    }
+
+    /// Where the log stands, for checkpoints.
+    pub(crate) fn state(&self) -> LogState {
+        lock(&self.state).clone()
+    }
+
+    /// Replaces where the log stands.
+    pub(crate) fn set_state(&self, state: LogState) {
+        *lock(&self.state) = state;
+    }
+
+    /// Where the log stood at the last durable note.
+    pub(super) fn noted(&self) -> LogState {
+        lock(&self.noted).clone()
+    }
+
+    pub(super) fn set_noted(&self, state: LogState) {
+        *lock(&self.noted) = state;
+    }
+
+    /// Why this host does nothing more.
+    pub(super) fn stopped(&self) -> Option<Stop> {
+        lock(&self.stopped).clone()
+    }
+
+    /// True: it had not stopped before.
+    pub(super) fn stop(&self, stop: &Stop) -> bool {
+        lock(&self.stopped).replace(stop.clone()).is_none()
+    }
+
+    pub(super) fn failures(&self) -> Failures {
+        lock(&self.failures).clone()
+    }
+
+    pub(super) fn on_store_answer(&self, is_write: bool, error: Option<&StoreError>) {
+        lock(&self.failures).on_answer(is_write, error);
+    }
+
+    /// Something is ready to be published.
+    pub(crate) fn wake(&self) {
+        self.changed.wake_all();
+    }
+
+    /// The publisher, when nobody else uses it.
+    pub(super) async fn publisher(&self) -> PublisherGuard<'_> {
+        let publisher = self.free.wait_until(|| lock(&self.publisher).take()).await;
+        PublisherGuard {
+            log: self,
+            publisher: Some(publisher),
+        }
+    }
+
+    /// Ends when a record that counts names these index objects of a volume.
+    pub(super) async fn name_index_objects(
+        &self,
+        tail: &Arc<Tail>,
+        epoch: Epoch,
+        objects: &[ObjectId],
+    ) -> Result<(), OpenError> {
+        let name = |object: &ObjectId| NamedObject {
+            volume: 0,
+            is_index: true,
+            is_kept: false,
+            number: object.number,
+        };
+        let objects = objects.iter().map(name).collect();
+        self.ask(tail, epoch, objects, false).await
+    }
+
+    /// Ends when a record that counts ends the volume's epoch.
+    pub(super) async fn end_epoch(&self, tail: &Arc<Tail>, epoch: Epoch) -> Result<(), OpenError> {
+        self.ask(tail, epoch, Vec::new(), true).await
+    }
+
+    fn ask(
+        &self,
+        tail: &Arc<Tail>,
+        epoch: Epoch,
+        objects: Vec<NamedObject>,
+        ends: bool,
+    ) -> Answer<Result<(), OpenError>> {
+        let (sender, answer) = Answer::channel();
+        lock(&self.asked).push(Asked {
+            tail: Arc::clone(tail),
+            epoch,
+            objects,
+            ends,
+            answer: sender,
+        });
+        self.changed.wake_all();
+        answer
+    }
+
+    pub(super) fn has_asked(&self) -> bool {
+        !lock(&self.asked).is_empty()
+    }
+
+    pub(super) fn take_asked(&self) -> Vec<Asked> {
+        std::mem::take(&mut *lock(&self.asked))
+    }
+}
+
+/// Holds the publisher, and gives it back.
+pub(super) struct PublisherGuard<'a> {
+    log: &'a HostLog,
+    /// None only while it is dropped.
+    publisher: Option<Publisher<HostPort>>,
+}
+
+impl Deref for PublisherGuard<'_> {
+    type Target = Publisher<HostPort>;
+
+    fn deref(&self) -> &Publisher<HostPort> {
+        self.publisher.as_ref().expect("held until the guard goes")
+    }
+}
+
+impl DerefMut for PublisherGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Publisher<HostPort> {
+        self.publisher.as_mut().expect("held until the guard goes")
+    }
+}
+
+impl Drop for PublisherGuard<'_> {
+    fn drop(&mut self) {
+        *lock(&self.log.publisher) = self.publisher.take();
+        self.log.free.wake_all();
+    }
+}
+
+/// What the procedures of the host's log ask for. The engine holds the publisher, so this does not hold
+/// the engine.
+#[derive(Clone)]
+pub(crate) struct HostPort {
+    port: Port,
+    environment: Weak<dyn LogEnvironment>,
+}
+
+impl std::fmt::Debug for HostPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostPort").finish_non_exhaustive()
+    }
+}
+
+impl HostPort {
+    pub(crate) fn new(port: Port, environment: Weak<dyn LogEnvironment>) -> HostPort {
+        HostPort { port, environment }
+    }
+}
+
+impl LogPort for HostPort {
+    async fn store(&self, op: StoreOp) -> Result<StoreReply, StoreError> {
+        let key = key_of(&op).to_owned();
+        let is_write = matches!(op, StoreOp::Create { .. } | StoreOp::Update { .. });
+        let result = self.port.store(op).await;
+        let error = result.as_ref().err();
+        let failure = error.filter(|error| {
+            !matches!(error, StoreError::NotFound | StoreError::PreconditionFailed)
+        });
+        if let Some(environment) = self.environment.upgrade() {
+            environment.on_store_answer(&key, is_write, failure);
+        }
+        result
+    }
+
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> + Send {
+        self.port.sleep(ns)
+    }
+
+    async fn note(&self, state: LogState) -> Result<(), NotesEnded> {
+        let environment = self.environment.upgrade().ok_or(NotesEnded)?;
+        match environment.note(state).await {
+            true => Ok(()),
+            false => Err(NotesEnded),
+        }
+    }
+
+    fn jot(&self, state: LogState) {
+        if let Some(environment) = self.environment.upgrade() {
+            environment.jot(state);
+        }
+    }
+}
+
+fn key_of(op: &StoreOp) -> &str {
+    match op {
+        StoreOp::Get { key }
+        | StoreOp::GetRange { key, .. }
+        | StoreOp::Put { key, .. }
+        | StoreOp::Create { key, .. }
+        | StoreOp::Update { key, .. }
+        | StoreOp::Delete { key } => key,
+        StoreOp::List { prefix } => prefix,
+    }
+}

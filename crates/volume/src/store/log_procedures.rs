@@ -1,0 +1,167 @@
+//! What the engine does with its host's log: it takes notes, gives the mark for roots, and ends volumes, or
+//! the whole host, by what the log says.
+//!
+//! A stop of the host is for good: nothing of any volume is completed or stored after it.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+
+use crate::driver::StoreError;
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::look_around::check_previous;
+use crate::hostlog::names::Position;
+use crate::hostlog::notes::LogState;
+use crate::hostlog::publisher::{Progress, Publisher};
+use crate::hostlog::stop::Stop;
+use crate::request::tail::Status;
+use crate::store::endings;
+use crate::store::host_log::{HostPort, LogEnvironment};
+use crate::store::objects::store_error;
+
+/// So many requests in a row without an answer that says something end an operation that somebody waits for.
+const FAILURES_MAX: u64 = 8;
+
+impl LogEnvironment for Engine {
+    fn note(self: Arc<Self>, state: LogState) -> Pin<Box<dyn Future<Output = bool> + Send>> {
+        self.host_log.set_state(state.clone());
+        let round = self.committer().note_log_state(&self, state.clone());
+        Box::pin(async move {
+            let is_durable = self.committer().durable(&self, round).await;
+            if is_durable {
+                self.host_log.set_noted(state);
+            }
+            is_durable
+        })
+    }
+
+    fn jot(&self, state: LogState) {
+        self.host_log.set_state(state.clone());
+        self.committer().jot_log_state(state);
+    }
+
+    fn on_store_answer(&self, key: &str, is_write: bool, error: Option<&StoreError>) {
+        self.host_log.on_store_answer(is_write, error);
+        let Some(error) = error else {
+            return;
+        };
+        let error = store_error("request", key, error);
+        tracing::warn!(%error, "a request of the host's log failed and will be tried again");
+        for tail in self.tails() {
+            if tail.upload.has_publishable() {
+                tail.upload.set_error(Some(&error));
+                tail.upload.on_store_answer(true);
+            }
+        }
+    }
+}
+
+/// The port of the host's log.
+pub(crate) fn log_port(engine: &Arc<Engine>) -> HostPort {
+    let environment = Arc::downgrade(engine);
+    HostPort::new(engine.port.clone(), environment)
+}
+
+/// Finds out what stands in the log up to its end.
+pub(super) async fn catch_up(engine: &Arc<Engine>) -> Result<(), OpenError> {
+    let mut publisher = engine.host_log.publisher().await;
+    let found = publisher.catch_up().await;
+    on_progress(engine, found).map(drop)
+}
+
+/// A mark for a volume that is opened: of the last durable note, which is resolved, and whose record must
+/// still be there. A lower mark than could be had costs the next taker some reads; this one waits for no
+/// create in flight.
+pub(super) async fn noted_mark(engine: &Arc<Engine>) -> Result<Position, OpenError> {
+    if let Some(stop) = engine.host_log.stopped() {
+        return Err(OpenError::HostStopped(stop));
+    }
+    let noted = engine.host_log.noted();
+    let checked = check_previous(&log_port(engine), engine.host, &noted).await;
+    checked.map_err(|stop| stop_host(engine, &stop))?;
+    Ok(noted.next.before())
+}
+
+/// The mark for a root update. A poisoned log takes no note of it, and publishes no record any more that
+/// could come to stand below it.
+pub(super) async fn mark(
+    engine: &Arc<Engine>,
+    publisher: &mut Publisher<HostPort>,
+) -> Result<Position, OpenError> {
+    match publisher.mark().await {
+        Ok(mark) => Ok(mark),
+        Err(Stop::LocalLog) => Ok(publisher.state().next.before()),
+        Err(stop) => Err(stop_host(engine, &stop)),
+    }
+}
+
+/// Ends the volumes that other hosts turned out to have.
+pub(super) fn on_progress(
+    engine: &Arc<Engine>,
+    found: Result<Progress, Stop>,
+) -> Result<Progress, OpenError> {
+    let progress = found.map_err(|stop| stop_host(engine, &stop))?;
+    for volume in &progress.fenced {
+        let tails = engine.tails().into_iter();
+        for tail in tails.filter(|tail| tail.id().volume == *volume) {
+            let live = tail.lock().status == Status::Live;
+            if live {
+                let error = OpenError::Fenced(tail.name().to_owned());
+                endings::end(engine, &tail, &error);
+            }
+        }
+    }
+    Ok(progress)
+}
+
+/// Something does not fit: the host stores and completes nothing more. A poisoned log is no such case: its
+/// volumes go on without it.
+pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
+    if *stop == Stop::LocalLog {
+        return OpenError::Poisoned;
+    }
+    let error = OpenError::HostStopped(stop.clone());
+    if engine.host_log.stop(stop) {
+        tracing::error!(%error, "this host stops: it completes and stores nothing more");
+    }
+    for tail in engine.tails() {
+        let live = tail.lock().status == Status::Live;
+        if live {
+            endings::end(engine, &tail, &error);
+        }
+    }
+    error
+}
+
+/// The result of `work`, unless the store gives no answers any more: whoever waits for it is to hear that.
+/// Dropping a take-over or an update is no more than a crash of who made it: what it sent may still take
+/// effect.
+pub(super) async fn with_patience<T>(
+    engine: &Engine,
+    what: &str,
+    work: impl Future<Output = Result<T, OpenError>>,
+) -> Result<T, OpenError> {
+    let begun = engine.host_log.failures().total();
+    let mut sleep = engine.port.sleep(engine.options.retry_ns);
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(result) = work.as_mut().poll(cx) {
+            return Poll::Ready(result);
+        }
+        while Pin::new(&mut sleep).poll(cx).is_ready() {
+            let failures = engine.host_log.failures();
+            if failures.total() - begun >= FAILURES_MAX && failures.in_a_row() >= FAILURES_MAX {
+                return Poll::Ready(Err(OpenError::Store(format!(
+                    "{what}: the store gives no answer that would tell what became of it ({}); try \
+                     again when it can be reached",
+                    failures.last()
+                ))));
+            }
+            sleep = engine.port.sleep(engine.options.retry_ns);
+        }
+        Poll::Pending
+    })
+    .await
+}
