@@ -41,9 +41,9 @@ pub enum OpenError {
         volume: String,
         /// The host that holds it.
         owner: String,
-        /// The newest commit known to be in the store.
+        /// The newest commit that the root has; that host's log may have brought more since.
         stored_lsn: u64,
-        /// How long ago that host wrote to the store, in milliseconds.
+        /// How long ago that host changed the root, in milliseconds.
         seen_ms_ago: u64,
     },
     /// Another host has taken the volume over; this one completes no more writes.
@@ -150,8 +150,8 @@ impl fmt::Display for OpenError {
                 seen_ms_ago,
             } => write!(
                 f,
-                "volume {volume} is held by host {owner}, which has not let go and was last seen in \
-                 the store {} s ago; what it has not uploaded (after LSN {stored_lsn}) would be lost \
+                "volume {volume} is held by host {owner}, which has not let go and last changed its \
+                 root {} s ago; what it has not uploaded (after LSN {stored_lsn} or later) would be lost \
                  here: stop that server, or declare the loss with `firn attach {volume} --take-over`",
                 seen_ms_ago / 1000
             ),

@@ -175,7 +175,7 @@ mod tests {
     fn a_world_that_parts_at_a_crash_goes_on_as_if_it_had_been_run_anew() {
         let case = Case {
             word: vec![write(4, 8, true), Action::Sync],
-            sequential: false,
+            sequential: true,
             warm: true,
         };
         let mut places = 0;

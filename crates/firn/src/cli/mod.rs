@@ -55,7 +55,7 @@ pub(crate) fn attach(api: &ApiArgs, json: bool, name: &str, request: &AttachRequ
 fn describe_loss(name: &str, loss: &GivenUp) -> String {
     let seen = Duration::from_millis(loss.last_seen_unix_ms);
     format!(
-        "firn: {name} was taken over from {} (host {}), last seen in the store {} ago (at Unix time \
+        "firn: {name} was taken over from {} (host {}), whose root of it was last seen to change {} ago (at Unix time \
          {}). Given up: whatever it wrote after LSN {}, the newest position that it had uploaded. \
          If that host comes back it keeps those writes: see `firn rescue list` there",
         loss.owner,

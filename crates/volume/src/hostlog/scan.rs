@@ -160,6 +160,26 @@ impl Scan {
     }
 }
 
+/// Up to which LSN the store has a volume: its root, and what the log of whoever holds it says beyond.
+///
+/// # Errors
+/// If records are missing or do not fit, which may also be because the root changed meanwhile.
+pub async fn read_stored(port: &impl LogPort, root: &Root) -> Result<Lsn, ScanError> {
+    let owner = root.owner.as_ref().map(|owner| Predecessor {
+        host: owner.host,
+        epoch: root.epoch,
+        mark: root.mark,
+    });
+    let Some(holder) = owner.or(root.predecessor) else {
+        return Ok(root.lsn);
+    };
+    let low = read_low_mark(port, holder.host).await;
+    let chain = Chain::new(root.volume, holder, root.lsn);
+    let mut scan = Scan::new(holder.host, low, vec![chain]);
+    scan.run(port).await?;
+    Ok(scan.chains[0].last)
+}
+
 /// What an owner's own log holds of a volume beyond its root.
 #[derive(Clone, Debug)]
 pub struct OwnLog {

@@ -12,6 +12,7 @@ use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::publisher::Batch;
 use crate::hostlog::root_updates::{Updated, update_root};
+use crate::hostlog::scan::read_stored;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
@@ -204,7 +205,19 @@ async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenErr
 
 pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo, OpenError> {
     check_name(name)?;
-    Ok(VolumeInfo::of(&read_root(engine, name).await?.root))
+    let root = read_root(engine, name).await?.root;
+    let port = log_port(engine);
+    let stored = with_patience(engine, name, async { Ok(read_stored(&port, &root).await) }).await?;
+    let stored = stored.unwrap_or_else(|error| {
+        tracing::debug!(
+            volume = name,
+            ?error,
+            "the log of its holder tells no more than its root"
+        );
+        root.lsn
+    });
+    let info = VolumeInfo::of(&root);
+    Ok(VolumeInfo { stored, ..info })
 }
 
 pub(crate) async fn list(engine: &Arc<Engine>) -> Result<Vec<VolumeInfo>, OpenError> {

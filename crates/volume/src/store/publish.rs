@@ -91,6 +91,12 @@ fn has_ready(tail: &Arc<Tail>) -> bool {
 
 fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
     let upload = &tail.upload;
+    // A fold may have ended its service meanwhile: that reason stands, also if this record counts.
+    let is_live = tail.lock().status == Status::Live;
+    if !is_live && !canary::active!("first_reason_is_forgotten") {
+        upload.wake_all();
+        return;
+    }
     upload.set_error(error);
     upload.on_store_answer(error.is_some());
     upload.set_refusal(error.filter(|error| endings::is_refusal(error)).cloned());

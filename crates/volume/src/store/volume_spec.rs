@@ -33,7 +33,7 @@ pub struct VolumeInfo {
     pub block: u32,
     /// How often it was opened.
     pub epoch: Epoch,
-    /// The newest commit in the store.
+    /// The newest commit in the store; in a list of volumes, in the root: the holder's log may have more.
     pub stored: Lsn,
     /// When the root was written, milliseconds since 1970.
     pub unix_ms: u64,
