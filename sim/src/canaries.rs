@@ -78,6 +78,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "close_ends_nothing",
     "fold_names_its_objects_nowhere",
     "one_damaged_read_is_believed",
+    "stopped_host_opens_volumes",
+    "close_is_sent_for_ever",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

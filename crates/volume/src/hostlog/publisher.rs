@@ -152,6 +152,8 @@ impl<P: LogPort> Publisher<P> {
 
     async fn pass_all(&mut self, progress: &mut Progress) -> Result<(), Stop> {
         self.check_stopped()?;
+        // Whoever caught up before may have been cut short.
+        self.has_read_previous = false;
         loop {
             let found = self.find(progress).await?;
             // What was read a moment ago is not read again.
@@ -392,12 +394,22 @@ impl<P: LogPort> Publisher<P> {
             let owned = self.volumes.get(volume);
             owned.is_some_and(|owned| owned.epoch == *epoch)
         };
+        let mut ended = Vec::new();
         let volumes = slices
             .volumes
             .iter()
             .filter(|named| still(named))
             .copied()
             .collect();
+        // Nothing of an epoch is published behind its end.
+        for (volume, epoch) in slices.ended() {
+            if still(&(volume, epoch)) {
+                ended.push(volume);
+            }
+        }
+        for volume in ended {
+            self.volumes.remove(&volume);
+        }
         progress.published.push(Published { record, volumes });
         Ok(())
     }

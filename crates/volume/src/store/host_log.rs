@@ -22,7 +22,7 @@ use crate::jobs::{Answer, AnswerSender, Port, Signal};
 use crate::lock::lock;
 use crate::object::ObjectId;
 use crate::request::tail::Tail;
-use crate::units::{Epoch, LogSession};
+use crate::units::{Epoch, LogSession, VolumeId};
 
 /// What the host's log needs of the engine around it.
 pub(crate) trait LogEnvironment: Send + Sync {
@@ -45,9 +45,18 @@ pub(crate) struct HostLog {
     pub(super) changed: Signal,
     /// The newest durable one.
     noted: Mutex<LogState>,
+    /// Volumes that come and go; whoever takes the publisher next tells it.
+    changes: Mutex<Vec<VolumeChange>>,
     asked: Mutex<Vec<Asked>>,
     failures: Mutex<Failures>,
     stopped: Mutex<Option<Stop>>,
+}
+
+/// A volume that this host owns from now on, or no more.
+#[derive(Debug)]
+enum VolumeChange {
+    Attach(VolumeId, String, Epoch),
+    Detach(VolumeId),
 }
 
 /// Requests of the host's log that failed.
@@ -109,6 +118,7 @@ impl HostLog {
             publisher: Mutex::new(None),
             free: Signal::default(),
             changed: Signal::default(),
+            changes: Mutex::default(),
             asked: Mutex::default(),
             failures: Mutex::default(),
             stopped: Mutex::default(),
@@ -163,9 +173,26 @@ impl HostLog {
         self.changed.wake_all();
     }
 
+    /// The volume is owned from now on. Waits for nobody: the publisher may wait for the store.
+    pub(super) fn attach(&self, volume: VolumeId, name: String, epoch: Epoch) {
+        lock(&self.changes).push(VolumeChange::Attach(volume, name, epoch));
+    }
+
+    /// It is not owned any more.
+    pub(super) fn detach(&self, volume: VolumeId) {
+        lock(&self.changes).push(VolumeChange::Detach(volume));
+    }
+
     /// The publisher, when nobody else uses it.
     pub(super) async fn publisher(&self) -> PublisherGuard<'_> {
-        let publisher = self.free.wait_until(|| lock(&self.publisher).take()).await;
+        let take = || lock(&self.publisher).take();
+        let mut publisher = self.free.wait_until(take).await;
+        for change in std::mem::take(&mut *lock(&self.changes)) {
+            match change {
+                VolumeChange::Attach(volume, name, epoch) => publisher.attach(volume, name, epoch),
+                VolumeChange::Detach(volume) => publisher.detach(volume),
+            }
+        }
         PublisherGuard {
             log: self,
             publisher: Some(publisher),

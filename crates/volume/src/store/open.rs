@@ -31,7 +31,7 @@ use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::{begin_update, finish_update, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
-use crate::store::{flow, fold, index_blocks};
+use crate::store::{endings, flow, fold, index_blocks};
 use crate::units::{LogSession, Lsn, VolumeId};
 
 /// How to open a volume.
@@ -531,10 +531,16 @@ async fn go_live(
     }
     engine
         .host_log
-        .publisher()
-        .await
         .attach(volume, tail.name().to_owned(), epoch);
     tail.lock().status = Status::Live;
+    // A host that stops says so first, and then ends what is live: one of the two sees the other.
+    if let Some(stop) = engine.host_log.stopped()
+        && !canary::active!("stopped_host_opens_volumes")
+    {
+        let error = OpenError::HostStopped(stop);
+        endings::end(engine, tail, &error);
+        return Err(error);
+    }
     // How old it is nobody knows, and this life may be as short as the one before.
     tail.upload.request(tail.newest());
     flow::start(engine, tail);
@@ -580,18 +586,23 @@ async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenErr
         engine.host_log.end_epoch(tail, epoch).await?;
     }
     let _turn = tail.upload.turn.take().await;
+    if tail.upload.is_closed() {
+        return Ok(());
+    }
     let update = match tail.upload.closing() {
         Some(update) => update,
         None => {
             let mut update = begin_update(engine, tail).await?;
             update.root.owner = None;
             update.root.mark = Position::default();
-            tail.upload.set_closing(update.clone());
+            tail.upload.set_closing(Some(update.clone()));
             update
         }
     };
     finish_update(engine, tail, &update).await?;
-    engine.host_log.publisher().await.detach(tail.id().volume);
+    // No pause from the answer to here: whoever comes again finds all of it done.
+    tail.upload.set_closed();
+    engine.host_log.detach(tail.id().volume);
     Ok(())
 }
 

@@ -137,6 +137,11 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
         parts.insert(part.tail.id(), part);
     }
     for asked in engine.host_log.take_asked() {
+        if asked.ends && asked.tail.upload.has_ended() {
+            // Whoever asked before was cut short.
+            asked.answer.send(Ok(()));
+            continue;
+        }
         let part = parts.entry(asked.tail.id()).or_insert_with(|| Part {
             tail: Arc::clone(&asked.tail),
             epoch: asked.epoch,

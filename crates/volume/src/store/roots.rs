@@ -133,6 +133,10 @@ pub(crate) async fn finish_update(
             };
             let version = standing.version;
             tail.upload.set_head(KnownRoot { root, version });
+            // A close begins again from this root, too.
+            if !canary::active!("close_is_sent_for_ever") {
+                tail.upload.set_closing(None);
+            }
             Err(OpenError::Store(format!(
                 "{} was written again by somebody; trying again",
                 root_key(name)

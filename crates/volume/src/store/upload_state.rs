@@ -61,6 +61,8 @@ pub(crate) struct UploadState {
     published: Mutex<Published>,
     /// The update that closes the volume, sent as it is until it is answered.
     closing: Mutex<Option<RootUpdate>>,
+    /// The closing update has won.
+    is_closed: AtomicBool,
     /// A record ended the epoch.
     has_ended: AtomicBool,
     /// Why nothing more is stored, until something changes in the store, or for good.
@@ -180,7 +182,11 @@ impl UploadState {
 
     /// The root is this, which has taken in so many packs of the log.
     pub(super) fn on_root_updated(&self, head: KnownRoot, packs: usize) {
-        lock(&self.published).packs.drain(..packs);
+        {
+            let mut published = lock(&self.published);
+            let taken = packs.min(published.packs.len());
+            published.packs.drain(..taken);
+        }
         self.set_head(head);
     }
 
@@ -188,8 +194,18 @@ impl UploadState {
         lock(&self.closing).clone()
     }
 
-    pub(super) fn set_closing(&self, update: RootUpdate) {
-        *lock(&self.closing) = Some(update);
+    pub(super) fn set_closing(&self, update: Option<RootUpdate>) {
+        *lock(&self.closing) = update;
+    }
+
+    /// The root says that nobody has the volume.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_closed(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        *lock(&self.closing) = None;
     }
 
     pub(super) fn has_ended(&self) -> bool {
