@@ -80,6 +80,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "one_damaged_read_is_believed",
     "stopped_host_opens_volumes",
     "close_is_sent_for_ever",
+    "one_root_stops_the_host",
+    "looks_have_no_limit",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

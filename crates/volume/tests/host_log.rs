@@ -86,7 +86,10 @@ fn no_volume_goes_live_on_a_host_that_has_stopped() {
         let opening = world.host.open_volume("other", OpenMode::default());
         world.pass(moment);
         // The host was retired meanwhile.
-        world.lasting.objects.retain(|key, _| !key.ends_with("/low"));
+        world
+            .lasting
+            .objects
+            .retain(|key, _| !key.ends_with("/low"));
         let synced = world.host.sync(&demo);
         let stopped = world.wait(|_| synced.try_take()).expect_err("it stops");
         assert!(matches!(stopped, OpenError::HostStopped(_)), "{stopped}");
@@ -140,10 +143,110 @@ fn a_close_goes_on_from_a_root_that_somebody_put_back_with_a_higher_sequence() {
     assert!(root_of(&world.lasting, "other").owner.is_none());
 }
 
+/// What the root of a volume that was just opened may have become when its first record looks at it.
+fn spoil_root(world: &mut World, spoil: impl FnOnce(&mut Lasting, String)) {
+    world.lasting.versions += 1;
+    spoil(&mut world.lasting, root_key("other"));
+}
+
+fn a_spoilt_root_holds_up_its_own_volume_alone(spoil: fn(&mut Lasting, String), is_named: bool) {
+    let (mut world, demo) = with_closed_volume();
+    let other = world.open("other");
+    let (standing, _) = world.lasting.objects[&root_key("other")].clone();
+    spoil_root(&mut world, spoil);
+    world.write(&other, 8, 7, 4096);
+    let synced = world.host.sync(&other);
+    world.pass(100);
+    for fill in 3..6 {
+        world.write(&demo, 8, fill, 4096);
+        let demo_synced = world.host.sync(&demo);
+        world.pass(5_000);
+        demo_synced.try_take().expect("in time").expect("synced");
+    }
+    match synced.try_take() {
+        Some(refused) => assert!(is_named && refused.is_err(), "{refused:?}"),
+        None => assert!(!is_named, "nobody says why"),
+    }
+    assert_eq!(other.serving(), Ok(()));
+    assert!(other.watermarks().stored.lsn < volume::units::Lsn(2));
+    world.lasting.failing_keys.clear();
+    world.lasting.versions += 1;
+    let object = (standing, world.lasting.versions);
+    world.lasting.objects.insert(root_key("other"), object);
+    world.pass(40_000);
+    world.write(&other, 16, 8, 4096);
+    world.sync(&other);
+    let mut taker = World::start(Lasting {
+        objects: std::mem::take(&mut world.lasting.objects),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    let other = taker.try_open("other", true).expect("taken over");
+    assert_eq!(taker.read_fill(&other, 8, 4096), 7);
+    assert_eq!(taker.read_fill(&other, 16, 4096), 8);
+}
+
+#[test]
+fn a_volume_whose_root_is_gone_is_refused_alone_and_goes_on_when_it_is_back() {
+    let spoil = |lasting: &mut Lasting, key: String| drop(lasting.objects.remove(&key));
+    a_spoilt_root_holds_up_its_own_volume_alone(spoil, true);
+}
+
+#[test]
+fn a_volume_whose_root_cannot_be_read_is_refused_alone_and_goes_on_when_it_can() {
+    let spoil = |lasting: &mut Lasting, key: String| {
+        let object = (b"nonsense".repeat(20), lasting.versions);
+        lasting.objects.insert(key, object);
+    };
+    a_spoilt_root_holds_up_its_own_volume_alone(spoil, true);
+}
+
+#[test]
+fn a_root_that_the_store_does_not_answer_for_holds_up_no_other_volume() {
+    a_spoilt_root_holds_up_its_own_volume_alone(
+        |lasting, key| lasting.failing_keys.push(key),
+        false,
+    );
+}
+
+#[test]
+fn on_a_poisoned_log_a_root_that_is_not_answered_holds_up_no_other_volume() {
+    let (mut world, demo) = with_closed_volume();
+    let other = world.open("other");
+    world.create("third", 64 * MIB);
+    let third = world.open("third");
+    for volume in [&demo, &other] {
+        world.write(volume, 8, 7, 4096);
+        world.flush(volume);
+    }
+    world.write(&third, 8, 7, 4096);
+    world.lasting.failing_syncs = 1;
+    world
+        .request(&third, Op::Flush, &mut [])
+        .expect_err("poisoned");
+    world.lasting.failing_keys.push(root_key("other"));
+    let others = world.host.sync(&other);
+    world.pass(1_000);
+    let demos = world.host.sync(&demo);
+    world.pass(20_000);
+    demos.try_take().expect("in time").expect("synced");
+    assert!(others.try_take().is_none());
+    world.lasting.failing_keys.clear();
+    world.wait(|_| others.try_take()).expect("synced");
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "one_root_stops_the_host",
+            a_volume_whose_root_is_gone_is_refused_alone_and_goes_on_when_it_is_back,
+        ),
+        (
+            "looks_have_no_limit",
+            a_root_that_the_store_does_not_answer_for_holds_up_no_other_volume,
+        ),
         (
             "stopped_host_opens_volumes",
             no_volume_goes_live_on_a_host_that_has_stopped,

@@ -10,15 +10,21 @@ use std::pin::Pin;
 use super::marks::LowMark;
 use super::names::{Position, low_key, record_key};
 use super::notes::LogState;
-use super::port::{LogPort, read_decoded, read_record};
+use super::port::{
+    self, LogPort, LookLimit, Looked, NoAnswer, look_decoded, read_decoded, read_record,
+};
 use super::record::{Record, RecordPack, Slices};
 use super::stop::Stop;
-use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::driver::StoreOp;
 use crate::jobs::join_all;
+use crate::object::FormatError;
 use crate::object::pack::HEADER_BYTES;
 use crate::object::root::Root;
 use crate::object::root_key;
 use crate::units::{Epoch, HostId, VolumeId};
+
+/// Packs that are looked for side by side.
+const LOOKS_AT_ONCE: usize = 64;
 
 /// A volume that this host owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,8 +40,27 @@ pub struct Owned {
 /// The volumes that this host owns.
 pub(super) type OwnedVolumes = BTreeMap<VolumeId, Owned>;
 
-/// Compares the store with what this host knows, after its record was found in its log. Gives the
-/// volumes that turned out to be another host's.
+/// Why it is not known whether what a record has of a volume is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Doubt {
+    /// The volume's root is gone, and no tombstone stands there.
+    RootMissing,
+    /// Its root cannot be read.
+    RootUnreadable(FormatError),
+    /// The store answers, but not about this object.
+    NoAnswer(String),
+}
+
+/// What the looks found out about volumes.
+#[derive(Debug, Default)]
+pub(super) struct Around {
+    /// They are another host's.
+    pub(super) fenced: Vec<VolumeId>,
+    /// Nothing of them is called stored for now. That is no reason to hold up any other.
+    pub(super) doubtful: Vec<(VolumeId, Doubt)>,
+}
+
+/// Compares the store with what this host knows, after its record was found in its log.
 ///
 /// # Errors
 /// If something does not fit.
@@ -44,13 +69,15 @@ pub(super) async fn look_around(
     state: &LogState,
     volumes: &mut OwnedVolumes,
     (record, slices): (&Record, &Slices),
-) -> Result<Vec<VolumeId>, Stop> {
+) -> Result<Around, Stop> {
     let host = record.log;
-    let missing = look(port, state, record, slices).await?;
-    let is_missing = |volume: VolumeId, epoch: Epoch| {
+    let limit = LookLimit::default();
+    let packs = look(port, state, (record, slices), &limit).await?;
+    let has = |volume: VolumeId, epoch: Epoch, of: &[u16]| {
         let mut packs = slices.of(volume, epoch).map(|(slice, _)| slice.pack);
-        packs.any(|pack| missing.contains(&pack))
+        packs.find(|pack| of.contains(pack))
     };
+    let is_missing = |volume, epoch| has(volume, epoch, &packs.missing).is_some();
     let looks = |(volume, epoch): &(VolumeId, Epoch)| {
         let owned = volumes.get(volume).filter(|owned| owned.epoch == *epoch)?;
         let has_slices = slices.of(*volume, *epoch).next().is_some();
@@ -61,12 +88,19 @@ pub(super) async fn look_around(
     let looked_at: Vec<_> = slices.volumes.iter().filter_map(looks).collect();
     let roots = looked_at
         .iter()
-        .map(|(_, _, name)| Box::pin(read_root(port, name)));
+        .map(|(_, _, name)| Box::pin(read_root(port, name, &limit)));
     let roots = join_all(roots.collect()).await;
-    let mut fenced = Vec::new();
+    let mut around = Around::default();
+    for (volume, epoch) in &slices.volumes {
+        if let Some(pack) = has(*volume, *epoch, &packs.unanswered) {
+            let pack = &slices.packs[usize::from(pack)];
+            let key = record.session_of(pack).pack_key(pack.number);
+            around.doubtful.push((*volume, Doubt::NoAnswer(key)));
+        }
+    }
     for ((volume, epoch, _), root) in looked_at.into_iter().zip(roots) {
         match judge(root, volume, epoch, host)? {
-            Holder::Other => fenced.push(volume),
+            Holder::Other => around.fenced.push(volume),
             Holder::This if is_missing(volume, epoch) => {
                 let what = format!("packs of {} are gone", record_key(host, record.position));
                 return Err(Stop::set_back(what));
@@ -76,49 +110,71 @@ pub(super) async fn look_around(
                     owned.is_verified = true;
                 }
             }
+            Holder::Unknown(doubt) => around.doubtful.push((volume, doubt)),
         }
     }
-    Ok(fenced)
+    Ok(around)
 }
 
-/// The looks that every record gets, side by side: the low mark, the record before, the packs. Gives the
-/// packs that are missing.
+/// Packs of a record that were not found.
+#[derive(Debug, Default)]
+struct PackLooks {
+    missing: Vec<u16>,
+    unanswered: Vec<u16>,
+}
+
+/// The looks that every record gets, side by side: the low mark, the record before, the packs.
 async fn look(
     port: &impl LogPort,
     state: &LogState,
-    record: &Record,
-    slices: &Slices,
-) -> Result<Vec<u16>, Stop> {
-    type Look<'a> = Pin<Box<dyn Future<Output = Result<Vec<u16>, Stop>> + Send + 'a>>;
+    (record, slices): (&Record, &Slices),
+    limit: &LookLimit,
+) -> Result<PackLooks, Stop> {
+    type Look<'a> = Pin<Box<dyn Future<Output = Result<PackLooks, Stop>> + Send + 'a>>;
     let host = record.log;
-    let low: Look<'_> = Box::pin(async move {
-        check_low_mark(port, host, record.position).await?;
-        Ok(Vec::new())
+    let own: Look<'_> = Box::pin(async move {
+        type Own<'a> = Pin<Box<dyn Future<Output = Result<(), Stop>> + Send + 'a>>;
+        let low: Own<'_> = Box::pin(check_low_mark(port, host, record.position));
+        let previous: Own<'_> = Box::pin(check_previous(port, host, state));
+        let found = join_all(vec![low, previous]).await;
+        limit.set_answered();
+        found.into_iter().collect::<Result<(), Stop>>()?;
+        Ok(PackLooks::default())
     });
-    let previous: Look<'_> = Box::pin(async move {
-        check_previous(port, host, state).await?;
-        Ok(Vec::new())
-    });
-    let packs: Look<'_> = Box::pin(async move { Ok(missing_packs(port, record, slices).await) });
-    let mut missing = Vec::new();
-    for found in join_all(vec![low, previous, packs]).await {
-        missing.extend(found?);
+    let packs: Look<'_> =
+        Box::pin(async move { Ok(look_at_packs(port, record, slices, limit).await) });
+    let mut looks = PackLooks::default();
+    for found in join_all(vec![own, packs]).await {
+        let found = found?;
+        looks.missing.extend(found.missing);
+        looks.unanswered.extend(found.unanswered);
     }
-    Ok(missing)
+    Ok(looks)
 }
 
 /// Who holds a volume, by its root.
 enum Holder {
     This,
     Other,
+    /// The root does not say it.
+    Unknown(Doubt),
 }
 
 /// What the root says about this host's epoch.
-fn judge(root: Option<Root>, volume: VolumeId, epoch: Epoch, host: HostId) -> Result<Holder, Stop> {
-    let Some(root) = root else {
-        return Err(Stop::set_back(format!(
-            "the root of volume {volume} is gone"
-        )));
+fn judge(
+    root: Result<Root, Doubt>,
+    volume: VolumeId,
+    epoch: Epoch,
+    host: HostId,
+) -> Result<Holder, Stop> {
+    let root = match root {
+        Ok(root) => root,
+        Err(_) if canary::active!("one_root_stops_the_host") => {
+            return Err(Stop::set_back(format!(
+                "the root of volume {volume} is gone"
+            )));
+        }
+        Err(doubt) => return Ok(Holder::Unknown(doubt)),
     };
     let name = &root.name;
     // A name's epochs go on over deletion and creation.
@@ -140,9 +196,14 @@ fn judge(root: Option<Root>, volume: VolumeId, epoch: Epoch, host: HostId) -> Re
     }
 }
 
-async fn read_root(port: &impl LogPort, name: &str) -> Option<Root> {
-    let found = read_decoded(port, &root_key(name), Root::decode).await;
-    found.ok().flatten().map(|(root, _)| root)
+async fn read_root(port: &impl LogPort, name: &str, limit: &LookLimit) -> Result<Root, Doubt> {
+    let key = root_key(name);
+    match look_decoded(port, &key, limit, Root::decode).await {
+        Looked::Found(root) => Ok(root),
+        Looked::Missing => Err(Doubt::RootMissing),
+        Looked::Unreadable(error) => Err(Doubt::RootUnreadable(error)),
+        Looked::NoAnswer => Err(Doubt::NoAnswer(key)),
+    }
 }
 
 async fn check_low_mark(port: &impl LogPort, host: HostId, position: Position) -> Result<(), Stop> {
@@ -196,33 +257,35 @@ pub(crate) async fn check_previous(
     }
 }
 
-/// Which of the record's packs are not in the store any more.
-async fn missing_packs(port: &impl LogPort, record: &Record, slices: &Slices) -> Vec<u16> {
+/// Looks whether the record's packs are still in the store.
+async fn look_at_packs(
+    port: &impl LogPort,
+    record: &Record,
+    slices: &Slices,
+    limit: &LookLimit,
+) -> PackLooks {
+    let mut looks = PackLooks::default();
     if canary::active!("packs_are_not_looked_for") {
-        return Vec::new();
+        return looks;
     }
-    let look = |pack: &RecordPack| {
-        let key = record.session_of(pack).pack_key(pack.number);
-        Box::pin(async move { is_there(port, key).await })
-    };
-    let found = join_all(slices.packs.iter().map(look).collect()).await;
-    let missing = (0..).zip(found).filter(|(_, found)| !found);
-    missing.map(|(at, _)| at).collect()
-}
-
-async fn is_there(port: &impl LogPort, key: String) -> bool {
-    let mut pauses = super::port::Pauses::new();
-    loop {
+    let look_at = |pack: &RecordPack| {
         let op = StoreOp::GetRange {
-            key: key.clone(),
+            key: record.session_of(pack).pack_key(pack.number),
             offset: 0,
             len: HEADER_BYTES as u64,
         };
-        match port.store(op).await {
-            Ok(StoreReply::Range(_)) => return true,
-            Err(StoreError::NotFound) => return false,
-            answer => tracing::debug!(key, ?answer, "a look at a pack is tried again"),
+        Box::pin(async move { port::look(port, &op, limit).await })
+    };
+    let mut at = 0;
+    for window in slices.packs.chunks(LOOKS_AT_ONCE) {
+        for found in join_all(window.iter().map(look_at).collect()).await {
+            match found {
+                Ok(Some(_)) => {}
+                Ok(None) => looks.missing.push(at),
+                Err(NoAnswer) => looks.unanswered.push(at),
+            }
+            at += 1;
         }
-        pauses.wait(port).await;
     }
+    looks
 }

@@ -4,6 +4,7 @@
 //! store and a disk of their own.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::names::{Digest, Position, record_key};
 use super::notes::LogState;
@@ -52,6 +53,54 @@ impl Pauses {
     }
 }
 
+/// So often a look at what belongs to one volume alone fails before it is given up.
+const LOOKS_MAX: u32 = 5;
+
+/// When a look at what belongs to one volume alone is given up, so that no volume holds up the others: the
+/// store answers what is asked about the host, and does not answer this, however often.
+#[derive(Debug, Default)]
+pub(super) struct LookLimit {
+    /// What is asked about the host is answered. Until then it may be an outage.
+    is_answered: AtomicBool,
+}
+
+impl LookLimit {
+    pub(super) fn set_answered(&self) {
+        self.is_answered.store(true, Ordering::Release);
+    }
+
+    /// A look failed, `failures` times before; whether it is to be given up.
+    fn is_reached(&self, failures: &mut u32) -> bool {
+        if self.is_answered.load(Ordering::Acquire) && !canary::active!("looks_have_no_limit") {
+            *failures += 1;
+        }
+        *failures >= LOOKS_MAX
+    }
+}
+
+/// The store gives no answer about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoAnswer;
+
+/// Carries out a read of what belongs to one volume, as far as the limit goes.
+pub(super) async fn look(
+    port: &impl LogPort,
+    op: &StoreOp,
+    limit: &LookLimit,
+) -> Result<Option<StoreReply>, NoAnswer> {
+    let mut pauses = Pauses::new();
+    let mut failures = 0;
+    loop {
+        match port.store(op.clone()).await {
+            Ok(reply) => return Ok(Some(reply)),
+            Err(StoreError::NotFound) => return Ok(None),
+            Err(_) if limit.is_reached(&mut failures) => return Err(NoAnswer),
+            Err(error) => tracing::debug!(?op, ?error, "a look is tried again"),
+        }
+        pauses.wait(port).await;
+    }
+}
+
 /// Reads an object until the store answers. None: there is none.
 pub(super) async fn read(port: &impl LogPort, key: &str) -> Option<(Vec<u8>, Version)> {
     let mut pauses = Pauses::new();
@@ -87,15 +136,50 @@ pub(super) async fn read_decoded<T>(
         let Some((data, version)) = read(port, key).await else {
             return Ok(None);
         };
-        reads += 1;
         match decode(&data) {
             Ok(found) => return Ok(Some((found, version))),
-            Err(error)
-                if reads >= DAMAGED_READS_MAX
-                    || canary::active!("one_damaged_read_is_believed") =>
-            {
-                return Err(error);
-            }
+            Err(error) if is_believed(&mut reads) => return Err(error),
+            Err(error) => tracing::debug!(key, %error, "read again"),
+        }
+        pauses.wait(port).await;
+    }
+}
+
+/// Whether what was read damaged `reads` times before, and now again, is damaged where it stands.
+fn is_believed(reads: &mut u32) -> bool {
+    *reads += 1;
+    *reads >= DAMAGED_READS_MAX || canary::active!("one_damaged_read_is_believed")
+}
+
+/// What a look at an object of one volume brought.
+pub(super) enum Looked<T> {
+    Found(T),
+    Missing,
+    Unreadable(FormatError),
+    NoAnswer,
+}
+
+/// Looks at an object of one volume and decodes it.
+pub(super) async fn look_decoded<T>(
+    port: &impl LogPort,
+    key: &str,
+    limit: &LookLimit,
+    decode: impl Fn(&[u8]) -> Result<T, FormatError>,
+) -> Looked<T> {
+    let op = StoreOp::Get {
+        key: key.to_owned(),
+    };
+    let mut pauses = Pauses::new();
+    let mut reads = 0;
+    loop {
+        let data = match look(port, &op, limit).await {
+            Ok(Some(StoreReply::Object { data, .. })) => data,
+            Ok(None) => return Looked::Missing,
+            Ok(Some(_)) | Err(NoAnswer) => return Looked::NoAnswer,
+        };
+        match decode(&data) {
+            Ok(found) => return Looked::Found(found),
+            Err(error) if is_believed(&mut reads) => return Looked::Unreadable(error),
             Err(error) => tracing::debug!(key, %error, "read again"),
         }
         pauses.wait(port).await;

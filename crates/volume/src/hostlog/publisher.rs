@@ -5,7 +5,7 @@
 //! look at what stands there; the look around; and only then the slices are called stored. It never
 //! retries under another name, and never goes on where something does not fit: [`Stop`] is for good.
 
-pub use super::look_around::Owned;
+pub use super::look_around::{Doubt, Owned};
 use super::look_around::{OwnedVolumes, check_previous, look_around};
 use super::low_mark::make_low_mark;
 use super::names::{Digest, Position, SessionName, record_key};
@@ -49,6 +49,8 @@ pub struct Progress {
     pub published: Vec<Published>,
     /// Volumes that another host has taken: nothing of their epoch is stored any more.
     pub fenced: Vec<VolumeId>,
+    /// Volumes of which nothing is called stored for now, and why. Their slices are to be published again.
+    pub doubtful: Vec<(VolumeId, Doubt)>,
 }
 
 /// The one publisher of a host.
@@ -382,7 +384,7 @@ impl<P: LogPort> Publisher<P> {
         };
         let Publisher { port, state, .. } = self;
         let around = look_around(port, state, &mut self.volumes, (&record, slices)).await?;
-        for volume in around {
+        for volume in around.fenced {
             self.fence(volume, progress);
         }
         if record.writer == self.own {
@@ -390,26 +392,25 @@ impl<P: LogPort> Publisher<P> {
         }
         self.state.pass(digest);
         self.jot();
-        let still = |(volume, epoch): &(VolumeId, Epoch)| {
+        let is_owned = |(volume, epoch): &(VolumeId, Epoch)| {
             let owned = self.volumes.get(volume);
             owned.is_some_and(|owned| owned.epoch == *epoch)
         };
-        let mut ended = Vec::new();
-        let volumes = slices
-            .volumes
-            .iter()
-            .filter(|named| still(named))
-            .copied()
-            .collect();
+        let is_doubtful = |volume| {
+            around
+                .doubtful
+                .iter()
+                .any(|(doubtful, _)| *doubtful == volume)
+        };
+        let named = slices.volumes.iter().copied();
+        let counts = named.filter(|named| is_owned(named) && !is_doubtful(named.0));
+        let volumes = counts.collect();
         // Nothing of an epoch is published behind its end.
-        for (volume, epoch) in slices.ended() {
-            if still(&(volume, epoch)) {
-                ended.push(volume);
-            }
-        }
-        for volume in ended {
+        let ended: Vec<_> = slices.ended().filter(is_owned).collect();
+        for (volume, _) in ended {
             self.volumes.remove(&volume);
         }
+        progress.doubtful.extend(around.doubtful);
         progress.published.push(Published { record, volumes });
         Ok(())
     }

@@ -18,20 +18,21 @@ use blkmq::io::SECTOR_BYTES;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::publisher::{Batch, Published};
+use crate::hostlog::publisher::{Batch, Doubt, Published};
 use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
-use crate::jobs::{AnswerSender, join_all};
+use crate::jobs::AnswerSender;
 use crate::log::frame::Record;
 use crate::log::ring::TailId;
 use crate::map::index::delta_of;
 use crate::map::layers::{CleanExtent, DirtyExtent};
 use crate::object::pack::Item;
 use crate::object::root::DeltaRef;
+use crate::object::root_key;
 use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
 use crate::store::endings;
 use crate::store::flow::slices::{ReadySlice, UploadedPack};
 use crate::store::log_procedures::on_progress;
-use crate::store::roots::{begin_update, finish_update};
+use crate::store::roots::{begin_update, finish_update, read_any_root};
 use crate::units::{Epoch, Span};
 
 /// Extents that are worked on between two pauses: well below a millisecond's worth.
@@ -58,22 +59,35 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         let is_ready = || (log.has_asked() || engine.tails().iter().any(has_ready)).then_some(());
         log.changed.wait_until(is_ready).await;
         let parts = take_parts(&engine);
-        let outcomes = match engine.poisoned.load(Ordering::Acquire) {
-            true => publish_by_roots(&engine, &parts).await,
-            false => publish_record(&engine, &parts).await,
-        };
+        if parts.is_empty() {
+            // What was ready is not any more.
+            engine.port.pause().await;
+            continue;
+        }
+        if engine.poisoned.load(Ordering::Acquire) {
+            parts
+                .into_iter()
+                .for_each(|part| start_by_root(&engine, part));
+            continue;
+        }
+        let outcomes = publish_record(&engine, &parts).await;
         let mut fails = false;
-        for (part, result) in parts.into_iter().zip(outcomes) {
-            on_done(&engine, &part.tail, result.as_ref().err());
-            if part.ends && result.is_ok() {
-                part.tail.upload.set_ended();
-            }
-            fails |= result
-                .as_ref()
-                .is_err_and(|error| !endings::is_final(error));
-            for answer in part.answers {
-                answer.send(result.clone());
-            }
+        for (part, outcome) in parts.into_iter().zip(outcomes) {
+            let tail = Arc::clone(&part.tail);
+            let result = match outcome {
+                Outcome::Stored => Ok(()),
+                Outcome::Failed(error) => {
+                    fails |= !endings::is_final(&error);
+                    Err(error)
+                }
+                Outcome::Doubtful(error) => {
+                    // Before anybody hears of it, and asks again.
+                    let held_back = wait_for_volume(Arc::clone(&engine), tail);
+                    engine.jobs.spawn(held_back);
+                    Err(error)
+                }
+            };
+            finish_part(&engine, part, &result);
         }
         engine.request_reclaim();
         if fails {
@@ -85,8 +99,58 @@ pub(crate) async fn run(engine: Arc<Engine>) {
     }
 }
 
+/// What became of a volume's part of a record.
+enum Outcome {
+    Stored,
+    /// Of the record as a whole, or the volume is not this host's any more.
+    Failed(OpenError),
+    /// Whether it is stored is not known, which is this volume's matter alone.
+    Doubtful(OpenError),
+}
+
+fn finish_part(engine: &Arc<Engine>, part: Part, result: &Result<(), OpenError>) {
+    if part.slices.is_empty() {
+        // It says nothing about why slices or a growth are refused.
+        let error = result.as_ref().err();
+        if let Some(error) = error.filter(|error| endings::is_final(error)) {
+            on_done(engine, &part.tail, Some(error));
+        }
+    } else {
+        on_done(engine, &part.tail, result.as_ref().err());
+    }
+    if part.ends && result.is_ok() {
+        part.tail.upload.set_ended();
+    }
+    for answer in part.answers {
+        answer.send(result.clone());
+    }
+}
+
+/// Holds the volume's slices back, and no other's, until its root can be read.
+fn wait_for_volume(engine: Arc<Engine>, tail: Arc<Tail>) -> impl Future<Output = ()> + Send {
+    let times = tail.upload.hold_back();
+    async move {
+        let retry_ns = engine.options.retry_ns;
+        let mut delay = (retry_ns << times.min(5)).min(retry_ns * 30);
+        loop {
+            engine.port.sleep(delay).await;
+            delay = (delay * 2).min(retry_ns * 30);
+            let is_live = tail.lock().status == Status::Live;
+            if !is_live || read_any_root(&engine, tail.name()).await.is_ok() {
+                break;
+            }
+        }
+        tail.upload.release();
+        engine.host_log.wake();
+    }
+}
+
 fn has_ready(tail: &Arc<Tail>) -> bool {
-    tail.upload.has_publishable() && tail.lock().status == Status::Live
+    let upload = &tail.upload;
+    upload.has_publishable()
+        && !upload.is_held_back()
+        && upload.head().is_some()
+        && tail.lock().status == Status::Live
 }
 
 fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
@@ -99,7 +163,10 @@ fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
     }
     upload.set_error(error);
     upload.on_store_answer(error.is_some());
-    upload.set_refusal(error.filter(|error| endings::is_refusal(error)).cloned());
+    // One that cannot be read waits for somebody to put it back, as one that is gone does.
+    let is_refusal =
+        |error: &&OpenError| endings::is_refusal(error) || matches!(error, OpenError::Corrupt(_));
+    upload.set_refusal(error.filter(is_refusal).cloned());
     if let Some(error) = error {
         let volume = tail.name();
         tracing::warn!(volume, %error, "publishing slices failed");
@@ -158,31 +225,53 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
 }
 
 /// One record for all of them.
-async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Result<(), OpenError>> {
+async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Outcome> {
     let batch = batch_of(parts);
-    let published = {
+    let progress = {
         let mut publisher = engine.host_log.publisher().await;
         let found = publisher.publish(batch).await;
         match on_progress(engine, found) {
             Ok(progress) => {
                 // Before anybody else asks the publisher for its mark.
                 add_published(engine, parts, &progress.published);
-                progress.published
+                progress
             }
-            Err(error) => return parts.iter().map(|_| Err(error.clone())).collect(),
+            Err(error) => {
+                let failed = |_: &Part| Outcome::Failed(error.clone());
+                return parts.iter().map(failed).collect();
+            }
         }
     };
-    let outcome = |part: &Part| match is_published(engine, part, &published) {
-        true => Ok(()),
-        false => Err(OpenError::Fenced(part.tail.name().to_owned())),
+    let outcome = |part: &Part| {
+        let volume = part.tail.id().volume;
+        let mut doubts = progress.doubtful.iter().rev();
+        match doubts.find(|(doubtful, _)| *doubtful == volume) {
+            _ if is_published(engine, part, &progress.published) => Outcome::Stored,
+            Some((_, doubt)) => Outcome::Doubtful(doubt_error(&part.tail, doubt)),
+            None => Outcome::Failed(OpenError::Fenced(part.tail.name().to_owned())),
+        }
     };
     let outcomes: Vec<_> = parts.iter().map(outcome).collect();
-    for (part, _) in parts.iter().zip(&outcomes).filter(|(_, done)| done.is_ok()) {
-        for slice in &part.slices {
-            apply_published(engine, &part.tail, slice).await;
+    for (part, outcome) in parts.iter().zip(&outcomes) {
+        if matches!(outcome, Outcome::Stored) {
+            for slice in &part.slices {
+                apply_published(engine, &part.tail, slice).await;
+            }
         }
     }
     outcomes
+}
+
+fn doubt_error(tail: &Tail, doubt: &Doubt) -> OpenError {
+    let name = tail.name();
+    match doubt {
+        Doubt::RootMissing => OpenError::RootMissing(name.to_owned()),
+        Doubt::RootUnreadable(error) => OpenError::Corrupt(format!("{}: {error}", root_key(name))),
+        Doubt::NoAnswer(key) => OpenError::Store(format!(
+            "look at {key}: the store gives no answer about it, so what volume {name} has in this \
+             host's newest record is not called stored yet; it will be tried again"
+        )),
+    }
 }
 
 fn batch_of(parts: &[Part]) -> Batch {
@@ -199,6 +288,7 @@ fn batch_of(parts: &[Part]) -> Batch {
             .extend(objects.map(|object| NamedObject { volume, ..*object }));
         let mut first = part.tail.stored().next();
         for slice in &part.slices {
+            debug_assert!(!slice.packs.is_empty(), "its LSNs must stand in a record");
             for pack in &slice.packs {
                 let at = index(batch.packs.len());
                 batch.packs.push(record_pack(pack));
@@ -257,25 +347,43 @@ fn add_published(engine: &Engine, parts: &[Part], published: &[Published]) {
     }
 }
 
-/// An update of each volume's root: what a poisoned log has left.
-async fn publish_by_roots(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Result<(), OpenError>> {
-    let updates = parts.iter().map(|part| {
-        Box::pin(async move {
-            let _turn = part.tail.upload.turn.take().await;
-            if let Some(newest) = part.slices.last() {
-                let mut update = begin_update(engine, &part.tail).await?;
-                let packs = part.slices.iter().flat_map(|slice| &slice.packs);
-                update.root.deltas.extend(packs.map(|pack| pack.reference));
-                update.root.lsn = update.root.lsn.max(newest.last);
-                finish_update(engine, &part.tail, &update).await?;
-            }
-            for slice in &part.slices {
-                apply_published(engine, &part.tail, slice).await;
-            }
-            Ok(())
-        })
+/// An update of the volume's root, which is what a poisoned log has left. Each volume by itself: one whose
+/// root does not answer holds up no other.
+fn start_by_root(engine: &Arc<Engine>, part: Part) {
+    // Slices are taken once: none that are held back are ready.
+    let held_back = (!part.slices.is_empty()).then(|| part.tail.upload.hold_back());
+    let engine = Arc::clone(engine);
+    engine.clone().jobs.spawn(async move {
+        let tail = Arc::clone(&part.tail);
+        let result = publish_by_root(&engine, &part).await;
+        finish_part(&engine, part, &result);
+        engine.request_reclaim();
+        let Some(times) = held_back else {
+            return;
+        };
+        if result.is_err() {
+            let retry_ns = engine.options.retry_ns;
+            let delay = (retry_ns << times.min(5)).min(retry_ns * 30);
+            engine.port.sleep(delay).await;
+        }
+        tail.upload.release();
+        engine.host_log.wake();
     });
-    join_all(updates.collect()).await
+}
+
+async fn publish_by_root(engine: &Arc<Engine>, part: &Part) -> Result<(), OpenError> {
+    let _turn = part.tail.upload.turn.take().await;
+    if let Some(newest) = part.slices.last() {
+        let mut update = begin_update(engine, &part.tail).await?;
+        let packs = part.slices.iter().flat_map(|slice| &slice.packs);
+        update.root.deltas.extend(packs.map(|pack| pack.reference));
+        update.root.lsn = update.root.lsn.max(newest.last);
+        finish_update(engine, &part.tail, &update).await?;
+    }
+    for slice in &part.slices {
+        apply_published(engine, &part.tail, slice).await;
+    }
+    Ok(())
 }
 
 /// The slice is stored: the index has it, its extents are clean, its layers go.

@@ -3,7 +3,7 @@
 //!
 //! Written by the flow of slices, by folds and by an open; never does I/O itself.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::driver::Version;
@@ -63,6 +63,10 @@ pub(crate) struct UploadState {
     closing: Mutex<Option<RootUpdate>>,
     /// The closing update has won.
     is_closed: AtomicBool,
+    /// Its slices are in no record for now: something of this volume alone is to be waited for.
+    is_held_back: AtomicBool,
+    /// How often that was so since something of it was stored.
+    held_back: AtomicU32,
     /// A record ended the epoch.
     has_ended: AtomicBool,
     /// Why nothing more is stored, until something changes in the store, or for good.
@@ -112,6 +116,7 @@ impl UploadState {
     }
 
     pub(super) fn on_published(&self, last: Lsn) {
+        self.held_back.store(0, Ordering::Release);
         lock(&self.slices).on_published(last);
     }
 
@@ -196,6 +201,20 @@ impl UploadState {
 
     pub(super) fn set_closing(&self, update: Option<RootUpdate>) {
         *lock(&self.closing) = update;
+    }
+
+    /// Its slices wait until [`UploadState::release`]; how often they did before.
+    pub(super) fn hold_back(&self) -> u32 {
+        self.is_held_back.store(true, Ordering::Release);
+        self.held_back.fetch_add(1, Ordering::AcqRel)
+    }
+
+    pub(super) fn release(&self) {
+        self.is_held_back.store(false, Ordering::Release);
+    }
+
+    pub(super) fn is_held_back(&self) -> bool {
+        self.is_held_back.load(Ordering::Acquire)
     }
 
     /// The root says that nobody has the volume.

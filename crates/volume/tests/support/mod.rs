@@ -53,6 +53,8 @@ pub(crate) struct Lasting {
     pub(crate) put_keys: Vec<String>,
     /// A bug ends the encoding of checkpoints.
     pub(crate) broken_checkpoints: bool,
+    /// Requests for these objects fail.
+    pub(crate) failing_keys: Vec<String>,
     /// The store does not answer.
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.
@@ -507,6 +509,18 @@ impl World {
     }
 
     fn is_told_to_fail(&mut self, op: &StoreOp) -> bool {
+        let key = match op {
+            StoreOp::Get { key }
+            | StoreOp::GetRange { key, .. }
+            | StoreOp::Put { key, .. }
+            | StoreOp::Create { key, .. }
+            | StoreOp::Update { key, .. }
+            | StoreOp::Delete { key } => key,
+            StoreOp::List { prefix } => prefix,
+        };
+        if self.lasting.failing_keys.contains(key) {
+            return true;
+        }
         let failing = match op {
             StoreOp::Put { .. } => &mut self.lasting.failing_puts,
             StoreOp::Create { key, .. } if key.contains("/log/") => {

@@ -68,7 +68,12 @@ async fn prepare(
     let extents = Arc::clone(&merged);
     let cost = (ComputeKind::Merge, extents_bytes(&extents));
     let plan = move || plan_packs(&extents, chunk_bytes, pack_bytes);
-    let plans = compute(engine, tail, cost, plan).await?;
+    let mut plans = compute(engine, tail, cost, plan).await?;
+    if plans.is_empty() {
+        // Nothing is left of it but its LSNs. A record has them as those of a pack, so that there is no gap
+        // before the next slice, and an opener finds what was called stored.
+        plans.push(PackPlan::default());
+    }
     let mut answers = Vec::new();
     for plan in plans {
         answers.push(start_pack(engine, tail, slice.clone(), plan).await?);
