@@ -30,6 +30,7 @@ use crate::store::host_log::HostLog;
 use crate::store::root_watch_state::RootWatchState;
 use crate::store::session_table::SessionTable;
 use crate::store::streams::Streams;
+use crate::store::take_together::LogReads;
 use crate::units::{HostId, LogSession, VolumeId};
 
 /// What recovery and the driver give to make a host.
@@ -58,6 +59,8 @@ pub(crate) struct Engine {
     pub(crate) sessions: Sessions,
     /// This host's log in the store.
     pub(crate) host_log: HostLog,
+    /// What opens wait for.
+    pub(crate) log_reads: LogReads,
     pub(crate) jobs: Arc<Jobs>,
     pub(crate) port: Port,
     pub(crate) segments: Segments,
@@ -144,6 +147,7 @@ impl Engine {
             root_watch: RootWatchState::default(),
             reclaim: Signal::default(),
             reclaim_requests: AtomicU64::new(0),
+            log_reads: LogReads::default(),
             locked_names: Mutex::default(),
             poisoned: AtomicBool::new(poisoned),
             stopping: AtomicBool::new(false),

@@ -235,10 +235,75 @@ fn on_a_poisoned_log_a_root_that_is_not_answered_holds_up_no_other_volume() {
     world.wait(|_| others.try_take()).expect("synced");
 }
 
+/// Requests to the store from the start of a host to where all of its volumes are open.
+fn requests_of_a_restart(volumes: usize) -> usize {
+    let mut world = World::new();
+    let names: Vec<_> = (0..volumes).map(|nth| format!("volume-{nth}")).collect();
+    for name in &names {
+        world.create(name, 64 * MIB);
+        let volume = world.open(name);
+        world.write(&volume, 0, 1, 4096);
+        world.sync(&volume);
+    }
+    let mut lasting = world.kill();
+    lasting.store_requests.clear();
+    lasting.store_ms = 20;
+    let mut world = World::start(lasting);
+    let open = |name: &String| world.host.open_volume(name, OpenMode::default());
+    let opening: Vec<_> = names.iter().map(open).collect();
+    for answer in opening {
+        let volume = world.wait(|_| answer.try_take()).expect("opened");
+        assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    }
+    world.lasting.store_requests.values().sum()
+}
+
+#[test]
+fn a_restart_costs_requests_by_volume_and_not_by_their_square() {
+    let (few, many) = (requests_of_a_restart(4), requests_of_a_restart(32));
+    let more = (many - few) / 28;
+    assert!(
+        more <= 9,
+        "{few} of 4 volumes, {many} of 32: {more} by volume"
+    );
+}
+
+#[test]
+fn a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declared_again() {
+    let (mut world, _demo) = with_closed_volume();
+    let mut taker = World::start(Lasting {
+        objects: std::mem::take(&mut world.lasting.objects),
+        versions: world.lasting.versions + 5000,
+        store_ms: 100,
+        ..Lasting::default()
+    });
+    let mode = OpenMode {
+        take_over: true,
+        ..OpenMode::default()
+    };
+    let _opening = taker.host.open_volume("demo", mode);
+    taker.wait(|taker| {
+        taker
+            .lasting
+            .store_requests
+            .contains_key("update")
+            .then_some(())
+    });
+    let claimed = root_of(&taker.lasting, "demo");
+    assert!(claimed.claimant.is_some() && claimed.predecessor.is_some());
+    let mut taker = World::start(taker.kill());
+    let demo = taker.try_open("demo", false).expect("it is its own claim");
+    assert_eq!(taker.read_fill(&demo, 0, 4096), 2);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "own_claim_is_a_copys",
+            a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declared_again,
+        ),
         (
             "one_root_stops_the_host",
             a_volume_whose_root_is_gone_is_refused_alone_and_goes_on_when_it_is_back,

@@ -20,7 +20,7 @@ pub(super) const ATTEMPTS_MAX: u32 = 16;
 
 /// What the log holds of one volume's epoch beyond its root.
 #[derive(Clone, Debug)]
-pub(super) struct Chain {
+pub(crate) struct Chain {
     volume: VolumeId,
     epoch: Epoch,
     mark: Position,

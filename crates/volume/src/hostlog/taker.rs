@@ -120,7 +120,7 @@ impl<P: LogPort> Taker<'_, P> {
     }
 
     /// Takes the next epoch. From now on its old owner cannot update the root.
-    async fn claim(&self, wanted: &Wanted) -> Result<StandingRoot, TakeError> {
+    pub(crate) async fn claim(&self, wanted: &Wanted) -> Result<StandingRoot, TakeError> {
         for _ in 0..ATTEMPTS_MAX {
             let StandingRoot { root, version } = read_root(self.port, &wanted.name).await?;
             if root.deleted {
@@ -168,7 +168,7 @@ impl<P: LogPort> Taker<'_, P> {
 
     /// Reads and fences the log of the host from which these volumes are taken: for each what the
     /// log has of it.
-    async fn read_log(
+    pub(crate) async fn read_log(
         &self,
         host: HostId,
         claimed: &[StandingRoot],
@@ -247,7 +247,7 @@ impl<P: LogPort> Taker<'_, P> {
     }
 
     /// Makes this host the owner of what was read.
-    async fn adopt(
+    pub(crate) async fn adopt(
         &self,
         wanted: &Wanted,
         claimed: StandingRoot,

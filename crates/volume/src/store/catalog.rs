@@ -17,11 +17,10 @@ use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
 use crate::store::flow;
+use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{log_port, on_progress, with_patience};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::open::{
-    NameLock, OpenMode, check_not_held, discard_tail, is_held_here, local_tails, take_epoch,
-};
+use crate::store::open::{NameLock, OpenMode, discard_tail, take_epoch};
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};

@@ -43,8 +43,6 @@ pub(crate) struct HostLog {
     free: Signal,
     /// Something is to be published.
     pub(super) changed: Signal,
-    /// The newest durable one.
-    noted: Mutex<LogState>,
     /// Volumes that come and go; whoever takes the publisher next tells it.
     changes: Mutex<Vec<VolumeChange>>,
     asked: Mutex<Vec<Asked>>,
@@ -113,7 +111,6 @@ pub(super) struct Asked {
 impl HostLog {
     pub(crate) fn new(state: LogState) -> HostLog {
         HostLog {
-            noted: Mutex::new(state.clone()),
             state: Mutex::new(state),
             publisher: Mutex::new(None),
             free: Signal::default(),
@@ -139,15 +136,6 @@ impl HostLog {
     /// Replaces where the log stands.
     pub(crate) fn set_state(&self, state: LogState) {
         *lock(&self.state) = state;
-    }
-
-    /// Where the log stood at the last durable note.
-    pub(super) fn noted(&self) -> LogState {
-        lock(&self.noted).clone()
-    }
-
-    pub(super) fn set_noted(&self, state: LogState) {
-        *lock(&self.noted) = state;
     }
 
     /// Why this host does nothing more.

@@ -11,7 +11,6 @@ use std::task::Poll;
 use crate::driver::StoreError;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::look_around::check_previous;
 use crate::hostlog::names::Position;
 use crate::hostlog::notes::LogState;
 use crate::hostlog::publisher::{Progress, Publisher};
@@ -27,14 +26,8 @@ const FAILURES_MAX: u64 = 8;
 impl LogEnvironment for Engine {
     fn note(self: Arc<Self>, state: LogState) -> Pin<Box<dyn Future<Output = bool> + Send>> {
         self.host_log.set_state(state.clone());
-        let round = self.committer().note_log_state(&self, state.clone());
-        Box::pin(async move {
-            let is_durable = self.committer().durable(&self, round).await;
-            if is_durable {
-                self.host_log.set_noted(state);
-            }
-            is_durable
-        })
+        let round = self.committer().note_log_state(&self, state);
+        Box::pin(async move { self.committer().durable(&self, round).await })
     }
 
     fn jot(&self, state: LogState) {
@@ -64,24 +57,15 @@ pub(crate) fn log_port(engine: &Arc<Engine>) -> HostPort {
     HostPort::new(engine.port.clone(), environment)
 }
 
-/// Finds out what stands in the log up to its end.
-pub(super) async fn catch_up(engine: &Arc<Engine>) -> Result<(), OpenError> {
+/// Finds out what stands in the log up to its end. The mark there, which is durable, for volumes that are
+/// opened now.
+pub(super) async fn catch_up(engine: &Arc<Engine>) -> Result<Position, OpenError> {
     let mut publisher = engine.host_log.publisher().await;
-    let found = publisher.catch_up().await;
-    on_progress(engine, found).map(drop)
-}
-
-/// A mark for a volume that is opened: of the last durable note, which is resolved, and whose record must
-/// still be there. A lower mark than could be had costs the next taker some reads; this one waits for no
-/// create in flight.
-pub(super) async fn noted_mark(engine: &Arc<Engine>) -> Result<Position, OpenError> {
-    if let Some(stop) = engine.host_log.stopped() {
-        return Err(OpenError::HostStopped(stop));
+    if !canary::active!("copy_is_not_looked_for") {
+        let found = publisher.catch_up().await;
+        on_progress(engine, found)?;
     }
-    let noted = engine.host_log.noted();
-    let checked = check_previous(&log_port(engine), engine.host, &noted).await;
-    checked.map_err(|stop| stop_host(engine, &stop))?;
-    Ok(noted.next.before())
+    mark(engine, &mut publisher).await
 }
 
 /// The mark for a root update. A poisoned log takes no note of it, and publishes no record any more that

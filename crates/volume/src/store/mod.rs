@@ -1,7 +1,8 @@
 //! Between the log and the object store: how volumes open, how bytes go up, and how they come back.
 //!
 //! [`catalog`] creates, lists and deletes volumes; [`rescue`] shows and drops what is kept of lost
-//! ones; [`open`] takes a volume's epoch and gives it back, [`load_index`] reads its index; [`flow`]
+//! ones; [`open`] takes a volume's epoch and gives it back, after what [`holds`] makes of its root and what
+//! [`take_together`] reads in logs; [`load_index`] reads its index; [`flow`]
 //! brings the log's bytes to the store in slices, [`publish`] makes them stored, in order;
 //! beside it [`fold`] merges deltas into index pages ([`fold_pages`]); [`roots`] reads and replaces a
 //! volume's root, one at a time by [`turn`]; [`fetch`] brings chunks and [`index_blocks`] pages and nodes
@@ -17,6 +18,7 @@ pub(crate) mod fetch_table;
 pub(crate) mod flow;
 pub(crate) mod fold;
 mod fold_pages;
+mod holds;
 pub(crate) mod host_log;
 pub(crate) mod index_blocks;
 pub(crate) mod load_index;
@@ -32,6 +34,7 @@ pub(crate) mod root_watch_state;
 pub(crate) mod roots;
 pub(crate) mod session_table;
 pub(crate) mod streams;
+pub(crate) mod take_together;
 pub(crate) mod turn;
 pub(crate) mod upload_state;
 pub(crate) mod volume_spec;

@@ -25,14 +25,19 @@ use crate::recover::replay::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
+use crate::store::holds::{
+    check_not_held, continuing_tail, goes_on, has_all_of, is_held_here, local_tails, records_lost,
+    set_back,
+};
 use crate::store::load_index::load_index;
-use crate::store::log_procedures::{catch_up, log_port, noted_mark, with_patience};
+use crate::store::log_procedures::{log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::{begin_update, finish_update, read_root, unusable};
+use crate::store::take_together::read_logs;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
 use crate::store::{endings, flow, fold, index_blocks};
-use crate::units::{LogSession, Lsn, VolumeId};
+use crate::units::{LogSession, Lsn};
 
 /// How to open a volume.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,15 +115,6 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
     }
     tail.add_dirty(dirty);
     tail
-}
-
-/// What an open found out about local tails of a volume.
-pub(crate) fn local_tails(engine: &Engine, volume: VolumeId) -> Vec<Arc<Tail>> {
-    engine
-        .tails()
-        .into_iter()
-        .filter(|tail| tail.id().volume == volume)
-        .collect()
 }
 
 pub(crate) async fn open(
@@ -226,18 +222,20 @@ async fn take(
     tails: &[Arc<Tail>],
     (ours, continuing): (bool, Option<&Arc<Tail>>),
 ) -> Result<Option<KnownRoot>, OpenError> {
+    if let Some(stop) = engine.host_log.stopped() {
+        return Err(OpenError::HostStopped(stop));
+    }
     let name = &head.root.name;
-    let mark = noted_mark(engine).await?;
     let known = tails.iter().map(|tail| tail.id().since).max();
     let port = log_port(engine);
-    let taker = Taker {
+    let mut taker = Taker {
         port: &port,
         own: SessionName {
             host: engine.host,
             session: session_of_open(engine, &head.root, ours),
         },
         label: &engine.label,
-        mark,
+        mark: Position::default(),
         unix_ms: engine.jobs.now().unix_ms,
     };
     let wanted = Wanted {
@@ -248,97 +246,36 @@ async fn take(
         judged: Some(head.version.clone()),
         continues: continuing.map(|tail| tail.newest()),
     };
-    let mut taken = taker.take(std::slice::from_ref(&wanted)).await;
-    let taken = taken.remove(name).unwrap_or(Err(TakeError::Outrun));
-    // Up to the fence: if a copy of this host wrote there, its slices were taken for this host's.
-    if !canary::active!("copy_is_not_looked_for") {
-        catch_up(engine).await?;
-    }
-    match taken {
+    let claimed = match taker.claim(&wanted).await {
+        Ok(claimed) => claimed,
+        Err(error) => return not_taken(engine, name, error),
+    };
+    let read = read_logs(engine, claimed.clone()).await?;
+    taker.mark = read.mark;
+    match taker.adopt(&wanted, claimed, read.chain.as_ref()).await {
         Ok(StandingRoot { root, version }) => Ok(Some(KnownRoot { root, version })),
-        Err(TakeError::Outrun) => Ok(None),
-        Err(TakeError::Deleted) => Err(OpenError::NoSuchVolume(name.clone())),
-        Err(TakeError::Held(root)) => {
+        Err(error) => not_taken(engine, name, error),
+    }
+}
+
+/// Why the volume was not taken. None: the root is not what was judged.
+fn not_taken(
+    engine: &Engine,
+    name: &str,
+    error: TakeError,
+) -> Result<Option<KnownRoot>, OpenError> {
+    match error {
+        TakeError::Outrun => Ok(None),
+        TakeError::Held(root) => {
             check_not_held(engine, &root)?;
             Ok(None)
         }
-        Err(TakeError::Root(UpdateError::Missing)) => Err(OpenError::NoSuchVolume(name.clone())),
-        Err(TakeError::Root(error)) => Err(unusable(name, &error)),
-        Err(TakeError::Log(why)) => Err(OpenError::Corrupt(why)),
+        TakeError::Deleted | TakeError::Root(UpdateError::Missing) => {
+            Err(OpenError::NoSuchVolume(name.to_owned()))
+        }
+        TakeError::Root(error) => Err(unusable(name, &error)),
+        TakeError::Log(why) => Err(OpenError::Corrupt(why)),
     }
-}
-
-/// Whether the store with its logs has less than what was called stored here.
-fn records_lost(stored: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
-    if canary::active!("older_store_is_believed") {
-        return None;
-    }
-    let known = tails.iter().filter(|tail| !tail.is_rescue());
-    let ahead = known.max_by_key(|tail| tail.stored())?;
-    (ahead.stored() > stored.lsn).then(|| OpenError::StoreWentBack {
-        volume: stored.name.clone(),
-        stored_lsn: stored.lsn.0,
-        known_lsn: ahead.stored().0,
-    })
-}
-
-/// Whether the volume is held by this host: its last commit was of a session of this log. A copy of
-/// the cache directory has the same host id, and a tail that parts from this one where it was copied.
-pub(crate) fn is_held_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
-    // After a claim that was cut short it is still the predecessor's; of a closed volume it was nobody's.
-    let owner = root.owner.as_ref().map(|owner| owner.host);
-    let claimant = root.claimant.as_ref().map(|claimant| claimant.host);
-    let predecessor = root.predecessor.map(|before| before.host);
-    let holder = owner.or(predecessor).or(claimant);
-    if holder != Some(engine.host) || claimant.is_some_and(|claimant| claimant != engine.host) {
-        return false;
-    }
-    let is_own = was_written_here(engine, root, tails);
-    if !is_own {
-        tracing::error!(
-            volume = root.name,
-            session = %root.writer.session,
-            "a copy of this cache directory has served this volume: what the log here holds of it \
-             continues nothing"
-        );
-    }
-    is_own
-}
-
-/// Whether the root's last commit was made from this log.
-fn was_written_here(engine: &Engine, root: &Root, tails: &[Arc<Tail>]) -> bool {
-    canary::active!("copy_continues_the_tail")
-        || engine.sessions.is_own(root.writer.session)
-        || was_begun_without_a_log(root)
-        // The log remembers a bounded number of sessions, and each tail the last root it saw.
-        || tails.iter().any(|tail| tail.upload.mark() == root.mark())
-}
-
-/// Whether the root's hold began on a log that was poisoned by then. It took no write and left nothing in
-/// any log, so there are no two histories of it: every log of the host may go on from it. This one need not be
-/// poisoned any more: loss of power takes a mark whose own sync failed.
-fn was_begun_without_a_log(root: &Root) -> bool {
-    root.writer.session.number == 0 && !canary::active!("lost_mark_makes_a_copy")
-}
-
-/// Whether a volume that is opened with this root goes on as the hold left it. It does if the local tail
-/// continues the hold, or if the hold was given back with everything and nobody opened the volume since. A log
-/// that has no tail of it came after that log; one that has must have written the root itself.
-fn goes_on(
-    engine: &Engine,
-    root: &Root,
-    tails: &[Arc<Tail>],
-    hold: TailId,
-    continuing: &Option<Arc<Tail>>,
-) -> bool {
-    if canary::active!("disk_over_another_history") {
-        return true;
-    }
-    let given_back = || {
-        let by_this = tails.is_empty() || was_written_here(engine, root, tails);
-        is_closed(root) && by_this
-    };
-    root.since == hold.since && (continuing.is_some() || given_back())
 }
 
 /// The session that a root is written in when a volume is opened.
@@ -353,72 +290,6 @@ fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
     } else {
         LogSession::default()
     }
-}
-
-/// Refuses a volume that another host holds, or a copy of this one.
-pub(crate) fn check_not_held(engine: &Engine, root: &Root) -> Result<(), OpenError> {
-    let Some(owner) = root.owner.as_ref().or(root.claimant.as_ref()) else {
-        return Ok(());
-    };
-    let copy = match owner.host == engine.host {
-        true => ", started from a copy of this host's cache directory",
-        false => "",
-    };
-    Err(OpenError::Held {
-        volume: root.name.clone(),
-        owner: format!("{} ({}{copy})", owner.label, owner.host),
-        stored_lsn: root.lsn.0,
-        seen_ms_ago: engine.jobs.now().unix_ms.saturating_sub(root.unix_ms),
-    })
-}
-
-/// Whether the root is older than what this host saw there, or is of another history: epoch and sequence of
-/// a volume's root only rise, whoever holds it.
-fn set_back(root: &Root, tails: &[Arc<Tail>]) -> Option<OpenError> {
-    if canary::active!("older_store_is_believed") {
-        return None;
-    }
-    let known = tails.iter().filter(|tail| !tail.is_rescue());
-    let mut ahead =
-        known.filter(|tail| tail.id().since > root.epoch || !root.follows(tail.upload.mark()));
-    ahead.next().map(|tail| OpenError::StoreWentBack {
-        volume: root.name.clone(),
-        stored_lsn: root.lsn.0,
-        known_lsn: tail.stored().0,
-    })
-}
-
-/// The local tail that continues the root. A fenced one has a history of its own, whatever the root says now.
-fn continuing_tail(
-    engine: &Engine,
-    root: &Root,
-    tails: &[Arc<Tail>],
-    ours: bool,
-) -> Option<Arc<Tail>> {
-    let continues = |tail: &&Arc<Tail>| {
-        let whole = !tail.is_rescue() && tail.lock().status == Status::Dormant;
-        let of_hold = ours && tail.id().since == root.since;
-        whole && (of_hold || was_given_back(engine, tail, root))
-    };
-    tails.iter().find(continues).cloned()
-}
-
-/// Whether this log gave the volume back with all that the tail holds, nobody opened it since, and the log
-/// does not say so: a crash came before, or it is poisoned. The hold goes on then, however often that happens.
-fn was_given_back(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
-    is_closed(root) && has_all_of(engine, tail, root)
-}
-
-/// Nobody holds it, and no log has anything of it beyond the root.
-fn is_closed(root: &Root) -> bool {
-    root.owner.is_none() && root.predecessor.is_none()
-}
-
-/// Whether the root is of the tail's hold, was written from this log, and has all that the tail holds.
-fn has_all_of(engine: &Engine, tail: &Arc<Tail>, root: &Root) -> bool {
-    tail.id().since == root.since
-        && tail.newest() <= root.lsn
-        && was_written_here(engine, root, std::slice::from_ref(tail))
 }
 
 /// A tail that does not continue the root that was found: kept if it holds something that the store

@@ -1,0 +1,161 @@
+//! What opens need of hosts' logs, for all that are opened at about the same time: one scan and one fence for
+//! each host that volumes are taken from, one look at the own log, one note.
+//!
+//! A restart opens all volumes of a host. By itself each would read what the others' fences added, which is a
+//! square of their number. Only keys of hosts are asked for here: what belongs to one volume alone must
+//! hold up no other.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::names::{Position, SessionName};
+use crate::hostlog::root_updates::StandingRoot;
+use crate::hostlog::scan::Chain;
+use crate::hostlog::taker::{TakeError, Taker};
+use crate::jobs::{Answer, AnswerSender, Signal, join_all};
+use crate::lock::lock;
+use crate::store::log_procedures::{catch_up, log_port, with_patience};
+use crate::units::{HostId, LogSession};
+
+/// So long those that come wait for those before them: what the store does not answer is not to hold up
+/// what comes later.
+const GATHER_NS_MAX: u64 = 1_000_000_000;
+
+/// What logs say of a volume that was claimed.
+#[derive(Clone, Debug)]
+pub(super) struct LogRead {
+    /// Of its predecessor's log.
+    pub(super) chain: Option<Chain>,
+    /// Where the own log stands, durably.
+    pub(super) mark: Position,
+}
+
+/// Volumes that were claimed, and wait for what logs say of them.
+#[derive(Debug, Default)]
+pub(crate) struct LogReads {
+    waiting: Mutex<Vec<Waiting>>,
+    under_way: AtomicU32,
+    changed: Signal,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    claimed: StandingRoot,
+    answer: AnswerSender<Result<LogRead, OpenError>>,
+}
+
+/// Reads and fences the log of the claimed volume's predecessor, and the own one up to its end.
+pub(super) fn read_logs(
+    engine: &Arc<Engine>,
+    claimed: StandingRoot,
+) -> Answer<Result<LogRead, OpenError>> {
+    let (sender, answer) = Answer::channel();
+    let is_first = {
+        let mut waiting = lock(&engine.log_reads.waiting);
+        waiting.push(Waiting {
+            claimed,
+            answer: sender,
+        });
+        waiting.len() == 1
+    };
+    if is_first {
+        engine.jobs.spawn(run(Arc::clone(engine)));
+    }
+    answer
+}
+
+async fn run(engine: Arc<Engine>) {
+    let reads = &engine.log_reads;
+    let mut gathered = engine.port.sleep(GATHER_NS_MAX);
+    std::future::poll_fn(|cx| {
+        reads.changed.wait(cx.waker());
+        let is_free = reads.under_way.load(Ordering::Acquire) == 0;
+        match is_free || Pin::new(&mut gathered).poll(cx).is_ready() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+    .await;
+    let all = std::mem::take(&mut *lock(&reads.waiting));
+    reads.under_way.fetch_add(1, Ordering::AcqRel);
+    let mut groups: BTreeMap<Option<HostId>, Vec<Waiting>> = BTreeMap::new();
+    for waiting in all {
+        let host = waiting.claimed.root.predecessor.map(|before| before.host);
+        groups.entry(host).or_default().push(waiting);
+    }
+    let found = with_patience(&engine, "the hosts' logs", read_groups(&engine, &groups)).await;
+    reads.under_way.fetch_sub(1, Ordering::AcqRel);
+    reads.changed.wake_all();
+    match found {
+        Ok((found, mark)) => {
+            for (members, chains) in groups.into_values().zip(found) {
+                give_answers(members, chains, mark);
+            }
+        }
+        Err(error) => {
+            for waiting in groups.into_values().flatten() {
+                waiting.answer.send(Err(error.clone()));
+            }
+        }
+    }
+}
+
+fn give_answers(members: Vec<Waiting>, chains: Result<Vec<Chain>, OpenError>, mark: Position) {
+    for (at, waiting) in members.into_iter().enumerate() {
+        let read = chains.as_ref().map(|chains| LogRead {
+            chain: chains.get(at).cloned(),
+            mark,
+        });
+        waiting.answer.send(read.map_err(OpenError::clone));
+    }
+}
+
+type GroupsRead = (Vec<Result<Vec<Chain>, OpenError>>, Position);
+
+async fn read_groups(
+    engine: &Arc<Engine>,
+    groups: &BTreeMap<Option<HostId>, Vec<Waiting>>,
+) -> Result<GroupsRead, OpenError> {
+    let port = log_port(engine);
+    let session = match engine.poisoned.load(Ordering::Acquire) {
+        true => LogSession::default(),
+        false => engine.sessions.current(),
+    };
+    let taker = Taker {
+        port: &port,
+        own: SessionName {
+            host: engine.host,
+            session,
+        },
+        label: &engine.label,
+        mark: Position::default(),
+        unix_ms: engine.jobs.now().unix_ms,
+    };
+    let taker = &taker;
+    let reads = groups.iter().map(|(host, members)| {
+        let claimed: Vec<_> = members
+            .iter()
+            .map(|waiting| waiting.claimed.clone())
+            .collect();
+        Box::pin(async move {
+            match host {
+                Some(host) => taker.read_log(*host, &claimed).await,
+                None => Ok(Vec::new()),
+            }
+        })
+    });
+    let found = join_all(reads.collect()).await;
+    // Up to the fences: if a copy of this host wrote there, its slices were taken for this host's.
+    let mark = catch_up(engine).await?;
+    let error = |error| match error {
+        TakeError::Log(why) => OpenError::Corrupt(why),
+        other => OpenError::Corrupt(format!("{other:?}")),
+    };
+    let found = found.into_iter().map(|chains| chains.map_err(error));
+    Ok((found.collect(), mark))
+}
