@@ -82,6 +82,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "close_is_sent_for_ever",
     "one_root_stops_the_host",
     "looks_have_no_limit",
+    "packs_are_not_read_back",
     "own_claim_is_a_copys",
 ];
 

@@ -421,7 +421,7 @@ pub fn call(op: StoreOp) -> Call {
         StoreOp::Put { key, data } => Call::Put {
             key,
             data: data.as_ref().into(),
-            condition: Condition::None,
+            condition: Condition::Absent,
         },
         StoreOp::Create { key, data } => Call::Put {
             key,

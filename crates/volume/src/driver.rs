@@ -174,7 +174,8 @@ pub enum StoreOp {
         /// Bytes.
         len: u64,
     },
-    /// Write an object whose name is used once only; writing it again writes the same bytes.
+    /// Write a pack or an index object, only if no such object exists: its name is used once, so whatever
+    /// stands there is this very object, or a stranger's.
     Put {
         /// Object key.
         key: String,

@@ -296,10 +296,49 @@ fn a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declare
     assert_eq!(taker.read_fill(&demo, 0, 4096), 2);
 }
 
+#[test]
+fn a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is() {
+    let (mut world, demo) = with_closed_volume();
+    let packs = |world: &World| {
+        let keys = world.lasting.objects.keys();
+        keys.filter(|key| key.starts_with("packs/"))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let before = packs(&world);
+    // Another process that has the same memory: it draws the same names.
+    world.write(&demo, 8, 3, 4096);
+    world.lasting.failing_creates = usize::MAX;
+    let synced = world.host.sync(&demo);
+    world.pass(1_000);
+    let own = packs(&world).into_iter().find(|key| !before.contains(key));
+    let own = own.expect("it is there, and no record names it yet");
+    let number = own.rsplit('/').next().expect("a number").to_owned();
+    let next = u64::from_str_radix(&number, 16).expect("hexadecimal") + 1;
+    let width = number.len();
+    let next = format!(
+        "{}{next:0width$x}",
+        own.strip_suffix(&number).expect("its end")
+    );
+    let stranger = (b"of another process".to_vec(), 1);
+    world.lasting.objects.insert(next.clone(), stranger.clone());
+    world.lasting.failing_creates = 0;
+    world.wait(|_| synced.try_take()).expect("synced");
+    world.write(&demo, 16, 4, 4096);
+    let synced = world.host.sync(&demo);
+    let stopped = world.wait(|_| synced.try_take()).expect_err("it stops");
+    assert!(matches!(stopped, OpenError::HostStopped(_)), "{stopped}");
+    assert_eq!(world.lasting.objects[&next], stranger);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "packs_are_not_read_back",
+            a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is,
+        ),
         (
             "own_claim_is_a_copys",
             a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declared_again,

@@ -242,7 +242,7 @@ impl IoExecutor {
             }
             StoreOp::Put { key, data } => {
                 self.counters.add_store_written(data.len());
-                self.store.put(&key, data).await.map(into_reply)
+                self.store.create(&key, data).await.map(into_reply)
             }
             StoreOp::Create { key, data } => {
                 self.counters.add_store_written(data.len());

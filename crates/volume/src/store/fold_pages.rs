@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use blkmq::error::ErrorKind;
+use bytes::Bytes;
 
 use crate::cache::blocks::{BlockKind, BlockTarget, IndexBlock, block_key};
 use crate::driver::ComputeKind;
@@ -19,8 +20,8 @@ use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, PageBuilder,
 use crate::object::sessions::SessionNames;
 use crate::object::{FormatError, ObjectId};
 use crate::request::tail::Tail;
+use crate::store::immutable::put;
 use crate::store::index_blocks::{LOADS_AT_ONCE, read, write_to_disk};
-use crate::store::objects::put;
 use crate::units::Span;
 
 /// An index object is closed at this size.
@@ -80,7 +81,7 @@ impl<'a> Output<'a> {
     }
 
     pub(super) async fn flush(&mut self) -> Result<(), OpenError> {
-        let bytes = std::mem::take(&mut self.bytes);
+        let bytes = Bytes::from(std::mem::take(&mut self.bytes));
         let id = std::mem::replace(&mut self.id, self.engine.next_object());
         if bytes.is_empty() {
             return Ok(());
@@ -89,7 +90,7 @@ impl<'a> Output<'a> {
         let mut delay = self.engine.options.retry_ns;
         loop {
             let key = self.engine.session_name.index_key(id.number);
-            match put(self.engine, self.tail, key, bytes.clone()).await {
+            match put(self.engine, self.tail, &key, &bytes).await {
                 Ok(()) => {
                     self.objects.push(id);
                     return Ok(());

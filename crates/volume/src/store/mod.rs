@@ -20,6 +20,7 @@ pub(crate) mod fold;
 mod fold_pages;
 mod holds;
 pub(crate) mod host_log;
+mod immutable;
 pub(crate) mod index_blocks;
 pub(crate) mod load_index;
 pub(crate) mod log_procedures;

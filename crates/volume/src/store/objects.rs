@@ -2,8 +2,6 @@
 //!
 //! Knows no format: what the bytes mean is for the callers.
 
-use std::sync::atomic::Ordering;
-
 use blkmq::error::ErrorKind;
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
@@ -85,29 +83,6 @@ pub(crate) async fn read_exactly(
         delay *= 2;
     }
     Ok(IndexRead::Lost(TOO_SHORT.into()))
-}
-
-/// Writes an immutable object.
-pub(crate) async fn put(
-    engine: &Engine,
-    tail: &Tail,
-    key: String,
-    data: Vec<u8>,
-) -> Result<(), OpenError> {
-    tail.upload
-        .uploaded_bytes
-        .fetch_add(data.len() as u64, Ordering::Relaxed);
-    match engine
-        .port
-        .store(StoreOp::Put {
-            key: key.clone(),
-            data: data.into(),
-        })
-        .await
-    {
-        Ok(_) => Ok(()),
-        Err(error) => Err(store_error("write", &key, &error)),
-    }
 }
 
 /// Why a range was not read. A store that is unavailable is waited for and is none of these.

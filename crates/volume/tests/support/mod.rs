@@ -584,6 +584,9 @@ impl World {
                 Ok(StoreReply::Range(range.to_vec()))
             }
             StoreOp::Put { key, data } => {
+                if objects.contains_key(&key) {
+                    return Err(StoreError::PreconditionFailed);
+                }
                 objects.insert(key, (data.into(), self.lasting.versions));
                 Ok(StoreReply::Written { version })
             }

@@ -5,7 +5,6 @@
 //! older content would show through.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use blkmq::io::SECTOR_BYTES;
 use bytes::Bytes;
@@ -19,11 +18,12 @@ use crate::map::layers::{DirtyExtent, LogAddr};
 use crate::object::pack::{Effort, Pack, PackWriter, Slice};
 use crate::object::root::DeltaRef;
 use crate::request::tail::Tail;
+use crate::store::endings::is_final;
 use crate::store::flow::compute::compute;
 use crate::store::flow::log_reads::{LogContent, read_log};
 use crate::store::flow::repeats::{Repeats, Stopped};
 use crate::store::flow::slices::UploadedPack;
-use crate::store::objects::store_error;
+use crate::store::immutable::put;
 use crate::units::{Lsn, Span};
 
 /// What goes into one pack, in address order.
@@ -232,23 +232,19 @@ async fn put_pack(
     };
     let data = Bytes::from(pack.bytes);
     let mut repeats = Repeats::new(engine, tail);
+    if canary::active!("root_before_packs") {
+        // Asked for, not waited for: the root may be there first, or alone.
+        drop(engine.port.store(StoreOp::Put { key, data }));
+        return Ok(uploaded);
+    }
     loop {
-        let sent = &tail.upload.uploaded_bytes;
-        sent.fetch_add(data.len() as u64, Ordering::Relaxed);
-        let put = engine.port.store(StoreOp::Put {
-            key: key.clone(),
-            data: data.clone(),
-        });
-        if canary::active!("root_before_packs") {
-            // Asked for, not waited for: the root may be there first, or alone.
-            return Ok(uploaded);
-        }
-        match put.await {
-            Ok(_) => {
+        match put(engine, tail, &key, &data).await {
+            Ok(()) => {
                 tail.upload.on_store_answer(false);
                 return Ok(uploaded);
             }
-            Err(error) => repeats.wait(store_error("write", &key, &error)).await?,
+            Err(error) if is_final(&error) => return Err(Stopped),
+            Err(error) => repeats.wait(error).await?,
         }
     }
 }

@@ -1,0 +1,56 @@
+//! Writing packs and index objects: create-only, and read back where the answer is not that it was created.
+//!
+//! Two processes that draw the same names are copies of one host. Whoever of them comes second must not
+//! write over what a record of the first may name: it stops (docs/store-protocol.md, rule
+//! `pack-is-read-back`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::stop::Stop;
+use crate::request::tail::Tail;
+use crate::store::log_procedures::stop_host;
+use crate::store::objects::store_error;
+
+/// What is read may be damaged on its way: so often it is read before a host stops for it.
+const READS_MAX: u32 = 5;
+
+/// Writes an immutable object. An error of the store may be tried again with the same bytes.
+pub(super) async fn put(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+    key: &str,
+    data: &Bytes,
+) -> Result<(), OpenError> {
+    let sent = &tail.upload.uploaded_bytes;
+    sent.fetch_add(data.len() as u64, Ordering::Relaxed);
+    let op = StoreOp::Put {
+        key: key.to_owned(),
+        data: data.clone(),
+    };
+    match engine.port.store(op).await {
+        Ok(_) => return Ok(()),
+        Err(StoreError::PreconditionFailed) if canary::active!("packs_are_not_read_back") => {
+            return Ok(());
+        }
+        Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
+        Err(error) => return Err(store_error("write", key, &error)),
+    }
+    for _ in 0..READS_MAX {
+        let op = StoreOp::Get {
+            key: key.to_owned(),
+        };
+        match engine.port.store(op).await {
+            Ok(StoreReply::Object { data: found, .. }) if found == data[..] => return Ok(()),
+            Ok(_) => engine.port.sleep(engine.options.retry_ns / 10).await,
+            Err(error) => return Err(store_error("read", key, &error)),
+        }
+    }
+    let what = format!("{key} was written by another process");
+    Err(stop_host(engine, &Stop::Cloned(what)))
+}
