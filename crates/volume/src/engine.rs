@@ -27,10 +27,10 @@ use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
 use crate::store::flow::budget::Budget;
 use crate::store::host_log::HostLog;
+use crate::store::log_reads::LogReads;
 use crate::store::root_watch_state::RootWatchState;
 use crate::store::session_table::SessionTable;
 use crate::store::streams::Streams;
-use crate::store::take_together::LogReads;
 use crate::units::{HostId, LogSession, VolumeId};
 
 /// What recovery and the driver give to make a host.

@@ -40,6 +40,10 @@ impl LogEnvironment for Engine {
         let Some(error) = error else {
             return;
         };
+        // In an outage each is tried again and again; the first, second, fourth... of a row says so.
+        if !self.host_log.failures().in_a_row().is_power_of_two() {
+            return;
+        }
         let error = store_error("request", key, error);
         tracing::warn!(%error, "a request of the host's log failed and will be tried again");
         for tail in self.tails() {

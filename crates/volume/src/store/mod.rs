@@ -24,6 +24,7 @@ mod immutable;
 pub(crate) mod index_blocks;
 pub(crate) mod load_index;
 pub(crate) mod log_procedures;
+pub(crate) mod log_reads;
 pub(crate) mod objects;
 pub(crate) mod open;
 pub(crate) mod publish;

@@ -7,8 +7,8 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use crate::engine::Engine;
@@ -17,37 +17,15 @@ use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::StandingRoot;
 use crate::hostlog::scan::Chain;
 use crate::hostlog::taker::{TakeError, Taker};
-use crate::jobs::{Answer, AnswerSender, Signal, join_all};
+use crate::jobs::{Answer, join_all};
 use crate::lock::lock;
 use crate::store::log_procedures::{catch_up, log_port, with_patience};
+use crate::store::log_reads::{LogRead, Waiting};
 use crate::units::{HostId, LogSession};
 
 /// So long those that come wait for those before them: what the store does not answer is not to hold up
 /// what comes later.
 const GATHER_NS_MAX: u64 = 1_000_000_000;
-
-/// What logs say of a volume that was claimed.
-#[derive(Clone, Debug)]
-pub(super) struct LogRead {
-    /// Of its predecessor's log.
-    pub(super) chain: Option<Chain>,
-    /// Where the own log stands, durably.
-    pub(super) mark: Position,
-}
-
-/// Volumes that were claimed, and wait for what logs say of them.
-#[derive(Debug, Default)]
-pub(crate) struct LogReads {
-    waiting: Mutex<Vec<Waiting>>,
-    under_way: AtomicU32,
-    changed: Signal,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    claimed: StandingRoot,
-    answer: AnswerSender<Result<LogRead, OpenError>>,
-}
 
 /// Reads and fences the log of the claimed volume's predecessor, and the own one up to its end.
 pub(super) fn read_logs(
