@@ -655,9 +655,10 @@ fn a_damaged_frame_that_others_prove_durable_is_refused_and_never_passed_over() 
             }
         }
     }
-    // A checkpoint, the tail's record, the note of the record, that the older lap's blocks are stored, where
-    // the host's log stands, and all flushes of the newer lap but the last, which nothing stands behind.
-    assert_eq!((refused, short), (7, 1));
+    // A checkpoint, the note of the fence that the opening found, the tail's record, the note of the record,
+    // that the older lap's blocks are stored, where the host's log stands, and all flushes of the newer lap but
+    // the last, which nothing stands behind.
+    assert_eq!((refused, short), (8, 1));
 }
 
 #[test]
