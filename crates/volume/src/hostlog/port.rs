@@ -12,9 +12,8 @@ use super::record::Record;
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::object::FormatError;
 
-/// First pause before a request is tried again; it doubles up to [`RETRY_MAX_NS`].
-const RETRY_MIN_NS: u64 = 100_000_000;
-const RETRY_MAX_NS: u64 = 3_000_000_000;
+/// Pauses grow to so many of the first.
+const PAUSE_MAX: u64 = 30;
 
 /// The local log does not take notes any more: nothing that needs one may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +27,9 @@ pub trait LogPort: Send + Sync {
     /// Ends after so long.
     fn sleep(&self, ns: u64) -> impl Future<Output = ()> + Send;
 
+    /// First pause before a request is tried again; it doubles up to thirty times this.
+    fn pause_ns(&self) -> u64;
+
     /// Makes it durable where the log stands, and with it all commits of all volumes up to this call.
     ///
     /// # Errors
@@ -40,16 +42,19 @@ pub trait LogPort: Send + Sync {
 
 /// Pauses between attempts, longer and longer.
 #[derive(Debug)]
-pub(super) struct Pauses(u64);
+pub(super) struct Pauses {
+    /// In units of the first.
+    next: u64,
+}
 
 impl Pauses {
     pub(super) fn new() -> Pauses {
-        Pauses(RETRY_MIN_NS)
+        Pauses { next: 1 }
     }
 
     pub(super) async fn wait(&mut self, port: &impl LogPort) {
-        port.sleep(self.0).await;
-        self.0 = (self.0 * 2).min(RETRY_MAX_NS);
+        port.sleep(self.next * port.pause_ns()).await;
+        self.next = (self.next * 2).min(PAUSE_MAX);
     }
 }
 

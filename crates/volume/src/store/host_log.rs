@@ -270,6 +270,7 @@ impl Drop for PublisherGuard<'_> {
 #[derive(Clone)]
 pub(crate) struct HostPort {
     port: Port,
+    pause_ns: u64,
     environment: Weak<dyn LogEnvironment>,
 }
 
@@ -280,8 +281,16 @@ impl std::fmt::Debug for HostPort {
 }
 
 impl HostPort {
-    pub(crate) fn new(port: Port, environment: Weak<dyn LogEnvironment>) -> HostPort {
-        HostPort { port, environment }
+    pub(crate) fn new(
+        port: Port,
+        pause_ns: u64,
+        environment: Weak<dyn LogEnvironment>,
+    ) -> HostPort {
+        HostPort {
+            port,
+            pause_ns,
+            environment,
+        }
     }
 }
 
@@ -302,6 +311,10 @@ impl LogPort for HostPort {
 
     fn sleep(&self, ns: u64) -> impl Future<Output = ()> + Send {
         self.port.sleep(ns)
+    }
+
+    fn pause_ns(&self) -> u64 {
+        self.pause_ns
     }
 
     async fn note(&self, state: LogState) -> Result<(), NotesEnded> {

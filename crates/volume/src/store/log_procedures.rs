@@ -55,10 +55,15 @@ impl LogEnvironment for Engine {
     }
 }
 
+/// Of the pause after a failed upload, the first pause of the log's procedures is this part: much waits for
+/// each of their requests, and none of them is large.
+const PAUSE_PART: u64 = 10;
+
 /// The port of the host's log.
 pub(crate) fn log_port(engine: &Arc<Engine>) -> HostPort {
     let environment = Arc::downgrade(engine);
-    HostPort::new(engine.port.clone(), environment)
+    let pause_ns = engine.options.retry_ns / PAUSE_PART;
+    HostPort::new(engine.port.clone(), pause_ns, environment)
 }
 
 /// Finds out what stands in the log up to its end. The mark there, which is durable, for volumes that are

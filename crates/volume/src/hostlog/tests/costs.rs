@@ -51,6 +51,10 @@ impl LogPort for &Counting {
 
     async fn sleep(&self, _: u64) {}
 
+    fn pause_ns(&self) -> u64 {
+        1
+    }
+
     async fn note(&self, state: LogState) -> Result<(), NotesEnded> {
         *self.noted.lock().unwrap_or_else(PoisonError::into_inner) = state;
         Ok(())

@@ -128,6 +128,10 @@ impl LogPort for Port {
         let _ = self.ask(Ask::Sleep).await;
     }
 
+    fn pause_ns(&self) -> u64 {
+        1
+    }
+
     async fn note(&self, state: LogState) -> Result<(), NotesEnded> {
         self.jot(state);
         self.ask(Ask::Note).await.map(drop).map_err(|_| NotesEnded)
