@@ -84,6 +84,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "looks_have_no_limit",
     "packs_are_not_read_back",
     "own_claim_is_a_copys",
+    "all_parked_writes_are_woken",
+    "admitted_writes_wake_nobody",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.
@@ -294,7 +296,7 @@ mod tests {
         let files = files.map(|file| file.expect("readable").path());
         let tests = files.filter(|path| path.is_file());
         // Tests in a source file plant by themselves what that file asks for.
-        let inner = ["lock.rs", "cache/tests.rs"];
+        let inner = ["lock.rs", "cache/tests.rs", "request/parked.rs"];
         let sources = tests.chain(inner.map(|name| format!("{engine}/src/{name}").into()));
         let all: String = sources
             .map(|path| std::fs::read_to_string(path).expect("text"))

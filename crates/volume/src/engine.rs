@@ -272,7 +272,7 @@ impl Engine {
 
     /// Wakes every parked request and every waiter: something ended for good.
     pub(crate) fn wake_parked(&self) {
-        self.space.wake_all();
+        self.space.parked.wake_all();
         self.fetches.wake();
         self.committer().wake();
     }

@@ -100,10 +100,6 @@ impl Signal {
         waiters.into_iter().for_each(Waker::wake);
     }
 
-    pub(crate) fn has_waiters(&self) -> bool {
-        !lock(&self.waiters).is_empty()
-    }
-
     /// A future that ends when `condition` gives a value; looked at after each raise.
     pub(crate) async fn wait_until<T>(&self, mut condition: impl FnMut() -> Option<T>) -> T {
         std::future::poll_fn(|cx| {

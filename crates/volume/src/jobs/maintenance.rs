@@ -30,7 +30,7 @@ pub(crate) struct Maintenance {
 impl Maintenance {
     fn due_ns(&self, engine: &Engine) -> u64 {
         // Writes parked for space wait for the bookkeeping, also if the host was idle before.
-        let parked = engine.space.has_waiters();
+        let parked = !engine.space.parked.is_empty();
         if parked {
             self.next_ns.min(self.last_ns + INTERVAL_NS)
         } else {
@@ -152,7 +152,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let share = u64::from(engine.layout.segments) * engine.layout.segment_sectors() / live.max(1);
     // Even alone on its host, a volume is slowed before the log is full.
     let share = (share / 2).max(BLOCK_SECTORS);
-    if engine.space.has_waiters() {
+    if !engine.space.parked.is_empty() {
         root_watch::on_parked(engine, now.mono_ns);
     }
     let fill = Fill {

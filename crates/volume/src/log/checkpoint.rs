@@ -66,9 +66,9 @@ impl CommitEnvironment for Engine {
     }
 
     fn on_round_ended(&self) {
-        if self.space.has_waiters() {
+        if !self.space.parked.is_empty() {
             self.request_reclaim();
-            self.space.wake_all();
+            self.space.parked.wake_some();
         }
     }
 

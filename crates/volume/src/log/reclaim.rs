@@ -108,7 +108,7 @@ async fn prepare(engine: &Arc<Engine>, most: usize) -> bool {
     if !synced {
         engine.port.sleep(engine.options.retry_ns).await;
     }
-    engine.space.wake_all();
+    engine.space.parked.wake_some();
     true
 }
 

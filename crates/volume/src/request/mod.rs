@@ -4,6 +4,7 @@
 //! the one dispatch table that all transports share.
 
 mod invariants;
+mod parked;
 mod plan;
 pub(crate) mod space;
 mod status;
@@ -270,7 +271,7 @@ impl Volume {
         let Volume { engine, tail } = self;
         let Some(lots) = self.reserve_space(span).or_else(|| {
             // Whatever makes room after this look wakes us.
-            engine.space.wait(waker);
+            engine.space.parked.wait(tail.id(), waker);
             self.reserve_space(span)
         }) else {
             return Step::Park(Park::Space);
@@ -326,6 +327,7 @@ impl Volume {
             Some(_) => {
                 engine.extents.fetch_add(2 * used, Ordering::Relaxed);
                 tail.add_dirty(span.sectors());
+                engine.space.parked.wake_next(tail.id());
             }
             None => engine.request_reclaim(),
         }
@@ -348,7 +350,7 @@ impl Volume {
                 Err(error) => return Step::Done(Err(error)),
             };
             if !engine.has_extent_room() || !tail.reserve(&mut inner, 1) {
-                engine.space.wait(waker);
+                engine.space.parked.wait(tail.id(), waker);
                 if !engine.has_extent_room() || !tail.reserve(&mut inner, 1) {
                     drop(inner);
                     engine.committer().request_round(engine);
@@ -359,6 +361,7 @@ impl Volume {
             engine.extents.fetch_add(2, Ordering::Relaxed);
             tail.commit_zeroes(&engine.segments, &mut inner, span, engine.jobs.mono_ns())
         };
+        engine.space.parked.wake_next(tail.id());
         self.finish_write(lsn, fua, waker)
     }
 

@@ -61,7 +61,7 @@ impl Drop for WritePlan {
         for lot in &self.lots {
             tail.release_dirty(&engine.segments, lot.addr, lot.span.sectors());
         }
-        engine.space.wake_all();
+        engine.space.parked.wake_some();
     }
 }
 

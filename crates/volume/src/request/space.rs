@@ -13,10 +13,9 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::task::Waker;
 
-use crate::jobs::Signal;
 use crate::lock::lock;
+use crate::request::parked::ParkedWrites;
 use crate::units::SECOND_NS;
 
 /// Thousandths of the log above which writers are paced.
@@ -73,7 +72,7 @@ pub(crate) struct Space {
     others: AtomicBool,
     /// A write was parked because the rest of the log is reserved.
     starved: AtomicBool,
-    room: Signal,
+    pub(crate) parked: ParkedWrites,
 }
 
 /// Bytes per second that all paced volumes together may write at this fill.
@@ -141,22 +140,8 @@ impl Space {
         self.starved.swap(false, Ordering::Relaxed)
     }
 
-    /// Keeps the waker until there may be room.
-    pub(crate) fn wait(&self, waker: &Waker) {
-        self.room.wait(waker);
-    }
-
-    /// There may be room now.
-    pub(crate) fn wake_all(&self) {
-        self.room.wake_all();
-    }
-
-    pub(crate) fn has_waiters(&self) -> bool {
-        self.room.has_waiters()
-    }
-
-    /// Time passes: each volume that asked since the last tick gets its part, and parked writes try
-    /// again.
+    /// Time passes: each volume that asked since the last tick gets its part, and some of the parked
+    /// writes try again.
     pub(crate) fn tick<'a>(&self, fill: &Fill, paces: impl Iterator<Item = &'a Pace>) {
         self.set_pressure(fill.pressure);
         self.share.store(fill.share, Ordering::Relaxed);
@@ -172,9 +157,7 @@ impl Space {
             let gain = bytes(elapsed_ns.min(BURST_NS)).min(bytes(BURST_NS) - tokens);
             pace.tokens.fetch_add(gain, Ordering::Relaxed);
         }
-        if self.has_waiters() {
-            self.wake_all();
-        }
+        self.parked.wake_some();
     }
 
     /// Nanoseconds since the last look, and how fast slices make the log free.
