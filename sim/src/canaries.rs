@@ -108,6 +108,7 @@ const SEEN_BY_HOST_LOG_TESTS: &[&str] = &[
     "fence_blocks_every_epoch",
     "fold_believes_its_log",
     "mark_is_not_noted",
+    "sessions_of_fences_are_learned",
 ];
 
 /// Rounds per canary, each with seeds of its own; the median of their counts is reported.

@@ -171,17 +171,22 @@ impl Record {
         }
     }
 
-    /// The sessions that wrote its packs and objects.
+    /// The sessions that wrote its packs and objects. A fence has none, and its writer need not be one that
+    /// is known by its bits: all hosts with a poisoned log fence as session zero.
     pub fn sessions(&self) -> impl Iterator<Item = SessionName> {
-        let ended = match &self.content {
-            Content::Slices(slices) => slices.ends_session,
-            Content::Fence(_) => LogSession::default(),
+        let none = LogSession::default();
+        let wrote = match &self.content {
+            Content::Slices(slices) => [self.writer.session, slices.ends_session],
+            Content::Fence(_) => [none; 2],
         };
-        let ended = (ended != LogSession::default()).then_some(SessionName {
-            session: ended,
-            ..self.writer
-        });
-        [self.writer].into_iter().chain(ended)
+        let is_one = move |session: &LogSession| {
+            *session != none || canary::active!("sessions_of_fences_are_learned")
+        };
+        let host = self.writer.host;
+        wrote
+            .into_iter()
+            .filter(is_one)
+            .map(move |session| SessionName { host, session })
     }
 
     /// The slices of one volume's epoch, in order, each as a root names it.

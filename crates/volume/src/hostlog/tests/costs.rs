@@ -208,6 +208,28 @@ fn three_volumes_of_one_host_are_taken_with_one_scan_and_one_fence() {
 }
 
 #[test]
+fn hosts_with_poisoned_logs_take_volumes_of_one_host_after_each_other() {
+    let taken = || {
+        let port = with_volumes(3);
+        publish_two(&port, 3);
+        let port = &port;
+        let mut takers = [(2, 0), (3, 1), (4, 2)].into_iter();
+        takers.all(|(host, volume)| {
+            let mut taker = taker(&port, host);
+            taker.own.session = LogSession::default();
+            let taken = now(taker.take(&wanted(3)[volume..=volume]));
+            let mut taken = taken.into_values();
+            taken.all(|taken| taken.is_ok_and(|taken| taken.root.deltas.len() == 2))
+        })
+    };
+    assert!(taken());
+    assert!(
+        !canary::with("sessions_of_fences_are_learned", taken),
+        "the planted bug is seen"
+    );
+}
+
+#[test]
 fn a_host_whose_newest_record_is_gone_does_not_bring_its_packs_into_a_root() {
     let port = with_volumes(1);
     let found = |port: &Counting| {
