@@ -148,8 +148,9 @@ impl ControlPlane {
     }
 
     /// Puts right what can be put right, and logs one line for each change, for as long as it is
-    /// polled.
-    pub(crate) async fn watch_health(&self) {
+    /// polled. Calls `on_looked` each time that all was looked at, so that a control plane which hangs
+    /// is known by its silence.
+    pub(crate) async fn watch_health(&self, on_looked: impl Fn()) {
         let mut before = Conditions::new();
         loop {
             self.put_back_rings();
@@ -169,6 +170,7 @@ impl ControlPlane {
                 tracing::info!(what, "ok again");
             }
             before = now;
+            on_looked();
             tokio::time::sleep(LOG_INTERVAL).await;
         }
     }

@@ -10,6 +10,7 @@ mod api_listeners;
 mod messages;
 mod process;
 mod rescue_log;
+mod service_manager;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use store::SharedStore;
 use tokio::runtime::Runtime;
 
 use self::api_listeners::ApiListeners;
+use self::service_manager::ServiceManager;
 use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
 use crate::api::gate::Gate;
@@ -38,6 +40,7 @@ const RUNTIME_THREADS: usize = 2;
 pub(crate) fn serve(settings: Settings) -> Result<()> {
     abort_on_panic_under_locks();
     process::prepare();
+    let manager = Arc::new(ServiceManager::of_environment());
     let runtime = runtime()?;
     let api = ApiListeners::bind(&settings)?;
     let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(&settings)?)));
@@ -58,7 +61,7 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
         settings.slow_request,
         settings.nbd_tls.as_ref(),
     )?);
-    let served = runtime.block_on(run(&settings, &engine, &control, (&api, gate)));
+    let served = runtime.block_on(run(&settings, &engine, &control, (&api, gate), &manager));
     let closed = runtime.block_on(control.close_all());
     engine.stop(control.disks.take_live());
     // Nothing waits for tasks that still run.
@@ -80,19 +83,21 @@ async fn run(
     engine: &Engine,
     control: &Arc<ControlPlane>,
     api: (&ApiListeners, Arc<Gate>),
+    manager: &Arc<ServiceManager>,
 ) -> Result<()> {
     let initial = control.open_initial_volumes(&settings.volumes, &engine.report);
     let waiting = initial.await?;
     let reopen = ReopenTask::start(control, waiting);
     let health = tokio::spawn({
         let control = Arc::clone(control);
-        async move { control.watch_health().await }
+        let manager = Arc::clone(manager);
+        async move { control.watch_health(|| manager.on_alive()).await }
     });
     let slow_requests = tokio::spawn({
         let control = Arc::clone(control);
         async move { messages::report_slow_requests(control.latencies.slow()).await }
     });
-    let served = serve_clients(settings, engine, control, api).await;
+    let served = serve_clients(settings, engine, control, api, manager).await;
     health.abort();
     slow_requests.abort();
     reopen.stop().await;
@@ -105,6 +110,7 @@ async fn serve_clients(
     engine: &Engine,
     control: &Arc<ControlPlane>,
     api: (&ApiListeners, Arc<Gate>),
+    manager: &ServiceManager,
 ) -> Result<()> {
     control.listen(&settings.nbd)?;
     let mut stop = process::StopSignal::new()?;
@@ -120,7 +126,9 @@ async fn serve_clients(
         ));
     }
     messages::announce(settings, &api.addresses(), engine, control)?;
+    manager.on_ready();
     stop.recv().await;
+    manager.on_stopping();
     eprintln!("firn: stopping; bringing what is left to the store (again to leave at once)");
     tokio::spawn(async move {
         stop.recv().await;
