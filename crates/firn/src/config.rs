@@ -20,8 +20,11 @@ use crate::store_faults::StoreFaultPlan;
 use crate::units::Size;
 
 const DATA_DIR: &str = "./firn-data";
+/// Sizes of new local files unless they are given, on a disk with room; see [`share_of`].
 const LOG_SIZE_DEFAULT: u64 = 1 << 30;
 const CACHE_SIZE_DEFAULT: u64 = 4 << 30;
+/// Smallest read cache that is chosen.
+const CACHE_SIZE_LEAST: u64 = 16 << 20;
 /// Smallest log: it holds a few of the largest writes and leaves room to reclaim.
 const LOG_SIZE_MIN: u64 = 64 << 20;
 /// Smallest log if --segment-size makes the segments small.
@@ -78,6 +81,8 @@ pub(crate) struct Settings {
     /// `None`: that of the existing log, or one that suits the size of a new one.
     pub(crate) segment_size: Option<Size>,
     pub(crate) cache_size: Option<Size>,
+    /// What is free where the local files are or will be; `None` if that cannot be told.
+    pub(crate) free_bytes: Option<u64>,
     pub(crate) ring_dir: PathBuf,
     pub(crate) log_io: LogIo,
     /// Requests that take as long as this are logged.
@@ -142,6 +147,7 @@ impl Settings {
                 .ring_dir
                 .or(file.ring_dir)
                 .unwrap_or_else(|| ring_dir::choose(&cache)),
+            free_bytes: free_bytes(&cache),
             cache,
             log_io: flags.log_io.or(file.log_io).unwrap_or(LogIo::Auto),
             slow_request: flags
@@ -168,14 +174,17 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Size of a new log.
+    /// Size of a new log. Its space is taken when it is made, so that no write is ever refused for want
+    /// of it: unless told, it is a sixteenth of what is free.
     pub(crate) fn new_log_bytes(&self) -> u64 {
-        self.log_size.map_or(LOG_SIZE_DEFAULT, |size| size.0)
+        let chosen = || share_of(self.free_bytes, 16, LOG_SIZE_MIN, LOG_SIZE_DEFAULT);
+        self.log_size.map_or_else(chosen, |size| size.0)
     }
 
-    /// Size of a new cache.
+    /// Size of a new cache: unless told, a quarter of what is free.
     pub(crate) fn new_cache_bytes(&self) -> u64 {
-        self.cache_size.map_or(CACHE_SIZE_DEFAULT, |size| size.0)
+        let chosen = || share_of(self.free_bytes, 4, CACHE_SIZE_LEAST, CACHE_SIZE_DEFAULT);
+        self.cache_size.map_or_else(chosen, |size| size.0)
     }
 
     fn check(&self) -> Result<()> {
@@ -234,6 +243,22 @@ impl Settings {
             _ => Ok(()),
         }
     }
+}
+
+/// A power of two that is at most the given part of what is free, within bounds.
+fn share_of(free_bytes: Option<u64>, part: u64, least: u64, most: u64) -> u64 {
+    let share = free_bytes.map_or(most, |free| free / part);
+    let power = 1 << share.max(1).ilog2();
+    u64::clamp(power, least, most)
+}
+
+/// What this user may still take on the file system where `dir` is, or will be made.
+fn free_bytes(dir: &Path) -> Option<u64> {
+    let dir = std::path::absolute(dir).ok()?;
+    let found = dir
+        .ancestors()
+        .find_map(|dir| rustix::fs::statvfs(dir).ok())?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// What a configuration file says.
@@ -339,6 +364,23 @@ mod tests {
         assert_eq!(settings.store, "./firn-data/store");
         assert_eq!(settings.nbd.len(), 2);
         assert_eq!(settings.rpo, Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_small_disk_gets_small_files_and_a_large_one_no_more_than_the_default() {
+        let sizes = |free_mib: u64| {
+            let free = Some(free_mib << 20);
+            let log = share_of(free, 16, LOG_SIZE_MIN, LOG_SIZE_DEFAULT);
+            let cache = share_of(free, 4, CACHE_SIZE_LEAST, CACHE_SIZE_DEFAULT);
+            (log >> 20, cache >> 20)
+        };
+        assert_eq!(sizes(0), (64, 16));
+        assert_eq!(sizes(200), (64, 32));
+        assert_eq!(sizes(3000), (128, 512));
+        assert_eq!(sizes(16_384), (1024, 4096));
+        assert_eq!(sizes(1 << 30), (1024, 4096));
+        assert_eq!(share_of(None, 16, LOG_SIZE_MIN, LOG_SIZE_DEFAULT), 1 << 30);
+        assert!(free_bytes(Path::new("./not/yet/there")).is_some());
     }
 
     #[test]

@@ -201,8 +201,8 @@ pub(crate) struct ServeArgs {
     pub(crate) rpo: Option<TimeSpan>,
 
     /// Size of the write-back log. It bounds how much can be written while the store is
-    /// unreachable, and how long recovery takes. Fixed when the cache directory is created.
-    /// [default: 1GiB]
+    /// unreachable, and how long recovery takes. Its space is taken at once, and its size fixed, when
+    /// the cache directory is created. [default: a 16th of what is free there, 64MiB to 1GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) log_size: Option<Size>,
 
@@ -211,7 +211,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "SIZE", hide = true)]
     pub(crate) segment_size: Option<Size>,
 
-    /// Size of the read cache. Fixed when the cache directory is created. [default: 4GiB]
+    /// Size of the read cache, which takes space as it fills. Fixed when the cache directory is created.
+    /// [default: a quarter of what is free there, 16MiB to 4GiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache_size: Option<Size>,
 
