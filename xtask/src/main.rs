@@ -9,6 +9,7 @@ mod fuzz;
 mod lane;
 mod minio;
 mod models;
+mod package;
 mod process;
 mod sim;
 mod soak;
@@ -43,6 +44,8 @@ enum Command {
     Minio(minio::Arguments),
     /// Run what proves the multi-queue core: loom, shuttle, planted bugs, ten million random steps
     Models(models::Arguments),
+    /// Make the Debian package, and try it under a systemd of its own
+    Package(package::Arguments),
     /// Run all tests, or some: says what it runs, and ends with a summary
     Test(test::Arguments),
     /// Check the house rules that a compiler does not know
@@ -67,6 +70,7 @@ fn main() -> ExitCode {
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Minio(arguments) => minio::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
+        Command::Package(arguments) => package::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),

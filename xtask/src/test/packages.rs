@@ -32,6 +32,8 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("rados", "ceph-common"),
     ("bc", "bc"),
     ("chromium", "chromium"),
+    ("systemd-analyze", "systemd"),
+    ("setpriv", "util-linux"),
 ];
 
 /// Installs what is missing, or says what is skipped for it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::count::Counts;
 use super::step::{Kind, Output, Step, test_programs};
 use super::{guest, packages};
-use crate::{fuzz, minio, models, process, sim, tidy, workspace};
+use crate::{fuzz, minio, models, package, process, sim, tidy, workspace};
 
 /// Test programs of the binary that drive whole servers.
 const END_TO_END: &str = "crates/firn/tests";
@@ -21,6 +21,7 @@ pub(super) fn all() -> Vec<Step> {
     steps.push(minio_step());
     steps.push(guest::step());
     steps.push(soak_step());
+    steps.push(package_step());
     steps.extend(round_steps());
     steps.extend(source_steps());
     steps.push(fuzz_step());
@@ -225,6 +226,37 @@ fn soak_step() -> Step {
                     ..Counts::default()
                 }),
             }
+        }),
+    }
+}
+
+fn package_step() -> Step {
+    Step {
+        name: "package",
+        what: "the Debian package under a systemd of its own: installed, killed, upgraded, purged",
+        quick: false,
+        background: true,
+        output: Output::All,
+        limit: minutes(6),
+        run: Box::new(|_| {
+            let skipped = |why: &str| {
+                Kind::Inside(Counts {
+                    skipped: vec![format!("the package's trial: {why}")],
+                    ..Counts::default()
+                })
+            };
+            if let Some(why) = package::missing_for_trial() {
+                return skipped(why);
+            }
+            let Ok(myself) = std::env::current_exe() else {
+                return skipped("this program does not know its own path");
+            };
+            // The whole workspace, so that this is the binary of the end-to-end tests.
+            let build = workspace::cargo(["build", "--quiet", "--workspace", "--bin", "firn"]);
+            let mut package = Command::new(myself);
+            package.args(["package", "--trial", "--program"]);
+            package.arg(workspace::target().join("debug/firn"));
+            Kind::Commands(vec![build, package])
         }),
     }
 }

@@ -1,0 +1,115 @@
+#!/bin/sh
+# What an administrator does with the package, each step with what must hold after it. Runs under a systemd
+# of its own; the last line is "trial: passed".
+set -eu
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
+step() { echo "trial: $1"; }
+fail() {
+    echo "trial: FAILED: $1"
+    systemctl status firn.service --no-pager -l 2>&1 || true
+    journalctl -u firn.service --no-pager -n 60 2>&1 || true
+    exit 1
+}
+main_pid() { systemctl show -p MainPID --value firn.service; }
+status_of() { sed -n "s/^$1:[[:space:]]*//p" "/proc/$(main_pid)/status"; }
+# Waits until another process than $1 serves.
+wait_for_another() {
+    for _ in $(seq 600); do
+        if [ "$(main_pid)" != "$1" ] && [ "$(systemctl is-active firn.service)" = active ]; then return; fi
+        sleep 0.1
+    done
+    fail "no other process than $1 serves"
+}
+uri='nbd+unix:///demo?socket=/run/firn/nbd.sock'
+writes() { qemu-io -f raw -c "write -q -P $1 $2 64k" "$uri" >/dev/null || fail "cannot write at $2"; }
+reads() { qemu-io -f raw -c "read -q -P $1 $2 64k" "$uri" 2>&1 | grep -qi 'failed\|error' && fail "another content at $2"; return 0; }
+
+step 'install'
+dpkg -i /trial/firn.deb 2>&1
+systemd-analyze verify firn.service || fail 'the unit has mistakes'
+[ "$(systemctl is-active firn.service || true)" = inactive ] || fail 'it started before it was configured'
+firn config check /etc/firn/firn.toml
+[ "$(stat -c '%a %U:%G' /run/firn)" = '770 root:firn' ] || fail 'tmpfiles did not make /run/firn'
+zcat /usr/share/man/man1/firn-attach.1.gz | grep -q TH || fail 'no manual page'
+
+step 'start'
+cat >> /etc/firn/firn.toml <<'TOML'
+volume = ["demo=64MiB"]
+log-size = "64MiB"
+cache-size = "64MiB"
+TOML
+systemctl start firn.service || fail 'it does not start'
+[ "$(systemctl show -p StatusText --value firn.service)" = serving ] || fail 'it does not say that it serves'
+[ "$(status_of NoNewPrivs)" = 1 ] || fail 'it may gain privileges'
+[ "$(status_of Seccomp)" = 2 ] || fail 'no system call is refused'
+# CAP_SYS_ADMIN (21), CAP_SYS_RESOURCE (24), CAP_MKNOD (27), as far as this machine has them.
+[ $((0x$(status_of CapBnd) & ~0x9200000)) = 0 ] || fail "capabilities $(status_of CapBnd)"
+firn volume list
+writes 17 0
+
+step 'kill -9: the next one has what was completed'
+before=$(main_pid)
+kill -9 "$before"
+wait_for_another "$before"
+reads 17 0
+
+step 'a server that hangs is ended by its watchdog'
+mkdir -p /run/systemd/system/firn.service.d
+printf '[Service]\nWatchdogSec=2s\n' > /run/systemd/system/firn.service.d/watchdog.conf
+systemctl daemon-reload
+systemctl restart firn.service
+before=$(main_pid)
+# It lives longer than its time as long as it says that it lives.
+sleep 4
+[ "$(main_pid)" = "$before" ] || fail 'its watchdog ended a server that lives'
+kill -STOP "$before"
+wait_for_another "$before"
+rm -r /run/systemd/system/firn.service.d
+systemctl daemon-reload
+reads 17 0
+
+step 'upgrade: another process, the same contents, the configuration kept'
+writes 18 64k
+before=$(main_pid)
+dpkg -i /trial/upgrade.deb 2>&1
+wait_for_another "$before"
+grep -q '^volume = \["demo=64MiB"\]' /etc/firn/firn.toml || fail 'the configuration is lost'
+reads 17 0
+reads 18 64k
+
+step 'without root and capabilities: NBD alone'
+systemctl stop firn.service
+install -D -m 644 /usr/share/doc/firn/nbd-only.conf /etc/systemd/system/firn.service.d/nbd-only.conf
+chown -R firn: /var/lib/firn /run/firn
+systemctl daemon-reload
+systemctl start firn.service || fail 'it does not start without root'
+[ "$(status_of Uid | cut -f1)" = "$(id -u firn)" ] || fail 'it runs as another user'
+[ "$(status_of CapEff)" = 0000000000000000 ] || fail "capabilities $(status_of CapEff)"
+reads 18 64k
+writes 19 128k
+reads 19 128k
+systemctl stop firn.service
+rm -r /etc/systemd/system/firn.service.d
+systemctl daemon-reload
+
+step 'where io_uring is refused, epoll serves'
+mkdir -p /run/systemd/system/firn.service.d
+printf '[Service]\nSystemCallFilter=~io_uring_setup\n' > /run/systemd/system/firn.service.d/no-ring.conf
+systemctl daemon-reload
+chown -R root: /var/lib/firn /run/firn
+systemctl start firn.service || fail 'it does not start without io_uring'
+reads 19 128k
+rm -r /run/systemd/system/firn.service.d
+systemctl daemon-reload
+
+step 'remove: the contents and the configuration stay'
+dpkg -r firn 2>&1
+[ ! -e /usr/bin/firn ] && [ -e /etc/firn/firn.toml ] && [ -e /var/lib/firn/cache/log ] || fail 'remove'
+[ "$(systemctl is-active firn.service || true)" = inactive ] || fail 'it still runs'
+
+step 'purge: the configuration goes, what may be the only copy stays'
+dpkg -P firn 2>&1
+[ ! -e /etc/firn ] && [ ! -e /etc/default/firn ] && [ ! -e /run/firn ] || fail 'purge leaves files'
+[ -e /var/lib/firn/cache/log ] || fail 'purge removed the log'
+[ -z "$(dpkg-query -W firn 2>/dev/null)" ] || fail 'dpkg still knows it'
+step 'passed'
