@@ -33,6 +33,7 @@ use std::time::Instant;
 
 use crate::buf::Buf;
 use crate::buffer_slots::BufferSlots;
+use crate::clock::monotonic_ns;
 use crate::driver::{AnyDriver, BackendKind, Driver};
 use crate::files::{ClosedFile, FileTable};
 use crate::ids::{FileIndex, OpId, SourceId, Token};
@@ -234,6 +235,8 @@ pub struct Core {
     pub(crate) stop: Option<StopRequest>,
     pub(crate) panics: u64,
     results: ResultQueue,
+    /// When this turn's clock was read; none before it is asked for.
+    turn_time_ns: Option<u64>,
     /// How many more completions are delivered in this turn.
     pub(crate) deliveries_left: usize,
 }
@@ -262,6 +265,7 @@ impl Core {
             stop: None,
             panics: 0,
             results: ResultQueue::default(),
+            turn_time_ns: None,
             deliveries_left: 0,
         }
     }
@@ -274,6 +278,12 @@ impl Core {
     /// The buffers of this reactor.
     pub fn pool(&self) -> &BufferPool {
         &self.pool
+    }
+
+    /// The time of this turn: the clock is read once for all that ask.
+    #[inline]
+    pub(crate) fn turn_time_ns(&mut self) -> u64 {
+        *self.turn_time_ns.get_or_insert_with(monotonic_ns)
     }
 
     /// Whether the reactor is to stop.

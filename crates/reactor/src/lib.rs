@@ -49,7 +49,7 @@
 //!
 //! # Layers
 //!
-//! From the bottom up, each using only those before it: `ids`, `call`, `error`, `aligned`; `pool/ledger`,
+//! From the bottom up, each using only those before it: `ids`, `call`, `clock`, `error`, `aligned`; `pool/ledger`,
 //! `buf`, `pool`; `op` (operations and what a raw result means); `files`, `buffer_slots`, `op_table`,
 //! `inbox`, `stop` (the tables and queues of one thread); `driver` (ring, epoll); `core` (what sources
 //! talk to); `port` and `handle`; `event_loop` (a turn); `reactor` (the thread). `memory` is apart: files
@@ -60,6 +60,7 @@ mod aligned;
 mod buf;
 mod buffer_slots;
 mod call;
+mod clock;
 mod config;
 mod core;
 mod driver;
@@ -80,6 +81,7 @@ mod stop;
 
 pub use crate::aligned::BUF_ALIGN;
 pub use crate::buf::Buf;
+pub use crate::clock::monotonic_ns;
 pub use crate::config::{BackendChoice, Config};
 pub use crate::core::{Core, CoreStats, Cx, Source};
 pub use crate::driver::BackendKind;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use crate::buf::Buf;
+use crate::clock::monotonic_ns;
 use crate::core::Cx;
 use crate::ids::{FileIndex, OpId, Token};
 use crate::op::{Command, Op};
@@ -52,6 +53,12 @@ pub trait Port {
 
     /// Asks for a call of the source's `turn` at the end of this turn.
     fn request_turn(&mut self);
+
+    /// The time of this turn, as [`monotonic_ns`](crate::monotonic_ns) counts it. A reactor reads the
+    /// clock for it once a turn, when it is first asked.
+    fn turn_time_ns(&mut self) -> u64 {
+        monotonic_ns()
+    }
 
     /// A waker that calls the source's `woken` with `key`, from any thread.
     fn waker(&self, key: u64) -> Waker;
@@ -108,6 +115,11 @@ impl Port for Cx<'_> {
 
     fn request_turn(&mut self) {
         Cx::request_turn(self);
+    }
+
+    #[inline]
+    fn turn_time_ns(&mut self) -> u64 {
+        self.core.turn_time_ns()
     }
 
     fn waker(&self, key: u64) -> Waker {

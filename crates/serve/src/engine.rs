@@ -117,7 +117,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         let Some(queue) = &mut self.queue else {
             return cx.reject(request);
         };
-        let timeline = Timeline::new(self.until_sample == 0);
+        let timeline = Timeline::new(self.until_sample == 0, cx.port().turn_time_ns());
         self.until_sample = match self.until_sample {
             0 => Step::SAMPLED_EVERY - 1,
             more => more - 1,
@@ -138,7 +138,8 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         // Each by itself: a panic over one must neither take the queue along nor leave behind
         // those that are woken already, which nobody wakes again.
         queue.run(|mut admitted| {
-            admitted.payload_mut().timeline.on_resumed();
+            let turn_time_ns = cx.port().turn_time_ns();
+            admitted.payload_mut().timeline.on_resumed(turn_time_ns);
             cx.catch_panic(|cx| self.begin(cx, admitted));
         });
         self.queue = Some(queue);

@@ -67,14 +67,16 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
                         Park::Space => TimedStep::Space,
                         Park::Fetch => TimedStep::Fetch,
                     };
-                    job.timeline.on_wait(TimedStep::Plan, wait);
+                    let turn_time_ns = cx.port().turn_time_ns();
+                    job.timeline.on_wait(TimedStep::Plan, wait, turn_time_ns);
                     self.start_tick(cx.port());
                     return admitted.park(park);
                 }
                 Step::Sync(sync) => {
                     let job = admitted.payload_mut();
                     job.release_buffer();
-                    job.timeline.on_wait(TimedStep::Commit, TimedStep::Flush);
+                    let (step, wait) = (TimedStep::Commit, TimedStep::Flush);
+                    job.timeline.on_wait(step, wait, cx.port().turn_time_ns());
                     job.stage = Stage::Sync(sync);
                     return admitted.park(ParkReason::Sync);
                 }
@@ -151,7 +153,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         let table = self.latency_table.as_deref();
         admitted.complete_with(|mut job| {
             let request = job.take_request();
-            job.timeline.on_answered(last);
+            job.timeline.on_answered(last, cx.port().turn_time_ns());
             if let Some(table) = table {
                 let carried = (request.op(), request.bytes());
                 latencies.on_answered(table, carried, &job.timeline, result);
@@ -214,7 +216,8 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             None => {
                 let job = admitted.payload_mut();
                 job.stage = Stage::Buffer;
-                job.timeline.on_wait(TimedStep::Plan, TimedStep::Buffer);
+                let (step, wait) = (TimedStep::Plan, TimedStep::Buffer);
+                job.timeline.on_wait(step, wait, cx.port().turn_time_ns());
                 self.put(admitted);
                 None
             }
@@ -363,7 +366,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             }
             (stage @ Stage::Buffer, _) => {
                 *stage = Stage::Plan;
-                job.timeline.on_resumed();
+                job.timeline.on_resumed(cx.port().turn_time_ns());
                 self.on_buffer_ready(cx, admitted, buf)
             }
             _ => return self.put(admitted),

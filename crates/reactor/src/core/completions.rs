@@ -19,6 +19,8 @@ impl Core {
     /// Submits what is queued, waits up to `timeout` for results, and takes them in.
     pub(crate) fn submit_and_wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         let result = self.driver.wait(timeout, self.results.append_to());
+        // What comes now belongs to the next turn.
+        self.turn_time_ns = None;
         // Before anything else is begun: what is queued later was not part of that enter.
         self.release_held();
         result

@@ -600,3 +600,14 @@ fn bytes_go_between_a_file_and_a_buffer_slot_and_refusals_are_errors() {
     core.close(file);
     drop(core);
 }
+
+#[test]
+fn the_clock_is_read_once_for_all_that_ask_in_a_turn() {
+    let (mut core, _, _, _) = world();
+    let first = core.turn_time_ns();
+    let until = Instant::now() + Duration::from_millis(2);
+    while Instant::now() < until {}
+    assert_eq!(core.turn_time_ns(), first);
+    core.submit_and_wait(Some(Duration::ZERO)).unwrap();
+    assert!(core.turn_time_ns() >= first + 2_000_000, "the next turn's");
+}

@@ -19,6 +19,8 @@ use blkmq::SmallLock;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 
+use reactor::monotonic_ns;
+
 use histogram::{Histogram, raise};
 pub use histogram::{HistogramCounts, bucket_bound_us};
 pub use slow::{SlowRequest, SlowRequests};
@@ -143,20 +145,26 @@ struct OpTable {
     steps: [OnceLock<Box<Histogram>>; Step::ALL.len()],
 }
 
+impl OpTable {
+    fn count_steps(&self, timeline: &Timeline) {
+        for (step, took_ns) in timeline.steps() {
+            let steps = &self.steps[step as usize];
+            steps.get_or_init(Box::default).observe(took_ns);
+        }
+    }
+}
+
 /// What one thread counted of one volume.
 #[derive(Default)]
 pub(crate) struct ThreadTable([OnceLock<Box<OpTable>>; OpKind::ALL.len()]);
 
 impl ThreadTable {
     /// A request of `bytes` was answered. Only this table's thread may call it.
-    fn count(&self, kind: OpKind, bytes: u32, took: Duration, timeline: &Timeline) {
+    fn count(&self, kind: OpKind, bytes: u32, took_ns: u64) -> &OpTable {
         let table = self.0[kind as usize].get_or_init(Box::default);
-        table.requests.observe(took);
+        table.requests.observe(took_ns);
         raise(&table.bytes, u64::from(bytes));
-        for (step, took) in timeline.steps() {
-            let steps = &table.steps[step as usize];
-            steps.get_or_init(Box::default).observe(took);
-        }
+        table
     }
 }
 
@@ -200,7 +208,7 @@ impl Latencies {
     /// Counts a request that the calling thread answered without an engine.
     pub fn count(&self, op: &Op, bytes: u32, took: Duration) {
         let table = self.table_of_this_thread();
-        table.count(OpKind::of(op), bytes, took, &Timeline::new(false));
+        table.count(OpKind::of(op), bytes, took.as_nanos() as u64);
     }
 
     /// A request was answered by the thread of `table`.
@@ -211,12 +219,17 @@ impl Latencies {
         timeline: &Timeline,
         result: Result<(), ErrorKind>,
     ) {
-        let took = timeline.total();
+        let took_ns = timeline.total_ns();
         match result {
-            Ok(()) => table.count(OpKind::of(op), bytes, took, timeline),
+            Ok(()) => {
+                let counted = table.count(OpKind::of(op), bytes, took_ns);
+                if timeline.has_steps() {
+                    counted.count_steps(timeline);
+                }
+            }
             Err(_) => self.count_error(op),
         }
-        if took >= self.slow.threshold() {
+        if took_ns >= self.slow.threshold_ns() {
             self.slow.push(&self.volume, op, timeline, result.err());
         }
     }
@@ -233,8 +246,8 @@ impl Latencies {
             && error != ErrorKind::Closed
         {
             self.count_error(op);
-            timeline.on_resumed();
-            if timeline.total() >= self.slow.threshold() {
+            timeline.on_resumed(monotonic_ns());
+            if timeline.total_ns() >= self.slow.threshold_ns() {
                 self.slow.push(&self.volume, op, timeline, Some(error));
             }
         }

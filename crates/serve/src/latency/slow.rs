@@ -36,7 +36,7 @@ pub struct SlowRequest {
 /// The slow requests of a server.
 #[derive(Debug)]
 pub struct SlowRequests {
-    threshold: Duration,
+    threshold_ns: u64,
     kept: SmallLock<Vec<SlowRequest>>,
     omitted: AtomicU64,
 }
@@ -52,14 +52,14 @@ impl SlowRequests {
     /// Keeps requests that take at least `threshold`.
     pub fn new(threshold: Duration) -> SlowRequests {
         SlowRequests {
-            threshold,
+            threshold_ns: u64::try_from(threshold.as_nanos()).unwrap_or(u64::MAX),
             kept: SmallLock::new("slow requests", Vec::new()),
             omitted: AtomicU64::new(0),
         }
     }
 
-    pub(super) fn threshold(&self) -> Duration {
-        self.threshold
+    pub(super) fn threshold_ns(&self) -> u64 {
+        self.threshold_ns
     }
 
     #[cold]
@@ -79,7 +79,7 @@ impl SlowRequests {
         kept.push(SlowRequest {
             volume: Arc::clone(volume),
             op: *op,
-            took: timeline.total(),
+            took: Duration::from_nanos(timeline.total_ns()),
             step,
             step_took,
             error,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
+use reactor::monotonic_ns;
 
 use super::{Latencies, LatencyCounts, OpKind, SlowRequests, Step, Timeline};
 
@@ -14,13 +15,13 @@ const READ: Op = Op::Read {
 };
 
 fn answered(is_sampled: bool) -> Timeline {
-    let mut timeline = Timeline::new(is_sampled);
+    let mut timeline = Timeline::new(is_sampled, monotonic_ns());
     timeline.on_step(Step::Plan);
-    timeline.on_wait(Step::Plan, Step::Fetch);
+    timeline.on_wait(Step::Plan, Step::Fetch, monotonic_ns());
     std::thread::sleep(Duration::from_millis(2));
-    timeline.on_resumed();
+    timeline.on_resumed(monotonic_ns());
     timeline.on_step(Step::Move);
-    timeline.on_answered(Step::Commit);
+    timeline.on_answered(Step::Commit, monotonic_ns());
     timeline
 }
 
@@ -32,7 +33,7 @@ fn threads_count_for_themselves_and_are_summed_up() {
             scope.spawn(|| {
                 let table = latencies.table_of_this_thread();
                 for _ in 0..1000 {
-                    latencies.on_answered(&table, (&READ, 4096), &Timeline::new(false), Ok(()));
+                    latencies.on_answered(&table, (&READ, 4096), &Timeline::new(false, 0), Ok(()));
                 }
             });
         }
@@ -72,7 +73,7 @@ fn a_slow_request_is_kept_with_the_step_that_took_the_time() {
     let slow = Arc::new(SlowRequests::new(Duration::from_millis(1)));
     let latencies = Latencies::new("demo", Arc::clone(&slow));
     let table = latencies.table_of_this_thread();
-    latencies.on_answered(&table, (&READ, 4096), &Timeline::new(false), Ok(()));
+    latencies.on_answered(&table, (&READ, 4096), &Timeline::new(false, 0), Ok(()));
     for _ in 0..10 {
         latencies.on_answered(&table, (&READ, 4096), &answered(false), Ok(()));
     }
@@ -90,15 +91,15 @@ fn failures_are_counted_apart_and_a_closed_client_is_none() {
     let latencies = Latencies::unobserved();
     let table = latencies.table_of_this_thread();
     let failed = Err(ErrorKind::Io);
-    latencies.on_answered(&table, (&READ, 4096), &Timeline::new(false), failed);
+    latencies.on_answered(&table, (&READ, 4096), &Timeline::new(false, 0), failed);
     latencies.on_ended_in_core(
         &Op::Flush,
-        &mut Timeline::new(false),
+        &mut Timeline::new(false, 0),
         Err(ErrorKind::TimedOut),
     );
     latencies.on_ended_in_core(
         &Op::Flush,
-        &mut Timeline::new(false),
+        &mut Timeline::new(false, 0),
         Err(ErrorKind::Closed),
     );
     let counts = latencies.counts();

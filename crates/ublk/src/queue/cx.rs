@@ -133,6 +133,11 @@ impl<P: Port> Port for QueueCx<'_, P> {
         self.port.request_turn();
     }
 
+    #[inline]
+    fn turn_time_ns(&mut self) -> u64 {
+        self.port.turn_time_ns()
+    }
+
     fn waker(&self, key: u64) -> Waker {
         assert!(key < KEY_RELEASE, "this key is the queue's own");
         self.port.waker(key)
