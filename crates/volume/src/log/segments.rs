@@ -167,13 +167,8 @@ impl Segments {
         let left = alloc.open[stream as usize]
             .as_ref()
             .map_or(0, |open| per_segment - open.used);
-        let reserve = if stream == Stream::Writer {
-            alloc.reserve_left()
-        } else {
-            0
-        };
-        let usable = alloc.ready.len().saturating_sub(reserve) as u64;
-        if left + usable * per_segment < need {
+        // Most writes fit into the open segment: they need not know how many others there are.
+        if left < need && left + alloc.usable(stream) * per_segment < need {
             if stream == Stream::Writer {
                 alloc.wanted = alloc.wanted.max(need);
             }
@@ -401,6 +396,15 @@ impl Segments {
 }
 
 impl Alloc {
+    /// Ready segments that this stream may open.
+    fn usable(&self, stream: Stream) -> u64 {
+        let reserve = match stream {
+            Stream::Writer => self.reserve_left(),
+            Stream::Cleaner => 0,
+        };
+        self.ready.len().saturating_sub(reserve) as u64
+    }
+
     /// How many of the reserved segments are not covered by segments about to become ready.
     fn reserve_left(&self) -> usize {
         let coming = self

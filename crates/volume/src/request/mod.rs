@@ -10,6 +10,7 @@ pub(crate) mod space;
 mod status;
 pub(crate) mod tail;
 pub(crate) mod watermark;
+mod write;
 
 use std::fmt;
 use std::ops::Range;
@@ -28,7 +29,6 @@ use crate::driver::file_name;
 use crate::engine::Engine;
 use crate::failures::FailureKind;
 use crate::log::ring::TailId;
-use crate::log::segments::{Lots, Stream};
 use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
 use crate::request::plan::Pieces;
@@ -267,73 +267,6 @@ impl Volume {
             });
     }
 
-    fn begin_write(&self, span: Span, fua: bool, tries: u8, waker: &Waker) -> StepOf<Self> {
-        let Volume { engine, tail } = self;
-        let Some(lots) = self.reserve_space(span).or_else(|| {
-            // Whatever makes room after this look wakes us.
-            engine.space.parked.wait(tail.id(), waker);
-            self.reserve_space(span)
-        }) else {
-            return Step::Park(Park::Space);
-        };
-        let pieces = lots
-            .iter()
-            .map(|lot| Piece {
-                at: ((lot.span.start - span.start) * SECTOR_BYTES) as u32,
-                len: lot.span.bytes() as u32,
-                place: Place::At {
-                    file: FileId::LOG,
-                    offset: lot.addr.byte_offset(),
-                },
-            })
-            .collect();
-        let mut plan = WritePlan {
-            engine: Arc::clone(engine),
-            tail: Arc::clone(tail),
-            pieces,
-            lots,
-            span,
-            fua,
-            tries,
-            planted: false,
-        };
-        if canary::active!("lsn_at_plan") {
-            plan.planted = tail
-                .commit_lots(&engine.segments, &plan.lots, engine.jobs.mono_ns())
-                .is_ok();
-        }
-        Step::Write(plan)
-    }
-
-    /// Ring slots, then log space, then the right to write now: all of it or nothing.
-    fn reserve_space(&self, span: Span) -> Option<Lots> {
-        let Volume { engine, tail } = self;
-        // A lot ends with its segment, so a write has at most this many.
-        let slots = span.sectors() / engine.layout.segment_sectors() + 2;
-        if !tail.reserve(&mut tail.lock(), slots) {
-            engine.committer().request_round(engine);
-            return None;
-        }
-        let held = tail.dirty_sectors();
-        let lots = if engine.has_extent_room() && engine.space.admit(&tail.pace, span.bytes(), held)
-        {
-            engine.segments.allocate(Stream::Writer, tail.id(), span)
-        } else {
-            None
-        };
-        let used = lots.as_ref().map_or(0, |lots| lots.len() as u64);
-        tail.give_back_slots(slots - used);
-        match &lots {
-            Some(_) => {
-                engine.extents.fetch_add(2 * used, Ordering::Relaxed);
-                tail.add_dirty(span.sectors());
-                engine.space.parked.wake_next(tail.id());
-            }
-            None => engine.request_reclaim(),
-        }
-        lots
-    }
-
     fn begin_zeroes(&self, sector: u64, sectors: u64, fua: bool, waker: &Waker) -> StepOf<Self> {
         let Volume { engine, tail } = self;
         let lsn = {
@@ -416,29 +349,11 @@ impl Backend for Volume {
                 sectors,
                 fua,
             } if sectors <= REQUEST_SECTORS_MAX => {
-                let inner = self.tail.lock();
-                let checked = inner
-                    .writable()
-                    .and_then(|()| self.check(&inner, sector, u64::from(sectors)));
-                drop(inner);
-                match checked {
-                    Ok(_) if self.engine.poisoned.load(Ordering::Acquire) => {
-                        Step::Done(Err(ErrorKind::Io))
-                    }
-                    Ok(span) if span.is_empty() => Step::Done(Ok(())),
-                    // It could never be admitted: the log is smaller than this one write.
-                    Ok(span)
-                        if span.sectors()
-                            > self
-                                .engine
-                                .segments
-                                .largest_write_sectors(self.engine.options.ring_entries) =>
-                    {
-                        Step::Done(Err(ErrorKind::NoSpace))
-                    }
-                    Ok(span) => self.begin_write(span, fua, 0, waker),
-                    Err(error) => Step::Done(Err(error)),
+                if sectors == 0 {
+                    let checked = self.check_write(&self.tail.lock(), sector, sectors);
+                    return Step::Done(checked.map(|_| ()));
                 }
+                self.begin_write((sector, sectors), fua, 0, waker)
             }
             Op::Read { .. } | Op::Write { .. } => Step::Done(Err(ErrorKind::Invalid)),
             Op::Flush => {
@@ -521,7 +436,8 @@ impl Backend for Volume {
                 return Step::Done(Err(error.into()));
             }
             self.report_failed_move(&error, "written elsewhere in the log");
-            return self.begin_write(span, fua, tries, waker);
+            let place = (span.start, span.sectors() as u32);
+            return self.begin_write(place, fua, tries, waker);
         }
         let Volume { engine, tail } = self;
         if engine.poisoned.load(Ordering::Acquire) {
@@ -531,7 +447,8 @@ impl Backend for Volume {
             plan.lots.clear();
             return self.finish_write(tail.newest(), plan.fua, waker);
         }
-        match tail.commit_lots(&engine.segments, &plan.lots, engine.jobs.mono_ns()) {
+        let now_ns = engine.jobs.mono_ns();
+        match tail.commit_lots(&engine.segments, &plan.lots, plan.slots, now_ns) {
             Ok(lsn) => {
                 // The map names the bytes now: the plan gives nothing back, and unpins.
                 plan.lots.clear();

@@ -35,6 +35,8 @@ pub struct WritePlan {
     pub(super) tail: Arc<Tail>,
     pub(super) pieces: SmallVec<[Piece; 1]>,
     pub(super) lots: Lots,
+    /// Ring slots promised to it, at least one for each lot.
+    pub(super) slots: u64,
     pub(super) span: Span,
     pub(super) fua: bool,
     pub(super) tries: u8,
@@ -57,7 +59,7 @@ impl Drop for WritePlan {
             // The commit may have got as far as the ring, which then names these bytes.
             return;
         }
-        tail.give_back_slots(self.lots.len() as u64);
+        tail.give_back_slots(self.slots);
         for lot in &self.lots {
             tail.release_dirty(&engine.segments, lot.addr, lot.span.sectors());
         }

@@ -391,18 +391,20 @@ impl Tail {
         true
     }
 
-    /// Slots that a plan did not need.
+    /// Slots of a plan that does not commit.
     pub(crate) fn give_back_slots(&self, slots: u64) {
         let mut inner = self.lock();
         debug_assert!(inner.reserved >= slots, "slots are given back once");
         inner.reserved = inner.reserved.saturating_sub(slots);
     }
 
-    /// Commits a write whose bytes are in place, one entry per lot.
+    /// Commits a write whose bytes are in place, one entry per lot. Of the `slots` that were promised
+    /// to it, those that it does not need are free again.
     pub(crate) fn commit_lots(
         &self,
         segments: &Segments,
         lots: &Lots,
+        slots: u64,
         now_ns: u64,
     ) -> Result<Lsn, ErrorKind> {
         let mut inner = self.lock();
@@ -411,6 +413,9 @@ impl Tail {
             let (addr, generation) = (Some(lot.addr), lot.generation);
             self.commit(segments, &mut inner, lot.span, addr, generation);
         }
+        let unused = slots.saturating_sub(lots.len() as u64);
+        debug_assert!(inner.reserved >= unused, "slots are given back once");
+        inner.reserved = inner.reserved.saturating_sub(unused);
         let newest = inner.newest;
         inner.ages.acked(newest, now_ns);
         if inner.layers.top_bytes() >= inner.slice_bytes {
