@@ -17,16 +17,20 @@ impl<V: SectorRun> ExtentMap<V> {
             }
             end = span.end;
         }
-        Ok(())
+        self.extents.invariants()
     }
 
     /// `span` is one extent, and neither neighbour reaches into it.
     pub(crate) fn holds_whole(&self, span: Span) -> bool {
-        let before = self.extents.range(..span.start).next_back();
-        let next = self.extents.range(span.start + 1..).next();
-        before.is_none_or(|(_, (end, _))| *end <= span.start)
-            && next.is_none_or(|(&start, _)| start >= span.end)
-            && self.extents.get(&span.start).map(|(end, _)| *end) == Some(span.end)
+        let Some(at) = self.extents.last_before(span.end) else {
+            return false;
+        };
+        let before = self.extents.last_before(span.start);
+        let next = self.extents.next(at);
+        let found = self.extents.get(at);
+        before.is_none_or(|at| self.extents.get(at).end <= span.start)
+            && next.is_none_or(|at| self.extents.get(at).start >= span.end)
+            && (found.start, found.end) == (span.start, span.end)
     }
 }
 

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use blkmq::io::SECTOR_BYTES;
 
-use super::{ExtentMap, SectorRun};
+use super::{Cover, ExtentMap, SectorRun};
 use crate::units::{Lsn, Span};
 
 /// A position in the log, in sectors. Never zero: the log begins with its superblock.
@@ -214,11 +214,17 @@ impl Layers {
     ) {
         while let Some(newest) = layers.next_back() {
             let map = &self.frozen[newest].map;
-            if map.overlaps(span) {
-                return map.walk(span, |part, dirty| match dirty {
-                    Some(dirty) => visit(part, dirty.location()),
-                    None => self.lookup_frozen(layers.clone(), part, visit),
-                });
+            match map.find(span) {
+                Cover::Nothing => {}
+                Cover::Whole { value, skipped } => {
+                    return visit(span, value.skip(skipped).location());
+                }
+                Cover::Parts => {
+                    return map.walk(span, |part, dirty| match dirty {
+                        Some(dirty) => visit(part, dirty.location()),
+                        None => self.lookup_frozen(layers.clone(), part, visit),
+                    });
+                }
             }
         }
         self.clean.walk(span, |part, clean| {

@@ -7,11 +7,10 @@
 pub(crate) mod index;
 mod invariants;
 pub(crate) mod layers;
-
-use std::collections::BTreeMap;
-use std::ops::Bound;
+mod sorted;
 
 use crate::units::Span;
+use sorted::{Extent, Position, SortedExtents};
 
 /// A value that stands for a run of sectors and can be cut.
 pub(crate) trait SectorRun: Clone {
@@ -22,19 +21,35 @@ pub(crate) trait SectorRun: Clone {
 
 /// Non-overlapping extents in address order.
 ///
-/// Memory: 24 bytes plus the value per extent, in B-tree nodes that are between half and wholly
-/// full; measured in `tests/memory.rs`.
+/// Memory: 16 bytes plus the value per extent, in leaves that are between half and wholly full;
+/// measured in `tests/memory.rs`.
 #[derive(Clone, Debug)]
 pub(crate) struct ExtentMap<V> {
-    /// First sector -> (one past the last, value).
-    extents: BTreeMap<u64, (u64, V)>,
+    extents: SortedExtents<V>,
+}
+
+/// What one search says of a span.
+pub(crate) enum Cover<'a, V> {
+    /// Nothing is in it.
+    Nothing,
+    /// All of it is in one extent, `skipped` sectors behind its start.
+    Whole { value: &'a V, skipped: u64 },
+    /// Anything else.
+    Parts,
 }
 
 impl<V> Default for ExtentMap<V> {
     fn default() -> Self {
         ExtentMap {
-            extents: BTreeMap::new(),
+            extents: SortedExtents::default(),
         }
+    }
+}
+
+fn span_of<V>(extent: &Extent<V>) -> Span {
+    Span {
+        start: extent.start,
+        end: extent.end,
     }
 }
 
@@ -44,31 +59,44 @@ impl<V: SectorRun> ExtentMap<V> {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.extents.is_empty()
+        self.extents.len() == 0
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Span, &V)> {
-        self.extents
-            .iter()
-            .map(|(&start, (end, value))| (Span { start, end: *end }, value))
+        let extents = self.extents.iter();
+        extents.map(|extent| (span_of(extent), &extent.value))
     }
 
     /// How many extents begin in `span`, counted up to `most`.
     pub(crate) fn count_up_to(&self, span: Span, most: usize) -> usize {
-        self.extents.range(span.start..span.end).take(most).count()
+        let from = self.iter_from(span.start).take(most);
+        from.take_while(|(found, _)| found.start < span.end).count()
     }
 
     /// The extents that begin at or after a sector.
     pub(crate) fn iter_from(&self, from: u64) -> impl Iterator<Item = (Span, &V)> {
-        self.extents
-            .range(from..)
-            .map(|(&start, (end, value))| (Span { start, end: *end }, value))
+        let extents = self.extents.iter_at(self.extents.first_from(from));
+        extents.map(|extent| (span_of(extent), &extent.value))
     }
 
-    /// Whether there is anything in `span`.
-    pub(crate) fn overlaps(&self, span: Span) -> bool {
-        let before_end = self.extents.range(..span.end).next_back();
-        before_end.is_some_and(|(_, (end, _))| *end > span.start)
+    /// Looks for `span`, which is not empty, with one search: that is all that most requests need.
+    #[inline]
+    pub(crate) fn find(&self, span: Span) -> Cover<'_, V> {
+        // Extents do not overlap: the last that begins before the span's end decides.
+        let Some(at) = self.extents.last_before(span.end) else {
+            return Cover::Nothing;
+        };
+        let extent = self.extents.get(at);
+        if extent.end <= span.start {
+            return Cover::Nothing;
+        }
+        if extent.start <= span.start && extent.end >= span.end {
+            return Cover::Whole {
+                value: &extent.value,
+                skipped: span.start - extent.start,
+            };
+        }
+        Cover::Parts
     }
 
     /// Puts `value` at `span`. What stood there goes to `old`, cut to size.
@@ -77,16 +105,24 @@ impl<V: SectorRun> ExtentMap<V> {
         // Extents do not overlap: the last that begins before the span's end says whether anything
         // is in the span, and whether it is just that. A hot disk writes again what was written
         // so before, or what was not written for a while; both take no second look.
-        if let Some((&start, same)) = self.extents.range_mut(..span.end).next_back()
-            && same.0 > span.start
-        {
-            if start == span.start && same.0 == span.end {
-                let before = std::mem::replace(&mut same.1, value);
-                return old(span, before);
+        let mut before = self.extents.last_before(span.end);
+        if let Some(at) = before {
+            let found = self.extents.get_mut(at);
+            if found.start == span.start && found.end == span.end {
+                let replaced = std::mem::replace(&mut found.value, value);
+                return old(span, replaced);
             }
-            self.remove(span, old);
+            if found.end > span.start {
+                self.remove(span, old);
+                before = self.extents.last_before(span.start);
+            }
         }
-        self.extents.insert(span.start, (span.end, value));
+        self.insert_behind(before, span.start, span.end, value);
+    }
+
+    fn insert_behind(&mut self, before: Option<Position>, start: u64, end: u64, value: V) {
+        let extent = Extent { start, end, value };
+        self.extents.insert_behind(before, extent);
     }
 
     /// Takes everything out of `span`; what stood there goes to `old`, cut to size.
@@ -95,65 +131,64 @@ impl<V: SectorRun> ExtentMap<V> {
             return;
         }
         // An extent that begins before the span: cut off its tail.
-        if let Some((&start, entry)) = self
-            .extents
-            .range_mut(..span.start)
-            .next_back()
-            .filter(|(_, e)| e.0 > span.start)
-        {
-            let (end, value) = entry.clone();
-            if !canary::active!("overlapping_extent") {
-                entry.0 = span.start;
-            }
-            let cut = Span {
-                start: span.start,
-                end: end.min(span.end),
-            };
-            old(cut, value.skip(span.start - start));
-            if end > span.end {
-                self.extents
-                    .insert(span.end, (end, value.skip(span.end - start)));
+        if let Some(at) = self.extents.last_before(span.start) {
+            let extent = self.extents.get_mut(at);
+            let (start, end) = (extent.start, extent.end);
+            if end > span.start {
+                let value = extent.value.clone();
+                if !canary::active!("overlapping_extent") {
+                    extent.end = span.start;
+                }
+                let cut = Span {
+                    start: span.start,
+                    end: end.min(span.end),
+                };
+                old(cut, value.skip(span.start - start));
+                if end > span.end {
+                    let value = value.skip(span.end - start);
+                    self.insert_behind(Some(at), span.end, end, value);
+                }
             }
         }
-        while let Some((&start, _)) = self.extents.range(span.start..span.end).next() {
-            let Some((end, value)) = self.extents.remove(&start) else {
-                break;
-            };
+        while let Some(at) = self.extents.first_from(span.start)
+            && self.extents.get(at).start < span.end
+        {
+            let Extent { start, end, value } = self.extents.remove(at);
             if end > span.end {
-                self.extents
-                    .insert(span.end, (end, value.skip(span.end - start)));
+                let before = self.extents.last_before(span.end);
+                self.insert_behind(before, span.end, end, value.skip(span.end - start));
             }
-            old(
-                Span {
-                    start,
-                    end: end.min(span.end),
-                },
-                value,
-            );
+            let cut = Span {
+                start,
+                end: end.min(span.end),
+            };
+            old(cut, value);
         }
     }
 
     /// Walks `span` in order, gaps included.
+    #[inline]
     pub(crate) fn walk(&self, span: Span, mut visit: impl FnMut(Span, Option<&V>)) {
         if span.is_empty() {
             return;
         }
-        let mut at = span.start;
-        let before = self.extents.range(..=span.start).next_back();
-        // Most often all of it is in one extent: one search, and no second one for what follows.
-        if let Some((&start, (end, value))) = before
-            && *end >= span.end
-        {
-            return match span.start - start {
-                0 => visit(span, Some(value)),
-                skipped => visit(span, Some(&value.skip(skipped))),
-            };
+        match self.find(span) {
+            Cover::Nothing => visit(span, None),
+            Cover::Whole { value, skipped: 0 } => visit(span, Some(value)),
+            Cover::Whole { value, skipped } => visit(span, Some(&value.skip(skipped))),
+            Cover::Parts => self.walk_parts(span, visit),
         }
-        let inside = self
-            .extents
-            .range((Bound::Excluded(span.start), Bound::Excluded(span.end)));
-        for (&start, (end, value)) in before.into_iter().chain(inside) {
-            let part = Span { start, end: *end }.intersect(span);
+    }
+
+    fn walk_parts(&self, span: Span, mut visit: impl FnMut(Span, Option<&V>)) {
+        let mut at = span.start;
+        let before = self.extents.last_before(span.start);
+        let from = before.or_else(|| self.extents.first_from(span.start));
+        for extent in self.extents.iter_at(from) {
+            if extent.start >= span.end {
+                break;
+            }
+            let part = span_of(extent).intersect(span);
             if part.is_empty() {
                 continue;
             }
@@ -166,10 +201,9 @@ impl<V: SectorRun> ExtentMap<V> {
                     None,
                 );
             }
-            if part.start == start {
-                visit(part, Some(value));
-            } else {
-                visit(part, Some(&value.skip(part.start - start)));
+            match part.start - extent.start {
+                0 => visit(part, Some(&extent.value)),
+                skipped => visit(part, Some(&extent.value.skip(skipped))),
             }
             at = part.end;
         }
