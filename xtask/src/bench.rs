@@ -4,6 +4,7 @@
 //! only as good as the machine is quiet; where valgrind is installed the instructions are counted
 //! too, and those are the same on every run.
 
+mod guard;
 mod measure;
 mod nbd;
 mod store;
@@ -11,7 +12,7 @@ mod ublk;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use crate::Failure;
 
@@ -26,6 +27,8 @@ pub(crate) struct Arguments {
 enum What {
     /// The multi-queue core: second look, admission and completion, quiesce
     Blkmq,
+    /// The instructions of a request, from descriptor to answer, against the committed ones
+    Guard(guard::Arguments),
     /// The messenger: what senders wait with the out-queue's own lock and without it
     Messenger,
     /// The NBD server against nbdkit and qemu-nbd (P7)
@@ -42,11 +45,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let inside = match &arguments.what {
         What::Ublk(arguments) => ublk::is_inside(arguments),
         What::Volume(arguments) => ublk::volume::is_inside(arguments),
-        What::Blkmq | What::Messenger | What::Nbd(_) | What::Store(_) => false,
+        What::Blkmq | What::Guard(_) | What::Messenger | What::Nbd(_) | What::Store(_) => false,
     };
     let _alone = (!inside).then(wait_for_turn).transpose()?;
     match &arguments.what {
         What::Blkmq => blkmq(),
+        What::Guard(arguments) => guard::run(arguments),
         What::Messenger => messenger(),
         What::Nbd(arguments) => nbd::run(arguments),
         What::Store(arguments) => store::run(arguments),
@@ -103,7 +107,7 @@ fn blkmq() -> Result<(), Failure> {
 }
 
 fn messenger() -> Result<(), Failure> {
-    let program = build("messenger", "messenger", &["meter"])?;
+    let program = build("messenger", "messenger", &["--features", "meter"])?;
     println!("{}", lane()?);
     if !Command::new(&program).status()?.success() {
         return Err("the benchmark failed".into());
@@ -111,14 +115,14 @@ fn messenger() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Builds a benchmark and answers where its program is.
-fn build(package: &str, bench: &str, features: &[&str]) -> Result<PathBuf, Failure> {
+/// Builds a benchmark with these further arguments and answers where its program is.
+fn build(package: &str, bench: &str, arguments: &[&str]) -> Result<PathBuf, Failure> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args([
             "bench", "--quiet", "-p", package, "--bench", bench, "--no-run",
         ])
-        .args(["--features", &features.join(",")])
+        .args(arguments)
         .arg("--message-format=json-render-diagnostics")
         .stderr(Stdio::inherit())
         .output()?;
@@ -140,12 +144,19 @@ fn instructions(program: &Path, case: &str, count: u32) -> Result<u64, Failure> 
         .arg(program)
         .args(["--instructions", case, &count.to_string()])
         .output()?;
+    collected(&output).ok_or_else(|| {
+        let report = String::from_utf8_lossy(&output.stderr);
+        format!("callgrind gave no count for \"{case}\":\n{report}").into()
+    })
+}
+
+/// The instructions that a run below callgrind says it counted.
+fn collected(output: &Output) -> Option<u64> {
     let report = String::from_utf8_lossy(&output.stderr);
-    report
+    let line = report
         .lines()
-        .find_map(|line| line.split_once("Collected :"))
-        .and_then(|(_, number)| number.trim().parse().ok())
-        .ok_or_else(|| format!("callgrind gave no count for \"{case}\":\n{report}").into())
+        .find_map(|line| line.split_once("Collected :"));
+    line?.1.trim().parse().ok()
 }
 
 /// Where the figures are from: without it they mean nothing.

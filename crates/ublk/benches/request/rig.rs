@@ -1,0 +1,261 @@
+//! A queue with its driver's memory and its port, over any backend.
+//!
+//! Nothing here allocates or searches while a turn is served, so that what is counted is the server's.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::task::Waker;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{
+    Backend, FileId, Geometry, MoveError, MoveResult, Op as Ask, Piece, Place, Plan, Step, StepOf,
+};
+use blkmq::{Device, DeviceOptions};
+use reactor::{Buf, Command, Completion, DioAlign, FileIndex, Need, Op, OpId, Port, Token};
+use ublk::queue::{Counters, Descriptors, QueueObserver, QueueParts, QueueSource, Share};
+use ublk::sys::{self, IoDescriptor};
+use ublk::{BackendFile, BackendHandler};
+use volume::Volume;
+use zerocopy::IntoBytes;
+
+/// Requests of a turn.
+pub(crate) const DEPTH: u16 = 32;
+pub(crate) const READ: u8 = sys::OP_READ;
+pub(crate) const WRITE: u8 = sys::OP_WRITE;
+
+/// What a disk without an engine answers.
+#[derive(Clone, Copy)]
+pub(crate) enum Answers {
+    AtOnce,
+    /// The bytes are one piece of a file.
+    OnePiece,
+}
+
+/// A disk without an engine.
+pub(crate) struct Plain(Answers);
+
+#[derive(Debug)]
+pub(crate) struct OnePiece([Piece; 1]);
+
+impl Plan for OnePiece {
+    fn pieces(&self) -> &[Piece] {
+        &self.0
+    }
+}
+
+impl Backend for Plain {
+    type Read = OnePiece;
+    type Write = OnePiece;
+    type Sync = ();
+
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            bytes: 1 << 30,
+            logical_block: 512,
+            physical_block: 4096,
+            read_only: false,
+        }
+    }
+
+    fn begin(&self, op: &Ask, _: &Waker) -> StepOf<Self> {
+        let plan = |sector: u64, sectors: u32| {
+            let place = Place::At {
+                file: FileId::LOG,
+                offset: sector * 512,
+            };
+            let len = sectors * 512;
+            OnePiece([Piece { at: 0, len, place }])
+        };
+        match (self.0, *op) {
+            (Answers::OnePiece, Ask::Read { sector, sectors }) => Step::Read(plan(sector, sectors)),
+            _ => Step::Done(Ok(())),
+        }
+    }
+
+    fn read(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
+    }
+
+    fn written(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+        Step::Done(moved.map_err(ErrorKind::from))
+    }
+
+    fn poll_sync(&self, (): (), _: &Waker) -> StepOf<Self> {
+        Step::Done(Ok(()))
+    }
+
+    fn on_request_failed(&self, _: &MoveError) {}
+}
+
+/// Makes the backends of the cases.
+pub(crate) struct Backends;
+
+impl Backends {
+    pub(crate) fn plain(answers: Answers) -> Arc<Plain> {
+        Arc::new(Plain(answers))
+    }
+
+    pub(crate) fn volume(volume: Volume) -> Arc<Volume> {
+        Arc::new(volume)
+    }
+}
+
+/// A port whose operations end when the turn is served.
+struct Table {
+    ops: Vec<(Token, Op)>,
+    armed: Vec<u32>,
+    files: u32,
+    turn_time_ns: u64,
+}
+
+impl Port for Table {
+    fn submit(&mut self, token: Token, op: Op) -> OpId {
+        self.ops.push((token, op));
+        OpId::for_test(0)
+    }
+    fn arm(&mut self, number: u32, _: Command) {
+        self.armed.push(number);
+    }
+    fn hold_until_submitted(&mut self, buf: Buf) {
+        panic!("{buf:?} for a request that is not copied");
+    }
+    fn cancel(&mut self, _: OpId) {}
+    fn request_buffer(&mut self, _: Token, len: usize, _: Need) -> Option<Buf> {
+        panic!("a buffer of {len} bytes for a request that is not copied");
+    }
+    fn reserve_len(&self) -> usize {
+        1 << 20
+    }
+    fn register(&mut self, _: Arc<OwnedFd>) -> FileIndex {
+        self.files += 1;
+        FileIndex::for_test(self.files)
+    }
+    fn close(&mut self, _: FileIndex) {}
+    fn enable_buffer_slots(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+    fn take_buffer_slots(&mut self, count: usize) -> Option<Vec<u16>> {
+        Some((0..count as u16).collect())
+    }
+    fn release_buffer_slots(&mut self, _: &[u16]) {}
+    fn request_turn(&mut self) {}
+    fn turn_time_ns(&mut self) -> u64 {
+        self.turn_time_ns
+    }
+    fn waker(&self, _: u64) -> Waker {
+        Waker::noop().clone()
+    }
+    fn detach(&mut self) {}
+}
+
+struct Nobody;
+
+impl QueueObserver for Nobody {
+    fn on_fetch_failed(&self, _: u16, _: u16, errno: i32) {
+        panic!("a fetch failed with {errno}");
+    }
+}
+
+/// A queue over a backend, its driver's memory and its port.
+pub(crate) struct Rig<B: Backend> {
+    source: QueueSource<BackendHandler<B>>,
+    port: Table,
+    ended: Vec<(Token, Op)>,
+    answered: Vec<u32>,
+    memory: File,
+    counters: Arc<Counters>,
+    served: u64,
+}
+
+impl<B: Backend + 'static> Rig<B> {
+    pub(crate) fn new(backend: Arc<B>) -> Rig<B> {
+        let memory = File::from(reactor::memfd(c"driver", 1 << 20).unwrap());
+        let device = Device::new("disk", DeviceOptions::default());
+        let log = BackendFile {
+            id: FileId::LOG,
+            fd: Arc::new(reactor::memfd(c"log", 1 << 20).unwrap()),
+            align: DioAlign::NONE,
+        };
+        let counters = Arc::<Counters>::default();
+        let flags = sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_USER_COPY | sys::F_PER_IO_TASK;
+        let parts = QueueParts {
+            device: 0,
+            queue: 0,
+            depth: DEPTH,
+            share: Share::WHOLE,
+            char_device: Arc::new(memory.try_clone().unwrap().into()),
+            descriptors: Descriptors::map(&memory, 0, DEPTH, 0).unwrap(),
+            flags,
+            io_bytes_max: 1 << 20,
+            slots_max: DEPTH,
+            pool: None,
+            counters: Arc::clone(&counters),
+            observer: Arc::new(Nobody),
+        };
+        let handler = BackendHandler::new(backend, &device, vec![log], DEPTH);
+        let room = 64 * usize::from(DEPTH);
+        let mut rig = Rig {
+            source: QueueSource::new(parts, handler),
+            port: Table {
+                ops: Vec::with_capacity(room),
+                armed: Vec::with_capacity(room),
+                files: 0,
+                turn_time_ns: 0,
+            },
+            ended: Vec::with_capacity(room),
+            answered: Vec::with_capacity(room),
+            memory,
+            counters,
+            served: 0,
+        };
+        rig.source.on_attached(&mut rig.port);
+        rig
+    }
+
+    /// What the driver says about every tag's request; `sector_of` says where it begins.
+    pub(crate) fn describe(&self, op: u8, sectors: u32, sector_of: impl Fn(u16) -> u64) {
+        for tag in 0..DEPTH {
+            let descriptor = IoDescriptor {
+                op_flags: u32::from(op),
+                sectors,
+                sector: sector_of(tag),
+                addr: 0,
+            };
+            let at = u64::from(tag) * size_of::<IoDescriptor>() as u64;
+            self.memory.write_all_at(descriptor.as_bytes(), at).unwrap();
+        }
+    }
+
+    /// Serves one request of every tag: fetches bring requests, and whatever moves bytes has moved them.
+    ///
+    /// # Panics
+    /// If one of them was not answered, or not without a copy.
+    pub(crate) fn serve(&mut self) {
+        self.port.turn_time_ns = reactor::monotonic_ns();
+        std::mem::swap(&mut self.port.armed, &mut self.answered);
+        let mut ends = self.answered.drain(..);
+        self.source.on_armed_completions(&mut self.port, |_| {
+            ends.next().map(|number| (number, sys::RESULT_OK))
+        });
+        drop(ends);
+        self.port.turn_time_ns = reactor::monotonic_ns();
+        std::mem::swap(&mut self.port.ops, &mut self.ended);
+        for (token, _) in self.ended.drain(..) {
+            let moved = Completion::Fixed(Ok(()));
+            self.source.on_completion(&mut self.port, token, moved);
+        }
+        self.served += u64::from(DEPTH);
+        let stats = self.counters.stats();
+        assert_eq!(stats.requests, self.served, "each was answered");
+        assert_eq!((stats.fallbacks, stats.copied), (0, 0), "without a copy");
+    }
+}
+
+/// What is counted.
+#[inline(never)]
+pub(crate) fn serve_turn<B: Backend + 'static>(rig: &mut Rig<B>) {
+    rig.serve();
+}
