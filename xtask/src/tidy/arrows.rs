@@ -8,7 +8,7 @@ use super::{Finding, Source};
 const ARROWS: &[(&str, &[&str])] = &[
     ("canary", &[]),
     ("blkmq", &["canary"]),
-    ("store", &[]),
+    ("store", &["canary"]),
     ("messenger", &["canary"]),
     ("volume", &["blkmq", "canary"]),
     ("reactor", &["blkmq"]),

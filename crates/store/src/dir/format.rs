@@ -7,6 +7,7 @@ use std::fs;
 use std::io::ErrorKind as Io;
 use std::path::Path;
 
+use super::direct::DirectBuffers;
 use super::file::{PRIVATE_DIR, io_error, sync_dir};
 use super::temp::TempFile;
 use crate::{Error, Kind, Op, Result};
@@ -14,7 +15,7 @@ use crate::{Error, Kind, Op, Result};
 const PREFIX: &str = "firn directory store, format ";
 const FORMAT: u32 = 1;
 
-pub(super) fn check_or_create(root: &Path) -> Result<()> {
+pub(super) fn check_or_create(root: &Path, buffers: &DirectBuffers) -> Result<()> {
     let path = root.join(PRIVATE_DIR).join("format");
     let object = format!("store {}", root.display());
     let failed = |source| io_error(Op::Open, &object, source);
@@ -26,7 +27,7 @@ pub(super) fn check_or_create(root: &Path) -> Result<()> {
     }
     refuse_foreign_files(root, &object)?;
     let mut temp = TempFile::create(root).map_err(failed)?;
-    temp.fill(format!("{PREFIX}{FORMAT}\n").as_bytes())
+    temp.fill(format!("{PREFIX}{FORMAT}\n").as_bytes(), buffers)
         .map_err(failed)?;
     match temp.link_to(&path) {
         // Another process created the store meanwhile.

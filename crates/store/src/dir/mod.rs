@@ -14,6 +14,7 @@
 //! condition, moves the file into place in one step (`link(2)` or `rename(2)`) and syncs the
 //! directory before it lets go. Readers take no lock: they open one file, old or new.
 
+mod direct;
 mod file;
 mod format;
 mod lock;
@@ -33,6 +34,7 @@ use tokio::sync::Semaphore;
 
 use crate::key::check_prefix;
 use crate::{Error, Kind, Op, Result, Store, Version, check_key};
+use direct::DirectBuffers;
 use file::{PRIVATE_DIR, io_error, read, sync_dir};
 use temp::TempFile;
 
@@ -53,6 +55,7 @@ struct Shared {
     /// Directories whose own entry this process has seen made durable.
     durable_dirs: Mutex<HashSet<PathBuf>>,
     calls: Arc<Semaphore>,
+    buffers: DirectBuffers,
 }
 
 /// What must hold for a write to go in.
@@ -69,13 +72,15 @@ impl DirStore {
         let failed = |source| io_error(Op::Open, &format!("store {}", root.display()), source);
         fs::create_dir_all(root).map_err(failed)?;
         let root = root.canonicalize().map_err(failed)?;
-        format::check_or_create(&root)?;
+        let buffers = DirectBuffers::new();
+        format::check_or_create(&root, &buffers)?;
         temp::remove_leftovers(&root);
         Ok(DirStore {
             shared: Arc::new(Shared {
                 root,
                 durable_dirs: Mutex::new(HashSet::new()),
                 calls: Arc::new(Semaphore::new(CALLS_MAX)),
+                buffers,
             }),
         })
     }
@@ -233,7 +238,7 @@ impl Shared {
         let path = self.path(key);
         let failed = |source| io_error(op, key, source);
         let mut temp = TempFile::create(&self.root).map_err(failed)?;
-        let version = temp.fill(bytes).map_err(failed)?;
+        let version = temp.fill(bytes, &self.buffers).map_err(failed)?;
         let parent = path.parent().unwrap_or(&self.root);
         self.make_dirs(parent).map_err(failed)?;
 

@@ -5,11 +5,12 @@
 //! creation and its locking: the writer then sees that it is unlinked and makes another.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use super::direct::DirectBuffers;
 use super::file::{PRIVATE_DIR, version_of};
 use crate::Version;
 
@@ -54,8 +55,8 @@ impl TempFile {
     }
 
     /// Writes the content, gives it its version and syncs both.
-    pub(super) fn fill(&mut self, bytes: &[u8]) -> io::Result<Version> {
-        self.file.write_all(bytes)?;
+    pub(super) fn fill(&mut self, bytes: &[u8], buffers: &DirectBuffers) -> io::Result<Version> {
+        buffers.write(&self.file, bytes)?;
         // The kernel's own time stamps are as coarse as a tick: two writes of identical content
         // within one would have the same version.
         self.file.set_modified(SystemTime::now())?;
