@@ -28,6 +28,7 @@ mod engine;
 mod failure;
 mod frontends;
 mod local_files;
+mod memory_plan;
 mod metrics;
 mod model;
 mod server;

@@ -29,7 +29,7 @@ const SMOKE_PROGRAMS: [&str; 2] = ["guest_smoke", "guest_servers"];
 
 /// Programs that only the whole table has, minutes each under emulation, each in a boot of its own
 /// there; and the seconds that it may take: about twice what was measured (`docs/testing-kernels.md`).
-const LONG_PROGRAMS: [(&str, u64); 17] = [
+const LONG_PROGRAMS: [(&str, u64); 18] = [
     ("guest_blktests", 1800),
     ("guest_faulty", 1800),
     ("guest_flush", 900),
@@ -46,6 +46,7 @@ const LONG_PROGRAMS: [(&str, u64); 17] = [
     ("guest_scenarios", 900),
     ("guest_selftests", 1800),
     ("guest_shared_queue", 900),
+    ("guest_swap", 1800),
     ("guest_volume", 1800),
 ];
 
@@ -229,12 +230,21 @@ fn boot_commands(boots: &[Boot], only: &[String]) -> Kind {
     }
 }
 
+/// The guest's memory, where a program of [`LONG_PROGRAMS`] is about that.
+pub(crate) fn memory_arguments(program: &str) -> &'static [&'static str] {
+    match program {
+        "guest_swap" => &["--memory", "512M"],
+        _ => &[],
+    }
+}
+
 /// One guest with its programs.
 fn guest_command(programs: &[(String, PathBuf)], boot: Boot) -> Result<Command, Failure> {
     let (kernel, table, seconds) = (boot.kernel, boot.table, boot.seconds);
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args(["vm", "--kernel", kernel, "--deadline", &seconds.to_string()])
+        .args(boot.program.map(memory_arguments).unwrap_or_default())
         .args(["--", "env", &format!("{TABLE}={table}")])
         .args(["sh", "-c", GUEST_SCRIPT, "guest"]);
     for (name, program) in programs {

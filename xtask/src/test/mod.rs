@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use crate::Failure;
 use background::Background;
 use count::Counts;
-pub(crate) use guest::{TableFilter, executables};
+pub(crate) use guest::{TableFilter, executables, memory_arguments};
 use step::{Kind, Step};
 
 /// Arguments of `cargo xtask test`.

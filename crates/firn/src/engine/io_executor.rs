@@ -34,6 +34,9 @@ const READS_MAX: usize = 64;
 /// Packs on their way to the store at once. Each is in memory.
 const PACKS_MAX: usize = 8;
 
+/// Background requests to local files at once. Each has a thread, and more of them make no disk quicker.
+pub(crate) const DISK_CALLS_MAX: usize = 32;
+
 /// Longest sleep of the job thread: its clock is never older than this.
 const TICK_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -49,6 +52,7 @@ pub(crate) struct IoExecutor {
     runtime: Handle,
     reads: Semaphore,
     packs: Semaphore,
+    disk_calls: Arc<Semaphore>,
     compute: Arc<ComputeQueues>,
     counters: Arc<IoCounters>,
     clock: Clock,
@@ -105,6 +109,7 @@ impl IoExecutor {
             runtime,
             reads: Semaphore::new(READS_MAX),
             packs: Semaphore::new(PACKS_MAX),
+            disk_calls: Arc::new(Semaphore::new(DISK_CALLS_MAX)),
             compute: Arc::default(),
             counters,
             clock,
@@ -164,9 +169,15 @@ impl IoExecutor {
         };
         match request.op {
             RequestOp::Disk(op) => {
-                drop(self.runtime.spawn_blocking(move || {
-                    let result = guard.executor.disk(op);
-                    guard.complete(Outcome::Disk(result));
+                let calls = Arc::clone(&self.disk_calls);
+                drop(self.runtime.spawn(async move {
+                    // Never closed; were it, going on without a permit is right.
+                    let permit = calls.acquire_owned().await;
+                    drop(tokio::task::spawn_blocking(move || {
+                        let result = guard.executor.disk(op);
+                        drop(permit);
+                        guard.complete(Outcome::Disk(result));
+                    }));
                 }));
             }
             RequestOp::Store(op) => {

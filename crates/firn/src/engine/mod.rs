@@ -10,6 +10,8 @@ mod compute;
 mod io_executor;
 pub(crate) mod wakeup;
 
+pub(crate) use io_executor::DISK_CALLS_MAX;
+
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::task::Waker;
@@ -31,6 +33,7 @@ use crate::engine::io_executor::{Clock, IoExecutor, JobThread};
 use crate::engine::wakeup::Wakeup;
 use crate::failure::{Failure, Result};
 use crate::local_files::{self, BlockingIo, CacheDir, RingFiles};
+use crate::memory_plan::MemoryPlan;
 use crate::metrics::IoCounters;
 use crate::units::Size;
 
@@ -100,7 +103,7 @@ impl Engine {
         files: CacheDir,
         runtime: &Handle,
     ) -> Result<Self> {
-        let options = options(settings, &files);
+        let options = options(settings, &files, MemoryPlan::of_host());
         let memory = reactor::memfd(c"firn-fetched", options.memory_bytes)
             .map_err(|source| internal_io("allocate memory for fetched data", &source))?;
         let memory = std::fs::File::from(memory);
@@ -209,7 +212,7 @@ fn internal_io(what: &str, source: &std::io::Error) -> Failure {
     Failure::internal(format!("cannot {what}: {source}"))
 }
 
-fn options(settings: &Settings, files: &CacheDir) -> Options {
+fn options(settings: &Settings, files: &CacheDir, memory: MemoryPlan) -> Options {
     let log_bytes = files.log.bytes;
     Options {
         log_bytes,
@@ -218,6 +221,9 @@ fn options(settings: &Settings, files: &CacheDir) -> Options {
             .map_or_else(|| segment_bytes(log_bytes), |size| size.0),
         cache_bytes: files.cache.bytes,
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
+        memory_bytes: memory.fetched_bytes,
+        index_bytes: memory.index_bytes,
+        pack_bytes: memory.pack_bytes,
         ..Options::default()
     }
 }

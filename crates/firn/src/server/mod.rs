@@ -12,7 +12,7 @@ mod process;
 mod rescue_log;
 mod service_manager;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use store::SharedStore;
@@ -26,7 +26,7 @@ use crate::api::gate::Gate;
 use crate::config::Settings;
 use crate::control_plane::ControlPlane;
 use crate::control_plane::opening::ReopenTask;
-use crate::engine::Engine;
+use crate::engine::{DISK_CALLS_MAX, Engine};
 use crate::failure::{Failure, Result};
 use crate::local_files::CacheDir;
 use crate::store_access::{StoreAccess, StoreSettings};
@@ -36,12 +36,22 @@ pub(crate) use rescue_log::{LogRescue, LogRescueReport};
 /// Threads for the API and the store, which mostly wait.
 const RUNTIME_THREADS: usize = 2;
 
+/// Threads for calls that block: those of the engine's files, and of a directory store some at a time.
+const BLOCKING_THREADS: usize = DISK_CALLS_MAX + 16;
+
+/// They stay as good as for ever: a thread that ends gives its stack back.
+const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// What of its stack each of them has touched before it is needed.
+const STACK_BYTES: usize = 32 << 10;
+
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
     abort_on_panic_under_locks();
     process::prepare();
     let manager = Arc::new(ServiceManager::of_environment());
     let runtime = runtime()?;
+    start_blocking_threads(&runtime);
     let api = ApiListeners::bind(&settings)?;
     let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(&settings)?)));
     let store = StoreAccess::new(StoreSettings {
@@ -73,9 +83,23 @@ fn runtime() -> Result<Runtime> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(RUNTIME_THREADS)
         .thread_name("firn-runtime")
+        .thread_keep_alive(BLOCKING_THREADS_KEPT)
         .enable_all()
         .build()
         .map_err(|source| Failure::internal(format!("cannot start threads: {source}")))
+}
+
+/// Starts the threads on which calls to files are made, so that none has to be started, and no stack to be
+/// found room for, when memory is short and these calls are what frees it.
+fn start_blocking_threads(runtime: &Runtime) {
+    let all = Arc::new(Barrier::new(BLOCKING_THREADS));
+    for _ in 0..BLOCKING_THREADS {
+        let all = Arc::clone(&all);
+        runtime.spawn_blocking(move || {
+            std::hint::black_box([1_u8; STACK_BYTES]);
+            all.wait();
+        });
+    }
 }
 
 async fn run(

@@ -8,6 +8,7 @@ use rustix::process::Resource;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::{Failure, Result};
+use crate::memory_plan::MemoryPlan;
 
 /// Enough open files for 4,096 disks with thousands of connections, and far below the kernel's
 /// usual bound (`fs.nr_open`).
@@ -17,7 +18,12 @@ const OPEN_FILES_MIN: u64 = 1 << 16;
 /// memory while its own disks wait for it, and hold many files open.
 pub(crate) fn prepare() {
     set_io_flusher();
-    lock_memory();
+    if lock_memory() && !canary::active!("heap_of_the_moment") {
+        let reserve_bytes = MemoryPlan::of_host().reserve_bytes;
+        if !reactor::reserve_heap(reserve_bytes) {
+            tracing::debug!("the allocator takes no advice: no heap is reserved");
+        }
+    }
     avoid_oom_kill();
     raise_open_files_limit();
 }
@@ -34,8 +40,8 @@ fn set_io_flusher() {
 /// Swap, or a file system under memory pressure, may lie on a disk of this server: a thread that waits
 /// for a page of its own there waits for itself. So what this process has in memory stays there, from
 /// the first touch on, as far as its limit allows. Without the privilege a limit that is not generous
-/// would make allocations fail, so then nothing is locked; `firn doctor` says so.
-fn lock_memory() {
+/// would make allocations fail, so then nothing is locked; `firn doctor` says so. Whether it is.
+fn lock_memory() -> bool {
     let limit = rustix::process::getrlimit(Resource::Memlock);
     let may_lock_all = rustix::process::setrlimit(
         Resource::Memlock,
@@ -50,7 +56,7 @@ fn lock_memory() {
             "memory is not locked: swap or a busy file system on a disk of this host may hang the \
              server; raise the limit with LimitMEMLOCK=infinity"
         );
-        return;
+        return false;
     }
     // The program itself at once: a part of it that was never used may have to be read from a disk that
     // waits for it. All else when it is touched: what is only reserved takes no memory.
@@ -60,6 +66,7 @@ fn lock_memory() {
     if let Err(error) = locked {
         tracing::warn!(%error, "memory is not locked: swap on a disk of this host may hang the server");
     }
+    locked.is_ok()
 }
 
 /// The kernel ends a process when memory is short. If that is a server whose disks have swap or busy
