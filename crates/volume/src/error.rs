@@ -76,6 +76,17 @@ pub enum OpenError {
 }
 
 impl OpenError {
+    /// Whether it ends this host's service of a volume for good, whatever comes later.
+    pub(crate) fn is_end_of_service(&self) -> bool {
+        matches!(
+            self,
+            OpenError::Fenced(_)
+                | OpenError::Deleted(_)
+                | OpenError::StoreWentBack { .. }
+                | OpenError::HostStopped(_)
+        )
+    }
+
     /// What another host, or somebody at the store, did to a volume that this host had.
     fn fmt_lost_hold(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

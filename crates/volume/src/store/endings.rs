@@ -20,13 +20,7 @@ pub(super) fn end_of(tail: &Tail, status: Status) -> OpenError {
 /// Another host's history stands in the store, or none that this host's continues: nothing is
 /// completed here any more.
 pub(crate) fn is_final(error: &OpenError) -> bool {
-    matches!(
-        error,
-        OpenError::Fenced(_)
-            | OpenError::Deleted(_)
-            | OpenError::StoreWentBack { .. }
-            | OpenError::HostStopped(_)
-    )
+    error.is_end_of_service()
 }
 
 /// Nothing can be stored, and who waits for that must hear of it.

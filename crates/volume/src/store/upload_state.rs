@@ -239,12 +239,45 @@ impl UploadState {
         lock(&self.refusal).clone()
     }
 
+    /// What ended the service stays: an update of the root that was on its way then, and passes or fails after
+    /// it, has nothing to say about that.
     pub(super) fn set_refusal(&self, refusal: Option<OpenError>) {
-        *lock(&self.refusal) = refusal;
+        let mut known = lock(&self.refusal);
+        let has_ended = known.as_ref().is_some_and(OpenError::is_end_of_service);
+        if !has_ended || canary::active!("late_update_takes_the_reason") {
+            *known = refusal;
+        }
     }
 
     /// Why the last upload failed, if it did.
     pub(crate) fn last_error(&self) -> Option<String> {
         lock(&self.error).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn what_ended_a_volume_is_said_whatever_a_late_update_of_its_root_found() {
+        let state = UploadState::default();
+        let gone = OpenError::Deleted("demo".to_owned());
+        state.set_refusal(Some(OpenError::RootMissing("demo".to_owned())));
+        state.set_refusal(None);
+        assert_eq!(state.refusal(), None, "its root is back");
+        state.set_refusal(Some(gone.clone()));
+        state.set_refusal(None);
+        state.set_refusal(Some(OpenError::Fenced("demo".to_owned())));
+        assert_eq!(state.refusal(), Some(gone));
+    }
+
+    #[test]
+    fn what_ended_a_volume_is_said_and_the_planted_bug_is_seen() {
+        what_ended_a_volume_is_said_whatever_a_late_update_of_its_root_found();
+        let planted = || {
+            let test = what_ended_a_volume_is_said_whatever_a_late_update_of_its_root_found;
+            canary::with("late_update_takes_the_reason", test);
+        };
+        assert!(std::panic::catch_unwind(planted).is_err());
     }
 }
