@@ -220,10 +220,10 @@ fn options(settings: &Settings, files: &CacheDir, memory: MemoryPlan) -> Options
             .segment_size
             .map_or_else(|| segment_bytes(log_bytes), |size| size.0),
         cache_bytes: files.cache.bytes,
-        rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         memory_bytes: memory.fetched_bytes,
         index_bytes: memory.index_bytes,
         pack_bytes: memory.pack_bytes,
+        rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         ..Options::default()
     }
 }

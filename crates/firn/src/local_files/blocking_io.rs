@@ -12,6 +12,8 @@ use std::sync::Arc;
 use blkmq::io::FileId;
 use volume::driver::{DiskError, DiskOp};
 
+use crate::local_files::free_space;
+
 /// Alignment of memory for direct I/O, in bytes: enough for every file that `create` accepts.
 const ALIGN: usize = 4096;
 
@@ -42,6 +44,9 @@ impl BlockingIo {
                 read(file, direct, offset, len)
             }
             DiskOp::Write { file, offset, data } => {
+                if file == FileId::CACHE {
+                    free_space::check(&self.cache, offset, data.len() as u64)?;
+                }
                 let (file, direct) = self.file(file)?;
                 write(file, direct, offset, &data)?;
                 Ok(Vec::new())

@@ -19,6 +19,7 @@
 mod blocking_io;
 mod create;
 mod disk_watch;
+mod free_space;
 mod replace;
 mod reserved_file;
 pub(crate) mod ring_dir;

@@ -163,12 +163,17 @@ impl Cache {
     }
 
     /// Space for an index block in its part of the disk file, if something there can go.
-    pub(crate) fn allocate_block(&self, key: ChunkKey, bytes: u64) -> Option<CacheAllocation> {
+    pub(crate) fn allocate_block(
+        &self,
+        key: ChunkKey,
+        bytes: u64,
+        now: u64,
+    ) -> Option<CacheAllocation> {
         let index = &mut lock(&self.tiers)[INDEX];
         if index.has_slot(key) {
             return None;
         }
-        index.allocate(key, bytes, 0)
+        index.allocate(key, bytes, now)
     }
 
     /// The content is in place.
@@ -176,6 +181,11 @@ impl Cache {
         let tier = allocation.tier;
         let fresh_until = if tier == MEMORY { now + FRESH_NS } else { 0 };
         lock(&self.tiers)[tier].fill(allocation, fresh_until);
+    }
+
+    /// The disk refused to take the content: for some minutes the file takes no more space.
+    pub(crate) fn refuse(&self, allocation: CacheAllocation, now: u64) {
+        lock(&self.tiers)[allocation.tier].refuse(&allocation, now);
     }
 
     /// The content could not be written.

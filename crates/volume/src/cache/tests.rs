@@ -153,11 +153,63 @@ fn one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of() {
     cache.invariants().unwrap();
 }
 
+/// A disk that is full after so many places were written.
+#[derive(Default)]
+struct FullDisk {
+    places: std::collections::BTreeSet<u64>,
+    refused: usize,
+}
+
+impl FullDisk {
+    const PLACES_MAX: usize = 256;
+
+    fn write(&mut self, cache: &Cache, n: u32, now: u64) {
+        let allocation = cache.allocate_on_disk(key(n), BLOCK_BYTES, now);
+        let Some(allocation) = allocation else { return };
+        let offset = allocation.offset;
+        if self.places.contains(&offset) || self.places.len() < FullDisk::PLACES_MAX {
+            self.places.insert(offset);
+            cache.fill(allocation, 0);
+        } else {
+            self.refused += 1;
+            cache.refuse(allocation, now);
+        }
+    }
+}
+
+#[test]
+fn a_cache_on_a_full_disk_goes_on_with_the_space_that_it_has_and_asks_for_more_after_a_while() {
+    let cache = Cache::with_parts(0, 64 << 20, 0);
+    let mut disk = FullDisk::default();
+    (0..20_000).for_each(|n| disk.write(&cache, n, 1));
+    assert!(disk.refused < 8, "{} writes were refused", disk.refused);
+    let newest = 20_000 - FullDisk::PLACES_MAX as u32 / 4..20_000;
+    let kept = newest.filter(|n| cache.contains(key(*n))).count();
+    assert!(kept > 30, "only {kept} of what came last are there");
+    cache.invariants().unwrap();
+    // Somebody made room.
+    disk = FullDisk::default();
+    let later = 3_600_000_000_000;
+    (20_000..20_200).for_each(|n| disk.write(&cache, n, later));
+    let used = cache.usage().disk_bytes / BLOCK_BYTES;
+    assert!(used > FullDisk::PLACES_MAX as u64 + 100, "{used} blocks");
+    cache.invariants().unwrap();
+}
+
 #[test]
 fn each_planted_bug_is_seen() {
-    let test = one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of;
-    let planted = || canary::with("insertion_evicts_a_class", test);
-    assert!(std::panic::catch_unwind(planted).is_err());
+    let seen = |name, test: fn()| {
+        let planted = move || canary::with(name, test);
+        assert!(std::panic::catch_unwind(planted).is_err(), "{name}");
+    };
+    seen(
+        "insertion_evicts_a_class",
+        one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of,
+    );
+    seen(
+        "refused_slot_is_given_again",
+        a_cache_on_a_full_disk_goes_on_with_the_space_that_it_has_and_asks_for_more_after_a_while,
+    );
 }
 
 #[test]
@@ -253,7 +305,9 @@ fn index_blocks_have_a_part_of_the_disk_file_that_no_chunk_enters() {
     let cache = Cache::new(0, 8 << 20);
     let mut blocks = Vec::new();
     for n in 0..100 {
-        let block = cache.allocate_block(key(n), 2 * BLOCK_BYTES).expect("room");
+        let block = cache
+            .allocate_block(key(n), 2 * BLOCK_BYTES, 0)
+            .expect("room");
         assert!(block.offset >= 7 << 20 && block.offset + 2 * BLOCK_BYTES <= 8 << 20);
         blocks.push(block.offset);
         cache.fill(block, 0);

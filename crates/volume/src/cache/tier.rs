@@ -16,6 +16,8 @@ use crate::log::layout::BLOCK_BYTES;
 
 /// Chunks that one insertion evicts to keep the file's bytes within its capacity.
 const EVICTIONS_MAX: usize = 64;
+/// How long a file that refused a write takes no more space.
+const REFUSED_FOR_NS: u64 = 300_000_000_000;
 /// Regions looked at, of how many classes, before one is taken from its chunks.
 const REGION_LOOKS_MAX: usize = 4;
 const CLASS_LOOKS_MAX: usize = 3;
@@ -38,6 +40,10 @@ pub(super) struct Tier {
     pub(super) used: u64,
     /// Chunks evicted so far.
     pub(super) evicted: u64,
+    /// Slots that the disk refused to take content in, and until when they are left alone. They stay
+    /// promised, and the file takes no more space: what comes in takes the place of something else.
+    refused: Vec<(Place, u64)>,
+    capped_until_ns: u64,
 }
 
 impl Tier {
@@ -54,6 +60,8 @@ impl Tier {
             numbers: BTreeMap::new(),
             used: 0,
             evicted: 0,
+            refused: Vec::new(),
+            capped_until_ns: 0,
         }
     }
 
@@ -109,6 +117,13 @@ impl Tier {
         if self.elastic {
             self.shrink_to_fit(bytes, now);
         }
+        if now >= self.capped_until_ns {
+            // A bounded number: the lock is one that plans of hot requests take.
+            let kept = self.refused.len().saturating_sub(EVICTIONS_MAX);
+            for (place, bytes) in self.refused.split_off(kept) {
+                self.free(place, bytes);
+            }
+        }
         let blocks = u32::try_from(bytes.div_ceil(BLOCK_BYTES)).ok()?;
         let place = match self.regions.class_of(blocks) {
             Some(class) => self.take_slot(class, now)?,
@@ -126,11 +141,16 @@ impl Tier {
     }
 
     fn take_slot(&mut self, class: Class, now: u64) -> Option<Place> {
-        if let Some(place) = self.take_free_slot(class) {
+        if let Some(place) = self.take_free_slot(class, now) {
             return Some(place);
         }
-        self.evict_for(class, now);
-        let place = self.take_free_slot(class);
+        if now < self.capped_until_ns {
+            // A slot of its own size has been written before; a region that is emptied could not be shared out.
+            self.evict_one(class, now);
+        } else {
+            self.evict_for(class, now);
+        }
+        let place = self.take_free_slot(class, now);
         if place.is_none() && self.elastic {
             self.regions.grow(class);
             return self.regions.take_slot(class);
@@ -138,9 +158,12 @@ impl Tier {
         place
     }
 
-    fn take_free_slot(&mut self, class: Class) -> Option<Place> {
+    fn take_free_slot(&mut self, class: Class, now: u64) -> Option<Place> {
         if let Some(place) = self.regions.take_slot(class) {
             return Some(place);
+        }
+        if now < self.capped_until_ns {
+            return None;
         }
         self.regions.open_region(class).then_some(())?;
         self.regions.take_slot(class)
@@ -264,6 +287,16 @@ impl Tier {
         });
         vacant.insert(number);
         self.regions.occupy(place, number);
+    }
+
+    /// The disk refused to take the content: it may be full. The slot may be one that was never written, for
+    /// which there is no space.
+    pub(super) fn refuse(&mut self, allocation: &CacheAllocation, now: u64) {
+        if canary::active!("refused_slot_is_given_again") {
+            return self.cancel(allocation);
+        }
+        self.refused.push((allocation.place, allocation.bytes));
+        self.capped_until_ns = now + REFUSED_FOR_NS;
     }
 
     /// The content could not be written.

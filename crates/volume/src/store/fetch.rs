@@ -276,7 +276,7 @@ fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
             Ok(()) => engine.cache.fill(allocation, 0),
             Err(error) => {
                 index_blocks::report_refused_write(&engine, &error);
-                engine.cache.cancel(allocation);
+                engine.cache.refuse(allocation, engine.jobs.now().mono_ns);
             }
         }
     });

@@ -186,7 +186,8 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
         return;
     }
     let len = bytes.len() as u64;
-    let Some(allocation) = engine.cache.allocate_block(block_key(block), len) else {
+    let now = engine.jobs.now().mono_ns;
+    let Some(allocation) = engine.cache.allocate_block(block_key(block), len, now) else {
         return;
     };
     bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES as usize), 0);
@@ -198,7 +199,7 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
         Ok(()) => engine.cache.fill(allocation, 0),
         Err(error) => {
             report_refused_write(engine, &error);
-            engine.cache.cancel(allocation);
+            engine.cache.refuse(allocation, engine.jobs.now().mono_ns);
         }
     }
 }
