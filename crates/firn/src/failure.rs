@@ -57,6 +57,8 @@ failure_codes! {
         "Detach the volume first, or leave the differing option out.";
     BadOptions, "bad-options", 400, FAILED, "The engine's options contradict each other",
         "Correct the sizes that the server was started with.";
+    BaseGone, "base-gone", 409, FAILED, "The store lacks the state that a tail continues",
+        "Fork the tail's writes alone with --without-base.";
     CacheInUse, "cache-in-use", 409, FAILED, "Another server uses the cache directory",
         "Stop the other server, or name another directory with --cache.";
     Corrupt, "corrupt", 500, FAILED, "A structure fails its checksum",
@@ -289,6 +291,7 @@ impl From<volume::OpenError> for Failure {
             E::Deleted(_) => FailureCode::VolumeDeleted,
             E::RootMissing(_) => FailureCode::RootMissing,
             E::StoreWentBack { .. } => FailureCode::StoreWentBack,
+            E::BaseGone { .. } => FailureCode::BaseGone,
             E::HoldEnded(_) => FailureCode::HoldEnded,
             E::HostStopped(Stop::Cloned(_)) => FailureCode::HostCloned,
             E::HostStopped(Stop::Retired(_)) => FailureCode::HostRetired,

@@ -415,6 +415,31 @@ pub(crate) struct DropRequest {
     pub(crate) force: bool,
 }
 
+/// Body of `POST /v1/rescue/{id}/fork`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForkRequest {
+    /// The new volume's name.
+    pub(crate) name: String,
+    /// Over zeroes instead of the store's state that the tail continues.
+    #[serde(default)]
+    pub(crate) without_base: bool,
+}
+
+/// Answer to `POST /v1/rescue/{id}/fork`: what the new volume holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ForkedVolume {
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    /// The store's state at this position is under the tail's writes. Without it, zeroes are.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) base_lsn: Option<u64>,
+    /// The newest write in it.
+    pub(crate) newest_lsn: u64,
+    /// Bytes that the log could not give: reads of them fail.
+    pub(crate) damaged_bytes: u64,
+}
+
 /// Body of `POST /v1/session`: a browser exchanges a token for a cookie.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

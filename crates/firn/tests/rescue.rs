@@ -7,18 +7,21 @@ mod common;
 use common::{Server, World};
 use serde_json::Value;
 
+const BLOCK: usize = 64 << 10;
+
 fn tails(world: &World, server: &Server) -> Value {
     serde_json::from_str(&world.done(server, &["rescue", "list", "--json"])).unwrap()
 }
 
 #[test]
 fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
-    const BLOCK: usize = 64 << 10;
     let world = World::new();
     let old = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
     let mut client = old.connect("demo");
     client.write(0, &vec![1; BLOCK]).unwrap();
     world.done(&old, &["sync", "demo"]);
+    // Its log says so, too.
+    client.flush().unwrap();
     client.write(0, &vec![2; BLOCK]).unwrap();
     client.write(1 << 20, &vec![3; BLOCK]).unwrap();
     old.kill();
@@ -75,4 +78,88 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
     let old = world.serve("old", &[]);
     assert_eq!(tails(&world, &old)["tails"].as_array().unwrap().len(), 0);
     assert_eq!(old.connect("demo").read(0, BLOCK).unwrap(), vec![1; BLOCK]);
+}
+
+/// A host that has the tail of a volume another host took over, and that host's later writes at 2 MiB.
+fn with_lost_tail(world: &World, later_syncs: u8) -> Server {
+    let old = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    let mut client = old.connect("demo");
+    client.write(0, &vec![1; BLOCK]).unwrap();
+    client.write(2 << 20, &vec![9; BLOCK]).unwrap();
+    world.done(&old, &["sync", "demo"]);
+    // Its log says so, too.
+    client.flush().unwrap();
+    client.write(0, &vec![2; BLOCK]).unwrap();
+    client.write(1 << 20, &vec![3; BLOCK]).unwrap();
+    old.kill();
+    let new = world.serve("new", &[]);
+    world.take_over(&new, "demo");
+    let mut client = new.connect("demo");
+    for n in 0..later_syncs {
+        client.write(2 << 20, &vec![100 + n; BLOCK]).unwrap();
+        world.done(&new, &["sync", "demo"]);
+    }
+    drop(client);
+    assert!(new.stop().success());
+    let old = world.serve("old", &[]);
+    let attach = ["attach", "demo", "--transport", "nbd"];
+    world.done(&old, &attach);
+    old
+}
+
+fn blocks(server: &Server, volume: &str) -> Vec<u8> {
+    let mut client = server.connect(volume);
+    let firsts = [0, 1, 2, 3].map(|mib| client.read(mib << 20, BLOCK).unwrap());
+    firsts
+        .iter()
+        .map(|block| {
+            assert!(block.iter().all(|byte| *byte == block[0]));
+            block[0]
+        })
+        .collect()
+}
+
+#[test]
+fn a_lost_tail_becomes_a_volume_of_what_its_host_had_and_of_nothing_that_came_later() {
+    let world = World::new();
+    let old = with_lost_tail(&world, 2);
+    assert_eq!(blocks(&old, "demo"), [1, 0, 101, 0]);
+    let said = world.fails(&old, &["rescue", "fork", "demo", "demo"]);
+    assert!(said.contains("exists already"), "{said}");
+    let said = world.done(&old, &["rescue", "fork", "demo", "saved"]);
+    for what in ["as the store had it at LSN 2", "2 extents", "up to LSN 4"] {
+        assert!(said.contains(what), "no {what} in {said}");
+    }
+    let attach = ["attach", "saved", "--transport", "nbd"];
+    world.done(&old, &attach);
+    assert_eq!(blocks(&old, "saved"), [2, 3, 9, 0]);
+    assert_eq!(blocks(&old, "demo"), [1, 0, 101, 0], "as it was");
+    // The tail is there until it is dropped; the volume is one like others then.
+    assert_eq!(tails(&world, &old)["log_bytes"], 2 * BLOCK);
+    world.done(&old, &["rescue", "drop", "demo"]);
+    let mut client = old.connect("saved");
+    client.write(3 << 20, &vec![7; BLOCK]).unwrap();
+    world.done(&old, &["sync", "saved"]);
+    assert!(old.stop().success());
+    let third = world.serve("third", &[]);
+    world.done(&third, &attach);
+    assert_eq!(blocks(&third, "saved"), [2, 3, 9, 7]);
+}
+
+#[test]
+fn a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_has_merged_them() {
+    let world = World::new();
+    // More slices than a root lists before they are folded.
+    let old = with_lost_tail(&world, 48);
+    let said = world.fails(&old, &["rescue", "fork", "demo", "saved"]);
+    assert!(
+        said.contains("merged with what came later") && said.contains("--without-base"),
+        "{said}"
+    );
+    let said = world.done(&old, &["rescue", "fork", "demo", "saved", "--without-base"]);
+    assert!(said.contains("zeroes"), "{said}");
+    world.done(&old, &["attach", "saved", "--transport", "nbd"]);
+    let mut client = old.connect("saved");
+    assert_eq!(client.read(0, BLOCK).unwrap(), vec![2; BLOCK]);
+    assert_eq!(client.read(1 << 20, BLOCK).unwrap(), vec![3; BLOCK]);
 }

@@ -63,6 +63,15 @@ pub enum OpenError {
     },
     /// What stands in the store does not fit what this host wrote there: it does nothing more.
     HostStopped(Stop),
+    /// The store does not tell any more what a tail that is kept for rescue continues.
+    BaseGone {
+        /// The volume.
+        volume: String,
+        /// The commit up to which the tail's host had brought it.
+        stored_lsn: u64,
+        /// What became of it.
+        why: String,
+    },
     /// Another history than the one that this host's device of the volume has shown.
     HoldEnded(String),
     /// The volume is open here.
@@ -118,6 +127,16 @@ impl OpenError {
                  or declare the loss with --take-over: the volume then goes on from what the store has, \
                  and what this host has beside it is kept for rescue"
             ),
+            OpenError::BaseGone {
+                volume,
+                stored_lsn,
+                why,
+            } => write!(
+                f,
+                "the store does not have volume {volume} as it was at LSN {stored_lsn} any more, which the \
+                 tail continues: {why}. What the tail alone holds, over zeroes, can be had with \
+                 `firn rescue fork --without-base`"
+            ),
             OpenError::HoldEnded(name) => write!(
                 f,
                 "volume {name} does not go on where this host's disk of it left off: another host has \
@@ -170,6 +189,7 @@ impl fmt::Display for OpenError {
             | OpenError::Deleted(_)
             | OpenError::RootMissing(_)
             | OpenError::StoreWentBack { .. }
+            | OpenError::BaseGone { .. }
             | OpenError::HoldEnded(_) => self.fmt_lost_hold(f),
             OpenError::InUse(name) => {
                 write!(f, "volume {name} is attached: detach it first")

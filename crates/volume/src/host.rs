@@ -31,6 +31,7 @@ use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::flow;
 use crate::store::log_procedures;
+use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::open::{self, OpenMode};
 use crate::store::publish;
 use crate::store::rescue::{self, UnservedTail};
@@ -213,6 +214,20 @@ impl Host {
     /// kept for rescue, but waits for its volume, only if `waiting_too`.
     pub fn drop_tail(&self, id: TailId, waiting_too: bool) -> Answer<Result<(), OpenError>> {
         self.control(move |engine| async move { rescue::drop_tail(&engine, id, waiting_too).await })
+    }
+
+    /// Makes a volume of this name of a tail that is kept for rescue, over the store's state that it
+    /// continues or, `without_base`, over zeroes.
+    pub fn fork_tail(
+        &self,
+        id: TailId,
+        name: &str,
+        without_base: bool,
+    ) -> Answer<Result<ForkedTail, OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move {
+            fork_tail::fork_tail(&engine, id, &name, without_base).await
+        })
     }
 
     /// What the store holds.

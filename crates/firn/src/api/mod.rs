@@ -37,7 +37,7 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::metrics::exposition;
 use crate::model::{
     Activity, AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, EventList,
-    RescueTail, RescueTails, ResizeRequest, Volume, VolumeList,
+    ForkRequest, RescueTail, RescueTails, ResizeRequest, Volume, VolumeList,
 };
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -61,6 +61,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .route("/v1/activity", get(activity))
         .route("/v1/rescue", get(rescue_tails))
         .route("/v1/rescue/{id}", get(rescue_tail))
+        .route("/v1/rescue/{id}/fork", post(fork_tail))
         .route("/v1/rescue/{id}/drop", post(drop_tail))
         .route("/v1/events", get(events))
         .route("/v1/session", session::routes())
@@ -167,6 +168,19 @@ async fn rescue_tails(State(control): Shared) -> axum::Json<RescueTails> {
 
 async fn rescue_tail(State(control): Shared, Path(id): Path<String>) -> Answer<RescueTail> {
     control.rescue_tail(&id).map(axum::Json)
+}
+
+async fn fork_tail(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response> {
+    let request: ForkRequest = parse(&headers, &body)?;
+    note.set(&format!("to {}", request.name));
+    let forked = run_to_completion(async move { control.fork_tail(&id, request).await }).await?;
+    Ok((StatusCode::CREATED, axum::Json(forked)).into_response())
 }
 
 async fn drop_tail(

@@ -86,6 +86,7 @@ pub(crate) enum Command {
         served again by themselves, and they hold log space until they are dropped:\n  \
         firn rescue list\n  \
         firn rescue show demo\n  \
+        firn rescue fork demo saved        makes the volume saved of it\n  \
         firn rescue drop demo              for good\n\n\
         A log on a disk that fails, a poisoned log, or a log of another size, with the server stopped:\n  \
         firn rescue log --to /new/cache    brings everything to the store, and moves\n  \
@@ -357,6 +358,18 @@ pub(crate) enum RescueCommand {
     List,
     /// Show one of them.
     Show(TailName),
+    /// Make a new volume of one that another host's take-over left here: the store's state that it continues,
+    /// and its writes over that. The tail stays until it is dropped.
+    Fork {
+        #[command(flatten)]
+        which: TailName,
+        /// Name of the new volume.
+        #[arg(value_name = "NEW")]
+        name: String,
+        /// Over zeroes: if the store does not have the state any more that the tail continues.
+        #[arg(long)]
+        without_base: bool,
+    },
     /// Drop one for good, with every write in it that the store lacks, and free its log space.
     Drop {
         #[command(flatten)]

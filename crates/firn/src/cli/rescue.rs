@@ -1,11 +1,11 @@
-//! `firn rescue list|show|drop`: what a host holds of volumes that it does not serve; and what
+//! `firn rescue list|show|fork|drop`: what a host holds of volumes that it does not serve; and what
 //! `firn rescue log` has to say.
 
 use super::args::{ApiArgs, RescueCommand, RescueLogArgs};
 use super::client::Client;
 use super::output;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{DropRequest, RescueTail, RescueTails};
+use crate::model::{DropRequest, ForkRequest, ForkedVolume, RescueTail, RescueTails};
 use crate::server::{LogRescue, LogRescueReport};
 use crate::units::Size;
 
@@ -19,6 +19,21 @@ pub(crate) fn rescue(api: &ApiArgs, json: bool, command: RescueCommand) -> Resul
                 output::json(&tail)
             } else {
                 print_tail(&tail)
+            }
+        }
+        RescueCommand::Fork {
+            which,
+            name,
+            without_base,
+        } => {
+            let tail = find(tails(api)?, &which.tail)?;
+            let request = ForkRequest { name, without_base };
+            let path = format!("/v1/rescue/{}/fork", tail.id);
+            let forked: ForkedVolume = Client::new(api)?.post(&path, &request)?;
+            if json {
+                output::json(&forked)
+            } else {
+                print_fork(&tail, &forked)
             }
         }
         RescueCommand::Drop { which, force } => {
@@ -97,6 +112,33 @@ fn print_tail(tail: &RescueTail) -> Result<()> {
         format!("extents     {} that the store lacks", tail.extents),
         format!("log space   {}", Size(tail.log_bytes)),
     ];
+    output::line(&lines.join("\n"))
+}
+
+fn print_fork(tail: &RescueTail, forked: &ForkedVolume) -> Result<()> {
+    let name = &forked.name;
+    let under = match forked.base_lsn {
+        Some(lsn) => format!("volume {} as the store had it at LSN {lsn}", tail.volume),
+        None => "zeroes (not what the volume held: its state in the store is left out)".to_owned(),
+    };
+    let mut lines = vec![
+        format!("volume      {name}, {}", Size(forked.size_bytes)),
+        format!("below       {under}"),
+        format!(
+            "over it     {} extents of this host's log, up to LSN {}",
+            tail.extents, forked.newest_lsn
+        ),
+    ];
+    if forked.damaged_bytes > 0 {
+        let damaged = Size(forked.damaged_bytes);
+        lines.push(format!(
+            "damaged     {damaged} that the log could not give: reads of them fail"
+        ));
+    }
+    lines.push(format!(
+        "next        firn attach {name}; then firn rescue drop {}",
+        tail.id
+    ));
     output::line(&lines.join("\n"))
 }
 

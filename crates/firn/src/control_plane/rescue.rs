@@ -1,13 +1,14 @@
-//! Tails that are not served: listed, shown, and dropped by whoever declares that loss.
+//! Tails that are not served: listed, shown, made volumes of, and dropped by whoever declares that loss.
 //!
 //! The engine keeps them and accounts their log space; this file gives each a stable id and keeps
 //! a drop away from volumes that are open here.
 
+use blkmq::io::SECTOR_BYTES;
 use volume::{TailId, UnservedTail};
 
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{RescueTail, RescueTails};
+use crate::model::{ForkRequest, ForkedVolume, RescueTail, RescueTails};
 
 /// The id of a tail in the API: its volume's id and the epoch in which its hold began.
 fn tail_id(id: TailId) -> String {
@@ -47,6 +48,27 @@ impl ControlPlane {
                 FailureCode::NoSuchTail,
                 format!("no tail {id} is kept here; see `firn rescue list`"),
             )
+        })
+    }
+
+    /// Makes a volume of a tail that is kept for rescue. The tail stays until it is dropped.
+    pub(crate) async fn fork_tail(&self, id: &str, request: ForkRequest) -> Result<ForkedVolume> {
+        let found = self.find_tail(id)?;
+        let _lock = self.volume_locks.lock(&request.name).await;
+        let fork = self
+            .host
+            .fork_tail(found.id, &request.name, request.without_base);
+        let forked = fork.await.map_err(Failure::from)?;
+        tracing::info!(
+            volume = %found.volume, tail = id, fork = %request.name, base_lsn = ?forked.base,
+            newest_lsn = forked.newest.0, "a volume was made of a tail"
+        );
+        Ok(ForkedVolume {
+            name: forked.volume.name,
+            size_bytes: forked.volume.bytes,
+            base_lsn: forked.base.map(|lsn| lsn.0),
+            newest_lsn: forked.newest.0,
+            damaged_bytes: forked.damaged_sectors * SECTOR_BYTES,
         })
     }
 

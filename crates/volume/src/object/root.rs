@@ -15,6 +15,7 @@
 
 use blkmq::io::SECTOR_BYTES;
 
+use super::pack::{Ancestor, Lineage};
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::sessions::{SessionNames, decode_session, decode_sessions, encode_session, object_of};
 use super::{FormatError, ObjectId};
@@ -33,6 +34,12 @@ const CLAIMED: u8 = 4;
 const HAS_PREDECESSOR: u8 = 8;
 /// The largest size that is accepted, an exbibyte; what can be created is far smaller.
 const BYTES_MAX: u64 = 1 << 60;
+/// Extension: the LSN up to which deltas were folded, u64.
+const FOLDED: u16 = 1;
+/// Extension: the volumes that it was forked from, the nearest first: volume id 16, LSN u64. Without it
+/// content would be missing, so a reader must understand it.
+const LINEAGE: u16 = 2;
+const LINEAGE_BYTES: usize = 24;
 /// The nodes of that many bytes.
 const NODES_MAX: u64 = BYTES_MAX / SECTOR_BYTES / PAGE_SECTORS / NODE_PAGES;
 
@@ -178,6 +185,58 @@ impl Root {
         }
     }
 
+    /// Pages may hold content up to here: what a fold has taken out of the deltas. Zero: nothing was folded.
+    pub(crate) fn folded(&self) -> Lsn {
+        let found = self
+            .extension(FOLDED)
+            .and_then(|bytes| bytes.try_into().ok());
+        Lsn(found.map_or(0, u64::from_le_bytes))
+    }
+
+    /// Notes that a fold took all deltas up to here.
+    pub(crate) fn set_folded(&mut self, lsn: Lsn) {
+        let lsn = lsn.max(self.folded());
+        self.set_extension(FOLDED, lsn.0.to_le_bytes().to_vec());
+    }
+
+    /// The volumes whose history this one's begins with, the nearest first; none unless it was forked.
+    pub(crate) fn lineage(&self) -> Lineage {
+        let bytes = self.extension(LINEAGE).unwrap_or_default();
+        let ancestors = bytes.chunks_exact(LINEAGE_BYTES).filter_map(|bytes| {
+            let (volume, last) = bytes.split_first_chunk::<16>()?;
+            Some(Ancestor {
+                volume: VolumeId(*volume),
+                last: Lsn(u64::from_le_bytes(last.try_into().ok()?)),
+            })
+        });
+        ancestors.collect()
+    }
+
+    /// Makes its history begin with that of others.
+    pub(crate) fn set_lineage(&mut self, lineage: &[Ancestor]) {
+        let mut bytes = Writer::new();
+        for ancestor in lineage {
+            bytes.raw(&ancestor.volume.0).u64(ancestor.last.0);
+        }
+        self.set_extension(LINEAGE, bytes.finish());
+    }
+
+    /// Whether content of a pack that says it is of this volume belongs to its history.
+    pub(crate) fn is_origin(&self, origin: VolumeId) -> bool {
+        let forked_from = |ancestor: &Ancestor| ancestor.volume == origin;
+        origin == self.volume || self.lineage().iter().any(forked_from)
+    }
+
+    fn extension(&self, tag: u16) -> Option<&[u8]> {
+        let found = self.extensions.iter().find(|found| found.tag == tag);
+        found.map(|found| &found.bytes[..])
+    }
+
+    fn set_extension(&mut self, tag: u16, bytes: Vec<u8>) {
+        self.extensions.retain(|found| found.tag != tag);
+        self.extensions.push(Extension { tag, bytes });
+    }
+
     /// The packs and index objects that it names.
     pub fn objects(&self) -> impl Iterator<Item = ObjectId> {
         let packs = self.deltas.iter().map(|delta| delta.pack);
@@ -208,8 +267,12 @@ impl Root {
         self.encode_objects(&mut body);
         body.u16(self.extensions.len() as u16);
         for extension in &self.extensions {
+            let flags = match extension.tag {
+                LINEAGE => MUST_UNDERSTAND,
+                _ => 0,
+            };
             body.u16(extension.tag)
-                .u16(0)
+                .u16(flags)
                 .u32(extension.bytes.len() as u32)
                 .raw(&extension.bytes);
         }
@@ -426,8 +489,18 @@ fn decode_delta(r: &mut Reader<'_>, sessions: &[SessionName]) -> Result<DeltaRef
 
 fn decode_extension(r: &mut Reader<'_>) -> Result<Extension, FormatError> {
     let (tag, flags, len) = (r.u16()?, r.u16()?, r.u32()? as usize);
-    if flags & MUST_UNDERSTAND != 0 {
+    if flags & MUST_UNDERSTAND != 0 && tag != LINEAGE {
         return Err(FormatError::Newer(VERSION));
+    }
+    let is_whole = match tag {
+        FOLDED => len == size_of::<u64>(),
+        LINEAGE => len.is_multiple_of(LINEAGE_BYTES) && flags & MUST_UNDERSTAND != 0,
+        _ => true,
+    };
+    if !is_whole {
+        return Err(FormatError::Corrupt(
+            "an extension of the root is not whole",
+        ));
     }
     Ok(Extension {
         tag,
@@ -509,6 +582,29 @@ mod tests {
         let found = Root::decode(&root.encode()).expect("a root");
         assert!(found.sessions.iter().eq([session(4)]));
         assert_eq!(found.encode(), root.encode());
+    }
+
+    #[test]
+    fn a_forks_root_lists_its_ancestors_and_what_was_folded_never_goes_back() {
+        let mut root = root();
+        assert!(root.lineage().is_empty() && root.folded() == Lsn::ZERO);
+        let ancestor = |n: u8| Ancestor {
+            volume: VolumeId([n; 16]),
+            last: Lsn(n.into()),
+        };
+        root.set_lineage(&[ancestor(8), ancestor(9)]);
+        root.set_folded(Lsn(7));
+        root.set_folded(Lsn(5));
+        let found = Root::decode(&root.encode()).expect("a root");
+        assert_eq!(found.lineage()[..], [ancestor(8), ancestor(9)]);
+        assert_eq!(found.folded(), Lsn(7));
+        assert!(found.is_origin(root.volume) && found.is_origin(VolumeId([9; 16])));
+        assert!(!found.is_origin(VolumeId([10; 16])));
+        root.set_extension(LINEAGE, vec![0; LINEAGE_BYTES + 1]);
+        assert!(matches!(
+            Root::decode(&root.encode()),
+            Err(FormatError::Corrupt(_))
+        ));
     }
 
     #[test]

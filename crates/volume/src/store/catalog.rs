@@ -45,7 +45,11 @@ pub(crate) async fn create(
     spec: VolumeSpec,
 ) -> Result<VolumeInfo, OpenError> {
     check_spec(&spec)?;
-    let root = first_root(engine, spec);
+    create_root(engine, first_root(engine, spec)).await
+}
+
+/// Puts the first root of a volume in its place, if no other volume has the name.
+pub(crate) async fn create_root(engine: &Arc<Engine>, root: Root) -> Result<VolumeInfo, OpenError> {
     let key = root_key(&root.name);
     let op = StoreOp::Create {
         key: key.clone(),
@@ -77,7 +81,7 @@ pub(crate) async fn create(
 }
 
 /// The root of a volume that nobody has opened yet.
-fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
+pub(crate) fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
     Root {
         volume: engine.next_volume_id(),
         name: spec.name,

@@ -23,7 +23,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::endings::{end, is_final};
 use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
 use crate::store::roots::{begin_update, finish_update};
-use crate::units::Span;
+use crate::units::{Lsn, Span};
 
 /// Pages written between two updates of the root, at least. Whole nodes.
 const STEP_PAGES: usize = 4096;
@@ -65,8 +65,9 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
 /// Folds everything that was stored so far.
 async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     // How many deltas the root lists for the prefix: its first.
-    let (prefix, mut deltas) = {
+    let (prefix, mut deltas, lsn) = {
         let _turn = tail.upload.turn.take().await;
+        let lsn = tail.stored();
         let mut inner = tail.lock();
         let prefix = Prefix {
             layers: inner.index.freeze(),
@@ -78,7 +79,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
                 .map(whole_pages)
                 .collect(),
         };
-        (prefix, inner.index.listed)
+        (prefix, inner.index.listed, lsn)
     };
     let existing: Vec<u64> = tail.lock().index.nodes.keys().copied().collect();
     let layers = prefix.layers.clone();
@@ -91,7 +92,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     // Then nothing is written, and the windows are cut all the same.
     nodes.extend(nodes.is_empty().then_some(0));
     let mut rest = DeltaMap::default();
-    let mut step = Step::new(engine, tail);
+    let mut step = Step::new(engine, tail, lsn);
     for (nth, number) in nodes.iter().enumerate() {
         let folded = fold_node(&mut step.out, &prefix, *number).await?;
         step.add(folded, *number);
@@ -177,6 +178,8 @@ struct Step<'a> {
     engine: &'a Arc<Engine>,
     tail: &'a Arc<Tail>,
     out: Output<'a>,
+    /// Everything that is folded was in the store at this LSN.
+    folded: Lsn,
     /// Where it begins; everything before is folded.
     begin: u64,
     nodes: Vec<(u64, Option<BlockRef>)>,
@@ -188,11 +191,12 @@ struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
-    fn new(engine: &'a Arc<Engine>, tail: &'a Arc<Tail>) -> Step<'a> {
+    fn new(engine: &'a Arc<Engine>, tail: &'a Arc<Tail>, folded: Lsn) -> Step<'a> {
         Step {
             engine,
             tail,
             out: Output::new(engine, tail),
+            folded,
             begin: 0,
             nodes: Vec::new(),
             replaced: Vec::new(),
@@ -252,6 +256,7 @@ impl<'a> Step<'a> {
             };
         }
         root.nodes = listed.into_iter().collect();
+        root.set_folded(self.folded);
         let named = root.sessions.insert(engine.session_name);
         named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
         let count = left.len();

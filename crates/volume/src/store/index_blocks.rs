@@ -116,7 +116,19 @@ async fn decode_elsewhere(
 ) -> Result<(Result<IndexBlock, FormatError>, Vec<u8>), ComputeError> {
     let (volume, len) = (tail.id().volume, bytes.len() as u64);
     let names = Arc::clone(&engine.names);
-    let work = move || (decode(&names, volume, target, &bytes), bytes);
+    let lineage = tail.upload.lineage();
+    let work = move || {
+        let own = decode(&names, volume, target, &bytes);
+        let ancestors = lineage.iter();
+        // A fork has blocks of the volumes that it was forked from, until it has folded them anew.
+        let block = ancestors.fold(own, |found, ancestor| {
+            found.or_else(|error| {
+                let theirs = decode(&names, ancestor.volume, target, &bytes);
+                theirs.map_err(|_| error)
+            })
+        });
+        (block, bytes)
+    };
     engine.port.compute(ComputeKind::Decode, len, work).await
 }
 

@@ -58,7 +58,7 @@ fn apply_windows(index: &mut Index, root: &Root, windows: &[DeltaRef], sections:
     for window in windows {
         let own = sections
             .iter()
-            .filter(|section| section.slice.origin == root.volume);
+            .filter(|section| root.is_origin(section.slice.origin));
         apply_window(index, window.span, own.flat_map(|part| &part.items));
     }
 }
@@ -83,8 +83,16 @@ async fn read_footer(engine: &Engine, delta: DeltaRef) -> Result<IndexRead, Open
     read_exactly(engine, &pack_key(engine, &delta)?, delta.footer_offset, len).await
 }
 
+/// The slices that a delta's pack has, or why they are lost.
+pub(super) async fn read_sections(
+    engine: &Engine,
+    delta: DeltaRef,
+) -> Result<Result<Vec<Section>, String>, OpenError> {
+    decode(engine, &delta, read_footer(engine, delta).await?)
+}
+
 /// The sessions of all that the root names are known from here on.
-fn learn_sessions(engine: &Engine, root: &Root) -> Result<(), OpenError> {
+pub(super) fn learn_sessions(engine: &Engine, root: &Root) -> Result<(), OpenError> {
     let known = engine.names.learn(root.sessions.iter());
     known.map_err(|error| OpenError::Corrupt(format!("{}: {error}", root_key(&root.name))))
 }

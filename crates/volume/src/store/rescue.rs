@@ -50,6 +50,11 @@ fn describe(tail: &Tail) -> Option<UnservedTail> {
     })
 }
 
+/// Whether the tail is not served and never will be.
+pub(crate) fn is_lost(tail: &Tail) -> bool {
+    describe(tail).is_some_and(|tail| tail.rescue)
+}
+
 /// All of them.
 pub(crate) fn list(engine: &Engine) -> Vec<UnservedTail> {
     let tails = engine.tails();

@@ -11,6 +11,7 @@ use crate::error::OpenError;
 use crate::hostlog::names::Position;
 use crate::jobs::Signal;
 use crate::lock::lock;
+use crate::object::pack::Lineage;
 use crate::object::root::{DeltaRef, Root};
 use crate::store::flow::slices::{ReadySlice, Slices};
 use crate::store::recovery_point::RecoveryPoint;
@@ -157,6 +158,14 @@ impl UploadState {
 
     pub(crate) fn head(&self) -> Option<KnownRoot> {
         lock(&self.head).clone()
+    }
+
+    /// The volumes that this one was forked from; none unless it was.
+    pub(crate) fn lineage(&self) -> Lineage {
+        let head = lock(&self.head);
+        head.as_ref()
+            .map(|head| head.root.lineage())
+            .unwrap_or_default()
     }
 
     pub(crate) fn set_head(&self, head: KnownRoot) {

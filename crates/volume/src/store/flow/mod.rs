@@ -14,6 +14,7 @@
 
 pub(crate) mod budget;
 mod compute;
+pub(crate) mod fork_tail;
 mod log_reads;
 mod packing;
 mod repeats;

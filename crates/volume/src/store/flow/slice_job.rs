@@ -12,7 +12,7 @@ use crate::error::OpenError;
 use crate::jobs::{Answer, join_all};
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, LogAddr, merge};
-use crate::object::pack::{Lineage, Slice};
+use crate::object::pack::Slice;
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::compute::compute;
 use crate::store::flow::packing::{BroughtPack, PackPlan, bring_pack, plan_packs};
@@ -57,7 +57,7 @@ async fn prepare(
         },
         first: root.first,
         last: cut.last,
-        lineage: Lineage::default(),
+        lineage: root.lineage(),
     };
     let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
     let chunk_bytes = u64::from(engine.options.chunk_bytes);
@@ -137,6 +137,6 @@ async fn merge_layers(
 }
 
 /// About what a map takes in memory.
-fn extents_bytes(map: &ExtentMap<DirtyExtent>) -> u64 {
+pub(super) fn extents_bytes(map: &ExtentMap<DirtyExtent>) -> u64 {
     32 * map.len() as u64
 }

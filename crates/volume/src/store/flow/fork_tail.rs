@@ -1,0 +1,215 @@
+//! Making a volume of a tail that is kept for rescue, so that what another host's take-over left behind can
+//! be read.
+//!
+//! The new volume is what the lost hold was: the store's state at the tail's last own commit, and over it
+//! what only this log has. It shares the objects of that state. They go through the packing of slices; the
+//! volume is there when its root is, and before that nothing names what was brought.
+//!
+//! The store keeps the newest root alone. Its deltas still tell the state at an older LSN as long as no fold
+//! has taken a newer one into pages; beyond that nothing does, and a mixture of two histories must never be
+//! made of it. Then the tail's writes alone can be had, if somebody asks for that.
+
+use std::sync::Arc;
+
+use crate::driver::ComputeKind;
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::log::ring::TailId;
+use crate::map::ExtentMap;
+use crate::map::layers::{DirtyExtent, merge};
+use crate::object::pack::{Ancestor, Slice};
+use crate::object::root::{DeltaRef, Root};
+use crate::request::tail::Tail;
+use crate::store::catalog::{create_root, first_root};
+use crate::store::flow::packing::{bring_pack, plan_packs};
+use crate::store::flow::slice_job::extents_bytes;
+use crate::store::flow::slices::UploadedPack;
+use crate::store::load_index::{learn_sessions, read_sections};
+use crate::store::open::NameLock;
+use crate::store::rescue::is_lost;
+use crate::store::roots::read_any_root;
+use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_spec};
+use crate::units::Lsn;
+
+/// A volume of a tail without the state under it has whole mebibytes.
+const BARE_SIZE_STEP_BYTES: u64 = 1 << 20;
+
+/// What was made of a tail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForkedTail {
+    /// The new volume.
+    pub volume: VolumeInfo,
+    /// The LSN of the store's state under the tail's writes; none: everything else is zeroes.
+    pub base: Option<Lsn>,
+    /// The newest of the tail's writes.
+    pub newest: Lsn,
+    /// Sectors that the log could not give: reads of them fail.
+    pub damaged_sectors: u64,
+}
+
+/// The state under a tail's writes.
+struct Base {
+    root: Root,
+    deltas: Vec<DeltaRef>,
+}
+
+/// Makes a volume of what the tail holds, over the store's state that it continues or, `without_base`, over
+/// zeroes. The tail stays as it is.
+pub(crate) async fn fork_tail(
+    engine: &Arc<Engine>,
+    id: TailId,
+    name: &str,
+    without_base: bool,
+) -> Result<ForkedTail, OpenError> {
+    let missing = || OpenError::Invalid(format!("no tail of volume {} is here", id.volume));
+    let tail = engine.tail(id).ok_or_else(missing)?;
+    if !is_lost(&tail) {
+        return Err(OpenError::Invalid(format!(
+            "the tail of volume {} waits for its volume: once that opens here, everything in it goes to the \
+             store",
+            tail.name()
+        )));
+    }
+    let _busy = NameLock::take(engine, tail.name())?;
+    let (newest, layers) = tail.freeze().ok_or_else(missing)?;
+    let bytes = layers.iter().map(|layer| extents_bytes(&layer.map)).sum();
+    let merged = move || merge(layers.iter().map(|layer| &*layer.map), |_, _| {});
+    let extents = engine
+        .port
+        .compute(ComputeKind::Merge, bytes, merged)
+        .await?;
+    let base = match without_base {
+        true => None,
+        false => Some(find_base(engine, &tail).await?),
+    };
+    let mut root = forked_root(engine, &tail, name, &extents, base.as_ref())?;
+    root.lsn = newest;
+    root.first = tail.stored().next();
+    let (packs, damaged_sectors) = bring_extents(engine, &tail, &root, extents).await?;
+    root.deltas.extend(packs.iter().map(|pack| pack.reference));
+    let named = root.sessions.insert(engine.session_name);
+    named.map_err(|error| OpenError::Corrupt(format!("{name}: {error}")))?;
+    Ok(ForkedTail {
+        volume: create_root(engine, root).await?,
+        base: base.map(|_| tail.stored()),
+        newest,
+        damaged_sectors,
+    })
+}
+
+/// The first root of the new volume, with the state under the tail's writes and without these.
+fn forked_root(
+    engine: &Engine,
+    tail: &Tail,
+    name: &str,
+    extents: &ExtentMap<DirtyExtent>,
+    base: Option<&Base>,
+) -> Result<Root, OpenError> {
+    let end = extents.iter().map(|(span, _)| span.end).max().unwrap_or(0);
+    let bare_bytes = (end * blkmq::io::SECTOR_BYTES)
+        .next_multiple_of(BARE_SIZE_STEP_BYTES)
+        .max(BARE_SIZE_STEP_BYTES);
+    let spec = VolumeSpec {
+        name: name.to_owned(),
+        bytes: base.map_or(bare_bytes, |base| base.root.bytes),
+        block: base.map_or(512, |base| base.root.block),
+    };
+    check_spec(&spec)?;
+    let mut root = first_root(engine, spec);
+    if let Some(Base { root: from, deltas }) = base {
+        let parent = Ancestor {
+            volume: from.volume,
+            last: tail.stored(),
+        };
+        let above = from.lineage();
+        let lineage: Vec<Ancestor> = [parent].into_iter().chain(above.iter().copied()).collect();
+        root.set_lineage(&lineage);
+        root.set_folded(from.folded());
+        root.deltas = deltas.clone();
+        root.nodes = from.nodes.clone();
+        let named = root.sessions.extend(from.sessions.iter());
+        named.map_err(|error| OpenError::Corrupt(format!("{name}: {error}")))?;
+    }
+    Ok(root)
+}
+
+/// The store's state at the tail's last own commit, if the store still tells it.
+async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
+    let (name, stored) = (tail.name(), tail.stored());
+    let gone = |why: String| OpenError::BaseGone {
+        volume: name.to_owned(),
+        stored_lsn: stored.0,
+        why,
+    };
+    let root = match read_any_root(engine, name).await {
+        Ok(head) if head.root.volume == tail.id().volume => head.root,
+        Ok(_) => return Err(gone("its name is another volume's now".to_owned())),
+        Err(OpenError::NoSuchVolume(_)) => return Err(gone("its root is not there".to_owned())),
+        Err(error) => return Err(error),
+    };
+    if root.lsn < stored || !root.follows(tail.upload.mark()) {
+        return Err(gone("the store was set back since".to_owned()));
+    }
+    if root.folded() > stored && !canary::active!("fork_mixes_histories") {
+        let why = format!(
+            "it was merged with what came later, up to LSN {}",
+            root.folded().0
+        );
+        return Err(gone(why));
+    }
+    learn_sessions(engine, &root)?;
+    let mut deltas = Vec::new();
+    for delta in &root.deltas {
+        let key = || engine.names.pack_key(delta.pack).unwrap_or_default();
+        let sections = read_sections(engine, *delta).await?;
+        let sections = sections.map_err(|why| gone(format!("{} is lost: {why}", key())))?;
+        let mut own = sections
+            .iter()
+            .filter(|part| root.is_origin(part.slice.origin));
+        // A pack that a fork took over from its ancestor is older than all of its own.
+        let is_older = |slice: &Slice| slice.origin != root.volume || slice.last <= stored;
+        if own.all(|part| is_older(&part.slice)) {
+            deltas.push(*delta);
+        }
+    }
+    Ok(Base { root, deltas })
+}
+
+/// Brings the extents to the store, as packs of a slice of the new volume; and how many sectors of them could
+/// not be read.
+async fn bring_extents(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    root: &Root,
+    extents: ExtentMap<DirtyExtent>,
+) -> Result<(Vec<UploadedPack>, u64), OpenError> {
+    let slice = Slice {
+        origin: root.volume,
+        epoch: root.epoch,
+        first: root.first,
+        last: root.lsn,
+        lineage: root.lineage(),
+    };
+    let (chunk, pack) = (engine.options.chunk_bytes, engine.options.pack_bytes);
+    let bytes = extents_bytes(&extents);
+    let plan = move || plan_packs(&extents, u64::from(chunk), pack);
+    let plans = engine.port.compute(ComputeKind::Merge, bytes, plan).await?;
+    let mut packs = Vec::new();
+    let mut damaged = 0;
+    for plan in plans {
+        let _permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
+        // What fails is not repeated: a tail that is not served has nobody who waits for it for ever.
+        let brought = bring_pack(engine, tail, slice.clone(), plan).await;
+        let brought = brought.map_err(|_| {
+            let why = tail.upload.last_error().unwrap_or_default();
+            OpenError::Store(format!("{}: nothing was made; try again: {why}", root.name))
+        })?;
+        damaged += brought
+            .damaged
+            .iter()
+            .map(|span| span.sectors())
+            .sum::<u64>();
+        packs.push(brought.uploaded);
+    }
+    Ok((packs, damaged))
+}
