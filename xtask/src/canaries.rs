@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 21] = [
+const CANARIES: [Canary; 24] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -195,6 +195,15 @@ const CANARIES: [Canary; 21] = [
         words: &["full from 0"],
     },
     Canary {
+        name: "cache_takes_the_last_byte",
+        what: "the read cache leaves no space to whatever else writes to its file system",
+        judge: Judge::Here(
+            "full_disk",
+            "a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_read_from_the_store",
+        ),
+        words: &["are left"],
+    },
+    Canary {
         name: "rescue_gives_nothing_back",
         what: "a log is replaced while its volumes still rest on it",
         judge: Judge::Here(
@@ -211,6 +220,24 @@ const CANARIES: [Canary; 21] = [
             "a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again",
         ),
         words: &["right: \"hold-ended\""],
+    },
+    Canary {
+        name: "fork_mixes_histories",
+        what: "a fork of a lost tail lies over what another host wrote later",
+        judge: Judge::Here(
+            "rescue",
+            "a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_has_merged_them",
+        ),
+        words: &["[\"rescue\", \"fork\", \"demo\", \"saved\"]"],
+    },
+    Canary {
+        name: "heap_of_the_moment",
+        what: "the server asks for memory while it is what frees memory",
+        judge: Judge::Test(
+            "guest_swap",
+            "swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short",
+        ),
+        words: &["memory on a disk of this host"],
     },
     Canary {
         name: "trust_the_name_of_a_disk",
@@ -313,7 +340,10 @@ fn command(
         }
         Judge::Test(name, test) => {
             let program = find(name)?;
-            command.args(["vm", "--kernel", kernel, "--deadline", "1800", "--", "env"]);
+            command.args(["vm", "--kernel", kernel, "--deadline", "1800"]);
+            command
+                .args(test::memory_arguments(name))
+                .args(["--", "env"]);
             command
                 .arg(planted)
                 .arg(format!("FIRN_POWER_CUTS={POWER_CUTS}"));
