@@ -20,8 +20,8 @@ pub(crate) struct Arguments {
     /// Package this program instead of building one
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
-    /// Build a second time from a copy of the sources in another place, and compare the packages
-    #[arg(long, conflicts_with = "program")]
+    /// Build twice from what is committed, in two places, and compare the packages
+    #[arg(long, conflicts_with_all = ["program", "trial"])]
     check: bool,
     /// Install, start, kill, upgrade, remove and purge the package under a systemd of its own (root)
     #[arg(long)]
@@ -37,39 +37,42 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let out = workspace::target().join("package");
     std::fs::create_dir_all(&out)?;
-    let source = program::Source::here(workspace::root())?;
+    let here = program::Source::here(workspace::root())?;
+    if arguments.check {
+        return check(&here, &out, arguments);
+    }
     let program = match &arguments.program {
         Some(program) => program.canonicalize()?,
-        None => program::build(&source, &out.join("build"), &arguments.profile)?,
+        None => program::build(&here, &out.join("build"), &arguments.profile)?,
     };
     let quickly = arguments.program.is_some();
-    let package = make(&source, &program, &out, (arguments.revision, quickly))?;
+    let package = make(&here, &program, &out, (arguments.revision, quickly))?;
     println!("{}  {}", tree::digest(&package)?, shown(&package));
-    if arguments.check {
-        check(&source, &package, &out, arguments)?;
-    }
     if arguments.trial {
         // The same program again stands for a later version of it.
-        let upgrade = make(&source, &program, &out, (arguments.revision + 1, true))?;
+        let upgrade = make(&here, &program, &out, (arguments.revision + 1, true))?;
         trial::run(&package, &upgrade, &out)?;
     }
     Ok(())
 }
 
-/// Builds the package again, from a copy of the committed sources in another place.
-fn check(
-    source: &program::Source,
-    package: &Path,
-    out: &Path,
-    arguments: &Arguments,
-) -> Result<(), Failure> {
-    let again = out.join("again");
-    let copy = source.copy_to(&again.join("sources"))?;
-    let program = program::build(&copy, &again.join("build"), &arguments.profile)?;
-    let second = make(&copy, &program, &again, (arguments.revision, false))?;
-    let (first, second) = (tree::digest(package)?, tree::digest(&second)?);
-    if first != second {
-        return Err(format!("two builds differ: {first} and {second}").into());
+/// Builds the package twice from what is committed, in two places.
+fn check(here: &program::Source, out: &Path, arguments: &Arguments) -> Result<(), Failure> {
+    // Names of different lengths, so that a path that gets into the program moves what is behind it.
+    let places = [out.join("once"), out.join("a-second-time")];
+    let mut copies = Vec::new();
+    for place in &places {
+        copies.push(here.copy_to(&place.join("sources"))?);
+    }
+    let mut digests = Vec::new();
+    for (copy, place) in copies.iter().zip(&places) {
+        let program = program::build(copy, &place.join("build"), &arguments.profile)?;
+        let package = make(copy, &program, place, (arguments.revision, false))?;
+        digests.push(tree::digest(&package)?);
+        println!("{}  {}", digests[digests.len() - 1], shown(&package));
+    }
+    if digests[0] != digests[1] {
+        return Err("two builds in two places differ".into());
     }
     println!("two builds in two places have the same bytes");
     Ok(())
