@@ -1,6 +1,7 @@
-//! Machines with little room and few rights: a small disk, a container, a seccomp profile without io_uring.
+//! Machines with little room and few rights: a small disk, a container, a seccomp profile without io_uring,
+//! little memory for many connections.
 //!
-//! Each server runs in namespaces of its own that its test makes; the clients are outside.
+//! Servers run in namespaces of their own that their test makes; the clients are outside.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::{Server, World};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 /// Runs "$@" where one file system of 256 MiB has both the cache directory and the store.
 const SMALL_DISK: &str = r#"set -e
@@ -194,4 +196,49 @@ fn where_a_seccomp_filter_refuses_io_uring_epoll_serves() {
         server.announcement
     );
     completes_writes_and_survives_a_kill(server, start);
+}
+
+/// Connections that a client may leave open, and what they may cost together.
+const IDLE_CONNECTIONS: usize = 1000;
+const IDLE_BYTES_MAX: u64 = 20 << 20;
+
+#[test]
+fn a_thousand_idle_connections_cost_less_than_20_mib() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "a=64MiB"]);
+    let resident = || {
+        let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.unwrap().split_whitespace().next().unwrap();
+        kib.parse::<u64>().unwrap() << 10
+    };
+    // What the first one costs, others share: buffers, the engine's maps, the allocator's own.
+    let mut first = server.connect("a");
+    for block in 0..64 {
+        first.write(block * 4096, &[1; 4096]).unwrap();
+    }
+    first.flush().unwrap();
+    let before = resident();
+    let connections: Vec<_> = (0..IDLE_CONNECTIONS)
+        .map(|at| {
+            let mut client = server.connect("a");
+            // Each was in use before it idles. Bursts of writes would leave more of its buffer in memory.
+            assert_eq!(client.read(0, 4096).unwrap(), [1; 4096]);
+            client
+        })
+        .collect();
+    let grown = resident().saturating_sub(before);
+    println!(
+        "{} KiB for {IDLE_CONNECTIONS} idle connections",
+        grown >> 10
+    );
+    assert!(
+        grown < IDLE_BYTES_MAX,
+        "{} KiB for each of {} connections",
+        (grown >> 10) / IDLE_CONNECTIONS as u64,
+        connections.len()
+    );
 }

@@ -13,7 +13,8 @@ use super::tls::{Broken, TlsStream};
 use super::token;
 use crate::codec::{Decoder, Request};
 
-/// Enough for 15 requests of 4 KiB at once; this much an idle connection keeps.
+/// Enough for 15 requests of 4 KiB at once. An idle connection keeps the pages of it that were in use: one
+/// after the handshake and reads, all of them after a burst of writes.
 const STAGING_BYTES: usize = 64 << 10;
 
 /// From this on the rest of a payload is received into its own buffer: one more call is then
