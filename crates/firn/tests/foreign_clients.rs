@@ -361,3 +361,63 @@ fn clients_use_over_tls_what_the_access_list_gives_them_and_nothing_else() {
         "without TLS"
     );
 }
+
+/// A daemon of QEMU's that ends with the test.
+struct Daemon(std::process::Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn qemu_storage_daemon_exports_a_volume_on_and_lives_through_a_restart_of_the_server() {
+    let world = World::new();
+    let (server, _) = serve(&world);
+    let (below, above) = (world.path("cache.sock"), world.path("above.sock"));
+    // It connects anew by itself, and repeats what was under way.
+    let disk = format!(
+        "driver=nbd,node-name=disk,server.type=unix,server.path={},export=demo,reconnect-delay=60",
+        below.display()
+    );
+    let daemon = Command::new("qemu-storage-daemon")
+        .args(["--blockdev", &disk, "--nbd-server"])
+        .arg(format!("addr.type=unix,addr.path={}", above.display()))
+        .args([
+            "--export",
+            "type=nbd,id=out,node-name=disk,name=out,writable=on",
+        ])
+        .spawn();
+    let Ok(daemon) = daemon else {
+        println!("skipped: qemu-storage-daemon is not installed");
+        return;
+    };
+    let _daemon = Daemon(daemon);
+    common::eventually("its export", || above.exists());
+    let uri = format!("nbd+unix:///out?socket={}", above.display());
+    let io = |commands: &[&str]| {
+        let mut args = vec!["-f", "raw"];
+        args.extend(commands.iter().flat_map(|command| ["-c", command]));
+        args.push(&uri);
+        let said = succeeds(&world, "qemu-io", &args);
+        said.is_none_or(|said| {
+            assert!(!said.contains("failed"), "{said}");
+            true
+        })
+    };
+    assert!(io(&["write -P 5 4k 64k", "write -z 32k 4k", "flush"]));
+    server.kill();
+    let server = world.serve("cache", &[]);
+    assert!(io(&[
+        "read -P 5 4k 28k",
+        "read -P 0 32k 4k",
+        "read -P 5 36k 32k",
+        "write -P 6 1M 4k"
+    ]));
+    assert_eq!(
+        server.connect("demo").read(1 << 20, 4096).unwrap(),
+        [6; 4096]
+    );
+}

@@ -16,6 +16,7 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("nbdkit", "nbdkit"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
+    ("qemu-storage-daemon", "qemu-system-common"),
     ("fio", "fio"),
     ("mkfs.ext4", "e2fsprogs"),
     ("e2fsck", "e2fsprogs"),
