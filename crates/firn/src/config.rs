@@ -62,6 +62,8 @@ pub(crate) struct ApiSettings {
     pub(crate) tokens: PathBuf,
     /// What the server's group may do over the Unix sockets; none: it cannot reach them.
     pub(crate) group: Option<Role>,
+    /// Names of proxies before it, to which it answers.
+    pub(crate) hosts: Vec<String>,
     /// TCP wants no token.
     pub(crate) insecure: bool,
 }
@@ -127,6 +129,7 @@ impl Settings {
                     .or(file.api_tokens)
                     .unwrap_or_else(|| PathBuf::from(TOKENS_DEFAULT)),
                 group: flags.api_group.or(file.api_group),
+                hosts: listed(flags.api_host, file.api_host),
                 insecure: insecure.contains(&OpenListener::Api),
             },
             nbd: nbd_addresses(

@@ -83,6 +83,8 @@ failure_codes! {
         "Correct the value that the detail names.";
     LogPoisoned, "log-poisoned", 500, FAILED, "A sync of the log failed",
         "Stop the server, and move to another disk with `firn rescue log --to DIR`.";
+    MountFailed, "mount-failed", 500, FAILED, "The disk was not mounted",
+        "Correct what the detail names, then ask again: the volume stays attached until then.";
     NewerFormat, "newer-format", 500, FAILED, "A structure has a newer format",
         "Use a newer firn.";
     NoDirectIo, "no-direct-io", 500, FAILED, "The file system has no direct I/O",
@@ -131,6 +133,8 @@ failure_codes! {
         "Put the newer objects back, or go on from the older with an empty cache directory.";
     TailWanted, "tail-wanted", 409, FAILED, "The volume still waits for the tail",
         "Open the volume, or drop the tail with --force.";
+    TimedOut, "timed-out", 504, FAILED, "The time that the command was given is over",
+        "The server goes on with what it was asked: look with `firn volume show`, or give more with --timeout.";
     TooLarge, "too-large", 413, FAILED, "The request is too large",
         "Send what /v1/openapi.json describes.";
     TooManyRequests, "too-many-requests", 429, FAILED, "More requests come than the server takes",

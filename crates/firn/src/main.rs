@@ -71,10 +71,10 @@ fn run(cli: Cli) -> Result<()> {
         Command::Volume(command) => cli::volume(&cli.api, cli.json, &command),
         Command::Attach(args) => {
             let request = args.request().map_err(Failure::into_usage)?;
-            cli::attach(&cli.api, cli.json, &args.name, &request)
+            cli::attach(&cli.api, cli.json, &args, &request)
         }
         Command::Detach(args) => cli::detach(&cli.api, &args),
-        Command::Sync(which) => cli::sync(&cli.api, cli.json, &which.name),
+        Command::Sync { which, patience } => cli::sync(&cli.api, cli.json, &which.name, patience),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
         Command::Top(args) => cli::top(&cli.api, cli.json, &args),

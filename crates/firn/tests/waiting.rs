@@ -217,3 +217,77 @@ fn a_volume_that_was_served_is_not_made_anew_in_a_store_that_lacks_it() {
     let server = world.serve("cache", &demo);
     assert_eq!(server.connect("demo").read(0, 4096).unwrap(), [1; 4096]);
 }
+
+#[test]
+fn a_command_that_waits_finds_a_server_that_starts_later_and_a_volume_that_is_let_go_of() {
+    let world = World::new();
+    let socket = format!("unix:{}", world.path("api.sock").display());
+    let create: &[&str] = &["volume", "create", "demo", "--size", "8MiB"];
+    let attach: &[&str] = &["attach", "demo", "--transport", "nbd"];
+    let patient = ["--wait", "--timeout", "60s"];
+    let ask = |args: &[&str]| world.firn(&[&["--api", socket.as_str()], args, &patient].concat());
+    let server = std::thread::scope(|scope| {
+        let created = scope.spawn(|| ask(create));
+        let server = world.serve("one", &["--api", &socket]);
+        let created = created.join().unwrap();
+        assert!(created.status.success(), "{}", message(&created));
+        server
+    });
+    assert!(ask(attach).status.success());
+    // Another host has it: it is waited for until that one lets it go.
+    let other = world.serve("two", &[]);
+    let refused = world.fails(&other, attach);
+    assert!(refused.contains("held by"), "{refused}");
+    std::thread::scope(|scope| {
+        let taken = scope.spawn(|| world.ask(&other, &[attach, &patient].concat()));
+        world.done(&server, &["detach", "demo"]);
+        let taken = taken.join().unwrap();
+        assert!(taken.status.success(), "{}", message(&taken));
+    });
+    other.connect("demo").write(0, &[1; 4096]).unwrap();
+}
+
+#[test]
+fn a_command_gives_up_when_its_time_is_over() {
+    let world = World::new();
+    let nobody = [
+        "--api",
+        "unix:nobody.sock",
+        "sync",
+        "demo",
+        "--wait",
+        "--timeout",
+        "300ms",
+    ];
+    let gave_up = |output: std::process::Output| {
+        let said = message(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("--timeout is over"), "{said}");
+    };
+    gave_up(world.firn(&nobody));
+    let server = world.serve("one", &["--volume", "demo=8MiB"]);
+    let pid = rustix::process::Pid::from_raw(i32::try_from(server.pid()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    gave_up(world.ask(&server, &["sync", "demo", "--timeout", "300ms"]));
+    rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    world.done(&server, &["sync", "demo", "--timeout", "60s"]);
+}
+
+#[test]
+fn what_cannot_be_mounted_says_why_and_no_uri_is_taken_for_a_disk() {
+    let world = World::new();
+    let server = world.serve("one", &["--volume", "demo=8MiB"]);
+    let mount = ["attach", "demo", "--mount", "here", "--mkfs", "ext4"];
+    let senseless = world.ask(&server, &[&mount[..], &["--transport", "nbd"]].concat());
+    assert_eq!(senseless.status.code(), Some(2), "{}", message(&senseless));
+    if std::path::Path::new("/dev/ublk-control").exists() {
+        println!("skipped: this machine has disks, and they are not this test's");
+        return;
+    }
+    let said = world.fails(&server, &mount);
+    assert!(
+        said.contains("modprobe ublk_drv") || said.contains("io_uring"),
+        "{said}"
+    );
+    assert!(!world.path("here").exists());
+}

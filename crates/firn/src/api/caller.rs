@@ -32,6 +32,8 @@ pub(crate) struct AccessRules {
     pub(crate) group: Option<Role>,
     /// None: TCP is open to everybody, as the operator asked.
     pub(crate) tokens: Option<Tokens>,
+    /// Names besides localhost that a server on the loopback address answers to: a proxy's before it.
+    pub(crate) hosts: Vec<String>,
     pub(crate) sessions: Sessions,
 }
 
@@ -171,6 +173,7 @@ mod tests {
             owner: 1000,
             group,
             tokens,
+            hosts: Vec::new(),
             sessions: Sessions::default(),
         }
     }

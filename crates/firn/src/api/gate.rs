@@ -102,7 +102,7 @@ pub(super) async fn admit(
     let note = AuditNote::default();
     request.extensions_mut().insert(note.clone());
     let change = (!looks).then(|| change_of(&request, peer, found.as_ref().ok(), note));
-    let response = match check(&request, peer, found.as_ref()) {
+    let response = match check(&request, peer, found.as_ref(), &gate.rules.hosts) {
         Ok(()) => {
             if let Ok(caller) = found {
                 request.extensions_mut().insert(caller);
@@ -158,9 +158,10 @@ fn check(
     request: &Request,
     peer: Peer,
     found: std::result::Result<&Caller, &Failure>,
+    hosts: &[String],
 ) -> Result<()> {
     if let Peer::Tcp { here, .. } = peer {
-        check_names(request.method(), request.headers(), here)?;
+        check_names(request.method(), request.headers(), here, hosts)?;
     }
     let Some(role) = required_role(request.method(), matched_path(request)) else {
         return Ok(());
@@ -172,17 +173,23 @@ fn check(
 /// Refuses what a web page of somebody else makes a browser send. A page whose own name resolves to the
 /// loopback address (DNS rebinding) sends requests that carry that name; one that sends a change to
 /// this server has its own origin in it, whatever cookies go with it.
-fn check_names(method: &Method, headers: &HeaderMap, here: SocketAddr) -> Result<()> {
+fn check_names(
+    method: &Method,
+    headers: &HeaderMap,
+    here: SocketAddr,
+    hosts: &[String],
+) -> Result<()> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST);
     // A listener on [::] sees 127.0.0.1 as ::ffff:127.0.0.1.
     let is_loopback = here.ip().to_canonical().is_loopback();
-    if is_loopback && host.is_some_and(|host| !is_local_name(host)) {
+    let is_known = |host: &str| is_local_name(host) || is_one_of(host, hosts);
+    if is_loopback && host.is_some_and(|host| !is_known(host)) {
         return Err(Failure::new(
             FailureCode::WrongHost,
             format!(
                 "the request names the host {:?}; a server on the loopback address answers only to \
-                 an IP address or localhost",
+                 an IP address, localhost, and what --api-host names",
                 host.unwrap_or_default()
             ),
         ));
@@ -199,6 +206,12 @@ fn check_names(method: &Method, headers: &HeaderMap, here: SocketAddr) -> Result
         FailureCode::WrongHost,
         format!("a page of {origin:?} may not change anything here"),
     ))
+}
+
+/// Whether a name, with or without a port, is one of the proxies'.
+fn is_one_of(host: &str, hosts: &[String]) -> bool {
+    let bare = host.rsplit_once(':').map_or(host, |(name, _)| name);
+    hosts.iter().any(|one| one.eq_ignore_ascii_case(bare))
 }
 
 fn is_local_name(host: &str) -> bool {
@@ -282,8 +295,26 @@ mod tests {
             ("192.0.2.1:7070", false),
             ("[::ffff:192.0.2.1]:7070", false),
         ] {
-            let checked = check_names(&Method::GET, &headers, here.parse().unwrap());
+            let checked = check_names(&Method::GET, &headers, here.parse().unwrap(), &[]);
             assert_eq!(checked.is_err(), is_refused, "{here}");
+        }
+    }
+
+    #[test]
+    fn a_proxy_that_was_named_is_answered_and_its_pages_may_change_things() {
+        let here: SocketAddr = "127.0.0.1:7070".parse().unwrap();
+        let hosts = ["firn.example".to_owned()];
+        let check = |host: &str, origin: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().unwrap());
+            headers.insert(header::ORIGIN, origin.parse().unwrap());
+            check_names(&Method::POST, &headers, here, &hosts)
+        };
+        assert!(check("firn.example", "https://firn.example").is_ok());
+        assert!(check("FIRN.example:8443", "https://FIRN.example:8443").is_ok());
+        assert!(check("firn.example", "https://evil.example").is_err());
+        for host in ["evil.example", "firn.example.evil", "x.firn.example", ":"] {
+            assert!(check(host, "https://firn.example").is_err(), "{host}");
         }
     }
 
@@ -296,7 +327,7 @@ mod tests {
             headers.insert(header::ORIGIN, origin.parse().unwrap());
             headers
         };
-        let check = |method, origin| check_names(&method, &headers(origin), here);
+        let check = |method, origin| check_names(&method, &headers(origin), here, &[]);
         assert!(check(Method::POST, "http://localhost:7070").is_ok());
         for origin in ["http://localhost:3000", "null", "https://evil.example", ""] {
             assert!(check(Method::POST, origin).is_err(), "{origin}");

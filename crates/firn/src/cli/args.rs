@@ -10,6 +10,7 @@ use clap_complete::Shell;
 use serde::{Deserialize, Serialize};
 
 use crate::access::Role;
+use crate::failure::Failure;
 use crate::model::{AttachRequest, DataMode, TransportChoice};
 use crate::store_faults::StoreFaultPlan;
 use crate::units::{Size, TimeSpan};
@@ -69,7 +70,9 @@ pub(crate) enum Command {
         brings it back under the same name; until then its requests wait. `firn doctor` says \
         what auto chooses here, and why.\n\n\
         After the loss of the host that had it, or of its cache directory:\n  \
-        firn attach demo --take-over       gives up what that host had not uploaded, and says so"
+        firn attach demo --take-over       gives up what that host had not uploaded, and says so\n\n\
+        At boot, before the server is up, and with a file system made the first time:\n  \
+        firn attach demo --wait --timeout 2min --mkfs ext4 --mount /srv/demo"
     )]
     Attach(AttachArgs),
     /// Detach a volume: remove its disk, close its NBD connections, upload what the store lacks,
@@ -77,7 +80,14 @@ pub(crate) enum Command {
     Detach(DetachArgs),
     /// Upload everything that was written to a volume so far, and wait until it is in the object
     /// store.
-    Sync(VolumeName),
+    #[command(after_help = "In a script that must not hang:\n  \
+        firn sync demo --timeout 5min || echo 'not everything is stored yet'")]
+    Sync {
+        #[command(flatten)]
+        which: VolumeName,
+        #[command(flatten)]
+        patience: Patience,
+    },
     /// What this host's log still holds of volumes that it does not serve.
     #[command(
         subcommand,
@@ -163,6 +173,12 @@ pub(crate) struct ServeArgs {
     /// the server's user and root alone.
     #[arg(long, value_enum, value_name = "ROLE")]
     pub(crate) api_group: Option<Role>,
+
+    /// Answer to this host name, too: that of a proxy before an API on the loopback address, which names
+    /// it in the header `Host`. Any other name is refused, so that no web page can lead its own name
+    /// here. Without a port; may be given several times.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) api_host: Vec<String>,
 
     /// Ask for no authentication: `api` over TCP, `nbd` beyond the loopback address. Whoever reaches
     /// the address can do everything that it offers.
@@ -323,6 +339,8 @@ pub(crate) enum VolumeCommand {
         /// Succeed if a volume of this name, size and block size is there.
         #[arg(long)]
         if_missing: bool,
+        #[command(flatten)]
+        patience: Patience,
     },
     /// List all volumes of the store.
     List,
@@ -447,6 +465,28 @@ pub(crate) struct VolumeName {
     pub(crate) name: String,
 }
 
+/// How long a command waits, and for what.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct Patience {
+    /// Wait until the server is there, the store answers, and no other host has the volume, instead of
+    /// failing at once.
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// Give up after this time, with exit status 1. What the server was asked for it goes on with.
+    /// [default: wait for the answer as long as it takes]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) timeout: Option<TimeSpan>,
+}
+
+/// A file system that `attach` makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FileSystem {
+    /// By mkfs.ext4.
+    Ext4,
+    /// By mkfs.xfs.
+    Xfs,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// Name of the volume.
@@ -479,6 +519,21 @@ pub(crate) struct AttachArgs {
     /// should it still run, can write the volume no more. Its own tail is kept there: `firn rescue`.
     #[arg(long)]
     take_over: bool,
+    /// Mount the disk here, too; the directory is made if it is missing. Nothing is done if it is mounted
+    /// there already.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) mount: Option<PathBuf>,
+    /// Make this file system first, if the disk has none and no other content that is known.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        requires = "mount",
+        conflicts_with = "read_only"
+    )]
+    pub(crate) mkfs: Option<FileSystem>,
+    #[command(flatten)]
+    pub(crate) patience: Patience,
 }
 
 /// In seconds, zero for no limit.
@@ -497,10 +552,25 @@ fn park_timeout(text: &str) -> Result<f64, String> {
 }
 
 impl AttachArgs {
+    /// Whether the disk takes no writes.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
     /// The request for the server, if its options make sense.
     pub(crate) fn request(&self) -> crate::failure::Result<AttachRequest> {
+        let transport = match (self.transport, &self.mount) {
+            (TransportChoice::Nbd, Some(_)) => {
+                return Err(Failure::invalid(
+                    "--mount needs a disk of this machine; leave --transport nbd out",
+                ));
+            }
+            // The reason why there is no disk is worth more than a URI that cannot be mounted.
+            (TransportChoice::Auto, Some(_)) => TransportChoice::Ublk,
+            (asked, _) => asked,
+        };
         let request = AttachRequest {
-            transport: self.transport,
+            transport,
             data_mode: Some(self.data_mode).filter(|mode| *mode != DataMode::Auto),
             queues: self.queues,
             depth: self.depth,

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
@@ -23,7 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use zeroize::Zeroizing;
 
-use super::args::ApiArgs;
+use super::args::{ApiArgs, Patience};
 use crate::access::Role;
 use crate::access::tokens;
 use crate::api_address::{ApiAddress, SOCKET_DEFAULT, SYSTEM_SOCKET, TOKENS_DEFAULT};
@@ -36,10 +36,77 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest answer that is read: far larger than any listing.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
+/// How often a command that waits asks again.
+const WAIT_INTERVAL: Duration = Duration::from_millis(200);
+
 #[derive(Clone)]
 pub(crate) struct Client {
     address: ApiAddress,
     token: Option<Zeroizing<String>>,
+    waiting: Waiting,
+}
+
+/// Whether failures that pass are waited for, and until when.
+#[derive(Clone, Copy)]
+struct Waiting {
+    wait: bool,
+    deadline: Option<Instant>,
+}
+
+impl Waiting {
+    fn begin(patience: Patience) -> Self {
+        Waiting {
+            wait: patience.wait,
+            deadline: patience.timeout.map(|time| Instant::now() + time.0),
+        }
+    }
+
+    /// What is left of the time; `None` without a limit.
+    fn left(&self) -> Option<Duration> {
+        let deadline = self.deadline?;
+        Some(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    /// Does something until it succeeds, fails for good, or the time is over.
+    fn repeat<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
+        loop {
+            let failure = match once() {
+                Err(failure) if self.wait && passes(failure.code) => failure,
+                done => return done,
+            };
+            match self.left() {
+                Some(Duration::ZERO) => return Err(late(&failure.detail)),
+                left => {
+                    std::thread::sleep(left.map_or(WAIT_INTERVAL, |left| left.min(WAIT_INTERVAL)))
+                }
+            }
+        }
+    }
+}
+
+/// Whether time alone may mend it.
+fn passes(code: FailureCode) -> bool {
+    use FailureCode::{
+        NotOpenYet, NotReady, ServerUnreachable, StoreFailed, StoreUnavailable, TooManyRequests,
+        VolumeHeld,
+    };
+    matches!(
+        code,
+        NotOpenYet
+            | NotReady
+            | ServerUnreachable
+            | StoreFailed
+            | StoreUnavailable
+            | TooManyRequests
+            | VolumeHeld
+    )
+}
+
+fn late(why: &str) -> Failure {
+    Failure::new(
+        FailureCode::TimedOut,
+        format!("the time of --timeout is over: {why}"),
+    )
 }
 
 /// The path of a volume. Percent-encoding keeps any name within one segment.
@@ -57,6 +124,16 @@ pub(crate) fn volume_path(name: &str) -> String {
 
 impl Client {
     pub(crate) fn new(args: &ApiArgs) -> Result<Self> {
+        Self::with_patience(args, Patience::default())
+    }
+
+    /// A client that waits as it is told.
+    pub(crate) fn with_patience(args: &ApiArgs, patience: Patience) -> Result<Self> {
+        let waiting = Waiting::begin(patience);
+        waiting.repeat(|| Self::find(args, waiting))
+    }
+
+    fn find(args: &ApiArgs, waiting: Waiting) -> Result<Self> {
         let address = match args.api.as_slice() {
             [] => find_server()?,
             [one] => one.parse()?,
@@ -71,7 +148,11 @@ impl Client {
             (ApiAddress::Tcp(_), Some(file)) => Some(tokens::read(file)?),
             (ApiAddress::Tcp(authority), None) => usual_token(authority)?,
         };
-        Ok(Client { address, token })
+        Ok(Client {
+            address,
+            token,
+            waiting,
+        })
     }
 
     pub(crate) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
@@ -100,13 +181,26 @@ impl Client {
     }
 
     fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>> {
+        self.waiting
+            .repeat(|| self.send_once(method.clone(), path, body.clone()))
+    }
+
+    fn send_once(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>> {
         let request = self.request(method, path, body)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|source| Failure::internal(format!("cannot send a request: {source}")))?;
-        let (status, bytes) = runtime
-            .block_on(self.exchange(request))
+        let left = self.waiting.left();
+        let exchanged = runtime.block_on(async {
+            let exchange = self.exchange(request);
+            match left {
+                Some(left) => tokio::time::timeout(left, exchange).await,
+                None => Ok(exchange.await),
+            }
+        });
+        let (status, bytes) = exchanged
+            .map_err(|_| late(&format!("{}{path} has not answered", self.address)))?
             .map_err(|error| self.unreachable(error.as_ref()))?;
         if status.is_success() {
             Ok(bytes)
@@ -183,8 +277,12 @@ impl Client {
         } else {
             "start one with `firn serve`, or name another with --api or FIRN_API"
         };
+        let code = match error.downcast_ref().is_some_and(denied) {
+            true => FailureCode::NotAllowed,
+            false => FailureCode::ServerUnreachable,
+        };
         Failure::new(
-            FailureCode::ServerUnreachable,
+            code,
             format!(
                 "no answer from a firn server at {}: {causes}; {remedy}",
                 self.address

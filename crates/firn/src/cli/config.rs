@@ -158,7 +158,7 @@ fn default_of(name: &str, settings: &Settings) -> Option<Value> {
             return Some(addresses.map(|one| plain(one.to_string())).collect());
         }
         "api-tokens" => settings.api.tokens.display().to_string(),
-        "volume" | "insecure" => return Some(Value::Array(Vec::new())),
+        "volume" | "insecure" | "api-host" => return Some(Value::Array(Vec::new())),
         _ => return None,
     };
     Some(Value::String(text))

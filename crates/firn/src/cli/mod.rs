@@ -8,6 +8,7 @@ mod client;
 mod config;
 mod doctor;
 mod generate;
+mod mount;
 pub(crate) mod output;
 mod rescue;
 mod similar_name;
@@ -17,9 +18,10 @@ mod sync;
 mod top;
 mod volume;
 
+use std::path::Path;
 use std::time::Duration;
 
-use args::{ApiArgs, DetachArgs};
+use args::{ApiArgs, AttachArgs, DetachArgs};
 use client::Client;
 
 use crate::failure::Result;
@@ -35,14 +37,28 @@ pub(crate) use top::top;
 pub(crate) use volume::volume;
 
 /// `firn attach`: prints the volume's device or URI, and nothing else, on standard output.
-pub(crate) fn attach(api: &ApiArgs, json: bool, name: &str, request: &AttachRequest) -> Result<()> {
-    let client = Client::new(api)?;
+pub(crate) fn attach(
+    api: &ApiArgs,
+    json: bool,
+    args: &AttachArgs,
+    request: &AttachRequest,
+) -> Result<()> {
+    let name = &args.name;
+    let client = Client::with_patience(api, args.patience)?;
     let path = format!("{}/attach", client::volume_path(name));
     let attachment: Attachment = client
         .post(&path, request)
         .map_err(|failure| similar_name::suggest(&client, name, failure))?;
     if let Some(loss) = &attachment.given_up {
         eprintln!("{}", describe_loss(name, loss));
+    }
+    if let (Some(dir), Some(device)) = (&args.mount, &attachment.device) {
+        let device = Path::new(device);
+        let with = mount::Options {
+            make: args.mkfs,
+            read_only: args.is_read_only(),
+        };
+        mount::mount(device, dir, with)?;
     }
     if json {
         return output::json(&attachment);

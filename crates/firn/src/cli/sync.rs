@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::ApiArgs;
+use super::args::{ApiArgs, Patience};
 use super::client::{Client, volume_path};
 use super::{output, similar_name};
 use crate::failure::{Failure, Result};
@@ -18,8 +18,8 @@ use crate::model::Volume;
 /// How often the watermarks are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-pub(crate) fn sync(api: &ApiArgs, json: bool, name: &str) -> Result<()> {
-    let client = Client::new(api)?;
+pub(crate) fn sync(api: &ApiArgs, json: bool, name: &str, patience: Patience) -> Result<()> {
+    let client = Client::with_patience(api, patience)?;
     let synced = if std::io::stderr().is_terminal() {
         with_progress(&client, name)?
     } else {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::args::{ApiArgs, VolumeCommand};
+use super::args::{ApiArgs, Patience, VolumeCommand};
 use super::client::{Client, volume_path};
 use super::{output, similar_name, top};
 use crate::failure::{Failure, FailureCode, Result};
@@ -12,14 +12,23 @@ use crate::units::Size;
 /// Least time between two pictures of a volume.
 const INTERVAL_MIN: Duration = Duration::from_millis(100);
 
+/// How long the command is to wait; only some can be told.
+fn patience_of(command: &VolumeCommand) -> Patience {
+    match command {
+        VolumeCommand::Create { patience, .. } => *patience,
+        _ => Patience::default(),
+    }
+}
+
 pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Result<()> {
-    let client = Client::new(api)?;
+    let client = Client::with_patience(api, patience_of(command))?;
     match command {
         VolumeCommand::Create {
             name,
             size,
             block_size,
             if_missing,
+            ..
         } => {
             let asked = CreateVolume {
                 name: name.clone(),

@@ -136,6 +136,7 @@ pub(super) fn access_rules(settings: &Settings) -> Result<AccessRules> {
         owner: rustix::process::geteuid().as_raw(),
         group: api.group,
         tokens,
+        hosts: api.hosts.clone(),
         sessions: Sessions::default(),
     })
 }
