@@ -68,10 +68,9 @@ async fn step(engine: &Arc<Engine>) -> bool {
         // The round after which they are free may still have to run.
         engine.committer().request_round(engine);
     }
-    let spare = counts.ready + counts.free + counts.dying + counts.idle;
     // Taken before the scan: a write that is parked after this sets it again.
     let starved = engine.space.take_starved();
-    let short = starved || spare < counts.wanted.max(3);
+    let short = starved || counts.is_short();
     // Where writers have segments left, small top layers stay: freezing each would take more than it frees.
     let worth = match counts.ready + counts.free {
         0 => 1,

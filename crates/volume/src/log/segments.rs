@@ -449,12 +449,28 @@ impl SegmentCounts {
     /// and that the largest write that waits finds what it needs beside the cleaner's reserve.
     pub(crate) fn ready_target(&self) -> usize {
         let burst = (self.total / 16).clamp(4, 16).min(self.total / 2);
-        let wanted = if self.wanted > 0 {
-            self.wanted + CLEANER_RESERVE
-        } else {
-            0
+        burst.max(self.wanted_beside_reserve()).min(self.total)
+    }
+
+    /// Segments that hold nothing the log needs, now or soon.
+    pub(crate) fn spare(&self) -> usize {
+        self.ready + self.free + self.dying + self.idle
+    }
+
+    /// Dead bytes are worth collecting: the largest write that waits would not find what it needs.
+    pub(crate) fn is_short(&self) -> bool {
+        let needed = match canary::active!("cleaner_counts_its_reserve") {
+            true => self.wanted,
+            false => self.wanted_beside_reserve(),
         };
-        burst.max(wanted).min(self.total)
+        self.spare() < needed.max(3)
+    }
+
+    fn wanted_beside_reserve(&self) -> usize {
+        match self.wanted {
+            0 => 0,
+            wanted => wanted + CLEANER_RESERVE,
+        }
     }
 
     /// Thousandths of the log that hold what the store does not have yet.
