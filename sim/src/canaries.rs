@@ -88,6 +88,11 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "own_claim_is_a_copys",
     "all_parked_writes_are_woken",
     "admitted_writes_wake_nobody",
+    "checkpoint_forgets_cuts",
+    "recovered_tail_is_one_layer",
+    "cleaner_counts_its_reserve",
+    "layers_outlive_their_bytes",
+    "first_slices_go_side_by_side",
 ];
 
 /// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.

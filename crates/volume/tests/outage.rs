@@ -244,20 +244,18 @@ fn layers_stay_few_while_the_cleaner_finds_nothing() {
 fn the_cleaner_moves_nothing_of_a_slice_on_its_way() {
     let (mut world, noisy) = with_volume();
     world.create("calm", 64 * MIB);
-    world.lasting.outage = true;
-    // What is written over and over leaves every segment half empty.
+    // The store has taken something, so several slices go on their way, and now it takes none of their packs.
+    world.write(&noisy, 0, 1, 4096);
+    world.sync(&noisy);
+    world.lasting.hanging_puts = usize::MAX;
+    // What is written over and over leaves every segment half empty, and all of it is on its way.
     let hot = 32 * MIB / 512;
-    let mut cold = 0;
-    while world.host.usage().pressure_permille < 700 {
+    let cold = 20;
+    for cold in 0..cold {
         world.write(&noisy, hot + 128 + cold * 48, 5, 24 << 10);
         world.write(&noisy, hot, 6, 40 << 10);
-        cold += 1;
     }
-    world.flush(&noisy);
-    // After the restart the whole tail is one slice, and the store takes none of its packs.
-    let mut world = World::start(world.kill());
-    (world.lasting.outage, world.lasting.hanging_puts) = (false, usize::MAX);
-    let noisy = world.open("demo");
+    let _answer = world.host.sync(&noisy);
     let calm = world.open("calm");
     world.pass(100);
     let fresh = fill_up_to_the_reserve(&mut world, &noisy);

@@ -117,6 +117,91 @@ fn every_volume_writes_within_any_two_lives_of_a_few_round_trips() {
     }
 }
 
+/// Each volume holds three slices that the store has nothing of.
+fn log_of_several_slices_a_volume() -> Lasting {
+    let mut world = World::new();
+    let volumes = NAMES.map(|name| {
+        world.create(name, 64 * MIB);
+        world.open(name)
+    });
+    world.lasting.outage = true;
+    for number in 0..6 {
+        for (at, volume) in volumes.iter().enumerate() {
+            world.write_noise(volume, 128 * number, 4 * number + at as u64, 64 << 10);
+        }
+    }
+    world.lasting.outage = false;
+    world.kill()
+}
+
+/// A life of half a second; how far the store has each volume at its end.
+fn live_for_half_a_second(lasting: Lasting) -> (Lasting, [u64; 4]) {
+    let mut world = World::start(lasting);
+    let end_ns = world.now_ns + 500_000_000;
+    let opening = NAMES.map(|name| world.host.open_volume(name, OpenMode::default()));
+    let volumes = opening.map(|volume| world.wait(|_| volume.try_take()).expect("opened"));
+    let mut number = 0;
+    while world.now_ns < end_ns {
+        // What is written now is no reason to leave what was found.
+        world.write_noise(&volumes[number as usize % 4], 2048, number, 4096);
+        number += 1;
+        world.pass(10);
+    }
+    let stored = volumes.each_ref().map(|v| v.watermarks().stored.lsn.0);
+    (world.kill(), stored)
+}
+
+#[test]
+fn killed_every_half_second_every_volumes_stored_lsn_goes_on() {
+    let mut lasting = log_of_several_slices_a_volume();
+    // All that a volume holds takes the store longer than a life, one slice of each does not.
+    lasting.store_bytes_per_s = 2 * MIB;
+    lasting.store_ms = 10;
+    let mut before = [0; 4];
+    for life in 0..3 {
+        let (left, stored) = live_for_half_a_second(lasting);
+        lasting = left;
+        for (volume, name) in NAMES.iter().enumerate() {
+            let (was, is) = (before[volume], stored[volume]);
+            assert!(is > was, "{name} stood still at {was} in life {life}");
+        }
+        before = stored;
+    }
+}
+
+#[test]
+fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
+    let mut world = World::new();
+    world.create("a", 64 * MIB);
+    let volume = world.open("a");
+    world.lasting.outage = true;
+    const NUMBERS: u64 = 130;
+    // Three slices, written over until the log has been round: what was hidden has died, and its
+    // segments were used again.
+    for number in 0..NUMBERS {
+        world.write_noise(&volume, number % 6 * 128, number, 64 << 10);
+    }
+    world.flush(&volume);
+    let mut world = World::start(world.kill());
+    world.lasting.outage = false;
+    let layers = world.host.usage().layers;
+    assert!(layers > 1, "all in {layers}");
+    let volume = world.open("a");
+    world.sync(&volume);
+    world.lasting.rings.lose_all();
+    world.lasting.files.clear();
+    let mut world = World::start(world.kill());
+    let volume = world.try_open("a", true).expect("from the store alone");
+    for part in 0..6 {
+        let newest = (0..NUMBERS).rev().find(|number| number % 6 == part);
+        let wanted = support::noise(newest.expect("written"), 64 << 10);
+        assert!(
+            world.read(&volume, part * 128, 64 << 10) == wanted,
+            "{part}"
+        );
+    }
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -124,4 +209,14 @@ fn each_planted_bug_is_seen_by_its_test() {
         "log_is_read_one_place_at_a_time",
         every_volume_writes_within_any_two_lives_of_a_few_round_trips,
     )]);
+    let stored = killed_every_half_second_every_volumes_stored_lsn_goes_on;
+    support::each_is_seen(&[
+        ("checkpoint_forgets_cuts", stored),
+        ("recovered_tail_is_one_layer", stored),
+        ("first_slices_go_side_by_side", stored),
+        (
+            "layers_outlive_their_bytes",
+            layers_whose_bytes_are_gone_are_found_with_those_that_hide_them,
+        ),
+    ]);
 }

@@ -5,8 +5,8 @@
 //! loses nothing. The tails' layers are frozen (a pointer swap) and then read without a lock.
 //!
 //! FLUSHes wait for a checkpoint, so it does no more than it must: layers are written as they are, the oldest
-//! first, and replaying them in that order is what merges them. They are encoded away from the job thread,
-//! the next frame while the one before is on its way to disk, and merged in memory afterwards.
+//! first, each with its own newest LSN, so that recovery finds the same layers. They are encoded away from the
+//! job thread, the next frame while the one before is on its way to disk, and merged in memory afterwards.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -248,9 +248,8 @@ struct Encoder {
 struct EncodedTail {
     tail: TailId,
     record: Option<TailRecord>,
-    cut: Lsn,
-    /// The oldest first.
-    layers: VecDeque<Arc<ExtentMap<DirtyExtent>>>,
+    /// The oldest first, each with the newest commit that it stands for. The last one ends at the tail's newest.
+    layers: VecDeque<(Lsn, Arc<ExtentMap<DirtyExtent>>)>,
     /// Where the first layer goes on.
     from: u64,
 }
@@ -260,8 +259,7 @@ impl Encoder {
         let tails = frozen.iter().map(|(tail, cut, layers)| EncodedTail {
             tail: tail.id(),
             record: Some(tail.record()),
-            cut: *cut,
-            layers: layers.iter().map(|layer| Arc::clone(&layer.map)).collect(),
+            layers: layers_up_to(*cut, layers),
             from: 0,
         });
         Encoder {
@@ -281,7 +279,7 @@ impl Encoder {
     /// About how long the next frame will be.
     fn next_bytes(&self) -> u64 {
         let layers = self.tails.iter().flat_map(|tail| &tail.layers);
-        let extents: usize = layers.map(|map| map.len()).sum();
+        let extents: usize = layers.map(|(_, map)| map.len()).sum();
         (extents * ENTRY_BYTES).min(FRAME_BYTES) as u64
     }
 
@@ -325,10 +323,12 @@ impl EncodedTail {
                 .unwrap_or(0),
         };
         let room = (FRAME_BYTES.saturating_sub(frame.len()) / ENTRY_BYTES).max(1);
-        let layer = self.layers.front();
-        let rest = layer.into_iter().flat_map(|map| map.iter_from(self.from));
+        let Some((cut, layer)) = self.layers.front() else {
+            return;
+        };
+        let rest = layer.iter_from(self.from);
         let entries: Vec<Entry> = rest.take(room).map(entry).collect();
-        frame.entries(self.tail, self.cut, entries.iter().copied());
+        frame.entries(self.tail, *cut, entries.iter().copied());
         match entries.last().filter(|_| entries.len() == room) {
             Some(last) => self.from = last.span.end,
             None => {
@@ -337,6 +337,21 @@ impl EncodedTail {
             }
         }
     }
+}
+
+/// What is written of `layers`. Commits after the newest of them left nothing but their numbers, which an empty
+/// one stands for.
+fn layers_up_to(cut: Lsn, layers: &[FrozenLayer]) -> VecDeque<(Lsn, Arc<ExtentMap<DirtyExtent>>)> {
+    let ends_at_cut = layers.last().is_some_and(|layer| layer.last == cut);
+    let numbers = (!ends_at_cut).then(|| (cut, Arc::default()));
+    let written = layers.iter().map(|layer| {
+        let last = match canary::active!("checkpoint_forgets_cuts") {
+            true => cut,
+            false => layer.last,
+        };
+        (last, Arc::clone(&layer.map))
+    });
+    written.chain(numbers).collect()
 }
 
 /// Writes the mark that survives restarts. Best effort: the disk has just failed.

@@ -3,7 +3,7 @@
 //! The journal half with the newest whole checkpoint is the truth; its frames are replayed until
 //! the first that is missing. If that one was durable once, the log is refused. Of the rings that the
 //! log's last session left in this boot's memory, the entries that follow the frames without a gap
-//! are replayed too. Everything found is then written as a fresh checkpoint, under a session of its
+//! are replayed too. What was found becomes layers again, each of which can be stored by itself. Everything is then written as a fresh checkpoint, under a session of its
 //! own, before anything is served.
 //!
 //! Reads the journal halves and one header per segment: time is bounded by the log's size
@@ -29,12 +29,14 @@ use crate::options::Options;
 use crate::units::{HostId, Span};
 
 mod journal;
-pub(crate) mod replay;
+pub(crate) mod layering;
+mod replay;
 pub(crate) mod report;
 pub(crate) mod rings;
 
 use journal::{LOST_FRAME_REMEDY, check_no_durable_frame_lost, read_half};
-use replay::{LogReplay, RecoveredTail, TailReplay, finish, replay_frame};
+use layering::{Layering, RecoveredTail, ReplayedLayer, finish, merge_all};
+use replay::{LogReplay, TailReplay, replay_frame};
 use report::RecoveryReport;
 use rings::{LeftRings, remove_read_rings};
 
@@ -68,7 +70,7 @@ pub(crate) async fn open(
 ) -> Result<RecoveredLog, OpenError> {
     match read_superblock(port).await? {
         None => format(port, options, fresh_host).await,
-        Some(superblock) => recover(port, superblock, rings, boot).await,
+        Some(superblock) => recover(port, superblock, options, rings, boot).await,
     }
 }
 
@@ -157,6 +159,7 @@ async fn write_superblock(port: &Port, superblock: &Superblock) -> Result<(), Op
 async fn recover(
     port: &Port,
     superblock: Superblock,
+    options: &Options,
     rings: &dyn Rings,
     boot: Boot,
 ) -> Result<RecoveredLog, OpenError> {
@@ -206,11 +209,13 @@ async fn recover(
         remove_read_rings(rings, host, &sessions);
         rings_read = left.replay(&mut replay, same_boot, &mut report)?;
     }
-    let segments = rebuild_segments(port, &layout, host, &replay).await?;
-    let tails = replay
-        .into_iter()
-        .map(|(tail, replay)| (tail, finish(replay)))
-        .collect();
+    let generations = read_generations(port, &layout, host).await?;
+    let layering = Layering {
+        layout: &layout,
+        slice_bytes: options.slice_bytes(),
+        generations: &generations,
+    };
+    let (segments, tails) = rebuild(&layering, replay)?;
     Ok(RecoveredLog {
         host,
         layout,
@@ -242,17 +247,74 @@ fn replay_frames(frames: &[Frame]) -> Result<(BTreeMap<TailId, TailReplay>, LogR
     Ok((replay, log))
 }
 
-/// Reads the segment headers, checks that every extent still names the bytes it was recorded
-/// for, and rebuilds the segment table.
-async fn rebuild_segments(
+/// The generation that each segment has now; none where its header is not whole.
+async fn read_generations(
     port: &Port,
     layout: &Layout,
     host: HostId,
-    replay: &BTreeMap<TailId, TailReplay>,
-) -> Result<Segments, OpenError> {
+) -> Result<Vec<Option<u32>>, OpenError> {
+    let mut generations = Vec::new();
+    let all: Vec<u32> = (0..layout.segments).collect();
+    for group in all.chunks(64) {
+        let reads = group
+            .iter()
+            .map(|segment| {
+                let offset = layout.segment(*segment);
+                Box::pin(port.disk(DiskOp::Read {
+                    file: FileId::LOG,
+                    offset,
+                    len: BLOCK_BYTES as usize,
+                }))
+            })
+            .collect();
+        for (&segment, block) in group.iter().zip(join_all(reads).await) {
+            generations.push(SegmentHeader::generation(&block?, host, segment));
+        }
+    }
+    Ok(generations)
+}
+
+/// The segment table, and the tails in their layers.
+fn rebuild(
+    layering: &Layering<'_>,
+    replay: BTreeMap<TailId, TailReplay>,
+) -> Result<(Segments, BTreeMap<TailId, RecoveredTail>), OpenError> {
+    let layered = layer_tails(layering, replay);
+    let segments = rebuild_segments(layering, &layered)?;
+    let tails = layered
+        .into_iter()
+        .map(|(tail, (replay, layers))| (tail, finish(replay, layers)));
+    Ok((segments, tails.collect()))
+}
+
+type LayeredTails = BTreeMap<TailId, (TailReplay, Vec<ReplayedLayer>)>;
+
+/// The layers of all tails. Extents that newer layers hide are kept with them only as long as writers and the next
+/// checkpoint have room beside them.
+fn layer_tails(layering: &Layering<'_>, replay: BTreeMap<TailId, TailReplay>) -> LayeredTails {
+    let mut tails: LayeredTails = replay
+        .into_iter()
+        .map(|(id, tail)| {
+            let layers = layering.layers(&tail);
+            (id, (tail, layers))
+        })
+        .collect();
+    let layers = tails.values().flat_map(|(_, layers)| layers);
+    let extents: usize = layers.map(|layer| layer.map.len()).sum();
+    if extents as u64 > layering.layout.extents_max() / 2 {
+        for (_, layers) in tails.values_mut() {
+            *layers = merge_all(std::mem::take(layers));
+        }
+    }
+    tails
+}
+
+/// Checks that every extent still names the bytes it was recorded for, and rebuilds the segment table.
+fn rebuild_segments(layering: &Layering<'_>, tails: &LayeredTails) -> Result<Segments, OpenError> {
+    let layout = layering.layout;
     let mut live: BTreeMap<u32, Vec<(SummaryEntry, u32)>> = BTreeMap::new();
-    for (tail, replay) in replay {
-        for (span, extent) in replay.map.iter() {
+    for (tail, (_, layers)) in tails {
+        for (span, extent) in layers.iter().flat_map(|layer| layer.map.iter()) {
             let Some(addr) = extent.dirty.addr else {
                 continue;
             };
@@ -269,38 +331,22 @@ async fn rebuild_segments(
         }
     }
     let segments = Segments::new(*layout);
-    let all: Vec<u32> = (0..layout.segments).collect();
-    for group in all.chunks(64) {
-        let reads = group
+    for (segment, generation) in (0..).zip(layering.generations) {
+        let found = live.remove(&segment).unwrap_or_default();
+        let stale = found
             .iter()
-            .map(|segment| {
-                let offset = layout.segment(*segment);
-                Box::pin(port.disk(DiskOp::Read {
-                    file: FileId::LOG,
-                    offset,
-                    len: BLOCK_BYTES as usize,
-                }))
-            })
-            .collect();
-        for (&segment, block) in group.iter().zip(join_all(reads).await) {
-            let block = block?;
-            let generation = SegmentHeader::generation(&block, host, segment);
-            let found = live.remove(&segment).unwrap_or_default();
-            let stale = found
-                .iter()
-                .find(|(_, recorded)| Some(*recorded) != generation);
-            if let Some((summary, recorded)) = stale {
-                return Err(OpenError::Corrupt(format!(
-                    "log segment {segment} has generation {generation:?}, but sectors {}..{} of \
-                     volume {} were recorded in generation {recorded}: its header is damaged, or \
-                     the log is a copy that was made while a server used it; {LOST_FRAME_REMEDY}",
-                    summary.span.start, summary.span.end, replay[&summary.tail].name
-                )));
-            }
-            if let Some(generation) = generation {
-                let live = found.into_iter().map(|(summary, _)| summary).collect();
-                segments.restore(segment, generation, live);
-            }
+            .find(|(_, recorded)| Some(*recorded) != *generation);
+        if let Some((summary, recorded)) = stale {
+            return Err(OpenError::Corrupt(format!(
+                "log segment {segment} has generation {generation:?}, but sectors {}..{} of \
+                 volume {} were recorded in generation {recorded}: its header is damaged, or \
+                 the log is a copy that was made while a server used it; {LOST_FRAME_REMEDY}",
+                summary.span.start, summary.span.end, tails[&summary.tail].0.name
+            )));
+        }
+        if let Some(generation) = generation {
+            let live = found.into_iter().map(|(summary, _)| summary).collect();
+            segments.restore(segment, *generation, live);
         }
     }
     Ok(segments)

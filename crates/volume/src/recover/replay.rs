@@ -1,7 +1,7 @@
-//! What the frames say each tail holds.
+//! What the frames say each tail holds: layers of the checkpoint, and the commits since.
 //!
-//! Memory only: the map of one tail is rebuilt in the order of commit, and a gap in that order is
-//! refused, never skipped.
+//! Memory only: commits are taken in their order, and a gap in that order is refused, never skipped. Which layers
+//! come of them is for `layering` to say.
 
 use std::collections::BTreeMap;
 
@@ -11,38 +11,7 @@ use crate::log::entry::Entry;
 use crate::log::frame::{Frame, Record};
 use crate::log::ring::TailId;
 use crate::log::session::Sessions;
-use crate::map::layers::DirtyExtent;
-use crate::map::{ExtentMap, SectorRun};
-use crate::units::{Lsn, RootMark, Span};
-
-/// A tail as recovered.
-#[derive(Debug)]
-pub(crate) struct RecoveredTail {
-    pub(crate) name: String,
-    pub(crate) stored: Lsn,
-    pub(crate) root: RootMark,
-    pub(crate) rescue: bool,
-    /// Its ring was lost, and nobody may have been told.
-    pub(crate) unreported_loss: bool,
-    pub(crate) newest: Lsn,
-    pub(crate) map: ExtentMap<DirtyExtent>,
-}
-
-/// A dirty extent with the generation it was recorded under.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReplayedExtent {
-    pub(super) dirty: DirtyExtent,
-    pub(super) generation: u32,
-}
-
-impl SectorRun for ReplayedExtent {
-    fn skip(&self, sectors: u64) -> ReplayedExtent {
-        ReplayedExtent {
-            dirty: self.dirty.skip(sectors),
-            generation: self.generation,
-        }
-    }
-}
+use crate::units::{Lsn, RootMark};
 
 /// What frames say of the log as a whole; the newest record counts.
 #[derive(Debug, Default)]
@@ -56,41 +25,27 @@ pub(super) struct LogReplay {
 #[derive(Debug, Default)]
 pub(super) struct TailReplay {
     pub(super) name: String,
-    stored: Lsn,
+    pub(super) stored: Lsn,
     /// The newest root that a record names.
-    root: RootMark,
+    pub(super) root: RootMark,
     pub(super) rescue: bool,
     /// Commits beyond the frames are in its ring.
     pub(super) ring: bool,
     /// A ring was lost, and nobody may have been told.
     pub(super) unreported_loss: bool,
     pub(super) newest: Lsn,
-    pub(super) map: ExtentMap<ReplayedExtent>,
+    /// The layers of the checkpoint, the oldest first.
+    pub(super) layers: Vec<CheckpointLayer>,
+    /// The commits since, in their order.
+    pub(super) commits: Vec<Entry>,
 }
 
-pub(super) fn finish(replay: TailReplay) -> RecoveredTail {
-    let mut map = ExtentMap::default();
-    for (span, extent) in replay.map.iter() {
-        map.insert(span, extent.dirty, |_, _| {});
-    }
-    let TailReplay {
-        name,
-        stored,
-        root,
-        rescue,
-        unreported_loss,
-        newest,
-        ..
-    } = replay;
-    RecoveredTail {
-        name,
-        stored,
-        root,
-        rescue,
-        unreported_loss,
-        newest,
-        map,
-    }
+/// A layer as a checkpoint wrote it: its extents do not overlap.
+#[derive(Debug)]
+pub(super) struct CheckpointLayer {
+    /// The newest commit that it stands for.
+    pub(super) last: Lsn,
+    pub(super) extents: Vec<Entry>,
 }
 
 pub(super) fn replay_frame(
@@ -139,56 +94,53 @@ fn replay_entries(
     entries: &[Entry],
     checkpoint: bool,
 ) -> Result<(), OpenError> {
-    for entry in entries {
-        if !checkpoint {
-            if entry.lsn <= tail.newest {
-                continue;
-            }
-            if entry.lsn != tail.newest.next() {
-                return Err(OpenError::Corrupt(format!(
-                    "the log of {} misses commits between LSN {} and {}",
-                    tail.name, tail.newest.0, entry.lsn.0
-                )));
-            }
-            tail.newest = entry.lsn;
-        }
-        apply(tail, entry);
+    if checkpoint {
+        replay_layer(tail, cut, entries);
+        return Ok(());
     }
-    if !checkpoint && cut > tail.newest {
+    for entry in entries {
+        if entry.lsn <= tail.newest {
+            continue;
+        }
+        if entry.lsn != tail.newest.next() {
+            return Err(OpenError::Corrupt(format!(
+                "the log of {} misses commits between LSN {} and {}",
+                tail.name, tail.newest.0, entry.lsn.0
+            )));
+        }
+        replay_commit(tail, entry);
+    }
+    if cut > tail.newest {
         return Err(OpenError::Corrupt(format!(
             "the log of {} misses commits up to LSN {}",
             tail.name, cut.0
         )));
     }
-    tail.newest = tail.newest.max(cut);
     Ok(())
 }
 
-pub(super) fn apply(tail: &mut TailReplay, entry: &Entry) {
-    let dirty = DirtyExtent {
-        addr: entry.addr,
-        lsn: entry.lsn,
-    };
-    tail.map.insert(
-        entry.span,
-        ReplayedExtent {
-            dirty,
-            generation: entry.generation,
-        },
-        |_, _| {},
-    );
+/// A layer's entries may stand in several records, which then have the same cut.
+fn replay_layer(tail: &mut TailReplay, cut: Lsn, entries: &[Entry]) {
+    tail.newest = tail.newest.max(cut);
+    match tail.layers.last_mut() {
+        Some(layer) if layer.last == cut => layer.extents.extend(entries),
+        _ => tail.layers.push(CheckpointLayer {
+            last: cut,
+            extents: entries.to_vec(),
+        }),
+    }
 }
 
-/// The store has everything up to `stored`; extents from before need not be kept.
+/// The commit after the newest one.
+pub(super) fn replay_commit(tail: &mut TailReplay, entry: &Entry) {
+    tail.newest = entry.lsn;
+    tail.commits.push(*entry);
+}
+
+/// The store has everything up to `stored`; commits from before need not be kept.
 fn drop_stored(tail: &mut TailReplay) {
     let stored = tail.stored;
-    let old: Vec<Span> = tail
-        .map
-        .iter()
-        .filter(|(_, extent)| extent.dirty.lsn <= stored)
-        .map(|(span, _)| span)
-        .collect();
-    for span in old {
-        tail.map.remove(span, |_, _| {});
-    }
+    tail.layers.retain(|layer| layer.last > stored);
+    let old = tail.commits.partition_point(|entry| entry.lsn <= stored);
+    tail.commits.drain(..old);
 }

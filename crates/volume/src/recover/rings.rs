@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::journal::LOST_FRAME_REMEDY;
-use super::replay::{TailReplay, apply};
+use super::replay::{TailReplay, replay_commit};
 use super::report::{RecoveryReport, StaleRing};
 use crate::error::OpenError;
 use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
@@ -157,8 +157,7 @@ fn replay_ring(tail: &mut TailReplay, ring: &Ring) -> u64 {
     };
     let mut count = 0;
     while let Some(entry) = next(tail.newest) {
-        tail.newest = entry.lsn;
-        apply(tail, &entry);
+        replay_commit(tail, &entry);
         count += 1;
     }
     count

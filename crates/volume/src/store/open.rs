@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blkmq::io::Geometry;
+use blkmq::io::{Geometry, SECTOR_BYTES};
 
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -19,9 +19,9 @@ use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
 use crate::map::index::Index;
-use crate::map::layers::{FrozenLayer, Layers};
+use crate::map::layers::Layers;
 use crate::object::root::Root;
-use crate::recover::replay::RecoveredTail;
+use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
@@ -76,17 +76,12 @@ impl Drop for NameLock {
 /// A recovered tail that is not open yet.
 pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
     let dirty: u64 = found
-        .map
+        .layers
         .iter()
-        .filter(|(_, dirty)| dirty.addr.is_some())
-        .map(|(span, _)| span.sectors())
+        .map(|layer| layer.bytes / SECTOR_BYTES)
         .sum();
     let mut layers = Layers::default();
-    if !found.map.is_empty() {
-        layers
-            .frozen
-            .push(FrozenLayer::new(found.map, found.newest));
-    }
+    layers.frozen = found.layers;
     let inner = Inner {
         status: Status::Dormant,
         geometry: Geometry {
@@ -141,7 +136,7 @@ pub(crate) async fn open(
                 rescue: false,
                 unreported_loss: false,
                 newest: root.lsn,
-                map: crate::map::ExtentMap::default(),
+                layers: Vec::new(),
             };
             Arc::new(dormant_tail(id, none))
         }

@@ -50,8 +50,9 @@ struct Published {
 pub(crate) struct UploadState {
     wanted: AtomicU64,
     slices: Mutex<Slices>,
-    /// The last request that brought something of it to the store failed.
-    store_fails: AtomicBool,
+    /// The last request that brought something of it to the store succeeded. False until there was one: a life
+    /// may be too short for more than one slice of each volume, if all go side by side.
+    store_takes: AtomicBool,
     /// The size that the volume is to have, in bytes; below its size: none is asked for.
     grow: AtomicU64,
     pub(super) changed: Signal,
@@ -87,13 +88,14 @@ impl UploadState {
 
     /// See [`Slices::has_room`].
     pub(super) fn has_room(&self, most_bytes: u64) -> bool {
-        let fails = self.store_fails.load(Ordering::Acquire);
-        lock(&self.slices).has_room(most_bytes, fails)
+        let takes = self.store_takes.load(Ordering::Acquire)
+            || canary::active!("first_slices_go_side_by_side");
+        lock(&self.slices).has_room(most_bytes, !takes)
     }
 
     /// Something was done in the store, or failed there.
     pub(super) fn on_store_answer(&self, failed: bool) {
-        self.store_fails.store(failed, Ordering::Release);
+        self.store_takes.store(!failed, Ordering::Release);
         if !failed {
             self.changed.wake_all();
         }

@@ -205,6 +205,12 @@ pub(crate) fn each_is_seen(planted: &[(&'static str, fn())]) {
     }
 }
 
+/// The bytes of a seed.
+pub(crate) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..bytes).map(|_| random.u8(..)).collect()
+}
+
 struct Quiet;
 
 impl Notify for Quiet {
@@ -727,6 +733,17 @@ impl World {
             fua: false,
         };
         self.request(volume, op, &mut vec![fill; bytes])
+            .expect("written");
+    }
+
+    /// Writes what does not compress.
+    pub(crate) fn write_noise(&mut self, volume: &Volume, sector: u64, seed: u64, bytes: u64) {
+        let op = Op::Write {
+            sector,
+            sectors: (bytes / 512) as u32,
+            fua: false,
+        };
+        self.request(volume, op, &mut noise(seed, bytes))
             .expect("written");
     }
 

@@ -67,11 +67,11 @@ pub(crate) struct Slices {
 
 impl Slices {
     /// Whether another slice may be cut. Nothing merges the layers of those on their way, and with
-    /// little in them they may hold much of the log: so they have at most about `most` bytes, and while
-    /// the store fails one is enough.
-    pub(crate) fn has_room(&self, most: u64, fails: bool) -> bool {
+    /// little in them they may hold much of the log: so they have at most about `most` bytes, and one is enough
+    /// until the store has taken something, and while it fails.
+    pub(crate) fn has_room(&self, most: u64, only_one: bool) -> bool {
         let held: u64 = self.list.iter().map(|slice| slice.bytes).sum();
-        self.list.is_empty() || (!fails && self.list.len() < IN_FLIGHT_MAX && held < most)
+        self.list.is_empty() || (!only_one && self.list.len() < IN_FLIGHT_MAX && held < most)
     }
 
     pub(crate) fn push(&mut self, last: Lsn, bytes: u64) {

@@ -1,0 +1,208 @@
+//! The layers of a recovered tail: those of the checkpoint as they were, and layers cut anew of the commits since.
+//!
+//! Each layer but the newest can be stored by itself, so a server that is killed again and again still gets on
+//! with what it found. A layer is a state of the volume only while the log holds all its bytes: where a segment
+//! was reused since, because what it held had died of a merge with newer layers, these are merged again.
+//! Memory only; the generations of segments are `mod.rs`'s to read.
+
+use crate::log::entry::Entry;
+use crate::log::layout::Layout;
+use crate::map::layers::{DirtyExtent, FrozenLayer};
+use crate::map::{ExtentMap, SectorRun};
+use crate::recover::replay::TailReplay;
+use crate::units::{Lsn, RootMark, Span};
+
+/// A tail as recovered.
+#[derive(Debug)]
+pub(crate) struct RecoveredTail {
+    pub(crate) name: String,
+    pub(crate) stored: Lsn,
+    pub(crate) root: RootMark,
+    pub(crate) rescue: bool,
+    /// Its ring was lost, and nobody may have been told.
+    pub(crate) unreported_loss: bool,
+    pub(crate) newest: Lsn,
+    /// The oldest first.
+    pub(crate) layers: Vec<FrozenLayer>,
+}
+
+/// A dirty extent with the generation it was recorded under.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ReplayedExtent {
+    pub(super) dirty: DirtyExtent,
+    pub(super) generation: u32,
+}
+
+impl SectorRun for ReplayedExtent {
+    fn skip(&self, sectors: u64) -> ReplayedExtent {
+        ReplayedExtent {
+            dirty: self.dirty.skip(sectors),
+            generation: self.generation,
+        }
+    }
+}
+
+/// A layer whose extents still say under which generation they were recorded.
+#[derive(Debug, Default)]
+pub(super) struct ReplayedLayer {
+    pub(super) last: Lsn,
+    pub(super) map: ExtentMap<ReplayedExtent>,
+    /// Content that it names in the log.
+    bytes: u64,
+}
+
+impl ReplayedLayer {
+    fn insert(&mut self, entry: &Entry) {
+        let dirty = DirtyExtent {
+            addr: entry.addr,
+            lsn: entry.lsn,
+        };
+        let generation = entry.generation;
+        self.insert_extent(entry.span, ReplayedExtent { dirty, generation });
+    }
+
+    fn insert_extent(&mut self, span: Span, extent: ReplayedExtent) {
+        let content = |span: Span, extent: &ReplayedExtent| match extent.dirty.addr {
+            Some(_) => span.bytes(),
+            None => 0,
+        };
+        self.bytes += content(span, &extent);
+        let mut hidden = 0;
+        self.map
+            .insert(span, extent, |part, old| hidden += content(part, &old));
+        self.bytes -= hidden;
+    }
+
+    /// What it becomes with the layer above it.
+    fn merge(&mut self, newer: &ReplayedLayer) {
+        for (span, extent) in newer.map.iter() {
+            self.insert_extent(span, *extent);
+        }
+        self.last = newer.last;
+    }
+}
+
+/// What says where layers are cut and which of their bytes are gone.
+pub(super) struct Layering<'a> {
+    pub(super) layout: &'a Layout,
+    /// Content of a layer that becomes a slice.
+    pub(super) slice_bytes: u64,
+    /// The generation that each segment has now.
+    pub(super) generations: &'a [Option<u32>],
+}
+
+impl Layering<'_> {
+    /// The layers of a tail, each of which is a state that the volume had, over those before.
+    pub(super) fn layers(&self, tail: &TailReplay) -> Vec<ReplayedLayer> {
+        let mut layers = Vec::new();
+        for found in &tail.layers {
+            let mut layer = ReplayedLayer {
+                last: found.last,
+                ..ReplayedLayer::default()
+            };
+            let unstored = found.extents.iter().filter(|entry| entry.lsn > tail.stored);
+            unstored.for_each(|entry| layer.insert(entry));
+            layers.push(layer);
+        }
+        layers.extend(self.cut(&tail.commits));
+        layers.retain(|layer| !layer.map.is_empty());
+        if canary::active!("recovered_tail_is_one_layer") {
+            return merge_all(layers);
+        }
+        self.merge_stale(layers)
+    }
+
+    /// Commits as layers, each about a slice.
+    fn cut(&self, commits: &[Entry]) -> Vec<ReplayedLayer> {
+        let mut layers = Vec::new();
+        let mut top = ReplayedLayer::default();
+        for commit in commits {
+            top.insert(commit);
+            top.last = commit.lsn;
+            if top.bytes >= self.slice_bytes && !self.may_go_on(commit) {
+                layers.push(std::mem::take(&mut top));
+            }
+        }
+        layers.push(top);
+        layers
+    }
+
+    /// A write that is longer than what is left of a segment goes on in the next one, as a commit of its own:
+    /// nothing is cut between the two.
+    fn may_go_on(&self, commit: &Entry) -> bool {
+        commit.addr.is_some_and(|addr| {
+            let after = addr.skip(commit.span.sectors()).sector();
+            self.layout.segment_of(after) != self.layout.segment_of(addr.sector())
+        })
+    }
+
+    /// Merges each layer that names bytes which are gone with newer ones, until these hide them. What no layer
+    /// hides stays, for the caller to refuse.
+    fn merge_stale(&self, layers: Vec<ReplayedLayer>) -> Vec<ReplayedLayer> {
+        let mut whole: Vec<ReplayedLayer> = Vec::new();
+        // What the newest of them names and the log does not hold any more.
+        let mut stale: Vec<Span> = Vec::new();
+        for layer in layers {
+            let extents = layer.map.iter();
+            let gone = extents.filter(|(_, extent)| self.is_stale(extent));
+            let gone: Vec<Span> = gone.map(|(span, _)| span).collect();
+            match whole.last_mut() {
+                Some(below) if !stale.is_empty() => below.merge(&layer),
+                _ => whole.push(layer),
+            }
+            stale.extend(gone);
+            stale.retain(|span| self.names_stale(whole.last(), *span));
+        }
+        whole
+    }
+
+    fn names_stale(&self, layer: Option<&ReplayedLayer>, span: Span) -> bool {
+        let mut found = false;
+        if let Some(layer) = layer {
+            layer.map.walk(span, |_, extent| {
+                found |= extent.is_some_and(|extent| self.is_stale(extent));
+            });
+        }
+        found
+    }
+
+    /// Recorded under another generation than its segment has now.
+    fn is_stale(&self, extent: &ReplayedExtent) -> bool {
+        let addr = extent.dirty.addr;
+        let segment = addr.and_then(|addr| self.layout.segment_of(addr.sector()));
+        segment.is_some_and(|segment| {
+            self.generations[segment as usize] != Some(extent.generation)
+                && !canary::active!("layers_outlive_their_bytes")
+        })
+    }
+}
+
+/// One layer that equals `layers`.
+pub(super) fn merge_all(layers: Vec<ReplayedLayer>) -> Vec<ReplayedLayer> {
+    let mut layers = layers.into_iter();
+    let Some(mut merged) = layers.next() else {
+        return Vec::new();
+    };
+    layers.for_each(|layer| merged.merge(&layer));
+    vec![merged]
+}
+
+/// The tail that goes on with these layers.
+pub(super) fn finish(replay: TailReplay, layers: Vec<ReplayedLayer>) -> RecoveredTail {
+    let frozen = layers.into_iter().map(|layer| {
+        let mut map = ExtentMap::default();
+        for (span, extent) in layer.map.iter() {
+            map.insert(span, extent.dirty, |_, _| {});
+        }
+        FrozenLayer::new(map, layer.last)
+    });
+    RecoveredTail {
+        layers: frozen.collect(),
+        name: replay.name,
+        stored: replay.stored,
+        root: replay.root,
+        rescue: replay.rescue,
+        unreported_loss: replay.unreported_loss,
+        newest: replay.newest,
+    }
+}
