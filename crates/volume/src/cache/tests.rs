@@ -182,7 +182,8 @@ fn a_cache_on_a_full_disk_goes_on_with_the_space_that_it_has_and_asks_for_more_a
     let cache = Cache::with_parts(0, 64 << 20, 0);
     let mut disk = FullDisk::default();
     (0..20_000).for_each(|n| disk.write(&cache, n, 1));
-    assert!(disk.refused < 8, "{} writes were refused", disk.refused);
+    // The places of one region that were never written, each of them once.
+    assert!(disk.refused <= 256, "{} writes were refused", disk.refused);
     let newest = 20_000 - FullDisk::PLACES_MAX as u32 / 4..20_000;
     let kept = newest.filter(|n| cache.contains(key(*n))).count();
     assert!(kept > 30, "only {kept} of what came last are there");
