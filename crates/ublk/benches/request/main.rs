@@ -20,8 +20,10 @@ use volume::{Options, Volume};
 /// Blocks of the volume's working set: 64 MiB, so that its maps are as deep as a busy disk's.
 const BLOCKS: u64 = 16_384;
 
-/// What is counted: a name, and what it does to a rig.
-const CASES: [(&str, fn(u64)); 6] = [
+/// What is counted: its name, and what serves so many turns of it.
+type Case = (&'static str, fn(u64));
+
+const CASES: [Case; 6] = [
     ("answered at once 4k", |turns| {
         plain(Answers::AtOnce, rig::READ, turns);
     }),
