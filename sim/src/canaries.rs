@@ -86,6 +86,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "looks_have_no_limit",
     "packs_are_not_read_back",
     "own_claim_is_a_copys",
+    "writes_begin_with_their_last_lot",
     "all_parked_writes_are_woken",
     "admitted_writes_wake_nobody",
     "checkpoint_forgets_cuts",

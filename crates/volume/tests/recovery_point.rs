@@ -68,10 +68,26 @@ fn the_watermarks_say_by_how_much_the_recovery_point_is_missed() {
     assert_eq!(volume.watermarks().overdue_ms, 0);
 }
 
+#[test]
+fn a_write_over_the_end_of_a_segment_is_no_older_than_it_is() {
+    let (mut world, volume) = slow_store();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.pass(20_000);
+    // Longer than a segment has room for: it has several numbers.
+    world.write(&volume, 0, 2, 128 << 10);
+    let age_ms = volume.watermarks().stored.age_ms;
+    assert!(age_ms < 200, "{age_ms}");
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "writes_begin_with_their_last_lot",
+            a_write_over_the_end_of_a_segment_is_no_older_than_it_is,
+        ),
         (
             "upload_begins_at_the_recovery_point",
             what_completed_is_in_the_store_by_the_recovery_point_while_uploads_keep_up,

@@ -40,13 +40,14 @@ const SAMPLE_NS: u64 = 100_000_000;
 const SAMPLES_MAX: usize = 4096;
 
 impl Ages {
-    pub(crate) fn acked(&mut self, newest: Lsn, now_ns: u64) {
+    /// Commits from `first` on are acknowledged now.
+    pub(crate) fn acked(&mut self, first: Lsn, now_ns: u64) {
         if self
             .samples
             .back()
             .is_none_or(|(_, at)| now_ns >= at + SAMPLE_NS)
         {
-            self.samples.push_back((newest, now_ns));
+            self.samples.push_back((first, now_ns));
             if self.samples.len() > SAMPLES_MAX {
                 let mut keep = false;
                 self.samples.retain(|_| {
