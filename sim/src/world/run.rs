@@ -265,6 +265,10 @@ impl World {
         let events = node.take_events();
         let mut busy = !events.is_empty();
         for event in events {
+            if self.machines[machine].node.is_none() {
+                // The event before was its end: nobody hears what else it said.
+                break;
+            }
             self.on_node_event(machine, event)?;
         }
         let requests = self.machines[machine].node.as_mut();
