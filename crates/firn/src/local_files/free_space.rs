@@ -54,7 +54,7 @@ mod tests {
     fn a_cache_on_a_nearly_full_disk_writes_over_what_it_has_and_takes_nothing_more() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
-        file.write_all_at(&[1; 64 << 10], 0).unwrap();
+        file.write_all_at(&vec![1; 64 << 10], 0).unwrap();
         assert!(refuse_new_space(&file, 0, 64 << 10).is_ok());
         let refused = refuse_new_space(&file, 512 << 10, 4096).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::StorageFull);

@@ -43,7 +43,7 @@ const BLOCKING_THREADS: usize = DISK_CALLS_MAX + 16;
 const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// What of its stack each of them has touched before it is needed.
-const STACK_BYTES: usize = 32 << 10;
+const STACK_BYTES: usize = 16 << 10;
 
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
