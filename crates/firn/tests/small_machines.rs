@@ -129,7 +129,7 @@ fn a_first_start_needs_200_mib_for_everything() {
         assert_eq!(client.read(mib << 20, 4096).unwrap(), [mib as u8 + 1; 4096]);
     }
     let disk = rustix::fs::statvfs(seen_by(&server, &world.path("small"))).unwrap();
-    let used_mib = (disk.f_blocks - disk.f_bfree) * disk.f_frsize >> 20;
+    let used_mib = ((disk.f_blocks - disk.f_bfree) * disk.f_frsize) >> 20;
     assert!(used_mib <= 200, "{used_mib} MiB are taken");
 }
 
@@ -223,7 +223,7 @@ fn a_thousand_idle_connections_cost_less_than_20_mib() {
     first.flush().unwrap();
     let before = resident();
     let connections: Vec<_> = (0..IDLE_CONNECTIONS)
-        .map(|at| {
+        .map(|_| {
             let mut client = server.connect("a");
             // Each was in use before it idles. Bursts of writes would leave more of its buffer in memory.
             assert_eq!(client.read(0, 4096).unwrap(), [1; 4096]);
