@@ -91,6 +91,10 @@ fn runtime() -> Result<Runtime> {
 
 /// Starts the threads on which calls to files are made, so that none has to be started, and no stack to be
 /// found room for, when memory is short and these calls are what frees it.
+#[expect(
+    clippy::large_stack_arrays,
+    reason = "the stack is what is to be touched"
+)]
 fn start_blocking_threads(runtime: &Runtime) {
     let all = Arc::new(Barrier::new(BLOCKING_THREADS));
     for _ in 0..BLOCKING_THREADS {
