@@ -12,7 +12,7 @@
 //!
 //! | word | of the header |
 //! |---|---|
-//! | 0 | magic and version: `FIRNRNG` 1 |
+//! | 0 | magic and version: `FIRNRNG` 2 |
 //! | 1, 2 | volume id; zero for the session's own region |
 //! | 3 | `since` epoch of the tail; zero for the session's own region |
 //! | 4, 5 | host id |
@@ -50,7 +50,7 @@ const DURABLE_WORD: usize = 14;
 const BOOT_WORD: usize = 8;
 /// Words of an entry.
 const SLOT_WORDS: usize = 8;
-const MAGIC: u64 = u64::from_le_bytes(*b"FIRNRNG\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"FIRNRNG\x02");
 
 /// Shared memory that outlives the process, but not the host.
 pub trait RingRegion: Send + Sync + fmt::Debug {
