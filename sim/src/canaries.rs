@@ -87,6 +87,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "packs_are_not_read_back",
     "own_claim_is_a_copys",
     "writes_begin_with_their_last_lot",
+    "hole_is_the_end",
     "all_parked_writes_are_woken",
     "admitted_writes_wake_nobody",
     "checkpoint_forgets_cuts",

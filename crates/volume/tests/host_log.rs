@@ -8,8 +8,11 @@ mod support;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 use support::{Lasting, World};
+use volume::hostlog::names::record_key;
+use volume::hostlog::record::{Content, Record};
 use volume::object::root::Root;
 use volume::object::root_key;
+use volume::units::Epoch;
 use volume::{OpenError, OpenMode, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -331,6 +334,87 @@ fn a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is() {
     assert_eq!(world.lasting.objects[&next], stranger);
 }
 
+/// A host that was killed with both volumes open, the key of the middle one of the last three records, all of
+/// `demo`, and what stood there.
+fn with_a_lost_record() -> (Lasting, String, (Vec<u8>, u64)) {
+    let (mut world, demo) = with_closed_volume();
+    let _other = world.open("other");
+    for fill in 4..6 {
+        world.write(&demo, 8, fill, 4096);
+        world.sync(&demo);
+    }
+    // A frame of it says that they are stored.
+    world.write(&demo, 16, 6, 4096);
+    world.flush(&demo);
+    let mut lasting = world.kill();
+    let records = lasting.objects.keys().filter(|key| key.contains("/log/"));
+    let records: Vec<_> = records.cloned().collect();
+    let lost = records[records.len() - 2].clone();
+    let stood = lasting.objects.remove(&lost).expect("it stood there");
+    (lasting, lost, stood)
+}
+
+fn both_open_with_everything(world: &mut World) {
+    let demo = world.open("demo");
+    assert_eq!(world.read_fill(&demo, 8, 4096), 5);
+    let other = world.open("other");
+    assert_eq!(world.read_fill(&other, 0, 4096), 1);
+}
+
+#[test]
+fn a_record_that_somebody_removed_is_said_and_costs_nothing_once_it_is_back() {
+    let (lasting, lost, stood) = with_a_lost_record();
+    let mut world = World::start(lasting);
+    let open = |name: &&str| world.host.open_volume(name, OpenMode::default());
+    let opening: Vec<_> = ["demo", "other"].iter().map(open).collect();
+    for answer in opening {
+        let Err(error) = world.wait(|_| answer.try_take()) else {
+            panic!("it is opened without what the record names")
+        };
+        assert!(error.to_string().contains(&lost), "{error}");
+    }
+    assert!(
+        !world.lasting.objects.contains_key(&lost),
+        "a fence in the hole"
+    );
+    world.lasting.objects.insert(lost, stood);
+    both_open_with_everything(&mut world);
+}
+
+#[test]
+fn no_root_passes_records_that_the_host_called_stored_and_does_not_find() {
+    let (mut lasting, lost, stood) = with_a_lost_record();
+    lasting.objects.insert(lost, stood);
+    let root = root_of(&lasting, "demo");
+    let (host, position) = (
+        root.owner.as_ref().expect("it is open").host,
+        root.mark.next(),
+    );
+    // Somebody who took a hole for the end of the log.
+    let fence = Record {
+        log: host,
+        position,
+        writer: root.writer,
+        content: Content::Fence(vec![(root.volume, Epoch(root.epoch.0 + 1))]),
+    };
+    let lost = record_key(host, position);
+    let fence = (fence.encode(), 1);
+    let stood = lasting
+        .objects
+        .insert(lost.clone(), fence)
+        .expect("a record");
+    let mut world = World::start(lasting);
+    let refused = world.try_open("demo", false);
+    assert!(
+        matches!(refused, Err(OpenError::StoreWentBack { .. })),
+        "{:?}",
+        refused.err()
+    );
+    assert_eq!(root_of(&world.lasting, "demo").mark, root.mark);
+    world.lasting.objects.insert(lost, stood);
+    both_open_with_everything(&mut world);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -338,6 +422,14 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "packs_are_not_read_back",
             a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is,
+        ),
+        (
+            "hole_is_the_end",
+            a_record_that_somebody_removed_is_said_and_costs_nothing_once_it_is_back,
+        ),
+        (
+            "older_store_is_believed",
+            no_root_passes_records_that_the_host_called_stored_and_does_not_find,
         ),
         (
             "own_claim_is_a_copys",

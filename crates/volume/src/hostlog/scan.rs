@@ -15,6 +15,9 @@ use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
 /// Records that are read side by side, at most.
 const WINDOW_MAX: u64 = 64;
+/// Where a record is looked for behind a position that has none: so far behind it, and four times as far, and
+/// so on. It is found if at least three times as many follow a hole as the hole has.
+const LOOKS_BEHIND: [u64; 6] = [1, 4, 16, 64, 256, 1024];
 /// How often a scan begins again whose records vanish while they are read.
 pub(super) const ATTEMPTS_MAX: u32 = 16;
 
@@ -25,7 +28,7 @@ pub(crate) struct Chain {
     epoch: Epoch,
     mark: Position,
     /// Up to where the volume's history is known, the root's part included.
-    pub(super) last: Lsn,
+    pub(crate) last: Lsn,
     /// The packs, oldest first, each with the position of its record.
     pub(super) deltas: Vec<(Position, DeltaRef)>,
     /// The sessions of the packs, and of others of the log.
@@ -39,6 +42,8 @@ pub(crate) struct Chain {
 pub enum ScanError {
     /// Records do not follow each other: some were removed meanwhile, or the store was set back.
     Broken(Position),
+    /// No record stands there, and there were, or are, records behind it.
+    Missing(Position),
     /// What stands there is no record.
     Unreadable(Position, FormatError),
 }
@@ -56,6 +61,8 @@ pub(super) struct Scan {
     window: u64,
     /// The last one to read.
     last: Position,
+    /// Up to here records stood there: whoever says so passed them.
+    known: Position,
 }
 
 impl Chain {
@@ -100,8 +107,10 @@ impl Chain {
 impl Scan {
     /// From the lowest mark of these volumes on, but not below the log's low mark.
     pub(super) fn new(host: HostId, low: Option<Position>, chains: Vec<Chain>) -> Scan {
-        let mark = chains.iter().map(|chain| chain.mark).min();
-        let from = mark.unwrap_or_default().next();
+        let marks = || chains.iter().map(|chain| chain.mark);
+        let from = marks().min().unwrap_or_default().next();
+        // The owner of each of the roots passed the record at its mark.
+        let known = marks().max().unwrap_or_default();
         Scan {
             host,
             chains,
@@ -109,7 +118,14 @@ impl Scan {
             previous: None,
             window: 1,
             last: Position(u64::MAX),
+            known,
         }
+    }
+
+    /// The log is known to have gone on up to here.
+    pub(super) fn with_known(mut self, known: Position) -> Scan {
+        self.known = self.known.max(known);
+        self
     }
 
     /// Reads on until every chain is blocked, or until the first position where nothing stands:
@@ -125,16 +141,53 @@ impl Scan {
             let positions = self.at.0..end;
             let host = self.host;
             let read = |at| Box::pin(async move { read_record(port, host, Position(at)).await });
-            for found in join_all(positions.map(read).collect()).await {
+            let mut window = join_all(positions.map(read).collect()).await.into_iter();
+            while let Some(found) = window.next() {
                 let found = found.map_err(|error| ScanError::Unreadable(self.at, error))?;
-                let Some(found) = found else {
+                if let Some(found) = found {
+                    self.take(&found)?;
+                    continue;
+                }
+                let is_followed = window.any(|found| !matches!(found, Ok(None)));
+                if self.is_end(port, is_followed).await? {
                     return Ok(true);
-                };
-                self.take(&found)?;
+                }
+                break;
             }
             self.window = (self.window * 2).min(WINDOW_MAX);
         }
         Ok(false)
+    }
+
+    /// Whether the log ends where nothing was found. False: a record came to stand there meanwhile.
+    ///
+    /// # Errors
+    /// If it goes on behind it: a log has no holes, so somebody removed what stood there. A fence put into
+    /// the hole would cut off all that is behind it.
+    async fn is_end(&self, port: &impl LogPort, is_followed: bool) -> Result<bool, ScanError> {
+        if canary::active!("hole_is_the_end") {
+            return Ok(true);
+        }
+        if self.at <= self.known {
+            return Err(ScanError::Missing(self.at));
+        }
+        let host = self.host;
+        let look = |behind: &u64| {
+            let at = Position(self.at.0.saturating_add(*behind));
+            Box::pin(async move { read_record(port, host, at).await })
+        };
+        let is_followed = is_followed || {
+            let looks = join_all(LOOKS_BEHIND.iter().map(look).collect()).await;
+            looks.iter().any(|found| !matches!(found, Ok(None)))
+        };
+        if !is_followed {
+            return Ok(true);
+        }
+        // The owner and other takers go on meanwhile: each position is taken before the next one.
+        match read_record(port, host, self.at).await {
+            Ok(None) => Err(ScanError::Missing(self.at)),
+            _ => Ok(false),
+        }
     }
 
     /// Takes what the record at `at` says.
@@ -150,7 +203,8 @@ impl Scan {
             .filter(|chain| chain.blocked_at.is_none());
         for chain in open {
             chain.take(found)?;
-            if found.record.blocks(chain.volume, chain.epoch) {
+            // What stands up to the mark was judged by whoever put it into the root.
+            if self.at > chain.mark && found.record.blocks(chain.volume, chain.epoch) {
                 chain.blocked_at = Some(self.at);
             }
         }
@@ -223,7 +277,7 @@ pub async fn read_own_log(
                 });
             }
             Ok(true) => broken = ScanError::Broken(scan.at),
-            Err(error @ ScanError::Broken(_)) => broken = error,
+            Err(error @ (ScanError::Broken(_) | ScanError::Missing(_))) => broken = error,
             Err(error) => return Err(error),
         }
     }

@@ -173,31 +173,36 @@ impl<P: LogPort> Taker<'_, P> {
         host: HostId,
         claimed: &[StandingRoot],
     ) -> Result<Vec<Chain>, TakeError> {
-        let mut last = None;
+        // The own log stood up to where this host has resolved it.
+        let known = match host == self.own.host {
+            true => self.mark,
+            false => Position::default(),
+        };
+        let mut low = read_low_mark(self.port, host).await;
         for _ in 0..ATTEMPTS_MAX {
-            let low = read_low_mark(self.port, host).await;
             let chains = claimed.iter().filter_map(|StandingRoot { root, .. }| {
                 Some(Chain::new(root.volume, root.predecessor?, root.lsn))
             });
-            let mut scan = Scan::new(host, low, chains.collect());
-            match self.fence(host, &mut scan, claimed).await {
-                Ok(()) => {}
-                Err(error @ ScanError::Broken(_)) => {
-                    // Records may have been removed while they were read: the low mark says so.
-                    last = Some(error);
+            let mut scan = Scan::new(host, low, chains.collect()).with_known(known);
+            let fenced = self.fence(host, &mut scan, claimed).await;
+            let before = std::mem::replace(&mut low, read_low_mark(self.port, host).await);
+            if let Err(error) = fenced {
+                // Records may have been removed while they were read: the low mark says so.
+                if low > before {
                     continue;
                 }
-                Err(error) => return Err(log_error(host, &error)),
+                return Err(log_error(host, &error));
             }
-            let low = read_low_mark(self.port, host).await;
             let blocked = scan.chains.iter().filter_map(|chain| chain.blocked_at);
             let is_below = blocked.min() < low && low.is_some();
             if !is_below || canary::active!("low_mark_after_fence_is_not_read") {
                 return Ok(scan.chains);
             }
         }
-        let broken = last.unwrap_or(ScanError::Broken(Position::FIRST));
-        Err(log_error(host, &broken))
+        Err(log_error(
+            host,
+            &ScanError::Broken(low.unwrap_or(Position::FIRST)),
+        ))
     }
 
     /// Scans to the end, and puts a fence there for all volumes that are not blocked yet.
@@ -293,6 +298,12 @@ fn log_error(host: HostId, error: &ScanError) -> TakeError {
         ScanError::Broken(position) => (
             position,
             "it does not follow the records before it: the store was set back".to_owned(),
+        ),
+        ScanError::Missing(position) => (
+            position,
+            "it is gone, though records followed it: somebody removed it. Nothing is taken from this log \
+             across it: put it back, with the bytes that it had"
+                .to_owned(),
         ),
         ScanError::Unreadable(position, error) => (position, error.to_string()),
     };

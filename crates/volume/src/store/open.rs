@@ -180,7 +180,13 @@ pub(crate) async fn take_epoch(
             return Err(OpenError::HoldEnded(name.to_owned()));
         }
         let ours = ours || continuing.is_some();
-        let taken = take(engine, &head, &tails, (ours, continuing.as_ref()));
+        let taken = take(
+            engine,
+            &head,
+            &tails,
+            (ours, continuing.as_ref()),
+            take_over,
+        );
         let Some(taken) = with_patience(engine, name, taken).await? else {
             // Another host was faster: read the root again.
             continue;
@@ -190,13 +196,6 @@ pub(crate) async fn take_epoch(
             lsn: taken.root.lsn,
             ..head.root.clone()
         };
-        if let Some(error) = records_lost(&stored, &tails) {
-            if !take_over {
-                return Err(error);
-            }
-            tails.iter().for_each(|tail| keep_for_rescue(engine, tail));
-            continue;
-        }
         let continuing_id = continuing.as_ref().map(|tail| tail.id());
         for tail in tails.iter().filter(|tail| Some(tail.id()) != continuing_id) {
             retire_tail(engine, tail, &stored);
@@ -216,6 +215,7 @@ async fn take(
     head: &KnownRoot,
     tails: &[Arc<Tail>],
     (ours, continuing): (bool, Option<&Arc<Tail>>),
+    take_over: bool,
 ) -> Result<Option<KnownRoot>, OpenError> {
     if let Some(stop) = engine.host_log.stopped() {
         return Err(OpenError::HostStopped(stop));
@@ -247,6 +247,19 @@ async fn take(
     };
     let read = read_logs(engine, claimed.clone()).await?;
     taker.mark = read.mark;
+    let found = read.chain.as_ref().map(|chain| chain.last);
+    let stored = Root {
+        lsn: found.unwrap_or(head.root.lsn),
+        ..head.root.clone()
+    };
+    // Before the adoption: its mark passes the records, and then nothing names what they name.
+    if let Some(error) = records_lost(&stored, tails) {
+        if !take_over {
+            return Err(error);
+        }
+        tails.iter().for_each(|tail| keep_for_rescue(engine, tail));
+        return Ok(None);
+    }
     match taker.adopt(&wanted, claimed, read.chain.as_ref()).await {
         Ok(StandingRoot { root, version }) => Ok(Some(KnownRoot { root, version })),
         Err(error) => not_taken(engine, name, error),

@@ -111,7 +111,7 @@ async fn read_groups(
             session,
         },
         label: &engine.label,
-        mark: Position::default(),
+        mark: engine.host_log.state().next.before(),
         unix_ms: engine.jobs.now().unix_ms,
     };
     let taker = &taker;

@@ -14,7 +14,8 @@ use crate::hostlog::port::{LogPort, NotesEnded};
 use crate::hostlog::publisher::{Batch, Publisher};
 use crate::hostlog::record::{Content, Record, RecordPack, RecordSlice};
 use crate::hostlog::stop::Stop;
-use crate::hostlog::taker::{Taker, Wanted};
+use crate::hostlog::taker::{TakeError, Taker, Wanted};
+use crate::object::root::Root;
 use crate::object::root_key;
 use crate::units::{Epoch, HostId, LogSession, Lsn, Span};
 
@@ -193,10 +194,11 @@ fn three_volumes_of_one_host_are_taken_with_one_scan_and_one_fence() {
             Some(HostId([2; 16]))
         );
     }
-    // Three claims, a fence, three adoptions; roots, the low mark twice, two records and the end.
+    // Three claims, a fence, three adoptions; roots, the low mark twice, two records and the end, six looks
+    // behind it.
     let (puts, gets) = port.count();
     assert_eq!(puts, 7);
-    assert!(gets <= 3 + 2 + 2 + 2, "{gets}");
+    assert!(gets <= 3 + 2 + 2 + 2 + 6, "{gets}");
     let fence = port.carry_out(StoreOp::Get {
         key: record_key(HostId([1; 16]), Position(3)),
     });
@@ -253,6 +255,50 @@ fn a_host_whose_newest_record_is_gone_does_not_bring_its_packs_into_a_root() {
     assert!(taken.values().all(|taken| taken.is_ok()));
     let blind = canary::with("fold_believes_its_log", || found(&port));
     assert_eq!(blind, Ok(Position(1)), "the planted bug is seen");
+}
+
+/// Whether host `host`, which knows that the log of host 1 went on up to `known`, takes nothing from it across
+/// the lost record at `position`, puts nothing into the hole, and all once the record is back.
+fn is_refused_until_it_is_back(host: u8, known: Position, position: Position) -> bool {
+    let port = with_volumes(3);
+    publish_two(&port, 3);
+    let key = record_key(HostId([1; 16]), position);
+    let get = || port.carry_out(StoreOp::Get { key: key.clone() });
+    let Ok(StoreReply::Object { data, .. }) = get() else {
+        panic!("no record")
+    };
+    let gone = StoreOp::Delete { key: key.clone() };
+    port.carry_out(gone).expect("it is there");
+    let port_of = &&port;
+    let mut taker = taker(port_of, host);
+    taker.mark = known;
+    let is_missing = |taken: &Result<_, TakeError>| matches!(taken, Err(TakeError::Log(why)) if why.contains(&key));
+    let refused = now(taker.take(&wanted(3))).values().all(is_missing);
+    if !refused || get().is_ok() {
+        return false;
+    }
+    let back = StoreOp::Create {
+        key: key.clone(),
+        data,
+    };
+    port.carry_out(back).expect("nothing stands there");
+    let taken = now(taker.take(&wanted(3))).into_values();
+    let has_all = |root: &Root| (root.lsn, root.deltas.len()) == (Lsn(2), 2);
+    taken
+        .into_iter()
+        .all(|taken| taken.is_ok_and(|taken| has_all(&taken.root)))
+}
+
+#[test]
+fn nothing_is_taken_or_fenced_across_a_record_that_is_gone_and_was_followed() {
+    let another = || is_refused_until_it_is_back(2, Position::default(), Position(1));
+    assert!(another());
+    assert!(
+        !canary::with("hole_is_the_end", another),
+        "the planted bug is seen"
+    );
+    // The newest one: only its own host knows that it stood there.
+    assert!(is_refused_until_it_is_back(1, Position(2), Position(2)));
 }
 
 #[test]
