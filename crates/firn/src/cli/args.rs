@@ -71,7 +71,7 @@ pub(crate) enum Command {
         what auto chooses here, and why.\n\n\
         After the loss of the host that had it, or of its cache directory:\n  \
         firn attach demo --take-over       gives up what that host had not uploaded, and says so\n\n\
-        At boot, before the server is up, and with a file system made the first time:\n  \
+        At boot, before the server is up, and with a file system made if it was never written:\n  \
         firn attach demo --wait --timeout 2min --mkfs ext4 --mount /srv/demo"
     )]
     Attach(AttachArgs),
@@ -523,7 +523,8 @@ pub(crate) struct AttachArgs {
     /// there already.
     #[arg(long, value_name = "DIR")]
     pub(crate) mount: Option<PathBuf>,
-    /// Make this file system first, if the disk has none and no other content that is known.
+    /// Make this file system first, if the volume was never written. One that was is mounted as it is,
+    /// whatever is on it.
     #[arg(
         long,
         value_enum,

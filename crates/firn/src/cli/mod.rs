@@ -25,7 +25,7 @@ use args::{ApiArgs, AttachArgs, DetachArgs};
 use client::Client;
 
 use crate::failure::Result;
-use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp};
+use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp, Volume};
 
 pub(crate) use config::config;
 pub(crate) use doctor::doctor;
@@ -54,8 +54,13 @@ pub(crate) fn attach(
     }
     if let (Some(dir), Some(device)) = (&args.mount, &attachment.device) {
         let device = Path::new(device);
+        let was_written = args.mkfs.is_some() && {
+            let volume: Volume = client.get(&client::volume_path(name))?;
+            mount::was_written(volume.watermarks.as_ref())
+        };
         let with = mount::Options {
             make: args.mkfs,
+            was_written,
             read_only: args.is_read_only(),
         };
         mount::mount(device, dir, with)?;
