@@ -48,6 +48,9 @@ firn volume list
 writes 17 0
 
 step 'kill -9: the next one has what was completed'
+# What computes in the background is nicer by 10 than what serves.
+cat "/proc/$(main_pid)"/task/*/stat | sed -n 's/^[0-9]* (firn-compute[^)]*) //p' | cut -d' ' -f17 | grep -qx 10 \
+    || fail 'no thread that computes has a lower priority'
 before=$(main_pid)
 kill -9 "$before"
 wait_for_another "$before"
