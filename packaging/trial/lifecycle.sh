@@ -29,7 +29,7 @@ dpkg -i /trial/firn.deb 2>&1
 systemd-analyze verify firn.service || fail 'the unit has mistakes'
 [ "$(systemctl is-active firn.service || true)" = inactive ] || fail 'it started before it was configured'
 firn config check /etc/firn/firn.toml
-[ "$(stat -c '%a %U:%G' /run/firn)" = '770 root:firn' ] || fail 'tmpfiles did not make /run/firn'
+[ "$(stat -c '%a %U:%G' /run/firn)" = '750 root:firn' ] || fail 'tmpfiles did not make /run/firn'
 zcat /usr/share/man/man1/firn-attach.1.gz | grep -q TH || fail 'no manual page'
 
 step 'start'
@@ -87,19 +87,23 @@ chown -R firn: /var/lib/firn /run/firn
 systemctl daemon-reload
 systemctl start firn.service || fail 'it does not start without root'
 [ "$(status_of Uid | cut -f1)" = "$(id -u firn)" ] || fail 'it runs as another user'
+sed 's/ root firn / firn firn /' /usr/lib/tmpfiles.d/firn.conf > /etc/tmpfiles.d/firn.conf
 [ "$(status_of CapEff)" = 0000000000000000 ] || fail "capabilities $(status_of CapEff)"
 reads 18 64k
+# What a boot does.
+systemd-tmpfiles --create firn.conf
+[ "$(stat -c '%a %U:%G' /run/firn)" = '750 firn:firn' ] || fail 'tmpfiles gave /run/firn to another user'
 writes 19 128k
 reads 19 128k
 systemctl stop firn.service
-rm -r /etc/systemd/system/firn.service.d
+rm -r /etc/systemd/system/firn.service.d /etc/tmpfiles.d/firn.conf
 systemctl daemon-reload
 
 step 'where io_uring is refused, epoll serves'
 mkdir -p /run/systemd/system/firn.service.d
 printf '[Service]\nSystemCallFilter=~io_uring_setup\n' > /run/systemd/system/firn.service.d/no-ring.conf
 systemctl daemon-reload
-chown -R root: /var/lib/firn /run/firn
+chown -R root:firn /var/lib/firn /run/firn
 systemctl start firn.service || fail 'it does not start without io_uring'
 reads 19 128k
 rm -r /run/systemd/system/firn.service.d
