@@ -24,6 +24,14 @@ uri='nbd+unix:///demo?socket=/run/firn/nbd.sock'
 writes() { qemu-io -f raw -c "write -q -P $1 $2 64k" "$uri" >/dev/null || fail "cannot write at $2"; }
 reads() { qemu-io -f raw -c "read -q -P $1 $2 64k" "$uri" 2>&1 | grep -qi 'failed\|error' && fail "another content at $2"; return 0; }
 
+configure() {
+    cat >> /etc/firn/firn.toml <<'TOML'
+volume = ["demo=64MiB"]
+log-size = "64MiB"
+cache-size = "64MiB"
+TOML
+}
+
 step 'install'
 dpkg -i /trial/firn.deb 2>&1
 systemd-analyze verify firn.service || fail 'the unit has mistakes'
@@ -33,24 +41,20 @@ firn config check /etc/firn/firn.toml
 zcat /usr/share/man/man1/firn-attach.1.gz | grep -q TH || fail 'no manual page'
 
 step 'start'
-cat >> /etc/firn/firn.toml <<'TOML'
-volume = ["demo=64MiB"]
-log-size = "64MiB"
-cache-size = "64MiB"
-TOML
+configure
 systemctl start firn.service || fail 'it does not start'
 [ "$(systemctl show -p StatusText --value firn.service)" = serving ] || fail 'it does not say that it serves'
 [ "$(status_of NoNewPrivs)" = 1 ] || fail 'it may gain privileges'
 [ "$(status_of Seccomp)" = 2 ] || fail 'no system call is refused'
 # CAP_SYS_ADMIN (21), CAP_SYS_RESOURCE (24), CAP_MKNOD (27), as far as this machine has them.
 [ $((0x$(status_of CapBnd) & ~0x9200000)) = 0 ] || fail "capabilities $(status_of CapBnd)"
+# What computes in the background is nicer by 10 than what serves.
+cat "/proc/$(main_pid)"/task/*/stat | sed -n 's/^[0-9]* (firn-compute[^)]*) //p' | cut -d' ' -f17 | grep -qx 10 \
+    || fail 'no thread that computes has a lower priority'
 firn volume list
 writes 17 0
 
 step 'kill -9: the next one has what was completed'
-# What computes in the background is nicer by 10 than what serves.
-cat "/proc/$(main_pid)"/task/*/stat | sed -n 's/^[0-9]* (firn-compute[^)]*) //p' | cut -d' ' -f17 | grep -qx 10 \
-    || fail 'no thread that computes has a lower priority'
 before=$(main_pid)
 kill -9 "$before"
 wait_for_another "$before"
@@ -83,16 +87,16 @@ reads 18 64k
 step 'without root and capabilities: NBD alone'
 systemctl stop firn.service
 install -D -m 644 /usr/share/doc/firn/nbd-only.conf /etc/systemd/system/firn.service.d/nbd-only.conf
+sed 's/ root firn / firn firn /' /usr/lib/tmpfiles.d/firn.conf > /etc/tmpfiles.d/firn.conf
 chown -R firn: /var/lib/firn /run/firn
 systemctl daemon-reload
-systemctl start firn.service || fail 'it does not start without root'
-[ "$(status_of Uid | cut -f1)" = "$(id -u firn)" ] || fail 'it runs as another user'
-sed 's/ root firn / firn firn /' /usr/lib/tmpfiles.d/firn.conf > /etc/tmpfiles.d/firn.conf
-[ "$(status_of CapEff)" = 0000000000000000 ] || fail "capabilities $(status_of CapEff)"
-reads 18 64k
 # What a boot does.
 systemd-tmpfiles --create firn.conf
 [ "$(stat -c '%a %U:%G' /run/firn)" = '750 firn:firn' ] || fail 'tmpfiles gave /run/firn to another user'
+systemctl start firn.service || fail 'it does not start without root'
+[ "$(status_of Uid | cut -f1)" = "$(id -u firn)" ] || fail 'it runs as another user'
+[ "$(status_of CapEff)" = 0000000000000000 ] || fail "capabilities $(status_of CapEff)"
+reads 18 64k
 writes 19 128k
 reads 19 128k
 systemctl stop firn.service
@@ -108,6 +112,17 @@ systemctl start firn.service || fail 'it does not start without io_uring'
 reads 19 128k
 rm -r /run/systemd/system/firn.service.d
 systemctl daemon-reload
+systemctl restart firn.service
+
+# Its newest write is in its index rings alone when the package goes.
+printf '[Service]\nRestart=no\n' > /run/no-restart.conf
+install -D -m 644 /run/no-restart.conf /run/systemd/system/firn.service.d/no-restart.conf
+systemctl daemon-reload
+writes 20 192k
+kill -9 "$(main_pid)"
+for _ in $(seq 100); do [ "$(systemctl is-active firn.service)" = failed ] && break; sleep 0.1; done
+rm -r /run/systemd/system/firn.service.d
+systemctl daemon-reload
 
 step 'remove: the contents and the configuration stay'
 dpkg -r firn 2>&1
@@ -116,7 +131,18 @@ dpkg -r firn 2>&1
 
 step 'purge: the configuration goes, what may be the only copy stays'
 dpkg -P firn 2>&1
-[ ! -e /etc/firn ] && [ ! -e /etc/default/firn ] && [ ! -e /run/firn ] || fail 'purge leaves files'
+[ ! -e /etc/firn ] && [ ! -e /etc/default/firn ] || fail 'purge leaves files'
+[ -z "$(find /run/firn -maxdepth 1 -type s)" ] || fail 'purge leaves sockets'
 [ -e /var/lib/firn/cache/log ] || fail 'purge removed the log'
+[ -n "$(find /run/firn -maxdepth 1 -name 'firn-rings-*')" ] || fail 'purge removed the index rings'
 [ -z "$(dpkg-query -W firn 2>/dev/null)" ] || fail 'dpkg still knows it'
+
+step 'install again: what was completed before the kill is there'
+dpkg -i /trial/firn.deb 2>&1
+configure
+systemctl start firn.service || fail 'it does not start over what a purge left'
+reads 17 0
+reads 20 192k
+systemctl stop firn.service
+dpkg -P firn 2>&1
 step 'passed'
