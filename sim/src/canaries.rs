@@ -95,6 +95,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "cleaner_counts_its_reserve",
     "layers_outlive_their_bytes",
     "first_slices_go_side_by_side",
+    "cuts_wait_for_a_hot_set",
 ];
 
 /// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.

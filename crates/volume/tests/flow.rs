@@ -198,6 +198,70 @@ fn what_is_overwritten_within_a_slice_is_not_uploaded() {
 }
 
 #[test]
+fn a_hot_set_of_several_slices_is_uploaded_once_and_not_once_a_slice() {
+    let (mut world, volume) = with_volume();
+    // Half a mebibyte, two slices, written over ten times before anything of it is asked for.
+    let newest = |part: u64| 9 * 8 + part;
+    for number in 0..80 {
+        write_noise(&mut world, &volume, number % 8 * 128, number);
+    }
+    world.sync(&volume);
+    let objects = &world.lasting.objects;
+    let packs = objects.iter().filter(|(key, _)| key.starts_with("packs/"));
+    let bytes: usize = packs.map(|(_, (data, _))| data.len()).sum();
+    assert!(bytes < 800 << 10, "{bytes} bytes of packs for 512 KiB");
+    let (mut world, volume) = from_the_store_alone(world);
+    for part in 0..8 {
+        let found = world.read(&volume, part * 128, 64 << 10);
+        assert!(found == noise(newest(part), 64 * KIB), "part {part}");
+    }
+}
+
+#[test]
+fn a_hot_set_that_grows_with_every_merge_of_it_is_cut_nevertheless() {
+    let (mut world, volume) = with_volume();
+    let mut number = 0;
+    let mut write_slice = |world: &mut World| {
+        for _ in 0..4 {
+            write_noise(world, &volume, number % 4 * 128, number);
+            number += 1;
+        }
+    };
+    write_slice(&mut world);
+    write_slice(&mut world);
+    world.hold_merges = true;
+    let target = volume.newest();
+    let answer = world.host.sync(&volume);
+    for _ in 0..40 {
+        world.settle();
+        write_slice(&mut world);
+        world.do_held_merges();
+    }
+    world.pass(100);
+    assert!(volume.watermarks().stored.lsn >= target, "never cut");
+    assert!(answer.try_take().expect("it ended").is_ok());
+}
+
+#[test]
+fn a_sync_hears_of_a_log_that_is_poisoned_while_a_hot_set_is_merged() {
+    let (mut world, volume) = with_volume();
+    for number in 0..16 {
+        write_noise(&mut world, &volume, number % 4 * 128, number);
+    }
+    world.hold_merges = true;
+    let answer = world.host.sync(&volume);
+    world.settle();
+    world.lasting.failing_syncs = 1;
+    world.write(&volume, 0, 1, 4096);
+    let flush = world.request(&volume, Op::Flush, &mut []);
+    assert!(flush.is_err(), "the log is poisoned");
+    world.do_held_merges();
+    world.hold_merges = false;
+    world.pass(5000);
+    assert!(answer.try_take().is_some(), "never answered");
+}
+
+#[test]
 fn nothing_is_uploaded_merely_because_much_is_dirty() {
     let (mut world, volume) = with_volume();
     // A third of the log, and far more than a few packs.
@@ -303,6 +367,14 @@ fn a_recovered_tail_is_uploaded_at_once() {
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "hot_sets_are_stored_once_a_slice",
+            a_hot_set_of_several_slices_is_uploaded_once_and_not_once_a_slice,
+        ),
+        (
+            "cuts_wait_for_a_hot_set",
+            a_hot_set_that_grows_with_every_merge_of_it_is_cut_nevertheless,
+        ),
         (
             "slices_are_published_out_of_order",
             slices_go_side_by_side_and_are_stored_in_order,

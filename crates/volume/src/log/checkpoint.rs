@@ -59,6 +59,10 @@ impl CommitEnvironment for Engine {
     fn set_poisoned(&self) {
         self.poisoned.store(true, Ordering::Release);
         self.poison_rings();
+        // Who waits for the store hears that it waits in vain.
+        for tail in Engine::tails(self) {
+            tail.upload.wake_all();
+        }
     }
 
     fn refuse_writes(&self) {

@@ -1,7 +1,8 @@
 //! Merging the frozen layers of a tail into one, away from the job thread.
 //!
-//! Owns the exchange of many layers for an equal one: reads look into fewer, and log bytes that newer layers
-//! hide die. A slice may be cut of them meanwhile; then what was merged is dropped, never put in place.
+//! Owns the exchange of many layers for an equal one: reads look into fewer, log bytes that newer layers
+//! hide die, and what is written over again and again is stored once. A slice may be cut of them meanwhile;
+//! then what was merged is dropped, never put in place.
 
 use std::sync::Arc;
 
@@ -10,9 +11,10 @@ use blkmq::io::SECTOR_BYTES;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::log::entry::ENTRY_BYTES;
-use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, FrozenLayer, LogAddr, merge};
+use crate::map::{Cover, ExtentMap};
 use crate::request::tail::Tail;
+use crate::units::Lsn;
 
 /// What layers are merged for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,12 +42,28 @@ pub(super) async fn merge_layers(
         return false;
     }
     let has_died = !dead.is_empty();
+    let (first, last) = (layers.first().cloned(), layers.last().cloned());
+    let ends: Vec<FrozenLayer> = first.into_iter().chain(last).collect();
+    if !put_in_place(engine, tail, layers, (merged, dead, bytes)).await {
+        return false;
+    }
+    if purpose == MergeFor::Space {
+        tail.on_merged(&ends);
+    }
+    has_died
+}
+
+/// Puts a layer in place of those that it equals, unless a slice has some of them by then; what it hides of
+/// them dies.
+async fn put_in_place(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    layers: Vec<FrozenLayer>,
+    (merged, dead, bytes): Merged,
+) -> bool {
     let Some(replaced) = tail.replace_loose(&layers, merged) else {
         return false;
     };
-    if purpose == MergeFor::Space {
-        tail.on_merged(&layers);
-    }
     let (owner, tail) = (Arc::clone(engine), Arc::clone(tail));
     let released = engine.port.compute(ComputeKind::Release, bytes, move || {
         for (addr, sectors) in dead {
@@ -53,7 +71,53 @@ pub(super) async fn merge_layers(
         }
         drop((layers, replaced));
     });
-    released.await.is_ok() && has_died
+    released.await.is_ok()
+}
+
+/// Extents of a layer that are looked at to find out how much of older ones it hides.
+const SAMPLES: usize = 64;
+
+/// Before a slice is cut: puts one layer in place of the oldest loose ones up to `most` that hide much of each
+/// other, so that what is written over again and again is stored once and not once a slice. They are one part
+/// of the history then, which is stored whole or not at all. True if layers were replaced.
+pub(crate) async fn merge_before_cut(engine: &Arc<Engine>, tail: &Arc<Tail>, most: Lsn) -> bool {
+    if canary::active!("hot_sets_are_stored_once_a_slice") {
+        return false;
+    }
+    let layers = tail.oldest_loose(most, engine.options.cut_bytes());
+    if layers.len() < 2 {
+        return false;
+    }
+    let extents: usize = layers.iter().map(|layer| layer.map.len()).sum();
+    let bytes = (extents * ENTRY_BYTES) as u64;
+    let maps: Vec<_> = layers.iter().map(|layer| Arc::clone(&layer.map)).collect();
+    let hides = engine
+        .port
+        .compute(ComputeKind::Merge, bytes / 8, move || hide_much(&maps));
+    if !matches!(hides.await, Ok(true)) {
+        return false;
+    }
+    let Some(merged) = compute_merge(engine, &layers).await else {
+        return false;
+    };
+    put_in_place(engine, tail, layers, merged).await
+}
+
+/// Whether a quarter of the newer layers hides something of older ones.
+fn hide_much(layers: &[Arc<ExtentMap<DirtyExtent>>]) -> bool {
+    let (mut looked_at, mut hiding) = (0, 0);
+    for (nth, layer) in layers.iter().enumerate().skip(1) {
+        let step = layer.len().div_ceil(SAMPLES).max(1);
+        for (span, _) in layer.iter().step_by(step) {
+            looked_at += 1;
+            hiding += usize::from(
+                layers[..nth]
+                    .iter()
+                    .any(|older| !matches!(older.find(span), Cover::Nothing)),
+            );
+        }
+    }
+    hiding * 4 > looked_at
 }
 
 /// Puts one layer in place of the newest of `layers`, of which none hides log bytes of another.

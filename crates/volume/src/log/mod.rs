@@ -11,7 +11,7 @@ pub(crate) mod committer;
 pub(crate) mod entry;
 pub(crate) mod frame;
 pub(crate) mod layout;
-mod merge;
+pub(crate) mod merge;
 pub(crate) mod reclaim;
 pub(crate) mod ring;
 pub(crate) mod segments;

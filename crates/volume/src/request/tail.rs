@@ -325,6 +325,17 @@ impl Tail {
         (loose.len() > 1 && unmerged).then(|| loose.to_vec())
     }
 
+    /// The oldest layers that no slice has, up to `most`, as long as they have at most `bytes` of content.
+    pub(crate) fn oldest_loose(&self, most: Lsn, bytes: u64) -> Vec<FrozenLayer> {
+        let inner = self.lock();
+        let mut sum = 0;
+        let fitting = inner.loose_layers().iter().take_while(|layer| {
+            sum += layer.bytes;
+            layer.last <= most && sum <= bytes
+        });
+        fitting.cloned().collect()
+    }
+
     /// None of `layers`, which were loose, hides log bytes of another one any more.
     pub(crate) fn on_merged(&self, layers: &[FrozenLayer]) {
         let mut inner = self.lock();

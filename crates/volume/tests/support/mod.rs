@@ -255,6 +255,9 @@ pub(crate) struct World {
     pub(crate) report: RecoveryReport,
     /// Requests that the store is at work on, and when each is done.
     at_work: Vec<(u64, RequestId, StoreOp)>,
+    /// Merges of layers wait until they are told to begin.
+    pub(crate) hold_merges: bool,
+    held_merges: Vec<(RequestId, Computation)>,
     /// PUTs without an answer.
     hanging: Vec<(RequestId, StoreOp)>,
     /// Until then the store takes in what it has been sent.
@@ -309,6 +312,8 @@ impl World {
             now_ns: 1,
             report: RecoveryReport::default(),
             at_work: Vec::new(),
+            hold_merges: false,
+            held_merges: Vec::new(),
             hanging: Vec::new(),
             store_busy_until_ns: 0,
         };
@@ -363,6 +368,12 @@ impl World {
                     RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
                     RequestOp::Store(op) => Outcome::Store(self.store(op)),
                     RequestOp::Compute(work)
+                        if self.hold_merges && work.kind() == ComputeKind::Merge =>
+                    {
+                        self.held_merges.push((id, work));
+                        continue;
+                    }
+                    RequestOp::Compute(work)
                         if self.lasting.broken_checkpoints
                             && work.kind() == ComputeKind::Checkpoint =>
                     {
@@ -389,6 +400,14 @@ impl World {
             free_ns = self.store_busy_until_ns;
         }
         free_ns + self.lasting.store_ms * 1_000_000
+    }
+
+    /// Does the merges that were held so far.
+    pub(crate) fn do_held_merges(&mut self) {
+        for (id, work) in std::mem::take(&mut self.held_merges) {
+            self.host.complete(id, compute(work));
+        }
+        self.settle();
     }
 
     /// The PUTs that hung are answered after all.

@@ -26,6 +26,7 @@ use std::sync::atomic::Ordering;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::log::merge::merge_before_cut;
 use crate::request::tail::{NotLive, Status, Tail};
 use crate::store::endings::{end, end_of, is_final, is_refusal};
 use crate::store::roots::{begin_update, finish_update};
@@ -43,18 +44,31 @@ pub(crate) fn start(engine: &Arc<Engine>, tail: &Arc<Tail>) {
 /// Cuts slices as long as the tail is live and more is wanted than is on its way.
 async fn cut_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
     let upload = &tail.upload;
+    // Of a poisoned log only what durable frames cover goes to the store (R10).
+    let most = || match engine.poisoned.load(Ordering::Acquire) {
+        true => tail.framed(),
+        false => Lsn(u64::MAX),
+    };
     loop {
+        let is_live = upload.changed.wait_until(|| {
+            let inner = tail.lock();
+            if inner.status != Status::Live {
+                return Some(false);
+            }
+            let is_wanted = upload.wanted().min(most()) > inner.cut;
+            (is_wanted && upload.has_room(engine.options.cut_bytes())).then_some(true)
+        });
+        if !is_live.await {
+            return;
+        }
+        merge_hot_sets(&engine, &tail).await;
         let cut = upload
             .changed
             .wait_until(|| {
                 if !upload.has_room(engine.options.cut_bytes()) {
                     return (tail.lock().status != Status::Live).then_some(None);
                 }
-                // Of a poisoned log only what durable frames cover goes to the store (R10).
-                let most = match engine.poisoned.load(Ordering::Acquire) {
-                    true => tail.framed(),
-                    false => Lsn(u64::MAX),
-                };
+                let most = most();
                 match tail.cut_slice(upload.wanted(), most, engine.jobs.mono_ns()) {
                     Ok(cut) => cut.map(Some),
                     Err(NotLive) => Some(None),
@@ -69,6 +83,29 @@ async fn cut_slices(engine: Arc<Engine>, tail: Arc<Tail>) {
         let job = slice_job::run(Arc::clone(&engine), Arc::clone(&tail), cut);
         engine.jobs.spawn(job);
     }
+}
+
+/// Makes one layer of those that hide much of each other, before a slice is cut of them. Only of what durable frames
+/// cover: if the log is poisoned nothing else may be stored (R10), and of a layer that reaches beyond it no slice
+/// could be cut. What is written meanwhile is another slice's: a hot set that grows as fast as it is merged
+/// does not put off the cut.
+async fn merge_hot_sets(engine: &Arc<Engine>, tail: &Arc<Tail>) {
+    let last = {
+        let inner = tail.lock();
+        match inner.loose_layers() {
+            [_, .., newest] => newest.last,
+            _ => return,
+        }
+    };
+    // A slice waits for this round in any case.
+    let round = engine.committer().next_round();
+    let covered = tail.framed() >= last || engine.committer().durable(engine, round).await;
+    let most = match covered {
+        _ if canary::active!("cuts_wait_for_a_hot_set") => Lsn(u64::MAX),
+        true => last,
+        false => tail.framed(),
+    };
+    while merge_before_cut(engine, tail, most).await {}
 }
 
 /// Brings the size that the volume is to have to its root, as long as the tail is live.
