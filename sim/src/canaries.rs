@@ -79,6 +79,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "copy_is_not_looked_for",
     "close_ends_nothing",
     "fold_names_its_objects_nowhere",
+    "folded_is_what_is_stored",
     "one_damaged_read_is_believed",
     "stopped_host_opens_volumes",
     "close_is_sent_for_ever",

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 use support::{Lasting, World, options};
+use volume::driver::{Outcome, Request, RequestOp};
 use volume::hostlog::names::SessionName;
 use volume::hostlog::record::{Content, Record};
 use volume::object::ObjectId;
@@ -420,6 +421,53 @@ fn what_a_fold_writes_is_named_in_the_hosts_log_before_a_root_has_it() {
     assert!(nodes.iter().all(listed), "{nodes:?}: {named:?}");
 }
 
+/// Carries on what goes on now, with a fold that looks between all steps whether one is due.
+fn settle_with_an_eager_fold(world: &mut World, volume: &Volume, bytes: u64) {
+    loop {
+        // It has this size already, so this does nothing but wake the volume's procedures.
+        drop(world.host.grow_volume(volume, bytes));
+        let more = world.host.run_jobs();
+        let mut requests = world.host.take_requests();
+        requests.extend(world.host.take_commit_requests());
+        if requests.is_empty() && !more {
+            return;
+        }
+        for Request { id, op } in requests {
+            let outcome = match op {
+                RequestOp::Disk(op) => Outcome::Disk(world.disk(op)),
+                RequestOp::Store(op) => Outcome::Store(world.store(op)),
+                RequestOp::Compute(work) => support::compute(work),
+            };
+            world.host.complete(id, outcome);
+        }
+    }
+}
+
+/// What a fork of another host's tail goes by: the root's extension 1.
+fn folded(root: &Root) -> Option<Lsn> {
+    let found = root.extensions.iter().find(|found| found.tag == 1)?;
+    let bytes = found.bytes[..].try_into().expect("eight bytes");
+    Some(Lsn(u64::from_le_bytes(bytes)))
+}
+
+#[test]
+fn pages_hold_nothing_newer_than_what_their_root_says_was_folded() {
+    let (mut world, volume) = with_volume(options(), 8 * GIB);
+    for page in 0..options().deltas_max as u64 {
+        world.write(&volume, page * PAGE, 1, 4096);
+        world.sync(&volume);
+    }
+    assert_eq!(root(&world).nodes, [], "one more makes a fold due");
+    // The fold begins while the publisher is about to say that this one is stored.
+    world.write(&volume, 9 * PAGE, 2, 4096);
+    let synced = world.host.sync(&volume);
+    settle_with_an_eager_fold(&mut world, &volume, 8 * GIB);
+    let newest = synced.try_take().expect("an answer").expect("synced");
+    let root = root(&world);
+    assert!(root.deltas.is_empty() && !root.nodes.is_empty(), "{root:?}");
+    assert_eq!((root.lsn, folded(&root)), (newest, Some(newest)));
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -431,6 +479,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "fold_names_its_objects_nowhere",
             what_a_fold_writes_is_named_in_the_hosts_log_before_a_root_has_it,
+        ),
+        (
+            "folded_is_what_is_stored",
+            pages_hold_nothing_newer_than_what_their_root_says_was_folded,
         ),
     ]);
 }

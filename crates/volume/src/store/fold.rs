@@ -67,7 +67,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     // How many deltas the root lists for the prefix: its first.
     let (prefix, mut deltas, lsn) = {
         let _turn = tail.upload.turn.take().await;
-        let lsn = tail.stored();
+        let lsn = newest_in_index(tail);
         let mut inner = tail.lock();
         let prefix = Prefix {
             layers: inner.index.freeze(),
@@ -124,6 +124,17 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     released.await.map_err(OpenError::from)
 }
 
+/// Up to where the index may have slices, in the root's turn. The publisher does not take turns: it puts a
+/// slice into the index, pauses, and says later that it is stored. But it notes what a record has before
+/// that, and an update without a record is in the root before.
+fn newest_in_index(tail: &Tail) -> Lsn {
+    if canary::active!("folded_is_what_is_stored") {
+        return tail.stored();
+    }
+    let head = tail.upload.head().map_or(Lsn::ZERO, |head| head.root.lsn);
+    tail.stored().max(tail.upload.published().0).max(head)
+}
+
 /// Nodes that deltas change, ascending. Zeroes change only what exists: the discard of a whole volume costs
 /// no more than the nodes that its root lists.
 fn touched_nodes(existing: &[u64], layers: &[Arc<DeltaMap>]) -> BTreeSet<u64> {
@@ -178,7 +189,7 @@ struct Step<'a> {
     engine: &'a Arc<Engine>,
     tail: &'a Arc<Tail>,
     out: Output<'a>,
-    /// Everything that is folded was in the store at this LSN.
+    /// Nothing that is folded is newer than this LSN.
     folded: Lsn,
     /// Where it begins; everything before is folded.
     begin: u64,
