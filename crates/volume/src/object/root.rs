@@ -34,7 +34,8 @@ const CLAIMED: u8 = 4;
 const HAS_PREDECESSOR: u8 = 8;
 /// The largest size that is accepted, an exbibyte; what can be created is far smaller.
 const BYTES_MAX: u64 = 1 << 60;
-/// Extension: the LSN up to which deltas were folded, u64.
+/// Extension: the LSN up to which deltas were folded, u64. A writer that folded and did not know it would leave it
+/// too low, so it must be understood.
 const FOLDED: u16 = 1;
 /// Extension: the volumes that it was forked from, the nearest first: volume id 16, LSN u64. Without it
 /// content would be missing, so a reader must understand it.
@@ -186,16 +187,20 @@ impl Root {
     }
 
     /// Pages may hold content up to here: what a fold has taken out of the deltas. Zero: nothing was folded.
-    pub(crate) fn folded(&self) -> Lsn {
+    /// None: there are pages, and the root does not say up to where.
+    pub(crate) fn folded(&self) -> Option<Lsn> {
         let found = self
             .extension(FOLDED)
             .and_then(|bytes| bytes.try_into().ok());
-        Lsn(found.map_or(0, u64::from_le_bytes))
+        match found {
+            Some(bytes) => Some(Lsn(u64::from_le_bytes(bytes))),
+            None => self.nodes.is_empty().then_some(Lsn::ZERO),
+        }
     }
 
     /// Notes that a fold took all deltas up to here.
     pub(crate) fn set_folded(&mut self, lsn: Lsn) {
-        let lsn = lsn.max(self.folded());
+        let lsn = lsn.max(self.folded().unwrap_or_default());
         self.set_extension(FOLDED, lsn.0.to_le_bytes().to_vec());
     }
 
@@ -268,7 +273,7 @@ impl Root {
         body.u16(self.extensions.len() as u16);
         for extension in &self.extensions {
             let flags = match extension.tag {
-                LINEAGE => MUST_UNDERSTAND,
+                FOLDED | LINEAGE => MUST_UNDERSTAND,
                 _ => 0,
             };
             body.u16(extension.tag)
@@ -489,7 +494,7 @@ fn decode_delta(r: &mut Reader<'_>, sessions: &[SessionName]) -> Result<DeltaRef
 
 fn decode_extension(r: &mut Reader<'_>) -> Result<Extension, FormatError> {
     let (tag, flags, len) = (r.u16()?, r.u16()?, r.u32()? as usize);
-    if flags & MUST_UNDERSTAND != 0 && tag != LINEAGE {
+    if flags & MUST_UNDERSTAND != 0 && !matches!(tag, FOLDED | LINEAGE) {
         return Err(FormatError::Newer(VERSION));
     }
     let is_whole = match tag {
@@ -587,7 +592,7 @@ mod tests {
     #[test]
     fn a_forks_root_lists_its_ancestors_and_what_was_folded_never_goes_back() {
         let mut root = root();
-        assert!(root.lineage().is_empty() && root.folded() == Lsn::ZERO);
+        assert!(root.lineage().is_empty());
         let ancestor = |n: u8| Ancestor {
             volume: VolumeId([n; 16]),
             last: Lsn(n.into()),
@@ -597,7 +602,7 @@ mod tests {
         root.set_folded(Lsn(5));
         let found = Root::decode(&root.encode()).expect("a root");
         assert_eq!(found.lineage()[..], [ancestor(8), ancestor(9)]);
-        assert_eq!(found.folded(), Lsn(7));
+        assert_eq!(found.folded(), Some(Lsn(7)));
         assert!(found.is_origin(root.volume) && found.is_origin(VolumeId([9; 16])));
         assert!(!found.is_origin(VolumeId([10; 16])));
         root.set_extension(LINEAGE, vec![0; LINEAGE_BYTES + 1]);
@@ -605,6 +610,15 @@ mod tests {
             Root::decode(&root.encode()),
             Err(FormatError::Corrupt(_))
         ));
+    }
+
+    #[test]
+    fn pages_of_a_root_that_does_not_say_what_was_folded_may_hold_anything() {
+        let mut root = root();
+        assert!(!root.nodes.is_empty());
+        assert_eq!(root.folded(), None);
+        root.nodes.clear();
+        assert_eq!(root.folded(), Some(Lsn::ZERO), "nothing was folded");
     }
 
     #[test]

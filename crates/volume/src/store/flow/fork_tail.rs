@@ -124,7 +124,9 @@ fn forked_root(
         let above = from.lineage();
         let lineage: Vec<Ancestor> = [parent].into_iter().chain(above.iter().copied()).collect();
         root.set_lineage(&lineage);
-        root.set_folded(from.folded());
+        if let Some(folded) = from.folded() {
+            root.set_folded(folded);
+        }
         root.deltas = deltas.clone();
         root.nodes = from.nodes.clone();
         let named = root.sessions.extend(from.sessions.iter());
@@ -150,11 +152,17 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
     if root.lsn < stored || !root.follows(tail.upload.mark()) {
         return Err(gone("the store was set back since".to_owned()));
     }
-    if root.folded() > stored && !canary::active!("fork_mixes_histories") {
-        let why = format!(
+    let merged = match root.folded() {
+        Some(folded) if folded <= stored => None,
+        Some(folded) => Some(format!(
             "it was merged with what came later, up to LSN {}",
-            root.folded().0
-        );
+            folded.0
+        )),
+        None => Some("its root does not say up to where it was merged".to_owned()),
+    };
+    if let Some(why) = merged
+        && !canary::active!("fork_mixes_histories")
+    {
         return Err(gone(why));
     }
     learn_sessions(engine, &root)?;
