@@ -89,6 +89,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "own_claim_is_a_copys",
     "writes_begin_with_their_last_lot",
     "hole_is_the_end",
+    "one_volumes_record_refuses_all",
     "all_parked_writes_are_woken",
     "admitted_writes_wake_nobody",
     "checkpoint_forgets_cuts",

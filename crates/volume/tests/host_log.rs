@@ -415,6 +415,72 @@ fn no_root_passes_records_that_the_host_called_stored_and_does_not_find() {
     both_open_with_everything(&mut world);
 }
 
+#[test]
+fn a_record_that_is_gone_refuses_only_the_volumes_that_need_it() {
+    let (mut world, demo) = with_closed_volume();
+    let _other = world.open("other");
+    let needed = root_of(&world.lasting, "other").mark.next();
+    for fill in 3..12 {
+        world.write(&demo, 8, fill, 4096);
+        world.sync(&demo);
+        world.pass(1_000);
+    }
+    let folded = root_of(&world.lasting, "demo");
+    assert!(folded.mark > needed, "no fold passed the record");
+    let host = folded.owner.as_ref().expect("it is open").host;
+    let lost = record_key(host, needed);
+    let mut lasting = world.kill();
+    let stood = lasting.objects.remove(&lost).expect("it stood there");
+    let mut world = World::start(lasting);
+    let open = |name: &&str| world.host.open_volume(name, OpenMode::default());
+    let opening: Vec<_> = ["other", "demo"].iter().map(open).collect();
+    let opened: Vec<_> = opening
+        .iter()
+        .map(|answer| world.wait(|_| answer.try_take()))
+        .collect();
+    let refused = opened[0].as_ref().err().expect("refused").to_string();
+    assert!(refused.contains(&lost), "{refused}");
+    let demo = opened[1].as_ref().expect("opened");
+    assert_eq!(world.read_fill(demo, 8, 4096), 11);
+    world.lasting.objects.insert(lost, stood);
+    let other = world.open("other");
+    assert_eq!(world.read_fill(&other, 0, 4096), 1);
+}
+
+#[test]
+fn an_own_volume_opens_though_the_log_of_another_host_is_not_answered() {
+    let (world, _demo) = with_closed_volume();
+    let mut lasting = world.kill();
+    let demo = root_of(&lasting, "demo");
+    let host = demo.owner.as_ref().expect("it is open").host;
+    let mut taker = World::start(Lasting {
+        objects: std::mem::take(&mut lasting.objects),
+        versions: lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    let other = taker.open("other");
+    taker.write(&other, 8, 7, 4096);
+    taker.sync(&other);
+    let mut world = World::start(taker.kill());
+    world
+        .lasting
+        .failing_keys
+        .push(record_key(host, demo.mark.next()));
+    let take_over = OpenMode {
+        take_over: true,
+        ..OpenMode::default()
+    };
+    let taking = world.host.open_volume("demo", take_over);
+    let opening = world.host.open_volume("other", OpenMode::default());
+    world.pass(2_000);
+    let other = opening.try_take().expect("in time").expect("opened");
+    assert_eq!(world.read_fill(&other, 8, 4096), 7);
+    world.lasting.failing_keys.clear();
+    if world.wait(|_| taking.try_take()).is_err() {
+        world.try_open("demo", true).expect("taken over");
+    }
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -426,6 +492,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "hole_is_the_end",
             a_record_that_somebody_removed_is_said_and_costs_nothing_once_it_is_back,
+        ),
+        (
+            "one_volumes_record_refuses_all",
+            a_record_that_is_gone_refuses_only_the_volumes_that_need_it,
         ),
         (
             "older_store_is_believed",

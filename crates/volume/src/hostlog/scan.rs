@@ -35,6 +35,8 @@ pub(crate) struct Chain {
     pub(super) sessions: SessionNames,
     /// Where the fence or end stands behind which nothing counts.
     pub(super) blocked_at: Option<Position>,
+    /// What the log says of this volume alone does not fit.
+    broken: Option<ScanError>,
 }
 
 /// Why a scan found no end.
@@ -76,6 +78,33 @@ impl Chain {
             deltas: Vec::new(),
             sessions: SessionNames::default(),
             blocked_at: None,
+            broken: None,
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.blocked_at.is_none() && self.broken.is_none()
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.broken.is_none()
+    }
+
+    /// What was read of it counts for nothing.
+    pub(super) fn fail(&mut self, error: &ScanError) {
+        self.broken = Some(error.clone());
+    }
+
+    /// Whether the record at a position matters to it.
+    pub(super) fn needs(&self, position: Position) -> bool {
+        self.is_open() && self.mark < position
+    }
+
+    /// What was read of it, if that fits.
+    pub(super) fn into_result(self) -> Result<Chain, ScanError> {
+        match &self.broken {
+            Some(error) => Err(error.clone()),
+            None => Ok(self),
         }
     }
 
@@ -101,6 +130,15 @@ impl Chain {
             self.deltas.push((at, delta));
         }
         Ok(())
+    }
+}
+
+impl ScanError {
+    /// The record that is not what it should be.
+    pub(super) fn position(&self) -> Position {
+        match self {
+            ScanError::Broken(at) | ScanError::Missing(at) | ScanError::Unreadable(at, _) => *at,
+        }
     }
 }
 
@@ -131,8 +169,7 @@ impl Scan {
     /// Reads on until every chain is blocked, or until the first position where nothing stands:
     /// then true.
     pub(super) async fn run(&mut self, port: &impl LogPort) -> Result<bool, ScanError> {
-        let is_open = |chain: &Chain| chain.blocked_at.is_none();
-        while self.at <= self.last && self.chains.iter().any(is_open) {
+        while self.at <= self.last && self.chains.iter().any(Chain::is_open) {
             let end = self
                 .at
                 .0
@@ -197,12 +234,11 @@ impl Scan {
         {
             return Err(ScanError::Broken(self.at));
         }
-        let open = self
-            .chains
-            .iter_mut()
-            .filter(|chain| chain.blocked_at.is_none());
-        for chain in open {
-            chain.take(found)?;
+        for chain in self.chains.iter_mut().filter(|chain| chain.is_open()) {
+            if let Err(error) = chain.take(found) {
+                chain.fail(&error);
+                continue;
+            }
             // What stands up to the mark was judged by whoever put it into the root.
             if self.at > chain.mark && found.record.blocks(chain.volume, chain.epoch) {
                 chain.blocked_at = Some(self.at);
@@ -231,7 +267,7 @@ pub async fn read_stored(port: &impl LogPort, root: &Root) -> Result<Lsn, ScanEr
     let chain = Chain::new(root.volume, holder, root.lsn);
     let mut scan = Scan::new(holder.host, low, vec![chain]);
     scan.run(port).await?;
-    Ok(scan.chains[0].last)
+    Ok(scan.chains.swap_remove(0).into_result()?.last)
 }
 
 /// What an owner's own log holds of a volume beyond its root.
@@ -267,16 +303,19 @@ pub async fn read_own_log(
         let chain = Chain::new(root.volume, own, root.lsn);
         let mut scan = Scan::new(host, low, vec![chain]);
         scan.last = last;
-        match scan.run(port).await {
-            Ok(false) => {
-                let chain = scan.chains.swap_remove(0);
+        let read = match scan.run(port).await {
+            Ok(false) => scan.chains.swap_remove(0).into_result(),
+            Ok(true) => Err(ScanError::Broken(scan.at)),
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok(chain) => {
                 return Ok(OwnLog {
                     last: chain.last,
                     deltas: chain.deltas,
                     sessions: chain.sessions,
                 });
             }
-            Ok(true) => broken = ScanError::Broken(scan.at),
             Err(error @ (ScanError::Broken(_) | ScanError::Missing(_))) => broken = error,
             Err(error) => return Err(error),
         }

@@ -93,18 +93,19 @@ impl<P: LogPort> Taker<'_, P> {
             }
         }
         for (host, claimed) in groups {
-            let chains = match host {
+            let mut chains = match host {
                 Some(host) => {
                     let roots: Vec<_> = claimed.iter().map(|(_, claim)| claim.clone()).collect();
                     self.read_log(host, &roots).await
                 }
-                None => Ok(Vec::new()),
-            };
-            for (at, (wanted, standing)) in claimed.into_iter().enumerate() {
+                None => Vec::new(),
+            }
+            .into_iter();
+            for (wanted, standing) in claimed {
                 let name = standing.root.name.clone();
-                let adopted = match &chains {
-                    Ok(chains) => self.adopt(wanted, standing, chains.get(at)).await,
-                    Err(error) => Err(error.clone()),
+                let adopted = match chains.next().transpose() {
+                    Ok(chain) => self.adopt(wanted, standing, chain.as_ref()).await,
+                    Err(error) => Err(error),
                 };
                 taken.insert(name, adopted);
             }
@@ -166,43 +167,82 @@ impl<P: LogPort> Taker<'_, P> {
         Err(TakeError::Outrun)
     }
 
-    /// Reads and fences the log of the host from which these volumes are taken: for each what the
-    /// log has of it.
+    /// Reads and fences the log of the host from which these volumes are taken: for each, in this order, what
+    /// the log has of it. A record that cannot be read costs only those that need it.
     pub(crate) async fn read_log(
         &self,
         host: HostId,
         claimed: &[StandingRoot],
-    ) -> Result<Vec<Chain>, TakeError> {
+    ) -> Vec<Result<Chain, TakeError>> {
+        let mut read: Vec<Option<Result<Chain, TakeError>>> = vec![None; claimed.len()];
+        loop {
+            let unread = |at: &usize| read[*at].is_none();
+            let group: Vec<usize> = (0..claimed.len()).filter(unread).collect();
+            if group.is_empty() {
+                break;
+            }
+            let roots: Vec<_> = group.iter().map(|at| claimed[*at].clone()).collect();
+            let (chains, error) = self.read_group(host, &roots).await;
+            let position = error.as_ref().map(ScanError::position);
+            for (at, chain) in group.into_iter().zip(chains) {
+                read[at] = match (&error, position) {
+                    (Some(error), Some(position))
+                        if chain.needs(position)
+                            || canary::active!("one_volumes_record_refuses_all") =>
+                    {
+                        Some(Err(log_error(host, error)))
+                    }
+                    // It was not read up to there for this one.
+                    (Some(_), _) if chain.is_open() => None,
+                    _ => Some(chain.into_result().map_err(|error| log_error(host, &error))),
+                };
+            }
+            // At least the one with the lowest mark is settled: a scan begins behind it.
+        }
+        read.into_iter().flatten().collect()
+    }
+
+    /// Reads and fences it for these, as far as that goes.
+    async fn read_group(
+        &self,
+        host: HostId,
+        claimed: &[StandingRoot],
+    ) -> (Vec<Chain>, Option<ScanError>) {
         // The own log stood up to where this host has resolved it.
         let known = match host == self.own.host {
             true => self.mark,
             false => Position::default(),
         };
         let mut low = read_low_mark(self.port, host).await;
-        for _ in 0..ATTEMPTS_MAX {
-            let chains = claimed.iter().filter_map(|StandingRoot { root, .. }| {
-                Some(Chain::new(root.volume, root.predecessor?, root.lsn))
+        let mut attempts = 0;
+        loop {
+            let chains = claimed.iter().map(|StandingRoot { root, .. }| {
+                let none = Predecessor {
+                    host,
+                    epoch: root.epoch,
+                    mark: Position::default(),
+                };
+                Chain::new(root.volume, root.predecessor.unwrap_or(none), root.lsn)
             });
             let mut scan = Scan::new(host, low, chains.collect()).with_known(known);
-            let fenced = self.fence(host, &mut scan, claimed).await;
+            let error = self.fence(host, &mut scan, claimed).await.err();
             let before = std::mem::replace(&mut low, read_low_mark(self.port, host).await);
-            if let Err(error) = fenced {
-                // Records may have been removed while they were read: the low mark says so.
-                if low > before {
-                    continue;
-                }
-                return Err(log_error(host, &error));
-            }
+            // Records may have been removed while they were read: the low mark says so.
+            let is_whole = error.is_none() && scan.chains.iter().all(|chain| chain.is_whole());
             let blocked = scan.chains.iter().filter_map(|chain| chain.blocked_at);
-            let is_below = blocked.min() < low && low.is_some();
-            if !is_below || canary::active!("low_mark_after_fence_is_not_read") {
-                return Ok(scan.chains);
+            let is_below = blocked.min().is_some_and(|blocked| Some(blocked) < low);
+            let is_below = is_below && !canary::active!("low_mark_after_fence_is_not_read");
+            let is_raised = !is_whole && low > before;
+            if !is_below && !is_raised {
+                return (scan.chains, error);
+            }
+            attempts += 1;
+            if attempts >= ATTEMPTS_MAX {
+                let error = ScanError::Broken(low.unwrap_or_default());
+                scan.chains.iter_mut().for_each(|chain| chain.fail(&error));
+                return (scan.chains, None);
             }
         }
-        Err(log_error(
-            host,
-            &ScanError::Broken(low.unwrap_or(Position::FIRST)),
-        ))
     }
 
     /// Scans to the end, and puts a fence there for all volumes that are not blocked yet.

@@ -17,7 +17,7 @@ use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::StandingRoot;
 use crate::hostlog::scan::Chain;
 use crate::hostlog::taker::{TakeError, Taker};
-use crate::jobs::{Answer, join_all};
+use crate::jobs::Answer;
 use crate::lock::lock;
 use crate::store::log_procedures::{catch_up, log_port, with_patience};
 use crate::store::log_reads::{LogRead, Waiting};
@@ -60,45 +60,51 @@ async fn run(engine: Arc<Engine>) {
     })
     .await;
     let all = std::mem::take(&mut *lock(&reads.waiting));
-    reads.under_way.fetch_add(1, Ordering::AcqRel);
     let mut groups: BTreeMap<Option<HostId>, Vec<Waiting>> = BTreeMap::new();
     for waiting in all {
         let host = waiting.claimed.root.predecessor.map(|before| before.host);
         groups.entry(host).or_default().push(waiting);
     }
-    let found = with_patience(&engine, "the hosts' logs", read_groups(&engine, &groups)).await;
+    // Each by itself: what is not answered about one host's log holds up no volume of another's.
+    for (host, members) in groups {
+        reads.under_way.fetch_add(1, Ordering::AcqRel);
+        engine
+            .jobs
+            .spawn(run_group(Arc::clone(&engine), host, members));
+    }
+}
+
+async fn run_group(engine: Arc<Engine>, host: Option<HostId>, members: Vec<Waiting>) {
+    let what = match host {
+        Some(host) => format!("the log of host {host}"),
+        None => "this host's log".to_owned(),
+    };
+    let found = with_patience(&engine, &what, read_group(&engine, host, &members)).await;
+    let reads = &engine.log_reads;
     reads.under_way.fetch_sub(1, Ordering::AcqRel);
     reads.changed.wake_all();
-    match found {
-        Ok((found, mark)) => {
-            for (members, chains) in groups.into_values().zip(found) {
-                give_answers(members, chains, mark);
-            }
-        }
-        Err(error) => {
-            for waiting in groups.into_values().flatten() {
-                waiting.answer.send(Err(error.clone()));
-            }
-        }
-    }
-}
-
-fn give_answers(members: Vec<Waiting>, chains: Result<Vec<Chain>, OpenError>, mark: Position) {
-    for (at, waiting) in members.into_iter().enumerate() {
-        let read = chains.as_ref().map(|chains| LogRead {
-            chain: chains.get(at).cloned(),
-            mark,
+    let (chains, mark) = match found {
+        Ok((chains, mark)) => (chains, Ok(mark)),
+        Err(error) => (Vec::new(), Err(error)),
+    };
+    let mut chains = chains.into_iter();
+    for waiting in members {
+        let chain = chains.next().transpose();
+        let read = mark.clone().and_then(|mark| {
+            let chain = chain?;
+            Ok(LogRead { chain, mark })
         });
-        waiting.answer.send(read.map_err(OpenError::clone));
+        waiting.answer.send(read);
     }
 }
 
-type GroupsRead = (Vec<Result<Vec<Chain>, OpenError>>, Position);
+type GroupRead = (Vec<Result<Chain, OpenError>>, Position);
 
-async fn read_groups(
+async fn read_group(
     engine: &Arc<Engine>,
-    groups: &BTreeMap<Option<HostId>, Vec<Waiting>>,
-) -> Result<GroupsRead, OpenError> {
+    host: Option<HostId>,
+    members: &[Waiting],
+) -> Result<GroupRead, OpenError> {
     let port = log_port(engine);
     let session = match engine.poisoned.load(Ordering::Acquire) {
         true => LogSession::default(),
@@ -114,26 +120,18 @@ async fn read_groups(
         mark: engine.host_log.state().next.before(),
         unix_ms: engine.jobs.now().unix_ms,
     };
-    let taker = &taker;
-    let reads = groups.iter().map(|(host, members)| {
-        let claimed: Vec<_> = members
-            .iter()
-            .map(|waiting| waiting.claimed.clone())
-            .collect();
-        Box::pin(async move {
-            match host {
-                Some(host) => taker.read_log(*host, &claimed).await,
-                None => Ok(Vec::new()),
-            }
-        })
-    });
-    let found = join_all(reads.collect()).await;
+    let claimed = members.iter().map(|waiting| waiting.claimed.clone());
+    let claimed: Vec<_> = claimed.collect();
+    let found = match host {
+        Some(host) => taker.read_log(host, &claimed).await,
+        None => Vec::new(),
+    };
     // Up to the fences: if a copy of this host wrote there, its slices were taken for this host's.
     let mark = catch_up(engine).await?;
     let error = |error| match error {
         TakeError::Log(why) => OpenError::Corrupt(why),
         other => OpenError::Corrupt(format!("{other:?}")),
     };
-    let found = found.into_iter().map(|chains| chains.map_err(error));
+    let found = found.into_iter().map(|chain| chain.map_err(error));
     Ok((found.collect(), mark))
 }
