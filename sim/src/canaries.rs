@@ -90,6 +90,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "writes_begin_with_their_last_lot",
     "hole_is_the_end",
     "one_volumes_record_refuses_all",
+    "packs_of_a_dead_server_are_believed",
     "all_parked_writes_are_woken",
     "admitted_writes_wake_nobody",
     "checkpoint_forgets_cuts",

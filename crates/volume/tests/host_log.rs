@@ -448,6 +448,42 @@ fn a_record_that_is_gone_refuses_only_the_volumes_that_need_it() {
 }
 
 #[test]
+fn packs_that_went_before_a_dead_servers_record_was_looked_at_stop_its_successor() {
+    let (mut world, demo) = with_closed_volume();
+    let packs = |lasting: &Lasting| {
+        let keys = lasting.objects.keys();
+        keys.filter(|key| key.starts_with("packs/"))
+            .cloned()
+            .collect::<Vec<_>>()
+    };
+    let before = packs(&world.lasting);
+    world.write(&demo, 8, 3, 4096);
+    world.lasting.outage_after_record = true;
+    let _synced = world.host.sync(&demo);
+    world.pass(2_000);
+    let mut lasting = world.kill();
+    lasting.outage = false;
+    lasting.outage_after_record = false;
+    let new: Vec<_> = packs(&lasting)
+        .into_iter()
+        .filter(|key| !before.contains(key))
+        .map(|key| {
+            let stood = lasting.objects.remove(&key).expect("it is there");
+            (key, stood)
+        })
+        .collect();
+    assert!(!new.is_empty());
+    let mut world = World::start(lasting);
+    let refused = world.try_open("demo", false).err().expect("it stops");
+    assert!(matches!(refused, OpenError::HostStopped(_)), "{refused}");
+    let mut lasting = world.kill();
+    lasting.objects.extend(new);
+    let mut world = World::start(lasting);
+    let demo = world.open("demo");
+    assert_eq!(world.read_fill(&demo, 8, 4096), 3);
+}
+
+#[test]
 fn an_own_volume_opens_though_the_log_of_another_host_is_not_answered() {
     let (world, _demo) = with_closed_volume();
     let mut lasting = world.kill();
@@ -496,6 +532,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "one_volumes_record_refuses_all",
             a_record_that_is_gone_refuses_only_the_volumes_that_need_it,
+        ),
+        (
+            "packs_of_a_dead_server_are_believed",
+            packs_that_went_before_a_dead_servers_record_was_looked_at_stop_its_successor,
         ),
         (
             "older_store_is_believed",

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::pin::Pin;
 
 use super::marks::LowMark;
-use super::names::{Position, low_key, record_key};
+use super::names::{Position, SessionName, low_key, record_key};
 use super::notes::LogState;
 use super::port::{
     self, LogPort, LookLimit, Looked, NoAnswer, look_decoded, read_decoded, read_record,
@@ -66,17 +66,40 @@ pub(super) struct Around {
 /// If something does not fit.
 pub(super) async fn look_around(
     port: &impl LogPort,
+    own: SessionName,
     state: &LogState,
     volumes: &mut OwnedVolumes,
     (record, slices): (&Record, &Slices),
 ) -> Result<Around, Stop> {
     let host = record.log;
-    let limit = LookLimit::default();
+    // Of an earlier start, which may have died before it looked. Its tails wait to be opened, and what a root
+    // has goes from them: there must be no doubt about its packs.
+    let is_waiting = |(volume, epoch): &(VolumeId, Epoch)| {
+        let owned = volumes.get(volume);
+        slices.of(*volume, *epoch).next().is_some()
+            && owned.is_none_or(|owned| owned.epoch != *epoch)
+            && !canary::active!("packs_of_a_dead_server_are_believed")
+    };
+    let waiting: Vec<_> = match record.writer == own {
+        true => Vec::new(),
+        false => slices
+            .volumes
+            .iter()
+            .filter(|named| is_waiting(named))
+            .collect(),
+    };
+    let limit = LookLimit::of(waiting.is_empty());
     let packs = look(port, state, (record, slices), &limit).await?;
     let has = |volume: VolumeId, epoch: Epoch, of: &[u16]| {
         let mut packs = slices.of(volume, epoch).map(|(slice, _)| slice.pack);
         packs.find(|pack| of.contains(pack))
     };
+    if waiting
+        .iter()
+        .any(|(volume, epoch)| has(*volume, *epoch, &packs.missing).is_some())
+    {
+        return Err(packs_gone(record));
+    }
     let is_missing = |volume, epoch| has(volume, epoch, &packs.missing).is_some();
     let looks = |(volume, epoch): &(VolumeId, Epoch)| {
         let owned = volumes.get(volume).filter(|owned| owned.epoch == *epoch)?;
@@ -102,8 +125,7 @@ pub(super) async fn look_around(
         match judge(root, volume, epoch, host)? {
             Holder::Other => around.fenced.push(volume),
             Holder::This if is_missing(volume, epoch) => {
-                let what = format!("packs of {} are gone", record_key(host, record.position));
-                return Err(Stop::set_back(what));
+                return Err(packs_gone(record));
             }
             Holder::This => {
                 if let Some(owned) = volumes.get_mut(&volume) {
@@ -114,6 +136,11 @@ pub(super) async fn look_around(
         }
     }
     Ok(around)
+}
+
+fn packs_gone(record: &Record) -> Stop {
+    let key = record_key(record.log, record.position);
+    Stop::set_back(format!("packs of {key} are gone"))
 }
 
 /// Packs of a record that were not found.

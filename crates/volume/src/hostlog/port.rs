@@ -67,16 +67,27 @@ const LOOKS_MAX: u32 = 5;
 pub(super) struct LookLimit {
     /// What is asked about the host is answered. Until then it may be an outage.
     is_answered: AtomicBool,
+    /// There is none: an answer is needed.
+    is_off: bool,
 }
 
 impl LookLimit {
+    /// A limit that is reached at some time, or never.
+    pub(super) fn of(has_limit: bool) -> LookLimit {
+        LookLimit {
+            is_off: !has_limit,
+            ..LookLimit::default()
+        }
+    }
+
     pub(super) fn set_answered(&self) {
         self.is_answered.store(true, Ordering::Release);
     }
 
     /// A look failed, `failures` times before; whether it is to be given up.
     fn is_reached(&self, failures: &mut u32) -> bool {
-        if self.is_answered.load(Ordering::Acquire) && !canary::active!("looks_have_no_limit") {
+        let is_on = !self.is_off && self.is_answered.load(Ordering::Acquire);
+        if is_on && !canary::active!("looks_have_no_limit") {
             *failures += 1;
         }
         *failures >= LOOKS_MAX

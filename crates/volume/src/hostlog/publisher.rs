@@ -382,8 +382,10 @@ impl<P: LogPort> Publisher<P> {
         let Content::Slices(slices) = &record.content else {
             return Err(Stop::strangers_record(self.own.host, record.position));
         };
-        let Publisher { port, state, .. } = self;
-        let around = look_around(port, state, &mut self.volumes, (&record, slices)).await?;
+        let Publisher {
+            port, own, state, ..
+        } = self;
+        let around = look_around(port, *own, state, &mut self.volumes, (&record, slices)).await?;
         for volume in around.fenced {
             self.fence(volume, progress);
         }
