@@ -7,12 +7,13 @@
 //! next server, which recovers them before it announces that it is ready.
 
 mod api_listeners;
+mod blocking_threads;
 mod messages;
 mod process;
 mod rescue_log;
 mod service_manager;
 
-use std::sync::{Arc, Barrier};
+use std::sync::Arc;
 use std::time::Duration;
 
 use store::SharedStore;
@@ -42,16 +43,13 @@ const BLOCKING_THREADS: usize = DISK_CALLS_MAX + 16;
 /// They stay as good as for ever: a thread that ends gives its stack back.
 const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// What of its stack each of them has touched before it is needed.
-const STACK_BYTES: usize = 16 << 10;
-
 /// Runs a server until it is told to stop.
 pub(crate) fn serve(settings: Settings) -> Result<()> {
     abort_on_panic_under_locks();
     process::prepare();
     let manager = Arc::new(ServiceManager::of_environment());
     let runtime = runtime()?;
-    start_blocking_threads(&runtime);
+    blocking_threads::start(&runtime, BLOCKING_THREADS);
     let api = ApiListeners::bind(&settings)?;
     let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(&settings)?)));
     let store = StoreAccess::new(StoreSettings {
@@ -87,23 +85,6 @@ fn runtime() -> Result<Runtime> {
         .enable_all()
         .build()
         .map_err(|source| Failure::internal(format!("cannot start threads: {source}")))
-}
-
-/// Starts the threads on which calls to files are made, so that none has to be started, and no stack to be
-/// found room for, when memory is short and these calls are what frees it.
-#[expect(
-    clippy::large_stack_arrays,
-    reason = "the stack is what is to be touched"
-)]
-fn start_blocking_threads(runtime: &Runtime) {
-    let all = Arc::new(Barrier::new(BLOCKING_THREADS));
-    for _ in 0..BLOCKING_THREADS {
-        let all = Arc::clone(&all);
-        runtime.spawn_blocking(move || {
-            std::hint::black_box([1_u8; STACK_BYTES]);
-            all.wait();
-        });
-    }
 }
 
 async fn run(
