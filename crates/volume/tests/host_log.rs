@@ -438,7 +438,7 @@ fn a_record_that_is_gone_refuses_only_the_volumes_that_need_it() {
         .iter()
         .map(|answer| world.wait(|_| answer.try_take()))
         .collect();
-    let refused = opened[0].as_ref().err().expect("refused").to_string();
+    let refused = opened[0].as_ref().expect_err("refused").to_string();
     assert!(refused.contains(&lost), "{refused}");
     let demo = opened[1].as_ref().expect("opened");
     assert_eq!(world.read_fill(demo, 8, 4096), 11);
@@ -474,7 +474,7 @@ fn packs_that_went_before_a_dead_servers_record_was_looked_at_stop_its_successor
         .collect();
     assert!(!new.is_empty());
     let mut world = World::start(lasting);
-    let refused = world.try_open("demo", false).err().expect("it stops");
+    let refused = world.try_open("demo", false).expect_err("it stops");
     assert!(matches!(refused, OpenError::HostStopped(_)), "{refused}");
     let mut lasting = world.kill();
     lasting.objects.extend(new);
