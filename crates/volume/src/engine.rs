@@ -81,6 +81,8 @@ pub(crate) struct Engine {
     reclaim_requests: AtomicU64,
     /// Volume names whose opening, closing or deletion is going on.
     pub(crate) locked_names: Mutex<BTreeSet<String>>,
+    /// Lost tails that a fork reads: they stay until it has ended.
+    pub(crate) forked_tails: Mutex<BTreeSet<TailId>>,
     pub(crate) poisoned: AtomicBool,
     stopping: AtomicBool,
     /// Dirty extents of all tails, as of the last tick.
@@ -149,6 +151,7 @@ impl Engine {
             reclaim_requests: AtomicU64::new(0),
             log_reads: LogReads::default(),
             locked_names: Mutex::default(),
+            forked_tails: Mutex::default(),
             poisoned: AtomicBool::new(poisoned),
             stopping: AtomicBool::new(false),
             extents: AtomicU64::new(0),

@@ -553,6 +553,40 @@ fn what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anot
     assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
 }
 
+#[test]
+fn a_fork_that_uploads_holds_its_tail_and_not_the_volume_of_that_name() {
+    let (mut one, volume) = with_volume();
+    one.write(&volume, 0, 1, 4096);
+    one.flush(&volume);
+    let mut one = World::start(one.kill());
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    close(&mut other, &theirs);
+    delete(&mut other, "demo");
+    other.create("demo", 64 * MIB);
+    hand_over(&mut other, &mut one);
+    let volume = one.open("demo");
+    let kept = one.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
+    one.lasting.hanging_puts = 1;
+    let fork = one.host.fork_tail(kept[0].id, "saved", true);
+    one.settle();
+    // The volume of that name comes and goes.
+    close(&mut one, &volume);
+    let volume = one.open("demo");
+    close(&mut one, &volume);
+    assert!(fork.try_take().is_none(), "its upload hangs");
+    let dropped = one.host.drop_tail(kept[0].id, false);
+    let refused = one.wait(|_| dropped.try_take()).expect_err("it is read");
+    assert!(refused.to_string().contains("try again"), "{refused}");
+    one.answer_hanging_puts();
+    one.wait(|_| fork.try_take()).expect("forked");
+    let saved = one.open("saved");
+    assert_eq!(one.read_fill(&saved, 0, 4096), 1);
+    let dropped = one.host.drop_tail(kept[0].id, false);
+    one.wait(|_| dropped.try_take()).expect("nobody reads it");
+}
+
 fn open_bound(world: &mut World, hold: TailId) -> Result<Volume, OpenError> {
     let mode = OpenMode {
         continues: Some(hold),

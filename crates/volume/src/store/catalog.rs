@@ -20,7 +20,7 @@ use crate::store::flow;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{log_port, on_progress, with_patience};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::open::{NameLock, OpenMode, discard_tail, take_epoch};
+use crate::store::open::{NameLock, OpenMode, TailClaim, discard_tail, take_epoch};
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
@@ -147,6 +147,9 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     let tails = local_tails(engine, head.root.volume);
     if tails.iter().any(|tail| tail.lock().status == Status::Live) {
         return Err(OpenError::InUse(name.to_owned()));
+    }
+    for tail in &tails {
+        TailClaim::check_free(engine, tail)?;
     }
     if !is_held_here(engine, &head.root, &tails) {
         check_not_held(engine, &head.root)?;

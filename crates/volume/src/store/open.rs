@@ -73,6 +73,47 @@ impl Drop for NameLock {
     }
 }
 
+/// Holds a lost tail while it is forked or dropped. Its volume's name is free meanwhile: a fork lasts as long as
+/// its upload, and the volume of that name may be served here.
+pub(crate) struct TailClaim {
+    engine: Arc<Engine>,
+    id: TailId,
+}
+
+impl TailClaim {
+    /// Under the lock of the tail's name: nobody is about to discard it then.
+    pub(crate) fn take(engine: &Arc<Engine>, tail: &Tail) -> Result<TailClaim, OpenError> {
+        TailClaim::check_free(engine, tail)?;
+        let id = tail.id();
+        lock(&engine.forked_tails).insert(id);
+        Ok(TailClaim {
+            engine: Arc::clone(engine),
+            id,
+        })
+    }
+
+    /// Refuses what would take the tail away under a fork.
+    pub(crate) fn check_free(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
+        match TailClaim::is_taken(engine, tail) {
+            false => Ok(()),
+            true => Err(OpenError::Invalid(format!(
+                "the tail of volume {} is being read by `firn rescue fork`: try again when that has ended",
+                tail.name()
+            ))),
+        }
+    }
+
+    fn is_taken(engine: &Engine, tail: &Tail) -> bool {
+        lock(&engine.forked_tails).contains(&tail.id())
+    }
+}
+
+impl Drop for TailClaim {
+    fn drop(&mut self) {
+        lock(&self.engine.forked_tails).remove(&self.id);
+    }
+}
+
 /// A recovered tail that is not open yet.
 pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
     let dirty: u64 = found
@@ -303,7 +344,7 @@ fn session_of_open(engine: &Engine, root: &Root, ours: bool) -> LogSession {
 /// A tail that does not continue the root that was found: kept if it holds something that the store
 /// does not have, never replayed.
 fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
-    if has_all_of(engine, tail, root) {
+    if has_all_of(engine, tail, root) && !TailClaim::is_taken(engine, tail) {
         discard_tail(engine, tail);
     } else {
         keep_for_rescue(engine, tail);
@@ -312,7 +353,9 @@ fn retire_tail(engine: &Arc<Engine>, tail: &Arc<Tail>, root: &Root) {
 
 /// Keeps what the tail holds and the store lacks; a tail that holds nothing goes.
 fn keep_for_rescue(engine: &Arc<Engine>, tail: &Arc<Tail>) {
-    if tail.lock().layers.dirty_extents() == 0 {
+    if TailClaim::is_taken(engine, tail) {
+        // It is lost already, and somebody reads it.
+    } else if tail.lock().layers.dirty_extents() == 0 {
         discard_tail(engine, tail);
     } else if !tail.is_rescue() {
         tracing::warn!(

@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::log::ring::TailId;
 use crate::request::tail::{Status, Tail};
-use crate::store::open::{NameLock, discard_tail};
+use crate::store::open::{NameLock, TailClaim, discard_tail};
 use blkmq::io::SECTOR_BYTES;
 
 use crate::units::Lsn;
@@ -71,6 +71,7 @@ pub(crate) async fn drop_tail(
     let missing = || OpenError::Invalid(format!("no tail of volume {} is here", id.volume));
     let tail = engine.tail(id).ok_or_else(missing)?;
     let _busy = NameLock::take(engine, tail.name())?;
+    let _claim = TailClaim::take(engine, &tail)?;
     let found = describe(&tail).ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
     if !found.rescue && !waiting_too {
         return Err(OpenError::InUse(found.volume));

@@ -25,7 +25,7 @@ use crate::store::flow::packing::{bring_pack, plan_packs};
 use crate::store::flow::slice_job::extents_bytes;
 use crate::store::flow::slices::UploadedPack;
 use crate::store::load_index::{learn_sessions, read_sections};
-use crate::store::open::NameLock;
+use crate::store::open::{NameLock, TailClaim};
 use crate::store::rescue::is_lost;
 use crate::store::roots::read_any_root;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_spec};
@@ -70,7 +70,10 @@ pub(crate) async fn fork_tail(
             tail.name()
         )));
     }
-    let _busy = NameLock::take(engine, tail.name())?;
+    let _claim = {
+        let _busy = NameLock::take(engine, tail.name())?;
+        TailClaim::take(engine, &tail)?
+    };
     let (newest, layers) = tail.freeze().ok_or_else(missing)?;
     let bytes = layers.iter().map(|layer| extents_bytes(&layer.map)).sum();
     let merged = move || merge(layers.iter().map(|layer| &*layer.map), |_, _| {});
