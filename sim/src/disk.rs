@@ -263,6 +263,11 @@ impl SimDisk {
         silent.iter().any(|fault| self.counts.of(*fault) > 0)
     }
 
+    /// Whether a read was answered with what a block held before.
+    pub fn has_read_stale(&self) -> bool {
+        self.counts.of(Fault::StaleRead) > 0
+    }
+
     /// Bytes that the disk holds in all its files.
     pub fn bytes(&self) -> u64 {
         let sectors: u64 = self.files.values().map(|f| f.sectors).sum();

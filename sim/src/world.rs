@@ -145,6 +145,8 @@ struct Attachment {
     has_let_go: bool,
     phase: AttachmentPhase,
     history: History,
+    /// The history before a start that a stale read may have hidden the end of.
+    hidden: Option<Box<History>>,
     transport: Option<Transport<Volume>>,
     clients: Vec<clients::Client>,
     image: Vec<u8>,

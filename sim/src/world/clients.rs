@@ -113,6 +113,7 @@ impl Attachment {
             has_let_go: false,
             phase: AttachmentPhase::Down,
             history: History::new(line, profile.sectors),
+            hidden: None,
             transport: None,
             clients: (0..profile.clients).map(client).collect(),
             image: Vec::new(),
@@ -129,6 +130,7 @@ impl Attachment {
     pub(super) fn copy(&self) -> Attachment {
         Attachment {
             history: self.history.clone(),
+            hidden: self.hidden.clone(),
             transport: None,
             clients: self.clients.iter().map(Client::copy).collect(),
             image: Vec::new(),

@@ -133,8 +133,7 @@ impl World {
         unread: &BTreeSet<u64>,
     ) -> Result<(u64, bool), Violation> {
         if self.is_single() {
-            let history = &mut self.attachments[attachment].history;
-            return Ok((history.settle(image, unread)?, true));
+            return Ok((self.settle_own(attachment, image, unread)?, true));
         }
         let here = &self.attachments[attachment];
         let (order, line) = (here.order, here.line);
@@ -148,13 +147,44 @@ impl World {
         let continues = here.number == incarnation.number
             && last.is_some_and(|t| !self.was_replaced_elsewhere(attachment, t.order, order));
         let (found, is_from_store) = if continues {
-            let history = &mut self.attachments[attachment].history;
-            (history.settle(image, unread)?, false)
+            (self.settle_own(attachment, image, unread)?, false)
         } else {
             self.settle_after_another(attachment, at, image, unread)?
         };
         self.begin_tenure(attachment, at, found, is_from_store);
         Ok((found, continues))
+    }
+
+    /// Only this host held the volume. A disk that answers once with what a block held before may hide the last
+    /// frame of a poisoned log from one start, and a later start finds it again: nothing may be written to such
+    /// a log, so no start can settle where it ends.
+    fn settle_own(
+        &mut self,
+        attachment: usize,
+        image: &[u8],
+        unread: &BTreeSet<u64>,
+    ) -> Result<u64, Violation> {
+        let here = &mut self.attachments[attachment];
+        let there = &self.machines[here.machine];
+        if !(there.is_poisoned && there.disk.has_read_stale()) {
+            here.hidden = None;
+            return here.history.settle(image, unread);
+        }
+        let before = here.history.clone();
+        match (here.history.settle(image, unread), here.hidden.take()) {
+            (Ok(found), hidden) => {
+                let is_short = found < before.len();
+                here.hidden = hidden.or_else(|| is_short.then(|| Box::new(before)));
+                Ok(found)
+            }
+            (Err(violation), None) => Err(violation),
+            (Err(_), Some(mut hidden)) => {
+                hidden.record_loss(Loss::Cache);
+                let found = hidden.settle(image, unread)?;
+                here.history = *hidden;
+                Ok(found)
+            }
+        }
     }
 
     /// Somebody else held the volume meanwhile, or this host never did. Answers also whether all of the
