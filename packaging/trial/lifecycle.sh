@@ -127,7 +127,7 @@ systemctl daemon-reload
 step 'remove: the contents and the configuration stay'
 dpkg -r firn 2>&1
 [ ! -e /usr/bin/firn ] && [ -e /etc/firn/firn.toml ] && [ -e /var/lib/firn/cache/log ] || fail 'remove'
-[ "$(systemctl is-active firn.service || true)" = inactive ] || fail 'it still runs'
+! systemctl is-active --quiet firn.service || fail 'it still runs'
 
 step 'purge: the configuration goes, what may be the only copy stays'
 dpkg -P firn 2>&1

@@ -177,9 +177,13 @@ fn layers_whose_bytes_are_gone_are_found_with_those_that_hide_them() {
     world.lasting.outage = true;
     const NUMBERS: u64 = 130;
     // Three slices, written over until the log has been round: what was hidden has died, and its
-    // segments were used again.
+    // segments were used again. Small writes beside them, that few layers of are hidden at a time, keep
+    // the layers from being merged before a cut.
     for number in 0..NUMBERS {
         world.write_noise(&volume, number % 6 * 128, number, 64 << 10);
+        for nth in 0..4 {
+            world.write_noise(&volume, 4096 + (number % 8 * 4 + nth) * 16, number, 4096);
+        }
     }
     world.flush(&volume);
     let mut world = World::start(world.kill());
