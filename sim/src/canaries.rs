@@ -99,6 +99,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "layers_outlive_their_bytes",
     "first_slices_go_side_by_side",
     "cuts_wait_for_a_hot_set",
+    "hot_sets_are_stored_once_a_slice",
 ];
 
 /// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.

@@ -334,6 +334,7 @@ fn the_api_is_what_its_own_description_says() {
                 Some(true) if path.ends_with("/resize") => {
                     Some((JSON, r#"{"size_bytes":12582912}"#))
                 }
+                Some(true) if path.ends_with("/fork") => Some((JSON, r#"{"name":"made"}"#)),
                 Some(true) if path == "/v1/session" => Some((JSON, session.as_str())),
                 Some(true) => Some((JSON, r#"{"name":"made","size_bytes":8388608}"#)),
                 _ => None,

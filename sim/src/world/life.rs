@@ -170,7 +170,7 @@ impl World {
         if self.has_gone_back() {
             let unanswered = matches!(failure, Failure::Store(_) | Failure::Disk(_));
             self.judge_set_back_refusal(failure)?;
-            if !unanswered {
+            if !unanswered && self.phase == Phase::Done {
                 return Ok(());
             }
         }

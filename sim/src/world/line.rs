@@ -207,9 +207,14 @@ impl World {
             None => History::new(number, self.profile.sectors),
             Some(nth) => self.branch(line, at, nth).clone(),
         };
+        // A host that claimed it and never adopted it left no tenure: who had it before goes on with his own
+        // tail then, of which the store may have nothing.
+        let was_own = before.is_some_and(|nth| incarnation.tenures[nth].attachment == attachment);
+        let may_have_tail = was_own && self.attachments[attachment].number == number;
         branch.record_loss(Loss::Cache);
         let end_of_last;
-        let mut is_from_store = !self.machines[self.attachments[attachment].machine].is_clone;
+        let is_clone = self.machines[self.attachments[attachment].machine].is_clone;
+        let mut is_from_store = !is_clone && !may_have_tail;
         let found = match branch.settle(image, unread) {
             Ok(found) => {
                 end_of_last = found;
@@ -325,5 +330,53 @@ impl World {
         let tenure = &mut self.lines[line].incarnations[at].tenures[nth];
         let live = &mut self.attachments[tenure.attachment].history;
         tenure.left.as_mut().unwrap_or(live)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SECTOR;
+    use crate::oracle::history::Value;
+    use crate::oracle::stamp::Stamp;
+    use crate::profile::Profile;
+    use crate::world::Watch;
+
+    /// What counts as stored once `opener` found one commit of the volume's last holder, attachment 0.
+    fn stored_after_opening(opener: usize) -> u64 {
+        let mut profile = Profile::draw(1);
+        (profile.hosts, profile.volumes) = (2, 1);
+        let sectors = profile.sectors;
+        let mut world = World::with(1, profile, Watch::default());
+        let number = world.lines[0].incarnations[0].number;
+        let holder = &mut world.attachments[0];
+        (holder.order, holder.number) = (1, number);
+        holder.history = History::new(number, sectors);
+        world.begin_tenure(0, 0, 0, true);
+        let history = &mut world.attachments[0].history;
+        history.issue(1, 0..1);
+        let position = history.commit(0..1, Value::Write(1));
+        history.complete(position);
+
+        let mut image = Vec::new();
+        let stamp = Stamp {
+            volume: number,
+            sector: 0,
+            client: 0,
+            write: 1,
+            generation: 0,
+        };
+        stamp.write_to(&mut image);
+        image.resize(sectors as usize * SECTOR, 0);
+        world.attachments[opener].order = 2;
+        let found = world.settle_after_another(opener, 0, &image, &BTreeSet::new());
+        assert_eq!(found.map(|(found, _)| found).ok(), Some(position));
+        world.attachments[opener].history.stored()
+    }
+
+    #[test]
+    fn what_a_host_found_in_its_own_tail_was_not_promised_to_be_in_the_store() {
+        assert_eq!(stored_after_opening(0), 0);
+        assert_eq!(stored_after_opening(1), 1);
     }
 }

@@ -98,8 +98,8 @@ impl Volume {
         Step::Write(plan)
     }
 
-    /// Ring slots, then log space, then the right to write now: all of it or nothing. The tail is looked
-    /// at once: slots that turn out not to be needed come back with the commit.
+    /// Ring slots, then log space, then the right to write now: all of it or nothing. The check and the promise of
+    /// slots are one look at the tail.
     ///
     /// # Errors
     /// What the write ends with: it could not be carried out at any time.
@@ -127,10 +127,17 @@ impl Volume {
             engine.request_reclaim();
             return Ok(None);
         };
-        let extents = 2 * lots.len() as u64;
+        // At once: whoever lacks slots waits for a round, and would be overtaken by whoever comes later.
+        let used = lots.len() as u64;
+        tail.give_back_slots(slots - used);
+        let extents = 2 * used;
         engine.extents.fetch_add(extents, Ordering::Relaxed);
         tail.add_dirty(span.sectors());
         engine.space.parked.wake_next(tail.id());
-        Ok(Some(Reservation { span, slots, lots }))
+        Ok(Some(Reservation {
+            span,
+            slots: used,
+            lots,
+        }))
     }
 }
