@@ -6,9 +6,6 @@
 mod common;
 
 use std::fs;
-use std::io::Read;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 
 use common::{Server, World, eventually, message};
 use serde_json::Value;
@@ -250,53 +247,6 @@ fn a_command_that_waits_finds_a_server_that_starts_later_and_a_volume_that_is_le
     other.connect("demo").write(0, &[1; 4096]).unwrap();
 }
 
-/// Stands before a server's socket: the answer of the first request is lost, the others pass.
-fn lose_first_answer(front: &Path, server: &Path) {
-    let listener = UnixListener::bind(front).unwrap();
-    let server = server.to_owned();
-    std::thread::spawn(move || {
-        for (nth, client) in listener.incoming().enumerate() {
-            let (mut client, mut behind) = (client.unwrap(), UnixStream::connect(&server).unwrap());
-            let (mut asks, mut behind_too) =
-                (client.try_clone().unwrap(), behind.try_clone().unwrap());
-            std::thread::spawn(move || {
-                let _ = std::io::copy(&mut asks, &mut behind_too);
-            });
-            if nth == 0 {
-                // The server has done it when it begins to answer.
-                behind.read_exact(&mut [0]).unwrap();
-                client.shutdown(std::net::Shutdown::Both).unwrap();
-            } else {
-                std::thread::spawn(move || {
-                    let _ = std::io::copy(&mut behind, &mut client);
-                });
-            }
-        }
-    });
-}
-
-#[test]
-fn a_volume_whose_creation_lost_its_answer_is_created() {
-    let world = World::new();
-    let (front, socket) = (world.path("front.sock"), world.path("api.sock"));
-    let address = |path: &Path| format!("unix:{}", path.display());
-    let server = world.serve("one", &["--api", &address(&socket)]);
-    lose_first_answer(&front, &socket);
-    let create = ["volume", "create", "demo", "--size", "8MiB"];
-    let patient = ["--wait", "--timeout", "60s"];
-    let front = address(&front);
-    let created = world.firn(&[&["--api", &front], &create[..], &patient].concat());
-    assert!(created.status.success(), "{}", message(&created));
-    // What nobody of this command made is another's.
-    let again = world.ask(&server, &[&create[..], &patient].concat());
-    assert!(
-        message(&again).contains("volume-exists"),
-        "{}",
-        message(&again)
-    );
-    assert!(!again.status.success());
-}
-
 #[test]
 fn a_command_gives_up_when_its_time_is_over() {
     let world = World::new();
@@ -330,7 +280,7 @@ fn what_cannot_be_mounted_says_why_and_no_uri_is_taken_for_a_disk() {
     let mount = ["attach", "demo", "--mount", "here", "--mkfs", "ext4"];
     let senseless = world.ask(&server, &[&mount[..], &["--transport", "nbd"]].concat());
     assert_eq!(senseless.status.code(), Some(2), "{}", message(&senseless));
-    if Path::new("/dev/ublk-control").exists() {
+    if std::path::Path::new("/dev/ublk-control").exists() {
         println!("skipped: this machine has disks, and they are not this test's");
         return;
     }

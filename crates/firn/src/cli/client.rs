@@ -5,7 +5,6 @@
 //! to do: a problem document keeps its code and detail, and a server that does not answer is named by
 //! its address. A token goes to no other machine unless it was named for it.
 
-use std::cell::Cell;
 use std::fmt::Write;
 use std::io;
 use std::net::IpAddr;
@@ -103,12 +102,6 @@ fn passes(code: FailureCode) -> bool {
     )
 }
 
-/// Whether a request that was sent may have been done all the same.
-fn leaves_doubt(code: FailureCode) -> bool {
-    use FailureCode::{ServerUnreachable, StoreFailed, StoreUnavailable};
-    matches!(code, ServerUnreachable | StoreFailed | StoreUnavailable)
-}
-
 fn late(why: &str) -> Failure {
     Failure::new(
         FailureCode::TimedOut,
@@ -177,26 +170,6 @@ impl Client {
         parse(&self.send(Method::POST, path, Some(body))?)
     }
 
-    /// As [`Self::post`]; `is_in_doubt` becomes true if an earlier attempt may have done it although its
-    /// answer is not known.
-    pub(crate) fn post_in_doubt<T: DeserializeOwned>(
-        &self,
-        path: &str,
-        body: &impl Serialize,
-        is_in_doubt: &mut bool,
-    ) -> Result<T> {
-        let body = serde_json::to_vec(body).expect("the API's own types always serialize");
-        let answer = self.waiting.repeat(|| {
-            let was_sent = Cell::new(false);
-            let answer = self.send_once(Method::POST, path, Some(body.clone()), &was_sent);
-            if let Err(failure) = &answer {
-                *is_in_doubt |= was_sent.get() && leaves_doubt(failure.code);
-            }
-            answer
-        });
-        parse(&answer?)
-    }
-
     /// A request whose answer has no body.
     pub(crate) fn post_no_content(&self, path: &str, body: &impl Serialize) -> Result<()> {
         let body = serde_json::to_vec(body).expect("the API's own types always serialize");
@@ -209,17 +182,10 @@ impl Client {
 
     fn send(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>> {
         self.waiting
-            .repeat(|| self.send_once(method.clone(), path, body.clone(), &Cell::new(false)))
+            .repeat(|| self.send_once(method.clone(), path, body.clone()))
     }
 
-    /// One attempt; `was_sent` becomes true once the server may have the request.
-    fn send_once(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<Vec<u8>>,
-        was_sent: &Cell<bool>,
-    ) -> Result<Vec<u8>> {
+    fn send_once(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Vec<u8>> {
         let request = self.request(method, path, body)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -227,7 +193,7 @@ impl Client {
             .map_err(|source| Failure::internal(format!("cannot send a request: {source}")))?;
         let left = self.waiting.left();
         let exchanged = runtime.block_on(async {
-            let exchange = self.exchange(request, was_sent);
+            let exchange = self.exchange(request);
             match left {
                 Some(left) => tokio::time::timeout(left, exchange).await,
                 None => Ok(exchange.await),
@@ -279,14 +245,12 @@ impl Client {
     async fn exchange(
         &self,
         request: Request<Full<Bytes>>,
-        was_sent: &Cell<bool>,
     ) -> std::result::Result<(StatusCode, Vec<u8>), ExchangeError> {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.connect()).await;
         let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // Its failures are the request's, too.
         drop(tokio::spawn(connection));
-        was_sent.set(true);
         let response = sender.send_request(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX);

@@ -94,10 +94,8 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
 }
 
 fn create(client: &Client, asked: &CreateVolume, if_missing: bool) -> Result<Volume> {
-    // Who waits asks again after an answer was lost, and then finds what the first request made.
-    let mut may_be_own = false;
-    match client.post_in_doubt::<Volume>("/v1/volumes", asked, &mut may_be_own) {
-        Err(failure) if (if_missing || may_be_own) && failure.code == FailureCode::VolumeExists => {
+    match client.post::<Volume>("/v1/volumes", asked) {
+        Err(failure) if if_missing && failure.code == FailureCode::VolumeExists => {
             existing(client, asked)
         }
         created => created,
