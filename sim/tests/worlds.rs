@@ -77,7 +77,7 @@ fn single_operations_survive_a_crash_after_every_event() {
 #[test]
 fn a_request_issued_again_takes_effect_again_and_nothing_else_does() {
     let (mut reissued, mut over) = (0, 0);
-    for seed in 1..=6 {
+    for seed in 1..=24 {
         let mut profile = Profile::draw(seed);
         (profile.hosts, profile.reissue) = (1, true);
         (profile.crash_every, profile.crash_weights) = (300, [1, 0, 0]);
