@@ -29,10 +29,6 @@ pub(super) fn start(runtime: &Runtime, wanted: usize) {
 
 /// Keeps each thread busy until all have started or the time is over, so that no thread takes two of the
 /// tasks; answers how many had started by then.
-#[expect(
-    clippy::large_stack_arrays,
-    reason = "the stack is what is to be touched"
-)]
 fn gather(runtime: &Runtime, wanted: usize) -> usize {
     let latch = Arc::new(Latch::new(wanted));
     for _ in 0..wanted {
