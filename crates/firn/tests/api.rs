@@ -361,7 +361,7 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 19, "every operation but the deletion was tried");
+    assert_eq!(seen, 20, "every operation but the deletion was tried");
     let problem = send(&server, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,
