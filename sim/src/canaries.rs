@@ -97,7 +97,6 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "recovered_tail_is_one_layer",
     "cleaner_counts_its_reserve",
     "layers_outlive_their_bytes",
-    "first_slices_go_side_by_side",
     "cuts_wait_for_a_hot_set",
     "hot_sets_are_stored_once_a_slice",
 ];

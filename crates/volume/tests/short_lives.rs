@@ -217,7 +217,6 @@ fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
         ("checkpoint_forgets_cuts", stored),
         ("recovered_tail_is_one_layer", stored),
-        ("first_slices_go_side_by_side", stored),
         (
             "layers_outlive_their_bytes",
             layers_whose_bytes_are_gone_are_found_with_those_that_hide_them,

@@ -88,8 +88,7 @@ impl UploadState {
 
     /// See [`Slices::has_room`].
     pub(super) fn has_room(&self, most_bytes: u64) -> bool {
-        let takes = self.store_takes.load(Ordering::Acquire)
-            || canary::active!("first_slices_go_side_by_side");
+        let takes = self.store_takes.load(Ordering::Acquire);
         lock(&self.slices).has_room(most_bytes, !takes)
     }
 
@@ -255,7 +254,9 @@ impl UploadState {
     pub(super) fn set_refusal(&self, refusal: Option<OpenError>) {
         let mut known = lock(&self.refusal);
         let has_ended = known.as_ref().is_some_and(OpenError::is_end_of_service);
-        if !has_ended || canary::active!("late_update_takes_the_reason") {
+        let forgets = canary::active!("late_update_takes_the_reason")
+            || canary::active!("first_reason_is_forgotten");
+        if !has_ended || forgets {
             *known = refusal;
         }
     }
