@@ -299,22 +299,21 @@ fn a_take_over_that_was_cut_short_behind_its_claim_goes_on_without_being_declare
     assert_eq!(taker.read_fill(&demo, 0, 4096), 2);
 }
 
-#[test]
-fn a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is() {
-    let (mut world, demo) = with_closed_volume();
+/// The host has met a pack of a stranger under a name of its own, at `next`, and stopped.
+fn stop_by_a_strangers_pack(world: &mut World, demo: &Volume) -> (String, (Vec<u8>, u64)) {
     let packs = |world: &World| {
         let keys = world.lasting.objects.keys();
         keys.filter(|key| key.starts_with("packs/"))
             .cloned()
             .collect::<Vec<_>>()
     };
-    let before = packs(&world);
+    let before = packs(world);
     // Another process that has the same memory: it draws the same names.
-    world.write(&demo, 8, 3, 4096);
+    world.write(demo, 8, 3, 4096);
     world.lasting.failing_creates = usize::MAX;
-    let synced = world.host.sync(&demo);
+    let synced = world.host.sync(demo);
     world.pass(1_000);
-    let own = packs(&world).into_iter().find(|key| !before.contains(key));
+    let own = packs(world).into_iter().find(|key| !before.contains(key));
     let own = own.expect("it is there, and no record names it yet");
     let number = own.rsplit('/').next().expect("a number").to_owned();
     let next = u64::from_str_radix(&number, 16).expect("hexadecimal") + 1;
@@ -327,11 +326,40 @@ fn a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is() {
     world.lasting.objects.insert(next.clone(), stranger.clone());
     world.lasting.failing_creates = 0;
     world.wait(|_| synced.try_take()).expect("synced");
-    world.write(&demo, 16, 4, 4096);
-    let synced = world.host.sync(&demo);
+    world.write(demo, 16, 4, 4096);
+    let synced = world.host.sync(demo);
     let stopped = world.wait(|_| synced.try_take()).expect_err("it stops");
     assert!(matches!(stopped, OpenError::HostStopped(_)), "{stopped}");
+    (next, stranger)
+}
+
+#[test]
+fn a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is() {
+    let (mut world, demo) = with_closed_volume();
+    let (next, stranger) = stop_by_a_strangers_pack(&mut world, &demo);
     assert_eq!(world.lasting.objects[&next], stranger);
+}
+
+#[test]
+fn a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more() {
+    let (mut world, demo) = with_closed_volume();
+    let other = world.open("other");
+    // Everything of it is stored: nothing but the stop can refuse its close.
+    world.write(&other, 8, 3, 4096);
+    world.sync(&other);
+    stop_by_a_strangers_pack(&mut world, &demo);
+    let before = world.lasting.objects.clone();
+    for _ in 0..2 {
+        let closing = world.host.close_volume(&other);
+        let refused = world.wait(|_| closing.try_take());
+        assert!(
+            matches!(refused, Err(OpenError::HostStopped(_))),
+            "{refused:?}"
+        );
+    }
+    world.pass(10_000);
+    assert!(world.lasting.objects == before, "it wrote to the store");
+    assert!(root_of(&world.lasting, "other").owner.is_some());
 }
 
 /// A host that was killed with both volumes open, the key of the middle one of the last three records, all of
@@ -524,6 +552,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "packs_are_not_read_back",
             a_pack_of_a_stranger_under_its_own_name_stops_the_host_and_stays_as_it_is,
+        ),
+        (
+            "stopped_host_publishes",
+            a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more,
         ),
         (
             "hole_is_the_end",

@@ -112,6 +112,11 @@ impl<P: LogPort> Publisher<P> {
         &self.state
     }
 
+    /// Whoever uses it found out that the host must stop: nothing more is published. The first reason stays.
+    pub fn stop(&mut self, stop: &Stop) {
+        self.stopped.get_or_insert_with(|| stop.clone());
+    }
+
     /// Why it does nothing any more.
     pub fn stopped(&self) -> Option<&Stop> {
         self.stopped.as_ref()

@@ -143,6 +143,16 @@ impl HostLog {
         lock(&self.stopped).clone()
     }
 
+    /// Refuses what would write to the store for a host that has stopped.
+    pub(super) fn check_not_stopped(&self) -> Result<(), OpenError> {
+        match self.stopped() {
+            Some(stop) if !canary::active!("stopped_host_publishes") => {
+                Err(OpenError::HostStopped(stop))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// True: it had not stopped before.
     pub(super) fn stop(&self, stop: &Stop) -> bool {
         lock(&self.stopped).replace(stop.clone()).is_none()
@@ -171,7 +181,8 @@ impl HostLog {
         lock(&self.changes).push(VolumeChange::Detach(volume));
     }
 
-    /// The publisher, when nobody else uses it.
+    /// The publisher, when nobody else uses it. On a host that has stopped it refuses everything, whoever found
+    /// out why.
     pub(super) async fn publisher(&self) -> PublisherGuard<'_> {
         let take = || lock(&self.publisher).take();
         let mut publisher = self.free.wait_until(take).await;
@@ -180,6 +191,9 @@ impl HostLog {
                 VolumeChange::Attach(volume, name, epoch) => publisher.attach(volume, name, epoch),
                 VolumeChange::Detach(volume) => publisher.detach(volume),
             }
+        }
+        if let Err(OpenError::HostStopped(stop)) = self.check_not_stopped() {
+            publisher.stop(&stop);
         }
         PublisherGuard {
             log: self,

@@ -478,6 +478,8 @@ async fn go_live(
 pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
     let _busy = NameLock::take(engine, tail.name())?;
     flow::wait_stored(engine, tail, tail.newest()).await?;
+    // Also with everything stored: a copy may be in use.
+    engine.host_log.check_not_stopped()?;
     {
         let mut inner = tail.lock();
         if inner.newest > tail.stored() {
@@ -511,6 +513,7 @@ async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenErr
     if tail.upload.is_closed() {
         return Ok(());
     }
+    engine.host_log.check_not_stopped()?;
     let update = match tail.upload.closing() {
         Some(update) => update,
         None => {
