@@ -127,6 +127,10 @@ async fn grow(engine: Arc<Engine>, tail: Arc<Tail>) {
         }
         let result = {
             let _turn = upload.turn.take().await;
+            // A close that had the turn before may have ended the epoch, and its root may be there unseen.
+            if tail.lock().status != Status::Live {
+                return;
+            }
             update_root(&engine, &tail).await
         };
         let error = result.as_ref().err();
