@@ -153,9 +153,12 @@ impl HostLog {
         }
     }
 
-    /// True: it had not stopped before.
+    /// True: it had not stopped before. The first reason stays: those behind it may be its consequences.
     pub(super) fn stop(&self, stop: &Stop) -> bool {
-        lock(&self.stopped).replace(stop.clone()).is_none()
+        let mut stopped = lock(&self.stopped);
+        let is_first = stopped.is_none();
+        stopped.get_or_insert_with(|| stop.clone());
+        is_first
     }
 
     pub(super) fn failures(&self) -> Failures {
@@ -355,5 +358,19 @@ fn key_of(op: &StoreOp) -> &str {
         | StoreOp::Update { key, .. }
         | StoreOp::Delete { key } => key,
         StoreOp::List { prefix } => prefix,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_reason_why_a_host_stops_stays() {
+        let log = HostLog::new(LogState::default());
+        let (first, later) = (Stop::Cloned("first".into()), Stop::Cloned("later".into()));
+        assert!(log.stop(&first));
+        assert!(!log.stop(&later));
+        assert_eq!(log.stopped(), Some(first));
     }
 }
