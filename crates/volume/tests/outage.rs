@@ -2,6 +2,10 @@
 
 mod support;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
+
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
 use support::{Lasting, World, options, waker};
@@ -240,6 +244,45 @@ fn layers_stay_few_while_the_cleaner_finds_nothing() {
     assert_eq!(world.read_fill(&calm, 0, 60 * 4096), 3);
 }
 
+/// Counts how often it is woken.
+#[derive(Default)]
+struct Parked(AtomicUsize);
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn on_a_log_that_is_poisoned_every_parked_write_hears_of_it_at_once() {
+    let (mut world, noisy) = with_volume();
+    world.create("calm", 64 * MIB);
+    let calm = world.open("calm");
+    world.lasting.outage = true;
+    let chunks = fill_up_to_the_reserve(&mut world, &noisy);
+    let op = Op::Write {
+        sector: chunks * 128,
+        sectors: 128,
+        fua: false,
+    };
+    let writes: Vec<Arc<Parked>> = (0..64).map(|_| Arc::default()).collect();
+    for write in &writes {
+        let waker = Waker::from(Arc::clone(write));
+        assert!(matches!(noisy.begin(&op, &waker), Step::Park(_)));
+    }
+    world.write(&calm, 0, 3, 4096);
+    world.lasting.failing_syncs = 1;
+    world
+        .request(&calm, Op::Flush, &mut [])
+        .expect_err("poisoned");
+    world.settle();
+    let unheard = writes
+        .iter()
+        .filter(|write| write.0.load(Ordering::Relaxed) == 0);
+    assert_eq!(unheard.count(), 0);
+}
+
 #[test]
 fn the_cleaner_moves_nothing_of_a_slice_on_its_way() {
     let (mut world, noisy) = with_volume();
@@ -292,6 +335,10 @@ fn the_cleaner_moves_nothing_of_a_slice_on_its_way() {
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "poison_wakes_a_few",
+            on_a_log_that_is_poisoned_every_parked_write_hears_of_it_at_once,
+        ),
         (
             "index_block_in_memory_only",
             what_is_cached_is_served_in_an_outage_though_its_index_page_left_memory,

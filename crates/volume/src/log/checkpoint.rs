@@ -70,8 +70,14 @@ impl CommitEnvironment for Engine {
     }
 
     fn on_round_ended(&self) {
-        if !self.space.parked.is_empty() {
-            self.request_reclaim();
+        if self.space.parked.is_empty() {
+            return;
+        }
+        self.request_reclaim();
+        // Nobody gets room any more, so nobody would wake the next.
+        if self.poisoned.load(Ordering::Acquire) && !canary::active!("poison_wakes_a_few") {
+            self.space.parked.wake_all();
+        } else {
             self.space.parked.wake_some();
         }
     }
