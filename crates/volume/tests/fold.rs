@@ -468,10 +468,43 @@ fn pages_hold_nothing_newer_than_what_their_root_says_was_folded() {
     assert_eq!((root.lsn, folded(&root)), (newest, Some(newest)));
 }
 
+#[test]
+fn a_fold_of_a_volume_whose_root_is_gone_is_tried_seldom_and_ends_when_it_is_back() {
+    let (mut world, volume) = with_volume(options(), 8 * GIB);
+    for round in 0..6 {
+        for page in 0..40 {
+            world.write(&volume, page * PAGE, round, 4096);
+        }
+        if round < 4 {
+            world.sync(&volume);
+        }
+    }
+    // The fold has begun to write when the root goes.
+    world.lasting.store_ms = 100;
+    let synced = world.host.sync(&volume);
+    world.pass(500);
+    let root_key = "volumes/demo/root";
+    let stood = world.lasting.objects.remove(root_key).expect("a root");
+    world.pass(5_000);
+    let (puts, creates) = (requests(&world, "put"), requests(&world, "create"));
+    world.pass(600_000);
+    let puts = requests(&world, "put") - puts;
+    let creates = requests(&world, "create") - creates;
+    assert!(puts < 60 && creates < 60, "{puts} PUTs, {creates} records");
+    world.lasting.objects.insert(root_key.to_owned(), stood);
+    world.pass(120_000);
+    drop(synced);
+    assert!(!root(&world).nodes.is_empty(), "folded");
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "folds_never_back_off",
+            a_fold_of_a_volume_whose_root_is_gone_is_tried_seldom_and_ends_when_it_is_back,
+        ),
         (
             "footers_are_read_once_a_window",
             a_footer_is_read_once_however_many_windows_a_fold_left_of_it,

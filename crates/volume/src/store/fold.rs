@@ -29,7 +29,7 @@ use crate::units::{Lsn, Span};
 const STEP_PAGES: usize = 4096;
 /// Runs as long as the tail is live.
 pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
-    let delay = engine.options.retry_ns;
+    let mut delay = engine.options.retry_ns;
     loop {
         let changed = &tail.upload.changed;
         let live = changed
@@ -41,7 +41,10 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                 let options = &engine.options;
                 let is_due = inner.index.unfolded_deltas() > options.deltas_max
                     || inner.index.unfolded_extents() > options.delta_extents_max;
-                is_due.then_some(true)
+                // What is refused to slices is refused to a fold, and each would write all its objects anew.
+                let is_refused =
+                    tail.upload.refusal().is_some() && !canary::active!("folds_never_back_off");
+                (is_due && !is_refused).then_some(true)
             })
             .await;
         if !live {
@@ -58,6 +61,11 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
             }
             tracing::warn!(volume = tail.name(), %error, "a fold failed; trying again");
             engine.port.sleep(delay).await;
+            if !canary::active!("folds_never_back_off") {
+                delay = (delay * 2).min(engine.options.retry_ns * 30);
+            }
+        } else {
+            delay = engine.options.retry_ns;
         }
     }
 }
