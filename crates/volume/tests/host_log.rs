@@ -213,6 +213,26 @@ fn a_root_that_the_store_does_not_answer_for_holds_up_no_other_volume() {
 }
 
 #[test]
+fn a_root_that_the_store_does_not_answer_for_is_no_other_volumes_error() {
+    let (mut world, demo) = with_closed_volume();
+    let other = world.open("other");
+    world.lasting.store_ms = 20;
+    world.lasting.failing_keys.push(root_key("other"));
+    for volume in [&other, &demo] {
+        world.write(volume, 8, 7, 4096);
+    }
+    let synced = [world.host.sync(&other), world.host.sync(&demo)];
+    let mut said = None;
+    for _ in 0..500 {
+        world.pass(10);
+        assert_eq!(demo.upload_error(), None);
+        said = said.or(other.upload_error());
+    }
+    assert!(said.is_some_and(|error| error.contains("other")));
+    assert!(synced[1].try_take().is_some() && synced[0].try_take().is_none());
+}
+
+#[test]
 fn on_a_poisoned_log_a_root_that_is_not_answered_holds_up_no_other_volume() {
     let (mut world, demo) = with_closed_volume();
     let other = world.open("other");
@@ -556,6 +576,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "stopped_host_publishes",
             a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more,
+        ),
+        (
+            "one_key_is_everybodys",
+            a_root_that_the_store_does_not_answer_for_is_no_other_volumes_error,
         ),
         (
             "hole_is_the_end",

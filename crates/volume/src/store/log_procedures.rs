@@ -11,10 +11,11 @@ use std::task::Poll;
 use crate::driver::StoreError;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::names::Position;
+use crate::hostlog::names::{HOST_PREFIX, Position};
 use crate::hostlog::notes::LogState;
 use crate::hostlog::publisher::{Progress, Publisher};
 use crate::hostlog::stop::Stop;
+use crate::object::volume_of_root_key;
 use crate::request::tail::Status;
 use crate::store::endings;
 use crate::store::host_log::{HostPort, LogEnvironment};
@@ -46,8 +47,13 @@ impl LogEnvironment for Engine {
         }
         let error = store_error("request", key, error);
         tracing::warn!(%error, "a request of the host's log failed and will be tried again");
+        // A volume's root says nothing about other volumes, and neither does a pack: whoever looks at it
+        // tells the volume whose it is.
+        let of_volume = volume_of_root_key(key);
+        let is_of_all = key.starts_with(HOST_PREFIX) || canary::active!("one_key_is_everybodys");
         for tail in self.tails() {
-            if tail.upload.has_publishable() {
+            let is_concerned = is_of_all || of_volume == Some(tail.name());
+            if is_concerned && tail.upload.has_publishable() {
                 tail.upload.set_error(Some(&error));
                 tail.upload.on_store_answer(true);
             }
