@@ -1,0 +1,144 @@
+//! The command line: every command and flag, with its help; one file for what belongs together.
+//!
+//! Only parses; what a command does is in its own module. A value that cannot be right is refused
+//! while parsing, so that it is a usage error (exit status 2) and nothing has been touched.
+
+mod attach;
+mod inspect;
+mod rescue;
+mod serve;
+mod volume;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem};
+pub(crate) use inspect::{ConfigArgs, ConfigCommand, DoctorArgs, SupportArgs, TopArgs};
+pub(crate) use rescue::{RescueCommand, RescueLogArgs};
+pub(crate) use serve::{LogIo, NewVolume, OpenListener, ServeArgs};
+pub(crate) use volume::{Patience, VolumeCommand, VolumeName};
+
+/// Fast local disks whose truth lives in an object store.
+#[derive(Debug, Parser)]
+#[command(
+    name = "firn",
+    version,
+    propagate_version = true,
+    after_help = "Start here:\n  \
+        firn serve --volume demo=10GiB     a server with an embedded store and one volume\n  \
+        firn attach demo                   prints its disk, or a URI for nbdinfo, qemu, nbd-client\n  \
+        firn sync demo                     uploads everything written so far to the store\n\n\
+        Exit status: 0 done, 1 failed, 2 the command line makes no sense."
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) api: ApiArgs,
+
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Where the server's HTTP API is, and who asks.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ApiArgs {
+    /// Address of the server's HTTP API: unix:PATH or IP:PORT. `serve` listens here (it may be given
+    /// several times), all other commands connect here. Over TCP the server wants a token.
+    /// [default: unix:./firn-data/api.sock; the commands look at unix:/run/firn/api.sock, too]
+    #[arg(long, global = true, env = "FIRN_API", value_name = "unix:PATH|ADDR")]
+    pub(crate) api: Vec<String>,
+
+    /// File with the token for an API that is reached over TCP.
+    /// [default: ./firn-data/tokens/admin, for a server on the loopback address]
+    #[arg(long, global = true, env = "FIRN_TOKEN_FILE", value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the server until SIGTERM or SIGINT stops it.
+    Serve(Box<ServeArgs>),
+    /// Create, list, show, resize or delete volumes.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
+    /// Attach a volume: as a disk of this machine, or over NBD.
+    #[command(
+        after_help = "The device or the URI alone is printed on standard output:\n  \
+        mkfs.ext4 \"$(firn attach demo --transport ublk)\"\n  \
+        nbdinfo \"$(firn attach demo --transport nbd)\"\n\n\
+        A disk stays until `firn detach`. After a kill, an upgrade or a reboot, the next server \
+        brings it back under the same name; until then its requests wait. `firn doctor` says \
+        what auto chooses here, and why.\n\n\
+        After the loss of the host that had it, or of its cache directory:\n  \
+        firn attach demo --take-over       gives up what that host had not uploaded, and says so\n\n\
+        At boot, before the server is up, and with a file system made if it was never written:\n  \
+        firn attach demo --wait --timeout 2min --mkfs ext4 --mount /srv/demo"
+    )]
+    Attach(AttachArgs),
+    /// Detach a volume: remove its disk, close its NBD connections, upload what the store lacks,
+    /// and release it, so that another host may open it.
+    Detach(DetachArgs),
+    /// Upload everything that was written to a volume so far, and wait until it is in the object
+    /// store.
+    #[command(after_help = "In a script that must not hang:\n  \
+        firn sync demo --timeout 5min || echo 'not everything is stored yet'")]
+    Sync {
+        #[command(flatten)]
+        which: VolumeName,
+        #[command(flatten)]
+        patience: Patience,
+    },
+    /// What this host's log still holds of volumes that it does not serve.
+    #[command(
+        subcommand,
+        after_help = "After another host has taken a volume over, the writes that this host had not \
+        uploaded stay in its log. They continue nothing that is in the store, so they are never \
+        served again by themselves, and they hold log space until they are dropped:\n  \
+        firn rescue list\n  \
+        firn rescue show demo\n  \
+        firn rescue fork demo saved        makes the volume saved of it\n  \
+        firn rescue drop demo              for good\n\n\
+        A log on a disk that fails, a poisoned log, or a log of another size, with the server stopped:\n  \
+        firn rescue log --to /new/cache    brings everything to the store, and moves\n  \
+        firn rescue log --log-size 8GiB    brings everything to the store, and makes the log anew"
+    )]
+    Rescue(RescueCommand),
+    /// Check what this machine and this store offer, and say what firn will use.
+    Doctor(DoctorArgs),
+    /// Show live what is done with each volume: rates, latencies, and what the store lacks.
+    Top(TopArgs),
+    /// Print the settings that `serve` would use, as a file for --config, and where each is from.
+    Config(Box<ConfigArgs>),
+    /// Print what a report of a bug needs, as JSON: machine, findings, and the server's state. It holds
+    /// no secrets; names of volumes and paths are in it.
+    Support(SupportArgs),
+    /// Print a completion script for a shell.
+    #[command(after_help = "Examples:\n  \
+        firn completions bash > ~/.local/share/bash-completion/completions/firn\n  \
+        firn completions fish > ~/.config/fish/completions/firn.fish")]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+    /// Write a manual page for each command into a directory.
+    Man {
+        /// The directory; it is made if it is missing.
+        dir: PathBuf,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

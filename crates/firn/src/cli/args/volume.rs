@@ -1,0 +1,79 @@
+//! `firn volume`, and what every command about a volume takes: its name, and how long to wait.
+
+use clap::{Args, Subcommand};
+
+use crate::units::{Size, TimeSpan};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumeCommand {
+    /// Create a volume. It takes no space until it is written to.
+    Create {
+        /// Letters, digits, `-`, `_` and `.`; starts with a letter or digit.
+        name: String,
+        /// Size as clients see it.
+        #[arg(long, value_name = "SIZE")]
+        size: Size,
+        /// Smallest unit that clients can address: 512 or 4096.
+        #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = block_size)]
+        block_size: u32,
+        /// Succeed if a volume of this name, size and block size is there.
+        #[arg(long)]
+        if_missing: bool,
+        #[command(flatten)]
+        patience: Patience,
+    },
+    /// List all volumes of the store.
+    List,
+    /// Show one volume with its watermarks: how far its writes have got.
+    Show {
+        #[command(flatten)]
+        which: VolumeName,
+        /// Show it again and again.
+        #[arg(long)]
+        watch: bool,
+        /// Time from one picture to the next.
+        #[arg(long, value_name = "TIME", default_value = "1s", requires = "watch")]
+        interval: TimeSpan,
+        /// End after this many pictures.
+        #[arg(long, value_name = "N", requires = "watch")]
+        count: Option<u64>,
+    },
+    /// Grow a volume, and its disk with it. A volume never shrinks.
+    Resize {
+        /// Name of the volume.
+        #[arg(value_name = "VOLUME")]
+        name: String,
+        /// Its new size.
+        size: Size,
+    },
+    /// Delete a volume and everything in it.
+    Delete(VolumeName),
+}
+
+fn block_size(text: &str) -> Result<u32, String> {
+    match text {
+        "512" => Ok(512),
+        "4096" => Ok(4096),
+        _ => Err("a volume's block size is 512 or 4096".to_owned()),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VolumeName {
+    /// Name of the volume.
+    #[arg(value_name = "VOLUME")]
+    pub(crate) name: String,
+}
+
+/// How long a command waits, and for what.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub(crate) struct Patience {
+    /// Wait until the server is there, the store answers, and no other host has the volume, instead of
+    /// failing at once.
+    #[arg(long)]
+    pub(crate) wait: bool,
+    /// Give up after this time, with exit status 1. What the server was asked for it goes on with.
+    /// [default: wait for the answer as long as it takes]
+    #[arg(long, value_name = "TIME")]
+    pub(crate) timeout: Option<TimeSpan>,
+}
