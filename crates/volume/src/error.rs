@@ -33,6 +33,8 @@ pub enum OpenError {
     Store(String),
     /// No volume of this name.
     NoSuchVolume(String),
+    /// No snapshot of this name.
+    NoSuchSnapshot(String),
     /// The name is taken.
     Exists(String),
     /// Another host holds the volume and has not let go.
@@ -171,6 +173,14 @@ impl fmt::Display for OpenError {
             OpenError::HostStopped(stop) => stop.fmt(f),
             OpenError::NoSuchVolume(name) => {
                 write!(f, "no volume named {name}: see `firn volume list`")
+            }
+            OpenError::NoSuchSnapshot(name) => write!(
+                f,
+                "no snapshot named {name}: see `firn snapshot list {}`",
+                name.split('@').next().unwrap_or_default()
+            ),
+            OpenError::Exists(name) if name.contains('@') => {
+                write!(f, "a snapshot named {name} exists already")
             }
             OpenError::Exists(name) => write!(f, "a volume named {name} exists already"),
             OpenError::Held {

@@ -5,7 +5,7 @@
 //! body of a structure whose header and checksum are right.
 
 use crate::codec::{Reader, Writer, crc64};
-use crate::hostlog::marks::{LowMark, Pin, PinnedPack};
+use crate::hostlog::marks::{LowMark, Pin};
 use crate::hostlog::names::{Digest, Position, SessionName};
 use crate::hostlog::record::{
     Content, NamedObject, Record as HostRecord, RecordPack, RecordSlice, Slices, TableRow,
@@ -309,13 +309,8 @@ fn host_log_models() -> Vec<Vec<u8>> {
     let pin = Pin {
         parent: VOLUME,
         child: VolumeId([8; 16]),
-        lsn: Lsn(5),
-        sessions: vec![session_name()],
-        packs: vec![PinnedPack {
-            session: 0,
-            number: 6,
-            digest: Digest([1; 32]),
-        }],
+        writer: session_name(),
+        root: root(),
     };
     vec![
         record(Content::Slices(slices)).encode(),
@@ -325,34 +320,9 @@ fn host_log_models() -> Vec<Vec<u8>> {
     ]
 }
 
-fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
-    let mut writer = writer();
-    let slice = Slice {
-        origin: VOLUME,
-        epoch: Epoch(3),
-        first: Lsn(1),
-        last: Lsn(3),
-        lineage: [Ancestor {
-            volume: VolumeId([8; 16]),
-            last: Lsn(1),
-        }]
-        .into(),
-    };
-    writer.add(&slice, Span::new(0, 8), Lsn(1), &[7; 4096]);
-    writer.add_zeroes(&slice, Span::new(64, 8), Lsn(2));
-    writer.add_damaged(&slice, Span::new(80, 8), Lsn(3));
-    let pack = writer.finish();
-    let at = usize::try_from(pack.footer_offset).expect("it is in memory");
-    let entries = at + pack.footer_bytes as usize - 3 * pack::ENTRY_BYTES;
-    let entries = entries..at + pack.footer_bytes as usize;
-    let chunks = pack.sections[0].items.iter().filter_map(|item| match item {
-        Item::Chunk(chunk) => Some((chunk.span, chunk, 0)),
-        Item::Zeroes { .. } => None,
-    });
-    let page = Page::new(0, &names(), chunks).expect("a known session");
-    let page = page::encode_page(VOLUME, &page);
-    let page_body = zstd::bulk::decompress(&page[48..], 1 << 20).expect("it was just written");
-    let root = Root {
+/// A root with a predecessor and a delta.
+fn root() -> Root {
+    Root {
         volume: VOLUME,
         name: "demo".into(),
         bytes: 10 << 30,
@@ -383,13 +353,43 @@ fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
             pack: PACK,
             footer_offset: 8,
             footer_bytes: 80,
+            last: Lsn(99),
             span: Span::new(0, 8),
         }],
         nodes: Vec::new(),
         sessions: names(),
-        extensions: Vec::new(),
+        extensions: Default::default(),
     }
-    .encode();
+}
+
+fn object_seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let mut writer = writer();
+    let slice = Slice {
+        origin: VOLUME,
+        epoch: Epoch(3),
+        first: Lsn(1),
+        last: Lsn(3),
+        lineage: [Ancestor {
+            volume: VolumeId([8; 16]),
+            last: Lsn(1),
+        }]
+        .into(),
+    };
+    writer.add(&slice, Span::new(0, 8), Lsn(1), &[7; 4096]);
+    writer.add_zeroes(&slice, Span::new(64, 8), Lsn(2));
+    writer.add_damaged(&slice, Span::new(80, 8), Lsn(3));
+    let pack = writer.finish();
+    let at = usize::try_from(pack.footer_offset).expect("it is in memory");
+    let entries = at + pack.footer_bytes as usize - 3 * pack::ENTRY_BYTES;
+    let entries = entries..at + pack.footer_bytes as usize;
+    let chunks = pack.sections[0].items.iter().filter_map(|item| match item {
+        Item::Chunk(chunk) => Some((chunk.span, chunk, 0)),
+        Item::Zeroes { .. } => None,
+    });
+    let page = Page::new(0, &names(), chunks).expect("a known session");
+    let page = page::encode_page(VOLUME, &page);
+    let page_body = zstd::bulk::decompress(&page[48..], 1 << 20).expect("it was just written");
+    let root = root().encode();
     vec![
         ("pack", pack.bytes[entries].to_vec()),
         ("pack", pack.bytes),

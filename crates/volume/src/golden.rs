@@ -18,10 +18,11 @@ use crate::log::ring::{HeapRegion, Ring, RingId, RingRegion, TailId};
 use crate::log::session::{Boot, Sessions};
 use crate::map::layers::LogAddr;
 use crate::object::ObjectId;
+use crate::object::extensions::{Extension, Extensions};
 use crate::object::node::{self, Node};
 use crate::object::pack::{self, Chunk, Codec, Item, PackWriter, Slice};
 use crate::object::page::{self, BlockRef, Page};
-use crate::object::root::{DeltaRef, Extension, Owner, Peer, Predecessor, Root};
+use crate::object::root::{DeltaRef, Owner, Peer, Predecessor, Root};
 use crate::object::sessions::SessionNames;
 use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
 
@@ -455,6 +456,7 @@ fn roots_are_as_documented() {
             pack: OBJECT,
             footer_offset: 544,
             footer_bytes: 160,
+            last: Lsn(99),
             span: Span::new(8, 1),
         }],
         nodes: vec![(
@@ -466,10 +468,10 @@ fn roots_are_as_documented() {
             },
         )],
         sessions: names(),
-        extensions: vec![Extension {
+        extensions: Extensions(vec![Extension {
             tag: 77,
             bytes: vec![1, 2, 3],
-        }],
+        }]),
     };
     assert_eq!(value.encode(), bytes);
     every_byte_matters(&bytes, &[], |bytes| {
@@ -498,4 +500,8 @@ fn keys_are_as_documented() {
     assert_eq!(names().pack_key(OBJECT), Ok(format!("packs/{under}")));
     assert_eq!(names().index_key(OBJECT), Ok(format!("indexes/{under}")));
     assert_eq!(crate::object::root_key("demo"), "volumes/demo/root");
+    assert_eq!(
+        crate::object::root_key("demo@monday"),
+        "snapshots/demo/monday/root"
+    );
 }

@@ -31,6 +31,8 @@ use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
+use crate::store::forks;
+use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
 use crate::store::log_procedures;
 use crate::store::open::{self, OpenMode};
 use crate::store::publish;
@@ -200,6 +202,38 @@ impl Host {
     pub fn delete_volume(&self, name: &str) -> Answer<Result<(), OpenError>> {
         let name = name.to_owned();
         self.control(move |engine| async move { catalog::delete(&engine, &name).await })
+    }
+
+    /// Makes a snapshot, `VOLUME@SNAPSHOT`, of the volume as it is now, while writers go on. Ends when the store
+    /// has it.
+    pub fn create_snapshot(
+        &self,
+        name: &str,
+        labels: Vec<(String, String)>,
+    ) -> Answer<Result<SnapshotInfo, OpenError>> {
+        let name = name.to_owned();
+        self.control(
+            move |engine| async move { forks::create_snapshot(&engine, &name, labels).await },
+        )
+    }
+
+    /// The snapshots of a volume, the oldest first.
+    pub fn list_snapshots(&self, volume: &str) -> Answer<Result<Vec<SnapshotInfo>, OpenError>> {
+        let volume = volume.to_owned();
+        self.control(move |engine| async move { list_snapshots(&engine, &volume).await })
+    }
+
+    /// Deletes a snapshot; forks of it stay.
+    pub fn delete_snapshot(&self, name: &str) -> Answer<Result<(), OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move { forks::delete_snapshot(&engine, &name).await })
+    }
+
+    /// Makes a volume that begins as another one, or a snapshot `VOLUME@SNAPSHOT`, is now. Ends when the
+    /// store has it; it is not opened.
+    pub fn fork_volume(&self, parent: &str, name: &str) -> Answer<Result<VolumeInfo, OpenError>> {
+        let (parent, name) = (parent.to_owned(), name.to_owned());
+        self.control(move |engine| async move { forks::fork(&engine, &parent, &name).await })
     }
 
     /// Tails that are not served: kept for rescue, or of volumes that are not open yet.

@@ -79,6 +79,7 @@ pub use recover::report::{RecoveryReport, StaleRing, TailReport};
 pub use request::watermark::{Rung, Watermarks};
 pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
 pub use store::flow::fork_tail::ForkedTail;
+pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};
 pub use store::open::OpenMode;
 pub use store::rescue::UnservedTail;
 pub use store::volume_spec::{VolumeInfo, VolumeOwner, VolumeSpec, check_name, check_size};

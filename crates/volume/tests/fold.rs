@@ -445,7 +445,7 @@ fn settle_with_an_eager_fold(world: &mut World, volume: &Volume, bytes: u64) {
 
 /// What a fork of another host's tail goes by: the root's extension 1.
 fn folded(root: &Root) -> Option<Lsn> {
-    let found = root.extensions.iter().find(|found| found.tag == 1)?;
+    let found = root.extensions.0.iter().find(|found| found.tag == 1)?;
     let bytes = found.bytes[..].try_into().expect("eight bytes");
     Some(Lsn(u64::from_le_bytes(bytes)))
 }

@@ -105,6 +105,7 @@ fn delta(volume: VolumeId, nth: u64, objects: &mut Vec<(String, Vec<u8>)>) -> De
         pack: pack.id,
         footer_offset: pack.footer_offset,
         footer_bytes: pack.footer_bytes,
+        last: Lsn(1),
         span: Span::new(0, BYTES / 512),
     };
     objects.push((pack.key(), pack.bytes));

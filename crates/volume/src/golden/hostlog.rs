@@ -1,12 +1,13 @@
 //! Golden tests of what stands in a host's log in the store, and beside it.
 
 use super::{ascending, every_byte_matters, fixture, host, other, volume};
-use crate::hostlog::marks::{LowMark, Pin, PinnedPack};
+use crate::hostlog::marks::{LowMark, Pin};
 use crate::hostlog::names::{self, Digest, Position, SessionName};
 use crate::hostlog::record::{
     Content, NamedObject, Record, RecordPack, RecordSlice, Slices, TableRow, WHOLE_HOST,
 };
 use crate::object::FormatError;
+use crate::object::root::Root;
 use crate::units::{Epoch, HostId, LogSession, Lsn, Span};
 
 fn session() -> SessionName {
@@ -129,17 +130,12 @@ fn low_marks_and_pins_are_as_documented() {
     every_byte_matters(&bytes, &[], |bytes| LowMark::decode(bytes) == Ok(low));
 
     let bytes = fixture(include_str!("../../tests/fixtures/pin.hex"));
-    let pack = |number, digest| PinnedPack {
-        session: 0,
-        number,
-        digest: Digest(ascending(digest)),
-    };
     let pin = Pin {
-        parent: volume(),
-        child: other(),
-        lsn: Lsn(99),
-        sessions: vec![session()],
-        packs: vec![pack(7, 0x60), pack(9, 0x80)],
+        parent: other(),
+        child: volume(),
+        writer: session(),
+        root: Root::decode(&fixture(include_str!("../../tests/fixtures/root.hex")))
+            .expect("a root"),
     };
     assert_eq!(pin.encode(), bytes);
     every_byte_matters(&bytes, &[], |bytes| Pin::decode(bytes).as_ref() == Ok(&pin));

@@ -201,6 +201,7 @@ impl Record {
             },
             footer_offset: u64::from(pack.footer_offset),
             footer_bytes: pack.footer_bytes,
+            last: slice.last(),
             span: slice.span,
         };
         slices

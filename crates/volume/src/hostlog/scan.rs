@@ -255,19 +255,36 @@ impl Scan {
 /// # Errors
 /// If records are missing or do not fit, which may also be because the root changed meanwhile.
 pub async fn read_stored(port: &impl LogPort, root: &Root) -> Result<Lsn, ScanError> {
+    read_beyond_root(port, root).await.map(|found| found.last)
+}
+
+/// What the log of whoever holds a volume says beyond its root: a prefix of what was stored.
+///
+/// # Errors
+/// As [`read_stored`].
+pub async fn read_beyond_root(port: &impl LogPort, root: &Root) -> Result<OwnLog, ScanError> {
     let owner = root.owner.as_ref().map(|owner| Predecessor {
         host: owner.host,
         epoch: root.epoch,
         mark: root.mark,
     });
     let Some(holder) = owner.or(root.predecessor) else {
-        return Ok(root.lsn);
+        return Ok(OwnLog {
+            last: root.lsn,
+            deltas: Vec::new(),
+            sessions: SessionNames::default(),
+        });
     };
     let low = read_low_mark(port, holder.host).await;
     let chain = Chain::new(root.volume, holder, root.lsn);
     let mut scan = Scan::new(holder.host, low, vec![chain]);
     scan.run(port).await?;
-    Ok(scan.chains.swap_remove(0).into_result()?.last)
+    let chain = scan.chains.swap_remove(0).into_result()?;
+    Ok(OwnLog {
+        last: chain.last,
+        deltas: chain.deltas,
+        sessions: chain.sessions,
+    })
 }
 
 /// What an owner's own log holds of a volume beyond its root.

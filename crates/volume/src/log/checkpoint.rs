@@ -207,7 +207,7 @@ fn encode(engine: &Arc<Engine>, mut encoder: Encoder) -> Computing<(Encoder, Vec
 /// Many layers would make reads slow. Small ones may be merged at any time: together they are no more
 /// than one slice.
 fn merge_small_layers(engine: &Arc<Engine>, tail: Arc<Tail>, layers: &[FrozenLayer]) {
-    let cut = tail.lock().cut;
+    let cut = tail.lock().settled();
     let loose = &layers[layers.partition_point(|layer| layer.last <= cut)..];
     let bytes: u64 = loose.iter().map(|layer| layer.bytes).sum();
     let small = loose.len() > LAYERS_FEW && bytes <= engine.options.slice_bytes();

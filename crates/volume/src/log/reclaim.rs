@@ -327,7 +327,7 @@ async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntr
 /// die before it is stored.
 fn is_on_its_way(tail: &Tail, summary: &SummaryEntry) -> bool {
     let inner = tail.lock();
-    let cut = &inner.layers.frozen[..inner.layers.count_up_to(inner.cut)];
+    let cut = &inner.layers.frozen[..inner.layers.count_up_to(inner.settled())];
     let mut found = false;
     for layer in cut {
         layer.map.walk(summary.span, |part, dirty| {
@@ -357,7 +357,7 @@ fn movable_after(inner: &Inner) -> Lsn {
     if canary::active!("cleaner_moves_slices") {
         return Lsn::ZERO;
     }
-    inner.cut
+    inner.settled()
 }
 
 /// Commits the new place of a lot where the old one is still what readers find: a commit like

@@ -1,9 +1,10 @@
 //! The objects in the store: their names and their bytes (normative text: docs/format.md).
 //!
 //! [`pack`] holds data and the index of what it holds; [`page`] and [`node`] the base pages and the
-//! directory into which deltas are folded; [`root`] the one small mutable object per volume; [`sessions`]
-//! who wrote what they name. Packs and index objects are immutable and their names are used once.
+//! directory into which deltas are folded; [`root`] the one small mutable object per volume, and [`extensions`]
+//! what only some roots have; [`sessions`] who wrote what they name. Packs and index objects are immutable and their names are used once.
 
+pub mod extensions;
 pub mod node;
 pub mod pack;
 pub mod page;
@@ -44,17 +45,36 @@ impl fmt::Debug for ObjectId {
     }
 }
 
-/// Prefix of all roots.
+/// Prefix of the roots of all volumes.
 pub const ROOT_PREFIX: &str = "volumes/";
+/// Prefix of the roots of all snapshots.
+pub const SNAPSHOT_PREFIX: &str = "snapshots/";
+/// Stands between the names of a volume and its snapshot.
+pub const SNAPSHOT_SIGN: char = '@';
 
-/// Key of a volume's root.
+/// Key of the root of a volume, or of a snapshot `VOLUME@SNAPSHOT`.
 pub fn root_key(name: &str) -> String {
-    format!("{ROOT_PREFIX}{name}/root")
+    match name.split_once(SNAPSHOT_SIGN) {
+        None => format!("{ROOT_PREFIX}{name}/root"),
+        Some((volume, snapshot)) => format!("{}{snapshot}/root", snapshots_of(volume)),
+    }
+}
+
+/// Prefix of the roots of a volume's snapshots.
+pub fn snapshots_of(volume: &str) -> String {
+    format!("{SNAPSHOT_PREFIX}{volume}/")
 }
 
 /// The volume whose root has this key.
 pub fn volume_of_root_key(key: &str) -> Option<&str> {
     key.strip_prefix(ROOT_PREFIX)?.strip_suffix("/root")
+}
+
+/// The snapshot, `VOLUME@SNAPSHOT`, whose root has this key.
+pub fn snapshot_of_root_key(key: &str) -> Option<String> {
+    let rest = key.strip_prefix(SNAPSHOT_PREFIX)?.strip_suffix("/root")?;
+    let (volume, snapshot) = rest.split_once('/')?;
+    Some(format!("{volume}{SNAPSHOT_SIGN}{snapshot}"))
 }
 
 /// Why an object was not accepted.

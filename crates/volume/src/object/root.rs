@@ -15,6 +15,7 @@
 
 use blkmq::io::SECTOR_BYTES;
 
+use super::extensions::{Extensions, Labels};
 use super::pack::{Ancestor, Lineage};
 use super::page::{BlockRef, NODE_PAGES, PAGE_SECTORS};
 use super::sessions::{SessionNames, decode_session, decode_sessions, encode_session, object_of};
@@ -27,20 +28,12 @@ const MAGIC: [u8; 8] = *b"FIRNROOT";
 /// The version that this code writes and reads.
 pub const VERSION: u16 = 1;
 const HEADER_BYTES: usize = 24;
-const MUST_UNDERSTAND: u16 = 1;
 const OWNED: u8 = 1;
 const DELETED: u8 = 2;
 const CLAIMED: u8 = 4;
 const HAS_PREDECESSOR: u8 = 8;
 /// The largest size that is accepted, an exbibyte; what can be created is far smaller.
 const BYTES_MAX: u64 = 1 << 60;
-/// Extension: the LSN up to which deltas were folded, u64. A writer that folded and did not know it would leave it
-/// too low, so it must be understood.
-const FOLDED: u16 = 1;
-/// Extension: the volumes that it was forked from, the nearest first: volume id 16, LSN u64. Without it
-/// content would be missing, so a reader must understand it.
-const LINEAGE: u16 = 2;
-const LINEAGE_BYTES: usize = 24;
 /// The nodes of that many bytes.
 const NODES_MAX: u64 = BYTES_MAX / SECTOR_BYTES / PAGE_SECTORS / NODE_PAGES;
 
@@ -53,6 +46,9 @@ pub struct DeltaRef {
     pub footer_offset: u64,
     /// Bytes of the footer, without the trailer.
     pub footer_bytes: u32,
+    /// The history goes on behind this LSN: nothing in it is newer, and it does all up to there, or
+    /// other packs of the same LSN do the rest. So a root's deltas tell the state at each of these LSNs.
+    pub last: Lsn,
     /// All of the volume's extents in it lie within: what is lost if the pack is.
     pub span: Span,
 }
@@ -97,15 +93,6 @@ pub struct Peer {
     pub host: HostId,
     /// A peer that lost its memory has another one.
     pub incarnation: u64,
-}
-
-/// What an extension holds; kept as found.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Extension {
-    /// What it is.
-    pub tag: u16,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
 }
 
 /// The state of a volume in the store.
@@ -157,8 +144,8 @@ pub struct Root {
     /// The sessions of the packs and index objects that it names. Whoever adds an object adds its session;
     /// what none is of any more is not written.
     pub sessions: SessionNames,
-    /// Extensions that may be ignored, kept.
-    pub extensions: Vec<Extension>,
+    /// What only some volumes have.
+    pub extensions: Extensions,
 }
 
 impl Root {
@@ -189,11 +176,8 @@ impl Root {
     /// Pages may hold content up to here: what a fold has taken out of the deltas. Zero: nothing was folded.
     /// None: there are pages, and the root does not say up to where.
     pub(crate) fn folded(&self) -> Option<Lsn> {
-        let found = self
-            .extension(FOLDED)
-            .and_then(|bytes| bytes.try_into().ok());
-        match found {
-            Some(bytes) => Some(Lsn(u64::from_le_bytes(bytes))),
+        match self.extensions.folded() {
+            Some(folded) => Some(folded),
             None => self.nodes.is_empty().then_some(Lsn::ZERO),
         }
     }
@@ -201,29 +185,17 @@ impl Root {
     /// Notes that a fold took all deltas up to here.
     pub(crate) fn set_folded(&mut self, lsn: Lsn) {
         let lsn = lsn.max(self.folded().unwrap_or_default());
-        self.set_extension(FOLDED, lsn.0.to_le_bytes().to_vec());
+        self.extensions.set_folded(lsn);
     }
 
     /// The volumes whose history this one's begins with, the nearest first; none unless it was forked.
     pub(crate) fn lineage(&self) -> Lineage {
-        let bytes = self.extension(LINEAGE).unwrap_or_default();
-        let ancestors = bytes.chunks_exact(LINEAGE_BYTES).filter_map(|bytes| {
-            let (volume, last) = bytes.split_first_chunk::<16>()?;
-            Some(Ancestor {
-                volume: VolumeId(*volume),
-                last: Lsn(u64::from_le_bytes(last.try_into().ok()?)),
-            })
-        });
-        ancestors.collect()
+        self.extensions.lineage()
     }
 
     /// Makes its history begin with that of others.
     pub(crate) fn set_lineage(&mut self, lineage: &[Ancestor]) {
-        let mut bytes = Writer::new();
-        for ancestor in lineage {
-            bytes.raw(&ancestor.volume.0).u64(ancestor.last.0);
-        }
-        self.set_extension(LINEAGE, bytes.finish());
+        self.extensions.set_lineage(lineage);
     }
 
     /// Whether content of a pack that says it is of this volume belongs to its history.
@@ -232,14 +204,14 @@ impl Root {
         origin == self.volume || self.lineage().iter().any(forked_from)
     }
 
-    fn extension(&self, tag: u16) -> Option<&[u8]> {
-        let found = self.extensions.iter().find(|found| found.tag == tag);
-        found.map(|found| &found.bytes[..])
+    /// What it was marked with, if it is a snapshot: nobody writes to one.
+    pub fn labels(&self) -> Option<Labels> {
+        self.extensions.labels()
     }
 
-    fn set_extension(&mut self, tag: u16, bytes: Vec<u8>) {
-        self.extensions.retain(|found| found.tag != tag);
-        self.extensions.push(Extension { tag, bytes });
+    /// Makes it a snapshot.
+    pub(crate) fn set_labels(&mut self, labels: &[(String, String)]) {
+        self.extensions.set_labels(labels);
     }
 
     /// The packs and index objects that it names.
@@ -270,17 +242,7 @@ impl Root {
         self.encode_hold(&mut body);
         body.u64(self.lsn.0).u64(self.unix_ms);
         self.encode_objects(&mut body);
-        body.u16(self.extensions.len() as u16);
-        for extension in &self.extensions {
-            let flags = match extension.tag {
-                FOLDED | LINEAGE => MUST_UNDERSTAND,
-                _ => 0,
-            };
-            body.u16(extension.tag)
-                .u16(flags)
-                .u32(extension.bytes.len() as u32)
-                .raw(&extension.bytes);
-        }
+        self.extensions.encode(&mut body);
         let mut w = Writer::new();
         w.raw(&MAGIC).u16(VERSION).u16(0).u32(body.len() as u32);
         let crc = crc64(&[w.bytes(), body.bytes()]);
@@ -298,6 +260,7 @@ impl Root {
         for delta in &self.deltas {
             body.u32(sessions.number(delta.pack)).u64(delta.pack.number);
             body.u64(delta.footer_offset).u32(delta.footer_bytes);
+            body.u64(delta.last.0);
             body.u64(delta.span.start).u64(delta.span.end);
         }
         body.u32(self.nodes.len() as u32);
@@ -376,9 +339,7 @@ impl Root {
                 _ => Err(FormatError::Corrupt("an impossible index node")),
             })
             .collect::<Result<_, FormatError>>()?;
-        let extensions = (0..r.u16()?)
-            .map(|_| decode_extension(r))
-            .collect::<Result<_, _>>()?;
+        let extensions = Extensions::decode(r, VERSION)?;
         let mut root = Root {
             volume,
             name,
@@ -482,6 +443,7 @@ fn decode_delta(r: &mut Reader<'_>, sessions: &[SessionName]) -> Result<DeltaRef
         pack: decode_object(r, sessions)?,
         footer_offset: r.u64()?,
         footer_bytes: r.u32()?,
+        last: Lsn(r.u64()?),
         span: {
             let (start, end) = (r.u64()?, r.u64()?);
             if start > end {
@@ -492,30 +454,10 @@ fn decode_delta(r: &mut Reader<'_>, sessions: &[SessionName]) -> Result<DeltaRef
     })
 }
 
-fn decode_extension(r: &mut Reader<'_>) -> Result<Extension, FormatError> {
-    let (tag, flags, len) = (r.u16()?, r.u16()?, r.u32()? as usize);
-    if flags & MUST_UNDERSTAND != 0 && !matches!(tag, FOLDED | LINEAGE) {
-        return Err(FormatError::Newer(VERSION));
-    }
-    let is_whole = match tag {
-        FOLDED => len == size_of::<u64>(),
-        LINEAGE => len.is_multiple_of(LINEAGE_BYTES) && flags & MUST_UNDERSTAND != 0,
-        _ => true,
-    };
-    if !is_whole {
-        return Err(FormatError::Corrupt(
-            "an extension of the root is not whole",
-        ));
-    }
-    Ok(Extension {
-        tag,
-        bytes: r.raw(len)?.to_vec(),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::extensions::Extension;
     use crate::units::LogSession;
 
     fn session(number: u64) -> SessionName {
@@ -562,6 +504,7 @@ mod tests {
                 pack: object,
                 footer_offset: 8,
                 footer_bytes: 80,
+                last: Lsn(99),
                 span: Span::new(16, 8),
             }],
             nodes: vec![(
@@ -573,10 +516,10 @@ mod tests {
                 },
             )],
             sessions,
-            extensions: vec![Extension {
+            extensions: Extensions(vec![Extension {
                 tag: 77,
                 bytes: vec![1, 2, 3],
-            }],
+            }]),
         }
     }
 
@@ -605,11 +548,26 @@ mod tests {
         assert_eq!(found.folded(), Some(Lsn(7)));
         assert!(found.is_origin(root.volume) && found.is_origin(VolumeId([9; 16])));
         assert!(!found.is_origin(VolumeId([10; 16])));
-        root.set_extension(LINEAGE, vec![0; LINEAGE_BYTES + 1]);
+        let lineage = &mut root.extensions.0[1];
+        lineage.bytes.push(0);
         assert!(matches!(
             Root::decode(&root.encode()),
             Err(FormatError::Corrupt(_))
         ));
+    }
+
+    #[test]
+    fn a_snapshots_root_says_so_and_keeps_its_labels() {
+        let mut root = root();
+        assert_eq!(root.labels(), None);
+        root.set_labels(&[]);
+        assert_eq!(root.labels(), Some(Vec::new()));
+        let labels = vec![("why".to_owned(), "before the upgrade".to_owned())];
+        root.set_labels(&labels);
+        let found = Root::decode(&root.encode()).expect("a root");
+        assert_eq!(found.labels(), Some(labels));
+        root.extensions.0[1].bytes.push(0);
+        assert!(Root::decode(&root.encode()).is_err());
     }
 
     #[test]

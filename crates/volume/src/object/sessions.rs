@@ -129,12 +129,12 @@ impl SessionList {
     }
 }
 
-pub(super) fn encode_session(w: &mut Writer, name: SessionName) {
+pub(crate) fn encode_session(w: &mut Writer, name: SessionName) {
     let LogSession { number, random } = name.session;
     w.raw(&name.host.0).u64(number).u64(random);
 }
 
-pub(super) fn decode_session(r: &mut Reader<'_>) -> Result<SessionName, Truncated> {
+pub(crate) fn decode_session(r: &mut Reader<'_>) -> Result<SessionName, Truncated> {
     Ok(SessionName {
         host: HostId(r.array()?),
         session: LogSession {
@@ -145,7 +145,7 @@ pub(super) fn decode_session(r: &mut Reader<'_>) -> Result<SessionName, Truncate
 }
 
 /// Reads `count` sessions, none of which is listed twice.
-pub(super) fn decode_sessions(
+pub(crate) fn decode_sessions(
     r: &mut Reader<'_>,
     count: usize,
 ) -> Result<Vec<SessionName>, FormatError> {

@@ -6,6 +6,7 @@
 mod invariants;
 mod parked;
 mod plan;
+pub(crate) mod points;
 pub(crate) mod space;
 mod status;
 pub(crate) mod tail;

@@ -24,6 +24,7 @@ use crate::log::segments::{Lots, Segments};
 use crate::map::ExtentMap;
 use crate::map::index::Index;
 use crate::map::layers::{DirtyExtent, FrozenLayer, Layers, LogAddr};
+use crate::request::points::Points;
 use crate::request::space::Pace;
 use crate::request::watermark::Ages;
 use crate::store::boot_set::BootSet;
@@ -68,6 +69,8 @@ pub(crate) struct Inner {
     pub(crate) ring: Option<Ring>,
     /// Slices are cut up to here: the layers below are theirs, and nobody merges them.
     pub(crate) cut: Lsn,
+    /// Cuts that snapshots and forks wait for: nothing spans one.
+    pub(crate) points: Points,
     /// No layer up to here hides log bytes of one that no slice has: merging them frees nothing.
     pub(crate) merged: Lsn,
     /// From then on a small top layer may be frozen for such a merge.
@@ -271,6 +274,7 @@ impl Tail {
         if inner.status != Status::Live {
             return Err(NotLive);
         }
+        let most = most.min(inner.points.after(inner.cut));
         if wanted.min(most) <= inner.cut {
             return Ok(None);
         }
@@ -292,6 +296,13 @@ impl Tail {
             None if inner.loose_layers().is_empty() && (inner.cut..=most).contains(&newest) => {
                 newest
             }
+            // The same up to a point, with layers above it.
+            None if most < Lsn(u64::MAX)
+                && most == inner.points.after(inner.cut)
+                && inner.layers.count_up_to(most) == inner.layers.count_up_to(inner.cut) =>
+            {
+                most
+            }
             None => return Ok(None),
         };
         if last == inner.cut {
@@ -310,7 +321,7 @@ impl Tail {
     /// many segments.
     pub(crate) fn freeze_loose(&self, worth: u64, now_ns: u64) -> Option<Vec<FrozenLayer>> {
         let mut inner = self.lock();
-        let above_others = !inner.loose_layers().is_empty();
+        let above_others = !inner.mergeable_layers().is_empty();
         let always = canary::active!("cleaner_freezes_every_top");
         if inner.status == Status::Broken || !above_others {
             return None;
@@ -320,7 +331,7 @@ impl Tail {
             let newest = inner.newest;
             inner.layers.freeze(newest);
         }
-        let loose = inner.loose_layers();
+        let loose = inner.mergeable_layers();
         let unmerged = loose.last().is_some_and(|layer| layer.last > inner.merged);
         (loose.len() > 1 && unmerged).then(|| loose.to_vec())
     }
@@ -328,6 +339,7 @@ impl Tail {
     /// The oldest layers that no slice has, up to `most`, as long as they have at most `bytes` of content.
     pub(crate) fn oldest_loose(&self, most: Lsn, bytes: u64) -> Vec<FrozenLayer> {
         let inner = self.lock();
+        let most = most.min(inner.points.after(inner.cut));
         let mut sum = 0;
         let fitting = inner.loose_layers().iter().take_while(|layer| {
             sum += layer.bytes;
@@ -343,7 +355,7 @@ impl Tail {
             return;
         };
         // A fence makes older layers loose again.
-        let oldest = inner.loose_layers().first().map(|layer| layer.last);
+        let oldest = inner.mergeable_layers().first().map(|layer| layer.last);
         if oldest.is_some_and(|oldest| oldest >= first.last) {
             inner.merged = inner.merged.max(last.last);
         }
@@ -504,6 +516,17 @@ impl Inner {
     pub(crate) fn loose_layers(&self) -> &[FrozenLayer] {
         let frozen = &self.layers.frozen;
         &frozen[self.layers.count_up_to(self.cut)..]
+    }
+
+    /// Up to here layers stay as they are: slices have them, or points in time are to be stored.
+    pub(crate) fn settled(&self) -> Lsn {
+        self.cut.max(self.points.newest())
+    }
+
+    /// Frozen layers that may be merged with any of them, oldest first.
+    pub(crate) fn mergeable_layers(&self) -> &[FrozenLayer] {
+        let frozen = &self.layers.frozen;
+        &frozen[self.layers.count_up_to(self.settled())..]
     }
 
     /// May a request complete here?

@@ -17,6 +17,7 @@ use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
 use crate::request::tail::{Status, Tail};
 use crate::store::flow;
+use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{log_port, on_progress, with_patience};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
@@ -105,7 +106,7 @@ pub(crate) fn first_root(engine: &Engine, spec: VolumeSpec) -> Root {
         deltas: Vec::new(),
         nodes: Vec::new(),
         sessions: Default::default(),
-        extensions: Vec::new(),
+        extensions: Default::default(),
     }
 }
 
@@ -148,6 +149,7 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     if tails.iter().any(|tail| tail.lock().status == Status::Live) {
         return Err(OpenError::InUse(name.to_owned()));
     }
+    check_no_snapshots(engine, name).await?;
     for tail in &tails {
         TailClaim::check_free(engine, tail)?;
     }
@@ -185,6 +187,20 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
         discard_tail(engine, &tail);
     }
     Ok(())
+}
+
+/// Snapshots are deleted by who wants that, each by its name.
+async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError> {
+    let snapshots = list_snapshots(engine, name).await?;
+    let Some(oldest) = snapshots.first() else {
+        return Ok(());
+    };
+    Err(OpenError::Invalid(format!(
+        "volume {name} has {} snapshots: delete them first, the oldest with `firn snapshot delete {}`; \
+         forks of it may stay",
+        snapshots.len(),
+        oldest.name
+    )))
 }
 
 /// Takes a volume that this host held, and ends the epoch in its log: no copy of this host can go on with it.

@@ -44,7 +44,9 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                 // What is refused to slices is refused to a fold, and each would write all its objects anew.
                 let is_refused =
                     tail.upload.refusal().is_some() && !canary::active!("folds_never_back_off");
-                (is_due && !is_refused).then_some(true)
+                // What is newer than a point must not get into its pages.
+                let is_held = !inner.points.is_empty() && !canary::active!("fold_passes_a_point");
+                (is_due && !is_refused && !is_held).then_some(true)
             })
             .await;
         if !live {
@@ -77,6 +79,10 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
         let _turn = tail.upload.turn.take().await;
         let lsn = newest_in_index(tail);
         let mut inner = tail.lock();
+        if !inner.points.is_empty() && !canary::active!("fold_passes_a_point") {
+            // One was taken while this waited for its turn. It is due again when that has gone.
+            return Ok(());
+        }
         let prefix = Prefix {
             layers: inner.index.freeze(),
             lost: inner
@@ -335,6 +341,7 @@ mod tests {
             pack: ObjectId::default(),
             footer_offset: 0,
             footer_bytes: 0,
+            last: Lsn(1),
             span: span(10, 90),
         };
         let cut = |folded, blocked: &[Span]| -> Vec<Span> {

@@ -23,6 +23,7 @@ use crate::map::layers::Layers;
 use crate::object::root::Root;
 use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
+use crate::request::points::Points;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
 use crate::store::holds::{
@@ -137,6 +138,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         reserved: 0,
         ring: None,
         cut: Lsn::ZERO,
+        points: Points::default(),
         merged: Lsn::ZERO,
         small_top_due_ns: 0,
         slice_bytes: u64::MAX,

@@ -45,7 +45,7 @@ fn first_root(number: u8) -> Root {
         deltas: Vec::new(),
         nodes: Vec::new(),
         sessions: Default::default(),
-        extensions: Vec::new(),
+        extensions: Default::default(),
     }
 }
 

@@ -147,7 +147,7 @@ pub(super) async fn bring_pack(
             Err(error) => repeats.wait(error).await?,
         }
     };
-    let id = engine.next_object();
+    let (id, last) = (engine.next_object(), slice.last);
     let damaged = content.damaged();
     let cost = (ComputeKind::Pack, plan.bytes);
     let effort = if engine.space.is_pressed() {
@@ -163,7 +163,7 @@ pub(super) async fn bring_pack(
         (pack, digest)
     };
     let (pack, digest) = compute(engine, tail, cost, build).await?;
-    let uploaded = put_pack(engine, tail, pack, digest).await?;
+    let uploaded = put_pack(engine, tail, pack, (digest, last)).await?;
     Ok(BroughtPack { uploaded, damaged })
 }
 
@@ -215,7 +215,7 @@ async fn put_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     pack: Pack,
-    digest: Digest,
+    (digest, last): (Digest, Lsn),
 ) -> Result<UploadedPack, Stopped> {
     let key = pack.key();
     let items = pack.sections.iter().flat_map(|part| &part.items);
@@ -225,6 +225,7 @@ async fn put_pack(
             pack: pack.id,
             footer_offset: pack.footer_offset,
             footer_bytes: pack.footer_bytes,
+            last,
             span: spans.reduce(Span::hull).unwrap_or_default(),
         },
         digest,

@@ -1,0 +1,150 @@
+//! Extensions of roots: what only some volumes have beside what every root says.
+//!
+//! Each has a tag, and says whether a reader that does not know it must refuse the root: so an older firn
+//! never damages what it does not understand. Those that may be ignored are kept as they were found. The
+//! table of tags is in docs/format.md "Root".
+
+use super::FormatError;
+use super::pack::{Ancestor, Lineage};
+use crate::codec::{Reader, Truncated, Writer};
+use crate::units::{Lsn, VolumeId};
+
+const MUST_UNDERSTAND: u16 = 1;
+/// The LSN up to which deltas were folded, u64. A writer that folded and did not know it would leave it
+/// too low, so it must be understood.
+const FOLDED: u16 = 1;
+/// The volumes that it was forked from, the nearest first: volume id 16, LSN u64. Without it
+/// content would be missing, so a reader must understand it.
+const LINEAGE: u16 = 2;
+const LINEAGE_BYTES: usize = 24;
+/// It is a snapshot, which nobody writes to: number of labels u16, for each its key and value, as texts.
+const SNAPSHOT: u16 = 3;
+
+/// What an extension holds; kept as found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extension {
+    /// What it is.
+    pub tag: u16,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// What a snapshot was marked with: keys and values.
+pub type Labels = Vec<(String, String)>;
+
+/// All of one root.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Extensions(pub Vec<Extension>);
+
+impl Extensions {
+    /// The LSN up to which deltas were folded, if it is said.
+    pub(super) fn folded(&self) -> Option<Lsn> {
+        let bytes = self.find(FOLDED)?.try_into().ok()?;
+        Some(Lsn(u64::from_le_bytes(bytes)))
+    }
+
+    pub(super) fn set_folded(&mut self, lsn: Lsn) {
+        self.set(FOLDED, lsn.0.to_le_bytes().to_vec());
+    }
+
+    /// The volumes that it was forked from, the nearest first.
+    pub(super) fn lineage(&self) -> Lineage {
+        let bytes = self.find(LINEAGE).unwrap_or_default();
+        let ancestors = bytes.chunks_exact(LINEAGE_BYTES).filter_map(|bytes| {
+            let (volume, last) = bytes.split_first_chunk::<16>()?;
+            Some(Ancestor {
+                volume: VolumeId(*volume),
+                last: Lsn(u64::from_le_bytes(last.try_into().ok()?)),
+            })
+        });
+        ancestors.collect()
+    }
+
+    pub(super) fn set_lineage(&mut self, lineage: &[Ancestor]) {
+        let mut bytes = Writer::new();
+        for ancestor in lineage {
+            bytes.raw(&ancestor.volume.0).u64(ancestor.last.0);
+        }
+        self.set(LINEAGE, bytes.finish());
+    }
+
+    /// What the snapshot was marked with; none if it is no snapshot.
+    pub(super) fn labels(&self) -> Option<Labels> {
+        let bytes = self.find(SNAPSHOT)?;
+        Some(decode_labels(bytes).unwrap_or_default())
+    }
+
+    pub(super) fn set_labels(&mut self, labels: &[(String, String)]) {
+        let mut bytes = Writer::new();
+        bytes.u16(labels.len() as u16);
+        for (key, value) in labels {
+            bytes.text(key).text(value);
+        }
+        self.set(SNAPSHOT, bytes.finish());
+    }
+
+    fn find(&self, tag: u16) -> Option<&[u8]> {
+        let found = self.0.iter().find(|found| found.tag == tag);
+        found.map(|found| &found.bytes[..])
+    }
+
+    fn set(&mut self, tag: u16, bytes: Vec<u8>) {
+        self.0.retain(|found| found.tag != tag);
+        self.0.push(Extension { tag, bytes });
+    }
+
+    pub(super) fn encode(&self, body: &mut Writer) {
+        body.u16(self.0.len() as u16);
+        for extension in &self.0 {
+            let flags = match is_known(extension.tag) {
+                true => MUST_UNDERSTAND,
+                false => 0,
+            };
+            body.u16(extension.tag)
+                .u16(flags)
+                .u32(extension.bytes.len() as u32)
+                .raw(&extension.bytes);
+        }
+    }
+
+    pub(super) fn decode(r: &mut Reader<'_>, version: u16) -> Result<Extensions, FormatError> {
+        let extensions = (0..r.u16()?).map(|_| decode_extension(r, version));
+        extensions.collect::<Result<_, _>>().map(Extensions)
+    }
+}
+
+fn is_known(tag: u16) -> bool {
+    matches!(tag, FOLDED | LINEAGE | SNAPSHOT)
+}
+
+fn decode_extension(r: &mut Reader<'_>, version: u16) -> Result<Extension, FormatError> {
+    let (tag, flags, len) = (r.u16()?, r.u16()?, r.u32()? as usize);
+    if flags & MUST_UNDERSTAND != 0 && !is_known(tag) {
+        return Err(FormatError::Newer(version));
+    }
+    let bytes = r.raw(len)?.to_vec();
+    let is_marked = flags & MUST_UNDERSTAND != 0;
+    let is_whole = match tag {
+        FOLDED => len == size_of::<u64>(),
+        LINEAGE => len.is_multiple_of(LINEAGE_BYTES) && is_marked,
+        SNAPSHOT => is_marked && decode_labels(&bytes).is_ok(),
+        _ => true,
+    };
+    if !is_whole {
+        return Err(FormatError::Corrupt(
+            "an extension of the root is not whole",
+        ));
+    }
+    Ok(Extension { tag, bytes })
+}
+
+fn decode_labels(bytes: &[u8]) -> Result<Labels, Truncated> {
+    let mut r = Reader::new(bytes);
+    let labels = (0..r.u16()?)
+        .map(|_| Ok((r.text()?, r.text()?)))
+        .collect::<Result<_, Truncated>>()?;
+    match r.remaining() {
+        0 => Ok(labels),
+        _ => Err(Truncated),
+    }
+}

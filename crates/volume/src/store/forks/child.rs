@@ -1,0 +1,208 @@
+//! A child of a volume, on its way into the store: its first root, the pin that holds what that names, and
+//! the look at the parent between the two.
+//!
+//! The order is what keeps the child's objects in the store: the pin is there before the parent is looked
+//! at again, so whatever drops an object from the parent later is seen by a collector that finds the pin;
+//! and a parent that moved meanwhile, or that another host took, makes no child. An unknown outcome leaves a
+//! pin and perhaps the child: never a child without a pin.
+
+use std::sync::Arc;
+
+use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::marks::Pin;
+use crate::hostlog::names::{Position, pin_key};
+use crate::object::extensions::Labels;
+use crate::object::pack::Ancestor;
+use crate::object::root::{DeltaRef, Root};
+use crate::object::sessions::SessionNames;
+use crate::store::catalog::{create_root, first_root};
+use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
+use crate::store::roots::read_root;
+use crate::store::upload_state::KnownRoot;
+use crate::store::volume_spec::VolumeSpec;
+use crate::units::{Epoch, Lsn, VolumeId};
+
+/// What a child is to be.
+#[derive(Clone, Debug)]
+pub(super) struct ChildSpec {
+    /// Its name.
+    pub(super) name: String,
+    /// It is a snapshot, with these labels.
+    pub(super) labels: Option<Labels>,
+}
+
+/// The state of a volume that a child begins with.
+#[derive(Debug)]
+pub(super) struct ParentState {
+    /// The root that stands for it, in its version.
+    pub(super) head: KnownRoot,
+    /// The packs of a log that go over what the root says.
+    pub(super) beyond: Vec<DeltaRef>,
+    /// Their sessions.
+    pub(super) sessions: SessionNames,
+    /// Everything up to here.
+    pub(super) lsn: Lsn,
+    /// The size then.
+    pub(super) bytes: u64,
+}
+
+/// What became of a pin's child.
+pub(super) enum Outcome {
+    Made(Root),
+    /// The parent's root moved before the pin was there.
+    Moved(Box<KnownRoot>),
+}
+
+/// Pins what the child needs, looks at the parent again, and makes the child.
+pub(super) async fn put_child(
+    engine: &Arc<Engine>,
+    parent: &ParentState,
+    spec: &ChildSpec,
+) -> Result<Outcome, OpenError> {
+    let root = child_root(engine, parent, spec)?;
+    if !canary::active!("child_without_a_pin") {
+        put_pin(engine, parent.head.root.volume, &root).await?;
+    }
+    let standing = read_root(engine, &parent.head.root.name).await?;
+    if !is_unmoved(&standing, &parent.head) && !canary::active!("no_look_after_the_pin") {
+        drop_pin(engine, parent.head.root.volume, root.volume).await;
+        return Ok(Outcome::Moved(Box::new(standing)));
+    }
+    match create_root(engine, root.clone()).await {
+        Ok(_) => Ok(Outcome::Made(root)),
+        Err(error) => {
+            if matches!(error, OpenError::Exists(_)) {
+                drop_pin(engine, parent.head.root.volume, root.volume).await;
+            }
+            Err(error)
+        }
+    }
+}
+
+/// The child's first root.
+fn child_root(engine: &Engine, parent: &ParentState, spec: &ChildSpec) -> Result<Root, OpenError> {
+    let from = &parent.head.root;
+    let folded = from.folded().unwrap_or(from.lsn);
+    if folded > parent.lsn {
+        return Err(OpenError::Internal(format!(
+            "{}: pages hold what came after LSN {}",
+            from.name, parent.lsn.0
+        )));
+    }
+    let mut root = first_root(
+        engine,
+        VolumeSpec {
+            name: spec.name.clone(),
+            bytes: parent.bytes,
+            block: from.block,
+        },
+    );
+    root.lsn = parent.lsn;
+    root.first = parent.lsn.next();
+    let above = from.lineage();
+    let mut lineage: Vec<Ancestor> = above.to_vec();
+    // Nobody writes to a snapshot: nothing has its id.
+    if from.labels().is_none() {
+        let volume = from.volume;
+        lineage.insert(
+            0,
+            Ancestor {
+                volume,
+                last: parent.lsn,
+            },
+        );
+    }
+    root.set_lineage(&lineage);
+    root.set_folded(folded);
+    if let Some(labels) = &spec.labels {
+        root.set_labels(labels);
+    }
+    root.nodes = from.nodes.clone();
+    let deltas = from.deltas.iter().chain(&parent.beyond);
+    let is_of_state = |delta: &&DeltaRef| {
+        delta.last <= parent.lsn || canary::active!("child_has_what_came_later")
+    };
+    root.deltas = deltas.filter(is_of_state).copied().collect();
+    let sessions = from.sessions.iter().chain(parent.sessions.iter());
+    let named = root.sessions.extend(sessions);
+    named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", from.name)))?;
+    Ok(root)
+}
+
+async fn put_pin(engine: &Engine, parent: VolumeId, root: &Root) -> Result<(), OpenError> {
+    let pin = Pin {
+        parent,
+        child: root.volume,
+        writer: engine.session_name,
+        root: root.clone(),
+    };
+    let key = pin_key(parent, root.volume);
+    let data = pin.encode();
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: data.clone(),
+    };
+    let mut delay = engine.options.retry_ns;
+    for _ in 0..ATTEMPTS_MAX {
+        match store_with_retry(engine, op.clone()).await {
+            Ok(_) => return Ok(()),
+            Err(StoreError::PreconditionFailed | StoreError::Unknown(_)) => {}
+            Err(error) => return Err(store_error("create", &key, &error)),
+        }
+        // It is there, or the outcome is not known: check whether it is our own.
+        match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
+            Ok(StoreReply::Object { data: found, .. }) if found == data => return Ok(()),
+            Ok(_) => {
+                return Err(OpenError::Corrupt(format!(
+                    "{key}: another pin stands there"
+                )));
+            }
+            Err(StoreError::NotFound) => {}
+            Err(error) => return Err(store_error("read", &key, &error)),
+        }
+        engine.port.sleep(delay).await;
+        delay *= 2;
+    }
+    Err(OpenError::Store(format!(
+        "{key}: the store did not say whether it was written; it is not there now: try again"
+    )))
+}
+
+/// Whoever wrote a pin drops it when it is certain that there will be no child of it. A pin that stays holds
+/// space, and nothing worse.
+async fn drop_pin(engine: &Engine, parent: VolumeId, child: VolumeId) {
+    let key = pin_key(parent, child);
+    if let Err(error) = store_with_retry(engine, StoreOp::Delete { key: key.clone() }).await {
+        tracing::warn!(key, ?error, "a pin that nothing needs is not removed");
+    }
+}
+
+/// Whether nothing was dropped from the root: it is the same, or somebody put the same content back.
+fn is_unmoved(standing: &KnownRoot, known: &KnownRoot) -> bool {
+    let same_content = || {
+        let standing = Root {
+            sequence: known.root.sequence,
+            ..standing.root.clone()
+        };
+        standing.encode() == known.root.encode()
+    };
+    standing.version == known.version || same_content()
+}
+
+/// What is left of a snapshot that is deleted: it names nothing.
+pub(super) fn tombstone_of(engine: &Engine, root: &Root) -> Root {
+    Root {
+        epoch: Epoch(root.epoch.0 + 1),
+        sequence: root.sequence + 1,
+        owner: None,
+        claimant: None,
+        mark: Position::default(),
+        deleted: true,
+        unix_ms: engine.jobs.now().unix_ms,
+        deltas: Vec::new(),
+        nodes: Vec::new(),
+        ..root.clone()
+    }
+}

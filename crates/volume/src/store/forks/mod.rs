@@ -1,0 +1,158 @@
+//! Points in time (S6): snapshots of volumes, and volumes that begin as others were.
+//!
+//! A snapshot is a closed volume of its own that nobody writes to, a fork one that anybody may open. Both
+//! share the objects of the state that they begin with, by name. [`live_parent`] takes that state of a
+//! volume that is served here, [`stored_parent`] of any other; [`child`] makes of it what the store has
+//! then. What came first never matters to readers: a root names all that it needs.
+
+mod child;
+mod held_point;
+mod live_parent;
+pub(crate) mod snapshot_list;
+mod stored_parent;
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::root_updates::{Updated, update_root};
+use crate::object::extensions::Labels;
+use crate::object::root::Root;
+use crate::object::{SNAPSHOT_SIGN, root_key};
+use crate::request::tail::{Status, Tail};
+use crate::store::forks::child::ChildSpec;
+use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
+use crate::store::holds::{check_not_held, is_held_here, local_tails};
+use crate::store::log_procedures::{log_port, with_patience};
+use crate::store::open::NameLock;
+use crate::store::roots::{read_any_root, read_root, unusable};
+use crate::store::upload_state::KnownRoot;
+use crate::store::volume_spec::{VolumeInfo, check_name};
+
+/// Makes a snapshot `VOLUME@SNAPSHOT` of the volume as it is now. Ends when the store has it.
+pub(crate) async fn create_snapshot(
+    engine: &Arc<Engine>,
+    name: &str,
+    labels: Labels,
+) -> Result<SnapshotInfo, OpenError> {
+    let (volume, _) = check_snapshot_name(name)?;
+    check_labels(&labels)?;
+    let _busy = NameLock::take(engine, name)?;
+    let spec = ChildSpec {
+        name: name.to_owned(),
+        labels: Some(labels),
+    };
+    make_child(engine, volume, &spec)
+        .await
+        .map(|root| SnapshotInfo::of(&root))
+}
+
+/// Makes a volume that begins as another one, or a snapshot of it, is now. Ends when the store has it.
+pub(crate) async fn fork(
+    engine: &Arc<Engine>,
+    parent: &str,
+    name: &str,
+) -> Result<VolumeInfo, OpenError> {
+    check_name(name)?;
+    match parent.contains(SNAPSHOT_SIGN) {
+        true => drop(check_snapshot_name(parent)?),
+        false => check_name(parent)?,
+    }
+    let _busy = NameLock::take(engine, name)?;
+    let spec = ChildSpec {
+        name: name.to_owned(),
+        labels: None,
+    };
+    make_child(engine, parent, &spec)
+        .await
+        .map(|root| VolumeInfo::of(&root))
+}
+
+async fn make_child(
+    engine: &Arc<Engine>,
+    parent: &str,
+    spec: &ChildSpec,
+) -> Result<Root, OpenError> {
+    engine.host_log.check_not_stopped()?;
+    // Before anything is frozen for it.
+    check_free(engine, &spec.name).await?;
+    if let Some(tail) = live_tail(engine, parent) {
+        return live_parent::make_child(engine, &tail, spec).await;
+    }
+    let head = match read_root(engine, parent).await {
+        Err(OpenError::NoSuchVolume(name)) if name.contains(SNAPSHOT_SIGN) => {
+            return Err(OpenError::NoSuchSnapshot(name));
+        }
+        head => head?,
+    };
+    check_nothing_waits(engine, &head.root, spec)?;
+    stored_parent::make_child(engine, head, spec).await
+}
+
+/// The volume of this name that is served here.
+fn live_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
+    let is_live = |tail: &Arc<Tail>| tail.name() == name && tail.lock().status == Status::Live;
+    engine.tails().into_iter().find(is_live)
+}
+
+/// A child of what the store has must not silently lack what clients were told is written.
+fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result<(), OpenError> {
+    let tails = local_tails(engine, root.volume);
+    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > root.lsn;
+    if is_held_here(engine, root, &tails) && tails.iter().any(waits) {
+        return Err(OpenError::Invalid(format!(
+            "volume {} has writes on this host that the store lacks, and is not open here: attach it, or \
+             wait until the server has opened it, and try again",
+            root.name
+        )));
+    }
+    // A fork of another host's volume begins with what the store has of it, and says so. A snapshot is of a
+    // moment.
+    match spec.labels.is_some() && !is_held_here(engine, root, &tails) {
+        true => check_not_held(engine, root),
+        false => Ok(()),
+    }
+}
+
+async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenError> {
+    match read_root(engine, name).await {
+        Ok(_) => Err(OpenError::Exists(name.to_owned())),
+        Err(OpenError::NoSuchVolume(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes a snapshot. Forks of it stay as they are.
+pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
+    check_snapshot_name(name)?;
+    let _busy = NameLock::take(engine, name)?;
+    if live_tail(engine, name).is_some() {
+        return Err(OpenError::InUse(name.to_owned()));
+    }
+    let missing = || OpenError::NoSuchSnapshot(name.to_owned());
+    let head = match read_any_root(engine, name).await {
+        Ok(KnownRoot { root, .. }) if root.deleted => return Err(missing()),
+        Err(OpenError::NoSuchVolume(_)) => return Err(missing()),
+        head => head?,
+    };
+    if head.root.labels().is_none() {
+        return Err(OpenError::Corrupt(format!(
+            "{}: it is no snapshot",
+            root_key(name)
+        )));
+    }
+    let tombstone = child::tombstone_of(engine, &head.root);
+    let port = log_port(engine);
+    let update = async {
+        let updated = update_root(&port, &tombstone, &head.version).await;
+        updated.map_err(|error| unusable(name, &error))
+    };
+    match with_patience(engine, name, update).await? {
+        Updated::Won(_) => Ok(()),
+        // An earlier attempt at it took effect late, or another host was quicker.
+        Updated::Lost(found) if found.root.deleted && found.root.volume == tombstone.volume => {
+            Ok(())
+        }
+        Updated::Lost(_) => Err(OpenError::InUse(name.to_owned())),
+    }
+}

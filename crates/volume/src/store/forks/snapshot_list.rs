@@ -1,0 +1,140 @@
+//! What snapshots there are, and what they may be called.
+//!
+//! Reads only. The list is of names: the roots of a volume's snapshots stand under one prefix.
+
+use crate::driver::{StoreOp, StoreReply};
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::jobs::join_all;
+use crate::object::extensions::Labels;
+use crate::object::root::Root;
+use crate::object::{SNAPSHOT_SIGN, snapshot_of_root_key, snapshots_of};
+use crate::store::objects::{store_error, store_with_retry};
+use crate::store::roots::read_root;
+use crate::store::volume_spec::check_name;
+use crate::units::{Lsn, VolumeId};
+
+/// Roots read at once.
+const READS_AT_ONCE: usize = 32;
+/// Labels of one snapshot, and bytes of a key or a value.
+const LABELS_MAX: usize = 64;
+const LABEL_BYTES_MAX: usize = 256;
+
+/// What the store says of a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotInfo {
+    /// Its name, `VOLUME@SNAPSHOT`.
+    pub name: String,
+    /// Its identity.
+    pub id: VolumeId,
+    /// The volume that it was taken of.
+    pub of: Option<VolumeId>,
+    /// The volume's size then, in bytes.
+    pub bytes: u64,
+    /// The newest commit in it.
+    pub lsn: Lsn,
+    /// When it was taken, milliseconds since 1970.
+    pub unix_ms: u64,
+    /// What it was marked with.
+    pub labels: Labels,
+}
+
+impl SnapshotInfo {
+    pub(super) fn of(root: &Root) -> SnapshotInfo {
+        SnapshotInfo {
+            name: root.name.clone(),
+            id: root.volume,
+            of: root.lineage().first().map(|parent| parent.volume),
+            bytes: root.bytes,
+            lsn: root.lsn,
+            unix_ms: root.unix_ms,
+            labels: root.labels().unwrap_or_default(),
+        }
+    }
+}
+
+/// Volume and snapshot, if it is a name for a snapshot.
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn check_snapshot_name(name: &str) -> Result<(&str, &str), OpenError> {
+    let Some((volume, snapshot)) = name.split_once(SNAPSHOT_SIGN) else {
+        return Err(OpenError::Invalid(format!(
+            "{name:?} names no snapshot: say VOLUME@SNAPSHOT"
+        )));
+    };
+    check_name(volume)?;
+    match check_name(snapshot) {
+        Ok(()) => Ok((volume, snapshot)),
+        Err(_) => Err(OpenError::Invalid(format!(
+            "{snapshot:?} is not a name for a snapshot: use 1 to 64 letters, digits, '.', '_' or '-', \
+             beginning with a letter or digit"
+        ))),
+    }
+}
+
+/// Are these labels for a snapshot?
+pub(super) fn check_labels(labels: &[(String, String)]) -> Result<(), OpenError> {
+    if labels.len() > LABELS_MAX {
+        return Err(OpenError::Invalid(format!(
+            "{} labels: a snapshot has at most {LABELS_MAX}",
+            labels.len()
+        )));
+    }
+    let is_too_long = |text: &str| text.len() > LABEL_BYTES_MAX;
+    for (nth, (key, value)) in labels.iter().enumerate() {
+        if key.is_empty() || is_too_long(key) || is_too_long(value) {
+            return Err(OpenError::Invalid(format!(
+                "label {key:?}: a key has 1 to {LABEL_BYTES_MAX} bytes, a value at most as many"
+            )));
+        }
+        if labels[..nth].iter().any(|(other, _)| other == key) {
+            return Err(OpenError::Invalid(format!("label {key:?} is given twice")));
+        }
+    }
+    Ok(())
+}
+
+/// The snapshots of a volume, the oldest first.
+pub(crate) async fn list_snapshots(
+    engine: &Engine,
+    volume: &str,
+) -> Result<Vec<SnapshotInfo>, OpenError> {
+    check_name(volume)?;
+    let prefix = snapshots_of(volume);
+    let keys = match store_with_retry(
+        engine,
+        StoreOp::List {
+            prefix: prefix.clone(),
+        },
+    )
+    .await
+    {
+        Ok(StoreReply::Keys(keys)) => keys,
+        Ok(_) => return Err(OpenError::Store("the store's list does not fit".into())),
+        Err(error) => return Err(store_error("list", &prefix, &error)),
+    };
+    let names: Vec<String> = keys
+        .iter()
+        .filter_map(|key| snapshot_of_root_key(key))
+        .collect();
+    let mut found = Vec::new();
+    for names in names.chunks(READS_AT_ONCE) {
+        let reads = names.iter().map(|name| Box::pin(read_root(engine, name)));
+        for read in join_all(reads.collect()).await {
+            match read {
+                Ok(head) => found.push(SnapshotInfo::of(&head.root)),
+                // Its name was used, and is free again.
+                Err(OpenError::NoSuchVolume(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    found.sort_by(|one, other| {
+        let order = |info: &SnapshotInfo| (info.unix_ms, info.lsn);
+        order(one)
+            .cmp(&order(other))
+            .then_with(|| one.name.cmp(&other.name))
+    });
+    Ok(found)
+}

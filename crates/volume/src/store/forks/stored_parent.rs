@@ -1,0 +1,52 @@
+//! Children of a volume that is not served here: of what the store has of it, its root and the log of
+//! whoever holds it. Snapshots are such volumes.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::scan::read_beyond_root;
+use crate::object::root::Root;
+use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
+use crate::store::log_procedures::{log_port, with_patience};
+use crate::store::objects::ATTEMPTS_MAX;
+use crate::store::roots::read_root;
+use crate::store::upload_state::KnownRoot;
+
+/// Ends when the store has the child.
+pub(super) async fn make_child(
+    engine: &Arc<Engine>,
+    mut head: KnownRoot,
+    spec: &ChildSpec,
+) -> Result<Root, OpenError> {
+    let name = head.root.name.clone();
+    let mut why = "its root changes faster than it can be read".to_owned();
+    for _ in 0..ATTEMPTS_MAX {
+        let port = log_port(engine);
+        let read = async { Ok(read_beyond_root(&port, &head.root).await) };
+        let found = match with_patience(engine, &name, read).await? {
+            Ok(found) => found,
+            Err(error) => {
+                // Records go once the root has what they say.
+                why = format!("the log of its holder cannot be read: {error:?}");
+                engine.port.sleep(engine.options.retry_ns).await;
+                head = read_root(engine, &name).await?;
+                continue;
+            }
+        };
+        let parent = ParentState {
+            beyond: found.deltas.iter().map(|(_, delta)| *delta).collect(),
+            sessions: found.sessions,
+            lsn: found.last,
+            bytes: head.root.bytes,
+            head,
+        };
+        match put_child(engine, &parent, spec).await? {
+            Outcome::Made(root) => return Ok(root),
+            Outcome::Moved(standing) => head = *standing,
+        }
+    }
+    Err(OpenError::Store(format!(
+        "{name}: {why}; nothing was made: try again"
+    )))
+}

@@ -1,0 +1,351 @@
+//! Snapshots: a volume as it was at one moment, for ever (S6).
+//!
+//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+
+mod support;
+
+use support::{Lasting, World};
+use volume::hostlog::marks::Pin;
+use volume::object::root::Root;
+use volume::object::root_key;
+use volume::{Answer, OpenError, SnapshotInfo, Volume};
+
+const MIB: u64 = 1 << 20;
+
+fn with_volume() -> (World, Volume) {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+fn snapshot(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
+    let answer = world.host.create_snapshot(name, Vec::new());
+    world.wait(|_| answer.try_take())
+}
+
+fn fork(world: &mut World, parent: &str, name: &str) -> Result<Volume, OpenError> {
+    let answer = world.host.fork_volume(parent, name);
+    world.wait(|_| answer.try_take())?;
+    Ok(world.open(name))
+}
+
+fn delete(world: &mut World, name: &str) -> Result<(), OpenError> {
+    let answer = world.host.delete_snapshot(name);
+    world.wait(|_| answer.try_take())
+}
+
+fn names(world: &mut World, volume: &str) -> Vec<String> {
+    let answer = world.host.list_snapshots(volume);
+    let found = world.wait(|_| answer.try_take()).expect("listed");
+    found.into_iter().map(|info| info.name).collect()
+}
+
+fn root(world: &World, name: &str) -> Root {
+    let (bytes, _) = &world.lasting.objects[&root_key(name)];
+    Root::decode(bytes).expect("a root")
+}
+
+/// Another host, which sees a copy of the same store.
+fn elsewhere(world: &World) -> World {
+    World::start(Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    })
+}
+
+/// So many small uploads that a fold is due, and time for it.
+fn fold(world: &mut World, volume: &Volume, sector: u64) {
+    for round in 0..6 {
+        world.write(volume, sector, 100 + round, 4096);
+        world.sync(volume);
+    }
+    world.pass(1000);
+}
+
+fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
+    world
+        .wait(|_| answer.try_take())
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn a_snapshot_is_the_volume_as_it_was_whatever_is_written_later() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.write(&volume, 8, 2, 4096);
+    let taken = snapshot(&mut world, "demo@one").expect("taken");
+    assert_eq!((taken.name.as_str(), taken.lsn.0), ("demo@one", 2));
+    world.write(&volume, 0, 3, 4096);
+    world.write(&volume, 8, 4, 8192);
+    fold(&mut world, &volume, 64);
+    let mut other = elsewhere(&world);
+    for world in [&mut world, &mut other] {
+        let fork = fork(world, "demo@one", "was").expect("forked");
+        assert_eq!(world.read_fill(&fork, 0, 4096), 1);
+        assert_eq!(world.read_fill(&fork, 8, 4096), 2);
+        assert_eq!(
+            world.read_fill(&fork, 16, 4096),
+            0,
+            "nothing of what came later"
+        );
+        assert_eq!(world.read_fill(&fork, 64, 4096), 0);
+    }
+    assert_eq!(world.read_fill(&volume, 0, 4096), 3);
+}
+
+#[test]
+fn a_snapshot_is_the_volume_as_it_was() {
+    a_snapshot_is_the_volume_as_it_was_whatever_is_written_later();
+}
+
+/// What is written on both sides of a cut, while nothing of it was uploaded.
+fn no_slice_spans_the_cut() {
+    let (mut world, volume) = with_volume();
+    world.lasting.outage = true;
+    world.write(&volume, 0, 1, 4096);
+    let answer = world.host.create_snapshot("demo@one", Vec::new());
+    // The name was looked for before.
+    world.settle();
+    assert!(answer.try_take().is_none());
+    drop(answer);
+    world.lasting.outage = false;
+    world.lasting.store_ms = 50;
+    let answer = world.host.create_snapshot("demo@two", Vec::new());
+    world.pass(60);
+    world.write(&volume, 0, 2, 4096);
+    world.write(&volume, 8, 2, 4096);
+    let synced = world.host.sync(&volume);
+    done(&mut world, &synced);
+    let taken = done(&mut world, &answer);
+    assert_eq!(taken.lsn.0, 1);
+    let fork = fork(&mut world, "demo@two", "was").expect("forked");
+    assert_eq!(world.read_fill(&fork, 0, 4096), 1);
+    assert_eq!(world.read_fill(&fork, 8, 4096), 0);
+}
+
+#[test]
+fn no_slice_spans_the_cut_of_a_snapshot() {
+    no_slice_spans_the_cut();
+}
+
+/// The newest slice of the snapshot hangs; what comes later is ready before it, and all of it is published at
+/// once: a fold is due at the moment when the snapshot is.
+fn a_fold_waits_for_the_snapshots_that_are_under_way() {
+    let (mut world, volume) = with_volume();
+    for sector in 0..4 {
+        world.write(&volume, sector * 8, 1, 4096);
+        world.sync(&volume);
+    }
+    world.write(&volume, 0, 2, 4096);
+    world.lasting.hanging_puts = 1;
+    let answer = world.host.create_snapshot("demo@one", Vec::new());
+    world.pass(100);
+    let mut synced = Vec::new();
+    for sector in 0..3 {
+        world.write(&volume, sector * 8, 3, 4096);
+        synced.push(world.host.sync(&volume));
+        world.pass(100);
+    }
+    world.answer_hanging_puts();
+    let taken = done(&mut world, &answer);
+    assert_eq!(taken.lsn.0, 5);
+    for synced in synced {
+        done(&mut world, &synced);
+    }
+    fold(&mut world, &volume, 640);
+    assert!(root(&world, "demo").deltas.len() < 6, "folds go on");
+    let fork = fork(&mut world, "demo@one", "was").expect("forked");
+    assert_eq!(world.read_fill(&fork, 0, 4096), 2);
+    assert_eq!(world.read_fill(&fork, 8, 3 * 4096), 1);
+}
+
+#[test]
+fn a_fold_waits_for_snapshots() {
+    a_fold_waits_for_the_snapshots_that_are_under_way();
+}
+
+/// The cleaner and the checkpoint merge layers; a point in time is none of their business.
+fn no_merge_spans_the_cut() {
+    let (mut world, volume) = with_volume();
+    for round in 0..3 {
+        world.write(&volume, 0, round, 4096);
+    }
+    world.lasting.hanging_puts = 1;
+    let answer = world.host.create_snapshot("demo@one", Vec::new());
+    world.pass(100);
+    // More than the log has room for, again and again at the same place.
+    for round in 0..1000_u64 {
+        world.write(&volume, round % 4 * 128, (round % 250) as u8 + 3, 65536);
+    }
+    world.answer_hanging_puts();
+    done(&mut world, &answer);
+    let fork = fork(&mut world, "demo@one", "was").expect("forked");
+    assert_eq!(world.read_fill(&fork, 0, 4096), 2);
+    assert_eq!(world.read_fill(&fork, 128, 4096), 0);
+}
+
+#[test]
+fn no_merge_of_layers_spans_the_cut_of_a_snapshot() {
+    no_merge_spans_the_cut();
+}
+
+fn a_pin_stands_before_the_snapshot_does() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let taken = snapshot(&mut world, "demo@one").expect("taken");
+    let pin = format!("pins/{}/{}", volume.info().id, taken.id);
+    let (bytes, version) = world.lasting.objects.get(&pin).expect("a pin").clone();
+    let pin = Pin::decode(&bytes).expect("a pin");
+    assert_eq!(
+        pin.root,
+        root(&world, "demo@one"),
+        "it holds what the snapshot names"
+    );
+    let (_, made) = &world.lasting.objects[&root_key("demo@one")];
+    assert!(version < *made);
+}
+
+#[test]
+fn a_pin_stands_before_its_snapshot() {
+    a_pin_stands_before_the_snapshot_does();
+}
+
+/// This host does not know yet that another one took the volume, folds it and drops packs.
+fn an_owner_that_was_fenced_makes_no_snapshot() {
+    let (mut a, volume) = with_volume();
+    a.write(&volume, 0, 1, 4096);
+    a.sync(&volume);
+    let mut b = World::start(Lasting {
+        versions: a.lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    b.lasting.objects = std::mem::take(&mut a.lasting.objects);
+    let taken = b.try_open("demo", true).expect("taken over");
+    fold(&mut b, &taken, 0);
+    a.lasting.versions = b.lasting.versions + 1;
+    a.lasting.objects = std::mem::take(&mut b.lasting.objects);
+    let refused = snapshot(&mut a, "demo@one").expect_err("it is not its volume any more");
+    assert!(matches!(refused, OpenError::Fenced(_)), "{refused}");
+    assert!(!a.lasting.objects.contains_key(&root_key("demo@one")));
+    let is_pin = |key: &&String| key.starts_with("pins/");
+    assert_eq!(
+        a.lasting.objects.keys().filter(is_pin).count(),
+        0,
+        "nothing needs it"
+    );
+}
+
+#[test]
+fn an_owner_that_was_fenced_is_refused_a_snapshot() {
+    an_owner_that_was_fenced_makes_no_snapshot();
+}
+
+#[test]
+fn snapshots_are_listed_with_their_labels_and_a_deleted_ones_name_is_free() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let labels = vec![("why".to_owned(), "upgrade".to_owned())];
+    let answer = world.host.create_snapshot("demo@one", labels.clone());
+    let one = done(&mut world, &answer);
+    assert_eq!((one.labels, one.of), (labels, Some(volume.info().id)));
+    world.write(&volume, 0, 2, 4096);
+    snapshot(&mut world, "demo@two").expect("taken");
+    assert_eq!(names(&mut world, "demo"), ["demo@one", "demo@two"]);
+    assert!(names(&mut world, "dem").is_empty());
+    let taken = snapshot(&mut world, "demo@one").expect_err("its name is taken");
+    assert_eq!(taken, OpenError::Exists("demo@one".into()));
+    delete(&mut world, "demo@one").expect("deleted");
+    assert_eq!(names(&mut world, "demo"), ["demo@two"]);
+    let gone = delete(&mut world, "demo@one").expect_err("it is gone");
+    assert_eq!(gone, OpenError::NoSuchSnapshot("demo@one".into()));
+    let gone = fork(&mut world, "demo@one", "was")
+        .map(drop)
+        .expect_err("it is gone");
+    assert_eq!(gone, OpenError::NoSuchSnapshot("demo@one".into()));
+    snapshot(&mut world, "demo@one").expect("the name is free");
+    let fork = fork(&mut world, "demo@one", "was").expect("forked");
+    assert_eq!(world.read_fill(&fork, 0, 4096), 2, "it is the new one");
+}
+
+#[test]
+fn what_is_no_name_for_a_snapshot_is_refused_and_nothing_is_changed() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let before: Vec<String> = world.lasting.objects.keys().cloned().collect();
+    for name in ["demo", "demo@", "@one", "demo@a@b", "demo@a/b", "de mo@a"] {
+        let refused = snapshot(&mut world, name).expect_err(name);
+        assert!(
+            matches!(refused, OpenError::Invalid(_)),
+            "{name}: {refused}"
+        );
+    }
+    let twice = vec![("a".into(), "1".into()), ("a".into(), "2".into())];
+    let answer = world.host.create_snapshot("demo@one", twice);
+    let refused = world.wait(|_| answer.try_take()).expect_err("twice");
+    assert!(refused.to_string().contains("given twice"), "{refused}");
+    let missing = snapshot(&mut world, "other@one").expect_err("no volume");
+    assert_eq!(missing, OpenError::NoSuchVolume("other".into()));
+    let refused = world
+        .try_open("demo@one", false)
+        .map(drop)
+        .expect_err("no volume");
+    assert!(matches!(refused, OpenError::Invalid(_)), "{refused}");
+    let after: Vec<String> = world.lasting.objects.keys().cloned().collect();
+    assert_eq!(after, before);
+}
+
+#[test]
+fn a_closed_volume_has_snapshots_too_and_is_deleted_after_them() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let answer = world.host.close_volume(&volume);
+    done(&mut world, &answer);
+    snapshot(&mut world, "demo@one").expect("taken");
+    let answer = world.host.delete_volume("demo");
+    let refused = world
+        .wait(|_| answer.try_take())
+        .expect_err("it has a snapshot");
+    assert!(refused.to_string().contains("demo@one"), "{refused}");
+    let fork = fork(&mut world, "demo@one", "was").expect("forked");
+    delete(&mut world, "demo@one").expect("deleted");
+    let answer = world.host.delete_volume("demo");
+    done(&mut world, &answer);
+    assert_eq!(world.read_fill(&fork, 0, 4096), 1, "forks live on");
+}
+
+#[test]
+fn writes_that_only_a_log_has_are_in_a_snapshot_or_it_is_refused() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.flush(&volume);
+    drop(volume);
+    let mut world = World::start(world.kill());
+    let refused = snapshot(&mut world, "demo@one").expect_err("not open yet");
+    assert!(refused.to_string().contains("the store lacks"), "{refused}");
+    let volume = world.open("demo");
+    snapshot(&mut world, "demo@one").expect("taken");
+    drop(volume);
+    let fork = fork(&mut world, "demo@one", "was").expect("forked");
+    assert_eq!(world.read_fill(&fork, 0, 4096), 1);
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_of_snapshots_is_seen() {
+    support::each_is_seen(&[
+        ("slice_spans_a_point", no_slice_spans_the_cut),
+        ("merge_spans_a_point", no_merge_spans_the_cut),
+        (
+            "fold_passes_a_point",
+            a_fold_waits_for_the_snapshots_that_are_under_way,
+        ),
+        ("child_without_a_pin", a_pin_stands_before_the_snapshot_does),
+        (
+            "no_look_after_the_pin",
+            an_owner_that_was_fenced_makes_no_snapshot,
+        ),
+        ("child_has_what_came_later", no_slice_spans_the_cut),
+    ]);
+}
