@@ -76,6 +76,9 @@ pub(crate) struct Health {
     pub(crate) status: HealthLevel,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) why: Option<String>,
+    /// What kind of failure it is, where that decides what helps: another kind is another remedy.
+    #[serde(skip)]
+    pub(crate) kind: Option<store::Kind>,
 }
 
 /// A volume as an NBD export.

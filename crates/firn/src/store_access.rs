@@ -60,10 +60,11 @@ struct RecentFailures {
     last_success: Option<Instant>,
     count: u32,
     why: String,
+    kind: Option<Kind>,
 }
 
 impl RecentFailures {
-    fn note_failure(&mut self, now: Instant, why: String) {
+    fn note_failure(&mut self, now: Instant, kind: Kind, why: String) {
         if self.is_over(now) {
             self.since = Some(now);
             self.count = 0;
@@ -71,6 +72,7 @@ impl RecentFailures {
         self.last = Some(now);
         self.count = self.count.saturating_add(1);
         self.why = why;
+        self.kind = Some(kind);
     }
 
     /// Whether the failure that came last has been followed by a success, and both by calm.
@@ -79,13 +81,26 @@ impl RecentFailures {
         self.last_success > Some(last) && now.saturating_duration_since(last) >= CALM
     }
 
-    fn describe(&self, now: Instant) -> Option<(Duration, &str)> {
+    /// What fails, where `what` is requests of this kind.
+    fn describe(&self, now: Instant, what: &str) -> Option<StoreTrouble> {
         let repeated_with_success = self.last_success > self.last && self.count <= FAILURES_MAX;
         if self.is_over(now) || repeated_with_success {
             return None;
         }
-        Some((now.saturating_duration_since(self.since?), &self.why))
+        let time = now.saturating_duration_since(self.since?);
+        Some(StoreTrouble {
+            why: format!("{what} fail since {} s: {}", time.as_secs(), self.why),
+            kind: self.kind.unwrap_or(Kind::Unavailable),
+        })
     }
+}
+
+/// What requests to the store fail with.
+#[derive(Clone, Debug)]
+pub(crate) struct StoreTrouble {
+    /// In words, with the remedy.
+    pub(crate) why: String,
+    pub(crate) kind: Kind,
 }
 
 impl Trouble {
@@ -122,7 +137,9 @@ impl Attempt<'_> {
         let now = Instant::now();
         let mut slot = self.trouble.slot(self.writes);
         match &result {
-            Err(error) if may_come_back(error.kind()) => slot.note_failure(now, error.chain()),
+            Err(error) if may_come_back(error.kind()) => {
+                slot.note_failure(now, error.kind(), error.chain())
+            }
             _ => slot.last_success = Some(now),
         }
         result
@@ -139,6 +156,7 @@ impl Drop for Attempt<'_> {
         if slot.last_success < Some(self.started) {
             slot.note_failure(
                 Instant::now(),
+                Kind::Unavailable,
                 format!(
                     "no answer within {} s; check the store's address and the network",
                     waited.as_secs()
@@ -264,6 +282,10 @@ impl StoreAccess {
 
     /// Why the store is away, unless it has been reached.
     pub(crate) fn failure(&self) -> Option<Failure> {
+        self.away().map(|(failure, _)| failure)
+    }
+
+    fn away(&self) -> Option<(Failure, Kind)> {
         if self.proven.get().is_some() {
             return None;
         }
@@ -271,20 +293,19 @@ impl StoreAccess {
             .last_failure
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        last.as_ref().map(|(_, failure, _)| failure.clone())
+        last.as_ref()
+            .map(|(_, failure, kind)| (failure.clone(), *kind))
     }
 
     /// What requests to the store fail with now, and since when.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        if let Some(failure) = self.failure() {
-            return Some(failure.detail);
+    pub(crate) fn trouble(&self) -> Option<StoreTrouble> {
+        if let Some((failure, kind)) = self.away() {
+            let why = failure.detail;
+            return Some(StoreTrouble { why, kind });
         }
-        let failing = |writes: bool, what: &str| {
-            let slot = self.trouble.slot(writes);
-            let (time, why) = slot.describe(Instant::now())?;
-            Some(format!("{what} fail since {} s: {why}", time.as_secs()))
-        };
-        failing(true, "writes").or_else(|| failing(false, "reads"))
+        let now = Instant::now();
+        let writes = self.trouble.slot(true).describe(now, "writes");
+        writes.or_else(|| self.trouble.slot(false).describe(now, "reads"))
     }
 
     /// The faults that `--planned-store-faults` asks for.
@@ -465,23 +486,25 @@ mod tests {
     fn a_store_that_fails_now_and_then_is_in_one_trouble_until_it_is_calm() {
         let start = Instant::now();
         let mut failures = RecentFailures::default();
-        assert!(failures.describe(start).is_none());
+        assert!(failures.describe(start, "writes").is_none());
         for n in 0..20 {
             let now = start + n * SECOND;
-            failures.note_failure(now, "refused".to_owned());
-            assert_eq!(failures.describe(now), Some((n * SECOND, "refused")));
+            failures.note_failure(now, Kind::Denied, "refused".to_owned());
+            let trouble = failures.describe(now, "writes").unwrap();
+            assert_eq!(trouble.why, format!("writes fail since {n} s: refused"));
+            assert_eq!(trouble.kind, Kind::Denied);
             failures.last_success = Some(now + SECOND / 2);
-            let seen = failures.describe(now + SECOND / 2).is_some();
+            let seen = failures.describe(now + SECOND / 2, "writes").is_some();
             assert_eq!(seen, n >= FAILURES_MAX, "after {n}");
         }
-        assert!(failures.describe(start + 25 * SECOND).is_none());
+        assert!(failures.describe(start + 25 * SECOND, "writes").is_none());
     }
 
     #[test]
     fn a_store_that_never_succeeded_since_is_not_well_however_long_ago_it_failed() {
         let start = Instant::now();
         let mut failures = RecentFailures::default();
-        failures.note_failure(start, "refused".to_owned());
-        assert!(failures.describe(start + 60 * SECOND).is_some());
+        failures.note_failure(start, Kind::Denied, "refused".to_owned());
+        assert!(failures.describe(start + 60 * SECOND, "writes").is_some());
     }
 }

@@ -20,10 +20,75 @@ const LOG_INTERVAL: Duration = Duration::from_secs(1);
 /// What is concerned, and how.
 type Conditions = BTreeMap<String, Health>;
 
+/// What the log has said of conditions that last.
+#[derive(Debug, Default)]
+struct ToldConditions(BTreeMap<String, Told>);
+
+#[derive(Debug)]
+struct Told {
+    level: HealthLevel,
+    /// Of this condition, since it began: one that goes back and forth is said once for each.
+    kinds: Vec<Option<store::Kind>>,
+}
+
+/// One line of the log.
+#[derive(Debug, PartialEq, Eq)]
+enum Change {
+    Bad(String, Health),
+    OkAgain(String),
+}
+
+impl ToldConditions {
+    /// What is to be said of `now`. The text of a condition may count seconds: only another level, or
+    /// a kind of failure that was not said yet, is a change. A store that is silent at first and then
+    /// refuses the key wants another remedy than at first.
+    fn update(&mut self, now: Conditions) -> Vec<Change> {
+        let ended = self.0.extract_if(.., |what, _| !now.contains_key(what));
+        let mut changes: Vec<Change> = ended.map(|(what, _)| Change::OkAgain(what)).collect();
+        for (what, health) in now {
+            let kind = remedy_kind(health.kind);
+            match self.0.get_mut(&what) {
+                Some(told) if told.level == health.status && told.kinds.contains(&kind) => continue,
+                Some(told) if told.level == health.status => told.kinds.push(kind),
+                _ => {
+                    let (level, kinds) = (health.status, vec![kind]);
+                    self.0.insert(what.clone(), Told { level, kinds });
+                }
+            }
+            changes.push(Change::Bad(what, health));
+        }
+        changes
+    }
+}
+
+/// Whether a request was certainly not applied makes no difference to what helps.
+fn remedy_kind(kind: Option<store::Kind>) -> Option<store::Kind> {
+    match kind {
+        Some(store::Kind::Unknown) => Some(store::Kind::Unavailable),
+        kind => kind,
+    }
+}
+
+impl Change {
+    fn log(&self) {
+        match self {
+            Change::OkAgain(what) => tracing::info!(what, "ok again"),
+            Change::Bad(what, health) => {
+                let why = health.why.as_deref().unwrap_or_default();
+                match health.status {
+                    HealthLevel::Stuck => tracing::error!(what, why, "stuck"),
+                    _ => tracing::warn!(what, why, "degraded"),
+                }
+            }
+        }
+    }
+}
+
 fn condition(level: HealthLevel, why: impl Into<String>) -> Health {
     Health {
         status: level,
         why: Some(why.into()),
+        kind: None,
     }
 }
 
@@ -56,8 +121,12 @@ impl ControlPlane {
         if let Some(why) = self.rings.why_gone() {
             all.insert("index rings".into(), condition(Degraded, why));
         }
-        if let Some(why) = self.store.as_ref().and_then(|store| store.trouble()) {
-            all.insert("store".into(), condition(Degraded, why));
+        if let Some(trouble) = self.store.as_ref().and_then(|store| store.trouble()) {
+            let health = Health {
+                kind: Some(trouble.kind),
+                ..condition(Degraded, trouble.why)
+            };
+            all.insert("store".into(), health);
         }
         for (name, waiting) in self.waiting.all() {
             all.insert(
@@ -151,27 +220,72 @@ impl ControlPlane {
     /// polled. Calls `on_looked` each time that all was looked at, so that a control plane which hangs
     /// is known by its silence.
     pub(crate) async fn watch_health(&self, on_looked: impl Fn()) {
-        let mut before = Conditions::new();
+        let mut told = ToldConditions::default();
         loop {
             self.put_back_rings();
-            let now = self.conditions();
-            for (what, health) in &now {
-                // The text may count seconds: only another level is a change.
-                if before.get(what).map(|before| before.status) == Some(health.status) {
-                    continue;
-                }
-                let why = health.why.as_deref().unwrap_or_default();
-                match health.status {
-                    HealthLevel::Stuck => tracing::error!(what, why, "stuck"),
-                    _ => tracing::warn!(what, why, "degraded"),
-                }
+            for change in told.update(self.conditions()) {
+                change.log();
             }
-            for what in before.keys().filter(|what| !now.contains_key(*what)) {
-                tracing::info!(what, "ok again");
-            }
-            before = now;
             on_looked();
             tokio::time::sleep(LOG_INTERVAL).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use store::Kind;
+
+    fn store_fails(kind: Kind) -> Conditions {
+        let health = Health {
+            kind: Some(kind),
+            ..condition(HealthLevel::Degraded, format!("{kind:?}"))
+        };
+        Conditions::from([("store".to_owned(), health)])
+    }
+
+    #[test]
+    fn each_kind_of_failure_of_one_trouble_is_said_once_and_so_is_its_end() {
+        let mut told = ToldConditions::default();
+        let mut said = Vec::new();
+        let kinds = [
+            Kind::Unavailable,
+            Kind::Unknown,
+            Kind::Denied,
+            Kind::Unavailable,
+            Kind::Denied,
+        ];
+        for kind in kinds {
+            said.extend(told.update(store_fails(kind)));
+        }
+        said.extend(told.update(Conditions::new()));
+        said.extend(told.update(Conditions::new()));
+        let bad = |kind| Change::Bad("store".to_owned(), store_fails(kind)["store"].clone());
+        let expected = [
+            bad(Kind::Unavailable),
+            bad(Kind::Denied),
+            Change::OkAgain("store".to_owned()),
+        ];
+        assert_eq!(said, expected);
+    }
+
+    #[test]
+    fn the_same_trouble_again_is_said_again() {
+        let mut told = ToldConditions::default();
+        for _ in 0..2 {
+            assert_eq!(told.update(store_fails(Kind::Denied)).len(), 1);
+            assert_eq!(told.update(Conditions::new()).len(), 1);
+        }
+    }
+
+    #[test]
+    fn another_level_is_said() {
+        let mut told = ToldConditions::default();
+        for level in [HealthLevel::Degraded, HealthLevel::Stuck] {
+            let now = Conditions::from([("log".to_owned(), condition(level, "why"))]);
+            assert_eq!(told.update(now.clone()).len(), 1);
+            assert!(told.update(now).is_empty());
         }
     }
 }
