@@ -95,6 +95,8 @@ failure_codes! {
         "See /v1/openapi.json.";
     NoSuchPath, "no-such-path", 404, FAILED, "There is nothing at this path",
         "See /v1/openapi.json.";
+    NoSuchSnapshot, "no-such-snapshot", 404, FAILED, "There is no such snapshot",
+        "See `firn snapshot list VOLUME`.";
     NoSuchTail, "no-such-tail", 404, FAILED, "There is no such tail",
         "See `firn rescue list`.";
     NoSuchVolume, "no-such-volume", 404, FAILED, "There is no volume of this name",
@@ -121,6 +123,8 @@ failure_codes! {
         "Put the object back from a backup, or from an older version of it.";
     ServerUnreachable, "server-unreachable", 503, FAILED, "The server does not answer",
         "Start one with `firn serve`, or name another with --api.";
+    SnapshotExists, "snapshot-exists", 409, FAILED, "A snapshot of this name exists",
+        "Choose another name.";
     StoreDenied, "store-denied", 502, FAILED, "The store refuses access",
         "Check the credentials, or the permissions of the directory.";
     StoreFailed, "store-failed", 503, FAILED, "A request to the store failed",
@@ -289,6 +293,8 @@ impl From<volume::OpenError> for Failure {
             E::Disk(_) => FailureCode::DiskFailed,
             E::Store(_) => FailureCode::StoreFailed,
             E::NoSuchVolume(_) => FailureCode::NoSuchVolume,
+            E::NoSuchSnapshot(_) => FailureCode::NoSuchSnapshot,
+            E::Exists(name) if name.contains('@') => FailureCode::SnapshotExists,
             E::Exists(_) => FailureCode::VolumeExists,
             E::Held { .. } => FailureCode::VolumeHeld,
             E::Fenced(_) => FailureCode::VolumeFenced,

@@ -75,6 +75,8 @@ fn run(cli: Cli) -> Result<()> {
         }
         Command::Detach(args) => cli::detach(&cli.api, &args),
         Command::Sync { which, patience } => cli::sync(&cli.api, cli.json, &which.name, patience),
+        Command::Snapshot(command) => cli::snapshot(&cli.api, cli.json, &command),
+        Command::Fork(args) => cli::fork(&cli.api, cli.json, &args),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
         Command::Top(args) => cli::top(&cli.api, cli.json, &args),

@@ -4,6 +4,8 @@
 //! Sizes are in bytes, ages in seconds.
 
 use clap::ValueEnum;
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 use crate::access::Role;
@@ -382,6 +384,46 @@ pub(crate) struct GivenUp {
 pub(crate) struct DetachRequest {
     /// Detach even if clients use it.
     pub(crate) force: bool,
+}
+
+/// Body of `POST /v1/volumes/{name}/snapshots`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CreateSnapshot {
+    /// What stands behind the `@`.
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+/// Answer to `GET /v1/volumes/{name}/snapshots`: the oldest first.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct SnapshotList {
+    pub(crate) snapshots: Vec<Snapshot>,
+}
+
+/// A volume as it was at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Snapshot {
+    /// `VOLUME@SNAPSHOT`.
+    pub(crate) name: String,
+    pub(crate) id: String,
+    /// The volume that it was taken of.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) volume_id: Option<String>,
+    pub(crate) size_bytes: u64,
+    /// The newest write in it.
+    pub(crate) lsn: u64,
+    pub(crate) taken_unix_ms: u64,
+    pub(crate) labels: BTreeMap<String, String>,
+}
+
+/// Body of `POST /v1/volumes/{name}/fork`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForkVolume {
+    /// The new volume's name.
+    pub(crate) name: String,
 }
 
 /// Answer to `GET /v1/rescue`: what this host holds of volumes that it does not serve.

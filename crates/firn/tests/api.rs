@@ -296,6 +296,12 @@ fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
                 fits(document, &schema["items"], item, at);
             }
         }
+        "object" if schema["additionalProperties"].is_object() => {
+            for (name, value) in value.as_object().unwrap() {
+                let at = format!("{at}.{name}");
+                fits(document, &schema["additionalProperties"], value, &at);
+            }
+        }
         "object" => {
             let properties = schema["properties"].as_object().unwrap();
             for name in schema["required"].as_array().unwrap() {
@@ -334,6 +340,7 @@ fn the_api_is_what_its_own_description_says() {
                 Some(true) if path.ends_with("/resize") => {
                     Some((JSON, r#"{"size_bytes":12582912}"#))
                 }
+                Some(true) if path.ends_with("/snapshots") => Some((JSON, r#"{"name":"one"}"#)),
                 Some(true) if path.ends_with("/fork") => Some((JSON, r#"{"name":"made"}"#)),
                 Some(true) if path == "/v1/session" => Some((JSON, session.as_str())),
                 Some(true) => Some((JSON, r#"{"name":"made","size_bytes":8388608}"#)),
@@ -361,7 +368,7 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 20, "every operation but the deletion was tried");
+    assert_eq!(seen, 23, "every operation but the deletion was tried");
     let problem = send(&server, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,

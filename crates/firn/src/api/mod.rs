@@ -7,11 +7,13 @@
 
 pub(crate) mod audit;
 pub(crate) mod caller;
+mod completion;
 pub(crate) mod gate;
 mod json_body;
 mod limits;
 mod metrics_page;
 mod page;
+mod points;
 mod problem;
 pub(crate) mod serving;
 mod session;
@@ -29,6 +31,7 @@ use axum::routing::{get, post};
 
 use self::audit::AuditNote;
 use self::caller::Caller;
+use self::completion::run_to_completion;
 use self::gate::Gate;
 use self::json_body::{parse, parse_or_default};
 use crate::access::Role;
@@ -58,6 +61,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .route("/v1/volumes/{name}/resize", post(resize))
         .route("/v1/volumes/{name}/attach", post(attach))
         .route("/v1/volumes/{name}/detach", post(detach))
+        .merge(points::routes())
         .route("/v1/activity", get(activity))
         .route("/v1/rescue", get(rescue_tails))
         .route("/v1/rescue/{id}", get(rescue_tail))
@@ -196,18 +200,6 @@ async fn drop_tail(
     }
     run_to_completion(async move { control.drop_tail(&id, request.force).await }).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Runs a change in a task of its own, so that it completes although the client disconnects. A
-/// change that stops halfway would leave a volume open but not listed, or closed but listed.
-async fn run_to_completion<T: Send + 'static>(
-    change: impl Future<Output = Result<T>> + Send + 'static,
-) -> Result<T> {
-    tokio::spawn(change).await.unwrap_or_else(|source| {
-        Err(Failure::internal(format!(
-            "the task of the change panicked: {source}; see the server's log"
-        )))
-    })
 }
 
 async fn openapi() -> Response {

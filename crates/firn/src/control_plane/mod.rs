@@ -11,6 +11,7 @@ mod attach;
 pub(crate) mod give_back;
 mod health;
 pub(crate) mod opening;
+mod points;
 mod rescue;
 mod volume_locks;
 mod waiting;

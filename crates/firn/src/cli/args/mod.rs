@@ -5,6 +5,7 @@
 
 mod attach;
 mod inspect;
+mod points;
 mod rescue;
 mod serve;
 mod volume;
@@ -16,6 +17,7 @@ use clap_complete::Shell;
 
 pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem};
 pub(crate) use inspect::{ConfigArgs, ConfigCommand, DoctorArgs, SupportArgs, TopArgs};
+pub(crate) use points::{ForkArgs, SnapshotCommand};
 pub(crate) use rescue::{RescueCommand, RescueLogArgs};
 pub(crate) use serve::{LogIo, NewVolume, OpenListener, ServeArgs};
 pub(crate) use volume::{Patience, VolumeCommand, VolumeName};
@@ -93,6 +95,23 @@ pub(crate) enum Command {
         #[command(flatten)]
         patience: Patience,
     },
+    /// Take, list or delete snapshots: a volume as it was at one moment.
+    #[command(
+        subcommand,
+        after_help = "Before something that may go wrong:\n  \
+        firn snapshot create demo@before --label why=upgrade\n  \
+        firn snapshot list demo\n  \
+        firn fork demo@before looked-at    makes a volume of it\n  \
+        firn snapshot delete demo@before"
+    )]
+    Snapshot(SnapshotCommand),
+    /// Make a volume that begins as another one, or a snapshot of it, is now. Both go their own ways from there,
+    /// and share what neither has changed.
+    #[command(after_help = "Examples:\n  \
+        firn fork demo branch              demo as it is now, while it is in use\n  \
+        firn fork demo@before branch       demo as it was\n  \
+        firn attach branch")]
+    Fork(ForkArgs),
     /// What this host's log still holds of volumes that it does not serve.
     #[command(
         subcommand,

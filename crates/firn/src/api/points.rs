@@ -1,0 +1,73 @@
+//! Points in time over HTTP: `/v1/volumes/{name}/snapshots…` and `/v1/volumes/{name}/fork`.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{Extension, Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+
+use super::audit::AuditNote;
+use super::completion::run_to_completion;
+use super::json_body::parse;
+use crate::control_plane::ControlPlane;
+use crate::failure::Result;
+use crate::model::{CreateSnapshot, ForkVolume, SnapshotList};
+
+type Shared = State<Arc<ControlPlane>>;
+
+pub(super) fn routes() -> Router<Arc<ControlPlane>> {
+    Router::new()
+        .route("/v1/volumes/{name}/snapshots", get(list).post(create))
+        .route(
+            "/v1/volumes/{name}/snapshots/{snapshot}",
+            axum::routing::delete(delete),
+        )
+        .route("/v1/volumes/{name}/fork", post(fork))
+}
+
+async fn list(
+    State(control): Shared,
+    Path(name): Path<String>,
+) -> Result<axum::Json<SnapshotList>> {
+    control.snapshots(&name).await.map(axum::Json)
+}
+
+async fn create(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response> {
+    let request: CreateSnapshot = parse(&headers, &body)?;
+    note.set(&request.name);
+    let created = async move { control.create_snapshot(&name, request).await };
+    let created = run_to_completion(created).await?;
+    Ok((StatusCode::CREATED, axum::Json(created)).into_response())
+}
+
+async fn delete(
+    State(control): Shared,
+    Path((name, snapshot)): Path<(String, String)>,
+) -> Result<StatusCode> {
+    let deleted = async move { control.delete_snapshot(&name, &snapshot).await };
+    run_to_completion(deleted).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+async fn fork(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<Response> {
+    let request: ForkVolume = parse(&headers, &body)?;
+    note.set(&format!("to {}", request.name));
+    let forked = async move { control.fork_volume(&name, request).await };
+    let forked = run_to_completion(forked).await?;
+    Ok((StatusCode::CREATED, axum::Json(forked)).into_response())
+}

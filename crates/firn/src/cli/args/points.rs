@@ -1,0 +1,51 @@
+//! `firn snapshot` and `firn fork`: points in time.
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Take a snapshot of a volume as it is now, while it is written to. Returns when the store has it.
+    Create {
+        /// The volume, and a name for the snapshot.
+        #[arg(value_name = "VOLUME@SNAPSHOT", value_parser = snapshot_name)]
+        name: String,
+        /// Mark it; may be given several times.
+        #[arg(long = "label", value_name = "KEY=VALUE", value_parser = label)]
+        labels: Vec<(String, String)>,
+    },
+    /// List the snapshots of a volume, the oldest first.
+    List {
+        /// Name of the volume.
+        #[arg(value_name = "VOLUME")]
+        volume: String,
+    },
+    /// Delete a snapshot. Forks of it stay as they are.
+    Delete {
+        /// The volume and its snapshot.
+        #[arg(value_name = "VOLUME@SNAPSHOT", value_parser = snapshot_name)]
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// The volume as it is now, or a snapshot of it.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+    pub(crate) parent: String,
+    /// Name of the new volume.
+    #[arg(value_name = "NEW")]
+    pub(crate) name: String,
+}
+
+fn snapshot_name(text: &str) -> Result<String, String> {
+    let checked = volume::check_snapshot_name(text);
+    checked.map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
+}
+
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("a label is KEY=VALUE".to_owned()),
+    }
+}

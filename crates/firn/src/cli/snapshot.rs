@@ -1,0 +1,81 @@
+//! `firn snapshot create|list|delete`: one request each, printed as text or as JSON.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::args::{ApiArgs, SnapshotCommand};
+use super::client::{Client, volume_path};
+use super::{output, similar_name};
+use crate::failure::Result;
+use crate::model::{CreateSnapshot, Snapshot, SnapshotList};
+use crate::units::Size;
+
+pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> Result<()> {
+    let client = Client::new(api)?;
+    match command {
+        SnapshotCommand::Create { name, labels } => {
+            let (volume, snapshot) = split(name);
+            let asked = CreateSnapshot {
+                name: snapshot.to_owned(),
+                labels: labels.iter().cloned().collect(),
+            };
+            let path = format!("{}/snapshots", volume_path(volume));
+            let created: Snapshot = client
+                .post(&path, &asked)
+                .map_err(|failure| similar_name::suggest(&client, volume, failure))?;
+            match json {
+                true => output::json(&created),
+                false => output::line(&created.name),
+            }
+        }
+        SnapshotCommand::List { volume } => {
+            let path = format!("{}/snapshots", volume_path(volume));
+            let list: SnapshotList = client
+                .get(&path)
+                .map_err(|failure| similar_name::suggest(&client, volume, failure))?;
+            match json {
+                true => output::json(&list),
+                false => print_list(&list),
+            }
+        }
+        SnapshotCommand::Delete { name } => {
+            let (volume, snapshot) = split(name);
+            client.delete(&format!("{}/snapshots/{snapshot}", volume_path(volume)))
+        }
+    }
+}
+
+/// The command line took no other name.
+fn split(name: &str) -> (&str, &str) {
+    name.split_once('@').unwrap_or((name, ""))
+}
+
+/// In its largest unit.
+fn age_of(unix_ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now_s = now.map_or(0, |now| now.as_secs());
+    let age_s = now_s.saturating_sub(unix_ms / 1000);
+    match age_s {
+        0..120 => format!("{age_s}s"),
+        120..7_200 => format!("{}min", age_s / 60),
+        7_200..172_800 => format!("{}h", age_s / 3600),
+        _ => format!("{}d", age_s / 86_400),
+    }
+}
+
+fn print_list(list: &SnapshotList) -> Result<()> {
+    let row = |snapshot: &Snapshot| {
+        let labels = snapshot.labels.iter();
+        let labels: Vec<String> = labels
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        vec![
+            snapshot.name.clone(),
+            Size(snapshot.size_bytes).to_string(),
+            snapshot.lsn.to_string(),
+            age_of(snapshot.taken_unix_ms),
+            labels.join(" "),
+        ]
+    };
+    let rows: Vec<Vec<String>> = list.snapshots.iter().map(row).collect();
+    output::table(&["SNAPSHOT", "SIZE", "LSN", "AGE", "LABELS"], &rows)
+}
