@@ -32,6 +32,7 @@ use crate::store::catalog;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::forks;
+use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
 use crate::store::log_procedures;
 use crate::store::open::{self, OpenMode};
@@ -234,6 +235,13 @@ impl Host {
     pub fn fork_volume(&self, parent: &str, name: &str) -> Answer<Result<VolumeInfo, OpenError>> {
         let (parent, name) = (parent.to_owned(), name.to_owned());
         self.control(move |engine| async move { forks::fork(&engine, &parent, &name).await })
+    }
+
+    /// Sets a volume that nobody has open back to its snapshot `VOLUME@SNAPSHOT`. What it held is the snapshot
+    /// `kept` from then on.
+    pub fn restore_volume(&self, name: &str, kept: &str) -> Answer<Result<VolumeInfo, OpenError>> {
+        let (name, kept) = (name.to_owned(), kept.to_owned());
+        self.control(move |engine| async move { restore(&engine, &name, &kept).await })
     }
 
     /// Tails that are not served: kept for rescue, or of volumes that are not open yet.

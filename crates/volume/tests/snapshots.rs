@@ -331,6 +331,77 @@ fn writes_that_only_a_log_has_are_in_a_snapshot_or_it_is_refused() {
     assert_eq!(world.read_fill(&fork, 0, 4096), 1);
 }
 
+#[test]
+fn a_volume_that_is_restored_is_what_its_snapshot_was_and_what_it_held_is_kept() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    snapshot(&mut world, "demo@one").expect("taken");
+    world.write(&volume, 0, 2, 8192);
+    fold(&mut world, &volume, 64);
+    let answer = world.host.restore_volume("demo@one", "demo@kept");
+    let refused = world.wait(|_| answer.try_take()).expect_err("it is open");
+    assert!(matches!(refused, OpenError::InUse(_)), "{refused}");
+    let (id, newest) = (volume.info().id, volume.newest());
+    for round in 0..2 {
+        let volume = match round {
+            0 => volume.clone(),
+            _ => world.open("demo"),
+        };
+        world.write(&volume, 8, 3, 4096);
+        let answer = world.host.close_volume(&volume);
+        done(&mut world, &answer);
+        let answer = world
+            .host
+            .restore_volume("demo@one", &format!("demo@kept{round}"));
+        done(&mut world, &answer);
+        let mut other = elsewhere(&world);
+        let there = other.open("demo");
+        assert_eq!(there.info().id, id, "it is the same volume");
+        assert!(there.newest() > newest, "LSNs go on");
+        assert_eq!(other.read_fill(&there, 0, 4096), 1);
+        assert_eq!(other.read_fill(&there, 8, 4096), 0);
+        assert_eq!(other.read_fill(&there, 64, 4096), 0);
+        let kept = fork(&mut other, &format!("demo@kept{round}"), "kept").expect("forked");
+        assert_eq!(other.read_fill(&kept, 0, 4096), [2, 1][round]);
+        assert_eq!(other.read_fill(&kept, 8, 4096), 3);
+    }
+    let volume = world.open("demo");
+    world.write(&volume, 8, 9, 4096);
+    fold(&mut world, &volume, 128);
+    let mut other = elsewhere(&world);
+    let there = other.try_open("demo", true).expect("taken over");
+    assert_eq!(
+        [0, 8, 64].map(|sector| other.read_fill(&there, sector, 4096)),
+        [1, 9, 0]
+    );
+}
+
+#[test]
+fn a_snapshot_of_a_volume_that_is_gone_is_not_laid_over_its_namesake() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    snapshot(&mut world, "demo@one").expect("taken");
+    drop(volume);
+    let stays: Vec<_> = world.lasting.objects.clone().into_iter().collect();
+    let mut other = World::start(Lasting {
+        objects: stays
+            .into_iter()
+            .filter(|(key, _)| key != &root_key("demo"))
+            .collect(),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    other.create("demo", 64 * MIB);
+    let answer = other.host.restore_volume("demo@one", "demo@kept");
+    let refused = other
+        .wait(|_| answer.try_take())
+        .expect_err("another volume");
+    assert!(
+        refused.to_string().contains("firn fork demo@one NEW"),
+        "{refused}"
+    );
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_of_snapshots_is_seen() {

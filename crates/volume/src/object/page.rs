@@ -73,6 +73,12 @@ pub(super) fn seal(kind: Kind, volume: VolumeId, number: u64, body: &[u8]) -> Ve
     w.finish()
 }
 
+/// Whose index block this says it is. Its checksum, which binds that, is looked at when it is decoded.
+pub fn block_volume(block: &[u8]) -> Option<VolumeId> {
+    let bytes = block.get(16..)?.first_chunk()?;
+    Some(VolumeId(*bytes))
+}
+
 pub(super) fn unseal(
     kind: Kind,
     volume: VolumeId,

@@ -204,7 +204,7 @@ async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError
 }
 
 /// Takes a volume that this host held, and ends the epoch in its log: no copy of this host can go on with it.
-async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenError> {
+pub(super) async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenError> {
     let (head, _) = take_epoch(engine, name, OpenMode::default()).await?;
     if !engine.poisoned.load(Ordering::Acquire) {
         let Root { volume, epoch, .. } = head.root;

@@ -9,6 +9,7 @@
 //! has taken a newer one into pages; beyond that nothing does, and a mixture of two histories must never be
 //! made of it. Then the tail's writes alone can be had, if somebody asks for that.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::driver::ComputeKind;
@@ -17,6 +18,7 @@ use crate::error::OpenError;
 use crate::log::ring::TailId;
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, merge};
+use crate::object::ObjectId;
 use crate::object::pack::{Ancestor, Slice};
 use crate::object::root::{DeltaRef, Root};
 use crate::request::tail::Tail;
@@ -24,6 +26,7 @@ use crate::store::catalog::{create_root, first_root};
 use crate::store::flow::packing::{bring_pack, plan_packs};
 use crate::store::flow::slice_job::extents_bytes;
 use crate::store::flow::slices::UploadedPack;
+use crate::store::forks::child::{drop_pin, put_pin};
 use crate::store::load_index::{learn_sessions, read_sections};
 use crate::store::open::{NameLock, TailClaim};
 use crate::store::rescue::is_lost;
@@ -93,10 +96,51 @@ pub(crate) async fn fork_tail(
     let named = root.sessions.insert(engine.session_name);
     named.map_err(|error| OpenError::Corrupt(format!("{name}: {error}")))?;
     Ok(ForkedTail {
-        volume: create_root(engine, root).await?,
+        volume: make_volume(engine, &tail, root, base.as_ref()).await?,
         base: base.map(|_| tail.stored()),
         newest,
         damaged_sectors,
+    })
+}
+
+/// Pins what the new volume names, looks whether its base still was there by then, and makes it.
+async fn make_volume(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+    root: Root,
+    base: Option<&Base>,
+) -> Result<VolumeInfo, OpenError> {
+    let (parent, child) = (tail.id().volume, root.volume);
+    put_pin(engine, parent, &root).await?;
+    let found = match base {
+        Some(base) => check_base(engine, tail, base).await,
+        None => Ok(()),
+    };
+    if let Err(error) = found {
+        drop_pin(engine, parent, child).await;
+        return Err(error);
+    }
+    let created = create_root(engine, root).await;
+    if matches!(created, Err(OpenError::Exists(_))) {
+        drop_pin(engine, parent, child).await;
+    }
+    created
+}
+
+/// The upload took its time: what the base names must have been named until the pin stood.
+async fn check_base(engine: &Engine, tail: &Tail, base: &Base) -> Result<(), OpenError> {
+    let standing = read_any_root(engine, tail.name()).await?.root;
+    let deltas: BTreeSet<ObjectId> = standing.deltas.iter().map(|delta| delta.pack).collect();
+    let has_all = standing.nodes == base.root.nodes
+        && base.deltas.iter().all(|delta| deltas.contains(&delta.pack));
+    let is_same = standing.volume == base.root.volume && !standing.deleted;
+    if has_all && is_same {
+        return Ok(());
+    }
+    Err(OpenError::BaseGone {
+        volume: tail.name().to_owned(),
+        stored_lsn: tail.stored().0,
+        why: "it was merged with what came later while the tail was uploaded".to_owned(),
     })
 }
 

@@ -65,7 +65,13 @@ pub(super) async fn put_child(
     if !canary::active!("child_without_a_pin") {
         put_pin(engine, parent.head.root.volume, &root).await?;
     }
-    let standing = read_root(engine, &parent.head.root.name).await?;
+    let standing = match read_root(engine, &parent.head.root.name).await {
+        Ok(standing) => standing,
+        Err(error) => {
+            drop_pin(engine, parent.head.root.volume, root.volume).await;
+            return Err(error);
+        }
+    };
     if !is_unmoved(&standing, &parent.head) && !canary::active!("no_look_after_the_pin") {
         drop_pin(engine, parent.head.root.volume, root.volume).await;
         return Ok(Outcome::Moved(Box::new(standing)));
@@ -131,7 +137,12 @@ fn child_root(engine: &Engine, parent: &ParentState, spec: &ChildSpec) -> Result
     Ok(root)
 }
 
-async fn put_pin(engine: &Engine, parent: VolumeId, root: &Root) -> Result<(), OpenError> {
+/// Keeps what a child's first root names, from before that stands.
+pub(in crate::store) async fn put_pin(
+    engine: &Engine,
+    parent: VolumeId,
+    root: &Root,
+) -> Result<(), OpenError> {
     let pin = Pin {
         parent,
         child: root.volume,
@@ -170,9 +181,35 @@ async fn put_pin(engine: &Engine, parent: VolumeId, root: &Root) -> Result<(), O
     )))
 }
 
+/// The same for a volume that becomes what a snapshot holds. It may have been that before: its pin stays as it
+/// was, for what a snapshot holds never changes.
+pub(super) async fn put_pin_of_same_state(
+    engine: &Engine,
+    snapshot: VolumeId,
+    root: &Root,
+) -> Result<(), OpenError> {
+    let key = pin_key(snapshot, root.volume);
+    let found = match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
+        Ok(StoreReply::Object { data, .. }) => data,
+        Err(StoreError::NotFound) => return put_pin(engine, snapshot, root).await,
+        Ok(_) => {
+            return Err(OpenError::Store(format!(
+                "{key}: the store's answer does not fit"
+            )));
+        }
+        Err(error) => return Err(store_error("read", &key, &error)),
+    };
+    let pin = Pin::decode(&found);
+    let pin = pin.map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
+    match pin.root.nodes == root.nodes && pin.root.deltas == root.deltas {
+        true => Ok(()),
+        false => Err(OpenError::Corrupt(format!("{key}: it holds another state"))),
+    }
+}
+
 /// Whoever wrote a pin drops it when it is certain that there will be no child of it. A pin that stays holds
 /// space, and nothing worse.
-async fn drop_pin(engine: &Engine, parent: VolumeId, child: VolumeId) {
+pub(in crate::store) async fn drop_pin(engine: &Engine, parent: VolumeId, child: VolumeId) {
     let key = pin_key(parent, child);
     if let Err(error) = store_with_retry(engine, StoreOp::Delete { key: key.clone() }).await {
         tracing::warn!(key, ?error, "a pin that nothing needs is not removed");
@@ -180,7 +217,7 @@ async fn drop_pin(engine: &Engine, parent: VolumeId, child: VolumeId) {
 }
 
 /// Whether nothing was dropped from the root: it is the same, or somebody put the same content back.
-fn is_unmoved(standing: &KnownRoot, known: &KnownRoot) -> bool {
+pub(super) fn is_unmoved(standing: &KnownRoot, known: &KnownRoot) -> bool {
     let same_content = || {
         let standing = Root {
             sequence: known.root.sequence,

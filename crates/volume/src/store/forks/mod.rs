@@ -3,11 +3,12 @@
 //! A snapshot is a closed volume of its own that nobody writes to, a fork one that anybody may open. Both
 //! share the objects of the state that they begin with, by name. [`live_parent`] takes that state of a
 //! volume that is served here, [`stored_parent`] of any other; [`child`] makes of it what the store has
-//! then. What came first never matters to readers: a root names all that it needs.
+//! then. [`restore`] sets a volume back to a snapshot. What came first never matters to readers: a root names all that it needs.
 
-mod child;
+pub(in crate::store) mod child;
 mod held_point;
 mod live_parent;
+pub(crate) mod restore;
 pub(crate) mod snapshot_list;
 mod stored_parent;
 

@@ -1,0 +1,165 @@
+//! Volumes branched under load with the real binary: each snapshot and fork is one moment of the history,
+//! and what becomes of one is never seen in another.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{Server, World, eventually};
+use serde_json::Value;
+
+const BLOCK: usize = 4096;
+const BLOCKS: u64 = 512;
+
+/// The content of a block that the write of this number put there.
+fn content(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(BLOCK / 8)
+}
+
+/// Write `number` goes to block `number % BLOCKS`: so the newest number says what each block holds.
+fn offset(number: u64) -> u64 {
+    number % BLOCKS * BLOCK as u64
+}
+
+/// Writes one after the other until it is told to stop; `acked` is the newest that completed.
+fn write_numbers(server: &Server, volume: &str, acked: &AtomicU64, stop: &AtomicBool) {
+    let mut client = server.connect(volume);
+    while !stop.load(Ordering::SeqCst) {
+        let number = acked.load(Ordering::SeqCst) + 1;
+        client.write(offset(number), &content(number)).unwrap();
+        acked.store(number, Ordering::SeqCst);
+    }
+}
+
+/// The newest write that the volume has, if it has exactly those up to it.
+fn newest_of_prefix(server: &Server, volume: &str) -> u64 {
+    let mut client = server.connect(volume);
+    let bytes = client.read(0, BLOCKS as usize * BLOCK).unwrap();
+    let blocks: Vec<u64> = bytes
+        .chunks(BLOCK)
+        .map(|block| {
+            let number = u64::from_le_bytes(block[..8].try_into().unwrap());
+            assert_eq!(block, content(number), "{volume}: a block is of two writes");
+            number
+        })
+        .collect();
+    let newest = *blocks.iter().max().unwrap();
+    for (at, found) in blocks.iter().enumerate() {
+        let at = at as u64;
+        // Numbers begin with 1: what was never written is 0.
+        let expected = (newest + 1).saturating_sub(BLOCKS).max(1);
+        let last = (expected..=newest)
+            .rev()
+            .find(|number| number % BLOCKS == at);
+        assert_eq!(
+            *found,
+            last.unwrap_or(0),
+            "{volume}: block {at} with write {newest} as the newest"
+        );
+    }
+    newest
+}
+
+fn snapshots(world: &World, server: &Server) -> Vec<String> {
+    let listed = world.done(server, &["snapshot", "list", "demo", "--json"]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    let snapshots = listed["snapshots"].as_array().unwrap().iter();
+    let name = |snapshot: &Value| snapshot["name"].as_str().unwrap().to_owned();
+    snapshots.map(name).collect()
+}
+
+#[test]
+fn a_volume_that_is_branched_under_load_is_one_moment_in_each_branch_also_after_a_kill() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "200ms"]);
+    let (acked, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let mut moments = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| write_numbers(&server, "demo", &acked, &stop));
+        for (command, name) in [
+            ("snapshot", "demo@one"),
+            ("fork", "two"),
+            ("snapshot", "demo@three"),
+        ] {
+            let begun = acked.load(Ordering::SeqCst);
+            eventually("writes", || acked.load(Ordering::SeqCst) > begun + 300);
+            let before = acked.load(Ordering::SeqCst);
+            let said = match command {
+                "fork" => world.done(&server, &["fork", "demo", name]),
+                _ => world.done(
+                    &server,
+                    &["snapshot", "create", name, "--label", "why=test"],
+                ),
+            };
+            assert_eq!(said.trim(), name);
+            // One may have been on its way.
+            moments.push((name, before..=acked.load(Ordering::SeqCst) + 1));
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(snapshots(&world, &server), ["demo@one", "demo@three"]);
+    world.done(&server, &["fork", "demo@one", "one"]);
+    world.done(&server, &["fork", "demo@three", "three"]);
+    for fork in ["one", "two", "three"] {
+        world.done(&server, &["attach", fork, "--transport", "nbd"]);
+    }
+    for (name, moment) in &moments {
+        let newest = newest_of_prefix(&server, name.trim_start_matches("demo@"));
+        assert!(
+            moment.contains(&newest),
+            "{name}: {newest} is not in {moment:?}"
+        );
+    }
+    // Each goes its own way.
+    let newest = newest_of_prefix(&server, "demo");
+    let other = server.connect("two").write(0, &content(7_000_000));
+    other.unwrap();
+    server
+        .connect("one")
+        .write(offset(1), &content(8_000_000))
+        .unwrap();
+    server.kill();
+    let server = world.serve("cache", &["--rpo", "200ms"]);
+    eventually("the volumes", || {
+        let states = ["demo", "one", "two"].map(|name| world.show(&server, name)["state"].clone());
+        states.iter().all(|state| state == "open")
+    });
+    assert_eq!(newest_of_prefix(&server, "demo"), newest);
+    assert!(moments[2].1.contains(&newest_of_prefix(&server, "three")));
+    let read = |volume: &str, at| server.connect(volume).read(at, BLOCK).unwrap();
+    assert_eq!(read("two", 0), content(7_000_000));
+    assert_eq!(read("one", offset(1)), content(8_000_000));
+    assert_ne!(read("three", offset(1)), content(8_000_000));
+}
+
+#[test]
+fn a_volume_is_deleted_after_its_snapshots_and_its_forks_live_on() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    server.connect("demo").write(0, &content(1)).unwrap();
+    world.done(&server, &["snapshot", "create", "demo@one"]);
+    let said = world.fails(&server, &["snapshot", "create", "demo@one"]);
+    assert!(said.contains("a snapshot named demo@one exists"), "{said}");
+    world.done(&server, &["fork", "demo@one", "branch"]);
+    let said = world.fails(&server, &["volume", "delete", "demo"]);
+    assert!(said.contains("firn snapshot delete demo@one"), "{said}");
+    let listed = world.done(&server, &["volume", "list"]);
+    assert!(!listed.contains("demo@one"), "{listed}");
+    world.done(&server, &["snapshot", "delete", "demo@one"]);
+    let said = world.fails(&server, &["snapshot", "delete", "demo@one"]);
+    assert!(said.contains("no snapshot named demo@one"), "{said}");
+    let said = world.fails(&server, &["fork", "demo@one", "again"]);
+    assert!(said.contains("firn snapshot list demo"), "{said}");
+    world.done(&server, &["volume", "delete", "demo"]);
+    world.done(&server, &["attach", "branch", "--transport", "nbd"]);
+    assert_eq!(server.connect("branch").read(0, BLOCK).unwrap(), content(1));
+    let refused = world.firn(&["snapshot", "create", "demo"]);
+    assert_eq!(
+        refused.status.code(),
+        Some(2),
+        "{}",
+        common::message(&refused)
+    );
+}

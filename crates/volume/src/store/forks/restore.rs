@@ -1,0 +1,122 @@
+//! A volume set back to one of its snapshots, under its own name and identity, while nobody has it open.
+//!
+//! What it held before is kept as another snapshot. The epoch rises, so whoever still believes to have the
+//! volume is fenced, and what an older epoch left in any log counts no more; LSNs go on, so no number is
+//! given to two writes.
+
+use std::sync::Arc;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::hostlog::names::Position;
+use crate::hostlog::root_updates::{Updated, update_root};
+use crate::object::root::Root;
+use crate::request::tail::Status;
+use crate::store::catalog::end_hold;
+use crate::store::forks::child::{ChildSpec, is_unmoved, put_pin_of_same_state};
+use crate::store::forks::snapshot_list::check_snapshot_name;
+use crate::store::forks::stored_parent;
+use crate::store::holds::{check_not_held, is_held_here, local_tails};
+use crate::store::log_procedures::{log_port, with_patience};
+use crate::store::open::NameLock;
+use crate::store::roots::{read_root, unusable};
+use crate::store::upload_state::KnownRoot;
+use crate::store::volume_spec::VolumeInfo;
+use crate::units::Epoch;
+
+/// Sets the volume of a snapshot back to it. What it held is the snapshot `kept` from then on.
+pub(crate) async fn restore(
+    engine: &Arc<Engine>,
+    name: &str,
+    kept: &str,
+) -> Result<VolumeInfo, OpenError> {
+    let (volume, _) = check_snapshot_name(name)?;
+    check_snapshot_name(kept)?;
+    engine.host_log.check_not_stopped()?;
+    let _busy = NameLock::take(engine, volume)?;
+    let snapshot = read_snapshot(engine, name).await?;
+    let head = read_closed(engine, volume).await?;
+    let of = snapshot.root.lineage().first().map(|parent| parent.volume);
+    if of != Some(head.root.volume) {
+        return Err(OpenError::Invalid(format!(
+            "{name} is no snapshot of the volume that has the name {volume} now: make a volume of it with \
+             `firn fork {name} NEW`"
+        )));
+    }
+    let spec = ChildSpec {
+        name: kept.to_owned(),
+        labels: Some(vec![("before-restore-of".into(), name.into())]),
+    };
+    stored_parent::make_child(engine, head.clone(), &spec).await?;
+    let head = match head.root.owner.is_some() || head.root.predecessor.is_some() {
+        true => end_hold(engine, volume).await?,
+        false => head,
+    };
+    let root = restored_root(engine, &head.root, &snapshot.root)?;
+    put_pin_of_same_state(engine, snapshot.root.volume, &root).await?;
+    let standing = read_snapshot(engine, name).await?;
+    if !is_unmoved(&standing, &snapshot) {
+        return Err(OpenError::NoSuchSnapshot(name.to_owned()));
+    }
+    let port = log_port(engine);
+    let update = async {
+        let updated = update_root(&port, &root, &head.version).await;
+        updated.map_err(|error| unusable(volume, &error))
+    };
+    match with_patience(engine, volume, update).await? {
+        Updated::Won(_) => Ok(VolumeInfo::of(&root)),
+        Updated::Lost(_) => Err(OpenError::InUse(volume.to_owned())),
+    }
+}
+
+async fn read_snapshot(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
+    match read_root(engine, name).await {
+        Err(OpenError::NoSuchVolume(_)) => Err(OpenError::NoSuchSnapshot(name.to_owned())),
+        found => found,
+    }
+}
+
+/// The root of a volume that nobody has open, with nothing left in the log here.
+async fn read_closed(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoot, OpenError> {
+    let head = read_root(engine, volume).await?;
+    let tails = local_tails(engine, head.root.volume);
+    let is_used = |status| status == Status::Live;
+    if tails.iter().any(|tail| is_used(tail.lock().status)) {
+        return Err(OpenError::InUse(volume.to_owned()));
+    }
+    if !is_held_here(engine, &head.root, &tails) {
+        check_not_held(engine, &head.root)?;
+    }
+    let waits = tails
+        .iter()
+        .any(|tail| !tail.is_rescue() && tail.newest() > tail.stored());
+    match waits {
+        false => Ok(head),
+        true => Err(OpenError::Invalid(format!(
+            "volume {volume} has writes on this host that the store lacks: attach and detach it first"
+        ))),
+    }
+}
+
+/// The snapshot's content under the volume's own history.
+fn restored_root(engine: &Engine, head: &Root, snapshot: &Root) -> Result<Root, OpenError> {
+    let epoch = Epoch(head.epoch.0 + 1);
+    let mut root = Root {
+        epoch,
+        since: epoch,
+        first: head.lsn.next(),
+        sequence: head.sequence + 1,
+        owner: None,
+        claimant: None,
+        predecessor: None,
+        mark: Position::default(),
+        unix_ms: engine.jobs.now().unix_ms,
+        deltas: snapshot.deltas.clone(),
+        nodes: snapshot.nodes.clone(),
+        ..head.clone()
+    };
+    root.set_folded(snapshot.folded().unwrap_or(snapshot.lsn));
+    let named = root.sessions.extend(snapshot.sessions.iter());
+    named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", snapshot.name)))?;
+    Ok(root)
+}
