@@ -111,6 +111,19 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
 #[cfg(test)]
 const SEEN_BY_THE_SERVERS_TESTS: &[&str] = &["fork_mixes_histories"];
 
+/// Canaries that only several threads inside one host show: `crates/volume/src/models/canaries.rs`.
+#[cfg(test)]
+const SEEN_BY_MODELS: &[&str] = &[
+    "lots_are_counted_late",
+    "signal_is_looked_at_once",
+    "signal_forgets_after_it_woke",
+    "parked_writes_are_forgotten_after_they_woke",
+    "run_ends_without_a_last_look",
+    "flush_asks_before_it_waits",
+    "driver_is_told_before_the_request",
+    "parked_write_looks_once",
+];
+
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.
 #[cfg(test)]
 const SEEN_BY_HOST_LOG_TESTS: &[&str] = &[
@@ -309,6 +322,7 @@ mod tests {
             super::SEEN_BY_ENGINE_TESTS,
             super::SEEN_BY_HOST_LOG_TESTS,
             super::SEEN_BY_THE_SERVERS_TESTS,
+            super::SEEN_BY_MODELS,
         ]
         .concat();
         assert_eq!(canary::unlisted(engine, &hunted), [""; 0]);

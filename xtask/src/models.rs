@@ -1,5 +1,5 @@
-//! `cargo xtask models`: the proofs of the multi-queue core, and of the messenger's sessions and
-//! out-queue, that an ordinary test run leaves out.
+//! `cargo xtask models`: the proofs of the multi-queue core, of the threads inside the engine, and of the
+//! messenger's sessions and out-queue, that an ordinary test run leaves out.
 //!
 //! Each model checker replaces the core's atomics and locks, so each needs a build of its own,
 //! kept in its own target directory: the ordinary build stays as it is.
@@ -54,6 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
 /// All of them, in order of cost.
 pub(crate) fn models(arguments: &Arguments) -> Vec<Model> {
     let mut models = blkmq(arguments);
+    models.push(engine());
     models.extend(messenger(arguments));
     models
 }
@@ -94,6 +95,14 @@ fn blkmq(arguments: &Arguments) -> Vec<Model> {
 
 /// Flags for loom: the same for all crates, so that loom itself is compiled once.
 const LOOM: &str = "--cfg loom";
+
+/// Beside the core's: they share a build of shuttle.
+fn engine() -> Model {
+    let what = "shuttle: group commit, segments, waiters, a whole host; every planted bug";
+    let mut threads = test("volume", what, &["--lib", "models::"]);
+    workspace::build_apart(&mut threads.command, "shuttle", "--cfg shuttle");
+    threads
+}
 
 fn messenger(arguments: &Arguments) -> Vec<Model> {
     let mut sessions = test(

@@ -9,10 +9,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::Waker;
 
 use crate::error::ErrorKind;
+use crate::sync::{AtomicU32, Ordering};
 
 /// Bytes in a sector, the unit of all addresses, whatever the logical block size.
 pub const SECTOR_BYTES: u64 = 512;

@@ -5,8 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use crate::cache::Cache;
 use crate::cache::blocks::BlockCache;
@@ -31,6 +30,8 @@ use crate::store::log_reads::LogReads;
 use crate::store::root_watch_state::RootWatchState;
 use crate::store::session_table::SessionTable;
 use crate::store::streams::Streams;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::units::{HostId, LogSession, VolumeId};
 
 /// What recovery and the driver give to make a host.

@@ -3,11 +3,10 @@
 //! A bad disk fails every request that meets it: each failure is counted, but at most one a second of
 //! each kind is logged, with the number of those passed over. Knows no clock: callers give the time.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use blkmq::io::{Direction, FileId, MoveError};
 
 use crate::driver::DiskOp;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::SECOND_NS;
 
 /// What failed.

@@ -5,8 +5,7 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use crate::cache::CacheUsage;
 use crate::driver::{Notify, Outcome, Request, RequestId};
@@ -39,6 +38,8 @@ use crate::store::open::{self, OpenMode};
 use crate::store::publish;
 use crate::store::rescue::{self, UnservedTail};
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
+use crate::sync::Mutex;
+use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession, Lsn, Now};
 
 /// What a host is started with.

@@ -59,11 +59,14 @@ mod jobs;
 mod lock;
 mod log;
 mod map;
+#[cfg(all(test, shuttle))]
+mod models;
 pub mod object;
 mod options;
 mod recover;
 mod request;
 mod store;
+mod sync;
 pub mod units;
 
 pub use cache::CacheUsage;

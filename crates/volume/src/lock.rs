@@ -6,8 +6,10 @@
 //! lock is another matter, see [`crate::request::tail::Tail::lock`]: what it protects can be given up alone.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::OnceLock;
 use std::thread::panicking;
+
+use crate::sync::{Mutex, MutexGuard};
 
 static ON_PANIC: OnceLock<fn()> = OnceLock::new();
 

@@ -285,6 +285,15 @@ fn proof_steps() -> Vec<Step> {
             run: Box::new(|times| model_commands("blkmq", times)),
         },
         Step {
+            name: "engine-models",
+            what: "threads inside one host under shuttle: group commit, segments, waiters; planted bugs",
+            quick: false,
+            background: false,
+            output: Output::Tests,
+            limit: minutes(15),
+            run: Box::new(|times| model_commands("volume", times)),
+        },
+        Step {
             name: "messenger",
             what: "sessions on a simulated bad network; the out-queue under loom",
             quick: false,

@@ -6,12 +6,13 @@
 //! to a thousand of them.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::ChunkKey;
 use crate::lock::lock;
 use crate::object::node::Node;
 use crate::object::page::{BlockRef, Page};
+use crate::sync::Mutex;
 
 /// Blocks that stay whatever the budget: a read waits for a few at a time, and all of them must be
 /// here at once for it to go on.

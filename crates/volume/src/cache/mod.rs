@@ -17,8 +17,6 @@ mod queues;
 mod regions;
 mod tier;
 
-use std::sync::Mutex;
-
 use blkmq::io::{FileId, Pin};
 
 use self::regions::Place;
@@ -26,6 +24,7 @@ use self::tier::Tier;
 use crate::lock::lock;
 use crate::log::layout::BLOCK_BYTES;
 use crate::object::ObjectId;
+use crate::sync::Mutex;
 
 /// Names a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,13 +4,13 @@
 //! store and a disk of their own.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::names::{Digest, Position, record_key};
 use super::notes::LogState;
 use super::record::Record;
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::object::FormatError;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// Pauses grow to so many of the first.
 const PAUSE_MAX: u64 = 30;

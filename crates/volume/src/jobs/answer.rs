@@ -3,10 +3,11 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::lock::lock;
+use crate::sync::Mutex;
 
 /// The result of a control operation, when it is there: a future, and pollable by hand.
 pub struct Answer<T>(Arc<Mutex<AnswerState<T>>>);
@@ -98,6 +99,9 @@ impl Signal {
     pub(crate) fn wake_all(&self) {
         let waiters = std::mem::take(&mut *lock(&self.waiters));
         waiters.into_iter().for_each(Waker::wake);
+        if canary::active!("signal_forgets_after_it_woke") {
+            lock(&self.waiters).clear();
+        }
     }
 
     /// A future that ends when `condition` gives a value; looked at after each raise.
@@ -107,6 +111,9 @@ impl Signal {
                 return Poll::Ready(value);
             }
             self.wait(cx.waker());
+            if canary::active!("signal_is_looked_at_once") {
+                return Poll::Pending;
+            }
             condition().map_or(Poll::Pending, Poll::Ready)
         })
         .await

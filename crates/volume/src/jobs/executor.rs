@@ -10,14 +10,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
 use super::reply::{Reply, ReplyCell};
 use crate::driver::{Notify, Outcome, Request, RequestId, RequestOp};
 use crate::failures::Failures;
 use crate::lock::lock;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::units::Now;
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -115,7 +116,8 @@ impl Jobs {
             }
             // Something may have become ready after the last look and before the unlock, and its
             // caller then found the lock held.
-            if lock(&self.inner).ready.is_empty() {
+            if lock(&self.inner).ready.is_empty() || canary::active!("run_ends_without_a_last_look")
+            {
                 return self.wake_pausing();
             }
         }

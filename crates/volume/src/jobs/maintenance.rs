@@ -1,7 +1,6 @@
 //! Periodic bookkeeping: the frame timer, the recovery point, pressure.
 
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::lock::lock;
@@ -10,6 +9,8 @@ use crate::request::space::Fill;
 use crate::request::tail::{Status, Tail};
 use crate::store::recovery_point::Change;
 use crate::store::root_watch;
+use crate::sync::Mutex;
+use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Now};
 
 /// Interval of the bookkeeping below while something moves: short against what a client notices.

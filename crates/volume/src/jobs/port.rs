@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use blkmq::io::FileId;
@@ -15,6 +15,7 @@ use crate::driver::{
 };
 use crate::failures::FailureKind;
 use crate::lock::lock;
+use crate::sync::Mutex;
 use crate::units::Now;
 
 /// How a procedure asks for I/O, computing and time.

@@ -2,11 +2,12 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::driver::Outcome;
 use crate::lock::lock;
+use crate::sync::Mutex;
 
 #[derive(Default)]
 pub(super) struct ReplyCell {

@@ -10,7 +10,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use blkmq::io::FileId;
 
@@ -29,6 +28,7 @@ use crate::log::session::Sessions;
 use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, FrozenLayer};
 use crate::request::tail::Tail;
+use crate::sync::atomic::Ordering;
 use crate::units::{HostId, Lsn, Span};
 
 /// A frame is closed at this size, so that reading it back needs no large buffer, and one is encoded in a

@@ -4,7 +4,7 @@
 //! the one dispatch table that all transports share.
 
 mod invariants;
-mod parked;
+pub(crate) mod parked;
 mod plan;
 pub(crate) mod points;
 pub(crate) mod space;
@@ -16,7 +16,6 @@ mod write;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
@@ -40,6 +39,7 @@ use crate::store::fetch;
 use crate::store::fetch_table::{FetchTarget, chunk_key};
 use crate::store::read_ahead;
 use crate::store::volume_spec::VolumeInfo;
+use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Span};
 
 /// As much as a boot set holds, and a little more: 256 MiB.
@@ -480,6 +480,11 @@ impl Backend for Volume {
         // and on an idle host there is none. A round that ends after the second wakes us.
         if let Some(result) = ended() {
             return Step::Done(result);
+        }
+        if canary::active!("flush_asks_before_it_waits") {
+            committer.request_round_up_to(engine, tail, sync.0);
+            committer.wait(waker);
+            return Step::Sync(sync);
         }
         committer.wait(waker);
         if let Some(result) = ended() {

@@ -9,12 +9,12 @@
 //! of the bookkeeping wakes others, so no row stands still.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Waker;
 
 use crate::lock::lock;
 use crate::log::ring::TailId;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// So many of a volume try again at one event: more than one, for what is too large for the room that
 /// there is must not hold up what is not.
@@ -82,6 +82,9 @@ impl ParkedWrites {
             woken
         };
         woken.into_iter().for_each(Waker::wake);
+        if canary::active!("parked_writes_are_forgotten_after_they_woke") {
+            lock(&self.rows).clear();
+        }
     }
 }
 

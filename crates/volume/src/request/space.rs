@@ -11,11 +11,10 @@
 //! no other. When there is no segment left, all writers are parked until something is published or the
 //! cleaner frees one. Space is never an error.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-
 use crate::lock::lock;
 use crate::request::parked::ParkedWrites;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use crate::units::SECOND_NS;
 
 /// Thousandths of the log above which writers are paced.

@@ -10,8 +10,7 @@
 //! the process, and frames of a broken tail are whole up to `newest`; a ring slot
 //! is not written before its former entry is framed: `newest + reserved <= framed + entries`.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Geometry;
@@ -30,6 +29,8 @@ use crate::request::watermark::Ages;
 use crate::store::boot_set::BootSet;
 use crate::store::flow::slices::CutSlice;
 use crate::store::upload_state::UploadState;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 use crate::units::{Lsn, SECOND_NS, Span};
 
 /// Extents that background work changes under one hold of the tail's lock.

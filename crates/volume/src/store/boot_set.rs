@@ -5,12 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use blkmq::io::SECTOR_BYTES;
 
 use crate::lock::lock;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::units::{SECOND_NS, Span};
 
 /// How long after the first read reads are recorded.

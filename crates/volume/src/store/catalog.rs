@@ -4,7 +4,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
@@ -25,6 +24,7 @@ use crate::store::open::{NameLock, OpenMode, TailClaim, discard_tail, take_epoch
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
+use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Lsn};
 
 /// Makes an open volume larger. What is added reads as zeroes.

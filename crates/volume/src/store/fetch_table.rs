@@ -4,8 +4,7 @@
 //! themselves are [`super::fetch`]'s.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Waker;
 
 use blkmq::error::ErrorKind;
@@ -14,6 +13,8 @@ use crate::cache::ChunkKey;
 use crate::cache::blocks::{BlockTarget, block_key};
 use crate::lock::lock;
 use crate::object::pack::Chunk;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long a failure is remembered for the reads that wait for it.
 const FAILURE_NS: u64 = 1_000_000_000;

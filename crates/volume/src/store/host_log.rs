@@ -8,7 +8,7 @@
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::error::OpenError;
@@ -22,6 +22,7 @@ use crate::jobs::{Answer, AnswerSender, Port, Signal};
 use crate::lock::lock;
 use crate::object::ObjectId;
 use crate::request::tail::Tail;
+use crate::sync::Mutex;
 use crate::units::{Epoch, LogSession, VolumeId};
 
 /// What the host's log needs of the engine around it.

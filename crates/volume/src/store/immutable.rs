@@ -5,7 +5,6 @@
 //! `pack-is-read-back`).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -16,6 +15,7 @@ use crate::hostlog::stop::Stop;
 use crate::request::tail::Tail;
 use crate::store::log_procedures::stop_host;
 use crate::store::objects::store_error;
+use crate::sync::atomic::Ordering;
 
 /// What is read may be damaged on its way: so often it is read before a host stops for it.
 const READS_MAX: u32 = 5;

@@ -2,14 +2,13 @@
 //!
 //! Knows no engine, which holds it.
 
-use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
-
 use crate::error::OpenError;
 use crate::hostlog::names::Position;
 use crate::hostlog::root_updates::StandingRoot;
 use crate::hostlog::scan::Chain;
 use crate::jobs::{AnswerSender, Signal};
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicU32;
 
 /// What logs say of a volume that was claimed.
 #[derive(Clone, Debug)]

@@ -6,7 +6,6 @@
 //! and never replayed.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use blkmq::io::{Geometry, SECTOR_BYTES};
 
@@ -38,6 +37,7 @@ use crate::store::take_together::read_logs;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
 use crate::store::{endings, flow, fold, index_blocks};
+use crate::sync::atomic::Ordering;
 use crate::units::{LogSession, Lsn};
 
 /// How to open a volume.

@@ -11,7 +11,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use blkmq::io::SECTOR_BYTES;
 
@@ -33,6 +32,7 @@ use crate::store::endings;
 use crate::store::flow::slices::{ReadySlice, UploadedPack};
 use crate::store::log_procedures::on_progress;
 use crate::store::roots::{begin_update, finish_update, read_any_root};
+use crate::sync::atomic::Ordering;
 use crate::units::{Epoch, Span};
 
 /// Extents that are worked on between two pauses: well below a millisecond's worth.

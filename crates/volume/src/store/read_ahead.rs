@@ -4,7 +4,6 @@
 //! would fetch: a client that needs it meanwhile waits for that request and causes no second one.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use crate::engine::Engine;
@@ -15,6 +14,7 @@ use crate::object::pack::Chunk;
 use crate::request::tail::Tail;
 use crate::store::fetch;
 use crate::store::fetch_table::{FetchTarget, chunk_key};
+use crate::sync::atomic::Ordering;
 use crate::units::Span;
 
 /// Sectors looked up under one hold of a tail's lock: 256 extents of a block.

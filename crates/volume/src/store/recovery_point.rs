@@ -5,9 +5,9 @@
 //! `t` plus the recovery point: so an upload begins earlier by as long as uploads have taken lately.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 
 use crate::lock::lock;
+use crate::sync::Mutex;
 
 /// Uploads that count: more than there are between two folds, which make one longer.
 const DURATIONS_MAX: usize = 64;

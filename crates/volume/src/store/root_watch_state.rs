@@ -2,8 +2,7 @@
 //!
 //! It knows no volume and no store; `root_watch` looks.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::units::SECOND_NS;
 
 /// Time between two looks.

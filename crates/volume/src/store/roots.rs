@@ -6,7 +6,6 @@
 //! opening takes an epoch of its own.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
@@ -21,6 +20,7 @@ use crate::request::tail::Tail;
 use crate::store::log_procedures::{log_port, mark, stop_host};
 use crate::store::objects::{store_error, store_with_retry};
 use crate::store::upload_state::{KnownRoot, RootUpdate};
+use crate::sync::atomic::Ordering;
 
 pub(crate) async fn read_root(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     match read_any_root(engine, name).await? {

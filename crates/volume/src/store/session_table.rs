@@ -3,12 +3,13 @@
 //! Fed by whatever is decoded, before an object that it names is asked for. It only grows, by some sixty
 //! bytes for each start of a server whose objects are still named.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::hostlog::names::SessionName;
 use crate::lock::lock;
 use crate::object::sessions::SessionNames;
 use crate::object::{FormatError, ObjectId};
+use crate::sync::Mutex;
 
 #[derive(Debug, Default)]
 pub(crate) struct SessionTable {

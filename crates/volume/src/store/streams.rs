@@ -7,14 +7,13 @@
 //!
 //! Read-ahead never goes before a client's read: its requests are few, and fewer while clients wait for the store.
 
-use std::sync::Mutex;
-
 use blkmq::io::SECTOR_BYTES;
 
 use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::log::ring::TailId;
 use crate::store::fetch_table::FetchTable;
+use crate::sync::Mutex;
 use crate::units::Span;
 
 /// Streams of a host: the least recently used gives way.

@@ -8,7 +8,6 @@
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use crate::engine::Engine;
@@ -21,6 +20,7 @@ use crate::jobs::Answer;
 use crate::lock::lock;
 use crate::store::log_procedures::{catch_up, log_port, with_patience};
 use crate::store::log_reads::{LogRead, Waiting};
+use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession};
 
 /// So long those that come wait for those before them: what the store does not answer is not to hold up

@@ -3,9 +3,8 @@
 //! Held from the look at the root that stands to what the new one changes in memory, so whoever has it
 //! finds the index just as that root describes it. Nothing slow is done under it but the update itself.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use crate::jobs::Signal;
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// The right to replace the root.
 #[derive(Debug, Default)]

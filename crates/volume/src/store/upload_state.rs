@@ -3,8 +3,7 @@
 //!
 //! Written by the flow of slices, by folds and by an open; never does I/O itself.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::driver::Version;
 use crate::error::OpenError;
@@ -16,6 +15,8 @@ use crate::object::root::{DeltaRef, Root};
 use crate::store::flow::slices::{ReadySlice, Slices};
 use crate::store::recovery_point::RecoveryPoint;
 use crate::store::turn::RootTurn;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::units::{Lsn, RootMark};
 
 /// The root as this host last saw or wrote it.

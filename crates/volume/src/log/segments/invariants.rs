@@ -1,9 +1,8 @@
 //! What holds of the segment table between any two steps. Read only.
 
-use std::sync::atomic::Ordering;
-
 use super::{Alloc, Segments, State};
 use crate::lock::lock;
+use crate::sync::atomic::Ordering;
 
 /// Sectors of one segment that the extents of all tails name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,11 +6,12 @@
 //! when the volume has nothing else on its way: every ask is met in the end.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::jobs::Signal;
 use crate::lock::lock;
 use crate::log::ring::TailId;
+use crate::sync::Mutex;
 
 /// See the module's description.
 #[derive(Debug)]

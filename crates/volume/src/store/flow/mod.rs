@@ -22,7 +22,6 @@ mod slice_job;
 pub(crate) mod slices;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -30,6 +29,7 @@ use crate::log::merge::merge_before_cut;
 use crate::request::tail::{NotLive, Status, Tail};
 use crate::store::endings::{end, end_of, is_final, is_refusal};
 use crate::store::roots::{begin_update, finish_update};
+use crate::sync::atomic::Ordering;
 use crate::units::Lsn;
 
 /// Starts the flow of a volume that goes live.
