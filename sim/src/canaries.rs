@@ -52,6 +52,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "first_reason_is_forgotten",
     "late_update_takes_the_reason",
     "refused_slot_is_given_again",
+    "bad_place_is_a_full_disk",
     "deleted_volume_waits",
     "disk_over_another_history",
     "parked_host_stays_unfenced",

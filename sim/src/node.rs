@@ -270,12 +270,10 @@ impl Node {
 
     /// A disk request ended.
     pub fn on_disk_done(&mut self, id: RequestId, result: IoResult) {
-        let result = result.map_err(|error| {
-            DiskError(match error {
-                IoError::Eio => "the disk failed: input/output error".into(),
-                IoError::Short(done) => format!("only {done} bytes were written"),
-                IoError::Full => "no space left on the disk".into(),
-            })
+        let result = result.map_err(|error| match error {
+            IoError::Eio => DiskError::new("the disk failed: input/output error"),
+            IoError::Short(done) => DiskError::new(format!("only {done} bytes were written")),
+            IoError::Full => DiskError::full("no space left on the disk"),
         });
         self.host.complete(id, Outcome::Disk(result));
     }

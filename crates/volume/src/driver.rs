@@ -144,12 +144,36 @@ pub fn file_name(file: FileId) -> &'static str {
 /// Why a disk operation failed: the cause alone, with its errno. The engine puts operation, file,
 /// offset and length before it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DiskError(pub String);
+pub struct DiskError {
+    /// In words.
+    pub cause: String,
+    /// The file system has no space for it: a write that takes none may succeed.
+    pub is_full: bool,
+}
 
 impl DiskError {
+    /// Anything but a lack of space.
+    pub fn new(cause: impl Into<String>) -> DiskError {
+        DiskError {
+            cause: cause.into(),
+            is_full: false,
+        }
+    }
+
+    /// A lack of space.
+    pub fn full(cause: impl Into<String>) -> DiskError {
+        DiskError {
+            is_full: true,
+            ..DiskError::new(cause)
+        }
+    }
+
     /// The same, with what failed.
     pub(crate) fn at(self, place: DiskPlace) -> DiskError {
-        DiskError(format!("{place}: {}", self.0))
+        DiskError {
+            cause: format!("{place}: {}", self.cause),
+            ..self
+        }
     }
 }
 

@@ -217,7 +217,7 @@ impl std::error::Error for OpenError {}
 
 impl From<DiskError> for OpenError {
     fn from(error: DiskError) -> OpenError {
-        OpenError::Disk(error.0)
+        OpenError::Disk(error.cause)
     }
 }
 

@@ -108,7 +108,7 @@ fn a_poisoned_log_is_known_from_rings_that_were_put_back() {
         panic!("there is something to make durable")
     };
     let sync = world.host.take_commit_requests();
-    let failed = Outcome::Disk(Err(DiskError("input/output error".into())));
+    let failed = Outcome::Disk(Err(DiskError::new("input/output error")));
     world.host.complete(sync[0].id, failed);
     // The process dies before the mark in the superblock is written.
     assert!(World::start(world.kill()).report.poisoned);

@@ -82,7 +82,7 @@ fn a_failed_sync_is_known_to_the_successor_though_the_mark_never_reached_the_dis
             ..
         }]
     ));
-    let failed = Outcome::Disk(Err(DiskError("input/output error".into())));
+    let failed = Outcome::Disk(Err(DiskError::new("input/output error")));
     world.host.complete(sync[0].id, failed);
     // The process dies before it could write anything more.
     let mut world = World::start(world.kill());
@@ -195,7 +195,7 @@ fn a_flush_waits_for_the_syncs_of_segment_headers_and_fails_if_one_of_them_fails
     // there must be no other. The one that fails is heard of at once, whatever the jobs do.
     let beside = world.host.take_commit_requests();
     assert!(beside.is_empty(), "{beside:?}");
-    let failed = Outcome::Disk(Err(DiskError("input/output error".into())));
+    let failed = Outcome::Disk(Err(DiskError::new("input/output error")));
     world.host.complete(held, failed);
     for request in world.host.take_commit_requests() {
         world

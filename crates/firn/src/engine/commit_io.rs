@@ -58,7 +58,7 @@ impl CommitIo {
                         self.in_flight.insert(token, request.id);
                         cx.submit(Token(token), op);
                     }
-                    Err(why) => self.complete(request.id, Err(DiskError(why.to_owned()))),
+                    Err(why) => self.complete(request.id, Err(DiskError::new(why.to_owned()))),
                 }
             }
         }
@@ -120,9 +120,11 @@ impl Source for CommitIo {
         };
         let result = match completion {
             Completion::Write(_, result) | Completion::Sync(result) => {
-                result.map_err(|error| DiskError(error.to_string()))
+                result.map_err(|error| DiskError::new(error.to_string()))
             }
-            other => Err(DiskError(format!("an unexpected completion: {other:?}"))),
+            other => Err(DiskError::new(format!(
+                "an unexpected completion: {other:?}"
+            ))),
         };
         self.complete(id, result);
         self.pump(cx);

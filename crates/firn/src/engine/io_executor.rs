@@ -212,7 +212,7 @@ impl IoExecutor {
     fn disk(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
         self.files.execute(op).inspect_err(|error| {
             self.counters.count_disk_error();
-            tracing::error!(error = %error.0, "an operation on a local file failed");
+            tracing::error!(error = %error.cause, "an operation on a local file failed");
         })
     }
 
@@ -309,7 +309,7 @@ impl Drop for OutcomeGuard {
         if let Some(id) = self.id.take() {
             let why = "its task ended without a result".to_owned();
             let outcome = match self.kind {
-                RequestKind::Disk => Outcome::Disk(Err(DiskError(why))),
+                RequestKind::Disk => Outcome::Disk(Err(DiskError::new(why))),
                 RequestKind::Store => Outcome::Store(Err(StoreError::Unknown(why))),
                 RequestKind::Compute(kind) => Outcome::Compute(Err(ComputeError::dropped(kind))),
             };

@@ -33,8 +33,12 @@ pub(crate) struct BlockingIo {
 impl BlockingIo {
     /// Carries out one request. Blocks.
     pub(crate) fn execute(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
-        self.attempt(op)
-            .map_err(|source| DiskError(source.to_string()))
+        self.attempt(op).map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                DiskError::full(source.to_string())
+            }
+            _ => DiskError::new(source.to_string()),
+        })
     }
 
     fn attempt(&self, op: DiskOp) -> io::Result<Vec<u8>> {
@@ -181,7 +185,7 @@ mod tests {
         // As the engine reports it: the place, and the cause from here.
         let error = |op: DiskOp| {
             let place = op.place();
-            format!("{place}: {}", disk.execute(op).unwrap_err().0)
+            format!("{place}: {}", disk.execute(op).unwrap_err().cause)
         };
         let read = error(DiskOp::Read {
             file: FileId::LOG,

@@ -182,9 +182,10 @@ impl Cache {
         lock(&self.tiers)[tier].fill(allocation, fresh_until);
     }
 
-    /// The disk refused to take the content: for some minutes the file takes no more space.
-    pub(crate) fn refuse(&self, allocation: CacheAllocation, now: u64) {
-        lock(&self.tiers)[allocation.tier].refuse(&allocation, now);
+    /// The disk did not take the content. If it is full, the file takes no more space for some minutes;
+    /// otherwise the place is left out for as long.
+    pub(crate) fn refuse(&self, allocation: CacheAllocation, is_full: bool, now: u64) {
+        lock(&self.tiers)[allocation.tier].refuse(&allocation, is_full, now);
     }
 
     /// The content could not be written.

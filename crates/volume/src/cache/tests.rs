@@ -172,7 +172,7 @@ impl FullDisk {
             cache.fill(allocation, 0);
         } else {
             self.refused += 1;
-            cache.refuse(allocation, now);
+            cache.refuse(allocation, true, now);
         }
     }
 }
@@ -197,6 +197,37 @@ fn a_cache_on_a_full_disk_goes_on_with_the_space_that_it_has_and_asks_for_more_a
     cache.invariants().unwrap();
 }
 
+/// A disk on which one block cannot be written.
+#[test]
+fn a_bad_place_of_the_cache_disk_is_left_out_and_all_others_are_used() {
+    const BAD: u64 = 5 * BLOCK_BYTES;
+    let cache = Cache::with_parts(0, 4 << 20, 0);
+    let mut refused = 0;
+    let mut put = |n, blocks: u64, now| {
+        let bytes = blocks * BLOCK_BYTES;
+        let Some(allocation) = cache.allocate_on_disk(key(n), bytes, now) else {
+            return;
+        };
+        if (allocation.offset..allocation.offset + bytes).contains(&BAD) {
+            refused += 1;
+            cache.refuse(allocation, false, now);
+        } else {
+            cache.fill(allocation, 0);
+        }
+    };
+    // Longer than it is left alone, so that it is tried again and again.
+    let seconds = |n: u32| u64::from(n) * 1_000_000_000;
+    (0..2_000).for_each(|n| put(n, 1, seconds(n)));
+    // Chunks of a size that nothing has yet get regions, whatever the disk refused a moment ago.
+    (2_000..2_400).for_each(|n| put(n, 16, seconds(n)));
+    let large = (2_000..2_400).filter(|n| cache.contains(key(*n))).count();
+    assert!(large >= 40, "{large} of at most 64 large chunks are there");
+    let used = cache.usage().disk_bytes;
+    assert!(used * 10 >= (4 << 20) * 8, "it stays full: {used} bytes");
+    assert!((1..=8).contains(&refused), "{refused} insertions were lost");
+    cache.invariants().unwrap();
+}
+
 #[test]
 fn each_planted_bug_is_seen() {
     let seen = |name, test: fn()| {
@@ -206,6 +237,10 @@ fn each_planted_bug_is_seen() {
     seen(
         "insertion_evicts_a_class",
         one_insertion_evicts_at_most_a_region_whatever_the_cache_is_full_of,
+    );
+    seen(
+        "bad_place_is_a_full_disk",
+        a_bad_place_of_the_cache_disk_is_left_out_and_all_others_are_used,
     );
     seen(
         "refused_slot_is_given_again",

@@ -4,8 +4,8 @@
 //! step is bounded: an insertion evicts at most one region or [`EVICTIONS_MAX`] chunks, because
 //! the lock around it is one that plans of hot requests take.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 
 use blkmq::io::FileId;
 
@@ -16,7 +16,7 @@ use crate::log::layout::BLOCK_BYTES;
 
 /// Chunks that one insertion evicts to keep the file's bytes within its capacity.
 const EVICTIONS_MAX: usize = 64;
-/// How long a file that refused a write takes no more space.
+/// How long a file for which there was no space takes no more, and how long a bad place is left alone.
 const REFUSED_FOR_NS: u64 = 300_000_000_000;
 /// Regions looked at, of how many classes, before one is taken from its chunks.
 const REGION_LOOKS_MAX: usize = 4;
@@ -40,10 +40,12 @@ pub(super) struct Tier {
     pub(super) used: u64,
     /// Chunks evicted so far.
     pub(super) evicted: u64,
-    /// Slots that the disk refused to take content in, and until when they are left alone. They stay
-    /// promised, and the file takes no more space: what comes in takes the place of something else.
+    /// Slots for which a full disk had no space. Until then they are left alone: they stay promised, and the
+    /// file takes no more space, so what comes in takes the place of something else.
     refused: Vec<(Place, u64)>,
     capped_until_ns: u64,
+    /// Slots that could not be written for another reason, and until when each stays promised.
+    bad: VecDeque<(u64, Place, u64)>,
 }
 
 impl Tier {
@@ -62,6 +64,7 @@ impl Tier {
             evicted: 0,
             refused: Vec::new(),
             capped_until_ns: 0,
+            bad: VecDeque::new(),
         }
     }
 
@@ -117,13 +120,7 @@ impl Tier {
         if self.elastic {
             self.shrink_to_fit(bytes, now);
         }
-        if now >= self.capped_until_ns {
-            // A bounded number: the lock is one that plans of hot requests take.
-            let kept = self.refused.len().saturating_sub(EVICTIONS_MAX);
-            for (place, bytes) in self.refused.split_off(kept) {
-                self.free(place, bytes);
-            }
-        }
+        self.free_refused(now);
         let blocks = u32::try_from(bytes.div_ceil(BLOCK_BYTES)).ok()?;
         let place = match self.regions.class_of(blocks) {
             Some(class) => self.take_slot(class, now)?,
@@ -138,6 +135,23 @@ impl Tier {
             place,
             tier: self.number,
         })
+    }
+
+    /// Slots that were left alone for long enough may be tried again. A bounded number: the lock is one that
+    /// plans of hot requests take.
+    fn free_refused(&mut self, now: u64) {
+        if now >= self.capped_until_ns {
+            let kept = self.refused.len().saturating_sub(EVICTIONS_MAX);
+            for (place, bytes) in self.refused.split_off(kept) {
+                self.free(place, bytes);
+            }
+        }
+        for _ in 0..EVICTIONS_MAX {
+            let Some((_, place, bytes)) = self.bad.pop_front_if(|(until, ..)| *until <= now) else {
+                return;
+            };
+            self.free(place, bytes);
+        }
     }
 
     fn take_slot(&mut self, class: Class, now: u64) -> Option<Place> {
@@ -289,14 +303,20 @@ impl Tier {
         self.regions.occupy(place, number);
     }
 
-    /// The disk refused to take the content: it may be full. The slot may be one that was never written, for
-    /// which there is no space.
-    pub(super) fn refuse(&mut self, allocation: &CacheAllocation, now: u64) {
+    /// The disk did not take the content. If it is full, the slot is one that was never written, and others
+    /// have been: the file takes no more space for a while. Otherwise this place alone is left out for as long.
+    pub(super) fn refuse(&mut self, allocation: &CacheAllocation, is_full: bool, now: u64) {
         if canary::active!("refused_slot_is_given_again") {
             return self.cancel(allocation);
         }
-        self.refused.push((allocation.place, allocation.bytes));
-        self.capped_until_ns = now + REFUSED_FOR_NS;
+        let until_ns = now + REFUSED_FOR_NS;
+        if is_full || canary::active!("bad_place_is_a_full_disk") {
+            self.refused.push((allocation.place, allocation.bytes));
+            self.capped_until_ns = until_ns;
+        } else {
+            self.bad
+                .push_back((until_ns, allocation.place, allocation.bytes));
+        }
     }
 
     /// The content could not be written.

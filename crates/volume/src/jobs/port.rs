@@ -34,7 +34,7 @@ impl Port {
         async move {
             let result = match reply.await {
                 Outcome::Disk(result) => result,
-                other => Err(DiskError(format!(
+                other => Err(DiskError::new(format!(
                     "a {} outcome for a disk request",
                     other.kind()
                 ))),
@@ -107,7 +107,7 @@ impl Port {
         if data.len() == len {
             return Ok(data);
         }
-        Err(DiskError(format!(
+        Err(DiskError::new(format!(
             "read of {len} bytes at {offset} gave {}",
             data.len()
         )))

@@ -177,7 +177,7 @@ pub(crate) async fn write(
         journal.number += 1;
         if journal.used > engine.layout.half_bytes {
             // Unreachable while writers are parked at `Layout::extents_max`; never overwrite.
-            return Err(DiskError("a checkpoint outgrew its journal half".into()).into());
+            return Err(DiskError::new("a checkpoint outgrew its journal half").into());
         }
         engine.port.write(FileId::LOG, offset, data).await?;
     }
@@ -374,11 +374,11 @@ pub(crate) async fn mark_poisoned(port: &Port, superblock: Superblock) {
     for copy in 0..2 {
         let written = port.write(FileId::LOG, copy * 4096, block.clone()).await;
         if let Err(error) = written {
-            tracing::error!(error = error.0, "the poison mark could not be written");
+            tracing::error!(error = error.cause, "the poison mark could not be written");
         }
     }
     if let Err(error) = port.sync(FileId::LOG).await {
-        tracing::error!(error = error.0, "the poison mark may not be durable");
+        tracing::error!(error = error.cause, "the poison mark may not be durable");
     }
 }
 

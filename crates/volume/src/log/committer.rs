@@ -294,7 +294,7 @@ impl Committer {
         let sync = {
             let mut state = lock(&self.state);
             if state.phase == Phase::Poisoned {
-                return Err(DiskError("the log is poisoned".into()));
+                return Err(DiskError::new("the log is poisoned"));
             }
             request_sync(&mut state, engine)
         };
@@ -304,7 +304,7 @@ impl Committer {
             let poisoned = state.phase == Phase::Poisoned;
             (state.syncs.is_done(sync) || poisoned).then_some(!poisoned)
         });
-        let failed = || DiskError("a sync of the log failed: it is poisoned".into());
+        let failed = || DiskError::new("a sync of the log failed: it is poisoned");
         ended.await.then_some(()).ok_or_else(failed)
     }
 
@@ -324,7 +324,7 @@ impl Committer {
         };
         let result = match outcome {
             Outcome::Disk(result) => result.map(drop),
-            other => Err(DiskError(format!(
+            other => Err(DiskError::new(format!(
                 "a {} outcome for a disk request",
                 other.kind()
             ))),
@@ -510,7 +510,7 @@ impl Committer {
             return;
         }
         tracing::error!(
-            error = error.0,
+            error = error.cause,
             "the log could not be made durable: it is poisoned"
         );
         state.phase = Phase::Poisoned;

@@ -89,7 +89,7 @@ async fn prepare(engine: &Arc<Engine>, most: usize) -> bool {
             Err(error) => {
                 tracing::warn!(
                     segment,
-                    error = error.0,
+                    error = error.cause,
                     "a log segment could not be prepared"
                 );
                 engine.segments.mark_suspect(segment, fresh);
@@ -283,7 +283,7 @@ async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntr
         let mut data = match read {
             Ok(data) => data,
             Err(error) => {
-                tracing::warn!(error = error.0, "live bytes could not be moved");
+                tracing::warn!(error = error.cause, "live bytes could not be moved");
                 return None;
             }
         };
@@ -301,7 +301,7 @@ async fn move_live(engine: &Arc<Engine>, tail: &Arc<Tail>, summary: &SummaryEntr
             let part = data[at..at + len].to_vec();
             let to = lot.addr.byte_offset();
             if let Err(error) = engine.port.write(FileId::LOG, to, part).await {
-                tracing::warn!(error = error.0, "live bytes could not be moved");
+                tracing::warn!(error = error.cause, "live bytes could not be moved");
                 written = false;
             }
         }

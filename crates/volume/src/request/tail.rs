@@ -247,7 +247,7 @@ impl Tail {
         if reached == cut {
             return Ok(());
         }
-        Err(DiskError(format!(
+        Err(DiskError::new(format!(
             "the index ring of {} lost the commits after LSN {}: its memory was overwritten",
             self.name, reached.0
         )))

@@ -250,7 +250,10 @@ fn store_in_memory(
     async move {
         let (allocation, written) = writing.ok_or(ErrorKind::Io)?;
         if let Err(error) = written.await {
-            tracing::error!(error = error.0, "fetched bytes could not be kept in memory");
+            tracing::error!(
+                error = error.cause,
+                "fetched bytes could not be kept in memory"
+            );
             engine.cache.cancel(allocation);
             return Err(ErrorKind::Io);
         }
@@ -276,7 +279,8 @@ fn copy_to_disk(engine: &Arc<Engine>, key: ChunkKey, content: Vec<u8>) {
             Ok(()) => engine.cache.fill(allocation, 0),
             Err(error) => {
                 index_blocks::report_refused_write(&engine, &error);
-                engine.cache.refuse(allocation, engine.jobs.now().mono_ns);
+                let now = engine.jobs.now().mono_ns;
+                engine.cache.refuse(allocation, error.is_full, now);
             }
         }
     });

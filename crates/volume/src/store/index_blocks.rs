@@ -142,7 +142,7 @@ async fn read_from_disk(engine: &Engine, tail: &Tail, target: BlockTarget) -> Op
             let (found, _) = decode_elsewhere(engine, tail, target, bytes).await.ok()?;
             found.map_err(|error| error.to_string())
         }
-        Err(error) => Err(error.0),
+        Err(error) => Err(error.cause),
     };
     match found {
         Ok(found) => Some(found),
@@ -208,7 +208,8 @@ pub(crate) async fn write_to_disk(engine: &Engine, block: BlockRef, mut bytes: V
         Ok(()) => engine.cache.fill(allocation, 0),
         Err(error) => {
             report_refused_write(engine, &error);
-            engine.cache.refuse(allocation, engine.jobs.now().mono_ns);
+            let now = engine.jobs.now().mono_ns;
+            engine.cache.refuse(allocation, error.is_full, now);
         }
     }
 }
@@ -220,7 +221,7 @@ pub(crate) fn report_refused_write(engine: &Engine, error: &DiskError) {
     let refused = engine.jobs.failures.counts().of(FailureKind::CacheWrite);
     if refused.is_power_of_two() || refused.is_multiple_of(ONE_IN) {
         tracing::warn!(
-            error = error.0,
+            error = error.cause,
             refused,
             "the cache disk does not take writes"
         );

@@ -479,7 +479,7 @@ impl World {
                 let asked = offset..offset + len as u64;
                 let hits = |bad: &Range<u64>| bad.start < asked.end && asked.start < bad.end;
                 if file == FileId::LOG && self.lasting.unreadable.iter().any(hits) {
-                    return Err(DiskError("read: input/output error".into()));
+                    return Err(DiskError::new("read: input/output error"));
                 }
                 self.lasting.bytes_read += len as u64;
                 let data = self.lasting.files.entry(file).or_default();
@@ -493,7 +493,7 @@ impl World {
                 if file == FileId::LOG
                     && self.lasting.bad.iter().any(|bad| bad.contains(&offset)) =>
             {
-                Err(DiskError("write: input/output error".into()))
+                Err(DiskError::new("write: input/output error"))
             }
             DiskOp::Write { file, offset, data } => {
                 self.lasting.written.push((file, offset));
@@ -510,7 +510,7 @@ impl World {
             }
             DiskOp::Sync { .. } if self.lasting.failing_syncs > 0 => {
                 self.lasting.failing_syncs -= 1;
-                Err(DiskError("sync: input/output error".into()))
+                Err(DiskError::new("sync: input/output error"))
             }
             DiskOp::Sync { .. } => Ok(Vec::new()),
         }

@@ -113,7 +113,7 @@ pub(super) async fn read_log(
         for (run, data) in runs.iter().zip(join_all(reads.collect()).await) {
             let data = match data {
                 Err(error) if canary::active!("unreadable_block_stops_uploads") => {
-                    return Err(OpenError::Disk(error.0));
+                    return Err(OpenError::Disk(error.cause));
                 }
                 data => data.ok(),
             };
