@@ -53,6 +53,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "late_update_takes_the_reason",
     "refused_slot_is_given_again",
     "bad_place_is_a_full_disk",
+    "fork_gives_up_at_once",
     "deleted_volume_waits",
     "disk_over_another_history",
     "parked_host_stays_unfenced",

@@ -7,6 +7,7 @@ mod support;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{FileId, Op};
+use support::hosts::{close, delete, hand_over, other_host};
 use support::{Lasting, World};
 use volume::hostlog::record::Record;
 use volume::hostlog::stop::Stop;
@@ -24,35 +25,9 @@ fn with_volume() -> (World, Volume) {
     (world, volume)
 }
 
-/// The one store is now seen by `to`.
-fn hand_over(from: &mut World, to: &mut World) {
-    to.lasting.objects = std::mem::take(&mut from.lasting.objects);
-    to.lasting.versions = to.lasting.versions.max(from.lasting.versions) + 1;
-}
-
-/// Another host, which sees the same store.
-fn other_host(from: &mut World) -> World {
-    let mut other = World::start(Lasting {
-        versions: from.lasting.versions + 5000,
-        ..Lasting::default()
-    });
-    hand_over(from, &mut other);
-    other
-}
-
 fn try_sync(world: &mut World, volume: &Volume) -> Result<(), OpenError> {
     let answer = world.host.sync(volume);
     world.wait(|_| answer.try_take()).map(|_| ())
-}
-
-fn close(world: &mut World, volume: &Volume) {
-    let answer = world.host.close_volume(volume);
-    world.wait(|_| answer.try_take()).expect("closed");
-}
-
-fn delete(world: &mut World, name: &str) {
-    let answer = world.host.delete_volume(name);
-    world.wait(|_| answer.try_take()).expect("deleted");
 }
 
 fn try_write(world: &mut World, volume: &Volume) -> Result<(), ErrorKind> {
@@ -533,60 +508,6 @@ fn a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_rea
     assert_eq!(other.read_fill(&volume, 16, 4096), 0, "no mixture");
 }
 
-#[test]
-fn what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers() {
-    let (mut one, volume) = with_volume();
-    one.write(&volume, 0, 1, 4096);
-    one.flush(&volume);
-    let mut one = World::start(one.kill());
-    let mut other = other_host(&mut one);
-    let theirs = other.try_open("demo", true).expect("taken over");
-    close(&mut other, &theirs);
-    delete(&mut other, "demo");
-    other.create("demo", 64 * MIB);
-    hand_over(&mut other, &mut one);
-    let waiting = one.host.unserved_tails();
-    assert!(waiting.len() == 1 && !waiting[0].rescue, "{waiting:?}");
-    let volume = one.open("demo");
-    assert_eq!(one.read_fill(&volume, 0, 4096), 0);
-    let kept = one.host.unserved_tails();
-    assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
-}
-
-#[test]
-fn a_fork_that_uploads_holds_its_tail_and_not_the_volume_of_that_name() {
-    let (mut one, volume) = with_volume();
-    one.write(&volume, 0, 1, 4096);
-    one.flush(&volume);
-    let mut one = World::start(one.kill());
-    let mut other = other_host(&mut one);
-    let theirs = other.try_open("demo", true).expect("taken over");
-    close(&mut other, &theirs);
-    delete(&mut other, "demo");
-    other.create("demo", 64 * MIB);
-    hand_over(&mut other, &mut one);
-    let volume = one.open("demo");
-    let kept = one.host.unserved_tails();
-    assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
-    one.lasting.hanging_puts = 1;
-    let fork = one.host.fork_tail(kept[0].id, "saved", true);
-    one.settle();
-    // The volume of that name comes and goes.
-    close(&mut one, &volume);
-    let volume = one.open("demo");
-    close(&mut one, &volume);
-    assert!(fork.try_take().is_none(), "its upload hangs");
-    let dropped = one.host.drop_tail(kept[0].id, false);
-    let refused = one.wait(|_| dropped.try_take()).expect_err("it is read");
-    assert!(refused.to_string().contains("try again"), "{refused}");
-    one.answer_hanging_puts();
-    one.wait(|_| fork.try_take()).expect("forked");
-    let saved = one.open("saved");
-    assert_eq!(one.read_fill(&saved, 0, 4096), 1);
-    let dropped = one.host.drop_tail(kept[0].id, false);
-    one.wait(|_| dropped.try_take()).expect("nobody reads it");
-}
-
 fn open_bound(world: &mut World, hold: TailId) -> Result<Volume, OpenError> {
     let mode = OpenMode {
         continues: Some(hold),
@@ -691,10 +612,6 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "older_store_is_believed",
             a_root_that_was_set_back_alone_is_refused_and_the_tail_kept,
-        ),
-        (
-            "deleted_volume_waits",
-            what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers,
         ),
         (
             "disk_over_another_history",

@@ -104,7 +104,8 @@ impl TailClaim {
         }
     }
 
-    fn is_taken(engine: &Engine, tail: &Tail) -> bool {
+    /// Whether a fork reads the tail.
+    pub(crate) fn is_taken(engine: &Engine, tail: &Tail) -> bool {
         lock(&engine.forked_tails).contains(&tail.id())
     }
 }

@@ -253,7 +253,7 @@ async fn bring_extents(
     let mut damaged = 0;
     for plan in plans {
         let _permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
-        // What fails is not repeated: a tail that is not served has nobody who waits for it for ever.
+        // What fails is repeated for some minutes: packs that are there already would be brought again.
         let brought = bring_pack(engine, tail, slice.clone(), plan).await;
         let brought = brought.map_err(|_| {
             let why = tail.upload.last_error().unwrap_or_default();

@@ -1,8 +1,14 @@
-//! Repeating what failed on the way to the store, alone and for as long as the volume is served.
+//! Repeating what failed on the way to the store, alone and for as long as the volume is served. A fork of
+//! a tail that is kept goes on, too, but not for ever: somebody waits for its answer.
 
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
+use crate::store::open::TailClaim;
+use crate::units::SECOND_NS;
+
+/// A fork ends if one step of it has failed for so long.
+const FORK_PATIENCE_NS: u64 = 600 * SECOND_NS;
 
 /// The volume is not served any more.
 pub(super) struct Stopped;
@@ -12,6 +18,7 @@ pub(super) struct Repeats<'a> {
     engine: &'a Engine,
     tail: &'a Tail,
     delay_ns: u64,
+    begun_ns: u64,
 }
 
 impl<'a> Repeats<'a> {
@@ -21,6 +28,7 @@ impl<'a> Repeats<'a> {
             engine,
             tail,
             delay_ns,
+            begun_ns: engine.jobs.mono_ns(),
         }
     }
 
@@ -31,9 +39,15 @@ impl<'a> Repeats<'a> {
         self.tail.upload.on_store_answer(true);
         self.engine.port.sleep(self.delay_ns).await;
         self.delay_ns = (self.delay_ns * 2).min(self.engine.options.retry_ns * 30);
-        match self.tail.lock().status {
-            Status::Live => Ok(()),
-            _ => Err(Stopped),
-        }
+        let is_live = self.tail.lock().status == Status::Live;
+        (is_live || self.is_forked()).then_some(()).ok_or(Stopped)
+    }
+
+    fn is_forked(&self) -> bool {
+        let waited_ns = self.engine.jobs.mono_ns().saturating_sub(self.begun_ns);
+        TailClaim::is_taken(self.engine, self.tail)
+            && waited_ns < FORK_PATIENCE_NS
+            && !self.engine.is_stopping()
+            && !canary::active!("fork_gives_up_at_once")
     }
 }

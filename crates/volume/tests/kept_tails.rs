@@ -1,0 +1,106 @@
+//! Tails that are kept for rescue: what a log holds of a volume that went on without it, and forks of them.
+//!
+//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+
+mod support;
+
+use support::World;
+use support::hosts::{close, delete, hand_over, other_host};
+use volume::{TailId, Volume};
+
+const MIB: u64 = 1 << 20;
+
+/// A host that keeps a tail of one block of a volume that was deleted, and made anew, by another; and the
+/// new volume, open.
+fn with_kept_tail() -> (World, TailId, Volume) {
+    let mut one = World::new();
+    one.create("demo", 64 * MIB);
+    let volume = one.open("demo");
+    one.write(&volume, 0, 1, 4096);
+    one.flush(&volume);
+    let mut one = World::start(one.kill());
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    close(&mut other, &theirs);
+    delete(&mut other, "demo");
+    other.create("demo", 64 * MIB);
+    hand_over(&mut other, &mut one);
+    let waiting = one.host.unserved_tails();
+    assert!(waiting.len() == 1 && !waiting[0].rescue, "{waiting:?}");
+    let volume = one.open("demo");
+    assert_eq!(one.read_fill(&volume, 0, 4096), 0);
+    let kept = one.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
+    let id = kept[0].id;
+    (one, id, volume)
+}
+
+#[test]
+fn what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers() {
+    with_kept_tail();
+}
+
+#[test]
+fn a_fork_that_uploads_holds_its_tail_and_not_the_volume_of_that_name() {
+    let (mut one, kept, volume) = with_kept_tail();
+    one.lasting.hanging_puts = 1;
+    let fork = one.host.fork_tail(kept, "saved", true);
+    one.settle();
+    // The volume of that name comes and goes.
+    close(&mut one, &volume);
+    let volume = one.open("demo");
+    close(&mut one, &volume);
+    assert!(fork.try_take().is_none(), "its upload hangs");
+    let dropped = one.host.drop_tail(kept, false);
+    let refused = one.wait(|_| dropped.try_take()).expect_err("it is read");
+    assert!(refused.to_string().contains("try again"), "{refused}");
+    one.answer_hanging_puts();
+    one.wait(|_| fork.try_take()).expect("forked");
+    let saved = one.open("saved");
+    assert_eq!(one.read_fill(&saved, 0, 4096), 1);
+    let dropped = one.host.drop_tail(kept, false);
+    one.wait(|_| dropped.try_take()).expect("nobody reads it");
+}
+
+#[test]
+fn a_fork_goes_on_after_failures_of_the_store_and_not_for_ever() {
+    let (mut one, kept, _volume) = with_kept_tail();
+    one.lasting.failing_puts = 3;
+    let fork = one.host.fork_tail(kept, "saved", true);
+    one.wait(|_| fork.try_take()).expect("forked");
+    let saved = one.open("saved");
+    assert_eq!(one.read_fill(&saved, 0, 4096), 1);
+    // A store that does not come back: whoever asked is told, and nothing was made.
+    one.lasting.failing_puts = usize::MAX;
+    let fork = one.host.fork_tail(kept, "again", true);
+    for _ in 0..20 {
+        one.pass(60_000);
+    }
+    let refused = fork
+        .try_take()
+        .expect("it has ended")
+        .expect_err("no store");
+    assert!(
+        refused.to_string().contains("it is told to fail"),
+        "{refused}"
+    );
+    one.lasting.failing_puts = 0;
+    assert!(one.try_open("again", false).is_err());
+    let dropped = one.host.drop_tail(kept, false);
+    one.wait(|_| dropped.try_take()).expect("nobody reads it");
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[
+        (
+            "deleted_volume_waits",
+            what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers,
+        ),
+        (
+            "fork_gives_up_at_once",
+            a_fork_goes_on_after_failures_of_the_store_and_not_for_ever,
+        ),
+    ]);
+}

@@ -1,0 +1,31 @@
+//! Several hosts on one store, one at a time.
+
+use volume::Volume;
+
+use super::{Lasting, World};
+
+/// The one store is now seen by `to`.
+pub(crate) fn hand_over(from: &mut World, to: &mut World) {
+    to.lasting.objects = std::mem::take(&mut from.lasting.objects);
+    to.lasting.versions = to.lasting.versions.max(from.lasting.versions) + 1;
+}
+
+/// Another host, which sees the same store.
+pub(crate) fn other_host(from: &mut World) -> World {
+    let mut other = World::start(Lasting {
+        versions: from.lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    hand_over(from, &mut other);
+    other
+}
+
+pub(crate) fn close(world: &mut World, volume: &Volume) {
+    let answer = world.host.close_volume(volume);
+    world.wait(|_| answer.try_take()).expect("closed");
+}
+
+pub(crate) fn delete(world: &mut World, name: &str) {
+    let answer = world.host.delete_volume(name);
+    world.wait(|_| answer.try_take()).expect("deleted");
+}
