@@ -11,7 +11,9 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use reactor::{Buf, Completion, Config, Cx, FileIndex, Need, Op, Reactor, SendPart, Source, Token};
+use reactor::{
+    Buf, BufferPurpose, Completion, Config, Cx, FileIndex, Op, Reactor, SendPart, Source, Token,
+};
 
 /// Each source has one operation in flight, so its token says nothing.
 const ONLY: Token = Token(0);
@@ -51,7 +53,7 @@ struct Connection {
 impl Connection {
     /// Asks for a buffer: it comes now, or as a completion.
     fn next(&mut self, cx: &mut Cx<'_>) {
-        if let Some(buf) = cx.request_buffer(ONLY, BUFFER_BYTES, Need::Client) {
+        if let Some(buf) = cx.request_buffer(ONLY, BUFFER_BYTES, BufferPurpose::Client) {
             self.receive(cx, buf);
         }
     }

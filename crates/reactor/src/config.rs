@@ -26,7 +26,7 @@ pub struct Config {
     /// are a good number. What does not fit is kept by the kernel, at a price.
     pub completions: u32,
     /// Bytes that its pool lends at most, beside the reserve and the first buffers of those that
-    /// may hold theirs for long ([`crate::Need::Held`]).
+    /// may hold theirs for long ([`crate::BufferPurpose::Held`]).
     pub pool_bytes: usize,
     /// Size of the pool's reserve: the largest buffer that a request in progress may need.
     pub reserve_bytes: usize,

@@ -40,17 +40,17 @@ use crate::ids::{FileIndex, OpId, SourceId, Token};
 use crate::inbox::Inbox;
 use crate::op::{Command, Completion, Op};
 use crate::op_table::OpTable;
-use crate::pool::{BufferPool, Need};
+use crate::pool::{BufferPool, BufferPurpose};
 use crate::stop::StopRequest;
 use result_queue::ResultQueue;
 use source_state::SourceState;
 use waiters::BufferWaiters;
 
 /// Work posted to the reactor's thread.
-pub(crate) type Posted = Box<dyn FnOnce(&mut Core) + Send>;
+pub(crate) type PostedWork = Box<dyn FnOnce(&mut Core) + Send>;
 
 /// Where other threads put what a reactor is to do.
-pub(crate) type Mailbox = Inbox<Posted>;
+pub(crate) type Mailbox = Inbox<PostedWork>;
 
 /// A source on its way into the reactor.
 pub(crate) type Arrival = (SourceId, Box<dyn Source>);
@@ -136,9 +136,9 @@ impl Cx<'_> {
     }
 
     /// A buffer of `len` bytes now, or later as [`Completion::Buffer`], in the order of requests
-    /// (for [`Need::Held`] and [`Need::Client`], of this source's requests).
+    /// (for [`BufferPurpose::Held`] and [`BufferPurpose::Client`], of this source's requests).
     /// `len` beyond [`crate::BufferPool::len_max`] never comes: check it before.
-    pub fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+    pub fn request_buffer(&mut self, token: Token, len: usize, need: BufferPurpose) -> Option<Buf> {
         self.core.request_buffer(self.me, token, len, need)
     }
 

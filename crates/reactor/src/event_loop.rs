@@ -12,7 +12,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use crate::core::{Core, Cx, Posted, Source};
+use crate::core::{Core, Cx, PostedWork, Source};
 use crate::exit::{LINGER, ThreadExit};
 use crate::ids::SourceId;
 use crate::inbox::Message;
@@ -153,7 +153,7 @@ impl EventLoop {
         }
     }
 
-    fn on_message(&mut self, message: Message<Posted>) {
+    fn on_message(&mut self, message: Message<PostedWork>) {
         match message {
             Message::Run(work) => {
                 let core = &mut self.core;

@@ -94,7 +94,7 @@ pub use crate::heap::reserve_heap;
 pub use crate::ids::{FileIndex, OpId, SourceId, Token};
 pub use crate::memory::{DioAlign, SharedWords, memfd};
 pub use crate::op::{Command, Completion, Op, SendPart};
-pub use crate::pool::{BufferPool, Need, PoolStats};
+pub use crate::pool::{BufferPool, BufferPurpose, PoolStats};
 pub use crate::port::Port;
 pub use crate::reactor::Reactor;
 pub use crate::stop::StopReport;

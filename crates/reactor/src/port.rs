@@ -11,7 +11,7 @@ use crate::clock::monotonic_ns;
 use crate::core::Cx;
 use crate::ids::{FileIndex, OpId, Token};
 use crate::op::{Command, Op};
-use crate::pool::Need;
+use crate::pool::BufferPurpose;
 
 /// A reactor as one of its sources sees it; [`Cx`] is the real one, and its methods say what each
 /// of these means.
@@ -31,9 +31,9 @@ pub trait Port {
     fn cancel(&mut self, op: OpId);
 
     /// A buffer of `len` bytes now, or later as [`crate::Completion::Buffer`].
-    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf>;
+    fn request_buffer(&mut self, token: Token, len: usize, need: BufferPurpose) -> Option<Buf>;
 
-    /// The largest buffer that [`Need::Progress`] is certain to get, in bytes.
+    /// The largest buffer that [`BufferPurpose::Progress`] is certain to get, in bytes.
     fn reserve_len(&self) -> usize;
 
     /// Makes a descriptor usable here until the source closes it or is gone.
@@ -85,7 +85,7 @@ impl Port for Cx<'_> {
         self.core.cancel(op);
     }
 
-    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, need: BufferPurpose) -> Option<Buf> {
         Cx::request_buffer(self, token, len, need)
     }
 

@@ -13,7 +13,9 @@ use std::sync::mpsc::{Sender, channel};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use reactor::{BackendKind, Completion, Core, Cx, Need, Op, SendPart, Source, Token, memfd};
+use reactor::{
+    BackendKind, BufferPurpose, Completion, Core, Cx, Op, SendPart, Source, Token, memfd,
+};
 
 mod support;
 
@@ -401,13 +403,22 @@ fn a_dry_pool_parks_in_order_and_the_reserve_keeps_the_started_going() {
         let reactor = start(kind);
         let probe = Remote::attach(&reactor, false);
         let all = probe
-            .run(|cx| cx.request_buffer(Token(0), 64 << 10, Need::Fresh))
+            .run(|cx| cx.request_buffer(Token(0), 64 << 10, BufferPurpose::Fresh))
             .unwrap();
         probe.run(|cx| {
-            assert!(cx.request_buffer(Token(1), 4096, Need::Fresh).is_none());
-            assert!(cx.request_buffer(Token(2), 64 << 10, Need::Fresh).is_none());
-            assert!(cx.request_buffer(Token(3), 4096, Need::Fresh).is_none());
-            let reserve = cx.request_buffer(Token(4), 8192, Need::Progress);
+            assert!(
+                cx.request_buffer(Token(1), 4096, BufferPurpose::Fresh)
+                    .is_none()
+            );
+            assert!(
+                cx.request_buffer(Token(2), 64 << 10, BufferPurpose::Fresh)
+                    .is_none()
+            );
+            assert!(
+                cx.request_buffer(Token(3), 4096, BufferPurpose::Fresh)
+                    .is_none()
+            );
+            let reserve = cx.request_buffer(Token(4), 8192, BufferPurpose::Progress);
             assert!(reserve.is_some(), "the reserve is there");
         });
         // Nothing else happens on the reactor: whatever thread gives a buffer back wakes it.
@@ -444,12 +455,13 @@ fn a_buffer_given_back_on_another_thread_reaches_who_waits_however_the_two_meet(
             }
         });
         let mut all = probe
-            .run(|cx| cx.request_buffer(Token(0), 64 << 10, Need::Fresh))
+            .run(|cx| cx.request_buffer(Token(0), 64 << 10, BufferPurpose::Fresh))
             .unwrap();
         let mut waited = 0;
         for round in 0..20_000 {
             to.send(all).unwrap();
-            let asked = probe.run(move |cx| cx.request_buffer(Token(round), 64 << 10, Need::Fresh));
+            let asked = probe
+                .run(move |cx| cx.request_buffer(Token(round), 64 << 10, BufferPurpose::Fresh));
             all = asked.unwrap_or_else(|| {
                 waited += 1;
                 let Completion::Buffer(buf) = probe.completion(round) else {

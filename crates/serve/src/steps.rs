@@ -15,12 +15,12 @@
 //! Buffers of the pool are taken after the plan, and released before a request parks: what waits
 //! for space or for the store holds no memory of the pool (R5). A write that came in a buffer is
 //! the exception: its bytes were received before it could be planned, and stay there, for which
-//! the pool has bounds of its own (`reactor::Need::Held` and `Client`).
+//! the pool has bounds of its own (`reactor::BufferPurpose::Held` and `Client`).
 
 use blkmq::ParkReason;
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Direction, MoveError, MoveResult, Park, Plan, Step, StepOf};
-use reactor::{Buf, Completion, Need, Op, Port};
+use reactor::{Buf, BufferPurpose, Completion, Op, Port};
 
 use crate::engine::{AdmittedJob, RequestEngine};
 use crate::job::{Move, Planned, Stage};
@@ -204,7 +204,7 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
             Buf::allocate(len)
         } else {
             cx.port()
-                .request_buffer(token::buffer(tag), len, Need::Fresh)
+                .request_buffer(token::buffer(tag), len, BufferPurpose::Fresh)
         };
         match buf {
             Some(buf) => self.on_buffer_ready(cx, admitted, buf),

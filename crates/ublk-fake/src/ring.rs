@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Wake;
 use std::time::Duration;
 
-use reactor::{Buf, BufferPool, Completion, FileIndex, Need, Op, Port, Token};
+use reactor::{Buf, BufferPool, BufferPurpose, Completion, FileIndex, Op, Port, Token};
 
 use crate::device::{RingId, TaskId};
 use crate::driver::Driver;
@@ -69,7 +69,7 @@ struct BufferWaiter {
     source: SourceKey,
     token: Token,
     len: usize,
-    need: Need,
+    need: BufferPurpose,
 }
 
 #[derive(Debug, Default)]

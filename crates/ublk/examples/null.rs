@@ -13,7 +13,7 @@ use std::error::Error;
 use std::sync::mpsc::{Sender, channel};
 
 use blkmq::io::Op;
-use reactor::{Buf, Completion, Need, Port, Token};
+use reactor::{Buf, BufferPurpose, Completion, Port, Token};
 use ublk::queue::{Handler, QueueCx};
 use ublk::spec::Segments;
 use ublk::{Data, Disk, Request};
@@ -100,7 +100,8 @@ impl Handler for NullHandler {
             matches!(request.op(), Op::Read { .. }) && matches!(request.data(), Data::None);
         if wants_buffer {
             let token = u64::from(request.tag());
-            match queue.request_buffer(Token(token), request.bytes() as usize, Need::Fresh) {
+            match queue.request_buffer(Token(token), request.bytes() as usize, BufferPurpose::Fresh)
+            {
                 Some(buf) => request.set_buffer(buf),
                 None => {
                     self.waiting.insert(token, request);

@@ -7,7 +7,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use reactor::{Buf, Cx, FileIndex, Need, Op};
+use reactor::{Buf, BufferPurpose, Cx, FileIndex, Op};
 
 use super::tls::{Broken, TlsStream};
 use super::token;
@@ -176,7 +176,7 @@ impl Intake {
     /// checked the length.
     pub(super) fn expect_payload(&mut self, cx: &mut Cx<'_>, request: Request) {
         let len = request.length as usize;
-        let buf = cx.request_buffer(token::PAYLOAD_BUFFER, len, Need::Client);
+        let buf = cx.request_buffer(token::PAYLOAD_BUFFER, len, BufferPurpose::Client);
         let since = buf.is_some().then(Instant::now);
         self.incoming = Some(Incoming {
             request,

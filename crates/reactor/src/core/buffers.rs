@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::buf::Buf;
 use crate::ids::{SourceId, Token};
 use crate::op::Completion;
-use crate::pool::Need;
+use crate::pool::BufferPurpose;
 
 use super::Core;
 use super::waiters::Waiter;
@@ -32,7 +32,7 @@ impl Core {
         source: SourceId,
         token: Token,
         len: usize,
-        need: Need,
+        need: BufferPurpose,
     ) -> Option<Buf> {
         if !self.waiters.has_waiters()
             && let Some(buf) = self.pool.take_for(source.as_u64(), len, need)
@@ -48,7 +48,7 @@ impl Core {
         source: SourceId,
         token: Token,
         len: usize,
-        need: Need,
+        need: BufferPurpose,
     ) -> Option<Buf> {
         if !self.is_live(source) {
             // No completion would reach it, and its slot may be another source's by then.
@@ -71,7 +71,7 @@ impl Core {
         None
     }
 
-    /// Lends buffers to waiting sources, in order; requests for [`Need::Progress`] come first. If any
+    /// Lends buffers to waiting sources, in order; requests for [`BufferPurpose::Progress`] come first. If any
     /// still waits, a buffer that comes back after this wakes the reactor.
     pub(crate) fn grant_buffers(&mut self) {
         if !self.waiters.has_waiters() {

@@ -91,7 +91,7 @@ pub(crate) fn command(file: FileIndex) -> Command {
 }
 
 fn lend(core: &Core) -> Buf {
-    core.pool().take(4096, Need::Fresh).unwrap()
+    core.pool().take(4096, BufferPurpose::Fresh).unwrap()
 }
 
 fn enter(core: &mut Core) {
@@ -164,12 +164,12 @@ fn a_command_begun_by_the_results_of_an_enter_was_not_taken_by_it() {
 #[test]
 fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
     let (mut core, _kernel, source, file) = world();
-    let all = core.pool().take(1 << 20, Need::Fresh).unwrap();
+    let all = core.pool().take(1 << 20, BufferPurpose::Fresh).unwrap();
     core.hold_until_submitted(all);
     core.arm(source, 1, command(file));
     assert!(!core.enter_frees_buffers(), "no source waits");
     assert!(
-        core.request_buffer(source, Token(2), 4096, Need::Fresh)
+        core.request_buffer(source, Token(2), 4096, BufferPurpose::Fresh)
             .is_none()
     );
     assert!(core.enter_frees_buffers());
@@ -183,7 +183,8 @@ fn an_enter_that_frees_what_somebody_waits_for_does_not_wait() {
 fn a_source_that_waits_for_its_own_buffers_is_waited_for_by_no_other() {
     let (mut core, _kernel, parked, _file) = world();
     let other = core.attach(|_| Idle);
-    let mut ask = |source, token| core.request_buffer(source, Token(token), 128 << 10, Need::Held);
+    let mut ask =
+        |source, token| core.request_buffer(source, Token(token), 128 << 10, BufferPurpose::Held);
     let held: Vec<_> = (0..9).map_while(|token| ask(parked, token)).collect();
     assert_eq!(held.len(), 2, "half of what may be held; the third waits");
     let own = ask(other, 4).expect("it has none");
@@ -209,7 +210,7 @@ fn a_source_that_waits_for_its_own_buffers_is_waited_for_by_no_other() {
 fn who_waits_while_the_system_has_no_memory_is_looked_after_again_soon() {
     let (mut core, _kernel, source, _file) = world();
     NO_MEMORY.set(true);
-    for need in [Need::Fresh, Need::Held] {
+    for need in [BufferPurpose::Fresh, BufferPurpose::Held] {
         assert!(core.request_buffer(source, Token(1), 4096, need).is_none());
     }
     core.grant_buffers();
@@ -227,7 +228,7 @@ fn an_enter_that_frees_memory_of_another_pool_does_not_wait() {
     for (buf, frees) in [
         (lend(&core), false),
         (Buf::allocate(4096).unwrap(), false),
-        (other.take(4096, Need::Fresh).unwrap(), true),
+        (other.take(4096, BufferPurpose::Fresh).unwrap(), true),
     ] {
         core.hold_until_submitted(buf);
         core.arm(source, 1, command(file));

@@ -9,14 +9,14 @@ use std::task::Waker;
 
 use crate::buf::Buf;
 use crate::ids::{SourceId, Token};
-use crate::pool::{BufferPool, Need};
+use crate::pool::{BufferPool, BufferPurpose};
 
 /// A request for a buffer.
 pub(super) struct Waiter {
     pub(super) source: SourceId,
     pub(super) token: Token,
     pub(super) len: usize,
-    pub(super) need: Need,
+    pub(super) need: BufferPurpose,
 }
 
 /// All requests for buffers that wait.
@@ -50,12 +50,12 @@ impl BufferWaiters {
     pub(super) fn find_queue(
         &mut self,
         source: SourceId,
-        need: Need,
+        need: BufferPurpose,
     ) -> Option<&mut VecDeque<Waiter>> {
         match need {
-            Need::Progress => Some(&mut self.progress),
-            Need::Fresh => Some(&mut self.fresh),
-            Need::Held | Need::Client => {
+            BufferPurpose::Progress => Some(&mut self.progress),
+            BufferPurpose::Fresh => Some(&mut self.fresh),
+            BufferPurpose::Held | BufferPurpose::Client => {
                 self.held.iter_mut().find(|queue| queue[0].source == source)
             }
         }
@@ -77,7 +77,7 @@ impl BufferWaiters {
     }
 
     /// Takes out the requests that can be granted now, with their buffers; those for
-    /// [`Need::Progress`] come first.
+    /// [`BufferPurpose::Progress`] come first.
     pub(super) fn grant(&mut self, pool: &BufferPool) -> Vec<(Waiter, Buf)> {
         let mut granted = Vec::new();
         grant_from(&mut self.progress, pool, &mut granted);

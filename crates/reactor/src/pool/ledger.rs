@@ -21,7 +21,7 @@ pub(super) const KEPT_BYTES_MAX: usize = 16 << 20;
 
 /// What memory is wanted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
+pub enum BufferPurpose {
     /// A request that holds no memory yet, and gives this back without waiting for anything else.
     Fresh,
     /// The same, but held for as long as the device makes the request wait (a log without space).
@@ -167,7 +167,7 @@ pub(super) struct Ledger {
     allocated: usize,
     /// Bytes lent within the bounds.
     pub(super) lent: usize,
-    /// The part of `lent` that is lent for [`Need::Held`] and [`Need::Client`], and its bound.
+    /// The part of `lent` that is lent for [`BufferPurpose::Held`] and [`BufferPurpose::Client`], and its bound.
     held: usize,
     held_max: usize,
     /// Bytes lent beyond the bounds, and those of them that clients have.
@@ -229,7 +229,7 @@ impl Ledger {
         &mut self,
         class: usize,
         size: usize,
-        need: Need,
+        need: BufferPurpose,
         holder: u64,
     ) -> Option<(Arc<Region>, LoanKind)> {
         let kind = self.find_kind(size, need, holder)?;
@@ -264,9 +264,9 @@ impl Ledger {
     }
 
     /// The bound against which so many bytes can be lent now, if any allows them.
-    fn find_kind(&self, size: usize, need: Need, holder: u64) -> Option<LoanKind> {
+    fn find_kind(&self, size: usize, need: BufferPurpose, holder: u64) -> Option<LoanKind> {
         let fits = self.lent + size <= self.bytes_max;
-        if matches!(need, Need::Fresh | Need::Progress) {
+        if matches!(need, BufferPurpose::Fresh | BufferPurpose::Progress) {
             return fits.then_some(LoanKind::Ordinary);
         }
         let own = self.accounts.of(holder);
@@ -275,12 +275,12 @@ impl Ledger {
         }
         match need {
             _ if own > 0 => None,
-            Need::Client
+            BufferPurpose::Client
                 if self.beyond_clients > 0 && self.beyond_clients + size > self.held_max =>
             {
                 None
             }
-            Need::Client => Some(LoanKind::BeyondClient),
+            BufferPurpose::Client => Some(LoanKind::BeyondClient),
             _ => Some(LoanKind::Beyond),
         }
     }

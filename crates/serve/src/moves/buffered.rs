@@ -15,7 +15,7 @@
 use std::ops::Range;
 
 use blkmq::io::{Direction, MoveError, MoveResult, Piece, Place, covers};
-use reactor::{Buf, Completion, DioAlign, Need, Op, Port};
+use reactor::{Buf, BufferPurpose, Completion, DioAlign, Op, Port};
 
 use super::OPS_IN_FLIGHT_MAX;
 use crate::files::{OpenFile, find, is_direct};
@@ -184,7 +184,7 @@ impl BufferedMove {
             return true;
         }
         // Begun as far as `pump` goes: where the buffer comes later, its arrival carries it on.
-        match port.request_buffer(token::buffer(self.tag), len, Need::Progress) {
+        match port.request_buffer(token::buffer(self.tag), len, BufferPurpose::Progress) {
             Some(buf) => self.begin_through(port, target, buf),
             None => self.bounce = Bounce::Wanted(target.at),
         }

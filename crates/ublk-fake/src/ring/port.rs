@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use reactor::op::Command;
-use reactor::{Buf, FileIndex, Need, Op, OpId, Port, Token};
+use reactor::{Buf, BufferPurpose, FileIndex, Op, OpId, Port, Token};
 
 use super::execute::failed_completion;
 use super::{BufferWaiter, InFlight, RingPort, WakeKey};
@@ -59,7 +59,7 @@ impl Port for RingPort<'_> {
         }
     }
 
-    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, need: BufferPurpose) -> Option<Buf> {
         let ring = &mut *self.ring;
         let waits = ring
             .buffer_waiters

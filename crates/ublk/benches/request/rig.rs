@@ -14,7 +14,9 @@ use blkmq::io::{
     Backend, FileId, Geometry, MoveError, MoveResult, Op as Ask, Piece, Place, Plan, Step, StepOf,
 };
 use blkmq::{Device, DeviceOptions};
-use reactor::{Buf, Command, Completion, DioAlign, FileIndex, Need, Op, OpId, Port, Token};
+use reactor::{
+    Buf, BufferPurpose, Command, Completion, DioAlign, FileIndex, Op, OpId, Port, Token,
+};
 use ublk::queue::{Counters, Descriptors, QueueObserver, QueueParts, QueueSource, Share};
 use ublk::sys::{self, IoDescriptor};
 use ublk::{BackendFile, BackendHandler};
@@ -123,7 +125,7 @@ impl Port for Table {
         panic!("{buf:?} for a request that is not copied");
     }
     fn cancel(&mut self, _: OpId) {}
-    fn request_buffer(&mut self, _: Token, len: usize, _: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, _: Token, len: usize, _: BufferPurpose) -> Option<Buf> {
         panic!("a buffer of {len} bytes for a request that is not copied");
     }
     fn reserve_len(&self) -> usize {

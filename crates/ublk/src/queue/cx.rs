@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Waker;
 
-use reactor::{Buf, Command, FileIndex, Need, Op, OpId, Port, Token};
+use reactor::{Buf, BufferPurpose, Command, FileIndex, Op, OpId, Port, Token};
 
 use super::hw::HwQueue;
 use super::request::{Answer, Request};
@@ -100,7 +100,7 @@ impl<P: Port> Port for QueueCx<'_, P> {
         self.port.cancel(op);
     }
 
-    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, need: BufferPurpose) -> Option<Buf> {
         self.port
             .request_buffer(token::check_handler(token), len, need)
     }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
 use reactor::op::Command;
-use reactor::{Buf, FileIndex, Need, Op, OpId};
+use reactor::{Buf, BufferPurpose, FileIndex, Op, OpId};
 use zerocopy::{FromBytes, IntoBytes};
 
 mod pools;
@@ -53,7 +53,7 @@ impl Port for RecordingPort {
         self.held.push(buf);
     }
     fn cancel(&mut self, _: OpId) {}
-    fn request_buffer(&mut self, token: Token, len: usize, _: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, _: BufferPurpose) -> Option<Buf> {
         if self.dry {
             self.wanted.push((token, len));
             return None;

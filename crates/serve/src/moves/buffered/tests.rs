@@ -83,10 +83,10 @@ impl Port for Double {
         self.begun.push((token, op));
         OpId::for_test(0)
     }
-    fn request_buffer(&mut self, token: Token, len: usize, need: Need) -> Option<Buf> {
+    fn request_buffer(&mut self, token: Token, len: usize, need: BufferPurpose) -> Option<Buf> {
         assert_eq!(
             need,
-            Need::Progress,
+            BufferPurpose::Progress,
             "a bounce is part of a request under way"
         );
         let buf = self.pool.take(len, need);
@@ -177,8 +177,8 @@ fn run(
         index: FileIndex::for_test(0),
         align: ALIGN,
     }];
-    let mut held = port.pool.take(64 << 10, Need::Fresh);
-    let mut reserve = port.pool.take(64 << 10, Need::Progress);
+    let mut held = port.pool.take(64 << 10, BufferPurpose::Fresh);
+    let mut reserve = port.pool.take(64 << 10, BufferPurpose::Progress);
     let mut ended = 0;
     while !moving.pump(port, pieces, &files) {
         let fails = fails_at == Some(ended);
@@ -193,7 +193,7 @@ fn run(
         reserve = None;
         let buf = port
             .pool
-            .take(len, Need::Progress)
+            .take(len, BufferPurpose::Progress)
             .expect("the pool is full");
         moving.on_bounce_buffer(port, buf, pieces, &files);
     }

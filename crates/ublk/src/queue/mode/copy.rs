@@ -148,7 +148,9 @@ mod tests {
         let mut buffers = CopyBuffers::new(1, 1, BYTES);
         let own = buffers.address(0, None, 0).expect("memory");
         let pool = reactor::BufferPool::new(4 << 20, 4096).expect("memory");
-        let mut large = pool.take(2 << 20, reactor::Need::Fresh).expect("lent");
+        let mut large = pool
+            .take(2 << 20, reactor::BufferPurpose::Fresh)
+            .expect("lent");
         large.fill(7);
         // Not dropped, because a new mapping could get its address.
         let Data::Buffer(_lost) = buffers.take(0, 4096) else {

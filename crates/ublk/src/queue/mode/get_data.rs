@@ -15,7 +15,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use reactor::op::Command;
-use reactor::{Buf, Need, Op, Port};
+use reactor::{Buf, BufferPurpose, Op, Port};
 
 use super::driver::CommandBuilder;
 use crate::queue::stats::Counters;
@@ -76,7 +76,11 @@ impl GetData {
         if self.pool.is_none() {
             // A write may be parked for long with its buffer: `Held` bounds these, so that other
             // queues get on. The first buffer of a queue is granted in any case.
-            return port.request_buffer(token::queue_token(OpKind::Buffer, tag), bytes, Need::Held);
+            return port.request_buffer(
+                token::queue_token(OpKind::Buffer, tag),
+                bytes,
+                BufferPurpose::Held,
+            );
         }
         let buf = if self.waiting.is_empty() {
             self.ask_pool(port, context, bytes)
