@@ -15,23 +15,23 @@ use crate::moves::fixed::FixedMove;
 use crate::transport::{Location, Request};
 
 /// A plan of either kind.
-pub(crate) enum Planned<B: Backend> {
+pub(crate) enum MovePlan<B: Backend> {
     Read(B::Read),
     Write(B::Write),
 }
 
-impl<B: Backend> Planned<B> {
+impl<B: Backend> MovePlan<B> {
     pub(crate) fn pieces(&self) -> &[Piece] {
         match self {
-            Planned::Read(plan) => plan.pieces(),
-            Planned::Write(plan) => plan.pieces(),
+            MovePlan::Read(plan) => plan.pieces(),
+            MovePlan::Write(plan) => plan.pieces(),
         }
     }
 
     pub(crate) fn direction(&self) -> Direction {
         match self {
-            Planned::Read(_) => Direction::Read,
-            Planned::Write(_) => Direction::Write,
+            MovePlan::Read(_) => Direction::Read,
+            MovePlan::Write(_) => Direction::Write,
         }
     }
 }
@@ -46,11 +46,11 @@ pub(crate) enum Move {
 pub(crate) enum Stage<B: Backend> {
     /// To be planned (again).
     Plan,
-    /// Planned, waiting for a buffer.
+    /// MovePlan, waiting for a buffer.
     Buffer,
-    /// Planned; a write's bytes come from its window.
+    /// MovePlan; a write's bytes come from its window.
     CopyIn,
-    /// Planned; bytes are moving.
+    /// MovePlan; bytes are moving.
     Moving(Move),
     /// Done; a read's bytes go to its window.
     CopyOut,
@@ -65,7 +65,7 @@ pub(crate) struct Job<B: Backend, R: Request> {
     request: Option<R>,
     pub(crate) stage: Stage<B>,
     /// Where its bytes are or go, from [`Stage::Buffer`] to the end of [`Stage::Moving`].
-    pub(crate) planned: Option<Planned<B>>,
+    pub(crate) planned: Option<MovePlan<B>>,
     /// Its bytes, or room for them, while they are not moving.
     pub(crate) data: Option<Buf>,
     /// `data` came with the request, and is kept while it waits.

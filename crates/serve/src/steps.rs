@@ -23,7 +23,7 @@ use blkmq::io::{Backend, Direction, MoveError, MoveResult, Park, Plan, Step, Ste
 use reactor::{Buf, BufferPurpose, Completion, Op, Port};
 
 use crate::engine::{AdmittedJob, RequestEngine};
-use crate::job::{Move, Planned, Stage};
+use crate::job::{Move, MovePlan, Stage};
 use crate::latency::Step as TimedStep;
 use crate::moves::buffered::BufferedMove;
 use crate::moves::fixed::{self, FixedMove};
@@ -80,8 +80,8 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
                     job.stage = Stage::Sync(sync);
                     return admitted.park(ParkReason::Sync);
                 }
-                Step::Read(plan) => Planned::Read(plan),
-                Step::Write(plan) => Planned::Write(plan),
+                Step::Read(plan) => MovePlan::Read(plan),
+                Step::Write(plan) => MovePlan::Write(plan),
                 Step::Status(extents) => {
                     admitted.payload_mut().request_mut().set_extents(extents);
                     return self.finish(cx, admitted, Ok(()));
@@ -103,13 +103,13 @@ impl<B: Backend, R: Request> RequestEngine<B, R> {
         let job = admitted.payload_mut();
         job.timeline.on_step(TimedStep::Move);
         let step = match job.planned.take() {
-            Some(Planned::Read(plan)) => {
+            Some(MovePlan::Read(plan)) => {
                 if result.is_ok() {
                     job.request_mut().on_read(plan.pieces());
                 }
                 self.backend.read(plan, result, admitted.waker())
             }
-            Some(Planned::Write(plan)) => self.backend.written(plan, result, admitted.waker()),
+            Some(MovePlan::Write(plan)) => self.backend.written(plan, result, admitted.waker()),
             // Its bytes cannot have moved.
             None => Step::Done(Err(ErrorKind::Io)),
         };

@@ -94,15 +94,15 @@ pub struct MemoryDisk {
 }
 
 /// A read plan.
-pub struct ReadPlan(Planned);
+pub struct ReadPlan(ExtentPlan);
 /// A write plan; dropped before it is committed it gives its place back.
 pub struct WritePlan {
-    planned: Planned,
+    planned: ExtentPlan,
     sector: u64,
     fua: bool,
 }
 
-struct Planned {
+struct ExtentPlan {
     disk: Arc<MemoryDisk>,
     extents: Vec<u32>,
     pieces: Vec<Piece>,
@@ -136,7 +136,7 @@ impl fmt::Debug for WritePlan {
     }
 }
 
-impl Drop for Planned {
+impl Drop for ExtentPlan {
     fn drop(&mut self) {
         let mut state = self.disk.state();
         for &number in &self.extents {
@@ -376,7 +376,7 @@ impl MemoryDisk {
                 };
             }
         }
-        ReadPlan(Planned {
+        ReadPlan(ExtentPlan {
             disk: self.arc(),
             extents,
             pieces,
@@ -410,7 +410,7 @@ impl MemoryDisk {
         }
         drop(state);
         WritePlan {
-            planned: Planned {
+            planned: ExtentPlan {
                 disk: self.arc(),
                 extents,
                 pieces,
