@@ -1,7 +1,7 @@
 //! A connection: a source on one reactor, from the greeting to the close.
 //!
 //! States: *handshake* (one option at a time, under a deadline), *opening* (the control thread
-//! makes the hardware queue, which may sleep), *serving*. Ending has two steps: *draining* (no
+//! makes the hardware queue, which may sleep), *serving*. DrainState has two steps: *draining* (no
 //! new requests, what is outstanding is answered) and *cut* (the socket is shut, parked requests
 //! end, and the connection leaves once no bytes move for it any more). A client that breaks the
 //! protocol is drained: its earlier requests are answered, then it is closed.
@@ -57,14 +57,14 @@ enum Phase<B: Backend> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Ending {
+enum DrainState {
     No,
     Draining,
     Cut,
 }
 
 /// What a connection serves once its handshake is over.
-struct Serving<B: Backend> {
+struct ServeState<B: Backend> {
     export: Arc<Export<B>>,
     engine: Engine<B>,
     ended: Arc<EndedRequests>,
@@ -75,10 +75,10 @@ pub(super) struct Connection<B: Backend> {
     membership: Membership,
     socket: FileIndex,
     phase: Phase<B>,
-    ending: Ending,
+    ending: DrainState,
     intake: Intake,
     decoder: Decoder,
-    serving: Option<Serving<B>>,
+    serving: Option<ServeState<B>>,
     outbox: Outbox,
     /// Requests and bytes from header to sent reply.
     outstanding: Weight,
@@ -100,7 +100,7 @@ impl<B: Backend> Connection<B> {
             phase: Phase::Handshake(Handshake::new(shared.options.tls_state())),
             identity: ClientIdentity::default(),
             tls_is_due: false,
-            ending: Ending::No,
+            ending: DrainState::No,
             intake: Intake::new(),
             decoder: Decoder::default(),
             serving: None,
@@ -118,8 +118,8 @@ impl<B: Backend> Connection<B> {
         if let Some(serving) = &self.serving {
             serving.ended.answer_all(&mut self.outbox);
         }
-        if self.ending < Ending::Cut {
-            let is_done = self.ending == Ending::Draining
+        if self.ending < DrainState::Cut {
+            let is_done = self.ending == DrainState::Draining
                 && self.outstanding.requests == 0
                 && self.is_quiet();
             if is_done && let Some(tls) = self.outbox.tls() {
@@ -135,7 +135,7 @@ impl<B: Backend> Connection<B> {
                 self.watch(cx);
             }
         }
-        if self.ending == Ending::Cut && !self.is_moving() {
+        if self.ending == DrainState::Cut && !self.is_moving() {
             if let Some(mut serving) = self.serving.take() {
                 serving.engine.close_files(cx);
             }
@@ -153,14 +153,14 @@ impl<B: Backend> Connection<B> {
     }
 
     fn drain(&mut self) {
-        self.ending = self.ending.max(Ending::Draining);
+        self.ending = self.ending.max(DrainState::Draining);
     }
 
     fn cut(&mut self, cx: &mut Cx<'_>) {
-        if self.ending == Ending::Cut {
+        if self.ending == DrainState::Cut {
             return;
         }
-        self.ending = Ending::Cut;
+        self.ending = DrainState::Cut;
         cx.shutdown(self.socket);
         cx.close(self.socket);
         if let Some(serving) = &mut self.serving {
@@ -212,7 +212,7 @@ impl<B: Backend> Connection<B> {
 
     fn advance_handshake(&mut self, cx: &mut Cx<'_>) {
         // One answer at a time: a client that does not read is not served on.
-        while self.ending == Ending::No && self.outbox.is_idle() {
+        while self.ending == DrainState::No && self.outbox.is_idle() {
             if std::mem::take(&mut self.tls_is_due) {
                 self.begin_tls();
                 continue;
@@ -328,9 +328,9 @@ impl<B: Backend> Connection<B> {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let Some(mut engine) = engine else { return };
-        if self.ending != Ending::Cut {
+        if self.ending != DrainState::Cut {
             engine.attach(cx, KEY_RUN);
-            self.serving = Some(Serving {
+            self.serving = Some(ServeState {
                 export: Arc::clone(export),
                 engine,
                 ended: Arc::clone(ended),
@@ -361,8 +361,8 @@ impl<B: Backend> Connection<B> {
             return;
         }
         // A payload under way is part of what is outstanding, and is finished in a drain too.
-        while self.ending == Ending::No
-            || (self.ending == Ending::Draining && self.intake.expects_payload())
+        while self.ending == DrainState::No
+            || (self.ending == DrainState::Draining && self.intake.expects_payload())
         {
             match self.intake.fill_payload(cx, self.socket, &mut self.decoder) {
                 PayloadState::Pending => return,
@@ -372,7 +372,7 @@ impl<B: Backend> Connection<B> {
                 }
                 PayloadState::None => {}
             }
-            if self.is_full() || self.ending != Ending::No {
+            if self.is_full() || self.ending != DrainState::No {
                 return;
             }
             let Some(serving) = &self.serving else {
@@ -521,7 +521,7 @@ impl<B: Backend> Source for Connection<B> {
     }
 
     fn on_turn(&mut self, cx: &mut Cx<'_>) {
-        if self.ending < Ending::Cut {
+        if self.ending < DrainState::Cut {
             let goes_on = self.outbox.flush(cx, self.socket, token::SEND);
             if !goes_on {
                 self.cut(cx);

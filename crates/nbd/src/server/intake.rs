@@ -23,7 +23,7 @@ const DIRECT_BYTES_MIN: usize = 16 << 10;
 
 /// A WRITE whose payload is on its way.
 #[derive(Debug)]
-struct Incoming {
+struct PendingWrite {
     request: Request,
     /// `None` while it is waited for, or while the kernel fills it.
     buf: Option<Buf>,
@@ -49,7 +49,7 @@ pub(super) struct Intake {
     staging: Option<Buf>,
     start: usize,
     end: usize,
-    incoming: Option<Incoming>,
+    incoming: Option<PendingWrite>,
     receiving: bool,
     /// What was decrypted, where TLS is in use: `start` and `end` are places in it then.
     plain: Option<Vec<u8>>,
@@ -178,7 +178,7 @@ impl Intake {
         let len = request.length as usize;
         let buf = cx.request_buffer(token::PAYLOAD_BUFFER, len, BufferPurpose::Client);
         let since = buf.is_some().then(Instant::now);
-        self.incoming = Some(Incoming {
+        self.incoming = Some(PendingWrite {
             request,
             buf,
             filled: 0,
