@@ -12,4 +12,4 @@ mod reply;
 pub use answer::Answer;
 pub(crate) use answer::{AnswerSender, Signal, join_all};
 pub(crate) use executor::Jobs;
-pub(crate) use port::{Computing, Port};
+pub(crate) use port::{PendingComputation, Port};

@@ -79,7 +79,7 @@ impl Port {
         kind: ComputeKind,
         bytes: u64,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Computing<T> {
+    ) -> PendingComputation<T> {
         let result = Arc::new(Mutex::new(None));
         let slot = Arc::clone(&result);
         let run = move || {
@@ -89,7 +89,7 @@ impl Port {
         let reply = self
             .0
             .emit(RequestOp::Compute(Computation::new(kind, bytes, run)));
-        Computing {
+        PendingComputation {
             kind,
             reply,
             result,
@@ -157,13 +157,13 @@ impl Port {
 }
 
 /// The result of [`Port::compute`], when it is there. Dropping it leaves the computation to run its course.
-pub(crate) struct Computing<T> {
+pub(crate) struct PendingComputation<T> {
     kind: ComputeKind,
     reply: Reply,
     result: Arc<Mutex<Option<T>>>,
 }
 
-impl<T> Future for Computing<T> {
+impl<T> Future for PendingComputation<T> {
     type Output = Result<T, ComputeError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

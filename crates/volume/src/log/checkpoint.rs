@@ -17,7 +17,7 @@ use crate::driver::{ComputeError, ComputeKind, DiskError};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::notes::LogState;
-use crate::jobs::{Computing, Jobs, Port};
+use crate::jobs::{Jobs, PendingComputation, Port};
 use crate::log::committer::{CommitEnvironment, Journal};
 use crate::log::entry::{ENTRY_BYTES, Entry};
 use crate::log::frame::{FrameWriter, Part, Record, TailRecord};
@@ -107,7 +107,7 @@ async fn run(engine: &Arc<Engine>) {
             engine.committer().on_checkpoint_failed(engine, &error);
         }
         // Reported where it happened. The half in use is whole, and so are the rings.
-        Err(CheckpointError::Computing(_)) => engine.committer().halt(engine),
+        Err(CheckpointError::Computation(_)) => engine.committer().halt(engine),
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn freeze(engine: &Engine) -> Option<FrozenTails> {
 pub(crate) enum CheckpointError {
     Disk(DiskError),
     /// A bug ended the encoding of a frame. The disk is good.
-    Computing(ComputeError),
+    Computation(ComputeError),
 }
 
 impl From<DiskError> for CheckpointError {
@@ -139,7 +139,7 @@ impl From<DiskError> for CheckpointError {
 
 impl From<ComputeError> for CheckpointError {
     fn from(error: ComputeError) -> CheckpointError {
-        CheckpointError::Computing(error)
+        CheckpointError::Computation(error)
     }
 }
 
@@ -147,7 +147,7 @@ impl From<CheckpointError> for OpenError {
     fn from(error: CheckpointError) -> OpenError {
         match error {
             CheckpointError::Disk(error) => error.into(),
-            CheckpointError::Computing(error) => error.into(),
+            CheckpointError::Computation(error) => error.into(),
         }
     }
 }
@@ -190,7 +190,7 @@ pub(crate) async fn write(
     Ok((journal, cuts))
 }
 
-fn encode(engine: &Arc<Engine>, mut encoder: Encoder) -> Computing<(Encoder, Vec<u8>)> {
+fn encode(engine: &Arc<Engine>, mut encoder: Encoder) -> PendingComputation<(Encoder, Vec<u8>)> {
     let bytes = encoder.next_bytes();
     let owner = Arc::clone(engine);
     let kind = if canary::active!("checkpoint_behind_packs") {

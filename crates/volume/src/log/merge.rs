@@ -59,7 +59,7 @@ async fn put_in_place(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     layers: Vec<FrozenLayer>,
-    (merged, dead, bytes): Merged,
+    (merged, dead, bytes): MergedLayers,
 ) -> bool {
     let Some(replaced) = tail.replace_loose(&layers, merged) else {
         return false;
@@ -148,11 +148,11 @@ fn newest_within(layers: &[FrozenLayer], slice_bytes: u64) -> &[FrozenLayer] {
     &layers[layers.len() - fitting.count()..]
 }
 
-type Merged = (ExtentMap<DirtyExtent>, Vec<(LogAddr, u64)>, u64);
+type MergedLayers = (ExtentMap<DirtyExtent>, Vec<(LogAddr, u64)>, u64);
 
 /// The layer that equals `layers`, the log bytes that they hide of each other, and how much work that was.
 /// Without a result reads are slower, and nothing else; the failure was reported where it happened.
-async fn compute_merge(engine: &Arc<Engine>, layers: &[FrozenLayer]) -> Option<Merged> {
+async fn compute_merge(engine: &Arc<Engine>, layers: &[FrozenLayer]) -> Option<MergedLayers> {
     let extents: usize = layers.iter().map(|layer| layer.map.len()).sum();
     let bytes = (extents * ENTRY_BYTES) as u64;
     let maps: Vec<_> = layers.iter().map(|layer| Arc::clone(&layer.map)).collect();

@@ -6,7 +6,7 @@ use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::Tail;
-use crate::store::flow::repeats::{Repeats, Stopped};
+use crate::store::flow::repeats::{Repeats, ServiceEnded};
 
 /// Has `work` done beside the job thread; `bytes` is about how much it reads.
 pub(super) async fn compute<T: Send + 'static>(
@@ -14,7 +14,7 @@ pub(super) async fn compute<T: Send + 'static>(
     tail: &Tail,
     (kind, bytes): (ComputeKind, u64),
     work: impl Fn() -> T + Send + Sync + 'static,
-) -> Result<T, Stopped> {
+) -> Result<T, ServiceEnded> {
     let work = Arc::new(work);
     let mut repeats = Repeats::new(engine, tail);
     loop {

@@ -21,7 +21,7 @@ use crate::request::tail::Tail;
 use crate::store::endings::is_final;
 use crate::store::flow::compute::compute;
 use crate::store::flow::log_reads::{LogContent, read_log};
-use crate::store::flow::repeats::{Repeats, Stopped};
+use crate::store::flow::repeats::{Repeats, ServiceEnded};
 use crate::store::flow::slices::UploadedPack;
 use crate::store::immutable::put;
 use crate::units::{Lsn, Span};
@@ -138,7 +138,7 @@ pub(super) async fn bring_pack(
     tail: &Arc<Tail>,
     slice: Slice,
     plan: PackPlan,
-) -> Result<BroughtPack, Stopped> {
+) -> Result<BroughtPack, ServiceEnded> {
     let places = plan.places();
     let mut repeats = Repeats::new(engine, tail);
     let content = loop {
@@ -216,7 +216,7 @@ async fn put_pack(
     tail: &Arc<Tail>,
     pack: Pack,
     (digest, last): (Digest, Lsn),
-) -> Result<UploadedPack, Stopped> {
+) -> Result<UploadedPack, ServiceEnded> {
     let key = pack.key();
     let items = pack.sections.iter().flat_map(|part| &part.items);
     let spans = items.map(|item| delta_of(item).0);
@@ -244,7 +244,7 @@ async fn put_pack(
                 tail.upload.on_store_answer(false);
                 return Ok(uploaded);
             }
-            Err(error) if is_final(&error) => return Err(Stopped),
+            Err(error) if is_final(&error) => return Err(ServiceEnded),
             Err(error) => repeats.wait(error).await?,
         }
     }

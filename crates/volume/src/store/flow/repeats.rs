@@ -11,7 +11,7 @@ use crate::units::SECOND_NS;
 const FORK_PATIENCE_NS: u64 = 600 * SECOND_NS;
 
 /// The volume is not served any more.
-pub(super) struct Stopped;
+pub(super) struct ServiceEnded;
 
 /// Waits before something that failed is repeated; it ends if the volume is not served any more.
 pub(super) struct Repeats<'a> {
@@ -32,7 +32,7 @@ impl<'a> Repeats<'a> {
         }
     }
 
-    pub(super) async fn wait(&mut self, error: OpenError) -> Result<(), Stopped> {
+    pub(super) async fn wait(&mut self, error: OpenError) -> Result<(), ServiceEnded> {
         let volume = self.tail.name();
         tracing::warn!(volume, %error, "part of an upload failed and will be tried again");
         self.tail.upload.set_error(Some(&error));
@@ -40,7 +40,9 @@ impl<'a> Repeats<'a> {
         self.engine.port.sleep(self.delay_ns).await;
         self.delay_ns = (self.delay_ns * 2).min(self.engine.options.retry_ns * 30);
         let is_live = self.tail.lock().status == Status::Live;
-        (is_live || self.is_forked()).then_some(()).ok_or(Stopped)
+        (is_live || self.is_forked())
+            .then_some(())
+            .ok_or(ServiceEnded)
     }
 
     fn is_forked(&self) -> bool {

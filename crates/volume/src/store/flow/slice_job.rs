@@ -16,7 +16,7 @@ use crate::object::pack::Slice;
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::compute::compute;
 use crate::store::flow::packing::{BroughtPack, PackPlan, bring_pack, plan_packs};
-use crate::store::flow::repeats::Stopped;
+use crate::store::flow::repeats::ServiceEnded;
 use crate::store::flow::slices::{CutSlice, ReadySlice};
 use crate::units::Epoch;
 
@@ -42,12 +42,12 @@ async fn prepare(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
     cut: CutSlice,
-) -> Result<ReadySlice, Stopped> {
+) -> Result<ReadySlice, ServiceEnded> {
     if tail.framed() < cut.last {
         // It will be durable by the time that the packs are in the store.
         engine.committer().request_round(engine);
     }
-    let root = tail.upload.head().ok_or(Stopped)?.root;
+    let root = tail.upload.head().ok_or(ServiceEnded)?.root;
     let slice = Slice {
         origin: root.volume,
         epoch: if canary::active!("slices_of_one_epoch") {
@@ -101,10 +101,10 @@ async fn start_pack(
     tail: &Arc<Tail>,
     slice: Slice,
     plan: PackPlan,
-) -> Result<Answer<Result<BroughtPack, Stopped>>, Stopped> {
+) -> Result<Answer<Result<BroughtPack, ServiceEnded>>, ServiceEnded> {
     let permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
     if tail.lock().status != Status::Live {
-        return Err(Stopped);
+        return Err(ServiceEnded);
     }
     let (sender, answer) = Answer::channel();
     let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
@@ -120,7 +120,7 @@ async fn merge_layers(
     engine: &Engine,
     tail: &Tail,
     cut: &CutSlice,
-) -> Result<(Arc<ExtentMap<DirtyExtent>>, Vec<(LogAddr, u64)>), Stopped> {
+) -> Result<(Arc<ExtentMap<DirtyExtent>>, Vec<(LogAddr, u64)>), ServiceEnded> {
     if let [layer] = &cut.layers[..] {
         return Ok((Arc::clone(&layer.map), Vec::new()));
     }
