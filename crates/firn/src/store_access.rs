@@ -221,7 +221,7 @@ impl Store for WatchedStore {
 
 /// An opened store.
 #[derive(Clone, Debug)]
-struct Opened {
+struct OpenedStore {
     /// Without planned faults: the probe finds out whether the store can be trusted at all.
     bare: SharedStore,
     faulty: SharedStore,
@@ -233,7 +233,7 @@ struct Opened {
 pub(crate) struct StoreAccess {
     settings: StoreSettings,
     /// Serves reads.
-    opened: OnceLock<Opened>,
+    opened: OnceLock<OpenedStore>,
     /// Serves writes: the probe has passed.
     proven: OnceLock<SharedStore>,
     /// Held by who opens or probes.
@@ -371,7 +371,7 @@ impl StoreAccess {
     }
 
     /// Opens the store; the caller holds `opening`.
-    async fn open(&self) -> store::Result<Opened> {
+    async fn open(&self) -> store::Result<OpenedStore> {
         if let Some(opened) = self.opened.get() {
             return Ok(opened.clone());
         }
@@ -408,7 +408,7 @@ impl StoreAccess {
             let trouble = Arc::clone(&self.trouble);
             Arc::new(WatchedStore { inner, trouble }) as SharedStore
         };
-        let opened = Opened {
+        let opened = OpenedStore {
             bare: with_policies(watched(bare)),
             faulty: with_policies(watched(faulty)),
             faults,

@@ -24,7 +24,7 @@ pub(crate) fn config(api: &[String], json: bool, args: ConfigArgs) -> Result<()>
         None => ServeArgs::default(),
     };
     let path = flags.config.clone();
-    let (mut from_flags, from_file) = (given(&flags), given(&file));
+    let (mut from_flags, from_file) = (explicit_settings(&flags), explicit_settings(&file));
     if !api.is_empty() {
         from_flags.insert("api".to_owned(), Value::from(api));
     }
@@ -104,7 +104,7 @@ fn as_toml(rows: &[Row]) -> String {
 }
 
 /// What somebody has given, by the names of the flags.
-fn given(args: &ServeArgs) -> Map<String, Value> {
+fn explicit_settings(args: &ServeArgs) -> Map<String, Value> {
     let value = serde_json::to_value(args).expect("settings always serialize");
     let Value::Object(fields) = value else {
         return Map::new();

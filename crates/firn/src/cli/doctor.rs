@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::args::DoctorArgs;
 use super::output;
-use super::store_check::{self, Estimate, Measured};
+use super::store_check::{self, Estimate, StoreMeasurement};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::disks::probe::{self, UblkSupport};
 use crate::local_files;
@@ -334,7 +334,7 @@ struct CheckedStore {
     name: String,
     report: store::ProbeReport,
     hazard: Option<String>,
-    measured: Option<Result<Measured>>,
+    measured: Option<Result<StoreMeasurement>>,
 }
 
 fn check_store(url: &str, time: Duration) -> Result<CheckedStore> {
@@ -419,8 +419,8 @@ fn describe_conditions(checked: &CheckedStore) -> Finding {
 /// A store that answers later than this makes every cold read feel slow.
 const SLOW_GET_MS: f64 = 200.0;
 
-fn describe_speed(measured: &Measured) -> Finding {
-    let Measured {
+fn describe_speed(measured: &StoreMeasurement) -> Finding {
+    let StoreMeasurement {
         put,
         get,
         put_mib_per_second,

@@ -28,7 +28,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 
 /// What was measured.
 #[derive(Debug)]
-pub(super) struct Measured {
+pub(super) struct StoreMeasurement {
     pub(super) put: Latency,
     pub(super) get: Latency,
     pub(super) put_mib_per_second: f64,
@@ -60,7 +60,10 @@ impl Latency {
 }
 
 /// Measures for about `time` in all, and cleans up.
-pub(super) async fn measure(store: &SharedStore, time: Duration) -> store::Result<Measured> {
+pub(super) async fn measure(
+    store: &SharedStore,
+    time: Duration,
+) -> store::Result<StoreMeasurement> {
     let scratch = format!("probe/{:032x}", fastrand::u128(..));
     let measured = tokio::select! {
         measured = measure_below(store, &scratch, time) => measured,
@@ -98,7 +101,7 @@ async fn measure_below(
     store: &SharedStore,
     scratch: &str,
     time: Duration,
-) -> store::Result<Measured> {
+) -> store::Result<StoreMeasurement> {
     let bar = progress(4);
     let each = time / 4;
     let small = Bytes::from(vec![1; SMALL_BYTES]);
@@ -154,7 +157,7 @@ async fn measure_below(
     let read = read.await.into_iter().collect::<store::Result<Vec<_>>>()?;
     let get_rate = mib_per_second(read.iter().sum(), started);
     bar.finish_and_clear();
-    Ok(Measured {
+    Ok(StoreMeasurement {
         put: Latency::of(put),
         get: Latency::of(get),
         put_mib_per_second: put_rate,

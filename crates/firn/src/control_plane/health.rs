@@ -118,7 +118,7 @@ impl ControlPlane {
                 all.insert("cache disk".into(), condition(Degraded, why));
             }
         }
-        if let Some(why) = self.rings.why_gone() {
+        if let Some(why) = self.rings.explain_removal() {
             all.insert("index rings".into(), condition(Degraded, why));
         }
         if let Some(trouble) = self.store.as_ref().and_then(|store| store.trouble()) {
@@ -201,7 +201,7 @@ impl ControlPlane {
     /// Makes index rings again whose names somebody removed. Where that is not possible the server is
     /// degraded, and it is tried again.
     fn put_back_rings(&self) {
-        let gone = self.rings.gone();
+        let gone = self.rings.find_removed();
         if gone.is_empty() || canary::active!("rings_stay_gone") {
             return;
         }

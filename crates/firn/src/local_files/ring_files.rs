@@ -93,7 +93,7 @@ impl RingFiles {
 
     /// The rings in use whose names are gone: somebody removed them, and a successor would not find
     /// them.
-    pub(crate) fn gone(&self) -> Vec<RingId> {
+    pub(crate) fn find_removed(&self) -> Vec<RingId> {
         let mapped = self.in_use().mapped.clone();
         let is_there = |(ring, inode): &(RingId, u64)| {
             fs::symlink_metadata(self.path(*ring)).is_ok_and(|found| found.ino() == *inode)
@@ -103,8 +103,8 @@ impl RingFiles {
     }
 
     /// What it means that names are gone, if some are.
-    pub(crate) fn why_gone(&self) -> Option<String> {
-        let gone = self.gone().len();
+    pub(crate) fn explain_removal(&self) -> Option<String> {
+        let gone = self.find_removed().len();
         let in_use = self.in_use();
         let why = in_use.failure.as_deref().unwrap_or("they are put back");
         (gone > 0).then(|| {
