@@ -103,7 +103,6 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "hot_sets_are_stored_once_a_slice",
     "slice_spans_a_point",
     "merge_spans_a_point",
-    "fold_passes_a_point",
     "child_without_a_pin",
     "no_look_after_the_pin",
     "child_has_what_came_later",

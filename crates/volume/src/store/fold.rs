@@ -45,7 +45,7 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                 let is_refused =
                     tail.upload.refusal().is_some() && !canary::active!("folds_never_back_off");
                 // What is newer than a point must not get into its pages.
-                let is_held = !inner.points.is_empty() && !canary::active!("fold_passes_a_point");
+                let is_held = !inner.points.is_empty();
                 (is_due && !is_refused && !is_held).then_some(true)
             })
             .await;
@@ -79,7 +79,7 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
         let _turn = tail.upload.turn.take().await;
         let lsn = newest_in_index(tail);
         let mut inner = tail.lock();
-        if !inner.points.is_empty() && !canary::active!("fold_passes_a_point") {
+        if !inner.points.is_empty() {
             // One was taken while this waited for its turn. It is due again when that has gone.
             return Ok(());
         }
