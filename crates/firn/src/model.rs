@@ -418,6 +418,14 @@ pub(crate) struct Snapshot {
     pub(crate) labels: BTreeMap<String, String>,
 }
 
+/// Answer to `POST /v1/volumes/{name}/snapshots/{snapshot}/restore`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Restored {
+    pub(crate) volume: Volume,
+    /// The snapshot that has what the volume held before, `VOLUME@SNAPSHOT`.
+    pub(crate) kept: String,
+}
+
 /// Body of `POST /v1/volumes/{name}/fork`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -163,3 +163,31 @@ fn a_volume_is_deleted_after_its_snapshots_and_its_forks_live_on() {
         common::message(&refused)
     );
 }
+
+#[test]
+fn a_volume_is_set_back_to_its_snapshot_and_what_it_held_is_kept() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let mut client = server.connect("demo");
+    client.write(0, &content(1)).unwrap();
+    world.done(&server, &["snapshot", "create", "demo@one"]);
+    client.write(0, &content(2)).unwrap();
+    let said = world.fails(&server, &["snapshot", "restore", "demo@one"]);
+    assert!(said.contains("used by 1 connections"), "{said}");
+    drop(client);
+    let said = world.fails(&server, &["snapshot", "restore", "demo@two"]);
+    assert!(said.contains("no snapshot named demo@two"), "{said}");
+    let id = world.show(&server, "demo")["id"].clone();
+    let mut kept = String::new();
+    // Its connection may take a moment to go.
+    eventually("the restore", || {
+        let done = world.ask(&server, &["snapshot", "restore", "demo@one"]);
+        kept = String::from_utf8(done.stdout).unwrap().trim().to_owned();
+        done.status.success()
+    });
+    assert_eq!(world.show(&server, "demo")["id"], id);
+    assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), content(1));
+    world.done(&server, &["fork", &kept, "held"]);
+    world.done(&server, &["attach", "held", "--transport", "nbd"]);
+    assert_eq!(server.connect("held").read(0, BLOCK).unwrap(), content(2));
+}

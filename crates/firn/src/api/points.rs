@@ -14,7 +14,7 @@ use super::completion::run_to_completion;
 use super::json_body::parse;
 use crate::control_plane::ControlPlane;
 use crate::failure::Result;
-use crate::model::{CreateSnapshot, ForkVolume, SnapshotList};
+use crate::model::{CreateSnapshot, ForkVolume, Restored, SnapshotList};
 
 type Shared = State<Arc<ControlPlane>>;
 
@@ -24,6 +24,10 @@ pub(super) fn routes() -> Router<Arc<ControlPlane>> {
         .route(
             "/v1/volumes/{name}/snapshots/{snapshot}",
             axum::routing::delete(delete),
+        )
+        .route(
+            "/v1/volumes/{name}/snapshots/{snapshot}/restore",
+            post(restore),
         )
         .route("/v1/volumes/{name}/fork", post(fork))
 }
@@ -56,6 +60,14 @@ async fn delete(
     let deleted = async move { control.delete_snapshot(&name, &snapshot).await };
     run_to_completion(deleted).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+async fn restore(
+    State(control): Shared,
+    Path((name, snapshot)): Path<(String, String)>,
+) -> Result<axum::Json<Restored>> {
+    let restored = async move { control.restore_volume(&name, &snapshot).await };
+    run_to_completion(restored).await.map(axum::Json)
 }
 
 async fn fork(

@@ -1,4 +1,4 @@
-//! `firn snapshot create|list|delete`: one request each, printed as text or as JSON.
+//! `firn snapshot create|list|restore|delete`: one request each, printed as text or as JSON.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,7 +6,7 @@ use super::args::{ApiArgs, SnapshotCommand};
 use super::client::{Client, volume_path};
 use super::{output, similar_name};
 use crate::failure::Result;
-use crate::model::{CreateSnapshot, Snapshot, SnapshotList};
+use crate::model::{CreateSnapshot, Restored, Snapshot, SnapshotList};
 use crate::units::Size;
 
 pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> Result<()> {
@@ -35,6 +35,17 @@ pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> 
             match json {
                 true => output::json(&list),
                 false => print_list(&list),
+            }
+        }
+        SnapshotCommand::Restore { name } => {
+            let (volume, snapshot) = split(name);
+            let path = format!("{}/snapshots/{snapshot}/restore", volume_path(volume));
+            let restored: Restored = client
+                .post(&path, &serde_json::json!({}))
+                .map_err(|failure| similar_name::suggest(&client, volume, failure))?;
+            match json {
+                true => output::json(&restored),
+                false => output::line(&restored.kept),
             }
         }
         SnapshotCommand::Delete { name } => {

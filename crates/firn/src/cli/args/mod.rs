@@ -95,13 +95,14 @@ pub(crate) enum Command {
         #[command(flatten)]
         patience: Patience,
     },
-    /// Take, list or delete snapshots: a volume as it was at one moment.
+    /// Take, list, restore or delete snapshots: a volume as it was at one moment.
     #[command(
         subcommand,
         after_help = "Before something that may go wrong:\n  \
         firn snapshot create demo@before --label why=upgrade\n  \
         firn snapshot list demo\n  \
         firn fork demo@before looked-at    makes a volume of it\n  \
+        firn snapshot restore demo@before  sets demo back; what it held is kept as a snapshot\n  \
         firn snapshot delete demo@before"
     )]
     Snapshot(SnapshotCommand),

@@ -19,6 +19,13 @@ pub(crate) enum SnapshotCommand {
         #[arg(value_name = "VOLUME")]
         volume: String,
     },
+    /// Set a volume back to a snapshot of it: same name, same identity. Its disk must be detached and its clients
+    /// disconnected; what it holds now is kept as another snapshot, whose name is printed.
+    Restore {
+        /// The volume and its snapshot.
+        #[arg(value_name = "VOLUME@SNAPSHOT", value_parser = snapshot_name)]
+        name: String,
+    },
     /// Delete a snapshot. Forks of it stay as they are.
     Delete {
         /// The volume and its snapshot.
