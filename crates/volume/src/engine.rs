@@ -25,6 +25,7 @@ use crate::request::space::Space;
 use crate::request::tail::Tail;
 use crate::store::fetch_table::FetchTable;
 use crate::store::flow::budget::Budget;
+use crate::store::flow::shared_packs_state::SharedPacks;
 use crate::store::host_log::HostLog;
 use crate::store::log_reads::LogReads;
 use crate::store::root_watch_state::RootWatchState;
@@ -77,6 +78,7 @@ pub(crate) struct Engine {
     pub(crate) space: Space,
     /// Memory for content on its way to the store.
     pub(crate) upload_budget: Arc<Budget>,
+    pub(crate) shared_packs: SharedPacks,
     pub(crate) root_watch: RootWatchState,
     pub(crate) reclaim: Signal,
     reclaim_requests: AtomicU64,
@@ -147,6 +149,7 @@ impl Engine {
             streams: Streams::new(options.memory_bytes),
             space: Space::default(),
             upload_budget: Budget::new(options.upload_bytes()),
+            shared_packs: SharedPacks::default(),
             root_watch: RootWatchState::default(),
             reclaim: Signal::default(),
             reclaim_requests: AtomicU64::new(0),

@@ -79,7 +79,7 @@ impl Default for Options {
             memory_bytes: 128 << 20,
             chunk_bytes: 64 << 10,
             pack_bytes: 32 << 20,
-            deltas_max: 32,
+            deltas_max: 256,
             delta_extents_max: 1 << 18,
             index_bytes: 128 << 20,
             rpo_ns: 30 * SECOND_NS,

@@ -13,7 +13,7 @@ use super::notes::LogState;
 use super::port::{
     self, LogPort, LookLimit, Looked, NoAnswer, look_decoded, read_decoded, read_record,
 };
-use super::record::{Record, RecordPack, Slices};
+use super::record::{Record, Slices};
 use super::stop::Stop;
 use crate::driver::StoreOp;
 use crate::jobs::join_all;
@@ -295,23 +295,29 @@ async fn look_at_packs(
     if canary::active!("packs_are_not_looked_for") {
         return looks;
     }
-    let look_at = |pack: &RecordPack| {
+    // A pack that slices share has a row for each of them.
+    let mut rows: BTreeMap<String, Vec<u16>> = BTreeMap::new();
+    for (at, pack) in (0..).zip(&slices.packs) {
+        let key = record.session_of(pack).pack_key(pack.number);
+        rows.entry(key).or_default().push(at);
+    }
+    let look_at = |key: &String| {
         let op = StoreOp::GetRange {
-            key: record.session_of(pack).pack_key(pack.number),
+            key: key.clone(),
             offset: 0,
             len: HEADER_BYTES as u64,
         };
         Box::pin(async move { port::look(port, &op, limit).await })
     };
-    let mut at = 0;
-    for window in slices.packs.chunks(LOOKS_AT_ONCE) {
-        for found in join_all(window.iter().map(look_at).collect()).await {
+    let rows: Vec<_> = rows.into_iter().collect();
+    for window in rows.chunks(LOOKS_AT_ONCE) {
+        let found = join_all(window.iter().map(|(key, _)| look_at(key)).collect()).await;
+        for ((_, rows), found) in window.iter().zip(found) {
             match found {
                 Ok(Some(_)) => {}
-                Ok(None) => looks.missing.push(at),
-                Err(NoAnswer) => looks.unanswered.push(at),
+                Ok(None) => looks.missing.extend(rows),
+                Err(NoAnswer) => looks.unanswered.extend(rows),
             }
-            at += 1;
         }
     }
     looks

@@ -101,16 +101,37 @@ impl Look {
     }
 }
 
-/// Asks for slices that are due: before the recovery point is, and where space runs short.
-fn request_slices(engine: &Engine, tail: &Tail, look: &Look, now: Now, crowded: bool) {
+/// Asks for slices that are due: before the recovery point is, and where space runs short. Whether a record is
+/// due: what the recovery point asks for can be cut.
+fn request_slices(engine: &Engine, tail: &Tail, look: &Look, now: Now, crowded: bool) -> bool {
     let age_ns = |at: Option<u64>| at.map_or(0, |at| now.mono_ns.saturating_sub(at));
     observe_recovery_point(engine, tail, age_ns(look.oldest_unstored));
-    let recovery_point = &tail.upload.recovery_point;
-    let begin_at_ns = recovery_point.begin_at_ns(engine.options.rpo_ns);
-    if look.oldest_uncut.is_some() && age_ns(look.oldest_uncut) >= begin_at_ns {
+    let begin_at_ns = tail
+        .upload
+        .recovery_point
+        .begin_at_ns(engine.options.rpo_ns);
+    let is_due = look.oldest_uncut.is_some() && age_ns(look.oldest_uncut) >= begin_at_ns;
+    if is_due {
         tail.upload.request(look.newest);
-    } else if crowded && look.newest > tail.stored() {
-        tail.upload.request(look.wanted_for_space(tail.stored()));
+    }
+    // Writers wait: no record waits for others.
+    if crowded && look.newest > tail.stored() {
+        let wanted = look.wanted_for_space(tail.stored());
+        if tail.upload.request_now(wanted) {
+            engine.host_log.wake();
+        }
+    }
+    // A volume whose slices are stuck is due at every tick, and is no reason for others to be cut as often.
+    let can_cut = tail.upload.has_room(engine.options.cut_bytes())
+        || canary::active!("stuck_volumes_make_others_due");
+    is_due && can_cut
+}
+
+/// One volume's recovery point is due: whatever others have goes with it, for one record is for all of them.
+fn request_with_due(others: &[(&Arc<Tail>, Lsn)]) {
+    if !canary::active!("volumes_are_due_one_by_one") {
+        let request = |(tail, newest): &(&Arc<Tail>, Lsn)| tail.upload.request(*newest);
+        others.iter().for_each(request);
     }
 }
 
@@ -135,7 +156,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let mut extents = 0;
     let mut unframed = false;
     let mut moving = counts.ready < counts.ready_target() || counts.dying > 0;
-    let mut live = 0;
+    let (mut live, mut is_due, mut uncut) = (0, false, Vec::new());
     for tail in &tails {
         let look = Look::at(tail);
         let newest = look.newest;
@@ -147,7 +168,13 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
         }
         live += 1;
         let crowded = pressure >= UPLOAD_AT_PERMILLE || extents > engine.layout.extents_max() / 2;
-        request_slices(engine, tail, &look, now, crowded);
+        is_due |= request_slices(engine, tail, &look, now, crowded);
+        if look.oldest_uncut.is_some() {
+            uncut.push((tail, newest));
+        }
+    }
+    if is_due {
+        request_with_due(&uncut);
     }
     engine.extents.store(extents, Ordering::Relaxed);
     let share = u64::from(engine.layout.segments) * engine.layout.segment_sectors() / live.max(1);

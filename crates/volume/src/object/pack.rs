@@ -10,7 +10,9 @@
 //!     fields before it u64, magic `FIRNPEND`
 //! ```
 //!
-//! A slice is a part of the history of one volume; a pack holds all or some of it. Its header, and an entry:
+//! A slice is a part of the history of one volume; a pack holds all or some of it. A pack of slices of several
+//! volumes has, before this footer of all of them, one of the same form for each slice: a root or record names
+//! that of its own volume. A slice's header, and an entry:
 //!
 //! | offset | bytes | field of a slice |
 //! |---|---|---|
@@ -373,6 +375,15 @@ impl std::fmt::Debug for PackWriter {
     }
 }
 
+/// Where a footer stands in its pack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FooterPlace {
+    /// Where it begins.
+    pub offset: u64,
+    /// Its length in bytes, without the trailer.
+    pub bytes: u32,
+}
+
 /// A finished pack and what it holds.
 #[derive(Debug)]
 pub struct Pack {
@@ -388,6 +399,8 @@ pub struct Pack {
     pub footer_bytes: u32,
     /// What is in it, in order.
     pub sections: Vec<Section>,
+    /// For each of them the footer that whoever opens its volume reads.
+    pub parts: Vec<FooterPlace>,
 }
 
 impl Pack {
@@ -499,27 +512,58 @@ impl PackWriter {
     }
 
     /// The object.
-    pub fn finish(mut self) -> Pack {
-        let footer_offset = self.w.len();
-        encode_session(&mut self.w, self.session);
-        self.w.u64(self.id.number);
-        for section in &self.sections {
-            encode_slice(&mut self.w, section);
+    pub fn finish(self) -> Pack {
+        self.finish_with(Vec::new())
+    }
+
+    /// The object, in which each slice has a footer of its own as well.
+    pub fn finish_parts(mut self) -> Pack {
+        if self.sections.len() <= 1 {
+            return self.finish();
         }
-        let footer_bytes = self.w.len() - footer_offset;
-        let entries: usize = self.sections.iter().map(|part| part.items.len()).sum();
-        let count = |n: usize| u32::try_from(n).expect("bounded by the pack's size");
-        self.w.u64(footer_offset as u64);
-        self.w.u32(count(entries)).u32(count(self.sections.len()));
-        let crc = crc64(&[&self.w.bytes()[footer_offset..]]);
-        self.w.u64(crc).raw(&END_MAGIC);
+        let sections = std::mem::take(&mut self.sections);
+        let parts = sections.chunks(1).map(|part| self.write_footer(part));
+        let parts = parts.collect();
+        self.sections = sections;
+        self.finish_with(parts)
+    }
+
+    /// All of it stands in the last footer, from which an index can be rebuilt.
+    fn finish_with(mut self, mut parts: Vec<FooterPlace>) -> Pack {
+        let sections = std::mem::take(&mut self.sections);
+        let whole = self.write_footer(&sections);
+        if parts.is_empty() {
+            parts = vec![whole; sections.len()];
+        }
         Pack {
             session: self.session,
             id: self.id,
             bytes: self.w.finish(),
-            footer_offset: footer_offset as u64,
-            footer_bytes: u32::try_from(footer_bytes).expect("bounded by the pack's size"),
-            sections: self.sections,
+            footer_offset: whole.offset,
+            footer_bytes: whole.bytes,
+            parts,
+            sections,
+        }
+    }
+
+    /// A footer of these sections, with its trailer.
+    fn write_footer(&mut self, sections: &[Section]) -> FooterPlace {
+        let offset = self.w.len();
+        encode_session(&mut self.w, self.session);
+        self.w.u64(self.id.number);
+        for section in sections {
+            encode_slice(&mut self.w, section);
+        }
+        let bytes = self.w.len() - offset;
+        let entries: usize = sections.iter().map(|part| part.items.len()).sum();
+        let count = |n: usize| u32::try_from(n).expect("bounded by the pack's size");
+        self.w.u64(offset as u64);
+        self.w.u32(count(entries)).u32(count(sections.len()));
+        let crc = crc64(&[&self.w.bytes()[offset..]]);
+        self.w.u64(crc).raw(&END_MAGIC);
+        FooterPlace {
+            offset: offset as u64,
+            bytes: count(bytes),
         }
     }
 }

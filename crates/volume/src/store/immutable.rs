@@ -29,6 +29,11 @@ pub(super) async fn put(
 ) -> Result<(), OpenError> {
     let sent = &tail.upload.uploaded_bytes;
     sent.fetch_add(data.len() as u64, Ordering::Relaxed);
+    write(engine, key, data).await
+}
+
+/// The same for an object that is not one volume's.
+pub(super) async fn write(engine: &Arc<Engine>, key: &str, data: &Bytes) -> Result<(), OpenError> {
     let op = StoreOp::Put {
         key: key.to_owned(),
         data: data.clone(),

@@ -12,6 +12,7 @@
 //! [`objects`] makes the single requests of them all, and [`session_table`] knows who wrote the objects.
 
 pub(crate) mod boot_set;
+mod cadence;
 pub(crate) mod catalog;
 pub(crate) mod endings;
 pub(crate) mod fetch;

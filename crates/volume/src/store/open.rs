@@ -425,7 +425,7 @@ async fn go_live(
         inner.ages = Ages::default();
         let newest = inner.newest;
         if newest > root.lsn {
-            inner.ages.acked(newest, engine.jobs.mono_ns());
+            inner.ages.acked(root.lsn.next(), engine.jobs.mono_ns());
         }
         inner.ring = ring;
         inner.cut = root.lsn;
@@ -467,7 +467,7 @@ async fn go_live(
         return Err(error);
     }
     // How old it is nobody knows, and this life may be as short as the one before.
-    tail.upload.request(tail.newest());
+    tail.upload.request_now(tail.newest());
     flow::start(engine, tail);
     let shared = || (Arc::clone(engine), Arc::clone(tail));
     let (folding, loading) = (shared(), shared());

@@ -28,6 +28,7 @@ use crate::object::pack::Item;
 use crate::object::root::DeltaRef;
 use crate::object::root_key;
 use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
+use crate::store::cadence::{has_ready, wait_for_record};
 use crate::store::endings;
 use crate::store::flow::slices::{ReadySlice, UploadedPack};
 use crate::store::log_procedures::on_progress;
@@ -55,9 +56,7 @@ struct Part {
 pub(crate) async fn run(engine: Arc<Engine>) {
     let mut delay = engine.options.retry_ns;
     loop {
-        let log = &engine.host_log;
-        let is_ready = || (log.has_asked() || engine.tails().iter().any(has_ready)).then_some(());
-        log.changed.wait_until(is_ready).await;
+        wait_for_record(&engine).await;
         let parts = take_parts(&engine);
         if parts.is_empty() {
             // What was ready is not any more.
@@ -143,14 +142,6 @@ fn wait_for_volume(engine: Arc<Engine>, tail: Arc<Tail>) -> impl Future<Output =
         tail.upload.release();
         engine.host_log.wake();
     }
-}
-
-fn has_ready(tail: &Arc<Tail>) -> bool {
-    let upload = &tail.upload;
-    upload.has_publishable()
-        && !upload.is_held_back()
-        && upload.head().is_some()
-        && tail.lock().status == Status::Live
 }
 
 fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {

@@ -50,6 +50,8 @@ struct Published {
 #[derive(Debug, Default)]
 pub(crate) struct UploadState {
     wanted: AtomicU64,
+    /// Somebody waits until everything up to here is stored, or log space does.
+    waited_for: AtomicU64,
     slices: Mutex<Slices>,
     /// The last request that brought something of it to the store succeeded. False until there was one: a life
     /// may be too short for more than one slice of each volume, if all go side by side.
@@ -88,7 +90,7 @@ impl UploadState {
     }
 
     /// See [`Slices::has_room`].
-    pub(super) fn has_room(&self, most_bytes: u64) -> bool {
+    pub(crate) fn has_room(&self, most_bytes: u64) -> bool {
         let takes = self.store_takes.load(Ordering::Acquire);
         lock(&self.slices).has_room(most_bytes, !takes)
     }
@@ -115,7 +117,17 @@ impl UploadState {
     }
 
     pub(super) fn has_publishable(&self) -> bool {
-        lock(&self.slices).has_publishable()
+        self.first_ready().is_some()
+    }
+
+    /// The first of what may be published now.
+    pub(super) fn first_ready(&self) -> Option<Arc<ReadySlice>> {
+        lock(&self.slices).first_ready()
+    }
+
+    /// Whether a slice is on its way that is not ready yet.
+    pub(super) fn has_unready(&self) -> bool {
+        lock(&self.slices).has_unready()
     }
 
     pub(super) fn on_published(&self, last: Lsn) {
@@ -132,6 +144,20 @@ impl UploadState {
         if self.wanted.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0 {
             self.changed.wake_all();
         }
+    }
+
+    /// The same, and the record that makes it stored is not to wait for slices of other volumes. True: nobody
+    /// had asked for that.
+    pub(crate) fn request_now(&self, lsn: Lsn) -> bool {
+        let is_new = self.waited_for.fetch_max(lsn.0, Ordering::AcqRel) < lsn.0;
+        self.request(lsn);
+        is_new
+    }
+
+    /// Whether somebody waits for what is not stored yet.
+    pub(in crate::store) fn is_waited_for(&self, stored: Lsn) -> bool {
+        let waited_for = Lsn(self.waited_for.load(Ordering::Acquire));
+        waited_for > stored && !canary::active!("who_waits_waits_for_other_volumes")
     }
 
     /// Asks for the volume to become this large, with the next root.

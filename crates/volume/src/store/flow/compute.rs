@@ -6,7 +6,8 @@ use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::Tail;
-use crate::store::flow::repeats::{Repeats, ServiceEnded};
+use crate::store::flow::repeats::Repeats;
+use crate::store::flow::slices::ServiceEnded;
 
 /// Has `work` done beside the job thread; `bytes` is about how much it reads.
 pub(super) async fn compute<T: Send + 'static>(

@@ -4,8 +4,6 @@
 //! itself, tried again for a while, and then given up as damaged, but only while the log can be read
 //! elsewhere: a disk that answers nothing at all is waited for, not given up block by block.
 
-use std::ops::Range;
-
 use blkmq::io::{FileId, SECTOR_BYTES};
 
 use crate::driver::DiskError;
@@ -14,6 +12,7 @@ use crate::error::OpenError;
 use crate::jobs::join_all;
 use crate::log::layout::{BLOCK_BYTES, BLOCK_SECTORS};
 use crate::map::layers::LogAddr;
+use crate::store::flow::log_content::{LogContent, PlaceContent};
 use crate::units::Span;
 
 /// The longest read of the log.
@@ -27,66 +26,6 @@ const READS_AT_ONCE: usize = 16;
 /// How often a block that cannot be read is tried again before it is given up, with pauses that
 /// double.
 const RETRIES: u32 = 4;
-
-/// What stands at many places of the log, in the buffers into which it was read: nothing is copied.
-#[derive(Debug)]
-pub(super) struct LogContent {
-    buffers: Vec<Vec<u8>>,
-    places: Vec<PlaceContent>,
-}
-
-#[derive(Clone, Debug, Default)]
-struct PlaceContent {
-    buffer: usize,
-    at: usize,
-    len: usize,
-    /// Sectors of the volume whose bytes could not be read, ascending. In the buffer they are zeroes.
-    damaged: Vec<Span>,
-}
-
-impl LogContent {
-    /// The bytes of consecutive places, one after the other: where they stand, if they are neighbours
-    /// there, else put together in `joined`.
-    pub(super) fn bytes_of<'a>(
-        &'a self,
-        places: Range<usize>,
-        joined: &'a mut Vec<u8>,
-    ) -> &'a [u8] {
-        let places = &self.places[places];
-        let Some((first, others)) = places.split_first() else {
-            return &[];
-        };
-        let mut end = first.at + first.len;
-        let neighbours = others.iter().all(|place| {
-            let joins = place.buffer == first.buffer && place.at == end;
-            end += place.len;
-            joins
-        });
-        if neighbours {
-            return &self.buffers[first.buffer][first.at..end];
-        }
-        joined.clear();
-        for place in places {
-            joined.extend_from_slice(self.bytes_at(place));
-        }
-        joined
-    }
-
-    fn bytes_at(&self, place: &PlaceContent) -> &[u8] {
-        &self.buffers[place.buffer][place.at..place.at + place.len]
-    }
-
-    /// What could not be read of these places, ascending as they are.
-    pub(super) fn damaged_in(&self, places: Range<usize>) -> Vec<Span> {
-        let places = self.places[places].iter();
-        places.flat_map(|place| place.damaged.clone()).collect()
-    }
-
-    /// All that could not be read.
-    pub(super) fn damaged(&self) -> Vec<Span> {
-        self.damaged_in(0..self.places.len())
-    }
-}
 
 /// Reads many places.
 pub(super) async fn read_log(

@@ -15,9 +15,13 @@
 pub(crate) mod budget;
 mod compute;
 pub(crate) mod fork_tail;
+mod log_content;
 mod log_reads;
+mod pack_plan;
 mod packing;
 mod repeats;
+mod shared_packs;
+pub(crate) mod shared_packs_state;
 mod slice_job;
 pub(crate) mod slices;
 
@@ -157,7 +161,9 @@ async fn update_root(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError>
 
 /// Ends when everything up to `lsn` is in the store, or never will be.
 pub(crate) async fn wait_stored(engine: &Engine, tail: &Tail, lsn: Lsn) -> Result<(), OpenError> {
-    tail.upload.request(lsn);
+    if tail.upload.request_now(lsn) {
+        engine.host_log.wake();
+    }
     tail.upload
         .changed
         .wait_until(|| {

@@ -1,5 +1,4 @@
-//! Putting the content of a slice into packs: runs of neighbours become chunks, some megabytes of them
-//! a pack. Each pack goes its own way, and repeats alone what fails.
+//! Putting the content of a slice into the packs that are planned for it. Each pack goes its own way, and repeats alone what fails.
 //!
 //! What could not be read from the log is named as damaged where it belongs, never left out: left out,
 //! older content would show through.
@@ -12,125 +11,19 @@ use bytes::Bytes;
 use crate::driver::{ComputeKind, StoreOp};
 use crate::engine::Engine;
 use crate::hostlog::names::Digest;
-use crate::map::ExtentMap;
 use crate::map::index::delta_of;
-use crate::map::layers::{DirtyExtent, LogAddr};
 use crate::object::pack::{Effort, Pack, PackWriter, Slice};
 use crate::object::root::DeltaRef;
 use crate::request::tail::Tail;
 use crate::store::endings::is_final;
 use crate::store::flow::compute::compute;
-use crate::store::flow::log_reads::{LogContent, read_log};
-use crate::store::flow::repeats::{Repeats, ServiceEnded};
-use crate::store::flow::slices::UploadedPack;
+use crate::store::flow::log_content::LogContent;
+use crate::store::flow::log_reads::read_log;
+use crate::store::flow::pack_plan::{BroughtPack, PackPlan, PlannedItem, Run};
+use crate::store::flow::repeats::Repeats;
+use crate::store::flow::slices::{ServiceEnded, UploadedPack};
 use crate::store::immutable::put;
 use crate::units::{Lsn, Span};
-
-/// What goes into one pack, in address order.
-#[derive(Debug, Default)]
-pub(super) struct PackPlan {
-    items: Vec<PlannedItem>,
-    /// Content of all runs.
-    pub(super) bytes: u64,
-}
-
-#[derive(Debug)]
-enum PlannedItem {
-    Content(Run),
-    Zeroes(Span, Lsn),
-}
-
-/// A run of content that becomes one chunk: neighbours in the volume, up to the chunk size.
-#[derive(Debug)]
-struct Run {
-    span: Span,
-    lsn: Lsn,
-    parts: Vec<(Span, LogAddr)>,
-}
-
-/// A pack that is in the store, and what had to be given up for it.
-pub(super) struct BroughtPack {
-    pub(super) uploaded: UploadedPack,
-    pub(super) damaged: Vec<Span>,
-}
-
-/// Divides what a slice holds into packs of about `pack_bytes` of content.
-pub(super) fn plan_packs(
-    extents: &ExtentMap<DirtyExtent>,
-    chunk_bytes: u64,
-    pack_bytes: u64,
-) -> Vec<PackPlan> {
-    let chunk_sectors = chunk_bytes / SECTOR_BYTES;
-    let mut plans = Vec::new();
-    let mut plan = PackPlan::default();
-    for (span, dirty) in extents.iter() {
-        let Some(addr) = dirty.addr else {
-            plan.items.push(PlannedItem::Zeroes(span, dirty.lsn));
-            continue;
-        };
-        let mut rest = (span, addr);
-        while !rest.0.is_empty() {
-            // A run that may still grow is not cut in two.
-            if plan.bytes >= pack_bytes && !plan.can_grow(rest.0.start, chunk_sectors) {
-                plans.push(std::mem::take(&mut plan));
-            }
-            rest = plan.add(rest, dirty.lsn, chunk_sectors);
-        }
-    }
-    if !plan.items.is_empty() {
-        plans.push(plan);
-    }
-    plans
-}
-
-impl PackPlan {
-    fn can_grow(&self, at: u64, chunk_sectors: u64) -> bool {
-        matches!(
-            self.items.last(),
-            Some(PlannedItem::Content(run))
-                if run.span.end == at && run.span.sectors() < chunk_sectors
-        )
-    }
-
-    /// Adds content up to the end of a chunk; what is left of it.
-    fn add(
-        &mut self,
-        (span, addr): (Span, LogAddr),
-        lsn: Lsn,
-        chunk_sectors: u64,
-    ) -> (Span, LogAddr) {
-        if !self.can_grow(span.start, chunk_sectors) {
-            self.items.push(PlannedItem::Content(Run {
-                span: Span::new(span.start, 0),
-                lsn,
-                parts: Vec::new(),
-            }));
-        }
-        let Some(PlannedItem::Content(run)) = self.items.last_mut() else {
-            return (Span::new(span.end, 0), addr);
-        };
-        let sectors = span.sectors().min(chunk_sectors - run.span.sectors());
-        let part = Span::new(span.start, sectors);
-        run.span.end = part.end;
-        run.lsn = run.lsn.max(lsn);
-        run.parts.push((part, addr));
-        self.bytes += part.bytes();
-        let rest = Span {
-            start: part.end,
-            end: span.end,
-        };
-        (rest, addr.skip(sectors))
-    }
-
-    /// All places of the log that hold it, in the order of the runs.
-    fn places(&self) -> Vec<(Span, LogAddr)> {
-        let runs = self.items.iter().filter_map(|item| match item {
-            PlannedItem::Content(run) => Some(&run.parts),
-            PlannedItem::Zeroes(..) => None,
-        });
-        runs.flatten().copied().collect()
-    }
-}
 
 /// Gathers a pack's content, compresses it, and brings the pack to the store, however often that takes.
 pub(super) async fn bring_pack(
@@ -139,26 +32,16 @@ pub(super) async fn bring_pack(
     slice: Slice,
     plan: PackPlan,
 ) -> Result<BroughtPack, ServiceEnded> {
-    let places = plan.places();
-    let mut repeats = Repeats::new(engine, tail);
-    let content = loop {
-        match read_log(engine, &places).await {
-            Ok(content) => break content,
-            Err(error) => repeats.wait(error).await?,
-        }
-    };
+    let content = read_content(engine, tail, &plan).await?;
     let (id, last) = (engine.next_object(), slice.last);
     let damaged = content.damaged();
     let cost = (ComputeKind::Pack, plan.bytes);
-    let effort = if engine.space.is_pressed() {
-        Effort::Least
-    } else {
-        Effort::Usual
-    };
+    let effort = effort(engine);
     let session = engine.session_name;
     let build = move || {
-        let writer = PackWriter::with_effort(session, id.number, effort);
-        let pack = build_pack(writer, &slice, &plan, &content);
+        let mut writer = PackWriter::with_effort(session, id.number, effort);
+        add_items(&mut writer, &slice, &plan, &content);
+        let pack = writer.finish();
         let digest = Digest::of(&pack.bytes);
         (pack, digest)
     };
@@ -167,12 +50,37 @@ pub(super) async fn bring_pack(
     Ok(BroughtPack { uploaded, damaged })
 }
 
-fn build_pack(
-    mut writer: PackWriter,
+/// What the log has of a pack's content, however often it takes to read it.
+pub(super) async fn read_content(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+    plan: &PackPlan,
+) -> Result<LogContent, ServiceEnded> {
+    let places = plan.places();
+    let mut repeats = Repeats::new(engine, tail);
+    loop {
+        match read_log(engine, &places).await {
+            Ok(content) => return Ok(content),
+            Err(error) => repeats.wait(error).await?,
+        }
+    }
+}
+
+/// Where writers wait for slices, these take the way that costs the least.
+pub(super) fn effort(engine: &Engine) -> Effort {
+    match engine.space.is_pressed() {
+        true => Effort::Least,
+        false => Effort::Usual,
+    }
+}
+
+/// Puts what is planned of a slice into a pack.
+pub(super) fn add_items(
+    writer: &mut PackWriter,
     slice: &Slice,
     plan: &PackPlan,
     content: &LogContent,
-) -> Pack {
+) {
     let mut place = 0;
     let mut joined = Vec::new();
     for item in &plan.items {
@@ -183,11 +91,28 @@ fn build_pack(
                 place = places.end;
                 let damaged = content.damaged_in(places.clone());
                 let bytes = content.bytes_of(places, &mut joined);
-                add_run(&mut writer, slice, run, bytes, &damaged);
+                add_run(writer, slice, run, bytes, &damaged);
             }
         }
     }
-    writer.finish()
+}
+
+/// One slice's part of a pack, as a root is to name it.
+pub(super) fn uploaded_part(pack: &Pack, digest: Digest, at: usize) -> UploadedPack {
+    let section = &pack.sections[at];
+    let spans = section.items.iter().map(|item| delta_of(item).0);
+    let footer = pack.parts[at];
+    UploadedPack {
+        reference: DeltaRef {
+            pack: pack.id,
+            footer_offset: footer.offset,
+            footer_bytes: footer.bytes,
+            last: section.slice.last,
+            span: spans.reduce(Span::hull).unwrap_or_default(),
+        },
+        digest,
+        sections: vec![section.clone()],
+    }
 }
 
 /// One chunk, unless sectors are damaged: those are items of their own between chunks.
@@ -247,55 +172,5 @@ async fn put_pack(
             Err(error) if is_final(&error) => return Err(ServiceEnded),
             Err(error) => repeats.wait(error).await?,
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn spans(plans: &[PackPlan]) -> Vec<Vec<(u64, u64)>> {
-        let of_item = |item: &PlannedItem| match item {
-            PlannedItem::Content(run) => (run.span.start, run.span.end),
-            PlannedItem::Zeroes(span, _) => (span.start, span.end),
-        };
-        plans
-            .iter()
-            .map(|plan| plan.items.iter().map(of_item).collect())
-            .collect()
-    }
-
-    #[test]
-    fn neighbours_share_chunks_and_a_pack_ends_between_two_of_them() {
-        let mut extents = ExtentMap::default();
-        let mut put = |start, sectors, addr| {
-            let dirty = DirtyExtent {
-                addr: LogAddr::new(addr),
-                lsn: Lsn(start + 1),
-            };
-            extents.insert(Span::new(start, sectors), dirty, |_, _| {});
-        };
-        put(0, 8, 1000);
-        put(8, 20, 16);
-        put(40, 8, 0);
-        put(48, 40, 4096);
-        // Chunks of 16 sectors, packs of 32.
-        let plans = plan_packs(&extents, 16 * SECTOR_BYTES, 32 * SECTOR_BYTES);
-        assert_eq!(
-            spans(&plans),
-            [
-                vec![(0, 16), (16, 28), (40, 48), (48, 64)],
-                vec![(64, 80), (80, 88)]
-            ]
-        );
-        assert_eq!(
-            plans[0].places()[..3],
-            [
-                (Span::new(0, 8), LogAddr::new(1000).expect("not 0")),
-                (Span::new(8, 8), LogAddr::new(16).expect("not 0")),
-                (Span::new(16, 12), LogAddr::new(24).expect("not 0")),
-            ]
-        );
-        assert_eq!(plans.iter().map(|plan| plan.bytes).sum::<u64>(), 68 * 512);
     }
 }

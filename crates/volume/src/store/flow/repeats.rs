@@ -4,14 +4,12 @@
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
+use crate::store::flow::slices::ServiceEnded;
 use crate::store::open::TailClaim;
 use crate::units::SECOND_NS;
 
 /// A fork ends if one step of it has failed for so long.
 const FORK_PATIENCE_NS: u64 = 600 * SECOND_NS;
-
-/// The volume is not served any more.
-pub(super) struct ServiceEnded;
 
 /// Waits before something that failed is repeated; it ends if the volume is not served any more.
 pub(super) struct Repeats<'a> {

@@ -15,9 +15,10 @@ use crate::map::layers::{DirtyExtent, LogAddr, merge};
 use crate::object::pack::Slice;
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::compute::compute;
-use crate::store::flow::packing::{BroughtPack, PackPlan, bring_pack, plan_packs};
-use crate::store::flow::repeats::ServiceEnded;
-use crate::store::flow::slices::{CutSlice, ReadySlice};
+use crate::store::flow::pack_plan::{BroughtPack, PackPlan, plan_packs};
+use crate::store::flow::packing::bring_pack;
+use crate::store::flow::shared_packs::{Expected, bring_shared, is_shared};
+use crate::store::flow::slices::{CutSlice, ReadySlice, ServiceEnded};
 use crate::units::Epoch;
 
 pub(super) async fn run(engine: Arc<Engine>, tail: Arc<Tail>, cut: CutSlice) {
@@ -47,6 +48,7 @@ async fn prepare(
         // It will be durable by the time that the packs are in the store.
         engine.committer().request_round(engine);
     }
+    let expected = Expected::new(engine);
     let root = tail.upload.head().ok_or(ServiceEnded)?.root;
     let slice = Slice {
         origin: root.volume,
@@ -74,9 +76,11 @@ async fn prepare(
         // before the next slice, and an opener finds what was called stored.
         plans.push(PackPlan::default());
     }
+    let mut expected = is_shared(engine, &plans).then_some(expected);
     let mut answers = Vec::new();
     for plan in plans {
-        answers.push(start_pack(engine, tail, slice.clone(), plan).await?);
+        let part = (slice.clone(), plan);
+        answers.push(start_pack(engine, tail, part, expected.take()).await?);
     }
     let mut packs = Vec::new();
     let mut damaged = Vec::new();
@@ -95,12 +99,12 @@ async fn prepare(
     })
 }
 
-/// Starts a pack once there is memory for it.
+/// Starts a pack once there is memory for it; `expected`: one that others share.
 async fn start_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    slice: Slice,
-    plan: PackPlan,
+    (slice, plan): (Slice, PackPlan),
+    expected: Option<Expected>,
 ) -> Result<Answer<Result<BroughtPack, ServiceEnded>>, ServiceEnded> {
     let permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
     if tail.lock().status != Status::Live {
@@ -109,7 +113,10 @@ async fn start_pack(
     let (sender, answer) = Answer::channel();
     let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
     engine.clone().jobs.spawn(async move {
-        sender.send(bring_pack(&engine, &tail, slice, plan).await);
+        sender.send(match expected {
+            Some(expected) => bring_shared(&engine, &tail, (slice, plan), expected).await,
+            None => bring_pack(&engine, &tail, slice, plan).await,
+        });
         drop(permit);
     });
     Ok(answer)

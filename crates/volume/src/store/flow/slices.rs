@@ -51,6 +51,10 @@ pub(crate) struct ReadySlice {
     pub(crate) damaged: Vec<Span>,
 }
 
+/// Why a slice gets no further: the volume is not served any more.
+#[derive(Debug)]
+pub(super) struct ServiceEnded;
+
 #[derive(Debug)]
 struct Slice {
     last: Lsn,
@@ -100,8 +104,16 @@ impl Slices {
         ready.collect()
     }
 
-    pub(crate) fn has_publishable(&self) -> bool {
-        !self.publishable().is_empty()
+    /// The first of them.
+    pub(crate) fn first_ready(&self) -> Option<Arc<ReadySlice>> {
+        if canary::active!("slices_are_published_out_of_order") {
+            return self.publishable().into_iter().next();
+        }
+        self.list.front()?.ready.clone()
+    }
+
+    pub(crate) fn has_unready(&self) -> bool {
+        self.list.iter().any(|slice| slice.ready.is_none())
     }
 
     pub(crate) fn on_published(&mut self, last: Lsn) {
@@ -147,7 +159,7 @@ mod tests {
             slices.push(Lsn(last), 100);
         }
         slices.set_ready(ready(20));
-        assert!(!slices.has_publishable());
+        assert!(slices.first_ready().is_none());
         slices.set_ready(ready(10));
         assert_eq!(lasts(&slices), [10, 20]);
         // Publishing may fail any number of times.

@@ -1,0 +1,86 @@
+//! The small slices that wait for a pack which they share, and which of them go into the next.
+//!
+//! State only, which the engine holds: `shared_packs.rs` has the procedures.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
+
+use crate::jobs::{AnswerSender, Signal};
+use crate::lock::lock;
+use crate::object::pack::Slice;
+use crate::request::tail::Tail;
+use crate::store::flow::log_content::LogContent;
+use crate::store::flow::pack_plan::{BroughtPack, PackPlan};
+use crate::store::flow::slices::ServiceEnded;
+
+/// Slices of one pack, at most.
+const MEMBERS_MAX: usize = 1024;
+
+/// Small slices that wait for a pack.
+#[derive(Debug, Default)]
+pub(crate) struct SharedPacks {
+    pub(super) members: Mutex<Vec<Member>>,
+    /// Slices on their way of which it is not known yet whether they share a pack.
+    pub(super) expected: AtomicUsize,
+    pub(super) changed: Signal,
+}
+
+/// A slice that waits for its pack, and what the log has of it.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) tail: Arc<Tail>,
+    pub(super) slice: Slice,
+    pub(super) plan: PackPlan,
+    pub(super) content: LogContent,
+    pub(super) answer: AnswerSender<Result<BroughtPack, ServiceEnded>>,
+}
+
+/// Who waits for a part of a pack.
+pub(super) type Waiting = (Arc<Tail>, AnswerSender<Result<BroughtPack, ServiceEnded>>);
+/// What goes into it.
+pub(super) type Part = (Slice, PackPlan, LogContent);
+
+impl SharedPacks {
+    pub(super) fn is_full(&self, pack_bytes: u64) -> bool {
+        let members = lock(&self.members);
+        let bytes: u64 = members.iter().map(|member| member.plan.size_bytes()).sum();
+        bytes >= pack_bytes || members.len() >= MEMBERS_MAX
+    }
+
+    /// Whether somebody waits for one of them.
+    pub(super) fn is_waited_for(&self) -> bool {
+        let members = lock(&self.members);
+        let mut tails = members.iter().map(|member| &member.tail);
+        tails.any(|tail| tail.upload.is_waited_for(tail.stored()))
+    }
+
+    /// Those of the next pack: one of each volume, in order. True: nobody waits for another; whoever comes
+    /// next begins anew.
+    pub(super) fn take(&self, pack_bytes: u64) -> (Vec<Member>, bool) {
+        let mut members = lock(&self.members);
+        let (mut taken, mut later) = (Vec::new(), Vec::new());
+        let (mut bytes, mut volumes) = (0, BTreeSet::new());
+        for member in members.drain(..) {
+            let fits = bytes < pack_bytes && taken.len() < MEMBERS_MAX;
+            let is_first = volumes.insert(member.tail.id().volume);
+            if fits && is_first {
+                bytes += member.plan.size_bytes();
+                taken.push(member);
+            } else {
+                later.push(member);
+            }
+        }
+        *members = later;
+        (taken, members.is_empty())
+    }
+}
+
+impl Member {
+    pub(super) fn split(self) -> (Waiting, Part) {
+        (
+            (self.tail, self.answer),
+            (self.slice, self.plan, self.content),
+        )
+    }
+}
