@@ -89,6 +89,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "looks_have_no_limit",
     "packs_are_not_read_back",
     "own_claim_is_a_copys",
+    "cut_short_claim_keeps_the_hold",
     "writes_begin_with_their_last_lot",
     "hole_is_the_end",
     "one_volumes_record_refuses_all",

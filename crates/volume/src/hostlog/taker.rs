@@ -149,8 +149,16 @@ impl<P: LogPort> Taker<'_, P> {
                 true => None,
                 false => root.predecessor,
             };
+            let epoch = next_epoch(&root).max(Epoch(wanted.above.0 + 1));
+            // At once: after a claim that was cut short, no tail of the hold before may look as if it
+            // continued this one, for nobody judges it again.
+            let since = match wanted.continues {
+                None if !canary::active!("cut_short_claim_keeps_the_hold") => epoch,
+                _ => root.since,
+            };
             let claim = Root {
-                epoch: next_epoch(&root).max(Epoch(wanted.above.0 + 1)),
+                epoch,
+                since,
                 sequence: root.sequence + 1,
                 writer: self.own,
                 owner: None,
