@@ -306,6 +306,7 @@ impl From<volume::OpenError> for Failure {
             E::HostStopped(Stop::Cloned(_)) => FailureCode::HostCloned,
             E::HostStopped(Stop::Retired(_)) => FailureCode::HostRetired,
             E::HostStopped(Stop::SetBack(_)) => FailureCode::StoreWentBack,
+            E::HostStopped(Stop::Damaged(_)) => FailureCode::Corrupt,
             E::HostStopped(Stop::LocalLog) => FailureCode::LogPoisoned,
             E::InUse(_) => FailureCode::VolumeInUse,
             E::Invalid(_) => FailureCode::Invalid,

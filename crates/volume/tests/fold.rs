@@ -497,10 +497,42 @@ fn a_fold_of_a_volume_whose_root_is_gone_is_tried_seldom_and_ends_when_it_is_bac
     assert!(!root(&world).nodes.is_empty(), "folded");
 }
 
+#[test]
+fn on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it() {
+    let (mut world, volume) = with_volume(options(), 8 * GIB);
+    world.create("other", 8 * GIB);
+    let other = world.open("other");
+    // One more is due for a fold.
+    for round in 0..4 {
+        world.write(&volume, 0, round, 4096);
+        world.sync(&volume);
+    }
+    world.write(&volume, 0, 5, 4096);
+    world.flush(&volume);
+    world.write(&other, 0, 5, 4096);
+    world.lasting.failing_syncs = 1;
+    world
+        .request(&other, Op::Flush, &mut [])
+        .expect_err("poisoned");
+    world.sync(&volume);
+    world.pass(60_000);
+    let root = root(&world);
+    assert_eq!(root.deltas.len(), 5);
+    assert!(root.nodes.is_empty());
+    let is_index = |key: &String| key.starts_with("indexes/");
+    assert!(!world.lasting.objects.keys().any(is_index));
+    let (mut there, volume) = elsewhere(&world, options());
+    assert_eq!(there.read_fill(&volume, 0, 4096), 5);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
     support::each_is_seen(&[
+        (
+            "poisoned_log_names_objects",
+            on_a_poisoned_log_nothing_is_folded_since_no_record_can_name_it,
+        ),
         (
             "folds_never_back_off",
             a_fold_of_a_volume_whose_root_is_gone_is_tried_seldom_and_ends_when_it_is_back,

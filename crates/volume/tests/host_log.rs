@@ -8,8 +8,9 @@ mod support;
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 use support::{Lasting, World};
-use volume::hostlog::names::record_key;
+use volume::hostlog::names::{low_key, record_key, record_of_key};
 use volume::hostlog::record::{Content, Record};
+use volume::hostlog::stop::Stop;
 use volume::object::root::Root;
 use volume::object::root_key;
 use volume::units::Epoch;
@@ -382,6 +383,80 @@ fn a_host_that_stopped_writes_no_record_and_closes_no_volume_any_more() {
     assert!(root_of(&world.lasting, "other").owner.is_some());
 }
 
+/// How the host ends that finds its own log like that.
+fn stopped_by(spoil: fn(&mut Lasting, last_record: &str)) -> (String, OpenError) {
+    let (mut world, demo) = with_closed_volume();
+    let keys = world.lasting.objects.keys();
+    let last = keys.filter(|key| key.contains("/log/")).max().cloned();
+    let last = last.expect("a record");
+    spoil(&mut world.lasting, &last);
+    world.write(&demo, 8, 3, 4096);
+    let synced = world.host.sync(&demo);
+    let stopped = world.wait(|_| synced.try_take()).expect_err("it stops");
+    (last, stopped)
+}
+
+#[test]
+fn a_damaged_object_of_a_hosts_own_log_is_said_as_damage_and_as_no_copy_or_retirement() {
+    let damaged = |key: &str, stopped: &OpenError| {
+        let is_damage = matches!(stopped, OpenError::HostStopped(Stop::Damaged(_)));
+        assert!(is_damage, "{stopped}");
+        let said = stopped.to_string();
+        assert!(
+            said.contains(key) && said.contains("Put the object back"),
+            "{said}"
+        );
+    };
+    // Where the next record was to go.
+    let (last, stopped) = stopped_by(|lasting, last| {
+        let (host, position) = record_of_key(last).expect("a record's");
+        let next = record_key(host, position.next());
+        lasting.objects.insert(next, (b"damaged".to_vec(), 1));
+    });
+    let (host, position) = record_of_key(&last).expect("a record's");
+    damaged(&record_key(host, position.next()), &stopped);
+    let (last, stopped) = stopped_by(|lasting, last| {
+        let (host, _) = record_of_key(last).expect("a record's");
+        let low = lasting
+            .objects
+            .get_mut(&low_key(host))
+            .expect("it is there");
+        low.0[20] ^= 1;
+    });
+    let (host, _) = record_of_key(&last).expect("a record's");
+    damaged(&low_key(host), &stopped);
+}
+
+#[test]
+fn who_waits_for_a_log_that_is_not_answered_hears_of_it_though_the_rest_of_the_store_is() {
+    let (world, _demo) = with_closed_volume();
+    let mut lasting = world.kill();
+    let demo = root_of(&lasting, "demo");
+    let host = demo.owner.as_ref().expect("it is open").host;
+    let mut taker = World::start(Lasting {
+        objects: std::mem::take(&mut lasting.objects),
+        versions: lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    let other = taker.open("other");
+    let unanswered = record_key(host, demo.mark.next());
+    taker.lasting.failing_keys.push(unanswered.clone());
+    let take_over = OpenMode {
+        take_over: true,
+        ..OpenMode::default()
+    };
+    let taking = taker.host.open_volume("demo", take_over);
+    let mut heard = None;
+    for fill in 0..60 {
+        taker.write(&other, 8, fill, 4096);
+        taker.sync(&other);
+        taker.pass(1_000);
+        heard = heard.or_else(|| taking.try_take());
+    }
+    let error = heard.expect("within a minute").expect_err("no answer");
+    assert!(error.to_string().contains(&unanswered), "{error}");
+}
+
 /// A host that was killed with both volumes open, the key of the middle one of the last three records, all of
 /// `demo`, and what stood there.
 fn with_a_lost_record() -> (Lasting, String, (Vec<u8>, u64)) {
@@ -596,6 +671,14 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "older_store_is_believed",
             no_root_passes_records_that_the_host_called_stored_and_does_not_find,
+        ),
+        (
+            "damage_is_a_copys",
+            a_damaged_object_of_a_hosts_own_log_is_said_as_damage_and_as_no_copy_or_retirement,
+        ),
+        (
+            "any_answer_is_every_keys",
+            who_waits_for_a_log_that_is_not_answered_hears_of_it_though_the_rest_of_the_store_is,
         ),
         (
             "own_claim_is_a_copys",

@@ -237,7 +237,8 @@ async fn check_low_mark(port: &impl LogPort, host: HostId, position: Position) -
     if canary::active!("low_mark_is_not_read") {
         return Ok(());
     }
-    match read_low_mark(port, host).await {
+    let found = look_at_low_mark(port, host).await;
+    match found.map_err(|error| Stop::unreadable(&low_key(host), &error))? {
         Some(low) if low <= position => Ok(()),
         Some(low) => Err(Stop::Retired(format!(
             "{} is {}, above this host's newest record {}",
@@ -251,9 +252,21 @@ async fn check_low_mark(port: &impl LogPort, host: HostId, position: Position) -
 
 /// A host's low mark. None if there is none that can be read.
 pub(super) async fn read_low_mark(port: &impl LogPort, host: HostId) -> Option<Position> {
-    let found = read_decoded(port, &low_key(host), LowMark::decode).await;
-    let (low, _) = found.ok().flatten()?;
-    (low.host == host).then_some(low.position)
+    look_at_low_mark(port, host).await.ok().flatten()
+}
+
+/// The same for who must tell a low mark that is damaged from one that is gone.
+async fn look_at_low_mark(
+    port: &impl LogPort,
+    host: HostId,
+) -> Result<Option<Position>, FormatError> {
+    let found = read_decoded(port, &low_key(host), LowMark::decode).await?;
+    match found {
+        Some((low, _)) if low.host != host => {
+            Err(FormatError::Corrupt("the low mark of another host"))
+        }
+        found => Ok(found.map(|(low, _)| low.position)),
+    }
 }
 
 /// The record before the next one is the one that this host knows, or lies below the low mark: there

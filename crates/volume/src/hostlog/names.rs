@@ -90,14 +90,19 @@ impl fmt::Display for SessionName {
     }
 }
 
+/// What the keys of a host's log and low mark begin with.
+pub fn host_prefix(host: HostId) -> String {
+    format!("{HOST_PREFIX}{host}/")
+}
+
 /// Key of a record.
 pub fn record_key(host: HostId, position: Position) -> String {
-    format!("{HOST_PREFIX}{host}/log/{:016x}", position.0)
+    format!("{}log/{:016x}", host_prefix(host), position.0)
 }
 
 /// Key of a host's low mark.
 pub fn low_key(host: HostId) -> String {
-    format!("{HOST_PREFIX}{host}/low")
+    format!("{}low", host_prefix(host))
 }
 
 /// Key of the pin by which a child holds packs of its parent.

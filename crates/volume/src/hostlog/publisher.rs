@@ -341,7 +341,8 @@ impl<P: LogPort> Publisher<P> {
     async fn find(&mut self, progress: &mut Progress) -> Result<Standing, Stop> {
         let position = self.state.next;
         let found = read_record(&self.port, self.own.host, position).await;
-        let found = found.map_err(|error| Stop::foreign_record(self.own.host, position, &error))?;
+        let found = found
+            .map_err(|error| Stop::unreadable(&record_key(self.own.host, position), &error))?;
         let Some(found) = found else {
             return Ok(Standing::Nothing);
         };

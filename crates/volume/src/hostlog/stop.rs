@@ -18,6 +18,8 @@ pub enum Stop {
     Retired(String),
     /// The store is older than what this host has written there.
     SetBack(String),
+    /// An object of this host's log is damaged where it stands. Nobody else need have written it.
+    Damaged(String),
     /// The local log takes nothing more.
     LocalLog,
 }
@@ -29,9 +31,12 @@ impl Stop {
     }
 
     /// What stands there cannot be read, so nobody can say whose it is.
-    pub(super) fn foreign_record(host: HostId, position: Position, error: &FormatError) -> Stop {
-        let key = record_key(host, position);
-        Stop::Cloned(format!("{key} cannot be read ({error})"))
+    pub(super) fn unreadable(key: &str, error: &FormatError) -> Stop {
+        let what = format!("{key} cannot be read ({error})");
+        match canary::active!("damage_is_a_copys") {
+            true => Stop::Cloned(what),
+            false => Stop::Damaged(what),
+        }
     }
 
     pub(super) fn set_back(what: impl Into<String>) -> Stop {
@@ -56,6 +61,12 @@ impl fmt::Display for Stop {
                 f,
                 "{found}: the store was set back to an older state; stop all hosts, then put the store's \
                  newer state back, or give each host an empty cache directory"
+            ),
+            Stop::Damaged(found) => write!(
+                f,
+                "{found}: this host does not know what its log in the store says, so it stores nothing more; what it \
+                 has not uploaded stays here. Put the object back with the bytes that it had, then \
+                 restart the server"
             ),
             Stop::LocalLog => f.write_str(
                 "the local log takes nothing more, so nothing can be published: see why it is poisoned",

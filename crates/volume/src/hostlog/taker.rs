@@ -30,8 +30,18 @@ pub enum TakeError {
     Root(UpdateError),
     /// There is no such volume any more.
     Deleted,
-    /// The predecessor's log cannot be read: the key, and why.
-    Log(String),
+    /// The predecessor's log cannot be read.
+    Log(UnreadableLog),
+}
+
+/// A host's log cannot be read where it is needed: the key, why, and what is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableLog(pub String);
+
+impl From<UnreadableLog> for TakeError {
+    fn from(error: UnreadableLog) -> TakeError {
+        TakeError::Log(error)
+    }
 }
 
 impl From<UpdateError> for TakeError {
@@ -105,7 +115,7 @@ impl<P: LogPort> Taker<'_, P> {
                 let name = standing.root.name.clone();
                 let adopted = match chains.next().transpose() {
                     Ok(chain) => self.adopt(wanted, standing, chain.as_ref()).await,
-                    Err(error) => Err(error),
+                    Err(error) => Err(error.into()),
                 };
                 taken.insert(name, adopted);
             }
@@ -181,8 +191,8 @@ impl<P: LogPort> Taker<'_, P> {
         &self,
         host: HostId,
         claimed: &[StandingRoot],
-    ) -> Vec<Result<Chain, TakeError>> {
-        let mut read: Vec<Option<Result<Chain, TakeError>>> = vec![None; claimed.len()];
+    ) -> Vec<Result<Chain, UnreadableLog>> {
+        let mut read: Vec<Option<Result<Chain, UnreadableLog>>> = vec![None; claimed.len()];
         loop {
             let unread = |at: &usize| read[*at].is_none();
             let group: Vec<usize> = (0..claimed.len()).filter(unread).collect();
@@ -341,7 +351,7 @@ impl<P: LogPort> Taker<'_, P> {
     }
 }
 
-fn log_error(host: HostId, error: &ScanError) -> TakeError {
+fn log_error(host: HostId, error: &ScanError) -> UnreadableLog {
     let (position, why) = match error {
         ScanError::Broken(position) => (
             position,
@@ -355,5 +365,5 @@ fn log_error(host: HostId, error: &ScanError) -> TakeError {
         ),
         ScanError::Unreadable(position, error) => (position, error.to_string()),
     };
-    TakeError::Log(format!("{}: {why}", record_key(host, *position)))
+    UnreadableLog(format!("{}: {why}", record_key(host, *position)))
 }

@@ -18,7 +18,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::flow;
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{log_port, on_progress, with_patience};
+use crate::store::log_procedures::{AskedKeys, log_port, on_progress, with_patience};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::open::{NameLock, OpenMode, TailClaim, discard_tail, take_epoch};
 use crate::store::roots::{read_any_root, read_root, unusable};
@@ -133,7 +133,8 @@ async fn create_again(
         let updated = update_root(&port, &root, &tombstone.version).await;
         updated.map_err(|error| unusable(&root.name, &error))
     };
-    match with_patience(engine, &root.name, update).await? {
+    let keys = AskedKeys::default().with_root(&root.name);
+    match with_patience(engine, &root.name, keys, update).await? {
         Updated::Won(_) => Ok(VolumeInfo::of(&root)),
         // Somebody has opened it already.
         Updated::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
@@ -177,7 +178,8 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
         let updated = update_root(&port, &root, &head.version).await;
         updated.map_err(|error| unusable(name, &error))
     };
-    match with_patience(engine, name, update).await? {
+    let keys = AskedKeys::default().with_root(name);
+    match with_patience(engine, name, keys, update).await? {
         Updated::Won(_) => {}
         // An earlier attempt at it took effect late, or another host was quicker.
         Updated::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
@@ -220,7 +222,8 @@ pub(super) async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRo
             publisher.detach(volume);
             on_progress(engine, ended)
         };
-        with_patience(engine, name, end).await?;
+        let keys = AskedKeys::default().with_host(engine.host);
+        with_patience(engine, name, keys, end).await?;
     }
     Ok(head)
 }
@@ -229,12 +232,14 @@ pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo,
     check_name(name)?;
     let root = read_root(engine, name).await?.root;
     let port = log_port(engine);
-    let stored = with_patience(engine, name, async { Ok(read_stored(&port, &root).await) }).await?;
+    let read = async { Ok(read_stored(&port, &root).await) };
+    let keys = AskedKeys::of_holder(&root);
+    let stored = with_patience(engine, name, keys, read).await?;
     let stored = stored.unwrap_or_else(|error| {
-        tracing::debug!(
+        tracing::warn!(
             volume = name,
             ?error,
-            "the log of its holder tells no more than its root"
+            "the log of its holder cannot be read: what is shown as stored is what its root says"
         );
         root.lsn
     });

@@ -11,6 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
@@ -44,6 +45,10 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                 // What is refused to slices is refused to a fold, and each would write all its objects anew.
                 let is_refused =
                     tail.upload.refusal().is_some() && !canary::active!("folds_never_back_off");
+                // A poisoned log publishes no record, and a root names what a record named before.
+                let is_refused = is_refused
+                    || engine.poisoned.load(Ordering::Acquire)
+                        && !canary::active!("poisoned_log_names_objects");
                 // What is newer than a point must not get into its pages.
                 let is_held = !inner.points.is_empty();
                 (is_due && !is_refused && !is_held).then_some(true)

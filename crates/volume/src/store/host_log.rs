@@ -5,6 +5,7 @@
 //! while he waits inside it gives it back, and what it had sent is found by its digest. Knows the engine only as a
 //! [`LogEnvironment`].
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
@@ -58,37 +59,55 @@ enum VolumeChange {
     Detach(VolumeId),
 }
 
-/// Requests of the host's log that failed.
+/// Requests of the log's procedures that fail, until they are answered: by key, for what is asked again and again is
+/// one object, and answers about others say nothing of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Failures {
-    total: u64,
-    reads_in_a_row: u64,
-    writes_in_a_row: u64,
+    /// Reads and writes apart: a write whose outcome is not known is followed by a read.
+    in_a_row: BTreeMap<(String, bool), u64>,
+    /// What the last one ended with.
     last: String,
 }
 
 impl Failures {
-    fn on_answer(&mut self, is_write: bool, error: Option<&StoreError>) {
-        let in_a_row = match is_write {
-            true => &mut self.writes_in_a_row,
-            false => &mut self.reads_in_a_row,
-        };
-        match error {
-            None => *in_a_row = 0,
-            Some(error) => {
-                *in_a_row += 1;
-                self.total += 1;
-                self.last = format!("{error:?}");
+    /// How often in a row this request has failed now.
+    fn on_answer(&mut self, key: &str, is_write: bool, error: Option<&StoreError>) -> u64 {
+        let Some(error) = error else {
+            self.in_a_row.remove(&(key.to_owned(), is_write));
+            if canary::active!("any_answer_is_every_keys") {
+                self.in_a_row.clear();
             }
+            return 0;
+        };
+        self.last = format!("{key}: {error:?}");
+        let in_a_row = self.in_a_row.entry((key.to_owned(), is_write)).or_default();
+        *in_a_row += 1;
+        *in_a_row
+    }
+
+    /// Those of keys that begin with one of these.
+    pub(super) fn of(&self, prefixes: &[String]) -> Failures {
+        let is_of = |key: &str| prefixes.iter().any(|prefix| key.starts_with(&**prefix));
+        let in_a_row = self.in_a_row.iter().filter(|((key, _), _)| is_of(key));
+        Failures {
+            in_a_row: in_a_row
+                .map(|(request, count)| (request.clone(), *count))
+                .collect(),
+            last: self.last.clone(),
         }
     }
 
-    pub(super) fn total(&self) -> u64 {
-        self.total
-    }
-
-    pub(super) fn in_a_row(&self) -> u64 {
-        self.reads_in_a_row.max(self.writes_in_a_row)
+    /// How often one of these requests has failed in a row since they stood like that, at most. Forgets of
+    /// `before` what was answered since.
+    pub(super) fn most_since(&self, before: &mut Failures) -> u64 {
+        before.in_a_row.retain(|request, count| {
+            let now = self.in_a_row.get(request);
+            now.is_some_and(|now| now >= count)
+        });
+        let since = |(request, count): (&(String, bool), &u64)| {
+            count - before.in_a_row.get(request).copied().unwrap_or(0)
+        };
+        self.in_a_row.iter().map(since).max().unwrap_or(0)
     }
 
     /// What the last one ended with.
@@ -162,12 +181,19 @@ impl HostLog {
         is_first
     }
 
-    pub(super) fn failures(&self) -> Failures {
-        lock(&self.failures).clone()
+    /// What fails of keys that begin with one of these.
+    pub(super) fn failures_of(&self, prefixes: &[String]) -> Failures {
+        lock(&self.failures).of(prefixes)
     }
 
-    pub(super) fn on_store_answer(&self, is_write: bool, error: Option<&StoreError>) {
-        lock(&self.failures).on_answer(is_write, error);
+    /// How often in a row the request has failed now.
+    pub(super) fn on_store_answer(
+        &self,
+        key: &str,
+        is_write: bool,
+        error: Option<&StoreError>,
+    ) -> u64 {
+        lock(&self.failures).on_answer(key, is_write, error)
     }
 
     /// Something is ready to be published.
@@ -365,6 +391,26 @@ fn key_of(op: &StoreOp) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_are_counted_by_key_and_by_what_came_since() {
+        let error = StoreError::Unknown("no answer".into());
+        let prefixes = ["hosts/a/".to_owned()];
+        let mut failures = Failures::default();
+        failures.on_answer("hosts/a/low", false, Some(&error));
+        let mut before = failures.of(&prefixes);
+        for _ in 0..3 {
+            failures.on_answer("hosts/a/low", false, Some(&error));
+            failures.on_answer("hosts/b/low", false, Some(&error));
+            failures.on_answer("hosts/b/low", true, None);
+        }
+        assert_eq!(failures.of(&prefixes).most_since(&mut before), 3);
+        failures.on_answer("hosts/a/low", false, None);
+        assert_eq!(failures.of(&prefixes).most_since(&mut before), 0);
+        // What was answered begins anew.
+        failures.on_answer("hosts/a/low", false, Some(&error));
+        assert_eq!(failures.of(&prefixes).most_since(&mut before), 1);
+    }
 
     #[test]
     fn the_first_reason_why_a_host_stops_stays() {

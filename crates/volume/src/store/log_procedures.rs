@@ -11,17 +11,19 @@ use std::task::Poll;
 use crate::driver::StoreError;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::names::{HOST_PREFIX, Position};
+use crate::hostlog::names::{HOST_PREFIX, Position, host_prefix};
 use crate::hostlog::notes::LogState;
 use crate::hostlog::publisher::{Progress, Publisher};
 use crate::hostlog::stop::Stop;
-use crate::object::volume_of_root_key;
+use crate::object::root::Root;
+use crate::object::{root_key, volume_of_root_key};
 use crate::request::tail::Status;
 use crate::store::endings;
 use crate::store::host_log::{HostPort, LogEnvironment};
 use crate::store::objects::store_error;
+use crate::units::HostId;
 
-/// So many requests in a row without an answer that says something end an operation that somebody waits for.
+/// A request that fails so often in a row ends an operation that somebody waits for.
 const FAILURES_MAX: u64 = 8;
 
 impl LogEnvironment for Engine {
@@ -37,12 +39,12 @@ impl LogEnvironment for Engine {
     }
 
     fn on_store_answer(&self, key: &str, is_write: bool, error: Option<&StoreError>) {
-        self.host_log.on_store_answer(is_write, error);
+        let in_a_row = self.host_log.on_store_answer(key, is_write, error);
         let Some(error) = error else {
             return;
         };
         // In an outage each is tried again and again; the first, second, fourth... of a row says so.
-        if !self.host_log.failures().in_a_row().is_power_of_two() {
+        if !in_a_row.is_power_of_two() {
             return;
         }
         let error = store_error("request", key, error);
@@ -134,15 +136,43 @@ pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
     error
 }
 
-/// The result of `work`, unless the store gives no answers any more: whoever waits for it is to hear that.
-/// Dropping a take-over or an update is no more than a crash of who made it: what it sent may still take
+/// What a procedure asks for that somebody waits for, by the beginnings of keys.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AskedKeys(Vec<String>);
+
+impl AskedKeys {
+    /// The volume's root.
+    pub(super) fn with_root(mut self, name: &str) -> AskedKeys {
+        self.0.push(root_key(name));
+        self
+    }
+
+    /// What stands under the name of the host that holds it, or held it last.
+    pub(super) fn of_holder(root: &Root) -> AskedKeys {
+        let owner = root.owner.as_ref().map(|owner| owner.host);
+        let holder = owner.or(root.predecessor.map(|before| before.host));
+        holder
+            .into_iter()
+            .fold(AskedKeys::default(), AskedKeys::with_host)
+    }
+
+    /// What stands under the host's name.
+    pub(super) fn with_host(mut self, host: HostId) -> AskedKeys {
+        self.0.push(host_prefix(host));
+        self
+    }
+}
+
+/// The result of `work`, unless the store gives no answers any more to what it asks: whoever waits for it is to hear
+/// that. Dropping a take-over or an update is no more than a crash of who made it: what it sent may still take
 /// effect.
 pub(super) async fn with_patience<T>(
     engine: &Engine,
     what: &str,
+    keys: AskedKeys,
     work: impl Future<Output = Result<T, OpenError>>,
 ) -> Result<T, OpenError> {
-    let begun = engine.host_log.failures().total();
+    let mut begun = engine.host_log.failures_of(&keys.0);
     let mut sleep = engine.port.sleep(engine.options.retry_ns);
     let mut work = pin!(work);
     std::future::poll_fn(|cx| {
@@ -150,8 +180,8 @@ pub(super) async fn with_patience<T>(
             return Poll::Ready(result);
         }
         while Pin::new(&mut sleep).poll(cx).is_ready() {
-            let failures = engine.host_log.failures();
-            if failures.total() - begun >= FAILURES_MAX && failures.in_a_row() >= FAILURES_MAX {
+            let failures = engine.host_log.failures_of(&keys.0);
+            if failures.most_since(&mut begun) >= FAILURES_MAX {
                 return Poll::Ready(Err(OpenError::Store(format!(
                     "{what}: the store gives no answer that would tell what became of it ({}); try \
                      again when it can be reached",

@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::{StandingRoot, UpdateError};
-use crate::hostlog::taker::{TakeError, Taker, Wanted};
+use crate::hostlog::taker::{TakeError, Taker, UnreadableLog, Wanted};
 use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
@@ -30,7 +30,7 @@ use crate::store::holds::{
     set_back,
 };
 use crate::store::load_index::load_index;
-use crate::store::log_procedures::{log_port, with_patience};
+use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::{begin_update, finish_update, read_root, unusable};
 use crate::store::take_together::read_logs;
@@ -231,7 +231,9 @@ pub(crate) async fn take_epoch(
             (ours, continuing.as_ref()),
             take_over,
         );
-        let Some(taken) = with_patience(engine, name, taken).await? else {
+        // The logs have patience of their own.
+        let keys = AskedKeys::default().with_root(name);
+        let Some(taken) = with_patience(engine, name, keys, taken).await? else {
             // Another host was faster: read the root again.
             continue;
         };
@@ -326,7 +328,7 @@ fn not_taken(
             Err(OpenError::NoSuchVolume(name.to_owned()))
         }
         TakeError::Root(error) => Err(unusable(name, &error)),
-        TakeError::Log(why) => Err(OpenError::Corrupt(why)),
+        TakeError::Log(UnreadableLog(why)) => Err(OpenError::Corrupt(why)),
     }
 }
 
@@ -492,7 +494,10 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     }
     tail.upload.wake_all();
     engine.wake_parked();
-    with_patience(engine, tail.name(), give_back(engine, tail)).await?;
+    let keys = AskedKeys::default()
+        .with_root(tail.name())
+        .with_host(engine.host);
+    with_patience(engine, tail.name(), keys, give_back(engine, tail)).await?;
     discard_tail(engine, tail);
     // Else a server that dies now leaves a tail to its successor, which would open the volume again. A
     // poisoned log keeps it: the volume is given back all the same.

@@ -374,6 +374,11 @@ async fn publish_by_root(engine: &Arc<Engine>, part: &Part) -> Result<(), OpenEr
     for slice in &part.slices {
         apply_published(engine, &part.tail, slice).await;
     }
+    // No record names them any more, so no root may: another process of this host's directory could not tell
+    // whose they are.
+    if !part.objects.is_empty() && !canary::active!("poisoned_log_names_objects") {
+        return Err(OpenError::Poisoned);
+    }
     Ok(())
 }
 

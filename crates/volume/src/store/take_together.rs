@@ -15,10 +15,10 @@ use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::StandingRoot;
 use crate::hostlog::scan::Chain;
-use crate::hostlog::taker::{TakeError, Taker};
+use crate::hostlog::taker::{Taker, UnreadableLog};
 use crate::jobs::Answer;
 use crate::lock::lock;
-use crate::store::log_procedures::{catch_up, log_port, with_patience};
+use crate::store::log_procedures::{AskedKeys, catch_up, log_port, with_patience};
 use crate::store::log_reads::{LogRead, Waiting};
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession};
@@ -79,7 +79,11 @@ async fn run_group(engine: Arc<Engine>, host: Option<HostId>, members: Vec<Waiti
         Some(host) => format!("the log of host {host}"),
         None => "this host's log".to_owned(),
     };
-    let found = with_patience(&engine, &what, read_group(&engine, host, &members)).await;
+    // Its own log is read up to the fences, too.
+    let keys = AskedKeys::default().with_host(engine.host);
+    let keys = host.into_iter().fold(keys, AskedKeys::with_host);
+    let read = read_group(&engine, host, &members);
+    let found = with_patience(&engine, &what, keys, read).await;
     let reads = &engine.log_reads;
     reads.under_way.fetch_sub(1, Ordering::AcqRel);
     reads.changed.wake_all();
@@ -128,10 +132,7 @@ async fn read_group(
     };
     // Up to the fences: if a copy of this host wrote there, its slices were taken for this host's.
     let mark = catch_up(engine).await?;
-    let error = |error| match error {
-        TakeError::Log(why) => OpenError::Corrupt(why),
-        other => OpenError::Corrupt(format!("{other:?}")),
-    };
+    let error = |UnreadableLog(why)| OpenError::Corrupt(why);
     let found = found.into_iter().map(|chain| chain.map_err(error));
     Ok((found.collect(), mark))
 }

@@ -272,7 +272,7 @@ fn is_refused_until_it_is_back(host: u8, known: Position, position: Position) ->
     let port_of = &&port;
     let mut taker = taker(port_of, host);
     taker.mark = known;
-    let is_missing = |taken: &Result<_, TakeError>| matches!(taken, Err(TakeError::Log(why)) if why.contains(&key));
+    let is_missing = |taken: &Result<_, TakeError>| matches!(taken, Err(TakeError::Log(why)) if why.0.contains(&key));
     let refused = now(taker.take(&wanted(3))).values().all(is_missing);
     if !refused || get().is_ok() {
         return false;

@@ -24,7 +24,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::forks::child::ChildSpec;
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{log_port, with_patience};
+use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::open::NameLock;
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
@@ -148,7 +148,8 @@ pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<
         let updated = update_root(&port, &tombstone, &head.version).await;
         updated.map_err(|error| unusable(name, &error))
     };
-    match with_patience(engine, name, update).await? {
+    let keys = AskedKeys::default().with_root(name);
+    match with_patience(engine, name, keys, update).await? {
         Updated::Won(_) => Ok(()),
         // An earlier attempt at it took effect late, or another host was quicker.
         Updated::Lost(found) if found.root.deleted && found.root.volume == tombstone.volume => {

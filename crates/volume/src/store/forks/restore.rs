@@ -17,7 +17,7 @@ use crate::store::forks::child::{ChildSpec, is_unmoved, put_pin_of_same_state};
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
-use crate::store::log_procedures::{log_port, with_patience};
+use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::open::NameLock;
 use crate::store::roots::{read_root, unusable};
 use crate::store::upload_state::KnownRoot;
@@ -63,7 +63,8 @@ pub(crate) async fn restore(
         let updated = update_root(&port, &root, &head.version).await;
         updated.map_err(|error| unusable(volume, &error))
     };
-    match with_patience(engine, volume, update).await? {
+    let keys = AskedKeys::default().with_root(volume);
+    match with_patience(engine, volume, keys, update).await? {
         Updated::Won(_) => Ok(VolumeInfo::of(&root)),
         Updated::Lost(_) => Err(OpenError::InUse(volume.to_owned())),
     }

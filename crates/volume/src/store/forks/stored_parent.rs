@@ -8,7 +8,7 @@ use crate::error::OpenError;
 use crate::hostlog::scan::read_beyond_root;
 use crate::object::root::Root;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
-use crate::store::log_procedures::{log_port, with_patience};
+use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::read_root;
 use crate::store::upload_state::KnownRoot;
@@ -23,8 +23,9 @@ pub(super) async fn make_child(
     let mut why = "its root changes faster than it can be read".to_owned();
     for _ in 0..ATTEMPTS_MAX {
         let port = log_port(engine);
+        let keys = AskedKeys::of_holder(&head.root);
         let read = async { Ok(read_beyond_root(&port, &head.root).await) };
-        let found = match with_patience(engine, &name, read).await? {
+        let found = match with_patience(engine, &name, keys, read).await? {
             Ok(found) => found,
             Err(error) => {
                 // Records go once the root has what they say.
