@@ -20,10 +20,10 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
     let mut client = old.connect("demo");
     client.write(0, &vec![1; BLOCK]).unwrap();
     world.done(&old, &["sync", "demo"]);
-    // Its log says so, too.
-    client.flush().unwrap();
     client.write(0, &vec![2; BLOCK]).unwrap();
     client.write(1 << 20, &vec![3; BLOCK]).unwrap();
+    // Its log says what is in the store, too: a FLUSH of nothing new would end before that is noted.
+    client.flush().unwrap();
     old.kill();
     let new = world.serve("new", &[]);
     world.take_over(&new, "demo");
@@ -81,22 +81,23 @@ fn a_tail_that_was_lost_is_kept_with_its_log_space_until_it_is_dropped() {
 }
 
 /// A host that has the tail of a volume another host took over, and that host's later writes at 2 MiB.
-fn with_lost_tail(world: &World, later_syncs: u8) -> Server {
+fn with_lost_tail(world: &World, later_syncs: u16) -> Server {
     let old = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
     let mut client = old.connect("demo");
     client.write(0, &vec![1; BLOCK]).unwrap();
     client.write(2 << 20, &vec![9; BLOCK]).unwrap();
     world.done(&old, &["sync", "demo"]);
-    // Its log says so, too.
-    client.flush().unwrap();
     client.write(0, &vec![2; BLOCK]).unwrap();
     client.write(1 << 20, &vec![3; BLOCK]).unwrap();
+    // Its log says what is in the store, too: a FLUSH of nothing new would end before that is noted.
+    client.flush().unwrap();
     old.kill();
     let new = world.serve("new", &[]);
     world.take_over(&new, "demo");
     let mut client = new.connect("demo");
     for n in 0..later_syncs {
-        client.write(2 << 20, &vec![100 + n; BLOCK]).unwrap();
+        let fill = 100 + (n % 100) as u8;
+        client.write(2 << 20, &vec![fill; BLOCK]).unwrap();
         world.done(&new, &["sync", "demo"]);
     }
     drop(client);
@@ -150,7 +151,7 @@ fn a_lost_tail_becomes_a_volume_of_what_its_host_had_and_of_nothing_that_came_la
 fn a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_has_merged_them() {
     let world = World::new();
     // More slices than a root lists before they are folded.
-    let old = with_lost_tail(&world, 48);
+    let old = with_lost_tail(&world, 264);
     let said = world.fails(&old, &["rescue", "fork", "demo", "saved"]);
     assert!(
         said.contains("merged with what came later") && said.contains("--without-base"),
