@@ -7,11 +7,11 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use crate::engine::Engine;
 use crate::request::tail::{Status, Tail};
+use crate::sync::atomic::Ordering;
 
 /// Ends when a record is to be made.
 pub(super) async fn wait_for_record(engine: &Arc<Engine>) {

@@ -11,7 +11,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
@@ -24,6 +23,7 @@ use crate::request::tail::{Status, Tail};
 use crate::store::endings::{end, is_final};
 use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
 use crate::store::roots::{begin_update, finish_update};
+use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Span};
 
 /// Pages written between two updates of the root, at least. Whole nodes.

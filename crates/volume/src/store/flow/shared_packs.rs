@@ -8,7 +8,6 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use bytes::Bytes;
@@ -27,6 +26,7 @@ use crate::store::flow::packing::{add_items, effort, read_content, uploaded_part
 use crate::store::flow::shared_packs_state::{Member, Part, Waiting};
 use crate::store::flow::slices::ServiceEnded;
 use crate::store::immutable::write;
+use crate::sync::atomic::Ordering;
 use crate::units::Span;
 
 /// Content of a slice that has a pack of its own: it costs few requests for what it brings, and dissolves alone.

@@ -3,8 +3,7 @@
 //! State only, which the engine holds: `shared_packs.rs` has the procedures.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::jobs::{AnswerSender, Signal};
 use crate::lock::lock;
@@ -13,6 +12,8 @@ use crate::request::tail::Tail;
 use crate::store::flow::log_content::LogContent;
 use crate::store::flow::pack_plan::{BroughtPack, PackPlan};
 use crate::store::flow::slices::ServiceEnded;
+use crate::sync::Mutex;
+use crate::sync::atomic::AtomicUsize;
 
 /// Slices of one pack, at most.
 const MEMBERS_MAX: usize = 1024;
