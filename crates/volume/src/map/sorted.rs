@@ -8,7 +8,7 @@
 
 /// Extents of a leaf: 2 KiB of them.
 const LEAF_MAX: usize = 64;
-/// A leaf with fewer is put together with its neighbour, where that leaves room.
+/// A leaf with fewer is put together with a neighbour, where that leaves room.
 const LEAF_MIN: usize = LEAF_MAX / 4;
 /// Leaves of a node: with as many nodes there are four million extents.
 const NODE_MAX: usize = 256;
@@ -221,19 +221,27 @@ impl<V> SortedExtents<V> {
         extent
     }
 
-    /// Nodes and leaves are not empty, none is too large, and first sectors and the count are right.
+    /// Nodes and leaves are not empty, none is too large, first sectors and the count are right, and extents
+    /// are in order within a leaf and from each to the next.
     pub(super) fn invariants(&self) -> Result<(), String> {
         let mut len = 0;
+        let mut end = 0;
         let is_paired = self.firsts.len() == self.nodes.len();
         for (first, node) in self.firsts.iter().zip(&self.nodes) {
             if node.firsts.first() != Some(first) || node.leaves.len() > NODE_MAX {
-                return Err(format!("the node of sector {first} is not its"));
+                return Err(format!("sector {first} is not the first of its node"));
             }
             for (first, leaf) in node.firsts.iter().zip(&node.leaves) {
                 len += leaf.len();
                 if leaf.first().map(|extent| extent.start) != Some(*first) || leaf.len() > LEAF_MAX
                 {
-                    return Err(format!("the leaf of sector {first} is not its"));
+                    return Err(format!("sector {first} is not the first of its leaf"));
+                }
+                for extent in leaf {
+                    if extent.start < end || extent.end <= extent.start {
+                        return Err(format!("sector {} is out of order", extent.start));
+                    }
+                    end = extent.end;
                 }
             }
         }
@@ -255,15 +263,22 @@ impl<V> Node<V> {
         self.leaves.insert(at + 1, half);
     }
 
-    /// Puts a small leaf together with the next one, if both have room to grow after that.
+    /// Puts a small leaf together with a neighbour, if both have room to grow after that. If neither has, it
+    /// gives back what it will not need soon.
     fn merge_leaf(&mut self, at: usize) {
-        let Some(next) = self.leaves.get(at + 1) else {
-            return;
-        };
-        if self.leaves[at].len() + next.len() <= LEAF_MAX / 2 {
-            let mut next = self.leaves.remove(at + 1);
-            self.firsts.remove(at + 1);
-            self.leaves[at].append(&mut next);
+        for left in [Some(at), at.checked_sub(1)].into_iter().flatten() {
+            let Some(right) = self.leaves.get(left + 1) else {
+                continue;
+            };
+            if self.leaves[left].len() + right.len() <= LEAF_MAX / 2 {
+                let mut right = self.leaves.remove(left + 1);
+                self.firsts.remove(left + 1);
+                self.leaves[left].append(&mut right);
+                return;
+            }
+        }
+        if self.leaves[at].capacity() > 2 * LEAF_MIN {
+            self.leaves[at].shrink_to(2 * LEAF_MIN);
         }
     }
 }
@@ -326,5 +341,29 @@ mod tests {
             }
         }
         assert_eq!((sorted.len(), sorted.nodes.len()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_left_of_many_extents_keeps_little_more_memory_than_it_needs() {
+        for kept_one_in in [2, 7, 60, 1000] {
+            let mut sorted = SortedExtents::default();
+            for start in 0..40_000 {
+                let before = sorted.last_before(start);
+                let (end, value) = (start + 1, start);
+                sorted.insert_behind(before, Extent { start, end, value });
+            }
+            for start in (0..40_000).filter(|start| start % kept_one_in != 0) {
+                let at = sorted.first_from(start).unwrap();
+                assert_eq!(sorted.remove(at).start, start);
+            }
+            sorted.invariants().unwrap();
+            let leaves = sorted.nodes.iter().flat_map(|node| &node.leaves);
+            let room: usize = leaves.map(Vec::capacity).sum();
+            let len = sorted.len();
+            assert!(
+                room <= 4 * len + LEAF_MAX,
+                "{room} places for {len} extents"
+            );
+        }
     }
 }
