@@ -7,6 +7,7 @@ mod support;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
+use support::hosts::{other_host, root_of, try_write};
 use support::{Lasting, World};
 use volume::hostlog::names::{low_key, record_key, record_of_key};
 use volume::hostlog::record::{Content, Record};
@@ -33,20 +34,6 @@ fn with_closed_volume() -> (World, Volume) {
     world.write(&volume, 0, 2, 4096);
     world.sync(&volume);
     (world, volume)
-}
-
-fn try_write(world: &mut World, volume: &Volume) -> Result<(), ErrorKind> {
-    let op = Op::Write {
-        sector: 0,
-        sectors: 8,
-        fua: false,
-    };
-    world.request(volume, op, &mut [9; 4096])
-}
-
-fn root_of(lasting: &Lasting, name: &str) -> Root {
-    let (bytes, _) = &lasting.objects[&root_key(name)];
-    Root::decode(bytes).expect("a root")
 }
 
 #[test]
@@ -180,11 +167,7 @@ fn a_spoilt_root_holds_up_its_own_volume_alone(spoil: fn(&mut Lasting, String), 
     world.pass(40_000);
     world.write(&other, 16, 8, 4096);
     world.sync(&other);
-    let mut taker = World::start(Lasting {
-        objects: std::mem::take(&mut world.lasting.objects),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
-    });
+    let mut taker = other_host(&mut world);
     let other = taker.try_open("other", true).expect("taken over");
     assert_eq!(taker.read_fill(&other, 8, 4096), 7);
     assert_eq!(taker.read_fill(&other, 16, 4096), 8);

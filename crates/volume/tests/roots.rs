@@ -7,7 +7,7 @@ mod support;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{FileId, Op};
-use support::hosts::{close, delete, hand_over, other_host};
+use support::hosts::{close, delete, hand_over, other_host, root_of, try_write};
 use support::{Lasting, World};
 use volume::hostlog::record::Record;
 use volume::hostlog::stop::Stop;
@@ -30,18 +30,8 @@ fn try_sync(world: &mut World, volume: &Volume) -> Result<(), OpenError> {
     world.wait(|_| answer.try_take()).map(|_| ())
 }
 
-fn try_write(world: &mut World, volume: &Volume) -> Result<(), ErrorKind> {
-    let op = Op::Write {
-        sector: 0,
-        sectors: 8,
-        fua: false,
-    };
-    world.request(volume, op, &mut [9; 4096])
-}
-
 fn root(world: &World) -> Root {
-    let (bytes, _) = &world.lasting.objects[&root_key("demo")];
-    Root::decode(bytes).expect("a root")
+    root_of(&world.lasting, "demo")
 }
 
 fn records(world: &World) -> usize {

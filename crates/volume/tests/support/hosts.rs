@@ -1,6 +1,10 @@
-//! Several hosts on one store, one at a time.
+//! Several hosts on one store, one at a time, and what the store says of a volume.
 
+use blkmq::error::ErrorKind;
+use blkmq::io::Op;
 use volume::Volume;
+use volume::object::root::Root;
+use volume::object::root_key;
 
 use super::{Lasting, World};
 
@@ -28,4 +32,20 @@ pub(crate) fn close(world: &mut World, volume: &Volume) {
 pub(crate) fn delete(world: &mut World, name: &str) {
     let answer = world.host.delete_volume(name);
     world.wait(|_| answer.try_take()).expect("deleted");
+}
+
+/// Writes the first block.
+pub(crate) fn try_write(world: &mut World, volume: &Volume) -> Result<(), ErrorKind> {
+    let op = Op::Write {
+        sector: 0,
+        sectors: 8,
+        fua: false,
+    };
+    world.request(volume, op, &mut [9; 4096])
+}
+
+/// A volume's root.
+pub(crate) fn root_of(lasting: &Lasting, name: &str) -> Root {
+    let (bytes, _) = &lasting.objects[&root_key(name)];
+    Root::decode(bytes).expect("a root")
 }
