@@ -50,7 +50,7 @@ pub(super) struct ParentState {
 
 /// What became of a pin's child.
 pub(super) enum Outcome {
-    Made(Root),
+    Made(Box<Root>),
     /// The parent's root moved before the pin was there.
     Moved(Box<KnownRoot>),
 }
@@ -77,7 +77,7 @@ pub(super) async fn put_child(
         return Ok(Outcome::Moved(Box::new(standing)));
     }
     match create_root(engine, root.clone()).await {
-        Ok(_) => Ok(Outcome::Made(root)),
+        Ok(_) => Ok(Outcome::Made(Box::new(root))),
         Err(error) => {
             if matches!(error, OpenError::Exists(_)) {
                 drop_pin(engine, parent.head.root.volume, root.volume).await;

@@ -26,7 +26,7 @@ pub(super) async fn make_child(
     let _turn = tail.upload.turn.take().await;
     let parent = state_at(engine, &point)?;
     match put_child(engine, &parent, spec).await? {
-        Outcome::Made(root) => Ok(root),
+        Outcome::Made(root) => Ok(*root),
         Outcome::Moved(standing) if standing.root.epoch > parent.head.root.epoch => {
             Err(OpenError::Fenced(tail.name().to_owned()))
         }

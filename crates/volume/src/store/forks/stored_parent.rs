@@ -43,7 +43,7 @@ pub(super) async fn make_child(
             head,
         };
         match put_child(engine, &parent, spec).await? {
-            Outcome::Made(root) => return Ok(root),
+            Outcome::Made(root) => return Ok(*root),
             Outcome::Moved(standing) => head = *standing,
         }
     }
