@@ -123,7 +123,10 @@ const CANARIES: [Canary; 24] = [
             "health",
             "rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing",
         ),
-        words: &["the return of the rings did not happen in time"],
+        words: &[
+            "the return of the rings did not happen in time",
+            "\"ready, degraded: index rings: ",
+        ],
     },
     Canary {
         name: "half_a_request_for_ever",
