@@ -115,6 +115,10 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "child_without_a_pin",
     "no_look_after_the_pin",
     "child_has_what_came_later",
+    "poison_wakes_a_few",
+    "folds_never_back_off",
+    "one_key_is_everybodys",
+    "stopped_host_publishes",
 ];
 
 /// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.
