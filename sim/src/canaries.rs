@@ -44,6 +44,12 @@ const SEEN_BY_INVARIANTS: [&str; 4] = [
 #[cfg(test)]
 const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "foreign_root_of_equal_epoch",
+    "floor_passes_unnamed_objects",
+    "moved_root_names_what_was_named_before",
+    "marks_keep_the_low_mark_back",
+    "candidates_go_in_the_same_pass",
+    "collector_reads_no_pins",
+    "collector_trusts_no_session",
     "copy_continues_the_tail",
     "missing_root_is_a_fence",
     "lost_pack_keeps_volume_closed",
@@ -141,6 +147,8 @@ const SEEN_BY_MODELS: &[&str] = &[
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.
 #[cfg(test)]
 const SEEN_BY_HOST_LOG_TESTS: &[&str] = &[
+    "collector_reads_roots_before_logs",
+    "floor_is_above_what_is_on_its_way",
     "create_before_frame",
     "strangers_record_is_ours",
     "fence_is_passed_over",

@@ -121,6 +121,9 @@ fn options(limits: &Limits, take_over: bool) -> Options {
         deltas_max: limits.deltas_max,
         delta_extents_max: limits.delta_extents_max,
         index_bytes: limits.index_bytes,
+        low_mark_records: 3 * limits.deltas_max as u64,
+        // Often enough that every world has some, and so seldom that it comes to rest.
+        gc_interval_ns: 3_000_000_000,
         rpo_ns: limits.rpo_ns,
         frame_interval_ns: limits.frame_interval_ns,
         retry_ns: limits.retry_ns,

@@ -80,7 +80,7 @@ pub enum Reply {
     /// Deleted.
     Deleted,
     /// Keys.
-    Keys(Vec<String>),
+    Keys(Vec<(String, u64)>),
 }
 
 /// Why a call gave no reply.
@@ -350,9 +350,9 @@ impl SimStore {
             }
             Call::List { prefix } => Ok(Reply::Keys(
                 self.objects
-                    .keys()
-                    .filter(|key| key.starts_with(prefix))
-                    .cloned()
+                    .iter()
+                    .filter(|(key, _)| key.starts_with(prefix))
+                    .map(|(key, object)| (key.clone(), object.data.len() as u64))
                     .collect(),
             )),
         }

@@ -12,7 +12,7 @@ use nbd::server::{Listen, ListenError};
 
 use crate::access::Role;
 use crate::api_address::{ApiAddress, SOCKET_DEFAULT, TOKENS_DEFAULT};
-use crate::cli::args::{LogIo, NewVolume, OpenListener, ServeArgs};
+use crate::cli::args::{GcInterval, LogIo, NewVolume, OpenListener, ServeArgs};
 use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::NbdTls;
 use crate::local_files::ring_dir;
@@ -33,6 +33,8 @@ const LOG_SIZE_MIN_SMALL: u64 = 4 << 20;
 const SEGMENT_SIZE_MIN: u64 = 8 << 10;
 /// Smallest number of segments of a log: with fewer, none could be reused while others fill.
 const SEGMENTS_MIN: u64 = 16;
+/// How often a server collects garbage, unless it is told: never.
+const GC_DEFAULT: GcInterval = GcInterval(None);
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
 const RPO_DEFAULT: Duration = Duration::from_secs(30);
@@ -78,6 +80,8 @@ pub(crate) struct Settings {
     pub(crate) nbd_tls: Option<NbdTls>,
     pub(crate) volumes: Vec<NewVolume>,
     pub(crate) rpo: Duration,
+    /// How often garbage is collected.
+    pub(crate) gc: GcInterval,
     /// `None`: the size of the existing log, or the default for a new one.
     pub(crate) log_size: Option<Size>,
     /// `None`: that of the existing log, or one that suits the size of a new one.
@@ -143,6 +147,7 @@ impl Settings {
             )?,
             volumes,
             rpo: flags.rpo.or(file.rpo).map_or(RPO_DEFAULT, |rpo| rpo.0),
+            gc: flags.gc.or(file.gc).unwrap_or(GC_DEFAULT),
             log_size: flags.log_size.or(file.log_size),
             segment_size: flags.segment_size.or(file.segment_size),
             cache_size: flags.cache_size.or(file.cache_size),

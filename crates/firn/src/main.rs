@@ -78,6 +78,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Snapshot(command) => cli::snapshot(&cli.api, cli.json, &command),
         Command::Fork(args) => cli::fork(&cli.api, cli.json, &args),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
+        Command::Gc(args) => cli::gc(&cli.api, cli.json, args),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
         Command::Top(args) => cli::top(&cli.api, cli.json, &args),
         Command::Config(args) => cli::config(&cli.api.api, cli.json, *args),

@@ -434,6 +434,64 @@ pub(crate) struct ForkVolume {
     pub(crate) name: String,
 }
 
+/// Body of `POST /v1/gc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct GcRequest {
+    /// Look, and change nothing.
+    pub(crate) dry_run: bool,
+}
+
+/// How many objects of the store, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GcAmount {
+    pub(crate) objects: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Answer to `POST /v1/gc`: what a pass of the garbage collector found, and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GcPass {
+    pub(crate) live_packs: GcAmount,
+    pub(crate) live_indexes: GcAmount,
+    /// Nothing reaches them yet, and their server may come to name them.
+    pub(crate) held: GcAmount,
+    /// Nothing reaches them, and nothing ever will.
+    pub(crate) garbage: GcAmount,
+    /// Garbage of this pass and of an earlier one.
+    pub(crate) removed: GcAmount,
+    /// Garbage that could not be removed this time.
+    pub(crate) failed: GcAmount,
+    /// Garbage to an earlier pass, and reached: it stays, and must never happen.
+    pub(crate) recovered: GcAmount,
+    pub(crate) roots: u64,
+    pub(crate) pins: u64,
+    pub(crate) records: u64,
+    pub(crate) index_blocks: u64,
+    pub(crate) index_bytes: u64,
+    /// Hosts whose logs are not whole: nothing of theirs is removed.
+    pub(crate) unsure_hosts: u64,
+    /// Another collector ended a pass meanwhile, and this one left the rest to it.
+    pub(crate) is_overtaken: bool,
+}
+
+/// Answer to `GET /v1/gc`: what the garbage collector of this server did since it was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GcState {
+    /// It runs by itself.
+    pub(crate) is_on: bool,
+    pub(crate) passes: u64,
+    pub(crate) failures_in_a_row: u64,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) last_success_unix_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) last_error: Option<String>,
+    pub(crate) removed: GcAmount,
+    /// The last pass that ended well.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) last: Option<GcPass>,
+}
+
 /// Answer to `GET /v1/rescue`: what this host holds of volumes that it does not serve.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RescueTails {

@@ -291,6 +291,7 @@ fn fits(document: &Value, schema: &Value, value: &Value, at: &str) {
         "string" => assert!(value.is_string(), "{at}: {value}"),
         "integer" => assert!(value.is_u64(), "{at}: {value}"),
         "number" => assert!(value.is_number(), "{at}: {value}"),
+        "boolean" => assert!(value.is_boolean(), "{at}: {value}"),
         "array" => {
             for item in value.as_array().unwrap() {
                 fits(document, &schema["items"], item, at);
@@ -369,7 +370,7 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 24, "every operation but the deletion was tried");
+    assert_eq!(seen, 26, "every operation but the deletion was tried");
     let problem = send(&server, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,

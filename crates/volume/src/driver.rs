@@ -253,8 +253,8 @@ pub enum StoreReply {
     },
     /// To `Delete`.
     Deleted,
-    /// To `List`.
-    Keys(Vec<String>),
+    /// To `List`: keys, and the sizes of their objects in bytes.
+    Keys(Vec<(String, u64)>),
 }
 
 /// Why a store operation failed. The texts name operation, object, cause and remedy.

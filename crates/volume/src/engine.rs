@@ -19,10 +19,10 @@ use crate::log::layout::{Layout, Superblock};
 use crate::log::ring::{Ring, RingId, Rings, TailId, region_words};
 use crate::log::segments::Segments;
 use crate::log::session::{Boot, Sessions};
-use crate::object::ObjectId;
 use crate::options::Options;
 use crate::request::space::Space;
 use crate::request::tail::Tail;
+use crate::store::collector_state::CollectorState;
 use crate::store::fetch_table::FetchTable;
 use crate::store::flow::budget::Budget;
 use crate::store::flow::shared_packs_state::SharedPacks;
@@ -31,6 +31,7 @@ use crate::store::log_reads::LogReads;
 use crate::store::root_watch_state::RootWatchState;
 use crate::store::session_table::SessionTable;
 use crate::store::streams::Streams;
+use crate::store::unnamed::{UnnamedObject, UnnamedObjects};
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::units::{HostId, LogSession, VolumeId};
@@ -96,7 +97,10 @@ pub(crate) struct Engine {
     pub(crate) session_name: SessionName,
     /// The sessions of all objects that it has met.
     pub(crate) names: Arc<SessionTable>,
-    objects: AtomicU64,
+    /// The objects of this process that nothing names yet.
+    pub(crate) unnamed: Arc<UnnamedObjects>,
+    /// What its passes over the store came to.
+    pub(crate) collector: CollectorState,
 }
 
 impl fmt::Debug for Engine {
@@ -163,7 +167,8 @@ impl Engine {
             drawn: AtomicU64::new(0),
             session_name,
             names,
-            objects: AtomicU64::new(0),
+            unnamed: UnnamedObjects::new(session_name),
+            collector: CollectorState::default(),
             options,
         }
     }
@@ -320,10 +325,9 @@ impl Engine {
         VolumeId(id)
     }
 
-    /// A new object of this process.
-    pub(crate) fn next_object(&self) -> ObjectId {
-        let number = self.objects.fetch_add(1, Ordering::Relaxed);
-        ObjectId::new(self.session_name, number)
+    /// A new object of this process. To be held until something names it.
+    pub(crate) fn next_object(&self) -> UnnamedObject {
+        self.unnamed.draw()
     }
 }
 

@@ -8,6 +8,7 @@ use std::future::Future;
 use std::sync::{Arc, OnceLock};
 
 use crate::cache::CacheUsage;
+use crate::collect::pass::Findings;
 use crate::driver::{Notify, Outcome, Request, RequestId};
 use crate::engine::{Engine, Parts};
 use crate::error::OpenError;
@@ -28,12 +29,15 @@ use crate::recover::report::{RecoveryReport, TailReport};
 use crate::recover::rings::{DoneRings, LeftRings};
 use crate::request::Volume;
 use crate::store::catalog;
+use crate::store::collector;
+use crate::store::collector_state::CollectorReport;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::forks;
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
 use crate::store::log_procedures;
+use crate::store::low_marks;
 use crate::store::open::{self, OpenMode};
 use crate::store::publish;
 use crate::store::rescue::{self, UnservedTail};
@@ -273,6 +277,17 @@ impl Host {
         })
     }
 
+    /// Makes a pass of the garbage collector over the whole store; a `dry_run` looks and changes nothing.
+    pub fn collect_garbage(&self, dry_run: bool) -> Answer<Result<Findings, OpenError>> {
+        self.control(move |engine| async move { collector::collect_now(&engine, dry_run).await })
+    }
+
+    /// What the collector of this host did.
+    pub fn collector(&self) -> CollectorReport {
+        let engine = self.engine.get();
+        engine.map_or_else(CollectorReport::default, |engine| engine.collector.report())
+    }
+
     /// What the store holds.
     pub fn list_volumes(&self) -> Answer<Result<Vec<VolumeInfo>, OpenError>> {
         self.control(|engine| async move { catalog::list(&engine).await })
@@ -504,6 +519,8 @@ async fn start_engine(
     engine.host_log.begin(port, engine.session_name, before);
     forget_reported_losses(&engine);
     jobs.spawn(publish::run(Arc::clone(&engine)));
+    jobs.spawn(low_marks::run(Arc::clone(&engine)));
+    jobs.spawn(collector::run(Arc::clone(&engine)));
     jobs.spawn(crate::log::reclaim::run(Arc::clone(&engine)));
     engine.request_reclaim();
     Ok(report)

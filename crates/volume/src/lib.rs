@@ -43,6 +43,7 @@
 
 mod cache;
 mod codec;
+pub mod collect;
 mod computation;
 pub mod driver;
 mod engine;
@@ -70,6 +71,7 @@ mod sync;
 pub mod units;
 
 pub use cache::CacheUsage;
+pub use collect::pass::{Amount, Findings};
 pub use driver::{Notify, Outcome, Request, RequestId};
 pub use error::OpenError;
 pub use failures::{FailureCounts, FailureKind};
@@ -81,6 +83,7 @@ pub use options::Options;
 pub use recover::report::{RecoveryReport, StaleRing, TailReport};
 pub use request::watermark::{Rung, Watermarks};
 pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
+pub use store::collector_state::CollectorReport;
 pub use store::flow::fork_tail::ForkedTail;
 pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};
 pub use store::open::OpenMode;

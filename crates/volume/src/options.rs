@@ -31,6 +31,11 @@ pub struct Options {
     /// Bytes of index pages and nodes kept in memory, of all volumes. Without its page a read asks the
     /// cache disk, or the store, once more.
     pub index_bytes: u64,
+    /// Records of the host's log between two looks which of them are not needed any more. Each look reads them
+    /// once more, and roots of the volumes that they name.
+    pub low_mark_records: u64,
+    /// Time between two passes of the garbage collector; zero switches it off. Each reads the index of all volumes.
+    pub gc_interval_ns: u64,
     /// Everything older than this is uploaded.
     pub rpo_ns: u64,
     /// A frame is written at least this often while there is something to put in it.
@@ -82,6 +87,8 @@ impl Default for Options {
             deltas_max: 256,
             delta_extents_max: 1 << 18,
             index_bytes: 128 << 20,
+            low_mark_records: 256,
+            gc_interval_ns: 0,
             rpo_ns: 30 * SECOND_NS,
             frame_interval_ns: SECOND_NS,
             retry_ns: SECOND_NS,

@@ -7,7 +7,7 @@ mod latency;
 use std::fmt;
 use std::sync::Arc;
 
-use volume::{FailureKind, HostUsage};
+use volume::{CollectorReport, FailureKind, HostUsage};
 
 use crate::control_plane::ControlPlane;
 use crate::frontends::open_volumes::OpenVolume;
@@ -46,6 +46,7 @@ fn write(control: &ControlPlane, text: &mut MetricsText<'_>) -> fmt::Result {
         "Bytes of log that tails hold which are not served; see `firn rescue list`.",
         [(vec![], unserved)],
     )?;
+    write_collector(text, &control.host.collector())?;
     write_volumes(text, &control.volumes.all())?;
     latency::write(text, &control.latencies.rows())
 }
@@ -91,6 +92,41 @@ fn write_usage(text: &mut MetricsText<'_>, usage: &HostUsage) -> fmt::Result {
             let labels = vec![("kind", kind.name())];
             (labels, usage.failures.of(kind))
         }),
+    )
+}
+
+fn write_collector(text: &mut MetricsText<'_>, report: &CollectorReport) -> fmt::Result {
+    let found = &report.findings;
+    let amounts = [
+        ("live_packs", found.live_packs),
+        ("live_indexes", found.live_indexes),
+        ("held", found.held),
+        ("garbage", found.garbage),
+    ];
+    text.gauges(
+        "firn_gc_bytes",
+        "Bytes of the store, as the last pass of this server's garbage collector found them.",
+        amounts.map(|(kind, amount)| (vec![("kind", kind)], amount.bytes)),
+    )?;
+    text.gauges(
+        "firn_gc_objects",
+        "Objects of the store, as the last pass of this server's garbage collector found them.",
+        amounts.map(|(kind, amount)| (vec![("kind", kind)], amount.objects)),
+    )?;
+    text.counters(
+        "firn_gc_removed_bytes",
+        "Bytes that this server's garbage collector removed.",
+        [(vec![], report.removed.bytes)],
+    )?;
+    text.counters(
+        "firn_gc_passes",
+        "Passes of this server's garbage collector that ended well.",
+        [(vec![], report.passes)],
+    )?;
+    text.gauges(
+        "firn_gc_failures_in_a_row",
+        "Passes of this server's garbage collector that failed since one ended well.",
+        [(vec![], report.failures_in_a_row)],
     )
 }
 

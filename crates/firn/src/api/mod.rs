@@ -40,7 +40,8 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::metrics::exposition;
 use crate::model::{
     Activity, AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, EventList,
-    ForkRequest, RescueTail, RescueTails, ResizeRequest, Volume, VolumeList,
+    ForkRequest, GcPass, GcRequest, GcState, RescueTail, RescueTails, ResizeRequest, Volume,
+    VolumeList,
 };
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -63,6 +64,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .route("/v1/volumes/{name}/detach", post(detach))
         .merge(points::routes())
         .route("/v1/activity", get(activity))
+        .route("/v1/gc", get(gc_state).post(collect_garbage))
         .route("/v1/rescue", get(rescue_tails))
         .route("/v1/rescue/{id}", get(rescue_tail))
         .route("/v1/rescue/{id}/fork", post(fork_tail))
@@ -164,6 +166,22 @@ async fn detach(
 
 async fn activity(State(control): Shared) -> axum::Json<Activity> {
     axum::Json(control.activity())
+}
+
+async fn gc_state(State(control): Shared) -> axum::Json<GcState> {
+    axum::Json(control.gc_state())
+}
+
+async fn collect_garbage(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Answer<GcPass> {
+    let request: GcRequest = parse_or_default(&headers, &body)?;
+    note.set(if request.dry_run { "dry run" } else { "a pass" });
+    let pass = async move { control.collect_garbage(request.dry_run).await };
+    run_to_completion(pass).await.map(axum::Json)
 }
 
 async fn rescue_tails(State(control): Shared) -> axum::Json<RescueTails> {

@@ -93,7 +93,7 @@ fn condition(level: HealthLevel, why: impl Into<String>) -> Health {
 }
 
 impl ControlPlane {
-    /// All that is not well, by what is concerned: `log`, `cache disk`, `index rings`, `store`, or
+    /// All that is not well, by what is concerned: `log`, `cache disk`, `index rings`, `store`, `garbage collector`, or
     /// `volume NAME`.
     pub(crate) fn conditions(&self) -> Conditions {
         use HealthLevel::{Degraded, Stuck};
@@ -127,6 +127,9 @@ impl ControlPlane {
                 ..condition(Degraded, trouble.why)
             };
             all.insert("store".into(), health);
+        }
+        if let Some(why) = self.gc_trouble() {
+            all.insert("garbage collector".into(), condition(Degraded, why));
         }
         for (name, waiting) in self.waiting.all() {
             all.insert(

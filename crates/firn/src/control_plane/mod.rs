@@ -8,6 +8,7 @@
 
 mod activity;
 mod attach;
+mod gc;
 pub(crate) mod give_back;
 mod health;
 pub(crate) mod opening;

@@ -273,9 +273,7 @@ impl IoExecutor {
             StoreOp::Delete { key } => self.store.delete(&key).await.map(|()| StoreReply::Deleted),
             StoreOp::List { prefix } => {
                 let found = self.store.list(&prefix).await?;
-                Ok(StoreReply::Keys(
-                    found.into_iter().map(|(key, _)| key).collect(),
-                ))
+                Ok(StoreReply::Keys(found))
             }
         }
     }

@@ -223,6 +223,10 @@ fn options(settings: &Settings, files: &CacheDir, memory: MemoryPlan) -> Options
         memory_bytes: memory.fetched_bytes,
         index_bytes: memory.index_bytes,
         pack_bytes: memory.pack_bytes,
+        gc_interval_ns: settings
+            .gc
+            .0
+            .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
         rpo_ns: u64::try_from(settings.rpo.as_nanos()).unwrap_or(u64::MAX),
         ..Options::default()
     }

@@ -251,7 +251,7 @@ async fn check_low_mark(port: &impl LogPort, host: HostId, position: Position) -
 }
 
 /// A host's low mark. None if there is none that can be read.
-pub(super) async fn read_low_mark(port: &impl LogPort, host: HostId) -> Option<Position> {
+pub(crate) async fn read_low_mark(port: &impl LogPort, host: HostId) -> Option<Position> {
     look_at_low_mark(port, host).await.ok().flatten()
 }
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::marks::LowMark;
 use super::names::{HOST_PREFIX, Position, low_key, record_key, record_of_key};
-use super::port::{Found, LogPort, Pauses, read_decoded, read_record};
+use super::port::{Found, LogPort, Pauses, list, read_decoded, read_record};
 use super::record::{Content, Record};
 use super::root_updates::{UpdateError, read_root};
 use super::stop::Stop;
@@ -18,6 +18,9 @@ use crate::jobs::join_all;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, volume_of_root_key};
 use crate::units::{HostId, VolumeId};
+
+/// So many records are passed at once: what they take in memory is bounded, and the next raise goes on.
+const RECORDS_MAX: usize = 1024;
 
 /// Roots that are read side by side.
 const SIDE_BY_SIDE: usize = 64;
@@ -54,10 +57,18 @@ fn first(host: HostId) -> LowMark {
 ///
 /// All roots that matter are read, an owner's own as well: a mark that it remembers may be ahead of the
 /// root once the store was set back, and the records between would be lost. So it is raised seldom.
-pub async fn raise_low_mark(port: &impl LogPort, host: HostId, last: Position) -> Option<Position> {
+///
+/// `names` are those of volumes as far as the caller knows them: whose roots do not stand there are looked for
+/// among all.
+pub async fn raise_low_mark(
+    port: &impl LogPort,
+    host: HostId,
+    last: Position,
+    names: &BTreeMap<VolumeId, String>,
+) -> Option<Position> {
     let (low, version) = read_low(port, host).await?;
     let records = read_records(port, host, low, last).await;
-    let target = target(port, host, low, &records).await;
+    let target = target(port, host, (low, &records), names).await;
     if target <= low {
         return Some(low);
     }
@@ -74,7 +85,7 @@ async fn read_records(
     let mut records = Vec::new();
     let mut previous = None;
     let mut at = low;
-    while at <= last {
+    while at <= last && records.len() < RECORDS_MAX {
         let Ok(Some(Found { record, digest })) = read_record(port, host, at).await else {
             break;
         };
@@ -91,7 +102,12 @@ async fn read_records(
 }
 
 /// How far the mark may go.
-async fn target(port: &impl LogPort, host: HostId, low: Position, records: &[Record]) -> Position {
+async fn target(
+    port: &impl LogPort,
+    host: HostId,
+    (low, records): (Position, &[Record]),
+    names: &BTreeMap<VolumeId, String>,
+) -> Position {
     let is_own = |record: &&Record| matches!(record.content, Content::Slices(_));
     let newest = records.iter().rev().find(is_own);
     let mut target = newest.map_or(low, |record| record.position);
@@ -103,7 +119,7 @@ async fn target(port: &impl LogPort, host: HostId, low: Position, records: &[Rec
     }
     let named: BTreeSet<VolumeId> = records.iter().flat_map(named_volumes).collect();
     // Roots are read after the records: whoever comes to own a volume meanwhile has a mark above them.
-    let Some(roots) = roots_of(port, &named).await else {
+    let Some(roots) = roots_of(port, &named, names).await else {
         return low;
     };
     for record in records {
@@ -145,21 +161,34 @@ fn mark_in(root: &Root, host: HostId) -> Option<Position> {
 async fn roots_of(
     port: &impl LogPort,
     named: &BTreeSet<VolumeId>,
+    names: &BTreeMap<VolumeId, String>,
 ) -> Option<BTreeMap<VolumeId, Root>> {
-    let mut roots = BTreeMap::new();
-    if named.is_empty() {
+    let known = named.iter().filter_map(|volume| names.get(volume));
+    let known: BTreeSet<&str> = known.map(String::as_str).collect();
+    let mut roots = read_roots(port, named, known.iter().copied()).await?;
+    if named.iter().all(|volume| roots.contains_key(volume)) {
         return Some(roots);
     }
     let keys = list(port, ROOT_PREFIX).await;
-    let names: Vec<_> = keys
-        .iter()
-        .filter_map(|key| volume_of_root_key(key))
-        .collect();
+    let others = keys.iter().filter_map(|(key, _)| volume_of_root_key(key));
+    let others = others.filter(|name| !known.contains(name));
+    roots.extend(read_roots(port, named, others).await?);
+    Some(roots)
+}
+
+/// Of these names' roots those of the volumes. None: one cannot be read.
+async fn read_roots<'a>(
+    port: &impl LogPort,
+    volumes: &BTreeSet<VolumeId>,
+    names: impl Iterator<Item = &'a str>,
+) -> Option<BTreeMap<VolumeId, Root>> {
+    let names: Vec<_> = names.collect();
+    let mut roots = BTreeMap::new();
     for names in names.chunks(SIDE_BY_SIDE) {
         let read = names.iter().map(|name| Box::pin(read_root(port, name)));
         for found in join_all(read.collect()).await {
             match found {
-                Ok(standing) if named.contains(&standing.root.volume) => {
+                Ok(standing) if volumes.contains(&standing.root.volume) => {
                     roots.insert(standing.root.volume, standing.root);
                 }
                 Ok(_) | Err(UpdateError::Missing) => {}
@@ -210,7 +239,7 @@ async fn raise(
 /// Removes the records below the low mark that stands in the store.
 pub async fn remove_records(port: &impl LogPort, host: HostId, low: Position) {
     let keys = list(port, &format!("{HOST_PREFIX}{host}/log/")).await;
-    let below = keys.iter().filter_map(|key| record_of_key(key));
+    let below = keys.iter().filter_map(|(key, _)| record_of_key(key));
     for (_, position) in below.filter(|(_, position)| *position < low) {
         let key = record_key(host, position);
         if let Err(error) = port.store(StoreOp::Delete { key }).await {
@@ -220,18 +249,5 @@ pub async fn remove_records(port: &impl LogPort, host: HostId, low: Position) {
                 "a record is removed another time"
             );
         }
-    }
-}
-
-async fn list(port: &impl LogPort, prefix: &str) -> Vec<String> {
-    let mut pauses = Pauses::new();
-    loop {
-        let op = StoreOp::List {
-            prefix: prefix.to_owned(),
-        };
-        if let Ok(StoreReply::Keys(keys)) = port.store(op).await {
-            return keys;
-        }
-        pauses.wait(port).await;
     }
 }

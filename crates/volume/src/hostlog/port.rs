@@ -141,7 +141,7 @@ const DAMAGED_READS_MAX: u32 = 5;
 ///
 /// # Errors
 /// If what stands there cannot be decoded, however often it is read.
-pub(super) async fn read_decoded<T>(
+pub(crate) async fn read_decoded<T>(
     port: &impl LogPort,
     key: &str,
     decode: impl Fn(&[u8]) -> Result<T, FormatError>,
@@ -202,18 +202,32 @@ pub(super) async fn look_decoded<T>(
     }
 }
 
+/// Keys below a prefix, and the sizes of their objects.
+pub(crate) async fn list(port: &impl LogPort, prefix: &str) -> Vec<(String, u64)> {
+    let mut pauses = Pauses::new();
+    loop {
+        let op = StoreOp::List {
+            prefix: prefix.to_owned(),
+        };
+        if let Ok(StoreReply::Keys(keys)) = port.store(op).await {
+            return keys;
+        }
+        pauses.wait(port).await;
+    }
+}
+
 /// A record as it stands in the store.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
-    pub(super) record: Record,
-    pub(super) digest: Digest,
+pub(crate) struct Found {
+    pub(crate) record: Record,
+    pub(crate) digest: Digest,
 }
 
 /// Reads the record at a position of a host's log. None: there is none.
 ///
 /// # Errors
 /// If what stands there is no record of that position.
-pub(super) async fn read_record(
+pub(crate) async fn read_record(
     port: &impl LogPort,
     host: crate::units::HostId,
     position: Position,

@@ -479,7 +479,7 @@ fn rows_of_any_length<T>(
 }
 
 /// A reader behind magic and version of an object that ends in the CRC of all before it.
-pub(super) fn checked(
+pub(crate) fn checked(
     bytes: &[u8],
     magic: [u8; 8],
     version: u16,

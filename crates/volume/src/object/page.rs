@@ -220,6 +220,15 @@ impl Page {
         }
     }
 
+    /// The packs that its extents are in.
+    pub fn packs(&self) -> impl Iterator<Item = ObjectId> {
+        (0..self.packs).map(|nth| {
+            let at = self.packs_at() + usize::from(nth) * PACK_BYTES;
+            let session = self.session(u16_at(&self.body, at));
+            ObjectId::new(session, u64_at(&self.body, at + 2))
+        })
+    }
+
     fn packs_at(&self) -> usize {
         TABLES_AT + usize::from(self.sessions) * SESSION_BYTES
     }

@@ -211,6 +211,7 @@ pub(super) async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRo
     if !engine.poisoned.load(Ordering::Acquire) {
         let Root { volume, epoch, .. } = head.root;
         let batch = Batch {
+            floor: engine.unnamed.floor(),
             volumes: vec![(volume, epoch)],
             ends: vec![0],
             ..Batch::default()
@@ -257,7 +258,7 @@ pub(crate) async fn list(engine: &Arc<Engine>) -> Result<Vec<VolumeInfo>, OpenEr
         Err(error) => return Err(store_error("list", ROOT_PREFIX, &error)),
     };
     let mut infos = BTreeMap::new();
-    for name in keys.iter().filter_map(|key| volume_of_root_key(key)) {
+    for name in keys.iter().filter_map(|(key, _)| volume_of_root_key(key)) {
         match read_root(engine, name).await {
             Ok(head) => {
                 infos.insert(name.to_owned(), VolumeInfo::of(&head.root));

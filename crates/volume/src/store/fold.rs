@@ -17,12 +17,15 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::log::frame::Record;
 use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
+use crate::object::ObjectId;
 use crate::object::page::{BlockRef, PAGE_SECTORS};
 use crate::object::root::DeltaRef;
 use crate::request::tail::{Status, Tail};
 use crate::store::endings::{end, is_final};
 use crate::store::fold_pages::{EXTENT_BYTES, FoldedNode, Output, Prefix, fold_node};
 use crate::store::roots::{begin_update, finish_update};
+use crate::store::turn::RootTurnGuard;
+use crate::store::unnamed::UnnamedObject;
 use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Span};
 
@@ -258,15 +261,9 @@ impl<'a> Step<'a> {
     ) -> Result<usize, OpenError> {
         let (engine, tail) = (self.engine, self.tail);
         self.out.flush().await?;
+        // Held until the root names them, or nothing does.
         let objects = self.out.take_objects();
-        if !objects.is_empty() && !canary::active!("fold_names_its_objects_nowhere") {
-            let head = tail.upload.head();
-            let head = head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))?;
-            let log = &engine.host_log;
-            log.name_index_objects(tail, head.root.epoch, &objects)
-                .await?;
-        }
-        let _turn = tail.upload.turn.take().await;
+        let _turn = name_and_take_turn(engine, tail, &objects).await?;
         if tail.lock().status != Status::Live {
             return Err(OpenError::Fenced(tail.name().to_owned()));
         }
@@ -311,6 +308,33 @@ impl<'a> Step<'a> {
     }
 }
 
+/// Names objects in the host's log, and takes the turn at the root as it was then. Another update may have moved
+/// its mark past the record that names them, after which nothing would hold them: then another record does.
+async fn name_and_take_turn<'a>(
+    engine: &Engine,
+    tail: &'a Arc<Tail>,
+    objects: &[UnnamedObject],
+) -> Result<RootTurnGuard<'a>, OpenError> {
+    let ids: Vec<ObjectId> = objects.iter().map(UnnamedObject::id).collect();
+    loop {
+        let head = || {
+            let head = tail.upload.head();
+            head.ok_or_else(|| OpenError::InUse(tail.name().to_owned()))
+        };
+        let before = head()?.root;
+        if !ids.is_empty() && !canary::active!("fold_names_its_objects_nowhere") {
+            let log = &engine.host_log;
+            log.name_index_objects(tail, before.epoch, &ids).await?;
+        }
+        let turn = tail.upload.turn.take().await;
+        let is_moved = head()?.root.mark() != before.mark();
+        if !is_moved || ids.is_empty() || canary::active!("moved_root_names_what_was_named_before")
+        {
+            return Ok(turn);
+        }
+    }
+}
+
 /// What is left of a delta's window: what is outside of `folded`, and what is `blocked`.
 fn cut_window(delta: DeltaRef, folded: Span, blocked: &[Span]) -> Vec<DeltaRef> {
     let before = Span {
@@ -337,7 +361,6 @@ fn cut_window(delta: DeltaRef, folded: Span, blocked: &[Span]) -> Vec<DeltaRef> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::ObjectId;
 
     #[test]
     fn a_window_keeps_what_is_not_folded() {

@@ -15,13 +15,14 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::jobs::join_all;
 use crate::map::index::{Delta, DeltaMap, NODE_SECTORS, walk_layers};
+use crate::object::FormatError;
 use crate::object::node::{Node, encode_node};
 use crate::object::page::{BlockRef, NODE_PAGES, PAGE_SECTORS, Page, PageBuilder, encode_page};
 use crate::object::sessions::SessionNames;
-use crate::object::{FormatError, ObjectId};
 use crate::request::tail::Tail;
 use crate::store::immutable::put;
 use crate::store::index_blocks::{LOADS_AT_ONCE, read, write_to_disk};
+use crate::store::unnamed::UnnamedObject;
 use crate::units::Span;
 
 /// An index object is closed at this size.
@@ -42,10 +43,10 @@ pub(super) struct Prefix {
 pub(super) struct Output<'a> {
     engine: &'a Arc<Engine>,
     tail: &'a Tail,
-    id: ObjectId,
+    object: UnnamedObject,
     bytes: Vec<u8>,
     /// Objects that are in the store and that nothing names yet.
-    objects: Vec<ObjectId>,
+    objects: Vec<UnnamedObject>,
 }
 
 impl<'a> Output<'a> {
@@ -53,14 +54,14 @@ impl<'a> Output<'a> {
         Output {
             engine,
             tail,
-            id: engine.next_object(),
+            object: engine.next_object(),
             bytes: Vec::new(),
             objects: Vec::new(),
         }
     }
 
     /// The objects that were written since the last call.
-    pub(super) fn take_objects(&mut self) -> Vec<ObjectId> {
+    pub(super) fn take_objects(&mut self) -> Vec<UnnamedObject> {
         std::mem::take(&mut self.objects)
     }
 
@@ -71,7 +72,7 @@ impl<'a> Output<'a> {
         }
         let len = |n: usize| u32::try_from(n).expect("objects are closed at 8 MiB");
         let at = BlockRef {
-            object: self.id,
+            object: self.object.id(),
             offset: len(self.bytes.len()),
             bytes: len(block.len()),
         };
@@ -82,17 +83,18 @@ impl<'a> Output<'a> {
 
     pub(super) async fn flush(&mut self) -> Result<(), OpenError> {
         let bytes = Bytes::from(std::mem::take(&mut self.bytes));
-        let id = std::mem::replace(&mut self.id, self.engine.next_object());
         if bytes.is_empty() {
             return Ok(());
         }
+        let next = self.engine.next_object();
+        let object = std::mem::replace(&mut self.object, next);
         // One object after the other: what was written before is not written again.
         let mut delay = self.engine.options.retry_ns;
         loop {
-            let key = self.engine.session_name.index_key(id.number);
+            let key = self.engine.session_name.index_key(object.id().number);
             match put(self.engine, self.tail, &key, &bytes).await {
                 Ok(()) => {
-                    self.objects.push(id);
+                    self.objects.push(object);
                     return Ok(());
                 }
                 Err(error) if self.tail.lock().serving().is_err() => return Err(error),
@@ -364,6 +366,7 @@ mod tests {
     use crate::cache::blocks::BlockCache;
     use crate::hostlog::names::SessionName;
     use crate::map::index::{Index, IndexEntry};
+    use crate::object::ObjectId;
     use crate::object::pack::{Chunk, ChunkPart, Codec};
     use crate::units::{Lsn, VolumeId};
 

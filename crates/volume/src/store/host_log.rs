@@ -11,7 +11,8 @@ use std::ops::{Deref, DerefMut};
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 
-use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::collect::CollectPort;
+use crate::driver::{ComputeError, ComputeKind, StoreError, StoreOp, StoreReply};
 use crate::error::OpenError;
 use crate::hostlog::names::SessionName;
 use crate::hostlog::notes::LogState;
@@ -45,6 +46,8 @@ pub(crate) struct HostLog {
     free: Signal,
     /// Something is to be published.
     pub(super) changed: Signal,
+    /// The log went on.
+    pub(super) advanced: Signal,
     /// Volumes that come and go; whoever takes the publisher next tells it.
     changes: Mutex<Vec<VolumeChange>>,
     asked: Mutex<Vec<Asked>>,
@@ -135,6 +138,7 @@ impl HostLog {
             publisher: Mutex::new(None),
             free: Signal::default(),
             changed: Signal::default(),
+            advanced: Signal::default(),
             changes: Mutex::default(),
             asked: Mutex::default(),
             failures: Mutex::default(),
@@ -156,6 +160,7 @@ impl HostLog {
     /// Replaces where the log stands.
     pub(crate) fn set_state(&self, state: LogState) {
         *lock(&self.state) = state;
+        self.advanced.wake_all();
     }
 
     /// Why this host does nothing more.
@@ -335,6 +340,23 @@ impl HostPort {
             pause_ns,
             environment,
         }
+    }
+}
+
+/// Of the first pause of the procedures, the collector's between two windows of requests is so many times that.
+const PACE: u64 = 2;
+
+impl CollectPort for HostPort {
+    async fn compute<T: Send + 'static>(
+        &self,
+        bytes: u64,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ComputeError> {
+        self.port.compute(ComputeKind::Decode, bytes, work).await
+    }
+
+    fn pace_ns(&self) -> u64 {
+        self.pause_ns * PACE
     }
 }
 

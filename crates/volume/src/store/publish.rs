@@ -217,7 +217,7 @@ fn take_parts(engine: &Engine) -> Vec<Part> {
 
 /// One record for all of them.
 async fn publish_record(engine: &Arc<Engine>, parts: &[Part]) -> Vec<Outcome> {
-    let batch = batch_of(parts);
+    let batch = batch_of(engine, parts);
     let progress = {
         let mut publisher = engine.host_log.publisher().await;
         let found = publisher.publish(batch).await;
@@ -265,8 +265,11 @@ fn doubt_error(tail: &Tail, doubt: &Doubt) -> OpenError {
     }
 }
 
-fn batch_of(parts: &[Part]) -> Batch {
-    let mut batch = Batch::default();
+fn batch_of(engine: &Engine, parts: &[Part]) -> Batch {
+    let mut batch = Batch {
+        floor: engine.unnamed.floor(),
+        ..Batch::default()
+    };
     for part in parts {
         let volume = index(batch.volumes.len());
         batch.volumes.push((part.tail.id().volume, part.epoch));

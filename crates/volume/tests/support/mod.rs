@@ -683,9 +683,9 @@ impl World {
             }
             StoreOp::List { prefix } => Ok(StoreReply::Keys(
                 objects
-                    .keys()
-                    .filter(|key| key.starts_with(&prefix))
-                    .cloned()
+                    .iter()
+                    .filter(|(key, _)| key.starts_with(&prefix))
+                    .map(|(key, (data, _))| (key.clone(), data.len() as u64))
                     .collect(),
             )),
         }

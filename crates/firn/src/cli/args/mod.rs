@@ -4,6 +4,7 @@
 //! while parsing, so that it is a usage error (exit status 2) and nothing has been touched.
 
 mod attach;
+mod gc;
 mod inspect;
 mod points;
 mod rescue;
@@ -16,6 +17,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem};
+pub(crate) use gc::{GcArgs, GcInterval};
 pub(crate) use inspect::{ConfigArgs, ConfigCommand, DoctorArgs, SupportArgs, TopArgs};
 pub(crate) use points::{ForkArgs, SnapshotCommand};
 pub(crate) use rescue::{RescueCommand, RescueLogArgs};
@@ -128,6 +130,15 @@ pub(crate) enum Command {
         firn rescue log --log-size 8GiB    brings everything to the store, and makes the log anew"
     )]
     Rescue(RescueCommand),
+    /// Remove from the store what no volume, snapshot or fork reaches. A server does so by itself with
+    /// `firn serve --gc 6h`.
+    #[command(
+        after_help = "What one pass finds is removed by a later one, once that has found the same by itself; so \
+        two passes in a row free what is garbage now:\n  \
+        firn gc --dry-run    says what there is, and changes nothing\n  \
+        firn gc && firn gc   finds it, and removes it"
+    )]
+    Gc(GcArgs),
     /// Check what this machine and this store offer, and say what firn will use.
     Doctor(DoctorArgs),
     /// Show live what is done with each volume: rates, latencies, and what the store lacks.

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use super::gc::GcInterval;
 use crate::access::Role;
 use crate::store_faults::StoreFaultPlan;
 use crate::units::{Size, TimeSpan};
@@ -101,6 +102,11 @@ pub(crate) struct ServeArgs {
     /// host is lost, but not if only the process dies. [default: 30s]
     #[arg(long, value_name = "TIME")]
     pub(crate) rpo: Option<TimeSpan>,
+
+    /// Time between two passes of the garbage collector, or off. Each reads the index of all volumes of the
+    /// store; what one pass finds is removed by the next one of any server. [default: off]
+    #[arg(long, value_name = "TIME|off")]
+    pub(crate) gc: Option<GcInterval>,
 
     /// Size of the write-back log. It bounds how much can be written while the store is
     /// unreachable, and how long recovery takes. Its space is taken at once, and its size fixed, when

@@ -35,6 +35,8 @@ pub(super) struct Ghost {
     /// Slices that were called stored, to see that a world did something.
     pub(super) slices: u64,
     pub(super) stops: u64,
+    /// Objects that the collector removed.
+    pub(super) removed: u64,
 }
 
 impl Ghost {
@@ -118,6 +120,7 @@ impl Ghost {
             violation,
             slices: self.slices,
             stops: self.stops,
+            removed: self.removed,
             ..then
         };
     }

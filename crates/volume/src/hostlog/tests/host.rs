@@ -1,9 +1,10 @@
 //! A host of the test world: it writes, publishes, folds, closes and takes volumes, one job at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::ghost::Content;
 use super::world::{Port, look};
+use crate::collect::pass::{collect, look as collect_nothing};
 use crate::driver::{StoreOp, StoreReply};
 use crate::hostlog::continuing::{OwnTail, TailVerdict, judge_tail};
 use crate::hostlog::low_mark::{raise_low_mark, remove_records};
@@ -11,7 +12,7 @@ use crate::hostlog::names::{Digest, PACK_PREFIX, Position, SessionName};
 use crate::hostlog::notes::LogState;
 use crate::hostlog::port::LogPort;
 use crate::hostlog::publisher::{Batch, Progress, Publisher};
-use crate::hostlog::record::{RecordPack, RecordSlice};
+use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
 use crate::hostlog::root_updates::{
     OwnerView, OwnersError, OwnersUpdate, StandingRoot, read_root, update_own_root,
 };
@@ -20,7 +21,8 @@ use crate::hostlog::stop::Stop;
 use crate::hostlog::taker::{Taker, Wanted};
 use crate::object::root::{DeltaRef, Root};
 use crate::object::sessions::SessionNames;
-use crate::units::{Epoch, LogSession, Lsn, Span, VolumeId};
+use crate::object::{ObjectId, root_key};
+use crate::units::{Epoch, HostId, LogSession, Lsn, Span, VolumeId};
 
 pub(super) const VOLUMES: u8 = 3;
 
@@ -144,7 +146,11 @@ async fn begin(port: Port, own: SessionName, before: LogSession, seed: u64) -> R
             }
         }
     }
-    host.work().await
+    host.work().await?;
+    if takes_all {
+        host.clean_up().await;
+    }
+    Ok(())
 }
 
 impl Host {
@@ -228,7 +234,10 @@ impl Host {
             }
             let volume = volume_id(self.rng.u8(..VOLUMES));
             let is_served = self.served.contains_key(&volume);
-            match self.rng.u32(..20) {
+            match self.rng.u32(..26) {
+                20..=21 => self.collect().await,
+                22 if is_served => self.compact(volume).await?,
+                23 => self.raise_all().await,
                 0..=1 if !is_served => self.take(&[volume]).await?,
                 19 if self.rng.u8(..4) == 0 => {
                     let all = (0..VOLUMES).map(volume_id);
@@ -242,15 +251,114 @@ impl Host {
                 9..=14 => self.publish(None).await?,
                 15..=16 if is_served => self.fold(volume).await?,
                 17 if is_served => self.close(volume).await?,
-                18 => {
-                    let (host, last) = (self.own.host, self.next().before());
-                    if let Some(low) = raise_low_mark(&self.port, host, last).await {
-                        remove_records(&self.port, host, low).await;
-                    }
-                }
+                18 | 24..=25 => self.raise(self.own.host, self.next().before()).await,
                 _ => {}
             }
         }
+    }
+
+    async fn raise(&self, host: HostId, last: Position) {
+        let known = self.served.keys();
+        let names = known
+            .map(|volume| (*volume, volume_name(*volume)))
+            .collect();
+        if let Some(low) = raise_low_mark(&self.port, host, last, &names).await {
+            remove_records(&self.port, host, low).await;
+        }
+    }
+
+    /// Whoever collects raises the low marks of all hosts.
+    async fn raise_all(&self) {
+        let hosts: BTreeSet<HostId> = {
+            let shared = look(&self.port.world);
+            shared.machines.iter().map(|machine| machine.host).collect()
+        };
+        for host in hosts {
+            self.raise(host, Position(u64::MAX)).await;
+        }
+    }
+
+    /// When all has come to rest: two passes leave no garbage, and take nothing that a root names.
+    async fn clean_up(&self) {
+        self.raise_all().await;
+        self.collect().await;
+        self.collect().await;
+        let left = collect_nothing(&self.port).await;
+        let mut shared = look(&self.port.world);
+        if shared.ghost.was_set_back {
+            return;
+        }
+        match left {
+            Ok(left) if left.garbage.objects == 0 => {}
+            left => shared.ghost.violate(format!("S9: garbage stays: {left:?}")),
+        }
+        for number in 0..VOLUMES {
+            let (bytes, _) = &shared.objects[&root_key(&volume_name(volume_id(number)))];
+            let root = Root::decode(bytes).expect("a root");
+            if content_of(&shared.objects, &root).is_none() {
+                shared.ghost.on_refused(volume_id(number));
+            }
+        }
+    }
+
+    /// A pass of the collector.
+    async fn collect(&self) {
+        let found = collect(&self.port, self.own, 0).await;
+        let mut shared = look(&self.port.world);
+        match found {
+            Ok(found) => {
+                shared.ghost.removed += found.removed.objects;
+                if found.recovered.objects > 0 && !shared.ghost.was_set_back {
+                    shared.ghost.violate("S9: a candidate is reached".into());
+                }
+            }
+            Err(error) if !shared.ghost.was_set_back => shared.ghost.violate(error.to_string()),
+            Err(_) => {}
+        }
+    }
+
+    /// Makes one pack of a volume's, which only its root will name.
+    async fn compact(&mut self, volume: VolumeId) -> Result<(), Stop> {
+        self.publish(None).await?;
+        if !self.served.contains_key(&volume) {
+            return Ok(());
+        }
+        let tail = self.tail(volume, |tail| tail.clone());
+        let lines = tail.data[..tail.stored].iter().enumerate();
+        let content: String = lines
+            .map(|(lsn, value)| format!("{} {value}\n", lsn + 1))
+            .collect();
+        let pack = self
+            .put(format!("{volume}\n{content}").into_bytes())
+            .await?;
+        let object = NamedObject {
+            volume: 0,
+            is_index: false,
+            is_kept: false,
+            number: pack.number,
+        };
+        let batch = Batch {
+            floor: pack.number,
+            volumes: vec![(volume, tail.epoch)],
+            objects: vec![object],
+            ..Batch::default()
+        };
+        let progress = self.publisher.publish(batch).await?;
+        self.apply(progress);
+        let merged = DeltaRef {
+            last: Lsn(tail.stored as u64),
+            pack: ObjectId::new(self.own, pack.number),
+            footer_offset: 0,
+            footer_bytes: 0,
+            span: Span::new(0, 8),
+        };
+        let deltas = vec![merged];
+        let compacted = |root| Root {
+            deltas: deltas.clone(),
+            ..root
+        };
+        self.learn([self.own].into_iter());
+        self.update(volume, false, compacted).await.map(drop)
     }
 
     /// Puts everything that is not stored yet into a pack or two, and publishes it.
@@ -259,6 +367,9 @@ impl Host {
             floor: self.packs,
             ..Batch::default()
         };
+        if canary::active!("floor_is_above_what_is_on_its_way") {
+            batch.floor = u64::MAX;
+        }
         let volumes: Vec<_> = self.served.keys().copied().collect();
         for volume in volumes {
             let tail = self.tail(volume, |tail| tail.clone());
@@ -370,6 +481,7 @@ impl Host {
     async fn update(
         &mut self,
         volume: VolumeId,
+        is_repeated: bool,
         change: impl Fn(Root) -> Root,
     ) -> Result<bool, Stop> {
         while self.served.contains_key(&volume) {
@@ -408,6 +520,9 @@ impl Host {
                     if let Some(served) = self.served.get_mut(&volume) {
                         served.known = known;
                     }
+                    if !is_repeated {
+                        return Ok(false);
+                    }
                 }
                 Ok(OwnersUpdate::Fenced) => self.forget(volume),
                 Err(OwnersError::Stop(stop)) => return Err(stop),
@@ -418,7 +533,7 @@ impl Host {
     }
 
     async fn fold(&mut self, volume: VolumeId) -> Result<(), Stop> {
-        self.update(volume, |root| root).await.map(drop)
+        self.update(volume, true, |root| root).await.map(drop)
     }
 
     async fn close(&mut self, volume: VolumeId) -> Result<(), Stop> {
@@ -428,7 +543,7 @@ impl Host {
             mark: Position::default(),
             ..root
         };
-        if self.update(volume, closed).await? {
+        if self.update(volume, true, closed).await? {
             self.forget(volume);
         }
         Ok(())

@@ -55,6 +55,7 @@ struct Result {
     violation: Option<String>,
     slices: u64,
     stops: u64,
+    removed: u64,
 }
 
 /// Runs one world to its end.
@@ -81,6 +82,7 @@ fn run(seed: u64, hosts: usize, jobs: u32, budget: Budget) -> Result {
         violation: violation.or_else(|| (!opened).then(|| "it does not come to rest".into())),
         slices: shared.ghost.slices,
         stops: shared.ghost.stops,
+        removed: shared.ghost.removed,
     }
 }
 
@@ -113,15 +115,17 @@ const SET_BACK: Budget = Budget {
 };
 
 fn seeds(name: &str, count: u64, hosts: usize, jobs: u32, budget: Budget) {
-    let (mut slices, mut stops) = (0, 0);
+    let (mut slices, mut stops, mut removed) = (0, 0, 0);
     for seed in 0..count {
         let result = run(seed, hosts, jobs, budget);
         assert_eq!(result.violation, None, "{name}, seed {seed}");
         slices += result.slices;
         stops += result.stops;
+        removed += result.removed;
     }
-    println!("{name}: {slices} slices stored, {stops} hosts stopped");
+    println!("{name}: {slices} slices stored, {stops} hosts stopped, {removed} packs removed");
     assert!(slices > count, "hardly anything was published");
+    assert!(removed > count, "hardly anything was removed");
 }
 
 #[test]
@@ -160,7 +164,7 @@ fn each_planted_bug_is_seen() {
     let copied = ("copied", 2, COPIED);
     let set_back = ("set back", 2, SET_BACK);
     let faults = ("faults", 3, FAULTS);
-    let planted: [(&'static str, (&str, usize, Budget)); 15] = [
+    let planted: [(&'static str, (&str, usize, Budget)); 18] = [
         ("create_before_frame", faults),
         ("strangers_record_is_ours", copied),
         ("fence_is_passed_over", faults),
@@ -176,10 +180,13 @@ fn each_planted_bug_is_seen() {
         ("unresolved_digests_are_forgotten", faults),
         ("ended_tail_goes_on", faults),
         ("fence_blocks_every_epoch", faults),
+        ("collector_trusts_no_session", faults),
+        ("collector_reads_roots_before_logs", faults),
+        ("floor_is_above_what_is_on_its_way", faults),
     ];
     let mut missed = Vec::new();
     for (name, (world, hosts, budget)) in planted {
-        match seen(name, hosts, 120, budget, 6000) {
+        match seen(name, hosts, 120, budget, 12_000) {
             Some((seed, violation)) => println!("{name}: {world}, seed {seed}: {violation}"),
             None => missed.push(name),
         }

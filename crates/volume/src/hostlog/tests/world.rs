@@ -11,7 +11,8 @@ use std::task::{Context, Poll, Waker};
 
 use super::ghost::Ghost;
 use super::host::{Disk, live};
-use crate::driver::{StoreError, StoreOp, StoreReply, Version};
+use crate::collect::CollectPort;
+use crate::driver::{ComputeError, StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::names::{Digest, SessionName};
 use crate::hostlog::notes::LogState;
 use crate::hostlog::port::{LogPort, NotesEnded};
@@ -142,6 +143,20 @@ impl LogPort for Port {
     }
 }
 
+impl CollectPort for Port {
+    async fn compute<T: Send + 'static>(
+        &self,
+        _: u64,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ComputeError> {
+        Ok(work())
+    }
+
+    fn pace_ns(&self) -> u64 {
+        1
+    }
+}
+
 impl Shared {
     fn version(&mut self, data: &[u8]) -> Version {
         self.writes += 1;
@@ -185,8 +200,10 @@ impl Shared {
                 Ok(StoreReply::Deleted)
             }
             StoreOp::List { prefix } => {
-                let keys = self.objects.keys().filter(|key| key.starts_with(&prefix));
-                Ok(StoreReply::Keys(keys.cloned().collect()))
+                let objects = self.objects.iter();
+                let found = objects.filter(|(key, _)| key.starts_with(&prefix));
+                let keys = found.map(|(key, (data, _))| (key.clone(), data.len() as u64));
+                Ok(StoreReply::Keys(keys.collect()))
             }
         }
     }

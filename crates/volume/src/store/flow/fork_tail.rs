@@ -96,8 +96,14 @@ pub(crate) async fn fork_tail(
     root.deltas.extend(packs.iter().map(|pack| pack.reference));
     let named = root.sessions.insert(engine.session_name);
     named.map_err(|error| OpenError::Corrupt(format!("{name}: {error}")))?;
+    let created = make_volume(engine, &tail, root, base.as_ref()).await;
+    if created.is_err() {
+        // The root may be written yet, and then it names them.
+        let packs = packs.into_iter();
+        packs.for_each(|pack| pack.object.hold_for_good());
+    }
     Ok(ForkedTail {
-        volume: make_volume(engine, &tail, root, base.as_ref()).await?,
+        volume: created?,
         base: base.map(|_| tail.stored()),
         newest,
         damaged_sectors,

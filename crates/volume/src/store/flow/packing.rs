@@ -23,6 +23,7 @@ use crate::store::flow::pack_plan::{BroughtPack, PackPlan, PlannedItem, Run};
 use crate::store::flow::repeats::Repeats;
 use crate::store::flow::slices::{ServiceEnded, UploadedPack};
 use crate::store::immutable::put;
+use crate::store::unnamed::UnnamedObject;
 use crate::units::{Lsn, Span};
 
 /// Gathers a pack's content, compresses it, and brings the pack to the store, however often that takes.
@@ -33,20 +34,21 @@ pub(super) async fn bring_pack(
     plan: PackPlan,
 ) -> Result<BroughtPack, ServiceEnded> {
     let content = read_content(engine, tail, &plan).await?;
-    let (id, last) = (engine.next_object(), slice.last);
+    let (object, last) = (Arc::new(engine.next_object()), slice.last);
+    let number = object.id().number;
     let damaged = content.damaged();
     let cost = (ComputeKind::Pack, plan.bytes);
     let effort = effort(engine);
     let session = engine.session_name;
     let build = move || {
-        let mut writer = PackWriter::with_effort(session, id.number, effort);
+        let mut writer = PackWriter::with_effort(session, number, effort);
         add_items(&mut writer, &slice, &plan, &content);
         let pack = writer.finish();
         let digest = Digest::of(&pack.bytes);
         (pack, digest)
     };
     let (pack, digest) = compute(engine, tail, cost, build).await?;
-    let uploaded = put_pack(engine, tail, pack, (digest, last)).await?;
+    let uploaded = put_pack(engine, tail, (pack, object), (digest, last)).await?;
     Ok(BroughtPack { uploaded, damaged })
 }
 
@@ -98,7 +100,11 @@ pub(super) fn add_items(
 }
 
 /// One slice's part of a pack, as a root is to name it.
-pub(super) fn uploaded_part(pack: &Pack, digest: Digest, at: usize) -> UploadedPack {
+pub(super) fn uploaded_part(
+    (pack, object): (&Pack, &Arc<UnnamedObject>),
+    digest: Digest,
+    at: usize,
+) -> UploadedPack {
     let section = &pack.sections[at];
     let spans = section.items.iter().map(|item| delta_of(item).0);
     let footer = pack.parts[at];
@@ -112,6 +118,7 @@ pub(super) fn uploaded_part(pack: &Pack, digest: Digest, at: usize) -> UploadedP
         },
         digest,
         sections: vec![section.clone()],
+        object: Arc::clone(object),
     }
 }
 
@@ -139,7 +146,7 @@ fn add_run(writer: &mut PackWriter, slice: &Slice, run: &Run, content: &[u8], da
 async fn put_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    pack: Pack,
+    (pack, object): (Pack, Arc<UnnamedObject>),
     (digest, last): (Digest, Lsn),
 ) -> Result<UploadedPack, ServiceEnded> {
     let key = pack.key();
@@ -155,6 +162,7 @@ async fn put_pack(
         },
         digest,
         sections: pack.sections,
+        object,
     };
     let data = Bytes::from(pack.bytes);
     let mut repeats = Repeats::new(engine, tail);

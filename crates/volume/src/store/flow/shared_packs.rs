@@ -26,6 +26,7 @@ use crate::store::flow::packing::{add_items, effort, read_content, uploaded_part
 use crate::store::flow::shared_packs_state::{Member, Part, Waiting};
 use crate::store::flow::slices::ServiceEnded;
 use crate::store::immutable::write;
+use crate::store::unnamed::UnnamedObject;
 use crate::sync::atomic::Ordering;
 use crate::units::Span;
 
@@ -137,21 +138,24 @@ async fn bring_members(engine: Arc<Engine>, members: Vec<Member>) {
     let brought = bring(&engine, &tails, parts).await;
     for (at, (_, answer)) in tails.into_iter().enumerate() {
         let part = brought.as_ref().map(|(pack, digest, damaged)| BroughtPack {
-            uploaded: uploaded_part(pack, *digest, at),
+            uploaded: uploaded_part((&pack.0, &pack.1), *digest, at),
             damaged: damaged[at].clone(),
         });
         answer.send(part.ok_or(ServiceEnded));
     }
 }
 
-type Brought = (Pack, Digest, Vec<Vec<Span>>);
+type Brought = ((Pack, Arc<UnnamedObject>), Digest, Vec<Vec<Span>>);
 
 /// None: none of the volumes is served any more.
 async fn bring(engine: &Arc<Engine>, tails: &[Waiting], parts: Vec<Part>) -> Option<Brought> {
     let damaged = parts.iter().map(|(_, _, content)| content.damaged());
     let damaged = damaged.collect();
     let mut repeats = SharedRepeats::new(engine, tails);
-    let (mut pack, digest) = build(engine, parts, &mut repeats).await?;
+    // Held until what names it counts for all of them.
+    let object = Arc::new(engine.next_object());
+    let number = object.id().number;
+    let (mut pack, digest) = build(engine, (parts, number), &mut repeats).await?;
     let key = pack.key();
     let data = Bytes::from(std::mem::take(&mut pack.bytes));
     for (tail, _) in tails {
@@ -166,7 +170,7 @@ async fn bring(engine: &Arc<Engine>, tails: &[Waiting], parts: Vec<Part>) -> Opt
                 tails
                     .iter()
                     .for_each(|(tail, _)| tail.upload.on_store_answer(false));
-                return Some((pack, digest, damaged));
+                return Some(((pack, object), digest, damaged));
             }
             Err(error) if is_final(&error) => return None,
             Err(error) => repeats.wait(&error).await?,
@@ -176,10 +180,10 @@ async fn bring(engine: &Arc<Engine>, tails: &[Waiting], parts: Vec<Part>) -> Opt
 
 async fn build(
     engine: &Arc<Engine>,
-    parts: Vec<Part>,
+    (parts, number): (Vec<Part>, u64),
     repeats: &mut SharedRepeats<'_>,
 ) -> Option<(Pack, Digest)> {
-    let (session, number) = (engine.session_name, engine.next_object().number);
+    let session = engine.session_name;
     let effort = effort(engine);
     let bytes = parts.iter().map(|(_, plan, _)| plan.bytes).sum();
     let parts = Arc::new(parts);

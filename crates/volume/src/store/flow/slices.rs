@@ -12,6 +12,7 @@ use crate::map::ExtentMap;
 use crate::map::layers::{DirtyExtent, FrozenLayer, LogAddr};
 use crate::object::pack::Section;
 use crate::object::root::DeltaRef;
+use crate::store::unnamed::UnnamedObject;
 use crate::units::{Lsn, Span};
 
 /// Slices of a volume on their way at once: enough that one slow PUT leaves the others to use the
@@ -35,6 +36,8 @@ pub(crate) struct UploadedPack {
     /// Of its bytes.
     pub(crate) digest: Digest,
     pub(crate) sections: Vec<Section>,
+    /// Until what names it counts.
+    pub(crate) object: Arc<UnnamedObject>,
 }
 
 /// A slice whose packs are all in the store, up to a cut that a durable frame covers.

@@ -116,7 +116,7 @@ pub(crate) async fn list_snapshots(
     };
     let names: Vec<String> = keys
         .iter()
-        .filter_map(|key| snapshot_of_root_key(key))
+        .filter_map(|(key, _)| snapshot_of_root_key(key))
         .collect();
     let mut found = Vec::new();
     for names in names.chunks(READS_AT_ONCE) {

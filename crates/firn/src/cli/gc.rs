@@ -1,0 +1,68 @@
+//! `firn gc`: a pass of the garbage collector, and what it found.
+
+use super::args::{ApiArgs, GcArgs};
+use super::client::Client;
+use super::output;
+use crate::failure::Result;
+use crate::model::{GcAmount, GcPass, GcRequest};
+use crate::units::Size;
+
+pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
+    let request = GcRequest {
+        dry_run: args.dry_run,
+    };
+    let pass: GcPass = Client::new(api)?.post("/v1/gc", &request)?;
+    if json {
+        return output::json(&pass);
+    }
+    let row = |what: &str, amount: GcAmount, meaning: &str| {
+        vec![
+            what.to_owned(),
+            amount.objects.to_string(),
+            Size(amount.bytes).to_string(),
+            meaning.to_owned(),
+        ]
+    };
+    let mut rows = vec![
+        row(
+            "live packs",
+            pass.live_packs,
+            "data that volumes, snapshots and forks reach",
+        ),
+        row("live indexes", pass.live_indexes, "their index"),
+        row(
+            "held",
+            pass.held,
+            "nothing reaches it, but its server may still come to name it",
+        ),
+        row(
+            "garbage",
+            pass.garbage,
+            "nothing reaches it, and nothing ever will",
+        ),
+        row(
+            "removed",
+            pass.removed,
+            "garbage that an earlier pass had found, too",
+        ),
+    ];
+    if pass.failed.objects > 0 {
+        rows.push(row(
+            "failed",
+            pass.failed,
+            "could not be removed; a later pass will",
+        ));
+    }
+    if pass.recovered.objects > 0 {
+        rows.push(row(
+            "recovered",
+            pass.recovered,
+            "was garbage to an earlier pass: please report it",
+        ));
+    }
+    output::table(&["WHAT", "OBJECTS", "SIZE", "MEANING"], &rows)?;
+    if !args.dry_run && pass.garbage.objects > pass.removed.objects {
+        eprintln!("firn: what was found now is removed by the next pass, once that finds the same");
+    }
+    Ok(())
+}

@@ -1,0 +1,104 @@
+//! The garbage collector, as the API shows it: passes that are asked for, what the last one found, and whether it works.
+//!
+//! What is garbage is for the engine alone to say.
+
+use std::time::{Duration, SystemTime};
+
+use volume::{Amount, CollectorReport, Findings};
+
+use crate::control_plane::ControlPlane;
+use crate::failure::{Failure, Result};
+use crate::model::{GcAmount, GcPass, GcState};
+
+/// A collector that has not succeeded for so long is no more one.
+const OVERDUE: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn amount(of: Amount) -> GcAmount {
+    GcAmount {
+        objects: of.objects,
+        bytes: of.bytes,
+    }
+}
+
+fn describe(found: &Findings) -> GcPass {
+    GcPass {
+        live_packs: amount(found.live_packs),
+        live_indexes: amount(found.live_indexes),
+        held: amount(found.held),
+        garbage: amount(found.garbage),
+        removed: amount(found.removed),
+        failed: amount(found.failed),
+        recovered: amount(found.recovered),
+        roots: found.roots,
+        pins: found.pins,
+        records: found.records,
+        index_blocks: found.index_blocks,
+        index_bytes: found.index_bytes,
+        unsure_hosts: found.unsure_hosts,
+        is_overtaken: found.is_overtaken,
+    }
+}
+
+impl ControlPlane {
+    /// A pass of the collector over the whole store.
+    pub(crate) async fn collect_garbage(&self, dry_run: bool) -> Result<GcPass> {
+        let found = self.host.collect_garbage(dry_run).await;
+        let found = found.map_err(Failure::from)?;
+        Ok(describe(&found))
+    }
+
+    /// What the collector of this server did.
+    pub(crate) fn gc_state(&self) -> GcState {
+        let report = self.host.collector();
+        GcState {
+            is_on: report.is_on,
+            passes: report.passes,
+            failures_in_a_row: report.failures_in_a_row,
+            last_success_unix_ms: report.last_success_unix_ms,
+            last_error: report.last_error,
+            removed: amount(report.removed),
+            last: (report.passes > 0).then(|| describe(&report.findings)),
+        }
+    }
+
+    /// Why the collector is no more one, if so.
+    pub(super) fn gc_trouble(&self) -> Option<String> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        trouble(&self.host.collector(), now.unwrap_or_default())
+    }
+}
+
+fn trouble(report: &CollectorReport, now: Duration) -> Option<String> {
+    let since = report.last_success_unix_ms.or(report.on_since_unix_ms)?;
+    let age = now.saturating_sub(Duration::from_millis(since));
+    let error = report.last_error.as_ref()?;
+    let is_overdue = age >= OVERDUE && report.failures_in_a_row > 0;
+    is_overdue.then(|| {
+        format!(
+            "no pass has ended well for {} h, so the store only grows: {error}",
+            age.as_secs() / 3600
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_collector_that_has_not_succeeded_for_a_day_is_said_to_be_in_trouble() {
+        let hour = |hours: u64| Duration::from_secs(hours * 3600);
+        let mut report = CollectorReport {
+            is_on: true,
+            on_since_unix_ms: Some(0),
+            ..CollectorReport::default()
+        };
+        assert_eq!(trouble(&report, hour(48)), None, "nothing failed");
+        report.failures_in_a_row = 3;
+        report.last_error = Some("a root cannot be read".into());
+        assert_eq!(trouble(&report, hour(23)), None);
+        assert!(trouble(&report, hour(24)).is_some());
+        report.last_success_unix_ms = Some(2 * 3_600_000);
+        assert_eq!(trouble(&report, hour(25)), None);
+    }
+}

@@ -1,0 +1,106 @@
+//! Garbage collection by the real binary (S9): a store's bytes come down, and nothing that anybody reads is missing.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Server, World};
+use serde_json::Value;
+
+const MIB: usize = 1 << 20;
+/// More than a root lists before they are folded.
+const ROUNDS: u64 = 40;
+
+fn noise(seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..MIB).map(|_| random.u8(..)).collect()
+}
+
+fn bytes_below(dir: &Path) -> u64 {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let entry = entry.unwrap();
+        // One may go while it is looked at.
+        let Ok(found) = entry.metadata() else {
+            continue;
+        };
+        bytes += match found.is_dir() {
+            true => bytes_below(&entry.path()),
+            false => found.len(),
+        };
+    }
+    bytes
+}
+
+fn gc(world: &World, server: &Server, args: &[&str]) -> Value {
+    let said = world.done(server, &[&["gc", "--json"], args].concat());
+    serde_json::from_str(&said).unwrap()
+}
+
+#[test]
+fn a_stores_bytes_come_down_after_overwriting_and_another_host_verifies_all_content() {
+    let world = World::new();
+    let server = world.serve(
+        "one",
+        &["--volume", "demo=64MiB", "--rpo", "1h", "--gc", "off"],
+    );
+    let mut client = server.connect("demo");
+    client.write(32 * MIB as u64, &noise(1000)).unwrap();
+    for round in 0..ROUNDS {
+        client.write(0, &noise(round)).unwrap();
+        world.done(&server, &["sync", "demo"]);
+    }
+    let store = world.path("store");
+    let before = bytes_below(&store);
+    assert!(before > ROUNDS * MIB as u64, "{before}");
+    let dry = gc(&world, &server, &["--dry-run"]);
+    assert_eq!(dry["removed"]["objects"], 0);
+    assert_eq!(bytes_below(&store), before, "a dry run changes nothing");
+    // What the newest root lists still goes with the folds that come.
+    for round in ROUNDS..2 * ROUNDS {
+        client.write(0, &noise(round)).unwrap();
+        world.done(&server, &["sync", "demo"]);
+    }
+    gc(&world, &server, &[]);
+    let second = gc(&world, &server, &[]);
+    assert!(
+        second["removed"]["objects"].as_u64().unwrap() > ROUNDS,
+        "{second}"
+    );
+    assert_eq!(second["recovered"]["objects"], 0, "{second}");
+    let after = bytes_below(&store);
+    assert!(
+        after < before,
+        "{after} of {before}, and as much again was written"
+    );
+    let (status, metrics) = server.get("/metrics");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("firn_gc_passes_total 2"), "{metrics}");
+    server.kill();
+    let other = world.serve("two", &["--gc", "off"]);
+    world.take_over(&other, "demo");
+    let mut client = other.connect("demo");
+    assert!(client.read(0, MIB).unwrap() == noise(2 * ROUNDS - 1));
+    assert!(client.read(32 * MIB as u64, MIB).unwrap() == noise(1000));
+    assert!(client.read(16 * MIB as u64, MIB).unwrap() == vec![0; MIB]);
+}
+
+#[test]
+fn a_server_collects_by_itself_and_off_means_off() {
+    let world = World::new();
+    let passes = |server: &Server| {
+        let (_, state) = server.get("/v1/gc");
+        let state: Value = serde_json::from_str(&state).unwrap();
+        (
+            state["is_on"].as_bool().unwrap(),
+            state["passes"].as_u64().unwrap(),
+        )
+    };
+    let server = world.serve("one", &["--volume", "demo=8MiB", "--gc", "200ms"]);
+    common::eventually("three passes", || passes(&server).1 >= 3);
+    server.stop();
+    let server = world.serve("one", &["--gc", "off"]);
+    assert_eq!(passes(&server), (false, 0));
+}

@@ -1,0 +1,42 @@
+//! Why a pass removed nothing: what it must read, and could not.
+
+use crate::object::FormatError;
+
+/// Why a pass removed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CollectError {
+    /// What a root names, or a root, is gone: nobody can say what it held.
+    Missing(String),
+    /// An object cannot be read.
+    Unreadable(String, FormatError),
+    /// Two sessions have the same random bits: one of the keys is not firn's.
+    TwoSessions,
+    /// New volumes and pins came faster than they were read.
+    Moving,
+}
+
+impl std::fmt::Display for CollectError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            CollectError::Missing(key) => write!(
+                f,
+                "garbage collection removed nothing: {key} is not in the store, so what it names is not known; \
+                 put it back, or delete the volume whose it is"
+            ),
+            CollectError::Unreadable(key, error) => write!(
+                f,
+                "garbage collection removed nothing: {key}: {error}; put it back, or delete the volume whose it is"
+            ),
+            CollectError::TwoSessions => f.write_str(
+                "garbage collection removed nothing: two sessions have the same random bits: a key below packs/ \
+                 or indexes/ was not written by firn; remove it",
+            ),
+            CollectError::Moving => f.write_str(
+                "garbage collection removed nothing: volumes and forks came faster than they could be read; \
+                 it will be tried again",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for CollectError {}

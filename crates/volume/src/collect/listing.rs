@@ -1,0 +1,87 @@
+//! What is in the store when a pass begins: packs and index objects, by their keys.
+//!
+//! A key says whose an object is, and nothing about whether it is needed. What has no key of this form is not firn's
+//! and none of the collector's business.
+
+use std::collections::BTreeMap;
+
+use super::CollectPort;
+use super::error::CollectError;
+use crate::driver::StoreOp;
+use crate::driver::StoreReply;
+use crate::hostlog::names::{INDEX_PREFIX, PACK_PREFIX, SessionName, object_of_key};
+use crate::hostlog::port::list;
+use crate::object::ObjectId;
+
+/// An object that was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Listed {
+    /// Which of the listing's sessions wrote it.
+    pub(super) session: u32,
+    pub(super) is_index: bool,
+    pub(super) number: u64,
+    pub(super) bytes: u64,
+}
+
+/// All packs and index objects that were there.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub(super) sessions: Vec<SessionName>,
+    pub(super) objects: Vec<Listed>,
+}
+
+impl Listing {
+    pub(super) fn session(&self, listed: &Listed) -> SessionName {
+        self.sessions[listed.session as usize]
+    }
+
+    pub(super) fn id(&self, listed: &Listed) -> ObjectId {
+        ObjectId::new(self.session(listed), listed.number)
+    }
+
+    pub(super) fn key(&self, listed: &Listed) -> String {
+        let session = self.session(listed);
+        match listed.is_index {
+            true => session.index_key(listed.number),
+            false => session.pack_key(listed.number),
+        }
+    }
+}
+
+/// Lists them.
+///
+/// # Errors
+/// If two sessions have the same random bits: then an object in memory is not known by them.
+pub(super) async fn list_objects(port: &impl CollectPort) -> Result<Listing, CollectError> {
+    let mut listing = Listing::default();
+    let mut numbers: BTreeMap<SessionName, u32> = BTreeMap::new();
+    for (prefix, is_index) in [(PACK_PREFIX, false), (INDEX_PREFIX, true)] {
+        for (key, bytes) in list(port, prefix).await {
+            let Some((session, number)) = object_of_key(&key) else {
+                continue;
+            };
+            let session = *numbers.entry(session).or_insert_with(|| {
+                listing.sessions.push(session);
+                listing.sessions.len() as u32 - 1
+            });
+            listing.objects.push(Listed {
+                session,
+                is_index,
+                number,
+                bytes,
+            });
+        }
+    }
+    let mut bits: Vec<u64> = numbers.keys().map(|name| name.session.random).collect();
+    bits.sort_unstable();
+    match bits.windows(2).any(|pair| pair[0] == pair[1]) {
+        true => Err(CollectError::TwoSessions),
+        false => Ok(listing),
+    }
+}
+
+/// Removes an object. One that is gone is no error.
+pub(super) async fn remove(port: &impl CollectPort, key: String) -> bool {
+    let removed = port.store(StoreOp::Delete { key }).await;
+    matches!(removed, Ok(StoreReply::Deleted))
+}

@@ -1,0 +1,174 @@
+//! What the logs of hosts name, and which objects nobody will name any more: those of sessions that a later one's
+//! record has ended, and those below a session's floor.
+//!
+//! Of a log that is not whole, or cannot be read, nothing is concluded: all objects of its host stay.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::named::Named;
+use super::{CollectPort, SIDE_BY_SIDE};
+use crate::hostlog::look_around::read_low_mark;
+use crate::hostlog::names::{Digest, HOST_PREFIX, Position, SessionName, record_of_key};
+use crate::hostlog::port::{Found, list, read_record};
+use crate::hostlog::record::{Content, Record};
+use crate::jobs::join_all;
+use crate::object::{FormatError, ObjectId};
+use crate::units::{HostId, LogSession};
+
+/// What hosts will name no more.
+#[derive(Debug, Default)]
+pub(super) struct Endings {
+    hosts: BTreeMap<HostId, HostEndings>,
+    /// Records that were read.
+    pub(super) records: u64,
+    /// Hosts of whose logs nothing is concluded.
+    pub(super) unsure: Vec<HostId>,
+}
+
+#[derive(Debug, Default)]
+struct HostEndings {
+    /// The newest session that has a record: those before it are over.
+    newest: u64,
+    floors: BTreeMap<LogSession, u64>,
+}
+
+impl Endings {
+    /// Whether nobody will name the object who has not named it yet.
+    pub(super) fn is_over(&self, SessionName { host, session }: SessionName, number: u64) -> bool {
+        if canary::active!("collector_trusts_no_session") {
+            return true;
+        }
+        let Some(endings) = self.hosts.get(&host) else {
+            return false;
+        };
+        // A poisoned log has no sessions, and no records: what it brings is named by roots alone.
+        if session.number == 0 {
+            return false;
+        }
+        let floor = endings.floors.get(&session).copied().unwrap_or(0);
+        session.number < endings.newest || number < floor
+    }
+}
+
+/// Reads the logs of all hosts.
+pub(super) async fn read_logs(port: &impl CollectPort, named: &mut Named) -> Endings {
+    let mut listed: BTreeMap<HostId, BTreeSet<Position>> = BTreeMap::new();
+    for (key, _) in list(port, HOST_PREFIX).await {
+        if let Some((host, position)) = record_of_key(&key) {
+            listed.entry(host).or_default().insert(position);
+        }
+    }
+    let mut endings = Endings::default();
+    for (host, positions) in listed {
+        let mut log = Log {
+            port,
+            host,
+            named: &mut *named,
+            endings: HostEndings::default(),
+            previous: None,
+            records: 0,
+        };
+        let is_whole = log.read(&positions).await;
+        endings.records += log.records;
+        let found = log.endings;
+        match is_whole {
+            Ok(true) => {
+                endings.hosts.insert(host, found);
+            }
+            result => {
+                tracing::warn!(%host, ?result, "the log of a host is not whole: its objects stay");
+                endings.unsure.push(host);
+            }
+        }
+    }
+    endings
+}
+
+struct Log<'a, P> {
+    port: &'a P,
+    host: HostId,
+    named: &'a mut Named,
+    endings: HostEndings,
+    previous: Option<Digest>,
+    records: u64,
+}
+
+impl<P: CollectPort> Log<'_, P> {
+    /// Reads it from the low mark to its end. False: it has a hole, or records that do not follow each other.
+    async fn read(&mut self, listed: &BTreeSet<Position>) -> Result<bool, FormatError> {
+        let Some(mut at) = read_low_mark(self.port, self.host).await else {
+            return Ok(false);
+        };
+        loop {
+            let (port, host) = (self.port, self.host);
+            let window = at.0..at.0.saturating_add(SIDE_BY_SIDE as u64);
+            let read = |at| Box::pin(async move { read_record(port, host, Position(at)).await });
+            let found = join_all(window.map(read).collect()).await;
+            port.sleep(port.pace_ns()).await;
+            let mut is_end = false;
+            for found in found {
+                let Some(found) = found? else {
+                    is_end = true;
+                    break;
+                };
+                if !self.take(&found) {
+                    return Ok(false);
+                }
+                at = at.next();
+            }
+            if !is_end {
+                continue;
+            }
+            // Records that went meanwhile are below the mark: what they named is in the roots that are read next.
+            let low = read_low_mark(self.port, self.host).await;
+            match low {
+                Some(low) if low > at => {
+                    self.previous = None;
+                    at = low;
+                }
+                // One that was listed behind the end: a hole.
+                Some(_) => return Ok(listed.range(at..).next().is_none()),
+                None => return Ok(false),
+            }
+        }
+    }
+
+    /// False: it does not follow the record before it.
+    fn take(&mut self, Found { record, digest }: &Found) -> bool {
+        self.records += 1;
+        let previous = self.previous.replace(*digest);
+        let Content::Slices(slices) = &record.content else {
+            return true;
+        };
+        name_objects(record, self.named);
+        let session = record.writer.session;
+        self.endings.newest = self.endings.newest.max(session.number);
+        let floor = self.endings.floors.entry(session).or_default();
+        *floor = slices.floor.max(*floor);
+        previous.is_none_or(|previous| previous == slices.previous)
+    }
+}
+
+/// What a record names.
+fn name_objects(record: &Record, named: &mut Named) {
+    let Content::Slices(slices) = &record.content else {
+        return;
+    };
+    for pack in &slices.packs {
+        named.add_pack(ObjectId::new(record.session_of(pack), pack.number));
+    }
+    for object in &slices.objects {
+        let session = match object.is_kept {
+            true => slices.ends_session,
+            false => record.writer.session,
+        };
+        let id = ObjectId {
+            session: session.random,
+            number: object.number,
+        };
+        match object.is_index {
+            true => named.add_index(id),
+            false => named.add_pack(id),
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! A pass: list, logs, roots and pins, verdicts; then what an earlier pass found as well is removed, and what this
+//! one found is kept for the next.
+
+use std::collections::BTreeSet;
+
+pub use super::error::CollectError;
+
+use super::candidates::{CANDIDATES_KEY, CANDIDATES_MAX, Candidate, Candidates};
+use super::listing::{Listing, list_objects, remove};
+use super::logs::{Endings, read_logs};
+use super::named::Named;
+use super::trace::Trace;
+use super::{CollectPort, SIDE_BY_SIDE};
+use crate::driver::{StoreOp, StoreReply, Version};
+use crate::hostlog::names::SessionName;
+use crate::hostlog::port::read_decoded;
+use crate::jobs::join_all;
+
+/// How many objects, and their bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Objects.
+    pub objects: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Amount {
+    fn add(&mut self, bytes: u64) {
+        self.objects += 1;
+        self.bytes += bytes;
+    }
+}
+
+/// What a pass found, and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// Packs that something reaches.
+    pub live_packs: Amount,
+    /// Index objects that something reaches.
+    pub live_indexes: Amount,
+    /// Nothing reaches them, and nothing ever will: a later pass removes them.
+    pub garbage: Amount,
+    /// Nothing reaches them yet, but somebody may come to name them: their session goes on.
+    pub held: Amount,
+    /// Garbage of this pass and an earlier one, removed.
+    pub removed: Amount,
+    /// Garbage that could not be removed this time.
+    pub failed: Amount,
+    /// Candidates of an earlier pass that are reached now. It must never happen.
+    pub recovered: Amount,
+    /// Roots that were read.
+    pub roots: u64,
+    /// Pins that were read.
+    pub pins: u64,
+    /// Of them those whose children have roots of their own.
+    pub needless_pins: u64,
+    /// Records that were read.
+    pub records: u64,
+    /// Index blocks that were read.
+    pub index_blocks: u64,
+    /// Their bytes.
+    pub index_bytes: u64,
+    /// Hosts whose logs are not whole: nothing of theirs is removed.
+    pub unsure_hosts: u64,
+    /// Another collector ended a pass meanwhile: this one left the rest to it.
+    pub is_overtaken: bool,
+}
+
+/// Looks, and changes nothing.
+///
+/// # Errors
+/// If what a pass must read cannot be read.
+pub async fn look(port: &impl CollectPort) -> Result<Findings, CollectError> {
+    let known = read_candidates(port).await?;
+    let found = find(port, &known.candidates).await?;
+    Ok(found.findings)
+}
+
+/// Makes a pass: removes what an earlier one found as well, and keeps what this one found.
+///
+/// # Errors
+/// As [`look`]; then nothing was removed.
+pub async fn collect(
+    port: &impl CollectPort,
+    own: SessionName,
+    unix_ms: u64,
+) -> Result<Findings, CollectError> {
+    let known = read_candidates(port).await?;
+    let Found {
+        mut findings,
+        listing,
+        doomed,
+        fresh,
+        needless,
+    } = find(port, &known.candidates).await?;
+    let mut left = Vec::new();
+    for window in doomed.chunks(SIDE_BY_SIDE) {
+        // Whoever slept meanwhile leaves it to those who did not.
+        if read_candidates(port).await?.version != known.version {
+            findings.is_overtaken = true;
+            return Ok(findings);
+        }
+        let removals = window.iter().map(|at| {
+            let key = listing.key(&listing.objects[*at]);
+            Box::pin(remove(port, key))
+        });
+        for (at, removed) in window.iter().zip(join_all(removals.collect()).await) {
+            let listed = &listing.objects[*at];
+            match removed {
+                true => findings.removed.add(listed.bytes),
+                false => {
+                    findings.failed.add(listed.bytes);
+                    left.push(*at);
+                }
+            }
+        }
+        port.sleep(port.pace_ns()).await;
+    }
+    let kept = left.iter().chain(&fresh).take(CANDIDATES_MAX);
+    let next = Candidates {
+        passes: known.candidates.passes + 1,
+        unix_ms,
+        writer: own,
+        objects: kept.map(|at| candidate(&listing, *at)).collect(),
+    };
+    findings.is_overtaken = !write_candidates(port, &next, known.version).await;
+    if findings.is_overtaken {
+        return Ok(findings);
+    }
+    // Only now: a pass that began before, and may not have seen the child, finds that another has ended and removes
+    // nothing. One that begins now sees the child.
+    for window in needless.chunks(SIDE_BY_SIDE) {
+        let removals = window.iter().map(|key| Box::pin(remove(port, key.clone())));
+        join_all(removals.collect()).await;
+        port.sleep(port.pace_ns()).await;
+    }
+    Ok(findings)
+}
+
+fn candidate(listing: &Listing, at: usize) -> Candidate {
+    let listed = &listing.objects[at];
+    Candidate {
+        session: listing.session(listed),
+        is_index: listed.is_index,
+        number: listed.number,
+    }
+}
+
+/// What a pass finds.
+struct Found {
+    findings: Findings,
+    listing: Listing,
+    /// Garbage that an earlier pass found, too.
+    doomed: Vec<usize>,
+    /// Garbage that it did not.
+    fresh: Vec<usize>,
+    /// Keys of pins whose children have roots of their own.
+    needless: Vec<String>,
+}
+
+async fn find(port: &impl CollectPort, known: &Candidates) -> Result<Found, CollectError> {
+    let listing = list_objects(port).await?;
+    let mut named = Named::default();
+    let mut findings = Findings::default();
+    let roots_first = canary::active!("collector_reads_roots_before_logs");
+    let mut endings = Endings::default();
+    if !roots_first {
+        endings = read_logs(port, &mut named).await;
+    }
+    let mut trace = Trace::new(port, &mut named);
+    trace.run().await?;
+    findings.roots = trace.roots;
+    findings.pins = trace.pins;
+    let needless = std::mem::take(&mut trace.needless);
+    findings.needless_pins = needless.len() as u64;
+    findings.index_blocks = trace.index_blocks;
+    findings.index_bytes = trace.index_bytes;
+    if roots_first {
+        endings = read_logs(port, &mut named).await;
+    }
+    findings.records = endings.records;
+    findings.unsure_hosts = endings.unsure.len() as u64;
+    let known: BTreeSet<&Candidate> = known.objects.iter().collect();
+    let (mut doomed, mut fresh) = (Vec::new(), Vec::new());
+    for (at, listed) in listing.objects.iter().enumerate() {
+        let is_known = || known.contains(&candidate(&listing, at));
+        if named.has(listed.is_index, listing.id(listed)) {
+            match listed.is_index {
+                true => findings.live_indexes.add(listed.bytes),
+                false => findings.live_packs.add(listed.bytes),
+            }
+            if is_known() {
+                findings.recovered.add(listed.bytes);
+                let key = listing.key(listed);
+                tracing::error!(
+                    key,
+                    "a pass took this for garbage, and it is reached: it stays"
+                );
+            }
+        } else if !endings.is_over(listing.session(listed), listed.number) {
+            findings.held.add(listed.bytes);
+        } else {
+            findings.garbage.add(listed.bytes);
+            // With the right order one pass is enough: the second is there for what nobody thought of.
+            let at_once = roots_first || canary::active!("candidates_go_in_the_same_pass");
+            match is_known() || at_once {
+                true => doomed.push(at),
+                false => fresh.push(at),
+            }
+        }
+    }
+    Ok(Found {
+        findings,
+        listing,
+        doomed,
+        fresh,
+        needless,
+    })
+}
+
+struct Known {
+    candidates: Candidates,
+    /// None: no pass has ended yet.
+    version: Option<Version>,
+}
+
+async fn read_candidates(port: &impl CollectPort) -> Result<Known, CollectError> {
+    let found = read_decoded(port, CANDIDATES_KEY, Candidates::decode).await;
+    let found = found.map_err(|error| CollectError::Unreadable(CANDIDATES_KEY.into(), error))?;
+    let (candidates, version) = found.map_or((Candidates::default(), None), |(found, version)| {
+        (found, Some(version))
+    });
+    Ok(Known {
+        candidates,
+        version,
+    })
+}
+
+/// False: another collector was quicker, or the store did not say that this one was not.
+async fn write_candidates(
+    port: &impl CollectPort,
+    next: &Candidates,
+    version: Option<Version>,
+) -> bool {
+    let (key, data) = (CANDIDATES_KEY.to_owned(), next.encode());
+    let op = match version {
+        Some(version) => StoreOp::Update { key, data, version },
+        None => StoreOp::Create { key, data },
+    };
+    // Whatever becomes of it: the next pass reads what stands there.
+    matches!(port.store(op).await, Ok(StoreReply::Written { .. }))
+}

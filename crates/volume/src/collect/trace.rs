@@ -1,0 +1,306 @@
+//! What roots and pins name, with the index below them.
+//!
+//! A root may move while its index is read, and what it named may go then: so an object that is gone makes the root be
+//! read again, and is an error only if that has not moved. Blocks are shared by forks and read once.
+
+use std::collections::{BTreeSet, HashSet};
+
+use super::error::CollectError;
+use super::named::Named;
+use super::{CollectPort, SIDE_BY_SIDE};
+use crate::driver::{StoreError, StoreOp, StoreReply, Version};
+use crate::hostlog::marks::Pin;
+use crate::hostlog::names::PIN_PREFIX;
+use crate::hostlog::port::{list, read_decoded};
+use crate::jobs::join_all;
+use crate::object::node::{Node, decode_node};
+use crate::object::page::{BlockRef, Page, decode_page};
+use crate::object::root::Root;
+use crate::object::sessions::SessionNames;
+use crate::object::{
+    FormatError, ObjectId, ROOT_PREFIX, SNAPSHOT_PREFIX, root_key, snapshot_of_root_key,
+    volume_of_root_key,
+};
+use crate::units::VolumeId;
+
+/// So often an index block is read that is cut short or damaged on its way.
+const READS_MAX: u32 = 5;
+/// So often roots and pins are listed again because there were new ones.
+const ROUNDS_MAX: u32 = 64;
+
+/// Reads roots and pins.
+pub(super) struct Trace<'a, P> {
+    port: &'a P,
+    named: &'a mut Named,
+    /// Of everything that was read.
+    sessions: SessionNames,
+    /// Index blocks that were read with all that is below them.
+    blocks: HashSet<(ObjectId, u32)>,
+    /// Of a pin: what is gone is passed over, and all else is read.
+    passes_gone: bool,
+    /// How much was passed over.
+    passed: u64,
+    pub(super) roots: u64,
+    pub(super) pins: u64,
+    /// Keys of pins that hold nothing any more: their child has a root of its own, or had one.
+    pub(super) needless: Vec<String>,
+    pub(super) index_blocks: u64,
+    pub(super) index_bytes: u64,
+}
+
+/// Why an index was not read to its end.
+enum Broken {
+    /// An object that it names is gone.
+    Gone(String),
+    Failed(CollectError),
+}
+
+impl From<CollectError> for Broken {
+    fn from(error: CollectError) -> Broken {
+        Broken::Failed(error)
+    }
+}
+
+impl<'a, P: CollectPort> Trace<'a, P> {
+    pub(super) fn new(port: &'a P, named: &'a mut Named) -> Trace<'a, P> {
+        Trace {
+            port,
+            named,
+            sessions: SessionNames::default(),
+            blocks: HashSet::new(),
+            passes_gone: false,
+            passed: 0,
+            roots: 0,
+            pins: 0,
+            needless: Vec::new(),
+            index_blocks: 0,
+            index_bytes: 0,
+        }
+    }
+
+    /// Reads all roots, then all pins, and again as long as a list brings one that was not there before: names go from
+    /// a root to a pin, and from there to a root that may be new.
+    pub(super) async fn run(&mut self) -> Result<(), CollectError> {
+        let (mut roots, mut pins) = (BTreeSet::new(), BTreeSet::new());
+        for _ in 0..ROUNDS_MAX {
+            let mut is_new = false;
+            let mut keys = list(self.port, ROOT_PREFIX).await;
+            keys.extend(list(self.port, SNAPSHOT_PREFIX).await);
+            for (key, _) in keys {
+                let volume = volume_of_root_key(&key).map(str::to_owned);
+                if let Some(name) = volume.or_else(|| snapshot_of_root_key(&key))
+                    && roots.insert(name.clone())
+                {
+                    is_new = true;
+                    self.trace_root(&name).await?;
+                }
+            }
+            if canary::active!("collector_reads_no_pins") {
+                return Ok(());
+            }
+            for (key, _) in list(self.port, PIN_PREFIX).await {
+                if pins.insert(key.clone()) {
+                    is_new = true;
+                    self.trace_pin(&key).await?;
+                }
+            }
+            if !is_new {
+                return Ok(());
+            }
+        }
+        Err(CollectError::Moving)
+    }
+
+    async fn trace_root(&mut self, name: &str) -> Result<(), CollectError> {
+        self.roots += 1;
+        let mut before: Option<Version> = None;
+        loop {
+            let key = root_key(name);
+            let found = read_decoded(self.port, &key, Root::decode).await;
+            let found = found.map_err(|error| CollectError::Unreadable(key.clone(), error))?;
+            // Nobody removes a root. If somebody did, what it named is not the collector's to judge.
+            let (root, version) = found.ok_or_else(|| CollectError::Missing(key.clone()))?;
+            if root.deleted {
+                return Ok(());
+            }
+            match self.trace(&root).await {
+                Ok(()) => return Ok(()),
+                Err(Broken::Gone(gone)) if before.as_ref() == Some(&version) => {
+                    return Err(CollectError::Missing(gone));
+                }
+                Err(Broken::Gone(_)) => before = Some(version),
+                Err(Broken::Failed(error)) => return Err(error),
+            }
+        }
+    }
+
+    /// A pin holds what it names; whether its child came to be does not matter here.
+    async fn trace_pin(&mut self, key: &str) -> Result<(), CollectError> {
+        let found = read_decoded(self.port, key, Pin::decode).await;
+        let found = found.map_err(|error| CollectError::Unreadable(key.to_owned(), error))?;
+        let Some((pin, _)) = found else {
+            // Its child was deleted. What that named by then has a pin or a root that a later list brings.
+            return Ok(());
+        };
+        self.pins += 1;
+        // What is gone of one that came too late: its child never was, or begins with another pin. If there is a child,
+        // its root says what is gone.
+        self.passes_gone = true;
+        let traced = self.trace(&pin.root).await;
+        self.passes_gone = false;
+        match traced {
+            Ok(()) => self.judge_pin(key, &pin.root).await,
+            Err(Broken::Gone(key)) => Err(CollectError::Missing(key)),
+            Err(Broken::Failed(error)) => Err(error),
+        }
+    }
+
+    /// A pin is needed until what it names has come to stand in its child's root, or never will: that root is of the
+    /// pin's epoch or a later one, so whoever was about to write the pin's root does so no more.
+    async fn judge_pin(&mut self, key: &str, pinned: &Root) -> Result<(), CollectError> {
+        let root = root_key(&pinned.name);
+        let found = read_decoded(self.port, &root, Root::decode).await;
+        let found = found.map_err(|error| CollectError::Unreadable(root, error))?;
+        let has_begun = |root: &Root| root.volume == pinned.volume && root.epoch >= pinned.epoch;
+        if found.is_some_and(|(root, _)| has_begun(&root)) {
+            self.needless.push(key.to_owned());
+        }
+        Ok(())
+    }
+
+    async fn trace(&mut self, root: &Root) -> Result<(), Broken> {
+        let damaged = |error| CollectError::Unreadable(root_key(&root.name), error);
+        self.sessions
+            .extend(root.sessions.iter())
+            .map_err(damaged)?;
+        for delta in &root.deltas {
+            self.named.add_pack(delta.pack);
+        }
+        for (_, block) in &root.nodes {
+            self.named.add_index(block.object);
+        }
+        // A fork has blocks of the volumes that it was forked from.
+        let lineage = root.lineage();
+        let ancestors = lineage.iter().map(|ancestor| ancestor.volume);
+        let volumes: Vec<VolumeId> = [root.volume].into_iter().chain(ancestors).collect();
+        for nodes in root.nodes.chunks(SIDE_BY_SIDE) {
+            let nodes = self.read_blocks(&volumes, nodes, decode_node).await?;
+            for (block, node) in nodes {
+                let passed = self.passed;
+                self.trace_node(&volumes, &node).await?;
+                // A root with the same node has to find out what is gone below it.
+                if passed == self.passed {
+                    self.blocks.insert((block.object, block.offset));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn trace_node(&mut self, volumes: &[VolumeId], node: &Node) -> Result<(), Broken> {
+        let damaged = |error| CollectError::Unreadable("a node of an index".into(), error);
+        self.sessions.extend(node.sessions()).map_err(damaged)?;
+        let pages: Vec<(u64, BlockRef)> = node.pages().collect();
+        for (_, block) in &pages {
+            self.named.add_index(block.object);
+        }
+        for pages in pages.chunks(SIDE_BY_SIDE) {
+            let decode = |volume, number, bytes: &[u8]| {
+                let page: Page = decode_page(volume, number, bytes)?;
+                Ok(page.packs().collect::<Vec<ObjectId>>())
+            };
+            for (block, packs) in self.read_blocks(volumes, pages, decode).await? {
+                packs.into_iter().for_each(|pack| self.named.add_pack(pack));
+                self.blocks.insert((block.object, block.offset));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads those of the blocks that were not read before.
+    async fn read_blocks<T: Send + 'static>(
+        &mut self,
+        volumes: &[VolumeId],
+        blocks: &[(u64, BlockRef)],
+        decode: impl Fn(VolumeId, u64, &[u8]) -> Result<T, FormatError> + Copy + Send + Sync + 'static,
+    ) -> Result<Vec<(BlockRef, T)>, Broken> {
+        let mut reads = Vec::new();
+        for (number, block) in blocks {
+            if self.blocks.contains(&(block.object, block.offset)) {
+                continue;
+            }
+            let key = self.sessions.index_key(block.object);
+            let key =
+                key.map_err(|error| CollectError::Unreadable(block.object.to_string(), error))?;
+            self.index_blocks += 1;
+            self.index_bytes += u64::from(block.bytes);
+            let read = read_block(self.port, key, (*number, *block), volumes.to_vec(), decode);
+            reads.push(Box::pin(read));
+        }
+        if reads.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found = join_all(reads).await;
+        self.port.sleep(self.port.pace_ns()).await;
+        let mut whole = Vec::new();
+        for found in found {
+            match found {
+                Ok(found) => whole.push(found),
+                Err(Broken::Gone(_)) if self.passes_gone => self.passed += 1,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(whole)
+    }
+}
+
+async fn read_block<T: Send + 'static>(
+    port: &impl CollectPort,
+    key: String,
+    (number, block): (u64, BlockRef),
+    volumes: Vec<VolumeId>,
+    decode: impl Fn(VolumeId, u64, &[u8]) -> Result<T, FormatError> + Copy + Send + Sync + 'static,
+) -> Result<(BlockRef, T), Broken> {
+    let mut pause = port.pause_ns();
+    let mut reads = 0;
+    loop {
+        let op = StoreOp::GetRange {
+            key: key.clone(),
+            offset: u64::from(block.offset),
+            len: u64::from(block.bytes),
+        };
+        let error = match port.store(op).await {
+            Ok(StoreReply::Range(data)) => {
+                let volumes = volumes.clone();
+                let work = move || {
+                    let mut found = Err(FormatError::Corrupt("an index block of no volume"));
+                    for volume in volumes {
+                        found = decode(volume, number, &data);
+                        if found.is_ok() {
+                            break;
+                        }
+                    }
+                    found
+                };
+                match port.compute(u64::from(block.bytes), work).await {
+                    Ok(Ok(found)) => return Ok((block, found)),
+                    Ok(Err(error)) => error,
+                    Err(_) => FormatError::Corrupt("an index block ends the server's computation"),
+                }
+            }
+            Err(StoreError::NotFound) => return Err(Broken::Gone(key)),
+            Err(StoreError::OutOfRange) => FormatError::Corrupt("it ends too early"),
+            // A store that is away is waited for.
+            _ => {
+                port.sleep(pause).await;
+                pause = (pause * 2).min(port.pause_ns() * 30);
+                continue;
+            }
+        };
+        reads += 1;
+        if reads >= READS_MAX {
+            return Err(CollectError::Unreadable(key, error).into());
+        }
+        port.sleep(pause).await;
+    }
+}

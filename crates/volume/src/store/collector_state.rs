@@ -1,0 +1,84 @@
+//! What the collector of a host did, and whether a pass is going on.
+//!
+//! Written by passes, read by whoever asks; never does I/O itself.
+
+use crate::collect::pass::{Amount, Findings};
+use crate::error::OpenError;
+use crate::jobs::Signal;
+use crate::lock::lock;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+
+/// What the collector of this host did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CollectorReport {
+    /// It runs by itself.
+    pub is_on: bool,
+    /// Since when, milliseconds since 1970.
+    pub on_since_unix_ms: Option<u64>,
+    /// Passes that ended well, by this process.
+    pub passes: u64,
+    /// Passes that failed since one ended well.
+    pub failures_in_a_row: u64,
+    /// When one last ended well, milliseconds since 1970; none by this process.
+    pub last_success_unix_ms: Option<u64>,
+    /// Why the last one failed, if it did.
+    pub last_error: Option<String>,
+    /// What the last one that ended well found.
+    pub findings: Findings,
+    /// What this process removed.
+    pub removed: Amount,
+}
+
+/// Of this process.
+#[derive(Debug, Default)]
+pub(crate) struct CollectorState {
+    is_busy: AtomicBool,
+    free: Signal,
+    report: Mutex<CollectorReport>,
+}
+
+/// Ends the pass that is going on.
+pub(super) struct Busy<'a>(&'a CollectorState);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.is_busy.store(false, Ordering::Release);
+        self.0.free.wake_all();
+    }
+}
+
+impl CollectorState {
+    pub(super) async fn take(&self) -> Busy<'_> {
+        let take = || (!self.is_busy.swap(true, Ordering::AcqRel)).then_some(());
+        self.free.wait_until(take).await;
+        Busy(self)
+    }
+
+    pub(super) fn set_on(&self, unix_ms: u64) {
+        let mut report = lock(&self.report);
+        report.is_on = true;
+        report.on_since_unix_ms = Some(unix_ms);
+    }
+
+    pub(crate) fn report(&self) -> CollectorReport {
+        lock(&self.report).clone()
+    }
+
+    pub(super) fn on_success(&self, found: &Findings, unix_ms: u64) {
+        let mut report = lock(&self.report);
+        report.passes += 1;
+        report.failures_in_a_row = 0;
+        report.last_success_unix_ms = Some(unix_ms);
+        report.last_error = None;
+        report.removed.objects += found.removed.objects;
+        report.removed.bytes += found.removed.bytes;
+        report.findings = found.clone();
+    }
+
+    pub(super) fn on_failure(&self, error: &OpenError) {
+        let mut report = lock(&self.report);
+        report.failures_in_a_row += 1;
+        report.last_error = Some(error.to_string());
+    }
+}

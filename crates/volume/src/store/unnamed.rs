@@ -1,0 +1,101 @@
+//! The objects of this process that nothing in the store names yet, and the floor below which there are none.
+//!
+//! A record states the floor, and from then on the collector may take what is below it and named nowhere. So a
+//! number is held from the moment it is drawn until what names it counts, or until nothing ever will; whoever is in
+//! doubt holds it for good, which costs no more than garbage until this process ends.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::hostlog::names::SessionName;
+use crate::lock::lock;
+use crate::object::ObjectId;
+use crate::sync::Mutex;
+
+/// Draws the numbers of this process's objects.
+#[derive(Debug)]
+pub(crate) struct UnnamedObjects {
+    session: SessionName,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    unnamed: BTreeSet<u64>,
+}
+
+/// An object that nothing names yet. When it is dropped something does, or nothing ever will.
+#[derive(Debug)]
+pub(crate) struct UnnamedObject {
+    objects: Arc<UnnamedObjects>,
+    number: u64,
+}
+
+impl UnnamedObjects {
+    pub(crate) fn new(session: SessionName) -> Arc<UnnamedObjects> {
+        Arc::new(UnnamedObjects {
+            session,
+            state: Mutex::default(),
+        })
+    }
+
+    /// A new object.
+    pub(crate) fn draw(self: &Arc<Self>) -> UnnamedObject {
+        let mut state = lock(&self.state);
+        let number = state.next;
+        state.next += 1;
+        state.unnamed.insert(number);
+        UnnamedObject {
+            objects: Arc::clone(self),
+            number,
+        }
+    }
+
+    /// Everything below it is named, or never will be.
+    pub(crate) fn floor(&self) -> u64 {
+        let state = lock(&self.state);
+        let first = state.unnamed.first().copied();
+        first
+            .filter(|_| !canary::active!("floor_passes_unnamed_objects"))
+            .unwrap_or(state.next)
+    }
+}
+
+impl UnnamedObject {
+    pub(crate) fn id(&self) -> ObjectId {
+        ObjectId::new(self.objects.session, self.number)
+    }
+
+    /// A request that names it may still land: the floor stays below it for as long as this process lives.
+    pub(crate) fn hold_for_good(self: Arc<Self>) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for UnnamedObject {
+    fn drop(&mut self) {
+        lock(&self.objects.state).unnamed.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_floor_never_passes_an_object_that_nothing_names_yet() {
+        let objects = UnnamedObjects::new(SessionName::default());
+        assert_eq!(objects.floor(), 0);
+        let (first, second) = (objects.draw(), objects.draw());
+        assert_eq!((first.id().number, second.id().number), (0, 1));
+        assert_eq!(objects.floor(), 0);
+        drop(second);
+        assert_eq!(objects.floor(), 0, "the first is not named");
+        drop(first);
+        assert_eq!(objects.floor(), 2);
+        Arc::new(objects.draw()).hold_for_good();
+        drop(objects.draw());
+        assert_eq!(objects.floor(), 2, "it may be named yet");
+    }
+}

@@ -1,0 +1,190 @@
+//! What of a host's log stays in the store: records that no root needs any more go, what a root needs never does,
+//! and what is named nowhere yet lies above the floor.
+//!
+//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use support::{Lasting, World, options};
+use volume::Options;
+use volume::hostlog::marks::LowMark;
+use volume::hostlog::names::{Position, record_of_key};
+use volume::hostlog::record::{Content, Record, Slices};
+use volume::object::root::Root;
+use volume::object::root_key;
+
+const MIB: u64 = 1 << 20;
+
+fn few_records(lasting: Lasting) -> World {
+    let options = Options {
+        low_mark_records: 8,
+        take_over: true,
+        ..options()
+    };
+    World::try_start(lasting, options).unwrap_or_else(|e| panic!("{}", e.0))
+}
+
+/// Records of all hosts, by position.
+fn records(lasting: &Lasting) -> BTreeMap<Position, Slices> {
+    let objects = lasting.objects.iter();
+    let records = objects.filter_map(|(key, (bytes, _))| {
+        let (_, position) = record_of_key(key)?;
+        let record = Record::decode(bytes).expect("a record");
+        match record.content {
+            Content::Slices(slices) => Some((position, slices)),
+            Content::Fence(_) => None,
+        }
+    });
+    records.collect()
+}
+
+fn low_marks(lasting: &Lasting) -> Vec<Position> {
+    let objects = lasting.objects.iter();
+    let marks = objects.filter(|(key, _)| key.ends_with("/low"));
+    let decode = |bytes: &[u8]| LowMark::decode(bytes).expect("a low mark").position;
+    marks.map(|(_, (bytes, _))| decode(bytes)).collect()
+}
+
+fn root_of(lasting: &Lasting, name: &str) -> Root {
+    Root::decode(&lasting.objects[&root_key(name)].0).expect("a root")
+}
+
+#[test]
+fn records_that_no_root_needs_go_and_another_host_finds_all_that_was_stored() {
+    let mut world = few_records(Lasting::default());
+    for name in ["busy", "idle"] {
+        world.create(name, 64 * MIB);
+    }
+    let (busy, idle) = (world.open("busy"), world.open("idle"));
+    world.write(&idle, 0, 7, 4096);
+    world.sync(&idle);
+    for nth in 0..60_u64 {
+        world.write(&busy, 8 * (nth % 5), 1 + nth as u8, 4096);
+        world.sync(&busy);
+    }
+    world.pass(5_000);
+    let low = low_marks(&world.lasting);
+    assert!(low[0] > Position(30), "{low:?}");
+    let left = records(&world.lasting);
+    assert!(left.len() < 30, "{} records are left", left.len());
+    assert!(left.keys().all(|position| *position >= low[0]));
+    // The host is lost with its disk.
+    let objects = world.kill().objects;
+    let mut other = few_records(Lasting {
+        objects,
+        versions: 1_000,
+        ..Lasting::default()
+    });
+    let (busy, idle) = (other.open("busy"), other.open("idle"));
+    assert_eq!(other.read_fill(&idle, 0, 4096), 7);
+    for nth in 55..60_u64 {
+        assert_eq!(other.read_fill(&busy, 8 * (nth % 5), 4096), 1 + nth as u8);
+    }
+}
+
+#[test]
+fn a_records_floor_never_passes_a_pack_that_no_record_names() {
+    let mut world = World::new();
+    for name in ["slow", "quick"] {
+        world.create(name, 64 * MIB);
+    }
+    let (slow, quick) = (world.open("slow"), world.open("quick"));
+    world.lasting.hanging_puts = 1;
+    world.write(&slow, 0, 1, 4096);
+    let synced = world.host.sync(&slow);
+    world.pass(100);
+    for fill in 2..6 {
+        world.write(&quick, 0, fill, 4096);
+        world.sync(&quick);
+    }
+    let named = |lasting: &Lasting| -> BTreeSet<u64> {
+        let records = records(lasting);
+        let packs = records.values().flat_map(|slices| slices.packs.clone());
+        packs.map(|pack| pack.number).collect()
+    };
+    let before = named(&world.lasting);
+    let floor = |lasting: &Lasting| records(lasting).values().last().expect("records").floor;
+    let stuck = floor(&world.lasting);
+    world.answer_hanging_puts();
+    world.wait(|_| synced.try_take()).expect("synced");
+    let late: Vec<u64> = named(&world.lasting).difference(&before).copied().collect();
+    assert!(
+        late.iter().all(|number| *number >= stuck),
+        "{late:?}, {stuck}"
+    );
+    assert!(!late.is_empty());
+    // It goes on when everything is named.
+    world.write(&quick, 0, 9, 4096);
+    world.sync(&quick);
+    assert!(floor(&world.lasting) > late[0]);
+}
+
+#[test]
+fn what_a_fold_is_about_to_name_stands_in_a_record_that_no_root_has_passed() {
+    let mut folds = 0;
+    for moment in (0..2_000).step_by(50) {
+        let mut world = World::new();
+        world.create("demo", 64 * MIB);
+        let volume = world.open("demo");
+        for page in 0..options().deltas_max as u64 {
+            world.write(&volume, page * 32_768, 1, 4096);
+            world.sync(&volume);
+        }
+        world.lasting.store_ms = 100;
+        world.write(&volume, 8, 2, 4096);
+        let _synced = world.host.sync(&volume);
+        let mut roots = vec![root_of(&world.lasting, "demo")];
+        for at in (0..6_000).step_by(10) {
+            if at == moment {
+                drop(world.host.grow_volume(&volume, 65 * MIB));
+            }
+            world.pass(10);
+            let root = root_of(&world.lasting, "demo");
+            roots.extend((root.sequence > roots[roots.len() - 1].sequence).then_some(root));
+        }
+        let records = records(&world.lasting);
+        for pair in roots.windows(2) {
+            let indexes = |root: &Root| -> BTreeSet<u64> {
+                let nodes = root.nodes.iter();
+                nodes.map(|(_, block)| block.object.number).collect()
+            };
+            for object in indexes(&pair[1]).difference(&indexes(&pair[0])) {
+                let names = |(at, slices): (&Position, &Slices)| {
+                    let mut objects = slices.objects.iter();
+                    *at > pair[0].mark && objects.any(|named| named.number == *object)
+                };
+                assert!(
+                    records.iter().any(names),
+                    "grown after {moment} ms: nothing holds {object}"
+                );
+                folds += 1;
+            }
+        }
+    }
+    assert!(folds > 20, "{folds}");
+}
+
+#[cfg(canary)]
+mod planted {
+    use super::*;
+
+    #[test]
+    fn each_planted_bug_is_seen() {
+        support::each_is_seen(&[
+            (
+                "floor_passes_unnamed_objects",
+                a_records_floor_never_passes_a_pack_that_no_record_names,
+            ),
+            (
+                "moved_root_names_what_was_named_before",
+                what_a_fold_is_about_to_name_stands_in_a_record_that_no_root_has_passed,
+            ),
+            (
+                "marks_keep_the_low_mark_back",
+                records_that_no_root_needs_go_and_another_host_finds_all_that_was_stored,
+            ),
+        ]);
+    }
+}
