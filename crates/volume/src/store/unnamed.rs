@@ -23,6 +23,8 @@ pub(crate) struct UnnamedObjects {
 struct State {
     next: u64,
     unnamed: BTreeSet<u64>,
+    /// Of them those that stay.
+    for_good: BTreeSet<u64>,
 }
 
 /// An object that nothing names yet. When it is dropped something does, or nothing ever will.
@@ -68,14 +70,17 @@ impl UnnamedObject {
     }
 
     /// A request that names it may still land: the floor stays below it for as long as this process lives.
-    pub(crate) fn hold_for_good(self: Arc<Self>) {
-        std::mem::forget(self);
+    pub(crate) fn hold_for_good(&self) {
+        lock(&self.objects.state).for_good.insert(self.number);
     }
 }
 
 impl Drop for UnnamedObject {
     fn drop(&mut self) {
-        lock(&self.objects.state).unnamed.remove(&self.number);
+        let mut state = lock(&self.objects.state);
+        if !state.for_good.contains(&self.number) {
+            state.unnamed.remove(&self.number);
+        }
     }
 }
 
@@ -94,7 +99,7 @@ mod tests {
         assert_eq!(objects.floor(), 0, "the first is not named");
         drop(first);
         assert_eq!(objects.floor(), 2);
-        Arc::new(objects.draw()).hold_for_good();
+        objects.draw().hold_for_good();
         drop(objects.draw());
         assert_eq!(objects.floor(), 2, "it may be named yet");
     }

@@ -99,8 +99,7 @@ pub(crate) async fn fork_tail(
     let created = make_volume(engine, &tail, root, base.as_ref()).await;
     if created.is_err() {
         // The root may be written yet, and then it names them.
-        let packs = packs.into_iter();
-        packs.for_each(|pack| pack.object.hold_for_good());
+        packs.iter().for_each(|pack| pack.object.hold_for_good());
     }
     Ok(ForkedTail {
         volume: created?,
