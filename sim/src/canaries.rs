@@ -121,6 +121,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "child_without_a_pin",
     "no_look_after_the_pin",
     "child_has_what_came_later",
+    "restore_leaves_no_trace",
     "poison_wakes_a_few",
     "folds_never_back_off",
     "one_key_is_everybodys",

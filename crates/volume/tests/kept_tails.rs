@@ -6,7 +6,7 @@ mod support;
 
 use support::World;
 use support::hosts::{close, delete, hand_over, other_host};
-use volume::{TailId, Volume};
+use volume::{OpenError, TailId, Volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -90,6 +90,47 @@ fn a_fork_goes_on_after_failures_of_the_store_and_not_for_ever() {
     one.wait(|_| dropped.try_take()).expect("nobody reads it");
 }
 
+/// The host that took the volume over sets it back to a snapshot from before what this one has stored, and
+/// writes nothing: its root still seems to go on from there.
+fn a_restore_is_no_base() {
+    let mut one = World::new();
+    one.create("demo", 64 * MIB);
+    let volume = one.open("demo");
+    one.write(&volume, 0, 1, 4096);
+    let taken = one.host.create_snapshot("demo@one", Vec::new());
+    one.wait(|_| taken.try_take()).expect("taken");
+    one.write(&volume, 8, 2, 4096);
+    one.sync(&volume);
+    one.write(&volume, 16, 3, 4096);
+    one.flush(&volume);
+    let mut one = World::start(one.kill());
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    close(&mut other, &theirs);
+    let restored = other.host.restore_volume("demo@one", "demo@kept");
+    other.wait(|_| restored.try_take()).expect("restored");
+    hand_over(&mut other, &mut one);
+    let volume = one.open("demo");
+    assert_eq!(one.read_fill(&volume, 8, 4096), 0);
+    let id = one.host.unserved_tails()[0].id;
+    let fork = one.host.fork_tail(id, "saved", false);
+    let refused = one.wait(|_| fork.try_take()).expect_err("two histories");
+    assert!(matches!(refused, OpenError::BaseGone { .. }), "{refused}");
+    assert!(
+        refused.to_string().contains("set back to a snapshot"),
+        "{refused}"
+    );
+    let fork = one.host.fork_tail(id, "saved", true);
+    one.wait(|_| fork.try_take()).expect("forked");
+    let saved = one.open("saved");
+    assert_eq!(one.read_fill(&saved, 16, 4096), 3);
+}
+
+#[test]
+fn a_volume_that_was_set_back_to_a_snapshot_is_no_base_of_a_tail_from_before() {
+    a_restore_is_no_base();
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -102,5 +143,6 @@ fn each_planted_bug_is_seen_by_its_test() {
             "fork_gives_up_at_once",
             a_fork_goes_on_after_failures_of_the_store_and_not_for_ever,
         ),
+        ("restore_leaves_no_trace", a_restore_is_no_base),
     ]);
 }

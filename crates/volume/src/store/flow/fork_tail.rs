@@ -208,7 +208,7 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
     let merged = match root.folded() {
         Some(folded) if folded <= stored => None,
         Some(folded) => Some(format!(
-            "it was merged with what came later, up to LSN {}",
+            "it was merged with what came later, or set back to a snapshot since, up to LSN {}",
             folded.0
         )),
         None => Some("its root does not say up to where it was merged".to_owned()),

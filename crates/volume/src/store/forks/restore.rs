@@ -99,13 +99,21 @@ async fn read_closed(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoot, Op
     }
 }
 
-/// The snapshot's content under the volume's own history.
+/// The snapshot's content under the volume's own history. The restore has an LSN of its own, and counts as a
+/// fold of everything up to there: what came between the snapshot and now is gone from the deltas, and a root
+/// must never seem to tell the state at an LSN that it has passed in this way.
 fn restored_root(engine: &Engine, head: &Root, snapshot: &Root) -> Result<Root, OpenError> {
     let epoch = Epoch(head.epoch.0 + 1);
+    let leaves_no_trace = canary::active!("restore_leaves_no_trace");
+    let lsn = match leaves_no_trace {
+        true => head.lsn,
+        false => head.lsn.next(),
+    };
     let mut root = Root {
         epoch,
         since: epoch,
-        first: head.lsn.next(),
+        lsn,
+        first: lsn.next(),
         sequence: head.sequence + 1,
         owner: None,
         claimant: None,
@@ -116,7 +124,10 @@ fn restored_root(engine: &Engine, head: &Root, snapshot: &Root) -> Result<Root, 
         nodes: snapshot.nodes.clone(),
         ..head.clone()
     };
-    root.set_folded(snapshot.folded().unwrap_or(snapshot.lsn));
+    root.set_folded(match leaves_no_trace {
+        true => snapshot.folded().unwrap_or(snapshot.lsn),
+        false => lsn,
+    });
     let named = root.sessions.extend(snapshot.sessions.iter());
     named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", snapshot.name)))?;
     Ok(root)
