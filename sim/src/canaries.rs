@@ -122,6 +122,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "no_look_after_the_pin",
     "child_has_what_came_later",
     "restore_leaves_no_trace",
+    "point_forgets_the_fence",
     "poison_wakes_a_few",
     "folds_never_back_off",
     "one_key_is_everybodys",

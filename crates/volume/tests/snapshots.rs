@@ -4,6 +4,8 @@
 
 mod support;
 
+use blkmq::error::ErrorKind;
+use support::hosts::{self, close, hand_over, other_host, try_write};
 use support::{Fault, Lasting, World};
 use volume::hostlog::marks::Pin;
 use volume::object::root::Root;
@@ -237,11 +239,46 @@ fn an_owner_that_was_fenced_makes_no_snapshot() {
         0,
         "nothing needs it"
     );
+    assert_eq!(
+        try_write(&mut a, &volume),
+        Err(ErrorKind::Fenced),
+        "whoever learned it acknowledges nothing more"
+    );
 }
 
 #[test]
 fn an_owner_that_was_fenced_is_refused_a_snapshot() {
     an_owner_that_was_fenced_makes_no_snapshot();
+}
+
+#[test]
+fn an_owner_of_a_deleted_volume_learns_it_from_a_snapshot() {
+    let (mut a, volume) = with_volume();
+    a.write(&volume, 0, 1, 4096);
+    a.sync(&volume);
+    let mut b = other_host(&mut a);
+    let taken = b.try_open("demo", true).expect("taken over");
+    close(&mut b, &taken);
+    hosts::delete(&mut b, "demo");
+    hand_over(&mut b, &mut a);
+    let refused = snapshot(&mut a, "demo@one").expect_err("there is none");
+    assert!(matches!(refused, OpenError::Deleted(_)), "{refused}");
+    assert_eq!(try_write(&mut a, &volume), Err(ErrorKind::Fenced));
+}
+
+#[test]
+fn a_root_that_was_set_back_stops_the_host_that_looks_at_it_for_a_snapshot() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let older = world.lasting.objects[&root_key("demo")].0.clone();
+    fold(&mut world, &volume, 64);
+    world.lasting.versions += 1;
+    let object = (older, world.lasting.versions);
+    world.lasting.objects.insert(root_key("demo"), object);
+    let refused = snapshot(&mut world, "demo@one").expect_err("set back");
+    assert!(matches!(refused, OpenError::HostStopped(_)), "{refused}");
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+    assert!(!world.lasting.objects.contains_key(&root_key("demo@one")));
 }
 
 #[test]
@@ -474,6 +511,10 @@ fn each_planted_bug_of_snapshots_is_seen() {
         ("child_without_a_pin", a_pin_stands_before_the_snapshot_does),
         (
             "no_look_after_the_pin",
+            an_owner_that_was_fenced_makes_no_snapshot,
+        ),
+        (
+            "point_forgets_the_fence",
             an_owner_that_was_fenced_makes_no_snapshot,
         ),
         (

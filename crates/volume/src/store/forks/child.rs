@@ -19,7 +19,7 @@ use crate::object::root::{DeltaRef, Root};
 use crate::object::sessions::SessionNames;
 use crate::store::catalog::{create_root, first_root};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::roots::read_root;
+use crate::store::roots::read_any_root;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeSpec;
 use crate::units::{Epoch, Lsn, VolumeId};
@@ -51,7 +51,7 @@ pub(super) struct ParentState {
 /// What became of a pin's child.
 pub(super) enum Outcome {
     Made(Box<Root>),
-    /// The parent's root moved before the pin was there.
+    /// The parent's root moved before the pin was there, or says by now that it was deleted.
     Moved(Box<KnownRoot>),
 }
 
@@ -65,7 +65,7 @@ pub(super) async fn put_child(
     if !canary::active!("child_without_a_pin") {
         put_pin(engine, parent.head.root.volume, &root).await?;
     }
-    let standing = match read_root(engine, &parent.head.root.name).await {
+    let standing = match read_any_root(engine, &parent.head.root.name).await {
         Ok(standing) => standing,
         Err(error) => {
             drop_pin(engine, parent.head.root.volume, root.volume).await;

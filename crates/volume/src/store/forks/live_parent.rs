@@ -8,12 +8,16 @@ use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::hostlog::root_updates::{OwnerView, Verdict, judge};
+use crate::hostlog::stop::Stop;
 use crate::object::root::Root;
 use crate::object::sessions::SessionNames;
 use crate::request::tail::{Status, Tail};
+use crate::store::endings::end;
 use crate::store::flow;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
 use crate::store::forks::held_point::HeldPoint;
+use crate::store::log_procedures::stop_host;
 
 /// Ends when the store has the child.
 pub(super) async fn make_child(
@@ -25,15 +29,54 @@ pub(super) async fn make_child(
     flow::wait_stored(engine, tail, point.lsn).await?;
     let _turn = tail.upload.turn.take().await;
     let parent = state_at(engine, &point)?;
-    match put_child(engine, &parent, spec).await? {
+    let outcome = put_child(engine, &parent, spec).await;
+    let outcome = outcome.map_err(|error| match error {
+        OpenError::NoSuchVolume(name) => OpenError::RootMissing(name),
+        error => error,
+    });
+    match outcome? {
         Outcome::Made(root) => Ok(*root),
-        Outcome::Moved(standing) if standing.root.epoch > parent.head.root.epoch => {
-            Err(OpenError::Fenced(tail.name().to_owned()))
+        Outcome::Moved(standing) => {
+            Err(on_foreign_root(engine, tail, &parent.head.root, &standing.root).await)
         }
-        Outcome::Moved(_) => Err(OpenError::Store(format!(
-            "{}: its root is not what this host wrote there; nothing was made: try again",
-            tail.name()
-        ))),
+    }
+}
+
+/// Another root stands there than this host wrote last. Whoever learns by that of another owner, or that the
+/// store was set back, ends the service of the volume as an update of the root would.
+async fn on_foreign_root(
+    engine: &Arc<Engine>,
+    tail: &Tail,
+    known: &Root,
+    standing: &Root,
+) -> OpenError {
+    let name = tail.name().to_owned();
+    let next = engine.host_log.publisher().await.state().next;
+    let view = OwnerView {
+        host: engine.host,
+        known,
+        stored: tail.stored(),
+        next,
+    };
+    match judge(standing, &view) {
+        Verdict::Fenced => {
+            let error = match standing.deleted || standing.volume != known.volume {
+                true => OpenError::Deleted(name),
+                false => OpenError::Fenced(name),
+            };
+            if !canary::active!("point_forgets_the_fence") {
+                end(engine, tail, &error);
+            }
+            error
+        }
+        Verdict::Stop(stop) => stop_host(engine, &stop),
+        Verdict::Moved if standing.writer != known.writer => {
+            let what = format!("another session wrote the root of {name} in this one's epoch");
+            stop_host(engine, &Stop::Cloned(what))
+        }
+        Verdict::Moved => OpenError::Store(format!(
+            "{name}: its root was written again by somebody; nothing was made: try again"
+        )),
     }
 }
 

@@ -81,9 +81,7 @@ async fn make_child(
         return live_parent::make_child(engine, &tail, spec).await;
     }
     let head = match read_root(engine, parent).await {
-        Err(OpenError::NoSuchVolume(name)) if name.contains(SNAPSHOT_SIGN) => {
-            return Err(OpenError::NoSuchSnapshot(name));
-        }
+        Err(OpenError::NoSuchVolume(name)) => return Err(stored_parent::no_parent(name)),
         head => head?,
     };
     check_nothing_waits(engine, &head.root, spec)?;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::scan::read_beyond_root;
+use crate::object::SNAPSHOT_SIGN;
 use crate::object::root::Root;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
@@ -31,7 +32,10 @@ pub(super) async fn make_child(
                 // Records go once the root has what they say.
                 why = format!("the log of its holder cannot be read: {error:?}");
                 engine.port.sleep(engine.options.retry_ns).await;
-                head = read_root(engine, &name).await?;
+                head = match read_root(engine, &name).await {
+                    Err(OpenError::NoSuchVolume(name)) => return Err(no_parent(name)),
+                    head => head?,
+                };
                 continue;
             }
         };
@@ -44,10 +48,21 @@ pub(super) async fn make_child(
         };
         match put_child(engine, &parent, spec).await? {
             Outcome::Made(root) => return Ok(*root),
+            Outcome::Moved(standing) if standing.root.deleted => {
+                return Err(no_parent(name));
+            }
             Outcome::Moved(standing) => head = *standing,
         }
     }
     Err(OpenError::Store(format!(
         "{name}: {why}; nothing was made: try again"
     )))
+}
+
+/// Nothing has the name that a child was to be made of.
+pub(super) fn no_parent(name: String) -> OpenError {
+    match name.contains(SNAPSHOT_SIGN) {
+        true => OpenError::NoSuchSnapshot(name),
+        false => OpenError::NoSuchVolume(name),
+    }
 }
