@@ -123,6 +123,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "child_has_what_came_later",
     "restore_leaves_no_trace",
     "point_forgets_the_fence",
+    "restore_keeps_what_was_there_too_early",
     "poison_wakes_a_few",
     "folds_never_back_off",
     "one_key_is_everybodys",

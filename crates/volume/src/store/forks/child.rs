@@ -19,7 +19,7 @@ use crate::object::root::{DeltaRef, Root};
 use crate::object::sessions::SessionNames;
 use crate::store::catalog::{create_root, first_root};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::roots::read_any_root;
+use crate::store::roots::{read_any_root, read_root};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeSpec;
 use crate::units::{Epoch, Lsn, VolumeId};
@@ -53,6 +53,15 @@ pub(super) enum Outcome {
     Made(Box<Root>),
     /// The parent's root moved before the pin was there, or says by now that it was deleted.
     Moved(Box<KnownRoot>),
+}
+
+/// Refuses a name that is taken, before anything is done for it.
+pub(super) async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenError> {
+    match read_root(engine, name).await {
+        Ok(_) => Err(OpenError::Exists(name.to_owned())),
+        Err(OpenError::NoSuchVolume(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Pins what the child needs, looks at the parent again, and makes the child.

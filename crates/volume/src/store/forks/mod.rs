@@ -21,7 +21,7 @@ use crate::object::extensions::Labels;
 use crate::object::root::Root;
 use crate::object::{SNAPSHOT_SIGN, root_key};
 use crate::request::tail::{Status, Tail};
-use crate::store::forks::child::ChildSpec;
+use crate::store::forks::child::{ChildSpec, check_free};
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
@@ -110,14 +110,6 @@ fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result
     match spec.labels.is_some() && !is_held_here(engine, root, &tails) {
         true => check_not_held(engine, root),
         false => Ok(()),
-    }
-}
-
-async fn check_free(engine: &Engine, name: &str) -> Result<(), OpenError> {
-    match read_root(engine, name).await {
-        Ok(_) => Err(OpenError::Exists(name.to_owned())),
-        Err(OpenError::NoSuchVolume(_)) => Ok(()),
-        Err(error) => Err(error),
     }
 }
 

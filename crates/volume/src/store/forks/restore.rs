@@ -3,6 +3,10 @@
 //! What it held before is kept as another snapshot. The epoch rises, so whoever still believes to have the
 //! volume is fenced, and what an older epoch left in any log counts no more; LSNs go on, so no number is
 //! given to two writes.
+//!
+//! The hold ends before the copy is made: what a predecessor still brings to the store up to then is in the
+//! copy, and after that nobody can bring anything. A restore that fails behind that leaves the volume as it
+//! was, and perhaps the copy.
 
 use std::sync::Arc;
 
@@ -11,14 +15,14 @@ use crate::error::OpenError;
 use crate::hostlog::names::Position;
 use crate::hostlog::root_updates::{Updated, update_root};
 use crate::object::root::Root;
-use crate::request::tail::Status;
+use crate::request::tail::{Status, Tail};
 use crate::store::catalog::end_hold;
-use crate::store::forks::child::{ChildSpec, is_unmoved, put_pin_of_same_state};
+use crate::store::forks::child::{ChildSpec, check_free, is_unmoved, put_pin_of_same_state};
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
-use crate::store::open::NameLock;
+use crate::store::open::{NameLock, discard_tail};
 use crate::store::roots::{read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeInfo;
@@ -47,11 +51,20 @@ pub(crate) async fn restore(
         name: kept.to_owned(),
         labels: Some(vec![("before-restore-of".into(), name.into())]),
     };
-    stored_parent::make_child(engine, head.clone(), &spec).await?;
+    check_free(engine, kept).await?;
+    if canary::active!("restore_keeps_what_was_there_too_early") {
+        stored_parent::make_child(engine, head.clone(), &spec).await?;
+    }
     let head = match head.root.owner.is_some() || head.root.predecessor.is_some() {
         true => end_hold(engine, volume).await?,
         false => head,
     };
+    if !canary::active!("restore_keeps_what_was_there_too_early") {
+        let copy = stored_parent::make_child(engine, head.clone(), &spec).await?;
+        if copy.lsn != head.root.lsn {
+            return Err(moved_meanwhile(volume));
+        }
+    }
     let root = restored_root(engine, &head.root, &snapshot.root)?;
     put_pin_of_same_state(engine, snapshot.root.volume, &root).await?;
     let standing = read_snapshot(engine, name).await?;
@@ -65,9 +78,24 @@ pub(crate) async fn restore(
     };
     let keys = AskedKeys::default().with_root(volume);
     match with_patience(engine, volume, keys, update).await? {
-        Updated::Won(_) => Ok(VolumeInfo::of(&root)),
-        Updated::Lost(_) => Err(OpenError::InUse(volume.to_owned())),
+        Updated::Won(_) => {}
+        Updated::Lost(_) => return Err(moved_meanwhile(volume)),
     }
+    let dormant = |tail: &&Arc<Tail>| {
+        !tail.is_rescue() && tail.lock().status == Status::Dormant && tail.newest() <= tail.stored()
+    };
+    // What they hold is in the copy, and they continue nothing any more.
+    for tail in local_tails(engine, root.volume).iter().filter(dormant) {
+        discard_tail(engine, tail);
+    }
+    Ok(VolumeInfo::of(&root))
+}
+
+fn moved_meanwhile(volume: &str) -> OpenError {
+    OpenError::Store(format!(
+        "volume {volume} was opened or changed by another host meanwhile, and was not set back: see \
+         `firn volume show {volume}`, and try again"
+    ))
 }
 
 async fn read_snapshot(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {

@@ -1,0 +1,303 @@
+//! Restores: a volume set back to one of its snapshots, what it held kept as another (S6).
+//!
+//! With `--cfg canary` each planted bug is seen by the test that is there for it.
+
+mod support;
+
+use support::hosts::{close, hand_over, root_of};
+use support::{Fault, Lasting, World};
+use volume::object::root_key;
+use volume::{Answer, OpenError, OpenMode, SnapshotInfo, Volume};
+
+const MIB: u64 = 1 << 20;
+
+fn with_volume() -> (World, Volume) {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    (world, volume)
+}
+
+fn snapshot(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
+    let answer = world.host.create_snapshot(name, Vec::new());
+    world.wait(|_| answer.try_take())
+}
+
+fn fork(world: &mut World, parent: &str, name: &str) -> Result<Volume, OpenError> {
+    let answer = world.host.fork_volume(parent, name);
+    world.wait(|_| answer.try_take())?;
+    Ok(world.open(name))
+}
+
+fn names(world: &mut World, volume: &str) -> Vec<String> {
+    let answer = world.host.list_snapshots(volume);
+    let found = world.wait(|_| answer.try_take()).expect("listed");
+    found.into_iter().map(|info| info.name).collect()
+}
+
+/// Another host, which sees a copy of the same store.
+fn elsewhere(world: &World) -> World {
+    World::start(Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    })
+}
+
+/// So many small uploads that a fold is due, and time for it.
+fn fold(world: &mut World, volume: &Volume, sector: u64) {
+    for round in 0..6 {
+        world.write(volume, sector, 100 + round, 4096);
+        world.sync(volume);
+    }
+    world.pass(1000);
+}
+
+fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
+    world
+        .wait(|_| answer.try_take())
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+#[test]
+fn a_volume_that_is_restored_is_what_its_snapshot_was_and_what_it_held_is_kept() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    snapshot(&mut world, "demo@one").expect("taken");
+    world.write(&volume, 0, 2, 8192);
+    fold(&mut world, &volume, 64);
+    let answer = world.host.restore_volume("demo@one", "demo@kept");
+    let refused = world.wait(|_| answer.try_take()).expect_err("it is open");
+    assert!(matches!(refused, OpenError::InUse(_)), "{refused}");
+    let (id, newest) = (volume.info().id, volume.newest());
+    for round in 0..2 {
+        let volume = match round {
+            0 => volume.clone(),
+            _ => world.open("demo"),
+        };
+        world.write(&volume, 8, 3, 4096);
+        let answer = world.host.close_volume(&volume);
+        done(&mut world, &answer);
+        let answer = world
+            .host
+            .restore_volume("demo@one", &format!("demo@kept{round}"));
+        done(&mut world, &answer);
+        let mut other = elsewhere(&world);
+        let there = other.open("demo");
+        assert_eq!(there.info().id, id, "it is the same volume");
+        assert!(there.newest() > newest, "LSNs go on");
+        assert_eq!(other.read_fill(&there, 0, 4096), 1);
+        assert_eq!(other.read_fill(&there, 8, 4096), 0);
+        assert_eq!(other.read_fill(&there, 64, 4096), 0);
+        let kept = fork(&mut other, &format!("demo@kept{round}"), "kept").expect("forked");
+        assert_eq!(other.read_fill(&kept, 0, 4096), [2, 1][round]);
+        assert_eq!(other.read_fill(&kept, 8, 4096), 3);
+    }
+    let volume = world.open("demo");
+    world.write(&volume, 8, 9, 4096);
+    fold(&mut world, &volume, 128);
+    let mut other = elsewhere(&world);
+    let there = other.try_open("demo", true).expect("taken over");
+    assert_eq!(
+        [0, 8, 64].map(|sector| other.read_fill(&there, sector, 4096)),
+        [1, 9, 0]
+    );
+}
+
+#[test]
+fn a_snapshot_of_a_volume_that_is_gone_is_not_laid_over_its_namesake() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    snapshot(&mut world, "demo@one").expect("taken");
+    drop(volume);
+    let stays: Vec<_> = world.lasting.objects.clone().into_iter().collect();
+    let mut other = World::start(Lasting {
+        objects: stays
+            .into_iter()
+            .filter(|(key, _)| key != &root_key("demo"))
+            .collect(),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    other.create("demo", 64 * MIB);
+    let answer = other.host.restore_volume("demo@one", "demo@kept");
+    let refused = other
+        .wait(|_| answer.try_take())
+        .expect_err("another volume");
+    assert!(
+        refused.to_string().contains("firn fork demo@one NEW"),
+        "{refused}"
+    );
+}
+
+fn restore(world: &mut World, name: &str, kept: &str) -> Result<(), OpenError> {
+    let answer = world.host.restore_volume(name, kept);
+    world.wait(|_| answer.try_take()).map(drop)
+}
+
+fn fills(world: &mut World, volume: &Volume) -> [u8; 3] {
+    [0, 8, 16].map(|sector| world.read_fill(volume, sector, 4096))
+}
+
+/// A claim was cut short, so the volume is still its old owner's, which brings more to the store while this
+/// host sets the volume back.
+fn what_the_old_owner_brings_meanwhile_is_kept_or_refused() {
+    let (mut owner, volume) = with_volume();
+    owner.write(&volume, 0, 1, 4096);
+    snapshot(&mut owner, "demo@one").expect("taken");
+    let mut taker = World::start(Lasting {
+        versions: owner.lasting.versions + 5000,
+        store_ms: 100,
+        ..Lasting::default()
+    });
+    hand_over(&mut owner, &mut taker);
+    let mode = OpenMode {
+        take_over: true,
+        ..OpenMode::default()
+    };
+    let _opening = taker.host.open_volume("demo", mode);
+    let has_updated = |taker: &mut World| {
+        let requests = &taker.lasting.store_requests;
+        requests.contains_key("update").then_some(())
+    };
+    taker.wait(has_updated);
+    let mut taker = World::start(taker.kill());
+    assert!(root_of(&taker.lasting, "demo").predecessor.is_some());
+    let answer = taker.host.restore_volume("demo@one", "demo@kept");
+    let has_copy = |taker: &mut World| {
+        let objects = &taker.lasting.objects;
+        objects.contains_key(&root_key("demo@kept")).then_some(())
+    };
+    taker.wait(has_copy);
+    hand_over(&mut taker, &mut owner);
+    owner.write(&volume, 8, 2, 4096);
+    let synced = owner.host.sync(&volume);
+    let synced = owner.wait(|_| synced.try_take());
+    hand_over(&mut owner, &mut taker);
+    let restored = taker.wait(|_| answer.try_take());
+    let kept = fork(&mut taker, "demo@kept", "kept").expect("forked");
+    let found = taker.read_fill(&kept, 8, 4096);
+    assert!(
+        restored.is_err() || synced.is_err() || found == 2,
+        "it was stored, and is in neither"
+    );
+    restored.expect("restored");
+    assert!(matches!(synced, Err(OpenError::Fenced(_))), "{synced:?}");
+    let volume = taker.open("demo");
+    assert_eq!(fills(&mut taker, &volume), [1, 0, 0]);
+}
+
+#[test]
+fn what_an_old_owner_brings_while_a_volume_is_restored_is_kept_or_refused() {
+    what_the_old_owner_brings_meanwhile_is_kept_or_refused();
+}
+
+/// Each request of a restore in turn, of a volume that its host closed, or holds after a restart, and
+/// whether it was set back in the end.
+fn with_fault(at: usize, fault: Fault, closed: bool) -> bool {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    snapshot(&mut world, "demo@one").expect("taken");
+    world.write(&volume, 0, 2, 4096);
+    world.write(&volume, 8, 2, 4096);
+    world.sync(&volume);
+    match closed {
+        true => close(&mut world, &volume),
+        false => world = World::start(world.kill()),
+    }
+    drop(volume);
+    let epoch = root_of(&world.lasting, "demo").epoch;
+    world.lasting.fault_after = Some((at, fault));
+    let answer = world.host.restore_volume("demo@one", "demo@kept");
+    let mut restored = None;
+    if fault == Fault::LostAnswer {
+        restored = Some(world.wait(|_| answer.try_take()));
+    } else {
+        world.pass(200);
+    }
+    world.lasting.fault_after = None;
+    world.lasting.outage = false;
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    let found = fills(&mut world, &volume);
+    let is_back = found == [1, 0, 0];
+    let what = format!("request {at}, {fault:?}: {restored:?}, {found:?}");
+    assert!(is_back || found == [2, 2, 0], "{what}");
+    assert!(is_back || !matches!(restored, Some(Ok(_))), "{what}");
+    let names = names(&mut world, "demo");
+    assert!(
+        !is_back || names.contains(&"demo@kept".to_owned()),
+        "{what}"
+    );
+    if names.contains(&"demo@kept".to_owned()) {
+        let kept = fork(&mut world, "demo@kept", "kept").expect("forked");
+        assert_eq!(fills(&mut world, &kept), [2, 2, 0], "{what}");
+    }
+    assert!(volume.info().epoch > epoch, "{what}");
+    world.write(&volume, 16, 3, 4096);
+    close(&mut world, &volume);
+    restore(&mut world, "demo@one", "demo@again").expect("it can be tried again");
+    let volume = world.open("demo");
+    assert_eq!(fills(&mut world, &volume), [1, 0, 0], "{what}");
+    is_back
+}
+
+#[test]
+fn a_restore_that_is_cut_short_at_any_request_is_whole_or_did_not_happen() {
+    for (fault, closed) in [
+        (Fault::Outage, true),
+        (Fault::Outage, false),
+        (Fault::OutageBehind, true),
+        (Fault::OutageBehind, false),
+    ] {
+        let back: Vec<bool> = (0..40).map(|at| with_fault(at, fault, closed)).collect();
+        assert!(!back[0] && back[39], "{fault:?}, {closed}: {back:?}");
+        assert!(back.is_sorted(), "{fault:?}, {closed}: {back:?}");
+    }
+}
+
+#[test]
+fn a_restore_of_which_any_answer_is_lost_happened_or_is_refused() {
+    for closed in [true, false] {
+        let fault = Fault::LostAnswer;
+        let back: Vec<bool> = (0..40).map(|at| with_fault(at, fault, closed)).collect();
+        assert!(back[39], "{closed}: {back:?}");
+    }
+}
+
+#[test]
+fn a_restored_volume_keeps_its_size_and_reads_as_zeroes_behind_its_snapshots_end() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    snapshot(&mut world, "demo@one").expect("taken");
+    world.grow(&volume, 128 * MIB).expect("grown");
+    let behind = 64 * MIB / 512;
+    world.write(&volume, behind, 2, 4096);
+    close(&mut world, &volume);
+    restore(&mut world, "demo@one", "demo@kept").expect("restored");
+    let volume = world.open("demo");
+    assert_eq!(volume.info().bytes, 128 * MIB);
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(world.read_fill(&volume, behind, 4096), 0);
+}
+
+#[test]
+fn a_restore_leaves_no_tail_of_what_it_replaced() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    snapshot(&mut world, "demo@one").expect("taken");
+    drop(volume);
+    let mut world = World::start(world.kill());
+    assert_eq!(world.host.unserved_tails().len(), 1);
+    restore(&mut world, "demo@one", "demo@kept").expect("restored");
+    assert!(world.host.unserved_tails().is_empty());
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_of_restores_is_seen() {
+    support::each_is_seen(&[(
+        "restore_keeps_what_was_there_too_early",
+        what_the_old_owner_brings_meanwhile_is_kept_or_refused,
+    )]);
+}
