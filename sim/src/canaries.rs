@@ -52,6 +52,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "collector_trusts_no_session",
     "copy_continues_the_tail",
     "missing_root_is_a_fence",
+    "missing_root_needs_nothing",
     "lost_pack_keeps_volume_closed",
     "slices_of_one_epoch",
     "lost_mark_makes_a_copy",

@@ -8,12 +8,12 @@ mod support;
 use std::collections::{BTreeMap, BTreeSet};
 
 use support::{Lasting, World, options};
-use volume::Options;
 use volume::hostlog::marks::LowMark;
 use volume::hostlog::names::{Position, record_of_key};
 use volume::hostlog::record::{Content, Record, Slices};
 use volume::object::root::Root;
 use volume::object::root_key;
+use volume::{Findings, OpenError, Options};
 
 const MIB: u64 = 1 << 20;
 
@@ -82,6 +82,76 @@ fn records_that_no_root_needs_go_and_another_host_finds_all_that_was_stored() {
     for nth in 55..60_u64 {
         assert_eq!(other.read_fill(&busy, 8 * (nth % 5), 4096), 1 + nth as u8);
     }
+}
+
+/// A pass, whatever becomes of it.
+fn gc(world: &mut World) -> Result<Findings, OpenError> {
+    let answer = world.host.collect_garbage(false);
+    world.wait(|_| answer.try_take())
+}
+
+#[test]
+fn a_root_that_somebody_removed_costs_nothing_once_it_is_back() {
+    let mut world = few_records(Lasting::default());
+    for name in ["busy", "idle"] {
+        world.create(name, 64 * MIB);
+    }
+    let (busy, idle) = (world.open("busy"), world.open("idle"));
+    world.write(&idle, 0, 7, 4096);
+    world.sync(&idle);
+    let root = world.lasting.objects.remove(&root_key("idle"));
+    for nth in 0..60_u64 {
+        world.write(&busy, 8 * (nth % 5), 1 + nth as u8, 4096);
+        world.sync(&busy);
+    }
+    world.pass(5_000);
+    let mut other = few_records(Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: 5_000,
+        ..Lasting::default()
+    });
+    for _ in 0..3 {
+        let error = gc(&mut other).expect_err("one that serves it or not: nothing is removed");
+        assert!(error.to_string().contains("the root of volume"), "{error}");
+    }
+    let mut objects = other.kill().objects;
+    objects.insert(root_key("idle"), root.expect("it was there"));
+    let mut third = few_records(Lasting {
+        objects,
+        versions: 9_000,
+        ..Lasting::default()
+    });
+    let (busy, idle) = (third.open("busy"), third.open("idle"));
+    assert_eq!(third.read_fill(&idle, 0, 4096), 7);
+    assert_eq!(third.read_fill(&busy, 0, 4096), 56);
+    for _ in 0..2 {
+        gc(&mut third).expect("all roots are there");
+    }
+}
+
+#[test]
+fn a_deleted_volume_whose_name_another_has_keeps_no_record() {
+    let mut world = few_records(Lasting::default());
+    world.create("busy", 64 * MIB);
+    let busy = world.open("busy");
+    for round in 0..6_u8 {
+        world.create("short", 64 * MIB);
+        let short = world.open("short");
+        world.write(&short, 0, 1 + round, 4096);
+        world.sync(&short);
+        let closed = world.host.close_volume(&short);
+        world.wait(|_| closed.try_take()).expect("closed");
+        let deleted = world.host.delete_volume("short");
+        world.wait(|_| deleted.try_take()).expect("deleted");
+        for nth in 0..10_u64 {
+            world.write(&busy, 8 * (nth % 5), 1 + nth as u8, 4096);
+            world.sync(&busy);
+        }
+    }
+    world.pass(5_000);
+    gc(&mut world).expect("each has a tombstone");
+    let low = low_marks(&world.lasting);
+    assert!(low[0] > Position(50), "{low:?}");
 }
 
 #[test]
@@ -180,6 +250,10 @@ mod planted {
             (
                 "moved_root_names_what_was_named_before",
                 what_a_fold_is_about_to_name_stands_in_a_record_that_no_root_has_passed,
+            ),
+            (
+                "missing_root_needs_nothing",
+                a_root_that_somebody_removed_costs_nothing_once_it_is_back,
             ),
             (
                 "marks_keep_the_low_mark_back",

@@ -1,12 +1,15 @@
 //! Why a pass removed nothing: what it must read, and could not.
 
 use crate::object::FormatError;
+use crate::units::VolumeId;
 
 /// Why a pass removed nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CollectError {
     /// What a root names, or a root, is gone: nobody can say what it held.
     Missing(String),
+    /// There is neither a root nor a tombstone of a volume that a log names or a host serves.
+    RootMissing(VolumeId),
     /// An object cannot be read.
     Unreadable(String, FormatError),
     /// Two sessions have the same random bits: one of the keys is not firn's.
@@ -22,6 +25,11 @@ impl std::fmt::Display for CollectError {
                 f,
                 "garbage collection removed nothing: {key} is not in the store, so what it names is not known; \
                  put it back, or delete the volume whose it is"
+            ),
+            CollectError::RootMissing(volume) => write!(
+                f,
+                "garbage collection removed nothing: the root of volume {volume} is not in the store, so what it \
+                 names is not known; put it back, below volumes/"
             ),
             CollectError::Unreadable(key, error) => write!(
                 f,

@@ -13,7 +13,7 @@ use crate::hostlog::port::{Found, list, read_record};
 use crate::hostlog::record::{Content, Record};
 use crate::jobs::join_all;
 use crate::object::{FormatError, ObjectId};
-use crate::units::{HostId, LogSession};
+use crate::units::{HostId, LogSession, VolumeId};
 
 /// What hosts will name no more.
 #[derive(Debug, Default)]
@@ -21,6 +21,8 @@ pub(super) struct Endings {
     hosts: BTreeMap<HostId, HostEndings>,
     /// Records that were read.
     pub(super) records: u64,
+    /// Volumes that they name: each has a root, or had one.
+    pub(super) volumes: BTreeSet<VolumeId>,
     /// Hosts of whose logs nothing is concluded.
     pub(super) unsure: Vec<HostId>,
 }
@@ -64,6 +66,7 @@ pub(super) async fn read_logs(port: &impl CollectPort, named: &mut Named) -> End
             port,
             host,
             named: &mut *named,
+            volumes: &mut endings.volumes,
             endings: HostEndings::default(),
             previous: None,
             records: 0,
@@ -88,6 +91,7 @@ struct Log<'a, P> {
     port: &'a P,
     host: HostId,
     named: &'a mut Named,
+    volumes: &'a mut BTreeSet<VolumeId>,
     endings: HostEndings,
     previous: Option<Digest>,
     records: u64,
@@ -137,6 +141,7 @@ impl<P: CollectPort> Log<'_, P> {
     fn take(&mut self, Found { record, digest }: &Found) -> bool {
         self.records += 1;
         let previous = self.previous.replace(*digest);
+        self.volumes.extend(record.named_volumes());
         let Content::Slices(slices) = &record.content else {
             return true;
         };

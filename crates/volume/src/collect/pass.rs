@@ -15,6 +15,7 @@ use crate::driver::{StoreOp, StoreReply, Version};
 use crate::hostlog::names::SessionName;
 use crate::hostlog::port::read_decoded;
 use crate::jobs::join_all;
+use crate::units::VolumeId;
 
 /// How many objects, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,13 +68,16 @@ pub struct Findings {
     pub is_overtaken: bool,
 }
 
-/// Looks, and changes nothing.
+/// Looks, and changes nothing. `served` are volumes that must have roots, beside those that logs name.
 ///
 /// # Errors
 /// If what a pass must read cannot be read.
-pub async fn look(port: &impl CollectPort) -> Result<Findings, CollectError> {
+pub async fn look(
+    port: &impl CollectPort,
+    served: BTreeSet<VolumeId>,
+) -> Result<Findings, CollectError> {
     let known = read_candidates(port).await?;
-    let found = find(port, &known.candidates).await?;
+    let found = find(port, &known.candidates, served).await?;
     Ok(found.findings)
 }
 
@@ -85,6 +89,7 @@ pub async fn collect(
     port: &impl CollectPort,
     own: SessionName,
     unix_ms: u64,
+    served: BTreeSet<VolumeId>,
 ) -> Result<Findings, CollectError> {
     let known = read_candidates(port).await?;
     let Found {
@@ -93,7 +98,7 @@ pub async fn collect(
         doomed,
         fresh,
         needless,
-    } = find(port, &known.candidates).await?;
+    } = find(port, &known.candidates, served).await?;
     let mut left = Vec::new();
     for window in doomed.chunks(SIDE_BY_SIDE) {
         // Whoever slept meanwhile leaves it to those who did not.
@@ -159,7 +164,11 @@ struct Found {
     needless: Vec<String>,
 }
 
-async fn find(port: &impl CollectPort, known: &Candidates) -> Result<Found, CollectError> {
+async fn find(
+    port: &impl CollectPort,
+    known: &Candidates,
+    served: BTreeSet<VolumeId>,
+) -> Result<Found, CollectError> {
     let listing = list_objects(port).await?;
     let mut named = Named::default();
     let mut findings = Findings::default();
@@ -170,6 +179,9 @@ async fn find(port: &impl CollectPort, known: &Candidates) -> Result<Found, Coll
     }
     let mut trace = Trace::new(port, &mut named);
     trace.run().await?;
+    let mut volumes = served;
+    volumes.append(&mut endings.volumes);
+    trace.check_roots(&volumes).await?;
     findings.roots = trace.roots;
     findings.pins = trace.pins;
     let needless = std::mem::take(&mut trace.needless);

@@ -12,6 +12,7 @@ use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::marks::Pin;
 use crate::hostlog::names::PIN_PREFIX;
 use crate::hostlog::port::{list, read_decoded};
+use crate::hostlog::root_updates::has_tomb;
 use crate::jobs::join_all;
 use crate::object::node::{Node, decode_node};
 use crate::object::page::{BlockRef, Page, decode_page};
@@ -41,6 +42,8 @@ pub(super) struct Trace<'a, P> {
     /// How much was passed over.
     passed: u64,
     pub(super) roots: u64,
+    /// Volumes of these roots, deleted ones as well.
+    volumes: BTreeSet<VolumeId>,
     pub(super) pins: u64,
     /// Keys of pins that hold nothing any more: their child has a root of its own, or had one.
     pub(super) needless: Vec<String>,
@@ -71,6 +74,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             passes_gone: false,
             passed: 0,
             roots: 0,
+            volumes: BTreeSet::new(),
             pins: 0,
             needless: Vec::new(),
             index_blocks: 0,
@@ -111,6 +115,21 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         Err(CollectError::Moving)
     }
 
+    /// Looks whether each of these volumes has a root, or was deleted. Somebody may put back one that is gone, and
+    /// what that names is known to nobody.
+    pub(super) async fn check_roots(
+        &self,
+        volumes: &BTreeSet<VolumeId>,
+    ) -> Result<(), CollectError> {
+        for volume in volumes.difference(&self.volumes) {
+            if !has_tomb(self.port, *volume).await && !canary::active!("missing_root_needs_nothing")
+            {
+                return Err(CollectError::RootMissing(*volume));
+            }
+        }
+        Ok(())
+    }
+
     async fn trace_root(&mut self, name: &str) -> Result<(), CollectError> {
         self.roots += 1;
         let mut before: Option<Version> = None;
@@ -120,6 +139,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             let found = found.map_err(|error| CollectError::Unreadable(key.clone(), error))?;
             // Nobody removes a root. If somebody did, what it named is not the collector's to judge.
             let (root, version) = found.ok_or_else(|| CollectError::Missing(key.clone()))?;
+            self.volumes.insert(root.volume);
             if root.deleted {
                 return Ok(());
             }

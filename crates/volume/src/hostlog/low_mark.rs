@@ -4,6 +4,8 @@
 //! It never passes the host's newest own record, nor one that names a volume whose root still leans
 //! on this log with a lower mark. Whoever raises it reads every record that it passes and the one that
 //! it stops at: a hole, or one that does not follow, means that the store was set back, and it stays.
+//! So does it at a record that names a volume of which there is neither a root nor a tombstone: somebody removed
+//! that root, and may put it back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +13,7 @@ use super::marks::LowMark;
 use super::names::{HOST_PREFIX, Position, low_key, record_key, record_of_key};
 use super::port::{Found, LogPort, Pauses, list, read_decoded, read_record};
 use super::record::{Content, Record};
-use super::root_updates::{UpdateError, read_root};
+use super::root_updates::{UpdateError, has_tomb, read_root};
 use super::stop::Stop;
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::jobs::join_all;
@@ -117,35 +119,23 @@ async fn target(
     if canary::active!("low_mark_passes_marks") {
         return target;
     }
-    let named: BTreeSet<VolumeId> = records.iter().flat_map(named_volumes).collect();
+    let named: BTreeSet<VolumeId> = records.iter().flat_map(Record::named_volumes).collect();
     // Roots are read after the records: whoever comes to own a volume meanwhile has a mark above them.
     let Some(roots) = roots_of(port, &named, names).await else {
         return low;
     };
+    let gone = gone_for_good(port, named.iter().filter(|id| !roots.contains_key(id))).await;
     for record in records {
-        let is_needed = |volume: VolumeId| {
-            let mark = roots.get(&volume).and_then(|root| mark_in(root, host));
-            mark.is_some_and(|mark| mark < record.position)
+        let is_needed = |volume: VolumeId| match roots.get(&volume) {
+            Some(root) => mark_in(root, host).is_some_and(|mark| mark < record.position),
+            // Somebody removed it, and may put it back.
+            None => !gone.contains(&volume) && !canary::active!("missing_root_needs_nothing"),
         };
-        if named_volumes(record).into_iter().any(is_needed) {
+        if record.named_volumes().into_iter().any(is_needed) {
             target = target.min(record.position);
         }
     }
     target
-}
-
-/// Volumes that a record names by a slice, an end, an object or a fence.
-fn named_volumes(record: &Record) -> Vec<VolumeId> {
-    match &record.content {
-        Content::Fence(fences) => fences.iter().map(|(volume, _)| *volume).collect(),
-        Content::Slices(slices) => {
-            let of_slices = slices.slices.iter().map(|slice| slice.volume);
-            let of_objects = slices.objects.iter().map(|object| object.volume);
-            let ends = slices.ends.iter().copied();
-            let named = of_slices.chain(of_objects).chain(ends);
-            named.map(|at| slices.volumes[usize::from(at)].0).collect()
-        }
-    }
 }
 
 /// Up to where a root has everything of this log, if it leans on it.
@@ -174,6 +164,24 @@ async fn roots_of(
     let others = others.filter(|name| !known.contains(name));
     roots.extend(read_roots(port, named, others).await?);
     Some(roots)
+}
+
+/// Those of the volumes that were deleted, and whose names others have now.
+async fn gone_for_good(
+    port: &impl LogPort,
+    rootless: impl Iterator<Item = &VolumeId>,
+) -> BTreeSet<VolumeId> {
+    let mut gone = BTreeSet::new();
+    for volume in rootless {
+        match has_tomb(port, *volume).await {
+            true => _ = gone.insert(*volume),
+            false => tracing::warn!(
+                %volume,
+                "this volume's root is not in the store: what logs hold of it stays until it is put back"
+            ),
+        }
+    }
+    gone
 }
 
 /// Of these names' roots those of the volumes. None: one cannot be read.

@@ -16,6 +16,8 @@ pub const PACK_PREFIX: &str = "packs/";
 pub const INDEX_PREFIX: &str = "indexes/";
 /// Prefix of all pins.
 pub const PIN_PREFIX: &str = "pins/";
+/// Before the keys of tombstones whose names are other volumes' now.
+pub const TOMB_PREFIX: &str = "tombs/";
 
 /// Number of a record in its host's log; the first is 1. As a mark, 0 is before the first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -103,6 +105,11 @@ pub fn record_key(host: HostId, position: Position) -> String {
 /// Key of a host's low mark.
 pub fn low_key(host: HostId) -> String {
     format!("{}low", host_prefix(host))
+}
+
+/// Key of the tombstone of a deleted volume whose name another has taken.
+pub fn tomb_key(volume: VolumeId) -> String {
+    format!("{TOMB_PREFIX}{volume}")
 }
 
 /// Key of the pin by which a child holds packs of its parent.

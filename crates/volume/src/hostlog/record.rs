@@ -147,6 +147,22 @@ pub struct Record {
 pub const WHOLE_HOST: VolumeId = VolumeId([0; 16]);
 
 impl Record {
+    /// Volumes that it names by a slice, an end, an object or a fence.
+    pub(crate) fn named_volumes(&self) -> Vec<VolumeId> {
+        let mut named: Vec<VolumeId> = match &self.content {
+            Content::Fence(fences) => fences.iter().map(|(volume, _)| *volume).collect(),
+            Content::Slices(slices) => {
+                let of_slices = slices.slices.iter().map(|slice| slice.volume);
+                let of_objects = slices.objects.iter().map(|object| object.volume);
+                let ends = slices.ends.iter().copied();
+                let named = of_slices.chain(of_objects).chain(ends);
+                named.map(|at| slices.volumes[usize::from(at)].0).collect()
+            }
+        };
+        named.retain(|volume| *volume != WHOLE_HOST);
+        named
+    }
+
     /// Whether nothing of the volume's epoch counts behind this record.
     pub fn blocks(&self, volume: VolumeId, epoch: Epoch) -> bool {
         match &self.content {

@@ -5,13 +5,13 @@
 //! record that counts, before it is sent. Where the root has moved it is not sent again: the caller
 //! begins anew, from that root and with new objects.
 
-use super::names::Position;
+use super::names::{Position, tomb_key};
 use super::port::{LogPort, Pauses, read_decoded};
 use super::stop::Stop;
 use crate::driver::{StoreOp, StoreReply, Version};
 use crate::object::root::Root;
 use crate::object::{FormatError, root_key};
-use crate::units::{Epoch, HostId, Lsn};
+use crate::units::{Epoch, HostId, Lsn, VolumeId};
 
 /// A root, and the version in which it stands in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +49,14 @@ pub async fn read_root(port: &impl LogPort, name: &str) -> Result<StandingRoot, 
     let found = found.map_err(UpdateError::Unreadable)?;
     let (root, version) = found.ok_or(UpdateError::Missing)?;
     Ok(StandingRoot { root, version })
+}
+
+/// Whether the volume was deleted, and another has its name: its tombstone was kept before that took the place.
+/// One that cannot be read says nothing.
+pub(crate) async fn has_tomb(port: &impl LogPort, volume: VolumeId) -> bool {
+    let found = read_decoded(port, &tomb_key(volume), Root::decode).await;
+    let found = found.ok().flatten();
+    found.is_some_and(|(root, _)| root.deleted && root.volume == volume)
 }
 
 /// Puts `next` into the place of `expected`: sends it until it is known what became of it.

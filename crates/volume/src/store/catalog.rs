@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::names::{Position, SessionName};
+use crate::hostlog::names::{Position, SessionName, tomb_key};
 use crate::hostlog::publisher::Batch;
 use crate::hostlog::root_updates::{Updated, update_root};
 use crate::hostlog::scan::read_stored;
@@ -128,6 +128,7 @@ async fn create_again(
         sequence: tombstone.root.sequence + 1,
         ..root
     };
+    keep_tombstone(engine, &tombstone.root).await?;
     let port = log_port(engine);
     let update = async {
         let updated = update_root(&port, &root, &tombstone.version).await;
@@ -139,6 +140,26 @@ async fn create_again(
         // Somebody has opened it already.
         Updated::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
         Updated::Lost(_) => Err(OpenError::Exists(root.name)),
+    }
+}
+
+/// A volume without a root is one whose root somebody removed, and may put back. So that of a deleted volume is
+/// kept before another takes its place: logs may name the volume for long yet.
+async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<(), OpenError> {
+    let key = tomb_key(tombstone.volume);
+    let root = Root {
+        deltas: Vec::new(),
+        nodes: Vec::new(),
+        sessions: Default::default(),
+        ..tombstone.clone()
+    };
+    let op = StoreOp::Create {
+        key: key.clone(),
+        data: root.encode(),
+    };
+    match store_with_retry(engine, op).await {
+        Ok(_) | Err(StoreError::PreconditionFailed) => Ok(()),
+        Err(error) => Err(store_error("create", &key, &error)),
     }
 }
 

@@ -3,7 +3,7 @@
 //! One pass at a time. Before it this host's low mark is raised, and that of hosts that seem to have left theirs: what
 //! their records name stays as long as they do. What a pass found, and why one failed, is kept for whoever asks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::collect::pass::{CollectError, Findings, collect, look};
@@ -12,10 +12,11 @@ use crate::error::OpenError;
 use crate::hostlog::low_mark::{raise_low_mark, remove_records};
 use crate::hostlog::names::{HOST_PREFIX, Position, record_of_key};
 use crate::hostlog::port::list;
+use crate::request::tail::Status;
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::low_marks;
 use crate::sync::atomic::Ordering;
-use crate::units::HostId;
+use crate::units::{HostId, VolumeId};
 
 /// The first pass comes after this part of the interval, or twice that: also servers that live shortly make some.
 const FIRST_PART: u64 = 16;
@@ -56,7 +57,7 @@ pub(crate) async fn collect_now(
     let what = "garbage collection";
     if dry_run {
         let found = async {
-            look(&log_port(engine))
+            look(&log_port(engine), served(engine))
                 .await
                 .map_err(|error| failed(&error))
         };
@@ -75,7 +76,13 @@ async fn pass(engine: &Arc<Engine>, records: u64) -> Result<Findings, OpenError>
     raise_left_logs(engine, records.saturating_mul(LEFT_LOG)).await;
     engine.host_log.check_not_stopped()?;
     let unix_ms = engine.jobs.now().unix_ms;
-    let found = collect(&log_port(engine), engine.session_name, unix_ms).await;
+    let found = collect(
+        &log_port(engine),
+        engine.session_name,
+        unix_ms,
+        served(engine),
+    )
+    .await;
     let found = found.map_err(|error| failed(&error));
     match &found {
         Ok(found) => {
@@ -93,6 +100,13 @@ async fn pass(engine: &Arc<Engine>, records: u64) -> Result<Findings, OpenError>
         Err(error) => engine.collector.on_failure(error),
     }
     found
+}
+
+/// Volumes that this host serves. If one of them had no root, what it holds would be taken for nobody's.
+fn served(engine: &Engine) -> BTreeSet<VolumeId> {
+    let tails = engine.tails().into_iter();
+    let live = tails.filter(|tail| tail.lock().status == Status::Live);
+    live.map(|tail| tail.id().volume).collect()
 }
 
 fn failed(error: &CollectError) -> OpenError {

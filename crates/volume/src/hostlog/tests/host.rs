@@ -283,7 +283,7 @@ impl Host {
         self.raise_all().await;
         self.collect().await;
         self.collect().await;
-        let left = collect_nothing(&self.port).await;
+        let left = collect_nothing(&self.port, BTreeSet::new()).await;
         let mut shared = look(&self.port.world);
         if shared.ghost.was_set_back {
             return;
@@ -303,7 +303,7 @@ impl Host {
 
     /// A pass of the collector.
     async fn collect(&self) {
-        let found = collect(&self.port, self.own, 0).await;
+        let found = collect(&self.port, self.own, 0, BTreeSet::new()).await;
         let mut shared = look(&self.port.world);
         match found {
             Ok(found) => {
