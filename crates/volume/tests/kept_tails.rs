@@ -131,6 +131,84 @@ fn a_volume_that_was_set_back_to_a_snapshot_is_no_base_of_a_tail_from_before() {
     a_restore_is_no_base();
 }
 
+/// A tail of a volume that another host took over and deleted, on the host that still had it open.
+fn a_deleted_volume_is_no_base() {
+    let mut one = World::new();
+    one.create("demo", 64 * MIB);
+    let volume = one.open("demo");
+    one.write(&volume, 0, 1, 4096);
+    one.sync(&volume);
+    one.write(&volume, 8, 2, 4096);
+    one.flush(&volume);
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    close(&mut other, &theirs);
+    delete(&mut other, "demo");
+    hand_over(&mut other, &mut one);
+    let synced = one.host.sync(&volume);
+    one.wait(|_| synced.try_take()).expect_err("it is gone");
+    let kept = one.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].rescue, "{kept:?}");
+    let brought = one.lasting.put_keys.len();
+    let fork = one.host.fork_tail(kept[0].id, "saved", false);
+    let refused = one.wait(|_| fork.try_take()).expect_err("no base");
+    assert!(refused.to_string().contains("was deleted"), "{refused}");
+    assert_eq!(one.lasting.put_keys.len(), brought, "before any upload");
+    let fork = one.host.fork_tail(kept[0].id, "saved", true);
+    one.wait(|_| fork.try_take()).expect("forked");
+    let saved = one.open("saved");
+    assert_eq!(one.read_fill(&saved, 8, 4096), 2);
+}
+
+#[test]
+fn a_fork_of_a_deleted_volumes_tail_is_refused_before_anything_is_uploaded() {
+    a_deleted_volume_is_no_base();
+}
+
+/// A fold of the base while the tail is uploaded: the pin is no good then, and no volume is made.
+fn a_base_that_goes_meanwhile_is_no_base() {
+    let mut one = World::new();
+    one.create("demo", 64 * MIB);
+    let volume = one.open("demo");
+    one.write(&volume, 0, 1, 4096);
+    one.sync(&volume);
+    one.write(&volume, 8, 2, 4096);
+    one.flush(&volume);
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    hand_over(&mut other, &mut one);
+    let synced = one.host.sync(&volume);
+    one.wait(|_| synced.try_take())
+        .expect_err("another host has it");
+    let id = one.host.unserved_tails()[0].id;
+    one.lasting.hanging_puts = 1;
+    let fork = one.host.fork_tail(id, "saved", false);
+    one.settle();
+    assert!(fork.try_take().is_none(), "its upload hangs");
+    hand_over(&mut one, &mut other);
+    for round in 0..8 {
+        other.write(&theirs, 64, 10 + round, 4096);
+        let synced = other.host.sync(&theirs);
+        other.wait(|_| synced.try_take()).expect("synced");
+    }
+    other.pass(1000);
+    hand_over(&mut other, &mut one);
+    one.answer_hanging_puts();
+    let refused = one.wait(|_| fork.try_take()).expect_err("its base is gone");
+    assert!(matches!(refused, OpenError::BaseGone { .. }), "{refused}");
+    let made = |key: &String| key.starts_with("pins/") || key.starts_with("volumes/saved");
+    assert!(!one.lasting.objects.keys().any(made));
+    let fork = one.host.fork_tail(id, "saved", true);
+    one.wait(|_| fork.try_take()).expect("forked");
+    let pins = one.lasting.objects.keys();
+    assert_eq!(pins.filter(|key| key.starts_with("pins/")).count(), 1);
+}
+
+#[test]
+fn a_fork_whose_base_goes_while_it_uploads_is_refused_and_leaves_no_pin() {
+    a_base_that_goes_meanwhile_is_no_base();
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -144,5 +222,10 @@ fn each_planted_bug_is_seen_by_its_test() {
             a_fork_goes_on_after_failures_of_the_store_and_not_for_ever,
         ),
         ("restore_leaves_no_trace", a_restore_is_no_base),
+        ("tombstone_is_a_base", a_deleted_volume_is_no_base),
+        (
+            "fork_never_looks_at_its_base_again",
+            a_base_that_goes_meanwhile_is_no_base,
+        ),
     ]);
 }

@@ -38,6 +38,10 @@ use crate::units::Lsn;
 /// A volume of a tail without the state under it has whole mebibytes.
 const BARE_SIZE_STEP_BYTES: u64 = 1 << 20;
 
+/// Why there is no state under a tail.
+const NAME_IS_ANOTHERS: &str = "its name is another volume's now";
+const WAS_DELETED: &str = "the volume was deleted";
+
 /// What was made of a tail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForkedTail {
@@ -119,8 +123,10 @@ async fn make_volume(
     let (parent, child) = (tail.id().volume, root.volume);
     put_pin(engine, parent, &root).await?;
     let found = match base {
-        Some(base) => check_base(engine, tail, base).await,
-        None => Ok(()),
+        Some(base) if !canary::active!("fork_never_looks_at_its_base_again") => {
+            check_base(engine, tail, base).await
+        }
+        _ => Ok(()),
     };
     if let Err(error) = found {
         drop_pin(engine, parent, child).await;
@@ -139,14 +145,16 @@ async fn check_base(engine: &Engine, tail: &Tail, base: &Base) -> Result<(), Ope
     let deltas: BTreeSet<ObjectId> = standing.deltas.iter().map(|delta| delta.pack).collect();
     let has_all = standing.nodes == base.root.nodes
         && base.deltas.iter().all(|delta| deltas.contains(&delta.pack));
-    let is_same = standing.volume == base.root.volume && !standing.deleted;
-    if has_all && is_same {
-        return Ok(());
-    }
+    let why = match () {
+        () if standing.volume != base.root.volume => NAME_IS_ANOTHERS.to_owned(),
+        () if standing.deleted => WAS_DELETED.to_owned(),
+        () if has_all => return Ok(()),
+        () => "it was merged with what came later, or set back, while the tail was uploaded".into(),
+    };
     Err(OpenError::BaseGone {
         volume: tail.name().to_owned(),
         stored_lsn: tail.stored().0,
-        why: "it was merged with what came later while the tail was uploaded".to_owned(),
+        why,
     })
 }
 
@@ -197,8 +205,14 @@ async fn find_base(engine: &Engine, tail: &Tail) -> Result<Base, OpenError> {
         why,
     };
     let root = match read_any_root(engine, name).await {
-        Ok(head) if head.root.volume == tail.id().volume => head.root,
-        Ok(_) => return Err(gone("its name is another volume's now".to_owned())),
+        Ok(head) if head.root.volume != tail.id().volume => {
+            return Err(gone(NAME_IS_ANOTHERS.to_owned()));
+        }
+        // Nobody keeps what a tombstone names.
+        Ok(head) if head.root.deleted && !canary::active!("tombstone_is_a_base") => {
+            return Err(gone(WAS_DELETED.to_owned()));
+        }
+        Ok(head) => head.root,
         Err(OpenError::NoSuchVolume(_)) => return Err(gone("its root is not there".to_owned())),
         Err(error) => return Err(error),
     };
