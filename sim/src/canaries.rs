@@ -124,6 +124,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "child_has_what_came_later",
     "restore_leaves_no_trace",
     "point_forgets_the_fence",
+    "snapshot_is_taken_when_stored",
     "tombstone_is_a_base",
     "fork_never_looks_at_its_base_again",
     "restore_keeps_what_was_there_too_early",

@@ -138,7 +138,7 @@ failure_codes! {
     TailWanted, "tail-wanted", 409, FAILED, "The volume still waits for the tail",
         "Open the volume, or drop the tail with --force.";
     TimedOut, "timed-out", 504, FAILED, "The time that the command was given is over",
-        "The server goes on with what it was asked: look with `firn volume show`, or give more with --timeout.";
+        "The server goes on with what it was asked: look with `firn volume show` or `firn snapshot list`, or give more with --timeout.";
     TooLarge, "too-large", 413, FAILED, "The request is too large",
         "Send what /v1/openapi.json describes.";
     TooManyRequests, "too-many-requests", 429, FAILED, "More requests come than the server takes",
@@ -161,6 +161,8 @@ failure_codes! {
         "Use a client of the server's version.";
     Usage, "usage", 400, USAGE, "The command line makes no sense",
         "See --help.";
+    VolumeBusy, "volume-busy", 409, FAILED, "Another command works on the volume or snapshot",
+        "Try again when that has ended.";
     VolumeDeleted, "volume-deleted", 410, FAILED, "Another host has deleted the volume",
         "Detach it here.";
     VolumeExists, "volume-exists", 409, FAILED, "A volume of this name exists",
@@ -309,6 +311,7 @@ impl From<volume::OpenError> for Failure {
             E::HostStopped(Stop::Damaged(_)) => FailureCode::Corrupt,
             E::HostStopped(Stop::LocalLog) => FailureCode::LogPoisoned,
             E::InUse(_) => FailureCode::VolumeInUse,
+            E::Busy(_) => FailureCode::VolumeBusy,
             E::Invalid(_) => FailureCode::Invalid,
             E::Poisoned => FailureCode::LogPoisoned,
             _ => FailureCode::Internal,

@@ -78,6 +78,8 @@ pub enum OpenError {
     HoldEnded(String),
     /// The volume is open here.
     InUse(String),
+    /// Something else is being done to the volume or snapshot of this name.
+    Busy(String),
     /// A name or size that is not allowed.
     Invalid(String),
     /// The log's sync failed once; it is not written any more.
@@ -204,6 +206,10 @@ impl fmt::Display for OpenError {
             OpenError::InUse(name) => {
                 write!(f, "volume {name} is attached: detach it first")
             }
+            OpenError::Busy(name) => write!(
+                f,
+                "another command works on {name} at this moment: try again when that has ended"
+            ),
             OpenError::Poisoned => f.write_str(
                 "a sync of the log failed: writes are refused, reads go on; what was flushed is \
                  still uploaded. Stop the server, and run `firn rescue log --to DIR` with a directory \

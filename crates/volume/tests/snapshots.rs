@@ -115,12 +115,18 @@ fn no_slice_spans_the_cut() {
     world.write(&volume, 0, 3, 4096);
     world.write(&volume, 8, 3, 4096);
     let second = world.host.create_snapshot("demo@two", Vec::new());
-    world.pass(100);
+    world.pass(2000);
     world.answer_hanging_puts();
     done(&mut world, &first);
-    done(&mut world, &second);
+    let later = done(&mut world, &second);
     let taken = done(&mut world, &answer);
     assert_eq!(taken.lsn.0, 2);
+    // Both were asked for in the first half second, and are stored after two more.
+    assert!(
+        taken.unix_ms < later.unix_ms && later.unix_ms < 1000,
+        "{taken:?}, {later:?}"
+    );
+    assert_eq!(names(&mut world, "demo"), ["demo@one", "demo@two"]);
     let fork = fork(&mut world, "demo@one", "was").expect("forked");
     assert_eq!(world.read_fill(&fork, 0, 4096), 2);
     assert_eq!(world.read_fill(&fork, 8, 4096), 0);
@@ -309,6 +315,37 @@ fn snapshots_are_listed_with_their_labels_and_a_deleted_ones_name_is_free() {
 }
 
 #[test]
+fn a_snapshot_that_is_being_made_is_busy_and_not_attached() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.lasting.hanging_puts = 1;
+    let first = world.host.create_snapshot("demo@one", Vec::new());
+    world.pass(100);
+    let busy = OpenError::Busy("demo@one".into());
+    assert_eq!(snapshot(&mut world, "demo@one"), Err(busy.clone()));
+    assert_eq!(delete(&mut world, "demo@one"), Err(busy.clone()));
+    let text = busy.to_string();
+    assert!(text.contains("try again") && !text.contains("attached"));
+    world.answer_hanging_puts();
+    done(&mut world, &first);
+}
+
+/// The root lacks records that its host's log in the store has.
+#[test]
+fn a_volume_of_which_the_store_has_all_is_snapshot_before_it_is_open_again() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    drop(volume);
+    let mut world = World::start(world.kill());
+    assert_eq!(root(&world, "demo").lsn.0, 0, "only its log has it");
+    let taken = snapshot(&mut world, "demo@one").expect("taken");
+    assert_eq!(taken.lsn.0, 1);
+    let fork = fork(&mut world, "demo@one", "was").expect("forked");
+    assert_eq!(world.read_fill(&fork, 0, 4096), 1);
+}
+
+#[test]
 fn what_is_no_name_for_a_snapshot_is_refused_and_nothing_is_changed() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
@@ -436,6 +473,7 @@ fn a_snapshot_of_which_any_answer_is_lost_is_made_or_refused() {
 fn each_planted_bug_of_snapshots_is_seen() {
     support::each_is_seen(&[
         ("slice_spans_a_point", no_slice_spans_the_cut),
+        ("snapshot_is_taken_when_stored", no_slice_spans_the_cut),
         ("merge_spans_a_point", no_merge_spans_the_cut),
         ("child_without_a_pin", a_pin_stands_before_the_snapshot_does),
         (

@@ -68,6 +68,12 @@ impl NameLock {
     }
 }
 
+/// The same for what works with points in time: it opens nothing, so whoever has the name is busy with it, and
+/// does not have it attached.
+pub(crate) fn lock_point(engine: &Arc<Engine>, name: &str) -> Result<NameLock, OpenError> {
+    NameLock::take(engine, name).map_err(|_| OpenError::Busy(name.to_owned()))
+}
+
 impl Drop for NameLock {
     fn drop(&mut self) {
         lock(&self.engine.locked_names).remove(&self.name);

@@ -472,7 +472,7 @@ impl World {
             self.now_ns += 10_000_000;
             self.host.tick(Now {
                 mono_ns: self.now_ns,
-                unix_ms: 0,
+                unix_ms: self.now_ns / 1_000_000,
             });
             self.settle();
         }

@@ -46,6 +46,8 @@ pub(super) struct ParentState {
     pub(super) lsn: Lsn,
     /// The size then.
     pub(super) bytes: u64,
+    /// When it was so, milliseconds since 1970.
+    pub(super) unix_ms: u64,
 }
 
 /// What became of a pin's child.
@@ -115,6 +117,9 @@ fn child_root(engine: &Engine, parent: &ParentState, spec: &ChildSpec) -> Result
         },
     );
     root.lsn = parent.lsn;
+    if !canary::active!("snapshot_is_taken_when_stored") {
+        root.unix_ms = parent.unix_ms;
+    }
     root.first = parent.lsn.next();
     let above = from.lineage();
     let mut lineage: Vec<Ancestor> = above.to_vec();
@@ -175,8 +180,9 @@ pub(in crate::store) async fn put_pin(
         match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
             Ok(StoreReply::Object { data: found, .. }) if found == data => return Ok(()),
             Ok(_) => {
-                return Err(OpenError::Corrupt(format!(
-                    "{key}: another pin stands there"
+                // Of another restore to the same snapshot, which was quicker.
+                return Err(OpenError::Store(format!(
+                    "{key}: another host or command has just written it; nothing was made: try again"
                 )));
             }
             Err(StoreError::NotFound) => {}

@@ -25,7 +25,7 @@ impl HeldPoint {
     pub(super) fn take(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
         let mut inner = tail.lock();
         if inner.status != Status::Live {
-            return Err(OpenError::InUse(tail.name().to_owned()));
+            return Err(OpenError::Busy(tail.name().to_owned()));
         }
         let (lsn, bytes) = (inner.newest, inner.geometry.bytes);
         inner.layers.freeze(lsn);

@@ -25,10 +25,11 @@ pub(super) async fn make_child(
     tail: &Arc<Tail>,
     spec: &ChildSpec,
 ) -> Result<Root, OpenError> {
+    let unix_ms = engine.jobs.now().unix_ms;
     let point = HeldPoint::take(tail)?;
     flow::wait_stored(engine, tail, point.lsn).await?;
     let _turn = tail.upload.turn.take().await;
-    let parent = state_at(engine, &point)?;
+    let parent = state_at(engine, &point, unix_ms)?;
     let outcome = put_child(engine, &parent, spec).await;
     let outcome = outcome.map_err(|error| match error {
         OpenError::NoSuchVolume(name) => OpenError::RootMissing(name),
@@ -81,9 +82,9 @@ async fn on_foreign_root(
 }
 
 /// The volume as it was at the point, of which the store has everything. In the root's turn.
-fn state_at(engine: &Engine, point: &HeldPoint) -> Result<ParentState, OpenError> {
+fn state_at(engine: &Engine, point: &HeldPoint, unix_ms: u64) -> Result<ParentState, OpenError> {
     let tail = point.tail();
-    let closed = || OpenError::InUse(tail.name().to_owned());
+    let closed = || OpenError::Busy(tail.name().to_owned());
     if tail.lock().status != Status::Live {
         return Err(closed());
     }
@@ -98,5 +99,6 @@ fn state_at(engine: &Engine, point: &HeldPoint) -> Result<ParentState, OpenError
         sessions,
         lsn: point.lsn,
         bytes: point.bytes,
+        unix_ms,
     })
 }

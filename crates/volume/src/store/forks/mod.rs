@@ -25,7 +25,7 @@ use crate::store::forks::child::{ChildSpec, check_free};
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
-use crate::store::open::NameLock;
+use crate::store::open::lock_point;
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, check_name};
@@ -38,7 +38,7 @@ pub(crate) async fn create_snapshot(
 ) -> Result<SnapshotInfo, OpenError> {
     let (volume, _) = check_snapshot_name(name)?;
     check_labels(&labels)?;
-    let _busy = NameLock::take(engine, name)?;
+    let _busy = lock_point(engine, name)?;
     let spec = ChildSpec {
         name: name.to_owned(),
         labels: Some(labels),
@@ -59,7 +59,7 @@ pub(crate) async fn fork(
         true => drop(check_snapshot_name(parent)?),
         false => check_name(parent)?,
     }
-    let _busy = NameLock::take(engine, name)?;
+    let _busy = lock_point(engine, name)?;
     let spec = ChildSpec {
         name: name.to_owned(),
         labels: None,
@@ -97,7 +97,7 @@ fn live_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
 /// A child of what the store has must not silently lack what clients were told is written.
 fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result<(), OpenError> {
     let tails = local_tails(engine, root.volume);
-    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > root.lsn;
+    let waits = |tail: &Arc<Tail>| !tail.is_rescue() && tail.newest() > tail.stored().max(root.lsn);
     if is_held_here(engine, root, &tails) && tails.iter().any(waits) {
         return Err(OpenError::Invalid(format!(
             "volume {} has writes on this host that the store lacks, and is not open here: attach it, or \
@@ -116,7 +116,7 @@ fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result
 /// Deletes a snapshot. Forks of it stay as they are.
 pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
     check_snapshot_name(name)?;
-    let _busy = NameLock::take(engine, name)?;
+    let _busy = lock_point(engine, name)?;
     if live_tail(engine, name).is_some() {
         return Err(OpenError::InUse(name.to_owned()));
     }
@@ -145,6 +145,6 @@ pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<
         Updated::Lost(found) if found.root.deleted && found.root.volume == tombstone.volume => {
             Ok(())
         }
-        Updated::Lost(_) => Err(OpenError::InUse(name.to_owned())),
+        Updated::Lost(_) => Err(OpenError::Busy(name.to_owned())),
     }
 }

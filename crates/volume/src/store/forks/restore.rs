@@ -22,7 +22,7 @@ use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
-use crate::store::open::{NameLock, discard_tail};
+use crate::store::open::{discard_tail, lock_point};
 use crate::store::roots::{read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::VolumeInfo;
@@ -37,7 +37,7 @@ pub(crate) async fn restore(
     let (volume, _) = check_snapshot_name(name)?;
     check_snapshot_name(kept)?;
     engine.host_log.check_not_stopped()?;
-    let _busy = NameLock::take(engine, volume)?;
+    let _busy = lock_point(engine, volume)?;
     let snapshot = read_snapshot(engine, name).await?;
     let head = read_closed(engine, volume).await?;
     let of = snapshot.root.lineage().first().map(|parent| parent.volume);

@@ -2,6 +2,8 @@
 //!
 //! Reads only. The list is of names: the roots of a volume's snapshots stand under one prefix.
 
+use std::collections::BTreeMap;
+
 use crate::driver::{StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -95,7 +97,8 @@ pub(super) fn check_labels(labels: &[(String, String)]) -> Result<(), OpenError>
     Ok(())
 }
 
-/// The snapshots of a volume, the oldest first.
+/// The snapshots of a volume, the oldest first: by what is in them, since clocks are set and differ. Those of an
+/// earlier volume of the name come first, if its clock was right.
 pub(crate) async fn list_snapshots(
     engine: &Engine,
     volume: &str,
@@ -130,11 +133,19 @@ pub(crate) async fn list_snapshots(
             }
         }
     }
-    found.sort_by(|one, other| {
-        let order = |info: &SnapshotInfo| (info.unix_ms, info.lsn);
-        order(one)
-            .cmp(&order(other))
-            .then_with(|| one.name.cmp(&other.name))
-    });
+    sort_by_age(&mut found);
     Ok(found)
+}
+
+fn sort_by_age(found: &mut [SnapshotInfo]) {
+    let mut begun: BTreeMap<Option<VolumeId>, u64> = BTreeMap::new();
+    for info in found.iter() {
+        let first = begun.entry(info.of).or_insert(info.unix_ms);
+        *first = info.unix_ms.min(*first);
+    }
+    let order = |info: &SnapshotInfo| (begun[&info.of], info.of, info.lsn, info.unix_ms);
+    found.sort_by(|one, other| {
+        let by_age = order(one).cmp(&order(other));
+        by_age.then_with(|| one.name.cmp(&other.name))
+    });
 }

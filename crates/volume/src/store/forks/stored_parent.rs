@@ -23,6 +23,7 @@ pub(super) async fn make_child(
     let name = head.root.name.clone();
     let mut why = "its root changes faster than it can be read".to_owned();
     for _ in 0..ATTEMPTS_MAX {
+        let unix_ms = engine.jobs.now().unix_ms;
         let port = log_port(engine);
         let keys = AskedKeys::of_holder(&head.root);
         let read = async { Ok(read_beyond_root(&port, &head.root).await) };
@@ -30,7 +31,12 @@ pub(super) async fn make_child(
             Ok(found) => found,
             Err(error) => {
                 // Records go once the root has what they say.
-                why = format!("the log of its holder cannot be read: {error:?}");
+                tracing::warn!(
+                    volume = name,
+                    ?error,
+                    "the log of its holder cannot be read"
+                );
+                why = "the log of its holder cannot be read; the server's log says why".to_owned();
                 engine.port.sleep(engine.options.retry_ns).await;
                 head = match read_root(engine, &name).await {
                     Err(OpenError::NoSuchVolume(name)) => return Err(no_parent(name)),
@@ -44,6 +50,7 @@ pub(super) async fn make_child(
             sessions: found.sessions,
             lsn: found.last,
             bytes: head.root.bytes,
+            unix_ms,
             head,
         };
         match put_child(engine, &parent, spec).await? {
