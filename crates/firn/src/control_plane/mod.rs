@@ -27,7 +27,7 @@ use nbd::server::{BackendFile, Export, Listen};
 use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
 use crate::control_plane::volume_locks::VolumeLocks;
-use crate::control_plane::waiting::WaitingVolumes;
+use crate::control_plane::waiting::{ReopenRequests, WaitingVolumes};
 use crate::engine::Engine;
 use crate::engine::boot_sets::{self, BootSets};
 use crate::failure::{Failure, FailureCode, Result};
@@ -72,6 +72,7 @@ pub(crate) struct ControlPlane {
     pub(crate) volumes: Arc<OpenVolumes>,
     /// Those that it is to serve and could not open yet.
     pub(crate) waiting: WaitingVolumes,
+    reopens: ReopenRequests,
     export_files: Vec<BackendFile>,
     /// The engine's rings, and the disk of the log: what `health` looks at.
     rings: Arc<RingFiles>,
@@ -100,6 +101,7 @@ impl ControlPlane {
             store,
             volumes,
             waiting: WaitingVolumes::default(),
+            reopens: ReopenRequests::default(),
             export_files: engine.export_files.clone(),
             rings: Arc::clone(&engine.rings),
             disk_watch: engine.files().watch_disk()?,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, FuturesUnordered, StreamExt};
 use tokio::sync::watch;
 use volume::{OpenError, OpenMode, RecoveryReport, VolumeSpec};
 
@@ -178,6 +178,32 @@ impl ControlPlane {
         .await;
     }
 
+    /// The same for those that are asked for later, until `stop` changes.
+    async fn reopen_requested(&self, mut stop: watch::Receiver<bool>) {
+        let Some(mut requests) = self.reopens.take() else {
+            return;
+        };
+        let mut reopening = FuturesUnordered::new();
+        loop {
+            tokio::select! {
+                // Also when the sender is dropped.
+                _ = stop.changed() => break,
+                Some(name) = requests.recv() => {
+                    let stop = stop.clone();
+                    let wanted = WantedVolume {
+                        name,
+                        size: None,
+                        served_before: true,
+                    };
+                    reopening.push(async move { self.reopen_volume(&wanted, stop).await });
+                }
+                Some(()) = reopening.next() => {}
+            }
+        }
+        // Each has been told to stop, and finishes the disk that it restores.
+        while reopening.next().await.is_some() {}
+    }
+
     async fn reopen_volume(&self, wanted: &WantedVolume, mut stop: watch::Receiver<bool>) {
         let name = &wanted.name;
         let mut delay = RETRY_DELAY;
@@ -229,7 +255,10 @@ impl ReopenTask {
         let control = Arc::clone(control);
         ReopenTask {
             stop,
-            task: tokio::spawn(async move { control.reopen_volumes(wanted, stopped).await }),
+            task: tokio::spawn(async move {
+                let later = control.reopen_requested(stopped.clone());
+                tokio::join!(control.reopen_volumes(wanted, stopped), later);
+            }),
         }
     }
 
@@ -360,6 +389,62 @@ mod tests {
             assert_eq!(refused.code, FailureCode::NotOpenYet);
             assert!(attached.all().contains_key("demo"), "nothing has changed");
         });
+    }
+
+    #[test]
+    fn a_volume_whose_disk_waits_for_it_is_not_restored() {
+        let is_open = open_after(async |control| {
+            let lock = control.volume_locks.lock("demo").await;
+            let open = control.open_wanted(&demo()).await.unwrap();
+            let one = control.host.create_snapshot("demo@one", Vec::new());
+            one.await.unwrap();
+            let hold = open.volume.hold();
+            let waiting = DiskRecord {
+                id: 7,
+                volume_id: hold.volume.to_string(),
+                since: hold.since.0,
+                options: DiskOptions::from_request(&AttachRequest::default(), 1),
+                leaving: false,
+            };
+            let attached = &control.disks.attached;
+            attached.set_disk("demo", Some(waiting)).unwrap();
+            control.close(&open).await.unwrap();
+            drop(open);
+            let away = Failure::new(FailureCode::StoreUnavailable, "away");
+            control.waiting.set("demo", away);
+            drop(lock);
+            let refused = control.restore_volume("demo", "one").await.unwrap_err();
+            assert_eq!(refused.code, FailureCode::NotOpenYet);
+            assert!(refused.detail.contains("firn detach --force demo"));
+        });
+        assert!(is_open, "its disk's content goes on");
+    }
+
+    /// The restore takes the volume out of service, and something ends it before it is open again.
+    #[test]
+    fn a_volume_that_cannot_be_opened_behind_its_restore_is_retried() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (mut engine, control) = start(&runtime, dir.path());
+        runtime.block_on(async {
+            let task = ReopenTask::start(&control, Vec::new());
+            let busy = Failure::new(FailureCode::StoreUnavailable, "away");
+            control.reopen_later("demo", busy);
+            assert!(control.waiting.get("demo").is_some(), "and says why");
+            let is_open = async {
+                while control.volumes.get("demo").is_none() {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(DEADLINE, is_open).await.unwrap();
+            assert!(control.waiting.get("demo").is_none());
+            task.stop().await;
+            control.close_all().await.unwrap();
+        });
+        engine.stop(None);
     }
 
     fn demo() -> WantedVolume {

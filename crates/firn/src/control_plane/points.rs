@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use volume::{OpenMode, SnapshotInfo};
 
 use crate::control_plane::ControlPlane;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{CreateSnapshot, ForkVolume, Restored, Snapshot, SnapshotList, Volume};
 
 fn describe(info: SnapshotInfo) -> Snapshot {
@@ -61,9 +61,9 @@ impl ControlPlane {
     pub(crate) async fn restore_volume(&self, volume: &str, snapshot: &str) -> Result<Restored> {
         let _lock = self.volume_locks.lock(volume).await;
         let open = self.volumes.get(volume);
+        self.check_no_disk(volume)?;
+        self.check_no_waiting_disk(volume)?;
         if let Some(open) = &open {
-            self.check_no_disk(volume)?;
-            self.check_no_connections(volume)?;
             // Before anything is closed for it.
             let listed = self
                 .host
@@ -74,6 +74,7 @@ impl ControlPlane {
             if !listed.iter().any(|found| found.name == name) {
                 return Err(Failure::from(volume::OpenError::NoSuchSnapshot(name)));
             }
+            self.check_no_connections(volume)?;
             if let Err(failure) = self.close(open).await {
                 self.restore_export(open);
                 return Err(failure);
@@ -84,14 +85,19 @@ impl ControlPlane {
         let name = format!("{volume}@{snapshot}");
         let kept = format!("{volume}@before-restore-{now_ms}");
         let restored = self.host.restore_volume(&name, &kept).await;
+        let restored = restored.map_err(|error| {
+            let failure = Failure::from(error);
+            let detail = format!(
+                "{}; if {kept} is in `firn snapshot list {volume}`, it is what the volume held",
+                failure.detail
+            );
+            Failure::new(failure.code, detail)
+        });
         if open.is_some() {
             // Whatever became of it: it was served, and its clients may come back.
-            let opened = self.open(volume, OpenMode::default()).await;
-            if let Err(failure) = opened {
-                tracing::error!(volume, %failure, "the volume is not open any more: attach it anew");
-            }
+            self.open_again(volume).await;
         }
-        let restored = restored.map_err(Failure::from)?;
+        let restored = restored?;
         tracing::warn!(
             volume,
             snapshot,
@@ -102,6 +108,36 @@ impl ControlPlane {
             volume: self.describe(&restored),
             kept,
         })
+    }
+
+    /// Opens a volume that was closed for a restore; now or later, like one that the store does not give at a start.
+    async fn open_again(&self, volume: &str) {
+        let Err(failure) = self.open(volume, OpenMode::default()).await else {
+            return;
+        };
+        tracing::error!(volume, %failure, "the volume cannot be opened again yet; it is retried");
+        self.reopen_later(volume, failure);
+    }
+
+    /// A volume that was served is not, and is to be again.
+    pub(crate) fn reopen_later(&self, volume: &str, failure: Failure) {
+        self.waiting.set(volume, failure);
+        self.reopens.request(volume);
+    }
+
+    /// Fails if a disk is recorded that waits for its volume: whoever has it mounted knows one content.
+    fn check_no_waiting_disk(&self, volume: &str) -> Result<()> {
+        let disk = self.disks.attached.disk(volume);
+        if disk.is_none() {
+            return Ok(());
+        }
+        Err(Failure::new(
+            FailureCode::NotOpenYet,
+            format!(
+                "volume {volume} has a disk that waits for it: wait until it is open and detach the disk, or \
+                 remove it with `firn detach --force {volume}`, which fails the requests that wait"
+            ),
+        ))
     }
 
     /// Makes a volume that begins as `parent`, a volume or `VOLUME@SNAPSHOT`, is now.

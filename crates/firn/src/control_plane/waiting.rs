@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use tokio::sync::mpsc;
+
 use crate::failure::Failure;
 
 /// A volume that waits to be opened.
@@ -49,5 +51,35 @@ impl WaitingVolumes {
     /// The volume is open, or no longer wanted.
     pub(crate) fn remove(&self, name: &str) {
         self.map().remove(name);
+    }
+}
+
+/// Volumes that were open, and are to be opened again: requests to the task that retries, by name.
+#[derive(Debug)]
+pub(crate) struct ReopenRequests {
+    sender: mpsc::UnboundedSender<String>,
+    receiver: Mutex<Option<mpsc::UnboundedReceiver<String>>>,
+}
+
+impl Default for ReopenRequests {
+    fn default() -> Self {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        ReopenRequests {
+            sender,
+            receiver: Mutex::new(Some(receiver)),
+        }
+    }
+}
+
+impl ReopenRequests {
+    pub(crate) fn request(&self, name: &str) {
+        // Without the task the server stops.
+        drop(self.sender.send(name.to_owned()));
+    }
+
+    /// For the one task.
+    pub(crate) fn take(&self) -> Option<mpsc::UnboundedReceiver<String>> {
+        let receiver = self.receiver.lock();
+        receiver.unwrap_or_else(PoisonError::into_inner).take()
     }
 }

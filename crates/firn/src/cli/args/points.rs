@@ -20,7 +20,8 @@ pub(crate) enum SnapshotCommand {
         volume: String,
     },
     /// Set a volume back to a snapshot of it: same name, same identity. Its disk must be detached and its clients
-    /// disconnected; what it holds now is kept as another snapshot, whose name is printed.
+    /// disconnected; what it holds now is kept as another snapshot, whose name is printed. Its size stays as it is, for a volume
+    /// never shrinks: behind the snapshot's end it reads as zeroes.
     Restore {
         /// The volume and its snapshot.
         #[arg(value_name = "VOLUME@SNAPSHOT", value_parser = snapshot_name)]
@@ -36,7 +37,8 @@ pub(crate) enum SnapshotCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct ForkArgs {
-    /// The volume as it is now, or a snapshot of it.
+    /// The volume as it is now, or a snapshot of it. Of a volume that another host has open, the new one begins with
+    /// what the store has of it: that lacks the newest writes.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
     pub(crate) parent: String,
     /// Name of the new volume.
