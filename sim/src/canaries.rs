@@ -50,6 +50,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "candidates_go_in_the_same_pass",
     "collector_reads_no_pins",
     "collector_trusts_no_session",
+    "rescue_packs_are_of_a_session",
+    "poisoned_packs_are_of_a_session",
     "copy_continues_the_tail",
     "missing_root_is_a_fence",
     "missing_root_needs_nothing",

@@ -99,6 +99,8 @@ pub(crate) struct Engine {
     pub(crate) names: Arc<SessionTable>,
     /// The objects of this process that nothing names yet.
     pub(crate) unnamed: Arc<UnnamedObjects>,
+    /// Objects that no record names before a root does: the collector never takes them.
+    pub(crate) unrecorded: Arc<UnnamedObjects>,
     /// What its passes over the store came to.
     pub(crate) collector: CollectorState,
 }
@@ -130,9 +132,17 @@ impl Engine {
             host,
             session: object_session(sessions.current(), &entropy),
         };
+        let unnamed = UnnamedObjects::new(session_name);
+        let unrecorded = match session_name.session.number {
+            0 => Arc::clone(&unnamed),
+            _ => UnnamedObjects::new(SessionName {
+                host,
+                session: unrecorded_session(&entropy),
+            }),
+        };
         let names = Arc::<SessionTable>::default();
-        let known = names.learn([session_name]);
-        debug_assert!(known.is_ok(), "the first has no other beside it");
+        let known = names.learn([session_name, unrecorded.session()]);
+        debug_assert!(known.is_ok(), "their bits are drawn");
         Engine {
             layout,
             host,
@@ -167,7 +177,8 @@ impl Engine {
             drawn: AtomicU64::new(0),
             session_name,
             names,
-            unnamed: UnnamedObjects::new(session_name),
+            unnamed,
+            unrecorded,
             collector: CollectorState::default(),
             options,
         }
@@ -327,7 +338,27 @@ impl Engine {
 
     /// A new object of this process. To be held until something names it.
     pub(crate) fn next_object(&self) -> UnnamedObject {
-        self.unnamed.draw()
+        let is_poisoned = self.poisoned.load(Ordering::Acquire);
+        match is_poisoned && !canary::active!("poisoned_packs_are_of_a_session") {
+            true => self.unrecorded.draw(),
+            false => self.unnamed.draw(),
+        }
+    }
+
+    /// The sessions under which this process names objects.
+    pub(crate) fn own_sessions(&self) -> [SessionName; 2] {
+        [self.session_name, self.unrecorded.session()]
+    }
+}
+
+/// The session of objects that no record names first. It has no number, so nothing ever ends it: not a later start,
+/// nor a copy of this host that publishes more than this one does.
+fn unrecorded_session(entropy: &[u8; 32]) -> LogSession {
+    let mut drawn = [0; 8];
+    drawn.copy_from_slice(&blake3::keyed_hash(entropy, b"unrecorded").as_bytes()[..8]);
+    LogSession {
+        random: u64::from_le_bytes(drawn),
+        ..LogSession::default()
     }
 }
 

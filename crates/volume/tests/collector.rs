@@ -4,6 +4,7 @@
 
 mod support;
 
+use blkmq::io::Op;
 use support::{Lasting, World};
 use volume::object::root_key;
 use volume::{Answer, Findings, OpenError, Volume};
@@ -215,6 +216,49 @@ fn what_a_session_that_goes_on_has_not_named_yet_stays() {
 }
 
 #[test]
+fn what_a_poisoned_host_brings_stays_though_a_copy_of_it_ends_its_session() {
+    let (mut world, demo) = with_volume();
+    world.create("other", 64 * MIB);
+    let other = world.open("other");
+    world.write(&demo, 0, 1, 4096);
+    world.sync(&demo);
+    let copy = world.lasting.copy();
+    world.lasting.outage = true;
+    world.write(&demo, 0, 99, 4096);
+    world.flush(&demo);
+    world.write(&other, 0, 1, 4096);
+    world.lasting.failing_syncs = 1;
+    world
+        .request(&other, Op::Flush, &mut [])
+        .expect_err("poisoned");
+    // Its packs come to the store, and its root does not.
+    world.lasting.failing_keys.push(root_key("demo"));
+    world.lasting.outage = false;
+    let before = packs(&world.lasting);
+    let synced = world.host.sync(&demo);
+    world.pass(500);
+    assert!(packs(&world.lasting) > before && synced.try_take().is_none());
+    let mut copy = World::start(Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: world.lasting.versions + 5000,
+        ..copy
+    });
+    copy.create("third", 64 * MIB);
+    let third = copy.open("third");
+    copy.write(&third, 0, 3, 4096);
+    copy.sync(&third);
+    for _ in 0..3 {
+        gc(&mut copy);
+    }
+    world.lasting.objects = copy.lasting.objects;
+    world.lasting.failing_keys.clear();
+    done(&mut world, &synced);
+    let mut elsewhere = elsewhere(&world);
+    let theirs = elsewhere.try_open("demo", true).expect("opened");
+    assert_eq!(elsewhere.read_fill(&theirs, 0, 4096), 99);
+}
+
+#[test]
 fn a_root_that_cannot_be_read_keeps_everything_and_is_named() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
@@ -250,6 +294,10 @@ mod planted {
             (
                 "candidates_go_in_the_same_pass",
                 what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone,
+            ),
+            (
+                "poisoned_packs_are_of_a_session",
+                what_a_poisoned_host_brings_stays_though_a_copy_of_it_ends_its_session,
             ),
             (
                 "collector_reads_no_pins",

@@ -6,6 +6,7 @@ mod support;
 
 use support::World;
 use support::hosts::{close, delete, hand_over, other_host};
+use volume::object::{root::Root, root_key};
 use volume::{OpenError, TailId, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -209,6 +210,20 @@ fn a_fork_whose_base_goes_while_it_uploads_is_refused_and_leaves_no_pin() {
     a_base_that_goes_meanwhile_is_no_base();
 }
 
+#[test]
+fn what_a_rescue_fork_brings_is_of_no_session_that_a_copy_could_end() {
+    let (mut one, kept, _volume) = with_kept_tail();
+    let fork = one.host.fork_tail(kept, "saved", true);
+    one.wait(|_| fork.try_take()).expect("forked");
+    let root = Root::decode(&one.lasting.objects[&root_key("saved")].0).expect("a root");
+    let numbers: Vec<u64> = root
+        .sessions
+        .iter()
+        .map(|name| name.session.number)
+        .collect();
+    assert_eq!(numbers, [0]);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -220,6 +235,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "fork_gives_up_at_once",
             a_fork_goes_on_after_failures_of_the_store_and_not_for_ever,
+        ),
+        (
+            "rescue_packs_are_of_a_session",
+            what_a_rescue_fork_brings_is_of_no_session_that_a_copy_could_end,
         ),
         ("restore_leaves_no_trace", a_restore_is_no_base),
         ("tombstone_is_a_base", a_deleted_volume_is_no_base),

@@ -284,7 +284,7 @@ impl<'a> Step<'a> {
         }
         root.nodes = listed.into_iter().collect();
         root.set_folded(self.folded);
-        let named = root.sessions.insert(engine.session_name);
+        let named = root.sessions.extend(engine.own_sessions());
         named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
         let count = left.len();
         root.deltas = left;

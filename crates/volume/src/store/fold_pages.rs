@@ -91,7 +91,7 @@ impl<'a> Output<'a> {
         // One object after the other: what was written before is not written again.
         let mut delay = self.engine.options.retry_ns;
         loop {
-            let key = self.engine.session_name.index_key(object.id().number);
+            let key = object.session().index_key(object.id().number);
             match put(self.engine, self.tail, &key, &bytes).await {
                 Ok(()) => {
                     self.objects.push(object);

@@ -82,7 +82,7 @@ pub(crate) async fn begin_update(
     };
     root.deltas.extend(packs.iter().copied());
     // This process wrote them, and what the update brings beside them.
-    let named = root.sessions.insert(engine.session_name);
+    let named = root.sessions.extend(engine.own_sessions());
     named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
     Ok(RootUpdate {
         root,

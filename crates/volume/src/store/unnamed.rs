@@ -42,6 +42,11 @@ impl UnnamedObjects {
         })
     }
 
+    /// Whose they are.
+    pub(crate) fn session(&self) -> SessionName {
+        self.session
+    }
+
     /// A new object.
     pub(crate) fn draw(self: &Arc<Self>) -> UnnamedObject {
         let mut state = lock(&self.state);
@@ -65,6 +70,11 @@ impl UnnamedObjects {
 }
 
 impl UnnamedObject {
+    /// Whose it is.
+    pub(crate) fn session(&self) -> SessionName {
+        self.objects.session
+    }
+
     pub(crate) fn id(&self) -> ObjectId {
         ObjectId::new(self.objects.session, self.number)
     }

@@ -98,7 +98,7 @@ pub(crate) async fn fork_tail(
     root.first = tail.stored().next();
     let (packs, damaged_sectors) = bring_extents(engine, &tail, &root, extents).await?;
     root.deltas.extend(packs.iter().map(|pack| pack.reference));
-    let named = root.sessions.insert(engine.session_name);
+    let named = root.sessions.extend(engine.own_sessions());
     named.map_err(|error| OpenError::Corrupt(format!("{name}: {error}")))?;
     let created = make_volume(engine, &tail, root, base.as_ref()).await;
     if created.is_err() {
@@ -274,7 +274,12 @@ async fn bring_extents(
     for plan in plans {
         let _permit = engine.upload_budget.acquire(tail.id(), plan.bytes).await;
         // What fails is repeated for some minutes: packs that are there already would be brought again.
-        let brought = bring_pack(engine, tail, slice.clone(), plan).await;
+        // No record names them: a later session, or a copy that this host never meets, must not end theirs.
+        let object = match canary::active!("rescue_packs_are_of_a_session") {
+            true => engine.next_object(),
+            false => engine.unrecorded.draw(),
+        };
+        let brought = bring_pack(engine, tail, (slice.clone(), plan), object).await;
         let brought = brought.map_err(|_| {
             let why = tail.upload.last_error().unwrap_or_default();
             OpenError::Store(format!("{}: nothing was made; try again: {why}", root.name))

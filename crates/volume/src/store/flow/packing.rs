@@ -30,16 +30,16 @@ use crate::units::{Lsn, Span};
 pub(super) async fn bring_pack(
     engine: &Arc<Engine>,
     tail: &Arc<Tail>,
-    slice: Slice,
-    plan: PackPlan,
+    (slice, plan): (Slice, PackPlan),
+    object: UnnamedObject,
 ) -> Result<BroughtPack, ServiceEnded> {
     let content = read_content(engine, tail, &plan).await?;
-    let (object, last) = (Arc::new(engine.next_object()), slice.last);
+    let (object, last) = (Arc::new(object), slice.last);
     let number = object.id().number;
     let damaged = content.damaged();
     let cost = (ComputeKind::Pack, plan.bytes);
     let effort = effort(engine);
-    let session = engine.session_name;
+    let session = object.session();
     let build = move || {
         let mut writer = PackWriter::with_effort(session, number, effort);
         add_items(&mut writer, &slice, &plan, &content);

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::names::Digest;
+use crate::hostlog::names::{Digest, SessionName};
 use crate::jobs::Answer;
 use crate::lock::lock;
 use crate::object::pack::{Pack, PackWriter, Slice};
@@ -154,8 +154,8 @@ async fn bring(engine: &Arc<Engine>, tails: &[Waiting], parts: Vec<Part>) -> Opt
     let mut repeats = SharedRepeats::new(engine, tails);
     // Held until what names it counts for all of them.
     let object = Arc::new(engine.next_object());
-    let number = object.id().number;
-    let (mut pack, digest) = build(engine, (parts, number), &mut repeats).await?;
+    let name = (object.session(), object.id().number);
+    let (mut pack, digest) = build(engine, (parts, name), &mut repeats).await?;
     let key = pack.key();
     let data = Bytes::from(std::mem::take(&mut pack.bytes));
     for (tail, _) in tails {
@@ -180,10 +180,9 @@ async fn bring(engine: &Arc<Engine>, tails: &[Waiting], parts: Vec<Part>) -> Opt
 
 async fn build(
     engine: &Arc<Engine>,
-    (parts, number): (Vec<Part>, u64),
+    (parts, (session, number)): (Vec<Part>, (SessionName, u64)),
     repeats: &mut SharedRepeats<'_>,
 ) -> Option<(Pack, Digest)> {
-    let session = engine.session_name;
     let effort = effort(engine);
     let bytes = parts.iter().map(|(_, plan, _)| plan.bytes).sum();
     let parts = Arc::new(parts);

@@ -115,7 +115,10 @@ async fn start_pack(
     engine.clone().jobs.spawn(async move {
         sender.send(match expected {
             Some(expected) => bring_shared(&engine, &tail, (slice, plan), expected).await,
-            None => bring_pack(&engine, &tail, slice, plan).await,
+            None => {
+                let object = engine.next_object();
+                bring_pack(&engine, &tail, (slice, plan), object).await
+            }
         });
         drop(permit);
     });

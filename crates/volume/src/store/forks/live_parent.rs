@@ -91,7 +91,7 @@ fn state_at(engine: &Engine, point: &HeldPoint, unix_ms: u64) -> Result<ParentSt
     let head = tail.upload.head().ok_or_else(closed)?;
     let (_, beyond) = tail.upload.published();
     let mut sessions = SessionNames::default();
-    let named = sessions.insert(engine.session_name);
+    let named = sessions.extend(engine.own_sessions());
     named.map_err(|error| OpenError::Corrupt(format!("{}: {error}", tail.name())))?;
     Ok(ParentState {
         head,
