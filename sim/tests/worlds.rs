@@ -97,7 +97,8 @@ fn hosts_that_share_a_store_keep_one_line_of_commits() {
     let mut taken = 0;
     for seed in 1..=6 {
         let mut profile = Profile::draw(seed);
-        profile.hosts = 2;
+        // An older copy of the store may say that the other host has the volume: that is no world of these.
+        (profile.hosts, profile.set_back) = (2, false);
         profile.actions = profile.actions.min(300);
         profile.fleet = Fleet {
             operate_ns: 20_000_000,
