@@ -148,9 +148,7 @@ const SEEN_BY_MODELS: &[&str] = &[
     "signal_forgets_after_it_woke",
     "parked_writes_are_forgotten_after_they_woke",
     "run_ends_without_a_last_look",
-    "flush_asks_before_it_waits",
     "driver_is_told_before_the_request",
-    "parked_write_looks_once",
 ];
 
 /// Canaries of the procedures of the host's log, which the worlds of `hostlog::tests` see.

@@ -172,6 +172,14 @@ impl Host {
         }
     }
 
+    /// For the models, whose clock stands still: lets so much time pass.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn pass_time(&self, ns: u64) {
+        let mut now = self.jobs.now();
+        now.mono_ns += ns;
+        self.tick(now);
+    }
+
     /// When [`Host::tick`] is worth calling next, on the monotonic clock.
     pub fn next_tick_ns(&self) -> u64 {
         let timer = self.jobs.next_timer_ns().unwrap_or(u64::MAX);

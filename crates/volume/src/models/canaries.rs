@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 use super::{host, segments, waiters};
 
 /// The bugs and the models that must see them.
-const PLANTED: [(&str, fn()); 9] = [
+const PLANTED: [(&str, fn()); 7] = [
     (
         "lots_are_counted_late",
         segments::a_segment_is_given_out_again_only_when_nobody_names_its_bytes,
@@ -31,16 +31,8 @@ const PLANTED: [(&str, fn()); 9] = [
         waiters::a_job_goes_on_however_its_wake_meets_the_end_of_a_run,
     ),
     (
-        "flush_asks_before_it_waits",
-        host::what_was_flushed_is_durable_and_every_flush_ends,
-    ),
-    (
         "driver_is_told_before_the_request",
         host::what_was_flushed_is_durable_and_every_flush_ends,
-    ),
-    (
-        "parked_write_looks_once",
-        host::a_write_that_waits_for_space_gets_it_and_reads_see_whole_writes,
     ),
 ];
 

@@ -6,7 +6,7 @@ use blkmq::io::Op;
 use shuttle::thread;
 
 use super::check;
-use super::machine::{Server, request};
+use super::machine::{LARGE_LOG, SMALL_LOG, Server, request};
 
 const BLOCK_SECTORS: u32 = 8;
 
@@ -29,7 +29,8 @@ fn read(block: u64) -> Op {
 #[test]
 pub(super) fn what_was_flushed_is_durable_and_every_flush_ends() {
     check(1500, || {
-        let server = Server::start();
+        // Nobody waits for space: no time passes that would heal a lost wake.
+        let server = Server::start(LARGE_LOG);
         let clients = [0, 1].map(|client| {
             let (volume, machine) = (server.volume.clone(), Arc::clone(&server.machine));
             thread::spawn(move || {
@@ -55,7 +56,7 @@ pub(super) fn what_was_flushed_is_durable_and_every_flush_ends() {
 #[test]
 pub(super) fn a_write_that_waits_for_space_gets_it_and_reads_see_whole_writes() {
     check(300, || {
-        let server = Server::start();
+        let server = Server::start(SMALL_LOG);
         let clients = [0, 1].map(|client| {
             let (volume, machine) = (server.volume.clone(), Arc::clone(&server.machine));
             thread::spawn(move || {

@@ -25,10 +25,14 @@ use crate::store::volume_spec::VolumeSpec;
 use crate::units::{HostId, Now};
 use crate::{Answer, Host, Setup, Volume};
 
-/// A log of six segments, as few as can be, each with room for one block.
-fn options() -> Options {
+/// The smallest log, of six segments, each with room for one block.
+pub(super) const SMALL_LOG: u64 = 616 << 10;
+/// One of sixteen.
+pub(super) const LARGE_LOG: u64 = SMALL_LOG + (80 << 10);
+
+fn options(log_bytes: u64) -> Options {
     Options {
-        log_bytes: 616 << 10,
+        log_bytes,
         segment_bytes: 8 << 10,
         ring_entries: 8,
         cache_bytes: 0,
@@ -37,6 +41,12 @@ fn options() -> Options {
         ..Options::default()
     }
 }
+
+/// Time passes in steps of this, once the jobs have nothing else to do and a write waits for space: the tick is what
+/// looks whether dying segments are free. So often at most until something else
+/// happens, so that a wake which is lost leaves a thread asleep.
+const TICK_NS: u64 = 100_000_000;
+const TICKS: u32 = 2;
 
 /// Says that there is something to do, and whether there will be more.
 #[derive(Default)]
@@ -123,6 +133,10 @@ struct Contained {
     unsynced: BTreeSet<u64>,
     objects: BTreeMap<String, (Vec<u8>, u64)>,
     versions: u64,
+    /// Writes that wait for log space.
+    parked: usize,
+    /// So often one began to.
+    parks: u64,
 }
 
 /// Files and objects.
@@ -155,6 +169,12 @@ impl Machine {
 
     pub(super) fn is_synced(&self, offset: u64) -> bool {
         !self.0.lock().unwrap().unsynced.contains(&offset)
+    }
+
+    /// How often writes began to wait for log space, and how many wait.
+    fn parks(&self) -> (u64, usize) {
+        let contained = self.0.lock().unwrap();
+        (contained.parks, contained.parked)
     }
 
     fn disk(&self, op: DiskOp) -> Result<Vec<u8>, DiskError> {
@@ -212,8 +232,9 @@ impl Machine {
                 return Ok(StoreReply::Deleted);
             }
             StoreOp::List { prefix } => {
-                let keys = objects.keys().filter(|key| key.starts_with(&prefix));
-                return Ok(StoreReply::Keys(keys.cloned().collect()));
+                let found = objects.iter().filter(|(key, _)| key.starts_with(&prefix));
+                let keys = found.map(|(key, (data, _))| (key.clone(), data.len() as u64));
+                return Ok(StoreReply::Keys(keys.collect()));
             }
         }
         let version = Version(new.to_string());
@@ -241,10 +262,10 @@ pub(super) struct Server {
 
 impl Server {
     /// On one thread, with a volume of some blocks; then the driver's threads begin.
-    pub(super) fn start() -> Server {
+    pub(super) fn start(log_bytes: u64) -> Server {
         let (machine, bells) = (Arc::<Machine>::default(), Arc::<Bells>::default());
         let (host, answer) = Host::start(Setup {
-            options: options(),
+            options: options(log_bytes),
             rings: Arc::<HeapRings>::default(),
             notify: Arc::clone(&bells) as _,
             boot_id: [1; 16],
@@ -264,7 +285,9 @@ impl Server {
         wait(&host, &machine, &created).expect("created");
         let opened = host.open_volume("v", OpenMode::default());
         let volume = wait(&host, &machine, &opened).expect("opened");
-        let drivers = begin_driving(&host, &machine, &bells);
+        // In a log with room for all there is nothing to heal, and time stands still.
+        let ticks = if log_bytes == SMALL_LOG { TICKS } else { 0 };
+        let drivers = begin_driving(&host, &machine, &bells, ticks);
         Server {
             machine,
             volume,
@@ -304,6 +327,7 @@ fn begin_driving(
     host: &Host,
     machine: &Arc<Machine>,
     bells: &Arc<Bells>,
+    most_ticks: u32,
 ) -> Vec<thread::JoinHandle<()>> {
     let (on, at, by) = (host.clone(), Arc::clone(machine), Arc::clone(bells));
     let commits = thread::spawn(move || {
@@ -319,13 +343,27 @@ fn begin_driving(
     });
     let (on, at, by) = (host.clone(), Arc::clone(machine), Arc::clone(bells));
     let jobs = thread::spawn(move || {
+        let (mut seen, mut ticks) = ((0, 0), 0);
         loop {
             let is_last = by.jobs.wait();
             loop {
                 let more = on.run_jobs();
                 let requests = on.take_requests();
                 if requests.is_empty() && !more {
-                    break;
+                    let parks = at.parks();
+                    if parks != seen {
+                        (seen, ticks) = (parks, 0);
+                    }
+                    if ticks == most_ticks || parks.1 == 0 {
+                        break;
+                    }
+                    ticks += 1;
+                    // The others go on meanwhile.
+                    thread::yield_now();
+                    on.pass_time(TICK_NS);
+                }
+                if !requests.is_empty() {
+                    ticks = 0;
                 }
                 requests
                     .into_iter()
@@ -355,8 +393,9 @@ pub(super) fn request(
     op: Op,
     fill: u8,
 ) -> Result<Moves, ErrorKind> {
-    let (mut moves, mut sync) = (Moves::default(), None);
+    let (mut moves, mut sync, mut is_parked) = (Moves::default(), None, false);
     let result = block_on(poll_fn(|cx| {
+        machine.0.lock().unwrap().parked -= usize::from(std::mem::take(&mut is_parked));
         let mut step = match sync.take() {
             Some(sync) => volume.poll_sync(sync, cx.waker()),
             None => volume.begin(&op, cx.waker()),
@@ -364,7 +403,13 @@ pub(super) fn request(
         loop {
             step = match step {
                 Step::Done(result) => return Poll::Ready(result),
-                Step::Park(_) => return Poll::Pending,
+                Step::Park(_) => {
+                    is_parked = true;
+                    let mut contained = machine.0.lock().unwrap();
+                    (contained.parked, contained.parks) =
+                        (contained.parked + 1, contained.parks + 1);
+                    return Poll::Pending;
+                }
                 Step::Sync(wait) => {
                     sync = Some(wait);
                     return Poll::Pending;

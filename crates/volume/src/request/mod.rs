@@ -481,11 +481,6 @@ impl Backend for Volume {
         if let Some(result) = ended() {
             return Step::Done(result);
         }
-        if canary::active!("flush_asks_before_it_waits") {
-            committer.request_round_up_to(engine, tail, sync.0);
-            committer.wait(waker);
-            return Step::Sync(sync);
-        }
         committer.wait(waker);
         if let Some(result) = ended() {
             return Step::Done(result);

@@ -56,9 +56,7 @@ impl Volume {
         if let Ok(None) = reserved {
             // Whatever makes room after this look wakes us.
             engine.space.parked.wait(tail.id(), waker);
-            if !canary::active!("parked_write_looks_once") {
-                reserved = self.reserve_space(sector, sectors);
-            }
+            reserved = self.reserve_space(sector, sectors);
         }
         let Reservation { span, slots, lots } = match reserved {
             Ok(Some(reservation)) => reservation,
