@@ -268,6 +268,10 @@ fn a_command_gives_up_when_its_time_is_over() {
     let server = world.serve("one", &["--volume", "demo=8MiB"]);
     let pid = rustix::process::Pid::from_raw(i32::try_from(server.pid()).unwrap()).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    // The signal stops one thread after another: until the kernel reports the whole process as stopped,
+    // another thread may answer.
+    let stopped = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::UNTRACED);
+    assert!(stopped.unwrap().unwrap().1.stopped());
     gave_up(world.ask(&server, &["sync", "demo", "--timeout", "300ms"]));
     rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
     world.done(&server, &["sync", "demo", "--timeout", "60s"]);
