@@ -5,24 +5,13 @@
 mod support;
 
 use blkmq::io::Op;
-use support::{Lasting, World};
+use support::hosts::elsewhere;
+use support::points::done;
+use support::{Lasting, World, with_volume};
 use volume::object::root_key;
-use volume::{Answer, Findings, OpenError, Volume};
+use volume::{Findings, Volume};
 
 const MIB: u64 = 1 << 20;
-
-fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
-    world
-        .wait(|_| answer.try_take())
-        .unwrap_or_else(|error| panic!("{error}"))
-}
-
-fn with_volume() -> (World, Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
 
 fn gc(world: &mut World) -> Findings {
     let answer = world.host.collect_garbage(false);
@@ -43,15 +32,6 @@ fn write_over(world: &mut World, volume: &Volume, fill: u8) {
 fn packs(lasting: &Lasting) -> usize {
     let keys = lasting.objects.keys();
     keys.filter(|key| key.starts_with("packs/")).count()
-}
-
-/// Another host, which sees a copy of the same store.
-fn elsewhere(world: &World) -> World {
-    World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
-    })
 }
 
 #[test]
@@ -253,9 +233,9 @@ fn what_a_poisoned_host_brings_stays_though_a_copy_of_it_ends_its_session() {
     world.lasting.objects = copy.lasting.objects;
     world.lasting.failing_keys.clear();
     done(&mut world, &synced);
-    let mut elsewhere = elsewhere(&world);
-    let theirs = elsewhere.try_open("demo", true).expect("opened");
-    assert_eq!(elsewhere.read_fill(&theirs, 0, 4096), 99);
+    let mut other = elsewhere(&world);
+    let theirs = other.try_open("demo", true).expect("opened");
+    assert_eq!(other.read_fill(&theirs, 0, 4096), 99);
 }
 
 #[test]

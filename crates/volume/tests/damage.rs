@@ -10,29 +10,10 @@ use std::sync::Mutex;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Place, Plan, Step};
-use support::{Lasting, World, waker};
+use support::hosts::taken_over;
+use support::{Lasting, World, waker, with_volume};
 use volume::object::pack::{self, Item, Section};
 use volume::{OpenError, Volume};
-
-const MIB: u64 = 1 << 20;
-
-fn with_volume() -> (World, Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
-
-/// Another host, which sees the same store and takes the volume over.
-fn elsewhere(world: &mut World) -> (World, Volume) {
-    let mut other = World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
-    });
-    let volume = other.try_open("demo", true).expect("taken over");
-    (other, volume)
-}
 
 fn try_read(world: &mut World, volume: &Volume, sector: u64) -> Result<u8, ErrorKind> {
     let mut data = [0xee; 4096];
@@ -88,13 +69,13 @@ fn an_unreadable_block_of_the_log_is_stored_as_damaged_and_everything_else_goes_
     // Whatever the disk gives for it later.
     world.lasting.unreadable.clear();
     assert_only_the_sixth_is_lost(&mut world, &volume);
-    let (mut other, theirs) = elsewhere(&mut world);
+    let (mut other, theirs) = taken_over(&world);
     assert_only_the_sixth_is_lost(&mut other, &theirs);
     // Written again, it is whole again, here and elsewhere.
     other.write(&theirs, 5 * 8, 6, 4096);
     assert_eq!(try_read(&mut other, &theirs, 5 * 8), Ok(6));
     other.sync(&theirs);
-    let (mut third, theirs) = elsewhere(&mut other);
+    let (mut third, theirs) = taken_over(&other);
     assert_eq!(try_read(&mut third, &theirs, 5 * 8), Ok(6));
 }
 
@@ -114,7 +95,7 @@ fn what_was_stored_as_damaged_stays_so_over_a_power_cut_and_a_fold() {
         world.sync(&volume);
     }
     assert_only_the_sixth_is_lost(&mut world, &volume);
-    let (mut other, theirs) = elsewhere(&mut world);
+    let (mut other, theirs) = taken_over(&world);
     assert_only_the_sixth_is_lost(&mut other, &theirs);
 }
 
@@ -123,7 +104,7 @@ fn part_of_a_block_that_was_written_over_is_not_lost_with_the_rest() {
     let (mut world, volume) = with_unreadable_block();
     world.write(&volume, 5 * 8 + 2, 77, 512);
     world.sync(&volume);
-    let (mut other, theirs) = elsewhere(&mut world);
+    let (mut other, theirs) = taken_over(&world);
     assert_eq!(other.read_fill(&theirs, 5 * 8 + 2, 512), 77);
     assert_eq!(try_read(&mut other, &theirs, 5 * 8), Err(ErrorKind::Io));
     assert_eq!(other.read_fill(&theirs, 6 * 8, 4096), 7);
@@ -147,7 +128,7 @@ fn a_read_of_the_log_that_fails_for_a_while_gives_nothing_up() {
     world.lasting.unreadable.clear();
     world.wait(|_| answer.try_take()).expect("synced");
     assert_eq!(volume.damaged_bytes(), 0);
-    let (mut other, theirs) = elsewhere(&mut world);
+    let (mut other, theirs) = taken_over(&world);
     assert_eq!(try_read(&mut other, &theirs, 0), Ok(99));
     assert_eq!(try_read(&mut other, &theirs, 40), Ok(6));
 }
@@ -286,7 +267,7 @@ fn footers_alone_tell_what_a_fenced_host_left_from_what_its_successor_wrote() {
     let (mut a, volume) = with_volume();
     a.write(&volume, 0, 1, 4096);
     a.sync(&volume);
-    let (mut b, theirs) = elsewhere(&mut a);
+    let (mut b, theirs) = taken_over(&a);
     // Both go on from LSN 1, with the same numbers for other bytes.
     for block in 1..4 {
         a.write(&volume, block * 8, 10, 4096);

@@ -6,56 +6,18 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use support::{Lasting, World};
+use support::hosts::{close, elsewhere};
+use support::points::{fold, fork, make_fork};
+use support::{World, with_volume};
 use volume::{OpenError, Volume};
 
 const MIB: u64 = 1 << 20;
-
-fn with_volume() -> (World, Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
-
-fn try_fork(world: &mut World, parent: &str, name: &str) -> Result<(), OpenError> {
-    let answer = world.host.fork_volume(parent, name);
-    world.wait(|_| answer.try_take()).map(drop)
-}
-
-fn fork(world: &mut World, parent: &str, name: &str) -> Volume {
-    try_fork(world, parent, name).unwrap_or_else(|error| panic!("{name}: {error}"));
-    world.open(name)
-}
-
-fn close(world: &mut World, volume: &Volume) {
-    let answer = world.host.close_volume(volume);
-    world.wait(|_| answer.try_take()).expect("closed");
-}
-
-/// Another host, which sees a copy of the same store.
-fn elsewhere(world: &World) -> World {
-    World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
-    })
-}
-
-/// So many small uploads that a fold is due, and time for it.
-fn fold(world: &mut World, volume: &Volume, sector: u64) {
-    for round in 0..6 {
-        world.write(volume, sector, 100 + round, 4096);
-        world.sync(volume);
-    }
-    world.pass(1000);
-}
 
 #[test]
 fn what_is_written_to_a_fork_or_to_its_parent_is_not_in_the_other() {
     let (mut world, parent) = with_volume();
     world.write(&parent, 0, 1, 8192);
-    let child = fork(&mut world, "demo", "child");
+    let child = fork(&mut world, "demo", "child").expect("forked");
     world.write(&parent, 0, 2, 4096);
     world.write(&child, 8, 3, 4096);
     fold(&mut world, &parent, 64);
@@ -94,7 +56,7 @@ fn a_fork_of_a_fork_sixty_four_deep_reads_as_its_root_does() {
     let mut above = "demo".to_owned();
     for depth in 1..=64 {
         let name = format!("f{depth}");
-        let child = fork(&mut world, &above, &name);
+        let child = fork(&mut world, &above, &name).expect("forked");
         world.write(&child, depth * 8, depth as u8, 4096);
         close(&mut world, &child);
         above = name;
@@ -140,7 +102,7 @@ fn a_fork_of_a_volume_that_another_host_has_begins_with_what_the_store_has() {
         .wait(|_| answer.try_take())
         .expect_err("another host has it");
     assert!(matches!(refused, OpenError::Held { .. }), "{refused}");
-    let child = fork(&mut other, "demo", "child");
+    let child = fork(&mut other, "demo", "child").expect("forked");
     assert_eq!(other.read_fill(&child, 0, 4096), 1);
     assert_eq!(other.read_fill(&child, 8, 4096), 2);
     world.sync(&volume);
@@ -152,11 +114,11 @@ fn a_name_that_is_taken_is_refused_and_no_pin_stays() {
     let (mut world, volume) = with_volume();
     world.write(&volume, 0, 1, 4096);
     world.create("taken", 64 * MIB);
-    let refused = try_fork(&mut world, "demo", "taken").expect_err("taken");
+    let refused = make_fork(&mut world, "demo", "taken").expect_err("taken");
     assert_eq!(refused, OpenError::Exists("taken".into()));
-    let refused = try_fork(&mut world, "none", "child").expect_err("no parent");
+    let refused = make_fork(&mut world, "none", "child").expect_err("no parent");
     assert_eq!(refused, OpenError::NoSuchVolume("none".into()));
-    let refused = try_fork(&mut world, "demo", "a@b").expect_err("no name for a volume");
+    let refused = make_fork(&mut world, "demo", "a@b").expect_err("no name for a volume");
     assert!(matches!(refused, OpenError::Invalid(_)), "{refused}");
     assert!(
         !world
@@ -173,12 +135,12 @@ fn a_fork_whose_store_fails_for_a_while_is_made_or_refused_and_can_be_tried_agai
     world.write(&volume, 0, 1, 4096);
     world.sync(&volume);
     world.lasting.failing_keys.push("volumes/child/root".into());
-    try_fork(&mut world, "demo", "child").expect_err("its root fails");
+    make_fork(&mut world, "demo", "child").expect_err("its root fails");
     world.lasting.failing_keys.clear();
     // Nothing of the volume is held up by it.
     world.write(&volume, 0, 2, 4096);
     fold(&mut world, &volume, 64);
-    let child = fork(&mut world, "demo", "child");
+    let child = fork(&mut world, "demo", "child").expect("forked");
     assert_eq!(world.read_fill(&child, 0, 4096), 2);
 }
 
@@ -218,7 +180,7 @@ fn random_history(seed: u64) {
                 let child = format!("c{step}");
                 let of_snapshot = snapshots.keys().nth(random.usize(..8)).cloned();
                 let parent = of_snapshot.unwrap_or(name);
-                try_fork(&mut world, &parent, &child).expect("forked");
+                make_fork(&mut world, &parent, &child).expect("forked");
                 let content = snapshots.get(&parent).or_else(|| model.get(&parent));
                 model.insert(child, content.expect("it is one of them").clone());
             }
@@ -236,7 +198,7 @@ fn random_history(seed: u64) {
     open.clear();
     let mut world = World::start(world.kill());
     for (nth, snapshot) in snapshots.keys().enumerate() {
-        try_fork(&mut world, snapshot, &format!("check{nth}")).expect("forked");
+        make_fork(&mut world, snapshot, &format!("check{nth}")).expect("forked");
     }
     let checks = snapshots.into_values().enumerate();
     let checks = checks.map(|(nth, content)| (format!("check{nth}"), content));

@@ -7,6 +7,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use support::hosts::root_of;
 use support::{Lasting, World, options};
 use volume::hostlog::marks::LowMark;
 use volume::hostlog::names::{Position, record_of_key};
@@ -45,10 +46,6 @@ fn low_marks(lasting: &Lasting) -> Vec<Position> {
     let marks = objects.filter(|(key, _)| key.ends_with("/low"));
     let decode = |bytes: &[u8]| LowMark::decode(bytes).expect("a low mark").position;
     marks.map(|(_, (bytes, _))| decode(bytes)).collect()
-}
-
-fn root_of(lasting: &Lasting, name: &str) -> Root {
-    Root::decode(&lasting.objects[&root_key(name)].0).expect("a root")
 }
 
 #[test]

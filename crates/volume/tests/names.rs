@@ -7,6 +7,8 @@ mod support;
 use std::collections::BTreeSet;
 
 use blkmq::io::Op;
+use support::hosts::taken_over;
+use support::points::fold;
 use support::{Lasting, World};
 use volume::Volume;
 use volume::hostlog::names::{INDEX_PREFIX, PACK_PREFIX, SessionName, object_of_key};
@@ -26,27 +28,6 @@ fn restart(world: World) -> (World, Volume) {
     let mut world = World::start(world.kill());
     let volume = world.open("demo");
     (world, volume)
-}
-
-/// Another host, which sees the same store and takes the volume over.
-fn elsewhere(world: &World) -> (World, Volume) {
-    let lasting = Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
-    };
-    let mut other = World::start(lasting);
-    let volume = other.try_open("demo", true).expect("taken over");
-    (other, volume)
-}
-
-/// Enough small uploads for a fold, and time for it.
-fn fold(world: &mut World, volume: &Volume, sector: u64) {
-    for round in 0..6 {
-        world.write(volume, sector, round, 4096);
-        world.sync(volume);
-    }
-    world.pass(1000);
 }
 
 /// The sessions of all objects under a prefix.
@@ -76,7 +57,7 @@ fn each_object_stands_under_the_host_and_the_start_that_wrote_it() {
     assert_eq!(new.len(), 1, "another start");
     assert_eq!(new[0].host, old[0].host);
     assert!(new[0].session.number > old[0].session.number);
-    let (mut other, theirs) = elsewhere(&world);
+    let (mut other, theirs) = taken_over(&world);
     other.write(&theirs, 16, 9, 4096);
     other.sync(&theirs);
     let three = sessions(&other, PACK_PREFIX);
@@ -106,7 +87,7 @@ fn a_pack_is_found_whose_session_only_a_page_lists() {
         !listed.contains(first),
         "the first start's packs are folded"
     );
-    let (mut other, theirs) = elsewhere(&world);
+    let (mut other, theirs) = taken_over(&world);
     assert_eq!(other.read_fill(&theirs, 3 * PAGE, 4096), 77);
 }
 

@@ -8,17 +8,10 @@ use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
-use support::{Lasting, World, options, waker};
+use support::{Lasting, World, options, waker, with_volume};
 use volume::Options;
 
 const MIB: u64 = 1 << 20;
-
-fn with_volume() -> (World, volume::Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
 
 #[test]
 fn in_an_outage_writers_are_parked_when_the_log_is_full_and_go_on_when_it_ends() {

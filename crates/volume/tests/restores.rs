@@ -4,60 +4,13 @@
 
 mod support;
 
-use support::hosts::{close, hand_over, root_of};
-use support::{Fault, Lasting, World};
+use support::hosts::{close, elsewhere, hand_over, root_of};
+use support::points::{done, fold, fork, snapshot, snapshot_names};
+use support::{Fault, Lasting, World, with_volume};
 use volume::object::root_key;
-use volume::{Answer, OpenError, OpenMode, SnapshotInfo, Volume};
+use volume::{OpenError, OpenMode, Volume};
 
 const MIB: u64 = 1 << 20;
-
-fn with_volume() -> (World, Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
-
-fn snapshot(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
-    let answer = world.host.create_snapshot(name, Vec::new());
-    world.wait(|_| answer.try_take())
-}
-
-fn fork(world: &mut World, parent: &str, name: &str) -> Result<Volume, OpenError> {
-    let answer = world.host.fork_volume(parent, name);
-    world.wait(|_| answer.try_take())?;
-    Ok(world.open(name))
-}
-
-fn names(world: &mut World, volume: &str) -> Vec<String> {
-    let answer = world.host.list_snapshots(volume);
-    let found = world.wait(|_| answer.try_take()).expect("listed");
-    found.into_iter().map(|info| info.name).collect()
-}
-
-/// Another host, which sees a copy of the same store.
-fn elsewhere(world: &World) -> World {
-    World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
-    })
-}
-
-/// So many small uploads that a fold is due, and time for it.
-fn fold(world: &mut World, volume: &Volume, sector: u64) {
-    for round in 0..6 {
-        world.write(volume, sector, 100 + round, 4096);
-        world.sync(volume);
-    }
-    world.pass(1000);
-}
-
-fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
-    world
-        .wait(|_| answer.try_take())
-        .unwrap_or_else(|error| panic!("{error}"))
-}
 
 #[test]
 fn a_volume_that_is_restored_is_what_its_snapshot_was_and_what_it_held_is_kept() {
@@ -224,7 +177,7 @@ fn with_fault(at: usize, fault: Fault, closed: bool) -> bool {
     let what = format!("request {at}, {fault:?}: {restored:?}, {found:?}");
     assert!(is_back || found == [2, 2, 0], "{what}");
     assert!(is_back || !matches!(restored, Some(Ok(_))), "{what}");
-    let names = names(&mut world, "demo");
+    let names = snapshot_names(&mut world, "demo");
     assert!(
         !is_back || names.contains(&"demo@kept".to_owned()),
         "{what}"

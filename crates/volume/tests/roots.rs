@@ -8,7 +8,7 @@ mod support;
 use blkmq::error::ErrorKind;
 use blkmq::io::{FileId, Op};
 use support::hosts::{close, delete, hand_over, other_host, root_of, try_write};
-use support::{Lasting, World};
+use support::{Lasting, World, with_volume};
 use volume::hostlog::record::Record;
 use volume::hostlog::stop::Stop;
 use volume::object::root::{Owner, Root};
@@ -17,13 +17,6 @@ use volume::units::{Epoch, HostId, Lsn, VolumeId};
 use volume::{OpenError, OpenMode, TailId, Volume};
 
 const MIB: u64 = 1 << 20;
-
-fn with_volume() -> (World, Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
 
 fn try_sync(world: &mut World, volume: &Volume) -> Result<(), OpenError> {
     let answer = world.host.sync(volume);

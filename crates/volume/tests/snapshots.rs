@@ -5,72 +5,12 @@
 mod support;
 
 use blkmq::error::ErrorKind;
-use support::hosts::{self, close, hand_over, other_host, try_write};
-use support::{Fault, Lasting, World};
+use support::hosts::{self, close, elsewhere, hand_over, other_host, root_of, try_write};
+use support::points::{delete_snapshot, done, fold, fork, snapshot, snapshot_names};
+use support::{Fault, Lasting, World, with_volume};
+use volume::OpenError;
 use volume::hostlog::marks::Pin;
-use volume::object::root::Root;
 use volume::object::root_key;
-use volume::{Answer, OpenError, SnapshotInfo, Volume};
-
-const MIB: u64 = 1 << 20;
-
-fn with_volume() -> (World, Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
-
-fn snapshot(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
-    let answer = world.host.create_snapshot(name, Vec::new());
-    world.wait(|_| answer.try_take())
-}
-
-fn fork(world: &mut World, parent: &str, name: &str) -> Result<Volume, OpenError> {
-    let answer = world.host.fork_volume(parent, name);
-    world.wait(|_| answer.try_take())?;
-    Ok(world.open(name))
-}
-
-fn delete(world: &mut World, name: &str) -> Result<(), OpenError> {
-    let answer = world.host.delete_snapshot(name);
-    world.wait(|_| answer.try_take())
-}
-
-fn names(world: &mut World, volume: &str) -> Vec<String> {
-    let answer = world.host.list_snapshots(volume);
-    let found = world.wait(|_| answer.try_take()).expect("listed");
-    found.into_iter().map(|info| info.name).collect()
-}
-
-fn root(world: &World, name: &str) -> Root {
-    let (bytes, _) = &world.lasting.objects[&root_key(name)];
-    Root::decode(bytes).expect("a root")
-}
-
-/// Another host, which sees a copy of the same store.
-fn elsewhere(world: &World) -> World {
-    World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..Lasting::default()
-    })
-}
-
-/// So many small uploads that a fold is due, and time for it.
-fn fold(world: &mut World, volume: &Volume, sector: u64) {
-    for round in 0..6 {
-        world.write(volume, sector, 100 + round, 4096);
-        world.sync(volume);
-    }
-    world.pass(1000);
-}
-
-fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
-    world
-        .wait(|_| answer.try_take())
-        .unwrap_or_else(|error| panic!("{error}"))
-}
 
 fn a_snapshot_is_the_volume_as_it_was_whatever_is_written_later() {
     let (mut world, volume) = with_volume();
@@ -126,7 +66,7 @@ fn no_slice_spans_the_cut() {
         taken.unix_ms < later.unix_ms && later.unix_ms < 1000,
         "{taken:?}, {later:?}"
     );
-    assert_eq!(names(&mut world, "demo"), ["demo@one", "demo@two"]);
+    assert_eq!(snapshot_names(&mut world, "demo"), ["demo@one", "demo@two"]);
     let fork = fork(&mut world, "demo@one", "was").expect("forked");
     assert_eq!(world.read_fill(&fork, 0, 4096), 2);
     assert_eq!(world.read_fill(&fork, 8, 4096), 0);
@@ -162,7 +102,10 @@ fn a_fold_waits_for_the_snapshots_that_are_under_way() {
         done(&mut world, &synced);
     }
     fold(&mut world, &volume, 640);
-    assert!(root(&world, "demo").deltas.len() < 6, "folds go on");
+    assert!(
+        root_of(&world.lasting, "demo").deltas.len() < 6,
+        "folds go on"
+    );
     let fork = fork(&mut world, "demo@one", "was").expect("forked");
     assert_eq!(world.read_fill(&fork, 0, 4096), 2);
     assert_eq!(world.read_fill(&fork, 8, 3 * 4096), 1);
@@ -210,7 +153,7 @@ fn a_pin_stands_before_the_snapshot_does() {
     let pin = Pin::decode(&bytes).expect("a pin");
     assert_eq!(
         pin.root,
-        root(&world, "demo@one"),
+        root_of(&world.lasting, "demo@one"),
         "it holds what the snapshot names"
     );
     let (_, made) = &world.lasting.objects[&root_key("demo@one")];
@@ -297,13 +240,13 @@ fn snapshots_are_listed_with_their_labels_and_a_deleted_ones_name_is_free() {
     assert_eq!((one.labels, one.of), (labels, Some(volume.info().id)));
     world.write(&volume, 0, 2, 4096);
     snapshot(&mut world, "demo@two").expect("taken");
-    assert_eq!(names(&mut world, "demo"), ["demo@one", "demo@two"]);
-    assert!(names(&mut world, "dem").is_empty());
+    assert_eq!(snapshot_names(&mut world, "demo"), ["demo@one", "demo@two"]);
+    assert!(snapshot_names(&mut world, "dem").is_empty());
     let taken = snapshot(&mut world, "demo@one").expect_err("its name is taken");
     assert_eq!(taken, OpenError::Exists("demo@one".into()));
-    delete(&mut world, "demo@one").expect("deleted");
-    assert_eq!(names(&mut world, "demo"), ["demo@two"]);
-    let gone = delete(&mut world, "demo@one").expect_err("it is gone");
+    delete_snapshot(&mut world, "demo@one").expect("deleted");
+    assert_eq!(snapshot_names(&mut world, "demo"), ["demo@two"]);
+    let gone = delete_snapshot(&mut world, "demo@one").expect_err("it is gone");
     assert_eq!(gone, OpenError::NoSuchSnapshot("demo@one".into()));
     let gone = fork(&mut world, "demo@one", "was")
         .map(drop)
@@ -323,7 +266,7 @@ fn a_snapshot_that_is_being_made_is_busy_and_not_attached() {
     world.pass(100);
     let busy = OpenError::Busy("demo@one".into());
     assert_eq!(snapshot(&mut world, "demo@one"), Err(busy.clone()));
-    assert_eq!(delete(&mut world, "demo@one"), Err(busy.clone()));
+    assert_eq!(delete_snapshot(&mut world, "demo@one"), Err(busy.clone()));
     let text = busy.to_string();
     assert!(text.contains("try again") && !text.contains("attached"));
     world.answer_hanging_puts();
@@ -338,7 +281,11 @@ fn a_volume_of_which_the_store_has_all_is_snapshot_before_it_is_open_again() {
     world.sync(&volume);
     drop(volume);
     let mut world = World::start(world.kill());
-    assert_eq!(root(&world, "demo").lsn.0, 0, "only its log has it");
+    assert_eq!(
+        root_of(&world.lasting, "demo").lsn.0,
+        0,
+        "only its log has it"
+    );
     let taken = snapshot(&mut world, "demo@one").expect("taken");
     assert_eq!(taken.lsn.0, 1);
     let fork = fork(&mut world, "demo@one", "was").expect("forked");
@@ -385,7 +332,7 @@ fn a_closed_volume_has_snapshots_too_and_is_deleted_after_them() {
         .expect_err("it has a snapshot");
     assert!(refused.to_string().contains("demo@one"), "{refused}");
     let fork = fork(&mut world, "demo@one", "was").expect("forked");
-    delete(&mut world, "demo@one").expect("deleted");
+    delete_snapshot(&mut world, "demo@one").expect("deleted");
     let answer = world.host.delete_volume("demo");
     done(&mut world, &answer);
     assert_eq!(world.read_fill(&fork, 0, 4096), 1, "forks live on");
@@ -430,7 +377,7 @@ fn with_fault(at: usize, fault: Fault) -> bool {
     world.lasting.outage = false;
     let mut world = World::start(world.kill());
     let volume = world.open("demo");
-    let found = names(&mut world, "demo");
+    let found = snapshot_names(&mut world, "demo");
     if let Some(made) = made {
         let what = format!("request {at}: {made:?}, and {found:?}");
         assert!(made.is_err() || found == ["demo@one"], "{what}");

@@ -4,17 +4,10 @@ mod support;
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, FileId, Op, Step};
-use support::{Lasting, World, waker};
+use support::{Lasting, World, waker, with_volume};
 use volume::OpenError;
 
 const MIB: u64 = 1 << 20;
-
-fn with_volume() -> (World, volume::Volume) {
-    let mut world = World::new();
-    world.create("demo", 64 * MIB);
-    let volume = world.open("demo");
-    (world, volume)
-}
 
 #[test]
 fn a_volume_reads_zeroes_until_it_is_written_and_then_what_was_written_last() {

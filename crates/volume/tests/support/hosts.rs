@@ -1,4 +1,4 @@
-//! Several hosts on one store, one at a time, and what the store says of a volume.
+//! Several hosts on one store, one at a time or each on a copy of it, and what the store says of a volume.
 
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
@@ -22,6 +22,22 @@ pub(crate) fn other_host(from: &mut World) -> World {
     });
     hand_over(from, &mut other);
     other
+}
+
+/// Another host, which sees a copy of the same store.
+pub(crate) fn elsewhere(world: &World) -> World {
+    World::start(Lasting {
+        objects: world.lasting.objects.clone(),
+        versions: world.lasting.versions + 5000,
+        ..Lasting::default()
+    })
+}
+
+/// Another host, which sees a copy of the same store and took `demo` over.
+pub(crate) fn taken_over(world: &World) -> (World, Volume) {
+    let mut other = elsewhere(world);
+    let volume = other.try_open("demo", true).expect("taken over");
+    (other, volume)
 }
 
 pub(crate) fn close(world: &mut World, volume: &Volume) {

@@ -1,0 +1,50 @@
+//! Points in time: snapshots of a volume, forks, and the folds and second hosts that put them to the test.
+
+use volume::{Answer, OpenError, SnapshotInfo, Volume};
+
+use super::World;
+
+/// What an answer brings, which is no error.
+pub(crate) fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
+    world
+        .wait(|_| answer.try_take())
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+pub(crate) fn snapshot(world: &mut World, name: &str) -> Result<SnapshotInfo, OpenError> {
+    let answer = world.host.create_snapshot(name, Vec::new());
+    world.wait(|_| answer.try_take())
+}
+
+pub(crate) fn delete_snapshot(world: &mut World, name: &str) -> Result<(), OpenError> {
+    let answer = world.host.delete_snapshot(name);
+    world.wait(|_| answer.try_take())
+}
+
+/// The names of a volume's snapshots, as they are listed.
+pub(crate) fn snapshot_names(world: &mut World, volume: &str) -> Vec<String> {
+    let answer = world.host.list_snapshots(volume);
+    let found = done(world, &answer);
+    found.into_iter().map(|info| info.name).collect()
+}
+
+/// Makes a fork, and leaves it closed.
+pub(crate) fn make_fork(world: &mut World, parent: &str, name: &str) -> Result<(), OpenError> {
+    let answer = world.host.fork_volume(parent, name);
+    world.wait(|_| answer.try_take()).map(drop)
+}
+
+/// Makes a fork, and opens it.
+pub(crate) fn fork(world: &mut World, parent: &str, name: &str) -> Result<Volume, OpenError> {
+    make_fork(world, parent, name)?;
+    Ok(world.open(name))
+}
+
+/// So many small uploads at one place that a fold is due, and time for it. The place reads as 105 after it.
+pub(crate) fn fold(world: &mut World, volume: &Volume, sector: u64) {
+    for round in 0..6 {
+        world.write(volume, sector, 100 + round, 4096);
+        world.sync(volume);
+    }
+    world.pass(1000);
+}

@@ -1,0 +1,171 @@
+//! The object store of a world: each request takes effect at once, or as a test asked for.
+
+use volume::driver::{StoreError, StoreOp, StoreReply, Version};
+use volume::object::pack::HEADER_BYTES;
+
+use super::World;
+use super::lasting::Fault;
+
+fn kind_of(op: &StoreOp) -> &'static str {
+    match op {
+        StoreOp::Get { .. } => "get",
+        // Whether a pack is there.
+        StoreOp::GetRange { offset: 0, len, .. } if *len == HEADER_BYTES as u64 => "look",
+        StoreOp::GetRange { .. } => "range",
+        StoreOp::Put { .. } => "put",
+        StoreOp::Create { .. } => "create",
+        StoreOp::Update { .. } => "update",
+        StoreOp::Delete { .. } => "delete",
+        StoreOp::List { .. } => "list",
+    }
+}
+impl World {
+    fn count(&mut self, op: &StoreOp) {
+        let requests = &mut self.lasting.store_requests;
+        *requests.entry(kind_of(op)).or_default() += 1;
+        if let StoreOp::Put { key, .. } = op {
+            self.lasting.put_keys.push(key.clone());
+        }
+    }
+
+    fn is_told_to_fail(&mut self, op: &StoreOp) -> bool {
+        let key = match op {
+            StoreOp::Get { key }
+            | StoreOp::GetRange { key, .. }
+            | StoreOp::Put { key, .. }
+            | StoreOp::Create { key, .. }
+            | StoreOp::Update { key, .. }
+            | StoreOp::Delete { key } => key,
+            StoreOp::List { prefix } => prefix,
+        };
+        if self.lasting.failing_keys.contains(key) {
+            return true;
+        }
+        let failing = match op {
+            StoreOp::Put { .. } => &mut self.lasting.failing_puts,
+            StoreOp::Create { key, .. } if key.contains("/log/") => {
+                &mut self.lasting.failing_creates
+            }
+            _ => return false,
+        };
+        let fails = *failing > 0;
+        *failing = failing.saturating_sub(1);
+        fails
+    }
+
+    fn answer_of_get(&mut self, key: &str, mut data: Vec<u8>, version: u64) -> StoreReply {
+        if key.starts_with("hosts/") && self.lasting.damaged_gets > 0 {
+            self.lasting.damaged_gets -= 1;
+            data[20] ^= 4;
+        }
+        StoreReply::Object {
+            data,
+            version: Version(version.to_string()),
+        }
+    }
+
+    fn answer_of_create(
+        &mut self,
+        is_record: bool,
+        version: Version,
+    ) -> Result<StoreReply, StoreError> {
+        if is_record && std::mem::take(&mut self.lasting.outage_after_record) {
+            self.lasting.outage = true;
+            return Err(StoreError::Unknown("no answer".into()));
+        }
+        Ok(StoreReply::Written { version })
+    }
+
+    pub(crate) fn store(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
+        let fault = match &mut self.lasting.fault_after {
+            Some((0, fault)) => Some(*fault),
+            Some((left, _)) => {
+                *left -= 1;
+                None
+            }
+            None => None,
+        };
+        let Some(fault) = fault else {
+            return self.take_effect(op);
+        };
+        self.lasting.fault_after = None;
+        let answer = match fault {
+            Fault::Outage => Err(StoreError::Unavailable("the store is down".into())),
+            Fault::LostAnswer | Fault::OutageBehind => self.take_effect(op),
+        };
+        self.lasting.outage |= fault != Fault::LostAnswer;
+        answer.and(Err(StoreError::Unknown("no answer".into())))
+    }
+
+    fn take_effect(&mut self, op: StoreOp) -> Result<StoreReply, StoreError> {
+        if self.lasting.outage {
+            return Err(StoreError::Unavailable("the store is down".into()));
+        }
+        self.count(&op);
+        if self.is_told_to_fail(&op) {
+            return Err(StoreError::Unavailable("it is told to fail".into()));
+        }
+        let objects = &mut self.lasting.objects;
+        self.lasting.versions += 1;
+        let version = Version(self.lasting.versions.to_string());
+        match op {
+            StoreOp::Get { key } => {
+                let (data, v) = objects.get(&key).cloned().ok_or(StoreError::NotFound)?;
+                Ok(self.answer_of_get(&key, data, v))
+            }
+            StoreOp::GetRange { key, offset, len } => {
+                let generated = self.lasting.generated.as_ref();
+                if let Some(data) = generated.and_then(|generate| generate(&key, offset, len)) {
+                    return Ok(StoreReply::Range(data));
+                }
+                let (data, _) = objects.get(&key).ok_or(StoreError::NotFound)?;
+                let at = offset as usize;
+                let range = data.get(at..at + len as usize);
+                let range = range.ok_or(StoreError::OutOfRange)?;
+                Ok(StoreReply::Range(range.to_vec()))
+            }
+            StoreOp::Put { key, data } => {
+                if objects.contains_key(&key) {
+                    return Err(StoreError::PreconditionFailed);
+                }
+                objects.insert(key, (data.into(), self.lasting.versions));
+                Ok(StoreReply::Written { version })
+            }
+            StoreOp::Create { key, data } => {
+                if objects.contains_key(&key) {
+                    return Err(StoreError::PreconditionFailed);
+                }
+                let is_record = key.contains("/log/");
+                objects.insert(key, (data, self.lasting.versions));
+                self.answer_of_create(is_record, version)
+            }
+            StoreOp::Update {
+                key,
+                data,
+                version: expected,
+            } => {
+                let found = objects.get(&key).ok_or(StoreError::NotFound)?;
+                if found.1.to_string() != expected.0 {
+                    return Err(StoreError::PreconditionFailed);
+                }
+                objects.insert(key, (data, self.lasting.versions));
+                if std::mem::take(&mut self.lasting.outage_after_update) {
+                    self.lasting.outage = true;
+                    return Err(StoreError::Unknown("no answer".into()));
+                }
+                Ok(StoreReply::Written { version })
+            }
+            StoreOp::Delete { key } => {
+                objects.remove(&key);
+                Ok(StoreReply::Deleted)
+            }
+            StoreOp::List { prefix } => Ok(StoreReply::Keys(
+                objects
+                    .iter()
+                    .filter(|(key, _)| key.starts_with(&prefix))
+                    .map(|(key, (data, _))| (key.clone(), data.len() as u64))
+                    .collect(),
+            )),
+        }
+    }
+}
