@@ -274,6 +274,31 @@ pub enum StoreError {
     Denied(String),
 }
 
+impl StoreOp {
+    /// The object that it is about; of a list its prefix.
+    pub(crate) fn key(&self) -> &str {
+        match self {
+            StoreOp::Get { key }
+            | StoreOp::GetRange { key, .. }
+            | StoreOp::Put { key, .. }
+            | StoreOp::Create { key, .. }
+            | StoreOp::Update { key, .. }
+            | StoreOp::Delete { key } => key,
+            StoreOp::List { prefix } => prefix,
+        }
+    }
+}
+
+impl StoreError {
+    /// The store did not say what it has, or what became of the request.
+    pub(crate) fn is_no_answer(&self) -> bool {
+        !matches!(
+            self,
+            StoreError::NotFound | StoreError::OutOfRange | StoreError::PreconditionFailed
+        )
+    }
+}
+
 /// How a request ended.
 #[derive(Debug)]
 pub enum Outcome {

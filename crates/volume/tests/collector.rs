@@ -8,6 +8,7 @@ use blkmq::io::Op;
 use support::hosts::elsewhere;
 use support::points::done;
 use support::{Lasting, World, with_volume};
+use volume::collect::candidates::CANDIDATES_KEY;
 use volume::object::root_key;
 use volume::{Findings, Volume};
 
@@ -264,6 +265,99 @@ fn a_root_that_cannot_be_read_keeps_everything_and_is_named() {
     assert!(report.last_error.is_some());
 }
 
+#[test]
+fn damaged_candidates_prove_nothing_and_end_no_pass() {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 1);
+    assert!(gc(&mut world).garbage.objects > 0);
+    let objects = &mut world.lasting.objects;
+    let candidates = objects.get_mut(CANDIDATES_KEY).expect("a pass left them");
+    candidates.0.truncate(50);
+    assert_eq!(
+        gc(&mut world).removed.objects,
+        0,
+        "nothing was found before"
+    );
+    assert!(gc(&mut world).removed.objects > 0);
+    // A newer firn may know why something must stay.
+    let objects = &mut world.lasting.objects;
+    let candidates = objects.get_mut(CANDIDATES_KEY).expect("a pass left them");
+    candidates.0[8] += 1;
+    let answer = world.host.collect_garbage(false);
+    let error = world.wait(|_| answer.try_take()).expect_err("a newer one");
+    assert!(error.to_string().contains("use a newer firn"), "{error}");
+}
+
+#[test]
+fn a_pass_that_removes_much_does_not_read_its_candidates_again_and_again() {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    for fill in 1..=30 {
+        write_over(&mut world, &volume, 8 * fill);
+    }
+    gc(&mut world);
+    let mut gets = || {
+        let before = world.lasting.store_requests["get"];
+        let found = gc(&mut world);
+        let after = world.lasting.store_requests["get"];
+        (after - before, found.removed.objects)
+    };
+    let (gets_of_some, removed) = gets();
+    let (gets_of_none, nothing) = gets();
+    assert!(removed > 16 * 8 && nothing == 0, "{removed}, {nothing}");
+    assert!(
+        gets_of_some < gets_of_none + 4,
+        "{gets_of_some} GETs with removals, {gets_of_none} without"
+    );
+}
+
+#[test]
+fn a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_in() {
+    let mut world = World::new();
+    for name in ["busy", "idle", "mute"] {
+        world.create(name, 64 * MIB);
+    }
+    let (busy, mute) = (world.open("busy"), world.open("mute"));
+    let key = root_key("idle");
+    world.lasting.failing_keys.push(key.clone());
+    for nth in 0..20_u8 {
+        world.write(&busy, 0, 1 + nth, 4096);
+        world.sync(&busy);
+    }
+    let records = |lasting: &Lasting| {
+        let keys = lasting.objects.keys();
+        keys.filter(|key| key.contains("/log/")).count()
+    };
+    let fails = |world: &mut World| {
+        let answer = world.host.collect_garbage(false);
+        let error = world.wait(|_| answer.try_take()).expect_err("no answer");
+        error.to_string()
+    };
+    let error = fails(&mut world);
+    assert!(error.contains(&key), "{error}");
+    assert!(records(&world.lasting) <= 2, "the log of this host shrinks");
+    let report = world.host.collector();
+    assert_eq!(
+        (report.failures_in_a_row, report.busy_since_unix_ms),
+        (1, None)
+    );
+    assert!(report.last_error.is_some_and(|error| error.contains(&key)));
+    // One that is open here, and whose own root is to be written.
+    world.lasting.failing_keys.clear();
+    world.write(&mute, 0, 1, 4096);
+    world.sync(&mute);
+    world.lasting.failing_keys.push(root_key("mute"));
+    let error = fails(&mut world);
+    assert!(error.contains(&root_key("mute")), "{error}");
+    // It goes on by itself, and costs no stop.
+    world.lasting.failing_keys.clear();
+    world.pass(10_000);
+    gc(&mut world);
+    world.write(&mute, 0, 2, 4096);
+    world.sync(&mute);
+}
+
 #[cfg(canary)]
 mod planted {
     use super::*;
@@ -274,6 +368,18 @@ mod planted {
             (
                 "candidates_go_in_the_same_pass",
                 what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone,
+            ),
+            (
+                "damaged_candidates_end_passes",
+                damaged_candidates_prove_nothing_and_end_no_pass,
+            ),
+            (
+                "each_window_reads_the_candidates",
+                a_pass_that_removes_much_does_not_read_its_candidates_again_and_again,
+            ),
+            (
+                "a_pass_never_gives_up",
+                a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_in,
             ),
             (
                 "poisoned_packs_are_of_a_session",

@@ -11,7 +11,7 @@ use crate::failure::{Failure, Result};
 use crate::model::{GcAmount, GcPass, GcState};
 
 /// A collector that has not succeeded for so long is no more one.
-const OVERDUE: Duration = Duration::from_secs(24 * 60 * 60);
+const OVERDUE_HOURS: u64 = 24;
 
 fn amount(of: Amount) -> GcAmount {
     GcAmount {
@@ -69,16 +69,25 @@ impl ControlPlane {
 }
 
 fn trouble(report: &CollectorReport, now: Duration) -> Option<String> {
-    let since = report.last_success_unix_ms.or(report.on_since_unix_ms)?;
-    let age = now.saturating_sub(Duration::from_millis(since));
-    let error = report.last_error.as_ref()?;
-    let is_overdue = age >= OVERDUE && report.failures_in_a_row > 0;
-    is_overdue.then(|| {
-        format!(
-            "no pass has ended well for {} h, so the store only grows: {error}",
-            age.as_secs() / 3600
-        )
-    })
+    let hours_since = |unix_ms| {
+        let age = now.saturating_sub(Duration::from_millis(unix_ms));
+        age.as_secs() / 3600
+    };
+    // Where it is off nobody expects passes.
+    let on_since = report.on_since_unix_ms.filter(|_| report.is_on)?;
+    let since = report.last_success_unix_ms.unwrap_or(on_since);
+    let hours = hours_since(since);
+    if hours < OVERDUE_HOURS {
+        return None;
+    }
+    let why = match (&report.last_error, report.busy_since_unix_ms) {
+        (Some(error), _) => error.clone(),
+        (None, Some(begun)) => format!("one has been going on for {} h", hours_since(begun)),
+        (None, None) => "none was begun".to_owned(),
+    };
+    Some(format!(
+        "no pass has ended well for {hours} h, so the store only grows: {why}"
+    ))
 }
 
 #[cfg(test)]
@@ -93,11 +102,17 @@ mod tests {
             on_since_unix_ms: Some(0),
             ..CollectorReport::default()
         };
-        assert_eq!(trouble(&report, hour(48)), None, "nothing failed");
+        assert_eq!(trouble(&report, hour(23)), None);
+        let said = trouble(&report, hour(48)).unwrap();
+        assert!(said.contains("for 48 h"), "it need not fail: {said}");
+        report.busy_since_unix_ms = Some(3_600_000);
+        let said = trouble(&report, hour(31)).unwrap();
+        assert!(said.contains("going on for 30 h"), "{said}");
         report.failures_in_a_row = 3;
         report.last_error = Some("a root cannot be read".into());
         assert_eq!(trouble(&report, hour(23)), None);
-        assert!(trouble(&report, hour(24)).is_some());
+        let said = trouble(&report, hour(24)).unwrap();
+        assert!(said.contains("a root cannot be read"), "{said}");
         report.last_success_unix_ms = Some(2 * 3_600_000);
         assert_eq!(trouble(&report, hour(25)), None);
     }

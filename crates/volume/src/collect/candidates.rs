@@ -26,6 +26,8 @@ use crate::object::sessions::{decode_session, encode_session};
 pub const CANDIDATES_KEY: &str = "garbage/candidates";
 const MAGIC: [u8; 8] = *b"FIRNGARB";
 const VERSION: u16 = 1;
+/// Up to the writer: no two passes have these bytes alike.
+pub(super) const HEAD_BYTES: usize = 64;
 const SESSION_BYTES: usize = 32;
 const CANDIDATE_BYTES: usize = 16;
 /// So many are kept: what is beyond is found again by a later pass.

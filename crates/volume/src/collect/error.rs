@@ -1,5 +1,6 @@
 //! Why a pass removed nothing: what it must read, and could not.
 
+use super::candidates::CANDIDATES_KEY;
 use crate::object::FormatError;
 use crate::units::VolumeId;
 
@@ -12,6 +13,10 @@ pub enum CollectError {
     RootMissing(VolumeId),
     /// An object cannot be read.
     Unreadable(String, FormatError),
+    /// The store gives no answer about an object, with what it says instead.
+    NoAnswer(String, String),
+    /// A newer firn wrote what passes leave for each other.
+    NewerCandidates(FormatError),
     /// Two sessions have the same random bits: one of the keys is not firn's.
     TwoSessions,
     /// New volumes and pins came faster than they were read.
@@ -34,6 +39,15 @@ impl std::fmt::Display for CollectError {
             CollectError::Unreadable(key, error) => write!(
                 f,
                 "garbage collection removed nothing: {key}: {error}; put it back, or delete the volume whose it is"
+            ),
+            CollectError::NoAnswer(key, error) => write!(
+                f,
+                "garbage collection ended: the store gives no answer about {key}, however often it is asked \
+                 ({error}); see that this host may read it; it will be tried again"
+            ),
+            CollectError::NewerCandidates(error) => write!(
+                f,
+                "garbage collection removed nothing: {CANDIDATES_KEY}: {error}"
             ),
             CollectError::TwoSessions => f.write_str(
                 "garbage collection removed nothing: two sessions have the same random bits: a key below packs/ \

@@ -5,17 +5,24 @@ use std::collections::BTreeSet;
 
 pub use super::error::CollectError;
 
-use super::candidates::{CANDIDATES_KEY, CANDIDATES_MAX, Candidate, Candidates};
+use super::candidates::{CANDIDATES_KEY, CANDIDATES_MAX, Candidate, Candidates, HEAD_BYTES};
 use super::listing::{Listing, list_objects, remove};
 use super::logs::{Endings, read_logs};
 use super::named::Named;
 use super::trace::Trace;
 use super::{CollectPort, SIDE_BY_SIDE};
-use crate::driver::{StoreOp, StoreReply, Version};
+use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::names::SessionName;
-use crate::hostlog::port::read_decoded;
+use crate::hostlog::port::read;
 use crate::jobs::join_all;
+use crate::object::FormatError;
 use crate::units::VolumeId;
+
+/// A pass that removes looks once in so many windows whether another has ended meanwhile.
+const WINDOWS_A_LOOK: usize = 16;
+
+/// So often candidates are read that cannot be decoded, before they are taken for damaged.
+const CANDIDATE_READS: u32 = 5;
 
 /// How many objects, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,9 +107,11 @@ pub async fn collect(
         needless,
     } = find(port, &known.candidates, served).await?;
     let mut left = Vec::new();
-    for window in doomed.chunks(SIDE_BY_SIDE) {
+    for (nth, window) in doomed.chunks(SIDE_BY_SIDE).enumerate() {
         // Whoever slept meanwhile leaves it to those who did not.
-        if read_candidates(port).await?.version != known.version {
+        let is_due =
+            nth % WINDOWS_A_LOOK == 0 || canary::active!("each_window_reads_the_candidates");
+        if is_due && !is_newest(port, &known).await {
             findings.is_overtaken = true;
             return Ok(findings);
         }
@@ -231,22 +240,74 @@ async fn find(
     })
 }
 
+#[derive(Default)]
 struct Known {
     candidates: Candidates,
     /// None: no pass has ended yet.
     version: Option<Version>,
+    /// The first bytes of the object.
+    head: Vec<u8>,
 }
 
 async fn read_candidates(port: &impl CollectPort) -> Result<Known, CollectError> {
-    let found = read_decoded(port, CANDIDATES_KEY, Candidates::decode).await;
-    let found = found.map_err(|error| CollectError::Unreadable(CANDIDATES_KEY.into(), error))?;
-    let (candidates, version) = found.map_or((Candidates::default(), None), |(found, version)| {
-        (found, Some(version))
-    });
-    Ok(Known {
-        candidates,
-        version,
-    })
+    let mut reads = 0;
+    loop {
+        let Some((data, version)) = read(port, CANDIDATES_KEY).await else {
+            return Ok(Known::default());
+        };
+        reads += 1;
+        let candidates = match Candidates::decode(&data) {
+            Ok(candidates) => candidates,
+            Err(error @ FormatError::Newer(_)) => return Err(CollectError::NewerCandidates(error)),
+            Err(_) if reads < CANDIDATE_READS => {
+                port.sleep(port.pause_ns()).await;
+                continue;
+            }
+            Err(error) if canary::active!("damaged_candidates_end_passes") => {
+                return Err(CollectError::Unreadable(CANDIDATES_KEY.into(), error));
+            }
+            // Damaged ones prove nothing: this pass puts its own in their place.
+            Err(error) => {
+                tracing::warn!(key = CANDIDATES_KEY, %error, "it proves nothing, and is made anew");
+                Candidates::default()
+            }
+        };
+        return Ok(Known {
+            candidates,
+            version: Some(version),
+            head: data[..data.len().min(HEAD_BYTES)].to_vec(),
+        });
+    }
+}
+
+/// Whether no pass has ended since these were read.
+async fn is_newest(port: &impl CollectPort, known: &Known) -> bool {
+    if canary::active!("each_window_reads_the_candidates") {
+        let standing = read_candidates(port).await;
+        return standing.is_ok_and(|standing| standing.version == known.version);
+    }
+    if canary::active!("slept_collector_removes") {
+        return true;
+    }
+    let op = StoreOp::GetRange {
+        key: CANDIDATES_KEY.to_owned(),
+        offset: 0,
+        len: known.head.len().max(1) as u64,
+    };
+    let mut pause = port.pause_ns();
+    loop {
+        match port.store(op.clone()).await {
+            Ok(StoreReply::Range(head)) => {
+                return !known.head.is_empty() && head.starts_with(&known.head);
+            }
+            Err(StoreError::NotFound) => return known.version.is_none(),
+            // It is shorter than it was.
+            Ok(_) | Err(StoreError::OutOfRange) => return false,
+            Err(_) => {}
+        }
+        port.sleep(pause).await;
+        pause = (pause * 2).min(port.pause_ns() * 30);
+    }
 }
 
 /// False: another collector was quicker, or the store did not say that this one was not.

@@ -118,7 +118,7 @@ pub(super) async fn look(
 }
 
 /// Reads an object until the store answers. None: there is none.
-pub(super) async fn read(port: &impl LogPort, key: &str) -> Option<(Vec<u8>, Version)> {
+pub(crate) async fn read(port: &impl LogPort, key: &str) -> Option<(Vec<u8>, Version)> {
     let mut pauses = Pauses::new();
     loop {
         let op = StoreOp::Get {

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::collect::limit::{LimitedPort, NoAnswer};
 use crate::collect::pass::{CollectError, Findings, collect, look};
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -13,13 +14,16 @@ use crate::hostlog::low_mark::{raise_low_mark, remove_records};
 use crate::hostlog::names::{HOST_PREFIX, Position, record_of_key};
 use crate::hostlog::port::list;
 use crate::request::tail::Status;
-use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
-use crate::store::low_marks;
+use crate::store::log_procedures::log_port;
+use crate::store::low_marks::{self, FAILURES_MAX};
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, VolumeId};
 
 /// The first pass comes after this part of the interval, or twice that: also servers that live shortly make some.
 const FIRST_PART: u64 = 16;
+
+/// The same for a pass that somebody waits for: as often as for other commands.
+const ASKED_FAILURES_MAX: u32 = 8;
 
 /// A log that is so many times longer than its host lets it become is raised by others.
 const LEFT_LOG: u64 = 4;
@@ -41,49 +45,49 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         if engine.host_log.check_not_stopped().is_err() {
             return;
         }
-        if let Err(error) = pass(&engine, engine.options.low_mark_records).await {
-            tracing::error!(%error, "a pass of the garbage collector failed");
-        }
-        engine.port.sleep(interval_ns).await;
+        let pause_ns = match pass(&engine, engine.options.low_mark_records, FAILURES_MAX).await {
+            Ok(_) => interval_ns,
+            Err(error) => {
+                tracing::error!(%error, "a pass of the garbage collector failed");
+                first_ns
+            }
+        };
+        engine.port.sleep(pause_ns).await;
     }
 }
 
-/// What `firn gc` asks for. Nobody waits for ever for a store that is away.
+/// What `firn gc` asks for. Nobody waits for ever for a store that is away; a pass ends by itself, and is never cut.
 pub(crate) async fn collect_now(
     engine: &Arc<Engine>,
     dry_run: bool,
 ) -> Result<Findings, OpenError> {
     engine.host_log.check_not_stopped()?;
-    let what = "garbage collection";
     if dry_run {
-        let found = async {
-            look(&log_port(engine), served(engine))
-                .await
-                .map_err(|error| failed(&error))
-        };
-        return with_patience(engine, what, AskedKeys::all(), found).await;
+        let port = LimitedPort::new(log_port(engine), ASKED_FAILURES_MAX);
+        let found = port.run(look(&port, served(engine))).await;
+        return flatten(found).map_err(|error| failed(&error));
     }
-    with_patience(engine, what, AskedKeys::all(), pass(engine, 0)).await
+    pass(engine, 0, ASKED_FAILURES_MAX).await
 }
 
-/// A pass. Volumes whose marks are so many records behind get a new root before it.
-async fn pass(engine: &Arc<Engine>, records: u64) -> Result<Findings, OpenError> {
-    let _busy = engine.collector.take().await;
+/// A pass. Volumes whose marks are so many records behind get a new root before it. It gives up when a request has
+/// failed so often in a row.
+async fn pass(
+    engine: &Arc<Engine>,
+    records: u64,
+    failures_max: u32,
+) -> Result<Findings, OpenError> {
+    let busy = engine.collector.take().await;
+    busy.set_begun(engine.jobs.now().unix_ms);
     if !engine.poisoned.load(Ordering::Acquire) {
         low_marks::pass_marks(engine, records).await;
-        low_marks::raise(engine).await;
+        low_marks::raise(engine, failures_max).await;
     }
-    raise_left_logs(engine, records.saturating_mul(LEFT_LOG)).await;
-    engine.host_log.check_not_stopped()?;
-    let unix_ms = engine.jobs.now().unix_ms;
-    let found = collect(
-        &log_port(engine),
-        engine.session_name,
-        unix_ms,
-        served(engine),
-    )
-    .await;
-    let found = found.map_err(|error| failed(&error));
+    raise_left_logs(engine, records.saturating_mul(LEFT_LOG), failures_max).await;
+    let found = match engine.host_log.check_not_stopped() {
+        Ok(()) => collect_within(engine, failures_max).await,
+        Err(stopped) => Err(stopped),
+    };
     match &found {
         Ok(found) => {
             engine
@@ -102,6 +106,20 @@ async fn pass(engine: &Arc<Engine>, records: u64) -> Result<Findings, OpenError>
     found
 }
 
+async fn collect_within(engine: &Arc<Engine>, failures_max: u32) -> Result<Findings, OpenError> {
+    let port = LimitedPort::new(log_port(engine), failures_max);
+    let unix_ms = engine.jobs.now().unix_ms;
+    let own = engine.session_name;
+    let found = port.run(collect(&port, own, unix_ms, served(engine))).await;
+    flatten(found).map_err(|error| failed(&error))
+}
+
+fn flatten(
+    found: Result<Result<Findings, CollectError>, NoAnswer>,
+) -> Result<Findings, CollectError> {
+    found.unwrap_or_else(|NoAnswer { key, error }| Err(CollectError::NoAnswer(key, error)))
+}
+
 /// Volumes that this host serves. If one of them had no root, what it holds would be taken for nobody's.
 fn served(engine: &Engine) -> BTreeSet<VolumeId> {
     let tails = engine.tails().into_iter();
@@ -111,25 +129,32 @@ fn served(engine: &Engine) -> BTreeSet<VolumeId> {
 
 fn failed(error: &CollectError) -> OpenError {
     match error {
-        CollectError::Moving => OpenError::Store(error.to_string()),
+        CollectError::Moving | CollectError::NoAnswer(..) => OpenError::Store(error.to_string()),
         _ => OpenError::Corrupt(error.to_string()),
     }
 }
 
 /// Raises the low marks of other hosts with more than so many records: they seem not to do it.
-async fn raise_left_logs(engine: &Arc<Engine>, records: u64) {
-    let port = log_port(engine);
+async fn raise_left_logs(engine: &Arc<Engine>, records: u64, failures_max: u32) {
     let mut counts: BTreeMap<HostId, u64> = BTreeMap::new();
-    for (key, _) in list(&port, HOST_PREFIX).await {
+    let port = LimitedPort::new(log_port(engine), failures_max);
+    let listed = port.run(list(&port, HOST_PREFIX)).await;
+    for (key, _) in listed.unwrap_or_default() {
         if let Some((host, _)) = record_of_key(&key) {
             *counts.entry(host).or_default() += 1;
         }
     }
     counts.remove(&engine.host);
     for (host, _) in counts.into_iter().filter(|(_, count)| *count > records) {
-        let low = raise_low_mark(&port, host, Position(u64::MAX), &BTreeMap::new()).await;
-        if let Some(low) = low {
-            remove_records(&port, host, low).await;
+        let port = LimitedPort::new(log_port(engine), failures_max);
+        let raised = port.run(async {
+            let low = raise_low_mark(&port, host, Position(u64::MAX), &BTreeMap::new()).await;
+            if let Some(low) = low {
+                remove_records(&port, host, low).await;
+            }
+        });
+        if let Err(NoAnswer { key, error }) = raised.await {
+            tracing::warn!(%host, key, error, "no answer about it: the low mark of that host stays");
         }
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! Written by passes, read by whoever asks; never does I/O itself.
 
+use std::collections::BTreeSet;
+
 use crate::collect::pass::{Amount, Findings};
 use crate::error::OpenError;
 use crate::jobs::Signal;
 use crate::lock::lock;
+use crate::log::ring::TailId;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 
@@ -20,6 +23,8 @@ pub struct CollectorReport {
     pub passes: u64,
     /// Passes that failed since one ended well.
     pub failures_in_a_row: u64,
+    /// Since when one is going on, milliseconds since 1970; none is.
+    pub busy_since_unix_ms: Option<u64>,
     /// When one last ended well, milliseconds since 1970; none by this process.
     pub last_success_unix_ms: Option<u64>,
     /// Why the last one failed, if it did.
@@ -36,6 +41,8 @@ pub(crate) struct CollectorState {
     is_busy: AtomicBool,
     free: Signal,
     report: Mutex<CollectorReport>,
+    /// Volumes that are being given new roots, so that their marks keep no record.
+    passing_marks: Mutex<BTreeSet<TailId>>,
 }
 
 /// Ends the pass that is going on.
@@ -43,16 +50,33 @@ pub(super) struct Busy<'a>(&'a CollectorState);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
+        lock(&self.0.report).busy_since_unix_ms = None;
         self.0.is_busy.store(false, Ordering::Release);
         self.0.free.wake_all();
     }
 }
 
+impl Busy<'_> {
+    pub(super) fn set_begun(&self, unix_ms: u64) {
+        lock(&self.0.report).busy_since_unix_ms = Some(unix_ms);
+    }
+}
+
 impl CollectorState {
+    /// Ends when no other pass is going on.
     pub(super) async fn take(&self) -> Busy<'_> {
         let take = || (!self.is_busy.swap(true, Ordering::AcqRel)).then_some(());
         self.free.wait_until(take).await;
         Busy(self)
+    }
+
+    /// False: that volume's mark is being passed already.
+    pub(super) fn begin_passing_mark(&self, tail: TailId) -> bool {
+        lock(&self.passing_marks).insert(tail)
+    }
+
+    pub(super) fn end_passing_mark(&self, tail: TailId) {
+        lock(&self.passing_marks).remove(&tail);
     }
 
     pub(super) fn set_on(&self, unix_ms: u64) {

@@ -62,12 +62,21 @@ enum VolumeChange {
     Detach(VolumeId),
 }
 
+/// Of so many requests at least it is known how often in a row they fail: more than are asked side by side.
+const FAILING_KEPT: usize = 1024;
+
+/// A request, as failures are counted: reads and writes apart, for a write whose outcome is not known is followed by
+/// a read.
+type RequestKey = (String, bool);
+
 /// Requests of the log's procedures that fail, until they are answered: by key, for what is asked again and again is
-/// one object, and answers about others say nothing of it.
+/// one object, and answers about others say nothing of it. Those that nobody asks any more are forgotten when there
+/// are too many.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Failures {
-    /// Reads and writes apart: a write whose outcome is not known is followed by a read.
-    in_a_row: BTreeMap<(String, bool), u64>,
+    in_a_row: BTreeMap<RequestKey, u64>,
+    /// Those that have not failed since the others were begun to be counted.
+    older: BTreeMap<RequestKey, u64>,
     /// What the last one ended with.
     last: String,
 }
@@ -75,27 +84,35 @@ pub(super) struct Failures {
 impl Failures {
     /// How often in a row this request has failed now.
     fn on_answer(&mut self, key: &str, is_write: bool, error: Option<&StoreError>) -> u64 {
+        let request = (key.to_owned(), is_write);
+        let before = self.older.remove(&request);
         let Some(error) = error else {
-            self.in_a_row.remove(&(key.to_owned(), is_write));
+            self.in_a_row.remove(&request);
             if canary::active!("any_answer_is_every_keys") {
                 self.in_a_row.clear();
             }
             return 0;
         };
         self.last = format!("{key}: {error:?}");
-        let in_a_row = self.in_a_row.entry((key.to_owned(), is_write)).or_default();
-        *in_a_row += 1;
+        if self.in_a_row.len() >= FAILING_KEPT && !canary::active!("failures_are_never_forgotten") {
+            self.older = std::mem::take(&mut self.in_a_row);
+        }
+        let before = before.or_else(|| self.older.remove(&request));
+        let in_a_row = self.in_a_row.entry(request).or_default();
+        *in_a_row = before.unwrap_or(*in_a_row) + 1;
         *in_a_row
     }
 
     /// Those of keys that begin with one of these.
     pub(super) fn of(&self, prefixes: &[String]) -> Failures {
         let is_of = |key: &str| prefixes.iter().any(|prefix| key.starts_with(&**prefix));
-        let in_a_row = self.in_a_row.iter().filter(|((key, _), _)| is_of(key));
+        let all = self.in_a_row.iter().chain(&self.older);
+        let in_a_row = all.filter(|((key, _), _)| is_of(key));
         Failures {
             in_a_row: in_a_row
                 .map(|(request, count)| (request.clone(), *count))
                 .collect(),
+            older: BTreeMap::new(),
             last: self.last.clone(),
         }
     }
@@ -107,7 +124,7 @@ impl Failures {
             let now = self.in_a_row.get(request);
             now.is_some_and(|now| now >= count)
         });
-        let since = |(request, count): (&(String, bool), &u64)| {
+        let since = |(request, count): (&RequestKey, &u64)| {
             count - before.in_a_row.get(request).copied().unwrap_or(0)
         };
         self.in_a_row.iter().map(since).max().unwrap_or(0)
@@ -362,13 +379,15 @@ impl CollectPort for HostPort {
 
 impl LogPort for HostPort {
     async fn store(&self, op: StoreOp) -> Result<StoreReply, StoreError> {
-        let key = key_of(&op).to_owned();
-        let is_write = matches!(op, StoreOp::Create { .. } | StoreOp::Update { .. });
+        let key = op.key().to_owned();
+        let is_read = matches!(
+            op,
+            StoreOp::Get { .. } | StoreOp::GetRange { .. } | StoreOp::List { .. }
+        );
+        let is_write = !is_read;
         let result = self.port.store(op).await;
         let error = result.as_ref().err();
-        let failure = error.filter(|error| {
-            !matches!(error, StoreError::NotFound | StoreError::PreconditionFailed)
-        });
+        let failure = error.filter(|error| error.is_no_answer());
         if let Some(environment) = self.environment.upgrade() {
             environment.on_store_answer(&key, is_write, failure);
         }
@@ -398,18 +417,6 @@ impl LogPort for HostPort {
     }
 }
 
-fn key_of(op: &StoreOp) -> &str {
-    match op {
-        StoreOp::Get { key }
-        | StoreOp::GetRange { key, .. }
-        | StoreOp::Put { key, .. }
-        | StoreOp::Create { key, .. }
-        | StoreOp::Update { key, .. }
-        | StoreOp::Delete { key } => key,
-        StoreOp::List { prefix } => prefix,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -432,6 +439,30 @@ mod tests {
         // What was answered begins anew.
         failures.on_answer("hosts/a/low", false, Some(&error));
         assert_eq!(failures.of(&prefixes).most_since(&mut before), 1);
+    }
+
+    #[test]
+    fn failures_of_requests_that_nobody_repeats_take_bounded_memory() {
+        let error = StoreError::Denied("no right to delete".into());
+        let mut failures = Failures::default();
+        for nth in 0..20 * FAILING_KEPT {
+            failures.on_answer(&format!("packs/{nth}"), true, Some(&error));
+            // One that is asked again and again is not forgotten among them.
+            let in_a_row = failures.on_answer("hosts/a/low", false, Some(&error));
+            assert_eq!(in_a_row, nth as u64 + 1);
+        }
+        let count = failures.of(&[String::new()]).in_a_row.len();
+        assert!(count <= 2 * FAILING_KEPT, "{count} are kept");
+        assert_eq!(failures.on_answer("hosts/a/low", false, None), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "are kept")]
+    fn failures_that_are_never_forgotten_are_seen() {
+        canary::with(
+            "failures_are_never_forgotten",
+            failures_of_requests_that_nobody_repeats_take_bounded_memory,
+        );
     }
 
     #[test]

@@ -141,11 +141,6 @@ pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
 pub(super) struct AskedKeys(Vec<String>);
 
 impl AskedKeys {
-    /// Whatever there is.
-    pub(super) fn all() -> AskedKeys {
-        AskedKeys(vec![String::new()])
-    }
-
     /// The volume's root.
     pub(super) fn with_root(mut self, name: &str) -> AskedKeys {
         self.0.push(root_key(name));

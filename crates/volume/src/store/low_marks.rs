@@ -5,17 +5,32 @@
 //! not pass is for `hostlog::low_mark` to know.
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 
+use crate::collect::limit::{LimitedPort, NoAnswer};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::low_mark::{raise_low_mark, remove_records};
 use crate::hostlog::names::Position;
+use crate::jobs::{Answer, join_all};
 use crate::request::tail::{Status, Tail};
 use crate::store::endings::{end, is_final};
 use crate::store::log_procedures::log_port;
 use crate::store::roots::{begin_update, finish_update};
 use crate::sync::atomic::Ordering;
+
+/// A request of what nobody waits for fails so often in a row before it is given up for this time: minutes, so that
+/// an outage that is short costs no pass.
+pub(crate) const FAILURES_MAX: u32 = 64;
+
+/// Volumes that get new roots side by side.
+const SIDE_BY_SIDE: usize = 16;
+
+/// All of them together are waited for as long as so many pauses after a failed request.
+const PATIENCE: u64 = 20;
 
 /// Raises it for as long as the host runs.
 pub(crate) async fn run(engine: Arc<Engine>) {
@@ -35,49 +50,101 @@ pub(crate) async fn run(engine: Arc<Engine>) {
         if !canary::active!("marks_keep_the_low_mark_back") {
             pass_marks(&engine, every).await;
         }
-        raise(&engine).await;
+        raise(&engine, FAILURES_MAX).await;
     }
 }
 
-/// Raises this host's low mark as far as it goes, and removes what is below it.
-pub(crate) async fn raise(engine: &Arc<Engine>) {
+/// Raises this host's low mark as far as it goes, and removes what is below it. Gives up when a request has failed so
+/// often in a row.
+pub(crate) async fn raise(engine: &Arc<Engine>, failures_max: u32) {
     if engine.host_log.check_not_stopped().is_err() {
         return;
     }
-    let port = log_port(engine);
+    let port = LimitedPort::new(log_port(engine), failures_max);
     let tails = engine.tails().into_iter();
     let names: BTreeMap<_, _> = tails
         .map(|tail| (tail.id().volume, tail.name().to_owned()))
         .collect();
     let last = engine.host_log.state().next.before();
-    let low = raise_low_mark(&port, engine.host, last, &names).await;
-    if let Some(low) = low {
-        tracing::debug!(low = low.0, last = last.0, "records below the low mark go");
-        remove_records(&port, engine.host, low).await;
+    let raised = port.run(async {
+        let low = raise_low_mark(&port, engine.host, last, &names).await;
+        if let Some(low) = low {
+            tracing::debug!(low = low.0, last = last.0, "records below the low mark go");
+            remove_records(&port, engine.host, low).await;
+        }
+    });
+    if let Err(NoAnswer { key, error }) = raised.await {
+        tracing::warn!(
+            key,
+            error,
+            "the store gives no answer about it: this host's low mark stays"
+        );
     }
 }
 
 /// Gives a new root to each volume whose own has passed none of the last `records` records, and that some of
-/// those before them name.
+/// those before them name. One whose root does not answer is waited for no longer than that takes for others: it goes
+/// on by itself.
 pub(crate) async fn pass_marks(engine: &Arc<Engine>, records: u64) {
     let next = engine.host_log.state().next;
-    for tail in engine.tails() {
+    let is_behind = |tail: &Arc<Tail>| {
         let Some(head) = tail.upload.head() else {
-            continue;
+            return false;
         };
-        let is_behind = head.root.mark.0.saturating_add(records) < next.0;
         let (_, packs) = tail.upload.published();
-        if !is_behind || packs.is_empty() {
-            continue;
+        head.root.mark.0.saturating_add(records) < next.0 && !packs.is_empty()
+    };
+    let tails: Vec<Arc<Tail>> = engine.tails().into_iter().filter(is_behind).collect();
+    let passed = async {
+        for tails in tails.chunks(SIDE_BY_SIDE) {
+            join_all(
+                tails
+                    .iter()
+                    .filter_map(|tail| start_passing(engine, tail))
+                    .collect(),
+            )
+            .await;
         }
-        if let Err(error) = pass_mark(engine, &tail).await {
+    };
+    let patience_ns = engine.options.retry_ns.saturating_mul(PATIENCE);
+    if canary::active!("a_pass_never_gives_up") {
+        passed.await;
+    } else if !ends_within(engine, patience_ns, passed).await {
+        tracing::warn!(
+            "some volumes do not get a new root for now, and keep this host's low mark back"
+        );
+    }
+}
+
+/// Whether `work` ends within so long; after that it is dropped.
+async fn ends_within(engine: &Engine, ns: u64, work: impl Future<Output = ()>) -> bool {
+    let (mut work, mut sleep) = (pin!(work), pin!(engine.port.sleep(ns)));
+    std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+        Poll::Ready(()) => Poll::Ready(true),
+        Poll::Pending => sleep.as_mut().poll(cx).map(|()| false),
+    })
+    .await
+}
+
+/// Passes the mark of a volume in a job of its own, for an update that is cut short costs another. None: one is at it.
+fn start_passing(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Option<Answer<()>> {
+    if !engine.collector.begin_passing_mark(tail.id()) {
+        return None;
+    }
+    let (sender, answer) = Answer::channel();
+    let (engine, tail) = (Arc::clone(engine), Arc::clone(tail));
+    engine.clone().jobs.spawn(async move {
+        if let Err(error) = pass_mark(&engine, &tail).await {
             let volume = tail.name();
             tracing::warn!(volume, %error, "its root keeps the low mark back for now");
             if is_final(&error) {
-                end(engine, &tail, &error);
+                end(&engine, &tail, &error);
             }
         }
-    }
+        engine.collector.end_passing_mark(tail.id());
+        sender.send(());
+    });
+    Some(answer)
 }
 
 async fn pass_mark(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
