@@ -4,9 +4,11 @@
 
 mod support;
 
+use std::collections::BTreeMap;
+
 use blkmq::io::Op;
-use support::hosts::elsewhere;
-use support::points::done;
+use support::hosts::{close, elsewhere};
+use support::points::{delete_snapshot, done, snapshot};
 use support::{Lasting, World, with_volume};
 use volume::collect::candidates::CANDIDATES_KEY;
 use volume::object::root_key;
@@ -265,6 +267,52 @@ fn a_root_that_cannot_be_read_keeps_everything_and_is_named() {
     assert!(report.last_error.is_some());
 }
 
+/// Objects that the second store has and the first has not.
+fn brought(before: &Lasting, after: &Lasting) -> BTreeMap<String, (Vec<u8>, u64)> {
+    let objects = after.objects.iter();
+    let is_new = |(key, _): &(&String, _)| !before.objects.contains_key(*key);
+    let new = objects.filter(is_new);
+    new.map(|(key, object)| (key.clone(), object.clone()))
+        .collect()
+}
+
+#[test]
+fn what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes() {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 20);
+    snapshot(&mut world, "demo@one").expect("taken");
+    write_over(&mut world, &volume, 60);
+    close(&mut world, &volume);
+    let first = world.host.restore_volume("demo@one", "demo@kept");
+    done(&mut world, &first);
+    let volume = world.open("demo");
+    write_over(&mut world, &volume, 100);
+    close(&mut world, &volume);
+    // A second restore has done everything but for its root, which lands late.
+    let mut slow = elsewhere(&world);
+    let second = slow.host.restore_volume("demo@one", "demo@later");
+    done(&mut slow, &second);
+    world
+        .lasting
+        .objects
+        .extend(brought(&world.lasting, &slow.lasting));
+    let root = slow.lasting.objects[&root_key("demo")].clone();
+    gc(&mut world);
+    delete_snapshot(&mut world, "demo@one").expect("deleted");
+    for _ in 0..3 {
+        gc(&mut world);
+    }
+    world.lasting.objects.insert(root_key("demo"), root);
+    gc(&mut world);
+    let pins = world.lasting.objects.keys();
+    assert_eq!(pins.filter(|key| key.starts_with("pins/")).count(), 0);
+    let mut other = elsewhere(&world);
+    let there = other.open("demo");
+    for place in 0..4 {
+        assert_eq!(other.read_fill(&there, 8 * place, 4096), 27);
+    }
+}
+
 #[test]
 fn damaged_candidates_prove_nothing_and_end_no_pass() {
     let (mut world, volume) = with_volume();
@@ -380,6 +428,10 @@ mod planted {
             (
                 "a_pass_never_gives_up",
                 a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_in,
+            ),
+            (
+                "restores_share_a_pin",
+                what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes,
             ),
             (
                 "poisoned_packs_are_of_a_session",

@@ -187,4 +187,8 @@ fn keys_of_hosts_are_as_documented() {
         names::pin_key(volume(), other()),
         "pins/101112131415161718191a1b1c1d1e1f/303132333435363738393a3b3c3d3e3f"
     );
+    assert_eq!(
+        names::restore_pin_key(volume(), other(), 9),
+        "pins/101112131415161718191a1b1c1d1e1f/303132333435363738393a3b3c3d3e3f-0000000000000009"
+    );
 }

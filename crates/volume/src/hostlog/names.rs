@@ -117,6 +117,12 @@ pub fn pin_key(parent: VolumeId, child: VolumeId) -> String {
     format!("{PIN_PREFIX}{parent}/{child}")
 }
 
+/// Key of the pin by which a volume that is set back holds what it is to name. A volume may be set back to one
+/// snapshot again and again: no two of these keys are alike.
+pub fn restore_pin_key(snapshot: VolumeId, volume: VolumeId, nonce: u64) -> String {
+    format!("{}-{nonce:016x}", pin_key(snapshot, volume))
+}
+
 /// The session and number of a pack or an index object, by its key.
 pub fn object_of_key(key: &str) -> Option<(SessionName, u64)> {
     let strip = |prefix| key.strip_prefix(prefix);

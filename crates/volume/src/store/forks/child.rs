@@ -12,7 +12,7 @@ use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::marks::Pin;
-use crate::hostlog::names::{Position, pin_key};
+use crate::hostlog::names::{Position, pin_key, restore_pin_key};
 use crate::object::extensions::Labels;
 use crate::object::pack::Ancestor;
 use crate::object::root::{DeltaRef, Root};
@@ -157,13 +157,44 @@ pub(in crate::store) async fn put_pin(
     parent: VolumeId,
     root: &Root,
 ) -> Result<(), OpenError> {
+    write_pin(engine, pin_key(parent, root.volume), parent, root).await
+}
+
+/// The same for a volume that becomes what a snapshot holds. It may have been that before and may be again, and each
+/// restore has a pin of its own: that of an earlier one is needless to the collector, which may remove it at any time.
+/// The pin's key.
+pub(super) async fn put_restore_pin(
+    engine: &Engine,
+    snapshot: VolumeId,
+    root: &Root,
+) -> Result<String, OpenError> {
+    let nonce = match canary::active!("restores_share_a_pin") {
+        true => 0,
+        false => engine.next_nonce(),
+    };
+    let key = restore_pin_key(snapshot, root.volume, nonce);
+    let has_one = nonce == 0 && {
+        let op = StoreOp::Get { key: key.clone() };
+        store_with_retry(engine, op).await.is_ok()
+    };
+    if !has_one {
+        write_pin(engine, key.clone(), snapshot, root).await?;
+    }
+    Ok(key)
+}
+
+async fn write_pin(
+    engine: &Engine,
+    key: String,
+    parent: VolumeId,
+    root: &Root,
+) -> Result<(), OpenError> {
     let pin = Pin {
         parent,
         child: root.volume,
         writer: engine.session_name,
         root: root.clone(),
     };
-    let key = pin_key(parent, root.volume);
     let data = pin.encode();
     let op = StoreOp::Create {
         key: key.clone(),
@@ -180,7 +211,6 @@ pub(in crate::store) async fn put_pin(
         match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
             Ok(StoreReply::Object { data: found, .. }) if found == data => return Ok(()),
             Ok(_) => {
-                // Of another restore to the same snapshot, which was quicker.
                 return Err(OpenError::Store(format!(
                     "{key}: another host or command has just written it; nothing was made: try again"
                 )));
@@ -196,36 +226,14 @@ pub(in crate::store) async fn put_pin(
     )))
 }
 
-/// The same for a volume that becomes what a snapshot holds. It may have been that before: its pin stays as it
-/// was, for what a snapshot holds never changes.
-pub(super) async fn put_pin_of_same_state(
-    engine: &Engine,
-    snapshot: VolumeId,
-    root: &Root,
-) -> Result<(), OpenError> {
-    let key = pin_key(snapshot, root.volume);
-    let found = match store_with_retry(engine, StoreOp::Get { key: key.clone() }).await {
-        Ok(StoreReply::Object { data, .. }) => data,
-        Err(StoreError::NotFound) => return put_pin(engine, snapshot, root).await,
-        Ok(_) => {
-            return Err(OpenError::Store(format!(
-                "{key}: the store's answer does not fit"
-            )));
-        }
-        Err(error) => return Err(store_error("read", &key, &error)),
-    };
-    let pin = Pin::decode(&found);
-    let pin = pin.map_err(|error| OpenError::Corrupt(format!("{key}: {error}")))?;
-    match pin.root.nodes == root.nodes && pin.root.deltas == root.deltas {
-        true => Ok(()),
-        false => Err(OpenError::Corrupt(format!("{key}: it holds another state"))),
-    }
-}
-
 /// Whoever wrote a pin drops it when it is certain that there will be no child of it. A pin that stays holds
 /// space, and nothing worse.
 pub(in crate::store) async fn drop_pin(engine: &Engine, parent: VolumeId, child: VolumeId) {
-    let key = pin_key(parent, child);
+    remove_pin(engine, pin_key(parent, child)).await;
+}
+
+/// The same by its key.
+pub(super) async fn remove_pin(engine: &Engine, key: String) {
     if let Err(error) = store_with_retry(engine, StoreOp::Delete { key: key.clone() }).await {
         tracing::warn!(key, ?error, "a pin that nothing needs is not removed");
     }

@@ -17,7 +17,7 @@ use crate::hostlog::root_updates::{Updated, update_root};
 use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::end_hold;
-use crate::store::forks::child::{ChildSpec, check_free, is_unmoved, put_pin_of_same_state};
+use crate::store::forks::child::{ChildSpec, check_free, is_unmoved, put_restore_pin, remove_pin};
 use crate::store::forks::snapshot_list::check_snapshot_name;
 use crate::store::forks::stored_parent;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
@@ -66,9 +66,10 @@ pub(crate) async fn restore(
         }
     }
     let root = restored_root(engine, &head.root, &snapshot.root)?;
-    put_pin_of_same_state(engine, snapshot.root.volume, &root).await?;
+    let pin = put_restore_pin(engine, snapshot.root.volume, &root).await?;
     let standing = read_snapshot(engine, name).await?;
     if !is_unmoved(&standing, &snapshot) {
+        remove_pin(engine, pin).await;
         return Err(OpenError::NoSuchSnapshot(name.to_owned()));
     }
     let port = log_port(engine);
@@ -79,7 +80,11 @@ pub(crate) async fn restore(
     let keys = AskedKeys::default().with_root(volume);
     match with_patience(engine, volume, keys, update).await? {
         Updated::Won(_) => {}
-        Updated::Lost(_) => return Err(moved_meanwhile(volume)),
+        Updated::Lost(_) => {
+            // This restore's root expects a version that is no more: it never comes to stand there.
+            remove_pin(engine, pin).await;
+            return Err(moved_meanwhile(volume));
+        }
     }
     let dormant = |tail: &&Arc<Tail>| {
         !tail.is_rescue() && tail.lock().status == Status::Dormant && tail.newest() <= tail.stored()
