@@ -311,7 +311,7 @@ impl From<volume::OpenError> for Failure {
             E::HostStopped(Stop::Damaged(_)) => FailureCode::Corrupt,
             E::HostStopped(Stop::LocalLog) => FailureCode::LogPoisoned,
             E::InUse(_) => FailureCode::VolumeInUse,
-            E::Busy(_) => FailureCode::VolumeBusy,
+            E::Busy(_) | E::TooManyPoints(..) => FailureCode::VolumeBusy,
             E::Invalid(_) => FailureCode::Invalid,
             E::Poisoned => FailureCode::LogPoisoned,
             _ => FailureCode::Internal,

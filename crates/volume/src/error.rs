@@ -80,6 +80,8 @@ pub enum OpenError {
     InUse(String),
     /// Something else is being done to the volume or snapshot of this name.
     Busy(String),
+    /// So many snapshots and forks of the volume as may wait for the store at once do so.
+    TooManyPoints(String, usize),
     /// A name or size that is not allowed.
     Invalid(String),
     /// The log's sync failed once; it is not written any more.
@@ -209,6 +211,11 @@ impl fmt::Display for OpenError {
             OpenError::Busy(name) => write!(
                 f,
                 "another command works on {name} at this moment: try again when that has ended"
+            ),
+            OpenError::TooManyPoints(name, most) => write!(
+                f,
+                "{most} snapshots or forks of volume {name} wait for the store already: try again when one of \
+                 them has ended"
             ),
             OpenError::Poisoned => f.write_str(
                 "a sync of the log failed: writes are refused, reads go on; what was flushed is \

@@ -5,14 +5,22 @@
 
 use crate::units::Lsn;
 
-/// Those of one tail, in no order.
+/// So many of one volume at once: each keeps log bytes that were written over since.
+pub(crate) const POINTS_MAX: usize = 8;
+
+/// Those of one tail.
 #[derive(Debug, Default)]
-pub(crate) struct Points(Vec<Lsn>);
+pub(crate) struct Points {
+    /// In no order.
+    held: Vec<Lsn>,
+    /// A fold is due and goes before the next point: points that overlap without a gap would put it off for ever.
+    is_fold_next: bool,
+}
 
 impl Points {
     /// The first one after a cut; without one, whatever comes.
     pub(crate) fn after(&self, cut: Lsn) -> Lsn {
-        let later = self.0.iter().filter(|point| **point > cut);
+        let later = self.held.iter().filter(|point| **point > cut);
         match canary::active!("slice_spans_a_point") {
             true => Lsn(u64::MAX),
             false => later.min().copied().unwrap_or(Lsn(u64::MAX)),
@@ -23,22 +31,36 @@ impl Points {
     pub(crate) fn newest(&self) -> Lsn {
         match canary::active!("merge_spans_a_point") {
             true => Lsn::ZERO,
-            false => self.0.iter().max().copied().unwrap_or_default(),
+            false => self.held.iter().max().copied().unwrap_or_default(),
         }
     }
 
     /// Whether none is held.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.held.is_empty()
+    }
+
+    /// Whether there are as many as there may be.
+    pub(crate) fn is_full(&self) -> bool {
+        self.held.len() >= POINTS_MAX && !canary::active!("points_without_number")
+    }
+
+    /// Whether a fold goes before the next point.
+    pub(crate) fn is_fold_next(&self) -> bool {
+        self.is_fold_next && !canary::active!("points_starve_folds")
+    }
+
+    pub(crate) fn set_fold_next(&mut self, is_fold_next: bool) {
+        self.is_fold_next = is_fold_next;
     }
 
     pub(crate) fn add(&mut self, point: Lsn) {
-        self.0.push(point);
+        self.held.push(point);
     }
 
     pub(crate) fn remove(&mut self, point: Lsn) {
-        if let Some(at) = self.0.iter().position(|held| *held == point) {
-            self.0.swap_remove(at);
+        if let Some(at) = self.held.iter().position(|held| *held == point) {
+            self.held.swap_remove(at);
         }
     }
 }

@@ -38,7 +38,7 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
         let changed = &tail.upload.changed;
         let live = changed
             .wait_until(|| {
-                let inner = tail.lock();
+                let mut inner = tail.lock();
                 if inner.status != Status::Live {
                     return Some(false);
                 }
@@ -54,6 +54,7 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                         && !canary::active!("poisoned_log_names_objects");
                 // What is newer than a point must not get into its pages.
                 let is_held = !inner.points.is_empty();
+                inner.points.set_fold_next(is_due && !is_refused);
                 (is_due && !is_refused && !is_held).then_some(true)
             })
             .await;
@@ -101,8 +102,11 @@ async fn fold(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
                 .map(whole_pages)
                 .collect(),
         };
+        inner.points.set_fold_next(false);
         (prefix, inner.index.listed, lsn)
     };
+    // Points may be taken again.
+    tail.upload.wake_all();
     let existing: Vec<u64> = tail.lock().index.nodes.keys().copied().collect();
     let layers = prefix.layers.clone();
     let bytes = layers.iter().map(|layer| layer.len() as u64).sum::<u64>() * EXTENT_BYTES;

@@ -288,6 +288,14 @@ impl UploadState {
         }
     }
 
+    /// Why nothing is stored now: the last request failed.
+    pub(in crate::store) fn store_failure(&self) -> Option<String> {
+        match self.store_takes.load(Ordering::Acquire) {
+            true => None,
+            false => self.last_error(),
+        }
+    }
+
     /// Why the last upload failed, if it did.
     pub(crate) fn last_error(&self) -> Option<String> {
         lock(&self.error).clone()

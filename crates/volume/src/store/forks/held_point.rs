@@ -1,11 +1,26 @@
 //! A point in a volume's history that is held until its child is pinned. Taking one freezes the top layer,
 //! whatever is in it; writers go on.
+//!
+//! What is held keeps its place in the log whatever is written over it, so it is never held without end: there
+//! are few points of a volume at once, and they go when the store does not take what they wait for.
 
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 
+use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::request::points::POINTS_MAX;
 use crate::request::tail::{Status, Tail};
+use crate::store::flow;
 use crate::units::Lsn;
+
+/// A store that fails and takes nothing more of the volume for so many looks ends the wait: as long as a single
+/// request is repeated for whoever waits for it.
+const LOOKS_MAX: u32 = 15;
+/// The same where writers wait for space in the log.
+const LOOKS_MAX_PRESSED: u32 = 2;
 
 /// A point that is held until this goes.
 #[derive(Debug)]
@@ -18,14 +33,27 @@ pub(super) struct HeldPoint {
 }
 
 impl HeldPoint {
-    /// Takes the volume as it is now.
+    /// Takes the volume as it is now, or right after the fold that is due has begun.
     ///
     /// # Errors
-    /// If it is not served.
-    pub(super) fn take(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
+    /// If it is not served, or has too many points already.
+    pub(super) async fn take(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
+        let take = || {
+            let inner = tail.lock();
+            let waits = inner.status == Status::Live && inner.points.is_fold_next();
+            drop(inner);
+            (!waits).then(|| HeldPoint::take_now(tail))
+        };
+        tail.upload.changed.wait_until(take).await
+    }
+
+    fn take_now(tail: &Arc<Tail>) -> Result<HeldPoint, OpenError> {
         let mut inner = tail.lock();
         if inner.status != Status::Live {
             return Err(OpenError::Busy(tail.name().to_owned()));
+        }
+        if inner.points.is_full() {
+            return Err(OpenError::TooManyPoints(tail.name().to_owned(), POINTS_MAX));
         }
         let (lsn, bytes) = (inner.newest, inner.geometry.bytes);
         inner.layers.freeze(lsn);
@@ -36,6 +64,26 @@ impl HeldPoint {
             lsn,
             bytes,
         })
+    }
+
+    /// Ends when the store has everything up to the point, never will have, or does not take it now.
+    pub(super) async fn wait_stored(&self, engine: &Engine) -> Result<(), OpenError> {
+        let mut look = engine.port.sleep(engine.options.retry_ns);
+        let mut stored = pin!(flow::wait_stored(engine, &self.tail, self.lsn));
+        let mut patience = Patience::new(&self.tail);
+        std::future::poll_fn(|cx| {
+            if let Poll::Ready(result) = stored.as_mut().poll(cx) {
+                return Poll::Ready(result);
+            }
+            while Pin::new(&mut look).poll(cx).is_ready() {
+                if let Some(error) = patience.look(engine, &self.tail) {
+                    return Poll::Ready(Err(error));
+                }
+                look = engine.port.sleep(engine.options.retry_ns);
+            }
+            Poll::Pending
+        })
+        .await
     }
 
     /// Of which tail.
@@ -49,5 +97,47 @@ impl Drop for HeldPoint {
         self.tail.lock().points.remove(self.lsn);
         // Folds may go on, and slices of what comes later.
         self.tail.upload.wake_all();
+    }
+}
+
+/// For how long a store that fails is waited for.
+#[derive(Debug)]
+struct Patience {
+    /// What the store had at the last look.
+    stored: Lsn,
+    /// Looks in a row at which it had nothing more, and the last request had failed.
+    failed: u32,
+}
+
+impl Patience {
+    fn new(tail: &Tail) -> Patience {
+        Patience {
+            stored: tail.stored(),
+            failed: 0,
+        }
+    }
+
+    /// Why there is no use in waiting any longer.
+    fn look(&mut self, engine: &Engine, tail: &Tail) -> Option<OpenError> {
+        let stored = tail.stored();
+        let failure = tail.upload.store_failure();
+        self.failed = match failure.is_some() && stored == self.stored {
+            true => self.failed + 1,
+            false => 0,
+        };
+        self.stored = stored;
+        let most = match engine.space.is_pressed() {
+            true => LOOKS_MAX_PRESSED,
+            false => LOOKS_MAX,
+        };
+        if self.failed < most || canary::active!("points_wait_for_ever") {
+            return None;
+        }
+        Some(OpenError::Store(format!(
+            "{}: the store does not take what the volume is now ({}); nothing was made: try again when it can \
+             be reached",
+            tail.name(),
+            failure.unwrap_or_default()
+        )))
     }
 }

@@ -14,7 +14,6 @@ use crate::object::root::Root;
 use crate::object::sessions::SessionNames;
 use crate::request::tail::{Status, Tail};
 use crate::store::endings::end;
-use crate::store::flow;
 use crate::store::forks::child::{ChildSpec, Outcome, ParentState, put_child};
 use crate::store::forks::held_point::HeldPoint;
 use crate::store::log_procedures::stop_host;
@@ -25,9 +24,9 @@ pub(super) async fn make_child(
     tail: &Arc<Tail>,
     spec: &ChildSpec,
 ) -> Result<Root, OpenError> {
+    let point = HeldPoint::take(tail).await?;
     let unix_ms = engine.jobs.now().unix_ms;
-    let point = HeldPoint::take(tail)?;
-    flow::wait_stored(engine, tail, point.lsn).await?;
+    point.wait_stored(engine).await?;
     let _turn = tail.upload.turn.take().await;
     let parent = state_at(engine, &point, unix_ms)?;
     let outcome = put_child(engine, &parent, spec).await;
