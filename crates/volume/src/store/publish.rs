@@ -30,6 +30,7 @@ use crate::object::root_key;
 use crate::request::tail::{EXTENTS_PER_LOCK, Status, Tail};
 use crate::store::cadence::{has_ready, wait_for_record};
 use crate::store::endings;
+use crate::store::flow::bring_again::bring_again;
 use crate::store::flow::slices::{ReadySlice, UploadedPack};
 use crate::store::log_procedures::on_progress;
 use crate::store::roots::{begin_update, finish_update, read_any_root};
@@ -366,15 +367,16 @@ fn start_by_root(engine: &Arc<Engine>, part: Part) {
 }
 
 async fn publish_by_root(engine: &Arc<Engine>, part: &Part) -> Result<(), OpenError> {
+    let slices = bring_again(engine, &part.tail, &part.slices).await?;
     let _turn = part.tail.upload.turn.take().await;
-    if let Some(newest) = part.slices.last() {
+    if let Some(newest) = slices.last() {
         let mut update = begin_update(engine, &part.tail).await?;
-        let packs = part.slices.iter().flat_map(|slice| &slice.packs);
+        let packs = slices.iter().flat_map(|slice| &slice.packs);
         update.root.deltas.extend(packs.map(|pack| pack.reference));
         update.root.lsn = update.root.lsn.max(newest.last);
         finish_update(engine, &part.tail, &update).await?;
     }
-    for slice in &part.slices {
+    for slice in &slices {
         apply_published(engine, &part.tail, slice).await;
     }
     // No record names them any more, so no root may: another process of this host's directory could not tell

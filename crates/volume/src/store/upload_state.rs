@@ -112,6 +112,10 @@ impl UploadState {
         self.changed.wake_all();
     }
 
+    pub(super) fn replace_ready(&self, slice: &Arc<ReadySlice>) {
+        lock(&self.slices).replace_ready(slice);
+    }
+
     pub(super) fn publishable(&self) -> Vec<Arc<ReadySlice>> {
         lock(&self.slices).publishable()
     }

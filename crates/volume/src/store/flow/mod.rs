@@ -12,6 +12,7 @@
 //!
 //! [`Options::slice_bytes`]: crate::options::Options::slice_bytes
 
+pub(in crate::store) mod bring_again;
 pub(crate) mod budget;
 mod compute;
 pub(crate) mod fork_tail;

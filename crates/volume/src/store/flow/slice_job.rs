@@ -18,8 +18,8 @@ use crate::store::flow::compute::compute;
 use crate::store::flow::pack_plan::{BroughtPack, PackPlan, plan_packs};
 use crate::store::flow::packing::bring_pack;
 use crate::store::flow::shared_packs::{Expected, bring_shared, is_shared};
-use crate::store::flow::slices::{CutSlice, ReadySlice, ServiceEnded};
-use crate::units::Epoch;
+use crate::store::flow::slices::{CutSlice, ReadySlice, ServiceEnded, UploadedPack};
+use crate::units::{Epoch, Lsn, Span};
 
 pub(super) async fn run(engine: Arc<Engine>, tail: Arc<Tail>, cut: CutSlice) {
     let (last, round) = (cut.last, engine.committer().next_round());
@@ -49,8 +49,24 @@ async fn prepare(
         engine.committer().request_round(engine);
     }
     let expected = Expected::new(engine);
+    let slice = slice_of(tail, cut.last)?;
+    let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
+    let brought = bring_packs(engine, tail, (slice, &merged), Some(expected)).await?;
+    let (packs, damaged) = brought;
+    Ok(ReadySlice {
+        last: cut.last,
+        cut_ns: cut.cut_ns,
+        merged,
+        hidden,
+        packs,
+        damaged,
+    })
+}
+
+/// How packs are to name what a volume wrote up to there.
+pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
     let root = tail.upload.head().ok_or(ServiceEnded)?.root;
-    let slice = Slice {
+    Ok(Slice {
         origin: root.volume,
         epoch: if canary::active!("slices_of_one_epoch") {
             Epoch(0)
@@ -58,16 +74,24 @@ async fn prepare(
             root.epoch
         },
         first: root.first,
-        last: cut.last,
+        last: last,
         lineage: root.lineage(),
-    };
-    let (merged, hidden) = merge_layers(engine, tail, &cut).await?;
+    })
+}
+
+/// Brings the extents of a slice to the store. `expected`: small ones may share a pack with other volumes.
+pub(super) async fn bring_packs(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    (slice, merged): (Slice, &Arc<ExtentMap<DirtyExtent>>),
+    expected: Option<Expected>,
+) -> Result<(Vec<UploadedPack>, Vec<Span>), ServiceEnded> {
     let chunk_bytes = u64::from(engine.options.chunk_bytes);
     let pack_bytes = match canary::active!("log_is_read_one_place_at_a_time") {
         true => u64::MAX,
         false => engine.options.pack_bytes,
     };
-    let extents = Arc::clone(&merged);
+    let extents = Arc::clone(merged);
     let cost = (ComputeKind::Merge, extents_bytes(&extents));
     let plan = move || plan_packs(&extents, chunk_bytes, pack_bytes);
     let mut plans = compute(engine, tail, cost, plan).await?;
@@ -76,7 +100,7 @@ async fn prepare(
         // before the next slice, and an opener finds what was called stored.
         plans.push(PackPlan::default());
     }
-    let mut expected = is_shared(engine, &plans).then_some(expected);
+    let mut expected = expected.filter(|_| is_shared(engine, &plans));
     let mut answers = Vec::new();
     for plan in plans {
         let part = (slice.clone(), plan);
@@ -89,14 +113,7 @@ async fn prepare(
         packs.push(pack.uploaded);
         damaged.extend(pack.damaged);
     }
-    Ok(ReadySlice {
-        last: cut.last,
-        cut_ns: cut.cut_ns,
-        merged,
-        hidden,
-        packs,
-        damaged,
-    })
+    Ok((packs, damaged))
 }
 
 /// Starts a pack once there is memory for it; `expected`: one that others share.

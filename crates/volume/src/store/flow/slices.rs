@@ -97,6 +97,14 @@ impl Slices {
         }
     }
 
+    /// Puts a slice that is ready into the place of what it was before.
+    pub(crate) fn replace_ready(&mut self, ready: &Arc<ReadySlice>) {
+        let slice = self.list.iter_mut().find(|slice| slice.last == ready.last);
+        if let Some(slice) = slice {
+            slice.ready = Some(Arc::clone(ready));
+        }
+    }
+
     /// All that may be published now.
     pub(crate) fn publishable(&self) -> Vec<Arc<ReadySlice>> {
         if canary::active!("slices_are_published_out_of_order") {
