@@ -96,6 +96,22 @@ impl fmt::Display for Size {
     }
 }
 
+/// About how many bytes, for people: `129 MiB`, `1.3 GiB`. What is to be read back is a [`Size`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct About(pub(crate) u64);
+
+impl fmt::Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fits = SIZE_UNITS.iter().find(|(_, bytes)| self.0 >= *bytes);
+        let (unit, bytes) = fits.copied().unwrap_or(("B", 1));
+        let tenths = (u128::from(self.0) * 10 + u128::from(bytes) / 2) / u128::from(bytes);
+        match bytes > 1 && tenths < 100 {
+            true => write!(f, "{}.{} {unit}", tenths / 10, tenths % 10),
+            false => write!(f, "{} {unit}", (tenths + 5) / 10),
+        }
+    }
+}
+
 /// A duration, written like `30s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "String", into = "String")]
@@ -152,6 +168,17 @@ impl fmt::Display for TimeSpan {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_for_people_have_two_or_three_digits_and_a_unit() {
+        let said = |bytes| About(bytes).to_string();
+        assert_eq!(said(0), "0 B");
+        assert_eq!(said(1023), "1023 B");
+        assert_eq!(said(1024), "1.0 KiB");
+        assert_eq!(said(135_042_589), "129 MiB");
+        assert_eq!(said((1 << 30) + (300 << 20)), "1.3 GiB");
+        assert_eq!(said(u64::MAX), "16777216 TiB");
+    }
 
     #[test]
     fn sizes_are_read_in_binary_units() {

@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use blkmq::io::Op;
 use support::hosts::{close, elsewhere};
 use support::points::{delete_snapshot, done, snapshot};
-use support::{Lasting, World, with_volume};
-use volume::collect::candidates::CANDIDATES_KEY;
+use support::{Lasting, World, options, with_volume};
+use volume::collect::candidates::{CANDIDATES_KEY, Candidates};
 use volume::object::root_key;
-use volume::{Findings, Volume};
+use volume::{Findings, Options, Volume};
 
 const MIB: u64 = 1 << 20;
 
@@ -334,6 +334,60 @@ fn what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes()
 }
 
 #[test]
+fn a_pass_that_somebody_asks_for_has_open_volumes_folded_first() {
+    let options = Options {
+        deltas_max: 1_000,
+        ..options()
+    };
+    let world = World::try_start(Lasting::default(), options);
+    let mut world = world.unwrap_or_else(|failed| panic!("{}", failed.0));
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    write_over(&mut world, &volume, 1);
+    let answer = world.host.collect_garbage(true);
+    let dry = done(&mut world, &answer);
+    assert_eq!(dry.garbage.objects, 0, "a dry run changes nothing: {dry:?}");
+    let found = gc(&mut world);
+    assert!(found.garbage.objects >= 7, "{found:?}");
+    assert!(gc(&mut world).removed.objects >= 7);
+    for place in 0..4 {
+        assert_eq!(world.read_fill(&volume, 8 * place, 4096), 8);
+    }
+}
+
+#[test]
+fn a_pass_that_slept_while_another_one_ended_removes_nothing() {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 1);
+    gc(&mut world);
+    let lists = |world: &World| world.lasting.store_requests["list"];
+    let before = lists(&world);
+    let answer = world.host.collect_garbage(true);
+    assert!(done(&mut world, &answer).garbage.objects > 0);
+    let lists_of_a_look = lists(&world) - before;
+    world.lasting.store_ms = 20;
+    let before = lists(&world);
+    let answer = world.host.collect_garbage(false);
+    // It knows its candidates by now, and has removed nothing yet.
+    while lists(&world) < before + lists_of_a_look - 1 {
+        world.pass(10);
+    }
+    assert!(answer.try_take().is_none());
+    let versions = world.lasting.versions + 1;
+    let objects = &mut world.lasting.objects;
+    let (bytes, version) = objects.get_mut(CANDIDATES_KEY).expect("a pass left them");
+    let mut others = Candidates::decode(bytes).expect("candidates");
+    others.passes += 1;
+    *bytes = others.encode();
+    *version = versions;
+    world.lasting.versions = versions;
+    let found = done(&mut world, &answer);
+    assert!(found.is_overtaken, "{found:?}");
+    assert_eq!(found.removed.objects, 0, "{found:?}");
+    assert!(gc(&mut world).removed.objects > 0, "one that is awake does");
+}
+
+#[test]
 fn damaged_candidates_prove_nothing_and_end_no_pass() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
@@ -436,6 +490,14 @@ mod planted {
             (
                 "candidates_go_in_the_same_pass",
                 what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone,
+            ),
+            (
+                "asked_passes_fold_nothing",
+                a_pass_that_somebody_asks_for_has_open_volumes_folded_first,
+            ),
+            (
+                "slept_collector_removes",
+                a_pass_that_slept_while_another_one_ended_removes_nothing,
             ),
             (
                 "damaged_candidates_end_passes",

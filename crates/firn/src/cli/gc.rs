@@ -1,17 +1,26 @@
 //! `firn gc`: a pass of the garbage collector, and what it found.
 
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
 use super::args::{ApiArgs, GcArgs};
 use super::client::Client;
 use super::output;
 use crate::failure::Result;
 use crate::model::{GcAmount, GcPass, GcRequest};
-use crate::units::Size;
+use crate::units::About;
 
 pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
     let request = GcRequest {
         dry_run: args.dry_run,
     };
-    let pass: GcPass = Client::new(api)?.post("/v1/gc", &request)?;
+    let client = Client::new(api)?;
+    let progress = progress(args.dry_run);
+    let pass: Result<GcPass> = client.post("/v1/gc", &request);
+    progress.finish_and_clear();
+    let pass = pass?;
     if json {
         return output::json(&pass);
     }
@@ -19,7 +28,7 @@ pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
         vec![
             what.to_owned(),
             amount.objects.to_string(),
-            Size(amount.bytes).to_string(),
+            About(amount.bytes).to_string(),
             meaning.to_owned(),
         ]
     };
@@ -65,4 +74,22 @@ pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
         eprintln!("firn: what was found now is removed by the next pass, once that finds the same");
     }
     Ok(())
+}
+
+/// That something goes on, and for how long: how much is left is not known before all was listed and read.
+fn progress(dry_run: bool) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(
+        ProgressStyle::with_template("{spinner} {msg} {elapsed}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
+    bar.set_message(match dry_run {
+        true => "reading what volumes, snapshots and forks reach",
+        false => "reading what volumes, snapshots and forks reach, and removing what nothing does",
+    });
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
 }

@@ -67,6 +67,9 @@ pub(crate) async fn collect_now(
         let found = port.run(look(&port, served(engine))).await;
         return flatten(found).map_err(|error| failed(&error));
     }
+    if !engine.poisoned.load(Ordering::Acquire) && !canary::active!("asked_passes_fold_nothing") {
+        low_marks::fold_all(engine).await;
+    }
     pass(engine, 0, ASKED_FAILURES_MAX).await
 }
 

@@ -44,7 +44,8 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
                 }
                 let options = &engine.options;
                 let is_due = inner.index.unfolded_deltas() > options.deltas_max
-                    || inner.index.unfolded_extents() > options.delta_extents_max;
+                    || inner.index.unfolded_extents() > options.delta_extents_max
+                    || tail.upload.is_fold_asked();
                 // What is refused to slices is refused to a fold, and each would write all its objects anew.
                 let is_refused =
                     tail.upload.refusal().is_some() && !canary::active!("folds_never_back_off");
@@ -61,7 +62,9 @@ pub(crate) async fn run(engine: Arc<Engine>, tail: Arc<Tail>) {
         if !live {
             return;
         }
-        if let Err(error) = fold(&engine, &tail).await {
+        let folded = fold(&engine, &tail).await;
+        tail.upload.set_fold_asked(false);
+        if let Err(error) = folded {
             if is_final(&error) {
                 // There may be no write to publish that would find it out.
                 end(&engine, &tail, &error);

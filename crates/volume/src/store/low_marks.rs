@@ -116,6 +116,34 @@ pub(crate) async fn pass_marks(engine: &Arc<Engine>, records: u64) {
     }
 }
 
+/// Has the volumes that are open here folded, so that what their newest writes hide is named by nothing. A fold that
+/// takes longer than somebody waits for goes on by itself.
+pub(crate) async fn fold_all(engine: &Arc<Engine>) {
+    let has_deltas = |tail: &Arc<Tail>| {
+        let inner = tail.lock();
+        inner.status == Status::Live && inner.index.unfolded_deltas() > 0
+    };
+    let tails: Vec<Arc<Tail>> = engine.tails().into_iter().filter(has_deltas).collect();
+    let folded = async {
+        for tails in tails.chunks(SIDE_BY_SIDE) {
+            tails
+                .iter()
+                .for_each(|tail| tail.upload.set_fold_asked(true));
+            for tail in tails {
+                let is_done = || {
+                    let is_live = tail.lock().status == Status::Live;
+                    (!is_live || !tail.upload.is_fold_asked()).then_some(())
+                };
+                tail.upload.changed.wait_until(is_done).await;
+            }
+        }
+    };
+    let patience_ns = engine.options.retry_ns.saturating_mul(PATIENCE);
+    if !ends_within(engine, patience_ns, folded).await {
+        tracing::warn!("some volumes are not folded yet: a later pass finds what they hide");
+    }
+}
+
 /// Whether `work` ends within so long; after that it is dropped.
 async fn ends_within(engine: &Engine, ns: u64, work: impl Future<Output = ()>) -> bool {
     let (mut work, mut sleep) = (pin!(work), pin!(engine.port.sleep(ns)));

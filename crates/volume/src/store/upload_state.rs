@@ -74,6 +74,8 @@ pub(crate) struct UploadState {
     held_back: AtomicU32,
     /// A record ended the epoch.
     has_ended: AtomicBool,
+    /// Somebody wants what was written over to become garbage.
+    fold_asked: AtomicBool,
     /// Why nothing more is stored, until something changes in the store, or for good.
     refusal: Mutex<Option<OpenError>>,
     error: Mutex<Option<String>>,
@@ -84,6 +86,16 @@ pub(crate) struct UploadState {
 }
 
 impl UploadState {
+    /// The next fold need not be due; it ends what is asked for, also if it fails.
+    pub(super) fn set_fold_asked(&self, is_asked: bool) {
+        self.fold_asked.store(is_asked, Ordering::Release);
+        self.changed.wake_all();
+    }
+
+    pub(super) fn is_fold_asked(&self) -> bool {
+        self.fold_asked.load(Ordering::Acquire)
+    }
+
     /// Everything up to here has been asked for.
     pub(super) fn wanted(&self) -> Lsn {
         Lsn(self.wanted.load(Ordering::Acquire))

@@ -74,7 +74,7 @@ pub(super) fn slice_of(tail: &Tail, last: Lsn) -> Result<Slice, ServiceEnded> {
             root.epoch
         },
         first: root.first,
-        last: last,
+        last,
         lineage: root.lineage(),
     })
 }
