@@ -6,7 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
-use support::hosts::{close, elsewhere};
+use support::hosts::{close, elsewhere, root_of};
 use support::points::{fold, fork, make_fork};
 use support::{World, with_volume};
 use volume::{OpenError, Volume};
@@ -140,6 +140,11 @@ fn a_fork_whose_store_fails_for_a_while_is_made_or_refused_and_can_be_tried_agai
     // Nothing of the volume is held up by it.
     world.write(&volume, 0, 2, 4096);
     fold(&mut world, &volume, 64);
+    let root = root_of(&world.lasting, "demo");
+    assert!(
+        !root.nodes.is_empty() && root.deltas.len() < 6,
+        "folds go on"
+    );
     let child = fork(&mut world, "demo", "child").expect("forked");
     assert_eq!(world.read_fill(&child, 0, 4096), 2);
 }

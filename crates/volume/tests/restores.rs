@@ -4,9 +4,11 @@
 
 mod support;
 
-use support::hosts::{close, elsewhere, hand_over, root_of};
-use support::points::{done, fold, fork, snapshot, snapshot_names};
+use blkmq::error::ErrorKind;
+use support::hosts::{close, elsewhere, hand_over, other_host, root_of, try_write};
+use support::points::{delete_snapshot, done, fold, fork, snapshot, snapshot_names};
 use support::{Fault, Lasting, World, with_volume};
+use volume::hostlog::marks::Pin;
 use volume::object::root_key;
 use volume::{OpenError, OpenMode, Volume};
 
@@ -246,11 +248,108 @@ fn a_restore_leaves_no_tail_of_what_it_replaced() {
     assert!(world.host.unserved_tails().is_empty());
 }
 
+/// Whatever believes to have the volume from before is fenced by its root, and no number is given twice.
+fn a_restore_is_an_epoch_and_an_lsn_of_its_own_behind_a_pin() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let taken = snapshot(&mut world, "demo@one").expect("taken");
+    world.write(&volume, 0, 2, 4096);
+    close(&mut world, &volume);
+    let before = root_of(&world.lasting, "demo");
+    restore(&mut world, "demo@one", "demo@kept").expect("restored");
+    let root = root_of(&world.lasting, "demo");
+    assert!(root.epoch > before.epoch && root.since == root.epoch);
+    assert!(root.lsn > before.lsn && root.first > root.lsn);
+    assert_eq!((&root.owner, &root.predecessor), (&None, &None));
+    let of_snapshot = format!("pins/{}/{}", taken.id, root.volume);
+    let mut pins = world.lasting.objects.iter();
+    let pin = pins.find(|(key, _)| key.starts_with(&of_snapshot));
+    let (_, (bytes, version)) = pin.expect("a pin");
+    let pin = Pin::decode(bytes).expect("a pin");
+    assert_eq!(
+        (&pin.root.deltas, &pin.root.nodes),
+        (&root.deltas, &root.nodes)
+    );
+    assert!(*version < world.lasting.objects[&root_key("demo")].1);
+}
+
+#[test]
+fn a_restore_has_an_epoch_and_an_lsn_of_its_own_and_a_pin_before() {
+    a_restore_is_an_epoch_and_an_lsn_of_its_own_behind_a_pin();
+}
+
+/// Another host deletes the snapshot after this one read it: a collector may take what it named.
+fn a_snapshot_that_goes_meanwhile_is_not_laid_over_its_volume() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    let taken = snapshot(&mut world, "demo@one").expect("taken");
+    world.write(&volume, 0, 2, 4096);
+    close(&mut world, &volume);
+    drop(volume);
+    world.lasting.store_ms = 100;
+    let answer = world.host.restore_volume("demo@one", "demo@kept");
+    let has_copy = |world: &mut World| {
+        let objects = &world.lasting.objects;
+        objects.contains_key(&root_key("demo@kept")).then_some(())
+    };
+    world.wait(has_copy);
+    let mut other = other_host(&mut world);
+    delete_snapshot(&mut other, "demo@one").expect("deleted");
+    hand_over(&mut other, &mut world);
+    let refused = world.wait(|_| answer.try_take()).expect_err("it is gone");
+    assert_eq!(refused, OpenError::NoSuchSnapshot("demo@one".into()));
+    let of_snapshot = format!("pins/{}/", taken.id);
+    let is_pin = |key: &String| key.starts_with(&of_snapshot);
+    assert!(!world.lasting.objects.keys().any(is_pin));
+    let volume = world.open("demo");
+    assert_eq!(fills(&mut world, &volume), [2, 0, 0]);
+}
+
+#[test]
+fn a_volume_is_not_set_back_to_a_snapshot_that_is_deleted_meanwhile() {
+    a_snapshot_that_goes_meanwhile_is_not_laid_over_its_volume();
+}
+
+/// The host whose volume was taken over and set back does not know it, and had everything stored.
+#[test]
+fn an_old_owner_of_a_volume_that_was_set_back_stores_and_acknowledges_nothing_more() {
+    let (mut zombie, volume) = with_volume();
+    zombie.write(&volume, 0, 1, 4096);
+    snapshot(&mut zombie, "demo@one").expect("taken");
+    zombie.write(&volume, 8, 2, 4096);
+    zombie.sync(&volume);
+    let mut taker = other_host(&mut zombie);
+    let theirs = taker.try_open("demo", true).expect("taken over");
+    close(&mut taker, &theirs);
+    restore(&mut taker, "demo@one", "demo@kept").expect("restored");
+    hand_over(&mut taker, &mut zombie);
+    zombie.write(&volume, 16, 3, 4096);
+    let synced = zombie.host.sync(&volume);
+    let synced = zombie.wait(|_| synced.try_take());
+    assert!(matches!(synced, Err(OpenError::Fenced(_))), "{synced:?}");
+    assert_eq!(try_write(&mut zombie, &volume), Err(ErrorKind::Fenced));
+    hand_over(&mut zombie, &mut taker);
+    let theirs = taker.open("demo");
+    assert_eq!(fills(&mut taker, &theirs), [1, 0, 0]);
+    let kept = fork(&mut taker, "demo@kept", "kept").expect("forked");
+    assert_eq!(fills(&mut taker, &kept), [1, 2, 0]);
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_of_restores_is_seen() {
-    support::each_is_seen(&[(
-        "restore_keeps_what_was_there_too_early",
-        what_the_old_owner_brings_meanwhile_is_kept_or_refused,
-    )]);
+    support::each_is_seen(&[
+        (
+            "restore_keeps_what_was_there_too_early",
+            what_the_old_owner_brings_meanwhile_is_kept_or_refused,
+        ),
+        (
+            "restore_keeps_the_epoch",
+            a_restore_is_an_epoch_and_an_lsn_of_its_own_behind_a_pin,
+        ),
+        (
+            "restore_never_looks_again",
+            a_snapshot_that_goes_meanwhile_is_not_laid_over_its_volume,
+        ),
+    ]);
 }

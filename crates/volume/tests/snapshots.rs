@@ -273,6 +273,32 @@ fn a_snapshot_that_is_being_made_is_busy_and_not_attached() {
     done(&mut world, &first);
 }
 
+/// Snapshot and deletion have each looked at the volume before the other one changes it.
+fn a_deletion_does_not_pass_a_snapshot() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 1, 4096);
+    close(&mut world, &volume);
+    drop(volume);
+    world.lasting.store_ms = 100;
+    let taken = world.host.create_snapshot("demo@one", Vec::new());
+    world.settle();
+    let deleted = world.host.delete_volume("demo");
+    let refused = world.wait(|_| deleted.try_take());
+    assert_eq!(refused, Err(OpenError::Busy("demo@one".into())));
+    done(&mut world, &taken);
+    delete_snapshot(&mut world, "demo@one").expect("deleted");
+    let deleted = world.host.delete_volume("demo");
+    world.settle();
+    let refused = snapshot(&mut world, "demo@two");
+    assert_eq!(refused, Err(OpenError::Busy("demo".into())));
+    done(&mut world, &deleted);
+}
+
+#[test]
+fn a_volume_is_not_deleted_while_a_snapshot_of_it_is_made_nor_the_other_way_round() {
+    a_deletion_does_not_pass_a_snapshot();
+}
+
 /// The root lacks records that its host's log in the store has.
 #[test]
 fn a_volume_of_which_the_store_has_all_is_snapshot_before_it_is_open_again() {
@@ -422,6 +448,10 @@ fn each_planted_bug_of_snapshots_is_seen() {
         ("slice_spans_a_point", no_slice_spans_the_cut),
         ("snapshot_is_taken_when_stored", no_slice_spans_the_cut),
         ("merge_spans_a_point", no_merge_spans_the_cut),
+        (
+            "deletion_passes_a_snapshot",
+            a_deletion_does_not_pass_a_snapshot,
+        ),
         ("child_without_a_pin", a_pin_stands_before_the_snapshot_does),
         (
             "no_look_after_the_pin",

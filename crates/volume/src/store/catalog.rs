@@ -20,7 +20,9 @@ use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, on_progress, with_patience};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::open::{NameLock, OpenMode, TailClaim, discard_tail, take_epoch};
+use crate::store::open::{
+    NameLock, OpenMode, TailClaim, check_no_snapshot_is_locked, discard_tail, take_epoch,
+};
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
@@ -166,6 +168,7 @@ async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<(), OpenErr
 pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
     check_name(name)?;
     let _busy = NameLock::take(engine, name)?;
+    check_no_snapshot_is_locked(engine, name)?;
     let head = read_root(engine, name).await?;
     let tails = local_tails(engine, head.root.volume);
     if tails.iter().any(|tail| tail.lock().status == Status::Live) {

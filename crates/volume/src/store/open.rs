@@ -19,6 +19,7 @@ use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
 use crate::map::index::Index;
 use crate::map::layers::Layers;
+use crate::object::SNAPSHOT_SIGN;
 use crate::object::root::Root;
 use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
@@ -72,6 +73,34 @@ impl NameLock {
 /// does not have it attached.
 pub(crate) fn lock_point(engine: &Arc<Engine>, name: &str) -> Result<NameLock, OpenError> {
     NameLock::take(engine, name).map_err(|_| OpenError::Busy(name.to_owned()))
+}
+
+/// The same for a snapshot that is made: not while its volume is opened, closed or deleted.
+pub(crate) fn lock_snapshot(
+    engine: &Arc<Engine>,
+    volume: &str,
+    name: &str,
+) -> Result<NameLock, OpenError> {
+    let lock_of_name = lock_point(engine, name)?;
+    match lock(&engine.locked_names).contains(volume)
+        && !canary::active!("deletion_passes_a_snapshot")
+    {
+        true => Err(OpenError::Busy(volume.to_owned())),
+        false => Ok(lock_of_name),
+    }
+}
+
+/// Refuses the deletion of a volume, whose name is locked for it, while a snapshot of it is made or deleted.
+pub(crate) fn check_no_snapshot_is_locked(engine: &Engine, volume: &str) -> Result<(), OpenError> {
+    let locked = lock(&engine.locked_names);
+    let is_of_volume = |name: &&String| {
+        let of = name.split_once(SNAPSHOT_SIGN).map(|(volume, _)| volume);
+        of == Some(volume) && !canary::active!("deletion_passes_a_snapshot")
+    };
+    match locked.iter().find(is_of_volume) {
+        Some(name) => Err(OpenError::Busy(name.clone())),
+        None => Ok(()),
+    }
 }
 
 impl Drop for NameLock {
