@@ -434,6 +434,18 @@ pub(crate) struct ForkVolume {
     pub(crate) name: String,
 }
 
+/// Answer to `POST /v1/volumes/{name}/fork`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Forked {
+    #[serde(flatten)]
+    pub(crate) volume: Volume,
+    /// It begins with the parent as it was after this write.
+    pub(crate) parent_lsn: u64,
+    /// Another host that has the parent open: what that has not brought to the store is not in the new volume.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) parent_holder: Option<String>,
+}
+
 /// Body of `POST /v1/gc`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -191,3 +191,69 @@ fn a_volume_is_set_back_to_its_snapshot_and_what_it_held_is_kept() {
     world.done(&server, &["attach", "held", "--transport", "nbd"]);
     assert_eq!(server.connect("held").read(0, BLOCK).unwrap(), content(2));
 }
+
+#[test]
+fn a_fork_of_a_volume_that_another_host_has_says_what_it_lacks() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let mut client = server.connect("demo");
+    client.write(0, &content(1)).unwrap();
+    world.done(&server, &["sync", "demo"]);
+    let other = world.serve("other", &[]);
+    let forked = world.ask(&other, &["fork", "demo", "branch"]);
+    let said = common::message(&forked);
+    assert!(forked.status.success(), "{said}");
+    assert_eq!(String::from_utf8(forked.stdout).unwrap().trim(), "branch");
+    assert!(
+        said.contains("demo is open on host") && said.contains("up to LSN 1"),
+        "{said}"
+    );
+    let forked = world.done(&other, &["fork", "demo", "again", "--json"]);
+    let forked: Value = serde_json::from_str(&forked).unwrap();
+    assert_eq!(
+        (&forked["name"], &forked["parent_lsn"]),
+        (&Value::from("again"), &Value::from(1))
+    );
+    assert!(forked["parent_holder"].is_string(), "{forked}");
+    world.done(&other, &["attach", "branch", "--transport", "nbd"]);
+    assert_eq!(other.connect("branch").read(0, BLOCK).unwrap(), content(1));
+    let here = world.ask(&server, &["fork", "demo", "here"]);
+    assert_eq!(common::message(&here), "", "its own host has all of it");
+}
+
+/// What goes wrong with points in time, and what a user is told: the text, and what helps.
+#[test]
+fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let _client = server.connect("demo");
+    world.done(&server, &["snapshot", "create", "demo@one"]);
+    world.done(&server, &["volume", "create", "other", "--size", "8MiB"]);
+    for (arguments, said) in [
+        (
+            "snapshot create demo@one",
+            "a snapshot named demo@one exists already",
+        ),
+        ("snapshot create dmeo@two", "did you mean demo?"),
+        ("snapshot list dmeo", "did you mean demo?"),
+        ("snapshot delete demo@two", "see `firn snapshot list demo`"),
+        ("snapshot delete dmeo@one", "did you mean demo?"),
+        ("snapshot restore demo@two", "see `firn snapshot list demo`"),
+        ("snapshot restore dmeo@one", "did you mean demo?"),
+        ("snapshot restore demo@one", "used by 1 connections"),
+        (
+            "snapshot restore other@one",
+            "see `firn snapshot list other`",
+        ),
+        ("fork demo other", "a volume named other exists already"),
+        ("fork demo@two new", "see `firn snapshot list demo`"),
+        ("fork dmeo new", "did you mean demo?"),
+        ("fork demo new@one", "new@one"),
+        ("attach demo@one", "demo@one"),
+    ] {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let found = world.fails(&server, &arguments);
+        assert!(found.contains(said), "{arguments:?}: {found}");
+    }
+    assert_eq!(snapshots(&world, &server), ["demo@one"]);
+}

@@ -33,9 +33,9 @@ use crate::store::collector;
 use crate::store::collector_state::CollectorReport;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
-use crate::store::forks;
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
+use crate::store::forks::{self, Fork};
 use crate::store::log_procedures;
 use crate::store::low_marks;
 use crate::store::open::{self, OpenMode};
@@ -245,7 +245,7 @@ impl Host {
 
     /// Makes a volume that begins as another one, or a snapshot `VOLUME@SNAPSHOT`, is now. Ends when the
     /// store has it; it is not opened.
-    pub fn fork_volume(&self, parent: &str, name: &str) -> Answer<Result<VolumeInfo, OpenError>> {
+    pub fn fork_volume(&self, parent: &str, name: &str) -> Answer<Result<Fork, OpenError>> {
         let (parent, name) = (parent.to_owned(), name.to_owned());
         self.control(move |engine| async move { forks::fork(&engine, &parent, &name).await })
     }

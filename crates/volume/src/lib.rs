@@ -85,6 +85,7 @@ pub use request::watermark::{Rung, Watermarks};
 pub use request::{ReadPlan, SyncWait, Volume, WritePlan};
 pub use store::collector_state::CollectorReport;
 pub use store::flow::fork_tail::ForkedTail;
+pub use store::forks::Fork;
 pub use store::forks::snapshot_list::{SnapshotInfo, check_snapshot_name};
 pub use store::open::OpenMode;
 pub use store::rescue::UnservedTail;

@@ -1,21 +1,29 @@
-//! `firn fork`: one request, and the new volume's name on standard output.
+//! `firn fork`: one request, and the new volume's name on standard output. What the new volume lacks, because another
+//! host has its parent open, is said on standard error.
 
 use super::args::{ApiArgs, ForkArgs};
 use super::client::{Client, volume_path};
 use super::{output, similar_name};
 use crate::failure::Result;
-use crate::model::{ForkVolume, Volume};
+use crate::model::{ForkVolume, Forked};
 
 pub(crate) fn fork(api: &ApiArgs, json: bool, args: &ForkArgs) -> Result<()> {
     let client = Client::new(api)?;
     let asked = ForkVolume {
         name: args.name.clone(),
     };
-    let forked: Volume = client
+    let forked: Forked = client
         .post(&format!("{}/fork", volume_path(&args.parent)), &asked)
         .map_err(|failure| similar_name::suggest(&client, &args.parent, failure))?;
+    if let Some(holder) = &forked.parent_holder {
+        eprintln!(
+            "firn: {} is open on host {holder}: {} begins with what the store has of it, up to LSN {}, and lacks \
+             what was written there since",
+            args.parent, forked.volume.name, forked.parent_lsn
+        );
+    }
     match json {
         true => output::json(&forked),
-        false => output::line(&forked.name),
+        false => output::line(&forked.volume.name),
     }
 }

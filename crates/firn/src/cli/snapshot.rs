@@ -50,7 +50,10 @@ pub(crate) fn snapshot(api: &ApiArgs, json: bool, command: &SnapshotCommand) -> 
         }
         SnapshotCommand::Delete { name } => {
             let (volume, snapshot) = split(name);
-            client.delete(&format!("{}/snapshots/{snapshot}", volume_path(volume)))
+            let path = format!("{}/snapshots/{snapshot}", volume_path(volume));
+            client
+                .delete(&path)
+                .map_err(|failure| similar_name::suggest(&client, volume, failure))
         }
     }
 }

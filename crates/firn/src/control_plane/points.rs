@@ -8,7 +8,7 @@ use volume::{OpenMode, SnapshotInfo};
 
 use crate::control_plane::ControlPlane;
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{CreateSnapshot, ForkVolume, Restored, Snapshot, SnapshotList, Volume};
+use crate::model::{CreateSnapshot, ForkVolume, Forked, Restored, Snapshot, SnapshotList};
 
 fn describe(info: SnapshotInfo) -> Snapshot {
     Snapshot {
@@ -51,10 +51,11 @@ impl ControlPlane {
 
     pub(crate) async fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
         let name = format!("{volume}@{snapshot}");
-        self.host
-            .delete_snapshot(&name)
-            .await
-            .map_err(Failure::from)
+        let deleted = self.host.delete_snapshot(&name).await;
+        match deleted {
+            Err(error) => Err(self.failure_of_point(volume, error).await),
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Sets a volume that nobody uses back to its snapshot. One that is open here is open again afterwards.
@@ -85,14 +86,20 @@ impl ControlPlane {
         let name = format!("{volume}@{snapshot}");
         let kept = format!("{volume}@before-restore-{now_ms}");
         let restored = self.host.restore_volume(&name, &kept).await;
-        let restored = restored.map_err(|error| {
-            let failure = Failure::from(error);
-            let detail = format!(
-                "{}; if {kept} is in `firn snapshot list {volume}`, it is what the volume held",
-                failure.detail
-            );
-            Failure::new(failure.code, detail)
-        });
+        let restored = match restored {
+            Ok(restored) => Ok(restored),
+            Err(error @ volume::OpenError::NoSuchSnapshot(_)) => {
+                Err(self.failure_of_point(volume, error).await)
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                let detail = format!(
+                    "{}; if {kept} is in `firn snapshot list {volume}`, it is what the volume held",
+                    failure.detail
+                );
+                Err(Failure::new(failure.code, detail))
+            }
+        };
         if open.is_some() {
             // Whatever became of it: it was served, and its clients may come back.
             self.open_again(volume).await;
@@ -108,6 +115,17 @@ impl ControlPlane {
             volume: self.describe(&restored),
             kept,
         })
+    }
+
+    /// Where there is no such snapshot there may be no such volume, which helps more.
+    async fn failure_of_point(&self, volume: &str, error: volume::OpenError) -> Failure {
+        if let volume::OpenError::NoSuchSnapshot(_) = error
+            && let Err(missing @ volume::OpenError::NoSuchVolume(_)) =
+                self.host.show_volume(volume).await
+        {
+            return Failure::from(missing);
+        }
+        Failure::from(error)
     }
 
     /// Opens a volume that was closed for a restore; now or later, like one that the store does not give at a start.
@@ -141,11 +159,17 @@ impl ControlPlane {
     }
 
     /// Makes a volume that begins as `parent`, a volume or `VOLUME@SNAPSHOT`, is now.
-    pub(crate) async fn fork_volume(&self, parent: &str, request: ForkVolume) -> Result<Volume> {
+    pub(crate) async fn fork_volume(&self, parent: &str, request: ForkVolume) -> Result<Forked> {
         let _lock = self.volume_locks.lock(&request.name).await;
         let forked = self.host.fork_volume(parent, &request.name).await;
         let forked = forked.map_err(Failure::from)?;
-        tracing::info!(parent, fork = %request.name, lsn = forked.stored.0, "a volume was forked");
-        Ok(self.describe(&forked))
+        let lsn = forked.volume.stored.0;
+        let holder = forked.parent_holder.map(|holder| holder.label);
+        tracing::info!(parent, fork = %request.name, lsn, holder, "a volume was forked");
+        Ok(Forked {
+            volume: self.describe(&forked.volume),
+            parent_lsn: lsn,
+            parent_holder: holder,
+        })
     }
 }

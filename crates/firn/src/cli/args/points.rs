@@ -38,7 +38,7 @@ pub(crate) enum SnapshotCommand {
 #[derive(Debug, Args)]
 pub(crate) struct ForkArgs {
     /// The volume as it is now, or a snapshot of it. Of a volume that another host has open, the new one begins with
-    /// what the store has of it: that lacks the newest writes.
+    /// what the store has of it: that lacks the newest writes, and the command says so.
     #[arg(value_name = "VOLUME[@SNAPSHOT]")]
     pub(crate) parent: String,
     /// Name of the new volume.

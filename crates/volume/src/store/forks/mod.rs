@@ -28,7 +28,7 @@ use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::open::{lock_point, lock_snapshot};
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
-use crate::store::volume_spec::{VolumeInfo, check_name};
+use crate::store::volume_spec::{VolumeInfo, VolumeOwner, check_name};
 
 /// Makes a snapshot `VOLUME@SNAPSHOT` of the volume as it is now. Ends when the store has it.
 pub(crate) async fn create_snapshot(
@@ -43,9 +43,17 @@ pub(crate) async fn create_snapshot(
         name: name.to_owned(),
         labels: Some(labels),
     };
-    make_child(engine, volume, &spec)
-        .await
-        .map(|root| SnapshotInfo::of(&root))
+    let (root, _) = make_child(engine, volume, &spec).await?;
+    Ok(SnapshotInfo::of(&root))
+}
+
+/// A volume that begins as another one was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fork {
+    /// The new volume; what it has stored is what its parent had.
+    pub volume: VolumeInfo,
+    /// Another host that has the parent open: what that has not brought to the store is not in the fork.
+    pub parent_holder: Option<VolumeOwner>,
 }
 
 /// Makes a volume that begins as another one, or a snapshot of it, is now. Ends when the store has it.
@@ -53,7 +61,7 @@ pub(crate) async fn fork(
     engine: &Arc<Engine>,
     parent: &str,
     name: &str,
-) -> Result<VolumeInfo, OpenError> {
+) -> Result<Fork, OpenError> {
     check_name(name)?;
     match parent.contains(SNAPSHOT_SIGN) {
         true => drop(check_snapshot_name(parent)?),
@@ -64,28 +72,38 @@ pub(crate) async fn fork(
         name: name.to_owned(),
         labels: None,
     };
-    make_child(engine, parent, &spec)
-        .await
-        .map(|root| VolumeInfo::of(&root))
+    let (root, parent_holder) = make_child(engine, parent, &spec).await?;
+    Ok(Fork {
+        volume: VolumeInfo::of(&root),
+        parent_holder,
+    })
 }
 
+/// The child's first root, and the other host that has its parent open.
 async fn make_child(
     engine: &Arc<Engine>,
     parent: &str,
     spec: &ChildSpec,
-) -> Result<Root, OpenError> {
+) -> Result<(Root, Option<VolumeOwner>), OpenError> {
     engine.host_log.check_not_stopped()?;
     // Before anything is frozen for it.
     check_free(engine, &spec.name).await?;
     if let Some(tail) = live_tail(engine, parent) {
-        return live_parent::make_child(engine, &tail, spec).await;
+        let root = live_parent::make_child(engine, &tail, spec).await?;
+        return Ok((root, None));
     }
     let head = match read_root(engine, parent).await {
         Err(OpenError::NoSuchVolume(name)) => return Err(stored_parent::no_parent(name)),
         head => head?,
     };
     check_nothing_waits(engine, &head.root, spec)?;
-    stored_parent::make_child(engine, head, spec).await
+    let tails = local_tails(engine, head.root.volume);
+    let holder = match is_held_here(engine, &head.root, &tails) {
+        true => None,
+        false => VolumeInfo::of(&head.root).owner,
+    };
+    let root = stored_parent::make_child(engine, head, spec).await?;
+    Ok((root, holder))
 }
 
 /// The volume of this name that is served here.
