@@ -19,10 +19,9 @@ use crate::store::flow;
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, on_progress, with_patience};
+use crate::store::name_locks::{NameLock, check_no_snapshot_is_locked};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
-use crate::store::open::{
-    NameLock, OpenMode, TailClaim, check_no_snapshot_is_locked, discard_tail, take_epoch,
-};
+use crate::store::open::{OpenMode, TailClaim, discard_tail, take_epoch};
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};

@@ -31,6 +31,7 @@ pub(crate) mod load_index;
 pub(crate) mod log_procedures;
 pub(crate) mod log_reads;
 pub(crate) mod low_marks;
+pub(crate) mod name_locks;
 pub(crate) mod objects;
 pub(crate) mod open;
 pub(crate) mod publish;

@@ -19,7 +19,6 @@ use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
 use crate::map::index::Index;
 use crate::map::layers::Layers;
-use crate::object::SNAPSHOT_SIGN;
 use crate::object::root::Root;
 use crate::recover::layering::RecoveredTail;
 use crate::request::Volume;
@@ -32,6 +31,7 @@ use crate::store::holds::{
 };
 use crate::store::load_index::load_index;
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
+use crate::store::name_locks::NameLock;
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::{begin_update, finish_update, read_root, unusable};
 use crate::store::take_together::read_logs;
@@ -49,64 +49,6 @@ pub struct OpenMode {
     /// Only if the volume goes on as this hold left it: whoever has a device of it open saw no other
     /// history. A volume of another id is not bound by it.
     pub continues: Option<TailId>,
-}
-
-/// Holds a volume's name while it is opened, closed or deleted.
-pub(crate) struct NameLock {
-    engine: Arc<Engine>,
-    name: String,
-}
-
-impl NameLock {
-    pub(crate) fn take(engine: &Arc<Engine>, name: &str) -> Result<NameLock, OpenError> {
-        if !lock(&engine.locked_names).insert(name.to_owned()) {
-            return Err(OpenError::InUse(name.to_owned()));
-        }
-        Ok(NameLock {
-            engine: Arc::clone(engine),
-            name: name.to_owned(),
-        })
-    }
-}
-
-/// The same for what works with points in time: it opens nothing, so whoever has the name is busy with it, and
-/// does not have it attached.
-pub(crate) fn lock_point(engine: &Arc<Engine>, name: &str) -> Result<NameLock, OpenError> {
-    NameLock::take(engine, name).map_err(|_| OpenError::Busy(name.to_owned()))
-}
-
-/// The same for a snapshot that is made: not while its volume is opened, closed or deleted.
-pub(crate) fn lock_snapshot(
-    engine: &Arc<Engine>,
-    volume: &str,
-    name: &str,
-) -> Result<NameLock, OpenError> {
-    let lock_of_name = lock_point(engine, name)?;
-    match lock(&engine.locked_names).contains(volume)
-        && !canary::active!("deletion_passes_a_snapshot")
-    {
-        true => Err(OpenError::Busy(volume.to_owned())),
-        false => Ok(lock_of_name),
-    }
-}
-
-/// Refuses the deletion of a volume, whose name is locked for it, while a snapshot of it is made or deleted.
-pub(crate) fn check_no_snapshot_is_locked(engine: &Engine, volume: &str) -> Result<(), OpenError> {
-    let locked = lock(&engine.locked_names);
-    let is_of_volume = |name: &&String| {
-        let of = name.split_once(SNAPSHOT_SIGN).map(|(volume, _)| volume);
-        of == Some(volume) && !canary::active!("deletion_passes_a_snapshot")
-    };
-    match locked.iter().find(is_of_volume) {
-        Some(name) => Err(OpenError::Busy(name.clone())),
-        None => Ok(()),
-    }
-}
-
-impl Drop for NameLock {
-    fn drop(&mut self) {
-        lock(&self.engine.locked_names).remove(&self.name);
-    }
 }
 
 /// Holds a lost tail while it is forked or dropped. Its volume's name is free meanwhile: a fork lasts as long as

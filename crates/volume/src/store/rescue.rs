@@ -10,7 +10,8 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::log::ring::TailId;
 use crate::request::tail::{Status, Tail};
-use crate::store::open::{NameLock, TailClaim, discard_tail};
+use crate::store::name_locks::NameLock;
+use crate::store::open::{TailClaim, discard_tail};
 use blkmq::io::SECTOR_BYTES;
 
 use crate::units::Lsn;

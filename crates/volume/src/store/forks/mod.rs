@@ -25,7 +25,7 @@ use crate::store::forks::child::{ChildSpec, check_free};
 use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snapshot_name};
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
-use crate::store::open::{lock_point, lock_snapshot};
+use crate::store::name_locks::{lock_point, lock_snapshot};
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeOwner, check_name};
