@@ -8,6 +8,7 @@ mod circles;
 mod docs;
 mod fence;
 mod files;
+mod models;
 mod uses;
 
 use std::path::{Path, PathBuf};
@@ -71,6 +72,10 @@ pub(crate) fn check() -> Vec<Finding> {
     findings.push((
         "protocol cores name no clock, thread, socket or file",
         sources.iter().flat_map(fence::outside_names).collect(),
+    ));
+    findings.push((
+        "the engine takes locks, atomics and threads from the file that its models see",
+        sources.iter().flat_map(models::unseen_names).collect(),
     ));
     findings.push((
         "files of a crate do not use each other in a circle",
