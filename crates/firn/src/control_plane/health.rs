@@ -220,16 +220,16 @@ impl ControlPlane {
     }
 
     /// Puts right what can be put right, and logs one line for each change, for as long as it is
-    /// polled. Calls `on_looked` each time that all was looked at, so that a control plane which hangs
+    /// polled. Calls `on_checked` each time that all was checked, so that a control plane which hangs
     /// is known by its silence.
-    pub(crate) async fn watch_health(&self, on_looked: impl Fn()) {
+    pub(crate) async fn watch_health(&self, on_checked: impl Fn()) {
         let mut told = ToldConditions::default();
         loop {
             self.put_back_rings();
             for change in told.update(self.conditions()) {
                 change.log();
             }
-            on_looked();
+            on_checked();
             tokio::time::sleep(LOG_INTERVAL).await;
         }
     }

@@ -9,7 +9,7 @@ use super::named::Named;
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::hostlog::look_around::read_low_mark;
 use crate::hostlog::names::{Digest, HOST_PREFIX, Position, SessionName, record_of_key};
-use crate::hostlog::port::{Found, list, read_record};
+use crate::hostlog::port::{StoredRecord, list, read_record};
 use crate::hostlog::record::{Content, Record};
 use crate::jobs::join_all;
 use crate::object::{FormatError, ObjectId};
@@ -138,7 +138,7 @@ impl<P: CollectPort> Log<'_, P> {
     }
 
     /// False: it does not follow the record before it.
-    fn take(&mut self, Found { record, digest }: &Found) -> bool {
+    fn take(&mut self, StoredRecord { record, digest }: &StoredRecord) -> bool {
         self.records += 1;
         let previous = self.previous.replace(*digest);
         self.volumes.extend(record.named_volumes());

@@ -11,7 +11,7 @@ use super::marks::LowMark;
 use super::names::{Position, SessionName, low_key, record_key};
 use super::notes::LogState;
 use super::port::{
-    self, LogPort, LookLimit, Looked, NoAnswer, look_decoded, read_decoded, read_record,
+    self, LogPort, LookLimit, NoAnswer, ReadOutcome, look_decoded, read_decoded, read_record,
 };
 use super::record::{Record, Slices};
 use super::stop::Stop;
@@ -28,7 +28,7 @@ const LOOKS_AT_ONCE: usize = 64;
 
 /// A volume that this host owns.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owned {
+pub struct OwnedVolume {
     /// Its name.
     pub name: String,
     /// The epoch in which it is owned.
@@ -38,7 +38,7 @@ pub struct Owned {
 }
 
 /// The volumes that this host owns.
-pub(super) type OwnedVolumes = BTreeMap<VolumeId, Owned>;
+pub(super) type OwnedVolumes = BTreeMap<VolumeId, OwnedVolume>;
 
 /// Why it is not known whether what a record has of a volume is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,10 +226,10 @@ fn judge(
 async fn read_root(port: &impl LogPort, name: &str, limit: &LookLimit) -> Result<Root, Doubt> {
     let key = root_key(name);
     match look_decoded(port, &key, limit, Root::decode).await {
-        Looked::Found(root) => Ok(root),
-        Looked::Missing => Err(Doubt::RootMissing),
-        Looked::Unreadable(error) => Err(Doubt::RootUnreadable(error)),
-        Looked::NoAnswer => Err(Doubt::NoAnswer(key)),
+        ReadOutcome::Found(root) => Ok(root),
+        ReadOutcome::Missing => Err(Doubt::RootMissing),
+        ReadOutcome::Unreadable(error) => Err(Doubt::RootUnreadable(error)),
+        ReadOutcome::NoAnswer => Err(Doubt::NoAnswer(key)),
     }
 }
 

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::marks::LowMark;
 use super::names::{HOST_PREFIX, Position, low_key, record_key, record_of_key};
-use super::port::{Found, LogPort, Pauses, list, read_decoded, read_record};
+use super::port::{LogPort, Pauses, StoredRecord, list, read_decoded, read_record};
 use super::record::{Content, Record};
 use super::root_updates::{UpdateError, has_tomb, read_root};
 use super::stop::Stop;
@@ -88,7 +88,7 @@ async fn read_records(
     let mut previous = None;
     let mut at = low;
     while at <= last && records.len() < RECORDS_MAX {
-        let Ok(Some(Found { record, digest })) = read_record(port, host, at).await else {
+        let Ok(Some(StoredRecord { record, digest })) = read_record(port, host, at).await else {
             break;
         };
         if let (Content::Slices(slices), Some(previous)) = (&record.content, previous)

@@ -168,7 +168,7 @@ fn is_believed(reads: &mut u32) -> bool {
 }
 
 /// What a look at an object of one volume brought.
-pub(super) enum Looked<T> {
+pub(super) enum ReadOutcome<T> {
     Found(T),
     Missing,
     Unreadable(FormatError),
@@ -181,7 +181,7 @@ pub(super) async fn look_decoded<T>(
     key: &str,
     limit: &LookLimit,
     decode: impl Fn(&[u8]) -> Result<T, FormatError>,
-) -> Looked<T> {
+) -> ReadOutcome<T> {
     let op = StoreOp::Get {
         key: key.to_owned(),
     };
@@ -190,12 +190,12 @@ pub(super) async fn look_decoded<T>(
     loop {
         let data = match look(port, &op, limit).await {
             Ok(Some(StoreReply::Object { data, .. })) => data,
-            Ok(None) => return Looked::Missing,
-            Ok(Some(_)) | Err(NoAnswer) => return Looked::NoAnswer,
+            Ok(None) => return ReadOutcome::Missing,
+            Ok(Some(_)) | Err(NoAnswer) => return ReadOutcome::NoAnswer,
         };
         match decode(&data) {
-            Ok(found) => return Looked::Found(found),
-            Err(error) if is_believed(&mut reads) => return Looked::Unreadable(error),
+            Ok(found) => return ReadOutcome::Found(found),
+            Err(error) if is_believed(&mut reads) => return ReadOutcome::Unreadable(error),
             Err(error) => tracing::debug!(key, %error, "read again"),
         }
         pauses.wait(port).await;
@@ -218,7 +218,7 @@ pub(crate) async fn list(port: &impl LogPort, prefix: &str) -> Vec<(String, u64)
 
 /// A record as it stands in the store.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct StoredRecord {
     pub(crate) record: Record,
     pub(crate) digest: Digest,
 }
@@ -231,14 +231,14 @@ pub(crate) async fn read_record(
     port: &impl LogPort,
     host: crate::units::HostId,
     position: Position,
-) -> Result<Option<Found>, FormatError> {
+) -> Result<Option<StoredRecord>, FormatError> {
     let decode = |data: &[u8]| {
         let record = Record::decode(data)?;
         if (record.log, record.position) != (host, position) {
             return Err(FormatError::Corrupt("a record under the name of another"));
         }
         let digest = Digest::of(data);
-        Ok(Found { record, digest })
+        Ok(StoredRecord { record, digest })
     };
     let found = read_decoded(port, &record_key(host, position), decode).await?;
     Ok(found.map(|(found, _)| found))

@@ -5,12 +5,12 @@
 //! look at what stands there; the look around; and only then the slices are called stored. It never
 //! retries under another name, and never goes on where something does not fit: [`Stop`] is for good.
 
-pub use super::look_around::{Doubt, Owned};
+pub use super::look_around::{Doubt, OwnedVolume};
 use super::look_around::{OwnedVolumes, check_previous, look_around};
 use super::low_mark::make_low_mark;
 use super::names::{Digest, Position, SessionName, record_key};
 use super::notes::LogState;
-use super::port::{Found, LogPort, NotesEnded, Pauses, read_record};
+use super::port::{LogPort, NotesEnded, Pauses, StoredRecord, read_record};
 use super::record::{Content, NamedObject, Record, RecordPack, RecordSlice, Slices};
 use super::stop::Stop;
 use crate::driver::{StoreOp, StoreReply};
@@ -35,7 +35,7 @@ pub struct Batch {
 
 /// A record that is effective for these volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Published {
+pub struct EffectiveRecord {
     /// The record. Slices of other volumes in it count for nothing.
     pub record: Record,
     /// Volumes of which all that the record has is stored.
@@ -46,7 +46,7 @@ pub struct Published {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Records that are effective now, in order; one of an earlier start may be before this one's.
-    pub published: Vec<Published>,
+    pub published: Vec<EffectiveRecord>,
     /// Volumes that another host has taken: nothing of their epoch is stored any more.
     pub fenced: Vec<VolumeId>,
     /// Volumes of which nothing is called stored for now, and why. Their slices are to be published again.
@@ -91,7 +91,7 @@ impl<P: LogPort> Publisher<P> {
     /// A volume is owned from now on, or its epoch goes on after a start.
     pub fn attach(&mut self, volume: VolumeId, name: String, epoch: Epoch) {
         self.state.ended.retain(|(id, _)| *id != volume);
-        let owned = Owned {
+        let owned = OwnedVolume {
             name,
             epoch,
             is_verified: false,
@@ -328,7 +328,7 @@ impl<P: LogPort> Publisher<P> {
         loop {
             if let Ok(StoreReply::Written { .. }) = self.port.store(op.clone()).await {
                 let record = sent(&op)?;
-                return Ok(Standing::Ours(Box::new(Found { record, digest })));
+                return Ok(Standing::Ours(Box::new(StoredRecord { record, digest })));
             }
             match self.find(progress).await? {
                 Standing::Nothing => pauses.wait(&self.port).await,
@@ -358,13 +358,17 @@ impl<P: LogPort> Publisher<P> {
     }
 
     /// A taker's fence stands where the next record was to go.
-    async fn on_fence(&mut self, fence: &Found, progress: &mut Progress) -> Result<(), Stop> {
+    async fn on_fence(
+        &mut self,
+        fence: &StoredRecord,
+        progress: &mut Progress,
+    ) -> Result<(), Stop> {
         if !std::mem::take(&mut self.has_read_previous) {
             check_previous(&self.port, self.own.host, &self.state).await?;
         }
         self.state.pass(fence.digest);
         self.jot();
-        let blocked = |(volume, owned): (&VolumeId, &Owned)| {
+        let blocked = |(volume, owned): (&VolumeId, &OwnedVolume)| {
             let is_blocked = fence.record.blocks(*volume, owned.epoch);
             (is_blocked && !canary::active!("fence_is_passed_over")).then_some(*volume)
         };
@@ -383,8 +387,8 @@ impl<P: LogPort> Publisher<P> {
     }
 
     /// The record is ours and in the log: looks whether it counts, and notes it.
-    async fn on_won(&mut self, found: Found, progress: &mut Progress) -> Result<(), Stop> {
-        let Found { record, digest } = found;
+    async fn on_won(&mut self, found: StoredRecord, progress: &mut Progress) -> Result<(), Stop> {
+        let StoredRecord { record, digest } = found;
         let Content::Slices(slices) = &record.content else {
             return Err(Stop::strangers_record(self.own.host, record.position));
         };
@@ -419,7 +423,7 @@ impl<P: LogPort> Publisher<P> {
             self.volumes.remove(&volume);
         }
         progress.doubtful.extend(around.doubtful);
-        progress.published.push(Published { record, volumes });
+        progress.published.push(EffectiveRecord { record, volumes });
         Ok(())
     }
 
@@ -444,7 +448,7 @@ enum Standing {
     /// A fence, which was passed: the next record goes behind it.
     Passed,
     /// A record that this host sent.
-    Ours(Box<Found>),
+    Ours(Box<StoredRecord>),
 }
 
 /// The record of a create.

@@ -24,7 +24,7 @@ pub struct StandingRoot {
 
 /// What became of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Updated {
+pub enum UpdateOutcome {
     /// It is what the root says, or was until somebody raised the sequence.
     Won(StandingRoot),
     /// Something else stands there.
@@ -67,7 +67,7 @@ pub async fn update_root(
     port: &impl LogPort,
     next: &Root,
     expected: &Version,
-) -> Result<Updated, UpdateError> {
+) -> Result<UpdateOutcome, UpdateError> {
     let op = StoreOp::Update {
         key: root_key(&next.name),
         data: next.encode(),
@@ -77,14 +77,14 @@ pub async fn update_root(
     loop {
         if let Ok(StoreReply::Written { version }) = port.store(op.clone()).await {
             let root = next.clone();
-            return Ok(Updated::Won(StandingRoot { root, version }));
+            return Ok(UpdateOutcome::Won(StandingRoot { root, version }));
         }
         let standing = read_root(port, &next.name).await?;
         if says_the_same(&standing.root, next) {
-            return Ok(Updated::Won(standing));
+            return Ok(UpdateOutcome::Won(standing));
         }
         if standing.version != *expected {
-            return Ok(Updated::Lost(standing));
+            return Ok(UpdateOutcome::Lost(standing));
         }
         pauses.wait(port).await;
     }
@@ -191,8 +191,8 @@ pub async fn update_own_root(
     };
     let updated = update_root(port, &next, expected).await;
     match updated.map_err(OwnersError::Root)? {
-        Updated::Won(standing) => Ok(OwnersUpdate::Won(standing)),
-        Updated::Lost(standing) => match judge(&standing.root, view) {
+        UpdateOutcome::Won(standing) => Ok(OwnersUpdate::Won(standing)),
+        UpdateOutcome::Lost(standing) => match judge(&standing.root, view) {
             Verdict::Fenced => Ok(OwnersUpdate::Fenced),
             Verdict::Moved => Ok(OwnersUpdate::Moved(standing)),
             Verdict::Stop(stop) => Err(OwnersError::Stop(stop)),

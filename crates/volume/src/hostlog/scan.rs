@@ -5,7 +5,7 @@
 
 use super::look_around::read_low_mark;
 use super::names::{Digest, Position};
-use super::port::{Found, LogPort, read_record};
+use super::port::{LogPort, StoredRecord, read_record};
 use super::record::Content;
 use crate::jobs::join_all;
 use crate::object::FormatError;
@@ -109,7 +109,7 @@ impl Chain {
     }
 
     /// Lays a record's slices of the volume over what was read before.
-    fn take(&mut self, found: &Found) -> Result<(), ScanError> {
+    fn take(&mut self, found: &StoredRecord) -> Result<(), ScanError> {
         let at = found.record.position;
         if at <= self.mark {
             return Ok(());
@@ -228,7 +228,7 @@ impl Scan {
     }
 
     /// Takes what the record at `at` says.
-    pub(super) fn take(&mut self, found: &Found) -> Result<(), ScanError> {
+    pub(super) fn take(&mut self, found: &StoredRecord) -> Result<(), ScanError> {
         if let (Content::Slices(slices), Some(previous)) = (&found.record.content, self.previous)
             && slices.previous != previous
         {

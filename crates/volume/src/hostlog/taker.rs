@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 
 use super::look_around::read_low_mark;
 use super::names::{Digest, Position, SessionName, record_key};
-use super::port::{Found, LogPort, Pauses, read_record};
+use super::port::{LogPort, Pauses, StoredRecord, read_record};
 use super::record::{Content, Record};
-use super::root_updates::{StandingRoot, UpdateError, Updated, next_epoch, read_root, update_root};
+use super::root_updates::{
+    StandingRoot, UpdateError, UpdateOutcome, next_epoch, read_root, update_root,
+};
 use super::scan::{Chain, Scan, ScanError};
 use crate::driver::{StoreOp, StoreReply, Version};
 use crate::jobs::join_all;
@@ -52,7 +54,7 @@ impl From<UpdateError> for TakeError {
 
 /// A volume that is to be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct TakeRequest {
     /// Its name.
     pub name: String,
     /// Its epoch must be above this one: a store that was set back gives out no epoch again.
@@ -86,11 +88,12 @@ pub type Taken = BTreeMap<String, Result<StandingRoot, TakeError>>;
 impl<P: LogPort> Taker<'_, P> {
     /// Takes all of these that it may. What is won is owned: its root names this host, and packs up
     /// to the end of its predecessor's log.
-    pub async fn take(&self, wanted: &[Wanted]) -> Taken {
+    pub async fn take(&self, wanted: &[TakeRequest]) -> Taken {
         let claims = wanted.iter().map(|wanted| Box::pin(self.claim(wanted)));
         let claims = join_all(claims.collect()).await;
         let mut taken = Taken::new();
-        let mut groups: BTreeMap<Option<HostId>, Vec<(&Wanted, StandingRoot)>> = BTreeMap::new();
+        let mut groups: BTreeMap<Option<HostId>, Vec<(&TakeRequest, StandingRoot)>> =
+            BTreeMap::new();
         for (wanted, claim) in wanted.iter().zip(claims) {
             match claim {
                 Ok(claimed) => {
@@ -131,7 +134,7 @@ impl<P: LogPort> Taker<'_, P> {
     }
 
     /// Takes the next epoch. From now on its old owner cannot update the root.
-    pub(crate) async fn claim(&self, wanted: &Wanted) -> Result<StandingRoot, TakeError> {
+    pub(crate) async fn claim(&self, wanted: &TakeRequest) -> Result<StandingRoot, TakeError> {
         for _ in 0..ATTEMPTS_MAX {
             let StandingRoot { root, version } = read_root(self.port, &wanted.name).await?;
             if root.deleted {
@@ -178,8 +181,8 @@ impl<P: LogPort> Taker<'_, P> {
                 ..root
             };
             match update_root(self.port, &claim, &version).await? {
-                Updated::Won(standing) => return Ok(standing),
-                Updated::Lost(_) => {}
+                UpdateOutcome::Won(standing) => return Ok(standing),
+                UpdateOutcome::Lost(_) => {}
             }
         }
         Err(TakeError::Outrun)
@@ -289,7 +292,7 @@ impl<P: LogPort> Taker<'_, P> {
     }
 
     /// Creates a fence, and says what stands there: the fence, or whatever was faster.
-    async fn create(&self, fence: &Record) -> Result<Found, crate::object::FormatError> {
+    async fn create(&self, fence: &Record) -> Result<StoredRecord, crate::object::FormatError> {
         let data = fence.encode();
         let digest = Digest::of(&data);
         let op = StoreOp::Create {
@@ -300,7 +303,7 @@ impl<P: LogPort> Taker<'_, P> {
         loop {
             if let Ok(StoreReply::Written { .. }) = self.port.store(op.clone()).await {
                 let record = fence.clone();
-                return Ok(Found { record, digest });
+                return Ok(StoredRecord { record, digest });
             }
             if let Some(found) = read_record(self.port, fence.log, fence.position).await? {
                 return Ok(found);
@@ -312,7 +315,7 @@ impl<P: LogPort> Taker<'_, P> {
     /// Makes this host the owner of what was read.
     pub(crate) async fn adopt(
         &self,
-        wanted: &Wanted,
+        wanted: &TakeRequest,
         claimed: StandingRoot,
         chain: Option<&Chain>,
     ) -> Result<StandingRoot, TakeError> {
@@ -345,8 +348,8 @@ impl<P: LogPort> Taker<'_, P> {
             ..root
         };
         match update_root(self.port, &adoption, &version).await? {
-            Updated::Won(standing) => Ok(standing),
-            Updated::Lost(_) => Err(TakeError::Outrun),
+            UpdateOutcome::Won(standing) => Ok(standing),
+            UpdateOutcome::Lost(_) => Err(TakeError::Outrun),
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName, tomb_key};
 use crate::hostlog::publisher::Batch;
-use crate::hostlog::root_updates::{Updated, update_root};
+use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::hostlog::scan::read_stored;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
@@ -137,10 +137,10 @@ async fn create_again(
     };
     let keys = AskedKeys::default().with_root(&root.name);
     match with_patience(engine, &root.name, keys, update).await? {
-        Updated::Won(_) => Ok(VolumeInfo::of(&root)),
+        UpdateOutcome::Won(_) => Ok(VolumeInfo::of(&root)),
         // Somebody has opened it already.
-        Updated::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
-        Updated::Lost(_) => Err(OpenError::Exists(root.name)),
+        UpdateOutcome::Lost(found) if found.root.volume == root.volume => Ok(VolumeInfo::of(&root)),
+        UpdateOutcome::Lost(_) => Err(OpenError::Exists(root.name)),
     }
 }
 
@@ -203,10 +203,10 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     };
     let keys = AskedKeys::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
-        Updated::Won(_) => {}
+        UpdateOutcome::Won(_) => {}
         // An earlier attempt at it took effect late, or another host was quicker.
-        Updated::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
-        Updated::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
+        UpdateOutcome::Lost(found) if found.root.deleted && found.root.volume == root.volume => {}
+        UpdateOutcome::Lost(_) => return Err(OpenError::InUse(name.to_owned())),
     }
     for tail in tails {
         discard_tail(engine, &tail);

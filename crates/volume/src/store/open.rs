@@ -13,7 +13,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::{StandingRoot, UpdateError};
-use crate::hostlog::taker::{TakeError, Taker, UnreadableLog, Wanted};
+use crate::hostlog::taker::{TakeError, TakeRequest, Taker, UnreadableLog};
 use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
@@ -256,7 +256,7 @@ async fn take(
         mark: Position::default(),
         unix_ms: engine.jobs.now().unix_ms,
     };
-    let wanted = Wanted {
+    let wanted = TakeRequest {
         name: name.clone(),
         // Above those of local tails, too: a store that was set back gives out no epoch again.
         above: known.unwrap_or_default(),

@@ -17,7 +17,7 @@ use blkmq::io::SECTOR_BYTES;
 use crate::driver::ComputeKind;
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::publisher::{Batch, Doubt, Published};
+use crate::hostlog::publisher::{Batch, Doubt, EffectiveRecord};
 use crate::hostlog::record::{NamedObject, RecordPack, RecordSlice};
 use crate::jobs::AnswerSender;
 use crate::log::frame::Record;
@@ -321,7 +321,7 @@ fn record_pack(pack: &UploadedPack) -> RecordPack {
     }
 }
 
-fn is_published(engine: &Engine, part: &Part, published: &[Published]) -> bool {
+fn is_published(engine: &Engine, part: &Part, published: &[EffectiveRecord]) -> bool {
     let volume = (part.tail.id().volume, part.epoch);
     let own = published
         .iter()
@@ -330,7 +330,7 @@ fn is_published(engine: &Engine, part: &Part, published: &[Published]) -> bool {
 }
 
 /// The log has these packs from now on: the next update of a root takes them in.
-fn add_published(engine: &Engine, parts: &[Part], published: &[Published]) {
+fn add_published(engine: &Engine, parts: &[Part], published: &[EffectiveRecord]) {
     for part in parts {
         if let Some(newest) = part.slices.last()
             && is_published(engine, part, published)

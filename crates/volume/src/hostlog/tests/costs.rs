@@ -14,7 +14,7 @@ use crate::hostlog::port::{LogPort, NotesEnded};
 use crate::hostlog::publisher::{Batch, Publisher};
 use crate::hostlog::record::{Content, Record, RecordPack, RecordSlice};
 use crate::hostlog::stop::Stop;
-use crate::hostlog::taker::{TakeError, Taker, Wanted};
+use crate::hostlog::taker::{TakeError, TakeRequest, Taker};
 use crate::object::root::Root;
 use crate::object::root_key;
 use crate::units::{Epoch, HostId, LogSession, Lsn, Span};
@@ -91,8 +91,8 @@ fn taker<'a>(port: &'a &'a Counting, host: u8) -> Taker<'a, &'a Counting> {
     }
 }
 
-fn wanted(volumes: u8) -> Vec<Wanted> {
-    let wanted = (0..volumes).map(|number| Wanted {
+fn wanted(volumes: u8) -> Vec<TakeRequest> {
+    let wanted = (0..volumes).map(|number| TakeRequest {
         name: volume_name(volume_id(number)),
         above: Epoch(0),
         take_over: true,

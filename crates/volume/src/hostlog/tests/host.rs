@@ -18,7 +18,7 @@ use crate::hostlog::root_updates::{
 };
 use crate::hostlog::scan::read_own_log;
 use crate::hostlog::stop::Stop;
-use crate::hostlog::taker::{Taker, Wanted};
+use crate::hostlog::taker::{TakeRequest, Taker};
 use crate::object::root::{DeltaRef, Root};
 use crate::object::sessions::SessionNames;
 use crate::object::{ObjectId, root_key};
@@ -75,7 +75,7 @@ impl Disk {
 }
 
 /// A volume that is served.
-struct Served {
+struct ServedVolume {
     known: StandingRoot,
     /// Packs since the root, each with the position of its record.
     since: Vec<(Position, DeltaRef)>,
@@ -85,7 +85,7 @@ struct Host {
     port: Port,
     own: SessionName,
     publisher: Publisher<Port>,
-    served: BTreeMap<VolumeId, Served>,
+    served: BTreeMap<VolumeId, ServedVolume>,
     rng: fastrand::Rng,
     packs: u64,
     /// Of the packs that records name.
@@ -201,7 +201,7 @@ impl Host {
                     .push((volume, Lsn(tail.stored as u64 + 1), log.last));
                 self.publisher.attach(volume, name, tail.epoch);
                 let (known, since) = (standing, log.deltas);
-                self.served.insert(volume, Served { known, since });
+                self.served.insert(volume, ServedVolume { known, since });
                 Ok(false)
             }
             TailVerdict::Reopens => Ok(true),
@@ -513,7 +513,7 @@ impl Host {
             match update_own_root(&self.port, &view, next, &known.version).await {
                 Ok(OwnersUpdate::Won(known)) => {
                     let since = Vec::new();
-                    self.served.insert(volume, Served { known, since });
+                    self.served.insert(volume, ServedVolume { known, since });
                     return Ok(true);
                 }
                 Ok(OwnersUpdate::Moved(known)) => {
@@ -550,7 +550,7 @@ impl Host {
     }
 
     async fn take(&mut self, volumes: &[VolumeId]) -> Result<(), Stop> {
-        let wanted = volumes.iter().map(|volume| Wanted {
+        let wanted = volumes.iter().map(|volume| TakeRequest {
             name: volume_name(*volume),
             above: self.tail(*volume, |tail| tail.epoch),
             take_over: true,
@@ -605,7 +605,7 @@ impl Host {
         self.publisher
             .attach(volume, known.root.name.clone(), epoch);
         let since = Vec::new();
-        self.served.insert(volume, Served { known, since });
+        self.served.insert(volume, ServedVolume { known, since });
     }
 }
 

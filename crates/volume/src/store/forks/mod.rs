@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::hostlog::root_updates::{Updated, update_root};
+use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::extensions::Labels;
 use crate::object::root::Root;
 use crate::object::{SNAPSHOT_SIGN, root_key};
@@ -158,11 +158,13 @@ pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<
     };
     let keys = AskedKeys::default().with_root(name);
     match with_patience(engine, name, keys, update).await? {
-        Updated::Won(_) => Ok(()),
+        UpdateOutcome::Won(_) => Ok(()),
         // An earlier attempt at it took effect late, or another host was quicker.
-        Updated::Lost(found) if found.root.deleted && found.root.volume == tombstone.volume => {
+        UpdateOutcome::Lost(found)
+            if found.root.deleted && found.root.volume == tombstone.volume =>
+        {
             Ok(())
         }
-        Updated::Lost(_) => Err(OpenError::Busy(name.to_owned())),
+        UpdateOutcome::Lost(_) => Err(OpenError::Busy(name.to_owned())),
     }
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::Position;
-use crate::hostlog::root_updates::{Updated, update_root};
+use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::object::root::Root;
 use crate::request::tail::{Status, Tail};
 use crate::store::catalog::end_hold;
@@ -80,8 +80,8 @@ pub(crate) async fn restore(
     };
     let keys = AskedKeys::default().with_root(volume);
     match with_patience(engine, volume, keys, update).await? {
-        Updated::Won(_) => {}
-        Updated::Lost(_) => {
+        UpdateOutcome::Won(_) => {}
+        UpdateOutcome::Lost(_) => {
             // This restore's root expects a version that is no more: it never comes to stand there.
             remove_pin(engine, pin).await;
             return Err(moved_meanwhile(volume));
