@@ -135,7 +135,31 @@ async fn target(
             target = target.min(record.position);
         }
     }
+    if target == low
+        && let Some(record) = records.first()
+    {
+        report_claims(host, record, &roots);
+    }
     target
+}
+
+/// Says which volumes keep the mark where it is although nobody serves them: whoever claimed one of them died before
+/// it adopted it, and no root of theirs moves by itself.
+fn report_claims(host: HostId, record: &Record, roots: &BTreeMap<VolumeId, Root>) {
+    let named = record.named_volumes();
+    let claimed = named.iter().filter_map(|volume| roots.get(volume));
+    for root in claimed {
+        let before = root.predecessor.filter(|before| before.host == host);
+        if before.is_some_and(|before| before.mark < record.position) {
+            tracing::warn!(
+                volume = root.name,
+                %host,
+                position = record.position.0,
+                "a take-over of this volume was begun and not ended: no record of that host's log goes from here \
+                 on; open the volume once, and close it"
+            );
+        }
+    }
 }
 
 /// Up to where a root has everything of this log, if it leans on it.
