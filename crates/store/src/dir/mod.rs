@@ -12,7 +12,9 @@
 //!
 //! A write makes a complete, synced file in `tmp/`, then takes the key's lock, checks its
 //! condition, moves the file into place in one step (`link(2)` or `rename(2)`) and syncs the
-//! directory before it lets go. Readers take no lock: they open one file, old or new.
+//! directory before it lets go. Readers take no lock: they open one file, old or new. Who reads a whole
+//! object syncs its directory first: the writer may have been killed before it could, or may be doing it
+//! still, and whoever does not know whether a write of its own went in believes what it reads.
 
 mod direct;
 mod file;
@@ -56,6 +58,8 @@ struct Shared {
     durable_dirs: Mutex<HashSet<PathBuf>>,
     calls: Arc<Semaphore>,
     buffers: DirectBuffers,
+    /// Makes a directory's entries durable.
+    sync_dir: fn(&Path) -> io::Result<()>,
 }
 
 /// What must hold for a write to go in.
@@ -81,6 +85,7 @@ impl DirStore {
                 durable_dirs: Mutex::new(HashSet::new()),
                 calls: Arc::new(Semaphore::new(CALLS_MAX)),
                 buffers,
+                sync_dir,
             }),
         })
     }
@@ -145,10 +150,8 @@ impl DirStore {
 impl Store for DirStore {
     async fn get(&self, key: &str) -> Result<(Bytes, Version)> {
         check_key(Op::Get, key)?;
-        self.blocking(Op::Get, key, |shared, key| {
-            read(&shared.path(key)).map_err(|source| io_error(Op::Get, key, source))
-        })
-        .await
+        self.blocking(Op::Get, key, |shared, key| shared.read(key))
+            .await
     }
 
     async fn get_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
@@ -219,6 +222,18 @@ impl Shared {
         })
     }
 
+    /// A whole object, once a power cut cannot take it away again.
+    fn read(&self, key: &str) -> Result<(Bytes, Version)> {
+        let path = self.path(key);
+        let failed = |source| io_error(Op::Get, key, source);
+        let found = read(&path).map_err(failed)?;
+        if !canary::active!("directory_shows_what_is_not_durable") {
+            // After the read: what has come into its place since is not shown.
+            (self.sync_dir)(path.parent().unwrap_or(&self.root)).map_err(failed)?;
+        }
+        Ok(found)
+    }
+
     fn read_range(&self, key: &str, offset: u64, len: u64) -> Result<Bytes> {
         let failed = |source| io_error(Op::GetRange, key, source);
         let file = File::open(self.path(key)).map_err(failed)?;
@@ -262,7 +277,7 @@ impl Shared {
                 temp.rename_to(&path).map_err(failed)?;
             }
         }
-        sync_dir(parent).map_err(|source| applied_but_unsynced(op, key, source))?;
+        (self.sync_dir)(parent).map_err(|source| applied_but_unsynced(op, key, source))?;
         Ok(version)
     }
 
@@ -270,19 +285,18 @@ impl Shared {
         let path = self.path(key);
         let failed = |source| io_error(Op::Delete, key, source);
         let _lock = lock::lock_key(&self.root, key).map_err(failed)?;
-        match fs::remove_file(&path) {
-            Ok(()) => {}
-            Err(source) => {
-                let error = failed(source);
-                return if error.kind() == Kind::NotFound {
-                    Ok(())
-                } else {
-                    Err(error)
-                };
-            }
-        }
         let parent = path.parent().unwrap_or(&self.root);
-        sync_dir(parent).map_err(|source| applied_but_unsynced(Op::Delete, key, source))
+        if let Err(source) = fs::remove_file(&path) {
+            let error = failed(source);
+            if error.kind() != Kind::NotFound {
+                return Err(error);
+            }
+            if !parent.is_dir() {
+                return Ok(());
+            }
+            // Who removed it may have been killed before that was durable.
+        }
+        (self.sync_dir)(parent).map_err(|source| applied_but_unsynced(Op::Delete, key, source))
     }
 
     /// Makes `dir` and the directories above it, durably. A directory that was there already
@@ -303,7 +317,7 @@ impl Shared {
             Err(source) if source.kind() == Io::AlreadyExists && dir.is_dir() => {}
             made => made?,
         }
-        sync_dir(parent)?;
+        (self.sync_dir)(parent)?;
         known().insert(dir.to_owned());
         Ok(())
     }
@@ -347,4 +361,60 @@ fn applied_but_unsynced(op: Op, key: &str, source: io::Error) -> Error {
         "it is in place, but its directory could not be synced; check the disk",
     )
     .with_source(source)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// Whether directories cannot be synced, for the one test that asks for it.
+    static BROKEN: AtomicBool = AtomicBool::new(false);
+
+    fn sync_dir_unless_broken(dir: &Path) -> io::Result<()> {
+        match BROKEN.load(Ordering::SeqCst) {
+            true => Err(io::Error::from_raw_os_error(5)),
+            false => sync_dir(dir),
+        }
+    }
+
+    fn an_object_is_shown_only_once_its_name_is_durable() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut store = DirStore::open(dir.path()).unwrap();
+        let shared = Arc::get_mut(&mut store.shared).unwrap();
+        shared.sync_dir = sync_dir_unless_broken;
+        BROKEN.store(false, Ordering::SeqCst);
+        let first = shared.write(Op::Create, "a/b", b"1", &Condition::Absent);
+        let first = first.unwrap();
+        BROKEN.store(true, Ordering::SeqCst);
+        let second = shared.write(Op::Update, "a/b", b"2", &Condition::Is(first));
+        assert_eq!(second.unwrap_err().kind(), Kind::Unknown);
+        // It is in place, and a power cut may take it away again: nobody may take it for written.
+        let unsure = shared.read("a/b").map(|(bytes, _)| bytes);
+        assert_eq!(unsure.unwrap_err().kind(), Kind::Unavailable);
+        BROKEN.store(false, Ordering::SeqCst);
+        assert_eq!(&shared.read("a/b").unwrap().0[..], b"2");
+        // The same for what was removed.
+        BROKEN.store(true, Ordering::SeqCst);
+        assert_eq!(shared.delete("a/b").unwrap_err().kind(), Kind::Unknown);
+        let gone = shared.delete("a/b").map_err(|error| error.kind());
+        assert_eq!(gone, Err(Kind::Unknown), "it could come back");
+        BROKEN.store(false, Ordering::SeqCst);
+        shared.delete("a/b").unwrap();
+        shared.delete("c/d").unwrap();
+    }
+
+    /// One test after the other: they share how directories are synced.
+    #[test]
+    fn names_are_durable_before_they_are_believed_and_the_planted_bug_is_seen() {
+        an_object_is_shown_only_once_its_name_is_durable();
+        let planted = || {
+            canary::with(
+                "directory_shows_what_is_not_durable",
+                an_object_is_shown_only_once_its_name_is_durable,
+            );
+        };
+        assert!(std::panic::catch_unwind(planted).is_err());
+    }
 }
