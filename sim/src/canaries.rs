@@ -136,6 +136,14 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "points_without_number",
     "points_starve_folds",
     "deletion_passes_a_snapshot",
+    "a_pass_never_gives_up",
+    "each_window_reads_the_candidates",
+    "damaged_candidates_end_passes",
+    "slept_collector_removes",
+    "packs_of_before_stay_in_their_session",
+    "failures_are_never_forgotten",
+    "asked_passes_fold_nothing",
+    "restores_share_a_pin",
     "poison_wakes_a_few",
     "folds_never_back_off",
     "one_key_is_everybodys",
@@ -374,6 +382,7 @@ mod tests {
             "lock.rs",
             "cache/tests.rs",
             "request/parked.rs",
+            "store/host_log.rs",
             "store/upload_state.rs",
         ];
         let sources = tests.chain(inner.map(|name| format!("{engine}/src/{name}").into()));
