@@ -1,5 +1,12 @@
 //! Object-store access: one narrow trait, its stores, and the decorators that stack on them.
 //!
+//! ```text
+//!   engine ── Store ──▶ GovernedStore ──▶ RetryStore ──▶ HedgedStore ──▶ DirStore ──▶ files
+//!                          a turn           again, where    a slow read   ObjectStoreAdapter ──▶ HTTP
+//!                                           that is safe    again
+//!   engine ◀── done, certainly not done, unknown (Kind), with the object and what helps ◀────┘
+//! ```
+//!
 //! Owns every request to the object store: what its outcome means ([`Kind`]), when it may be
 //! repeated ([`RetryStore`]), how many run at once ([`Governor`]), and whether a store can be
 //! trusted with a volume at all ([`probe`]). It must never repeat a conditional PUT whose outcome is unknown:
