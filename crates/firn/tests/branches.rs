@@ -123,7 +123,8 @@ fn a_volume_that_is_branched_under_load_is_one_moment_in_each_branch_also_after_
     server.kill();
     let server = world.serve("cache", &["--rpo", "200ms"]);
     eventually("the volumes", || {
-        let states = ["demo", "one", "two"].map(|name| world.show(&server, name)["state"].clone());
+        let states =
+            ["demo", "one", "two", "three"].map(|name| world.show(&server, name)["state"].clone());
         states.iter().all(|state| state == "open")
     });
     assert_eq!(newest_of_prefix(&server, "demo"), newest);

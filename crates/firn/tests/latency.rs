@@ -21,13 +21,19 @@ fn how_long_requests_take_is_shown_by_volume_operation_and_step() {
     }
     client.flush().unwrap();
     client.read(0, 4096).unwrap();
-    let activity: Value = serde_json::from_str(&get(&server, "/v1/activity")).unwrap();
-    let volumes = activity["volumes"].as_array().unwrap();
-    let demo = volumes.iter().find(|one| one["name"] == "demo").unwrap();
-    let op = |op: &str| {
-        let ops = demo["ops"].as_array().unwrap().iter();
-        ops.clone().find(|one| one["op"] == op).unwrap().clone()
+    let activity = || {
+        let activity: Value = serde_json::from_str(&get(&server, "/v1/activity")).unwrap();
+        let volumes = activity["volumes"].as_array().unwrap();
+        let demo = volumes.iter().find(|one| one["name"] == "demo");
+        demo.unwrap()["ops"].as_array().unwrap().clone()
     };
+    // The last one may be answered before it is counted.
+    eventually("the count of the read", || {
+        let is_read = |one: &Value| one["op"] == "read" && one["requests"] == 1;
+        activity().iter().any(is_read)
+    });
+    let ops = activity();
+    let op = |op: &str| ops.iter().find(|one| one["op"] == op).unwrap().clone();
     assert_eq!(
         (&op("write")["requests"], &op("write")["bytes"]),
         (&json!(20), &json!(81_920))

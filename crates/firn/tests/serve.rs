@@ -259,8 +259,7 @@ fn while_the_store_is_away_the_volume_serves_and_accepts() {
     let mut client = server.connect("demo");
     client.write(0, &pattern(1, 4096)).unwrap();
     world.done(&server, &["sync", "demo"]);
-    fs::rename(world.path("store"), world.path("away")).unwrap();
-    fs::write(world.path("store"), "not a directory").unwrap();
+    world.swap_store_and_file();
 
     client.write(4096, &pattern(2, 4096)).unwrap();
     client.flush().unwrap();
@@ -272,8 +271,7 @@ fn while_the_store_is_away_the_volume_serves_and_accepts() {
     assert_eq!(shown["state"], "open");
     assert_eq!(shown["watermarks"]["acknowledged"]["lsn"], 2);
 
-    fs::remove_file(world.path("store")).unwrap();
-    fs::rename(world.path("away"), world.path("store")).unwrap();
+    world.swap_store_and_file();
     world.done(&server, &["sync", "demo"]);
     assert_eq!(
         world.show(&server, "demo")["watermarks"]["stored"]["lsn"],
@@ -288,8 +286,7 @@ fn a_full_log_parks_writes_until_the_store_is_back() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=96MiB", "--rpo", "200ms"]);
     let mut client = server.connect("demo");
-    fs::rename(world.path("store"), world.path("away")).unwrap();
-    fs::write(world.path("store"), "not a directory").unwrap();
+    world.swap_store_and_file();
     let written = AtomicUsize::new(0);
     // The server is moved in, so that a failure in here ends it, and with it the writer.
     let _server = std::thread::scope(|scope| {
@@ -311,8 +308,7 @@ fn a_full_log_parks_writes_until_the_store_is_back() {
             now > 10 && seen.1.elapsed() > Duration::from_secs(3)
         });
         assert!(!writer.is_finished() && written.load(Ordering::SeqCst) < 64);
-        fs::remove_file(world.path("store")).unwrap();
-        fs::rename(world.path("away"), world.path("store")).unwrap();
+        world.swap_store_and_file();
         writer.join().unwrap();
         server
     });
@@ -328,8 +324,7 @@ fn a_server_that_cannot_reach_its_store_leaves_at_the_second_signal_and_loses_no
     let server = world.serve("cache", &["--volume", "demo=64MiB", "--rpo", "1h"]);
     let mut client = server.connect("demo");
     client.write(0, &pattern(1, 4096)).unwrap();
-    fs::rename(world.path("store"), world.path("away")).unwrap();
-    fs::write(world.path("store"), "not a directory").unwrap();
+    world.swap_store_and_file();
     server.ask_to_stop();
     eventually("the first signal's effect", || {
         fs::read_to_string(world.path("cache.stderr"))
@@ -338,8 +333,7 @@ fn a_server_that_cannot_reach_its_store_leaves_at_the_second_signal_and_loses_no
     });
     assert_eq!(server.stop().code(), Some(1));
 
-    fs::remove_file(world.path("store")).unwrap();
-    fs::rename(world.path("away"), world.path("store")).unwrap();
+    world.swap_store_and_file();
     let server = world.serve("cache", &[]);
     assert_eq!(
         server.connect("demo").read(0, 4096).unwrap(),

@@ -11,7 +11,7 @@ pub mod nbd;
 pub mod watchdog;
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc;
@@ -123,6 +123,18 @@ impl World {
         command
     }
 
+    /// From now on a file is where the store's directory was; and back again by the same. In one step, for a
+    /// store that is missing in between is another failure.
+    pub fn swap_store_and_file(&self) {
+        let (store, away) = (self.path("store"), self.path("away"));
+        if !away.exists() {
+            std::fs::write(&away, "not a directory").unwrap();
+        }
+        let flags = rustix::fs::RenameFlags::EXCHANGE;
+        let here = rustix::fs::CWD;
+        rustix::fs::renameat_with(here, store, here, away, flags).unwrap();
+    }
+
     /// The token that servers of this world want for a role.
     pub fn token(&self, role: &str) -> Option<String> {
         let file = self.path("firn-data/tokens").join(role);
@@ -160,14 +172,18 @@ impl World {
             )
             .spawn()
             .unwrap();
-        let (sender, lines) = mpsc::channel();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        // Ends with the child, whose output it reads to the end.
+        let (sender, parts) = mpsc::channel();
+        let mut output = child.stdout.take().unwrap();
+        // Ends with the child, whose output it reads to the end. A server writes its announcement at once, so
+        // that the part which has its end has all of it.
         std::thread::spawn(move || {
-            output
-                .lines()
-                .map_while(Result::ok)
-                .all(|line| sender.send(line).is_ok())
+            let mut part = vec![0; 64 << 10];
+            while let Ok(bytes @ 1..) = output.read(&mut part) {
+                let text = String::from_utf8_lossy(&part[..bytes]).into_owned();
+                if sender.send(text).is_err() {
+                    return;
+                }
+            }
         });
         let mut server = Server {
             child,
@@ -179,16 +195,16 @@ impl World {
         let started = Instant::now();
         while !server.announcement.contains("\n  NBD ") {
             let left = deadline().saturating_sub(started.elapsed());
-            match lines.recv_timeout(left) {
-                Ok(line) => server.announcement.push_str(&format!("{line}\n")),
+            match parts.recv_timeout(left) {
+                Ok(part) => server.announcement.push_str(&part),
                 Err(error) => {
                     let said = std::fs::read_to_string(&log).unwrap_or_default();
                     panic!("the server did not come up ({error}): {said}");
                 }
             }
         }
-        while let Ok(line) = lines.recv_timeout(Duration::from_millis(100)) {
-            server.announcement.push_str(&format!("{line}\n"));
+        while let Ok(part) = parts.recv_timeout(Duration::from_millis(100)) {
+            server.announcement.push_str(&part);
         }
         let api = server
             .announcement
