@@ -72,16 +72,13 @@ fn check_outage(
         sleep(Duration::from_millis(500));
         begin(&mut stage);
         let began = Instant::now();
-        eventually(&format!("a line with {said:?}"), || {
-            began.elapsed() > time || has_line(&log(), said)
-        });
+        eventually(&format!("a line with {said:?}"), || has_line(&log(), said));
         sleep(time.saturating_sub(began.elapsed()));
         end(&mut stage);
         ends.store(true, Ordering::SeqCst);
         writer.join().unwrap()
     });
     let all = log();
-    assert!(has_line(&all, said), "no line has {said:?}: {all}");
     // A line for each kind of failure: what an outage begins with may be a connection that breaks.
     for (words, most) in [
         ("degraded what=\"store\"", 2),

@@ -74,11 +74,9 @@ impl Minio {
         let certificates = dir.path().join("certs");
         std::fs::create_dir_all(&certificates)?;
         let speaks_tls = prepare(&certificates);
-        let port = TcpListener::bind("127.0.0.1:0")?;
-        let address = port.local_addr()?;
-        drop(port);
         let data = data_dir(&config, dir.path());
         std::fs::create_dir_all(data.join("firn"))?;
+        let address = free_address()?;
         let child = spawn(&config, dir.path(), address)?;
         let mut minio = Minio {
             config,
@@ -87,12 +85,23 @@ impl Minio {
             speaks_tls,
             child,
         };
-        minio.wait()?;
+        let end = Instant::now() + START_TIMEOUT;
+        // The port was free when it was chosen: another program may have taken it before MinIO did.
+        while let Err(error) = minio.wait(end) {
+            if Instant::now() > end || !minio.has_ended()? {
+                return Err(error);
+            }
+            minio.address = free_address()?;
+            minio.child = spawn(&minio.config, minio.dir.path(), minio.address)?;
+        }
         Ok(minio)
     }
 
-    fn wait(&mut self) -> io::Result<()> {
-        let end = Instant::now() + START_TIMEOUT;
+    fn has_ended(&mut self) -> io::Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    fn wait(&mut self, end: Instant) -> io::Result<()> {
         loop {
             let ready = if self.speaks_tls {
                 TcpStream::connect(self.address).is_ok()
@@ -129,11 +138,21 @@ impl Minio {
         let _ = self.child.wait();
     }
 
-    /// Starts it again, at the same address and with the same objects.
+    /// Starts it again, at the same address and with the same objects. Where a connection of another program has
+    /// the port meanwhile, it is waited for.
     pub fn restart(&mut self) -> io::Result<()> {
-        self.kill();
-        self.child = spawn(&self.config, self.dir.path(), self.address)?;
-        self.wait()
+        let end = Instant::now() + START_TIMEOUT;
+        loop {
+            self.kill();
+            self.child = spawn(&self.config, self.dir.path(), self.address)?;
+            let Err(error) = self.wait(end) else {
+                return Ok(());
+            };
+            if Instant::now() > end || !self.has_ended()? {
+                return Err(error);
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
     }
 
     /// Stops it as SIGSTOP does: its connections stay, and nothing on them is answered.
@@ -165,6 +184,11 @@ impl Drop for Minio {
 /// The URL of a store in the bucket `firn` that is reached at `address`.
 pub fn url_at(address: SocketAddr) -> String {
     format!("s3://firn/test?endpoint=http://{address}")
+}
+
+/// An address of the loopback interface whose port is free now.
+fn free_address() -> io::Result<SocketAddr> {
+    TcpListener::bind("127.0.0.1:0")?.local_addr()
 }
 
 fn data_dir(config: &MinioConfig, own: &Path) -> PathBuf {
