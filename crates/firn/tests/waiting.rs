@@ -48,6 +48,8 @@ fn a_volume_that_another_host_holds_waits_and_the_others_are_served() {
     );
     let waits = world.show(&two, "demo")["waiting"].clone();
     assert!(waits.as_str().unwrap().contains("--take-over"), "{waits}");
+    let said = world.fails(&two, &["sync", "demo"]);
+    assert!(said.contains("not known to be stored"), "{said}");
     // The owner noticed nothing.
     one.connect("demo").write(4096, &[1; 4096]).unwrap();
     world.done(&one, &["sync", "demo"]);
@@ -294,4 +296,25 @@ fn what_cannot_be_mounted_says_why_and_no_uri_is_taken_for_a_disk() {
         "{said}"
     );
     assert!(!world.path("here").exists());
+}
+
+#[test]
+fn a_volume_is_called_stored_only_where_it_is_open_and_closed_where_nobody_has_it() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    server.connect("demo").write(0, &[1; 4096]).unwrap();
+    server.kill();
+    fs::remove_dir_all(world.path("cache")).unwrap();
+    // Another host to the store: the one that had the volume is lost, and its writes with it.
+    let server = world.serve("cache", &[]);
+    let said = world.fails(&server, &["sync", "demo"]);
+    assert!(
+        said.contains("held by") && said.contains("not known to be stored"),
+        "{said}"
+    );
+    world.take_over(&server, "demo");
+    world.done(&server, &["sync", "demo"]);
+    world.done(&server, &["detach", "demo"]);
+    let said = world.done(&server, &["sync", "demo"]);
+    assert!(said.contains("closed here; nothing to upload"), "{said}");
 }

@@ -30,7 +30,7 @@ pub(crate) fn sync(api: &ApiArgs, json: bool, name: &str, patience: Patience) ->
     }
     match &synced.watermarks {
         Some(marks) => output::line(&format!("{}: stored up to LSN {}", name, marks.stored.lsn)),
-        None => output::line(&format!("{name}: stored")),
+        None => output::line(&format!("{name} is closed here; nothing to upload")),
     }
 }
 

@@ -85,6 +85,16 @@ pub(crate) struct ControlPlane {
     pub(crate) latencies: LatencyRegistry,
 }
 
+/// A volume that is not open here cannot be said to be stored.
+fn not_known_stored(name: &str, code: FailureCode, why: &str) -> Failure {
+    Failure::new(
+        code,
+        format!(
+            "{name} is not open here ({why}): what this host has of it is not known to be stored"
+        ),
+    )
+}
+
 impl ControlPlane {
     /// Requests that take as long as `slow_request` are logged.
     pub(crate) fn new(
@@ -205,9 +215,27 @@ impl ControlPlane {
     pub(crate) async fn sync(&self, name: &str) -> Result<Volume> {
         if let Some(open) = self.volumes.get(name) {
             self.host.sync(&open.volume).await.map_err(Failure::from)?;
+            return self.show(name).await;
         }
-        // A volume that is not open here has nothing here that the store lacks.
-        self.show(name).await
+        if let Some(waiting) = self.waiting.get(name) {
+            let code = match waiting.failure.code {
+                FailureCode::VolumeHeld => FailureCode::VolumeHeld,
+                _ => FailureCode::NotOpenYet,
+            };
+            return Err(not_known_stored(name, code, &waiting.failure.detail));
+        }
+        let shown = self.show(name).await?;
+        if let Some(holder) = &shown.holder {
+            let why = format!("it is held by {holder}");
+            return Err(not_known_stored(name, FailureCode::VolumeHeld, &why));
+        }
+        let kept = self.host.unserved_tails();
+        if kept.iter().any(|tail| tail.volume == name && !tail.rescue) {
+            let why = "its newest writes are in the log of this host and wait until it is opened";
+            return Err(not_known_stored(name, FailureCode::NotOpenYet, why));
+        }
+        // A closed volume has nothing here that the store lacks.
+        Ok(shown)
     }
 
     /// Opens a volume. One whose disk is recorded here is opened only where it goes on as that disk
