@@ -173,3 +173,23 @@ fn a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_ha
     assert_eq!(client.read(0, BLOCK).unwrap(), vec![2; BLOCK]);
     assert_eq!(client.read(1 << 20, BLOCK).unwrap(), vec![3; BLOCK]);
 }
+
+#[test]
+fn a_volume_that_was_taken_over_is_detached_and_what_is_left_of_it_is_said() {
+    let world = World::new();
+    let old = world.serve("old", &["--volume", "demo=8MiB", "--rpo", "1h"]);
+    old.connect("demo").write(0, &vec![1; BLOCK]).unwrap();
+    let new = world.serve("new", &[]);
+    world.take_over(&new, "demo");
+    // It learns of that when it asks the store.
+    let said = world.fails(&old, &["sync", "demo"]);
+    assert!(said.contains("demo"), "{said}");
+    let output = world.ask(&old, &["detach", "demo"]);
+    let said = common::message(&output);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("firn rescue show demo"), "{said}");
+    // Nothing here waits for it.
+    assert_eq!(old.get("/readyz").0, 200);
+    let said = world.fails(&old, &["detach", "demo"]);
+    assert!(said.contains("not attached here"), "{said}");
+}

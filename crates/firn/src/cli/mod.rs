@@ -28,7 +28,8 @@ use args::{ApiArgs, AttachArgs, DetachArgs};
 use client::Client;
 
 use crate::failure::Result;
-use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp, Volume};
+use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp, RescueTails, Volume};
+use crate::units::About;
 
 pub(crate) use config::config;
 pub(crate) use doctor::doctor;
@@ -110,12 +111,28 @@ fn rounded(seconds: f64) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
-/// `firn detach`: prints nothing when it succeeds.
+/// `firn detach`: prints nothing when it succeeds and nothing of the volume is left here.
 pub(crate) fn detach(api: &ApiArgs, args: &DetachArgs) -> Result<()> {
     let path = format!("{}/detach", client::volume_path(&args.name));
     let request = DetachRequest { force: args.force };
     let client = Client::new(api)?;
     client
         .post_no_content(&path, &request)
-        .map_err(|failure| similar_name::suggest(&client, &args.name, failure))
+        .map_err(|failure| similar_name::suggest(&client, &args.name, failure))?;
+    // It is detached, whatever comes of this question.
+    let kept = client.get::<RescueTails>("/v1/rescue");
+    let kept = kept.map_or(Vec::new(), |kept| kept.tails);
+    let bytes: u64 = kept
+        .iter()
+        .filter(|tail| tail.volume == args.name && tail.rescue)
+        .map(|tail| tail.log_bytes)
+        .sum();
+    if bytes > 0 {
+        eprintln!(
+            "firn: {name} is detached; {} that only this host has are in its log: firn rescue show {name}",
+            About(bytes),
+            name = args.name
+        );
+    }
+    Ok(())
 }

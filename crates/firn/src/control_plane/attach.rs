@@ -156,9 +156,16 @@ impl ControlPlane {
             self.check_no_connections(name)?;
         }
         self.disks.detach(name, force).await?;
-        if let Err(failure) = self.close(&open).await {
-            self.restore_export(&open);
-            return Err(failure);
+        match self.close(&open).await {
+            Ok(()) => {}
+            // Another host has it: it is released here, and what only this host has stays in the log.
+            Err(failure) if failure.code == FailureCode::VolumeFenced => {
+                self.latencies.close(name);
+            }
+            Err(failure) => {
+                self.restore_export(&open);
+                return Err(failure);
+            }
         }
         self.disks.attached.remove(name)
     }
