@@ -21,11 +21,16 @@ const SUPPORTED: &str = "firn supports a directory (a path or file:///absolute/p
 /// file-system calls: call it at start, or from a thread that may block.
 pub fn open_url(url: &str) -> Result<SharedStore> {
     let Some((scheme, rest)) = url.split_once("://") else {
-        return if url.is_empty() {
-            Err(url_error(url, Kind::Invalid, "the URL is empty".to_owned()))
-        } else {
-            Ok(Arc::new(DirStore::open(Path::new(url))?))
-        };
+        if url.is_empty() {
+            return Err(url_error(url, Kind::Invalid, "the URL is empty".to_owned()));
+        }
+        if let Some((scheme, _)) = url.split_once(':')
+            && cloud::is_scheme(scheme)
+        {
+            let why = format!("a URL has two slashes after its colon: {scheme}://…; {SUPPORTED}");
+            return Err(url_error(url, Kind::Invalid, why));
+        }
+        return Ok(Arc::new(DirStore::open(Path::new(url))?));
     };
     match scheme {
         "file" if rest.starts_with('/') => Ok(Arc::new(DirStore::open(Path::new(rest))?)),
@@ -92,10 +97,20 @@ mod tests {
 
     #[test]
     fn a_mistyped_url_never_becomes_a_directory() {
-        for url in ["", "file://relative/x", "fiel:///srv/x", "memory://x"] {
+        for url in [
+            "",
+            "file://relative/x",
+            "fiel:///srv/x",
+            "memory://x",
+            "s3:/bucket/x",
+            "gs:bucket",
+            "az:/container",
+        ] {
             let error = open_url(url).unwrap_err();
             assert_eq!(error.kind(), Kind::Invalid, "{url}");
         }
-        assert!(!Path::new("fiel:").exists());
+        for made in ["fiel:", "s3:", "gs:bucket", "az:"] {
+            assert!(!Path::new(made).exists(), "{made}");
+        }
     }
 }
