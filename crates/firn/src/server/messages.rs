@@ -3,6 +3,7 @@
 //! Reads state and prints; must never change anything.
 
 use std::io::IsTerminal;
+use std::path::Path;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -10,6 +11,7 @@ use nbd::server::Listen;
 use nbd::server::latency::SlowRequests;
 use volume::RecoveryReport;
 
+use crate::api_address::{SOCKET_DEFAULT, SYSTEM_SOCKET};
 use crate::cli::output;
 use crate::config::{ApiListen, Settings};
 use crate::control_plane::ControlPlane;
@@ -114,6 +116,7 @@ pub(super) fn announce(
         nbd.join(", "),
         engine.backend()
     ));
+    let firn = command_prefix(api);
     for volume in control.reachable_volumes() {
         lines.push(format!("\nvolume {} ({})", volume.name, Size(volume.bytes)));
         if let Some(device) = &volume.device {
@@ -134,7 +137,7 @@ pub(super) fn announce(
                 volume.name
             ));
         }
-        lines.push(format!("  firn sync {}", volume.name));
+        lines.push(format!("  {firn} sync {}", volume.name));
     }
     let waiting = control.waiting.all();
     for (name, waiting) in &waiting {
@@ -144,9 +147,28 @@ pub(super) fn announce(
         ));
     }
     if control.reachable_volumes().is_empty() && waiting.is_empty() {
-        lines.push("\nno volume yet: firn volume create demo --size 10GiB".to_owned());
+        lines.push(format!(
+            "\nno volume yet: {firn} volume create demo --size 10GiB"
+        ));
     }
     output::line(&lines.join("\n"))
+}
+
+/// How a command for this server begins: without an address where the commands look by themselves.
+fn command_prefix(api: &[ApiListen]) -> String {
+    let is_usual = |listen: &ApiListen| match listen {
+        ApiListen::Unix(path) => [SOCKET_DEFAULT, SYSTEM_SOCKET]
+            .map(Path::new)
+            .contains(&&**path),
+        ApiListen::Tcp(_) => false,
+    };
+    match api.first() {
+        Some(first) if !api.iter().any(is_usual) => {
+            let address = first.to_string();
+            format!("firn --api {}", address.trim_start_matches("http://"))
+        }
+        _ => "firn".to_owned(),
+    }
 }
 
 /// How often slow requests are logged: what came meanwhile is one group of lines.
@@ -203,5 +225,26 @@ impl Progress for LogFillBar {
                 bar.finish_and_clear();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_is_printed_finds_the_server_that_prints_it() {
+        let tcp = ApiListen::Tcp("127.0.0.1:17077".parse().unwrap());
+        let socket = |path: &str| ApiListen::Unix(path.into());
+        assert_eq!(command_prefix(&[socket(SOCKET_DEFAULT)]), "firn");
+        assert_eq!(
+            command_prefix(&[tcp.clone(), socket(SYSTEM_SOCKET)]),
+            "firn"
+        );
+        assert_eq!(command_prefix(&[tcp]), "firn --api 127.0.0.1:17077");
+        assert_eq!(
+            command_prefix(&[socket("/x.sock")]),
+            "firn --api unix:/x.sock"
+        );
     }
 }
