@@ -249,12 +249,20 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
         ("fork demo other", "a volume named other exists already"),
         ("fork demo@two new", "see `firn snapshot list demo`"),
         ("fork dmeo new", "did you mean demo?"),
-        ("fork demo new@one", "new@one"),
-        ("attach demo@one", "demo@one"),
     ] {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let found = world.fails(&server, &arguments);
         assert!(found.contains(said), "{arguments:?}: {found}");
+    }
+    for (arguments, named) in [
+        ("fork demo new@one", "new@one"),
+        ("attach demo@one", "demo@one"),
+    ] {
+        let arguments: Vec<&str> = arguments.split(' ').collect();
+        let refused = world.ask(&server, &arguments);
+        let found = common::message(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{found}");
+        assert!(found.contains(named), "{found}");
     }
     assert_eq!(snapshots(&world, &server), ["demo@one"]);
 }

@@ -43,6 +43,23 @@ fn a_command_line_that_makes_no_sense_exits_2_and_touches_nothing() {
             ][..],
             "512 or 4096",
         ),
+        (
+            &["volume", "create", "ü", "--size", "1GiB"][..],
+            "not a volume name",
+        ),
+        (
+            &["volume", "create", "x", "--size", "1000B"][..],
+            "multiple of 4096",
+        ),
+        (&["volume", "create", "x", "--size", "65TiB"][..], "64 TiB"),
+        (&["volume", "resize", "x", "0B"][..], "above zero"),
+        (&["volume", "show", ""][..], "not a volume name"),
+        (&["volume", "delete", ""][..], "not a volume name"),
+        (&["sync", "a b"][..], "not a volume name"),
+        (&["detach", "a/b"][..], "not a volume name"),
+        (&["fork", "demo", "bad name"][..], "not a volume name"),
+        (&["snapshot", "list", "bad name"][..], "not a volume name"),
+        (&["volume", "list", "--api", "foo"][..], "unix:PATH"),
         (&["serve", "--volume", "demo"][..], "NAME=SIZE"),
         (&["serve", "--volume", "demo=-1GiB"][..], "10GiB"),
         (
@@ -160,5 +177,18 @@ fn doctor_calls_a_store_that_serve_would_refuse_bad() {
     assert!(
         text.contains("BAD") && text.contains("thesis.tex"),
         "{text}"
+    );
+}
+
+#[test]
+fn a_checked_file_is_json_where_json_is_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("firn.toml"), "rpo = \"5s\"\n").unwrap();
+    let output = firn(dir.path(), &["config", "check", "firn.toml", "--json"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(
+        found,
+        serde_json::json!({ "file": "firn.toml", "ok": true })
     );
 }

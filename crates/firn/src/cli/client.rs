@@ -136,7 +136,7 @@ impl Client {
     fn find(args: &ApiArgs, waiting: Waiting) -> Result<Self> {
         let address = match args.api.as_slice() {
             [] => find_server()?,
-            [one] => one.parse()?,
+            [one] => one.parse().map_err(Failure::into_usage)?,
             _ => {
                 return Err(Failure::invalid(
                     "--api is given several times; a command asks one server",

@@ -16,7 +16,7 @@ use crate::failure::{Failure, Result};
 
 pub(crate) fn config(api: &[String], json: bool, args: ConfigArgs) -> Result<()> {
     if let Some(ConfigCommand::Check { file }) = args.command {
-        return check(api, &file);
+        return check(api, json, &file);
     }
     let flags = args.serve;
     let file = match &flags.config {
@@ -58,13 +58,17 @@ pub(crate) fn config(api: &[String], json: bool, args: ConfigArgs) -> Result<()>
 }
 
 /// Whether a server would start with this file, as far as the file decides it.
-fn check(api: &[String], file: &Path) -> Result<()> {
+fn check(api: &[String], json: bool, file: &Path) -> Result<()> {
     let flags = ServeArgs {
         config: Some(file.to_owned()),
         ..ServeArgs::default()
     };
     Settings::new(api, flags).map_err(Failure::into_usage)?;
-    output::line(&format!("{}: ok", file.display()))
+    let file = file.display().to_string();
+    match json {
+        true => output::json(&serde_json::json!({ "file": file, "ok": true })),
+        false => output::line(&format!("{file}: ok")),
+    }
 }
 
 /// One setting.

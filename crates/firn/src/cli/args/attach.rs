@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::volume::Patience;
+use super::volume::{Patience, volume_name};
 use crate::failure::Failure;
 use crate::model::{AttachRequest, DataMode, TransportChoice};
 use crate::units::TimeSpan;
@@ -23,7 +23,7 @@ pub(crate) enum FileSystem {
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
     /// Name of the volume.
-    #[arg(value_name = "VOLUME")]
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
     pub(crate) name: String,
     /// How to reach it. All other options apply to a ublk disk only.
     #[arg(long, value_enum, default_value_t = TransportChoice::Auto)]
@@ -121,7 +121,7 @@ impl AttachArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DetachArgs {
     /// Name of the volume.
-    #[arg(value_name = "VOLUME")]
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
     pub(crate) name: String,
     /// Detach even if it is mounted or has clients: their requests fail.
     #[arg(long)]

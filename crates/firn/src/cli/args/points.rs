@@ -2,6 +2,8 @@
 
 use clap::{Args, Subcommand};
 
+use super::volume::volume_name;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
     /// Take a snapshot of a volume as it is now, while it is written to. Returns when the store has it.
@@ -16,7 +18,7 @@ pub(crate) enum SnapshotCommand {
     /// List the snapshots of a volume, the oldest first.
     List {
         /// Name of the volume.
-        #[arg(value_name = "VOLUME")]
+        #[arg(value_name = "VOLUME", value_parser = volume_name)]
         volume: String,
     },
     /// Set a volume back to a snapshot of it: same name, same identity. Its disk must be detached and its clients
@@ -39,10 +41,10 @@ pub(crate) enum SnapshotCommand {
 pub(crate) struct ForkArgs {
     /// The volume as it is now, or a snapshot of it. Of a volume that another host has open, the new one begins with
     /// what the store has of it: that lacks the newest writes, and the command says so.
-    #[arg(value_name = "VOLUME[@SNAPSHOT]")]
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
     pub(crate) parent: String,
     /// Name of the new volume.
-    #[arg(value_name = "NEW")]
+    #[arg(value_name = "NEW", value_parser = volume_name)]
     pub(crate) name: String,
 }
 
@@ -50,6 +52,13 @@ fn snapshot_name(text: &str) -> Result<String, String> {
     let checked = volume::check_snapshot_name(text);
     checked.map_err(|error| error.to_string())?;
     Ok(text.to_owned())
+}
+
+fn parent_name(text: &str) -> Result<String, String> {
+    match text.contains('@') {
+        true => snapshot_name(text),
+        false => volume_name(text),
+    }
 }
 
 fn label(text: &str) -> Result<(String, String), String> {

@@ -18,7 +18,7 @@ pub(crate) enum RescueCommand {
         #[command(flatten)]
         which: TailName,
         /// Name of the new volume.
-        #[arg(value_name = "NEW")]
+        #[arg(value_name = "NEW", value_parser = super::volume::volume_name)]
         name: String,
         /// Over zeroes: if the store does not have the state any more that the tail continues.
         #[arg(long)]

@@ -9,9 +9,10 @@ pub(crate) enum VolumeCommand {
     /// Create a volume. It takes no space until it is written to.
     Create {
         /// Letters, digits, `-`, `_` and `.`; starts with a letter or digit.
+        #[arg(value_parser = volume_name)]
         name: String,
         /// Size as clients see it.
-        #[arg(long, value_name = "SIZE")]
+        #[arg(long, value_name = "SIZE", value_parser = volume_size)]
         size: Size,
         /// Smallest unit that clients can address: 512 or 4096.
         #[arg(long, value_name = "BYTES", default_value_t = 512, value_parser = block_size)]
@@ -41,9 +42,10 @@ pub(crate) enum VolumeCommand {
     /// Grow a volume, and its disk with it. A volume never shrinks.
     Resize {
         /// Name of the volume.
-        #[arg(value_name = "VOLUME")]
+        #[arg(value_name = "VOLUME", value_parser = volume_name)]
         name: String,
         /// Its new size.
+        #[arg(value_parser = volume_size)]
         size: Size,
     },
     /// Delete a volume and everything in it.
@@ -58,10 +60,22 @@ fn block_size(text: &str) -> Result<u32, String> {
     }
 }
 
+/// A name that a volume may have: any other makes no sense to ask a server for.
+pub(super) fn volume_name(text: &str) -> Result<String, String> {
+    volume::check_name(text).map_err(|error| error.to_string())?;
+    Ok(text.to_owned())
+}
+
+fn volume_size(text: &str) -> Result<Size, String> {
+    let size: Size = text.parse()?;
+    volume::check_size(size.0).map_err(|error| error.to_string())?;
+    Ok(size)
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct VolumeName {
     /// Name of the volume.
-    #[arg(value_name = "VOLUME")]
+    #[arg(value_name = "VOLUME", value_parser = volume_name)]
     pub(crate) name: String,
 }
 
