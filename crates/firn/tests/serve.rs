@@ -21,13 +21,9 @@ fn pattern(seed: u8, len: usize) -> Vec<u8> {
 fn a_server_says_how_to_use_it() {
     let world = World::new();
     let server = world.serve("cache", &["--volume", "demo=64MiB", "--nbd", "127.0.0.1:0"]);
-    for part in [
-        "nbdinfo",
-        "qemu-system-x86_64",
-        "firn sync demo",
-        &server.api,
-        "64MiB",
-    ] {
+    let address = server.api.trim_start_matches("http://");
+    let sync = format!("firn --api {address} sync demo");
+    for part in ["nbdinfo", "qemu-system-x86_64", &sync, &server.api, "64MiB"] {
         assert!(
             server.announcement.contains(part),
             "{part}: {}",
