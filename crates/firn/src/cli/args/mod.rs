@@ -51,8 +51,9 @@ pub(crate) struct Cli {
 /// Where the server's HTTP API is, and who asks.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ApiArgs {
-    /// Address of the server's HTTP API: unix:PATH or IP:PORT. `serve` listens here, and
-    /// not at the default socket unless that is given, too (it may be given several times); all other commands connect here. Over TCP the server wants a token.
+    /// Address of the server's HTTP API: unix:PATH or IP:PORT. `serve` listens here, and not at
+    /// the default socket unless that is given, too (it may be given several times); all other
+    /// commands connect here. Over TCP the server wants a token.
     /// [default: unix:./firn-data/api.sock; the commands look at unix:/run/firn/api.sock, too]
     #[arg(long, global = true, env = "FIRN_API", value_name = "unix:PATH|ADDR")]
     pub(crate) api: Vec<String>,
