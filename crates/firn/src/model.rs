@@ -474,6 +474,9 @@ pub(crate) struct GcPass {
     pub(crate) removed: GcAmount,
     /// Garbage that could not be removed this time.
     pub(crate) failed: GcAmount,
+    /// Not one removal succeeded, of those that were due: what the store said.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) why_nothing_went: Option<String>,
     /// Garbage to an earlier pass, and reached: it stays, and must never happen.
     pub(crate) recovered: GcAmount,
     pub(crate) roots: u64,
@@ -499,7 +502,7 @@ pub(crate) struct GcState {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) last_error: Option<String>,
     pub(crate) removed: GcAmount,
-    /// The last pass that ended well.
+    /// The last pass that came to its end.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub(crate) last: Option<GcPass>,
 }

@@ -11,7 +11,9 @@ use support::hosts::{close, elsewhere};
 use support::points::{delete_snapshot, done, snapshot};
 use support::{Lasting, World, options, with_volume};
 use volume::collect::candidates::{CANDIDATES_KEY, Candidates};
+use volume::object::root::Root;
 use volume::object::root_key;
+use volume::units::Epoch;
 use volume::{Findings, Options, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -149,10 +151,6 @@ fn what_a_pin_names_stays_though_its_child_is_not_there_yet() {
 fn a_pin_goes_when_its_child_has_a_root_and_never_before() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 20);
-    let pins = |lasting: &Lasting| {
-        let keys = lasting.objects.keys();
-        keys.filter(|key| key.starts_with("pins/")).count()
-    };
     let forked = world.host.fork_volume("demo", "child");
     done(&mut world, &forked);
     let root = world.lasting.objects.remove(&root_key("child"));
@@ -173,6 +171,155 @@ fn a_pin_goes_when_its_child_has_a_root_and_never_before() {
     for place in 0..4 {
         assert_eq!(other.read_fill(&child, 8 * place, 4096), 27);
     }
+}
+
+/// Pins that stand in the store.
+fn pins(lasting: &Lasting) -> usize {
+    let keys = lasting.objects.keys();
+    keys.filter(|key| key.starts_with("pins/")).count()
+}
+
+#[test]
+fn a_pin_goes_when_its_child_was_deleted_and_its_name_taken_again_before_a_pass() {
+    let (mut world, volume) = with_volume();
+    for fill in [20, 60] {
+        write_over(&mut world, &volume, fill);
+        snapshot(&mut world, "demo@one").expect("taken");
+        let forked = world.host.fork_volume("demo@one", "child");
+        done(&mut world, &forked);
+        if fill == 20 {
+            let deleted = world.host.delete_volume("child");
+            done(&mut world, &deleted);
+            delete_snapshot(&mut world, "demo@one").expect("deleted");
+        }
+    }
+    assert!(pins(&world.lasting) >= 4);
+    assert_eq!(gc(&mut world).needless_pins, 4);
+    assert_eq!(pins(&world.lasting), 0);
+    for _ in 0..3 {
+        assert_eq!(gc(&mut world).recovered.objects, 0);
+    }
+    let mut other = elsewhere(&world);
+    let child = other.open("child");
+    for place in 0..4 {
+        assert_eq!(other.read_fill(&child, 8 * place, 4096), 67);
+    }
+}
+
+#[test]
+fn a_restores_pin_goes_when_its_volume_was_deleted_and_its_name_taken_again_before_a_pass() {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 20);
+    snapshot(&mut world, "demo@one").expect("taken");
+    close(&mut world, &volume);
+    let restored = world.host.restore_volume("demo@one", "demo@kept");
+    done(&mut world, &restored);
+    for name in ["demo@one", "demo@kept"] {
+        delete_snapshot(&mut world, name).expect("deleted");
+    }
+    let deleted = world.host.delete_volume("demo");
+    done(&mut world, &deleted);
+    world.create("demo", 64 * MIB);
+    assert!(pins(&world.lasting) > 0);
+    gc(&mut world);
+    assert_eq!(pins(&world.lasting), 0);
+}
+
+#[test]
+fn a_pin_stays_while_its_child_may_come_though_another_took_the_name_meanwhile() {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 20);
+    // A fork has everything but for its root: another volume has its name, and is deleted before it comes.
+    let mut slow = elsewhere(&world);
+    let forked = slow.host.fork_volume("demo", "child");
+    done(&mut slow, &forked);
+    let mut brought = brought(&world.lasting, &slow.lasting);
+    let (bytes, _) = brought.remove(&root_key("child")).expect("made");
+    world.lasting.objects.extend(brought);
+    world.create("child", 64 * MIB);
+    write_over(&mut world, &volume, 60);
+    for _ in 0..3 {
+        gc(&mut world);
+    }
+    assert_eq!(pins(&world.lasting), 1);
+    let deleted = world.host.delete_volume("child");
+    done(&mut world, &deleted);
+    let (tombstone, _) = &world.lasting.objects[&root_key("child")];
+    let tombstone = Root::decode(tombstone).expect("a root");
+    let mut root = Root::decode(&bytes).expect("a root");
+    root.epoch = Epoch(tombstone.epoch.0 + 1);
+    root.since = root.epoch;
+    root.sequence = tombstone.sequence + 1;
+    world.lasting.versions += 1;
+    let version = world.lasting.versions;
+    let objects = &mut world.lasting.objects;
+    objects.insert(root_key("child"), (root.encode(), version));
+    let mut other = elsewhere(&world);
+    let child = other.open("child");
+    for place in 0..4 {
+        assert_eq!(other.read_fill(&child, 8 * place, 4096), 27);
+    }
+}
+
+#[test]
+fn a_pass_that_may_remove_nothing_has_failed_and_says_why() {
+    let (mut world, volume) = with_volume();
+    write_over(&mut world, &volume, 1);
+    let first = gc(&mut world);
+    assert!(first.garbage.objects > 0 && first.why_nothing_went().is_none());
+    world.lasting.refuses_deletes = true;
+    let before = packs(&world.lasting);
+    for failures in 1..=2 {
+        let found = gc(&mut world);
+        assert!(found.failed.objects >= first.garbage.objects, "{found:?}");
+        let why = found.why_nothing_went().expect("not one went").to_owned();
+        assert!(
+            why.starts_with("packs/") || why.starts_with("indexes/"),
+            "{why}"
+        );
+        let report = world.host.collector();
+        assert_eq!((report.failures_in_a_row, report.passes), (failures, 1));
+        assert!(report.failed_removals >= failures * first.garbage.objects);
+        assert!(report.last_error.is_some_and(|error| error.contains(&why)));
+    }
+    assert_eq!(packs(&world.lasting), before);
+    world.lasting.refuses_deletes = false;
+    let found = gc(&mut world);
+    assert!(found.removed.objects >= first.garbage.objects, "{found:?}");
+    let report = world.host.collector();
+    assert_eq!((report.failures_in_a_row, report.passes), (0, 2));
+    assert_eq!(report.last_error, None);
+}
+
+#[test]
+fn a_candidate_that_is_reached_again_stays_and_is_counted() {
+    let (mut world, volume) = with_volume();
+    world.write(&volume, 0, 7, 4096);
+    world.sync(&volume);
+    world.pass(2_000);
+    let root = world.host.fork_volume("demo", "child");
+    done(&mut world, &root);
+    let early = world.lasting.objects[&root_key("child")].clone();
+    let pin = |key: &&String| key.starts_with("pins/");
+    let pin = world.lasting.objects.keys().find(pin).cloned();
+    world.lasting.objects.remove(&pin.expect("a pin"));
+    world.lasting.objects.remove(&root_key("child"));
+    write_over(&mut world, &volume, 20);
+    let first = gc(&mut world);
+    assert!(first.garbage.objects > 0);
+    // A root comes back that reaches what a pass found reached by nobody.
+    world.lasting.objects.insert(root_key("child"), early);
+    let second = gc(&mut world);
+    assert!(second.recovered.objects > 0, "{second:?}");
+    assert_eq!(world.host.collector().recovered, second.recovered.objects);
+    let third = gc(&mut world);
+    assert_eq!(
+        third.recovered.objects, 0,
+        "it is no candidate any more: {third:?}"
+    );
+    let mut other = elsewhere(&world);
+    let child = other.open("child");
+    assert_eq!(other.read_fill(&child, 0, 4096), 7);
 }
 
 #[test]
@@ -324,8 +471,7 @@ fn what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes()
     }
     world.lasting.objects.insert(root_key("demo"), root);
     gc(&mut world);
-    let pins = world.lasting.objects.keys();
-    assert_eq!(pins.filter(|key| key.starts_with("pins/")).count(), 0);
+    assert_eq!(pins(&world.lasting), 0);
     let mut other = elsewhere(&world);
     let there = other.open("demo");
     for place in 0..4 {
@@ -490,6 +636,22 @@ mod planted {
             (
                 "candidates_go_in_the_same_pass",
                 what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone,
+            ),
+            (
+                "pins_of_names_taken_again_stay",
+                a_pin_goes_when_its_child_was_deleted_and_its_name_taken_again_before_a_pass,
+            ),
+            (
+                "pins_go_when_their_name_is_taken",
+                a_pin_stays_while_its_child_may_come_though_another_took_the_name_meanwhile,
+            ),
+            (
+                "passes_that_remove_nothing_end_well",
+                a_pass_that_may_remove_nothing_has_failed_and_says_why,
+            ),
+            (
+                "recovered_candidates_go",
+                a_candidate_that_is_reached_again_stays_and_is_counted,
             ),
             (
                 "asked_passes_fold_nothing",

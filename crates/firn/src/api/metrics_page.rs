@@ -119,6 +119,16 @@ fn write_collector(text: &mut MetricsText<'_>, report: &CollectorReport) -> fmt:
         [(vec![], report.removed.bytes)],
     )?;
     text.counters(
+        "firn_gc_failed_removals",
+        "Objects that this server's garbage collector tried to remove, and could not.",
+        [(vec![], report.failed_removals)],
+    )?;
+    text.counters(
+        "firn_gc_recovered_objects",
+        "Objects that one pass took for garbage and a later one found reached. It must never happen.",
+        [(vec![], report.recovered)],
+    )?;
+    text.counters(
         "firn_gc_passes",
         "Passes of this server's garbage collector that ended well.",
         [(vec![], report.passes)],

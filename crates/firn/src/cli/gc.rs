@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::args::{ApiArgs, GcArgs};
 use super::client::Client;
 use super::output;
-use crate::failure::Result;
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{GcAmount, GcPass, GcRequest};
 use crate::units::About;
 
@@ -22,7 +22,8 @@ pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
     progress.finish_and_clear();
     let pass = pass?;
     if json {
-        return output::json(&pass);
+        output::json(&pass)?;
+        return end(&pass);
     }
     let row = |what: &str, amount: GcAmount, meaning: &str| {
         vec![
@@ -73,7 +74,21 @@ pub(crate) fn gc(api: &ApiArgs, json: bool, args: GcArgs) -> Result<()> {
     if !args.dry_run && pass.garbage.objects > pass.removed.objects {
         eprintln!("firn: what was found now is removed by the next pass, once that finds the same");
     }
-    Ok(())
+    end(&pass)
+}
+
+/// A pass that could remove nothing of what it had to remove has failed.
+fn end(pass: &GcPass) -> Result<()> {
+    match &pass.why_nothing_went {
+        None => Ok(()),
+        Some(why) => Err(Failure::new(
+            FailureCode::StoreFailed,
+            format!(
+                "no removal of garbage succeeded: {why}; see that the server may delete what is below packs/, \
+                 indexes/ and pins/"
+            ),
+        )),
+    }
 }
 
 /// That something goes on, and for how long: how much is left is not known before all was listed and read.

@@ -28,6 +28,7 @@ fn describe(found: &Findings) -> GcPass {
         garbage: amount(found.garbage),
         removed: amount(found.removed),
         failed: amount(found.failed),
+        why_nothing_went: found.why_nothing_went().map(str::to_owned),
         recovered: amount(found.recovered),
         roots: found.roots,
         pins: found.pins,
@@ -57,7 +58,7 @@ impl ControlPlane {
             last_success_unix_ms: report.last_success_unix_ms,
             last_error: report.last_error,
             removed: amount(report.removed),
-            last: (report.passes > 0).then(|| describe(&report.findings)),
+            last: (report.findings != Findings::default()).then(|| describe(&report.findings)),
         }
     }
 

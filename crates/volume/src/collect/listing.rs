@@ -81,7 +81,14 @@ pub(super) async fn list_objects(port: &impl CollectPort) -> Result<Listing, Col
 }
 
 /// Removes an object. One that is gone is no error.
-pub(super) async fn remove(port: &impl CollectPort, key: String) -> bool {
-    let removed = port.store(StoreOp::Delete { key }).await;
-    matches!(removed, Ok(StoreReply::Deleted))
+///
+/// # Errors
+/// Which one stays, and what the store says.
+pub(super) async fn remove(port: &impl CollectPort, key: String) -> Result<(), String> {
+    let removed = port.store(StoreOp::Delete { key: key.clone() }).await;
+    match removed {
+        Ok(StoreReply::Deleted) => Ok(()),
+        Ok(other) => Err(format!("{key}: {other:?} is no answer to a removal")),
+        Err(error) => Err(format!("{key}: {error:?}")),
+    }
 }

@@ -55,6 +55,8 @@ pub struct Findings {
     pub removed: Amount,
     /// Garbage that could not be removed this time.
     pub failed: Amount,
+    /// What the store said about one of those.
+    pub why_failed: Option<String>,
     /// Candidates of an earlier pass that are reached now. It must never happen.
     pub recovered: Amount,
     /// Roots that were read.
@@ -71,8 +73,20 @@ pub struct Findings {
     pub index_bytes: u64,
     /// Hosts whose logs are not whole: nothing of theirs is removed.
     pub unsure_hosts: u64,
+    /// Pins without a need that could not be removed this time.
+    pub failed_pins: u64,
     /// Another collector ended a pass meanwhile: this one left the rest to it.
     pub is_overtaken: bool,
+}
+
+impl Findings {
+    /// Why a pass that found something to remove could remove nothing at all, if it was so: a collector that is not
+    /// allowed to remove is none, however well it finds.
+    pub fn why_nothing_went(&self) -> Option<&str> {
+        let went = self.removed.objects + self.needless_pins.saturating_sub(self.failed_pins);
+        let why = self.why_failed.as_deref()?;
+        (went == 0 && !canary::active!("passes_that_remove_nothing_end_well")).then_some(why)
+    }
 }
 
 /// Looks, and changes nothing. `served` are volumes that must have roots, beside those that logs name.
@@ -122,9 +136,10 @@ pub async fn collect(
         for (at, removed) in window.iter().zip(join_all(removals.collect()).await) {
             let listed = &listing.objects[*at];
             match removed {
-                true => findings.removed.add(listed.bytes),
-                false => {
+                Ok(()) => findings.removed.add(listed.bytes),
+                Err(why) => {
                     findings.failed.add(listed.bytes);
+                    findings.why_failed = Some(why);
                     left.push(*at);
                 }
             }
@@ -146,7 +161,12 @@ pub async fn collect(
     // nothing. One that begins now sees the child.
     for window in needless.chunks(SIDE_BY_SIDE) {
         let removals = window.iter().map(|key| Box::pin(remove(port, key.clone())));
-        join_all(removals.collect()).await;
+        for removed in join_all(removals.collect()).await {
+            if let Err(why) = removed {
+                findings.failed_pins += 1;
+                findings.why_failed = Some(why);
+            }
+        }
         port.sleep(port.pace_ns()).await;
     }
     Ok(findings)
@@ -206,7 +226,9 @@ async fn find(
     let (mut doomed, mut fresh) = (Vec::new(), Vec::new());
     for (at, listed) in listing.objects.iter().enumerate() {
         let is_known = || known.contains(&candidate(&listing, at));
-        if named.has(listed.is_index, listing.id(listed)) {
+        let is_named = named.has(listed.is_index, listing.id(listed))
+            && !(canary::active!("recovered_candidates_go") && is_known());
+        if is_named {
             match listed.is_index {
                 true => findings.live_indexes.add(listed.bytes),
                 false => findings.live_packs.add(listed.bytes),

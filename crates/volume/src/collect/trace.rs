@@ -176,13 +176,21 @@ impl<'a, P: CollectPort> Trace<'a, P> {
     }
 
     /// A pin is needed until what it names has come to stand in its child's root, or never will: that root is of the
-    /// pin's epoch or a later one, so whoever was about to write the pin's root does so no more.
+    /// pin's epoch or a later one, so whoever was about to write the pin's root does so no more. So it is where another
+    /// has the name and the child's tombstone is kept: the child stood there, and whatever wrote it expects what was there
+    /// before. Without a tombstone the name says nothing: its next owner may be deleted before the child comes.
     async fn judge_pin(&mut self, key: &str, pinned: &Root) -> Result<(), CollectError> {
         let root = root_key(&pinned.name);
         let found = read_decoded(self.port, &root, Root::decode).await;
         let found = found.map_err(|error| CollectError::Unreadable(root, error))?;
-        let has_begun = |root: &Root| root.volume == pinned.volume && root.epoch >= pinned.epoch;
-        if found.is_some_and(|(root, _)| has_begun(&root)) {
+        let is_needless = match found {
+            None => false,
+            Some((root, _)) if root.volume == pinned.volume => root.epoch >= pinned.epoch,
+            Some(_) if canary::active!("pins_of_names_taken_again_stay") => false,
+            Some(_) if canary::active!("pins_go_when_their_name_is_taken") => true,
+            Some(_) => has_tomb(self.port, pinned.volume).await,
+        };
+        if is_needless {
             self.needless.push(key.to_owned());
         }
         Ok(())

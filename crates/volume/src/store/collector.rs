@@ -93,9 +93,10 @@ async fn pass(
     };
     match &found {
         Ok(found) => {
-            engine
-                .collector
-                .on_success(found, engine.jobs.now().unix_ms);
+            engine.collector.on_end(found, engine.jobs.now().unix_ms);
+            if let Some(why) = found.why_nothing_went() {
+                tracing::error!(why, "a pass of the garbage collector could remove nothing");
+            }
             tracing::info!(
                 live_packs = found.live_packs.objects,
                 garbage = found.garbage.objects,

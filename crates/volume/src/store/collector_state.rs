@@ -29,10 +29,14 @@ pub struct CollectorReport {
     pub last_success_unix_ms: Option<u64>,
     /// Why the last one failed, if it did.
     pub last_error: Option<String>,
-    /// What the last one that ended well found.
+    /// What the last one found that came to its end.
     pub findings: Findings,
     /// What this process removed.
     pub removed: Amount,
+    /// Removals that the store refused, or did not answer.
+    pub failed_removals: u64,
+    /// Objects that were garbage to an earlier pass, and reached in a later one.
+    pub recovered: u64,
 }
 
 /// Of this process.
@@ -89,15 +93,26 @@ impl CollectorState {
         lock(&self.report).clone()
     }
 
-    pub(super) fn on_success(&self, found: &Findings, unix_ms: u64) {
+    /// A pass came to its end. One that was allowed to remove nothing did not end well.
+    pub(super) fn on_end(&self, found: &Findings, unix_ms: u64) {
         let mut report = lock(&self.report);
+        report.removed.objects += found.removed.objects;
+        report.removed.bytes += found.removed.bytes;
+        report.failed_removals += found.failed.objects + found.failed_pins;
+        report.recovered += found.recovered.objects;
+        report.findings = found.clone();
+        if let Some(why) = found.why_nothing_went() {
+            report.failures_in_a_row += 1;
+            report.last_error = Some(format!(
+                "no removal of garbage succeeded: {why}; see that this host may delete what is below packs/, \
+                 indexes/ and pins/"
+            ));
+            return;
+        }
         report.passes += 1;
         report.failures_in_a_row = 0;
         report.last_success_unix_ms = Some(unix_ms);
         report.last_error = None;
-        report.removed.objects += found.removed.objects;
-        report.removed.bytes += found.removed.bytes;
-        report.findings = found.clone();
     }
 
     pub(super) fn on_failure(&self, error: &OpenError) {

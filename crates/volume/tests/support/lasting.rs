@@ -40,6 +40,8 @@ pub(crate) struct Lasting {
     pub(crate) broken_checkpoints: bool,
     /// Requests for these objects fail.
     pub(crate) failing_keys: Vec<String>,
+    /// The store refuses all removals.
+    pub(crate) refuses_deletes: bool,
     /// The store does not answer.
     pub(crate) outage: bool,
     /// The next update takes effect, but the store is gone before it can say so.

@@ -41,6 +41,9 @@ impl World {
         if self.lasting.failing_keys.contains(key) {
             return true;
         }
+        if matches!(op, StoreOp::Delete { .. }) && self.lasting.refuses_deletes {
+            return true;
+        }
         let failing = match op {
             StoreOp::Put { .. } => &mut self.lasting.failing_puts,
             StoreOp::Create { key, .. } if key.contains("/log/") => {
