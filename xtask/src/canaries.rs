@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 24] = [
+const CANARIES: [Canary; 25] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -115,6 +115,15 @@ const CANARIES: [Canary; 24] = [
             "rings_that_cannot_be_put_back_are_said_and_a_restart_in_good_order_loses_nothing",
         ),
         words: &["the word of it did not happen in time"],
+    },
+    Canary {
+        name: "list_waits_for_the_store",
+        what: "a list of the volumes waits for a store that is away",
+        judge: Judge::Here(
+            "health",
+            "a_list_is_answered_soon_while_the_store_is_away_and_says_what_it_lacks",
+        ),
+        words: &["the list took"],
     },
     Canary {
         name: "rings_stay_gone",

@@ -18,7 +18,7 @@ mod volume_locks;
 mod waiting;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
@@ -52,6 +52,10 @@ const EXIT_SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often closing a volume is attempted while the store fails, and the first delay between.
 const CLOSE_ATTEMPTS: u32 = 5;
 const CLOSE_RETRY_DELAY: Duration = Duration::from_secs(1);
+
+/// How long a list waits for a store that is in trouble, and how often it looks whether it is.
+const LIST_PATIENCE: Duration = Duration::from_secs(2);
+const LIST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// An open volume and the addresses under which clients reach it.
 #[derive(Debug)]
@@ -149,12 +153,12 @@ impl ControlPlane {
     /// All volumes of the store, and those that wait here. While the store is away: what this
     /// server knows by itself.
     pub(crate) async fn list(&self) -> VolumeList {
-        let (infos, store_error) = match self.host.list_volumes().await {
+        let (infos, store_error) = match self.list_stored().await {
             Ok(infos) => (infos, None),
-            Err(error) => {
+            Err(failure) => {
                 let open = self.volumes.all().into_iter();
                 let infos = open.map(|open| open.volume.info()).collect();
-                (infos, Some(Failure::from(error).detail))
+                (infos, Some(failure.detail))
             }
         };
         let waiting = self.waiting.all().into_iter();
@@ -169,6 +173,27 @@ impl ControlPlane {
                 })
                 .collect(),
             store_error,
+        }
+    }
+
+    /// The volumes of the store. A large store takes its time; one that is in trouble is not waited for:
+    /// who asks for a list in an outage wants to know what goes on.
+    async fn list_stored(&self) -> Result<Vec<VolumeInfo>> {
+        let mut listed = std::pin::pin!(self.host.list_volumes());
+        let asked = Instant::now();
+        loop {
+            let look = tokio::time::sleep(LIST_LOOK_INTERVAL);
+            tokio::select! {
+                infos = &mut listed => return infos.map_err(Failure::from),
+                () = look => {}
+            }
+            let trouble = self.store.as_ref().and_then(|store| store.trouble());
+            let may_give_up = !canary::active!("list_waits_for_the_store");
+            if let Some(trouble) = trouble.filter(|_| may_give_up)
+                && asked.elapsed() >= LIST_PATIENCE
+            {
+                return Err(Failure::new(FailureCode::StoreUnavailable, trouble.why));
+            }
         }
     }
 

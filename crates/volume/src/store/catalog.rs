@@ -2,10 +2,9 @@
 //!
 //! Nothing here opens a volume or takes its epoch; a volume that a host holds is not deleted.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::driver::{StoreError, StoreOp};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName, tomb_key};
@@ -22,7 +21,7 @@ use crate::store::log_procedures::{AskedKeys, log_port, on_progress, with_patien
 use crate::store::name_locks::{NameLock, check_no_snapshot_is_locked};
 use crate::store::objects::{ATTEMPTS_MAX, store_error, store_with_retry};
 use crate::store::open::{OpenMode, TailClaim, discard_tail, take_epoch};
-use crate::store::roots::{read_any_root, read_root, unusable};
+use crate::store::roots::{list_keys, read_any_root, read_root, read_roots, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_name, check_size, check_spec};
 use crate::sync::atomic::Ordering;
@@ -271,25 +270,15 @@ pub(crate) async fn show(engine: &Arc<Engine>, name: &str) -> Result<VolumeInfo,
     Ok(VolumeInfo { stored, ..info })
 }
 
+/// The volumes of the store, by name.
 pub(crate) async fn list(engine: &Arc<Engine>) -> Result<Vec<VolumeInfo>, OpenError> {
-    let op = StoreOp::List {
-        prefix: ROOT_PREFIX.to_owned(),
-    };
-    let keys = match store_with_retry(engine, op).await {
-        Ok(StoreReply::Keys(keys)) => keys,
-        Ok(_) => return Err(OpenError::Store("the store's list does not fit".into())),
-        Err(error) => return Err(store_error("list", ROOT_PREFIX, &error)),
-    };
-    let mut infos = BTreeMap::new();
-    for name in keys.iter().filter_map(|(key, _)| volume_of_root_key(key)) {
-        match read_root(engine, name).await {
-            Ok(head) => {
-                infos.insert(name.to_owned(), VolumeInfo::of(&head.root));
-            }
-            // Deleted between the list and the look.
-            Err(OpenError::NoSuchVolume(_)) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(infos.into_values().collect())
+    let keys = list_keys(engine, ROOT_PREFIX).await?;
+    let names = keys.iter().filter_map(|key| volume_of_root_key(key));
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort_unstable();
+    let roots = read_roots(engine, &names).await?;
+    Ok(roots
+        .iter()
+        .map(|head| VolumeInfo::of(&head.root))
+        .collect())
 }

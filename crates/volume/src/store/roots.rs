@@ -14,6 +14,7 @@ use crate::hostlog::root_updates::{
     OwnerView, OwnersError, OwnersUpdate, UpdateError, update_own_root,
 };
 use crate::hostlog::stop::Stop;
+use crate::jobs::join_all;
 use crate::object::root::Root;
 use crate::object::root_key;
 use crate::request::tail::Tail;
@@ -21,6 +22,40 @@ use crate::store::log_procedures::{log_port, mark, stop_host};
 use crate::store::objects::{store_error, store_with_retry};
 use crate::store::upload_state::{KnownRoot, RootUpdate};
 use crate::sync::atomic::Ordering;
+
+/// Roots that a list reads side by side.
+const READS_AT_ONCE: usize = 32;
+
+/// The names of objects below a prefix.
+pub(crate) async fn list_keys(engine: &Engine, prefix: &str) -> Result<Vec<String>, OpenError> {
+    let op = StoreOp::List {
+        prefix: prefix.to_owned(),
+    };
+    match store_with_retry(engine, op).await {
+        Ok(StoreReply::Keys(keys)) => Ok(keys.into_iter().map(|(key, _)| key).collect()),
+        Ok(_) => Err(OpenError::Store("the store's list does not fit".into())),
+        Err(error) => Err(store_error("list", prefix, &error)),
+    }
+}
+
+/// The roots of these names that are not deleted, in order: one may go between a list and the look.
+pub(crate) async fn read_roots(
+    engine: &Engine,
+    names: &[String],
+) -> Result<Vec<KnownRoot>, OpenError> {
+    let mut found = Vec::new();
+    for names in names.chunks(READS_AT_ONCE) {
+        let reads = names.iter().map(|name| Box::pin(read_root(engine, name)));
+        for read in join_all(reads.collect()).await {
+            match read {
+                Ok(root) => found.push(root),
+                Err(OpenError::NoSuchVolume(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    Ok(found)
+}
 
 pub(crate) async fn read_root(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     match read_any_root(engine, name).await? {

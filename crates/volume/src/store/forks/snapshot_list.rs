@@ -4,20 +4,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::driver::{StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
-use crate::jobs::join_all;
 use crate::object::extensions::Labels;
 use crate::object::root::Root;
 use crate::object::{SNAPSHOT_SIGN, snapshot_of_root_key, snapshots_of};
-use crate::store::objects::{store_error, store_with_retry};
-use crate::store::roots::read_root;
+use crate::store::roots::{list_keys, read_roots};
 use crate::store::volume_spec::check_name;
 use crate::units::{Lsn, VolumeId};
 
-/// Roots read at once.
-const READS_AT_ONCE: usize = 32;
 /// Labels of one snapshot, and bytes of a key or a value.
 const LABELS_MAX: usize = 64;
 const LABEL_BYTES_MAX: usize = 256;
@@ -104,35 +99,14 @@ pub(crate) async fn list_snapshots(
     volume: &str,
 ) -> Result<Vec<SnapshotInfo>, OpenError> {
     check_name(volume)?;
-    let prefix = snapshots_of(volume);
-    let keys = match store_with_retry(
-        engine,
-        StoreOp::List {
-            prefix: prefix.clone(),
-        },
-    )
-    .await
-    {
-        Ok(StoreReply::Keys(keys)) => keys,
-        Ok(_) => return Err(OpenError::Store("the store's list does not fit".into())),
-        Err(error) => return Err(store_error("list", &prefix, &error)),
-    };
-    let names: Vec<String> = keys
+    let keys = list_keys(engine, &snapshots_of(volume)).await?;
+    let names = keys.iter().filter_map(|key| snapshot_of_root_key(key));
+    let names: Vec<String> = names.collect();
+    let roots = read_roots(engine, &names).await?;
+    let mut found: Vec<_> = roots
         .iter()
-        .filter_map(|(key, _)| snapshot_of_root_key(key))
+        .map(|head| SnapshotInfo::of(&head.root))
         .collect();
-    let mut found = Vec::new();
-    for names in names.chunks(READS_AT_ONCE) {
-        let reads = names.iter().map(|name| Box::pin(read_root(engine, name)));
-        for read in join_all(reads.collect()).await {
-            match read {
-                Ok(head) => found.push(SnapshotInfo::of(&head.root)),
-                // Its name was used, and is free again.
-                Err(OpenError::NoSuchVolume(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-    }
     sort_by_age(&mut found);
     Ok(found)
 }
