@@ -420,3 +420,33 @@ fn a_full_disk_is_named_with_the_flags_that_help_and_leaves_no_half_log() {
     let left = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(!left.contains("log"), "{left}");
 }
+
+#[test]
+fn a_store_of_ones_own_without_credentials_is_refused_at_once_with_what_helps() {
+    let world = World::new();
+    // Nobody answers there, and nobody is asked.
+    let store = "s3://bucket/firn?endpoint=http://127.0.0.1:9";
+    let serve = [
+        "serve",
+        "--store",
+        store,
+        "--cache",
+        "cache",
+        "--log-size",
+        "64MiB",
+    ];
+    let output = Command::new(env!("CARGO_BIN_EXE_firn"))
+        .current_dir(&world.dir)
+        .env_clear()
+        .env("HOME", world.dir.path())
+        .args(serve)
+        .output()
+        .unwrap();
+    let refused = message(&output);
+    assert_eq!(output.status.code(), Some(1), "{refused}");
+    assert!(
+        refused.contains("no credentials") && refused.contains("AWS_ACCESS_KEY_ID"),
+        "{refused}"
+    );
+    assert!(!world.path("cache/log").exists());
+}

@@ -119,12 +119,59 @@ fn client_options(url: &CloudUrl, endpoint: Option<&str>) -> Result<ClientOption
     Ok(options)
 }
 
+/// The keys of a profile. None where a metadata service is to be asked, which the crate does.
+fn profile_keys(
+    url: &CloudUrl,
+    files: Option<ProfileFiles>,
+    metadata: bool,
+) -> Result<Option<ProfileCredentials>> {
+    let named = url.profile.clone().or_else(|| environment("AWS_PROFILE"));
+    match (files.and_then(ProfileCredentials::open), named) {
+        (Some(keys), _) => Ok(Some(keys)),
+        (None, Some(named)) => Err(url.error(format!(
+            "profile {named:?} has no keys in ~/.aws/credentials or ~/.aws/config; firn reads \
+             aws_access_key_id and aws_secret_access_key"
+        ))),
+        (None, None) if !metadata => Err(url.error(
+            "there are no credentials for it: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
+             name a profile with profile=NAME, or write anonymous=true for a bucket that asks for \
+             none",
+        )),
+        (None, None) => Ok(None),
+    }
+}
+
+/// Whether a container's or an instance's metadata service may know credentials for this store. They are the
+/// cloud's own: a store elsewhere takes none of them, and where there is no such service, a start would
+/// wait a minute to say so.
+fn may_ask_metadata(endpoint: Option<&str>) -> bool {
+    let named = [
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+        "AWS_METADATA_ENDPOINT",
+    ];
+    let is_the_clouds = |endpoint: &str| {
+        [".amazonaws.com", ".api.aws"]
+            .iter()
+            .any(|domain| endpoint.contains(domain))
+    };
+    named.iter().any(|name| environment(name).is_some()) || endpoint.is_none_or(is_the_clouds)
+}
+
+/// Where the store is, unless it is where the bucket's region says.
+fn endpoint_of(url: &CloudUrl, builder: &AmazonS3Builder) -> Option<String> {
+    let set = |key| builder.get_config_value(&key);
+    url.endpoint
+        .clone()
+        .or_else(|| set(AmazonS3ConfigKey::S3Endpoint))
+        .or_else(|| set(AmazonS3ConfigKey::Endpoint))
+}
+
 fn open_s3(url: &CloudUrl) -> Result<ParsedStore> {
     let mut builder = AmazonS3Builder::from_env();
     let set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
     let from_environment = set(&builder, AmazonS3ConfigKey::AccessKeyId)
         || set(&builder, AmazonS3ConfigKey::WebIdentityTokenFile);
-    let named = url.profile.clone().or_else(|| environment("AWS_PROFILE"));
     let files = ProfileFiles::find(url.profile.as_deref());
     if let Some(profile) = files.as_ref().and_then(ProfileFiles::read) {
         if let (false, Some(region)) = (set(&builder, AmazonS3ConfigKey::Region), profile.region())
@@ -141,27 +188,15 @@ fn open_s3(url: &CloudUrl) -> Result<ParsedStore> {
     if url.anonymous {
         builder = builder.with_skip_signature(true);
     } else if url.profile.is_some() || !from_environment {
-        match files.and_then(ProfileCredentials::open) {
-            Some(keys) => builder = builder.with_credentials(Arc::new(keys)),
-            None if named.is_some() => {
-                return Err(url.error(format!(
-                    "profile {:?} has no keys in ~/.aws/credentials or ~/.aws/config; firn reads \
-                     aws_access_key_id and aws_secret_access_key",
-                    named.unwrap_or_default()
-                )));
-            }
-            // The crate asks the container's or the instance's metadata service.
-            None => {}
+        let metadata = may_ask_metadata(endpoint_of(url, &builder).as_deref());
+        if let Some(keys) = profile_keys(url, files, metadata)? {
+            builder = builder.with_credentials(Arc::new(keys));
         }
     }
     if let Some(region) = &url.region {
         builder = builder.with_region(region);
     }
-    let endpoint = url
-        .endpoint
-        .clone()
-        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint))
-        .or_else(|| builder.get_config_value(&AmazonS3ConfigKey::Endpoint));
+    let endpoint = endpoint_of(url, &builder);
     let virtual_hosted = url.path_style == Some(false);
     if let Some(endpoint) = &endpoint {
         let address = match endpoint.split_once("://") {
