@@ -29,7 +29,7 @@ use crate::model::{self, AttachRequest};
 use attached_file::{AttachedFile, DiskRecord};
 use disk::Disk;
 use factory::{CreateError, DiskFactory, ServeContext};
-use options::DiskOptions;
+use options::{DiskOptions, flag_of};
 
 /// How many device numbers are tried while other programs take them.
 const ID_ATTEMPTS: u32 = 16;
@@ -354,8 +354,9 @@ fn check_same_options(name: &str, options: &DiskOptions, request: &AttachRequest
         Some(option) => Err(Failure::new(
             FailureCode::AttachedOtherwise,
             format!(
-                "volume {name} is attached with another {option}; detach it first, or leave \
-                 {option} out to use it as it is"
+                "volume {name} is attached with another {flag}; detach it first, or leave {flag} out \
+                 to use it as it is",
+                flag = flag_of(option)
             ),
         )),
     }

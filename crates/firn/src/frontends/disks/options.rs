@@ -68,8 +68,9 @@ impl AttachRequest {
         match self.disk_option_names().first() {
             Some(option) if self.transport == TransportChoice::Nbd => {
                 Err(Failure::invalid(format!(
-                    "{option} is a property of a ublk disk and means nothing over nbd; leave it out, \
-                 or use transport ublk"
+                    "{} is a property of a ublk disk and means nothing over nbd; leave it out, \
+                     or use transport ublk",
+                    flag_of(option)
                 )))
             }
             _ => Ok(()),
@@ -102,6 +103,14 @@ impl AttachRequest {
             ParkTimeout::AtMostMs(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX).max(1))
         })
     }
+}
+
+/// An option of a request as people write it on the command line.
+pub(super) fn flag_of(option: &str) -> String {
+    format!(
+        "--{}",
+        option.trim_end_matches("_seconds").replace('_', "-")
+    )
 }
 
 impl DiskOptions {
@@ -212,15 +221,12 @@ mod tests {
         for (change, says) in [
             (
                 (|r| r.read_only = true) as fn(&mut AttachRequest),
-                "read_only",
+                "--read-only",
             ),
-            (|r| r.data_mode = Some(DataMode::ZeroCopy), "data_mode"),
-            (|r| r.queues = Some(2), "queues"),
-            (|r| r.no_part_scan = true, "no_part_scan"),
-            (
-                |r| r.park_timeout_seconds = Some(0.0),
-                "park_timeout_seconds",
-            ),
+            (|r| r.data_mode = Some(DataMode::ZeroCopy), "--data-mode"),
+            (|r| r.queues = Some(2), "--queues"),
+            (|r| r.no_part_scan = true, "--no-part-scan"),
+            (|r| r.park_timeout_seconds = Some(0.0), "--park-timeout "),
         ] {
             let mut request = request_with(change);
             request.validate().unwrap();

@@ -6,7 +6,7 @@
 use ublk::control::ControlDevice;
 use ublk::{DeviceSpec, Modes, negotiate};
 
-use super::options::model_data_mode;
+use super::options::{flag_of, model_data_mode};
 use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{AttachRequest, DataMode, Transport, TransportChoice};
 
@@ -50,7 +50,10 @@ pub(crate) fn choose_transport<T>(
         }
         (TransportChoice::Auto, Err(why)) => match request.disk_option_names().first() {
             None => Ok(Transport::Nbd),
-            Some(option) => Err(unusable(why, format!("{option} needs a ublk disk: {why}"))),
+            Some(option) => Err(unusable(
+                why,
+                format!("{} needs a ublk disk: {why}", flag_of(option)),
+            )),
         },
     }
 }
@@ -96,7 +99,7 @@ mod tests {
         request.read_only = true;
         let failure = choose_transport(&request, &absent()).unwrap_err();
         assert!(
-            failure.detail.contains("read_only needs a ublk disk"),
+            failure.detail.contains("--read-only needs a ublk disk"),
             "{failure}"
         );
     }
