@@ -89,7 +89,7 @@ failure_codes! {
         "Use a newer firn.";
     NoDirectIo, "no-direct-io", 500, FAILED, "The file system has no direct I/O",
         "Use --log-io auto or buffered, or another file system.";
-    NoPermission, "no-permission", 500, FAILED, "A local file may not be used",
+    NoPermission, "no-permission", 500, FAILED, "A local file or address may not be used",
         "Check the owner and mode of the directory, or choose another.";
     NoSuchMethod, "no-such-method", 405, FAILED, "The path does not take this method",
         "See /v1/openapi.json.";
@@ -258,6 +258,36 @@ impl Failure {
             format!("cannot {operation} {}: {source}{remedy}", path.display()),
         )
     }
+
+    /// A place at which the server cannot listen; `what` is served there, `flag` says another one.
+    pub(crate) fn listen(
+        what: &str,
+        place: &impl fmt::Display,
+        flag: &str,
+        source: &io::Error,
+    ) -> Self {
+        use io::ErrorKind as Io;
+        let (code, cause) = match source.kind() {
+            Io::PermissionDenied | Io::ReadOnlyFilesystem => (
+                FailureCode::NoPermission,
+                "a port below 1024 needs CAP_NET_BIND_SERVICE, a socket a directory that this \
+                 user may write to",
+            ),
+            Io::AddrInUse => (FailureCode::AddressInUse, "is another server running?"),
+            Io::AddrNotAvailable => (
+                FailureCode::AddressInUse,
+                "no network interface of this machine has this address",
+            ),
+            _ => (FailureCode::AddressInUse, "it is no place for a socket"),
+        };
+        Failure::new(
+            code,
+            format!(
+                "cannot listen for {what} on {place}: {source}; {cause}. Choose another address \
+                 with {flag}"
+            ),
+        )
+    }
 }
 
 impl fmt::Display for Failure {
@@ -364,6 +394,19 @@ mod tests {
             FailureCode::from_name("of-a-newer-server"),
             FailureCode::Unknown
         );
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_had_is_blamed_on_what_keeps_it() {
+        let failed = |kind: io::ErrorKind| Failure::listen("NBD", &"here", "--nbd", &kind.into());
+        let refused = failed(io::ErrorKind::PermissionDenied);
+        assert_eq!(refused.code, FailureCode::NoPermission);
+        assert!(!refused.detail.contains("another server"), "{refused}");
+        let taken = failed(io::ErrorKind::AddrInUse);
+        assert_eq!(taken.code, FailureCode::AddressInUse);
+        assert!(taken.detail.contains("another server"), "{taken}");
+        let foreign = failed(io::ErrorKind::AddrNotAvailable);
+        assert!(foreign.detail.contains("no network interface"), "{foreign}");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{Server, World, eventually};
+use common::{Server, World, eventually, message};
 
 fn get(server: &Server, path: &str) -> (u16, String) {
     server.get(path)
@@ -203,4 +203,46 @@ fn nothing_that_draws_is_written_where_nobody_looks() {
         !lines.contains('\u{1b}') && !lines.contains('\r'),
         "{lines:?}"
     );
+}
+
+#[test]
+fn a_list_is_answered_soon_while_the_store_is_away_and_says_what_it_lacks() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    fs::rename(world.path("store"), world.path("away")).unwrap();
+    let began = Instant::now();
+    let list = ["volume", "list"];
+    let output = world.ask(&server, &list);
+    let (listed, told) = (
+        String::from_utf8(output.stdout.clone()).unwrap(),
+        message(&output),
+    );
+    assert!(
+        began.elapsed() < Duration::from_secs(20),
+        "the list took {:?}: {told}",
+        began.elapsed()
+    );
+    assert!(listed.contains("demo"), "{listed}");
+    assert!(
+        told.contains("open here") && told.contains("store"),
+        "{told}"
+    );
+    fs::rename(world.path("away"), world.path("store")).unwrap();
+    eventually("the whole list", || {
+        message(&world.ask(&server, &list)).is_empty()
+    });
+}
+
+#[test]
+fn an_address_that_is_taken_is_said_before_anything_is_made() {
+    let world = World::new();
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let refused = world.refused("cache", &["--nbd", &address]);
+    assert!(
+        refused.contains("cannot listen for NBD") && refused.contains(&address),
+        "{refused}"
+    );
+    let made = ["cache/log", "store/volumes"].map(|name| world.path(name).exists());
+    assert_eq!(made, [false, false], "something was made: {refused}");
 }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use nbd::server::{Export, Listen, Options, Server};
+use nbd::server::{Export, Listen, Options, Server, check_place};
 use reactor::Reactor;
 use volume::Volume;
 
-use crate::failure::{Failure, FailureCode, Result};
+use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::{NbdTls, PermittedVolumes};
 use crate::frontends::open_volumes::OpenVolumes;
 
@@ -78,21 +78,23 @@ impl NbdFrontend {
                 Failure::io("make a directory for the socket at", dir, &source)
             })?;
         }
-        let granted = self.server.listen(address).map_err(|source| {
-            Failure::new(
-                FailureCode::AddressInUse,
-                format!(
-                    "cannot listen for NBD on {}: {source}; is another server running? Choose \
-                     another address with --nbd",
-                    flag_value(address)
-                ),
-            )
-        })?;
+        let granted = self
+            .server
+            .listen(address)
+            .map_err(|source| Failure::listen("NBD", &flag_value(address), "--nbd", &source))?;
         self.addresses
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(granted);
         Ok(())
+    }
+
+    /// Whether all addresses can be had: what is wrong with one is to be said before anything is made.
+    pub(crate) fn check_addresses(addresses: &[Listen]) -> Result<()> {
+        addresses.iter().try_for_each(|address| {
+            check_place(address)
+                .map_err(|source| Failure::listen("NBD", &flag_value(address), "--nbd", &source))
+        })
     }
 
     /// The addresses it listens on.

@@ -157,13 +157,7 @@ fn bind_in_time(settings: &Settings, listen: &ApiListen) -> Result<Bound> {
         let holder = CacheDir::holder(&settings.cache);
         let taken = source.kind() == io::ErrorKind::AddrInUse;
         let Some(holder) = holder.filter(|_| taken && !canary::active!("blame_the_address")) else {
-            return Err(Failure::new(
-                FailureCode::AddressInUse,
-                format!(
-                    "cannot listen for the API on {listen}: {source}; is another firn running? Choose \
-                     another address with --api"
-                ),
-            ));
+            return Err(Failure::listen("the API", listen, "--api", &source));
         };
         if started.elapsed() >= ADDRESS_TIMEOUT {
             return Err(Failure::new(

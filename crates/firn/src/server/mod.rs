@@ -29,6 +29,7 @@ use crate::control_plane::ControlPlane;
 use crate::control_plane::opening::ReopenTask;
 use crate::engine::{DISK_CALLS_MAX, Engine};
 use crate::failure::{Failure, Result};
+use crate::frontends::nbd::NbdFrontend;
 use crate::local_files::CacheDir;
 use crate::store_access::{StoreAccess, StoreSettings};
 
@@ -52,11 +53,16 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
     blocking_threads::start(&runtime, BLOCKING_THREADS);
     let api = ApiListeners::bind(&settings)?;
     let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(&settings)?)));
+    let is_first_start = !CacheDir::has_log(&settings.cache);
+    if is_first_start {
+        // At a later start the server before may still have them, and is waited for first.
+        NbdFrontend::check_addresses(&settings.nbd)?;
+    }
     let store = StoreAccess::new(StoreSettings {
         url: settings.store.clone(),
         single_writer: settings.single_writer,
         faults: settings.store_faults,
-        may_create: !CacheDir::has_log(&settings.cache),
+        may_create: is_first_start,
     });
     runtime.block_on(store.start())?;
     let files = CacheDir::open(&settings, &mut messages::LogFillBar::default())?;

@@ -80,6 +80,27 @@ pub(super) fn bind(listen: &Listen) -> io::Result<(OwnedFd, Listen)> {
     }
 }
 
+/// Whether a place can be listened at now. Nothing is left there.
+///
+/// # Errors
+/// Why not, as binding it would say.
+pub fn check_place(listen: &Listen) -> io::Result<()> {
+    match listen {
+        Listen::Tcp(address) => TcpListener::bind(address).map(drop),
+        Listen::Unix(path) => {
+            remove_stale(path)?;
+            match path.symlink_metadata() {
+                Ok(_) => Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "there is another kind of file",
+                )),
+                // Its directory is made when it is bound.
+                Err(_) => Ok(()),
+            }
+        }
+    }
+}
+
 /// Removes a socket that nobody listens at any more: what a killed server leaves behind.
 fn remove_stale(path: &Path) -> io::Result<()> {
     let is_socket = path

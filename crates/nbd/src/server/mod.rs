@@ -27,7 +27,7 @@ use blkmq::io::Backend;
 use reactor::Handle;
 
 pub use export::{Export, Exports};
-pub use listen::{Listen, ListenError};
+pub use listen::{Listen, ListenError, check_place};
 pub use serve::{BackendFile, latency};
 pub use tls::{ClientIdentity, TlsConfig, TlsError, TlsOptions};
 
