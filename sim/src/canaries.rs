@@ -48,6 +48,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "moved_root_names_what_was_named_before",
     "marks_keep_the_low_mark_back",
     "candidates_go_in_the_same_pass",
+    "objects_go_without_their_root",
     "pins_of_names_taken_again_stay",
     "pins_go_when_their_name_is_taken",
     "passes_that_remove_nothing_end_well",

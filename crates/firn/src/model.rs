@@ -454,6 +454,14 @@ pub(crate) struct GcRequest {
     pub(crate) dry_run: bool,
 }
 
+/// Body of `POST /v1/gc/forget`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForgetRequest {
+    /// The volume's id, as the collector named it: a volume without a root has no name.
+    pub(crate) volume_id: String,
+}
+
 /// How many objects of the store, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GcAmount {

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use common::{Server, World, eventually};
 use serde_json::Value;
@@ -33,6 +33,28 @@ fn bytes_below(dir: &Path) -> u64 {
         };
     }
     bytes
+}
+
+/// The file in which a volume's root is.
+fn root_of(world: &World, name: &str) -> PathBuf {
+    let roots = std::fs::read_dir(world.path("store").join("volumes")).unwrap();
+    let mut roots = roots.map(|entry| entry.unwrap().path());
+    let of_name = |path: &PathBuf| {
+        path.file_name()
+            .unwrap()
+            .to_string_lossy()
+            .starts_with(name)
+    };
+    let root = roots.find(of_name).expect("a root");
+    match root.is_dir() {
+        false => root,
+        true => std::fs::read_dir(&root)
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap()
+            .path(),
+    }
 }
 
 fn gc(world: &World, server: &Server, args: &[&str]) -> Value {
@@ -83,6 +105,52 @@ fn a_stores_bytes_come_down_after_overwriting_and_another_host_verifies_all_cont
     assert!(client.read(0, PART).unwrap() == noise(ROUNDS - 1));
     assert!(client.read(32 * MIB as u64, PART).unwrap() == noise(1000));
     assert!(client.read(16 * MIB as u64, MIB).unwrap() == vec![0; MIB]);
+}
+
+#[test]
+fn a_removed_root_is_missed_and_its_data_stays_until_somebody_says_that_it_is_gone() {
+    let world = World::new();
+    let server = world.serve("one", &["--volume", "demo=64MiB", "--gc", "off"]);
+    let mut client = server.connect("demo");
+    for round in 0..4 {
+        client.write(round * PART as u64, &noise(round)).unwrap();
+        world.done(&server, &["sync", "demo"]);
+    }
+    drop(client);
+    world.done(&server, &["detach", "demo"]);
+    server.stop();
+    // Its log names it no more, after a session of its own and a pass.
+    let server = world.serve("one", &["--volume", "other=64MiB", "--gc", "off"]);
+    let mut client = server.connect("other");
+    for round in 0..2 {
+        client.write(0, &noise(round)).unwrap();
+        world.done(&server, &["sync", "other"]);
+        gc(&world, &server, &[]);
+    }
+    let root = root_of(&world, "demo");
+    let kept = std::fs::read(&root).unwrap();
+    std::fs::remove_file(&root).unwrap();
+    let failed = (0..3).map(|_| world.ask(&server, &["gc"]));
+    let failed = failed.into_iter().find(|said| !said.status.success());
+    let said = String::from_utf8(failed.expect("it misses the root").stderr).unwrap();
+    let at = said.find("firn volume forget ").expect("a remedy") + "firn volume forget ".len();
+    let id = said[at..at + 32].to_owned();
+    let (_, health) = server.get("/readyz");
+    assert!(health.contains("is missing"), "{health}");
+    // Put back, all of it is there.
+    std::fs::write(&root, &kept).unwrap();
+    world.fails(&server, &["volume", "forget", &id, "--gone"]);
+    world.done(&server, &["gc"]);
+    std::fs::remove_file(&root).unwrap();
+    let before = bytes_below(&world.path("store"));
+    let asked = world.ask(&server, &["volume", "forget", &id]);
+    assert_eq!(asked.status.code(), Some(2), "it wants --gone");
+    world.done(&server, &["volume", "forget", &id, "--gone"]);
+    for _ in 0..3 {
+        world.done(&server, &["gc"]);
+    }
+    let after = bytes_below(&world.path("store"));
+    assert!(after + 3 * PART as u64 <= before, "{after} of {before}");
 }
 
 #[test]

@@ -33,6 +33,7 @@ use crate::store::collector;
 use crate::store::collector_state::CollectorReport;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
+use crate::store::forget;
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
 use crate::store::forks::{self, Fork};
@@ -44,7 +45,7 @@ use crate::store::rescue::{self, UnservedTail};
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
-use crate::units::{HostId, LogSession, Lsn, Now};
+use crate::units::{HostId, LogSession, Lsn, Now, VolumeId};
 
 /// What a host is started with.
 pub struct Setup {
@@ -288,6 +289,11 @@ impl Host {
     /// Makes a pass of the garbage collector over the whole store; a `dry_run` looks and changes nothing.
     pub fn collect_garbage(&self, dry_run: bool) -> Answer<Result<Findings, OpenError>> {
         self.control(move |engine| async move { collector::collect_now(&engine, dry_run).await })
+    }
+
+    /// Says that a volume is gone for good whose root was removed from the store. One that has a root is not touched.
+    pub fn forget_volume(&self, volume: VolumeId) -> Answer<Result<(), OpenError>> {
+        self.control(move |engine| async move { forget::forget(&engine, volume).await })
     }
 
     /// What the collector of this host did.

@@ -434,6 +434,64 @@ fn a_root_that_cannot_be_read_keeps_everything_and_is_named() {
     assert!(report.last_error.is_some());
 }
 
+#[test]
+fn what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_that_it_is_gone() {
+    let (mut world, volume) = with_volume();
+    world.create("other", 64 * MIB);
+    let other = world.open("other");
+    world.write(&volume, 0, 7, 4096);
+    write_over(&mut world, &volume, 20);
+    close(&mut world, &volume);
+    // The host goes on in a new session, without it, and its log names it no more.
+    let mut world = World::start(world.lasting.copy());
+    drop(other);
+    let other = world.open("other");
+    for fill in [1, 40, 80] {
+        write_over(&mut world, &other, fill);
+        gc(&mut world);
+    }
+    let key = root_key("demo");
+    let root = world.lasting.objects.remove(&key).expect("there");
+    let id = Root::decode(&root.0).expect("a root").volume;
+    let fails = |world: &mut World| {
+        let answer = world.host.collect_garbage(false);
+        world
+            .wait(|_| answer.try_take())
+            .map_err(|error| error.to_string())
+    };
+    let mut said = Vec::new();
+    for _ in 0..4 {
+        said.extend(fails(&mut world).err());
+    }
+    let remedy = format!("firn volume forget {id}");
+    assert!(said.iter().any(|error| error.contains(&remedy)), "{said:?}");
+    assert_eq!(world.host.collector().missing_root, Some(id));
+    // It was a mistake, and the root is put back.
+    let before = packs(&world.lasting);
+    world.lasting.objects.insert(key.clone(), root.clone());
+    let mut there = elsewhere(&world);
+    let theirs = there.try_open("demo", true).expect("opened");
+    for place in 0..4 {
+        assert_eq!(there.read_fill(&theirs, 8 * place, 4096), 27);
+    }
+    let refused = world.host.forget_volume(id);
+    let refused = world
+        .wait(|_| refused.try_take())
+        .expect_err("it has a root");
+    assert!(refused.to_string().contains("demo"), "{refused}");
+    gc(&mut world);
+    assert_eq!(world.host.collector().missing_root, None);
+    // It was not.
+    world.lasting.objects.remove(&key);
+    let forgotten = world.host.forget_volume(id);
+    done(&mut world, &forgotten);
+    for _ in 0..3 {
+        gc(&mut world);
+    }
+    assert!(packs(&world.lasting) < before);
+    assert_eq!(world.host.collector().missing_root, None);
+}
+
 /// Objects that the second store has and the first has not.
 fn brought(before: &Lasting, after: &Lasting) -> BTreeMap<String, (Vec<u8>, u64)> {
     let objects = after.objects.iter();
@@ -636,6 +694,10 @@ mod planted {
             (
                 "candidates_go_in_the_same_pass",
                 what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone,
+            ),
+            (
+                "objects_go_without_their_root",
+                what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_that_it_is_gone,
             ),
             (
                 "pins_of_names_taken_again_stay",

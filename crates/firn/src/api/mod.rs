@@ -40,8 +40,8 @@ use crate::failure::{Failure, FailureCode, Result};
 use crate::metrics::exposition;
 use crate::model::{
     Activity, AttachRequest, Attachment, CreateVolume, DetachRequest, DropRequest, EventList,
-    ForkRequest, GcPass, GcRequest, GcState, RescueTail, RescueTails, ResizeRequest, Volume,
-    VolumeList,
+    ForgetRequest, ForkRequest, GcPass, GcRequest, GcState, RescueTail, RescueTails, ResizeRequest,
+    Volume, VolumeList,
 };
 
 /// The API's description, written by hand; a test holds it against the routes.
@@ -65,6 +65,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .merge(points::routes())
         .route("/v1/activity", get(activity))
         .route("/v1/gc", get(gc_state).post(collect_garbage))
+        .route("/v1/gc/forget", post(forget_volume))
         .route("/v1/rescue", get(rescue_tails))
         .route("/v1/rescue/{id}", get(rescue_tail))
         .route("/v1/rescue/{id}/fork", post(fork_tail))
@@ -182,6 +183,18 @@ async fn collect_garbage(
     note.set(if request.dry_run { "dry run" } else { "a pass" });
     let pass = async move { control.collect_garbage(request.dry_run).await };
     run_to_completion(pass).await.map(axum::Json)
+}
+
+async fn forget_volume(
+    State(control): Shared,
+    Extension(note): Extension<AuditNote>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Result<StatusCode> {
+    let request: ForgetRequest = parse(&headers, &body)?;
+    note.set(&format!("volume {}", request.volume_id));
+    run_to_completion(async move { control.forget_volume(&request.volume_id).await }).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn rescue_tails(State(control): Shared) -> axum::Json<RescueTails> {

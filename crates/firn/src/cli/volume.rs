@@ -1,4 +1,4 @@
-//! `firn volume create|list|show|resize|delete`: one request each, printed as text or as JSON.
+//! `firn volume create|list|show|resize|delete|forget`: one request each, printed as text or as JSON.
 
 use std::time::Duration;
 
@@ -6,7 +6,9 @@ use super::args::{ApiArgs, Patience, VolumeCommand};
 use super::client::{Client, volume_path};
 use super::{output, similar_name, top};
 use crate::failure::{Failure, FailureCode, Result};
-use crate::model::{CreateVolume, DiskInfo, ResizeRequest, Volume, VolumeList, Watermark};
+use crate::model::{
+    CreateVolume, DiskInfo, ForgetRequest, ResizeRequest, Volume, VolumeList, Watermark,
+};
 use crate::units::Size;
 
 /// Least time between two pictures of a volume.
@@ -36,18 +38,16 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
                 block_size: *block_size,
             };
             let created = create(&client, &asked, *if_missing)?;
-            if json {
-                output::json(&created)
-            } else {
-                output::line(&created.name)
+            match json {
+                true => output::json(&created),
+                false => output::line(&created.name),
             }
         }
         VolumeCommand::List => {
             let list: VolumeList = client.get("/v1/volumes")?;
-            if json {
-                output::json(&list)?;
-            } else {
-                print_list(&list)?;
+            match json {
+                true => output::json(&list)?,
+                false => print_list(&list)?,
             }
             match list.store_error {
                 None => Ok(()),
@@ -63,15 +63,7 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
             interval,
             count,
         } => {
-            let picture = || -> Result<String> {
-                let found: Volume = client
-                    .get(&volume_path(&which.name))
-                    .map_err(|failure| similar_name::suggest(&client, &which.name, failure))?;
-                Ok(match json {
-                    true => output::json_text(&found),
-                    false => describe_volume(&found),
-                })
-            };
+            let picture = || picture(&client, &which.name, json);
             match watch {
                 true => top::repeat(interval.0.max(INTERVAL_MIN), *count, picture),
                 false => output::line(&picture()?),
@@ -83,14 +75,31 @@ pub(crate) fn volume(api: &ApiArgs, json: bool, command: &VolumeCommand) -> Resu
             let resized: Volume = client
                 .post(&path, &body)
                 .map_err(|failure| similar_name::suggest(&client, name, failure))?;
-            if json {
-                output::json(&resized)
-            } else {
-                output::line(&format!("{name}: {}", Size(resized.size_bytes)))
+            match json {
+                true => output::json(&resized),
+                false => output::line(&format!("{name}: {}", Size(resized.size_bytes))),
             }
         }
         VolumeCommand::Delete(which) => client.delete(&volume_path(&which.name)),
+        // `--gone` is required: that it is there is all that it says.
+        VolumeCommand::Forget { id, gone: _ } => client.post_no_content(
+            "/v1/gc/forget",
+            &ForgetRequest {
+                volume_id: id.clone(),
+            },
+        ),
     }
+}
+
+/// A volume as it is now.
+fn picture(client: &Client, name: &str, json: bool) -> Result<String> {
+    let found: Volume = client
+        .get(&volume_path(name))
+        .map_err(|failure| similar_name::suggest(client, name, failure))?;
+    Ok(match json {
+        true => output::json_text(&found),
+        false => describe_volume(&found),
+    })
 }
 
 fn create(client: &Client, asked: &CreateVolume, if_missing: bool) -> Result<Volume> {

@@ -4,10 +4,11 @@
 
 use std::time::{Duration, SystemTime};
 
+use volume::units::{VolumeId, parse_hex_identity};
 use volume::{Amount, CollectorReport, Findings};
 
 use crate::control_plane::ControlPlane;
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::model::{GcAmount, GcPass, GcState};
 
 /// A collector that has not succeeded for so long is no more one.
@@ -48,6 +49,20 @@ impl ControlPlane {
         Ok(describe(&found))
     }
 
+    /// A person's word that a volume without a root is gone for good.
+    pub(crate) async fn forget_volume(&self, id: &str) -> Result<()> {
+        let Some(id) = parse_hex_identity(id) else {
+            return Err(Failure::new(
+                FailureCode::Invalid,
+                format!(
+                    "{id:?} is no volume id: it has 32 hexadecimal digits, as the collector prints it"
+                ),
+            ));
+        };
+        let forgotten = self.host.forget_volume(VolumeId(id)).await;
+        forgotten.map_err(Failure::from)
+    }
+
     /// What the collector of this server did.
     pub(crate) fn gc_state(&self) -> GcState {
         let report = self.host.collector();
@@ -74,6 +89,13 @@ fn trouble(report: &CollectorReport, now: Duration) -> Option<String> {
         let age = now.saturating_sub(Duration::from_millis(unix_ms));
         age.as_secs() / 3600
     };
+    // Data is at stake: nobody waits a day to hear of it.
+    if let Some(volume) = report.missing_root {
+        return Some(format!(
+            "the root of volume {volume} is missing: somebody removed it from the store, and no garbage is removed until it \
+             is put back or `firn volume forget {volume} --gone` says that it never will be"
+        ));
+    }
     // Where it is off nobody expects passes.
     let on_since = report.on_since_unix_ms.filter(|_| report.is_on)?;
     let since = report.last_success_unix_ms.unwrap_or(on_since);
@@ -116,5 +138,18 @@ mod tests {
         assert!(said.contains("a root cannot be read"), "{said}");
         report.last_success_unix_ms = Some(2 * 3_600_000);
         assert_eq!(trouble(&report, hour(25)), None);
+    }
+
+    #[test]
+    fn a_missing_root_is_said_at_once_and_where_the_collector_is_off() {
+        let mut report = CollectorReport::default();
+        assert_eq!(trouble(&report, Duration::ZERO), None);
+        report.missing_root = Some(VolumeId([9; 16]));
+        let said = trouble(&report, Duration::ZERO).unwrap();
+        let remedy = format!("firn volume forget {}", VolumeId([9; 16]));
+        assert!(
+            said.contains("is missing") && said.contains(&remedy),
+            "{said}"
+        );
     }
 }

@@ -9,7 +9,7 @@ use crate::units::VolumeId;
 pub enum CollectError {
     /// What a root names, or a root, is gone: nobody can say what it held.
     Missing(String),
-    /// There is neither a root nor a tombstone of a volume that a log names or a host serves.
+    /// There is neither a root nor a tombstone of a volume that a log names, a host serves, or an object is of.
     RootMissing(VolumeId),
     /// An object cannot be read.
     Unreadable(String, FormatError),
@@ -34,7 +34,8 @@ impl std::fmt::Display for CollectError {
             CollectError::RootMissing(volume) => write!(
                 f,
                 "garbage collection removed nothing: the root of volume {volume} is not in the store, so what it \
-                 names is not known; put it back, below volumes/"
+                 names is not known; put it back, below volumes/, or say that the volume is gone for good: \
+                 `firn volume forget {volume} --gone`"
             ),
             CollectError::Unreadable(key, error) => write!(
                 f,

@@ -10,7 +10,7 @@
 //! index block; keys of one LIST while it is taken in.
 //!
 //! [`pass`] is the order of it all; `listing` what is there, `logs` and `trace` what is named, [`candidates`] what
-//! is kept between passes, `limit` when one gives up. They ask a [`CollectPort`] and know nothing of the engine, so that tests drive the same code.
+//! is kept between passes, `owners` whose it is that a pass would remove, `limit` when one gives up. They ask a [`CollectPort`] and know nothing of the engine, so that tests drive the same code.
 
 pub mod candidates;
 mod error;
@@ -18,6 +18,7 @@ pub(crate) mod limit;
 mod listing;
 mod logs;
 mod named;
+mod owners;
 pub mod pass;
 mod trace;
 

@@ -9,7 +9,8 @@ use super::candidates::{CANDIDATES_KEY, CANDIDATES_MAX, Candidate, Candidates, H
 use super::listing::{Listing, list_objects, remove};
 use super::logs::{Endings, read_logs};
 use super::named::Named;
-use super::trace::Trace;
+use super::owners::owners;
+use super::trace::{Trace, check_roots};
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::names::SessionName;
@@ -210,7 +211,8 @@ async fn find(
     trace.run().await?;
     let mut volumes = served;
     volumes.append(&mut endings.volumes);
-    trace.check_roots(&volumes).await?;
+    let rooted = std::mem::take(&mut trace.volumes);
+    check_roots(port, &rooted, &volumes).await?;
     findings.roots = trace.roots;
     findings.pins = trace.pins;
     let needless = std::mem::take(&mut trace.needless);
@@ -222,10 +224,32 @@ async fn find(
     }
     findings.records = endings.records;
     findings.unsure_hosts = endings.unsure.len() as u64;
+    let (doomed, fresh) = judge(&listing, &named, &endings, known, &mut findings);
+    // An idle volume is in no log: what is left of it says whose it is.
+    if !canary::active!("objects_go_without_their_root") {
+        check_roots(port, &rooted, &owners(port, &listing, &doomed).await?).await?;
+    }
+    Ok(Found {
+        findings,
+        listing,
+        doomed,
+        fresh,
+        needless,
+    })
+}
+
+/// What an earlier pass found to be garbage as well, and what it did not.
+fn judge(
+    listing: &Listing,
+    named: &Named,
+    endings: &Endings,
+    known: &Candidates,
+    findings: &mut Findings,
+) -> (Vec<usize>, Vec<usize>) {
     let known: BTreeSet<&Candidate> = known.objects.iter().collect();
     let (mut doomed, mut fresh) = (Vec::new(), Vec::new());
     for (at, listed) in listing.objects.iter().enumerate() {
-        let is_known = || known.contains(&candidate(&listing, at));
+        let is_known = || known.contains(&candidate(listing, at));
         let is_named = named.has(listed.is_index, listing.id(listed))
             && !(canary::active!("recovered_candidates_go") && is_known());
         if is_named {
@@ -246,20 +270,15 @@ async fn find(
         } else {
             findings.garbage.add(listed.bytes);
             // With the right order one pass is enough: the second is there for what nobody thought of.
-            let at_once = roots_first || canary::active!("candidates_go_in_the_same_pass");
+            let at_once = canary::active!("collector_reads_roots_before_logs")
+                || canary::active!("candidates_go_in_the_same_pass");
             match is_known() || at_once {
                 true => doomed.push(at),
                 false => fresh.push(at),
             }
         }
     }
-    Ok(Found {
-        findings,
-        listing,
-        doomed,
-        fresh,
-        needless,
-    })
+    (doomed, fresh)
 }
 
 #[derive(Default)]

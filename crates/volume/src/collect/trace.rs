@@ -43,7 +43,7 @@ pub(super) struct Trace<'a, P> {
     passed: u64,
     pub(super) roots: u64,
     /// Volumes of these roots, deleted ones as well.
-    volumes: BTreeSet<VolumeId>,
+    pub(super) volumes: BTreeSet<VolumeId>,
     pub(super) pins: u64,
     /// Keys of pins that hold nothing any more: their child has a root of its own, or had one.
     pub(super) needless: Vec<String>,
@@ -115,21 +115,6 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         Err(CollectError::Moving)
     }
 
-    /// Looks whether each of these volumes has a root, or was deleted. Somebody may put back one that is gone, and
-    /// what that names is known to nobody.
-    pub(super) async fn check_roots(
-        &self,
-        volumes: &BTreeSet<VolumeId>,
-    ) -> Result<(), CollectError> {
-        for volume in volumes.difference(&self.volumes) {
-            if !has_tomb(self.port, *volume).await && !canary::active!("missing_root_needs_nothing")
-            {
-                return Err(CollectError::RootMissing(*volume));
-            }
-        }
-        Ok(())
-    }
-
     async fn trace_root(&mut self, name: &str) -> Result<(), CollectError> {
         self.roots += 1;
         let mut before: Option<Version> = None;
@@ -184,11 +169,10 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         let found = read_decoded(self.port, &root, Root::decode).await;
         let found = found.map_err(|error| CollectError::Unreadable(root, error))?;
         let is_needless = match found {
-            None => false,
             Some((root, _)) if root.volume == pinned.volume => root.epoch >= pinned.epoch,
             Some(_) if canary::active!("pins_of_names_taken_again_stay") => false,
             Some(_) if canary::active!("pins_go_when_their_name_is_taken") => true,
-            Some(_) => has_tomb(self.port, pinned.volume).await,
+            _ => has_tomb(self.port, pinned.volume).await,
         };
         if is_needless {
             self.needless.push(key.to_owned());
@@ -280,6 +264,21 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         }
         Ok(whole)
     }
+}
+
+/// Looks whether each of these volumes has a root, or was deleted. Somebody may put back one that is gone, and
+/// what that names is known to nobody. `rooted` have one, or a tombstone that stands in its place.
+pub(super) async fn check_roots(
+    port: &impl CollectPort,
+    rooted: &BTreeSet<VolumeId>,
+    volumes: &BTreeSet<VolumeId>,
+) -> Result<(), CollectError> {
+    for volume in volumes.difference(rooted) {
+        if !has_tomb(port, *volume).await && !canary::active!("missing_root_needs_nothing") {
+            return Err(CollectError::RootMissing(*volume));
+        }
+    }
+    Ok(())
 }
 
 async fn read_block<T: Send + 'static>(

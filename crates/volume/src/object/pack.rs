@@ -579,6 +579,16 @@ pub struct Footer {
     pub sections: Vec<Section>,
 }
 
+/// Where the footer begins, by the end of a pack. Its checksum is looked at when the footer is decoded.
+pub fn footer_offset(end: &[u8]) -> Option<u64> {
+    let trailer = end.len().checked_sub(TRAILER_BYTES)?;
+    let trailer = &end[trailer..];
+    if !trailer.ends_with(&END_MAGIC) {
+        return None;
+    }
+    Reader::new(trailer).u64().ok()
+}
+
 /// Reads the footer of this pack and the trailer behind it.
 ///
 /// # Errors

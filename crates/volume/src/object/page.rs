@@ -35,7 +35,8 @@ pub const VERSION: u16 = 1;
 pub const PAGE_SECTORS: u64 = 32_768;
 /// Pages that a node covers.
 pub const NODE_PAGES: u64 = 1_024;
-const HEADER_BYTES: usize = 48;
+/// Bytes of a block before its body.
+pub const HEADER_BYTES: usize = 48;
 /// The longest body that is accepted.
 const BODY_BYTES_MAX: usize = 64 << 20;
 
@@ -73,8 +74,12 @@ pub(super) fn seal(kind: Kind, volume: VolumeId, number: u64, body: &[u8]) -> Ve
     w.finish()
 }
 
-/// Whose index block this says it is. Its checksum, which binds that, is looked at when it is decoded.
+/// Whose index block this says it is; none if it is no index block. Its checksum, which binds that, is looked at when it
+/// is decoded.
 pub fn block_volume(block: &[u8]) -> Option<VolumeId> {
+    if !block.starts_with(&MAGIC) {
+        return None;
+    }
     let bytes = block.get(16..)?.first_chunk()?;
     Some(VolumeId(*bytes))
 }

@@ -145,7 +145,7 @@ async fn create_again(
 
 /// A volume without a root is one whose root somebody removed, and may put back. So that of a deleted volume is
 /// kept before another takes its place: logs may name the volume for long yet.
-async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<(), OpenError> {
+pub(super) async fn keep_tombstone(engine: &Engine, tombstone: &Root) -> Result<(), OpenError> {
     let key = tomb_key(tombstone.volume);
     let root = Root {
         deltas: Vec::new(),

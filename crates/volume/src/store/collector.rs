@@ -115,7 +115,11 @@ async fn collect_within(engine: &Arc<Engine>, failures_max: u32) -> Result<Findi
     let unix_ms = engine.jobs.now().unix_ms;
     let own = engine.session_name;
     let found = port.run(collect(&port, own, unix_ms, served(engine))).await;
-    flatten(found).map_err(|error| failed(&error))
+    let found = flatten(found);
+    if let Err(CollectError::RootMissing(volume)) = found {
+        engine.collector.on_missing_root(volume);
+    }
+    found.map_err(|error| failed(&error))
 }
 
 fn flatten(

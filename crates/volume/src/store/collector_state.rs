@@ -11,6 +11,7 @@ use crate::lock::lock;
 use crate::log::ring::TailId;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::units::VolumeId;
 
 /// What the collector of this host did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct CollectorReport {
     pub last_success_unix_ms: Option<u64>,
     /// Why the last one failed, if it did.
     pub last_error: Option<String>,
+    /// The last one stopped at this volume: somebody removed its root.
+    pub missing_root: Option<VolumeId>,
     /// What the last one found that came to its end.
     pub findings: Findings,
     /// What this process removed.
@@ -100,6 +103,7 @@ impl CollectorState {
         report.removed.bytes += found.removed.bytes;
         report.failed_removals += found.failed.objects + found.failed_pins;
         report.recovered += found.recovered.objects;
+        report.missing_root = None;
         report.findings = found.clone();
         if let Some(why) = found.why_nothing_went() {
             report.failures_in_a_row += 1;
@@ -113,6 +117,10 @@ impl CollectorState {
         report.failures_in_a_row = 0;
         report.last_success_unix_ms = Some(unix_ms);
         report.last_error = None;
+    }
+
+    pub(super) fn on_missing_root(&self, volume: VolumeId) {
+        lock(&self.report).missing_root = Some(volume);
     }
 
     pub(super) fn on_failure(&self, error: &OpenError) {

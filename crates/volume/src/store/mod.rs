@@ -8,7 +8,7 @@
 //! volume's root, one at a time by [`turn`]; [`fetch`] brings chunks and [`index_blocks`] pages and nodes
 //! into memory, for the waiters in [`fetch_table`]; [`read_ahead`] fetches what sequential readers, which
 //! [`streams`] knows, will ask for next, and what was read first after the opening before ([`boot_set`]);
-//! [`forks`] makes snapshots of volumes and volumes of them;
+//! [`forks`] makes snapshots of volumes and volumes of them; [`forget`] takes a person's word that one is gone;
 //! [`objects`] makes the single requests of them all, and [`session_table`] knows who wrote the objects.
 
 pub(crate) mod boot_set;
@@ -22,6 +22,7 @@ pub(crate) mod fetch_table;
 pub(crate) mod flow;
 pub(crate) mod fold;
 mod fold_pages;
+pub(crate) mod forget;
 pub(crate) mod forks;
 mod holds;
 pub(crate) mod host_log;

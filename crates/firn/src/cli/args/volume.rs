@@ -50,6 +50,17 @@ pub(crate) enum VolumeCommand {
     },
     /// Delete a volume and everything in it.
     Delete(VolumeName),
+    /// Say that a volume is gone for good whose root somebody removed from the store, as `firn gc`, `/readyz` and the
+    /// server's log report it. What only it reached is garbage from then on. While its root can be put back, put it
+    /// back instead.
+    Forget {
+        /// Id of the volume, as the collector names it: without a root it has no name.
+        #[arg(value_name = "VOLUME-ID")]
+        id: String,
+        /// It is gone for good: nobody will put its root back.
+        #[arg(long, required = true)]
+        gone: bool,
+    },
 }
 
 fn block_size(text: &str) -> Result<u32, String> {

@@ -1,0 +1,115 @@
+//! Whose objects are that a pass is about to remove.
+//!
+//! A volume has a root, or a tombstone, from before it has an object and for ever. So objects of a volume that has
+//! neither bear witness that somebody else removed its root, and they are all that is left of it: a volume that is idle
+//! is named by no log. What an object says of itself is read right before its removal, and from nowhere else.
+//!
+//! An object that cannot be decoded, as one that was cut short, bears witness of nothing.
+
+use std::collections::BTreeSet;
+
+use super::error::CollectError;
+use super::listing::{Listed, Listing};
+use super::{CollectPort, SIDE_BY_SIDE};
+use crate::driver::{StoreError, StoreOp, StoreReply};
+use crate::jobs::join_all;
+use crate::object::FormatError;
+use crate::object::pack::{TRAILER_BYTES, decode_footer, footer_offset};
+use crate::object::page::{HEADER_BYTES, block_volume};
+use crate::units::VolumeId;
+
+/// So much of a pack's end is read first: the footers of most are shorter.
+const TAIL_BYTES: u64 = 4 << 10;
+
+/// So often a read is tried again that fails in a way which asking again may mend.
+const READS_MAX: u32 = 8;
+
+/// The volumes whose these objects are.
+///
+/// # Errors
+/// If the store gives no answer about one.
+pub(super) async fn owners(
+    port: &impl CollectPort,
+    listing: &Listing,
+    objects: &[usize],
+) -> Result<BTreeSet<VolumeId>, CollectError> {
+    let mut volumes = BTreeSet::new();
+    for window in objects.chunks(SIDE_BY_SIDE) {
+        let reads = window.iter().map(|at| {
+            let listed = &listing.objects[*at];
+            Box::pin(owners_of(port, listing, listed))
+        });
+        for found in join_all(reads.collect()).await {
+            volumes.extend(found?);
+        }
+        port.sleep(port.pace_ns()).await;
+    }
+    Ok(volumes)
+}
+
+async fn owners_of(
+    port: &impl CollectPort,
+    listing: &Listing,
+    listed: &Listed,
+) -> Result<Vec<VolumeId>, CollectError> {
+    let (key, bytes) = (listing.key(listed), listed.bytes);
+    if listed.is_index {
+        let head = read_range(port, &key, 0, bytes.min(HEADER_BYTES as u64)).await?;
+        return Ok(block_volume(&head).into_iter().collect());
+    }
+    let mut at = bytes.saturating_sub(TAIL_BYTES);
+    let mut tail = read_range(port, &key, at, bytes - at).await?;
+    let Some(footer) = footer_offset(&tail).filter(|footer| *footer < bytes) else {
+        return Ok(Vec::new());
+    };
+    if footer < at {
+        at = footer;
+        tail = read_range(port, &key, at, bytes - at).await?;
+    }
+    let pack = listing.id(listed);
+    let decode = move || {
+        let footer = tail.get((footer - at) as usize..).unwrap_or_default();
+        let footer = decode_footer(pack, footer);
+        let sections = footer.map(|footer| footer.sections).unwrap_or_default();
+        let origins = sections.iter().map(|section| section.slice.origin);
+        origins.collect::<Vec<VolumeId>>()
+    };
+    let decoded = port.compute(bytes - at, decode).await;
+    decoded.map_err(|_| {
+        let error = FormatError::Corrupt("a footer ends the server's computation");
+        CollectError::Unreadable(key, error)
+    })
+}
+
+/// Nothing, if the object is gone or shorter.
+async fn read_range(
+    port: &impl CollectPort,
+    key: &str,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<u8>, CollectError> {
+    if len < HEADER_BYTES.min(TRAILER_BYTES) as u64 {
+        return Ok(Vec::new());
+    }
+    let mut pause = port.pause_ns();
+    let mut reads = 0;
+    loop {
+        let op = StoreOp::GetRange {
+            key: key.to_owned(),
+            offset,
+            len,
+        };
+        let error = match port.store(op).await {
+            Ok(StoreReply::Range(data)) => return Ok(data),
+            Err(StoreError::NotFound | StoreError::OutOfRange) => return Ok(Vec::new()),
+            Ok(other) => format!("{other:?}"),
+            Err(error) => format!("{error:?}"),
+        };
+        reads += 1;
+        if reads >= READS_MAX {
+            return Err(CollectError::NoAnswer(key.to_owned(), error));
+        }
+        port.sleep(pause).await;
+        pause = (pause * 2).min(port.pause_ns() * 30);
+    }
+}
