@@ -339,6 +339,16 @@ impl Core {
         }
     }
 
+    /// Another descriptor of an open file, which outlives this reactor's use of it: for one that is
+    /// given away. An error where the index names no file.
+    pub fn duplicate(&mut self, file: FileIndex) -> io::Result<OwnedFd> {
+        let target = self.files.target(file);
+        let target = target.ok_or_else(|| io::Error::from_raw_os_error(libc::EBADF))?;
+        // SAFETY: the table keeps the descriptor open for the length of this call.
+        let fd = unsafe { BorrowedFd::borrow_raw(target.fd) };
+        fd.try_clone_to_owned()
+    }
+
     /// Ends both directions of a connection: what is in flight on it completes.
     pub fn shutdown(&mut self, socket: FileIndex) {
         if let Some(target) = self.files.target(socket) {
