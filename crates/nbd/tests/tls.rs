@@ -8,6 +8,7 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nbd::server::{Options, TlsConfig, TlsOptions};
 use reactor::BackendKind;
@@ -223,4 +224,25 @@ fn certificates_and_keys_that_are_none_are_refused_by_name() {
     assert!(refused(b"", SERVER[1]).contains("certificate"));
     assert!(refused(SERVER[0], b"nothing").contains("key"));
     refused(SERVER[0], ALICE[1]);
+}
+
+#[test]
+fn a_connection_with_tls_is_closed_where_others_are_handed_over() {
+    for kind in backends() {
+        let world = world(kind, false, false, None);
+        let mut client = connect(&world, None).unwrap();
+        let mut plain = world.client();
+        client.write(0, 0, &[4; 512]).unwrap();
+        let handed = world.server.hand_over(Duration::from_secs(10));
+        assert_eq!((handed.connections.len(), handed.closed), (1, 1));
+        assert_eq!(handed.report.cut, 0, "it is not waited for");
+        assert_eq!(
+            client.bytes(1).unwrap_err().kind(),
+            ErrorKind::UnexpectedEof
+        );
+        for connection in handed.connections {
+            world.server.adopt(connection).unwrap();
+        }
+        assert_eq!(plain.read(0, 512).unwrap(), [4; 512]);
+    }
 }

@@ -76,6 +76,18 @@ impl ContextSet {
         ContextSet(chosen.map(|context| 1 << context.id()).sum())
     }
 
+    /// As a byte: bit N is the context of number N.
+    pub(super) fn bits(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// What `bits` made; `None` where a bit stands for no context.
+    pub(super) fn from_bits(bits: u8) -> Option<ContextSet> {
+        let set = ContextSet(u32::from(bits));
+        let known = ContextSet::of(|_| true);
+        (set.0 & !known.0 == 0).then_some(set)
+    }
+
     /// Whether none is selected.
     pub fn is_empty(self) -> bool {
         self.0 == 0

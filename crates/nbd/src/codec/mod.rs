@@ -7,6 +7,7 @@
 //! simple replies, or the chunks of structured replies or extended headers ([`Headers`]).
 
 mod directory;
+mod handed;
 mod handshake;
 mod meta;
 mod options;
@@ -15,6 +16,7 @@ mod request;
 pub mod wire;
 
 pub use directory::{Directory, ExportEntry};
+pub use handed::{ConnectionState, HandedError, Unfit};
 pub use handshake::{CloseReason, Handshake, Progress, Tls};
 pub use meta::{ContextSet, MetaContext};
 pub use reply::{Headers, Position, ReplyTo, SIMPLE_REPLY_BYTES, Session, simple_reply};

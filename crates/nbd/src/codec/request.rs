@@ -206,6 +206,29 @@ impl Decoder {
         }
     }
 
+    /// A decoder in the middle of a stream, of whose next bytes `skip` belong to a refused request.
+    pub(crate) fn resume(session: Session, skip: u32) -> Self {
+        let state = match skip {
+            0 => State::Header,
+            left => State::Skip { left },
+        };
+        Decoder {
+            state,
+            ..Decoder::new(session)
+        }
+    }
+
+    /// Where another decoder could go on: how many bytes are to be skipped, and the beginning of a
+    /// header that was consumed. `None` in a payload, and where the session has ended.
+    pub(crate) fn resume_point(&self) -> Option<(u32, &[u8])> {
+        let begun = &self.partial[..self.filled];
+        match self.state {
+            State::Header => Some((0, begun)),
+            State::Skip { left } => Some((left, begun)),
+            State::Payload { .. } | State::Ended(_) => None,
+        }
+    }
+
     /// Payload bytes of the last WRITE that have not been seen yet.
     pub fn payload_bytes_left(&self) -> u32 {
         match self.state {

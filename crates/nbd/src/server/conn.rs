@@ -4,11 +4,14 @@
 //! makes the hardware queue, which may sleep), *serving*. DrainState has two steps: *draining* (no
 //! new requests, what is outstanding is answered) and *cut* (the socket is shut, parked requests
 //! end, and the connection leaves once no bytes move for it any more). A client that breaks the
-//! protocol is drained: its earlier requests are answered, then it is closed.
+//! protocol is drained: its earlier requests are answered, then it is closed. `give` has the other
+//! way to leave: the connection is drained and goes on elsewhere.
 //!
 //! Back-pressure: nothing is received while the client has as many requests or payload bytes
 //! outstanding as it may; a reply counts until the socket has taken it. Meanwhile the peer's end
 //! is watched for by itself.
+
+mod give;
 
 use std::fmt;
 use std::io;
@@ -23,12 +26,13 @@ use super::Shared;
 use super::export::{Export, Lookup};
 use super::intake::{Intake, PayloadState};
 use super::outbox::{Outbox, Weight};
-use super::registry::Membership;
+use super::registry::{Membership, Wakers};
 use super::tls::{Broken, ClientIdentity, TlsStream};
 use super::token;
 use super::transport::{ConnectionCx, EndedRequests, PendingRequest, weight};
 use crate::codec::{
-    Decoder, Event, Handshake, Progress, Refusal, Request, Session, Violation, wire,
+    ConnectionState, Decoder, Event, Handshake, Progress, Refusal, Request, Session, Violation,
+    wire,
 };
 
 /// Keys of a connection's wakers.
@@ -36,6 +40,7 @@ const KEY_RUN: u64 = 0;
 const KEY_ENGINE_READY: u64 = 1;
 pub(super) const KEY_DRAIN: u64 = 2;
 pub(super) const KEY_CUT: u64 = 3;
+const KEY_GIVE: u64 = 4;
 
 /// The request engine of one connection. Each connection has a hardware queue of its own. So a
 /// connection that ends takes exactly its own tags and parked requests with it, its depth is the
@@ -48,6 +53,8 @@ type Delivery<B> = Arc<Mutex<Option<Engine<B>>>>;
 
 enum Phase<B: Backend> {
     Handshake(Handshake),
+    /// Another server has served it up to here.
+    Resuming(Arc<Export<B>>, ConnectionState),
     Opening {
         export: Arc<Export<B>>,
         delivery: Delivery<B>,
@@ -59,8 +66,12 @@ enum Phase<B: Backend> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum DrainState {
     No,
+    /// It goes on elsewhere, once it is quiet.
+    Giving,
     Draining,
     Cut,
+    /// The socket is another's.
+    Given,
 }
 
 /// What a connection serves once its handshake is over.
@@ -93,14 +104,23 @@ pub(super) struct Connection<B: Backend> {
 
 impl<B: Backend> Connection<B> {
     pub(super) fn new(cx: &mut Cx<'_>, shared: Arc<Shared<B>>, socket: OwnedFd) -> Self {
-        let membership = shared.registry.join(cx.waker(KEY_DRAIN), cx.waker(KEY_CUT));
+        let membership = shared.registry.join(Wakers {
+            give: cx.waker(KEY_GIVE),
+            drain: cx.waker(KEY_DRAIN),
+            cut: cx.waker(KEY_CUT),
+        });
+        // One that comes while all are given away is closed before a byte of it is taken.
+        let ending = match membership.is_late() {
+            true => DrainState::Draining,
+            false => DrainState::No,
+        };
         Connection {
             membership,
             socket: cx.register(socket),
             phase: Phase::Handshake(Handshake::new(shared.options.tls_state())),
             identity: ClientIdentity::default(),
             tls_is_due: false,
-            ending: DrainState::No,
+            ending,
             intake: Intake::new(),
             decoder: Decoder::default(),
             serving: None,
@@ -118,6 +138,7 @@ impl<B: Backend> Connection<B> {
         if let Some(serving) = &self.serving {
             serving.ended.answer_all(&mut self.outbox);
         }
+        self.give_if_quiet(cx);
         if self.ending < DrainState::Cut {
             let is_done = self.ending == DrainState::Draining
                 && self.outstanding.requests == 0
@@ -135,7 +156,7 @@ impl<B: Backend> Connection<B> {
                 self.watch(cx);
             }
         }
-        if self.ending == DrainState::Cut && !self.is_moving() {
+        if self.ending >= DrainState::Cut && !self.is_moving() {
             if let Some(mut serving) = self.serving.take() {
                 serving.engine.close_files(cx);
             }
@@ -157,7 +178,7 @@ impl<B: Backend> Connection<B> {
     }
 
     fn cut(&mut self, cx: &mut Cx<'_>) {
-        if self.ending == DrainState::Cut {
+        if self.ending >= DrainState::Cut {
             return;
         }
         self.ending = DrainState::Cut;
@@ -266,8 +287,10 @@ impl<B: Backend> Connection<B> {
     }
 
     fn on_received(&mut self, cx: &mut Cx<'_>, buf: Buf, result: io::Result<usize>) {
+        let was_stopped = self.ending == DrainState::Giving
+            && matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ECANCELED));
         match self.intake.on_received(buf, result, self.outbox.tls()) {
-            Ok(goes_on) => self.cut_unless(cx, goes_on),
+            Ok(goes_on) => self.cut_unless(cx, goes_on || was_stopped),
             Err(error) => self.on_tls_broken(&error),
         }
         if matches!(self.phase, Phase::Handshake(_))
@@ -328,7 +351,7 @@ impl<B: Backend> Connection<B> {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         let Some(mut engine) = engine else { return };
-        if self.ending != DrainState::Cut {
+        if self.ending < DrainState::Cut {
             engine.attach(cx, KEY_RUN);
             self.serving = Some(ServeState {
                 export: Arc::clone(export),
@@ -362,7 +385,7 @@ impl<B: Backend> Connection<B> {
         }
         // A payload under way is part of what is outstanding, and is finished in a drain too.
         while self.ending == DrainState::No
-            || (self.ending == DrainState::Draining && self.intake.expects_payload())
+            || (self.ending < DrainState::Cut && self.intake.expects_payload())
         {
             match self.intake.fill_payload(cx, self.socket, &mut self.decoder) {
                 PayloadState::Pending => return,
@@ -458,9 +481,7 @@ impl<B: Backend> Connection<B> {
 
 impl<B: Backend> Source for Connection<B> {
     fn on_attached(&mut self, cx: &mut Cx<'_>) {
-        let after = self.shared.options.handshake_within;
-        self.handshake_timer = Some(cx.submit(token::HANDSHAKE_TIMER, Op::Timeout { after }));
-        self.outbox.push_bytes(&Handshake::greeting());
+        self.begin(cx);
         self.settle(cx);
     }
 
@@ -514,6 +535,7 @@ impl<B: Backend> Source for Connection<B> {
             }
             KEY_ENGINE_READY => self.on_engine_ready(cx),
             KEY_DRAIN => self.drain(),
+            KEY_GIVE => self.begin_giving(cx),
             KEY_CUT => self.cut(cx),
             _ => {}
         }

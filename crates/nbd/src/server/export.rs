@@ -28,7 +28,7 @@ pub struct Export<B: Backend> {
 }
 
 impl<B: Backend> Export<B> {
-    fn info(&self) -> ExportInfo {
+    pub(super) fn info(&self) -> ExportInfo {
         ExportInfo {
             name: self.name.clone(),
             description: self.description.clone(),

@@ -7,7 +7,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use reactor::{Buf, BufferPurpose, Cx, FileIndex, Op};
+use reactor::{Buf, BufferPurpose, Cx, FileIndex, Op, OpId};
 
 use super::tls::{Broken, TlsStream};
 use super::token;
@@ -51,6 +51,8 @@ pub(super) struct Intake {
     end: usize,
     incoming: Option<PendingWrite>,
     receiving: bool,
+    /// The receive in flight, if it is one into the staging buffer that was not cancelled.
+    staging_op: Option<OpId>,
     /// What was decrypted, where TLS is in use: `start` and `end` are places in it then.
     plain: Option<Vec<u8>>,
     /// The client has ended TLS: nothing follows what was received.
@@ -65,9 +67,38 @@ impl Intake {
             end: 0,
             incoming: None,
             receiving: false,
+            staging_op: None,
             plain: None,
             has_ended: false,
         }
+    }
+
+    /// One that begins with bytes that another received; `None` without memory for them.
+    pub(super) fn with_unread(unread: &[u8]) -> Option<Intake> {
+        let mut intake = Intake::new();
+        if !unread.is_empty() {
+            let mut staging = Buf::allocate(unread.len().max(STAGING_BYTES))?;
+            staging[..unread.len()].copy_from_slice(unread);
+            intake.staging = Some(staging);
+            intake.end = unread.len();
+        }
+        Some(intake)
+    }
+
+    /// Ends the receive that waits for the next requests. Bytes that come all the same are kept. One
+    /// that brings a payload goes on.
+    pub(super) fn stop_receiving(&mut self, cx: &mut Cx<'_>) {
+        if self.incoming.is_none()
+            && let Some(op) = self.staging_op.take()
+        {
+            cx.cancel(op);
+        }
+    }
+
+    /// What was received and not consumed, while no receive is in flight.
+    pub(super) fn leftover(&self) -> &[u8] {
+        let received = self.received().unwrap_or_default();
+        received.get(self.start..self.end).unwrap_or_default()
     }
 
     /// TLS begins: what was received and not consumed is its first bytes.
@@ -141,7 +172,7 @@ impl Intake {
         };
         (self.start, self.end) = (0, 0);
         self.receiving = true;
-        cx.submit(
+        self.staging_op = Some(cx.submit(
             token::RECV,
             Op::Recv {
                 file: socket,
@@ -149,7 +180,7 @@ impl Intake {
                 at: 0,
                 exact: false,
             },
-        );
+        ));
     }
 
     /// A receive into the staging buffer has ended; false at the end of the stream.
@@ -160,6 +191,7 @@ impl Intake {
         tls: Option<&mut TlsStream>,
     ) -> Result<bool, Broken> {
         self.receiving = false;
+        self.staging_op = None;
         self.end = result.unwrap_or(0);
         let is_there = self.end > 0;
         let mut decrypted = Ok(());

@@ -1,5 +1,6 @@
 //! Listening sockets: where to listen, and the source that accepts.
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
@@ -9,6 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use blkmq::io::Backend;
@@ -125,6 +127,8 @@ pub(super) struct Listener<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) socket: FileIndex,
     pub(super) place: Listen,
+    /// Dropped with the listener, which tells that it accepts no more.
+    pub(super) _ended: Sender<Infallible>,
 }
 
 impl<B: Backend> Listener<B> {

@@ -2,12 +2,14 @@
 //!
 //! No task per request and no thread per connection: a connection lives on one reactor thread,
 //! and its requests pass `blkmq`'s gate on that same thread. The server owns one control thread
-//! for what may sleep (adding a hardware queue). Reading order: `conn`, `intake`,
-//! `transport`, `outbox`; between the two last lies the request engine (`serve`).
+//! for what may sleep (adding a hardware queue). `handover` has what passes to the server after this one.
+//! Reading order: `conn`, `intake`, `transport`, `outbox`; between the two last lies the request engine (`serve`).
 
 mod conn;
 mod control;
 mod export;
+mod handed;
+mod handover;
 mod intake;
 mod listen;
 mod outbox;
@@ -16,8 +18,10 @@ mod tls;
 mod token;
 mod transport;
 
+use std::convert::Infallible;
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::task::Waker;
@@ -27,6 +31,8 @@ use blkmq::io::Backend;
 use reactor::Handle;
 
 pub use export::{Export, Exports};
+pub use handed::HandedConnection;
+pub use handover::{AdoptError, HandedListener, HandedOver};
 pub use listen::{Listen, ListenError, check_place};
 pub use serve::{BackendFile, latency};
 pub use tls::{ClientIdentity, TlsConfig, TlsError, TlsOptions};
@@ -116,6 +122,10 @@ const CUT_WITHIN: Duration = Duration::from_secs(5);
 struct BoundSocket {
     place: Listen,
     stop: Waker,
+    /// The socket itself, for the server after this one.
+    socket: OwnedFd,
+    /// Nothing ever comes, and there is no sender any more once the listener has left.
+    ended: mpsc::Receiver<Infallible>,
 }
 
 /// A running server. Dropping it ends all connections at once.
@@ -155,16 +165,25 @@ impl<B: Backend> Server<B> {
     pub fn listen(&self, listen: &Listen) -> io::Result<Listen> {
         blkmq::may_block("binding a socket");
         let (socket, place) = listen::bind(listen)?;
+        self.accept_at(socket, place.clone())?;
+        Ok(place)
+    }
+
+    /// Begins to accept at a socket.
+    fn accept_at(&self, socket: OwnedFd, place: Listen) -> io::Result<()> {
+        let accepting = socket.try_clone()?;
+        let (ended_to, ended) = mpsc::channel();
         let (stop_to, stop_from) = mpsc::sync_channel(1);
         let (shared, for_source) = (Arc::clone(&self.shared), place.clone());
         let attached = self.shared.next_reactor().attach(move |cx| {
             // The server waits for it, or has given up: either way this does not block.
             let _ = stop_to.try_send(cx.waker(0));
-            let socket = cx.register(socket);
+            let socket = cx.register(accepting);
             listen::Listener {
                 shared,
                 socket,
                 place: for_source,
+                _ended: ended_to,
             }
         });
         let stop = attached
@@ -172,14 +191,16 @@ impl<B: Backend> Server<B> {
             .and_then(|()| stop_from.recv().ok())
             .ok_or_else(|| io::Error::other("the reactor has stopped"))?;
         let bound = BoundSocket {
-            place: place.clone(),
+            place,
             stop,
+            socket,
+            ended,
         };
         self.bound
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(bound);
-        Ok(place)
+        Ok(())
     }
 
     /// Connections now.

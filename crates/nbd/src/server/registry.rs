@@ -6,18 +6,34 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use super::handed::HandedConnection;
+
 #[derive(Debug)]
 struct Member {
     /// The export, once it is chosen.
     export: Option<String>,
     /// Its handshake gave way to a newer one.
     is_displaced: bool,
-    drain: Waker,
-    cut: Waker,
+    wakers: Wakers,
+}
+
+/// How a connection is told to leave.
+#[derive(Debug)]
+pub(super) struct Wakers {
+    /// Once it is quiet, to another server.
+    pub(super) give: Waker,
+    /// Once what is outstanding is answered.
+    pub(super) drain: Waker,
+    /// At once.
+    pub(super) cut: Waker,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// All connections are being given away, and no further one is taken.
+    is_giving: bool,
+    /// Those that have left so, with nobody to serve them.
+    given: Vec<HandedConnection>,
     next: u64,
     members: BTreeMap<u64, Member>,
 }
@@ -50,7 +66,7 @@ impl Registry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn join(self: &Arc<Self>, drain: Waker, cut: Waker) -> Membership {
+    pub(super) fn join(self: &Arc<Self>, wakers: Wakers) -> Membership {
         let mut state = self.lock();
         let id = state.next;
         state.next += 1;
@@ -59,11 +75,11 @@ impl Registry {
             Member {
                 export: None,
                 is_displaced: false,
-                drain,
-                cut,
+                wakers,
             },
         );
         Membership {
+            is_late: state.is_giving,
             registry: Arc::clone(self),
             id,
         }
@@ -90,7 +106,7 @@ impl Registry {
             return;
         };
         oldest.is_displaced = true;
-        let cut = oldest.cut.clone();
+        let cut = oldest.wakers.cut.clone();
         drop(state);
         cut.wake();
     }
@@ -109,11 +125,36 @@ impl Registry {
     }
 
     pub(super) fn drain(&self, scope: Scope<'_>) {
-        self.wake(scope, |member| &member.drain);
+        self.wake(scope, |member| &member.wakers.drain);
     }
 
     pub(super) fn cut(&self, scope: Scope<'_>) {
-        self.wake(scope, |member| &member.cut);
+        self.wake(scope, |member| &member.wakers.cut);
+    }
+
+    /// Asks all connections to leave for another server, and refuses further ones; how many there were.
+    pub(super) fn begin_giving(&self) -> usize {
+        let mut state = self.lock();
+        state.is_giving = true;
+        let before = state.members.len();
+        drop(state);
+        self.wake(Scope::All, |member| &member.wakers.give);
+        before
+    }
+
+    /// Connections are taken again.
+    pub(super) fn end_giving(&self) {
+        self.lock().is_giving = false;
+    }
+
+    /// A connection has left, and waits to be taken along.
+    pub(super) fn give(&self, connection: HandedConnection) {
+        self.lock().given.push(connection);
+    }
+
+    /// Those that have left so.
+    pub(super) fn take_given(&self) -> Vec<HandedConnection> {
+        std::mem::take(&mut self.lock().given)
     }
 
     /// Waits until none is left; how many are when the time is over.
@@ -141,9 +182,15 @@ impl Registry {
 pub(super) struct Membership {
     registry: Arc<Registry>,
     id: u64,
+    is_late: bool,
 }
 
 impl Membership {
+    /// All others are being given away.
+    pub(super) fn is_late(&self) -> bool {
+        self.is_late
+    }
+
     /// The export was chosen.
     pub(super) fn set_export(&self, export: &str) {
         if let Some(member) = self.registry.lock().members.get_mut(&self.id) {

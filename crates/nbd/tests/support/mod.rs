@@ -190,6 +190,19 @@ impl World {
         client::Client::unix(&self.unix, "disk")
     }
 
+    /// Another server on the same reactors, which listens nowhere: of the same disk, or of none.
+    pub fn successor(&self, has_disk: bool) -> Server<MemoryDisk> {
+        let exports = Arc::new(Fixed {
+            exports: has_disk
+                .then(|| Arc::clone(&self.export))
+                .into_iter()
+                .collect(),
+            only_for: None,
+        });
+        let handles = self.reactors.iter().map(|one| one.handle().clone());
+        Server::new(handles.collect(), exports, Options::default()).unwrap()
+    }
+
     /// The pool of each reactor.
     pub fn pools(&self) -> Vec<PoolStats> {
         let ask = |reactor: &Reactor| {

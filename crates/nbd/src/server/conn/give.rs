@@ -1,0 +1,90 @@
+//! A connection that is given away between two requests, and one that goes on where another server
+//! stopped.
+//!
+//! The one that gives it away has answered all that it took from the stream, and has no receive in
+//! flight: the bytes that came and were not taken go along. From then on it must not touch the
+//! socket, nor shut it down, for that would end the connection for whoever has it next.
+
+use std::sync::Arc;
+
+use blkmq::io::Backend;
+use reactor::{Cx, Op};
+
+use super::super::Shared;
+use super::super::export::Export;
+use super::super::handed::HandedConnection;
+use super::super::intake::Intake;
+use super::super::token;
+use super::{Connection, DrainState, Phase};
+use crate::codec::{ConnectionState, Decoder, Handshake};
+
+impl<B: Backend> Connection<B> {
+    /// One that another server gave away.
+    pub(in crate::server) fn resume(
+        cx: &mut Cx<'_>,
+        shared: Arc<Shared<B>>,
+        connection: HandedConnection,
+        (export, intake): (Arc<Export<B>>, Intake),
+    ) -> Self {
+        let HandedConnection { socket, state } = connection;
+        let mut connection = Connection::new(cx, shared, socket);
+        connection.intake = intake;
+        connection.phase = Phase::Resuming(export, state);
+        connection
+    }
+
+    /// Begins where the phase begins: with the greeting, or after it.
+    pub(super) fn begin(&mut self, cx: &mut Cx<'_>) {
+        if let Phase::Resuming(export, state) = &self.phase {
+            let (export, session, skip) = (Arc::clone(export), state.session, state.skip);
+            self.open(cx, export, session);
+            self.decoder = Decoder::resume(session, skip);
+            return;
+        }
+        let after = self.shared.options.handshake_within;
+        self.handshake_timer = Some(cx.submit(token::HANDSHAKE_TIMER, Op::Timeout { after }));
+        self.outbox.push_bytes(&Handshake::greeting());
+    }
+
+    /// From now on no request is taken, and the connection is given away once all that were are
+    /// answered. One that has no export yet, or uses TLS, is closed instead: the state of a handshake
+    /// and the keys of TLS cannot be given away.
+    pub(super) fn begin_giving(&mut self, cx: &mut Cx<'_>) {
+        let is_open = !matches!(self.phase, Phase::Handshake(_));
+        if !is_open || self.outbox.tls().is_some() {
+            return self.drain();
+        }
+        self.ending = self.ending.max(DrainState::Giving);
+        self.intake.stop_receiving(cx);
+    }
+
+    /// Gives the connection away if it is due and all that was taken is answered.
+    pub(super) fn give_if_quiet(&mut self, cx: &mut Cx<'_>) {
+        let is_due = self.ending == DrainState::Giving
+            && self.outstanding.requests == 0
+            && self.is_quiet()
+            && !self.intake.is_receiving();
+        let Some(serving) = self.serving.as_mut().filter(|_| is_due) else {
+            return;
+        };
+        let Some((skip, header)) = self.decoder.resume_point() else {
+            return self.drain();
+        };
+        let unread = [header, self.intake.leftover()].concat();
+        let (info, session) = (serving.export.info(), self.outbox.session());
+        let state = ConnectionState::new(&info, session, skip, unread);
+        match cx.duplicate(self.socket) {
+            Ok(socket) => {
+                let connection = HandedConnection { socket, state };
+                self.shared.registry.give(connection);
+                serving.engine.retire();
+                self.ending = DrainState::Given;
+                cx.close(self.socket);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "an NBD connection cannot be handed over, and is closed");
+                self.drain();
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What passes from a server to the one that comes after it: listening sockets, and connections
+//! between two requests, so that clients do not connect anew.
+//!
+//! A connection has one server at a time: [`Server::hand_over`] returns when this one reads and writes
+//! none of the sockets any more, and only then may another begin. A server that is called off adopts
+//! what it gave away itself. Nothing here knows how the parts reach another process.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use blkmq::io::Backend;
+
+use super::conn::Connection;
+use super::handed::HandedConnection;
+use super::intake::Intake;
+use super::listen::Listen;
+use super::registry::Scope;
+use super::tls::ClientIdentity;
+use super::{DrainReport, Server};
+use crate::codec::Unfit;
+
+/// A listening socket at which nobody accepts. Clients wait in its queue meanwhile.
+#[derive(Debug)]
+pub struct HandedListener {
+    /// The place as it was granted.
+    pub place: Listen,
+    /// The socket.
+    pub socket: OwnedFd,
+}
+
+/// What a server gave away.
+#[derive(Debug, Default)]
+pub struct HandedOver {
+    /// Where it listened.
+    pub listeners: Vec<HandedListener>,
+    /// The connections that go on.
+    pub connections: Vec<HandedConnection>,
+    /// Those that ended instead: in the handshake, with TLS, not quiet by the deadline, or because the
+    /// client left.
+    pub closed: usize,
+    /// How those ended that were not quiet by the deadline. While any remains, the bytes of a request
+    /// move still, and may reach the files of its export.
+    pub report: DrainReport,
+}
+
+/// Why a connection or a listener was not adopted. It is closed.
+#[derive(Debug, thiserror::Error)]
+pub enum AdoptError {
+    /// There is no export of that name, or not for clients who showed no certificate.
+    #[error("adopting a connection to export \"{0}\": there is none of that name for it")]
+    NoExport(String),
+    /// The export is not what the client knows.
+    #[error("adopting a connection to export \"{0}\": {1}")]
+    Unfit(String, Unfit),
+    /// The bytes that came ahead have no place.
+    #[error("adopting a connection to export \"{0}\": no memory")]
+    NoMemory(String),
+    /// Its reactor stops.
+    #[error("adopting {0}: the reactor has stopped")]
+    Stopped(String),
+}
+
+impl<B: Backend> Server<B> {
+    /// Stops accepting and reading, answers what was taken, and gives listeners and connections away.
+    /// What is not quiet within this time is cut. The server goes on without clients, and serves
+    /// again those that it adopts. May sleep.
+    pub fn hand_over(&self, within: Duration) -> HandedOver {
+        let until = Instant::now() + within;
+        let listeners = self.take_listeners(until);
+        self.wait_for_arrivals(until);
+        let registry = &self.shared.registry;
+        let before = registry.begin_giving();
+        let cut = registry.wait_until_gone(Scope::All, until - Instant::now().min(until));
+        registry.cut(Scope::All);
+        let remaining = registry.wait_until_gone(Scope::All, super::CUT_WITHIN);
+        let connections = registry.take_given();
+        HandedOver {
+            listeners,
+            closed: before.saturating_sub(connections.len()),
+            connections,
+            report: DrainReport { cut, remaining },
+        }
+    }
+
+    /// Waits until the connections that were accepted or adopted before are in the registry: each is on
+    /// its way to a reactor, which takes what is posted to it in order.
+    fn wait_for_arrivals(&self, until: Instant) {
+        blkmq::may_block("waiting for connections to arrive");
+        let (arrived_to, arrived) = mpsc::channel();
+        for reactor in &self.shared.reactors {
+            let arrived_to = arrived_to.clone();
+            // One that has stopped takes no connections, and drops the sender. Nobody may wait any more
+            // for what is sent late.
+            let _ = reactor.post(move |_| {
+                let _ = arrived_to.send(());
+            });
+        }
+        drop(arrived_to);
+        while arrived
+            .recv_timeout(until - Instant::now().min(until))
+            .is_ok()
+        {}
+    }
+
+    fn take_listeners(&self, until: Instant) -> Vec<HandedListener> {
+        let mut bound = self.bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let bound = std::mem::take(&mut *bound);
+        bound.iter().for_each(|one| one.stop.wake_by_ref());
+        let handed = bound.into_iter().map(|one| {
+            // The end is told by the sender's drop, so there is nothing to receive: either it has
+            // left, or the time is over and the one who accepts next shares the queue with it.
+            let _ = one.ended.recv_timeout(until - Instant::now().min(until));
+            HandedListener {
+                place: one.place,
+                socket: one.socket,
+            }
+        });
+        handed.collect()
+    }
+
+    /// Goes on with a connection that another server, or this one, gave away.
+    pub fn adopt(&self, connection: HandedConnection) -> Result<(), AdoptError> {
+        let state = &connection.state;
+        let name = state.export.clone();
+        // Only connections without TLS are given away, so the client has shown no certificate.
+        let found = self
+            .shared
+            .exports
+            .find(&name, &ClientIdentity::default())
+            .filter(|export| !name.is_empty() && export.name == name);
+        let Some(export) = found else {
+            return Err(AdoptError::NoExport(name));
+        };
+        if let Err(unfit) = state.check_fits(&export.info()) {
+            return Err(AdoptError::Unfit(name, unfit));
+        }
+        let Some(intake) = Intake::with_unread(&connection.state.unread) else {
+            return Err(AdoptError::NoMemory(name));
+        };
+        self.shared.registry.end_giving();
+        let shared = Arc::clone(&self.shared);
+        let attached = self
+            .shared
+            .next_reactor()
+            .attach(move |cx| Connection::resume(cx, shared, connection, (export, intake)));
+        attached.map_err(|_| AdoptError::Stopped(format!("a connection to export \"{name}\"")))
+    }
+
+    /// Accepts at a socket that another server, or this one, gave away. May wait for the reactor.
+    pub fn adopt_listener(&self, listener: HandedListener) -> Result<(), AdoptError> {
+        self.shared.registry.end_giving();
+        let place = listener.place.to_string();
+        self.accept_at(listener.socket, listener.place)
+            .map_err(|_| AdoptError::Stopped(format!("the socket at {place}")))
+    }
+}
