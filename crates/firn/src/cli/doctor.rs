@@ -277,22 +277,35 @@ const LOCKED_BYTES_WANTED: u64 = 1 << 30;
 /// From linux/magic.h.
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
+/// Rings without a cache directory of which each is named.
+const ORPHANS_NAMED: usize = 3;
+
+/// Rings whose cache directory is not there: some are named, and the others counted, so that they do not hide
+/// what else was found.
 fn orphaned_rings(ring_dir: &Path) -> Vec<Finding> {
-    local_files::find_orphans(ring_dir)
-        .into_iter()
-        .map(|orphan| {
-            Finding::new(
-                "index rings",
-                Verdict::Fair,
-                format!(
-                    "{} belong to the cache directory {}, which is not there; if it is gone for \
-                     good, remove them",
-                    orphan.rings.display(),
-                    orphan.cache_dir.display()
-                ),
-            )
-        })
-        .collect()
+    describe_orphans(local_files::find_orphans(ring_dir), ring_dir)
+}
+
+fn describe_orphans(orphans: Vec<local_files::OrphanedRings>, ring_dir: &Path) -> Vec<Finding> {
+    let finding = |found| Finding::new("index rings", Verdict::Fair, found);
+    let others = orphans.len().saturating_sub(ORPHANS_NAMED);
+    let named = orphans.iter().take(ORPHANS_NAMED).map(|orphan| {
+        finding(format!(
+            "{} belong to the cache directory {}, which is not there; if it is gone for good, \
+             remove them",
+            orphan.rings.display(),
+            orphan.cache_dir.display()
+        ))
+    });
+    let mut all: Vec<Finding> = named.collect();
+    if others > 0 {
+        all.push(finding(format!(
+            "{others} more in {} have no cache directory; each says in its file cache-dir which it \
+             was",
+            ring_dir.display()
+        )));
+    }
+    all
 }
 
 fn store(args: &DoctorArgs) -> Vec<Finding> {
@@ -496,5 +509,27 @@ fn transport(control: &UblkSupport) -> Finding {
             Finding::new("transport", Verdict::Good, found)
         }
         Err(failure) => Finding::new("transport", Verdict::Bad, failure.detail),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_rings_without_a_cache_directory_are_some_names_and_a_count() {
+        let orphans = |count: usize| {
+            let one = |n| local_files::OrphanedRings {
+                rings: format!("/rings/{n}").into(),
+                cache_dir: format!("/cache/{n}").into(),
+            };
+            describe_orphans((0..count).map(one).collect(), Path::new("/rings"))
+        };
+        assert_eq!(orphans(0).len(), 0);
+        assert_eq!(orphans(ORPHANS_NAMED).len(), ORPHANS_NAMED);
+        let many = orphans(ORPHANS_NAMED + 40);
+        assert_eq!(many.len(), ORPHANS_NAMED + 1);
+        let last = &many[ORPHANS_NAMED].found;
+        assert!(last.starts_with("40 more in /rings"), "{last}");
     }
 }

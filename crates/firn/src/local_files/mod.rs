@@ -39,7 +39,7 @@ pub(crate) use create::direct_io_alignment_in;
 pub(crate) use create::{CacheFile, LogFile, Progress};
 pub(crate) use disk_watch::{DiskState, DiskWatch};
 pub(crate) use reserved_file::ReservedFile;
-pub(crate) use ring_files::{RingFiles, boot_id, find_orphans};
+pub(crate) use ring_files::{OrphanedRings, RingFiles, boot_id, find_orphans};
 
 const FORMAT_PREFIX: &str = "firn cache directory, format ";
 const FORMAT: u32 = 1;
