@@ -52,11 +52,11 @@ fn observe_recovery_point(engine: &Engine, tail: &Tail, age_ns: u64) {
     match tail.upload.recovery_point.observe(age_ns, rpo_ns) {
         Change::None => {}
         Change::Missed => {
-            let error = tail.upload.last_error().unwrap_or_default();
+            let error = tail.upload.last_error();
             tracing::warn!(
                 volume,
                 rpo_ms,
-                error,
+                error = error.as_deref(),
                 "the recovery point is missed: the store does not keep up, or cannot be reached"
             );
         }
