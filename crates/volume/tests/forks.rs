@@ -7,7 +7,7 @@ mod support;
 use std::collections::BTreeMap;
 
 use support::hosts::{close, elsewhere, root_of};
-use support::points::{fold, fork, make_fork};
+use support::points::{delete_snapshot, done, fold, fork, make_fork, snapshot};
 use support::{World, with_volume};
 use volume::{OpenError, Volume};
 
@@ -149,78 +149,181 @@ fn a_fork_whose_store_fails_for_a_while_is_made_or_refused_and_can_be_tried_agai
     assert_eq!(world.read_fill(&child, 0, 4096), 2);
 }
 
-/// Everything in one, in an order that a seed decides: writes, forks, snapshots, closings, deaths.
-fn random_history(seed: u64) {
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut world = World::new();
-    world.create("v0", 4 * MIB);
-    let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    model.insert("v0".into(), vec![0; 32]);
-    let mut open: BTreeMap<String, Volume> = BTreeMap::new();
-    let mut snapshots: BTreeMap<String, Vec<u8>> = BTreeMap::new();
-    for step in 0..60_u64 {
-        let names: Vec<String> = model.keys().cloned().collect();
-        let name = names[random.usize(..names.len())].clone();
-        if !open.contains_key(&name) {
-            let volume = world.open(&name);
-            open.insert(name.clone(), volume);
+/// Everything in one, in an order that a seed decides: writes, forks, snapshots, restores, deletions, passes of the
+/// collector, closings, deaths.
+struct History {
+    seed: u64,
+    random: fastrand::Rng,
+    world: World,
+    /// What each block of a volume holds.
+    model: BTreeMap<String, Vec<u8>>,
+    open: BTreeMap<String, Volume>,
+    /// The same of a snapshot.
+    snapshots: BTreeMap<String, Vec<u8>>,
+    /// Objects that passes removed.
+    removed: u64,
+}
+
+impl History {
+    fn new(seed: u64) -> History {
+        let mut world = World::new();
+        world.create("v0", 4 * MIB);
+        History {
+            seed,
+            random: fastrand::Rng::with_seed(seed),
+            world,
+            model: BTreeMap::from([("v0".to_owned(), vec![0; 32])]),
+            open: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            removed: 0,
         }
-        let volume = &open[&name];
-        match random.u8(..12) {
-            0..6 => {
-                for _ in 0..random.u8(1..6) {
-                    let (at, fill) = (random.usize(..32), random.u8(1..));
-                    world.write(volume, at as u64 * 8, fill, 4096);
-                    model.get_mut(&name).expect("there")[at] = fill;
-                }
-            }
-            6 => world.sync(volume),
+    }
+
+    fn step(&mut self, step: u64) {
+        let names: Vec<String> = self.model.keys().cloned().collect();
+        let name = names[self.random.usize(..names.len())].clone();
+        if !self.open.contains_key(&name) {
+            let volume = self.world.open(&name);
+            self.open.insert(name.clone(), volume);
+        }
+        match self.random.u8(..18) {
+            0..6 => self.write(&name),
+            6 => self.world.sync(&self.open[&name]),
             7 | 8 => {
-                let snapshot = format!("{name}@s{step}");
-                let answer = world.host.create_snapshot(&snapshot, Vec::new());
-                world.wait(|_| answer.try_take()).expect("taken");
-                snapshots.insert(snapshot, model[&name].clone());
+                let taken = format!("{name}@s{step}");
+                snapshot(&mut self.world, &taken).expect("taken");
+                self.snapshots.insert(taken, self.model[&name].clone());
             }
-            9 => {
-                let child = format!("c{step}");
-                let of_snapshot = snapshots.keys().nth(random.usize(..8)).cloned();
-                let parent = of_snapshot.unwrap_or(name);
-                make_fork(&mut world, &parent, &child).expect("forked");
-                let content = snapshots.get(&parent).or_else(|| model.get(&parent));
-                model.insert(child, content.expect("it is one of them").clone());
+            9 => self.fork(&name),
+            10 => self.close(&name),
+            11 => {
+                self.open.clear();
+                let dead = std::mem::replace(&mut self.world, World::new());
+                self.world = World::start(dead.kill());
             }
-            10 => {
-                let volume = open.remove(&name).expect("open");
-                close(&mut world, &volume);
-            }
-            _ => {
-                open.clear();
-                world = World::start(world.kill());
-            }
+            12 | 13 => self.collect(),
+            14 | 15 => self.delete_a_snapshot(),
+            16 => self.restore(&name, step),
+            _ => self.delete(&name),
         }
-        world.pass(random.u64(..30));
+        let ms = self.random.u64(..30);
+        self.world.pass(ms);
     }
-    open.clear();
-    let mut world = World::start(world.kill());
-    for (nth, snapshot) in snapshots.keys().enumerate() {
-        make_fork(&mut world, snapshot, &format!("check{nth}")).expect("forked");
-    }
-    let checks = snapshots.into_values().enumerate();
-    let checks = checks.map(|(nth, content)| (format!("check{nth}"), content));
-    for (name, content) in model.into_iter().chain(checks) {
-        let volume = world.open(&name);
-        for (at, fill) in content.iter().enumerate() {
-            assert_eq!(
-                world.read_fill(&volume, at as u64 * 8, 4096),
-                *fill,
-                "seed {seed}: {name} at {at}"
-            );
+
+    fn write(&mut self, name: &str) {
+        for _ in 0..self.random.u8(1..6) {
+            let (at, fill) = (self.random.usize(..32), self.random.u8(1..));
+            self.world
+                .write(&self.open[name], at as u64 * 8, fill, 4096);
+            self.model.get_mut(name).expect("there")[at] = fill;
         }
-        close(&mut world, &volume);
     }
+
+    /// Names are few, and taken again once their volumes are deleted.
+    fn fork(&mut self, name: &str) {
+        let child = format!("c{}", self.random.u8(..6));
+        if self.model.contains_key(&child) {
+            return;
+        }
+        let of_snapshot = self.snapshots.keys().nth(self.random.usize(..8)).cloned();
+        let parent = of_snapshot.unwrap_or(name.to_owned());
+        make_fork(&mut self.world, &parent, &child).expect("forked");
+        let content = self.snapshots.get(&parent);
+        let content = content.or_else(|| self.model.get(&parent));
+        let content = content.expect("it is one of them").clone();
+        self.model.insert(child, content);
+    }
+
+    fn close(&mut self, name: &str) {
+        let volume = self.open.remove(name).expect("open");
+        close(&mut self.world, &volume);
+    }
+
+    fn collect(&mut self) {
+        let answer = self.world.host.collect_garbage(false);
+        let found = done(&mut self.world, &answer);
+        assert_eq!(found.recovered.objects, 0, "seed {}", self.seed);
+        self.removed += found.removed.objects;
+    }
+
+    fn delete_a_snapshot(&mut self) {
+        let nth = self.random.usize(..4);
+        if let Some(name) = self.snapshots.keys().nth(nth).cloned() {
+            delete_snapshot(&mut self.world, &name).expect("deleted");
+            self.snapshots.remove(&name);
+        }
+    }
+
+    fn snapshot_of(&self, volume: &str) -> Option<String> {
+        let is_its = |name: &&String| name.split('@').next() == Some(volume);
+        self.snapshots.keys().find(is_its).cloned()
+    }
+
+    fn restore(&mut self, name: &str, step: u64) {
+        let Some(from) = self.snapshot_of(name) else {
+            return;
+        };
+        self.close(name);
+        let kept = format!("{name}@k{step}");
+        let restored = self.world.host.restore_volume(&from, &kept);
+        done(&mut self.world, &restored);
+        let content = self.snapshots[&from].clone();
+        let before = self.model.insert(name.to_owned(), content);
+        self.snapshots.insert(kept, before.expect("there"));
+    }
+
+    fn delete(&mut self, name: &str) {
+        if self.model.len() == 1 || self.snapshot_of(name).is_some() {
+            return;
+        }
+        self.close(name);
+        let deleted = self.world.host.delete_volume(name);
+        done(&mut self.world, &deleted);
+        self.model.remove(name);
+    }
+
+    /// All of it is there, after another start of the host and more passes, and no pin is left. How much passes removed.
+    fn check(mut self) -> u64 {
+        self.open.clear();
+        self.world = World::start(self.world.kill());
+        for _ in 0..2 {
+            self.collect();
+        }
+        for (nth, snapshot) in self.snapshots.keys().enumerate() {
+            make_fork(&mut self.world, snapshot, &format!("check{nth}")).expect("forked");
+        }
+        self.collect();
+        let pins = self.world.lasting.objects.keys();
+        let pins = pins.filter(|key| key.starts_with("pins/")).count();
+        assert_eq!(pins, 0, "seed {}: pins stay", self.seed);
+        let checks = self.snapshots.into_values().enumerate();
+        let checks = checks.map(|(nth, content)| (format!("check{nth}"), content));
+        for (name, content) in self.model.into_iter().chain(checks) {
+            let volume = self.world.open(&name);
+            for (at, fill) in content.iter().enumerate() {
+                assert_eq!(
+                    self.world.read_fill(&volume, at as u64 * 8, 4096),
+                    *fill,
+                    "seed {}: {name} at {at}",
+                    self.seed
+                );
+            }
+            close(&mut self.world, &volume);
+        }
+        self.removed
+    }
+}
+
+fn random_history(seed: u64) -> u64 {
+    let mut history = History::new(seed);
+    for step in 0..90 {
+        history.step(step);
+    }
+    history.check()
 }
 
 #[test]
 fn every_snapshot_and_fork_of_a_random_history_is_what_its_volume_was() {
-    (0..24).for_each(random_history);
+    let removed: u64 = (0..48).map(random_history).sum();
+    assert!(removed > 24, "the collector took part: {removed} objects");
 }
