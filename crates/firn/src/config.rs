@@ -33,8 +33,8 @@ const LOG_SIZE_MIN_SMALL: u64 = 4 << 20;
 const SEGMENT_SIZE_MIN: u64 = 8 << 10;
 /// Smallest number of segments of a log: with fewer, none could be reused while others fill.
 const SEGMENTS_MIN: u64 = 16;
-/// How often a server collects garbage, unless it is told: never.
-const GC_DEFAULT: GcInterval = GcInterval(None);
+/// How often a server collects garbage, unless it is told. The first pass comes after a sixteenth to an eighth of it.
+const GC_DEFAULT: GcInterval = GcInterval(Some(Duration::from_secs(6 * 3600)));
 /// Sizes of local files are multiples of this.
 const FILE_UNIT: u64 = 4096;
 const RPO_DEFAULT: Duration = Duration::from_secs(30);

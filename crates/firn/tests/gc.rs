@@ -169,4 +169,36 @@ fn a_server_collects_by_itself_and_off_means_off() {
     server.stop();
     let server = world.serve("one", &["--gc", "off"]);
     assert_eq!(passes(&server), (false, 0));
+    server.stop();
+    let server = world.serve("one", &[]);
+    assert_eq!(passes(&server), (true, 0), "on, and in no hurry");
+}
+
+#[test]
+fn a_server_left_alone_frees_what_a_deleted_volume_held() {
+    let world = World::new();
+    let volumes = ["--volume", "demo=64MiB", "--volume", "kept=64MiB"];
+    let server = world.serve("one", &[&volumes[..], &["--gc", "500ms"]].concat());
+    let (mut demo, mut kept) = (server.connect("demo"), server.connect("kept"));
+    for round in 0..32 {
+        demo.write(round * PART as u64, &noise(round)).unwrap();
+    }
+    kept.write(0, &noise(100)).unwrap();
+    for name in ["demo", "kept"] {
+        world.done(&server, &["sync", name]);
+    }
+    drop(demo);
+    let store = world.path("store");
+    let full = bytes_below(&store);
+    assert!(full > 32 * PART as u64, "{full}");
+    world.done(&server, &["detach", "demo"]);
+    world.done(&server, &["volume", "delete", "demo"]);
+    eventually("the bytes are freed", || {
+        bytes_below(&store) < 16 * PART as u64
+    });
+    assert!(kept.read(0, PART).unwrap() == noise(100));
+    server.kill();
+    let other = world.serve("two", &["--gc", "off"]);
+    world.take_over(&other, "kept");
+    assert!(other.connect("kept").read(0, PART).unwrap() == noise(100));
 }

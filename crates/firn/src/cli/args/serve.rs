@@ -104,7 +104,8 @@ pub(crate) struct ServeArgs {
     pub(crate) rpo: Option<TimeSpan>,
 
     /// Time between two passes of the garbage collector, or off. Each reads the index of all volumes of the
-    /// store; what one pass finds is removed by the next one of any server. [default: off]
+    /// store; what one pass finds is removed by the next one of any server. The first comes after a sixteenth to an
+    /// eighth of it. [default: 6h]
     #[arg(long, value_name = "TIME|off")]
     pub(crate) gc: Option<GcInterval>,
 
