@@ -3,10 +3,11 @@
 //! Wraps the NBD server, whose calls may sleep, for async callers. Must never decide which volume
 //! is open: connections look that up in [`OpenVolumes`], as far as [`PermittedVolumes`] lets them.
 
+use std::io::ErrorKind as Io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nbd::server::{Export, Listen, Options, Server, check_place};
 use reactor::Reactor;
@@ -15,6 +16,13 @@ use volume::Volume;
 use crate::failure::{Failure, Result};
 use crate::frontends::nbd_access::{NbdTls, PermittedVolumes};
 use crate::frontends::open_volumes::OpenVolumes;
+
+/// How long sockets may outlive a server that was killed: its ring keeps them until the kernel has taken
+/// the ring down.
+const KILLED_SERVER_LEAVES_WITHIN: Duration = Duration::from_secs(2);
+
+/// Between two looks at an address that is in use.
+const ADDRESS_RETRY: Duration = Duration::from_millis(10);
 
 /// How long outstanding requests of a connection may take before it is closed.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,10 +98,19 @@ impl NbdFrontend {
     }
 
     /// Whether all addresses can be had: what is wrong with one is to be said before anything is made.
+    /// Blocks for as long as a server that was just killed may keep them.
     pub(crate) fn check_addresses(addresses: &[Listen]) -> Result<()> {
+        let until = Instant::now() + KILLED_SERVER_LEAVES_WITHIN;
         addresses.iter().try_for_each(|address| {
-            check_place(address)
-                .map_err(|source| Failure::listen("NBD", &flag_value(address), "--nbd", &source))
+            loop {
+                match check_place(address) {
+                    Err(error) if error.kind() == Io::AddrInUse && Instant::now() < until => {
+                        std::thread::sleep(ADDRESS_RETRY);
+                    }
+                    checked => break checked,
+                }
+            }
+            .map_err(|source| Failure::listen("NBD", &flag_value(address), "--nbd", &source))
         })
     }
 
