@@ -344,6 +344,9 @@ fn the_api_is_what_its_own_description_says() {
                 }
                 Some(true) if path.ends_with("/snapshots") => Some((JSON, r#"{"name":"one"}"#)),
                 Some(true) if path.ends_with("/fork") => Some((JSON, r#"{"name":"made"}"#)),
+                Some(true) if path.ends_with("/forget") => {
+                    Some((JSON, r#"{"volume_id":"000102030405060708090a0b0c0d0e0f"}"#))
+                }
                 Some(true) if path == "/v1/session" => Some((JSON, session.as_str())),
                 Some(true) => Some((JSON, r#"{"name":"made","size_bytes":8388608}"#)),
                 _ => None,
@@ -370,7 +373,7 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 26, "every operation but the deletion was tried");
+    assert_eq!(seen, 27, "every operation but the deletion was tried");
     let problem = send(&server, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,
