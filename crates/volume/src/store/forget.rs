@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 
-use crate::driver::{StoreOp, StoreReply};
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::object::root::Root;
@@ -13,8 +12,7 @@ use crate::object::{ROOT_PREFIX, SNAPSHOT_PREFIX, snapshot_of_root_key, volume_o
 use crate::request::tail::Status;
 use crate::store::catalog::{first_root, keep_tombstone};
 use crate::store::holds::local_tails;
-use crate::store::objects::{store_error, store_with_retry};
-use crate::store::roots::read_any_root;
+use crate::store::roots::{list_keys, read_any_root};
 use crate::store::volume_spec::VolumeSpec;
 use crate::units::VolumeId;
 
@@ -50,15 +48,7 @@ async fn check_has_no_root(
     prefix: &str,
     volume: VolumeId,
 ) -> Result<(), OpenError> {
-    let op = StoreOp::List {
-        prefix: prefix.to_owned(),
-    };
-    let keys = match store_with_retry(engine, op).await {
-        Ok(StoreReply::Keys(keys)) => keys,
-        Ok(_) => return Err(OpenError::Store("the store's list does not fit".into())),
-        Err(error) => return Err(store_error("list", prefix, &error)),
-    };
-    for (key, _) in keys {
+    for key in list_keys(engine, prefix).await? {
         let name = volume_of_root_key(&key).map(str::to_owned);
         let Some(name) = name.or_else(|| snapshot_of_root_key(&key)) else {
             continue;
