@@ -1,9 +1,9 @@
 //! How the bytes of a request reach the server and come back: copies to and from its memory,
 //! buffer slots, and the window of user copy.
 
+use crate::command::{CommandOutcome, SubmittedCommand};
 use crate::device::{Fault, Request, RingId};
 use crate::kernel::{Kernel, SlotUse};
-use crate::tags::{CommandOutcome, SubmittedCommand};
 use ublk::sys;
 
 /// Nothing is mapped below this.

@@ -4,13 +4,13 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
+use crate::command::SubmittedCommand;
 use crate::control::Outcome;
 use crate::deliver::ClientRequest;
 use crate::device::ClientId;
 use crate::device::{RingId, TaskId};
 use crate::kernel::{ControlId, DriverStats, Kernel};
 use crate::profile::Profile;
-use crate::tags::SubmittedCommand;
 use ublk::sys::{ControlCommand, IoCommand};
 
 /// A driver without a kernel. Clones are the same driver.

@@ -6,7 +6,7 @@
 //! scenarios that runs on it and on real kernels (`crates/ublk/tests/scenarios`).
 //!
 //! Files: [`Profile`] says which kernel is simulated; `kernel` holds the state, `device` the parts
-//! of a device; `control`, `params` and `lifecycle` are the control commands; `tags` says who may
+//! of a device, `command` a request command; `control`, `params` and `lifecycle` are the control commands; `tags` says who may
 //! submit which command for a tag, `deliver` how requests come and go, `data` how their bytes do;
 //! `exit` is the exit of a server. [`Driver`] is the handle, [`FakePort`] its control device;
 //! [`Ring`] is a reactor over it that a test drives by hand, and [`ClientOracle`] checks what clients read;
@@ -25,6 +25,7 @@
 
 mod bounded_pool;
 mod client_oracle;
+mod command;
 mod control;
 mod data;
 mod deliver;

@@ -4,31 +4,11 @@
 //! answered by the first. A refused command changes nothing: a tag that the server owned stays
 //! owned, and the command can be given again.
 
-use crate::device::Fault;
-use crate::device::RingId;
-use crate::device::{ArmedCommand, AutoSlot, Device};
+use crate::command::{CommandOutcome, SubmittedCommand};
+use crate::data::copy_to_server;
+use crate::device::{ArmedCommand, AutoSlot, Device, Fault, Queue, Tag};
 use crate::kernel::Kernel;
 use ublk::sys::{self, IoCommand};
-
-/// A command that a server submitted for one tag.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct SubmittedCommand {
-    pub(super) ring: RingId,
-    pub(super) device: u32,
-    pub(super) opcode: u32,
-    /// The submission entry's address: the slot, with `AUTO_BUF_REG`.
-    pub(super) sqe_addr: u64,
-    pub(super) command: IoCommand,
-    /// The server's key of it.
-    pub(super) key: u64,
-}
-
-/// How a command was answered: held until there is a request, or completed with a result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CommandOutcome {
-    Pending,
-    Done(i32),
-}
 
 const EINVAL: Result<CommandOutcome, i32> = Err(-libc::EINVAL);
 const EBUSY: Result<CommandOutcome, i32> = Err(-libc::EBUSY);
@@ -224,7 +204,7 @@ impl Kernel {
             .request
             .as_mut()
             .expect("an awaits_get_data tag has a request");
-        match crate::data::copy_to_server(request, addr) {
+        match copy_to_server(request, addr) {
             Ok(moved) => {
                 self.write_descriptor(submitted.device, queue, tag, moved);
                 Ok(CommandOutcome::Done(sys::RESULT_OK))
@@ -247,13 +227,13 @@ impl Kernel {
         }
     }
 
-    fn queue(&mut self, submitted: &SubmittedCommand) -> &mut crate::device::Queue {
+    fn queue(&mut self, submitted: &SubmittedCommand) -> &mut Queue {
         let device = self.devices.get_mut(&submitted.device);
         let device = device.expect("the device was checked");
         &mut device.queues[usize::from(submitted.command.queue)]
     }
 
-    pub(super) fn tag(&mut self, submitted: &SubmittedCommand) -> &mut crate::device::Tag {
+    pub(super) fn tag(&mut self, submitted: &SubmittedCommand) -> &mut Tag {
         &mut self.queue(submitted).tags[usize::from(submitted.command.tag)]
     }
 }
