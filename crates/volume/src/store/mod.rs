@@ -44,6 +44,7 @@ pub(crate) mod root_watch_state;
 pub(crate) mod roots;
 pub(crate) mod session_table;
 pub(crate) mod streams;
+mod tail_claim;
 pub(crate) mod take_together;
 pub(crate) mod turn;
 pub(crate) mod unnamed;

@@ -14,7 +14,6 @@ use crate::error::OpenError;
 use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::{StandingRoot, UpdateError};
 use crate::hostlog::taker::{TakeError, TakeRequest, Taker, UnreadableLog};
-use crate::lock::lock;
 use crate::log::frame::Record;
 use crate::log::ring::{Ring, TailId};
 use crate::map::index::Index;
@@ -34,6 +33,7 @@ use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::name_locks::NameLock;
 use crate::store::objects::ATTEMPTS_MAX;
 use crate::store::roots::{begin_update, finish_update, read_root, unusable};
+use crate::store::tail_claim::TailClaim;
 use crate::store::take_together::read_logs;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
@@ -49,48 +49,6 @@ pub struct OpenMode {
     /// Only if the volume goes on as this hold left it: whoever has a device of it open saw no other
     /// history. A volume of another id is not bound by it.
     pub continues: Option<TailId>,
-}
-
-/// Holds a lost tail while it is forked or dropped. Its volume's name is free meanwhile: a fork lasts as long as
-/// its upload, and the volume of that name may be served here.
-pub(crate) struct TailClaim {
-    engine: Arc<Engine>,
-    id: TailId,
-}
-
-impl TailClaim {
-    /// Under the lock of the tail's name: nobody is about to discard it then.
-    pub(crate) fn take(engine: &Arc<Engine>, tail: &Tail) -> Result<TailClaim, OpenError> {
-        TailClaim::check_free(engine, tail)?;
-        let id = tail.id();
-        lock(&engine.forked_tails).insert(id);
-        Ok(TailClaim {
-            engine: Arc::clone(engine),
-            id,
-        })
-    }
-
-    /// Refuses what would take the tail away under a fork.
-    pub(crate) fn check_free(engine: &Engine, tail: &Tail) -> Result<(), OpenError> {
-        match TailClaim::is_taken(engine, tail) {
-            false => Ok(()),
-            true => Err(OpenError::Invalid(format!(
-                "the tail of volume {} is being read by `firn rescue fork`: try again when that has ended",
-                tail.name()
-            ))),
-        }
-    }
-
-    /// Whether a fork reads the tail.
-    pub(crate) fn is_taken(engine: &Engine, tail: &Tail) -> bool {
-        lock(&engine.forked_tails).contains(&tail.id())
-    }
-}
-
-impl Drop for TailClaim {
-    fn drop(&mut self) {
-        lock(&self.engine.forked_tails).remove(&self.id);
-    }
 }
 
 /// A recovered tail that is not open yet.

@@ -11,7 +11,8 @@ use crate::error::OpenError;
 use crate::log::ring::TailId;
 use crate::request::tail::{Status, Tail};
 use crate::store::name_locks::NameLock;
-use crate::store::open::{TailClaim, discard_tail};
+use crate::store::open::discard_tail;
+use crate::store::tail_claim::TailClaim;
 use blkmq::io::SECTOR_BYTES;
 
 use crate::units::Lsn;

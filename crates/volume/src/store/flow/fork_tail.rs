@@ -30,9 +30,9 @@ use crate::store::flow::slices::UploadedPack;
 use crate::store::forks::child::{drop_pin, put_pin};
 use crate::store::load_index::{learn_sessions, read_sections};
 use crate::store::name_locks::NameLock;
-use crate::store::open::TailClaim;
 use crate::store::rescue::is_lost;
 use crate::store::roots::read_any_root;
+use crate::store::tail_claim::TailClaim;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec, check_spec};
 use crate::units::Lsn;
 

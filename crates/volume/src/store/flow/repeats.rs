@@ -5,7 +5,7 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::request::tail::{Status, Tail};
 use crate::store::flow::slices::ServiceEnded;
-use crate::store::open::TailClaim;
+use crate::store::tail_claim::TailClaim;
 use crate::units::SECOND_NS;
 
 /// A fork ends if one step of it has failed for so long.
