@@ -78,6 +78,10 @@ fn main() -> ExitCode {
             Ok(status) => return status,
             Err(failure) => Err(failure),
         },
+        Command::Vm(arguments) if arguments.all => test::whole_table(test::TableFilter {
+            kernel: arguments.kernel.map(vm::Kernel::name),
+            programs: arguments.only,
+        }),
         Command::Vm(arguments) => match vm::run(&arguments) {
             Ok(status) => return status,
             Err(failure) => Err(failure),

@@ -21,7 +21,8 @@ use std::time::Duration;
 
 use crate::{Failure, workspace};
 use accelerator::Accelerator;
-use image::{Kernel, Machine};
+pub(crate) use image::Kernel;
+use image::Machine;
 
 /// The machine lacks something; the status that automake's test drivers read as "skipped".
 pub(crate) const SKIPPED: u8 = 77;
@@ -38,11 +39,11 @@ const GUEST_FAILED: u8 = 125;
 pub(crate) struct Arguments {
     /// Which kernel to run under
     #[arg(long, value_enum, required_unless_present = "all")]
-    kernel: Option<Kernel>,
+    pub(crate) kernel: Option<Kernel>,
     /// The whole table of guest tests on recent and stable and a smoke run on real-time, instead of a command;
     /// with --kernel, the whole table on that one
     #[arg(long, conflicts_with_all = ["icount", "command"])]
-    all: bool,
+    pub(crate) all: bool,
     /// Of the whole table, only these test programs, by name
     #[arg(
         long,
@@ -50,7 +51,7 @@ pub(crate) struct Arguments {
         value_delimiter = ',',
         value_name = "PROGRAM,..."
     )]
-    only: Vec<String>,
+    pub(crate) only: Vec<String>,
     /// One processor whose clock counts instructions: slow, and the same on every run
     #[arg(long)]
     icount: bool,
@@ -78,17 +79,9 @@ pub(crate) struct Arguments {
     command: Vec<String>,
 }
 
+/// Runs the command under the kernel that is named.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    let kernel = match arguments.kernel {
-        Some(kernel) if !arguments.all => kernel,
-        named => {
-            crate::test::whole_table(crate::test::TableFilter {
-                kernel: named.map(Kernel::name),
-                programs: arguments.only.clone(),
-            })?;
-            return Ok(ExitCode::SUCCESS);
-        }
-    };
+    let kernel = arguments.kernel.ok_or("no kernel is named")?;
     let cache = cache();
     let builders: &[(&str, &str)] = match kernel {
         Kernel::UserMode => &source::BUILDERS,

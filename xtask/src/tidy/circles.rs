@@ -1,7 +1,8 @@
-//! Files of one crate whose `use` lines go in a circle.
+//! Files of one crate that use each other in a circle.
 //!
 //! As rooms see only the rooms below them, a file sees only files below it: what two files need of
-//! each other moves down into a third. A line ties its file to the one that *defines* the name: a
+//! each other moves down into a third. A `use` line, or a path like `crate::a::f` in the code, ties
+//! its file to the one that *defines* the name: a
 //! re-export is followed to its end, so a parent that only re-exports ties nobody to itself.
 //! `mod` declarations do not count, nor what tests use. Nor does a line in which a child names a
 //! module around it: a child is a part of its parent in a file of its own, as privacy in Rust has
@@ -59,6 +60,8 @@ struct Crate {
     files: BTreeMap<Module, PathBuf>,
     items: BTreeSet<(Module, String)>,
     imports: BTreeMap<Module, Vec<Import>>,
+    /// Paths in code: they tie as `use` lines do, and bind nothing.
+    paths: BTreeMap<Module, Vec<Import>>,
 }
 
 /// What ties a file to another: the names it takes from there.
@@ -89,10 +92,12 @@ impl Crate {
                 .map(|(within, name)| (join(&within), name)),
         );
         for import in declared.imports {
-            self.imports
-                .entry(join(&import.within))
-                .or_default()
-                .push(import);
+            let of_module = self.imports.entry(join(&import.within)).or_default();
+            of_module.push(import);
+        }
+        for path in declared.paths {
+            let of_module = self.paths.entry(join(&path.within)).or_default();
+            of_module.push(path);
         }
         for ((within, name), path) in declared.modules {
             let inside = within
@@ -115,7 +120,7 @@ impl Crate {
 
     fn ties(&self) -> Ties {
         let mut ties = Ties::new();
-        for (module, imports) in &self.imports {
+        for (module, imports) in self.imports.iter().chain(&self.paths) {
             let Some(user) = self.files.get(module) else {
                 continue;
             };
@@ -142,7 +147,7 @@ impl Crate {
             .any(|path| path == file)
     }
 
-    /// The file that a `use` line ties its own to; `None` if it names another crate.
+    /// The file that a `use` line or a path ties its own to; `None` if it names another crate.
     fn target(&self, module: &Module, path: &[String]) -> Option<&PathBuf> {
         self.resolve(module, path, &mut Vec::new()).or_else(|| {
             // A name that a macro makes is defined nowhere: the module's file stands for it.
@@ -305,6 +310,16 @@ mod tests {
             circles[0].contains("a.rs -> crates/x/src/b.rs: B, C"),
             "{circles:?}"
         );
+    }
+
+    #[test]
+    fn a_path_in_the_code_ties_as_a_use_line_does() {
+        let files = [
+            ("lib.rs", "mod a; mod b;"),
+            ("a.rs", "use crate::b;\npub fn f() { b::g(); }"),
+            ("b.rs", "pub fn g() { crate::a::f(); }"),
+        ];
+        assert_eq!(found(&files).len(), 1);
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What one Rust file says of its modules: which it declares, which items it defines, and what its
-//! `use` lines name.
+//! `use` lines and the paths in its code name.
 //!
 //! It reads tokens, not syntax trees: enough for declarations, and no parser has to be built for
 //! it. Code under `#[cfg(test)]` is left out: what tests use ties no file to another.
@@ -28,6 +28,8 @@ pub(super) struct Declarations {
     /// Functions, types, constants and macros, outside functions and impls.
     pub(super) items: Vec<ItemPath>,
     pub(super) imports: Vec<Import>,
+    /// Paths in signatures and bodies, like `crate::a::f` and `a::f`: they bind no name.
+    pub(super) paths: Vec<Import>,
 }
 
 /// Words that come before the name of an item.
@@ -81,16 +83,17 @@ impl Reader {
                     self.item(within);
                 }
                 word if ITEM_WORDS.contains(&word) => self.item(within),
-                _ => {}
+                _ => self.path(within, token),
             }
         }
     }
 
-    /// A block that is no module: only its `use` lines count.
+    /// A block that is no module: its `use` lines and paths count, not what it defines.
     fn block(&mut self, within: &[String]) {
         let mut depth = 1;
         while depth > 0 {
-            match self.next().as_deref() {
+            let token = self.next();
+            match token.as_deref() {
                 None => return,
                 Some("{") => depth += 1,
                 Some("}") => depth -= 1,
@@ -100,8 +103,26 @@ impl Reader {
                         self.skip_item();
                     }
                 }
-                Some(_) => {}
+                Some(_) => self.path(within, token.unwrap_or_default()),
             }
+        }
+    }
+
+    /// The rest of a path in code, if its first word begins one.
+    fn path(&mut self, within: &[String], first: String) {
+        let is_name = |token: &str| token.starts_with(|c: char| c.is_alphabetic() || c == '_');
+        let mut path = vec![first];
+        while is_name(path.last().map_or("", String::as_str)) && self.peek() == Some("::") {
+            let Some(word) = self.tokens.get(self.at + 1).filter(|word| is_name(word)) else {
+                break;
+            };
+            path.push(word.clone());
+            self.at += 2;
+        }
+        if path.len() > 1 {
+            let name = Some(path.join("::"));
+            let within = within.to_vec();
+            self.found.paths.push(Import { within, path, name });
         }
     }
 
@@ -359,6 +380,16 @@ mod tests {
             ]
         );
         assert_eq!(imports("fn f() { if x { use super::y; } }"), ["super::y=y"]);
+    }
+
+    #[test]
+    fn a_path_in_a_signature_or_a_body_is_found_and_binds_nothing() {
+        let found = read(
+            "fn f(x: crate::a::A) -> Vec<u8> { b::c::<u8>(x).map(Vec::len) }\n#[cfg(test)] fn t() { d::e() }",
+        );
+        let paths: Vec<String> = found.paths.iter().map(|p| p.path.join("::")).collect();
+        assert_eq!(paths, ["crate::a::A", "b::c", "Vec::len"]);
+        assert_eq!(found.imports, []);
     }
 
     #[test]
