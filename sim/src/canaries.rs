@@ -55,6 +55,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "recovered_candidates_go",
     "collector_reads_no_pins",
     "collector_trusts_no_session",
+    "the_check_believes_the_index",
+    "the_check_believes_the_first_root",
     "rescue_packs_are_of_a_session",
     "poisoned_packs_are_of_a_session",
     "copy_continues_the_tail",

@@ -35,13 +35,14 @@
 //! where writes wait for space); `map` (which extent is the newest); `log` (segments, ring, frames, group
 //! commit, checkpoints, reclaim); `store` (open, the flow of slices, index pages, roots, fetch) and [`object`] (the
 //! formats there); [`hostlog`] (how hosts are to share a store: records, and the procedures that write
-//! them; the server does not use it yet); `cache`; `recover` (what a host finds in its log). Beside the path: `jobs` runs
+//! them); [`check`] (whether the store has what it should); `cache`; `recover` (what a host finds in its log). Beside the path: `jobs` runs
 //! procedures without a runtime, `engine` is what all parts use, [`driver`] the requests and outcomes,
 //! `failures` what is counted and logged, `host` what a driver holds.
 #![forbid(unsafe_code)]
 #![deny(clippy::iter_over_hash_type)]
 
 mod cache;
+pub mod check;
 mod codec;
 pub mod collect;
 mod computation;

@@ -6,6 +6,7 @@ mod support;
 
 use std::collections::BTreeMap;
 
+use support::checks::check_all;
 use support::hosts::{close, elsewhere, root_of};
 use support::points::{delete_snapshot, done, fold, fork, make_fork, snapshot};
 use support::{World, with_volume};
@@ -244,6 +245,8 @@ impl History {
         let found = done(&mut self.world, &answer);
         assert_eq!(found.recovered.objects, 0, "seed {}", self.seed);
         self.removed += found.removed.objects;
+        let found = check_all(&self.world.lasting.objects, false);
+        assert_eq!(found.damage, [], "seed {}", self.seed);
     }
 
     fn delete_a_snapshot(&mut self) {
@@ -293,6 +296,8 @@ impl History {
             make_fork(&mut self.world, snapshot, &format!("check{nth}")).expect("forked");
         }
         self.collect();
+        let found = check_all(&self.world.lasting.objects, true);
+        assert_eq!(found.damage, [], "seed {}", self.seed);
         let pins = self.world.lasting.objects.keys();
         let pins = pins.filter(|key| key.starts_with("pins/")).count();
         assert_eq!(pins, 0, "seed {}: pins stay", self.seed);

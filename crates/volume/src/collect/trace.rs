@@ -15,7 +15,7 @@ use crate::hostlog::port::{list, read_decoded};
 use crate::hostlog::root_updates::has_tomb;
 use crate::jobs::join_all;
 use crate::object::node::{Node, decode_node};
-use crate::object::page::{BlockRef, Page, decode_page};
+use crate::object::page::{BlockRef, Page, decode_of_any, decode_page};
 use crate::object::root::Root;
 use crate::object::sessions::SessionNames;
 use crate::object::{
@@ -299,16 +299,7 @@ async fn read_block<T: Send + 'static>(
         let error = match port.store(op).await {
             Ok(StoreReply::Range(data)) => {
                 let volumes = volumes.clone();
-                let work = move || {
-                    let mut found = Err(FormatError::Corrupt("an index block of no volume"));
-                    for volume in volumes {
-                        found = decode(volume, number, &data);
-                        if found.is_ok() {
-                            break;
-                        }
-                    }
-                    found
-                };
+                let work = move || decode_of_any(&volumes, |volume| decode(volume, number, &data));
                 match port.compute(u64::from(block.bytes), work).await {
                     Ok(Ok(found)) => return Ok((block, found)),
                     Ok(Err(error)) => error,

@@ -74,6 +74,21 @@ pub(super) fn seal(kind: Kind, volume: VolumeId, number: u64, body: &[u8]) -> Ve
     w.finish()
 }
 
+/// Decodes a block that is of one of these volumes: a fork has blocks of those that it was forked from.
+pub(crate) fn decode_of_any<T>(
+    volumes: &[VolumeId],
+    decode: impl Fn(VolumeId) -> Result<T, FormatError>,
+) -> Result<T, FormatError> {
+    let mut found = Err(FormatError::Corrupt("an index block of no volume"));
+    for volume in volumes {
+        found = decode(*volume);
+        if found.is_ok() {
+            break;
+        }
+    }
+    found
+}
+
 /// Whose index block this says it is; none if it is no index block. Its checksum, which binds that, is looked at when it
 /// is decoded.
 pub fn block_volume(block: &[u8]) -> Option<VolumeId> {

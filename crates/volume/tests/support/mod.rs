@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod checks;
 mod disk;
 pub(crate) mod hosts;
 mod lasting;
