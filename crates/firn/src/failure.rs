@@ -63,6 +63,8 @@ failure_codes! {
         "Stop the other server, or name another directory with --cache.";
     Corrupt, "corrupt", 500, FAILED, "A structure fails its checksum",
         "Look for errors of the disk or of the store; the detail names the structure.";
+    Damaged, "damaged", 500, FAILED, "The store lacks something that a volume needs",
+        "Put the objects that are named back from a backup, or from older versions of them.";
     DiskFailed, "disk-failed", 500, FAILED, "A local file cannot be used",
         "Look for the cause in the kernel log.";
     DiskFull, "disk-full", 500, FAILED, "A local disk is full",

@@ -33,6 +33,7 @@ mod metrics;
 mod model;
 mod server;
 mod store_access;
+mod store_answers;
 mod store_faults;
 mod units;
 
@@ -79,6 +80,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Fork(args) => cli::fork(&cli.api, cli.json, &args),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Gc(args) => cli::gc(&cli.api, cli.json, args),
+        Command::Check(args) => cli::check(cli.json, &args),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
         Command::Top(args) => cli::top(&cli.api, cli.json, &args),
         Command::Config(args) => cli::config(&cli.api.api, cli.json, *args),

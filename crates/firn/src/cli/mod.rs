@@ -1,9 +1,10 @@
-//! The commands. Each is a client of the server's HTTP API, except `serve` and `doctor`.
+//! The commands. Each is a client of the server's HTTP API, except `serve`, `check` and `doctor`.
 //!
 //! Results go to standard output and everything else to standard error, so that scripts can use the
 //! output as it is.
 
 pub(crate) mod args;
+mod check;
 mod client;
 mod config;
 mod doctor;
@@ -31,6 +32,7 @@ use crate::failure::Result;
 use crate::model::{AttachRequest, Attachment, DetachRequest, GivenUp, RescueTails, Volume};
 use crate::units::About;
 
+pub(crate) use check::check;
 pub(crate) use config::config;
 pub(crate) use doctor::doctor;
 pub(crate) use fork::fork;

@@ -26,7 +26,7 @@ pub(super) fn suggest(client: &Client, name: &str, failure: Failure) -> Failure 
     }
 }
 
-fn most_similar<'a>(name: &str, names: &'a [String]) -> Option<&'a str> {
+pub(super) fn most_similar<'a>(name: &str, names: &'a [String]) -> Option<&'a str> {
     let by_likeness = names
         .iter()
         .map(|other| (strsim::jaro_winkler(name, other), other.as_str()));

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use store::{Kind, SharedStore, Store, Version};
+use store::{SharedStore, Store, Version};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use volume::driver::{
@@ -27,6 +27,7 @@ use crate::engine::compute::{ComputeQueues, ComputeThreads, Lane};
 use crate::engine::wakeup::Wakeup;
 use crate::local_files::BlockingIo;
 use crate::metrics::IoCounters;
+use crate::store_answers::{into_engine_version, into_store_error};
 
 /// Concurrent reads of the store: enough to hide its latency, few enough not to be throttled.
 const READS_MAX: usize = 64;
@@ -347,22 +348,5 @@ fn counter_index(op: &StoreOp) -> usize {
         StoreOp::Update { .. } => 4,
         StoreOp::Delete { .. } => 5,
         StoreOp::List { .. } => 6,
-    }
-}
-
-fn into_engine_version(version: Version) -> volume::driver::Version {
-    volume::driver::Version(version.0)
-}
-
-/// A store's error as the engine knows it.
-fn into_store_error(error: &store::Error) -> StoreError {
-    match error.kind() {
-        Kind::NotFound => StoreError::NotFound,
-        Kind::PreconditionFailed => StoreError::PreconditionFailed,
-        Kind::OutOfRange => StoreError::OutOfRange,
-        Kind::Unknown => StoreError::Unknown(error.chain()),
-        // A bucket that is gone may come back, with everything in it.
-        Kind::Unavailable | Kind::NoBucket => StoreError::Unavailable(error.chain()),
-        _ => StoreError::Denied(error.chain()),
     }
 }

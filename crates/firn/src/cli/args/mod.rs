@@ -4,6 +4,7 @@
 //! while parsing, so that it is a usage error (exit status 2) and nothing has been touched.
 
 mod attach;
+mod check;
 mod gc;
 mod inspect;
 mod points;
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 
 pub(crate) use attach::{AttachArgs, DetachArgs, FileSystem};
+pub(crate) use check::CheckArgs;
 pub(crate) use gc::{GcArgs, GcInterval};
 pub(crate) use inspect::{ConfigArgs, ConfigCommand, DoctorArgs, SupportArgs, TopArgs};
 pub(crate) use points::{ForkArgs, SnapshotCommand};
@@ -140,6 +142,16 @@ pub(crate) enum Command {
         firn gc && firn gc   finds it, and removes it"
     )]
     Gc(GcArgs),
+    /// Check that the store has, whole, what volumes and snapshots need. It needs no server, changes
+    /// nothing, and may run while volumes are in use.
+    #[command(after_help = "Examples:\n  \
+        firn check                              all volumes and snapshots: that everything is there\n  \
+        firn check demo --deep                  that every byte of demo and its snapshots is, too\n  \
+        firn check demo@before --store s3://bucket/prefix --deep --rate 50MiB\n\n\
+        What a server has not uploaded yet is not the store's: run `firn sync VOLUME` first. Exit status: \
+        0 all is whole, 1 something is damaged (each object is named, with what it costs), or the check \
+        came to no end.")]
+    Check(CheckArgs),
     /// Check what this machine and this store offer, and say what firn will use.
     Doctor(DoctorArgs),
     /// Show live what is done with each volume: rates, latencies, and what the store lacks.

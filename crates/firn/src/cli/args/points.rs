@@ -54,7 +54,7 @@ fn snapshot_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn parent_name(text: &str) -> Result<String, String> {
+pub(super) fn parent_name(text: &str) -> Result<String, String> {
     match text.contains('@') {
         true => snapshot_name(text),
         false => volume_name(text),
