@@ -243,6 +243,9 @@ fn what_the_cache_disk_cannot_read_or_did_not_write_comes_from_the_store() {
         return;
     };
     let server = cold(&guest);
+    // The file takes its space as it is filled: here all of it must be known before.
+    let file = guest.world.path("cache/cache");
+    must("fallocate", &["--length", "256MiB", text(&file)]);
     let cache = faulty.of_file(&guest, "cache", 0, 256 * MIB);
     let disk = Direct::open(&guest.attach(&server, "demo", &["--read-only"]));
     // The page cache takes what is kept, and the disk does not take it from there.

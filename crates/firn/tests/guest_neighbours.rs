@@ -223,14 +223,12 @@ fn a_disk_whose_fetches_fail_leaves_its_neighbour_cold_reads_and_writes() {
     let Some(guest) = Guest::new() else { return };
     for mode in guest.modes() {
         let _watchdog = Watchdog::new("the neighbour of failing fetches", 4 * deadline());
-        let server = guest.serve(&[
-            "--volume",
-            "noisy=8MiB",
-            "--volume",
-            "calm=8MiB",
-            "--rpo",
-            "1h",
-        ]);
+        // A host that served a volume does not make it anew once another has deleted it.
+        let first = format!("first-{mode}");
+        let volumes = ["--volume", "noisy=8MiB", "--volume", "calm=8MiB"];
+        let server = guest
+            .world
+            .serve(&first, &[&volumes[..], &["--rpo", "1h"]].concat());
         let (theirs, oracle) = (DiskOracle::new(CALM_BLOCKS), DiskOracle::new(CALM_BLOCKS));
         let spoilt = store_a_volume(&guest, &server, "noisy", &theirs);
         store_a_volume(&guest, &server, "calm", &oracle);

@@ -153,7 +153,9 @@ fn a_planned_read_is_served_though_its_segments_are_sealed_and_reclaimed_meanwhi
 /// A volume whose every block is in the store alone: a server of its own with an empty cache.
 /// Each block has its generation from the oracle.
 fn cold(guest: &Guest, cache: &str, oracle: &DiskOracle) -> Server {
-    let server = guest.serve(&["--volume", "cold=64MiB"]);
+    // A host that served a volume does not make it anew once another has deleted it.
+    let first = format!("first-{cache}");
+    let server = guest.world.serve(&first, &["--volume", "cold=64MiB"]);
     let mut client = server.connect("cold");
     let blocks = oracle.blocks();
     for first in (0..blocks).step_by(CHUNK as usize) {
