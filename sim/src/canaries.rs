@@ -155,8 +155,6 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "folds_never_back_off",
     "one_key_is_everybodys",
     "stopped_host_publishes",
-    "next_start_forgets_the_fence",
-    "lost_tails_lose_their_rings",
 ];
 
 /// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.
@@ -389,7 +387,6 @@ mod tests {
         // Tests in a source file plant by themselves what that file asks for.
         let inner = [
             "lock.rs",
-            "recover/rings.rs",
             "cache/tests.rs",
             "request/parked.rs",
             "store/host_log.rs",
