@@ -45,7 +45,7 @@ fn a_disk_is_what_was_asked_for_and_says_what_was_granted() {
     assert_eq!(world.done(&server, &["attach", "demo"]).trim(), text(&path));
     let said = world.fails(&server, &["attach", "demo", "--depth", "32"]);
     assert!(
-        said.contains("another depth") && said.contains("detach"),
+        said.contains("another --depth") && said.contains("detach"),
         "{said}"
     );
     let said = world.fails(&server, &["volume", "delete", "demo"]);
