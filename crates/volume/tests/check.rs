@@ -7,7 +7,7 @@ mod support;
 use blkmq::io::Op;
 use support::checks::{check_all, check_moving};
 use support::hosts::elsewhere;
-use support::points::{done, snapshot};
+use support::points::{done, gc, snapshot, write_over};
 use support::{World, with_volume};
 use volume::Volume;
 use volume::check::{CheckError, DamageKind};
@@ -15,24 +15,6 @@ use volume::object::page::PAGE_SECTORS;
 use volume::object::root_key;
 
 const MIB: u64 = 1 << 20;
-
-/// Writes over the same few places until folds have taken what was there before out of the index.
-fn write_over(world: &mut World, volume: &Volume, fill: u8) {
-    for round in 0..8 {
-        for place in 0..4 {
-            world.write(volume, 8 * place, fill + round, 4096);
-        }
-        world.sync(volume);
-    }
-    world.pass(2_000);
-}
-
-fn gc(world: &mut World) {
-    for _ in 0..2 {
-        let answer = world.host.collect_garbage(false);
-        done(world, &answer);
-    }
-}
 
 /// A volume with folded pages and fresh deltas, a snapshot of it, and a fork; and nothing else.
 fn furnished() -> (World, Volume) {
@@ -48,6 +30,7 @@ fn furnished() -> (World, Volume) {
     done(&mut world, &forked);
     world.write(&volume, 8000, 77, 4096);
     world.sync(&volume);
+    gc(&mut world);
     gc(&mut world);
     (world, volume)
 }
@@ -178,19 +161,17 @@ fn a_check_beside_a_host_that_folds_and_collects_finds_no_damage() {
     let before = world.lasting.objects.clone();
     write_over(&mut world, &volume, 60);
     gc(&mut world);
+    gc(&mut world);
     let after = world.lasting.objects.clone();
     assert!(
         before
             .keys()
             .any(|key| is_data(&key) && !after.contains_key(key))
     );
-    let mut moved = 0;
     for moves_at in 0..200 {
         let found = check_moving(&before, &after, moves_at, &[], true).expect("ended");
         assert_eq!(found.damage, [], "the store moved at request {moves_at}");
-        moved += 1;
     }
-    assert_eq!(moved, 200);
 }
 
 #[test]

@@ -4,40 +4,15 @@
 
 mod support;
 
-use std::collections::BTreeMap;
-
-use blkmq::io::Op;
 use support::hosts::{close, elsewhere};
-use support::points::{delete_snapshot, done, snapshot};
+use support::points::{done, gc, packs, write_over};
 use support::{Lasting, World, options, with_volume};
+use volume::Options;
 use volume::collect::candidates::{CANDIDATES_KEY, Candidates};
 use volume::object::root::Root;
 use volume::object::root_key;
-use volume::units::Epoch;
-use volume::{Findings, Options, Volume};
 
 const MIB: u64 = 1 << 20;
-
-fn gc(world: &mut World) -> Findings {
-    let answer = world.host.collect_garbage(false);
-    done(world, &answer)
-}
-
-/// Writes over the same few places until folds have taken what was there before out of the index.
-fn write_over(world: &mut World, volume: &Volume, fill: u8) {
-    for round in 0..8 {
-        for place in 0..4 {
-            world.write(volume, 8 * place, fill + round, 4096);
-        }
-        world.sync(volume);
-    }
-    world.pass(2_000);
-}
-
-fn packs(lasting: &Lasting) -> usize {
-    let keys = lasting.objects.keys();
-    keys.filter(|key| key.starts_with("packs/")).count()
-}
 
 #[test]
 fn what_was_written_over_goes_and_another_host_finds_everything_else() {
@@ -99,169 +74,6 @@ fn a_dry_run_says_what_a_pass_would_find_and_changes_nothing() {
 }
 
 #[test]
-fn a_fork_outlives_its_parent_its_snapshot_and_any_number_of_passes() {
-    let (mut world, volume) = with_volume();
-    world.write(&volume, 0, 7, 4096);
-    write_over(&mut world, &volume, 20);
-    let taken = world.host.create_snapshot("demo@one", Vec::new());
-    done(&mut world, &taken);
-    let forked = world.host.fork_volume("demo@one", "child");
-    done(&mut world, &forked);
-    write_over(&mut world, &volume, 60);
-    let dropped = world.host.delete_snapshot("demo@one");
-    done(&mut world, &dropped);
-    let closed = world.host.close_volume(&volume);
-    done(&mut world, &closed);
-    let deleted = world.host.delete_volume("demo");
-    done(&mut world, &deleted);
-    for _ in 0..3 {
-        assert_eq!(gc(&mut world).recovered.objects, 0);
-    }
-    let mut other = elsewhere(&world);
-    let child = other.open("child");
-    for place in 0..4 {
-        assert_eq!(other.read_fill(&child, 8 * place, 4096), 27);
-    }
-}
-
-#[test]
-fn what_a_pin_names_stays_though_its_child_is_not_there_yet() {
-    let (mut world, volume) = with_volume();
-    write_over(&mut world, &volume, 20);
-    let forked = world.host.fork_volume("demo", "child");
-    done(&mut world, &forked);
-    // The fork's root is on its way.
-    let root = world.lasting.objects.remove(&root_key("child"));
-    write_over(&mut world, &volume, 60);
-    for _ in 0..3 {
-        gc(&mut world);
-    }
-    world
-        .lasting
-        .objects
-        .insert(root_key("child"), root.expect("made"));
-    let mut other = elsewhere(&world);
-    let child = other.open("child");
-    for place in 0..4 {
-        assert_eq!(other.read_fill(&child, 8 * place, 4096), 27);
-    }
-}
-
-#[test]
-fn a_pin_goes_when_its_child_has_a_root_and_never_before() {
-    let (mut world, volume) = with_volume();
-    write_over(&mut world, &volume, 20);
-    let forked = world.host.fork_volume("demo", "child");
-    done(&mut world, &forked);
-    let root = world.lasting.objects.remove(&root_key("child"));
-    gc(&mut world);
-    assert_eq!(pins(&world.lasting), 1, "its child may come yet");
-    world
-        .lasting
-        .objects
-        .insert(root_key("child"), root.expect("made"));
-    assert_eq!(gc(&mut world).needless_pins, 1);
-    assert_eq!(pins(&world.lasting), 0);
-    write_over(&mut world, &volume, 60);
-    for _ in 0..3 {
-        gc(&mut world);
-    }
-    let mut other = elsewhere(&world);
-    let child = other.open("child");
-    for place in 0..4 {
-        assert_eq!(other.read_fill(&child, 8 * place, 4096), 27);
-    }
-}
-
-/// Pins that stand in the store.
-fn pins(lasting: &Lasting) -> usize {
-    let keys = lasting.objects.keys();
-    keys.filter(|key| key.starts_with("pins/")).count()
-}
-
-#[test]
-fn a_pin_goes_when_its_child_was_deleted_and_its_name_taken_again_before_a_pass() {
-    let (mut world, volume) = with_volume();
-    for fill in [20, 60] {
-        write_over(&mut world, &volume, fill);
-        snapshot(&mut world, "demo@one").expect("taken");
-        let forked = world.host.fork_volume("demo@one", "child");
-        done(&mut world, &forked);
-        if fill == 20 {
-            let deleted = world.host.delete_volume("child");
-            done(&mut world, &deleted);
-            delete_snapshot(&mut world, "demo@one").expect("deleted");
-        }
-    }
-    assert!(pins(&world.lasting) >= 4);
-    assert_eq!(gc(&mut world).needless_pins, 4);
-    assert_eq!(pins(&world.lasting), 0);
-    for _ in 0..3 {
-        assert_eq!(gc(&mut world).recovered.objects, 0);
-    }
-    let mut other = elsewhere(&world);
-    let child = other.open("child");
-    for place in 0..4 {
-        assert_eq!(other.read_fill(&child, 8 * place, 4096), 67);
-    }
-}
-
-#[test]
-fn a_restores_pin_goes_when_its_volume_was_deleted_and_its_name_taken_again_before_a_pass() {
-    let (mut world, volume) = with_volume();
-    write_over(&mut world, &volume, 20);
-    snapshot(&mut world, "demo@one").expect("taken");
-    close(&mut world, &volume);
-    let restored = world.host.restore_volume("demo@one", "demo@kept");
-    done(&mut world, &restored);
-    for name in ["demo@one", "demo@kept"] {
-        delete_snapshot(&mut world, name).expect("deleted");
-    }
-    let deleted = world.host.delete_volume("demo");
-    done(&mut world, &deleted);
-    world.create("demo", 64 * MIB);
-    assert!(pins(&world.lasting) > 0);
-    gc(&mut world);
-    assert_eq!(pins(&world.lasting), 0);
-}
-
-#[test]
-fn a_pin_stays_while_its_child_may_come_though_another_took_the_name_meanwhile() {
-    let (mut world, volume) = with_volume();
-    write_over(&mut world, &volume, 20);
-    // A fork has everything but for its root: another volume has its name, and is deleted before it comes.
-    let mut slow = elsewhere(&world);
-    let forked = slow.host.fork_volume("demo", "child");
-    done(&mut slow, &forked);
-    let mut brought = brought(&world.lasting, &slow.lasting);
-    let (bytes, _) = brought.remove(&root_key("child")).expect("made");
-    world.lasting.objects.extend(brought);
-    world.create("child", 64 * MIB);
-    write_over(&mut world, &volume, 60);
-    for _ in 0..3 {
-        gc(&mut world);
-    }
-    assert_eq!(pins(&world.lasting), 1);
-    let deleted = world.host.delete_volume("child");
-    done(&mut world, &deleted);
-    let (tombstone, _) = &world.lasting.objects[&root_key("child")];
-    let tombstone = Root::decode(tombstone).expect("a root");
-    let mut root = Root::decode(&bytes).expect("a root");
-    root.epoch = Epoch(tombstone.epoch.0 + 1);
-    root.since = root.epoch;
-    root.sequence = tombstone.sequence + 1;
-    world.lasting.versions += 1;
-    let version = world.lasting.versions;
-    let objects = &mut world.lasting.objects;
-    objects.insert(root_key("child"), (root.encode(), version));
-    let mut other = elsewhere(&world);
-    let child = other.open("child");
-    for place in 0..4 {
-        assert_eq!(other.read_fill(&child, 8 * place, 4096), 27);
-    }
-}
-
-#[test]
 fn a_pass_that_may_remove_nothing_has_failed_and_says_why() {
     let (mut world, volume) = with_volume();
     write_over(&mut world, &volume, 1);
@@ -320,92 +132,6 @@ fn a_candidate_that_is_reached_again_stays_and_is_counted() {
     let mut other = elsewhere(&world);
     let child = other.open("child");
     assert_eq!(other.read_fill(&child, 0, 4096), 7);
-}
-
-#[test]
-fn what_a_session_that_goes_on_has_not_named_yet_stays() {
-    let (mut world, volume) = with_volume();
-    write_over(&mut world, &volume, 1);
-    // Packs are in the store, and no record names them: the host does not get through.
-    world.lasting.failing_creates = usize::MAX;
-    world.write(&volume, 0, 99, 4096);
-    let synced = world.host.sync(&volume);
-    world.pass(500);
-    assert!(synced.try_take().is_none());
-    let mut other = elsewhere(&world);
-    for _ in 0..3 {
-        let found = gc(&mut other);
-        assert!(found.held.objects > 0, "{found:?}");
-    }
-    world.lasting.objects = other.lasting.objects;
-    world.lasting.failing_creates = 0;
-    done(&mut world, &synced);
-    let mut third = elsewhere(&world);
-    let theirs = third.try_open("demo", true).expect("opened");
-    assert_eq!(third.read_fill(&theirs, 0, 4096), 99);
-}
-
-#[test]
-fn what_a_poisoned_host_brings_stays_though_a_copy_of_it_ends_its_session() {
-    a_copy_ends_the_session_of_a_poisoned_host(false);
-}
-
-#[test]
-fn what_a_host_brought_before_it_was_poisoned_stays_though_a_copy_of_it_ends_its_session() {
-    a_copy_ends_the_session_of_a_poisoned_host(true);
-}
-
-/// The host's packs come to the store behind the poison or, `before`, ahead of it, and its root a while later.
-fn a_copy_ends_the_session_of_a_poisoned_host(before: bool) {
-    let (mut world, demo) = with_volume();
-    world.create("other", 64 * MIB);
-    let other = world.open("other");
-    world.write(&demo, 0, 1, 4096);
-    world.sync(&demo);
-    // The next record, which is another volume's, waits for an answer; so does whatever is behind it.
-    world.lasting.failing_creates = usize::MAX;
-    world.write(&other, 0, 1, 4096);
-    let _others = world.host.sync(&other);
-    world.pass(500);
-    let (copy, old) = (world.lasting.copy(), packs(&world.lasting));
-    world.lasting.outage = !before;
-    world.write(&demo, 0, 99, 4096);
-    world.flush(&demo);
-    let synced = world.host.sync(&demo);
-    world.pass(500);
-    assert_eq!(packs(&world.lasting) > old, before);
-    world.write(&other, 0, 2, 4096);
-    world.lasting.failing_syncs = 1;
-    world
-        .request(&other, Op::Flush, &mut [])
-        .expect_err("poisoned");
-    // From now on roots say what is stored, and its root does not answer.
-    world.lasting.failing_keys.push(root_key("demo"));
-    world.lasting.outage = false;
-    world.lasting.failing_creates = 0;
-    world.pass(5_000);
-    assert!(packs(&world.lasting) > old);
-    let said = synced.try_take();
-    assert!(!matches!(said, Some(Ok(_))), "{said:?}");
-    let mut copy = World::start(Lasting {
-        objects: world.lasting.objects.clone(),
-        versions: world.lasting.versions + 5000,
-        ..copy
-    });
-    copy.create("third", 64 * MIB);
-    let third = copy.open("third");
-    copy.write(&third, 0, 3, 4096);
-    copy.sync(&third);
-    for _ in 0..3 {
-        gc(&mut copy);
-    }
-    world.lasting.objects = copy.lasting.objects;
-    world.lasting.failing_keys.clear();
-    let again = world.host.sync(&demo);
-    done(&mut world, &again);
-    let mut elsewhere = elsewhere(&world);
-    let theirs = elsewhere.try_open("demo", true).expect("opened");
-    assert_eq!(elsewhere.read_fill(&theirs, 0, 4096), 99);
 }
 
 #[test]
@@ -490,51 +216,6 @@ fn what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_th
     }
     assert!(packs(&world.lasting) < before);
     assert_eq!(world.host.collector().missing_root, None);
-}
-
-/// Objects that the second store has and the first has not.
-fn brought(before: &Lasting, after: &Lasting) -> BTreeMap<String, (Vec<u8>, u64)> {
-    let objects = after.objects.iter();
-    let is_new = |(key, _): &(&String, _)| !before.objects.contains_key(*key);
-    let new = objects.filter(is_new);
-    new.map(|(key, object)| (key.clone(), object.clone()))
-        .collect()
-}
-
-#[test]
-fn what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes() {
-    let (mut world, volume) = with_volume();
-    write_over(&mut world, &volume, 20);
-    snapshot(&mut world, "demo@one").expect("taken");
-    write_over(&mut world, &volume, 60);
-    close(&mut world, &volume);
-    let first = world.host.restore_volume("demo@one", "demo@kept");
-    done(&mut world, &first);
-    let volume = world.open("demo");
-    write_over(&mut world, &volume, 100);
-    close(&mut world, &volume);
-    // A second restore has done everything but for its root, which lands late.
-    let mut slow = elsewhere(&world);
-    let second = slow.host.restore_volume("demo@one", "demo@later");
-    done(&mut slow, &second);
-    world
-        .lasting
-        .objects
-        .extend(brought(&world.lasting, &slow.lasting));
-    let root = slow.lasting.objects[&root_key("demo")].clone();
-    gc(&mut world);
-    delete_snapshot(&mut world, "demo@one").expect("deleted");
-    for _ in 0..3 {
-        gc(&mut world);
-    }
-    world.lasting.objects.insert(root_key("demo"), root);
-    gc(&mut world);
-    assert_eq!(pins(&world.lasting), 0);
-    let mut other = elsewhere(&world);
-    let there = other.open("demo");
-    for place in 0..4 {
-        assert_eq!(other.read_fill(&there, 8 * place, 4096), 27);
-    }
 }
 
 #[test]
@@ -685,76 +366,17 @@ fn a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_
 }
 
 #[cfg(canary)]
-mod planted {
-    use super::*;
-
-    #[test]
-    fn each_planted_bug_is_seen() {
-        support::each_is_seen(&[
-            (
-                "candidates_go_in_the_same_pass",
-                what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone,
-            ),
-            (
-                "objects_go_without_their_root",
-                what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_that_it_is_gone,
-            ),
-            (
-                "pins_of_names_taken_again_stay",
-                a_pin_goes_when_its_child_was_deleted_and_its_name_taken_again_before_a_pass,
-            ),
-            (
-                "pins_go_when_their_name_is_taken",
-                a_pin_stays_while_its_child_may_come_though_another_took_the_name_meanwhile,
-            ),
-            (
-                "passes_that_remove_nothing_end_well",
-                a_pass_that_may_remove_nothing_has_failed_and_says_why,
-            ),
-            (
-                "recovered_candidates_go",
-                a_candidate_that_is_reached_again_stays_and_is_counted,
-            ),
-            (
-                "asked_passes_fold_nothing",
-                a_pass_that_somebody_asks_for_has_open_volumes_folded_first,
-            ),
-            (
-                "slept_collector_removes",
-                a_pass_that_slept_while_another_one_ended_removes_nothing,
-            ),
-            (
-                "damaged_candidates_end_passes",
-                damaged_candidates_prove_nothing_and_end_no_pass,
-            ),
-            (
-                "each_window_reads_the_candidates",
-                a_pass_that_removes_much_does_not_read_its_candidates_again_and_again,
-            ),
-            (
-                "a_pass_never_gives_up",
-                a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_in,
-            ),
-            (
-                "restores_share_a_pin",
-                what_a_second_restore_is_about_to_name_stays_though_the_first_ones_pin_goes,
-            ),
-            (
-                "poisoned_packs_are_of_a_session",
-                what_a_poisoned_host_brings_stays_though_a_copy_of_it_ends_its_session,
-            ),
-            (
-                "packs_of_before_stay_in_their_session",
-                what_a_host_brought_before_it_was_poisoned_stays_though_a_copy_of_it_ends_its_session,
-            ),
-            (
-                "collector_reads_no_pins",
-                what_a_pin_names_stays_though_its_child_is_not_there_yet,
-            ),
-            (
-                "collector_trusts_no_session",
-                what_a_session_that_goes_on_has_not_named_yet_stays,
-            ),
-        ]);
-    }
+#[test]
+fn each_planted_bug_is_seen() {
+    support::each_is_seen(&[
+        ("candidates_go_in_the_same_pass", what_a_pass_finds_is_removed_by_a_later_one_and_never_by_one_pass_alone),
+        ("objects_go_without_their_root", what_an_idle_volume_had_stays_when_its_root_is_removed_until_somebody_says_that_it_is_gone),
+        ("passes_that_remove_nothing_end_well", a_pass_that_may_remove_nothing_has_failed_and_says_why),
+        ("recovered_candidates_go", a_candidate_that_is_reached_again_stays_and_is_counted),
+        ("asked_passes_fold_nothing", a_pass_that_somebody_asks_for_has_open_volumes_folded_first),
+        ("slept_collector_removes", a_pass_that_slept_while_another_one_ended_removes_nothing),
+        ("damaged_candidates_end_passes", damaged_candidates_prove_nothing_and_end_no_pass),
+        ("each_window_reads_the_candidates", a_pass_that_removes_much_does_not_read_its_candidates_again_and_again),
+        ("a_pass_never_gives_up", a_root_that_never_answers_ends_a_pass_in_words_and_holds_up_no_log_it_is_not_in),
+    ]);
 }

@@ -2,12 +2,11 @@
 //!
 //! Never writes: it opens a directory store that is there, and makes none.
 
-use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use serde_json::json;
 use store::{SharedStore, Store};
 use volume::check::{
@@ -45,7 +44,7 @@ pub(crate) fn check(json: bool, args: &CheckArgs) -> Result<()> {
     let port = StorePort {
         store: store::with_policies(store::open_url(url)?),
         pace: args.rate.map(|rate| Pace::new(rate.0)),
-        bar: progress(),
+        bar: output::spinner(),
     };
     let found = runtime.block_on(async {
         match check_store(&port, &args.names, args.deep).await {
@@ -171,20 +170,6 @@ async fn explain(port: &StorePort, error: CheckError) -> Failure {
         CheckError::Bug(_) => FailureCode::Internal,
     };
     Failure::new(code, text)
-}
-
-/// How much was looked at so far: how much there is, is known at the end.
-fn progress() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(
-        ProgressStyle::with_template("{spinner} {msg} {elapsed}")
-            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-    );
-    bar.enable_steady_tick(Duration::from_millis(100));
-    bar
 }
 
 /// The store, as the check asks for it.

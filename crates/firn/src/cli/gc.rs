@@ -1,9 +1,6 @@
 //! `firn gc`: a pass of the garbage collector, and what it found.
 
-use std::io::IsTerminal;
-use std::time::Duration;
-
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::args::{ApiArgs, GcArgs};
 use super::client::Client;
@@ -93,18 +90,10 @@ fn end(pass: &GcPass) -> Result<()> {
 
 /// That something goes on, and for how long: how much is left is not known before all was listed and read.
 fn progress(dry_run: bool) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(
-        ProgressStyle::with_template("{spinner} {msg} {elapsed}")
-            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
-    );
+    let bar = output::spinner();
     bar.set_message(match dry_run {
         true => "reading what volumes, snapshots and forks reach",
         false => "reading what volumes, snapshots and forks reach, and removing what nothing does",
     });
-    bar.enable_steady_tick(Duration::from_millis(100));
     bar
 }

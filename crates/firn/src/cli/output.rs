@@ -1,9 +1,11 @@
-//! Writes results: JSON or aligned text on standard output.
+//! Writes results: JSON or aligned text on standard output; and, on standard error, that work goes on.
 //!
 //! A closed pipe (`firn volume list | head -1`) is not an error worth a message.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::time::Duration;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
 use crate::failure::{Failure, FailureCode, Result};
@@ -18,6 +20,21 @@ pub(crate) fn json(value: &impl Serialize) -> Result<()> {
 
 pub(crate) fn json_text(value: &impl Serialize) -> String {
     serde_json::to_string_pretty(value).expect("the API's own types always serialize")
+}
+
+/// Shows on standard error that something goes on and for how long, where a person looks; how much there is, is
+/// known at its end.
+pub(crate) fn spinner() -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(
+        ProgressStyle::with_template("{spinner} {msg} {elapsed}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
 }
 
 /// Rows under a heading, each column as wide as its widest cell.

@@ -22,10 +22,10 @@ type Conditions = BTreeMap<String, Health>;
 
 /// What the log has said of conditions that last.
 #[derive(Debug, Default)]
-struct ToldConditions(BTreeMap<String, Told>);
+struct LoggedConditions(BTreeMap<String, LoggedCondition>);
 
 #[derive(Debug)]
-struct Told {
+struct LoggedCondition {
     level: HealthLevel,
     /// Of this condition, since it began: one that goes back and forth is said once for each.
     kinds: Vec<Option<store::Kind>>,
@@ -38,7 +38,7 @@ enum Change {
     OkAgain(String),
 }
 
-impl ToldConditions {
+impl LoggedConditions {
     /// What is to be said of `now`. The text of a condition may count seconds: only another level, or
     /// a kind of failure that was not said yet, is a change. A store that is silent at first and then
     /// refuses the key wants another remedy than at first.
@@ -48,11 +48,14 @@ impl ToldConditions {
         for (what, health) in now {
             let kind = remedy_kind(health.kind);
             match self.0.get_mut(&what) {
-                Some(told) if told.level == health.status && told.kinds.contains(&kind) => continue,
-                Some(told) if told.level == health.status => told.kinds.push(kind),
+                Some(logged) if logged.level == health.status && logged.kinds.contains(&kind) => {
+                    continue;
+                }
+                Some(logged) if logged.level == health.status => logged.kinds.push(kind),
                 _ => {
                     let (level, kinds) = (health.status, vec![kind]);
-                    self.0.insert(what.clone(), Told { level, kinds });
+                    self.0
+                        .insert(what.clone(), LoggedCondition { level, kinds });
                 }
             }
             changes.push(Change::Bad(what, health));
@@ -181,12 +184,12 @@ impl ControlPlane {
     /// Whether everything that this server is to serve is served, and what is not as it should be.
     pub(crate) fn check_ready(&self) -> Result<String> {
         let all = self.conditions();
-        let told = |(what, health): (&String, &Health)| {
+        let described = |(what, health): (&String, &Health)| {
             format!("{what}: {}", health.why.as_deref().unwrap_or_default())
         };
         let lines = |level| {
             let lines = all.iter().filter(move |(_, health)| health.status == level);
-            lines.map(told).collect::<Vec<_>>().join("; ")
+            lines.map(described).collect::<Vec<_>>().join("; ")
         };
         let stuck = lines(HealthLevel::Stuck);
         if !stuck.is_empty() {
@@ -223,10 +226,10 @@ impl ControlPlane {
     /// polled. Calls `on_checked` each time that all was checked, so that a control plane which hangs
     /// is known by its silence.
     pub(crate) async fn watch_health(&self, on_checked: impl Fn()) {
-        let mut told = ToldConditions::default();
+        let mut logged = LoggedConditions::default();
         loop {
             self.put_back_rings();
-            for change in told.update(self.conditions()) {
+            for change in logged.update(self.conditions()) {
                 change.log();
             }
             on_checked();
@@ -250,7 +253,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_failure_of_one_trouble_is_said_once_and_so_is_its_end() {
-        let mut told = ToldConditions::default();
+        let mut logged = LoggedConditions::default();
         let mut said = Vec::new();
         let kinds = [
             Kind::Unavailable,
@@ -260,10 +263,10 @@ mod tests {
             Kind::Denied,
         ];
         for kind in kinds {
-            said.extend(told.update(store_fails(kind)));
+            said.extend(logged.update(store_fails(kind)));
         }
-        said.extend(told.update(Conditions::new()));
-        said.extend(told.update(Conditions::new()));
+        said.extend(logged.update(Conditions::new()));
+        said.extend(logged.update(Conditions::new()));
         let bad = |kind| Change::Bad("store".to_owned(), store_fails(kind)["store"].clone());
         let expected = [
             bad(Kind::Unavailable),
@@ -275,20 +278,20 @@ mod tests {
 
     #[test]
     fn the_same_trouble_again_is_said_again() {
-        let mut told = ToldConditions::default();
+        let mut logged = LoggedConditions::default();
         for _ in 0..2 {
-            assert_eq!(told.update(store_fails(Kind::Denied)).len(), 1);
-            assert_eq!(told.update(Conditions::new()).len(), 1);
+            assert_eq!(logged.update(store_fails(Kind::Denied)).len(), 1);
+            assert_eq!(logged.update(Conditions::new()).len(), 1);
         }
     }
 
     #[test]
     fn another_level_is_said() {
-        let mut told = ToldConditions::default();
+        let mut logged = LoggedConditions::default();
         for level in [HealthLevel::Degraded, HealthLevel::Stuck] {
             let now = Conditions::from([("log".to_owned(), condition(level, "why"))]);
-            assert_eq!(told.update(now.clone()).len(), 1);
-            assert!(told.update(now).is_empty());
+            assert_eq!(logged.update(now.clone()).len(), 1);
+            assert!(logged.update(now).is_empty());
         }
     }
 }

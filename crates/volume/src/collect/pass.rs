@@ -99,8 +99,8 @@ pub async fn look(
     served: BTreeSet<VolumeId>,
 ) -> Result<Findings, CollectError> {
     let known = read_candidates(port).await?;
-    let found = find(port, &known.candidates, served).await?;
-    Ok(found.findings)
+    let verdicts = examine(port, &known.candidates, served).await?;
+    Ok(verdicts.findings)
 }
 
 /// Makes a pass: removes what an earlier one found as well, and keeps what this one found.
@@ -114,13 +114,13 @@ pub async fn collect(
     served: BTreeSet<VolumeId>,
 ) -> Result<Findings, CollectError> {
     let known = read_candidates(port).await?;
-    let Found {
+    let Verdicts {
         mut findings,
         listing,
         doomed,
         fresh,
         needless,
-    } = find(port, &known.candidates, served).await?;
+    } = examine(port, &known.candidates, served).await?;
     let mut left = Vec::new();
     for (nth, window) in doomed.chunks(SIDE_BY_SIDE).enumerate() {
         // Whoever slept meanwhile leaves it to those who did not.
@@ -182,8 +182,8 @@ fn candidate(listing: &Listing, at: usize) -> Candidate {
     }
 }
 
-/// What a pass finds.
-struct Found {
+/// What a pass found, and so what it is to remove and to keep.
+struct Verdicts {
     findings: Findings,
     listing: Listing,
     /// Garbage that an earlier pass found, too.
@@ -194,11 +194,11 @@ struct Found {
     needless: Vec<String>,
 }
 
-async fn find(
+async fn examine(
     port: &impl CollectPort,
     known: &Candidates,
     served: BTreeSet<VolumeId>,
-) -> Result<Found, CollectError> {
+) -> Result<Verdicts, CollectError> {
     let listing = list_objects(port).await?;
     let mut named = Named::default();
     let mut findings = Findings::default();
@@ -229,7 +229,7 @@ async fn find(
     if !canary::active!("objects_go_without_their_root") {
         check_roots(port, &rooted, &owners(port, &listing, &doomed).await?).await?;
     }
-    Ok(Found {
+    Ok(Verdicts {
         findings,
         listing,
         doomed,

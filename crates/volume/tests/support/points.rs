@@ -1,8 +1,9 @@
-//! Points in time: snapshots of a volume, forks, and the folds and second hosts that put them to the test.
+//! Points in time: snapshots of a volume, forks, and the folds, passes of the collector and second hosts that put them
+//! to the test.
 
-use volume::{Answer, OpenError, SnapshotInfo, Volume};
+use volume::{Answer, Findings, OpenError, SnapshotInfo, Volume};
 
-use super::World;
+use super::{Lasting, World};
 
 /// What an answer brings, which is no error.
 pub(crate) fn done<T>(world: &mut World, answer: &Answer<Result<T, OpenError>>) -> T {
@@ -47,4 +48,27 @@ pub(crate) fn fold(world: &mut World, volume: &Volume, sector: u64) {
         world.sync(volume);
     }
     world.pass(1000);
+}
+
+/// Writes over the same few places until folds have taken what was there before out of the index.
+pub(crate) fn write_over(world: &mut World, volume: &Volume, fill: u8) {
+    for round in 0..8 {
+        for place in 0..4 {
+            world.write(volume, 8 * place, fill + round, 4096);
+        }
+        world.sync(volume);
+    }
+    world.pass(2_000);
+}
+
+/// A pass of the collector, and what it found.
+pub(crate) fn gc(world: &mut World) -> Findings {
+    let answer = world.host.collect_garbage(false);
+    done(world, &answer)
+}
+
+/// Packs in the store.
+pub(crate) fn packs(lasting: &Lasting) -> usize {
+    let keys = lasting.objects.keys();
+    keys.filter(|key| key.starts_with("packs/")).count()
 }
