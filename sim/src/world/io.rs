@@ -106,7 +106,7 @@ impl World {
     pub(super) fn submit(&mut self, machine: usize, request: Request) {
         self.trace.record(&[5, request.id.0]);
         self.trace.log(self.now, || {
-            format!("engine asks {:?}", node::brief(&request.op))
+            format!("m{machine} engine asks {:?}", node::brief(&request.op))
         });
         match request.op {
             RequestOp::Disk(op) if is_memory(&op) => {
