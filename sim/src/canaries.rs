@@ -155,6 +155,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "folds_never_back_off",
     "one_key_is_everybodys",
     "stopped_host_publishes",
+    "outrun_claim_is_judged",
 ];
 
 /// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.

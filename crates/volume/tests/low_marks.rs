@@ -7,14 +7,14 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use support::hosts::root_of;
+use support::hosts::{hand_over, root_of};
 use support::{Lasting, World, options};
 use volume::hostlog::marks::LowMark;
 use volume::hostlog::names::{Position, record_of_key};
 use volume::hostlog::record::{Content, Record, Slices};
 use volume::object::root::Root;
 use volume::object::root_key;
-use volume::{Findings, OpenError, Options};
+use volume::{Findings, OpenError, OpenMode, Options};
 
 const MIB: u64 = 1 << 20;
 
@@ -233,6 +233,48 @@ fn what_a_fold_is_about_to_name_stands_in_a_record_that_no_root_has_passed() {
     assert!(folds > 20, "{folds}");
 }
 
+/// A host that starts again has claimed its volume. Before it reads its log another one takes the volume from it,
+/// and a pass of that one's removes the records, which no root needs any more.
+#[test]
+fn a_host_whose_claim_was_outrun_does_not_take_records_that_went_for_a_loss() {
+    let folds_late = Options {
+        deltas_max: 1_000,
+        ..options()
+    };
+    let world = World::try_start(Lasting::default(), folds_late);
+    let mut world = world.unwrap_or_else(|e| panic!("{}", e.0));
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    for nth in 0..40_u64 {
+        world.write(&volume, 8 * nth, 1, 4096);
+        world.sync(&volume);
+    }
+    let mut one = World::start(world.kill());
+    one.lasting.store_ms = 1_000;
+    let opening = one.host.open_volume("demo", OpenMode::default());
+    let claimed = |one: &mut World| root_of(&one.lasting, "demo").claimant.map(drop);
+    one.wait(claimed);
+    assert!(
+        root_of(&one.lasting, "demo").lsn.0 < 40,
+        "records have more"
+    );
+    let mut other = few_records(Lasting {
+        versions: one.lasting.versions + 5_000,
+        ..Lasting::default()
+    });
+    hand_over(&mut one, &mut other);
+    let theirs = other.open("demo");
+    gc(&mut other).expect("the first log is too long");
+    let low = low_marks(&other.lasting).into_iter().max();
+    assert!(low > Some(Position(30)), "its records went: {low:?}");
+    hand_over(&mut other, &mut one);
+    let refused = one.wait(|_| opening.try_take());
+    let refused = refused.expect_err("it is the other's");
+    assert!(matches!(refused, OpenError::Held { .. }), "{refused}");
+    hand_over(&mut one, &mut other);
+    assert_eq!(other.read_fill(&theirs, 8 * 39, 4096), 1);
+}
+
 #[cfg(canary)]
 mod planted {
     use super::*;
@@ -251,6 +293,10 @@ mod planted {
             (
                 "missing_root_needs_nothing",
                 a_root_that_somebody_removed_costs_nothing_once_it_is_back,
+            ),
+            (
+                "outrun_claim_is_judged",
+                a_host_whose_claim_was_outrun_does_not_take_records_that_went_for_a_loss,
             ),
             (
                 "marks_keep_the_low_mark_back",

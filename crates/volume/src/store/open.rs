@@ -32,7 +32,7 @@ use crate::store::load_index::load_index;
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::name_locks::NameLock;
 use crate::store::objects::ATTEMPTS_MAX;
-use crate::store::roots::{begin_update, finish_update, read_root, unusable};
+use crate::store::roots::{begin_update, finish_update, read_any_root, read_root, unusable};
 use crate::store::tail_claim::TailClaim;
 use crate::store::take_together::read_logs;
 use crate::store::upload_state::KnownRoot;
@@ -226,7 +226,10 @@ async fn take(
         Ok(claimed) => claimed,
         Err(error) => return not_taken(engine, name, error),
     };
-    let read = read_logs(engine, claimed.clone()).await?;
+    let read = match read_logs(engine, claimed.clone()).await {
+        Ok(read) => read,
+        Err(error) => return unless_outrun(engine, &claimed, error).await,
+    };
     taker.mark = read.mark;
     let found = read.chain.as_ref().map(|chain| chain.last);
     let stored = Root {
@@ -235,6 +238,10 @@ async fn take(
     };
     // Before the adoption: its mark passes the records, and then nothing names what they name.
     if let Some(error) = records_lost(&stored, tails) {
+        let error = match unless_outrun(engine, &claimed, error).await {
+            Err(error @ OpenError::StoreWentBack { .. }) => error,
+            outrun => return outrun,
+        };
         if !take_over {
             return Err(error);
         }
@@ -244,6 +251,27 @@ async fn take(
     match taker.adopt(&wanted, claimed, read.chain.as_ref()).await {
         Ok(StandingRoot { root, version }) => Ok(Some(KnownRoot { root, version })),
         Err(error) => not_taken(engine, name, error),
+    }
+}
+
+/// What was read of a log does not fit the claim. None: the claim does not stand any more. Whoever outran it
+/// has what the log held, and its records may be gone, which is no loss.
+async fn unless_outrun(
+    engine: &Engine,
+    claimed: &StandingRoot,
+    error: OpenError,
+) -> Result<Option<KnownRoot>, OpenError> {
+    let may_be = matches!(
+        error,
+        OpenError::Corrupt(_) | OpenError::StoreWentBack { .. }
+    );
+    if !may_be || canary::active!("outrun_claim_is_judged") {
+        return Err(error);
+    }
+    let found = read_any_root(engine, &claimed.root.name).await?;
+    match found.version == claimed.version {
+        true => Err(error),
+        false => Ok(None),
     }
 }
 
