@@ -10,6 +10,8 @@ use std::fs;
 use common::{Server, World, eventually, message};
 use serde_json::Value;
 
+const ROUNDS: u32 = 4;
+
 fn list(world: &World, server: &Server) -> Value {
     serde_json::from_str(&world.done(server, &["volume", "list", "--json"])).unwrap()
 }
@@ -199,6 +201,40 @@ fn a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back() 
         drop(client);
         world.done(&server, &["sync", "demo"]);
         assert!(server.stop().success());
+    }
+}
+
+/// Its log is so small that it goes round many times, so the detach comes in the midst of uploads and checkpoints.
+#[test]
+fn a_volume_that_this_host_deleted_is_made_anew_by_its_next_start() {
+    let tiny = ["--log-size", "4MiB", "--segment-size", "32KiB"];
+    let tiny = [&tiny[..], &["--cache-size", "512KiB", "--rpo", "100ms"]].concat();
+    let world = World::new();
+    for round in 0..ROUNDS {
+        let args = [&tiny[..], &["--volume", "demo=12MiB"]].concat();
+        let server = world.serve("cache", &args);
+        assert_eq!(readiness(&server), (200, "ready\n".to_owned()), "{round}");
+        std::thread::scope(|scope| {
+            for part in 0..3_u64 {
+                let mut client = server.connect("demo");
+                scope.spawn(move || {
+                    let fill = vec![1 + part as u8; 32 << 10];
+                    for nth in 0..120_u64 {
+                        let at = (part * 128 + nth * 7 % 128) * fill.len() as u64;
+                        client.write(at, &fill).unwrap();
+                    }
+                });
+            }
+        });
+        eventually("the detach", || {
+            world.ask(&server, &["detach", "demo"]).status.success()
+        });
+        world.done(&server, &["volume", "delete", "demo"]);
+        if round % 2 == 0 {
+            assert!(server.stop().success());
+        } else {
+            server.kill();
+        }
     }
 }
 
