@@ -155,6 +155,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "folds_never_back_off",
     "one_key_is_everybodys",
     "stopped_host_publishes",
+    "next_start_forgets_the_fence",
+    "lost_tails_lose_their_rings",
     "outrun_claim_is_judged",
 ];
 
@@ -388,6 +390,7 @@ mod tests {
         // Tests in a source file plant by themselves what that file asks for.
         let inner = [
             "lock.rs",
+            "recover/rings.rs",
             "cache/tests.rs",
             "request/parked.rs",
             "store/host_log.rs",

@@ -192,4 +192,12 @@ fn a_volume_that_was_taken_over_is_detached_and_what_is_left_of_it_is_said() {
     assert_eq!(old.get("/readyz").0, 200);
     let said = world.fails(&old, &["detach", "demo"]);
     assert!(said.contains("not attached here"), "{said}");
+    // Nor at the next server, however this one ends.
+    old.kill();
+    let old = world.serve("old", &[]);
+    assert_eq!(old.get("/readyz").0, 200);
+    let listed = tails(&world, &old);
+    let tail = &listed["tails"][0];
+    assert_eq!(tail["rescue"], true, "{listed}");
+    assert_eq!(tail["log_bytes"], BLOCK, "{listed}");
 }

@@ -3,6 +3,7 @@
 //! [`Host`] is what a driver holds: it starts recovery, carries requests out and outcomes in,
 //! lets time pass, and offers the control operations. [`Engine`] is what the engine's parts hold.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -25,6 +26,7 @@ use crate::log::segments::SegmentCounts;
 use crate::log::session::Boot;
 use crate::options::Options;
 use crate::recover;
+use crate::recover::layering::RecoveredTail;
 use crate::recover::report::{RecoveryReport, TailReport};
 use crate::recover::rings::{DoneRings, LeftRings};
 use crate::request::Volume;
@@ -463,6 +465,23 @@ fn forget_reported_losses(engine: &Arc<Engine>) {
     }
 }
 
+/// Adds what was recovered, but for tails that were ended with all of them in the store: nothing of those is to
+/// be rescued.
+fn add_tails(engine: &Engine, tails: BTreeMap<TailId, RecoveredTail>) -> Vec<TailReport> {
+    let has_use = |tail: &RecoveredTail| !tail.rescue || !tail.layers.is_empty();
+    let tails = tails.into_iter().filter(|(_, tail)| has_use(tail));
+    let add = |(id, tail): (TailId, RecoveredTail)| {
+        let report = TailReport {
+            volume: tail.name.clone(),
+            newest: tail.newest,
+            rescue: tail.rescue,
+        };
+        engine.add_tail(Arc::new(open::dormant_tail(id, tail)));
+        report
+    };
+    tails.map(add).collect()
+}
+
 /// Recovers the log and makes the host usable.
 async fn start_engine(
     jobs: Arc<Jobs>,
@@ -501,14 +520,7 @@ async fn start_engine(
     };
     let engine = Arc::new(Engine::new(Arc::clone(&jobs), parts));
     report.poisoned = found.poisoned;
-    for (id, tail) in found.tails {
-        report.tails.push(TailReport {
-            volume: tail.name.clone(),
-            newest: tail.newest,
-            rescue: tail.rescue,
-        });
-        engine.add_tail(Arc::new(open::dormant_tail(id, tail)));
-    }
+    report.tails = add_tails(&engine, found.tails);
     let mut journal = found.journal;
     if !found.poisoned {
         let newest = engine.tails().into_iter();

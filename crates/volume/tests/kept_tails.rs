@@ -224,6 +224,105 @@ fn what_a_rescue_fork_brings_is_of_no_session_that_a_copy_could_end() {
     assert_eq!(numbers, [0]);
 }
 
+/// A host that learned that another one has its volume, and died after that; the store is the other's, open there.
+/// What the first has beyond the store was never flushed.
+fn with_learned_fence(unstored: bool, ends: impl FnOnce(&mut World, Volume)) -> (World, World) {
+    let mut one = World::new();
+    one.create("demo", 64 * MIB);
+    let volume = one.open("demo");
+    one.write(&volume, 0, 1, 4096);
+    one.sync(&volume);
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    if unstored {
+        hand_over(&mut other, &mut one);
+        one.write(&volume, 8, 2, 4096);
+        hand_over(&mut one, &mut other);
+    }
+    ends(&mut other, theirs);
+    hand_over(&mut other, &mut one);
+    let refused = match unstored {
+        true => {
+            let synced = one.host.sync(&volume);
+            one.wait(|_| synced.try_take()).map(drop)
+        }
+        false => one.grow(&volume, 128 * MIB),
+    };
+    refused.expect_err("it is another's");
+    one.pass(10);
+    let one = World::start(one.kill());
+    (one, other)
+}
+
+fn a_learned_fence_lasts() {
+    let close_it = |other: &mut World, volume: Volume| close(other, &volume);
+    let (mut one, _other) = with_learned_fence(true, close_it);
+    let kept = one.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].rescue, "it waits: {kept:?}");
+    assert_eq!((kept[0].newest.0, kept[0].extents), (2, 1), "{kept:?}");
+    assert!(one.report.rings_lost.is_empty());
+    // It is a history of its own also where the volume is free, and its writes can be had.
+    let volume = one.open("demo");
+    assert_eq!(one.read_fill(&volume, 8, 4096), 0, "never replayed");
+    let fork = one.host.fork_tail(kept[0].id, "saved", false);
+    one.wait(|_| fork.try_take()).expect("forked");
+    let saved = one.open("saved");
+    assert_eq!(one.read_fill(&saved, 0, 4096), 1);
+    assert_eq!(one.read_fill(&saved, 8, 4096), 2);
+}
+
+#[test]
+fn a_tail_whose_host_learned_of_a_take_over_is_for_rescue_also_after_its_death() {
+    a_learned_fence_lasts();
+}
+
+#[test]
+fn a_tail_whose_host_learned_of_a_deletion_is_for_rescue_also_after_its_death() {
+    let delete_it = |other: &mut World, volume: Volume| {
+        close(other, &volume);
+        delete(other, "demo");
+    };
+    let (one, _other) = with_learned_fence(true, delete_it);
+    let kept = one.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].rescue, "it waits: {kept:?}");
+}
+
+#[test]
+fn a_volume_that_was_taken_over_with_all_of_it_stored_leaves_nothing_to_be_rescued() {
+    let (mut one, _other) = with_learned_fence(false, |_, _| {});
+    assert_eq!(one.host.unserved_tails(), []);
+    let refused = one.try_open("demo", false).expect_err("the other's");
+    assert!(matches!(refused, OpenError::Held { .. }), "{refused}");
+}
+
+/// It turned out at the close: everything is stored, and the volume cannot be given back.
+fn a_fence_learned_at_a_close_lasts() {
+    let mut one = World::new();
+    one.create("demo", 64 * MIB);
+    let volume = one.open("demo");
+    one.write(&volume, 0, 1, 4096);
+    one.sync(&volume);
+    let mut other = other_host(&mut one);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    close(&mut other, &theirs);
+    delete(&mut other, "demo");
+    hand_over(&mut other, &mut one);
+    let closed = one.host.close_volume(&volume);
+    let refused = one
+        .wait(|_| closed.try_take())
+        .expect_err("it is another's");
+    let is_told = matches!(refused, OpenError::Fenced(_) | OpenError::Deleted(_));
+    assert!(is_told, "{refused}");
+    one.pass(10);
+    let one = World::start(one.kill());
+    assert_eq!(one.report.tails, [], "the next start would wait for it");
+}
+
+#[test]
+fn a_volume_that_turned_out_to_be_anothers_at_its_close_is_not_waited_for() {
+    a_fence_learned_at_a_close_lasts();
+}
+
 #[cfg(canary)]
 #[test]
 fn each_planted_bug_is_seen_by_its_test() {
@@ -231,6 +330,11 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "deleted_volume_waits",
             what_a_log_holds_of_a_deleted_volume_is_kept_for_rescue_once_its_name_is_anothers,
+        ),
+        ("next_start_forgets_the_fence", a_learned_fence_lasts),
+        (
+            "next_start_forgets_the_fence",
+            a_fence_learned_at_a_close_lasts,
         ),
         (
             "fork_gives_up_at_once",

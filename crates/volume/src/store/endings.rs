@@ -1,10 +1,14 @@
 //! How the service of a volume ends: another host has it, or nothing that this host holds can be stored any
 //! more. What is left of it is kept for rescue.
 //!
-//! Must never lose anything: the tail stays in the log.
+//! Must never lose anything: the tail stays in the log, and the log says to the next start that it is for
+//! rescue.
+
+use std::sync::Arc;
 
 use crate::engine::Engine;
 use crate::error::OpenError;
+use crate::log::frame::Record;
 use crate::request::tail::{Status, Tail};
 use crate::units::Lsn;
 
@@ -37,7 +41,7 @@ fn broken_error(tail: &Tail) -> OpenError {
 }
 
 /// The volume is another host's, or none, which was found out without a commit.
-pub(crate) fn end(engine: &Engine, tail: &Tail, error: &OpenError) {
+pub(crate) fn end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     // Whoever found out first has said why; those behind know only that it is served no more.
     let is_live = tail.lock().status == Status::Live;
     if !is_live && !canary::active!("first_reason_is_forgotten") {
@@ -50,7 +54,7 @@ pub(crate) fn end(engine: &Engine, tail: &Tail, error: &OpenError) {
 }
 
 /// Nothing more of the volume is completed here; its layers, kept for rescue, may be merged again.
-fn fence(engine: &Engine, tail: &Tail, error: &OpenError) {
+fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();
     (inner.cut, inner.merged) = (Lsn::ZERO, Lsn::ZERO);
     if inner.status != Status::Live {
@@ -63,5 +67,22 @@ fn fence(engine: &Engine, tail: &Tail, error: &OpenError) {
         %error,
         "fenced: nothing more of it is completed here"
     );
+    note_end(engine, tail, error);
     engine.wake_parked();
+}
+
+/// Tells the next start that the volume is another host's, or nobody's: else it would wait for the volume, and
+/// the log space that its tail holds would look as if it could still become free.
+///
+/// Not of a store that was set back, nor of a host that stopped: a tail that is for rescue is not asked any more
+/// what the store had. A poisoned log takes no record, and so its memory says no more than it does.
+pub(super) fn note_end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
+    let is_anothers = matches!(error, OpenError::Fenced(_) | OpenError::Deleted(_));
+    let is_mute = engine.committer().is_poisoned();
+    if !is_anothers || is_mute || canary::active!("next_start_forgets_the_fence") {
+        return;
+    }
+    tail.mark_rescue();
+    let record = Record::Tail(tail.record());
+    engine.committer().record(engine, record);
 }

@@ -460,7 +460,11 @@ pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), 
     let keys = AskedKeys::default()
         .with_root(tail.name())
         .with_host(engine.host);
-    with_patience(engine, tail.name(), keys, give_back(engine, tail)).await?;
+    let given_back = with_patience(engine, tail.name(), keys, give_back(engine, tail)).await;
+    if let Err(error) = given_back {
+        endings::note_end(engine, tail, &error);
+        return Err(error);
+    }
     discard_tail(engine, tail);
     // Else a server that dies now leaves a tail to its successor, which would open the volume again. A
     // poisoned log keeps it: the volume is given back all the same.
