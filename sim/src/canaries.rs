@@ -158,6 +158,13 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "next_start_forgets_the_fence",
     "lost_tails_lose_their_rings",
     "outrun_claim_is_judged",
+    "unknown_is_a_hole",
+    "unchecked_is_called_stored",
+    "foreign_root_passes_the_check",
+    "unchecked_segments_are_reused",
+    "broken_tail_is_served_unchecked",
+    "judged_tail_is_served_unchecked",
+    "size_is_not_noted",
 ];
 
 /// Canaries in the engine that end-to-end tests see: `xtask/src/canaries.rs`.

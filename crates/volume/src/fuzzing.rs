@@ -22,7 +22,7 @@ use crate::object::pack::{self, Ancestor, Item, PackWriter, Slice};
 use crate::object::page::{self, Page};
 use crate::object::root::{DeltaRef, Peer, Predecessor, Root};
 use crate::object::sessions::SessionNames;
-use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId, VolumeSize};
 
 const VOLUME: VolumeId = VolumeId([9; 16]);
 const HOST: HostId = HostId([2; 16]);
@@ -422,6 +422,10 @@ fn log_seeds() -> Vec<(&'static str, Vec<u8>)> {
         rescue: false,
         ring: true,
         unreported_loss: false,
+        size: VolumeSize {
+            bytes: 64 << 20,
+            block: 512,
+        },
     }));
     let entry = Entry {
         lsn: Lsn(5),

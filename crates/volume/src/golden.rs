@@ -24,7 +24,7 @@ use crate::object::pack::{self, Chunk, Codec, Item, PackWriter, Slice};
 use crate::object::page::{self, BlockRef, Page};
 use crate::object::root::{DeltaRef, Owner, Peer, Predecessor, Root};
 use crate::object::sessions::SessionNames;
-use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId};
+use crate::units::{Epoch, HostId, LogSession, Lsn, RootMark, Span, VolumeId, VolumeSize};
 
 /// Reads a fixture: hexadecimal bytes, `#` comments, and `pad N` for zeroes up to N bytes.
 fn fixture(text: &str) -> Vec<u8> {
@@ -229,6 +229,10 @@ fn frames_and_their_records_are_as_documented() {
             rescue,
             ring,
             unreported_loss,
+            size: VolumeSize {
+                bytes: stored << 24,
+                block: 512,
+            },
         })
     };
     let first = Sessions::default().begin(0x0102, Boot(1), false);

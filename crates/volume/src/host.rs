@@ -44,6 +44,7 @@ use crate::store::low_marks;
 use crate::store::open::{self, OpenMode};
 use crate::store::publish;
 use crate::store::rescue::{self, UnservedTail};
+use crate::store::unchecked;
 use crate::store::volume_spec::{VolumeInfo, VolumeSpec};
 use crate::sync::Mutex;
 use crate::sync::atomic::Ordering;
@@ -200,6 +201,16 @@ impl Host {
     pub fn open_volume(&self, name: &str, mode: OpenMode) -> Answer<Result<Volume, OpenError>> {
         let name = name.to_owned();
         self.control(move |engine| async move { open::open(&engine, &name, mode).await })
+    }
+
+    /// Serves a volume that this start continued before the store has answered; its root is read as soon as that is
+    /// possible. Only what is on this host can be read until then, and nothing is called stored. Refused where it
+    /// can only be said by the store whose the volume is.
+    pub fn open_unchecked(&self, name: &str, mode: OpenMode) -> Answer<Result<Volume, OpenError>> {
+        let name = name.to_owned();
+        self.control(
+            move |engine| async move { unchecked::open_unchecked(&engine, &name, mode).await },
+        )
     }
 
     /// Brings a volume to the store and gives it back. Transports have let go of it before.

@@ -69,6 +69,26 @@ pub struct RootMark {
     pub nonce: u64,
 }
 
+/// How large a volume is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VolumeSize {
+    /// Bytes. It only grows.
+    pub(crate) bytes: u64,
+    /// The logical block in bytes. Zero: nothing is known.
+    pub(crate) block: u32,
+}
+
+impl VolumeSize {
+    /// True: that is more than before.
+    pub(crate) fn grow_to(&mut self, size: VolumeSize) -> bool {
+        let grows = size.bytes > self.bytes;
+        if grows {
+            *self = size;
+        }
+        grows
+    }
+}
+
 fn write_hex(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
 }

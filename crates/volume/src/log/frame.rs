@@ -8,7 +8,7 @@
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 8 | magic `FIRNFRM\0` |
-//! | 8 | 2 | version, 1 |
+//! | 8 | 2 | version, 2 |
 //! | 10 | 2 | flags: bit 0 checkpoint begins, bit 1 checkpoint ends, bit 2 group commit |
 //! | 12 | 4 | length of the records in bytes |
 //! | 16 | 16 | host id |
@@ -26,11 +26,11 @@ use super::ring::TailId;
 use super::session::Sessions;
 use crate::codec::{Reader, Truncated, Writer, crc64};
 use crate::hostlog::notes::LogState;
-use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId};
+use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId, VolumeSize};
 
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
 /// The version of frames that this code writes and reads.
-pub(crate) const VERSION: u16 = 1;
+pub(crate) const VERSION: u16 = 2;
 const HEADER: usize = 64;
 
 const CHECKPOINT_BEGINS: u16 = 1;
@@ -58,6 +58,8 @@ pub(crate) struct TailRecord {
     pub(crate) ring: bool,
     /// Its ring was lost, and nobody may have been told.
     pub(crate) unreported_loss: bool,
+    /// The volume's size: at least what anybody was told.
+    pub(crate) size: VolumeSize,
 }
 
 impl TailRecord {
@@ -76,6 +78,7 @@ impl TailRecord {
         let (tail, name, stored) = (tail_id(r)?, r.text()?, Lsn(r.u64()?));
         let (sequence, nonce) = (r.u64()?, r.u64()?);
         let flags = r.u8()?;
+        let (bytes, block) = (r.u64()?, r.u32()?);
         let record = TailRecord {
             tail,
             name,
@@ -84,6 +87,7 @@ impl TailRecord {
             rescue: flags & Self::RESCUE != 0,
             ring: flags & Self::HAS_RING != 0,
             unreported_loss: flags & Self::UNREPORTED_LOSS != 0,
+            size: VolumeSize { bytes, block },
         };
         Ok((record.flags() == flags).then_some(record))
     }
@@ -188,6 +192,7 @@ impl FrameWriter {
                 self.w.text(&tail.name).u64(tail.stored.0);
                 self.w.u64(tail.root.sequence).u64(tail.root.nonce);
                 self.w.u8(tail.flags());
+                self.w.u64(tail.size.bytes).u32(tail.size.block);
             }
             Record::Entries { tail, cut, entries } => {
                 self.entries(*tail, *cut, entries.iter().copied());
@@ -375,6 +380,10 @@ mod tests {
                 rescue: false,
                 ring: true,
                 unreported_loss: true,
+                size: VolumeSize {
+                    bytes: 64 << 20,
+                    block: 4096,
+                },
             }),
             Record::Entries {
                 tail,

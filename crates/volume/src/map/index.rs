@@ -49,6 +49,8 @@ pub(crate) enum IndexEntry<'a> {
     Part { chunk: &'a Chunk, skip: u32 },
     /// Never written, or zeroed.
     Hole,
+    /// No root was read yet.
+    Unknown,
     /// This block must be loaded first.
     Unloaded(BlockTarget),
     /// There was content, and there is none to be had.
@@ -69,6 +71,8 @@ pub(crate) type DeltaMap = ExtentMap<Delta>;
 
 #[derive(Debug, Default)]
 pub(crate) struct Index {
+    /// What the store has is not known.
+    is_unknown: bool,
     /// Nodes as the root lists them.
     pub(crate) nodes: BTreeMap<u64, BlockRef>,
     /// Nodes that the root lists and that cannot be read.
@@ -114,6 +118,18 @@ pub(crate) fn walk_layers(
 }
 
 impl Index {
+    /// Of a volume whose root was not read yet: nothing may be said about what its log does not hold.
+    pub(crate) fn unknown() -> Index {
+        Index {
+            is_unknown: true,
+            ..Index::default()
+        }
+    }
+
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.is_unknown
+    }
+
     /// Lays an extent over everything that is known.
     pub(crate) fn apply_delta(&mut self, span: Span, delta: Delta) {
         // What it hides would be taken out one by one, under the lock: where that is much, the layer
@@ -208,6 +224,9 @@ impl Index {
         blocks: &BlockCache,
         visit: &mut dyn FnMut(Span, IndexEntry<'_>),
     ) {
+        if self.is_unknown && !canary::active!("unknown_is_a_hole") {
+            return visit(span, IndexEntry::Unknown);
+        }
         let mut found = |part: Span, delta: Option<&Delta>| match delta {
             Some(Delta::Part(found)) => visit(part, IndexEntry::of(&found.chunk, found.skip)),
             Some(Delta::Zeroes) => visit(part, IndexEntry::Hole),

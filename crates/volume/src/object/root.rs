@@ -22,7 +22,7 @@ use super::sessions::{SessionNames, decode_session, decode_sessions, encode_sess
 use super::{FormatError, ObjectId};
 use crate::codec::{Reader, Truncated, Writer, crc64};
 use crate::hostlog::names::{Position, SessionName};
-use crate::units::{Epoch, HostId, Lsn, RootMark, Span, VolumeId};
+use crate::units::{Epoch, HostId, Lsn, RootMark, Span, VolumeId, VolumeSize};
 
 const MAGIC: [u8; 8] = *b"FIRNROOT";
 /// The version that this code writes and reads.
@@ -149,6 +149,14 @@ pub struct Root {
 }
 
 impl Root {
+    /// How large the volume is.
+    pub(crate) fn size(&self) -> VolumeSize {
+        VolumeSize {
+            bytes: self.bytes,
+            block: self.block,
+        }
+    }
+
     /// Which commit it is.
     pub(crate) fn mark(&self) -> RootMark {
         RootMark {

@@ -10,7 +10,7 @@ use crate::log::layout::Layout;
 use crate::map::layers::{DirtyExtent, FrozenLayer};
 use crate::map::{ExtentMap, SectorRun};
 use crate::recover::replay::TailReplay;
-use crate::units::{Lsn, RootMark, Span};
+use crate::units::{Lsn, RootMark, Span, VolumeSize};
 
 /// A tail as recovered.
 #[derive(Debug)]
@@ -21,6 +21,9 @@ pub(crate) struct RecoveredTail {
     pub(crate) rescue: bool,
     /// Its ring was lost, and nobody may have been told.
     pub(crate) unreported_loss: bool,
+    pub(crate) size: VolumeSize,
+    /// All that the last session left of it was found.
+    pub(crate) is_unbroken: bool,
     pub(crate) newest: Lsn,
     /// The oldest first.
     pub(crate) layers: Vec<FrozenLayer>,
@@ -203,6 +206,8 @@ pub(super) fn finish(replay: TailReplay, layers: Vec<ReplayedLayer>) -> Recovere
         root: replay.root,
         rescue: replay.rescue,
         unreported_loss: replay.unreported_loss,
+        size: replay.size,
+        is_unbroken: replay.is_unbroken && !replay.rescue,
         newest: replay.newest,
     }
 }

@@ -11,7 +11,7 @@ use crate::log::entry::Entry;
 use crate::log::frame::{Frame, Record};
 use crate::log::ring::TailId;
 use crate::log::session::Sessions;
-use crate::units::{Lsn, RootMark};
+use crate::units::{Lsn, RootMark, VolumeSize};
 
 /// What frames say of the log as a whole; the newest record counts.
 #[derive(Debug, Default)]
@@ -33,6 +33,9 @@ pub(super) struct TailReplay {
     pub(super) ring: bool,
     /// A ring was lost, and nobody may have been told.
     pub(super) unreported_loss: bool,
+    pub(super) size: VolumeSize,
+    /// The ring of the last session was there.
+    pub(super) is_unbroken: bool,
     pub(super) newest: Lsn,
     /// The layers of the checkpoint, the oldest first.
     pub(super) layers: Vec<CheckpointLayer>,
@@ -72,6 +75,7 @@ pub(super) fn replay_frame(
                 tail.rescue |= record.rescue;
                 tail.ring = record.ring;
                 tail.unreported_loss = record.unreported_loss;
+                tail.size.grow_to(record.size);
                 drop_stored(tail);
             }
             Record::Entries { tail, cut, entries } => {

@@ -33,12 +33,12 @@ use crate::map::index::IndexEntry;
 use crate::map::layers::Location;
 use crate::request::plan::Pieces;
 pub use crate::request::plan::{ReadPlan, SyncWait, WritePlan};
-use crate::request::tail::{Inner, Tail};
+use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Watermarks;
 use crate::store::fetch;
 use crate::store::fetch_table::{FetchTarget, chunk_key};
 use crate::store::read_ahead;
-use crate::store::volume_spec::VolumeInfo;
+use crate::store::volume_spec::{VolumeInfo, VolumeOwner};
 use crate::sync::atomic::Ordering;
 use crate::units::{Lsn, Span};
 
@@ -69,6 +69,8 @@ struct Needs {
     targets: Vec<FetchTarget>,
     /// Some of it is nowhere any more.
     damaged: bool,
+    /// What the store has is not known.
+    unknown: bool,
 }
 
 /// The largest read or write: a larger write would starve others of log space. 32 MiB, NBD's limit.
@@ -80,10 +82,35 @@ impl Volume {
         self.tail.name()
     }
 
-    /// What the store says of it, as this host last wrote it; makes no request.
+    /// What the store says of it, as this host last wrote it; makes no request. Before the root was read: what this
+    /// host's log says.
     pub fn info(&self) -> VolumeInfo {
-        let head = self.tail.upload.head();
-        VolumeInfo::of(&head.expect("set before a volume goes live").root)
+        match self.tail.upload.head() {
+            Some(head) => VolumeInfo::of(&head.root),
+            None => self.unchecked_info(),
+        }
+    }
+
+    fn unchecked_info(&self) -> VolumeInfo {
+        let (Volume { engine, tail }, size) = (self, self.tail.size());
+        VolumeInfo {
+            name: tail.name().to_owned(),
+            id: tail.id().volume,
+            bytes: size.bytes,
+            block: size.block,
+            epoch: tail.id().since,
+            stored: tail.stored(),
+            unix_ms: engine.jobs.now().unix_ms,
+            owner: Some(VolumeOwner {
+                host: engine.host,
+                label: engine.label.clone(),
+            }),
+        }
+    }
+
+    /// Whether it serves before its root could be read: nothing of it is called stored until then.
+    pub fn is_unchecked(&self) -> bool {
+        self.tail.lock().status == Status::Unchecked
     }
 
     /// This host's hold of the volume: it has the same name as long as no other host, and no other log,
@@ -201,6 +228,13 @@ impl Volume {
             });
             span
         };
+        if needs.unknown {
+            drop(plan);
+            return match self.waits_for_root(waker) {
+                true => Step::Park(Park::Fetch),
+                false => self.begin_read(sector, sectors, waker),
+            };
+        }
         if needs.damaged {
             return Step::Done(Err(ErrorKind::Io));
         }
@@ -220,6 +254,14 @@ impl Volume {
             Ok(()) => Step::Park(Park::Fetch),
             Err(error) => Step::Done(Err(error)),
         }
+    }
+
+    /// Has the waker woken when the root has been read. False: it has been, or the service has ended, and the request
+    /// is to be looked at again.
+    fn waits_for_root(&self, waker: &Waker) -> bool {
+        self.tail.checked.wait(waker);
+        let inner = self.tail.lock();
+        inner.index.is_unknown() && inner.serving().is_ok()
     }
 
     /// A client read what the store has, and perhaps had to wait for it.
@@ -265,6 +307,7 @@ impl Volume {
                     }
                 },
                 IndexEntry::Damaged => needs.damaged = true,
+                IndexEntry::Unknown => needs.unknown = true,
             });
     }
 

@@ -32,13 +32,15 @@ struct Look {
     visits: usize,
     /// Index blocks that must be loaded before the walk can go on.
     unloaded: Vec<FetchTarget>,
+    /// What the store has is not known.
+    unknown: bool,
 }
 
 impl Look {
     /// Says what stands at the next sectors. After something that is not loaded nothing counts.
     fn see(&mut self, part: Span, allocated: bool, dirty: bool) {
         self.visits += 1;
-        if self.unloaded.is_empty() {
+        if self.unloaded.is_empty() && !self.unknown {
             self.extents.push(Extent {
                 sectors: part.sectors(),
                 allocated,
@@ -48,7 +50,10 @@ impl Look {
     }
 
     fn goes_on(&self, windows: usize) -> bool {
-        self.unloaded.is_empty() && self.visits < VISITS_MAX && windows < WINDOWS_MAX
+        self.unloaded.is_empty()
+            && !self.unknown
+            && self.visits < VISITS_MAX
+            && windows < WINDOWS_MAX
     }
 }
 
@@ -72,6 +77,12 @@ impl Volume {
         }
         if !look.extents.is_empty() {
             return Step::Status(look.extents);
+        }
+        if look.unknown {
+            return match self.waits_for_root(waker) {
+                true => Step::Park(Park::Fetch),
+                false => self.begin_status(sector, sectors, waker),
+            };
         }
         match fetch::request(&self.engine, &self.tail, look.unloaded, waker) {
             Ok(()) => Step::Park(Park::Fetch),
@@ -114,6 +125,7 @@ impl Volume {
                     IndexEntry::Unloaded(_) if canary::active!("status_guesses_holes") => {
                         look.see(part, false, false);
                     }
+                    IndexEntry::Unknown => look.unknown = true,
                     IndexEntry::Unloaded(target) => {
                         look.unloaded.push(FetchTarget::Block(target));
                     }

@@ -1,9 +1,9 @@
 //! The local tail of a volume: its layers, its newest LSN and its ring, under one short lock.
 //!
 //! A tail exists for every volume that is open here, and for every volume that a dead server
-//! left here. It is *dormant* until it is opened (its index is not loaded), *live* while it
-//! serves, *fenced* once another host has taken the volume over, *broken* after a panic under its
-//! lock, *closed* at the end.
+//! left here. It is *dormant* until it is opened (its index is not loaded), *unchecked* while it
+//! serves before its root could be read, *live* while it serves after that, *fenced* once another
+//! host has taken the volume over, *broken* after a panic under its lock, *closed* at the end.
 //!
 //! Invariants, under the lock: LSNs are dense (`newest` counts commits); an entry is in the ring
 //! before it counts, and counts before its extent is in the map, so whatever a reader sees survives
@@ -16,6 +16,8 @@ use blkmq::error::ErrorKind;
 use blkmq::io::Geometry;
 
 use crate::driver::DiskError;
+use crate::jobs::Signal;
+use crate::lock::lock;
 use crate::log::entry::Entry;
 use crate::log::frame::{FrameWriter, TailRecord};
 use crate::log::ring::{Ring, RingRegion, TailId};
@@ -31,7 +33,7 @@ use crate::store::flow::slices::CutSlice;
 use crate::store::upload_state::UploadState;
 use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::sync::{Mutex, MutexGuard};
-use crate::units::{Lsn, SECOND_NS, Span};
+use crate::units::{Lsn, SECOND_NS, Span, VolumeSize};
 
 /// Extents that background work changes under one hold of the tail's lock.
 pub(crate) const EXTENTS_PER_LOCK: usize = 256;
@@ -43,6 +45,9 @@ const HIDDEN_MAX: usize = 4096;
 pub(crate) enum Status {
     /// Recovered, not opened yet.
     Dormant,
+    /// This start continued it, and its volume's root was not read yet: it serves what is here, and nothing of it
+    /// goes to the store or is called stored.
+    Unchecked,
     Live,
     /// Another host holds the volume: nothing is completed any more, the tail is kept (S7).
     Fenced,
@@ -51,6 +56,13 @@ pub(crate) enum Status {
     Broken,
     /// Being closed, or closed.
     Closed,
+}
+
+impl Status {
+    /// Whether clients use it.
+    pub(crate) fn serves(self) -> bool {
+        matches!(self, Status::Live | Status::Unchecked)
+    }
 }
 
 /// The tail does not serve, so nothing more of it goes to the store.
@@ -65,6 +77,8 @@ pub(crate) struct Inner {
     /// The store's extents; empty while dormant.
     pub(crate) index: Index,
     pub(crate) newest: Lsn,
+    /// The newest commit that recovery found: those above are of this process.
+    pub(crate) recovered: Lsn,
     /// Ring slots promised to plans that have not committed.
     pub(crate) reserved: u64,
     pub(crate) ring: Option<Ring>,
@@ -95,6 +109,12 @@ pub(crate) struct Tail {
     rescue: AtomicBool,
     /// Commits were lost with a ring, and whoever started the host may not have been told.
     unreported_loss: AtomicBool,
+    /// The size that the log is told of: never below what anybody else is.
+    size: Mutex<VolumeSize>,
+    /// This start found all that the last one left of it in this boot's memory, and no root was read since.
+    is_unbroken: AtomicBool,
+    /// The root was read, or the service has ended: who waits to know what the store has looks again.
+    pub(crate) checked: Signal,
     /// Sectors of log that this tail's dirty extents and plans hold: its share of the log.
     dirty_sectors: AtomicU64,
     pub(crate) upload: UploadState,
@@ -115,6 +135,9 @@ impl Tail {
             stored: AtomicU64::new(stored.0),
             rescue: AtomicBool::new(rescue),
             unreported_loss: AtomicBool::new(false),
+            size: Mutex::default(),
+            is_unbroken: AtomicBool::new(false),
+            checked: Signal::default(),
             dirty_sectors: AtomicU64::new(0),
             upload: UploadState::default(),
             boot_set: BootSet::default(),
@@ -219,7 +242,28 @@ impl Tail {
             rescue,
             ring,
             unreported_loss: self.unreported_loss.load(Ordering::Acquire),
+            size: self.size(),
         }
+    }
+
+    /// Whether it may serve before its root is read.
+    pub(crate) fn is_unbroken(&self) -> bool {
+        self.is_unbroken.load(Ordering::Acquire)
+    }
+
+    /// False, for good: a root was read, and says whether it goes on.
+    pub(crate) fn set_unbroken(&self, unbroken: bool) {
+        self.is_unbroken.store(unbroken, Ordering::Release);
+    }
+
+    /// The volume's size as the log knows it, or is about to.
+    pub(crate) fn size(&self) -> VolumeSize {
+        *lock(&self.size)
+    }
+
+    /// What the log is told from now on. True: that is more than before.
+    pub(crate) fn set_size(&self, size: VolumeSize) -> bool {
+        lock(&self.size).grow_to(size)
     }
 
     /// Puts the entries after the last frame up to `cut` into a frame.
@@ -533,7 +577,7 @@ impl Inner {
     /// May a request complete here?
     pub(crate) fn serving(&self) -> Result<(), ErrorKind> {
         match self.status {
-            Status::Live => Ok(()),
+            Status::Live | Status::Unchecked => Ok(()),
             Status::Fenced => Err(ErrorKind::Fenced),
             Status::Broken => Err(ErrorKind::Io),
             Status::Dormant | Status::Closed => Err(ErrorKind::Closed),

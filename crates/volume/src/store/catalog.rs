@@ -13,7 +13,7 @@ use crate::hostlog::root_updates::{UpdateOutcome, update_root};
 use crate::hostlog::scan::read_stored;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, root_key, volume_of_root_key};
-use crate::request::tail::{Status, Tail};
+use crate::request::tail::Tail;
 use crate::store::flow;
 use crate::store::forks::snapshot_list::list_snapshots;
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
@@ -170,7 +170,7 @@ pub(crate) async fn delete(engine: &Arc<Engine>, name: &str) -> Result<(), OpenE
     check_no_snapshot_is_locked(engine, name)?;
     let head = read_root(engine, name).await?;
     let tails = local_tails(engine, head.root.volume);
-    if tails.iter().any(|tail| tail.lock().status == Status::Live) {
+    if tails.iter().any(|tail| tail.lock().status.serves()) {
         return Err(OpenError::InUse(name.to_owned()));
     }
     check_no_snapshots(engine, name).await?;
@@ -230,7 +230,7 @@ async fn check_no_snapshots(engine: &Engine, name: &str) -> Result<(), OpenError
 
 /// Takes a volume that this host held, and ends the epoch in its log: no copy of this host can go on with it.
 pub(super) async fn end_hold(engine: &Arc<Engine>, name: &str) -> Result<KnownRoot, OpenError> {
-    let (head, _) = take_epoch(engine, name, OpenMode::default()).await?;
+    let (head, _) = take_epoch(engine, name, OpenMode::default(), None).await?;
     if !engine.poisoned.load(Ordering::Acquire) {
         let Root { volume, epoch, .. } = head.root;
         let batch = Batch {

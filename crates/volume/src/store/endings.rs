@@ -43,7 +43,7 @@ fn broken_error(tail: &Tail) -> OpenError {
 /// The volume is another host's, or none, which was found out without a commit.
 pub(crate) fn end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     // Whoever found out first has said why; those behind know only that it is served no more.
-    let is_live = tail.lock().status == Status::Live;
+    let is_live = tail.lock().status.serves();
     if !is_live && !canary::active!("first_reason_is_forgotten") {
         return;
     }
@@ -57,7 +57,7 @@ pub(crate) fn end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
 fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     let mut inner = tail.lock();
     (inner.cut, inner.merged) = (Lsn::ZERO, Lsn::ZERO);
-    if inner.status != Status::Live {
+    if !inner.status.serves() {
         return;
     }
     inner.status = Status::Fenced;
@@ -68,6 +68,7 @@ fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
         "fenced: nothing more of it is completed here"
     );
     note_end(engine, tail, error);
+    tail.checked.wake_all();
     engine.wake_parked();
 }
 

@@ -9,7 +9,6 @@ use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::object::root::Root;
 use crate::object::{ROOT_PREFIX, SNAPSHOT_PREFIX, snapshot_of_root_key, volume_of_root_key};
-use crate::request::tail::Status;
 use crate::store::catalog::{first_root, keep_tombstone};
 use crate::store::holds::local_tails;
 use crate::store::roots::{list_keys, read_any_root};
@@ -23,7 +22,7 @@ const NO_NAME: &str = "forgotten";
 pub(crate) async fn forget(engine: &Arc<Engine>, volume: VolumeId) -> Result<(), OpenError> {
     engine.host_log.check_not_stopped()?;
     let tails = local_tails(engine, volume);
-    if let Some(tail) = tails.iter().find(|tail| tail.lock().status == Status::Live) {
+    if let Some(tail) = tails.iter().find(|tail| tail.lock().status.serves()) {
         return Err(OpenError::InUse(tail.name().to_owned()));
     }
     for prefix in [ROOT_PREFIX, SNAPSHOT_PREFIX] {

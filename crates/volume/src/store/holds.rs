@@ -141,7 +141,8 @@ pub(super) fn continuing_tail(
     ours: bool,
 ) -> Option<Arc<Tail>> {
     let continues = |tail: &&Arc<Tail>| {
-        let whole = !tail.is_rescue() && tail.lock().status == Status::Dormant;
+        let status = tail.lock().status;
+        let whole = !tail.is_rescue() && matches!(status, Status::Dormant | Status::Unchecked);
         let of_hold = ours && tail.id().since == root.since;
         whole && (of_hold || was_given_back(engine, tail, root))
     };

@@ -128,7 +128,7 @@ pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
         tracing::error!(%error, "this host stops: it completes and stores nothing more");
     }
     for tail in engine.tails() {
-        let live = tail.lock().status == Status::Live;
+        let live = tail.lock().status.serves();
         if live {
             endings::end(engine, &tail, &error);
         }

@@ -15,7 +15,7 @@ use crate::hostlog::names::{Position, SessionName};
 use crate::hostlog::root_updates::{StandingRoot, UpdateError};
 use crate::hostlog::taker::{TakeError, TakeRequest, Taker, UnreadableLog};
 use crate::log::frame::Record;
-use crate::log::ring::{Ring, TailId};
+use crate::log::ring::TailId;
 use crate::map::index::Index;
 use crate::map::layers::Layers;
 use crate::object::root::Root;
@@ -24,6 +24,7 @@ use crate::request::Volume;
 use crate::request::points::Points;
 use crate::request::tail::{Inner, Status, Tail};
 use crate::request::watermark::Ages;
+use crate::store::go_live::go_live;
 use crate::store::holds::{
     check_not_held, continuing_tail, goes_on, has_all_of, is_held_here, local_tails, records_lost,
     set_back,
@@ -32,12 +33,13 @@ use crate::store::load_index::load_index;
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::name_locks::NameLock;
 use crate::store::objects::ATTEMPTS_MAX;
+use crate::store::root_checks::{check_goes_on, wait_checked};
 use crate::store::roots::{begin_update, finish_update, read_any_root, read_root, unusable};
 use crate::store::tail_claim::TailClaim;
 use crate::store::take_together::read_logs;
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::check_name;
-use crate::store::{endings, flow, fold, index_blocks};
+use crate::store::{endings, flow};
 use crate::sync::atomic::Ordering;
 use crate::units::{LogSession, Lsn};
 
@@ -71,6 +73,7 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
         layers,
         index: Index::default(),
         newest: found.newest,
+        recovered: found.newest,
         reserved: 0,
         ring: None,
         cut: Lsn::ZERO,
@@ -84,6 +87,8 @@ pub(crate) fn dormant_tail(id: TailId, found: RecoveredTail) -> Tail {
     };
     let tail = Tail::new(id, found.name, found.rescue, inner, found.stored);
     tail.upload.set_mark(found.root);
+    tail.set_size(found.size);
+    tail.set_unbroken(found.is_unbroken);
     if found.unreported_loss {
         tail.set_unreported_loss();
     }
@@ -98,7 +103,7 @@ pub(crate) async fn open(
 ) -> Result<Volume, OpenError> {
     check_name(name)?;
     let _busy = NameLock::take(engine, name)?;
-    let (head, continuing) = take_epoch(engine, name, mode).await?;
+    let (head, continuing) = take_epoch(engine, name, mode, None).await?;
     let index = load_index(engine, &head.root).await?;
     let root = &head.root;
     let id = TailId {
@@ -114,6 +119,8 @@ pub(crate) async fn open(
                 root: root.mark(),
                 rescue: false,
                 unreported_loss: false,
+                size: root.size(),
+                is_unbroken: false,
                 newest: root.lsn,
                 layers: Vec::new(),
             };
@@ -127,19 +134,22 @@ pub(crate) async fn open(
     })
 }
 
-/// Takes the volume's next epoch. The tail is the local one, if it continues the root.
+/// Takes the volume's next epoch. The tail is the local one, if it continues the root. A tail that serves
+/// unchecked must continue it: nothing of another history is ever put in its place.
 pub(crate) async fn take_epoch(
     engine: &Arc<Engine>,
     name: &str,
     mode: OpenMode,
+    served: Option<&Arc<Tail>>,
 ) -> Result<(KnownRoot, Option<Arc<Tail>>), OpenError> {
     for _ in 0..ATTEMPTS_MAX {
-        let head = read_root(engine, name).await?;
-        let tails = local_tails(engine, head.root.volume);
-        if tails.iter().any(|tail| tail.lock().status == Status::Live) {
+        let (head, tails) = judged_root(engine, name).await?;
+        let is_served = |tail: &Arc<Tail>| served.is_some_and(|served| Arc::ptr_eq(served, tail));
+        let is_used = |tail: &&Arc<Tail>| tail.lock().status.serves() && !is_served(tail);
+        if tails.iter().any(|tail| is_used(&tail)) {
             return Err(OpenError::InUse(name.to_owned()));
         }
-        let take_over = mode.take_over || engine.options.take_over;
+        let take_over = served.is_none() && (mode.take_over || engine.options.take_over);
         let ours = is_held_here(engine, &head.root, &tails);
         if !ours && !take_over {
             check_not_held(engine, &head.root)?;
@@ -157,6 +167,9 @@ pub(crate) async fn take_epoch(
             .filter(|hold| hold.volume == head.root.volume);
         if bound.is_some_and(|hold| !goes_on(engine, &head.root, &tails, hold, &continuing)) {
             return Err(OpenError::HoldEnded(name.to_owned()));
+        }
+        if let Some(served) = served {
+            check_goes_on(engine, &head.root, served, continuing.as_ref())?;
         }
         let ours = ours || continuing.is_some();
         let taken = take(
@@ -187,6 +200,27 @@ pub(crate) async fn take_epoch(
     Err(OpenError::Store(format!(
         "{name}: its root changes faster than it can be taken"
     )))
+}
+
+/// The root, and the tails here that it judges: from now on none of them is served without it.
+async fn judged_root(
+    engine: &Engine,
+    name: &str,
+) -> Result<(KnownRoot, Vec<Arc<Tail>>), OpenError> {
+    let head = match read_root(engine, name).await {
+        Err(error @ OpenError::NoSuchVolume(_)) => {
+            let tails = engine.tails().into_iter();
+            let of_name = tails.filter(|tail| tail.name() == name);
+            of_name.for_each(|tail| tail.set_unbroken(false));
+            return Err(error);
+        }
+        head => head?,
+    };
+    let tails = local_tails(engine, head.root.volume);
+    if !canary::active!("judged_tail_is_served_unchecked") {
+        tails.iter().for_each(|tail| tail.set_unbroken(false));
+    }
+    Ok((head, tails))
 }
 
 /// Takes the volume over from whoever has it, or had it last, this host included: so its log is read and
@@ -355,95 +389,8 @@ fn retire_namesakes(engine: &Arc<Engine>, root: &Root) {
     }
 }
 
-/// An empty ring for a tail. None if the log is poisoned: nothing will be committed, and the old
-/// ring stays, for it says so.
-fn open_ring(engine: &Engine, tail: TailId, entries: u32) -> Result<Option<Ring>, OpenError> {
-    if engine.poisoned.load(Ordering::Acquire) {
-        return Ok(None);
-    }
-    let ring = engine.make_ring(Some(tail), entries);
-    ring.map(Some).map_err(OpenError::Disk)
-}
-
-/// Makes the tail serve: its ring, its record in the log, its uploads.
-async fn go_live(
-    engine: &Arc<Engine>,
-    tail: &Arc<Tail>,
-    head: KnownRoot,
-    index: Index,
-) -> Result<(), OpenError> {
-    let root = &head.root;
-    let (volume, epoch) = (root.volume, root.epoch);
-    let geometry = Geometry {
-        bytes: root.bytes,
-        logical_block: root.block,
-        physical_block: 4096,
-        read_only: false,
-    };
-    let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
-    let stale = {
-        let mut inner = tail.lock();
-        let stale = inner.layers.drop_stored(root.lsn);
-        inner.newest = inner.newest.max(root.lsn);
-        inner.index = index;
-        inner.geometry = geometry;
-        inner.ages = Ages::default();
-        let newest = inner.newest;
-        if newest > root.lsn {
-            inner.ages.acked(root.lsn.next(), engine.jobs.mono_ns());
-        }
-        inner.ring = ring;
-        inner.cut = root.lsn;
-        inner.slice_bytes = engine.options.slice_bytes();
-        tail.set_framed(newest);
-        stale
-    };
-    for (addr, sectors) in stale {
-        tail.release_dirty(&engine.segments, addr, sectors);
-    }
-    tail.set_stored(root.lsn);
-    tail.upload.set_head(head);
-    engine.add_tail(Arc::clone(tail));
-    if engine.poisoned.load(Ordering::Acquire) {
-        // It may have happened after the ring was made and before the tail was there to be told.
-        tail.poison_ring();
-    }
-    if !engine.committer().is_poisoned() {
-        // Recovery reads the rings that frames name: none may be written before.
-        // The record first: a round that starts meanwhile is waited for in vain, never too early.
-        engine
-            .committer()
-            .record(engine, Record::Tail(tail.record()));
-        let round = engine.committer().next_round();
-        if !engine.committer().durable(engine, round).await {
-            return Err(OpenError::Poisoned);
-        }
-    }
-    engine
-        .host_log
-        .attach(volume, tail.name().to_owned(), epoch);
-    tail.lock().status = Status::Live;
-    // A host that stops says so first, and then ends what is live: one of the two sees the other.
-    if let Some(stop) = engine.host_log.stopped()
-        && !canary::active!("stopped_host_opens_volumes")
-    {
-        let error = OpenError::HostStopped(stop);
-        endings::end(engine, tail, &error);
-        return Err(error);
-    }
-    // How old it is nobody knows, and this life may be as short as the one before.
-    tail.upload.request_now(tail.newest());
-    flow::start(engine, tail);
-    let shared = || (Arc::clone(engine), Arc::clone(tail));
-    let (folding, loading) = (shared(), shared());
-    engine.jobs.spawn(fold::run(folding.0, folding.1));
-    engine
-        .jobs
-        .spawn(index_blocks::load_nodes(loading.0, loading.1));
-    Ok(())
-}
-
 pub(crate) async fn close(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> {
+    wait_checked(tail).await;
     let _busy = NameLock::take(engine, tail.name())?;
     flow::wait_stored(engine, tail, tail.newest()).await?;
     // Also with everything stored: a copy may be in use.

@@ -112,7 +112,10 @@ async fn find_missing(
                             chunks.push(Arc::new(chunk.clone()));
                         }
                         IndexEntry::Unloaded(target) => pages.push(FetchTarget::Block(target)),
-                        IndexEntry::Part { .. } | IndexEntry::Hole | IndexEntry::Damaged => {}
+                        IndexEntry::Part { .. }
+                        | IndexEntry::Hole
+                        | IndexEntry::Unknown
+                        | IndexEntry::Damaged => {}
                     });
             });
         }

@@ -26,6 +26,8 @@ pub struct UnservedTail {
     pub volume: String,
     /// Another host took the volume over: nothing will ever serve or upload this tail.
     pub rescue: bool,
+    /// The volume's size in bytes, as this host knew it last.
+    pub bytes: u64,
     /// The newest commit.
     pub newest: Lsn,
     /// The newest commit that is in the store.
@@ -45,6 +47,7 @@ fn describe(tail: &Tail) -> Option<UnservedTail> {
         id: tail.id(),
         volume: tail.name().to_owned(),
         rescue: tail.is_rescue() || status == Status::Fenced,
+        bytes: tail.size().bytes,
         newest,
         stored: tail.stored(),
         extents,

@@ -15,6 +15,7 @@ use crate::hostlog::root_updates::{
 };
 use crate::hostlog::stop::Stop;
 use crate::jobs::join_all;
+use crate::log::frame::Record;
 use crate::object::root::Root;
 use crate::object::root_key;
 use crate::request::tail::Tail;
@@ -152,6 +153,7 @@ pub(crate) async fn finish_update(
     match update_own_root(&port, &view, root.clone(), &known.version).await {
         Ok(OwnersUpdate::Won(standing)) => {
             let root = standing.root.clone();
+            note_size(engine, tail, &root).await;
             let head = KnownRoot {
                 root: standing.root,
                 version: standing.version,
@@ -188,6 +190,18 @@ pub(crate) async fn finish_update(
         }
         Err(OwnersError::Root(error)) => Err(unusable(name, &error)),
     }
+}
+
+/// Makes it durable here that the volume is larger now, before anybody hears of it: a start that cannot ask the store
+/// must not serve less than a client knows. A poisoned log takes no note; no such start serves from it.
+async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
+    if !tail.set_size(root.size()) || canary::active!("size_is_not_noted") {
+        return;
+    }
+    let committer = engine.committer();
+    committer.record(engine, Record::Tail(tail.record()));
+    let round = committer.next_round();
+    committer.durable(engine, round).await;
 }
 
 /// Who has the volume now.

@@ -214,6 +214,22 @@ impl World {
         }
     }
 
+    /// Carries out the requests that there are, and no more. False: there were none.
+    pub(crate) fn one_step(&mut self) -> bool {
+        let mut requests = self.host.take_requests();
+        requests.extend(self.host.take_commit_requests());
+        let some = !requests.is_empty();
+        for Request { id, op } in requests {
+            let outcome = match op {
+                RequestOp::Disk(op) => Outcome::Disk(self.disk(op)),
+                RequestOp::Store(op) => Outcome::Store(self.store(op)),
+                RequestOp::Compute(work) => compute(work),
+            };
+            self.host.complete(id, outcome);
+        }
+        some
+    }
+
     /// When the store is done with a request that it gets now.
     fn store_done_at(&mut self, op: &StoreOp) -> u64 {
         let last = self.at_work.iter().map(|(due, ..)| *due).max();

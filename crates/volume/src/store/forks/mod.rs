@@ -26,6 +26,7 @@ use crate::store::forks::snapshot_list::{SnapshotInfo, check_labels, check_snaps
 use crate::store::holds::{check_not_held, is_held_here, local_tails};
 use crate::store::log_procedures::{AskedKeys, log_port, with_patience};
 use crate::store::name_locks::{lock_point, lock_snapshot};
+use crate::store::root_checks::wait_checked;
 use crate::store::roots::{read_any_root, read_root, unusable};
 use crate::store::upload_state::KnownRoot;
 use crate::store::volume_spec::{VolumeInfo, VolumeOwner, check_name};
@@ -88,6 +89,9 @@ async fn make_child(
     engine.host_log.check_not_stopped()?;
     // Before anything is frozen for it.
     check_free(engine, &spec.name).await?;
+    if let Some(tail) = served_tail(engine, parent) {
+        wait_checked(&tail).await;
+    }
     if let Some(tail) = live_tail(engine, parent) {
         let root = live_parent::make_child(engine, &tail, spec).await?;
         return Ok((root, None));
@@ -106,7 +110,13 @@ async fn make_child(
     Ok((root, holder))
 }
 
-/// The volume of this name that is served here.
+/// The volume of this name that is served here, though its root may not have been read.
+fn served_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
+    let is_served = |tail: &Arc<Tail>| tail.name() == name && tail.lock().status.serves();
+    engine.tails().into_iter().find(is_served)
+}
+
+/// The volume of this name that is live here.
 fn live_tail(engine: &Engine, name: &str) -> Option<Arc<Tail>> {
     let is_live = |tail: &Arc<Tail>| tail.name() == name && tail.lock().status == Status::Live;
     engine.tails().into_iter().find(is_live)

@@ -127,8 +127,7 @@ async fn check_unmoved(engine: &Engine, snapshot: &KnownRoot) -> Result<(), Open
 async fn read_closed(engine: &Arc<Engine>, volume: &str) -> Result<KnownRoot, OpenError> {
     let head = read_root(engine, volume).await?;
     let tails = local_tails(engine, head.root.volume);
-    let is_used = |status| status == Status::Live;
-    if tails.iter().any(|tail| is_used(tail.lock().status)) {
+    if tails.iter().any(|tail| tail.lock().status.serves()) {
         return Err(OpenError::InUse(volume.to_owned()));
     }
     if !is_held_here(engine, &head.root, &tails) {

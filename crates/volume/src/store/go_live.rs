@@ -1,0 +1,175 @@
+//! How a tail begins to serve: its ring, its record in the log, its uploads.
+//!
+//! Must never make a ring anew that has commits which no frame has, nor let a commit into one that no frame names:
+//! recovery reads the rings that frames name.
+
+use std::sync::Arc;
+
+use blkmq::io::Geometry;
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+use crate::log::frame::Record;
+use crate::log::ring::{Ring, TailId};
+use crate::map::index::Index;
+use crate::map::layers::LogAddr;
+use crate::object::root::Root;
+use crate::request::tail::{Inner, Status, Tail};
+use crate::request::watermark::Ages;
+use crate::store::upload_state::KnownRoot;
+use crate::store::{endings, flow, fold, index_blocks};
+use crate::sync::atomic::Ordering;
+use crate::units::{Lsn, VolumeSize};
+
+/// An empty ring for a tail. None if the log is poisoned: nothing will be committed, and the old
+/// ring stays, for it says so.
+pub(super) fn open_ring(
+    engine: &Engine,
+    tail: TailId,
+    entries: u32,
+) -> Result<Option<Ring>, OpenError> {
+    if engine.poisoned.load(Ordering::Acquire) {
+        return Ok(None);
+    }
+    let ring = engine.make_ring(Some(tail), entries);
+    ring.map(Some).map_err(OpenError::Disk)
+}
+
+/// How clients see a volume of this size.
+pub(super) fn geometry_of(size: VolumeSize) -> Geometry {
+    Geometry {
+        bytes: size.bytes,
+        logical_block: size.block,
+        physical_block: 4096,
+        read_only: false,
+    }
+}
+
+/// Makes the tail live: its ring, its record in the log, its uploads. One that serves unchecked has a ring, and goes on
+/// serving while this is done.
+pub(super) async fn go_live(
+    engine: &Arc<Engine>,
+    tail: &Arc<Tail>,
+    head: KnownRoot,
+    index: Index,
+) -> Result<(), OpenError> {
+    let (volume, epoch, size) = (head.root.volume, head.root.epoch, head.root.size());
+    let stale = lay_over(engine, tail, &head.root, index)?;
+    for (addr, sectors) in stale {
+        tail.release_dirty(&engine.segments, addr, sectors);
+    }
+    tail.set_stored(head.root.lsn);
+    tail.set_size(size);
+    tail.upload.set_head(head);
+    tail.checked.wake_all();
+    engine.add_tail(Arc::clone(tail));
+    if engine.poisoned.load(Ordering::Acquire) {
+        // It may have happened after the ring was made and before the tail was there to be told.
+        tail.poison_ring();
+    }
+    note_tail(engine, tail).await?;
+    engine
+        .host_log
+        .attach(volume, tail.name().to_owned(), epoch);
+    let ended = {
+        let mut inner = tail.lock();
+        match inner.status {
+            Status::Dormant | Status::Unchecked => {
+                // The log knows of it by now.
+                inner.geometry = geometry_of(size);
+                inner.status = Status::Live;
+                None
+            }
+            status => Some(status),
+        }
+    };
+    if let Some(status) = ended {
+        engine.host_log.detach(volume);
+        return Err(endings::end_of(tail, status));
+    }
+    // A host that stops says so first, and then ends what is live: one of the two sees the other.
+    if let Some(stop) = engine.host_log.stopped()
+        && !canary::active!("stopped_host_opens_volumes")
+    {
+        let error = OpenError::HostStopped(stop);
+        endings::end(engine, tail, &error);
+        return Err(error);
+    }
+    // How old it is nobody knows, and this life may be as short as the one before.
+    tail.upload.request_now(tail.newest());
+    flow::start(engine, tail);
+    let shared = || (Arc::clone(engine), Arc::clone(tail));
+    let (folding, loading) = (shared(), shared());
+    engine.jobs.spawn(fold::run(folding.0, folding.1));
+    engine
+        .jobs
+        .spawn(index_blocks::load_nodes(loading.0, loading.1));
+    Ok(())
+}
+
+/// Puts the tail over what the store has. Answers the places in the log of what the store has by now, too.
+fn lay_over(
+    engine: &Engine,
+    tail: &Tail,
+    root: &Root,
+    index: Index,
+) -> Result<Vec<(LogAddr, u64)>, OpenError> {
+    let status = tail.lock().status;
+    let (serves, ring) = match status {
+        // Its ring has commits that no frame has: it stays.
+        Status::Unchecked => (true, None),
+        Status::Dormant => {
+            let ring = open_ring(engine, tail.id(), engine.options.ring_entries)?;
+            (false, ring)
+        }
+        status => return Err(endings::end_of(tail, status)),
+    };
+    let mut inner = tail.lock();
+    // Recovery has dropped what the log knew to be stored, and a tail that serves is not walked for nothing.
+    let stale = match serves && root.lsn <= tail.stored() {
+        true => Vec::new(),
+        false => inner.layers.drop_stored(root.lsn),
+    };
+    inner.newest = inner.newest.max(root.lsn);
+    inner.index = index;
+    inner.cut = root.lsn;
+    if serves {
+        inner.ages.stored(root.lsn);
+    } else {
+        begin_serving(engine, tail, &mut inner, root.lsn, ring);
+    }
+    Ok(stale)
+}
+
+/// What a tail needs to take requests. All of it is in frames, and the store has what is up to `stored`.
+pub(super) fn begin_serving(
+    engine: &Engine,
+    tail: &Tail,
+    inner: &mut Inner,
+    stored: Lsn,
+    ring: Option<Ring>,
+) {
+    inner.ages = Ages::default();
+    if inner.newest > stored {
+        inner.ages.acked(stored.next(), engine.jobs.mono_ns());
+    }
+    inner.ring = ring;
+    inner.slice_bytes = engine.options.slice_bytes();
+    tail.set_framed(inner.newest);
+}
+
+/// Has the log name the tail's ring. Recovery reads the rings that frames name: none may be written before.
+pub(super) async fn note_tail(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
+    if engine.committer().is_poisoned() {
+        return Ok(());
+    }
+    // The record first: a round that starts meanwhile is waited for in vain, never too early.
+    engine
+        .committer()
+        .record(engine, Record::Tail(tail.record()));
+    let round = engine.committer().next_round();
+    match engine.committer().durable(engine, round).await {
+        true => Ok(()),
+        false => Err(OpenError::Poisoned),
+    }
+}

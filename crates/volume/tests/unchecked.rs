@@ -1,0 +1,424 @@
+//! Volumes that are served before the store has said that they are still this host's.
+//!
+//! With `--cfg canary` each of these tests also runs with the bug that it is there for.
+
+mod support;
+
+use std::collections::BTreeMap;
+
+use blkmq::error::ErrorKind;
+use blkmq::io::{Backend, Op, Step};
+use support::hosts::{close, delete, hand_over, other_host, root_of, try_write};
+use support::{Lasting, World, waker};
+use volume::{OpenError, OpenMode, Volume};
+
+const MIB: u64 = 1 << 20;
+
+type Objects = BTreeMap<String, (Vec<u8>, u64)>;
+
+fn serve(world: &mut World) -> Result<Volume, OpenError> {
+    let answer = world.host.open_unchecked("demo", OpenMode::default());
+    world.wait(|_| answer.try_take())
+}
+
+fn is_parked(volume: &Volume, sector: u64) -> bool {
+    let op = Op::Read { sector, sectors: 8 };
+    matches!(volume.begin(&op, &waker()), Step::Park(_))
+}
+
+/// What is left of a host that was killed: block 0 of `demo` is stored, block 1 was never flushed.
+fn killed() -> Lasting {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.flush(&volume);
+    world.pass(10);
+    world.write(&volume, 8, 2, 4096);
+    world.kill()
+}
+
+/// Another host, which sees the store of one that is not running.
+fn other_host_on(lasting: &mut Lasting) -> World {
+    let mut other = World::start(Lasting {
+        versions: lasting.versions + 5000,
+        ..Lasting::default()
+    });
+    other.lasting.objects = std::mem::take(&mut lasting.objects);
+    other
+}
+
+/// The host's next start, with the store away.
+fn restarted(lasting: Lasting) -> World {
+    let mut world = World::start(lasting);
+    world.lasting.outage = true;
+    world
+}
+
+fn an_unbroken_tail_serves() {
+    let mut world = restarted(killed());
+    let volume = serve(&mut world).expect("it goes on");
+    assert!(volume.is_unchecked());
+    assert_eq!(volume.info().bytes, 64 * MIB);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 2);
+    world.write(&volume, 16, 3, 4096);
+    world.flush(&volume);
+    assert_eq!(world.read_fill(&volume, 16, 4096), 3);
+    assert!(is_parked(&volume, 0), "only the store has it");
+    assert!(
+        is_parked(&volume, 4096),
+        "only the store knows that it is a hole"
+    );
+    let status = Op::Status {
+        sector: 0,
+        sectors: 8,
+    };
+    assert!(matches!(volume.begin(&status, &waker()), Step::Park(_)));
+    let synced = world.host.sync(&volume);
+    let closed = world.host.close_volume(&volume);
+    world.pass(5_000);
+    assert!(synced.try_take().is_none() && closed.try_take().is_none());
+    // The store answers: all of it goes on.
+    world.lasting.outage = false;
+    world.wait(|_| synced.try_take()).expect("synced");
+    world.wait(|_| closed.try_take()).expect("closed");
+    let mut other = other_host(&mut world);
+    let volume = other.open("demo");
+    for (sector, fill) in [(0, 1), (8, 2), (16, 3), (4096, 0)] {
+        assert_eq!(other.read_fill(&volume, sector, 4096), fill, "{sector}");
+    }
+}
+
+#[test]
+fn an_unbroken_tail_serves_before_the_store_answers_and_is_stored_after_that() {
+    an_unbroken_tail_serves();
+}
+
+#[test]
+fn a_read_that_waits_for_the_root_goes_on_when_the_store_answers() {
+    let mut world = restarted(killed());
+    let volume = serve(&mut world).expect("it goes on");
+    assert!(is_parked(&volume, 0));
+    world.lasting.outage = false;
+    world.pass(60_000);
+    assert!(!volume.is_unchecked());
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 2);
+    // It is live as any other.
+    world.write(&volume, 0, 4, 4096);
+    world.sync(&volume);
+    assert_eq!(world.read_fill(&volume, 0, 4096), 4);
+}
+
+fn nothing_is_called_stored() {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.flush(&volume);
+    world.pass(10);
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("it goes on");
+    assert_eq!(volume.watermarks().stored.lsn, volume.newest());
+    let synced = world.host.sync(&volume);
+    world.pass(5_000);
+    assert!(synced.try_take().is_none(), "another host may have it");
+}
+
+#[test]
+fn nothing_of_a_volume_is_called_stored_before_its_root_was_read() {
+    nothing_is_called_stored();
+}
+
+#[test]
+fn what_was_written_before_the_store_answered_survives_the_death_of_the_process() {
+    let mut world = restarted(killed());
+    let volume = serve(&mut world).expect("it goes on");
+    world.write(&volume, 16, 3, 4096);
+    for round in 0..3 {
+        world = restarted(world.kill());
+        let volume = serve(&mut world).expect("still");
+        assert_eq!(world.read_fill(&volume, 8, 4096), 2);
+        assert_eq!(world.read_fill(&volume, 16, 4096), 3);
+        world.write(&volume, 24 + 8 * round, 4, 4096);
+    }
+    // Also that of a process that dies at any of its requests while it reads the root.
+    for steps in 0..40 {
+        let mut lasting = world.kill();
+        lasting.outage = false;
+        world = World::start(lasting);
+        let volume = match serve(&mut world) {
+            Ok(volume) => volume,
+            Err(_) => world.open("demo"),
+        };
+        for (sector, fill) in [(8, 2), (16, 3), (24, 4), (32, 4), (40, 4)] {
+            assert_eq!(world.read_fill(&volume, sector, 4096), fill, "{steps}");
+        }
+        world.write(&volume, 1024 + 8 * steps, 5, 4096);
+        for _ in 0..steps {
+            let more = world.host.run_jobs();
+            if !world.one_step() && !more {
+                break;
+            }
+        }
+    }
+    let mut world = World::start(world.kill());
+    let volume = world.open("demo");
+    for step in 0..40 {
+        assert_eq!(world.read_fill(&volume, 1024 + 8 * step, 4096), 5, "{step}");
+    }
+}
+
+/// The volume was taken over by another host between the two starts.
+fn a_take_over_ends_it() {
+    let mut lasting = killed();
+    let mut other = other_host_on(&mut lasting);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    other.write(&theirs, 8, 9, 4096);
+    other.sync(&theirs);
+    let mut world = restarted(lasting);
+    let volume = serve(&mut world).expect("nobody here knows");
+    world.write(&volume, 16, 3, 4096);
+    let synced = world.host.sync(&volume);
+    hand_over(&mut other, &mut world);
+    world.lasting.outage = false;
+    let error = world.wait(|_| synced.try_take()).expect_err("another's");
+    assert!(matches!(error, OpenError::Fenced(_)), "{error}");
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+    let op = Op::Read {
+        sector: 0,
+        sectors: 8,
+    };
+    assert!(matches!(
+        volume.begin(&op, &waker()),
+        Step::Done(Err(ErrorKind::Fenced))
+    ));
+    // Its writes are for rescue, and no later start serves them, store or none.
+    let mut world = restarted(world.kill());
+    let kept = world.host.unserved_tails();
+    assert!(
+        kept.len() == 1 && kept[0].rescue && kept[0].extents == 2,
+        "{kept:?}"
+    );
+    serve(&mut world).expect_err("for rescue");
+    world.lasting.outage = false;
+    hand_over(&mut world, &mut other);
+    assert_eq!(other.read_fill(&theirs, 8, 4096), 9);
+    assert_eq!(other.read_fill(&theirs, 16, 4096), 0);
+}
+
+#[test]
+fn a_volume_that_was_taken_over_meanwhile_ends_as_soon_as_its_root_is_read() {
+    a_take_over_ends_it();
+}
+
+/// The other host has stored more than this one ever wrote, and gave the volume back.
+fn nothing_goes_before_the_check() {
+    let mut lasting = killed();
+    let mut other = other_host_on(&mut lasting);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    for block in 0..9 {
+        other.write(&theirs, 8 * block, 9, 4096);
+    }
+    close(&mut other, &theirs);
+    assert!(root_of(&other.lasting, "demo").lsn.0 > 9);
+    let mut world = restarted(lasting);
+    let volume = serve(&mut world).expect("nobody here knows");
+    world.write(&volume, 16, 3, 4096);
+    hand_over(&mut other, &mut world);
+    world.lasting.outage = false;
+    world.pass(60_000);
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+    let kept = world.host.unserved_tails();
+    assert!(kept.len() == 1 && kept[0].extents == 2, "{kept:?}");
+}
+
+#[test]
+fn no_segment_is_reused_for_what_the_store_says_it_has_before_the_volume_is_checked() {
+    nothing_goes_before_the_check();
+}
+
+#[test]
+fn a_snapshot_of_an_unchecked_volume_waits_and_has_all_that_was_written() {
+    let mut world = restarted(killed());
+    let volume = serve(&mut world).expect("it goes on");
+    world.write(&volume, 16, 3, 4096);
+    world.lasting.outage = false;
+    world.lasting.store_ms = 50;
+    let taken = world.host.create_snapshot("demo@one", Vec::new());
+    world.wait(|_| taken.try_take()).expect("taken");
+    let fork = world.host.fork_volume("demo@one", "copy");
+    world.wait(|_| fork.try_take()).expect("forked");
+    let copy = world.open("copy");
+    for (sector, fill) in [(0, 1), (8, 2), (16, 3)] {
+        assert_eq!(world.read_fill(&copy, sector, 4096), fill, "{sector}");
+    }
+}
+
+#[test]
+fn a_volume_that_was_deleted_meanwhile_ends_as_soon_as_its_root_is_read() {
+    let mut lasting = killed();
+    let mut other = other_host_on(&mut lasting);
+    let theirs = other.try_open("demo", true).expect("taken over");
+    close(&mut other, &theirs);
+    delete(&mut other, "demo");
+    let mut world = restarted(lasting);
+    let volume = serve(&mut world).expect("nobody here knows");
+    hand_over(&mut other, &mut world);
+    world.lasting.outage = false;
+    world.pass(60_000);
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+}
+
+/// A host that has a stored block and was killed, started with the store away, and the store as it was before the
+/// volume was opened, and before it was stored.
+fn with_older_stores() -> (World, Volume, [Objects; 2]) {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let created = world.lasting.objects.clone();
+    let volume = world.open("demo");
+    let opened = world.lasting.objects.clone();
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    world.flush(&volume);
+    world.pass(10);
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("nobody here knows");
+    (world, volume, [created, opened])
+}
+
+#[test]
+fn a_store_that_was_set_back_ends_it_as_soon_as_its_root_is_read() {
+    let (mut world, volume, [created, _]) = with_older_stores();
+    world.lasting.objects = created;
+    world.lasting.outage = false;
+    world.pass(60_000);
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+    let error = volume.upload_error().expect("it says why");
+    assert!(error.contains("set back"), "{error}");
+    // It is not for rescue: the next start says so, too.
+    let mut world = World::start(world.kill());
+    let refused = world.try_open("demo", false).expect_err("older");
+    assert!(
+        matches!(refused, OpenError::StoreWentBack { .. }),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_volume_whose_records_are_gone_stays_unchecked_until_they_are_back() {
+    let (mut world, volume, [_, opened]) = with_older_stores();
+    let whole = std::mem::replace(&mut world.lasting.objects, opened);
+    world.lasting.outage = false;
+    let synced = world.host.sync(&volume);
+    world.pass(60_000);
+    assert!(volume.is_unchecked() && synced.try_take().is_none());
+    let error = volume.upload_error().expect("it says why");
+    assert!(error.contains("/log/"), "{error}");
+    world.write(&volume, 8, 2, 4096);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 2);
+    world.lasting.objects = whole;
+    world.pass(60_000);
+    assert!(!volume.is_unchecked(), "{:?}", volume.upload_error());
+    world.sync(&volume);
+    assert_eq!(world.read_fill(&volume, 0, 4096), 1);
+}
+
+fn a_broken_tail_waits() {
+    let lasting = killed();
+    lasting.rings.lose_all();
+    let refused = serve(&mut restarted(lasting)).expect_err("its ring is gone");
+    assert!(matches!(refused, OpenError::Store(_)), "{refused}");
+    let mut lasting = killed();
+    lasting.boot = 2;
+    lasting.rings.lose_all();
+    serve(&mut restarted(lasting)).expect_err("the host was started anew");
+}
+
+#[test]
+fn a_tail_with_a_gap_is_not_served_before_the_store_answers() {
+    a_broken_tail_waits();
+}
+
+/// A start that was told that another host has the volume does not serve it when the store goes, and neither
+/// does the next one.
+fn a_judged_tail_waits() {
+    let mut lasting = killed();
+    let mut other = other_host_on(&mut lasting);
+    other.try_open("demo", true).expect("taken over");
+    let mut world = World::start(lasting);
+    hand_over(&mut other, &mut world);
+    let held = world.try_open("demo", false).expect_err("another's");
+    assert!(matches!(held, OpenError::Held { .. }), "{held}");
+    world.lasting.outage = true;
+    serve(&mut world).expect_err("this process knows");
+    serve(&mut restarted(world.kill())).expect_err("it was not served last");
+}
+
+#[test]
+fn a_tail_whose_root_was_read_is_not_served_without_it_later() {
+    a_judged_tail_waits();
+}
+
+fn a_size_that_was_told_lasts() {
+    let mut world = World::start(killed());
+    let volume = world.open("demo");
+    world.grow(&volume, 128 * MIB).expect("grown");
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("it goes on");
+    assert_eq!(volume.geometry().bytes, 128 * MIB);
+    world.write(&volume, 128 * 2048 - 8, 7, 4096);
+    // A size that is asked for now waits for the store.
+    let grown = world.host.grow_volume(&volume, 256 * MIB);
+    world.pass(5_000);
+    assert!(grown.try_take().is_none());
+    world.lasting.outage = false;
+    world.wait(|_| grown.try_take()).expect("grown");
+    assert_eq!(volume.geometry().bytes, 256 * MIB);
+    assert_eq!(world.read_fill(&volume, 128 * 2048 - 8, 4096), 7);
+}
+
+#[test]
+fn a_volume_is_served_unchecked_with_the_size_that_clients_were_told() {
+    a_size_that_was_told_lasts();
+}
+
+#[test]
+fn a_log_that_is_poisoned_while_a_volume_is_unchecked_gives_up_nothing_that_was_flushed() {
+    let mut world = restarted(killed());
+    let volume = serve(&mut world).expect("it goes on");
+    world.write(&volume, 16, 3, 4096);
+    world.flush(&volume);
+    world.lasting.failing_syncs = 1;
+    world.write(&volume, 24, 4, 4096);
+    let flushed = world.request(&volume, Op::Flush, &mut []);
+    assert_eq!(flushed, Err(ErrorKind::Io));
+    world.lasting.outage = false;
+    world.pass(60_000);
+    let mut world = World::start(world.kill());
+    assert!(world.report.poisoned);
+    let volume = world.open("demo");
+    world.sync(&volume);
+    for (sector, fill) in [(0, 1), (8, 2), (16, 3)] {
+        assert_eq!(world.read_fill(&volume, sector, 4096), fill, "{sector}");
+    }
+}
+
+#[cfg(canary)]
+#[test]
+fn each_planted_bug_is_seen_by_its_test() {
+    support::each_is_seen(&[
+        ("unknown_is_a_hole", an_unbroken_tail_serves),
+        ("unchecked_is_called_stored", nothing_is_called_stored),
+        ("foreign_root_passes_the_check", a_take_over_ends_it),
+        (
+            "unchecked_segments_are_reused",
+            nothing_goes_before_the_check,
+        ),
+        ("broken_tail_is_served_unchecked", a_broken_tail_waits),
+        ("judged_tail_is_served_unchecked", a_judged_tail_waits),
+        ("size_is_not_noted", a_size_that_was_told_lasts),
+    ]);
+}
