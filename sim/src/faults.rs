@@ -100,6 +100,12 @@ faults! {
     StoreUnavailable => "store unavailable",
     /// A period in which the store answered nothing.
     StoreOutage => "store outage",
+    /// A volume was served before the store had said whose it is.
+    ServedUnchecked => "served before the check",
+    /// The store said that it is still this host's.
+    Checked => "checked, and goes on",
+    /// The store said that it is not.
+    UncheckedEnded => "checked, and ended",
     /// A store write was applied and its answer lost.
     UnknownApplied => "store answer lost, applied",
     /// A store write was not applied and its answer lost.

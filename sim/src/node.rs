@@ -51,6 +51,10 @@ pub enum NodeEvent {
     Booted(Result<RecoveryReport, Failure>),
     /// A volume is open, or is not.
     Opened(usize, Result<Arc<Volume>, Failure>),
+    /// A volume serves before the store was asked, or does not.
+    Served(usize, Result<Arc<Volume>, Failure>),
+    /// The store has said whether such a volume goes on here.
+    Checked(usize, bool),
     /// A volume was created, or was not.
     Created(usize, Result<(), Failure>),
     /// A volume is closed, or is not.
@@ -88,6 +92,8 @@ pub struct Node {
     ready: Arc<ReadyFlag>,
     booting: Option<Answer<Result<RecoveryReport, OpenError>>>,
     opening: Vec<(usize, Answer<Result<Volume, OpenError>>)>,
+    serving: Vec<(usize, Answer<Result<Volume, OpenError>>)>,
+    unchecked: BTreeMap<usize, Arc<Volume>>,
     creating: Vec<(usize, Answer<Result<VolumeInfo, OpenError>>)>,
     closing: Vec<(usize, Answer<Result<(), OpenError>>)>,
     deleting: Vec<(usize, Answer<Result<(), OpenError>>)>,
@@ -163,6 +169,8 @@ impl Node {
             ready,
             booting: Some(answer),
             opening: Vec::new(),
+            serving: Vec::new(),
+            unchecked: BTreeMap::new(),
             creating: Vec::new(),
             closing: Vec::new(),
             deleting: Vec::new(),
@@ -180,6 +188,12 @@ impl Node {
         };
         self.opening
             .push((volume, self.host.open_volume(name, mode)));
+    }
+
+    /// Serves a volume without asking the store; ends with [`NodeEvent::Served`].
+    pub fn serve_unchecked(&mut self, volume: usize, name: &str) {
+        let answer = self.host.open_unchecked(name, OpenMode::default());
+        self.serving.push((volume, answer));
     }
 
     /// Closes a volume that no transport has any more; ends with [`NodeEvent::Closed`].
@@ -336,6 +350,7 @@ impl Node {
                 }
                 None => true,
             });
+        self.take_served(&mut events);
         take_ended(&mut self.closing, |volume, result| {
             if !matches!(result, Err(OpenError::InUse(_))) {
                 self.open.remove(&volume);
@@ -367,6 +382,25 @@ impl Node {
                 None => true,
             });
         events
+    }
+
+    /// Volumes that serve before the store was asked, and those of which it has said whose they are.
+    fn take_served(&mut self, events: &mut Vec<NodeEvent>) {
+        take_ended(&mut self.serving, |volume, result| {
+            let result = result.map(Arc::new);
+            if let Ok(device) = &result {
+                self.open.insert(volume, Arc::clone(device));
+                self.unchecked.insert(volume, Arc::clone(device));
+            }
+            events.push(NodeEvent::Served(volume, result));
+        });
+        self.unchecked.retain(|volume, device| {
+            let is_unchecked = device.is_unchecked();
+            if !is_unchecked {
+                events.push(NodeEvent::Checked(*volume, device.serving().is_ok()));
+            }
+            is_unchecked
+        });
     }
 
     /// Looks at the engine's structures: the first invariant that does not hold.

@@ -114,6 +114,10 @@ pub struct Profile {
     pub rings: RingFaults,
     /// Of ten thousand client actions, how many begin a store outage.
     pub outage: u32,
+    /// Of ten thousand starts, how many serve what the log continues before the store was asked.
+    pub unchecked: u32,
+    /// Of ten thousand process crashes, how many find the store gone.
+    pub outage_at_crash: u32,
     /// Typical disk latency.
     pub disk_ns: u64,
     /// Of ten thousand client reads, how many take a hundred times longer: what they read must
@@ -242,6 +246,8 @@ impl Profile {
                 torn: *rng.pick(&[0, 3000]),
             },
             outage: *rng.pick(&[0, 0, 0, 30]),
+            unchecked: 0,
+            outage_at_crash: 0,
             disk_ns,
             slow_reads: *rng.pick(&[0, 0, 500, 3000]),
             store_ns: *rng.pick(&[200_000, 5 * MS, 50 * MS]),
@@ -258,7 +264,17 @@ impl Profile {
         profile.draw_partial_failures(rng);
         profile.compute_ns = *rng.pick(&[0, 0, 20_000, MS]);
         profile.draw_set_back(seed);
+        profile.draw_unchecked(seed);
         profile
+    }
+
+    /// In some worlds a server serves before the store has answered, which may be away when it starts.
+    fn draw_unchecked(&mut self, seed: u64) {
+        let rng = &mut Rng::stream(seed, "unchecked");
+        self.unchecked = *rng.pick(&[0, 0, 5000, 10_000]);
+        if self.unchecked > 0 {
+            self.outage_at_crash = *rng.pick(&[0, 5000, 10_000]);
+        }
     }
 
     /// Some worlds have a store of which a share of all requests fails, as long as clients work.

@@ -34,6 +34,7 @@ mod recovery_point;
 mod run;
 mod scan;
 mod set_back;
+mod unchecked;
 
 use line::Line;
 use machine::Machine;
@@ -145,6 +146,8 @@ struct Attachment {
     has_let_go: bool,
     phase: AttachmentPhase,
     history: History,
+    /// Its server died inside a commit: what of that is there only an image tells.
+    is_torn: bool,
     /// The history before a start that a stale read may have hidden the end of.
     hidden: Option<Box<History>>,
     transport: Option<Transport<Volume>>,

@@ -56,6 +56,8 @@ fn profile() -> Profile {
             ..RingFaults::default()
         },
         outage: 0,
+        unchecked: 0,
+        outage_at_crash: 0,
         disk_ns: 100_000,
         slow_reads: 0,
         store_ns: MS,

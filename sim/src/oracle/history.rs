@@ -245,6 +245,11 @@ impl History {
         self.loss = self.loss.max(Some(loss));
     }
 
+    /// Whether more may be lost than what a process takes with it, which is nothing that was committed.
+    pub fn may_have_lost(&self) -> bool {
+        self.loss > Some(Loss::Process)
+    }
+
     /// A recovery is taken for complete without an image: what is missing, reads will show.
     pub fn assume_whole(&mut self) {
         self.loss = None;

@@ -3,7 +3,7 @@
 use blkmq::error::ErrorKind;
 use blkmq::io::Op;
 
-use super::{Attachment, AttachmentPhase, Event, Phase, ProcessEvent, World};
+use super::{Attachment, AttachmentPhase, Phase, ProcessEvent, World};
 use crate::faults::Fault;
 use crate::oracle::history::{History, ReadWindow, Value};
 use crate::oracle::stamp::Stamp;
@@ -113,6 +113,7 @@ impl Attachment {
             has_let_go: false,
             phase: AttachmentPhase::Down,
             history: History::new(line, profile.sectors),
+            is_torn: false,
             hidden: None,
             transport: None,
             clients: (0..profile.clients).map(client).collect(),
@@ -206,12 +207,7 @@ impl World {
             Action::Stop => {}
         }
         if self.chance.draw_rate(self.profile.outage) && !self.store.outage {
-            self.store.outage = true;
-            let length = self.latency(self.profile.store_ns * 40);
-            self.trace.log(self.now, || {
-                format!("store outage for {} ms", length / 1_000_000)
-            });
-            self.at(length, Event::OutageEnd);
+            self.begin_outage();
         }
         let think = self.latency(self.profile.think_ns);
         self.arm(attachment, client, pause + think);
@@ -350,6 +346,11 @@ impl World {
             return Ok(());
         }
         if self.profile.errors_allowed() && kind != ErrorKind::Invalid {
+            return Ok(());
+        }
+        // Its root was read while its image was, and says that it is not this host's.
+        let is_scan = self.profile.unchecked > 0 && matches!(issued.by, By::Scan(_));
+        if is_scan && kind == ErrorKind::Fenced {
             return Ok(());
         }
         let detail = format!(

@@ -87,6 +87,9 @@ impl World {
             loss = Loss::Host;
         }
         self.record_loss(machine, loss);
+        if self.phase == Phase::Work && self.chance.draw_rate(self.profile.outage_at_crash) {
+            self.begin_outage();
+        }
         self.restart(machine);
     }
 
@@ -204,6 +207,7 @@ impl World {
                 .commit(at..at + sectors, Value::Write(req.0));
             at += sectors;
         }
+        self.attachments[attachment].is_torn = true;
         self.count(Fault::TornCall);
         self.unsettled += 1;
         self.process_crash(machine);

@@ -83,6 +83,11 @@ impl World {
             NodeEvent::Opened(attachment, Err(failure)) => {
                 self.on_open_failed(attachment, &failure)
             }
+            NodeEvent::Served(attachment, result) => {
+                self.on_served(attachment, result.ok());
+                Ok(())
+            }
+            NodeEvent::Checked(attachment, goes_on) => self.on_checked(attachment, goes_on),
             NodeEvent::Created(attachment, result) => {
                 if self.on_recreated(attachment, &result) {
                     return Ok(());
@@ -143,8 +148,14 @@ impl World {
             return;
         }
         here.phase = AttachmentPhase::Opening;
-        if let Some(node) = &mut self.machines[here.machine].node {
-            node.open(attachment, &self.lines[here.line].name, false);
+        let (machine, line) = (here.machine, here.line);
+        let before_the_store = self.chance.draw_rate(self.profile.unchecked);
+        if let Some(node) = &mut self.machines[machine].node {
+            let name = &self.lines[line].name;
+            match before_the_store {
+                true => node.serve_unchecked(attachment, name),
+                false => node.open(attachment, name, false),
+            }
         }
     }
 

@@ -187,6 +187,60 @@ impl World {
         }
     }
 
+    /// Whether the attachment's history is that of the volume as this host opened it last. If a process died
+    /// before anybody heard of its opening, the attachment goes by that one from now on.
+    pub(super) fn knows_its_history(&mut self, attachment: usize) -> bool {
+        if self.is_single() {
+            return true;
+        }
+        let here = &self.attachments[attachment];
+        let (order, line, machine) = (here.order, here.line, here.machine);
+        let writes = self.store.replacements(&self.root_key(attachment));
+        let is_mine = |author: u64| self.process_machines[author as usize] == machine;
+        let mine = writes.iter().rev().find(|write| is_mine(write.author));
+        let mine = mine.map_or(order, |write| write.version);
+        let is_last =
+            |t: &Tenure| t.attachment == attachment && t.left.is_none() && t.order == order;
+        let incarnations = &self.lines[line].incarnations;
+        let is_known = incarnations
+            .iter()
+            .any(|one| one.tenures.iter().any(is_last))
+            && !self.was_replaced_elsewhere(attachment, order, mine);
+        if !is_known {
+            self.attachments[attachment].order = mine;
+        }
+        is_known
+    }
+
+    /// A volume that served before it was looked at in the store is this host's there, too: its tenure goes on
+    /// from the replacement of the root by which it was taken again.
+    pub(super) fn go_on_as_checked(&mut self, attachment: usize) -> Result<(), Violation> {
+        if self.is_single() {
+            return Ok(());
+        }
+        self.note_opening(attachment);
+        let here = &self.attachments[attachment];
+        let (order, line, number) = (here.order, here.line, here.number);
+        let at = self.lines[line].incarnation_of(order);
+        let incarnation = &self.lines[line].incarnations[at];
+        let last = incarnation
+            .tenures
+            .iter()
+            .rev()
+            .find(|tenure| tenure.attachment == attachment && tenure.left.is_none());
+        let continues = number == incarnation.number
+            && last.is_some_and(|t| !self.was_replaced_elsewhere(attachment, t.order, order));
+        if !continues {
+            let detail = format!(
+                "v{attachment} was served before it was checked, and went on over what another host made of it"
+            );
+            return Err(Violation::new("S7 one writer", detail));
+        }
+        let base = self.attachments[attachment].history.len();
+        self.begin_tenure(attachment, at, base, false);
+        Ok(())
+    }
+
     /// Somebody else held the volume meanwhile, or this host never did. Answers also whether all of the
     /// image came from the store.
     fn settle_after_another(

@@ -61,11 +61,15 @@ impl World {
     /// Nothing of this world keeps a slice longer on its way than the way is.
     fn keeps_up(&self) -> bool {
         let profile = &self.profile;
-        self.is_good_line() && profile.outage == 0 && profile.compute_ns == 0 && {
-            profile.store.unavailable == 0
-                && profile.store.unknown == 0
-                && profile.store.get_failed == 0
-        }
+        self.is_good_line()
+            && profile.outage == 0
+            && profile.unchecked == 0
+            && profile.compute_ns == 0
+            && {
+                profile.store.unavailable == 0
+                    && profile.store.unknown == 0
+                    && profile.store.get_failed == 0
+            }
     }
 
     /// Nothing keeps a slice from the store for good.

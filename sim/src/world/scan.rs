@@ -100,6 +100,7 @@ impl World {
         self.judge_claim(attachment, found)?;
         let state = &mut self.attachments[attachment];
         state.history.prune();
+        state.is_torn = false;
         let there = &self.machines[state.machine];
         let name = &self.lines[state.line].name;
         let silent = own && there.ring_gone && !there.disk.has_corrupted() && found < acked;
