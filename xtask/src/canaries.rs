@@ -43,7 +43,7 @@ struct Canary {
     words: &'static [&'static str],
 }
 
-const CANARIES: [Canary; 25] = [
+const CANARIES: [Canary; 26] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
@@ -100,6 +100,15 @@ const CANARIES: [Canary; 25] = [
             "a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back",
         ),
         words: &["the server did not come up"],
+    },
+    Canary {
+        name: "nothing_is_served_before_the_store_answers",
+        what: "a volume that the log continues waits for a store that is away",
+        judge: Judge::Here(
+            "waiting",
+            "a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checked_then",
+        ),
+        words: &["it is served"],
     },
     Canary {
         name: "silence_is_no_trouble",

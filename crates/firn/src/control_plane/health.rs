@@ -159,6 +159,17 @@ impl ControlPlane {
             Err(error) => return Some(condition(HealthLevel::Stuck, format!("it fails: {error}"))),
             Ok(()) => {}
         }
+        if open.volume.is_unchecked() {
+            let error = open.volume.upload_error();
+            let error = error.map_or(String::new(), |error| format!(": {error}"));
+            let why = format!(
+                "unchecked: the store is away since this server began to serve it, {} s ago; what is on this host is \
+                 served, and nothing of it is called stored until the store says that the volume is still this \
+                 host's{error}",
+                open.since.elapsed().as_secs()
+            );
+            return Some(condition(HealthLevel::Degraded, why));
+        }
         let uploads = open.volume.upload_error()?;
         let why = format!("uploads fail: {uploads}");
         Some(condition(HealthLevel::Degraded, why))

@@ -324,6 +324,7 @@ impl ControlPlane {
             volume,
             info,
             export,
+            since: Instant::now(),
         });
         self.volumes.insert(Arc::clone(&open));
         self.waiting.remove(&open.info.name);

@@ -52,12 +52,12 @@ impl ControlPlane {
         report: &RecoveryReport,
     ) -> Result<Vec<WantedVolume>> {
         let opened = self.wanted_volumes(volumes, report).into_iter();
-        // While the store is away none can be opened, and finding that out takes long.
+        // While the store is away only what goes on here can be served, and finding the rest out takes long.
         let away = self.store.as_ref().and_then(|store| store.failure());
         let away = away.as_ref();
         let opened = opened.map(|wanted| async move {
             let opened = match away {
-                Some(failure) => Err(failure.clone()),
+                Some(failure) => self.open_before_store(&wanted, failure).await,
                 None => self.open_wanted(&wanted).await,
             };
             (wanted, opened)
@@ -151,6 +151,41 @@ impl ControlPlane {
             && let Err(error) = self.host.grow_volume(&open.volume, size.0).await
         {
             tracing::error!(volume = %wanted.name, %error, %size, "the volume serves, but it is not grown");
+        }
+        Ok(open)
+    }
+
+    /// Serves a volume that this host's log continues without a gap; its root is read when the store answers. Others
+    /// wait, because the store is `away`.
+    async fn open_before_store(
+        &self,
+        wanted: &WantedVolume,
+        away: &Failure,
+    ) -> Result<Arc<OpenVolume>> {
+        if canary::active!("nothing_is_served_before_the_store_answers") {
+            return Err(away.clone());
+        }
+        let name = &wanted.name;
+        let mode = OpenMode {
+            continues: self.disks.bound_hold(name),
+            ..OpenMode::default()
+        };
+        let volume = match self.host.open_unchecked(name, mode).await {
+            Ok(volume) => volume,
+            Err(error) => {
+                tracing::info!(volume = %name, %error, "the volume is not served without the store");
+                return Err(away.clone());
+            }
+        };
+        let open = self.export(volume);
+        if let Some(size) = wanted.size.filter(|size| size.0 > open.info.bytes) {
+            let grown = self.host.grow_volume(&open.volume, size.0);
+            let name = name.clone();
+            tokio::spawn(async move {
+                if let Err(error) = grown.await {
+                    tracing::error!(volume = %name, %error, %size, "the volume is not grown");
+                }
+            });
         }
         Ok(open)
     }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use nbd::server::Export;
 use volume::{Volume, VolumeInfo};
@@ -18,6 +19,7 @@ pub(crate) struct OpenVolume {
     /// As the store described it when it was opened.
     pub(crate) info: VolumeInfo,
     pub(crate) export: Arc<Export<Volume>>,
+    pub(crate) since: Instant,
 }
 
 impl OpenVolume {
