@@ -1,4 +1,4 @@
-//! The NBD protocol: a codec without I/O, and a server on reactor threads.
+//! The NBD protocol: a codec without I/O, a server on reactor threads, and a blocking client for tools.
 //!
 //! ```text
 //!   client ── bytes ──▶ server::conn ──▶ codec: events ──▶ serve::RequestEngine ──▶ Backend
@@ -11,9 +11,12 @@
 //! listeners and connections; `serve` takes their requests through admit, plan, move and commit.
 //! Nothing here knows what an export stands on: the server serves any `blkmq::io::Backend`.
 //!
+//! [`client`] is for what copies volumes from outside, and shares the protocol's numbers alone with the server.
+//!
 //! Reading order: [`codec`], then [`server`], whose first lines name its files.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod codec;
 pub mod fuzz;
 pub mod server;
