@@ -147,6 +147,8 @@ failure_codes! {
         "Try again after the time that the answer names.";
     TooSlow, "too-slow", 408, FAILED, "The request did not arrive in time",
         "Send it as a whole.";
+    TransferFailed, "transfer-failed", 500, FAILED, "Bytes could not be copied",
+        "Correct what the detail names, then run the command again.";
     UblkDenied, "ublk-denied", 500, FAILED, "This process may not use ublk",
         "Give the server the privilege, or use --transport nbd.";
     UblkFailed, "ublk-failed", 500, FAILED, "The ublk driver failed",

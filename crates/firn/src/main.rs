@@ -78,6 +78,8 @@ fn run(cli: Cli) -> Result<()> {
         Command::Sync { which, patience } => cli::sync(&cli.api, cli.json, &which.name, patience),
         Command::Snapshot(command) => cli::snapshot(&cli.api, cli.json, &command),
         Command::Fork(args) => cli::fork(&cli.api, cli.json, &args),
+        Command::Import(args) => cli::import(&cli.api, cli.json, &args),
+        Command::Export(args) => cli::export(&cli.api, cli.json, &args),
         Command::Rescue(command) => cli::rescue(&cli.api, cli.json, command),
         Command::Gc(args) => cli::gc(&cli.api, cli.json, args),
         Command::Check(args) => cli::check(cli.json, &args),

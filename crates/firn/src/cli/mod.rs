@@ -20,6 +20,7 @@ mod store_check;
 mod support;
 mod sync;
 mod top;
+mod transfer;
 mod volume;
 
 use std::path::Path;
@@ -43,6 +44,7 @@ pub(crate) use snapshot::snapshot;
 pub(crate) use support::support;
 pub(crate) use sync::sync;
 pub(crate) use top::top;
+pub(crate) use transfer::{export, import};
 pub(crate) use volume::volume;
 
 /// `firn attach`: prints the volume's device or URI, and nothing else, on standard output.

@@ -20,17 +20,23 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) fn sync(api: &ApiArgs, json: bool, name: &str, patience: Patience) -> Result<()> {
     let client = Client::with_patience(api, patience)?;
-    let synced = if std::io::stderr().is_terminal() {
-        with_progress(&client, name)?
-    } else {
-        request(&client, name).map_err(|failure| similar_name::suggest(&client, name, failure))?
-    };
+    let synced = upload(&client, name)?;
     if json {
         return output::json(&synced);
     }
     match &synced.watermarks {
         Some(marks) => output::line(&format!("{}: stored up to LSN {}", name, marks.stored.lsn)),
         None => output::line(&format!("{name} is closed here; nothing to upload")),
+    }
+}
+
+/// Returns when everything written so far is in the store, and shows how far it is where a person looks.
+pub(super) fn upload(client: &Client, name: &str) -> Result<Volume> {
+    match std::io::stderr().is_terminal() {
+        true => with_progress(client, name),
+        false => {
+            request(client, name).map_err(|failure| similar_name::suggest(client, name, failure))
+        }
     }
 }
 

@@ -88,7 +88,7 @@ impl World {
         command.envs(environment.iter().copied()).output().unwrap()
     }
 
-    fn command(&self, args: &[&str]) -> Command {
+    pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_firn"));
         command
             .current_dir(self.dir.path())

@@ -10,6 +10,7 @@ mod inspect;
 mod points;
 mod rescue;
 mod serve;
+mod transfer;
 mod volume;
 
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub(crate) use inspect::{ConfigArgs, ConfigCommand, DoctorArgs, SupportArgs, Top
 pub(crate) use points::{ForkArgs, SnapshotCommand};
 pub(crate) use rescue::{RescueCommand, RescueLogArgs};
 pub(crate) use serve::{LogIo, NewVolume, OpenListener, ServeArgs};
+pub(crate) use transfer::{ExportArgs, ImageFormat, ImportArgs};
 pub(crate) use volume::{Patience, VolumeCommand, VolumeName};
 
 /// Fast local disks whose truth lives in an object store.
@@ -118,6 +120,23 @@ pub(crate) enum Command {
         firn fork demo@before branch       demo as it was\n  \
         firn attach branch")]
     Fork(ForkArgs),
+    /// Make a volume of an image: a file, a disk, or standard input. Returns when the store has it.
+    #[command(after_help = "Examples:\n  \
+        firn import disk.img demo                       the volume demo, as large as the image\n  \
+        firn import disk.qcow2 demo --format qcow2      by qemu-img\n  \
+        zstd -dc disk.img.zst | firn import - demo --size 20GiB\n  \
+        firn import disk.img demo --overwrite           replaces all that demo holds\n\n\
+        Holes and zeroes of the image take no space. A volume that the command made is deleted again if it fails.")]
+    Import(ImportArgs),
+    /// Make an image of a volume or a snapshot: a file, or standard output. It is the volume at one moment, also
+    /// while it is written to.
+    #[command(after_help = "Examples:\n  \
+        firn export demo disk.img                       a sparse file\n  \
+        firn export demo@before disk.qcow2 --format qcow2\n  \
+        firn export demo - | zstd > disk.img.zst\n\n\
+        It reads a fork, demo-export-NUMBER, and deletes it at the end. After kill -9 the fork is there yet: delete it \
+        with `firn volume delete`.")]
+    Export(ExportArgs),
     /// What this host's log still holds of volumes that it does not serve.
     #[command(
         subcommand,

@@ -77,7 +77,7 @@ pub(super) fn volume_name(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn volume_size(text: &str) -> Result<Size, String> {
+pub(super) fn volume_size(text: &str) -> Result<Size, String> {
     let size: Size = text.parse()?;
     volume::check_size(size.0).map_err(|error| error.to_string())?;
     Ok(size)

@@ -1,0 +1,188 @@
+//! `firn import`: an image becomes a volume, and is in the store when the command returns.
+//!
+//! A volume that the command made is gone again if the command fails. One that it was told to overwrite begins with
+//! zeroes, and keeps what has arrived.
+
+use indicatif::ProgressBar;
+use serde_json::json;
+
+use super::super::args::{ApiArgs, ImageFormat, ImportArgs};
+use super::super::client::{Client, volume_path};
+use super::super::{output, similar_name, sync};
+use super::image::Source;
+use super::undo::Undo;
+use super::{CONNECTIONS, attach, connection, copy, detach, failed, is_standard, progress, qcow2};
+use crate::failure::{Failure, FailureCode, Result};
+use crate::model::{CreateVolume, Volume};
+use crate::units::{About, Size};
+
+pub(crate) fn import(api: &ApiArgs, json: bool, args: &ImportArgs) -> Result<()> {
+    let source = Source::open(&args.file)?;
+    let bytes = image_bytes(&source, args)?;
+    let client = Client::new(api)?;
+    let undo = Undo::watch()?;
+    let volume = match args.overwrite {
+        true => existing(&client, args, bytes)?,
+        false => create(&client, args, bytes, &undo)?,
+    };
+    let was_open = volume.nbd.is_some();
+    let uris = attach(&client, &args.volume)?;
+    if !was_open {
+        let (client, name) = (client.clone(), args.volume.clone());
+        undo.add(move || drop(detach(&client, &name, true)));
+    }
+    let copied = bring(source, args, &volume, &uris);
+    let data_bytes = copied.map_err(|failure| explain(failure, args))?;
+    undo.keep();
+    sync::upload(&client, &args.volume)
+        .and_then(|_| match was_open {
+            true => Ok(()),
+            false => detach(&client, &args.volume, false),
+        })
+        .map_err(|failure| {
+            Failure::new(
+                failure.code,
+                format!(
+                    "the image is in {name}, and the store does not have all of it yet (firn sync {name}): {failure}",
+                    name = args.volume
+                ),
+            )
+        })?;
+    if json {
+        return output::json(&json!({
+            "volume": args.volume,
+            "size_bytes": volume.size_bytes,
+            "data_bytes": data_bytes,
+        }));
+    }
+    output::line(&format!(
+        "{}: {}, {} of it data, in the store",
+        args.volume,
+        Size(volume.size_bytes),
+        About(data_bytes)
+    ))
+}
+
+/// The size of the disk that the image holds, if it is known before it was read.
+fn image_bytes(source: &Source, args: &ImportArgs) -> Result<Option<u64>> {
+    let path = args.file.display();
+    match args.format {
+        Some(ImageFormat::Qcow2) if is_standard(&args.file) || source.bytes().is_none() => {
+            Err(Failure::invalid(
+                "an image of the format qcow2 cannot be read from a pipe; write it to a file first",
+            )
+            .into_usage())
+        }
+        Some(ImageFormat::Qcow2) => qcow2::disk_bytes(&args.file).map(Some),
+        None if qcow2::is_qcow2(source.beginning()) => Err(Failure::invalid(format!(
+            "{path} begins as an image of the format qcow2: say --format qcow2, or --format raw to \
+             have it byte by byte"
+        ))),
+        _ => match source.bytes() {
+            Some(0) => Err(Failure::invalid(format!("{path} is empty"))),
+            bytes => Ok(bytes),
+        },
+    }
+}
+
+/// The volume that is made.
+fn create(client: &Client, args: &ImportArgs, image: Option<u64>, undo: &Undo) -> Result<Volume> {
+    let size_bytes = match (args.size, image) {
+        (Some(size), image) => {
+            check_room(args, size.0, image)?;
+            size.0
+        }
+        (None, Some(image)) => image.next_multiple_of(4096),
+        (None, None) => {
+            return Err(Failure::invalid(
+                "how large the image is that comes through a pipe is not known: say how large the volume is \
+                 to be with --size",
+            )
+            .into_usage());
+        }
+    };
+    let asked = CreateVolume {
+        name: args.volume.clone(),
+        size_bytes,
+        block_size: 512,
+    };
+    let created = client.post("/v1/volumes", &asked);
+    let created = created.map_err(|failure: Failure| match failure.code {
+        FailureCode::VolumeExists => Failure::new(
+            failure.code,
+            format!(
+                "{failure}; choose another name, or replace all that it holds with --overwrite"
+            ),
+        ),
+        _ => failure,
+    })?;
+    let (client, path) = (client.clone(), volume_path(&args.volume));
+    undo.add(move || drop(client.delete(&path)));
+    Ok(created)
+}
+
+/// The volume that is replaced.
+fn existing(client: &Client, args: &ImportArgs, image: Option<u64>) -> Result<Volume> {
+    let name = &args.volume;
+    let volume: Volume = client
+        .get(&volume_path(name))
+        .map_err(|failure| similar_name::suggest(client, name, failure))?;
+    let clients = volume.nbd.as_ref().map_or(0, |nbd| nbd.connections);
+    if volume.disk.is_some() || clients > 0 {
+        return Err(Failure::new(
+            FailureCode::VolumeInUse,
+            format!("{name} is in use; detach its disk and disconnect its clients first"),
+        ));
+    }
+    check_room(args, volume.size_bytes, image)?;
+    Ok(volume)
+}
+
+fn check_room(args: &ImportArgs, volume: u64, image: Option<u64>) -> Result<()> {
+    match image {
+        Some(image) if image > volume => Err(Failure::invalid(format!(
+            "{} holds {image} bytes, more than the {volume} of {}",
+            args.file.display(),
+            args.volume
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Copies the image; how many bytes of the volume are data afterwards.
+fn bring(source: Source, args: &ImportArgs, volume: &Volume, uris: &[String]) -> Result<u64> {
+    let bytes = volume.size_bytes;
+    let mut connections = connection::connect(uris, CONNECTIONS)?;
+    if let Some(first) = connections.first_mut() {
+        if first.is_read_only() {
+            return Err(failed(format!("{} takes no writes", args.volume)));
+        }
+        if args.overwrite {
+            copy::zero(first, bytes)?;
+        }
+    }
+    if args.format == Some(ImageFormat::Qcow2) {
+        drop(connections);
+        let uri = uris.first().map_or("", String::as_str);
+        qcow2::bring(&args.file, uri)?;
+        let mut asker = connection::connect(uris, 1)?;
+        return asker.pop().map_or(Ok(0), copy::count_data);
+    }
+    let bar = match source.bytes() {
+        Some(image) => progress(format!("import {}", args.volume), image),
+        None => ProgressBar::hidden(),
+    };
+    let copied = copy::bring(source, connections, bytes, &bar);
+    bar.finish_and_clear();
+    copied
+}
+
+/// Says what is left of it.
+fn explain(failure: Failure, args: &ImportArgs) -> Failure {
+    let name = &args.volume;
+    let left = match args.overwrite {
+        true => format!("; {name} holds a part of the image: import it again"),
+        false => format!("; {name} is deleted again"),
+    };
+    Failure::new(failure.code, format!("{failure}{left}"))
+}

@@ -1,0 +1,97 @@
+//! What a command takes back if it does not come to its end: by an error, a panic, SIGINT or SIGTERM.
+//!
+//! kill -9 leaves what was begun; the commands' help says what that is.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::failure::{Failure, Result};
+
+type Step = Box<dyn FnOnce() + Send>;
+
+/// Exit status of a command that a signal ended, as shells have it for SIGINT.
+const INTERRUPTED: i32 = 130;
+
+/// Steps that are taken, the last one first, when it is dropped or the process is told to end.
+pub(super) struct Undo {
+    begun: Arc<Begun>,
+}
+
+#[derive(Default)]
+struct Begun {
+    steps: Mutex<Vec<Step>>,
+    /// A signal is about to end the process.
+    is_ending: AtomicBool,
+}
+
+impl Undo {
+    /// From now on SIGINT and SIGTERM end the process only after the steps.
+    pub(super) fn watch() -> Result<Undo> {
+        let begun = Arc::new(Begun::default());
+        let watched = Arc::clone(&begun);
+        let cannot =
+            |error: std::io::Error| Failure::internal(format!("cannot wait for signals: {error}"));
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(cannot)?;
+        let (mut interrupted, mut told) = {
+            use tokio::signal::unix::{SignalKind, signal};
+            let _entered = runtime.enter();
+            (
+                signal(SignalKind::interrupt()).map_err(cannot)?,
+                signal(SignalKind::terminate()).map_err(cannot)?,
+            )
+        };
+        std::thread::spawn(move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    _ = interrupted.recv() => {}
+                    _ = told.recv() => {}
+                }
+            });
+            watched.is_ending.store(true, Ordering::SeqCst);
+            watched.undo();
+            std::process::exit(INTERRUPTED);
+        });
+        Ok(Undo { begun })
+    }
+
+    pub(super) fn add(&self, step: impl FnOnce() + Send + 'static) {
+        self.begun.steps().push(Box::new(step));
+    }
+
+    /// What was done stays.
+    pub(super) fn keep(&self) {
+        self.begun.steps().clear();
+        self.begun.leave_the_end_to_the_signal();
+    }
+}
+
+impl Begun {
+    fn steps(&self) -> MutexGuard<'_, Vec<Step>> {
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Under the lock, so that who comes second waits until it is done.
+    fn undo(&self) {
+        let mut steps = self.steps();
+        while let Some(step) = steps.pop() {
+            step();
+        }
+    }
+
+    /// What the steps took away lets the command fail: the signal came first, and says how it ended.
+    fn leave_the_end_to_the_signal(&self) {
+        while self.is_ending.load(Ordering::SeqCst) {
+            std::thread::park();
+        }
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        self.begun.undo();
+        self.begun.leave_the_end_to_the_signal();
+    }
+}
