@@ -4,7 +4,7 @@
 //! behind. What an image holds as holes or zeroes is neither sent nor written. An import returns when the store has the
 //! image; an export is one moment of the volume, whoever writes to it meanwhile, for it reads a fork of its own.
 //!
-//! [`import`] and [`export`] say what happens in which order; [`image`] reads and makes files, [`copy`] moves the bytes,
+//! [`mod@import`] and [`mod@export`] say what happens in which order; [`image`] reads and makes files, [`copy`] moves the bytes,
 //! [`connection`] reaches the server, [`qcow2`] has qemu-img do its part, [`undo`] takes back what was begun.
 
 mod connection;
