@@ -72,6 +72,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "fork_gives_up_at_once",
     "deleted_volume_waits",
     "disk_over_another_history",
+    "older_root_is_another_hosts",
     "parked_host_stays_unfenced",
     "believe_short_journal",
     "no_witness",

@@ -491,6 +491,32 @@ fn a_store_set_back_while_the_server_was_down_is_refused_and_no_synced_block_rea
     assert_eq!(other.read_fill(&volume, 16, 4096), 0, "no mixture");
 }
 
+#[test]
+fn a_store_set_back_to_before_a_take_over_is_refused_as_set_back_and_not_as_another_hosts() {
+    let (mut one, volume) = with_volume();
+    one.write(&volume, 0, 1, 4096);
+    one.sync(&volume);
+    let mut two = other_host(&mut one);
+    let old = two.lasting.objects.clone();
+    let volume = two.try_open("demo", true).expect("taken over");
+    two.write(&volume, 8, 2, 4096);
+    two.sync(&volume);
+    two.write(&volume, 16, 3, 4096);
+    two.flush(&volume);
+    let mut lasting = two.kill();
+    lasting.objects = old;
+    let mut two = World::start(lasting);
+    // The root names the host before: taking it from that one is what would lose the synced block.
+    let refused = two.try_open("demo", false).expect_err("block 8 is gone");
+    let is_named = matches!(refused, OpenError::StoreWentBack { .. });
+    assert!(is_named, "{refused:?}");
+    let kept = two.host.unserved_tails();
+    assert!(
+        kept.iter().any(|tail| tail.extents > 0 && !tail.rescue),
+        "as it was: {kept:?}"
+    );
+}
+
 fn open_bound(world: &mut World, hold: TailId) -> Result<Volume, OpenError> {
     let mode = OpenMode {
         continues: Some(hold),
@@ -595,6 +621,10 @@ fn each_planted_bug_is_seen_by_its_test() {
         (
             "older_store_is_believed",
             a_root_that_was_set_back_alone_is_refused_and_the_tail_kept,
+        ),
+        (
+            "older_root_is_another_hosts",
+            a_store_set_back_to_before_a_take_over_is_refused_as_set_back_and_not_as_another_hosts,
         ),
         (
             "disk_over_another_history",

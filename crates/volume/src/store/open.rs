@@ -150,13 +150,15 @@ pub(crate) async fn take_epoch(
             return Err(OpenError::InUse(name.to_owned()));
         }
         let take_over = served.is_none() && (mode.take_over || engine.options.take_over);
+        // Before it is asked whose it is: an older root may name whoever had the volume before this host.
+        let set_back = set_back(&head.root, &tails);
+        let is_refused = !take_over && !canary::active!("older_root_is_another_hosts");
+        if let Some(error) = set_back.as_ref().filter(|_| is_refused) {
+            return Err(error.clone());
+        }
         let ours = is_held_here(engine, &head.root, &tails);
         if !ours && !take_over {
             check_not_held(engine, &head.root)?;
-        }
-        let set_back = set_back(&head.root, &tails);
-        if let Some(error) = set_back.as_ref().filter(|_| !take_over) {
-            return Err(error.clone());
         }
         let continuing = match set_back {
             Some(_) => None,
