@@ -148,8 +148,8 @@ struct Attachment {
     history: History,
     /// Its server died inside a commit: what of that is there only an image tells.
     is_torn: bool,
-    /// The history before a start that a stale read may have hidden the end of.
-    hidden: Option<Box<History>>,
+    /// What a stale read may have hidden the end of from a start.
+    hidden: Option<line::Hidden>,
     transport: Option<Transport<Volume>>,
     clients: Vec<clients::Client>,
     image: Vec<u8>,

@@ -51,6 +51,15 @@ pub(super) struct Line {
     pub(super) recreation: Option<super::fleet::Recreation>,
 }
 
+/// A history whose end a stale read may have hidden from a start.
+#[derive(Clone, Debug)]
+pub(super) struct Hidden {
+    /// As it was before that start.
+    history: Box<History>,
+    /// Where the last start settled it. Once the attachment's own history has gone on from there, it is over.
+    settled: u64,
+}
+
 impl Line {
     pub(super) fn new(number: u64) -> Line {
         let first = Incarnation {
@@ -157,7 +166,8 @@ impl World {
 
     /// Only this host held the volume. A disk that answers once with what a block held before may hide the last
     /// frame of a poisoned log from one start, and a later start finds it again: nothing may be written to such
-    /// a log, so no start can settle where it ends.
+    /// a log, so no start can settle where it ends. Power may take the mark that it is poisoned; what is committed
+    /// after that is written behind what that start found, and nothing hidden comes back.
     fn settle_own(
         &mut self,
         attachment: usize,
@@ -171,17 +181,22 @@ impl World {
             return here.history.settle(image, unread);
         }
         let before = here.history.clone();
-        match (here.history.settle(image, unread), here.hidden.take()) {
-            (Ok(found), hidden) => {
-                let is_short = found < before.len();
-                here.hidden = hidden.or_else(|| is_short.then(|| Box::new(before)));
-                Ok(found)
+        let hidden = here.hidden.take();
+        let hidden = hidden.filter(|hidden| hidden.settled == before.len());
+        match (here.history.settle(image, unread), hidden) {
+            (Ok(settled), hidden) => {
+                let is_short = settled < before.len();
+                let hidden = hidden.map(|hidden| hidden.history);
+                let hidden = hidden.or_else(|| is_short.then(|| Box::new(before)));
+                here.hidden = hidden.map(|history| Hidden { history, settled });
+                Ok(settled)
             }
             (Err(violation), None) => Err(violation),
-            (Err(_), Some(mut hidden)) => {
-                hidden.record_loss(Loss::Cache);
-                let found = hidden.settle(image, unread)?;
-                here.history = *hidden;
+            (Err(_), Some(hidden)) => {
+                let mut history = hidden.history;
+                history.record_loss(Loss::Cache);
+                let found = history.settle(image, unread)?;
+                here.history = *history;
                 Ok(found)
             }
         }
@@ -299,6 +314,7 @@ impl World {
         }
         self.keep_branch(attachment);
         let here = &mut self.attachments[attachment];
+        here.hidden = None;
         here.history = branch;
         here.number = number;
         Ok((found, is_from_store))
@@ -426,6 +442,82 @@ mod tests {
         let found = world.settle_after_another(opener, 0, &image, &BTreeSet::new());
         assert_eq!(found.map(|(found, _)| found).ok(), Some(position));
         world.attachments[opener].history.stored()
+    }
+
+    /// The image of a volume that has these writes, each in the sector of its number.
+    fn image_of(writes: &[u64], sectors: u64) -> Vec<u8> {
+        let mut image = vec![0; sectors as usize * SECTOR];
+        for write in writes {
+            let stamp = Stamp {
+                volume: 0,
+                sector: *write,
+                client: 0,
+                write: *write,
+                generation: 0,
+            };
+            let mut bytes = Vec::new();
+            stamp.write_to(&mut bytes);
+            let at = *write as usize * SECTOR;
+            image[at..at + SECTOR].copy_from_slice(&bytes);
+        }
+        image
+    }
+
+    /// A host whose log is poisoned and whose disk has answered with old bytes, before its first commit.
+    fn poisoned_world() -> World {
+        let mut profile = Profile::draw(1);
+        (profile.hosts, profile.volumes) = (1, 1);
+        let mut world = World::with(1, profile, Watch::default());
+        world.machines[0].is_poisoned = true;
+        world.machines[0].disk.counts.count(Fault::StaleRead);
+        world
+    }
+
+    fn commit(world: &mut World, writes: &[u64]) {
+        let history = &mut world.attachments[0].history;
+        for write in writes {
+            history.issue(*write, *write..*write + 1);
+            let position = history.commit(*write..*write + 1, Value::Write(*write));
+            history.complete(position);
+        }
+    }
+
+    /// The host starts, and its volume has these writes.
+    fn start(world: &mut World, writes: &[u64]) -> Result<u64, Violation> {
+        let image = image_of(writes, world.profile.sectors);
+        world.attachments[0].history.record_loss(Loss::Host);
+        world.settle_own(0, &image, &BTreeSet::new())
+    }
+
+    #[test]
+    fn what_a_stale_read_hid_from_one_start_may_be_there_for_the_next_and_be_hidden_again() {
+        let mut world = poisoned_world();
+        commit(&mut world, &[1, 2]);
+        assert_eq!(start(&mut world, &[1]).ok(), Some(1));
+        assert_eq!(start(&mut world, &[1, 2]).ok(), Some(2));
+        assert_eq!(start(&mut world, &[1]).ok(), Some(1));
+        assert_eq!(start(&mut world, &[1, 2]).ok(), Some(2));
+        assert!(start(&mut world, &[2]).is_err(), "no prefix");
+    }
+
+    #[test]
+    fn what_is_hidden_after_a_volume_went_on_is_looked_for_in_the_history_that_went_on() {
+        let mut world = poisoned_world();
+        commit(&mut world, &[1, 2]);
+        assert_eq!(start(&mut world, &[1]).ok(), Some(1));
+        // Power took the mark of the first poisoning.
+        commit(&mut world, &[3, 4]);
+        assert_eq!(start(&mut world, &[1, 3]).ok(), Some(2));
+        assert_eq!(start(&mut world, &[1, 3, 4]).ok(), Some(3));
+    }
+
+    #[test]
+    fn what_was_hidden_before_a_volume_went_on_does_not_come_back() {
+        let mut world = poisoned_world();
+        commit(&mut world, &[1, 2]);
+        assert_eq!(start(&mut world, &[1]).ok(), Some(1));
+        commit(&mut world, &[3]);
+        assert!(start(&mut world, &[1, 2]).is_err(), "another history");
     }
 
     #[test]
