@@ -28,7 +28,7 @@ use crate::options::Options;
 use crate::recover;
 use crate::recover::layering::RecoveredTail;
 use crate::recover::report::{RecoveryReport, TailReport};
-use crate::recover::rings::{DoneRings, LeftRings};
+use crate::recover::rings::{ObsoleteRings, PreviousRings};
 use crate::request::Volume;
 use crate::store::catalog;
 use crate::store::collector;
@@ -449,7 +449,7 @@ async fn write_first_checkpoint(
                 // What the next start reads may not be on disk: it must not take it for durable,
                 // whichever session it finds to be the last.
                 for session in [last, engine.sessions.current()] {
-                    let left = LeftRings {
+                    let left = PreviousRings {
                         rings: &*engine.rings,
                         host: engine.host,
                         boot: engine.boot(),
@@ -537,7 +537,7 @@ async fn start_engine(
         let newest = engine.tails().into_iter();
         let newest = newest.map(|tail| (tail.id(), tail.newest())).collect();
         journal = write_first_checkpoint(&engine, journal, found.sessions.current()).await?;
-        let done = DoneRings {
+        let done = ObsoleteRings {
             rings: &*engine.rings,
             host: engine.host,
             sessions: &found.sessions,

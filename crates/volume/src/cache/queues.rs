@@ -80,7 +80,7 @@ pub(super) struct Queues {
     chunks: Vec<Vec<Option<CachedChunk>>>,
     free: Vec<u32>,
     classes: Vec<ClassQueues>,
-    left: RecentlyLeft,
+    left: GhostEntries,
     /// Chunks inserted so far: the clock by which uses and queues are told apart.
     inserted: u64,
     len: usize,
@@ -93,7 +93,7 @@ impl Queues {
             chunks: Vec::new(),
             free: Vec::new(),
             classes: Vec::new(),
-            left: RecentlyLeft::new(capacity),
+            left: GhostEntries::new(capacity),
             inserted: 0,
             len: 0,
         }
@@ -373,13 +373,13 @@ pub(super) struct NewChunk {
 /// Chunks that left on probation, by a print of their names: a table of fixed size in which the newer
 /// overwrites the older. A wrong guess costs a place in the main queue and nothing else.
 #[derive(Debug)]
-struct RecentlyLeft(Box<[u32]>);
+struct GhostEntries(Box<[u32]>);
 
-impl RecentlyLeft {
+impl GhostEntries {
     /// For about as many chunks of one size, or of a quarter as many small ones, as the file holds.
-    fn new(capacity: u64) -> RecentlyLeft {
+    fn new(capacity: u64) -> GhostEntries {
         let prints = (capacity / BLOCK_BYTES / 4).clamp(16, 1 << 22) as usize;
-        RecentlyLeft(vec![0; prints].into())
+        GhostEntries(vec![0; prints].into())
     }
 
     fn add(&mut self, key: ChunkKey) {

@@ -18,7 +18,7 @@ pub(super) struct Extent {
 
 /// Sectors of a volume that cannot be read, and the object that is the cause.
 #[derive(Clone, Debug)]
-pub(super) struct Lost {
+pub(super) struct UnreadableSectors {
     pub(super) object: String,
     pub(super) span: Span,
     pub(super) fault: Fault,

@@ -202,16 +202,16 @@ impl From<FormatError> for Fault {
 }
 
 /// Why something was not read.
-enum Unread {
+enum ObjectReadError {
     /// It is not what its name promises.
     Fault(Fault),
     /// The check cannot go on.
     Ended(CheckError),
 }
 
-impl From<CheckError> for Unread {
-    fn from(error: CheckError) -> Unread {
-        Unread::Ended(error)
+impl From<CheckError> for ObjectReadError {
+    fn from(error: CheckError) -> ObjectReadError {
+        ObjectReadError::Ended(error)
     }
 }
 
@@ -234,7 +234,7 @@ async fn read_range<T: Send + 'static>(
     key: &str,
     (offset, len): (u64, u64),
     decode: impl Fn(&[u8]) -> Result<T, FormatError> + Clone + Send + 'static,
-) -> Result<T, Unread> {
+) -> Result<T, ObjectReadError> {
     let mut reads = 0;
     loop {
         let fault = match port.get_range(key, offset, len).await {
@@ -247,13 +247,13 @@ async fn read_range<T: Send + 'static>(
                 }
             }
             Ok(_) => Fault::too_short(),
-            Err(StoreError::NotFound) => return Err(Unread::Fault(Fault::missing())),
-            Err(StoreError::OutOfRange) => return Err(Unread::Fault(Fault::too_short())),
+            Err(StoreError::NotFound) => return Err(ObjectReadError::Fault(Fault::missing())),
+            Err(StoreError::OutOfRange) => return Err(ObjectReadError::Fault(Fault::too_short())),
             Err(error) => return Err(no_answer(key, &error).into()),
         };
         reads += 1;
         if reads == READS_MAX {
-            return Err(Unread::Fault(fault));
+            return Err(ObjectReadError::Fault(fault));
         }
     }
 }

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::blocks::{Extent, Lost};
+use super::blocks::{Extent, UnreadableSectors};
 use super::{
-    CheckCounts, CheckError, CheckPort, DamageKind, Fault, SIDE_BY_SIDE, Unread, no_answer,
-    read_range,
+    CheckCounts, CheckError, CheckPort, DamageKind, Fault, ObjectReadError, SIDE_BY_SIDE,
+    no_answer, read_range,
 };
 use crate::driver::StoreError;
 use crate::jobs::join_all;
@@ -71,7 +71,7 @@ impl Packs {
         extents: &[Extent],
         is_deep: bool,
         counts: &mut CheckCounts,
-    ) -> Result<Vec<Lost>, CheckError> {
+    ) -> Result<Vec<UnreadableSectors>, CheckError> {
         let mut needed: BTreeMap<ObjectId, u64> = BTreeMap::new();
         for Extent { chunk, .. } in extents {
             let most = needed.entry(chunk.pack).or_default();
@@ -100,7 +100,7 @@ impl Packs {
             let fault = faults.get(&place(chunk))?.clone();
             let object = keys[&chunk.pack].clone();
             let span = *span;
-            Some(Lost {
+            Some(UnreadableSectors {
                 object,
                 span,
                 fault,
@@ -238,9 +238,9 @@ async fn read_run(
     };
     let bad = match read_range(port, &run.key, (run.offset, run.end - run.offset), prove).await {
         Ok(bad) => bad,
-        Err(Unread::Ended(error)) => return Err(error),
+        Err(ObjectReadError::Ended(error)) => return Err(error),
         // It went meanwhile.
-        Err(Unread::Fault(fault)) => {
+        Err(ObjectReadError::Fault(fault)) => {
             let all = run.chunks.iter();
             return Ok(all.map(|chunk| (place(chunk), fault.clone())).collect());
         }
@@ -252,8 +252,8 @@ async fn read_run(
         let open = move |data: &[u8]| chunk.open(data).map(drop);
         match read_range(port, &run.key, read, open).await {
             Ok(()) => {}
-            Err(Unread::Fault(fault)) => faults.push((at, fault)),
-            Err(Unread::Ended(error)) => return Err(error),
+            Err(ObjectReadError::Fault(fault)) => faults.push((at, fault)),
+            Err(ObjectReadError::Ended(error)) => return Err(error),
         }
     }
     Ok(faults)

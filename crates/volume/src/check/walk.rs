@@ -6,11 +6,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::blocks::{Extent, Lost, extents_of_footer, extents_of_page};
+use super::blocks::{Extent, UnreadableSectors, extents_of_footer, extents_of_page};
 use super::packs::Packs;
 use super::{
     CheckCounts, CheckError, CheckPort, CheckReport, DAMAGE_MAX, Damage, DamageKind, Fault,
-    READS_MAX, SIDE_BY_SIDE, Unread, no_answer, read_range,
+    ObjectReadError, READS_MAX, SIDE_BY_SIDE, no_answer, read_range,
 };
 use crate::driver::{StoreError, Version};
 use crate::jobs::join_all;
@@ -41,7 +41,7 @@ pub(super) struct Walk<'a, P> {
     sessions: SessionNames,
     packs: Packs,
     /// Blocks that were looked at with all that is below them, and what is lost there.
-    seen: HashMap<BlockPlace, Arc<[Lost]>>,
+    seen: HashMap<BlockPlace, Arc<[UnreadableSectors]>>,
     report: CheckReport,
 }
 
@@ -174,10 +174,10 @@ impl<'a, P: CheckPort> Walk<'a, P> {
     }
 
     /// Damage by object, within the volume's size.
-    fn add_lost(&mut self, name: &str, root: &Root, lost: Vec<Lost>) {
+    fn add_lost(&mut self, name: &str, root: &Root, lost: Vec<UnreadableSectors>) {
         let whole = Span::new(0, root.bytes / blkmq::io::SECTOR_BYTES);
         let mut by_object: BTreeMap<(String, DamageKind), (Fault, Vec<Span>)> = BTreeMap::new();
-        for Lost {
+        for UnreadableSectors {
             object,
             span,
             fault,
@@ -210,11 +210,11 @@ impl<'a, P: CheckPort> Walk<'a, P> {
     }
 
     /// What a root names and cannot be read.
-    async fn walk(&mut self, root: &Root) -> Result<Vec<Lost>, CheckError> {
+    async fn walk(&mut self, root: &Root) -> Result<Vec<UnreadableSectors>, CheckError> {
         let whole = Span::new(0, root.bytes / blkmq::io::SECTOR_BYTES);
         if let Err(error) = self.sessions.extend(root.sessions.iter()) {
             let (object, fault) = (root_key(&root.name), error.into());
-            return Ok(vec![Lost {
+            return Ok(vec![UnreadableSectors {
                 object,
                 span: whole,
                 fault,
@@ -231,7 +231,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         Ok(lost)
     }
 
-    async fn walk_deltas(&mut self, root: &Root) -> Result<Vec<Lost>, CheckError> {
+    async fn walk_deltas(&mut self, root: &Root) -> Result<Vec<UnreadableSectors>, CheckError> {
         let mut lost = Vec::new();
         for window in root.deltas.chunks(SIDE_BY_SIDE) {
             let mut fresh: Vec<(&DeltaRef, String)> = Vec::new();
@@ -242,7 +242,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
                 ) {
                     (Some(known), _) => lost.extend(known.iter().cloned()),
                     (None, Ok(key)) => fresh.push((delta, key)),
-                    (None, Err(error)) => lost.push(Lost {
+                    (None, Err(error)) => lost.push(UnreadableSectors {
                         object: root_key(&root.name),
                         span: delta.span,
                         fault: error.into(),
@@ -259,7 +259,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
                         let extents = extents_of_footer(root, delta, &footer.sections);
                         self.check_extents(root, key, &extents).await?
                     }
-                    Err(fault) => vec![Lost {
+                    Err(fault) => vec![UnreadableSectors {
                         object: key.clone(),
                         span: delta.span,
                         fault,
@@ -277,7 +277,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         volumes: &Arc<[VolumeId]>,
         number: u64,
         block: BlockRef,
-    ) -> Result<Vec<Lost>, CheckError> {
+    ) -> Result<Vec<UnreadableSectors>, CheckError> {
         if let Some(known) = self.seen.get(&block_place(block)) {
             return Ok(known.to_vec());
         }
@@ -291,7 +291,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         let node = match self.learned(read, |node: &Node| node.sessions().collect())? {
             Ok(node) => node,
             Err(fault) => {
-                let lost = vec![Lost {
+                let lost = vec![UnreadableSectors {
                     object,
                     span,
                     fault,
@@ -313,7 +313,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         root: &Root,
         volumes: &Arc<[VolumeId]>,
         pages: &[(u64, BlockRef)],
-    ) -> Result<Vec<Lost>, CheckError> {
+    ) -> Result<Vec<UnreadableSectors>, CheckError> {
         let mut lost = Vec::new();
         let mut fresh = Vec::new();
         for (number, block) in pages {
@@ -334,7 +334,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
                     self.check_extents(root, &key, &extents_of_page(&page))
                         .await?
                 }
-                Err(fault) => vec![Lost {
+                Err(fault) => vec![UnreadableSectors {
                     object: key,
                     span: Span::new(number * PAGE_SECTORS, PAGE_SECTORS),
                     fault,
@@ -351,17 +351,20 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         root: &Root,
         key: &str,
         extents: &[Extent],
-    ) -> Result<Vec<Lost>, CheckError> {
+    ) -> Result<Vec<UnreadableSectors>, CheckError> {
         let is_foreign = |extent: &&Extent| !root.is_origin(extent.chunk.origin);
-        let foreign = extents.iter().filter(is_foreign).map(|extent| Lost {
-            object: key.to_owned(),
-            span: extent.span,
-            fault: Fault::new(
-                DamageKind::Corrupt,
-                "it names content of a volume that this one was not forked from",
-            ),
-        });
-        let mut lost: Vec<Lost> = foreign.collect();
+        let foreign = extents
+            .iter()
+            .filter(is_foreign)
+            .map(|extent| UnreadableSectors {
+                object: key.to_owned(),
+                span: extent.span,
+                fault: Fault::new(
+                    DamageKind::Corrupt,
+                    "it names content of a volume that this one was not forked from",
+                ),
+            });
+        let mut lost: Vec<UnreadableSectors> = foreign.collect();
         let (sessions, counts) = (&self.sessions, &mut self.report.counts);
         let checked = self
             .packs
@@ -373,7 +376,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
     /// What was read, if the sessions that it lists are what others say they are.
     fn learned<T>(
         &mut self,
-        read: Result<T, Unread>,
+        read: Result<T, ObjectReadError>,
         sessions: impl Fn(&T) -> Vec<crate::hostlog::names::SessionName>,
     ) -> Result<Result<T, Fault>, CheckError> {
         match read {
@@ -381,8 +384,8 @@ impl<'a, P: CheckPort> Walk<'a, P> {
                 Ok(()) => Ok(found),
                 Err(error) => Err(error.into()),
             }),
-            Err(Unread::Fault(fault)) => Ok(Err(fault)),
-            Err(Unread::Ended(error)) => Err(error),
+            Err(ObjectReadError::Fault(fault)) => Ok(Err(fault)),
+            Err(ObjectReadError::Ended(error)) => Err(error),
         }
     }
 
@@ -392,7 +395,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         counts.bytes_read += bytes;
     }
 
-    fn keep(&mut self, place: BlockPlace, lost: Vec<Lost>) -> Vec<Lost> {
+    fn keep(&mut self, place: BlockPlace, lost: Vec<UnreadableSectors>) -> Vec<UnreadableSectors> {
         self.seen.insert(place, lost.as_slice().into());
         lost
     }
@@ -403,7 +406,7 @@ impl<'a, P: CheckPort> Walk<'a, P> {
         volumes: &Arc<[VolumeId]>,
         (number, block): (u64, BlockRef),
         decode: fn(VolumeId, u64, &[u8]) -> Result<T, FormatError>,
-    ) -> Result<(String, Result<T, Unread>), CheckError> {
+    ) -> Result<(String, Result<T, ObjectReadError>), CheckError> {
         let key = self.sessions.index_key(block.object);
         let key = key.map_err(|error| CheckError::Bug(format!("{}: {error}", block.object)))?;
         let volumes = Arc::clone(volumes);
@@ -423,7 +426,11 @@ fn delta_place(delta: &DeltaRef) -> BlockPlace {
     (delta.pack, delta.footer_offset, delta.span.start)
 }
 
-async fn read_footer(port: &impl CheckPort, delta: &DeltaRef, key: &str) -> Result<Footer, Unread> {
+async fn read_footer(
+    port: &impl CheckPort,
+    delta: &DeltaRef,
+    key: &str,
+) -> Result<Footer, ObjectReadError> {
     let len = u64::from(delta.footer_bytes) + TRAILER_BYTES as u64;
     let pack = delta.pack;
     let decode = move |data: &[u8]| decode_footer(pack, data);

@@ -15,7 +15,7 @@ use crate::object::ObjectId;
 
 /// An object that was there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Listed {
+pub(super) struct ListedObject {
     /// Which of the listing's sessions wrote it.
     pub(super) session: u32,
     pub(super) is_index: bool,
@@ -27,19 +27,19 @@ pub(super) struct Listed {
 #[derive(Debug, Default)]
 pub(super) struct Listing {
     pub(super) sessions: Vec<SessionName>,
-    pub(super) objects: Vec<Listed>,
+    pub(super) objects: Vec<ListedObject>,
 }
 
 impl Listing {
-    pub(super) fn session(&self, listed: &Listed) -> SessionName {
+    pub(super) fn session(&self, listed: &ListedObject) -> SessionName {
         self.sessions[listed.session as usize]
     }
 
-    pub(super) fn id(&self, listed: &Listed) -> ObjectId {
+    pub(super) fn id(&self, listed: &ListedObject) -> ObjectId {
         ObjectId::new(self.session(listed), listed.number)
     }
 
-    pub(super) fn key(&self, listed: &Listed) -> String {
+    pub(super) fn key(&self, listed: &ListedObject) -> String {
         let session = self.session(listed);
         match listed.is_index {
             true => session.index_key(listed.number),
@@ -64,7 +64,7 @@ pub(super) async fn list_objects(port: &impl CollectPort) -> Result<Listing, Col
                 listing.sessions.push(session);
                 listing.sessions.len() as u32 - 1
             });
-            listing.objects.push(Listed {
+            listing.objects.push(ListedObject {
                 session,
                 is_index,
                 number,

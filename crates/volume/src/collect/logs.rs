@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::named::Named;
+use super::named::NamedObjects;
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::hostlog::look_around::read_low_mark;
 use crate::hostlog::names::{Digest, HOST_PREFIX, Position, SessionName, record_of_key};
@@ -17,8 +17,8 @@ use crate::units::{HostId, LogSession, VolumeId};
 
 /// What hosts will name no more.
 #[derive(Debug, Default)]
-pub(super) struct Endings {
-    hosts: BTreeMap<HostId, HostEndings>,
+pub(super) struct EndedSessions {
+    hosts: BTreeMap<HostId, HostSessions>,
     /// Records that were read.
     pub(super) records: u64,
     /// Volumes that they name: each has a root, or had one.
@@ -28,13 +28,13 @@ pub(super) struct Endings {
 }
 
 #[derive(Debug, Default)]
-struct HostEndings {
+struct HostSessions {
     /// The newest session that has a record: those before it are over.
     newest: u64,
     floors: BTreeMap<LogSession, u64>,
 }
 
-impl Endings {
+impl EndedSessions {
     /// Whether nobody will name the object who has not named it yet.
     pub(super) fn is_over(&self, SessionName { host, session }: SessionName, number: u64) -> bool {
         if canary::active!("collector_trusts_no_session") {
@@ -53,21 +53,21 @@ impl Endings {
 }
 
 /// Reads the logs of all hosts.
-pub(super) async fn read_logs(port: &impl CollectPort, named: &mut Named) -> Endings {
+pub(super) async fn read_logs(port: &impl CollectPort, named: &mut NamedObjects) -> EndedSessions {
     let mut listed: BTreeMap<HostId, BTreeSet<Position>> = BTreeMap::new();
     for (key, _) in list(port, HOST_PREFIX).await {
         if let Some((host, position)) = record_of_key(&key) {
             listed.entry(host).or_default().insert(position);
         }
     }
-    let mut endings = Endings::default();
+    let mut endings = EndedSessions::default();
     for (host, positions) in listed {
         let mut log = Log {
             port,
             host,
             named: &mut *named,
             volumes: &mut endings.volumes,
-            endings: HostEndings::default(),
+            endings: HostSessions::default(),
             previous: None,
             records: 0,
         };
@@ -90,9 +90,9 @@ pub(super) async fn read_logs(port: &impl CollectPort, named: &mut Named) -> End
 struct Log<'a, P> {
     port: &'a P,
     host: HostId,
-    named: &'a mut Named,
+    named: &'a mut NamedObjects,
     volumes: &'a mut BTreeSet<VolumeId>,
-    endings: HostEndings,
+    endings: HostSessions,
     previous: Option<Digest>,
     records: u64,
 }
@@ -155,7 +155,7 @@ impl<P: CollectPort> Log<'_, P> {
 }
 
 /// What a record names.
-fn name_objects(record: &Record, named: &mut Named) {
+fn name_objects(record: &Record, named: &mut NamedObjects) {
     let Content::Slices(slices) = &record.content else {
         return;
     };

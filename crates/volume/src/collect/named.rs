@@ -26,12 +26,12 @@ impl Objects {
 
 /// What is named, of each kind: both share one row of numbers, but a name is of one kind.
 #[derive(Debug, Default)]
-pub(super) struct Named {
+pub(super) struct NamedObjects {
     packs: Objects,
     indexes: Objects,
 }
 
-impl Named {
+impl NamedObjects {
     pub(super) fn add_pack(&mut self, pack: ObjectId) {
         self.packs.insert(pack);
     }

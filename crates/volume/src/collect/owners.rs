@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use super::error::CollectError;
-use super::listing::{Listed, Listing};
+use super::listing::{ListedObject, Listing};
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::driver::{StoreError, StoreOp, StoreReply};
 use crate::jobs::join_all;
@@ -50,7 +50,7 @@ pub(super) async fn owners(
 async fn owners_of(
     port: &impl CollectPort,
     listing: &Listing,
-    listed: &Listed,
+    listed: &ListedObject,
 ) -> Result<Vec<VolumeId>, CollectError> {
     let (key, bytes) = (listing.key(listed), listed.bytes);
     if listed.is_index {

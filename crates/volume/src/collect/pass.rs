@@ -7,8 +7,8 @@ pub use super::error::CollectError;
 
 use super::candidates::{CANDIDATES_KEY, CANDIDATES_MAX, Candidate, Candidates, HEAD_BYTES};
 use super::listing::{Listing, list_objects, remove};
-use super::logs::{Endings, read_logs};
-use super::named::Named;
+use super::logs::{EndedSessions, read_logs};
+use super::named::NamedObjects;
 use super::owners::owners;
 use super::trace::{Trace, check_roots};
 use super::{CollectPort, SIDE_BY_SIDE};
@@ -200,10 +200,10 @@ async fn examine(
     served: BTreeSet<VolumeId>,
 ) -> Result<Verdicts, CollectError> {
     let listing = list_objects(port).await?;
-    let mut named = Named::default();
+    let mut named = NamedObjects::default();
     let mut findings = Findings::default();
     let roots_first = canary::active!("collector_reads_roots_before_logs");
-    let mut endings = Endings::default();
+    let mut endings = EndedSessions::default();
     if !roots_first {
         endings = read_logs(port, &mut named).await;
     }
@@ -241,8 +241,8 @@ async fn examine(
 /// What an earlier pass found to be garbage as well, and what it did not.
 fn judge(
     listing: &Listing,
-    named: &Named,
-    endings: &Endings,
+    named: &NamedObjects,
+    endings: &EndedSessions,
     known: &Candidates,
     findings: &mut Findings,
 ) -> (Vec<usize>, Vec<usize>) {
@@ -282,7 +282,7 @@ fn judge(
 }
 
 #[derive(Default)]
-struct Known {
+struct StoredCandidates {
     candidates: Candidates,
     /// None: no pass has ended yet.
     version: Option<Version>,
@@ -290,11 +290,11 @@ struct Known {
     head: Vec<u8>,
 }
 
-async fn read_candidates(port: &impl CollectPort) -> Result<Known, CollectError> {
+async fn read_candidates(port: &impl CollectPort) -> Result<StoredCandidates, CollectError> {
     let mut reads = 0;
     loop {
         let Some((data, version)) = read(port, CANDIDATES_KEY).await else {
-            return Ok(Known::default());
+            return Ok(StoredCandidates::default());
         };
         reads += 1;
         let candidates = match Candidates::decode(&data) {
@@ -313,7 +313,7 @@ async fn read_candidates(port: &impl CollectPort) -> Result<Known, CollectError>
                 Candidates::default()
             }
         };
-        return Ok(Known {
+        return Ok(StoredCandidates {
             candidates,
             version: Some(version),
             head: data[..data.len().min(HEAD_BYTES)].to_vec(),
@@ -322,7 +322,7 @@ async fn read_candidates(port: &impl CollectPort) -> Result<Known, CollectError>
 }
 
 /// Whether no pass has ended since these were read.
-async fn is_newest(port: &impl CollectPort, known: &Known) -> bool {
+async fn is_newest(port: &impl CollectPort, known: &StoredCandidates) -> bool {
     if canary::active!("each_window_reads_the_candidates") {
         let standing = read_candidates(port).await;
         return standing.is_ok_and(|standing| standing.version == known.version);

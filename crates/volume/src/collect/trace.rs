@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashSet};
 
 use super::error::CollectError;
-use super::named::Named;
+use super::named::NamedObjects;
 use super::{CollectPort, SIDE_BY_SIDE};
 use crate::driver::{StoreError, StoreOp, StoreReply, Version};
 use crate::hostlog::marks::Pin;
@@ -32,7 +32,7 @@ const ROUNDS_MAX: u32 = 64;
 /// Reads roots and pins.
 pub(super) struct Trace<'a, P> {
     port: &'a P,
-    named: &'a mut Named,
+    named: &'a mut NamedObjects,
     /// Of everything that was read.
     sessions: SessionNames,
     /// Index blocks that were read with all that is below them.
@@ -52,20 +52,20 @@ pub(super) struct Trace<'a, P> {
 }
 
 /// Why an index was not read to its end.
-enum Broken {
+enum TraceError {
     /// An object that it names is gone.
     Gone(String),
     Failed(CollectError),
 }
 
-impl From<CollectError> for Broken {
-    fn from(error: CollectError) -> Broken {
-        Broken::Failed(error)
+impl From<CollectError> for TraceError {
+    fn from(error: CollectError) -> TraceError {
+        TraceError::Failed(error)
     }
 }
 
 impl<'a, P: CollectPort> Trace<'a, P> {
-    pub(super) fn new(port: &'a P, named: &'a mut Named) -> Trace<'a, P> {
+    pub(super) fn new(port: &'a P, named: &'a mut NamedObjects) -> Trace<'a, P> {
         Trace {
             port,
             named,
@@ -130,11 +130,11 @@ impl<'a, P: CollectPort> Trace<'a, P> {
             }
             match self.trace(&root).await {
                 Ok(()) => return Ok(()),
-                Err(Broken::Gone(gone)) if before.as_ref() == Some(&version) => {
+                Err(TraceError::Gone(gone)) if before.as_ref() == Some(&version) => {
                     return Err(CollectError::Missing(gone));
                 }
-                Err(Broken::Gone(_)) => before = Some(version),
-                Err(Broken::Failed(error)) => return Err(error),
+                Err(TraceError::Gone(_)) => before = Some(version),
+                Err(TraceError::Failed(error)) => return Err(error),
             }
         }
     }
@@ -155,8 +155,8 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         self.passes_gone = false;
         match traced {
             Ok(()) => self.judge_pin(key, &pin.root).await,
-            Err(Broken::Gone(key)) => Err(CollectError::Missing(key)),
-            Err(Broken::Failed(error)) => Err(error),
+            Err(TraceError::Gone(key)) => Err(CollectError::Missing(key)),
+            Err(TraceError::Failed(error)) => Err(error),
         }
     }
 
@@ -180,7 +180,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         Ok(())
     }
 
-    async fn trace(&mut self, root: &Root) -> Result<(), Broken> {
+    async fn trace(&mut self, root: &Root) -> Result<(), TraceError> {
         let damaged = |error| CollectError::Unreadable(root_key(&root.name), error);
         self.sessions
             .extend(root.sessions.iter())
@@ -209,7 +209,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         Ok(())
     }
 
-    async fn trace_node(&mut self, volumes: &[VolumeId], node: &Node) -> Result<(), Broken> {
+    async fn trace_node(&mut self, volumes: &[VolumeId], node: &Node) -> Result<(), TraceError> {
         let damaged = |error| CollectError::Unreadable("a node of an index".into(), error);
         self.sessions.extend(node.sessions()).map_err(damaged)?;
         let pages: Vec<(u64, BlockRef)> = node.pages().collect();
@@ -235,7 +235,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         volumes: &[VolumeId],
         blocks: &[(u64, BlockRef)],
         decode: impl Fn(VolumeId, u64, &[u8]) -> Result<T, FormatError> + Copy + Send + Sync + 'static,
-    ) -> Result<Vec<(BlockRef, T)>, Broken> {
+    ) -> Result<Vec<(BlockRef, T)>, TraceError> {
         let mut reads = Vec::new();
         for (number, block) in blocks {
             if self.blocks.contains(&(block.object, block.offset)) {
@@ -258,7 +258,7 @@ impl<'a, P: CollectPort> Trace<'a, P> {
         for found in found {
             match found {
                 Ok(found) => whole.push(found),
-                Err(Broken::Gone(_)) if self.passes_gone => self.passed += 1,
+                Err(TraceError::Gone(_)) if self.passes_gone => self.passed += 1,
                 Err(error) => return Err(error),
             }
         }
@@ -287,7 +287,7 @@ async fn read_block<T: Send + 'static>(
     (number, block): (u64, BlockRef),
     volumes: Vec<VolumeId>,
     decode: impl Fn(VolumeId, u64, &[u8]) -> Result<T, FormatError> + Copy + Send + Sync + 'static,
-) -> Result<(BlockRef, T), Broken> {
+) -> Result<(BlockRef, T), TraceError> {
     let mut pause = port.pause_ns();
     let mut reads = 0;
     loop {
@@ -306,7 +306,7 @@ async fn read_block<T: Send + 'static>(
                     Err(_) => FormatError::Corrupt("an index block ends the server's computation"),
                 }
             }
-            Err(StoreError::NotFound) => return Err(Broken::Gone(key)),
+            Err(StoreError::NotFound) => return Err(TraceError::Gone(key)),
             Err(StoreError::OutOfRange) => FormatError::Corrupt("it ends too early"),
             // A store that is away is waited for.
             _ => {

@@ -53,7 +53,7 @@ pub enum Doubt {
 
 /// What the looks found out about volumes.
 #[derive(Debug, Default)]
-pub(super) struct Around {
+pub(super) struct LookAroundResult {
     /// They are another host's.
     pub(super) fenced: Vec<VolumeId>,
     /// Nothing of them is called stored for now. That is no reason to hold up any other.
@@ -70,7 +70,7 @@ pub(super) async fn look_around(
     state: &LogState,
     volumes: &mut OwnedVolumes,
     (record, slices): (&Record, &Slices),
-) -> Result<Around, Stop> {
+) -> Result<LookAroundResult, Stop> {
     let host = record.log;
     // Of an earlier start, which may have died before it looked. Its tails wait to be opened, and what a root
     // has goes from them: there must be no doubt about its packs.
@@ -113,7 +113,7 @@ pub(super) async fn look_around(
         .iter()
         .map(|(_, _, name)| Box::pin(read_root(port, name, &limit)));
     let roots = join_all(roots.collect()).await;
-    let mut around = Around::default();
+    let mut around = LookAroundResult::default();
     for (volume, epoch) in &slices.volumes {
         if let Some(pack) = has(*volume, *epoch, &packs.unanswered) {
             let pack = &slices.packs[usize::from(pack)];
@@ -145,7 +145,7 @@ fn packs_gone(record: &Record) -> Stop {
 
 /// Packs of a record that were not found.
 #[derive(Debug, Default)]
-struct PackLooks {
+struct PackLookups {
     missing: Vec<u16>,
     unanswered: Vec<u16>,
 }
@@ -156,8 +156,8 @@ async fn look(
     state: &LogState,
     (record, slices): (&Record, &Slices),
     limit: &LookLimit,
-) -> Result<PackLooks, Stop> {
-    type Look<'a> = Pin<Box<dyn Future<Output = Result<PackLooks, Stop>> + Send + 'a>>;
+) -> Result<PackLookups, Stop> {
+    type Look<'a> = Pin<Box<dyn Future<Output = Result<PackLookups, Stop>> + Send + 'a>>;
     let host = record.log;
     let own: Look<'_> = Box::pin(async move {
         type Own<'a> = Pin<Box<dyn Future<Output = Result<(), Stop>> + Send + 'a>>;
@@ -166,11 +166,11 @@ async fn look(
         let found = join_all(vec![low, previous]).await;
         limit.set_answered();
         found.into_iter().collect::<Result<(), Stop>>()?;
-        Ok(PackLooks::default())
+        Ok(PackLookups::default())
     });
     let packs: Look<'_> =
         Box::pin(async move { Ok(look_at_packs(port, record, slices, limit).await) });
-    let mut looks = PackLooks::default();
+    let mut looks = PackLookups::default();
     for found in join_all(vec![own, packs]).await {
         let found = found?;
         looks.missing.extend(found.missing);
@@ -303,8 +303,8 @@ async fn look_at_packs(
     record: &Record,
     slices: &Slices,
     limit: &LookLimit,
-) -> PackLooks {
-    let mut looks = PackLooks::default();
+) -> PackLookups {
+    let mut looks = PackLookups::default();
     if canary::active!("packs_are_not_looked_for") {
         return looks;
     }

@@ -140,8 +140,8 @@ impl<P: LogPort> Publisher<P> {
         }
         match self.find(progress).await? {
             // It may land yet: its digests stay until something stands there.
-            Standing::Nothing | Standing::Passed => Ok(()),
-            Standing::Ours(found) => self.on_won(*found, progress).await,
+            PositionContent::Nothing | PositionContent::Passed => Ok(()),
+            PositionContent::Ours(found) => self.on_won(*found, progress).await,
         }
     }
 
@@ -164,12 +164,12 @@ impl<P: LogPort> Publisher<P> {
         loop {
             let found = self.find(progress).await?;
             // What was read a moment ago is not read again.
-            self.has_read_previous = matches!(found, Standing::Passed);
+            self.has_read_previous = matches!(found, PositionContent::Passed);
             match found {
                 // It may land yet: its digests stay until something stands there.
-                Standing::Nothing => return Ok(()),
-                Standing::Passed => {}
-                Standing::Ours(found) => self.on_won(*found, progress).await?,
+                PositionContent::Nothing => return Ok(()),
+                PositionContent::Passed => {}
+                PositionContent::Ours(found) => self.on_won(*found, progress).await?,
             }
         }
     }
@@ -237,14 +237,14 @@ impl<P: LogPort> Publisher<P> {
             let digest = Digest::of(&bytes);
             self.note_create(&record, digest).await?;
             match self.create(bytes, digest, progress).await? {
-                Standing::Ours(found) => {
+                PositionContent::Ours(found) => {
                     let is_this = found.digest == digest;
                     self.on_won(*found, progress).await?;
                     if is_this {
                         return Ok(());
                     }
                 }
-                Standing::Passed | Standing::Nothing => {}
+                PositionContent::Passed | PositionContent::Nothing => {}
             }
         }
     }
@@ -319,7 +319,7 @@ impl<P: LogPort> Publisher<P> {
         bytes: Vec<u8>,
         digest: Digest,
         progress: &mut Progress,
-    ) -> Result<Standing, Stop> {
+    ) -> Result<PositionContent, Stop> {
         let op = StoreOp::Create {
             key: record_key(self.own.host, self.state.next),
             data: bytes,
@@ -328,31 +328,34 @@ impl<P: LogPort> Publisher<P> {
         loop {
             if let Ok(StoreReply::Written { .. }) = self.port.store(op.clone()).await {
                 let record = sent(&op)?;
-                return Ok(Standing::Ours(Box::new(StoredRecord { record, digest })));
+                return Ok(PositionContent::Ours(Box::new(StoredRecord {
+                    record,
+                    digest,
+                })));
             }
             match self.find(progress).await? {
-                Standing::Nothing => pauses.wait(&self.port).await,
+                PositionContent::Nothing => pauses.wait(&self.port).await,
                 standing => return Ok(standing),
             }
         }
     }
 
     /// Looks at what stands at the position of the next record.
-    async fn find(&mut self, progress: &mut Progress) -> Result<Standing, Stop> {
+    async fn find(&mut self, progress: &mut Progress) -> Result<PositionContent, Stop> {
         let position = self.state.next;
         let found = read_record(&self.port, self.own.host, position).await;
         let found = found
             .map_err(|error| Stop::unreadable(&record_key(self.own.host, position), &error))?;
         let Some(found) = found else {
-            return Ok(Standing::Nothing);
+            return Ok(PositionContent::Nothing);
         };
         if let Content::Fence(_) = found.record.content {
             self.on_fence(&found, progress).await?;
-            return Ok(Standing::Passed);
+            return Ok(PositionContent::Passed);
         }
         let ours = self.state.unresolved.contains(&found.digest);
         if ours || canary::active!("strangers_record_is_ours") {
-            return Ok(Standing::Ours(Box::new(found)));
+            return Ok(PositionContent::Ours(Box::new(found)));
         }
         Err(Stop::strangers_record(self.own.host, position))
     }
@@ -443,7 +446,7 @@ impl<P: LogPort> Publisher<P> {
 }
 
 /// What stands at the position of the next record.
-enum Standing {
+enum PositionContent {
     Nothing,
     /// A fence, which was passed: the next record goes behind it.
     Passed,

@@ -68,7 +68,7 @@ fn observe_recovery_point(engine: &Engine, tail: &Tail, age_ns: u64) {
 }
 
 /// What the bookkeeping sees of a tail, at one moment.
-struct Look {
+struct TailView {
     status: Status,
     newest: Lsn,
     oldest_unstored: Option<u64>,
@@ -79,10 +79,10 @@ struct Look {
     extents: usize,
 }
 
-impl Look {
-    fn at(tail: &Tail) -> Look {
+impl TailView {
+    fn at(tail: &Tail) -> TailView {
         let inner = tail.lock();
-        Look {
+        TailView {
             status: inner.status,
             newest: inner.newest,
             oldest_unstored: inner.ages.oldest_after(tail.stored(), inner.newest),
@@ -103,7 +103,7 @@ impl Look {
 
 /// Asks for slices that are due: before the recovery point is, and where space runs short. Whether a record is
 /// due: what the recovery point asks for can be cut.
-fn request_slices(engine: &Engine, tail: &Tail, look: &Look, now: Now, crowded: bool) -> bool {
+fn request_slices(engine: &Engine, tail: &Tail, look: &TailView, now: Now, crowded: bool) -> bool {
     let age_ns = |at: Option<u64>| at.map_or(0, |at| now.mono_ns.saturating_sub(at));
     observe_recovery_point(engine, tail, age_ns(look.oldest_unstored));
     let begin_at_ns = tail
@@ -158,7 +158,7 @@ pub(crate) fn tick(engine: &Arc<Engine>, state: &Mutex<Maintenance>, now: Now) {
     let mut moving = counts.ready < counts.ready_target() || counts.dying > 0;
     let (mut live, mut is_due, mut uncut) = (0, false, Vec::new());
     for tail in &tails {
-        let look = Look::at(tail);
+        let look = TailView::at(tail);
         let newest = look.newest;
         extents += look.extents as u64;
         unframed |= newest > tail.framed();

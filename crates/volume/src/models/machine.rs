@@ -127,7 +127,7 @@ impl Rings for HeapRings {
 }
 
 #[derive(Default)]
-struct Contained {
+struct StorageContent {
     files: BTreeMap<FileId, Vec<u8>>,
     /// Offsets in the log that were written, and not synced since.
     unsynced: BTreeSet<u64>,
@@ -141,7 +141,7 @@ struct Contained {
 
 /// Files and objects.
 #[derive(Default)]
-pub(super) struct Machine(Contents<Contained>);
+pub(super) struct Machine(Contents<StorageContent>);
 
 impl Machine {
     pub(super) fn put(&self, file: FileId, offset: u64, bytes: &[u8]) {

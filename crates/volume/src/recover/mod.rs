@@ -38,7 +38,7 @@ use journal::{LOST_FRAME_REMEDY, check_no_durable_frame_lost, read_half};
 use layering::{Layering, RecoveredTail, ReplayedLayer, finish, merge_all};
 use replay::{LogReplay, TailReplay, replay_frame};
 use report::RecoveryReport;
-use rings::{LeftRings, remove_read_rings};
+use rings::{PreviousRings, remove_read_rings};
 
 /// Everything that recovery found.
 #[derive(Debug)]
@@ -190,7 +190,7 @@ async fn recover(
         write_superblock(port, &superblock).await?;
     }
     let same_boot = sessions.is_of_boot(boot);
-    let left = LeftRings {
+    let left = PreviousRings {
         rings,
         host,
         boot,

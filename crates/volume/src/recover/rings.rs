@@ -17,7 +17,7 @@ use crate::units::{HostId, LogSession, Lsn};
 
 /// What the last session of a log may have left in memory.
 #[derive(Clone, Copy)]
-pub(crate) struct LeftRings<'a> {
+pub(crate) struct PreviousRings<'a> {
     pub(crate) rings: &'a dyn Rings,
     pub(crate) host: HostId,
     pub(crate) boot: Boot,
@@ -26,7 +26,7 @@ pub(crate) struct LeftRings<'a> {
 
 type Replay = BTreeMap<TailId, TailReplay>;
 
-impl LeftRings<'_> {
+impl PreviousRings<'_> {
     fn id(&self, tail: Option<TailId>) -> RingId {
         RingId {
             host: self.host,
@@ -176,7 +176,7 @@ pub(super) fn remove_read_rings(rings: &dyn Rings, host: HostId, sessions: &Sess
 }
 
 /// The rings that a recovered log leaves behind, once what it found is durable.
-pub(crate) struct DoneRings<'a> {
+pub(crate) struct ObsoleteRings<'a> {
     pub(crate) rings: &'a dyn Rings,
     pub(crate) host: HostId,
     /// The sessions before this one.
@@ -187,7 +187,7 @@ pub(crate) struct DoneRings<'a> {
     pub(crate) newest: BTreeMap<TailId, Lsn>,
 }
 
-impl DoneRings<'_> {
+impl ObsoleteRings<'_> {
     /// Removes those that hold nothing the log does not have, puts those aside that this log went
     /// on without, and leaves those alone that another log made.
     pub(crate) fn clear(&self, report: &mut RecoveryReport) {
@@ -278,7 +278,7 @@ mod tests {
     /// A tail that the frames have up to LSN 1, and its ring up to LSN 2.
     fn replayed(rescue: bool) -> TailReplay {
         let rings = OneRing::default();
-        let left = LeftRings {
+        let left = PreviousRings {
             rings: &rings,
             host: HOST,
             boot: BOOT,

@@ -65,7 +65,7 @@ impl fmt::Debug for Volume {
 
 /// What a read needs that is not on this host.
 #[derive(Default)]
-struct Needs {
+struct MissingData {
     targets: Vec<FetchTarget>,
     /// Some of it is nowhere any more.
     damaged: bool,
@@ -209,7 +209,7 @@ impl Volume {
             pins: SmallVec::new(),
             chunks: SmallVec::new(),
         };
-        let mut needs = Needs::default();
+        let mut needs = MissingData::default();
         let span = {
             let inner = self.tail.lock();
             let span = match self.check(&inner, sector, u64::from(sectors)) {
@@ -279,7 +279,7 @@ impl Volume {
         whole: Span,
         span: Span,
         plan: &mut ReadPlan,
-        needs: &mut Needs,
+        needs: &mut MissingData,
     ) {
         let Engine { cache, blocks, .. } = &*self.engine;
         inner

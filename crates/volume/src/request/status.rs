@@ -27,7 +27,7 @@ const WINDOW_SECTORS_MIN: u64 = 2048;
 
 /// What was seen so far.
 #[derive(Default)]
-struct Look {
+struct StatusWalk {
     extents: Extents,
     visits: usize,
     /// Index blocks that must be loaded before the walk can go on.
@@ -36,7 +36,7 @@ struct Look {
     unknown: bool,
 }
 
-impl Look {
+impl StatusWalk {
     /// Says what stands at the next sectors. After something that is not loaded nothing counts.
     fn see(&mut self, part: Span, allocated: bool, dirty: bool) {
         self.visits += 1;
@@ -59,7 +59,7 @@ impl Look {
 
 impl Volume {
     pub(super) fn begin_status(&self, sector: u64, sectors: u64, waker: &Waker) -> StepOf<Self> {
-        let mut look = Look::default();
+        let mut look = StatusWalk::default();
         {
             let inner = self.tail.lock();
             let span = match self.check(&inner, sector, sectors) {
@@ -110,7 +110,7 @@ impl Volume {
         window
     }
 
-    fn look_at(&self, inner: &Inner, window: Span, look: &mut Look) {
+    fn look_at(&self, inner: &Inner, window: Span, look: &mut StatusWalk) {
         let blocks = &self.engine.blocks;
         inner.layers.lookup(window, &mut |part, found| match found {
             Location::Log(_) => look.see(part, true, true),

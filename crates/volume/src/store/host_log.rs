@@ -50,7 +50,7 @@ pub(crate) struct HostLog {
     pub(super) advanced: Signal,
     /// Volumes that come and go; whoever takes the publisher next tells it.
     changes: Mutex<Vec<VolumeChange>>,
-    asked: Mutex<Vec<Asked>>,
+    asked: Mutex<Vec<RecordRequest>>,
     failures: Mutex<Failures>,
     stopped: Mutex<Option<Stop>>,
 }
@@ -138,7 +138,7 @@ impl Failures {
 
 /// What a record is to say beside slices.
 #[derive(Debug)]
-pub(super) struct Asked {
+pub(super) struct RecordRequest {
     pub(super) tail: Arc<Tail>,
     pub(super) epoch: Epoch,
     /// Objects that a root update is about to name: index or pack, and the number.
@@ -283,7 +283,7 @@ impl HostLog {
         ends: bool,
     ) -> Answer<Result<(), OpenError>> {
         let (sender, answer) = Answer::channel();
-        lock(&self.asked).push(Asked {
+        lock(&self.asked).push(RecordRequest {
             tail: Arc::clone(tail),
             epoch,
             objects,
@@ -298,7 +298,7 @@ impl HostLog {
         !lock(&self.asked).is_empty()
     }
 
-    pub(super) fn take_asked(&self) -> Vec<Asked> {
+    pub(super) fn take_asked(&self) -> Vec<RecordRequest> {
         std::mem::take(&mut *lock(&self.asked))
     }
 }

@@ -22,14 +22,14 @@ pub(super) struct LogRead {
 /// Volumes that were claimed, and wait for what logs say of them.
 #[derive(Debug, Default)]
 pub(crate) struct LogReads {
-    pub(super) waiting: Mutex<Vec<Waiting>>,
+    pub(super) waiting: Mutex<Vec<PendingLogRead>>,
     /// Rounds of reads.
     pub(super) under_way: AtomicU32,
     pub(super) changed: Signal,
 }
 
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct PendingLogRead {
     pub(super) claimed: StandingRoot,
     pub(super) answer: AnswerSender<Result<LogRead, OpenError>>,
 }

@@ -19,7 +19,7 @@ use crate::hostlog::taker::{Taker, UnreadableLog};
 use crate::jobs::Answer;
 use crate::lock::lock;
 use crate::store::log_procedures::{AskedKeys, catch_up, log_port, with_patience};
-use crate::store::log_reads::{LogRead, Waiting};
+use crate::store::log_reads::{LogRead, PendingLogRead};
 use crate::sync::atomic::Ordering;
 use crate::units::{HostId, LogSession};
 
@@ -35,7 +35,7 @@ pub(super) fn read_logs(
     let (sender, answer) = Answer::channel();
     let is_first = {
         let mut waiting = lock(&engine.log_reads.waiting);
-        waiting.push(Waiting {
+        waiting.push(PendingLogRead {
             claimed,
             answer: sender,
         });
@@ -60,7 +60,7 @@ async fn run(engine: Arc<Engine>) {
     })
     .await;
     let all = std::mem::take(&mut *lock(&reads.waiting));
-    let mut groups: BTreeMap<Option<HostId>, Vec<Waiting>> = BTreeMap::new();
+    let mut groups: BTreeMap<Option<HostId>, Vec<PendingLogRead>> = BTreeMap::new();
     for waiting in all {
         let host = waiting.claimed.root.predecessor.map(|before| before.host);
         groups.entry(host).or_default().push(waiting);
@@ -74,7 +74,7 @@ async fn run(engine: Arc<Engine>) {
     }
 }
 
-async fn run_group(engine: Arc<Engine>, host: Option<HostId>, members: Vec<Waiting>) {
+async fn run_group(engine: Arc<Engine>, host: Option<HostId>, members: Vec<PendingLogRead>) {
     let what = match host {
         Some(host) => format!("the log of host {host}"),
         None => "this host's log".to_owned(),
@@ -107,7 +107,7 @@ type GroupRead = (Vec<Result<Chain, OpenError>>, Position);
 async fn read_group(
     engine: &Arc<Engine>,
     host: Option<HostId>,
-    members: &[Waiting],
+    members: &[PendingLogRead],
 ) -> Result<GroupRead, OpenError> {
     let port = log_port(engine);
     let session = match engine.poisoned.load(Ordering::Acquire) {

@@ -40,7 +40,7 @@ pub(crate) struct RootUpdate {
 
 /// What the host's log has of a volume beyond its root.
 #[derive(Debug, Default)]
-struct Published {
+struct PublishedDeltas {
     last: Lsn,
     /// Oldest first.
     packs: Vec<DeltaRef>,
@@ -63,7 +63,7 @@ pub(crate) struct UploadState {
     head: Mutex<Option<KnownRoot>>,
     /// Which root this host wrote or saw last, also before the volume is open.
     mark: Mutex<RootMark>,
-    published: Mutex<Published>,
+    published: Mutex<PublishedDeltas>,
     /// The update that closes the volume, sent as it is until it is answered.
     closing: Mutex<Option<RootUpdate>>,
     /// The closing update has won.

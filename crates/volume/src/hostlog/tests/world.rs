@@ -95,9 +95,9 @@ pub(super) struct Port {
     process: u64,
 }
 
-struct Waiting(Arc<Mutex<Option<Answer>>>);
+struct AnswerFuture(Arc<Mutex<Option<Answer>>>);
 
-impl Future for Waiting {
+impl Future for AnswerFuture {
     type Output = Answer;
 
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Answer> {
@@ -107,7 +107,7 @@ impl Future for Waiting {
 }
 
 impl Port {
-    fn ask(&self, ask: Ask) -> Waiting {
+    fn ask(&self, ask: Ask) -> AnswerFuture {
         let cell = Arc::default();
         let mut shared = look(&self.world);
         shared.pending.push(Pending {
@@ -116,7 +116,7 @@ impl Port {
             ask,
             cell: Arc::clone(&cell),
         });
-        Waiting(cell)
+        AnswerFuture(cell)
     }
 }
 
