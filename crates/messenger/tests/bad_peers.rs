@@ -209,7 +209,7 @@ fn a_truncated_frame_ends_with_its_connection() {
     assert_eq!(
         victim
             .recorder
-            .count(|h| matches!(h, support::Recorded::Opened(_))),
+            .count(|h| matches!(h, support::RecordedEvent::Opened(_))),
         1
     );
 }
@@ -290,7 +290,7 @@ fn a_host_with_a_wrong_secret_is_refused_and_gives_up() {
     assert_eq!(recorder.wait_messages(1), [9]);
     assert_eq!(recorder.connection(0).peer().unwrap().name, "good");
     assert_eq!(
-        recorder.count(|h| matches!(h, support::Recorded::Opened(_))),
+        recorder.count(|h| matches!(h, support::RecordedEvent::Opened(_))),
         1
     );
 }

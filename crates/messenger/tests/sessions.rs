@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use messenger::{
     Bounds, CloseReason, Config, Connection, Event, Fault, Message, Refusal, State, Target,
 };
-use support::{Pair, Recorded, Recorder, config, eventually, loopback, start};
+use support::{Pair, RecordedEvent, Recorder, config, eventually, loopback, start};
 
 fn message(tid: u64, size: usize) -> Message {
     Message::data(1, tid, vec![tid.to_le_bytes()[0]; size])
@@ -124,16 +124,20 @@ fn received_and_done_are_different_acknowledgements() {
         (pair.connection.load().count, pair.connection.load().bytes),
         (3, 0)
     );
-    assert_eq!(pair.a_recorder.count(|h| matches!(h, Recorded::Done(_))), 0);
+    assert_eq!(
+        pair.a_recorder
+            .count(|h| matches!(h, RecordedEvent::Done(_))),
+        0
+    );
     // Done: only when the application over there says so.
     let other_side = pair.b_recorder.connection(0);
     other_side.acknowledge(2).unwrap();
     let done = |n| {
-        move |heard: &[Recorded]| {
+        move |heard: &[RecordedEvent]| {
             let tids: Vec<u64> = heard
                 .iter()
                 .filter_map(|h| {
-                    if let Recorded::Done(tid) = h {
+                    if let RecordedEvent::Done(tid) = h {
                         Some(*tid)
                     } else {
                         None
@@ -240,7 +244,9 @@ fn a_keepalive_wakes_a_parked_session() {
     pair.connection.keepalive().unwrap();
     assert_eq!(pair.a_recorder.wait_messages(1), [5]);
     pair.a_recorder.wait("the answer", |h| {
-        h.iter().any(|h| matches!(h, Recorded::Alive)).then_some(())
+        h.iter()
+            .any(|h| matches!(h, RecordedEvent::Alive))
+            .then_some(())
     });
 }
 
@@ -288,7 +294,7 @@ fn a_half_open_link_is_noticed_at_the_keepalives_deadline() {
     pair.a_recorder.wait("the deadline", |heard| {
         heard
             .iter()
-            .any(|h| matches!(h, Recorded::Interrupted { .. }))
+            .any(|h| matches!(h, RecordedEvent::Interrupted { .. }))
             .then_some(())
     });
     pair.proxy.cut();
@@ -356,7 +362,7 @@ fn a_revoked_message_leaves_no_hole_and_one_that_is_being_sent_arrives_whole() {
     pair.proxy.cut();
     pair.a_recorder.wait("the fault", |h| {
         h.iter()
-            .any(|h| matches!(h, Recorded::Interrupted { .. }))
+            .any(|h| matches!(h, RecordedEvent::Interrupted { .. }))
             .then_some(())
     });
     let tickets: Vec<_> = (0..4)

@@ -79,7 +79,7 @@ impl From<WireError> for Error {
 }
 
 #[derive(Debug, Default)]
-struct Heard {
+struct ReceivedEvents {
     messages: VecDeque<ReceivedMessage>,
     opened: Option<(String, u64)>,
     alive: u64,
@@ -88,12 +88,12 @@ struct Heard {
 
 /// Keeps what one session heard until the caller looks.
 #[derive(Debug, Default)]
-struct Ear {
-    heard: Mutex<Heard>,
+struct EventCollector {
+    heard: Mutex<ReceivedEvents>,
     changed: Condvar,
 }
 
-impl Handler for Ear {
+impl Handler for EventCollector {
     fn event(&self, _: &Connection, event: Event) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
@@ -108,8 +108,12 @@ impl Handler for Ear {
     }
 }
 
-impl Ear {
-    fn wait<T>(&self, until: Instant, mut look: impl FnMut(&mut Heard) -> Option<T>) -> Option<T> {
+impl EventCollector {
+    fn wait<T>(
+        &self,
+        until: Instant,
+        mut look: impl FnMut(&mut ReceivedEvents) -> Option<T>,
+    ) -> Option<T> {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(found) = look(&mut heard) {
@@ -127,7 +131,7 @@ impl Ear {
 
 struct Session {
     connection: Connection,
-    ear: Arc<Ear>,
+    ear: Arc<EventCollector>,
     addr: EntityAddr,
 }
 
@@ -165,7 +169,7 @@ impl Rados {
         let messenger = Messenger::start(config, credentials(NoneForm::Monitor))
             .map_err(|e| Error::Messenger(e.to_string()))?;
         let until = Instant::now() + patience;
-        let ear = Arc::new(Ear::default());
+        let ear = Arc::new(EventCollector::default());
         let lane = std::process::id();
         let target = Target::lossy(mon).in_lane(lane);
         let addr = target.addr;
@@ -315,7 +319,7 @@ impl Rados {
     }
 
     fn open_osd(&mut self, addr: EntityAddr) -> Result<(), Error> {
-        let ear = Arc::new(Ear::default());
+        let ear = Arc::new(EventCollector::default());
         let target = Target {
             addr,
             lane: self.lane,

@@ -22,7 +22,7 @@ pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// One event that a handler received.
 #[derive(Debug)]
-pub(crate) enum Recorded {
+pub(crate) enum RecordedEvent {
     Opened(String),
     Message(ReceivedMessage),
     Done(u64),
@@ -33,7 +33,7 @@ pub(crate) enum Recorded {
 
 #[derive(Debug, Default)]
 struct RecordedEvents {
-    events: Vec<Recorded>,
+    events: Vec<RecordedEvent>,
     connections: Vec<Connection>,
 }
 
@@ -47,15 +47,15 @@ pub(crate) struct Recorder {
 impl Handler for Recorder {
     fn event(&self, connection: &Connection, event: Event) {
         let one = match event {
-            Event::Opened { peer, .. } => Recorded::Opened(peer),
-            Event::Message(m) => Recorded::Message(m),
-            Event::Done { tid, .. } => Recorded::Done(tid),
-            Event::Interrupted { parked, .. } => Recorded::Interrupted { parked },
-            Event::Alive { .. } => Recorded::Alive,
+            Event::Opened { peer, .. } => RecordedEvent::Opened(peer),
+            Event::Message(m) => RecordedEvent::Message(m),
+            Event::Done { tid, .. } => RecordedEvent::Done(tid),
+            Event::Interrupted { parked, .. } => RecordedEvent::Interrupted { parked },
+            Event::Alive { .. } => RecordedEvent::Alive,
             Event::Closed {
                 reason,
                 unacknowledged,
-            } => Recorded::Closed(reason, unacknowledged.iter().map(|m| m.tid).collect()),
+            } => RecordedEvent::Closed(reason, unacknowledged.iter().map(|m| m.tid).collect()),
             other => panic!("an event this test does not know: {other:?}"),
         };
         let mut recorded = self.recorded.lock().unwrap();
@@ -79,7 +79,7 @@ impl Recorder {
 
     /// Waits until `look` finds something in the recorded events.
     #[track_caller]
-    pub(crate) fn wait<T>(&self, what: &str, look: impl Fn(&[Recorded]) -> Option<T>) -> T {
+    pub(crate) fn wait<T>(&self, what: &str, look: impl Fn(&[RecordedEvent]) -> Option<T>) -> T {
         let end = Instant::now() + DEADLINE;
         let mut recorded = self.recorded.lock().unwrap();
         loop {
@@ -103,7 +103,7 @@ impl Recorder {
             events
                 .iter()
                 .filter_map(|h| match h {
-                    Recorded::Opened(peer) => Some(peer.clone()),
+                    RecordedEvent::Opened(peer) => Some(peer.clone()),
                     _ => None,
                 })
                 .nth(times - 1)
@@ -113,7 +113,7 @@ impl Recorder {
     pub(crate) fn wait_closed(&self) -> (CloseReason, Vec<u64>) {
         self.wait("closing", |events| {
             events.iter().find_map(|h| match h {
-                Recorded::Closed(reason, tids) => Some((reason.clone(), tids.clone())),
+                RecordedEvent::Closed(reason, tids) => Some((reason.clone(), tids.clone())),
                 _ => None,
             })
         })
@@ -131,12 +131,12 @@ impl Recorder {
         self.wait("parking", |events| {
             events
                 .iter()
-                .any(|h| matches!(h, Recorded::Interrupted { parked: true }))
+                .any(|h| matches!(h, RecordedEvent::Interrupted { parked: true }))
                 .then_some(())
         });
     }
 
-    pub(crate) fn count(&self, what: impl Fn(&Recorded) -> bool) -> usize {
+    pub(crate) fn count(&self, what: impl Fn(&RecordedEvent) -> bool) -> usize {
         self.recorded
             .lock()
             .unwrap()
@@ -152,9 +152,9 @@ impl Recorder {
     }
 }
 
-pub(crate) fn messages(events: &[Recorded]) -> impl Iterator<Item = &ReceivedMessage> {
+pub(crate) fn messages(events: &[RecordedEvent]) -> impl Iterator<Item = &ReceivedMessage> {
     events.iter().filter_map(|h| match h {
-        Recorded::Message(m) => Some(m),
+        RecordedEvent::Message(m) => Some(m),
         _ => None,
     })
 }
