@@ -42,32 +42,32 @@ struct Flushes {
 }
 
 #[derive(Debug)]
-struct Whole([Piece; 1]);
+struct FilePlan([Piece; 1]);
 
 #[derive(Debug)]
-struct WholeWrite(Whole, bool);
+struct FileWritePlan(FilePlan, bool);
 
 #[derive(Debug)]
 struct Ticket(u64);
 
-impl Plan for Whole {
+impl Plan for FilePlan {
     fn pieces(&self) -> &[Piece] {
         &self.0
     }
 }
 
-impl Plan for WholeWrite {
+impl Plan for FileWritePlan {
     fn pieces(&self) -> &[Piece] {
         &self.0.0
     }
 }
 
-fn whole(sector: u64, sectors: u32) -> Whole {
+fn whole(sector: u64, sectors: u32) -> FilePlan {
     let place = Place::At {
         file: FileId::LOG,
         offset: sector * SECTOR_BYTES,
     };
-    Whole([Piece {
+    FilePlan([Piece {
         at: 0,
         len: sectors * SECTOR_BYTES as u32,
         place,
@@ -96,8 +96,8 @@ impl FileDisk {
 }
 
 impl Backend for FileDisk {
-    type Read = Whole;
-    type Write = WholeWrite;
+    type Read = FilePlan;
+    type Write = FileWritePlan;
     type Sync = Ticket;
 
     fn geometry(&self) -> Geometry {
@@ -116,7 +116,7 @@ impl Backend for FileDisk {
                 sector,
                 sectors,
                 fua,
-            } => Step::Write(WholeWrite(whole(sector, sectors), fua)),
+            } => Step::Write(FileWritePlan(whole(sector, sectors), fua)),
             Op::Flush => self.flush(waker),
             Op::Prefetch { .. } => Step::Done(Ok(())),
             Op::Discard { .. } | Op::WriteZeroes { .. } | Op::Status { .. } => {
@@ -125,11 +125,11 @@ impl Backend for FileDisk {
         }
     }
 
-    fn read(&self, _: Whole, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+    fn read(&self, _: FilePlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(&self, plan: WholeWrite, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
+    fn written(&self, plan: FileWritePlan, moved: MoveResult, waker: &Waker) -> StepOf<Self> {
         if plan.1 && moved.is_ok() {
             self.flush(waker)
         } else {

@@ -107,9 +107,9 @@ fn a_request_that_fails_is_named_with_the_servers_reason_and_the_connection_goes
 }
 
 /// A server that ends with the test.
-struct Ends(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Ends {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -138,7 +138,7 @@ fn a_server_that_others_wrote_is_understood() {
         .args([&socket, &image])
         .spawn();
     let _server = match started {
-        Ok(child) => Ends(child),
+        Ok(child) => KillOnDrop(child),
         Err(error) => {
             println!("skipped: qemu-nbd: {error}");
             return;

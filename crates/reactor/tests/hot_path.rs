@@ -26,14 +26,14 @@ const WARM: u64 = 10_000;
 const COUNTED: u64 = 20_000;
 
 /// Begins an operation whenever one ends.
-struct Endless {
+struct ContinuousSource {
     file: FileIndex,
     ended: u64,
     region: Option<Region<'static, System>>,
     counted_to: Sender<usize>,
 }
 
-impl Source for Endless {
+impl Source for ContinuousSource {
     fn on_attached(&mut self, cx: &mut Cx<'_>) {
         for number in 0..IN_FLIGHT {
             let (file, offset) = (self.file, number * 4096);
@@ -79,7 +79,7 @@ fn an_operation_on_a_ring_allocates_no_memory() {
     };
     let (counted_to, counted) = channel();
     let file = memfd(c"disk", IN_FLIGHT * 4096).unwrap();
-    let attached = reactor.handle().attach(move |cx| Endless {
+    let attached = reactor.handle().attach(move |cx| ContinuousSource {
         file: cx.register(std::sync::Arc::new(file)),
         ended: 0,
         region: None,

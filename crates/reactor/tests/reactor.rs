@@ -507,8 +507,8 @@ fn a_detached_source_is_dropped_only_after_its_operations_ended() {
 
 #[test]
 fn a_panicking_source_is_detached_with_its_files_and_disturbs_no_other() {
-    struct Bomb;
-    impl Source for Bomb {
+    struct PanickingSource;
+    impl Source for PanickingSource {
         fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {
             panic!("planted");
         }
@@ -531,7 +531,7 @@ fn a_panicking_source_is_detached_with_its_files_and_disturbs_no_other() {
                 // A second receive could take the byte: which comes first is the kernel's choice.
                 let events = libc::POLLRDHUP as u32;
                 cx.submit(Token(1), Op::Poll { file, events });
-                Bomb
+                PanickingSource
             })
             .unwrap();
         ours.write_all(b"x").unwrap();

@@ -14,7 +14,7 @@ use crate::op::Completion;
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A source with an armed command that never ends.
-struct NeverDone {
+struct ArmedSource {
     dropped: Sender<()>,
     stays: bool,
 }
@@ -25,14 +25,14 @@ fn never_ends(cx: &mut Cx<'_>, socket: UnixStream) {
     cx.core.arm_poll(cx.me, 1, file);
 }
 
-impl NeverDone {
-    fn on(cx: &mut Cx<'_>, socket: UnixStream, dropped: Sender<()>, stays: bool) -> NeverDone {
+impl ArmedSource {
+    fn on(cx: &mut Cx<'_>, socket: UnixStream, dropped: Sender<()>, stays: bool) -> ArmedSource {
         never_ends(cx, socket);
-        NeverDone { dropped, stays }
+        ArmedSource { dropped, stays }
     }
 }
 
-impl Source for NeverDone {
+impl Source for ArmedSource {
     fn on_completion(&mut self, _: &mut Cx<'_>, _: Token, _: Completion) {}
     fn on_stop(&mut self, cx: &mut Cx<'_>) {
         if !self.stays {
@@ -41,7 +41,7 @@ impl Source for NeverDone {
     }
 }
 
-impl Drop for NeverDone {
+impl Drop for ArmedSource {
     fn drop(&mut self) {
         let _ = self.dropped.send(());
     }
@@ -69,7 +69,7 @@ fn a_stop_closes_the_ring_under_armed_commands_at_once_and_nothing_is_left_open(
         let (to, dropped) = channel();
         reactor
             .handle()
-            .attach(move |cx| NeverDone::on(cx, theirs, to, stays))
+            .attach(move |cx| ArmedSource::on(cx, theirs, to, stays))
             .unwrap();
         let began = Instant::now();
         let within = if stays {
@@ -105,7 +105,7 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
     handle
         .attach(move |cx| {
             cx.detach();
-            NeverDone::on(cx, theirs, to, false)
+            ArmedSource::on(cx, theirs, to, false)
         })
         .unwrap();
     // Each message is taken in a turn after the departures of the one before.
@@ -125,9 +125,9 @@ fn a_detached_source_with_an_armed_command_stays_until_the_ring_is_closed() {
 }
 
 /// Memory that reports on which thread it was freed.
-struct FreedOn(Sender<Option<String>>);
+struct FreeReporter(Sender<Option<String>>);
 
-impl Drop for FreedOn {
+impl Drop for FreeReporter {
     fn drop(&mut self) {
         let name = std::thread::current().name().map(str::to_owned);
         let _ = self.0.send(name);
@@ -166,7 +166,7 @@ fn memory_that_armed_commands_name_outlives_the_rings_thread() {
             never_ends(cx, theirs);
             let own = Buf::allocate(4096).expect("memory");
             let start = std::ptr::NonNull::new(own.as_ptr().cast_mut()).expect("an address");
-            let owner = Box::new((FreedOn(freed_to), own));
+            let owner = Box::new((FreeReporter(freed_to), own));
             // SAFETY: the memory is that of `own`, which nothing uses while its owner lives.
             let memory = unsafe { Buf::from_foreign(start, 4096, owner) };
             MemoryOwner {
@@ -192,7 +192,7 @@ fn memory_that_armed_commands_name_outlives_the_rings_thread() {
 }
 
 /// A reactor with one source whose armed command never ends.
-struct Endless {
+struct ArmedReactor {
     reactor: Reactor,
     /// The other end of its socket.
     ours: UnixStream,
@@ -200,15 +200,15 @@ struct Endless {
     dropped: Receiver<()>,
 }
 
-fn endless(stays: bool) -> Option<Endless> {
+fn endless(stays: bool) -> Option<ArmedReactor> {
     let reactor = ring()?;
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (to, dropped) = channel();
     let attached = reactor
         .handle()
-        .attach(move |cx| NeverDone::on(cx, theirs, to, stays));
+        .attach(move |cx| ArmedSource::on(cx, theirs, to, stays));
     attached.unwrap();
-    Some(Endless {
+    Some(ArmedReactor {
         reactor,
         ours,
         dropped,
@@ -218,7 +218,7 @@ fn endless(stays: bool) -> Option<Endless> {
 #[test]
 fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
     for stays in [false, true] {
-        let Some(Endless {
+        let Some(ArmedReactor {
             mut reactor,
             ours,
             dropped,
@@ -252,7 +252,7 @@ fn a_drained_reactor_keeps_its_ring_until_it_is_stopped() {
 
 #[test]
 fn a_drained_reactor_that_is_dropped_ends() {
-    let Some(Endless {
+    let Some(ArmedReactor {
         mut reactor,
         ours: _ours,
         dropped,
