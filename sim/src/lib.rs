@@ -1,4 +1,4 @@
-//! The deterministic world in which the engine is proved.
+//! The simulator: a deterministic world that tests the engine.
 //!
 //! One 64-bit seed decides everything: what clients ask ([`workload`]), what the disk ([`disk`])
 //! and the store ([`store`]) do with each request, and when. The engine is the production engine

@@ -4,7 +4,7 @@
 //! constant `false` unless the asking crate is built with `--cfg canary` or as its own test, so
 //! nothing of a canary reaches a program that ships. One build serves all canaries: which of them
 //! is on is chosen at run time, for a thread ([`plant`], [`with`]) or by the environment variable
-//! [`VARIABLE`] for the whole process. Whoever hunts canaries keeps the list of their names.
+//! [`VARIABLE`] for the whole process. The tests that look for canaries keep the list of their names.
 #![forbid(unsafe_code)]
 
 use std::cell::Cell;

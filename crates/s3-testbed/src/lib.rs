@@ -1,4 +1,4 @@
-//! A real S3 server of one's own, and a proxy in front of it that is a network: slow, narrow, broken.
+//! A private S3 server (MinIO) for tests, and a proxy in front of it that simulates a network with faults.
 //!
 //! For tests and benchmarks alone; no crate of the product may see it. It owns how a MinIO is
 //! started, killed, stopped and restarted ([`Minio`]), and what a network does to requests on their
