@@ -302,21 +302,21 @@ fn a_successor_that_is_quicker_than_the_driver_waits_with_the_handlers_that_it_m
 
 /// A driver that answers START_USER_RECOVERY late, or whose servers are not seen here.
 #[derive(Debug)]
-struct Odd {
+struct DelayingPort {
     port: FakePort,
     late: Duration,
     unseen: bool,
 }
 
-impl Odd {
+impl DelayingPort {
     fn world(profile: Profile, late: Duration, unseen: bool) -> World {
         let driver = Driver::new(profile);
         let port = FakePort::new(driver.clone(), std::process::id() as i32);
-        World::over(driver, Arc::new(Odd { port, late, unseen }))
+        World::over(driver, Arc::new(DelayingPort { port, late, unseen }))
     }
 }
 
-impl ControlPort for Odd {
+impl ControlPort for DelayingPort {
     fn submit(&self, command: Command, deadline: Instant, mut done: OnCompletion) -> Ticket {
         if command.opcode == sys::START_RECOVERY {
             std::thread::sleep(self.late);
@@ -352,7 +352,7 @@ impl ControlPort for Odd {
 #[test]
 fn a_recovery_that_has_begun_is_given_time_whatever_the_deadline() {
     for profile in Profile::ALL {
-        let world = Odd::world(profile, Duration::from_millis(300), false);
+        let world = DelayingPort::world(profile, Duration::from_millis(300), false);
         let reactor = world.ring();
         let (live, _) = world.open(0, &[reactor.handle().clone()]);
         world.dies(live, reactor);
@@ -444,7 +444,7 @@ fn a_disk_of_another_kind_is_not_taken_over() {
 #[test]
 fn a_disk_whose_server_is_not_seen_here_is_no_orphan() {
     for profile in Profile::ALL {
-        let world = Odd::world(profile, Duration::ZERO, true);
+        let world = DelayingPort::world(profile, Duration::ZERO, true);
         let reactor = world.ring();
         let (live, _) = world.open(3, &[reactor.handle().clone()]);
         assert_eq!(device::list_unserved(&world.control).unwrap().len(), 0);

@@ -197,11 +197,11 @@ fn tags_that_the_server_owns_get_no_abort_and_are_counted_apart() {
 }
 
 /// Sends signals to the control thread until it is dropped.
-struct Storm(Arc<AtomicBool>, Option<JoinHandle<u64>>);
+struct SignalStorm(Arc<AtomicBool>, Option<JoinHandle<u64>>);
 
-impl Storm {
+impl SignalStorm {
     /// The runtime is where a handler is set for the signal: without one it would be the end.
-    fn at_the_control_thread(runtime: &Runtime) -> Storm {
+    fn at_the_control_thread(runtime: &Runtime) -> SignalStorm {
         let inside = runtime.enter();
         let handled = signal(SignalKind::user_defined1()).unwrap();
         drop(inside);
@@ -228,7 +228,7 @@ impl Storm {
             drop(handled);
             sent
         });
-        Storm(over, Some(storm))
+        SignalStorm(over, Some(storm))
     }
 
     fn sent(mut self) -> u64 {
@@ -237,7 +237,7 @@ impl Storm {
     }
 }
 
-impl Drop for Storm {
+impl Drop for SignalStorm {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -250,7 +250,7 @@ fn signals_at_the_control_thread_fail_no_command() {
         .enable_all()
         .build()
         .unwrap();
-    let storm = Storm::at_the_control_thread(&runtime);
+    let storm = SignalStorm::at_the_control_thread(&runtime);
     for _ in 0..2 {
         let (first, next) = (ring("first"), ring("next"));
         let live = world.serve(&spec(), &[first.handle().clone()]);

@@ -38,26 +38,26 @@ const DEPTH: u16 = 32;
 struct Plain;
 
 #[derive(Debug)]
-struct OnePiece(SmallVec<[Piece; 4]>);
+struct SinglePiecePlan(SmallVec<[Piece; 4]>);
 
-impl Plan for OnePiece {
+impl Plan for SinglePiecePlan {
     fn pieces(&self) -> &[Piece] {
         &self.0
     }
 }
 
-fn plan(sector: u64, sectors: u32) -> OnePiece {
+fn plan(sector: u64, sectors: u32) -> SinglePiecePlan {
     let place = Place::At {
         file: FileId::LOG,
         offset: sector * 512,
     };
     let len = sectors * 512;
-    OnePiece(smallvec![Piece { at: 0, len, place }])
+    SinglePiecePlan(smallvec![Piece { at: 0, len, place }])
 }
 
 impl Backend for Plain {
-    type Read = OnePiece;
-    type Write = OnePiece;
+    type Read = SinglePiecePlan;
+    type Write = SinglePiecePlan;
     type Sync = ();
 
     fn geometry(&self) -> Geometry {
@@ -79,11 +79,11 @@ impl Backend for Plain {
         }
     }
 
-    fn read(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+    fn read(&self, _: SinglePiecePlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+    fn written(&self, _: SinglePiecePlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         Step::Done(moved.map_err(ErrorKind::from))
     }
 
@@ -138,9 +138,9 @@ impl Port for Table {
     fn detach(&mut self) {}
 }
 
-struct Nobody;
+struct PanickingObserver;
 
-impl QueueObserver for Nobody {
+impl QueueObserver for PanickingObserver {
     fn on_fetch_failed(&self, _: u16, _: u16, errno: i32) {
         panic!("a fetch failed with {errno}");
     }
@@ -178,7 +178,7 @@ impl Rig {
             slots_max: DEPTH,
             pool: None,
             counters: Arc::clone(&counters),
-            observer: Arc::new(Nobody),
+            observer: Arc::new(PanickingObserver),
         };
         let serve = BackendHandler::new(Arc::new(Plain), &device, vec![log], DEPTH);
         let room = 4 * usize::from(DEPTH);

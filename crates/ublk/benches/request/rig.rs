@@ -40,17 +40,17 @@ pub(crate) enum Answers {
 pub(crate) struct Plain(Answers);
 
 #[derive(Debug)]
-pub(crate) struct OnePiece([Piece; 1]);
+pub(crate) struct SinglePiecePlan([Piece; 1]);
 
-impl Plan for OnePiece {
+impl Plan for SinglePiecePlan {
     fn pieces(&self) -> &[Piece] {
         &self.0
     }
 }
 
 impl Backend for Plain {
-    type Read = OnePiece;
-    type Write = OnePiece;
+    type Read = SinglePiecePlan;
+    type Write = SinglePiecePlan;
     type Sync = ();
 
     fn geometry(&self) -> Geometry {
@@ -69,7 +69,7 @@ impl Backend for Plain {
                 offset: sector * 512,
             };
             let len = sectors * 512;
-            OnePiece([Piece { at: 0, len, place }])
+            SinglePiecePlan([Piece { at: 0, len, place }])
         };
         match (self.0, *op) {
             (Answers::OnePiece, Ask::Read { sector, sectors }) => Step::Read(plan(sector, sectors)),
@@ -77,11 +77,11 @@ impl Backend for Plain {
         }
     }
 
-    fn read(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+    fn read(&self, _: SinglePiecePlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         Step::Done(moved.map_err(ErrorKind::from))
     }
 
-    fn written(&self, _: OnePiece, moved: MoveResult, _: &Waker) -> StepOf<Self> {
+    fn written(&self, _: SinglePiecePlan, moved: MoveResult, _: &Waker) -> StepOf<Self> {
         Step::Done(moved.map_err(ErrorKind::from))
     }
 
@@ -153,9 +153,9 @@ impl Port for Table {
     fn detach(&mut self) {}
 }
 
-struct Nobody;
+struct PanickingObserver;
 
-impl QueueObserver for Nobody {
+impl QueueObserver for PanickingObserver {
     fn on_fetch_failed(&self, _: u16, _: u16, errno: i32) {
         panic!("a fetch failed with {errno}");
     }
@@ -195,7 +195,7 @@ impl<B: Backend + 'static> Rig<B> {
             slots_max: DEPTH,
             pool: None,
             counters: Arc::clone(&counters),
-            observer: Arc::new(Nobody),
+            observer: Arc::new(PanickingObserver),
         };
         let handler = BackendHandler::new(backend, &device, vec![log], DEPTH);
         let room = 64 * usize::from(DEPTH);

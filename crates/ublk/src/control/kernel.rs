@@ -317,10 +317,10 @@ mod tests {
     use crate::sys::ControlCommand;
 
     /// A worker on its thread, ended when dropped.
-    struct Working(Arc<Shared>, Option<JoinHandle<()>>);
+    struct RunningWorker(Arc<Shared>, Option<JoinHandle<()>>);
 
-    impl Working {
-        fn on(ring: ControlRing) -> Working {
+    impl RunningWorker {
+        fn on(ring: ControlRing) -> RunningWorker {
             let shared = Arc::new(Shared {
                 inbox: Mutex::default(),
                 wake: rustix::event::eventfd(0, EventfdFlags::NONBLOCK).unwrap(),
@@ -332,7 +332,7 @@ mod tests {
                 rings: vec![ring],
             };
             let thread = std::thread::spawn(move || worker.run());
-            Working(shared, Some(thread))
+            RunningWorker(shared, Some(thread))
         }
 
         /// How a command ends, if it does.
@@ -355,7 +355,7 @@ mod tests {
         }
     }
 
-    impl Drop for Working {
+    impl Drop for RunningWorker {
         fn drop(&mut self) {
             self.0.send(Message::Stop);
             self.1.take().unwrap().join().unwrap();
@@ -364,7 +364,7 @@ mod tests {
 
     #[test]
     fn a_ring_on_which_a_command_got_stuck_is_replaced_for_those_that_follow() {
-        let working = Working::on(ControlRing::dead().unwrap());
+        let working = RunningWorker::on(ControlRing::dead().unwrap());
         let stuck = working.command(1, Duration::from_millis(1));
         assert_eq!(stuck, Err(Failure::Stuck));
         for ticket in 2..5 {

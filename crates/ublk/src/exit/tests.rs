@@ -13,7 +13,7 @@ use crate::sys;
 
 /// What a device answers when it is asked for its state.
 #[derive(Clone, Copy, Debug)]
-enum Manner {
+enum StateReply {
     /// It has this server, until it was asked so often.
     Served(i32, u32),
     /// Nothing, ever.
@@ -22,7 +22,7 @@ enum Manner {
 
 #[derive(Debug, Default)]
 struct Devices {
-    manners: Vec<(Manner, AtomicU32)>,
+    manners: Vec<(StateReply, AtomicU32)>,
     unanswered: Mutex<Vec<UnansweredCommand>>,
     /// What the driver answers when it is to quiesce a device.
     quiesces: Vec<Quiesce>,
@@ -103,7 +103,7 @@ impl ControlPort for Devices {
         } else {
             let (manner, asked) = &self.manners[command.header.device as usize];
             let asked = asked.fetch_add(1, Ordering::Relaxed);
-            let Manner::Served(pid, times) = *manner else {
+            let StateReply::Served(pid, times) = *manner else {
                 let mut unanswered = self.unanswered.lock().unwrap();
                 unanswered.push(UnansweredCommand(done));
                 return Ticket(0);
@@ -138,7 +138,7 @@ impl ControlPort for Devices {
 }
 
 fn wait(
-    manners: Vec<Manner>,
+    manners: Vec<StateReply>,
     limits: ExitTimeouts,
 ) -> (BTreeMap<u32, UnconfirmedReason>, Duration) {
     let ids: Vec<u32> = (0..manners.len() as u32).collect();
@@ -171,7 +171,7 @@ fn a_device_is_asked_until_it_has_no_server() {
         confirm: Duration::from_secs(60),
         ..SHORT
     };
-    let late = (0..128).map(|at| Manner::Served(us(), at % 5));
+    let late = (0..128).map(|at| StateReply::Served(us(), at % 5));
     let (unseen, took) = wait(late.collect(), limits);
     assert_eq!(unseen, BTreeMap::new());
     assert!(took < Duration::from_secs(30), "{took:?}");
@@ -179,13 +179,16 @@ fn a_device_is_asked_until_it_has_no_server() {
 
 #[test]
 fn a_successor_that_was_quicker_is_not_waited_for() {
-    let (unseen, _) = wait(vec![Manner::Served(us() + 1, u32::MAX)], SHORT);
+    let (unseen, _) = wait(vec![StateReply::Served(us() + 1, u32::MAX)], SHORT);
     assert_eq!(unseen, BTreeMap::new());
 }
 
 #[test]
 fn devices_that_stay_are_told_when_the_time_for_all_of_them_is_up() {
-    let devices = [Manner::Served(us(), u32::MAX), Manner::Served(-1, u32::MAX)];
+    let devices = [
+        StateReply::Served(us(), u32::MAX),
+        StateReply::Served(-1, u32::MAX),
+    ];
     let (unseen, took) = wait(devices.repeat(64), SHORT);
     assert_eq!(unseen.len(), 128);
     assert!(
@@ -204,14 +207,14 @@ fn thousands_of_devices_have_no_more_time_than_one() {
         ..SHORT
     };
     let many = 16 * CONCURRENT_COMMANDS_MAX;
-    let (unseen, took) = wait(vec![Manner::Served(us(), u32::MAX); many], limits);
+    let (unseen, took) = wait(vec![StateReply::Served(us(), u32::MAX); many], limits);
     assert_eq!(unseen.len(), many);
     assert!(took < 5 * limits.confirm, "{took:?}");
 }
 
 #[test]
 fn a_driver_that_does_not_answer_holds_nobody_beyond_the_time() {
-    let (unseen, took) = wait(vec![Manner::Silent; 64], SHORT);
+    let (unseen, took) = wait(vec![StateReply::Silent; 64], SHORT);
     assert_eq!(unseen.len(), 64);
     assert!(unseen.values().all(
         |why| matches!(why, UnconfirmedReason::NoReply(error) if error.kind() == ErrorKind::TimedOut)

@@ -250,16 +250,16 @@ fn result_of(command: &Command) -> i32 {
 
 /// Keeps requests for the test, or answers them at once.
 #[derive(Clone, Default)]
-struct Keep {
+struct KeepingHandler {
     at_once: Option<Answer>,
     kept: Arc<Mutex<Vec<Request>>>,
 }
 
-impl Keep {
-    fn answering(answer: Answer) -> Keep {
-        Keep {
+impl KeepingHandler {
+    fn answering(answer: Answer) -> KeepingHandler {
+        KeepingHandler {
             at_once: Some(answer),
-            ..Keep::default()
+            ..KeepingHandler::default()
         }
     }
 
@@ -268,7 +268,7 @@ impl Keep {
     }
 }
 
-impl Handler for Keep {
+impl Handler for KeepingHandler {
     fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         match self.at_once {
             Some(Answer::Failed(0)) => panic!("planted"),
@@ -285,7 +285,7 @@ const COPY_BY_USER: u64 = sys::F_USER_COPY | sys::F_PER_IO_TASK;
 #[test]
 fn results_are_what_the_driver_understands() {
     let done = |flags, answer, op| {
-        let mut rig = Rig::new(flags, 1, Keep::answering(answer));
+        let mut rig = Rig::new(flags, 1, KeepingHandler::answering(answer));
         rig.come(0, op, 8);
         rig.committed(0)
     };
@@ -319,7 +319,7 @@ fn results_are_what_the_driver_understands() {
 #[test]
 fn a_request_of_no_bytes_or_too_many_is_not_handed_out() {
     for sectors in [0, 4096, u32::MAX] {
-        let mut rig = Rig::new(COPY_BY_USER, 1, Keep::answering(Answer::Done));
+        let mut rig = Rig::new(COPY_BY_USER, 1, KeepingHandler::answering(Answer::Done));
         rig.come(0, READ, sectors);
         assert_eq!(rig.committed(0), -libc::EIO);
         assert_eq!(rig.counters.stats().requests, 0);
@@ -328,7 +328,7 @@ fn a_request_of_no_bytes_or_too_many_is_not_handed_out() {
 
 #[test]
 fn results_go_to_the_driver_in_the_order_of_the_answers() {
-    let mut rig = Rig::new(COPY_BY_USER, 4, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(COPY_BY_USER, 4, KeepingHandler::answering(Answer::Done));
     for tag in [2, 0, 3, 1] {
         rig.come(tag, WRITE, 8);
     }
@@ -339,7 +339,7 @@ fn results_go_to_the_driver_in_the_order_of_the_answers() {
 
 #[test]
 fn a_refused_result_is_sent_again_and_in_the_end_fails() {
-    let mut rig = Rig::new(COPY_BY_USER, 1, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(COPY_BY_USER, 1, KeepingHandler::answering(Answer::Done));
     rig.come(0, WRITE, 8);
     for _ in 0..3 {
         assert_eq!(rig.committed(0), 4096);
@@ -358,7 +358,7 @@ fn a_refused_result_is_sent_again_and_in_the_end_fails() {
 
 #[test]
 fn a_refused_fetch_is_told_once_and_sent_again() {
-    let mut rig = Rig::new(COPY_BY_USER, 2, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(COPY_BY_USER, 2, KeepingHandler::answering(Answer::Done));
     for _ in 0..2 {
         rig.answer(CommandKind::Fetch, 1, -libc::EBUSY);
         rig.end(OpKind::RetryTimer, 1, 0);
@@ -369,7 +369,7 @@ fn a_refused_fetch_is_told_once_and_sent_again() {
 
 #[test]
 fn a_queue_leaves_when_all_its_tags_are_retired_and_answered() {
-    let keep = Keep::default();
+    let keep = KeepingHandler::default();
     let mut rig = Rig::new(COPY_BY_USER, 3, keep.clone());
     rig.come(1, WRITE, 8);
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_ABORT);
@@ -388,7 +388,7 @@ fn a_queue_leaves_when_all_its_tags_are_retired_and_answered() {
 
 #[test]
 fn a_tag_that_a_quiesced_driver_keeps_does_not_hold_the_queue_for_ever() {
-    let mut rig = Rig::new(COPY_BY_USER, 2, Keep::default());
+    let mut rig = Rig::new(COPY_BY_USER, 2, KeepingHandler::default());
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_ABORT);
     assert!(!rig.port.detached);
     rig.end(OpKind::GraceTimer, 0, 0);
@@ -397,7 +397,7 @@ fn a_tag_that_a_quiesced_driver_keeps_does_not_hold_the_queue_for_ever() {
 
 #[test]
 fn a_server_that_stops_finishes_what_it_has_and_leaves_the_rest() {
-    let keep = Keep::default();
+    let keep = KeepingHandler::default();
     let mut rig = Rig::new(COPY_BY_USER, 3, keep.clone());
     rig.come(0, WRITE, 8);
     rig.with(|source, port| source.on_stop(port));
@@ -412,7 +412,7 @@ fn a_server_that_stops_finishes_what_it_has_and_leaves_the_rest() {
 
 #[test]
 fn before_linux_6_16_a_stopping_server_keeps_one_tag_idle() {
-    let keep = Keep::default();
+    let keep = KeepingHandler::default();
     let mut rig = Rig::new(sys::F_USER_COPY, 2, keep.clone());
     rig.come(0, WRITE, 8);
     rig.with(|source, port| source.on_stop(port));
@@ -428,7 +428,7 @@ fn before_linux_6_16_a_stopping_server_keeps_one_tag_idle() {
 #[test]
 fn a_share_of_a_queue_has_its_tags_and_leaves_with_them() {
     let share = Share { first: 1, step: 3 };
-    let mut rig = Rig::with_share(0, (8, share), Keep::answering(Answer::Done));
+    let mut rig = Rig::with_share(0, (8, share), KeepingHandler::answering(Answer::Done));
     let sent = |tag: &u16| {
         let number = command_number(CommandKind::Fetch, *tag);
         rig.port.armed.iter().any(|(own, _)| *own == number)
@@ -445,7 +445,11 @@ fn a_share_of_a_queue_has_its_tags_and_leaves_with_them() {
 
 #[test]
 fn a_panic_costs_its_request() {
-    let mut rig = Rig::new(COPY_BY_USER, 1, Keep::answering(Answer::Failed(0)));
+    let mut rig = Rig::new(
+        COPY_BY_USER,
+        1,
+        KeepingHandler::answering(Answer::Failed(0)),
+    );
     rig.come(0, WRITE, 8);
     rig.returned();
     assert_eq!(rig.committed(0), -libc::EIO);
@@ -454,9 +458,9 @@ fn a_panic_costs_its_request() {
 }
 
 /// Panics over writes of nine sectors; all else is done.
-struct Nine;
+struct NineSectorPanicHandler;
 
-impl Handler for Nine {
+impl Handler for NineSectorPanicHandler {
     fn on_request<P: Port>(&mut self, queue: &mut QueueCx<'_, P>, request: Request) {
         assert!(request.bytes() != 9 * 512, "planted");
         queue.complete(request);
@@ -465,7 +469,7 @@ impl Handler for Nine {
 
 #[test]
 fn requests_that_come_together_with_one_that_is_panicked_over_are_served() {
-    let mut rig = Rig::new(COPY_BY_USER, 4, Nine);
+    let mut rig = Rig::new(COPY_BY_USER, 4, NineSectorPanicHandler);
     for (tag, sectors) in [8, 9, 16, 9].into_iter().enumerate() {
         rig.describe(tag as u16, WRITE, sectors);
     }
@@ -483,7 +487,7 @@ fn requests_that_come_together_with_one_that_is_panicked_over_are_served() {
 
 #[test]
 fn a_panic_of_the_queue_itself_is_not_taken_for_its_handlers() {
-    let mut rig = Rig::new(COPY_BY_USER, 1, Nine);
+    let mut rig = Rig::new(COPY_BY_USER, 1, NineSectorPanicHandler);
     rig.port.armed.clear();
     let mut ends = [(command_number(CommandKind::Fetch, 7), sys::RESULT_OK)].into_iter();
     let told = catch_unwind(AssertUnwindSafe(|| {
@@ -495,7 +499,11 @@ fn a_panic_of_the_queue_itself_is_not_taken_for_its_handlers() {
 
 #[test]
 fn a_write_is_fetched_before_it_is_handed_out_and_may_have_become_shorter() {
-    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(
+        sys::F_NEED_GET_DATA,
+        1,
+        KeepingHandler::answering(Answer::Done),
+    );
     rig.describe(0, WRITE, 16);
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
     assert_eq!(rig.issued(CommandKind::GetData, 0).0, sys::IO_NEED_GET_DATA);
@@ -513,7 +521,11 @@ fn a_write_is_fetched_before_it_is_handed_out_and_may_have_become_shorter() {
 
 #[test]
 fn a_refused_fetch_of_data_is_tried_again_with_nothing_else() {
-    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(
+        sys::F_NEED_GET_DATA,
+        1,
+        KeepingHandler::answering(Answer::Done),
+    );
     rig.describe(0, WRITE, 8);
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
     rig.answer(CommandKind::GetData, 0, -libc::EFAULT);
@@ -525,7 +537,11 @@ fn a_refused_fetch_of_data_is_tried_again_with_nothing_else() {
 
 #[test]
 fn a_dry_pool_parks_a_write_until_its_buffer_comes() {
-    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 2, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(
+        sys::F_NEED_GET_DATA,
+        2,
+        KeepingHandler::answering(Answer::Done),
+    );
     rig.port.dry = true;
     rig.describe(0, WRITE, 8);
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
@@ -539,7 +555,7 @@ fn a_dry_pool_parks_a_write_until_its_buffer_comes() {
 
 #[test]
 fn a_refused_read_whose_buffer_is_gone_fails() {
-    let keep = Keep::default();
+    let keep = KeepingHandler::default();
     let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, keep.clone());
     rig.come(0, READ, 8);
     let mut request = keep.next();
@@ -555,7 +571,7 @@ fn a_refused_read_whose_buffer_is_gone_fails() {
 
 #[test]
 fn a_copy_buffer_travels_with_its_request_and_keeps_its_room() {
-    let keep = Keep::default();
+    let keep = KeepingHandler::default();
     let mut rig = Rig::new(0, 1, keep.clone());
     for (sectors, bytes) in [(1, 512), (2048, 1 << 20), (8, 4096)] {
         rig.come(0, READ, sectors);

@@ -12,7 +12,7 @@ fn wake<H: Handler>(rig: &mut Rig<H>, key: u64) {
 
 #[test]
 fn a_queue_rests_when_it_has_answered_what_it_had_and_takes_nothing_up() {
-    let handler = Keep::default();
+    let handler = KeepingHandler::default();
     let mut rig = Rig::new(COPY_BY_USER, 3, handler.clone());
     rig.come(0, READ, 8);
     wake(&mut rig, KEY_DRAIN);
@@ -31,7 +31,7 @@ fn a_queue_rests_when_it_has_answered_what_it_had_and_takes_nothing_up() {
 #[test]
 fn what_came_to_a_queue_that_rested_is_served_when_it_goes_on() {
     for flags in [COPY_BY_USER, sys::F_PER_IO_TASK] {
-        let handler = Keep::default();
+        let handler = KeepingHandler::default();
         let mut rig = Rig::new(flags, 3, handler.clone());
         wake(&mut rig, KEY_DRAIN);
         for tag in [1, 0, 2] {
@@ -54,7 +54,7 @@ fn what_came_to_a_queue_that_rested_is_served_when_it_goes_on() {
 #[test]
 fn a_write_that_was_announced_to_a_queue_that_rested_is_fetched_when_it_goes_on() {
     let flags = sys::F_NEED_GET_DATA | sys::F_PER_IO_TASK;
-    let mut rig = Rig::new(flags, 1, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(flags, 1, KeepingHandler::answering(Answer::Done));
     wake(&mut rig, KEY_DRAIN);
     rig.describe(0, WRITE, 8);
     rig.answer(CommandKind::Fetch, 0, sys::RESULT_NEED_GET_DATA);
@@ -66,7 +66,7 @@ fn a_write_that_was_announced_to_a_queue_that_rested_is_fetched_when_it_goes_on(
 
 #[test]
 fn a_queue_that_is_let_go_leaves_with_its_last_idle_tag() {
-    let handler = Keep::default();
+    let handler = KeepingHandler::default();
     let mut rig = Rig::new(COPY_BY_USER, 3, handler.clone());
     wake(&mut rig, KEY_DRAIN);
     rig.come(1, READ, 8);
@@ -83,7 +83,7 @@ fn a_queue_that_is_let_go_leaves_with_its_last_idle_tag() {
 
 #[test]
 fn a_device_that_is_stopped_while_its_queue_rests_has_what_came_answered() {
-    let mut rig = Rig::new(COPY_BY_USER, 2, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(COPY_BY_USER, 2, KeepingHandler::answering(Answer::Done));
     wake(&mut rig, KEY_DRAIN);
     rig.come(0, READ, 8);
     rig.answer(CommandKind::Fetch, 1, sys::RESULT_ABORT);
@@ -95,7 +95,7 @@ fn a_device_that_is_stopped_while_its_queue_rests_has_what_came_answered() {
 
 #[test]
 fn a_reactor_that_stops_leaves_what_came_to_a_queue_that_rests() {
-    let handler = Keep::default();
+    let handler = KeepingHandler::default();
     let mut rig = Rig::new(COPY_BY_USER, 2, handler.clone());
     wake(&mut rig, KEY_DRAIN);
     rig.come(0, READ, 8);
@@ -108,7 +108,7 @@ fn a_reactor_that_stops_leaves_what_came_to_a_queue_that_rests() {
 #[test]
 fn pages_that_the_driver_put_into_a_slot_are_taken_out_where_a_queue_is_let_go() {
     let auto = sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_USER_COPY | sys::F_PER_IO_TASK;
-    let mut rig = Rig::new(auto, 3, Keep::default());
+    let mut rig = Rig::new(auto, 3, KeepingHandler::default());
     wake(&mut rig, KEY_DRAIN);
     rig.come(0, READ, 8);
     rig.come(1, READ | sys::IO_NEED_REGISTER_BUFFER, 8);

@@ -39,7 +39,7 @@ impl Pool for TestPool {
     }
 }
 
-fn rig(pool: &TestPool, keep: &Keep) -> Rig<Keep> {
+fn rig(pool: &TestPool, keep: &KeepingHandler) -> Rig<KeepingHandler> {
     let tags = (4, Share::WHOLE);
     let pool = Some(Box::new(pool.clone()) as Box<dyn Pool>);
     let flags = sys::F_NEED_GET_DATA | sys::F_PER_IO_TASK;
@@ -64,7 +64,7 @@ impl<H: Handler> Rig<H> {
 #[test]
 fn a_dry_pool_of_the_users_is_waited_for_in_order() {
     let pool = TestPool::default();
-    let mut rig = rig(&pool, &Keep::default());
+    let mut rig = rig(&pool, &KeepingHandler::default());
     rig.announce(3, 16);
     rig.announce(1, 1);
     assert_eq!(rig.stats().waits, 2);
@@ -82,7 +82,7 @@ fn a_dry_pool_of_the_users_is_waited_for_in_order() {
 #[test]
 fn a_pool_that_panics_is_taken_for_dry_and_asked_again_after_a_pause() {
     let pool = TestPool::default();
-    let mut rig = rig(&pool, &Keep::answering(Answer::Done));
+    let mut rig = rig(&pool, &KeepingHandler::answering(Answer::Done));
     pool.with(|state| state.panics = true);
     rig.announce(2, 8);
     rig.announce(0, 8);
@@ -100,7 +100,7 @@ fn a_pool_that_panics_is_taken_for_dry_and_asked_again_after_a_pause() {
 #[test]
 fn the_driver_never_writes_to_a_buffer_that_is_too_short() {
     let pool = TestPool::default();
-    let mut rig = rig(&pool, &Keep::answering(Answer::Done));
+    let mut rig = rig(&pool, &KeepingHandler::answering(Answer::Done));
     pool.with(|state| (state.short, state.bytes) = (true, 1 << 20));
     rig.announce(0, 8);
     assert!(rig.fetching().is_empty());
@@ -112,7 +112,7 @@ fn the_driver_never_writes_to_a_buffer_that_is_too_short() {
 
 #[test]
 fn what_waits_for_a_slot_when_the_server_leaves_is_left_and_not_handed_out_after_that() {
-    let keep = Keep::default();
+    let keep = KeepingHandler::default();
     // Without a window one slot is there for all that find theirs taken.
     let flags = sys::F_ZERO_COPY | sys::F_AUTO_BUFFER | sys::F_PER_IO_TASK;
     let mut rig = Rig::new(flags, 4, keep.clone());
@@ -136,7 +136,7 @@ fn what_waits_for_a_slot_when_the_server_leaves_is_left_and_not_handed_out_after
 #[test]
 fn a_request_in_shared_memory_fails_and_is_counted() {
     for flags in [0, COPY_BY_USER, sys::F_ZERO_COPY | sys::F_AUTO_BUFFER] {
-        let mut rig = Rig::new(flags, 1, Keep::answering(Answer::Done));
+        let mut rig = Rig::new(flags, 1, KeepingHandler::answering(Answer::Done));
         for (round, op) in [READ, WRITE].into_iter().enumerate() {
             rig.come(0, op | sys::IO_SHARED, 8);
             assert_eq!(rig.committed(0), -libc::EIO);
@@ -144,7 +144,11 @@ fn a_request_in_shared_memory_fails_and_is_counted() {
         }
         assert_eq!(rig.stats().requests, 0);
     }
-    let mut rig = Rig::new(sys::F_NEED_GET_DATA, 1, Keep::answering(Answer::Done));
+    let mut rig = Rig::new(
+        sys::F_NEED_GET_DATA,
+        1,
+        KeepingHandler::answering(Answer::Done),
+    );
     rig.announce(0, 8);
     rig.describe(0, WRITE | sys::IO_SHARED, 8);
     rig.answer(CommandKind::GetData, 0, sys::RESULT_OK);
