@@ -20,11 +20,11 @@ use crate::Failure;
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
-    what: What,
+    what: Benchmark,
 }
 
 #[derive(clap::Subcommand)]
-enum What {
+enum Benchmark {
     /// The multi-queue core: second look, admission and completion, quiesce
     Blkmq,
     /// The instructions of a request, from descriptor to answer, against the committed ones
@@ -43,19 +43,23 @@ enum What {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let inside = match &arguments.what {
-        What::Ublk(arguments) => ublk::is_inside(arguments),
-        What::Volume(arguments) => ublk::volume::is_inside(arguments),
-        What::Blkmq | What::Guard(_) | What::Messenger | What::Nbd(_) | What::Store(_) => false,
+        Benchmark::Ublk(arguments) => ublk::is_inside(arguments),
+        Benchmark::Volume(arguments) => ublk::volume::is_inside(arguments),
+        Benchmark::Blkmq
+        | Benchmark::Guard(_)
+        | Benchmark::Messenger
+        | Benchmark::Nbd(_)
+        | Benchmark::Store(_) => false,
     };
     let _alone = (!inside).then(wait_for_turn).transpose()?;
     match &arguments.what {
-        What::Blkmq => blkmq(),
-        What::Guard(arguments) => guard::run(arguments),
-        What::Messenger => messenger(),
-        What::Nbd(arguments) => nbd::run(arguments),
-        What::Store(arguments) => store::run(arguments),
-        What::Ublk(arguments) => ublk::run(arguments),
-        What::Volume(arguments) => ublk::volume::run(arguments),
+        Benchmark::Blkmq => blkmq(),
+        Benchmark::Guard(arguments) => guard::run(arguments),
+        Benchmark::Messenger => messenger(),
+        Benchmark::Nbd(arguments) => nbd::run(arguments),
+        Benchmark::Store(arguments) => store::run(arguments),
+        Benchmark::Ublk(arguments) => ublk::run(arguments),
+        Benchmark::Volume(arguments) => ublk::volume::run(arguments),
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
 
 /// Who must see a bug.
 #[derive(Clone, Copy, Debug)]
-enum Judge {
+enum Detector {
     /// A test program and one test of it, in a guest.
     Test(&'static str, &'static str),
     /// The same on this machine.
@@ -39,7 +39,7 @@ enum Judge {
 struct Canary {
     name: &'static str,
     what: &'static str,
-    judge: Judge,
+    judge: Detector,
     words: &'static [&'static str],
 }
 
@@ -47,7 +47,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "drop_fua",
         what: "a write that asked to be durable is acknowledged before it is",
-        judge: Judge::Test(
+        judge: Detector::Test(
             "guest_power",
             "what_was_flushed_to_a_disk_survives_a_power_cut_at_any_moment",
         ),
@@ -56,19 +56,19 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "fetch_over_newer_write",
         what: "a cold read brings old bytes over a write that has just landed",
-        judge: Judge::Soak,
+        judge: Detector::Soak,
         words: &["; allowed are generations "],
     },
     Canary {
         name: "ack_before_ring_entry",
         what: "the last acknowledged write of a disk is not found after kill -9",
-        judge: Judge::Soak,
+        judge: Detector::Soak,
         words: &["; allowed are generations "],
     },
     Canary {
         name: "one_volume_stops_all",
         what: "a volume that cannot be opened keeps the server from starting",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "waiting",
             "a_volume_that_another_host_holds_waits_and_the_others_are_served",
         ),
@@ -77,7 +77,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "volume_size_is_exact",
         what: "a volume that was resized is refused to the command line that made it",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "waiting",
             "a_volume_is_served_by_the_same_command_line_after_it_was_resized_and_grown_by_a_larger_one",
         ),
@@ -86,7 +86,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "take_over_every_volume",
         what: "a start takes over what other hosts have",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "waiting",
             "a_take_over_is_of_one_volume_and_says_what_is_given_up",
         ),
@@ -95,7 +95,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "no_start_without_the_store",
         what: "a server does not start while its store is away",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "waiting",
             "a_server_starts_while_its_store_is_away_and_serves_as_soon_as_that_is_back",
         ),
@@ -104,7 +104,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "nothing_is_served_before_the_store_answers",
         what: "a volume that the log continues waits for a store that is away",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "waiting",
             "a_volume_that_its_log_continues_is_served_before_the_store_answers_and_checked_then",
         ),
@@ -113,13 +113,13 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "silence_is_no_trouble",
         what: "nothing says that the store takes requests and never answers",
-        judge: Judge::Here("minio_outages", "a_store_that_is_stopped_costs_no_error"),
+        judge: Detector::Here("minio_outages", "a_store_that_is_stopped_costs_no_error"),
         words: &["no line has"],
     },
     Canary {
         name: "health_is_always_well",
         what: "nothing says that the index rings are gone",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "health",
             "rings_that_cannot_be_put_back_are_said_and_a_restart_in_good_order_loses_nothing",
         ),
@@ -128,7 +128,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "list_waits_for_the_store",
         what: "a list of the volumes waits for a store that is away",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "health",
             "a_list_is_answered_soon_while_the_store_is_away_and_says_what_it_lacks",
         ),
@@ -137,7 +137,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "rings_stay_gone",
         what: "index rings that somebody removed are not put back",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "health",
             "rings_whose_names_are_gone_are_put_back_and_a_killed_server_loses_nothing",
         ),
@@ -149,7 +149,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "half_a_request_for_ever",
         what: "a client holds a connection of the API with half a request",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "health",
             "half_a_request_is_given_up_after_a_while_and_the_api_goes_on",
         ),
@@ -158,7 +158,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "blame_the_address",
         what: "a server that still has the directory is reported as an address in use",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "health",
             "a_server_that_still_has_the_directory_is_the_reason_and_not_its_address",
         ),
@@ -167,13 +167,13 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "answers_wait_for_ever",
         what: "a client holds a connection of the API by never taking its answer",
-        judge: Judge::Here("access", "a_client_that_takes_no_answer_is_given_up"),
+        judge: Detector::Here("access", "a_client_that_takes_no_answer_is_given_up"),
         words: &["its end did not happen in time"],
     },
     Canary {
         name: "every_role_is_admin",
         what: "a token for looking may change everything",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "access",
             "over_tcp_only_a_token_is_let_in_and_each_reaches_what_its_role_may",
         ),
@@ -182,7 +182,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "any_page_may_change",
         what: "a web page of somebody else uses the session of a browser",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "access",
             "a_browser_exchanges_its_token_for_a_cookie_and_no_other_page_may_use_it",
         ),
@@ -191,7 +191,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "no_limit_of_rate",
         what: "tokens may be guessed as fast as the network carries",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "access",
             "who_guesses_tokens_is_slowed_down_and_the_operator_is_not",
         ),
@@ -200,7 +200,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "token_for_everybody",
         what: "a token that others may read is used",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "access",
             "commands_over_tcp_use_the_token_of_this_directory_or_the_one_that_is_named",
         ),
@@ -209,7 +209,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "small_files_take_new_space",
         what: "a change of state needs new blocks of a full cache disk",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "full_disk",
             "a_full_cache_disk_refuses_no_change_of_state_and_a_killed_server_starts_on_it",
         ),
@@ -218,7 +218,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "cache_takes_the_last_byte",
         what: "the read cache leaves no space to whatever else writes to its file system",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "full_disk",
             "a_read_cache_takes_no_more_space_than_there_is_and_what_it_cannot_hold_is_read_from_the_store",
         ),
@@ -227,7 +227,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "rescue_gives_nothing_back",
         what: "a log is replaced while its volumes still rest on it",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "rescue_log",
             "what_a_poisoned_log_has_durable_moves_to_another_directory_and_no_volume_is_lost",
         ),
@@ -236,7 +236,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "disk_over_lost_writes",
         what: "a disk goes on without writes that it has shown, and a FLUSH succeeds",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "rescue_log",
             "a_disk_whose_unflushed_writes_a_poisoned_log_lost_is_not_served_again",
         ),
@@ -245,7 +245,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "fork_mixes_histories",
         what: "a fork of a lost tail lies over what another host wrote later",
-        judge: Judge::Here(
+        judge: Detector::Here(
             "rescue",
             "a_fork_never_mixes_two_histories_and_offers_the_tail_alone_where_the_store_has_merged_them",
         ),
@@ -254,7 +254,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "heap_of_the_moment",
         what: "the server asks for memory while it is what frees memory",
-        judge: Judge::Test(
+        judge: Detector::Test(
             "guest_swap",
             "swap_and_a_file_system_on_disks_of_this_host_do_not_hang_when_memory_is_short",
         ),
@@ -263,7 +263,7 @@ const CANARIES: [Canary; 26] = [
     Canary {
         name: "trust_the_name_of_a_disk",
         what: "attach prints a path at which something else stands",
-        judge: Judge::Test(
+        judge: Detector::Test(
             "guest_promises",
             "what_attach_prints_is_the_disk_though_a_file_had_its_name",
         ),
@@ -297,7 +297,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
         let mut command = command(kernel, canary, &programs)?;
         // A server that lost its way may never answer again, and those who wait for a disk cannot be
         // ended: a soak has said all there is to say with the first wrong sector.
-        let ends_there = matches!(canary.judge, Judge::Soak);
+        let ends_there = matches!(canary.judge, Detector::Soak);
         let found = hunt(&mut command, canary.words, ends_there)?;
         let seconds = begun.elapsed().as_secs_f64();
         match found {
@@ -317,7 +317,7 @@ fn build() -> Result<Vec<(String, PathBuf)>, Failure> {
     let mut command = workspace::cargo(["test", "--quiet", "-p", "firn", "--no-run"]);
     command.args(["--bin", "firn"]);
     for canary in &CANARIES {
-        if let Judge::Test(program, _) | Judge::Here(program, _) = canary.judge {
+        if let Detector::Test(program, _) | Detector::Here(program, _) = canary.judge {
             command.args(["--test", program]);
         }
     }
@@ -345,7 +345,7 @@ fn command(
         Ok::<_, Failure>(program)
     };
     match canary.judge {
-        Judge::Here(name, test) => {
+        Detector::Here(name, test) => {
             let mut command = Command::new("sh");
             command.env("FIRN_CANARY", canary.name);
             if name.starts_with(minio::TESTS) {
@@ -359,7 +359,7 @@ fn command(
                 .args(["--exact", test, "--nocapture"]);
             return Ok(command);
         }
-        Judge::Test(name, test) => {
+        Detector::Test(name, test) => {
             let program = find(name)?;
             command.args(["vm", "--kernel", kernel, "--deadline", "1800"]);
             command
@@ -371,7 +371,7 @@ fn command(
             command.args(["sh", "-c", RUN, "canary"]).arg(program);
             command.args(["--exact", test, "--nocapture"]);
         }
-        Judge::Soak => {
+        Detector::Soak => {
             let server = workspace::target().join("canary/debug/firn");
             return soak::planted(canary.name, kernel, &server);
         }
@@ -436,7 +436,8 @@ mod tests {
     #[test]
     fn the_tests_that_are_to_see_a_bug_are_there() {
         for canary in &CANARIES {
-            let (Judge::Test(program, test) | Judge::Here(program, test)) = canary.judge else {
+            let (Detector::Test(program, test) | Detector::Here(program, test)) = canary.judge
+            else {
                 continue;
             };
             let path = workspace::root().join(format!("crates/firn/tests/{program}.rs"));

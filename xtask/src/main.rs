@@ -1,4 +1,4 @@
-//! The one door for developers: this file only says which subcommands there are.
+//! `cargo xtask`, the developers' commands: this file only lists the subcommands.
 //!
 //! Each subcommand is a module with its own arguments and a `run`; nothing is shared by habit.
 #![forbid(unsafe_code)]

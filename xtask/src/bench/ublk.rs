@@ -20,8 +20,8 @@ use crate::{Failure, lane, process, vm, workspace};
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
     /// What to measure
-    #[arg(value_enum, default_value_t = What::Table)]
-    what: What,
+    #[arg(value_enum, default_value_t = UblkBenchmark::Table)]
+    what: UblkBenchmark,
     #[command(flatten)]
     options: Options,
     /// The kernel tree's server and the folder of libublk's, inside the guest
@@ -79,7 +79,7 @@ fn build_servers() -> Result<(), Failure> {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum What {
+enum UblkBenchmark {
     /// P1: null and file, each mode, 4k and 128k, QD1 and QD32, 1 and 16 devices
     Table,
     /// What get-data costs and what it saves
@@ -113,8 +113,8 @@ fn outside(arguments: &Arguments) -> Result<(), Failure> {
     // Room for 128 devices of 24 queues, and for as many servers. A device has no more queues than
     // there could be processors.
     let guest: &[&str] = match arguments.what {
-        What::Exit => &["--memory", "12G", "--possible-cpus", "24"],
-        What::Table | What::GetData => &["--memory", "4G"],
+        UblkBenchmark::Exit => &["--memory", "12G", "--possible-cpus", "24"],
+        UblkBenchmark::Table | UblkBenchmark::GetData => &["--memory", "4G"],
     };
     let words = ["ublk", what.get_name()];
     let mut guest = arguments.options.in_guest(guest, &words)?;
@@ -131,9 +131,9 @@ fn inside(arguments: &Arguments, kublk: &Path, libublk: &Path) -> Result<(), Fai
     );
     let servers = servers::all(kublk, libublk);
     match arguments.what {
-        What::Table => table::run(arguments, &servers),
-        What::GetData => getdata::run(arguments),
-        What::Exit => exit::run(arguments, kublk),
+        UblkBenchmark::Table => table::run(arguments, &servers),
+        UblkBenchmark::GetData => getdata::run(arguments),
+        UblkBenchmark::Exit => exit::run(arguments, kublk),
     }
 }
 

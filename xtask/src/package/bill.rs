@@ -19,7 +19,7 @@ const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 const LICENCE_FILES: [&str; 5] = ["license", "licence", "copying", "notice", "copyright"];
 
 /// The program and all that is linked into it.
-pub(super) struct Bill {
+pub(super) struct BillOfMaterials {
     version: String,
     parts: Vec<Part>,
 }
@@ -40,7 +40,7 @@ impl Part {
     }
 }
 
-impl Bill {
+impl BillOfMaterials {
     /// Of the sources in `root`.
     pub(super) fn of(root: &Path) -> Result<Self, Failure> {
         let mut cargo = workspace::cargo(["metadata", "--format-version", "1", "--locked"]);
@@ -92,7 +92,7 @@ impl Bill {
         if let Some(part) = parts.iter().find(|part| part.licence.is_empty()) {
             return Err(format!("{} names no licence", part.url()).into());
         }
-        Ok(Bill {
+        Ok(BillOfMaterials {
             version: text(&firn.1["version"]),
             parts,
         })
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn the_bill_lists_what_is_linked_and_not_what_tests_need() {
-        let bill = Bill::of(workspace::root()).unwrap();
+        let bill = BillOfMaterials::of(workspace::root()).unwrap();
         let names: Vec<_> = bill.parts.iter().map(|part| &*part.name).collect();
         assert!(names.contains(&"tokio") && names.contains(&"volume"));
         assert!(

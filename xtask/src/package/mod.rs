@@ -84,7 +84,7 @@ fn make(
     out: &Path,
     (revision, quickly): (u32, bool),
 ) -> Result<PathBuf, Failure> {
-    let bill = bill::Bill::of(source.root())?;
+    let bill = bill::BillOfMaterials::of(source.root())?;
     tree::Package {
         source,
         program,

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::bill::Bill;
+use super::bill::BillOfMaterials;
 use super::program::{Source, output};
 use crate::{Failure, process};
 
@@ -39,7 +39,7 @@ const SETTINGS: [&str; 6] = [
 pub(super) struct Package<'a> {
     pub(super) source: &'a Source,
     pub(super) program: &'a Path,
-    pub(super) bill: &'a Bill,
+    pub(super) bill: &'a BillOfMaterials,
     pub(super) revision: u32,
     /// Whether it is only to be tried: then it is packed quickly.
     pub(super) quickly: bool,

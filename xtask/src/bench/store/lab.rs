@@ -19,7 +19,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const TICKS: f64 = 100.0;
 
 /// A store and the network in front of it, new for each row.
-pub(super) struct Lab {
+pub(super) struct StoreRig {
     pub(super) proxy: Proxy,
     minio: Minio,
     programs: Programs,
@@ -56,8 +56,8 @@ impl PlainRun {
     }
 }
 
-impl Lab {
-    pub(super) fn new(programs: &Programs, arguments: &Arguments) -> Result<Lab, Failure> {
+impl StoreRig {
+    pub(super) fn new(programs: &Programs, arguments: &Arguments) -> Result<StoreRig, Failure> {
         let memory = Path::new("/dev/shm");
         let objects = if memory.is_dir() && !arguments.objects_on_disk {
             tempfile::tempdir_in(memory)?
@@ -70,7 +70,7 @@ impl Lab {
             secret_key: minio::SECRET_KEY.to_owned(),
             data: Some(objects.path().join("data")),
         })?;
-        Ok(Lab {
+        Ok(StoreRig {
             proxy: Proxy::start(minio.address)?,
             minio,
             programs: programs.clone(),
@@ -206,7 +206,7 @@ fn list_of_reads(traffic: &Traffic) -> String {
 
 /// A running server; killed when dropped.
 pub(super) struct FirnServer<'a> {
-    lab: &'a Lab,
+    lab: &'a StoreRig,
     child: Child,
     pub(super) socket: PathBuf,
     api: String,

@@ -37,7 +37,7 @@ pub(super) struct Load {
 
 /// When it ends.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Until {
+pub(super) enum LoadEnd {
     Time(Duration),
     Bytes(u64),
 }
@@ -105,7 +105,7 @@ impl Connection {
     }
 
     /// Runs a load to its end; what is in flight then is waited for and counted.
-    pub(super) fn run(&mut self, load: Load, until: Until) -> Result<Outcome, Failure> {
+    pub(super) fn run(&mut self, load: Load, until: LoadEnd) -> Result<Outcome, Failure> {
         if load.writes && self.pool.is_empty() {
             // A connection that writes one small block must not wait for megabytes of content.
             let bytes = POOL_BYTES.min(load.block * 32);
@@ -118,8 +118,8 @@ impl Connection {
         let mut block = vec![0; load.block];
         loop {
             let goes_on = match until {
-                Until::Time(time) => started.elapsed() < time,
-                Until::Bytes(bytes) => asked < bytes,
+                LoadEnd::Time(time) => started.elapsed() < time,
+                LoadEnd::Bytes(bytes) => asked < bytes,
             };
             if goes_on && in_flight.len() < load.depth {
                 in_flight.insert(self.ask(load)?, Instant::now());

@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::lab::{Lab, Programs};
-use super::load::{Load, Until};
+use super::lab::{Programs, StoreRig};
+use super::load::{Load, LoadEnd};
 use super::{Arguments, Line, flags, median};
 use crate::Failure;
 
@@ -88,14 +88,14 @@ pub(super) fn cold(
          CPU us/read |\n|---:|---|---:|---:|---:|---:|---:|"
     );
     for line in lines {
-        let lab = Lab::new(programs, arguments)?;
+        let lab = StoreRig::new(programs, arguments)?;
         let server = lab.serve("written", &cold_flags(arguments))?;
         let mut connection = server.connect("disk")?;
         let load = Load {
             writes: true,
             ..Pattern::Sequential.load()
         };
-        connection.run(load, Until::Bytes(COLD_MIB << 20))?;
+        connection.run(load, LoadEnd::Bytes(COLD_MIB << 20))?;
         server.sync("disk")?;
         drop(connection);
         server.stop()?;
@@ -127,7 +127,7 @@ fn cold_flags(arguments: &Arguments) -> Vec<String> {
 }
 
 fn measure_cold(
-    lab: &Lab,
+    lab: &StoreRig,
     arguments: &Arguments,
     line: Line,
     pattern: Pattern,
@@ -204,7 +204,7 @@ fn measure_beside(
     // Less than half of the log is dirty, so that nobody is paced.
     let log_mib = arguments.log_mib.max(1024);
     let dirty_mib = log_mib * 2 / 5;
-    let lab = Lab::new(programs, arguments)?;
+    let lab = StoreRig::new(programs, arguments)?;
     let mut all = flags("hot", 64, log_mib);
     all.push(format!("--volume=bulk={dirty_mib}MiB"));
     all.push("--rpo=1h".to_owned());
@@ -218,7 +218,7 @@ fn measure_beside(
         depth: 8,
         span: 64 << 20,
     };
-    hot.run(fill, Until::Bytes(64 << 20))?;
+    hot.run(fill, LoadEnd::Bytes(64 << 20))?;
     server.sync("hot")?;
     let reads = Load {
         writes: false,
@@ -229,7 +229,7 @@ fn measure_beside(
     };
     // As below, so that a busy moment of the machine does not decide.
     let idle: Result<Vec<_>, Failure> = (0..arguments.seconds.max(1))
-        .map(|_| Ok(hot.run(reads, Until::Time(READ_TIME))?.percentile(0.99)))
+        .map(|_| Ok(hot.run(reads, LoadEnd::Time(READ_TIME))?.percentile(0.99)))
         .collect();
     let idle = median(idle?, Duration::as_secs_f64)?;
     let mut bulk = server.connect("bulk")?;
@@ -237,7 +237,7 @@ fn measure_beside(
         span: dirty_mib << 20,
         ..fill
     };
-    bulk.run(fill, Until::Bytes(dirty_mib << 20))?;
+    bulk.run(fill, LoadEnd::Bytes(dirty_mib << 20))?;
     lab.slow_down(line.rate_mib, line.latency);
     lab.proxy.take_traffic();
     let mut sync = spawn_kill_on_drop(server.command(&["sync", "bulk"]))?;
@@ -245,7 +245,7 @@ fn measure_beside(
     let mut busy = Vec::new();
     let mut seconds = 0.0;
     loop {
-        let mut run = hot.run(reads, Until::Time(READ_TIME))?;
+        let mut run = hot.run(reads, LoadEnd::Time(READ_TIME))?;
         if sync.0.try_wait()?.is_some() {
             break;
         }

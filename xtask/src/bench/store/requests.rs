@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::Arguments;
-use super::lab::{Lab, Programs};
-use super::load::{Load, Until};
+use super::lab::{Programs, StoreRig};
+use super::load::{Load, LoadEnd};
 use crate::Failure;
 
 /// Each volume writes so much, once in this time.
@@ -17,7 +17,7 @@ const SECONDS_A_MONTH: f64 = 30.0 * 86400.0;
 
 /// One minute counts, after another in which the volumes come to a steady state.
 pub(super) fn of_many_volumes(programs: &Programs, arguments: &Arguments) -> Result<(), Failure> {
-    let lab = Lab::new(programs, arguments)?;
+    let lab = StoreRig::new(programs, arguments)?;
     let names: Vec<String> = (0..arguments.volumes).map(|n| format!("v{n}")).collect();
     let mut flags = vec![
         "--log-size=1GiB".to_owned(),
@@ -41,7 +41,7 @@ pub(super) fn of_many_volumes(programs: &Programs, arguments: &Arguments) -> Res
             let due = PERIOD.mul_f64(n as f64 / names.len() as f64);
             std::thread::sleep(due.saturating_sub(started.elapsed()));
             let mut connection = server.connect(name)?;
-            connection.run(load, Until::Bytes(WRITE_BYTES as u64))?;
+            connection.run(load, LoadEnd::Bytes(WRITE_BYTES as u64))?;
         }
         std::thread::sleep(PERIOD.saturating_sub(started.elapsed()));
         if minute == 1 {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::lab::{Lab, PlainRun, Programs};
-use super::load::{Load, Outcome, Until};
+use super::lab::{PlainRun, Programs, StoreRig};
+use super::load::{Load, LoadEnd, Outcome};
 use super::{Arguments, Line, flags, median};
 use crate::Failure;
 
@@ -37,18 +37,18 @@ fn measure(
     line: Line,
     load: Load,
 ) -> Result<Round, Failure> {
-    let lab = Lab::new(programs, arguments)?;
+    let lab = StoreRig::new(programs, arguments)?;
     let volume_mib = load.span >> 20;
     let server = lab.serve("cache", &flags("disk", volume_mib, arguments.log_mib))?;
     lab.slow_down(line.rate_mib, line.latency);
     let mut connection = server.connect("disk")?;
     // From here on the log is full: what is taken is what leaves.
     let filled = arguments.log_mib * 3 / 2 * (1 << 20);
-    connection.run(load, Until::Bytes(filled))?;
+    connection.run(load, LoadEnd::Bytes(filled))?;
     lab.proxy.take_traffic();
     let (cpu, minio_cpu) = (server.cpu_seconds()?, lab.minio_cpu_seconds()?);
     let time = Duration::from_secs(arguments.seconds);
-    let volume = connection.run(load, Until::Time(time))?;
+    let volume = connection.run(load, LoadEnd::Time(time))?;
     let volume_cpu = server.cpu_seconds()? - cpu;
     let minio_cpu = lab.minio_cpu_seconds()? - minio_cpu;
     let puts = lab.proxy.take_traffic().of("PUT");

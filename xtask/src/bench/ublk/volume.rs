@@ -30,8 +30,8 @@ use report::Report;
 #[derive(Clone, clap::Args)]
 pub(crate) struct Arguments {
     /// What to measure
-    #[arg(value_enum, default_value_t = What::All)]
-    what: What,
+    #[arg(value_enum, default_value_t = VolumePart::All)]
+    what: VolumePart,
     #[command(flatten)]
     options: Options,
     /// Where the log and the served files are
@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum What {
+enum VolumePart {
     /// All of what follows
     All,
     /// P2: hot requests against a bare file, and the threads that a hot request meets (P5)
@@ -150,13 +150,13 @@ fn inside(arguments: &Arguments, kublk: &Path) -> Result<(), Failure> {
     let lane = lane::describe_guest(kernel, *icount)?;
     println!("{lane}");
     let mut report = Report::new(&arguments.options, &lane);
-    let wanted = |what| arguments.what == what || arguments.what == What::All;
-    let parts: [(What, Part); 5] = [
-        (What::Hot, hot::run),
-        (What::Modes, modes::run),
-        (What::Cold, cold::run),
-        (What::Evict, evict::run),
-        (What::Flush, flush::run),
+    let wanted = |what| arguments.what == what || arguments.what == VolumePart::All;
+    let parts: [(VolumePart, Part); 5] = [
+        (VolumePart::Hot, hot::run),
+        (VolumePart::Modes, modes::run),
+        (VolumePart::Cold, cold::run),
+        (VolumePart::Evict, evict::run),
+        (VolumePart::Flush, flush::run),
     ];
     let dir = match arguments.medium {
         Medium::Memory => medium::in_memory()?,

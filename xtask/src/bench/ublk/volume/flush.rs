@@ -53,15 +53,15 @@ impl Durability {
 }
 
 /// Writers on a number of disks.
-struct Crowd {
+struct FlushLoad {
     name: &'static str,
     writers: usize,
     disks: usize,
 }
 
-impl Crowd {
-    const fn new(name: &'static str, writers: usize, disks: usize) -> Crowd {
-        Crowd {
+impl FlushLoad {
+    const fn new(name: &'static str, writers: usize, disks: usize) -> FlushLoad {
+        FlushLoad {
             name,
             writers,
             disks,
@@ -69,10 +69,10 @@ impl Crowd {
     }
 }
 
-const CROWDS: [Crowd; 3] = [
-    Crowd::new("1 writer", 1, 1),
-    Crowd::new("64 writers, 1 disk", MANY, 1),
-    Crowd::new("64 writers, 16 disks", MANY, DISKS),
+const CROWDS: [FlushLoad; 3] = [
+    FlushLoad::new("1 writer", 1, 1),
+    FlushLoad::new("64 writers, 1 disk", MANY, 1),
+    FlushLoad::new("64 writers, 16 disks", MANY, DISKS),
 ];
 
 /// What the log's disk did during a measurement.
