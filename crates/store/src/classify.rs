@@ -110,6 +110,8 @@ fn classify_code(code: &str, uncertain: Kind) -> Option<Verdict> {
 
 const OTHER_REGION: &str =
     "the bucket is in another region; name it with region=REGION in the URL, or AWS_REGION";
+const REFUSED: &str =
+    "the store refuses the request; check that it is of the kind that the URL's scheme names";
 const TOO_MUCH_TO_DO: &str = "the store has too much to do";
 
 fn classify_status(op: Op, status: u16, uncertain: Kind) -> Verdict {
@@ -139,7 +141,7 @@ fn classify_status(op: Op, status: u16, uncertain: Kind) -> Verdict {
         408 | 503 | 509 => (uncertain, true, TOO_MUCH_TO_DO),
         429 => (Kind::Unavailable, true, "the store asks for fewer requests"),
         507 => (uncertain, false, "the store is full; give it space"),
-        400..=499 => (Kind::Invalid, false, "the store refuses the request"),
+        400..=499 => (Kind::Invalid, false, REFUSED),
         _ => (
             uncertain,
             false,

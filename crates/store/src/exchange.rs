@@ -111,15 +111,35 @@ impl ObservedService {
         let in_host = host
             .strip_prefix(self.bucket.as_str())
             .is_some_and(|rest| rest.starts_with('.'));
-        // An account may come first, as in Azure's emulator.
+        // An account may come first, as in Azure's emulator. Google's client encodes all that is no letter
+        // and no digit.
         in_host
             || uri
                 .path()
                 .split('/')
                 .skip(1)
                 .take(5)
-                .any(|part| part == self.bucket)
+                .any(|part| is_encoding_of(part, &self.bucket))
     }
+}
+
+/// Whether a part of a path, some bytes of which may be percent-encoded, stands for `name`.
+fn is_encoding_of(part: &str, name: &str) -> bool {
+    let mut rest = part.as_bytes();
+    for byte in name.bytes() {
+        rest = match rest {
+            [b'%', high, low, after @ ..] if decode_hex(*high, *low) == Some(byte) => after,
+            [first, after @ ..] if *first == byte => after,
+            _ => return false,
+        };
+    }
+    rest.is_empty()
+}
+
+fn decode_hex(high: u8, low: u8) -> Option<u8> {
+    let digits = [high, low];
+    let text = std::str::from_utf8(&digits).ok()?;
+    u8::from_str_radix(text, 16).ok()
 }
 
 #[async_trait]
@@ -164,7 +184,11 @@ async fn note_refusal(response: HttpResponse) -> Result<HttpResponse, HttpError>
     note(ExchangeOutcome::Refused(Refusal {
         status: parts.status.as_u16(),
         code: plain(&code),
-        message: plain(&find_element(&text, "Message").unwrap_or_default()),
+        message: plain(
+            &find_element(&text, "Message")
+                .or_else(|| find_json_message(&text))
+                .unwrap_or_default(),
+        ),
         region: header("x-amz-bucket-region")
             .or_else(|| find_element(&text, "Region"))
             .map(|region| plain(&region)),
@@ -176,6 +200,14 @@ async fn note_refusal(response: HttpResponse) -> Result<HttpResponse, HttpError>
 fn find_element(text: &str, name: &str) -> Option<String> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     let (content, _) = rest.split_once(&format!("</{name}>"))?;
+    Some(content.to_owned())
+}
+
+/// The first `message` of a JSON error, up to the first quote in it: for people to read, nothing more.
+fn find_json_message(text: &str) -> Option<String> {
+    let (_, rest) = text.split_once("\"message\"")?;
+    let rest = rest.trim_start().strip_prefix(':')?.trim_start();
+    let (content, _) = rest.strip_prefix('"')?.split_once('"')?;
     Some(content.to_owned())
 }
 
@@ -219,5 +251,25 @@ mod tests {
         assert_eq!(plain(&message), "not here");
         assert_eq!(find_element("<Code>cut", "Code"), None);
         assert_eq!(plain(&"é".repeat(300)).len(), MESSAGE_BYTES_MAX);
+        let json = r#"{"error":{"code":400,"message": "invalid uploadType","errors":[]}}"#;
+        let message = find_json_message(json);
+        assert_eq!(message.as_deref(), Some("invalid uploadType"));
+        assert_eq!(find_json_message(r#"{"message":"cut"#), None);
+    }
+
+    #[test]
+    fn a_bucket_is_known_in_a_path_however_it_is_encoded() {
+        for (part, is_it) in [
+            ("firn-test.1", true),
+            ("firn%2Dtest%2E1", true),
+            ("firn%2dtest.1", true),
+            ("firn%2Dtest", false),
+            ("firn%2Dtest%2E1x", false),
+            ("firn%2Ftest%2E1", false),
+            ("firn%", false),
+            ("", false),
+        ] {
+            assert_eq!(is_encoding_of(part, "firn-test.1"), is_it, "{part}");
+        }
     }
 }
