@@ -135,6 +135,8 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "restore_leaves_no_trace",
     "point_forgets_the_fence",
     "snapshot_is_taken_when_stored",
+    "attached_snapshot_is_deleted",
+    "snapshot_flush_asks_the_log",
     "tombstone_is_a_base",
     "fork_never_looks_at_its_base_again",
     "restore_keeps_what_was_there_too_early",

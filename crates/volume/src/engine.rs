@@ -85,6 +85,8 @@ pub(crate) struct Engine {
     reclaim_requests: AtomicU64,
     /// Volume names whose opening, closing or deletion is going on.
     pub(crate) locked_names: Mutex<BTreeSet<String>>,
+    /// Snapshots that are served, by name. They are no tails of this log.
+    pub(crate) open_snapshots: Mutex<BTreeMap<String, Arc<Tail>>>,
     /// Lost tails that a fork reads: they stay until it has ended.
     pub(crate) forked_tails: Mutex<BTreeSet<TailId>>,
     pub(crate) poisoned: AtomicBool,
@@ -169,6 +171,7 @@ impl Engine {
             reclaim_requests: AtomicU64::new(0),
             log_reads: LogReads::default(),
             locked_names: Mutex::default(),
+            open_snapshots: Mutex::default(),
             forked_tails: Mutex::default(),
             poisoned: AtomicBool::new(poisoned),
             stopping: AtomicBool::new(false),

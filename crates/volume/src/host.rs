@@ -36,6 +36,7 @@ use crate::store::collector_state::CollectorReport;
 use crate::store::flow;
 use crate::store::flow::fork_tail::{self, ForkedTail};
 use crate::store::forget;
+use crate::store::forks::open_snapshot;
 use crate::store::forks::restore::restore;
 use crate::store::forks::snapshot_list::{SnapshotInfo, list_snapshots};
 use crate::store::forks::{self, Fork};
@@ -213,10 +214,23 @@ impl Host {
         )
     }
 
+    /// Opens a snapshot, `VOLUME@SNAPSHOT`, to be read. It takes no write and needs no log; other hosts may have it
+    /// open, too. [`Host::close_volume`] closes it.
+    pub fn open_snapshot(&self, name: &str) -> Answer<Result<Volume, OpenError>> {
+        let name = name.to_owned();
+        self.control(move |engine| async move { open_snapshot::open(&engine, &name).await })
+    }
+
     /// Brings a volume to the store and gives it back. Transports have let go of it before.
     pub fn close_volume(&self, volume: &Volume) -> Answer<Result<(), OpenError>> {
         let tail = Arc::clone(&volume.tail);
-        self.control(move |engine| async move { open::close(&engine, &tail).await })
+        self.control(move |engine| async move {
+            if tail.is_snapshot() {
+                open_snapshot::close(&engine, &tail);
+                return Ok(());
+            }
+            open::close(&engine, &tail).await
+        })
     }
 
     /// Makes an open volume larger, in the store and here. Ends when it is; a volume never
@@ -332,6 +346,9 @@ impl Host {
         let tail = Arc::clone(&volume.tail);
         let target = tail.newest();
         self.control(move |engine| async move {
+            if tail.is_snapshot() {
+                return Ok(target);
+            }
             flow::wait_stored(&engine, &tail, target)
                 .await
                 .map(|()| target)

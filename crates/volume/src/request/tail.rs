@@ -25,6 +25,7 @@ use crate::log::segments::{Lots, Segments};
 use crate::map::ExtentMap;
 use crate::map::index::Index;
 use crate::map::layers::{DirtyExtent, FrozenLayer, Layers, LogAddr};
+use crate::object::SNAPSHOT_SIGN;
 use crate::request::points::Points;
 use crate::request::space::Pace;
 use crate::request::watermark::Ages;
@@ -152,6 +153,11 @@ impl Tail {
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether it is a snapshot that is served: nothing of it is in the log, and nobody writes to it.
+    pub(crate) fn is_snapshot(&self) -> bool {
+        self.name.contains(SNAPSHOT_SIGN)
     }
 
     pub(crate) fn is_rescue(&self) -> bool {

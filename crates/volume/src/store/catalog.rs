@@ -31,6 +31,12 @@ use crate::units::{Epoch, Lsn};
 /// Makes an open volume larger. What is added reads as zeroes.
 pub(crate) async fn grow(tail: &Arc<Tail>, bytes: u64) -> Result<(), OpenError> {
     check_size(bytes)?;
+    if tail.is_snapshot() {
+        return Err(OpenError::Invalid(format!(
+            "{name} is a snapshot, whose size stays: make a volume of it with `firn fork {name} NEW`",
+            name = tail.name()
+        )));
+    }
     let now = tail.lock().geometry.bytes;
     if bytes < now {
         return Err(OpenError::Invalid(format!(

@@ -3,11 +3,12 @@
 //! A snapshot is a closed volume of its own that nobody writes to, a fork one that anybody may open. Both
 //! share the objects of the state that they begin with, by name. [`live_parent`] takes that state of a
 //! volume that is served here, [`stored_parent`] of any other; [`child`] makes of it what the store has
-//! then. [`restore`] sets a volume back to a snapshot. What came first never matters to readers: a root names all that it needs.
+//! then. [`restore`] sets a volume back to a snapshot, [`open_snapshot`] serves one. What came first never matters to readers: a root names all that it needs.
 
 pub(in crate::store) mod child;
 mod held_point;
 mod live_parent;
+pub(crate) mod open_snapshot;
 pub(crate) mod restore;
 pub(crate) mod snapshot_list;
 mod stored_parent;
@@ -145,7 +146,9 @@ fn check_nothing_waits(engine: &Engine, root: &Root, spec: &ChildSpec) -> Result
 pub(crate) async fn delete_snapshot(engine: &Arc<Engine>, name: &str) -> Result<(), OpenError> {
     check_snapshot_name(name)?;
     let _busy = lock_point(engine, name)?;
-    if live_tail(engine, name).is_some() {
+    if open_snapshot::find(engine, name).is_some()
+        && !canary::active!("attached_snapshot_is_deleted")
+    {
         return Err(OpenError::InUse(name.to_owned()));
     }
     let missing = || OpenError::NoSuchSnapshot(name.to_owned());

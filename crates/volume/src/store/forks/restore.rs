@@ -104,7 +104,8 @@ fn moved_meanwhile(volume: &str) -> OpenError {
     ))
 }
 
-async fn read_snapshot(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
+/// A snapshot's root.
+pub(super) async fn read_snapshot(engine: &Engine, name: &str) -> Result<KnownRoot, OpenError> {
     match read_root(engine, name).await {
         Err(OpenError::NoSuchVolume(_)) => Err(OpenError::NoSuchSnapshot(name.to_owned())),
         found => found,
