@@ -416,6 +416,9 @@ pub(crate) struct Snapshot {
     pub(crate) lsn: u64,
     pub(crate) taken_unix_ms: u64,
     pub(crate) labels: BTreeMap<String, String>,
+    /// Where it is reached: its disk, or an NBD URI; only for one that is attached here.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) attached: Option<String>,
 }
 
 /// Answer to `POST /v1/volumes/{name}/snapshots/{snapshot}/restore`.

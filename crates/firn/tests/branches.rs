@@ -266,3 +266,59 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
     }
     assert_eq!(snapshots(&world, &server), ["demo@one"]);
 }
+
+/// Where a snapshot is attached, as its list says.
+fn attached_at(world: &World, server: &Server) -> Value {
+    let listed = world.done(server, &["snapshot", "list", "demo", "--json"]);
+    let listed: Value = serde_json::from_str(&listed).unwrap();
+    listed["snapshots"][0]["attached"].clone()
+}
+
+#[test]
+fn a_snapshot_that_is_attached_is_read_as_it_was_by_any_host_and_is_back_after_a_kill() {
+    const EPERM: u32 = 1;
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let mut client = server.connect("demo");
+    client.write(0, &content(1)).unwrap();
+    world.done(&server, &["snapshot", "create", "demo@one"]);
+    client.write(0, &content(2)).unwrap();
+    let attach = ["attach", "demo@one", "--transport", "nbd"];
+    let uri = world.done(&server, &attach);
+    assert!(uri.contains("/demo@one"), "{uri}");
+    assert_eq!(attached_at(&world, &server), uri.trim());
+    let other = world.serve("other", &[]);
+    world.done(&other, &attach);
+    for server in [&server, &other] {
+        let mut reader = server.connect("demo@one");
+        assert_eq!(reader.size, 8 << 20);
+        assert_eq!(reader.read(0, BLOCK).unwrap(), content(1));
+        assert_eq!(reader.read(BLOCK as u64, BLOCK).unwrap(), content(0));
+        assert_eq!(reader.try_write(0, &content(3)).unwrap(), EPERM);
+        reader.flush().unwrap();
+    }
+    let listed = world.done(&server, &["volume", "list"]);
+    assert!(!listed.contains("demo@one"), "{listed}");
+    let said = world.fails(&server, &["snapshot", "delete", "demo@one"]);
+    assert!(said.contains("firn detach demo@one"), "{said}");
+    let said = world.fails(&server, &["attach", "demo@one", "--take-over"]);
+    assert!(said.contains("leave --take-over out"), "{said}");
+    let said = world.fails(&server, &["attach", "demo@two", "--transport", "nbd"]);
+    assert!(said.contains("no snapshot named demo@two"), "{said}");
+    server.kill();
+    let server = world.serve("cache", &[]);
+    let mut reader = server.connect("demo@one");
+    assert_eq!(reader.read(0, BLOCK).unwrap(), content(1));
+    assert_eq!(server.connect("demo").read(0, BLOCK).unwrap(), content(2));
+    let said = world.fails(&server, &["detach", "demo@one"]);
+    assert!(said.contains("used by 1 connections"), "{said}");
+    world.done(&server, &["detach", "--force", "demo@one"]);
+    assert_eq!(attached_at(&world, &server), Value::Null);
+    // The other host has it attached: what is here was asked alone.
+    world.done(&server, &["snapshot", "delete", "demo@one"]);
+    let found = other.connect("demo@one").read(0, BLOCK);
+    assert!(found.is_err() || found == Ok(content(1)), "other bytes");
+    world.done(&other, &["detach", "--force", "demo@one"]);
+    let said = world.fails(&other, &attach);
+    assert!(said.contains("no snapshot named demo@one"), "{said}");
+}

@@ -87,9 +87,13 @@ fn print_list(list: &SnapshotList) -> Result<()> {
             Size(snapshot.size_bytes).to_string(),
             snapshot.lsn.to_string(),
             age_of(snapshot.taken_unix_ms),
+            snapshot.attached.clone().unwrap_or_default(),
             labels.join(" "),
         ]
     };
     let rows: Vec<Vec<String>> = list.snapshots.iter().map(row).collect();
-    output::table(&["SNAPSHOT", "SIZE", "LSN", "AGE", "LABELS"], &rows)
+    output::table(
+        &["SNAPSHOT", "SIZE", "LSN", "AGE", "ATTACHED", "LABELS"],
+        &rows,
+    )
 }

@@ -20,6 +20,39 @@ fn open_mode(request: &AttachRequest) -> OpenMode {
     }
 }
 
+/// Whether it is the name of a snapshot, `VOLUME@SNAPSHOT`, and not of a volume.
+pub(super) fn is_snapshot(name: &str) -> bool {
+    name.contains('@')
+}
+
+/// Refuses to change a snapshot as volumes are changed.
+pub(super) fn refuse_snapshot(name: &str) -> Result<()> {
+    match is_snapshot(name) {
+        false => Ok(()),
+        true => Err(Failure::invalid(format!(
+            "{name} is a snapshot, which never changes: make a volume of it with `firn fork {name} NEW`, or delete \
+             it with `firn snapshot delete {name}`"
+        ))),
+    }
+}
+
+/// A snapshot is nobody's to take over, and its disk takes no writes.
+fn request_for_snapshot(
+    name: &str,
+    request: AttachRequest,
+    transport: Transport,
+) -> Result<AttachRequest> {
+    if request.take_over {
+        return Err(Failure::invalid(format!(
+            "{name} is a snapshot, which any number of hosts may have attached: leave --take-over out"
+        )));
+    }
+    Ok(AttachRequest {
+        read_only: transport == Transport::Ublk,
+        ..request
+    })
+}
+
 impl ControlPlane {
     /// Opens the volume if it is not open, and attaches it by the transport that the request
     /// chooses. A volume that is attached like that already stays as it is.
@@ -27,6 +60,10 @@ impl ControlPlane {
         request.validate()?;
         let _lock = self.volume_locks.lock(name).await;
         let transport = probe::choose_transport(&request, &self.disks.factory().await)?;
+        let request = match is_snapshot(name) {
+            true => request_for_snapshot(name, request, transport)?,
+            false => request,
+        };
         let given_up = match request.take_over && self.volumes.get(name).is_none() {
             true => self.find_loss(name).await?,
             false => None,
@@ -97,7 +134,11 @@ impl ControlPlane {
     /// no room for the record refuses the attach before anything has changed, and after a crash in
     /// between the next server completes it.
     async fn open_recorded(&self, name: &str, request: &AttachRequest) -> Result<Arc<OpenVolume>> {
-        volume::check_name(name).map_err(Failure::from)?;
+        match is_snapshot(name) {
+            true => volume::check_snapshot_name(name).map(drop),
+            false => volume::check_name(name),
+        }
+        .map_err(Failure::from)?;
         let recorded = self.disks.attached.all().contains_key(name);
         self.disks.attached.add(name)?;
         let opened = self.open(name, open_mode(request)).await;
@@ -177,7 +218,9 @@ impl ControlPlane {
         let disk = self.disks.attached.all().remove(name);
         let Some(disk) = disk.or(waits.then_some(None)) else {
             // A volume that does not exist is another failure.
-            self.host.show_volume(name).await.map_err(Failure::from)?;
+            if !is_snapshot(name) {
+                self.host.show_volume(name).await.map_err(Failure::from)?;
+            }
             return Err(Failure::new(
                 FailureCode::NotAttached,
                 format!("volume {name} is not attached here; there is nothing to detach"),
@@ -200,6 +243,7 @@ impl ControlPlane {
     /// Grows a volume, and its disk with it. NBD clients see the new size when they reconnect.
     pub(crate) async fn resize(&self, name: &str, bytes: u64) -> Result<Volume> {
         let _lock = self.volume_locks.lock(name).await;
+        refuse_snapshot(name)?;
         let Some(open) = self.volumes.get(name) else {
             let open = self.open(name, OpenMode::default()).await?;
             let grown = self.host.grow_volume(&open.volume, bytes).await;

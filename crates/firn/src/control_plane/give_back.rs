@@ -11,6 +11,7 @@ use serde::Serialize;
 use volume::{OpenError, OpenMode, RecoveryReport};
 
 use crate::control_plane::ControlPlane;
+use crate::control_plane::attach::is_snapshot;
 use crate::failure::{Failure, FailureCode, Result};
 
 /// Volumes that are given back side by side.
@@ -81,7 +82,9 @@ impl ControlPlane {
         let tails = report.tails.iter().filter(|tail| !tail.rescue);
         let tails: BTreeSet<String> = tails.map(|tail| tail.volume.clone()).collect();
         let mut names = tails.clone();
-        names.extend(self.disks.attached.all().into_keys());
+        let attached = self.disks.attached.all().into_keys();
+        // A snapshot has nothing in any log.
+        names.extend(attached.filter(|name| !is_snapshot(name)));
         let given_back = stream::iter(names).map(|name| async {
             let result = self.give_back(&name, tails.contains(&name)).await;
             (name, result)

@@ -157,7 +157,9 @@ impl ControlPlane {
             Ok(infos) => (infos, None),
             Err(failure) => {
                 let open = self.volumes.all().into_iter();
-                let infos = open.map(|open| open.volume.info()).collect();
+                let infos = open.map(|open| open.volume.info());
+                let infos = infos.filter(|info| !attach::is_snapshot(&info.name));
+                let infos = infos.collect();
                 (infos, Some(failure.detail))
             }
         };
@@ -223,6 +225,7 @@ impl ControlPlane {
 
     pub(crate) async fn delete(&self, name: &str) -> Result<()> {
         let _lock = self.volume_locks.lock(name).await;
+        attach::refuse_snapshot(name)?;
         if let Some(open) = self.volumes.get(name) {
             self.check_no_disk(name)?;
             self.check_no_connections(name)?;
@@ -283,7 +286,10 @@ impl ControlPlane {
             take_over: mode.take_over || canary::active!("take_over_every_volume"),
             ..mode
         };
-        let volume = self.host.open_volume(name, mode).await;
+        let volume = match attach::is_snapshot(name) {
+            true => self.host.open_snapshot(name).await,
+            false => self.host.open_volume(name, mode).await,
+        };
         let open = self.export(volume.map_err(Failure::from)?);
         self.prefetch_boot_set(&open);
         Ok(open)

@@ -12,6 +12,7 @@ use crate::model::{CreateSnapshot, ForkVolume, Forked, Restored, Snapshot, Snaps
 
 fn describe(info: SnapshotInfo) -> Snapshot {
     Snapshot {
+        attached: None,
         name: info.name,
         id: info.id.to_string(),
         volume_id: info.of.map(|volume| volume.to_string()),
@@ -45,16 +46,44 @@ impl ControlPlane {
             self.host.show_volume(volume).await.map_err(Failure::from)?;
         }
         Ok(SnapshotList {
-            snapshots: found.into_iter().map(describe).collect(),
+            snapshots: found
+                .into_iter()
+                .map(|info| self.with_address(describe(info)))
+                .collect(),
         })
     }
 
     pub(crate) async fn delete_snapshot(&self, volume: &str, snapshot: &str) -> Result<()> {
         let name = format!("{volume}@{snapshot}");
+        let _lock = self.volume_locks.lock(&name).await;
+        if self.volumes.get(&name).is_some() {
+            return Err(Failure::new(
+                FailureCode::VolumeInUse,
+                format!("snapshot {name} is attached; detach it first: firn detach {name}"),
+            ));
+        }
+        self.check_no_waiting_disk(&name)?;
         let deleted = self.host.delete_snapshot(&name).await;
         match deleted {
             Err(error) => Err(self.failure_of_point(volume, error).await),
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.waiting.remove(&name);
+                self.disks.attached.remove(&name)
+            }
+        }
+    }
+
+    /// Says where a snapshot is reached, if it is attached here.
+    fn with_address(&self, snapshot: Snapshot) -> Snapshot {
+        let name = &snapshot.name;
+        let open = self.volumes.get(name);
+        let open = open.filter(|open| open.info.id.to_string() == snapshot.id);
+        let device = || self.disks.describe(name).map(|disk| disk.device);
+        let attached =
+            open.and_then(|_| device().or_else(|| self.nbd.uris(name).into_iter().next()));
+        Snapshot {
+            attached,
+            ..snapshot
         }
     }
 

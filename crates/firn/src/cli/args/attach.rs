@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::volume::{Patience, volume_name};
+use super::points::parent_name;
+use super::volume::Patience;
 use crate::failure::Failure;
 use crate::model::{AttachRequest, DataMode, TransportChoice};
 use crate::units::TimeSpan;
@@ -22,8 +23,8 @@ pub(crate) enum FileSystem {
 
 #[derive(Debug, Args)]
 pub(crate) struct AttachArgs {
-    /// Name of the volume.
-    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    /// The volume, or a snapshot of it, which takes no writes.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
     pub(crate) name: String,
     /// How to reach it. All other options apply to a ublk disk only.
     #[arg(long, value_enum, default_value_t = TransportChoice::Auto)]
@@ -88,7 +89,7 @@ fn park_timeout(text: &str) -> Result<f64, String> {
 impl AttachArgs {
     /// Whether the disk takes no writes.
     pub(crate) fn is_read_only(&self) -> bool {
-        self.read_only
+        self.read_only || self.name.contains('@')
     }
 
     /// The request for the server, if its options make sense.
@@ -103,6 +104,11 @@ impl AttachArgs {
             (TransportChoice::Auto, Some(_)) => TransportChoice::Ublk,
             (asked, _) => asked,
         };
+        if self.mkfs.is_some() && self.is_read_only() {
+            return Err(Failure::invalid(
+                "--mkfs makes a file system, and a snapshot takes no writes; leave it out",
+            ));
+        }
         let request = AttachRequest {
             transport,
             data_mode: Some(self.data_mode).filter(|mode| *mode != DataMode::Auto),
@@ -120,8 +126,8 @@ impl AttachArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DetachArgs {
-    /// Name of the volume.
-    #[arg(value_name = "VOLUME", value_parser = volume_name)]
+    /// The volume or snapshot.
+    #[arg(value_name = "VOLUME[@SNAPSHOT]", value_parser = parent_name)]
     pub(crate) name: String,
     /// Detach even if it is mounted or has clients: their requests fail.
     #[arg(long)]

@@ -75,7 +75,7 @@ pub(crate) enum Command {
     /// Create, list, show, resize or delete volumes.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Attach a volume: as a disk of this machine, or over NBD.
+    /// Attach a volume, or a snapshot of one to be read: as a disk of this machine, or over NBD.
     #[command(
         after_help = "The device or the URI alone is printed on standard output:\n  \
         mkfs.ext4 \"$(firn attach demo --transport ublk)\"\n  \
@@ -85,6 +85,9 @@ pub(crate) enum Command {
         what auto chooses here, and why.\n\n\
         After the loss of the host that had it, or of its cache directory:\n  \
         firn attach demo --take-over       gives up what that host had not uploaded, and says so\n\n\
+        To look into a snapshot, without a fork and on any number of hosts; it takes no writes:\n  \
+        mount -o ro,noload \"$(firn attach demo@before --transport ublk)\" /mnt     an ext4 that was in use\n  \
+        qemu-img map \"$(firn attach demo@before --transport nbd)\"\n\n\
         At boot, before the server is up, and with a file system made if it was never written:\n  \
         firn attach demo --wait --timeout 2min --mkfs ext4 --mount /srv/demo"
     )]
