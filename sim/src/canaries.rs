@@ -159,6 +159,7 @@ const SEEN_BY_ENGINE_TESTS: &[&str] = &[
     "one_key_is_everybodys",
     "stopped_host_publishes",
     "next_start_forgets_the_fence",
+    "next_start_serves_what_ended",
     "lost_tails_lose_their_rings",
     "outrun_claim_is_judged",
     "unknown_is_a_hole",

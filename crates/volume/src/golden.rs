@@ -175,10 +175,11 @@ fn the_index_ring_is_as_documented() {
     let (id, boot) = (ring_id(Some(tail())), Boot::new(&[0xb0; 16]));
     let found = |bytes: &[u8]| {
         let ring = Ring::open_existing(region(bytes), &id, boot)?;
-        Some((ring.durable(), [ring.read(Lsn(5))?, ring.read(Lsn(6))?]))
+        let entries = [ring.read(Lsn(5))?, ring.read(Lsn(6))?];
+        Some((ring.durable(), ring.requires_check(), entries))
     };
     every_byte_matters(&bytes, &[], |bytes| {
-        found(bytes) == Some((Lsn(4), entries()))
+        found(bytes) == Some((Lsn(4), false, entries()))
     });
     let empty = Arc::new(HeapRegion::new(bytes.len() / 8));
     let ring = Ring::format(empty.clone(), &id, boot);
@@ -192,15 +193,19 @@ fn the_index_ring_is_as_documented() {
     let marked = fixture!("ring_poisoned");
     assert_eq!(written(&empty), marked);
     let found = Ring::open_existing(region(&marked), &id, boot);
-    assert!(found.is_some_and(|ring| ring.is_poisoned()));
+    assert!(found.is_some_and(|ring| ring.is_poisoned() && !ring.requires_check()));
+    ring.require_check();
+    let mut checked = marked;
+    checked[104] = 1;
+    assert_eq!(written(&empty), checked);
 }
 
 #[test]
 fn the_region_of_a_session_is_as_documented() {
     let bytes = fixture!("ring_session");
     let (id, boot) = (ring_id(None), Boot::new(&[0xb0; 16]));
-    // Of frames, a session's own region says nothing.
-    let ignored: Vec<usize> = (112..120).collect();
+    // Of frames, and of a tail's service, a session's own region says nothing.
+    let ignored: Vec<usize> = (104..120).collect();
     every_byte_matters(&bytes, &ignored, |bytes| {
         Ring::open_existing(region(bytes), &id, boot).is_some_and(|ring| !ring.is_poisoned())
     });

@@ -17,7 +17,11 @@ const MIB: u64 = 1 << 20;
 type Objects = BTreeMap<String, (Vec<u8>, u64)>;
 
 fn serve(world: &mut World) -> Result<Volume, OpenError> {
-    let answer = world.host.open_unchecked("demo", OpenMode::default());
+    serve_named(world, "demo")
+}
+
+fn serve_named(world: &mut World, name: &str) -> Result<Volume, OpenError> {
+    let answer = world.host.open_unchecked(name, OpenMode::default());
     world.wait(|_| answer.try_take())
 }
 
@@ -289,8 +293,7 @@ fn with_older_stores() -> (World, Volume, [Objects; 2]) {
     (world, volume, [created, opened])
 }
 
-#[test]
-fn a_store_that_was_set_back_ends_it_as_soon_as_its_root_is_read() {
+fn a_set_back_store_ends_it() {
     let (mut world, volume, [created, _]) = with_older_stores();
     world.lasting.objects = created;
     world.lasting.outage = false;
@@ -298,13 +301,88 @@ fn a_store_that_was_set_back_ends_it_as_soon_as_its_root_is_read() {
     assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
     let error = volume.upload_error().expect("it says why");
     assert!(error.contains("set back"), "{error}");
-    // It is not for rescue: the next start says so, too.
-    let mut world = World::start(world.kill());
+    // No later start serves it while the store is away. It is not for rescue: the next one that can ask says so, too.
+    let mut world = restarted(world.kill());
+    let refused = serve(&mut world).expect_err("it has ended");
+    assert!(matches!(refused, OpenError::Store(_)), "{refused}");
+    assert!(!world.host.unserved_tails()[0].rescue);
+    let mut world = restarted(world.kill());
+    serve(&mut world).expect_err("it has ended");
+    world.lasting.outage = false;
     let refused = world.try_open("demo", false).expect_err("older");
     assert!(
         matches!(refused, OpenError::StoreWentBack { .. }),
         "{refused}"
     );
+}
+
+#[test]
+fn a_store_that_was_set_back_ends_it_as_soon_as_its_root_is_read() {
+    a_set_back_store_ends_it();
+}
+
+/// A host with two volumes stops, since its store was set back, and is killed.
+fn a_stopped_host_serves_nothing() {
+    let mut world = World::new();
+    let volumes = ["demo", "other"].map(|name| {
+        world.create(name, 64 * MIB);
+        let volume = world.open(name);
+        world.write(&volume, 0, 1, 4096);
+        world.sync(&volume);
+        volume
+    });
+    let old = world.lasting.objects.clone();
+    world.write(&volumes[0], 0, 2, 4096);
+    world.sync(&volumes[0]);
+    world.lasting.objects = old;
+    world.write(&volumes[0], 0, 3, 4096);
+    let synced = world.host.sync(&volumes[0]);
+    let stopped = world.wait(|_| synced.try_take()).expect_err("set back");
+    assert!(matches!(stopped, OpenError::HostStopped(_)), "{stopped}");
+    assert_eq!(try_write(&mut world, &volumes[1]), Err(ErrorKind::Fenced));
+    let mut world = restarted(world.kill());
+    for name in ["demo", "other"] {
+        serve_named(&mut world, name).expect_err("clients know that it has ended");
+    }
+}
+
+#[test]
+fn a_start_after_the_host_stopped_serves_none_of_its_volumes_before_the_store_answers() {
+    a_stopped_host_serves_nothing();
+}
+
+/// Killed as soon as a client has heard of the take-over: the log has nothing of it yet.
+fn a_take_over_that_was_heard_of_lasts() {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    world.sync(&volume);
+    let mut other = other_host(&mut world);
+    other.try_open("demo", true).expect("taken over");
+    hand_over(&mut other, &mut world);
+    world.write(&volume, 8, 2, 4096);
+    world.flush(&volume);
+    world.pass(10);
+    let synced = world.host.sync(&volume);
+    let heard = (0..1000).find_map(|_| {
+        world.host.run_jobs();
+        synced.try_take().or_else(|| {
+            world.one_step();
+            None
+        })
+    });
+    let error = heard.expect("it ends").expect_err("another's");
+    assert!(matches!(error, OpenError::Fenced(_)), "{error}");
+    let mut world = restarted(world.kill());
+    let kept = world.host.unserved_tails();
+    assert!(kept.len() == 1 && !kept[0].rescue, "not noted: {kept:?}");
+    serve(&mut world).expect_err("a client knows that it has ended");
+}
+
+#[test]
+fn a_volume_of_which_a_client_heard_that_it_was_taken_over_is_not_served_by_the_next_start() {
+    a_take_over_that_was_heard_of_lasts();
 }
 
 #[test]
@@ -420,5 +498,14 @@ fn each_planted_bug_is_seen_by_its_test() {
         ("broken_tail_is_served_unchecked", a_broken_tail_waits),
         ("judged_tail_is_served_unchecked", a_judged_tail_waits),
         ("size_is_not_noted", a_size_that_was_told_lasts),
+        ("next_start_serves_what_ended", a_set_back_store_ends_it),
+        (
+            "next_start_serves_what_ended",
+            a_stopped_host_serves_nothing,
+        ),
+        (
+            "next_start_serves_what_ended",
+            a_take_over_that_was_heard_of_lasts,
+        ),
     ]);
 }

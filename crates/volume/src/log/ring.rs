@@ -12,15 +12,16 @@
 //!
 //! | word | of the header |
 //! |---|---|
-//! | 0 | magic and version: `FIRNRNG` 2 |
+//! | 0 | magic and version: `FIRNRNG` 3 |
 //! | 1, 2 | volume id; zero for the session's own region |
 //! | 3 | `since` epoch of the tail; zero for the session's own region |
 //! | 4, 5 | host id |
 //! | 6, 7 | session: number, random bits |
 //! | 8 | boot: a hash of the boot id |
-//! | 9..14 | zero |
+//! | 9..13 | zero |
+//! | 13 | not zero once the store must be asked before the tail is served again; in no checksum |
 //! | 14 | LSN up to which a durable frame has this tail's commits; in no checksum |
-//! | 15 | CRC-64 of words 0..14; its complement once the log is poisoned |
+//! | 15 | CRC-64 of words 0..13; its complement once the log is poisoned |
 //!
 //! | word | of the entry |
 //! |---|---|
@@ -43,14 +44,16 @@ const HEADER_WORDS: usize = 16;
 /// The header's word that holds its checksum.
 const CRC_WORD: usize = 15;
 /// The words that the header's checksum covers.
-const FIXED_WORDS: usize = 14;
+const FIXED_WORDS: usize = 13;
+/// The header's word that says whether the store must be asked before the tail is served.
+const CHECK_WORD: usize = 13;
 /// The header's word that says how far frames are durable.
 const DURABLE_WORD: usize = 14;
 /// The header's word that names the boot.
 const BOOT_WORD: usize = 8;
 /// Words of an entry.
 const SLOT_WORDS: usize = 8;
-const MAGIC: u64 = u64::from_le_bytes(*b"FIRNRNG\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"FIRNRNG\x03");
 
 /// Shared memory that outlives the process, but not the host.
 pub trait RingRegion: Send + Sync + fmt::Debug {
@@ -269,6 +272,17 @@ impl Ring {
         Lsn(self.region.words()[DURABLE_WORD].load(Ordering::Acquire))
     }
 
+    /// Says for the next process that this tail is served only after its root was read: its service has ended, or
+    /// something of it was told that no frame has. For good, and as long as the ring is believed.
+    pub(crate) fn require_check(&self) {
+        self.region.words()[CHECK_WORD].store(1, Ordering::Release);
+    }
+
+    /// Whether the store must be asked before the tail is served.
+    pub(crate) fn requires_check(&self) -> bool {
+        self.region.words()[CHECK_WORD].load(Ordering::Acquire) != 0
+    }
+
     pub(crate) fn entries(&self) -> u64 {
         self.entries
     }
@@ -420,6 +434,28 @@ mod tests {
         assert!(again.is_poisoned());
         assert_eq!(again.read(Lsn(1)), Some(entry(1)));
         assert!(Ring::open_existing(region, &RING, Boot(8)).is_none());
+    }
+
+    #[test]
+    fn a_ring_that_requires_a_check_says_so_wherever_it_is_moved_and_a_new_one_does_not() {
+        let region = Arc::new(HeapRegion::new(region_words(4)));
+        let mut ring = Ring::format(region.clone(), &RING, BOOT);
+        ring.write(&entry(1));
+        ring.set_durable(Lsn(1));
+        assert!(!ring.requires_check());
+        ring.require_check();
+        let moved = Arc::new(HeapRegion::new(region_words(4)));
+        ring.move_to(moved.clone());
+        for region in [region, moved] {
+            let again = Ring::open_existing(region.clone(), &RING, BOOT).expect("the same ring");
+            assert!(again.requires_check() && !again.is_poisoned());
+            assert_eq!(
+                (again.durable(), again.read(Lsn(1))),
+                (Lsn(1), Some(entry(1)))
+            );
+            let anew = Ring::format(region, &RING, BOOT);
+            assert!(!anew.requires_check());
+        }
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(super) struct TailReplay {
     /// A ring was lost, and nobody may have been told.
     pub(super) unreported_loss: bool,
     pub(super) size: VolumeSize,
-    /// The ring of the last session was there.
+    /// The ring of the last session was there, and does not say that the store must be asked first.
     pub(super) is_unbroken: bool,
     pub(super) newest: Lsn,
     /// The layers of the checkpoint, the oldest first.

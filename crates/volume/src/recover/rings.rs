@@ -111,7 +111,7 @@ impl PreviousRings<'_> {
         for (id, tail) in replay.iter_mut().filter(|(_, tail)| expected(tail)) {
             if let Some(ring) = self.find(Some(*id))? {
                 report.ring_entries += replay_ring(tail, &ring);
-                tail.is_unbroken = true;
+                tail.is_unbroken = !ring.requires_check();
                 found.insert(*id);
             } else if same_boot {
                 // The host did not go down, and yet the ring is gone (its file was removed, or

@@ -199,6 +199,11 @@ impl Tail {
         }
     }
 
+    /// The next start must not serve the tail before its root was read: the ring tells it so.
+    pub(crate) fn require_check(&self) {
+        self.lock().require_check();
+    }
+
     /// The ring goes on in another region.
     pub(crate) fn move_ring(&self, region: Arc<dyn RingRegion>) {
         if let Some(ring) = &mut self.lock().ring {
@@ -578,6 +583,16 @@ impl Inner {
     pub(crate) fn mergeable_layers(&self) -> &[FrozenLayer] {
         let frozen = &self.layers.frozen;
         &frozen[self.layers.count_up_to(self.settled())..]
+    }
+
+    /// See [`Tail::require_check`]. Only a tail whose ring is there is ever served unchecked, so what the ring says
+    /// lasts as long as it is needed.
+    pub(crate) fn require_check(&self) {
+        if let Some(ring) = &self.ring
+            && !canary::active!("next_start_serves_what_ended")
+        {
+            ring.require_check();
+        }
     }
 
     /// May a request complete here?

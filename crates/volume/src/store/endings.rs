@@ -2,7 +2,8 @@
 //! more. What is left of it is kept for rescue.
 //!
 //! Must never lose anything: the tail stays in the log, and the log says to the next start that it is for
-//! rescue.
+//! rescue. Nor may anybody hear of an end before the ring says to the next start that the store must be asked: it would
+//! serve again what clients know to have ended.
 
 use std::sync::Arc;
 
@@ -43,7 +44,15 @@ fn broken_error(tail: &Tail) -> OpenError {
 /// The volume is another host's, or none, which was found out without a commit.
 pub(crate) fn end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     // Whoever found out first has said why; those behind know only that it is served no more.
-    let is_live = tail.lock().status.serves();
+    let is_live = {
+        let inner = tail.lock();
+        let is_live = inner.status.serves();
+        if is_live {
+            // Before anybody can hear of it: a process that dies then takes what it learned with it.
+            inner.require_check();
+        }
+        is_live
+    };
     if !is_live && !canary::active!("first_reason_is_forgotten") {
         return;
     }
@@ -60,6 +69,7 @@ fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
     if !inner.status.serves() {
         return;
     }
+    inner.require_check();
     inner.status = Status::Fenced;
     drop(inner);
     tracing::error!(

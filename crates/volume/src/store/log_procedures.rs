@@ -124,6 +124,8 @@ pub(super) fn stop_host(engine: &Arc<Engine>, stop: &Stop) -> OpenError {
         return OpenError::Poisoned;
     }
     let error = OpenError::HostStopped(stop.clone());
+    // The next start must not serve, unasked, what this one knows to have ended. Before anybody hears of it.
+    engine.tails().iter().for_each(|tail| tail.require_check());
     if engine.host_log.stop(stop) {
         tracing::error!(%error, "this host stops: it completes and stores nothing more");
     }

@@ -153,6 +153,9 @@ fn on_done(engine: &Arc<Engine>, tail: &Tail, error: Option<&OpenError>) {
         upload.wake_all();
         return;
     }
+    if error.is_some_and(endings::is_final) {
+        tail.require_check();
+    }
     upload.set_error(error);
     upload.on_store_answer(error.is_some());
     // One that cannot be read waits for somebody to put it back, as one that is gone does.

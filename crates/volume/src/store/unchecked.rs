@@ -4,8 +4,8 @@
 //! An *unchecked* tail serves what is in this log and takes writes; who reads anything else waits. Nothing of it goes to
 //! the store, no sync, close or growth of it ends, and nothing of it becomes clean. Then the volume is opened as any other,
 //! under clients: if its root goes on from here, it is live; if not, its service ends as if it had been fenced. It must
-//! never serve a tail of which the last session left something that was not found, nor one whose root was read by
-//! this process or may have been given back: then somebody else may have the volume, and clients may know it.
+//! never serve a tail of which the last session left something that was not found, nor one whose service ended, whose root
+//! was read by this process or which may have been given back: then somebody else may have the volume, and clients may know it.
 
 use std::sync::Arc;
 

@@ -139,6 +139,9 @@ async fn grow(engine: Arc<Engine>, tail: Arc<Tail>) {
             update_root(&engine, &tail).await
         };
         let error = result.as_ref().err();
+        if error.is_some_and(is_final) {
+            tail.require_check();
+        }
         upload.set_error(error);
         upload.set_refusal(error.filter(|error| is_refusal(error)).cloned());
         if let Some(error) = error.filter(|error| is_final(error)) {
