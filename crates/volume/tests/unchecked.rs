@@ -385,6 +385,62 @@ fn a_volume_of_which_a_client_heard_that_it_was_taken_over_is_not_served_by_the_
     a_take_over_that_was_heard_of_lasts();
 }
 
+/// A host with two volumes whose log takes nothing more after an internal error; all of `other` is stored.
+fn with_halted_log() -> (World, Volume) {
+    let mut world = World::new();
+    let volumes = ["demo", "other"].map(|name| {
+        world.create(name, 64 * MIB);
+        let volume = world.open(name);
+        world.write(&volume, 0, 1, 4096);
+        world.sync(&volume);
+        volume
+    });
+    world.lasting.broken_checkpoints = true;
+    let is_halted = (0..200).any(|round| {
+        world.write(&volumes[0], 8 * (round % 16), 2, 4096);
+        world.request(&volumes[0], Op::Flush, &mut []).is_err()
+    });
+    assert!(is_halted, "no checkpoint was due");
+    let [_, other] = volumes;
+    (world, other)
+}
+
+/// The next start of such a host, on a good log.
+fn restarted_after_the_error(mut lasting: Lasting) -> World {
+    lasting.broken_checkpoints = false;
+    let world = restarted(lasting);
+    assert!(!world.report.poisoned, "the disk is good");
+    world
+}
+
+fn a_close_without_a_log_lasts() {
+    let (mut world, volume) = with_halted_log();
+    close(&mut world, &volume);
+    let mut lasting = world.kill();
+    let mut elsewhere = other_host_on(&mut lasting);
+    elsewhere.open("other");
+    let mut world = restarted_after_the_error(lasting);
+    serve_named(&mut world, "other").expect_err("it was given back");
+}
+
+#[test]
+fn a_volume_that_was_given_back_by_a_log_that_took_no_note_is_not_served_before_the_store_answers()
+{
+    a_close_without_a_log_lasts();
+}
+
+fn a_growth_without_a_log_lasts() {
+    let (mut world, volume) = with_halted_log();
+    world.grow(&volume, 128 * MIB).expect("grown");
+    let mut world = restarted_after_the_error(world.kill());
+    serve_named(&mut world, "other").expect_err("clients know of more than its log does");
+}
+
+#[test]
+fn a_volume_that_grew_without_a_note_in_the_log_is_not_served_before_the_store_answers() {
+    a_growth_without_a_log_lasts();
+}
+
 #[test]
 fn a_volume_whose_records_are_gone_stays_unchecked_until_they_are_back() {
     let (mut world, volume, [_, opened]) = with_older_stores();
@@ -507,5 +563,7 @@ fn each_planted_bug_is_seen_by_its_test() {
             "next_start_serves_what_ended",
             a_take_over_that_was_heard_of_lasts,
         ),
+        ("next_start_serves_what_ended", a_close_without_a_log_lasts),
+        ("next_start_serves_what_ended", a_growth_without_a_log_lasts),
     ]);
 }

@@ -86,8 +86,10 @@ fn fence(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
 /// the log space that its tail holds would look as if it could still become free.
 ///
 /// Not of a store that was set back, nor of a host that stopped: a tail that is for rescue is not asked any more
-/// what the store had. A poisoned log takes no record, and so its memory says no more than it does.
+/// what the store had; its ring alone says that it has ended. A poisoned log takes no record: a ring is all that
+/// the next start has, if it may believe one.
 pub(super) fn note_end(engine: &Arc<Engine>, tail: &Tail, error: &OpenError) {
+    tail.require_check();
     let is_anothers = matches!(error, OpenError::Fenced(_) | OpenError::Deleted(_));
     let is_mute = engine.committer().is_poisoned();
     if !is_anothers || is_mute || canary::active!("next_start_forgets_the_fence") {

@@ -161,6 +161,7 @@ pub(super) fn begin_serving(
 /// Has the log name the tail's ring. Recovery reads the rings that frames name: none may be written before.
 pub(super) async fn note_tail(engine: &Arc<Engine>, tail: &Tail) -> Result<(), OpenError> {
     if engine.committer().is_poisoned() {
+        tail.require_check();
         return Ok(());
     }
     // The record first: a round that starts meanwhile is waited for in vain, never too early.

@@ -438,6 +438,8 @@ async fn give_back(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenErr
         return Ok(());
     }
     engine.host_log.check_not_stopped()?;
+    // From the update on another host may open it, and a log that takes no note never says so.
+    tail.require_check();
     let update = match tail.upload.closing() {
         Some(update) => update,
         None => {

@@ -193,7 +193,7 @@ pub(crate) async fn finish_update(
 }
 
 /// Makes it durable here that the volume is larger now, before anybody hears of it: a start that cannot ask the store
-/// must not serve less than a client knows. A poisoned log takes no note; no such start serves from it.
+/// must not serve less than a client knows. Where the log takes no note, the ring has no such start serve it.
 async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
     if !tail.set_size(root.size()) || canary::active!("size_is_not_noted") {
         return;
@@ -201,7 +201,9 @@ async fn note_size(engine: &Arc<Engine>, tail: &Tail, root: &Root) {
     let committer = engine.committer();
     committer.record(engine, Record::Tail(tail.record()));
     let round = committer.next_round();
-    committer.durable(engine, round).await;
+    if !committer.durable(engine, round).await {
+        tail.require_check();
+    }
 }
 
 /// Who has the volume now.
