@@ -5,6 +5,10 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
 
 use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
@@ -23,6 +27,16 @@ fn serve(world: &mut World) -> Result<Volume, OpenError> {
 fn serve_named(world: &mut World, name: &str) -> Result<Volume, OpenError> {
     let answer = world.host.open_unchecked(name, OpenMode::default());
     world.wait(|_| answer.try_take())
+}
+
+/// Whether it was woken.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn is_parked(volume: &Volume, sector: u64) -> bool {
@@ -113,6 +127,35 @@ fn a_read_that_waits_for_the_root_goes_on_when_the_store_answers() {
     world.write(&volume, 0, 4, 4096);
     world.sync(&volume);
     assert_eq!(world.read_fill(&volume, 0, 4096), 4);
+}
+
+#[test]
+fn a_read_that_waits_for_the_root_of_a_tail_that_breaks_ends_with_an_error() {
+    let mut world = restarted(killed());
+    let volume = serve(&mut world).expect("it goes on");
+    let woken = Arc::new(Woken::default());
+    let read = Op::Read {
+        sector: 0,
+        sectors: 8,
+    };
+    let parked = volume.begin(&read, &Waker::from(Arc::clone(&woken)));
+    assert!(matches!(parked, Step::Park(_)));
+    let write = Op::Write {
+        sector: 16,
+        sectors: 8,
+        fua: false,
+    };
+    let Step::Write(plan) = volume.begin(&write, &waker()) else {
+        panic!("there is room")
+    };
+    world.lasting.rings.set_trap();
+    let commit = AssertUnwindSafe(|| drop(volume.written(plan, Ok(()), &waker())));
+    assert!(catch_unwind(commit).is_err(), "the trap was not touched");
+    world.lasting.outage = false;
+    world.pass(60_000);
+    assert!(woken.0.load(Ordering::Relaxed), "it would wait for ever");
+    let again = volume.begin(&read, &waker());
+    assert!(matches!(again, Step::Done(Err(ErrorKind::Io))));
 }
 
 fn nothing_is_called_stored() {

@@ -107,6 +107,8 @@ async fn check_until_known(engine: Arc<Engine>, tail: Arc<Tail>) {
         engine.port.sleep(delay).await;
         delay = (delay * 2).min(engine.options.retry_ns * 30);
     }
+    // Also of a tail that broke: nobody else says so to those who wait for the root.
+    tail.checked.wake_all();
     tail.upload.wake_all();
 }
 
