@@ -364,6 +364,40 @@ fn a_store_that_was_set_back_ends_it_as_soon_as_its_root_is_read() {
     a_set_back_store_ends_it();
 }
 
+#[test]
+fn a_store_that_was_set_back_to_a_namesake_from_before_deletes_nothing() {
+    let mut world = World::new();
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 1, 4096);
+    close(&mut world, &volume);
+    let before = world.lasting.objects.clone();
+    delete(&mut world, "demo");
+    world.create("demo", 64 * MIB);
+    let volume = world.open("demo");
+    world.write(&volume, 0, 2, 4096);
+    world.sync(&volume);
+    world.write(&volume, 8, 3, 4096);
+    world.flush(&volume);
+    world.pass(10);
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("it goes on");
+    let newest = std::mem::replace(&mut world.lasting.objects, before);
+    world.lasting.outage = false;
+    world.pass(60_000);
+    assert_eq!(try_write(&mut world, &volume), Err(ErrorKind::Fenced));
+    let error = volume.upload_error().expect("it says why");
+    assert!(error.contains("set back"), "{error}");
+    // The store's newer state is put back: all of it goes on.
+    let mut lasting = world.kill();
+    lasting.objects = newest;
+    let mut world = World::start(lasting);
+    assert!(!world.host.unserved_tails()[0].rescue, "it waits");
+    let volume = world.open("demo");
+    assert_eq!(world.read_fill(&volume, 0, 4096), 2);
+    assert_eq!(world.read_fill(&volume, 8, 4096), 3);
+}
+
 /// A host with two volumes stops, since its store was set back, and is killed.
 fn a_stopped_host_serves_nothing() {
     let mut world = World::new();

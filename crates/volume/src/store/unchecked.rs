@@ -132,6 +132,14 @@ async fn check(engine: &Arc<Engine>, tail: &Arc<Tail>) -> Result<(), OpenError> 
         Err(OpenError::NoSuchVolume(name)) => return Err(OpenError::RootMissing(name)),
         found => found?.root,
     };
+    // The epochs of a name never go back: a namesake of an older one is from before this volume was made.
+    if found.volume != tail.id().volume && found.epoch <= tail.id().since {
+        return Err(OpenError::StoreWentBack {
+            volume: name.to_owned(),
+            stored_lsn: found.lsn.0,
+            known_lsn: tail.stored().0,
+        });
+    }
     if found.deleted || found.volume != tail.id().volume {
         return Err(OpenError::Deleted(name.to_owned()));
     }
