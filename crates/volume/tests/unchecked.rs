@@ -14,6 +14,7 @@ use blkmq::error::ErrorKind;
 use blkmq::io::{Backend, Op, Step};
 use support::hosts::{close, delete, hand_over, other_host, root_of, try_write};
 use support::{Lasting, World, waker};
+use volume::units::Now;
 use volume::{OpenError, OpenMode, Volume};
 
 const MIB: u64 = 1 << 20;
@@ -594,6 +595,38 @@ fn a_size_that_was_told_lasts() {
 #[test]
 fn a_volume_is_served_unchecked_with_the_size_that_clients_were_told() {
     a_size_that_was_told_lasts();
+}
+
+/// A server that died between a growth and its note reads the larger root, and dies at any of its steps.
+#[test]
+fn a_size_that_the_root_has_is_told_to_nobody_before_the_log_has_it() {
+    let mut world = World::start(killed());
+    let volume = world.open("demo");
+    let _grown = world.host.grow_volume(&volume, 128 * MIB);
+    while root_of(&world.lasting, "demo").bytes == 64 * MIB {
+        let more = world.host.run_jobs();
+        assert!(world.one_step() || more, "it does not grow");
+    }
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("it goes on");
+    assert_eq!(volume.info().bytes, 64 * MIB, "the note was not made");
+    world.lasting.outage = false;
+    let is_told = (0..100_000).any(|_| {
+        world.now_ns += 10_000_000;
+        world.host.tick(Now {
+            mono_ns: world.now_ns,
+            unix_ms: world.now_ns / 1_000_000,
+        });
+        world.host.run_jobs();
+        volume.info().bytes > 64 * MIB || {
+            world.one_step();
+            false
+        }
+    });
+    assert!(is_told, "it is checked");
+    let mut world = restarted(world.kill());
+    let volume = serve(&mut world).expect("it goes on");
+    assert_eq!(volume.info().bytes, 128 * MIB, "a client knows");
 }
 
 #[test]

@@ -85,9 +85,14 @@ impl Volume {
     /// What the store says of it, as this host last wrote it; makes no request. Before the root was read: what this
     /// host's log says.
     pub fn info(&self) -> VolumeInfo {
-        match self.tail.upload.head() {
+        let info = match self.tail.upload.head() {
             Some(head) => VolumeInfo::of(&head.root),
             None => self.unchecked_info(),
+        };
+        // A root may be known before the log is told of the size that it has.
+        VolumeInfo {
+            bytes: self.tail.lock().geometry.bytes,
+            ..info
         }
     }
 
