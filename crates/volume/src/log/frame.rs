@@ -31,7 +31,7 @@ use crate::units::{Epoch, HostId, Lsn, RootMark, VolumeId, VolumeSize};
 const MAGIC: [u8; 8] = *b"FIRNFRM\0";
 /// The version of frames that this code writes and reads.
 pub(crate) const VERSION: u16 = 2;
-const HEADER: usize = 64;
+pub(crate) const HEADER: usize = 64;
 
 const CHECKPOINT_BEGINS: u16 = 1;
 const CHECKPOINT_ENDS: u16 = 2;
@@ -253,7 +253,7 @@ pub(crate) enum FrameParse {
     NoFrame,
     /// It may be one, but it needs this many bytes from its begin to tell.
     Incomplete(usize),
-    /// A whole frame of another format version.
+    /// A whole frame of another format version, newer or older.
     Newer(u16),
 }
 

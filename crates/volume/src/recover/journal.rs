@@ -130,6 +130,13 @@ impl HalfScan {
                     self.at = (self.at + frame.bytes as usize).min(self.buffer.len());
                     self.add_frame(frame);
                 }
+                FrameParse::Newer(found) if !self.after_gap && found < VERSION => {
+                    return Err(OpenError::Foreign(format!(
+                        "log frames here have format version {found}, of an older firn, and this one reads only \
+                         version {VERSION}: start the firn that wrote them, have it store its volumes (`firn sync`) and \
+                         give them back (`firn detach`), then begin with an empty cache directory"
+                    )));
+                }
                 FrameParse::Newer(found) if !self.after_gap => {
                     return Err(OpenError::Newer {
                         what: "log frame",
@@ -168,7 +175,8 @@ impl HalfScan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::frame::{FrameWriter, Part, Record};
+    use crate::codec::crc64;
+    use crate::log::frame::{FrameWriter, HEADER, Part, Record};
     use crate::log::ring::TailId;
     use crate::units::{Epoch, VolumeId};
 
@@ -235,6 +243,26 @@ mod tests {
 
     fn nth(count: u64) -> u64 {
         count << 32 | 77
+    }
+
+    #[test]
+    fn frames_of_another_version_are_refused_as_what_they_are() {
+        let refused = |version: u16| {
+            let mut frame = lap(nth(1), 1, 0).remove(0);
+            frame[8..10].copy_from_slice(&version.to_le_bytes());
+            let len = u32::from_le_bytes(frame[12..16].try_into().expect("four bytes")) as usize;
+            let crc = crc64(&[&frame[..48], &frame[HEADER..HEADER + len]]);
+            frame[48..56].copy_from_slice(&crc.to_le_bytes());
+            let mut scan = HalfScan::new(HOST, 256 << 10);
+            scan.feed(&frame);
+            scan.run().expect_err("of another version").to_string()
+        };
+        let (older, newer) = (refused(VERSION - 1), refused(VERSION + 1));
+        assert!(
+            older.contains("of an older firn") && !older.contains("use a newer"),
+            "{older}"
+        );
+        assert!(newer.contains("use a newer firn"), "{newer}");
     }
 
     #[test]
