@@ -9,61 +9,12 @@ use std::process::Command;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{open, start_minio, start_minio_with, wait_until_it_answers};
-use futures_util::future::join_all;
+use common::{
+    bytes, check_contract, check_races, kind, open, start_minio, start_minio_with,
+    wait_until_it_answers,
+};
 use s3_testbed::{Fault, FaultRule, Proxy, url_at};
 use store::{Kind, Store, probe, with_policies};
-
-fn bytes(text: &str) -> Bytes {
-    Bytes::copy_from_slice(text.as_bytes())
-}
-
-fn kind<T: std::fmt::Debug>(result: store::Result<T>) -> Kind {
-    result.unwrap_err().kind()
-}
-
-/// What `contract.rs` asks of every store, in one walk.
-async fn check_contract(store: &dyn Store) {
-    let first = store.create("v/root", bytes("1")).await.unwrap();
-    assert_eq!(
-        kind(store.create("v/root", bytes("x")).await),
-        Kind::PreconditionFailed
-    );
-    let second = store.update("v/root", bytes("2"), &first).await.unwrap();
-    assert_eq!(
-        kind(store.update("v/root", bytes("x"), &first).await),
-        Kind::PreconditionFailed
-    );
-    assert_eq!(
-        store.get("v/root").await.unwrap(),
-        (bytes("2"), second.clone())
-    );
-    store.put("packs/1", bytes("0123456789")).await.unwrap();
-    assert_eq!(
-        store.get_range("packs/1", 2, 3).await.unwrap(),
-        bytes("234")
-    );
-    for (offset, len) in [(8, 3), (10, 1), (100, 1)] {
-        assert_eq!(
-            kind(store.get_range("packs/1", offset, len).await),
-            Kind::OutOfRange
-        );
-    }
-    assert_eq!(kind(store.get("none").await), Kind::NotFound);
-    assert_eq!(kind(store.get_range("none", 0, 1).await), Kind::NotFound);
-    let large = Bytes::from(vec![7; 3 << 20]);
-    store.put("packs/2", large.clone()).await.unwrap();
-    assert_eq!(store.get("packs/2").await.unwrap().0, large);
-    let listed = store.list("packs/").await.unwrap();
-    let expected = [("packs/1".to_owned(), 10), ("packs/2".to_owned(), 3 << 20)];
-    assert_eq!(listed, expected);
-    for _ in 0..2 {
-        store.delete("v/root").await.unwrap();
-    }
-    let gone = kind(store.update("v/root", bytes("3"), &second).await);
-    assert!(matches!(gone, Kind::NotFound | Kind::PreconditionFailed));
-    assert_eq!(kind(store.get("v/root").await), Kind::NotFound);
-}
 
 #[tokio::test]
 async fn minio_keeps_the_contract_and_passes_the_probe() {
@@ -202,31 +153,7 @@ async fn a_server_that_is_down_applied_nothing_and_serves_again_when_it_is_up() 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_writers_with_clients_of_their_own_one_wins_each_round() {
     let Some(minio) = start_minio() else { return };
-    let writers: Vec<_> = (0..8).map(|_| open(&minio)).collect();
-    let mut version = writers[0].create("counter", bytes("0")).await.unwrap();
-    for round in 1..=20 {
-        let attempts = writers.iter().enumerate().map(|(n, writer)| {
-            let (writer, version) = (Arc::clone(writer), version.clone());
-            tokio::spawn(async move {
-                let text = format!("{round} by {n}");
-                writer.update("counter", bytes(&text), &version).await
-            })
-        });
-        let mut won = Vec::new();
-        for (n, result) in join_all(attempts).await.into_iter().enumerate() {
-            match result.unwrap() {
-                Ok(version) => won.push((n, version)),
-                Err(error) => assert_eq!(error.kind(), Kind::PreconditionFailed, "{error}"),
-            }
-        }
-        let [(n, newer)] = won.as_slice() else {
-            panic!("round {round}: winners {won:?}");
-        };
-        let (content, found) = writers[0].get("counter").await.unwrap();
-        assert_eq!(content, bytes(&format!("{round} by {n}")));
-        assert_eq!(&found, newer);
-        version = found;
-    }
+    check_races(&minio.url()).await;
 }
 
 #[tokio::test]
