@@ -17,7 +17,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt, PutMode, UpdateVersion};
 
 use crate::classify::classify;
-use crate::exchange::observe;
+use crate::exchange::{Exchange, ExchangeOutcome, observe};
 use crate::key::check_prefix;
 use crate::{Error, Kind, Op, Result, Store, Version, check_key};
 
@@ -61,10 +61,18 @@ impl ObjectStoreAdapter {
         operation: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
         let (result, exchange) = observe(operation).await;
-        result.map_err(|source| {
-            classify(op, key, &self.name, &exchange)
-                .unwrap_or_else(|| from_object_store(op, key, source))
-        })
+        result.map_err(|source| self.explain(op, key, source, &exchange))
+    }
+
+    fn explain(
+        &self,
+        op: Op,
+        key: &str,
+        source: object_store::Error,
+        exchange: &Exchange,
+    ) -> Error {
+        classify(op, key, &self.name, exchange)
+            .unwrap_or_else(|| from_object_store(op, key, source))
     }
 }
 
@@ -90,13 +98,28 @@ impl Store for ObjectStoreAdapter {
         }
         let range: Range<u64> = offset..end;
         let options = GetOptions::new().with_range(Some(range));
-        let (bytes, size) = self
-            .run(Op::GetRange, key, async {
-                let found = self.inner.get_opts(&path, options).await?;
-                let size = found.meta.size;
-                Ok((found.bytes().await?, size))
-            })
-            .await?;
+        let (read, exchange) = observe(async {
+            let found = self.inner.get_opts(&path, options).await?;
+            let size = found.meta.size;
+            Ok((found.bytes().await?, size))
+        })
+        .await;
+        let (bytes, size) = match read {
+            Ok(read) => read,
+            Err(source) => {
+                let error = self.explain(Op::GetRange, key, source, &exchange);
+                // Where a range begins at the object's end some servers answer 206 and no bytes, which the
+                // client takes for a broken answer: the object's size decides.
+                let answered = matches!(exchange.outcome, Some(ExchangeOutcome::Success));
+                let ends_before =
+                    answered && matches!(self.inner.head(&path).await, Ok(meta) if meta.size < end);
+                return Err(if ends_before {
+                    out_of_range(key, offset, len)
+                } else {
+                    error
+                });
+            }
+        };
         if u64::try_from(bytes.len()).ok() == Some(len) {
             return Ok(bytes);
         }
