@@ -72,3 +72,24 @@ async fn no_bytes_from_the_objects_end_on_are_a_range_outside_of_it() {
     let broken = store.get_range("k", 9, 1).await.unwrap_err();
     assert_eq!(broken.kind(), Kind::Unavailable, "{broken}");
 }
+
+/// As Azure answers a batch with one delete in it, of an object that is not there.
+fn nothing_to_delete(_: &str) -> String {
+    let body = "--b\r\nContent-Type: application/http\r\nContent-ID: 0\r\n\r\n\
+        HTTP/1.1 404 The specified blob does not exist.\r\nx-ms-error-code: BlobNotFound\r\n\
+        \r\n\r\n--b--\r\n";
+    let headers = format!(
+        "Content-Type: multipart/mixed; boundary=b\r\nContent-Length: {}\r\n",
+        body.len()
+    );
+    answer("202 Accepted", &headers, body)
+}
+
+#[tokio::test]
+async fn a_delete_of_what_is_not_there_succeeds_where_deletes_travel_in_batches() {
+    let address = serve(nothing_to_delete).await;
+    let endpoint = format!("http://{address}/devstoreaccount1");
+    let url = format!("az://firn/test?endpoint={endpoint}&account=devstoreaccount1&anonymous=true");
+    let store = store::open_url(&url).unwrap();
+    store.delete("k").await.unwrap();
+}
