@@ -214,7 +214,14 @@ async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result
         store.put(key, text("placed")).await?;
         return Ok(false);
     }
-    let (content, _) = store.get(key).await?;
+    let content = match store.get(key).await {
+        Ok((content, _)) => content,
+        // Nobody was told that it won, and nobody has: what kept all of them from it is the finding.
+        Err(error) if error.kind() == Kind::NotFound && winners.is_empty() => {
+            return Err(unknown.into_iter().next().map_or(error, |(_, first)| first));
+        }
+        Err(error) => return Err(error),
+    };
     let stands = |n: usize| content == content_of(n);
     match winners.as_slice() {
         [winner] => Ok(stands(*winner)),

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use store::{Error, Kind, Op, Result, Store, Version, probe};
+use store::{
+    Error, FaultKind, FaultPlan, FaultyStore, Kind, Op, Rate, Result, Store, Version, probe,
+};
 
 /// A store whose versions are taken from the content alone, as S3's ETags are.
 #[derive(Debug, Default)]
@@ -117,4 +119,18 @@ async fn a_store_that_replaces_what_was_deleted_is_refused() {
     assert_eq!(error.kind(), Kind::Unsupported);
     assert!(error.to_string().contains("missing key"), "{error}");
     assert_eq!(store.list("").await.unwrap(), [], "cleaned up");
+}
+
+#[tokio::test]
+async fn a_store_that_no_write_reaches_is_told_by_the_write_not_by_what_is_missing_after_it() {
+    let plan = FaultPlan {
+        lose_request: Rate(1000),
+        ..FaultPlan::default()
+    };
+    let store = FaultyStore::new(ContentVersions::default(), 1, plan);
+    for single_writer in [false, true] {
+        let error = probe(&store, single_writer).await.unwrap_err();
+        assert_eq!((error.kind(), error.op()), (Kind::Unknown, Op::Create));
+    }
+    assert!(store.count(FaultKind::LostRequest) > 0);
 }
