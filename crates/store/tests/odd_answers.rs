@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 
-use store::{Kind, Store};
+use store::{Kind, Store, probe};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -92,4 +92,33 @@ async fn a_delete_of_what_is_not_there_succeeds_where_deletes_travel_in_batches(
     let url = format!("az://firn/test?endpoint={endpoint}&account=devstoreaccount1&anonymous=true");
     let store = store::open_url(&url).unwrap();
     store.delete("k").await.unwrap();
+}
+
+/// As fake-gcs-server answers Google's XML interface: nothing is there, and nothing can be written.
+fn no_uploads(request: &str) -> String {
+    if request.starts_with("PUT ") {
+        let body = r#"{"error":{"code":400,"message":"invalid uploadType"}}"#;
+        let headers = format!("Content-Length: {}\r\n", body.len());
+        return answer("400 Bad Request", &headers, body);
+    }
+    if request.contains("list-type=2") {
+        let body = "<ListBucketResult></ListBucketResult>";
+        let headers = format!("Content-Length: {}\r\n", body.len());
+        return answer("200 OK", &headers, body);
+    }
+    answer("404 Not Found", "Content-Length: 0\r\n", "")
+}
+
+#[tokio::test]
+async fn the_probe_repeats_what_a_server_says_that_refuses_every_anonymous_write() {
+    let address = serve(no_uploads).await;
+    let url = format!("gs://firn-test/demo?endpoint=http://{address}&anonymous=true");
+    let error = probe(&store::open_url(&url).unwrap(), false)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), Kind::Invalid, "{error}");
+    let text = error.to_string();
+    for part in ["cannot create probe/", "400 invalid uploadType", "scheme"] {
+        assert!(text.contains(part), "{text}");
+    }
 }

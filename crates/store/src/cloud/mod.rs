@@ -235,7 +235,8 @@ fn open_gcs(url: &CloudUrl) -> Result<ParsedStore> {
         builder = builder.with_base_url(endpoint);
     }
     if url.anonymous {
-        builder = builder.with_skip_signature(true);
+        // The crate keeps to the first for reads alone: for a write it would look for credentials.
+        builder = builder.with_skip_signature(true).with_bearer_token("");
     }
     let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
     let store = builder
