@@ -64,9 +64,8 @@ impl World {
             };
         }
         self.count(Fault::UncheckedEnded);
-        // A process that learned of the end, and died before its log had it, may have claimed the volume anew.
-        let nobody_served = self.attachments[attachment].phase == AttachmentPhase::Scanning;
-        if nobody_served || self.is_challenged(attachment) || self.profile.errors_allowed() {
+        // Also of one that is scanned: what a process learned of the end, it left for the next one.
+        if self.is_challenged(attachment) || self.profile.errors_allowed() {
             self.on_fenced(attachment);
             return Ok(());
         }
