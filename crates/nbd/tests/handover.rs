@@ -222,6 +222,46 @@ fn a_server_that_is_called_off_serves_on_what_it_gave_away() {
     }
 }
 
+#[test]
+fn a_hand_over_that_a_busy_connection_refuses_changes_nothing_for_any_client() {
+    for kind in backends() {
+        let world = World::new(Setup::new(kind));
+        let mut idle = world.client();
+        let _greeted = Client::raw(&world.unix);
+        let mut waits = client_with_parked_read(&world);
+        for _ in 0..3 {
+            let busy = world.server.try_hand_over(Duration::from_millis(50));
+            let busy = busy.unwrap_err();
+            assert_eq!(
+                (busy.exports.as_slice(), busy.lost),
+                (&["disk".to_owned()][..], 0)
+            );
+            idle.write(0, 0, &[6; 512]).unwrap();
+            assert_eq!(world.client().read(0, 512).unwrap(), [6; 512]);
+        }
+        eventually(
+            "the others, also one in its handshake, are still there",
+            || world.server.connections() == 3,
+        );
+        world.disk.wake_all();
+        assert_eq!(waits.reply(), (1, 0));
+        waits.bytes(512).unwrap();
+        waits.write(0, 512, &[7; 512]).unwrap();
+        // Now that nobody is busy, all leave.
+        let second = world.successor(true);
+        let handed = world.server.try_hand_over(WITHIN).unwrap();
+        assert!(
+            handed.connections.len() >= 2,
+            "{}",
+            handed.connections.len()
+        );
+        adopt(&second, handed);
+        assert_eq!(idle.read(0, 512).unwrap(), [6; 512]);
+        assert_eq!(waits.read(512, 512).unwrap(), [7; 512]);
+        world.assert_nothing_left();
+    }
+}
+
 fn client_with_parked_read(world: &World) -> Client {
     world.disk.set_faults(Faults {
         park_fetch: 1,

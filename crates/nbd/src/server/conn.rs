@@ -41,6 +41,7 @@ const KEY_ENGINE_READY: u64 = 1;
 pub(super) const KEY_DRAIN: u64 = 2;
 pub(super) const KEY_CUT: u64 = 3;
 const KEY_GIVE: u64 = 4;
+const KEY_KEEP: u64 = 5;
 
 /// The request engine of one connection. Each connection has a hardware queue of its own. So a
 /// connection that ends takes exactly its own tags and parked requests with it, its depth is the
@@ -87,6 +88,8 @@ pub(super) struct Connection<B: Backend> {
     socket: FileIndex,
     phase: Phase<B>,
     ending: DrainState,
+    /// The receive in flight was cancelled here.
+    is_receive_stopped: bool,
     intake: Intake,
     decoder: Decoder,
     serving: Option<ServeState<B>>,
@@ -106,6 +109,7 @@ impl<B: Backend> Connection<B> {
     pub(super) fn new(cx: &mut Cx<'_>, shared: Arc<Shared<B>>, socket: OwnedFd) -> Self {
         let membership = shared.registry.join(Wakers {
             give: cx.waker(KEY_GIVE),
+            keep: cx.waker(KEY_KEEP),
             drain: cx.waker(KEY_DRAIN),
             cut: cx.waker(KEY_CUT),
         });
@@ -121,6 +125,7 @@ impl<B: Backend> Connection<B> {
             identity: ClientIdentity::default(),
             tls_is_due: false,
             ending,
+            is_receive_stopped: false,
             intake: Intake::new(),
             decoder: Decoder::default(),
             serving: None,
@@ -287,7 +292,7 @@ impl<B: Backend> Connection<B> {
     }
 
     fn on_received(&mut self, cx: &mut Cx<'_>, buf: Buf, result: io::Result<usize>) {
-        let was_stopped = self.ending == DrainState::Giving
+        let was_stopped = std::mem::take(&mut self.is_receive_stopped)
             && matches!(&result, Err(error) if error.raw_os_error() == Some(libc::ECANCELED));
         match self.intake.on_received(buf, result, self.outbox.tls()) {
             Ok(goes_on) => self.cut_unless(cx, goes_on || was_stopped),
@@ -308,7 +313,8 @@ impl<B: Backend> Connection<B> {
         if let Some(timer) = self.handshake_timer.take() {
             cx.cancel(timer);
         }
-        self.membership.set_export(&export.name);
+        let has_tls = self.outbox.tls().is_some();
+        self.membership.set_export(&export.name, has_tls);
         let delivery = Delivery::<B>::default();
         let ended = Arc::new(EndedRequests::new());
         let (to, served) = (Arc::clone(&delivery), Arc::clone(&export));
@@ -536,6 +542,7 @@ impl<B: Backend> Source for Connection<B> {
             KEY_ENGINE_READY => self.on_engine_ready(cx),
             KEY_DRAIN => self.drain(),
             KEY_GIVE => self.begin_giving(cx),
+            KEY_KEEP => self.keep(),
             KEY_CUT => self.cut(cx),
             _ => {}
         }

@@ -20,6 +20,9 @@ use super::tls::ClientIdentity;
 use super::{DrainReport, Server};
 use crate::codec::Unfit;
 
+/// How long connections that cannot go on elsewhere may take to end, while all others wait.
+const CLOSE_WITHIN: Duration = Duration::from_secs(1);
+
 /// A listening socket at which nobody accepts. Clients wait in its queue meanwhile.
 #[derive(Debug)]
 pub struct HandedListener {
@@ -61,7 +64,67 @@ pub enum AdoptError {
     Stopped(String),
 }
 
+/// A hand-over that was called off: all clients are served as before.
+#[derive(Debug, thiserror::Error)]
+#[error("requests of {} NBD connections are not answered yet (of {})", .exports.len(), names(.exports))]
+pub struct Busy {
+    /// The export of each connection that was not quiet.
+    pub exports: Vec<String>,
+    /// Listeners and connections that ended because they could not be taken back.
+    pub lost: usize,
+}
+
+fn names(exports: &[String]) -> String {
+    let names: std::collections::BTreeSet<&str> = exports.iter().map(String::as_str).collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
+}
+
 impl<B: Backend> Server<B> {
+    /// Like [`Server::hand_over`], if every connection that can go on elsewhere is quiet within this time;
+    /// else nothing has changed, and nobody is cut. Only when that is decided are connections closed that
+    /// cannot go on: those in the handshake, and those with TLS. May sleep.
+    pub fn try_hand_over(&self, within: Duration) -> Result<HandedOver, Busy> {
+        let until = Instant::now() + within;
+        let listeners = self.take_listeners(until);
+        self.wait_for_arrivals(until);
+        let registry = &self.shared.registry;
+        let before = registry.begin_giving(Scope::Movable);
+        let left = until - Instant::now().min(until);
+        if registry.wait_until_gone(Scope::Movable, left) > 0 {
+            return Err(self.take_back(listeners));
+        }
+        registry.drain(Scope::All);
+        let left = until - Instant::now().min(until);
+        let cut = registry.wait_until_gone(Scope::All, left.min(CLOSE_WITHIN));
+        registry.cut(Scope::All);
+        let remaining = registry.wait_until_gone(Scope::All, super::CUT_WITHIN);
+        let connections = registry.take_given();
+        Ok(HandedOver {
+            listeners,
+            closed: before.saturating_sub(connections.len()),
+            connections,
+            report: DrainReport { cut, remaining },
+        })
+    }
+
+    fn take_back(&self, listeners: Vec<HandedListener>) -> Busy {
+        let (exports, given) = self.shared.registry.call_off_giving();
+        let mut lost = 0;
+        for connection in given {
+            if let Err(error) = self.adopt(connection) {
+                tracing::error!(%error, "a connection is lost to a hand-over that was called off");
+                lost += 1;
+            }
+        }
+        for listener in listeners {
+            if let Err(error) = self.adopt_listener(listener) {
+                tracing::error!(%error, "a listener is lost to a hand-over that was called off");
+                lost += 1;
+            }
+        }
+        Busy { exports, lost }
+    }
+
     /// Stops accepting and reading, answers what was taken, and gives listeners and connections away.
     /// What is not quiet within this time is cut. The server goes on without clients, and serves
     /// again those that it adopts. May sleep.
@@ -70,7 +133,7 @@ impl<B: Backend> Server<B> {
         let listeners = self.take_listeners(until);
         self.wait_for_arrivals(until);
         let registry = &self.shared.registry;
-        let before = registry.begin_giving();
+        let before = registry.begin_giving(Scope::All);
         let cut = registry.wait_until_gone(Scope::All, until - Instant::now().min(until));
         registry.cut(Scope::All);
         let remaining = registry.wait_until_gone(Scope::All, super::CUT_WITHIN);

@@ -86,13 +86,15 @@ impl Intake {
     }
 
     /// Ends the receive that waits for the next requests. Bytes that come all the same are kept. One
-    /// that brings a payload goes on.
-    pub(super) fn stop_receiving(&mut self, cx: &mut Cx<'_>) {
+    /// that brings a payload goes on. Whether there was one to end.
+    pub(super) fn stop_receiving(&mut self, cx: &mut Cx<'_>) -> bool {
         if self.incoming.is_none()
             && let Some(op) = self.staging_op.take()
         {
             cx.cancel(op);
+            return true;
         }
+        false
     }
 
     /// What was received and not consumed, while no receive is in flight.

@@ -14,6 +14,8 @@ struct Member {
     export: Option<String>,
     /// Its handshake gave way to a newer one.
     is_displaced: bool,
+    /// It can go on at another server: it has an export, and no TLS.
+    is_movable: bool,
     wakers: Wakers,
 }
 
@@ -22,6 +24,8 @@ struct Member {
 pub(super) struct Wakers {
     /// Once it is quiet, to another server.
     pub(super) give: Waker,
+    /// Not at all: it stays here.
+    pub(super) keep: Waker,
     /// Once what is outstanding is answered.
     pub(super) drain: Waker,
     /// At once.
@@ -49,6 +53,8 @@ pub(super) struct Registry {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scope<'a> {
     All,
+    /// Those that can go on at another server.
+    Movable,
     Export(&'a str),
 }
 
@@ -56,6 +62,7 @@ impl Scope<'_> {
     fn includes(self, member: &Member) -> bool {
         match self {
             Scope::All => true,
+            Scope::Movable => member.is_movable,
             Scope::Export(name) => member.export.as_deref() == Some(name),
         }
     }
@@ -75,6 +82,7 @@ impl Registry {
             Member {
                 export: None,
                 is_displaced: false,
+                is_movable: false,
                 wakers,
             },
         );
@@ -132,14 +140,28 @@ impl Registry {
         self.wake(scope, |member| &member.wakers.cut);
     }
 
-    /// Asks all connections to leave for another server, and refuses further ones; how many there were.
-    pub(super) fn begin_giving(&self) -> usize {
+    /// Asks these connections to leave for another server, and refuses further ones; how many there were in all.
+    pub(super) fn begin_giving(&self, scope: Scope<'_>) -> usize {
         let mut state = self.lock();
         state.is_giving = true;
         let before = state.members.len();
         drop(state);
-        self.wake(Scope::All, |member| &member.wakers.give);
+        self.wake(scope, |member| &member.wakers.give);
         before
+    }
+
+    /// Asks those that have not left to stay; the exports of movable ones, and those that have left.
+    pub(super) fn call_off_giving(&self) -> (Vec<String>, Vec<HandedConnection>) {
+        let mut state = self.lock();
+        // From here on none leaves: see `give`.
+        state.is_giving = false;
+        let given = std::mem::take(&mut state.given);
+        let members = state.members.values();
+        let busy = members.filter(|member| member.is_movable);
+        let busy = busy.filter_map(|member| member.export.clone()).collect();
+        drop(state);
+        self.wake(Scope::All, |member| &member.wakers.keep);
+        (busy, given)
     }
 
     /// Connections are taken again.
@@ -147,9 +169,15 @@ impl Registry {
         self.lock().is_giving = false;
     }
 
-    /// A connection has left, and waits to be taken along.
-    pub(super) fn give(&self, connection: HandedConnection) {
-        self.lock().given.push(connection);
+    /// A connection leaves, and waits to be taken along. If giving was called off meanwhile, it gets
+    /// itself back.
+    pub(super) fn give(&self, connection: HandedConnection) -> Result<(), HandedConnection> {
+        let mut state = self.lock();
+        if !state.is_giving {
+            return Err(connection);
+        }
+        state.given.push(connection);
+        Ok(())
     }
 
     /// Those that have left so.
@@ -191,10 +219,13 @@ impl Membership {
         self.is_late
     }
 
-    /// The export was chosen.
-    pub(super) fn set_export(&self, export: &str) {
-        if let Some(member) = self.registry.lock().members.get_mut(&self.id) {
+    /// The export was chosen. While others are given away this one is too late for that.
+    pub(super) fn set_export(&self, export: &str, has_tls: bool) {
+        let mut state = self.registry.lock();
+        let is_movable = !has_tls && !state.is_giving;
+        if let Some(member) = state.members.get_mut(&self.id) {
             member.export = Some(export.to_owned());
+            member.is_movable = is_movable;
         }
     }
 }

@@ -55,7 +55,14 @@ impl<B: Backend> Connection<B> {
             return self.drain();
         }
         self.ending = self.ending.max(DrainState::Giving);
-        self.intake.stop_receiving(cx);
+        self.is_receive_stopped = self.intake.stop_receiving(cx);
+    }
+
+    /// The connection stays here after all, and takes requests again.
+    pub(super) fn keep(&mut self) {
+        if self.ending == DrainState::Giving {
+            self.ending = DrainState::No;
+        }
     }
 
     /// Gives the connection away if it is due and all that was taken is answered.
@@ -76,7 +83,10 @@ impl<B: Backend> Connection<B> {
         match cx.duplicate(self.socket) {
             Ok(socket) => {
                 let connection = HandedConnection { socket, state };
-                self.shared.registry.give(connection);
+                if self.shared.registry.give(connection).is_err() {
+                    // Called off: what was told to leave is told to stay, and goes on then.
+                    return;
+                }
                 serving.engine.retire();
                 self.ending = DrainState::Given;
                 cx.close(self.socket);
