@@ -163,6 +163,10 @@ failure_codes! {
         "Leave the option out, or use a newer kernel.";
     Unknown, "unknown", 500, FAILED, "The server reports a failure that this firn does not know",
         "Use a client of the server's version.";
+    UpgradeRefused, "upgrade-refused", 409, FAILED, "The server was not upgraded",
+        "Correct what the detail names; the server goes on as it was.";
+    UpgradeUnderWay, "upgrade-under-way", 409, FAILED, "An upgrade is under way",
+        "Wait until it has ended: GET /v1/upgrade.";
     Usage, "usage", 400, USAGE, "The command line makes no sense",
         "See --help.";
     VolumeBusy, "volume-busy", 409, FAILED, "Another command works on the volume or snapshot",

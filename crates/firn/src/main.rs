@@ -65,9 +65,18 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Serve(args) => {
-            let settings =
-                config::Settings::new(&cli.api.api, *args).map_err(Failure::into_usage)?;
-            server::serve(settings)
+            let is_check = args.handover_check;
+            let incoming = match is_check {
+                true => None,
+                false => server::Incoming::of_environment(),
+            };
+            let settings = config::Settings::new(&cli.api.api, *args)
+                .map_err(Failure::into_usage)
+                .inspect_err(|failure| server::roll_back(&failure.to_string()))?;
+            if is_check {
+                return server::print_check(&settings);
+            }
+            server::serve(settings, incoming.unwrap_or_default())
         }
         Command::Volume(command) => cli::volume(&cli.api, cli.json, &command),
         Command::Attach(args) => {
@@ -85,6 +94,7 @@ fn run(cli: Cli) -> Result<()> {
         Command::Check(args) => cli::check(cli.json, &args),
         Command::Doctor(args) => cli::doctor(cli.json, &args),
         Command::Top(args) => cli::top(&cli.api, cli.json, &args),
+        Command::Upgrade(args) => cli::upgrade(&cli.api, cli.json, &args),
         Command::Config(args) => cli::config(&cli.api.api, cli.json, *args),
         Command::Support(args) => cli::support(&cli.api, &args),
         Command::Completions { shell } => cli::completions(shell),

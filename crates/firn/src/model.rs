@@ -518,6 +518,45 @@ pub(crate) struct GcState {
     pub(crate) last: Option<GcPass>,
 }
 
+/// Body of `POST /v1/upgrade`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct UpgradeRequest {
+    /// None: what is now at the path that the server was started from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) program: Option<std::path::PathBuf>,
+    /// How long each part may take.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) timeout_ms: Option<u64>,
+}
+
+/// How far an upgrade is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum UpgradeStage {
+    /// None was asked for.
+    #[default]
+    None,
+    Checking,
+    HandingOver,
+    Done,
+    Failed,
+}
+
+/// Answer to `GET /v1/upgrade`: the newest upgrade of this server's process.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UpgradeState {
+    pub(crate) number: u64,
+    pub(crate) stage: UpgradeStage,
+    /// The version that serves.
+    pub(crate) version: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) program: Option<String>,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(crate) why: Option<String>,
+}
+
 /// Answer to `GET /v1/rescue`: what this host holds of volumes that it does not serve.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct RescueTails {

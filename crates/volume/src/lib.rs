@@ -79,6 +79,7 @@ pub use failures::{FailureCounts, FailureKind};
 pub use host::{Host, HostUsage, Setup};
 pub use jobs::Answer;
 pub use lock::on_panic_under_lock;
+pub use log::FORMATS as LOG_FORMATS;
 pub use log::ring::{HeapRegion, RingId, RingRegion, Rings, RingsAside, TailId};
 pub use options::Options;
 pub use recover::report::{RecoveryReport, StaleRing, TailReport};

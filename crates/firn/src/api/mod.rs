@@ -18,6 +18,7 @@ mod problem;
 pub(crate) mod serving;
 mod session;
 pub(crate) mod sessions;
+mod upgrade;
 
 use std::sync::Arc;
 
@@ -63,6 +64,7 @@ pub(crate) fn router(control: Arc<ControlPlane>, gate: Arc<Gate>) -> Router {
         .route("/v1/volumes/{name}/attach", post(attach))
         .route("/v1/volumes/{name}/detach", post(detach))
         .merge(points::routes())
+        .merge(upgrade::routes())
         .route("/v1/activity", get(activity))
         .route("/v1/gc", get(gc_state).post(collect_garbage))
         .route("/v1/gc/forget", post(forget_volume))

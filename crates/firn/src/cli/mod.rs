@@ -21,6 +21,7 @@ mod support;
 mod sync;
 mod top;
 mod transfer;
+mod upgrade;
 mod volume;
 
 use std::path::Path;
@@ -45,6 +46,7 @@ pub(crate) use support::support;
 pub(crate) use sync::sync;
 pub(crate) use top::top;
 pub(crate) use transfer::{export, import};
+pub(crate) use upgrade::upgrade;
 pub(crate) use volume::volume;
 
 /// `firn attach`: prints the volume's device or URI, and nothing else, on standard output.

@@ -14,6 +14,7 @@ mod health;
 pub(crate) mod opening;
 mod points;
 mod rescue;
+pub(crate) mod upgrades;
 mod volume_locks;
 mod waiting;
 
@@ -23,9 +24,10 @@ use std::time::{Duration, Instant};
 use blkmq::error::ErrorKind;
 use blkmq::{Device, DeviceOptions};
 use futures_util::future::join_all;
-use nbd::server::{BackendFile, Export, Listen};
+use nbd::server::{BackendFile, Export, HandedConnection, Listen};
 use volume::{Host, OpenError, OpenMode, VolumeInfo, VolumeSpec};
 
+use crate::control_plane::upgrades::Upgrades;
 use crate::control_plane::volume_locks::VolumeLocks;
 use crate::control_plane::waiting::{ReopenRequests, WaitingVolumes};
 use crate::engine::Engine;
@@ -57,6 +59,9 @@ const CLOSE_RETRY_DELAY: Duration = Duration::from_secs(1);
 const LIST_PATIENCE: Duration = Duration::from_secs(2);
 const LIST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
+/// How often connections that wait for their volume are looked at.
+const ADOPT_INTERVAL: Duration = Duration::from_millis(50);
+
 /// An open volume and the addresses under which clients reach it.
 #[derive(Debug)]
 pub(crate) struct ReachableVolume {
@@ -84,6 +89,7 @@ pub(crate) struct ControlPlane {
     pub(crate) disks: Disks,
     pub(crate) nbd: NbdFrontend,
     pub(crate) volume_locks: VolumeLocks,
+    pub(crate) upgrades: Upgrades,
     boot_sets: BootSets,
     /// How long the requests of open volumes take.
     pub(crate) latencies: LatencyRegistry,
@@ -122,6 +128,7 @@ impl ControlPlane {
             disks: Disks::new(engine)?,
             nbd,
             volume_locks: VolumeLocks::default(),
+            upgrades: Upgrades::default(),
             boot_sets: BootSets::new(&engine.files().path),
             latencies: LatencyRegistry::new(slow_request),
         })
@@ -132,6 +139,36 @@ impl ControlPlane {
         addresses
             .iter()
             .try_for_each(|address| self.nbd.listen(address))
+    }
+
+    /// Goes on with connections that another server gave away. Those to volumes that are not open yet
+    /// wait for them; their clients see a pause.
+    pub(crate) fn adopt_connections(self: &Arc<Self>, connections: Vec<HandedConnection>) {
+        let mut later = Vec::new();
+        for connection in connections {
+            let name = &connection.state.export;
+            if self.volumes.get(name).is_none() && self.waiting.get(name).is_some() {
+                later.push(connection);
+            } else {
+                self.nbd.adopt(connection);
+            }
+        }
+        if later.is_empty() {
+            return;
+        }
+        let control = Arc::clone(self);
+        tokio::spawn(async move {
+            while !later.is_empty() {
+                tokio::time::sleep(ADOPT_INTERVAL).await;
+                let (waiting, due) = later.into_iter().partition(|connection| {
+                    let name = &connection.state.export;
+                    control.volumes.get(name).is_none() && control.waiting.get(name).is_some()
+                });
+                later = waiting;
+                let due: Vec<HandedConnection> = due;
+                due.into_iter().for_each(|one| control.nbd.adopt(one));
+            }
+        });
     }
 
     /// The addresses on which the server listens for NBD clients.

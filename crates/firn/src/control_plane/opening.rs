@@ -50,6 +50,7 @@ impl ControlPlane {
         &self,
         volumes: &[NewVolume],
         report: &RecoveryReport,
+        takes_over: bool,
     ) -> Result<Vec<WantedVolume>> {
         let opened = self.wanted_volumes(volumes, report).into_iter();
         // While the store is away only what goes on here can be served, and finding the rest out takes long.
@@ -58,6 +59,11 @@ impl ControlPlane {
         let opened = opened.map(|wanted| async move {
             let opened = match away {
                 Some(failure) => self.open_before_store(&wanted, failure).await,
+                // Its clients wait, and what the log continues needs no store to be served.
+                None if takes_over => match self.open_before_store(&wanted, &not_asked()).await {
+                    Ok(open) => Ok(open),
+                    Err(_) => self.open_wanted(&wanted).await,
+                },
                 None => self.open_wanted(&wanted).await,
             };
             (wanted, opened)
@@ -275,6 +281,10 @@ impl ControlPlane {
             }
         }
     }
+}
+
+fn not_asked() -> Failure {
+    Failure::new(FailureCode::StoreUnavailable, "the store was not asked yet")
 }
 
 /// The task that retries; it ends before volumes are closed.

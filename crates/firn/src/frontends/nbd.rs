@@ -9,11 +9,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use nbd::server::{Export, Listen, Options, Server, check_place};
+use nbd::server::{
+    Export, HandedConnection, HandedListener, HandedOver, Listen, Options, Server, check_place,
+};
 use reactor::Reactor;
 use volume::Volume;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, FailureCode, Result};
 use crate::frontends::nbd_access::{NbdTls, PermittedVolumes};
 use crate::frontends::open_volumes::OpenVolumes;
 
@@ -141,6 +143,35 @@ impl NbdFrontend {
         let ended =
             tokio::task::spawn_blocking(move || server.detach(&export, DRAIN_TIMEOUT)).await;
         tracing::debug!(?ended, "connections to an export are closed");
+    }
+
+    /// Gives listeners and connections away, if all are quiet in time; else nothing has changed.
+    pub(crate) async fn try_hand_over(&self, within: Duration) -> Result<HandedOver> {
+        let server = Arc::clone(&self.server);
+        let handed = tokio::task::spawn_blocking(move || server.try_hand_over(within)).await;
+        let handed = handed.map_err(|error| Failure::internal(format!("handing over: {error}")))?;
+        handed.map_err(|busy| Failure::new(FailureCode::UpgradeRefused, busy.to_string()))
+    }
+
+    /// Accepts at a socket that another server gave away.
+    pub(crate) fn adopt_listener(&self, listener: HandedListener) {
+        let place = listener.place.clone();
+        if let Err(error) = self.server.adopt_listener(listener) {
+            tracing::error!(%error, "an NBD listener ends with the upgrade");
+            return;
+        }
+        let mut addresses = self
+            .addresses
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        addresses.push(place);
+    }
+
+    /// Goes on with a connection that another server gave away.
+    pub(crate) fn adopt(&self, connection: HandedConnection) {
+        if let Err(error) = self.server.adopt(connection) {
+            tracing::warn!(%error, "an NBD connection ends with the upgrade; its client may connect anew");
+        }
     }
 
     /// Stops listening and closes all connections.

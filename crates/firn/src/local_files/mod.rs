@@ -27,7 +27,7 @@ mod ring_files;
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind as Io};
-use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -91,6 +91,20 @@ impl CacheDir {
 
     /// Locks the directory and opens its files, creating those that are missing.
     pub(crate) fn open(settings: &Settings, progress: &mut dyn Progress) -> Result<Self> {
+        Self::open_locked(settings, None, progress)
+    }
+
+    /// The directory's lock, for the program that takes this one's place.
+    pub(crate) fn duplicate_lock(&self) -> io::Result<File> {
+        self.lock.try_clone()
+    }
+
+    /// The same, with the lock that the program before has passed.
+    pub(crate) fn open_locked(
+        settings: &Settings,
+        passed: Option<File>,
+        progress: &mut dyn Progress,
+    ) -> Result<Self> {
         let path = &settings.cache;
         // The files hold the contents of disks: only the owner may read them.
         DirBuilder::new()
@@ -102,7 +116,10 @@ impl CacheDir {
             .canonicalize()
             .map_err(|source| Failure::io("open the cache directory", path, &source))?;
         check_format(&path)?;
-        let lock = lock_directory(&path)?;
+        let lock = match passed.filter(|lock| is_file_at(lock, &path.join("lock"))) {
+            Some(lock) => lock,
+            None => lock_directory(&path)?,
+        };
         write_format(&path)?;
         create::log(&path, settings, progress)?;
         let log = create::open_log(&path, settings.log_io)?;
@@ -209,6 +226,13 @@ fn lock_directory(path: &Path) -> Result<File> {
     Ok(file)
 }
 
+fn is_file_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), path.metadata()) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    }
+}
+
 /// What the file `lock` holds while this process has it.
 fn lock_content() -> Vec<u8> {
     format!("{:<LOCK_BYTES$}\n", std::process::id()).into_bytes()
@@ -247,7 +271,7 @@ fn lock_within(file: &File, timeout: Duration) -> io::Result<bool> {
             Ok(()) => return Ok(true),
             Err(TryLockError::WouldBlock) if started.elapsed() >= timeout => return Ok(false),
             // The kernel has no file lock with a time-out; this loop runs at start only.
-            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(20)),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
             Err(TryLockError::Error(source)) => return Err(source),
         }
     }

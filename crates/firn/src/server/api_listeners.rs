@@ -10,11 +10,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::handover::{InheritedApiSocket, SocketToPass};
 use crate::access::tokens::Tokens;
 use crate::api::caller::AccessRules;
 use crate::api::serving::Listener;
@@ -45,11 +47,16 @@ enum Bound {
 #[derive(Debug)]
 struct SocketPath {
     path: PathBuf,
-    _lock: File,
+    lock: File,
+    /// The program before this one may need it again, and does not bind it anew.
+    stays: AtomicBool,
 }
 
 impl Drop for SocketPath {
     fn drop(&mut self) {
+        if self.stays.load(Ordering::Relaxed) {
+            return;
+        }
         // The next server removes what stays.
         let _ = std::fs::remove_file(&self.path);
     }
@@ -57,15 +64,48 @@ impl Drop for SocketPath {
 
 impl ApiListeners {
     /// Listens, and does not accept yet: whoever connects meanwhile waits until the server is ready.
-    pub(super) fn bind(settings: &Settings) -> Result<Self> {
-        let bound = settings
-            .api
-            .listen
-            .iter()
-            .map(|listen| bind_in_time(settings, listen));
+    /// Those that the program before has passed are taken over.
+    pub(super) fn bind(settings: &Settings, passed: Vec<InheritedApiSocket>) -> Result<Self> {
+        let mut passed = passed;
+        let bound = settings.api.listen.iter().map(|listen| {
+            let wanted = listen.to_string();
+            match passed.iter().position(|one| one.wanted == wanted) {
+                Some(at) => take_over(listen, passed.swap_remove(at)),
+                None => bind_in_time(settings, listen),
+            }
+        });
         Ok(ApiListeners {
             bound: bound.collect::<Result<_>>()?,
         })
+    }
+
+    /// The sockets are this program's for good.
+    pub(super) fn commit(&self) {
+        for bound in &self.bound {
+            if let Bound::Unix(_, path) = bound {
+                path.stays.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// All of it once more, in the order of the settings.
+    pub(super) fn to_pass(&self) -> Result<Vec<SocketToPass>> {
+        let duplicate = |bound: &Bound| -> io::Result<SocketToPass> {
+            Ok(match bound {
+                Bound::Tcp(listener, address) => SocketToPass {
+                    granted: ApiListen::Tcp(*address),
+                    socket: listener.try_clone()?.into(),
+                    path_lock: None,
+                },
+                Bound::Unix(listener, path) => SocketToPass {
+                    granted: ApiListen::Unix(path.path.clone()),
+                    socket: listener.try_clone()?.into(),
+                    path_lock: Some(path.lock.try_clone()?),
+                },
+            })
+        };
+        let all = self.bound.iter().map(duplicate).collect::<io::Result<_>>();
+        all.map_err(|source| Failure::internal(format!("cannot pass the API on: {source}")))
     }
 
     /// Where clients find it.
@@ -174,6 +214,27 @@ fn bind_in_time(settings: &Settings, listen: &ApiListen) -> Result<Bound> {
     }
 }
 
+/// Goes on with a socket of the program before.
+fn take_over(listen: &ApiListen, passed: InheritedApiSocket) -> Result<Bound> {
+    match (listen, passed.path_lock) {
+        (ApiListen::Unix(path), Some(lock)) => {
+            let path = SocketPath {
+                path: path.clone(),
+                lock,
+                stays: AtomicBool::new(true),
+            };
+            Ok(Bound::Unix(passed.socket.into(), path))
+        }
+        _ => {
+            let listener = TcpListener::from(passed.socket);
+            let granted = listener.local_addr();
+            let granted =
+                granted.map_err(|source| Failure::listen("the API", listen, "--api", &source))?;
+            Ok(Bound::Tcp(listener, granted))
+        }
+    }
+}
+
 fn bind_tcp(address: SocketAddr) -> io::Result<Bound> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -203,7 +264,8 @@ fn bind_unix(path: &Path, for_group: bool) -> io::Result<Bound> {
     rustix::net::bind(&socket, &address)?;
     let socket_path = SocketPath {
         path: path.to_owned(),
-        _lock: lock,
+        lock,
+        stays: AtomicBool::new(false),
     };
     // Until it listens, nobody can connect, whatever its mode is.
     let mode = if for_group { 0o660 } else { 0o600 };

@@ -8,6 +8,7 @@
 
 mod api_listeners;
 mod blocking_threads;
+mod handover;
 mod messages;
 mod process;
 mod rescue_log;
@@ -20,6 +21,7 @@ use store::SharedStore;
 use tokio::runtime::Runtime;
 
 use self::api_listeners::ApiListeners;
+use self::handover::Outgoing;
 use self::service_manager::ServiceManager;
 use crate::abort_on_panic::abort_on_panic_under_locks;
 use crate::api;
@@ -27,12 +29,14 @@ use crate::api::gate::Gate;
 use crate::config::Settings;
 use crate::control_plane::ControlPlane;
 use crate::control_plane::opening::ReopenTask;
+use crate::control_plane::upgrades::UpgradePlan;
 use crate::engine::{DISK_CALLS_MAX, Engine};
-use crate::failure::{Failure, Result};
-use crate::frontends::nbd::NbdFrontend;
+use crate::failure::{Failure, FailureCode, Result};
+use crate::frontends::nbd::{NbdFrontend, flag_value};
 use crate::local_files::CacheDir;
 use crate::store_access::{StoreAccess, StoreSettings};
 
+pub(crate) use handover::{Incoming, print_check, roll_back};
 pub(crate) use rescue_log::{LogRescue, LogRescueReport};
 
 /// Threads for the API and the store, which mostly wait.
@@ -41,18 +45,47 @@ const RUNTIME_THREADS: usize = 2;
 /// Threads for calls that block: those of the engine's files, and of a directory store some at a time.
 const BLOCKING_THREADS: usize = DISK_CALLS_MAX + 16;
 
+/// How long a hand-over waits for a disk that is being restored.
+const REOPEN_STOP_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// They stay as good as for ever: a thread that ends gives its stack back.
 const BLOCKING_THREADS_KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Runs a server until it is told to stop.
-pub(crate) fn serve(settings: Settings) -> Result<()> {
+/// Why a server no longer serves.
+enum Ending {
+    /// It was told to stop.
+    Stopped,
+    /// Another program takes its place.
+    HandedOver(Outgoing),
+}
+
+/// Runs a server until it is told to stop. `incoming` is what the program before left, if this one takes its place.
+pub(crate) fn serve(settings: Settings, mut incoming: Incoming) -> Result<()> {
     abort_on_panic_under_locks();
     process::prepare();
     let manager = Arc::new(ServiceManager::of_environment());
+    let sockets = std::mem::take(&mut incoming.api);
+    let served = ApiListeners::bind(&settings, sockets)
+        .inspect_err(|failure| roll_back(&failure.to_string()))
+        .and_then(|api| {
+            let served = serve_at(&settings, &api, incoming, &manager);
+            // The listeners are open still.
+            served.inspect_err(|failure| roll_back(&failure.to_string()))
+        });
+    served
+}
+
+fn serve_at(
+    settings: &Settings,
+    api: &ApiListeners,
+    mut incoming: Incoming,
+    manager: &Arc<ServiceManager>,
+) -> Result<()> {
+    handover::step("started")?;
+    let takes_over = incoming.lock.is_some();
     let runtime = runtime()?;
     blocking_threads::start(&runtime, BLOCKING_THREADS);
-    let api = ApiListeners::bind(&settings)?;
-    let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(&settings)?)));
+    let gate = Arc::new(Gate::new(Arc::new(api_listeners::access_rules(settings)?)));
     let is_first_start = !CacheDir::has_log(&settings.cache);
     if is_first_start {
         // At a later start the server before may still have them, and is waited for first.
@@ -64,10 +97,13 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
         faults: settings.store_faults,
         may_create: is_first_start,
     });
-    runtime.block_on(store.start())?;
-    let files = CacheDir::open(&settings, &mut messages::LogFillBar::default())?;
+    start_store(&store, &runtime, takes_over)?;
+    let mut progress = messages::LogFillBar::default();
+    let files = CacheDir::open_locked(settings, incoming.lock.take(), &mut progress)?;
+    handover::step("locked")?;
     let shared = Arc::clone(&store) as SharedStore;
-    let mut engine = runtime.block_on(Engine::start(&settings, shared, files, runtime.handle()))?;
+    let mut engine = runtime.block_on(Engine::start(settings, shared, files, runtime.handle()))?;
+    handover::step("recovered")?;
     messages::log_recovery(&engine.report);
     let control = Arc::new(ControlPlane::new(
         &engine,
@@ -75,12 +111,40 @@ pub(crate) fn serve(settings: Settings) -> Result<()> {
         settings.slow_request,
         settings.nbd_tls.as_ref(),
     )?);
-    let served = runtime.block_on(run(&settings, &engine, &control, (&api, gate), &manager));
+    let server = (&engine, &control, api, manager);
+    let served = runtime.block_on(run(settings, server, gate, incoming, takes_over));
+    let served = match served {
+        Ok(Ending::HandedOver(outgoing)) => {
+            engine.stop(control.disks.take_live());
+            handover::step("stopped")?;
+            let sockets = api.to_pass()?;
+            return Err(outgoing.execute(settings, sockets, engine.files()));
+        }
+        Ok(Ending::Stopped) => Ok(()),
+        Err(failure) => {
+            roll_back(&failure.to_string());
+            Err(failure)
+        }
+    };
     let closed = runtime.block_on(control.close_all());
     engine.stop(control.disks.take_live());
     // Nothing waits for tasks that still run.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served.and(closed)
+}
+
+/// Who takes the place of another program does not keep its clients waiting for the store, which that one had.
+fn start_store(store: &Arc<StoreAccess>, runtime: &Runtime, takes_over: bool) -> Result<()> {
+    if !takes_over {
+        return runtime.block_on(store.start());
+    }
+    let store = Arc::clone(store);
+    runtime.spawn(async move {
+        if let Err(failure) = store.start().await {
+            tracing::error!(%failure, "the store cannot be used");
+        }
+    });
+    Ok(())
 }
 
 fn runtime() -> Result<Runtime> {
@@ -93,15 +157,24 @@ fn runtime() -> Result<Runtime> {
         .map_err(|source| Failure::internal(format!("cannot start threads: {source}")))
 }
 
+type Running<'a> = (
+    &'a Engine,
+    &'a Arc<ControlPlane>,
+    &'a ApiListeners,
+    &'a Arc<ServiceManager>,
+);
+
 async fn run(
     settings: &Settings,
-    engine: &Engine,
-    control: &Arc<ControlPlane>,
-    api: (&ApiListeners, Arc<Gate>),
-    manager: &Arc<ServiceManager>,
-) -> Result<()> {
-    let initial = control.open_initial_volumes(&settings.volumes, &engine.report);
+    server: Running<'_>,
+    gate: Arc<Gate>,
+    incoming: Incoming,
+    takes_over: bool,
+) -> Result<Ending> {
+    let (engine, control, _, manager) = server;
+    let initial = control.open_initial_volumes(&settings.volumes, &engine.report, takes_over);
     let waiting = initial.await?;
+    handover::step("opened")?;
     let reopen = ReopenTask::start(control, waiting);
     let health = tokio::spawn({
         let control = Arc::clone(control);
@@ -112,37 +185,98 @@ async fn run(
         let control = Arc::clone(control);
         async move { messages::report_slow_requests(control.latencies.slow()).await }
     });
-    let served = serve_clients(settings, engine, control, api, manager).await;
+    let served = serve_clients(settings, server, gate, incoming).await;
     health.abort();
     slow_requests.abort();
-    reopen.stop().await;
+    match &served {
+        // Clients wait: what a killed server could have begun is left as that would leave it.
+        Ok(Ending::HandedOver(_)) => {
+            let _ = tokio::time::timeout(REOPEN_STOP_TIMEOUT, reopen.stop()).await;
+        }
+        _ => reopen.stop().await,
+    }
     served
 }
 
-/// Serves the API and NBD clients until a signal stops the server.
+/// Serves the API and NBD clients until a signal stops the server, or another program takes its place.
 async fn serve_clients(
     settings: &Settings,
-    engine: &Engine,
-    control: &Arc<ControlPlane>,
-    api: (&ApiListeners, Arc<Gate>),
-    manager: &ServiceManager,
-) -> Result<()> {
-    control.listen(&settings.nbd)?;
+    (engine, control, api, manager): Running<'_>,
+    gate: Arc<Gate>,
+    incoming: Incoming,
+) -> Result<Ending> {
     let mut stop = process::StopSignal::new()?;
-    let (api, gate) = api;
-    let (close, closed) = tokio::sync::watch::channel(());
+    take_place(settings, control, api, incoming)?;
     let router = api::router(Arc::clone(control), gate);
-    let mut servers = tokio::task::JoinSet::new();
-    for listener in api.listeners()? {
-        servers.spawn(api::serving::serve(
-            listener,
-            router.clone(),
-            closed.clone(),
-        ));
-    }
     messages::announce(settings, &api.addresses(), engine, control)?;
     manager.on_ready();
-    stop.recv().await;
+    loop {
+        let (close, closed) = tokio::sync::watch::channel(());
+        let mut servers = tokio::task::JoinSet::new();
+        for listener in api.listeners()? {
+            servers.spawn(api::serving::serve(
+                listener,
+                router.clone(),
+                closed.clone(),
+            ));
+        }
+        let plan = tokio::select! {
+            () = stop.recv() => None,
+            plan = control.upgrades.next() => Some(plan),
+        };
+        let Some(plan) = plan else {
+            stop_api(manager, stop, close, servers, api).await;
+            return Ok(Ending::Stopped);
+        };
+        match prepare_upgrade(settings, control, plan, (close, &mut servers)).await {
+            Ok(outgoing) => return Ok(Ending::HandedOver(outgoing)),
+            Err(failure) => {
+                tracing::error!(%failure, "the server is not upgraded, and goes on");
+                control.upgrades.on_failed(failure.to_string());
+            }
+        }
+    }
+}
+
+/// Listens where nobody does yet, and goes on with what the program before left. Its clients wait until here,
+/// and from here on there is no way back to it.
+fn take_place(
+    settings: &Settings,
+    control: &Arc<ControlPlane>,
+    api: &ApiListeners,
+    incoming: Incoming,
+) -> Result<()> {
+    let mut passed = incoming.nbd;
+    let mut adopted = Vec::new();
+    for address in &settings.nbd {
+        let wanted = flag_value(address);
+        match passed.iter().position(|(at, _)| *at == wanted) {
+            Some(at) => adopted.push(passed.remove(at).1),
+            None => control.listen(std::slice::from_ref(address))?,
+        }
+    }
+    handover::commit();
+    api.commit();
+    for listener in adopted {
+        control.nbd.adopt_listener(listener);
+    }
+    control.adopt_connections(incoming.connections);
+    if incoming.number > 0 {
+        let returned = incoming.returned.as_deref();
+        control
+            .upgrades
+            .on_taken_over(incoming.number, &incoming.program, returned);
+    }
+    handover::step("adopted")
+}
+
+async fn stop_api(
+    manager: &ServiceManager,
+    mut stop: process::StopSignal,
+    close: tokio::sync::watch::Sender<()>,
+    servers: tokio::task::JoinSet<()>,
+    api: &ApiListeners,
+) {
     manager.on_stopping();
     eprintln!("firn: stopping; bringing what is left to the store (again to leave at once)");
     tokio::spawn(async move {
@@ -154,5 +288,54 @@ async fn serve_clients(
     api.shut_down();
     // A client that keeps its connection open does not keep the server from stopping.
     let _ = tokio::time::timeout(Duration::from_secs(1), servers.join_all()).await;
-    Ok(())
+}
+
+/// Checks the new program, and brings clients to rest. After a failure everything is as before, except that
+/// the API has to be served anew.
+async fn prepare_upgrade(
+    settings: &Settings,
+    control: &Arc<ControlPlane>,
+    plan: UpgradePlan,
+    (close, servers): (
+        tokio::sync::watch::Sender<()>,
+        &mut tokio::task::JoinSet<()>,
+    ),
+) -> Result<Outgoing> {
+    let UpgradePlan {
+        number,
+        program,
+        timeout,
+    } = plan;
+    let own = settings.clone();
+    let checked = tokio::task::spawn_blocking(move || {
+        let program = program.map_or_else(handover::own_program, Ok)?;
+        handover::check_program(&program, &own, timeout)
+    });
+    let checked = checked
+        .await
+        .map_err(|error| Failure::internal(format!("checking the program: {error}")))??;
+    handover::step("checked")?;
+    control.upgrades.on_handing_over();
+    // Changes that are under way come to their end.
+    drop(close);
+    let at_rest = async { while servers.join_next().await.is_some() {} };
+    if tokio::time::timeout(timeout, at_rest).await.is_err() {
+        return Err(Failure::new(
+            FailureCode::UpgradeRefused,
+            "requests of the API are under way; wait for them, or give more with --timeout",
+        ));
+    }
+    let nbd = control.nbd.try_hand_over(timeout).await?;
+    tracing::info!(
+        connections = nbd.connections.len(),
+        closed = nbd.closed,
+        program = %checked.path.display(),
+        "handing over"
+    );
+    Ok(Outgoing {
+        number,
+        timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
+        program: checked,
+        nbd,
+    })
 }

@@ -23,9 +23,9 @@ pub(crate) const BLOCK_BYTES: u64 = 4096;
 pub(crate) const BLOCK_SECTORS: u64 = BLOCK_BYTES / SECTOR_BYTES;
 
 const SUPER_MAGIC: [u8; 8] = *b"FIRNLOG\0";
-const SUPER_VERSION: u16 = 1;
+pub(super) const SUPER_VERSION: u16 = 1;
 const SEGMENT_MAGIC: [u8; 8] = *b"FIRNSEG\0";
-const SEGMENT_VERSION: u16 = 1;
+pub(super) const SEGMENT_VERSION: u16 = 1;
 /// Bytes that one dirty extent takes in a checkpoint frame.
 const EXTENT_BYTES: u64 = 48;
 

@@ -16,3 +16,10 @@ pub(crate) mod reclaim;
 pub(crate) mod ring;
 pub(crate) mod segments;
 pub(crate) mod session;
+
+/// Versions of what this program writes to a log: superblock, segment header, frame. It reads these and older ones.
+pub const FORMATS: [u16; 3] = [
+    layout::SUPER_VERSION,
+    layout::SEGMENT_VERSION,
+    frame::VERSION,
+];

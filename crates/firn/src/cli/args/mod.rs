@@ -11,6 +11,7 @@ mod points;
 mod rescue;
 mod serve;
 mod transfer;
+mod upgrade;
 mod volume;
 
 use std::path::PathBuf;
@@ -26,6 +27,7 @@ pub(crate) use points::{ForkArgs, SnapshotCommand};
 pub(crate) use rescue::{RescueCommand, RescueLogArgs};
 pub(crate) use serve::{LogIo, NewVolume, OpenListener, ServeArgs};
 pub(crate) use transfer::{ExportArgs, ImageFormat, ImportArgs};
+pub(crate) use upgrade::UpgradeArgs;
 pub(crate) use volume::{Patience, VolumeCommand, VolumeName};
 
 /// Fast local disks whose truth lives in an object store.
@@ -178,6 +180,12 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Show live what is done with each volume: rates, latencies, and what the store lacks.
     Top(TopArgs),
+    /// Put another firn in the place of the running one: newer, older, or the same. NBD clients stay connected.
+    #[command(after_help = "Examples:\n  \
+        firn upgrade                             after the package was upgraded\n  \
+        firn upgrade --program ./firn-next\n\n\
+        The process keeps its id. A program that cannot take over leaves the old one serving, and the command says why.")]
+    Upgrade(UpgradeArgs),
     /// Print the settings that `serve` would use, as a file for --config, and where each is from.
     Config(Box<ConfigArgs>),
     /// Print what a report of a bug needs, as JSON: machine, findings, and the server's state. It holds

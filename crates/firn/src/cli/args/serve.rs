@@ -148,6 +148,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, hide = true, value_name = "PLAN")]
     #[serde(skip)]
     pub(crate) planned_store_faults: Option<StoreFaultPlan>,
+
+    /// Say whether this program can take the place of a running server, and end; see `server/handover`.
+    #[arg(long, hide = true)]
+    #[serde(skip)]
+    pub(crate) handover_check: bool,
 }
 
 /// A listener that asks nobody who he is.

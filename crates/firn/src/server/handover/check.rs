@@ -1,0 +1,209 @@
+//! Whether a program can take the place of this one: asked of the program itself, before anything stops.
+//!
+//! The program is run beside the server, as it would be executed, with one more flag: it reads its
+//! configuration, says what it knows, and ends. It must touch nothing.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::{PROTOCOL, RECORD_VARIABLE};
+use crate::cli::output;
+use crate::config::Settings;
+use crate::failure::{Failure, FailureCode, Result};
+
+/// The flag of `serve` that asks for it.
+const FLAG: &str = "--handover-check";
+
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Longest answer that is read.
+const ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+/// A program that said it can go on here.
+#[derive(Debug)]
+pub(in crate::server) struct CheckedProgram {
+    pub(in crate::server) path: PathBuf,
+    pub(super) file: File,
+    /// What it writes, this one can read.
+    pub(super) can_return: bool,
+}
+
+/// What a program says of itself.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Answer {
+    protocol: u32,
+    version: String,
+    /// Versions of superblock, segment header and frame that it reads up to, and writes.
+    log_formats: Vec<u16>,
+    cache: PathBuf,
+    ring_dir: PathBuf,
+    store: String,
+}
+
+impl Answer {
+    fn of(settings: &Settings) -> Answer {
+        let absolute = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        Answer {
+            protocol: PROTOCOL,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            log_formats: volume::LOG_FORMATS.to_vec(),
+            cache: absolute(&settings.cache),
+            ring_dir: absolute(&settings.ring_dir),
+            store: settings.store.clone(),
+        }
+    }
+
+    /// Why the program that said this cannot follow one that would say `own`.
+    fn unfit_after(&self, own: &Answer) -> Option<String> {
+        if self.protocol != own.protocol {
+            return Some(format!(
+                "it hands over by protocol {}, this server by {}",
+                self.protocol, own.protocol
+            ));
+        }
+        let older = |(theirs, ours): (&u16, &u16)| theirs < ours;
+        if self.log_formats.len() != own.log_formats.len()
+            || self.log_formats.iter().zip(&own.log_formats).any(older)
+        {
+            return Some(format!(
+                "it knows the log's formats up to {:?}, and this server writes {:?}",
+                self.log_formats, own.log_formats
+            ));
+        }
+        let differ = [
+            ("--cache", self.cache != own.cache),
+            ("--ring-dir", self.ring_dir != own.ring_dir),
+            ("--store", self.store != own.store),
+        ];
+        let differ = differ.iter().find(|(_, differs)| *differs)?;
+        Some(format!(
+            "the configuration has another {} than this server; that needs a stop and a start",
+            differ.0
+        ))
+    }
+}
+
+/// What `firn serve … --handover-check` prints.
+pub(crate) fn print_check(settings: &Settings) -> Result<()> {
+    output::json(&Answer::of(settings))
+}
+
+/// What is now at the path that this program was started from.
+pub(in crate::server) fn own_program() -> Result<PathBuf> {
+    let own = std::fs::read_link("/proc/self/exe");
+    let own = own.map_err(|source| Failure::io("read", Path::new("/proc/self/exe"), &source))?;
+    // The kernel says so of a file that was replaced.
+    let text = own.to_string_lossy();
+    Ok(text
+        .strip_suffix(" (deleted)")
+        .map_or(own.clone(), PathBuf::from))
+}
+
+/// Asks a program. Blocks for as long as it takes, up to `timeout`.
+pub(in crate::server) fn check_program(
+    path: &Path,
+    settings: &Settings,
+    timeout: Duration,
+) -> Result<CheckedProgram> {
+    let refused = |why: String| {
+        Failure::new(
+            FailureCode::UpgradeRefused,
+            format!(
+                "{} cannot take over: {why}; this server goes on",
+                path.display()
+            ),
+        )
+    };
+    let file = open_program(path).map_err(&refused)?;
+    let answer = ask(&file, timeout).map_err(&refused)?;
+    let own = Answer::of(settings);
+    match answer.unfit_after(&own) {
+        Some(why) => Err(refused(why)),
+        None => Ok(CheckedProgram {
+            path: path.to_owned(),
+            file,
+            can_return: answer.log_formats == own.log_formats,
+        }),
+    }
+}
+
+/// A program that nobody but this server's user or root could have put there.
+fn open_program(path: &Path) -> std::result::Result<File, String> {
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let metadata = file.metadata().map_err(|error| error.to_string())?;
+    let user = rustix::process::geteuid().as_raw();
+    if !metadata.is_file() || metadata.mode() & 0o111 == 0 {
+        return Err("it is not a program".to_owned());
+    }
+    if (metadata.uid() != 0 && metadata.uid() != user) || metadata.mode() & 0o002 != 0 {
+        return Err("others than root and this server's user may write to it".to_owned());
+    }
+    Ok(file)
+}
+
+fn ask(program: &File, timeout: Duration) -> std::result::Result<Answer, String> {
+    let mut arguments = std::env::args_os();
+    let _ = arguments.next();
+    let mut child = Command::new(format!("/proc/self/fd/{}", program.as_raw_fd()))
+        .args(arguments)
+        .arg(FLAG)
+        .env_remove(RECORD_VARIABLE)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("it cannot be executed: {error}"))?;
+    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+    let said = std::thread::spawn(move || text_of(stdout));
+    let complained = std::thread::spawn(move || text_of(stderr));
+    let status = wait_within(&mut child, timeout).map_err(|error| error.to_string());
+    let Some(status) = status? else {
+        return Err(format!(
+            "it did not say within {} s whether it can",
+            timeout.as_secs_f64()
+        ));
+    };
+    let said = said.join().unwrap_or_default();
+    let complained = complained.join().unwrap_or_default();
+    match serde_json::from_str(&said) {
+        Ok(answer) if status.success() => Ok(answer),
+        _ if complained.trim().is_empty() => Err(format!(
+            "it does not say that it can ({status}); is it a firn with `firn upgrade`?"
+        )),
+        _ => Err(format!("it said ({status}): {}", complained.trim())),
+    }
+}
+
+fn text_of(pipe: Option<impl Read>) -> String {
+    let mut text = Vec::new();
+    if let Some(pipe) = pipe {
+        let _ = pipe.take(ANSWER_BYTES_MAX).read_to_end(&mut text);
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// Waits for a child; one that takes longer is killed.
+fn wait_within(
+    child: &mut Child,
+    timeout: Duration,
+) -> io::Result<Option<std::process::ExitStatus>> {
+    let until = Instant::now() + timeout;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= until {
+            child.kill()?;
+            child.wait()?;
+            return Ok(None);
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+}
