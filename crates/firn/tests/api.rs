@@ -39,6 +39,16 @@ fn send_as(
     path: &str,
     body: Option<(&str, &str)>,
 ) -> Answer {
+    try_send_as(api, headers, method, path, body).unwrap()
+}
+
+fn try_send_as(
+    api: &str,
+    headers: &[(&str, &str)],
+    method: &str,
+    path: &str,
+    body: Option<(&str, &str)>,
+) -> Result<Answer, ureq::Error> {
     let agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
         .build()
@@ -55,18 +65,18 @@ fn send_as(
         bytes = text.as_bytes().to_vec();
     }
     let mut response = if bytes.is_empty() {
-        agent.run(request.body(()).unwrap()).unwrap()
+        agent.run(request.body(()).unwrap())?
     } else {
-        agent.run(request.body(bytes).unwrap()).unwrap()
+        agent.run(request.body(bytes).unwrap())?
     };
     let kind = response.headers().get("content-type");
-    Answer {
+    Ok(Answer {
         status: response.status().as_u16(),
         kind: kind
             .map(|kind| kind.to_str().unwrap().to_owned())
             .unwrap_or_default(),
-        text: response.body_mut().read_to_string().unwrap(),
-    }
+        text: response.body_mut().read_to_string()?,
+    })
 }
 
 const JSON: &str = "application/json";
@@ -354,6 +364,9 @@ fn the_api_is_what_its_own_description_says() {
             if method == "delete" {
                 continue; // In the life of a volume, above: here it would end the others.
             }
+            if (method, path.as_str()) == ("post", "/v1/upgrade") {
+                continue; // Below: here it would end the connections of the others.
+            }
             let answer = answer(body);
             let described = &operation["responses"][answer.status.to_string()];
             assert!(
@@ -373,7 +386,10 @@ fn the_api_is_what_its_own_description_says() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 27, "every operation but the deletion was tried");
+    assert_eq!(
+        seen, 28,
+        "every operation but the deletions and the upgrade was tried"
+    );
     let problem = send(&server, "GET", "/v1/volumes/none", None).json();
     fits(
         &document,
@@ -381,4 +397,36 @@ fn the_api_is_what_its_own_description_says() {
         &problem,
         "problem",
     );
+}
+
+#[test]
+fn an_upgrade_that_is_asked_for_without_a_body_is_begun_and_says_how_it_ends() {
+    let world = World::new();
+    let server = world.serve("cache", &["--volume", "demo=8MiB"]);
+    let document = send(&server, "GET", "/v1/openapi.json", None).json();
+    let schema = &document["components"]["schemas"]["UpgradeState"];
+    let before = send(&server, "GET", "/v1/upgrade", None).json();
+    fits(&document, schema, &before, "before");
+    assert_eq!(
+        (&before["number"], &before["stage"]),
+        (&json!(0), &json!("none"))
+    );
+    let named = (JSON, r#"{"program":"/bin/true"}"#);
+    let refused = send(&server, "POST", "/v1/upgrade", Some(named));
+    assert_eq!(refused.status, 403, "over TCP: {}", refused.text);
+    let begun = send(&server, "POST", "/v1/upgrade", None);
+    assert_eq!(begun.status, 202, "{}", begun.text);
+    fits(&document, schema, &begun.json(), "begun");
+    let bearer = format!("Bearer {}", server.token);
+    let headers = [("authorization", bearer.as_str())];
+    common::eventually("the upgrade ends well", || {
+        // Its connections end with the old program.
+        let state = try_send_as(&server.api, &headers, "GET", "/v1/upgrade", None);
+        let Ok(state) = state.map(|answer| answer.json()) else {
+            return false;
+        };
+        fits(&document, schema, &state, "ended");
+        assert_ne!(state["stage"], "failed", "{state}");
+        (&state["number"], &state["stage"]) == (&json!(1), &json!("done"))
+    });
 }
