@@ -203,3 +203,38 @@ fn a_server_that_is_killed_at_any_step_of_an_upgrade_loses_nothing() {
         }
     }
 }
+
+#[test]
+fn clients_of_a_snapshot_stay_connected_through_an_upgrade() {
+    let world = World::new();
+    let server = serve(&world, &[], None);
+    let mut client = server.connect("demo");
+    client.write(0, &block(1, 1)).unwrap();
+    world.done(&server, &["snapshot", "create", "demo@one"]);
+    world.done(&server, &["attach", "demo@one", "--transport", "nbd"]);
+    client.write(0, &block(1, 2)).unwrap();
+    let mut reader = server.connect("demo@one");
+    for _ in 0..2 {
+        world.done(&server, &["upgrade"]);
+        assert_eq!(reader.read(0, BLOCK).unwrap(), block(1, 1));
+        assert_eq!(client.read(0, BLOCK).unwrap(), block(1, 2));
+    }
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_in_an_upgrade_ends_and_loses_nothing() {
+    let world = World::new();
+    for round in 0..8 {
+        let server = serve(&world, &[], None);
+        let mut client = server.connect("demo");
+        if round > 0 {
+            assert_eq!(client.read(0, BLOCK).unwrap(), block(1, round - 1));
+        }
+        client.write(0, &block(1, round)).unwrap();
+        let upgrade = Background::upgrade(&world, &server);
+        std::thread::sleep(std::time::Duration::from_millis(round * 40));
+        // By the signal, where the new program is not ready for it yet.
+        let _ = server.stop();
+        drop(upgrade);
+    }
+}

@@ -56,7 +56,7 @@ enum Ending {
     /// It was told to stop.
     Stopped,
     /// Another program takes its place.
-    HandedOver(Outgoing),
+    HandedOver(Outgoing, process::StopSignal),
 }
 
 /// Runs a server until it is told to stop. `incoming` is what the program before left, if this one takes its place.
@@ -114,10 +114,17 @@ fn serve_at(
     let server = (&engine, &control, api, manager);
     let served = runtime.block_on(run(settings, server, gate, incoming, takes_over));
     let served = match served {
-        Ok(Ending::HandedOver(outgoing)) => {
+        Ok(Ending::HandedOver(outgoing, mut stop)) => {
             engine.stop(control.disks.take_live());
             handover::step("stopped")?;
             let sockets = api.to_pass()?;
+            // The signal would be gone with this program.
+            if stop.has_come() {
+                tracing::warn!(
+                    "told to stop in an upgrade; what is not in the store stays in the log"
+                );
+                return Ok(());
+            }
             return Err(outgoing.execute(settings, sockets, engine.files()));
         }
         Ok(Ending::Stopped) => Ok(()),
@@ -190,7 +197,7 @@ async fn run(
     slow_requests.abort();
     match &served {
         // Clients wait: what a killed server could have begun is left as that would leave it.
-        Ok(Ending::HandedOver(_)) => {
+        Ok(Ending::HandedOver(..)) => {
             let _ = tokio::time::timeout(REOPEN_STOP_TIMEOUT, reopen.stop()).await;
         }
         _ => reopen.stop().await,
@@ -229,7 +236,12 @@ async fn serve_clients(
             return Ok(Ending::Stopped);
         };
         match prepare_upgrade(settings, control, plan, (close, &mut servers)).await {
-            Ok(outgoing) => return Ok(Ending::HandedOver(outgoing)),
+            Ok(_) if stop.has_come() => {
+                let (close, _) = tokio::sync::watch::channel(());
+                stop_api(manager, stop, close, servers, api).await;
+                return Ok(Ending::Stopped);
+            }
+            Ok(outgoing) => return Ok(Ending::HandedOver(outgoing, stop)),
             Err(failure) => {
                 tracing::error!(%failure, "the server is not upgraded, and goes on");
                 control.upgrades.on_failed(failure.to_string());

@@ -3,6 +3,7 @@
 //! Called once, before the first thread starts that must inherit it. A refusal is logged and never
 //! fails the start.
 
+use futures_util::FutureExt;
 use rustix::mm::MlockAllFlags;
 use rustix::process::Resource;
 use tokio::signal::unix::{SignalKind, signal};
@@ -111,6 +112,11 @@ impl StopSignal {
             terminate: signal(SignalKind::terminate()).map_err(failed)?,
             interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
         })
+    }
+
+    /// Whether one has come. It counts once.
+    pub(super) fn has_come(&mut self) -> bool {
+        self.recv().now_or_never().is_some()
     }
 
     /// Waits for the next signal.

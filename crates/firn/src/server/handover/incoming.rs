@@ -56,6 +56,8 @@ impl Incoming {
         let number = std::env::var(RECORD_VARIABLE).ok()?.parse().ok()?;
         // The variable stays in the environment of whatever this process starts later; the descriptor does not.
         let memory = reactor::inherited_fd(number).ok()?;
+        // It was executed by the number of a descriptor, which is its name in `ps` else.
+        let _ = rustix::thread::set_name(c"firn");
         match Self::take(File::from(memory)) {
             Ok(incoming) => Some(incoming),
             Err(error) => {
