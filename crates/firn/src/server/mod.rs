@@ -65,14 +65,13 @@ pub(crate) fn serve(settings: Settings, mut incoming: Incoming) -> Result<()> {
     process::prepare();
     let manager = Arc::new(ServiceManager::of_environment());
     let sockets = std::mem::take(&mut incoming.api);
-    let served = ApiListeners::bind(&settings, sockets)
+    ApiListeners::bind(&settings, sockets)
         .inspect_err(|failure| roll_back(&failure.to_string()))
         .and_then(|api| {
             let served = serve_at(&settings, &api, incoming, &manager);
             // The listeners are open still.
             served.inspect_err(|failure| roll_back(&failure.to_string()))
-        });
-    served
+        })
 }
 
 fn serve_at(
