@@ -17,9 +17,11 @@ pub(crate) mod ring;
 pub(crate) mod segments;
 pub(crate) mod session;
 
-/// Versions of what this program writes to a log: superblock, segment header, frame. It reads these and older ones.
-pub const FORMATS: [u16; 3] = [
+/// Versions of what this program writes to a log and its rings: superblock, segment header, frame, ring. It reads
+/// no others.
+pub const FORMATS: [u16; 4] = [
     layout::SUPER_VERSION,
     layout::SEGMENT_VERSION,
     frame::VERSION,
+    ring::VERSION,
 ];

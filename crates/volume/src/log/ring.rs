@@ -54,6 +54,7 @@ const BOOT_WORD: usize = 8;
 /// Words of an entry.
 const SLOT_WORDS: usize = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FIRNRNG\x03");
+pub(super) const VERSION: u16 = u16::from_le_bytes([MAGIC.to_le_bytes()[7], 0]);
 
 /// Shared memory that outlives the process, but not the host.
 pub trait RingRegion: Send + Sync + fmt::Debug {

@@ -31,8 +31,6 @@ const ANSWER_BYTES_MAX: u64 = 64 << 10;
 pub(in crate::server) struct CheckedProgram {
     pub(in crate::server) path: PathBuf,
     pub(super) file: File,
-    /// What it writes, this one can read.
-    pub(super) can_return: bool,
 }
 
 /// What a program says of itself.
@@ -40,7 +38,7 @@ pub(in crate::server) struct CheckedProgram {
 struct Answer {
     protocol: u32,
     version: String,
-    /// Versions of superblock, segment header and frame that it reads up to, and writes.
+    /// Versions of superblock, segment header, frame and ring, which it reads and writes.
     log_formats: Vec<u16>,
     cache: PathBuf,
     ring_dir: PathBuf,
@@ -68,12 +66,11 @@ impl Answer {
                 self.protocol, own.protocol
             ));
         }
-        let older = |(theirs, ours): (&u16, &u16)| theirs < ours;
-        if self.log_formats.len() != own.log_formats.len()
-            || self.log_formats.iter().zip(&own.log_formats).any(older)
-        {
+        // It would not read what is acknowledged here, nor would this one what it writes, if it gives back.
+        if self.log_formats != own.log_formats {
             return Some(format!(
-                "it knows the log's formats up to {:?}, and this server writes {:?}",
+                "it has other formats of the log and its rings ({:?}) than this server ({:?}): bring all to the \
+                 store with `firn sync`, stop this server and start that one",
                 self.log_formats, own.log_formats
             ));
         }
@@ -129,7 +126,6 @@ pub(in crate::server) fn check_program(
         None => Ok(CheckedProgram {
             path: path.to_owned(),
             file,
-            can_return: answer.log_formats == own.log_formats,
         }),
     }
 }
@@ -205,5 +201,33 @@ fn wait_within(
             return Ok(None);
         }
         std::thread::sleep(POLL_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer() -> Answer {
+        Answer {
+            protocol: PROTOCOL,
+            version: "1".to_owned(),
+            log_formats: volume::LOG_FORMATS.to_vec(),
+            cache: "/c".into(),
+            ring_dir: "/r".into(),
+            store: "file:/s".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_program_with_any_other_format_of_log_or_rings_is_refused_newer_or_older() {
+        assert_eq!(answer().unfit_after(&answer()), None);
+        for at in 0..volume::LOG_FORMATS.len() {
+            for change in [u16::wrapping_add, u16::wrapping_sub] {
+                let mut other = answer();
+                other.log_formats[at] = change(other.log_formats[at], 1);
+                assert!(other.unfit_after(&answer()).is_some(), "{other:?}");
+            }
+        }
     }
 }

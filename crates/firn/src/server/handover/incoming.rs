@@ -119,7 +119,7 @@ impl Incoming {
                 Err(error) => tracing::error!(%error, "an NBD connection ends with the upgrade"),
             }
         }
-        if record.returned.is_none() && record.can_return {
+        if record.returned.is_none() {
             let timeout = Duration::from_millis(record.timeout_ms);
             let way_back = WayBack {
                 record,

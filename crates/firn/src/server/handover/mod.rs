@@ -55,8 +55,6 @@ struct Record {
     lock: i32,
     /// The old program, which goes on if the new one fails.
     previous: i32,
-    /// Whether the old program can read what the new one may have written.
-    can_return: bool,
     api: Vec<SocketRecord>,
     nbd: Vec<SocketRecord>,
     connections: Vec<ConnectionRecord>,
@@ -169,7 +167,6 @@ impl Outgoing {
             timeout_ms: self.timeout_ms,
             lock,
             previous,
-            can_return: self.program.can_return,
             api: api_records,
             nbd,
             connections: connections.collect(),
