@@ -48,7 +48,7 @@ pub use faults::{FaultKind, FaultPlan, FaultyStore, Rate};
 pub use governor::{Class, GovernedStore, Governor, GovernorPolicy, Permit, WindowBounds};
 pub use hedge::{HedgePolicy, HedgedStore};
 pub use key::check_key;
-pub use probe::{ProbeReport, probe};
+pub use probe::{Condition, ProbeReport, probe};
 pub use retry::{RetryPolicy, RetryStore};
 pub use single::SingleWriterStore;
 pub use stack::with_policies;

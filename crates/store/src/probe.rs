@@ -24,13 +24,34 @@ const ROUNDS: usize = 3;
 /// A store that needs longer for some sixty small requests cannot serve either.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// What a condition of writes turned out to be worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// Exactly one of several at once wins, and whoever comes too late is refused.
+    OneWins,
+    /// Two writers may win, or one that comes too late.
+    SeveralWin,
+    /// All of several at once were refused, though one was in the right.
+    NobodyWins,
+}
+
+impl Condition {
+    /// What was found of one round, after what was found before.
+    fn and(self, round: Condition) -> Condition {
+        match (self, round) {
+            (Condition::OneWins, round) => round,
+            (found, _) => found,
+        }
+    }
+}
+
 /// What the probe found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeReport {
-    /// `create` refuses an existing object, and exactly one of several at once wins.
-    pub create: bool,
-    /// `update` refuses a stale version, and exactly one of several at once wins.
-    pub update: bool,
+    /// Whether `create` refuses an existing object, and no other.
+    pub create: Condition,
+    /// Whether `update` refuses a stale version, and no other.
+    pub update: Condition,
     /// `update` refuses an object that never was, or that was deleted.
     pub update_of_missing: bool,
     /// Identical content written again has a new version. Not needed, worth knowing.
@@ -42,7 +63,8 @@ pub struct ProbeReport {
 impl ProbeReport {
     /// Whether volumes can be fenced on this store.
     pub fn can_fence(&self) -> bool {
-        self.create && self.update && self.update_of_missing && self.keeps_hosts_apart
+        let hold = [self.create, self.update] == [Condition::OneWins; 2];
+        hold && self.update_of_missing && self.keeps_hosts_apart
     }
 }
 
@@ -82,22 +104,37 @@ pub async fn probe(store: &dyn Store, single_writer: bool) -> Result<ProbeReport
             ),
         ));
     }
-    let missing = match (report.create, report.update) {
-        (true, true) => "refuse to replace an object that is gone (If-Match on a missing key)",
-        (true, false) => "replace only a known version (If-Match)",
-        (false, true) => "create only what does not exist (If-None-Match)",
-        (false, false) => "create only what does not exist, nor replace only a known version",
-    };
     Err(Error::new(
         Kind::Unsupported,
         Op::Probe,
         store.name(),
         format!(
-            "it cannot {missing}, so firn could not keep a second server from overwriting a \
-             volume; use a store with conditional PUT, or --single-writer if you can promise \
-             that only one server ever uses this store"
+            "it {}, so firn could not keep a second server from overwriting a volume; use a store \
+             with conditional PUT, or --single-writer if you can promise that only one server ever \
+             uses this store",
+            shortcoming(&report)
         ),
     ))
+}
+
+/// What a store is refused for, after "it".
+fn shortcoming(report: &ProbeReport) -> &'static str {
+    use Condition::{NobodyWins, OneWins};
+    match (report.create, report.update) {
+        (OneWins, OneWins) => {
+            "cannot refuse to replace an object that is gone (If-Match on a missing key)"
+        }
+        (OneWins, NobodyWins) => {
+            "refused all of several replacements of the right version (If-Match)"
+        }
+        (OneWins, _) => "cannot replace only a known version (If-Match)",
+        (NobodyWins, OneWins) => {
+            "refused all of several creates of what does not exist (If-None-Match)"
+        }
+        (_, OneWins) => "cannot create only what does not exist (If-None-Match)",
+        (NobodyWins, NobodyWins) => "refused every conditional write (If-None-Match, If-Match)",
+        (_, _) => "cannot create only what does not exist, nor replace only a known version",
+    }
 }
 
 async fn test_and_clean(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
@@ -119,16 +156,18 @@ async fn test_and_clean(store: &dyn Store, scratch: &str) -> Result<ProbeReport>
 
 async fn test(store: &dyn Store, scratch: &str) -> Result<ProbeReport> {
     connect(store, scratch).await?;
-    let (mut create, mut update) = (true, true);
+    let (mut create, mut update) = (Condition::OneWins, Condition::OneWins);
     for round in 0..ROUNDS {
         let key = format!("{scratch}-{round}");
-        create &= race(store, &key, None).await?;
+        create = create.and(race(store, &key, None).await?);
         let (_, version) = store.get(&key).await?;
-        create &= is_refused(store.create(&key, text("again")).await)?;
+        create = create.and(check_late(store.create(&key, text("again")).await)?);
 
-        update &= race(store, &key, Some(&version)).await?;
-        update &= is_refused(store.update(&key, text("stale"), &version).await)?;
-        if !create || !update {
+        update = update.and(race(store, &key, Some(&version)).await?);
+        update = update.and(check_late(
+            store.update(&key, text("stale"), &version).await,
+        )?);
+        if [create, update] != [Condition::OneWins; 2] {
             break;
         }
     }
@@ -182,7 +221,7 @@ async fn test_versions(store: &dyn Store, scratch: &str) -> Result<bool> {
 }
 
 /// Several conditional writes at once: does exactly one win, and does its content stand?
-async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result<bool> {
+async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result<Condition> {
     // No update may write what the create wrote: a version made from the content alone would come
     // back, and a second winner be in the right.
     let what = if version.is_some() {
@@ -210,9 +249,9 @@ async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result
         }
     }
     if winners.is_empty() && unknown.is_empty() {
-        // Everyone was refused: the store lacks the condition, but the key is needed below.
+        // The key is needed below.
         store.put(key, text("placed")).await?;
-        return Ok(false);
+        return Ok(Condition::NobodyWins);
     }
     let content = match store.get(key).await {
         Ok((content, _)) => content,
@@ -224,15 +263,24 @@ async fn race(store: &dyn Store, key: &str, version: Option<&Version>) -> Result
     };
     let stands = |n: usize| content == content_of(n);
     match winners.as_slice() {
-        [winner] => Ok(stands(*winner)),
+        [winner] if stands(*winner) => Ok(Condition::OneWins),
         // One whose answer was lost has won, or nobody can be said to have.
-        [] if unknown.iter().any(|(n, _)| stands(*n)) => Ok(true),
+        [] if unknown.iter().any(|(n, _)| stands(*n)) => Ok(Condition::OneWins),
         [] => unknown
             .into_iter()
             .next()
-            .map_or(Ok(false), |(_, error)| Err(error)),
-        _ => Ok(false),
+            .map_or(Ok(Condition::NobodyWins), |(_, error)| Err(error)),
+        _ => Ok(Condition::SeveralWin),
     }
+}
+
+/// A writer that comes too late must be refused.
+fn check_late(result: Result<Version>) -> Result<Condition> {
+    Ok(if is_refused(result)? {
+        Condition::OneWins
+    } else {
+        Condition::SeveralWin
+    })
 }
 
 /// Whether a conditional write was refused, by its condition or because there are none.

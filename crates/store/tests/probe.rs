@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use bytes::Bytes;
 use store::{
-    Error, FaultKind, FaultPlan, FaultyStore, Kind, Op, Rate, Result, Store, Version, probe,
+    Condition, Error, FaultKind, FaultPlan, FaultyStore, Kind, Op, Rate, Result, Store, Version,
+    probe,
 };
 
 /// A store whose versions are taken from the content alone, as S3's ETags are.
@@ -17,6 +18,8 @@ struct ContentVersions {
     objects: Mutex<BTreeMap<String, Bytes>>,
     /// If-Match on a missing key is taken for a create, as a MinIO of before 2025-09 did.
     updates_missing: bool,
+    /// If-Match is never met, as on Ceph radosgw 16, which takes the quotes off an ETag.
+    refuses_updates: bool,
     /// What is known against it.
     hazard: Option<String>,
 }
@@ -57,6 +60,7 @@ impl Store for ContentVersions {
     async fn update(&self, key: &str, bytes: Bytes, expected: &Version) -> Result<Version> {
         let found = self.objects.lock().unwrap().get(key).map(version);
         match found {
+            Some(_) if self.refuses_updates => Err(fail(Kind::PreconditionFailed, Op::Update)),
             Some(found) if found == *expected => self.put(key, bytes).await,
             None if self.updates_missing => self.put(key, bytes).await,
             None => Err(fail(Kind::NotFound, Op::Update)),
@@ -106,7 +110,8 @@ async fn a_directory_whose_locks_may_be_lost_is_refused_unless_single_writer() {
         "{text}"
     );
     let report = probe(&store, true).await.unwrap();
-    assert!(!report.can_fence() && report.update, "{report:?}");
+    assert!(!report.can_fence(), "{report:?}");
+    assert_eq!(report.update, Condition::OneWins);
 }
 
 #[tokio::test]
@@ -133,4 +138,24 @@ async fn a_store_that_no_write_reaches_is_told_by_the_write_not_by_what_is_missi
         assert_eq!((error.kind(), error.op()), (Kind::Unknown, Op::Create));
     }
     assert!(store.count(FaultKind::LostRequest) > 0);
+}
+
+#[tokio::test]
+async fn a_store_that_refuses_the_right_version_too_is_not_said_to_let_two_win() {
+    let store = ContentVersions {
+        refuses_updates: true,
+        ..ContentVersions::default()
+    };
+    let report = probe(&store, true).await.unwrap();
+    assert_eq!(
+        (report.create, report.update),
+        (Condition::OneWins, Condition::NobodyWins)
+    );
+    let error = probe(&store, false).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unsupported);
+    let text = error.to_string();
+    for part in ["refused all", "right version", "--single-writer"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(store.list("").await.unwrap(), [], "cleaned up");
 }

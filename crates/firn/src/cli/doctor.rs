@@ -406,27 +406,34 @@ fn describe_conditions(checked: &CheckedStore) -> Finding {
         );
         return Finding::new("store", Verdict::Bad, found);
     }
-    let wrong = [
-        (report.create, "create-if-absent lets two writers win"),
-        (report.update, "update-if-unchanged lets a stale writer win"),
-        (
-            report.update_of_missing,
-            "update-if-unchanged brings back what was deleted",
-        ),
-    ];
-    let wrong: Vec<&str> = wrong
-        .iter()
-        .filter_map(|(works, what)| (!works).then_some(*what))
-        .collect();
     Finding::new(
         "store",
         Verdict::Bad,
         format!(
             "{name}: no conditional PUT ({}), so a second server could not be kept out; `serve` \
              takes it only with --single-writer",
-            wrong.join(", ")
+            wrong_conditions(report).join(", ")
         ),
     )
+}
+
+fn wrong_conditions(report: &store::ProbeReport) -> Vec<&'static str> {
+    use store::Condition::{NobodyWins, OneWins, SeveralWin};
+    let create = match report.create {
+        OneWins => None,
+        SeveralWin => Some("create-if-absent lets two writers win"),
+        NobodyWins => Some("create-if-absent refuses every writer, though nothing is there"),
+    };
+    let update = match report.update {
+        OneWins => None,
+        SeveralWin => Some("update-if-unchanged lets a stale writer win"),
+        NobodyWins => {
+            Some("update-if-unchanged refuses every writer, those of the right version too")
+        }
+    };
+    let missing = "update-if-unchanged brings back what was deleted";
+    let missing = (!report.update_of_missing).then_some(missing);
+    [create, update, missing].into_iter().flatten().collect()
 }
 
 /// A store that answers later than this makes every cold read feel slow.
@@ -531,5 +538,38 @@ mod tests {
         assert_eq!(many.len(), ORPHANS_NAMED + 1);
         let last = &many[ORPHANS_NAMED].found;
         assert!(last.starts_with("40 more in /rings"), "{last}");
+    }
+
+    #[test]
+    fn a_store_that_refuses_every_replacement_is_not_said_to_let_a_stale_writer_win() {
+        use store::Condition::{NobodyWins, OneWins, SeveralWin};
+        let describe = |update| {
+            let report = store::ProbeReport {
+                create: OneWins,
+                update,
+                update_of_missing: true,
+                fresh_versions: true,
+                keeps_hosts_apart: true,
+            };
+            describe_conditions(&CheckedStore {
+                name: "s3://disks".to_owned(),
+                report,
+                hazard: None,
+                measured: None,
+            })
+        };
+        let refused = describe(NobodyWins);
+        assert_eq!(refused.verdict, Verdict::Bad);
+        assert!(
+            refused.found.contains("refuses every writer"),
+            "{refused:?}"
+        );
+        assert!(!refused.found.contains("stale"), "{refused:?}");
+        assert!(
+            describe(SeveralWin)
+                .found
+                .contains("lets a stale writer win")
+        );
+        assert_eq!(describe(OneWins).verdict, Verdict::Good);
     }
 }
