@@ -256,7 +256,7 @@ fn what_cannot_be_done_with_points_in_time_is_said_with_what_helps() {
     }
     for (arguments, named) in [
         ("fork demo new@one", "new@one"),
-        ("attach demo@one", "demo@one"),
+        ("volume resize demo@one 16MiB", "demo@one"),
     ] {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         let refused = world.ask(&server, &arguments);
